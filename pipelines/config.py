@@ -1,0 +1,161 @@
+"""The base of every configuration model, and the road from a YAML mapping to a checked one.
+
+What belongs here: `Config`, reading YAML without surprises, turning pydantic's errors into
+four-part `ConfigError`s. What does not: any option; those live in the room whose behaviour they set.
+
+Models are frozen and closed: an unknown key is an error that names the nearest known one, because a
+mistyped key that is silently ignored has ruined more training runs than any bug.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from pipelines.errors import ConfigError, nearest, one_of
+
+
+class Config(BaseModel):
+    """A group of options: frozen, closed, strict about types, documented under each field."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        # `max_length: true` is no integer and `tags: chat` is no list; YAML makes both easy to write.
+        strict=True,
+        validate_default=True,
+    )
+
+
+ConfigT = TypeVar("ConfigT", bound=Config)
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML's safe loader, but a key given twice is an error instead of a silent last-one-wins."""
+
+
+def _unique_mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[object] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)  # pyright: ignore[reportUnknownMemberType]
+        if key in seen:
+            line = key_node.start_mark.line + 1
+            raise ConfigError(
+                f"line {line}: key {key!r} is given twice in one mapping; a key may stand once; delete one of the two"
+            )
+        seen.add(key)
+    return dict(loader.construct_pairs(node, deep=True))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+
+
+_UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_mapping)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read one YAML file whose top level is a mapping; every failure names the file and the line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}; a recipe is UTF-8 text; save it as such") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); name an existing recipe file") from error
+    try:
+        loaded = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506  (a SafeLoader subclass)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}; correct the line named") from error
+    if not isinstance(loaded, dict):
+        raise ConfigError(
+            f"{path}: the top level is {kind_of(loaded)}, expected a mapping with tokenizer, seq_len and datasets; "
+            "see docs/reference.md"
+        )
+    return loaded  # pyright: ignore[reportUnknownVariableType]
+
+
+def kind_of(value: object) -> str:
+    """Name a value's type the way YAML and JSON users do."""
+    names: dict[type, str] = {
+        type(None): "null", bool: "a boolean", int: "an integer", float: "a number",
+        str: "a string", list: "a list", dict: "a mapping",
+    }  # fmt: skip
+    return names.get(type(value), type(value).__name__)
+
+
+def check(model: type[ConfigT], values: Mapping[str, Any], where: str) -> ConfigT:
+    """Validate `values` against `model`; every problem is worded as `where.path: what; allowed; remedy`.
+
+    Raises
+    ------
+    ConfigError
+        With one line per problem, in the order of the fields.
+
+    """
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(problems(error, model, where))) from None
+
+
+def problems(error: ValidationError, model: type[BaseModel], where: str) -> Iterator[str]:
+    """Word each of pydantic's complaints as one four-part line."""
+    for one in error.errors():
+        path = ".".join([where, *(str(step) for step in one["loc"])]) if where else ".".join(map(str, one["loc"]))
+        yield f"{path}: {_reason(one, model)}"
+
+
+def _reason(one: Any, model: type[BaseModel]) -> str:
+    context: Mapping[str, Any] = one.get("ctx", {})
+    got = one["input"]
+    match one["type"]:
+        case "extra_forbidden":
+            name = str(one["loc"][-1])
+            known = _fields_at(model, one["loc"][:-1])
+            guess = nearest(name, known)
+            hint = f"did you mean {guess}?" if guess else "delete it"
+            return f"unknown key; allowed here: {one_of(sorted(known))}; {hint}" if known else f"unknown key; {hint}"
+        case "missing":
+            return "is missing and has no default; add it"
+        case "literal_error" | "enum":
+            return f"must be {str(context['expected']).replace(chr(39), '')}; got {got!r}"
+        case "union_tag_invalid":
+            tags = str(context["expected_tags"]).replace("'", "")
+            return f"{context['tag']!r} is not a {one['loc'][-1] if one['loc'] else 'kind'}; choose {tags}"
+        case "value_error":
+            return str(context["error"])
+        case _:
+            message = str(one["msg"])
+            return f"{message[0].lower()}{message[1:]}; got {_short(got)} ({kind_of(got)})"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _fields_at(model: type[BaseModel], path: tuple[int | str, ...]) -> set[str]:
+    """Walk a model by an error's location and return the field names of the model found there."""
+    current: set[type[BaseModel]] = {model}
+    for step in path:
+        following: set[type[BaseModel]] = set()
+        for candidate in current:
+            field = candidate.model_fields.get(str(step))
+            following |= set(_models_in(field.annotation)) if field else set()
+        tagged = {m for m in following | current if _is_tagged(m, str(step))}
+        current = tagged or following or current
+    return {name for candidate in current for name in candidate.model_fields}
+
+
+def _is_tagged(model: type[BaseModel], tag: str) -> bool:
+    kind = model.model_fields.get("kind")
+    return kind is not None and tag in get_args(kind.annotation)
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+        return
+    for inner in get_args(annotation):
+        yield from _models_in(inner)

@@ -1,0 +1,50 @@
+"""The tokenized example: ids, which of them are trained, what each of them is, and where it came from.
+
+What belongs here: the columns of `tokenized_examples`, the names of token classes and span kinds. What
+does not: how text becomes ids (`tokenization.py`) or which characters train (`masking.py`).
+
+    input_ids  151644 872 198 13048 151645 198 151644 77091 198 9707 151645 198
+    loss_mask       0   0   0     0      0   0      0     0   0    1      1   0
+    spans      └ template ┘ └user┘ └─────── template ──────────┘ └asst┘└template┘
+
+`loss_mask` is unshifted: position i itself is the target. Index 0 is never trained.
+"""
+
+import pyarrow as pa
+
+KINDS = ("system", "user", "assistant", "reasoning", "tool_call", "tool_result", "template", "prompt", "record")
+"""What a span of tokens is; stored as an index into this tuple, so the order is part of the format."""
+
+TRUNCATION_STAGES = ("exchanges", "reasoning", "tokens")
+"""The stages of structured truncation, in the order in which they act."""
+
+EXAMPLES = pa.schema(
+    [
+        pa.field("example_id", pa.string(), nullable=False),
+        pa.field("row_ids", pa.list_(pa.string()), nullable=False),
+        pa.field("split", pa.string(), nullable=False),
+        pa.field("domain", pa.string()),
+        pa.field("input_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("loss_mask", pa.list_(pa.bool_()), nullable=False),
+        pa.field("span_starts", pa.list_(pa.int32()), nullable=False),
+        pa.field("span_messages", pa.list_(pa.int32()), nullable=False),
+        pa.field("span_kinds", pa.list_(pa.int8()), nullable=False),
+        pa.field("original_tokens", pa.int32(), nullable=False),
+        pa.field("tokens", pa.int32(), nullable=False),
+        pa.field("trained_tokens", pa.int32(), nullable=False),
+        pa.field("context_tokens", pa.int32(), nullable=False),
+        pa.field("template_tokens", pa.int32(), nullable=False),
+        pa.field("messages_removed", pa.int32(), nullable=False),
+        pa.field("exchanges_removed", pa.int32(), nullable=False),
+        pa.field("reasoning_removed", pa.int32(), nullable=False),
+        pa.field("tokens_cut", pa.int32(), nullable=False),
+        pa.field("trained_removed", pa.int32(), nullable=False),
+    ]
+)
+"""A part of `tokenized_examples`.
+
+Span j of an example covers tokens `[span_starts[j], span_starts[j + 1])` (the last one to the end);
+`span_messages` is the message index or −1; `span_kinds` indexes `KINDS`. `exchanges_removed`,
+`reasoning_removed` and `tokens_cut` are tokens removed at each stage, `messages_removed` counts
+messages; `original_tokens == tokens + exchanges_removed + reasoning_removed + tokens_cut`.
+"""

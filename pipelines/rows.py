@@ -1,0 +1,176 @@
+"""The canonical row: one conversation, pair, text or record, in one shape whatever its source looked like.
+
+What belongs here: the dataclasses that rooms hand to each other before tokens exist, and the Arrow
+schema in which they are stored. What does not: how a source's columns become a row (`formats/`), or
+what is done to a row afterwards.
+
+    raw record ──formats──► Row | Rejected ──rendering──► Rendered ──tokenization──► Example
+
+`messages`, `tools` and `template_kwargs` are stored as JSON *text*: Arrow would give every message
+the union of all keys and fill the gaps with nulls, and templates print those nulls.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import orjson
+import pyarrow as pa
+
+Json: TypeAlias = Any
+"""A decoded JSON value. The one place where `Any` is honest: sources decide its shape."""
+
+Kind = Literal["conversation", "pair", "text", "record"]
+Message: TypeAlias = dict[str, Json]
+"""A canonical message: `role` and `content` (str) always; `reasoning_content` (str), `tool_calls`
+(`[{"id", "type": "function", "function": {"name", "arguments"}}]`, arguments an object unless it
+could not be parsed), `name`, `tool_call_id`, `train` (bool), `weight` (float) where they apply; other
+keys of the source stay as they were, because a template may read them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParseReport:
+    """What canonicalisation noticed about one record; stored as columns beside the row."""
+
+    schema: str = ""
+    extracted_think_from_content: int = 0
+    moved_reasoning_keys: int = 0
+    dropped_think_messages: int = 0
+    tools_present: bool = False
+    tools_parsed_from_string: bool = False
+    unknown_roles: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Counted oddities that are no reject: `ignored_add_generation_prompt`, `literal_think`, …"""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One canonical row, before it is given an id.
+
+    conversation: `messages` (and `tools`, `template_kwargs`); pair: `messages` empty, `text` the
+    prompt and `output` the response; text: `text`; record: `record`.
+    """
+
+    kind: Kind
+    messages: tuple[Message, ...] = ()
+    tools: tuple[Json, ...] | None = None
+    template_kwargs: dict[str, Json] = field(default_factory=dict[str, Json])
+    text: str | None = None
+    output: str | None = None
+    record: Json = None
+    group_key: str | None = None
+    order_key: str | None = None
+    domain: str | None = None
+    report: ParseReport = ParseReport()
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A record that cannot go on: why, in a word of the closed list, and in detail for a reader."""
+
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Characters `[start, end)` of a rendered text that belong to message `message`."""
+
+    start: int
+    end: int
+    message: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Characters `[start, end)` of a rendered text that come from the row itself, and what they are.
+
+    `kind` is one of the span kinds of `examples.KINDS`, without `template`.
+    """
+
+    start: int
+    end: int
+    message: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A conversation as its chat template prints it.
+
+    text     "<|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\nHello<|im_end|>\\n"
+    spans     └────────── message 0 ────────────┘└──────────── message 1 ─────────────┘
+    trained                                                             └──────────┘
+
+    `spans` ascend and do not overlap; a message may own several. Text in no span is the template's
+    own (preamble, tail).
+    """
+
+    text: str
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """A rendered conversation with its verified loss spans.
+
+    `trained` are character ranges, ascending, disjoint, with the supervised message of each (−1 for
+    an appended end of turn); `pieces` locate the row's own text for token classes; `dropped` counts
+    own text that the template did not print, by kind.
+    """
+
+    text: str
+    spans: tuple[Span, ...]
+    trained: tuple[Span, ...]
+    pieces: tuple[Piece, ...]
+    dropped: dict[str, int] = field(default_factory=dict[str, int])
+    reasoning_untrained: int = 0
+
+
+ROWS = pa.schema(
+    [
+        pa.field("row_id", pa.string(), nullable=False),
+        pa.field("content_hash", pa.binary(16), nullable=False),
+        pa.field("dataset", pa.string(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("split", pa.string(), nullable=False),
+        pa.field("group_key", pa.string()),
+        pa.field("order_key", pa.string()),
+        pa.field("domain", pa.string()),
+        pa.field("messages", pa.string()),
+        pa.field("tools", pa.string()),
+        pa.field("template_kwargs", pa.string()),
+        pa.field("text", pa.string()),
+        pa.field("output", pa.string()),
+        pa.field("record", pa.string()),
+        pa.field("schema", pa.string(), nullable=False),
+        pa.field("extracted_think_from_content", pa.int32(), nullable=False),
+        pa.field("moved_reasoning_keys", pa.int32(), nullable=False),
+        pa.field("dropped_think_messages", pa.int32(), nullable=False),
+        pa.field("tools_present", pa.bool_(), nullable=False),
+        pa.field("tools_parsed_from_string", pa.bool_(), nullable=False),
+        pa.field("unknown_roles", pa.list_(pa.string()), nullable=False),
+        pa.field("notes", pa.list_(pa.string()), nullable=False),
+    ]
+)
+"""A part of `canonical_rows`; row order is source order."""
+
+REJECTS = pa.schema(
+    [
+        pa.field("row_id", pa.string(), nullable=False),
+        pa.field("stage", pa.string(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("detail", pa.string(), nullable=False),
+        pa.field("raw", pa.binary(), nullable=False),
+    ]
+)
+"""Rejected records with their raw bytes, as the source had them (or the canonical JSON after it)."""
+
+
+def to_json(value: Json) -> str:
+    """Encode a canonical value as JSON text: UTF-8, key order kept, absent keys absent."""
+    return orjson.dumps(value).decode()
+
+
+def canonical_json(value: Json) -> bytes:
+    """Encode a value so that equal values give equal bytes: keys sorted at every level."""
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)

@@ -1,0 +1,17 @@
+"""Fixtures that every test may use. What belongs here: finding real data. What does not: builders of one subject's inputs."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """Return the folder of real datasets, tokenizers and templates, or skip with one clear line."""
+    folder = Path(os.environ.get("ROWMILL_REAL_DATA", ROOT.parent / "shared" / "data"))
+    if not (folder / "SOURCES.md").is_file():
+        pytest.skip(f"no real data at {folder}; set ROWMILL_REAL_DATA to a folder that has it")
+    return folder

@@ -1,0 +1,202 @@
+"""What a stage wrote: the manifest, the only door through which another stage reads it.
+
+What belongs here: the manifest's shape, its way to disk and back, the pointer to the current one. What
+does not: how fingerprints are computed (`build.py`), what the facts mean (`findings.py`).
+
+The manifest is written last, by one atomic rename: if it is there, every file it names is whole. It is
+found by *fingerprint* (what went in: memoisation) and by *version* (what came out: Dagster's data
+version). Two fingerprints may lead to one version; that is how an upstream rebuild that changed nothing
+stops there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, TypeAlias
+
+import orjson
+
+from pipelines.errors import IntegrityError
+from pipelines.storage import Store, digest, require_digest
+
+Key: TypeAlias = tuple[str, ...]
+"""`(recipe, dataset, stage)`, or `(recipe, stage)` for the stages of a whole recipe."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file of a part: path relative to the storage root, size in bytes, digest, rows."""
+
+    path: str
+    bytes: int
+    digest: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of a stage's output with its own fingerprint; `facts` are counts that add up over parts."""
+
+    fingerprint: str
+    files: dict[str, File]
+    facts: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A small table for people: column names and at most a few dozen rows."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Counts over bins; bin i covers `[edges[i], edges[i + 1])`; `limit` is marked in the plot."""
+
+    title: str
+    unit: str
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+    limit: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One stage's output.
+
+    `facts` holds the number of every law of the stage (`findings.py`) and the counts shown on its page;
+    `ledger` lines are `(state, reason, records)`; `token_ledger` lines `(split, class, tokens)`; `samples`
+    are row ids per law, ten at most, for whoever has to look.
+    """
+
+    key: Key
+    stage: str
+    fingerprint: str
+    code_version: str
+    inputs: dict[str, str]
+    parts: tuple[Part, ...]
+    facts: dict[str, Any]
+    version: str = ""
+    ledger: tuple[tuple[str, str, int], ...] = ()
+    token_ledger: tuple[tuple[str, str, int], ...] = ()
+    tables: dict[str, Table] = field(default_factory=dict[str, Table])
+    histograms: dict[str, Histogram] = field(default_factory=dict[str, Histogram])
+    samples: dict[str, tuple[str, ...]] = field(default_factory=dict[str, "tuple[str, ...]"])
+    schema: tuple[tuple[str, str], ...] = ()
+    card: dict[str, Any] = field(default_factory=dict[str, Any])
+    waivers: tuple[str, ...] = ()
+    details: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What only the next stages read: scans of source files, offsets, plan shapes."""
+    built_at: str = ""
+    run_id: str = ""
+    seconds: float = 0.0
+
+    def content_digest(self) -> str:
+        """Return the version: a digest of what was written, free of times, runs and fingerprints."""
+        files = [[[name, f.digest] for name, f in sorted(part.files.items())] for part in self.parts]
+        return digest(self.stage, files, self.ledger, self.token_ledger, self.facts, self.card, self.waivers)
+
+    def files(self, name: str) -> list[File]:
+        """Return the files called `name` of all parts, in part order."""
+        return [part.files[name] for part in self.parts if name in part.files]
+
+
+def folder(key: Key) -> str:
+    """Return the folder of a stage, relative to the storage root."""
+    return "/".join(key)
+
+
+def save(store: Store, manifest: Manifest) -> Manifest:
+    """Write a manifest under its fingerprint and its version, then point `current.json` at it.
+
+    Returns the manifest with `version` filled in.
+    """
+    whole = replace(manifest, version=manifest.content_digest())
+    content = orjson.dumps(asdict(whole), option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
+    store.write(f"{folder(whole.key)}/versions/{whole.version}.json", content)
+    store.write(f"{folder(whole.key)}/manifests/{whole.fingerprint}.json", content)
+    make_current(store, whole)
+    return whole
+
+
+def make_current(store: Store, manifest: Manifest) -> None:
+    """Make a kept version the one that readers without a version of their own get."""
+    pointer = {"version": manifest.version, "fingerprint": manifest.fingerprint}
+    store.write(f"{folder(manifest.key)}/current.json", orjson.dumps(pointer))
+
+
+def by_fingerprint(store: Store, key: Key, fingerprint: str) -> Manifest | None:
+    """Return the manifest of an earlier build from the same inputs, if all its files are still there."""
+    path = f"{folder(key)}/manifests/{fingerprint}.json"
+    if not store.exists(path):
+        return None
+    manifest = load(store.read(path))
+    present = all(store.exists(file.path) for part in manifest.parts for file in part.files.values())
+    return manifest if present else None
+
+
+def by_version(store: Store, key: Key, version: str | None) -> Manifest:
+    """Return a kept version of a stage's output.
+
+    Raises
+    ------
+    IntegrityError
+        If the version is unknown or was collected.
+
+    """
+    path = f"{folder(key)}/versions/{version}.json"
+    if version is None or not store.exists(path):
+        known = f"version {version} is not kept" if version else "it was never built"
+        raise IntegrityError(f"{'/'.join(key)}: {known}; a kept version is needed; build it, or choose one of its versions")
+    return load(store.read(path))
+
+
+def current(store: Store, key: Key) -> Manifest | None:
+    """Return the current manifest of a stage, or None if it was never built."""
+    path = f"{folder(key)}/current.json"
+    if not store.exists(path):
+        return None
+    return by_version(store, key, orjson.loads(store.read(path))["version"])
+
+
+def versions(store: Store, key: Key) -> list[Manifest]:
+    """Return all kept versions, oldest first."""
+    names = store.list(f"{folder(key)}/versions")
+    found = [load(store.read(f"{folder(key)}/versions/{name}")) for name in names if name.endswith(".json")]
+    return sorted(found, key=lambda manifest: (manifest.built_at, manifest.version))
+
+
+def verify_files(store: Store, manifest: Manifest) -> None:
+    """Read every file of a manifest of a local store and compare digests; `IntegrityError` names the first bad one."""
+    for part in manifest.parts:
+        for file in part.files.values():
+            require_digest(store.local(file.path), file.digest)
+
+
+def load(content: bytes) -> Manifest:
+    """Rebuild a manifest from its JSON."""
+    raw: dict[str, Any] = orjson.loads(content)
+    raw["key"] = tuple(raw["key"])
+    raw["parts"] = tuple(load_part(part) for part in raw["parts"])
+    raw["ledger"] = tuple((str(s), str(r), int(n)) for s, r, n in raw["ledger"])
+    raw["token_ledger"] = tuple((str(s), str(c), int(n)) for s, c, n in raw["token_ledger"])
+    raw["tables"] = {
+        name: Table(columns=tuple(t["columns"]), rows=tuple(tuple(r) for r in t["rows"])) for name, t in raw["tables"].items()
+    }
+    raw["histograms"] = {
+        name: Histogram(**{**h, "edges": tuple(h["edges"]), "counts": tuple(h["counts"])})
+        for name, h in raw["histograms"].items()
+    }
+    raw["samples"] = {law: tuple(ids) for law, ids in raw["samples"].items()}
+    raw["schema"] = tuple((str(n), str(t)) for n, t in raw["schema"])
+    raw["waivers"] = tuple(raw["waivers"])
+    return Manifest(**raw)
+
+
+def load_part(raw: Mapping[str, Any]) -> Part:
+    """Rebuild a part from its JSON mapping."""
+    return Part(
+        fingerprint=raw["fingerprint"],
+        files={name: File(**file) for name, file in raw["files"].items()},
+        facts=dict(raw["facts"]),
+    )

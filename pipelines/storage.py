@@ -1,0 +1,203 @@
+"""Where built things lie: one root (a folder or any fsspec URL) and writes that are whole or absent.
+
+What belongs here: paths under the root, atomic writes, digests of files, one builder at a time. What
+does not: what the files mean (`manifest.py`, `shards/`).
+
+    <root>/<recipe>/<dataset>/<stage>/parts/<fingerprint>/…   the work, one folder per part
+    <root>/<recipe>/<dataset>/<stage>/manifests/<fingerprint>.json
+    <root>/<recipe>/<dataset>/<stage>/versions/<version>.json
+    <root>/<recipe>/<dataset>/<stage>/current.json            the version that readers get
+    <root>/stats/…                                            small tables for DuckDB
+
+A file is written under a temporary name and renamed, so a name that exists is whole. On an object
+store the single put has the same effect. No path is ever made from data: only from names that
+`check_name` let through, and from hexadecimal digests.
+"""
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, cast
+
+import fsspec
+
+from pipelines.errors import BusyError, ConfigError, IntegrityError
+
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+"""What may name a recipe, a dataset or an export: it becomes a folder, an asset key and a SQL value."""
+
+RESERVED_NAMES = frozenset({"training_splits", "gpu_partitions", "stats", "reports", "_recipe"})
+
+
+def check_name(name: str, where: str) -> str:
+    """Return `name` if it can be a folder, an asset key and a SQL value alike; else say what can."""
+    if not NAME.fullmatch(name) or name in RESERVED_NAMES:
+        raise ConfigError(
+            f"{where}: {name!r} cannot be a name; allowed are a letter followed by up to 63 letters, digits, '_' and "
+            f"'-', and not {', '.join(sorted(RESERVED_NAMES))}; rename it"
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A root folder or fsspec URL; every path given to its methods is relative to it, with `/`."""
+
+    root: str
+
+    @property
+    def is_local(self) -> bool:
+        """Tell whether the root is a folder of this machine, so that files can be mapped and renamed."""
+        return "://" not in self.root or self.root.startswith("file://")
+
+    def path(self, relative: str) -> str:
+        """Return the full path or URL of a relative one."""
+        return f"{self._base}/{relative}" if relative else self._base
+
+    def local(self, relative: str) -> Path:
+        """Return the path of a file of a local root."""
+        if not self.is_local:
+            raise ConfigError(f"{self.root}: not a local folder; this needs one; set a local storage root")
+        return Path(self.path(relative))
+
+    def exists(self, relative: str) -> bool:
+        """Tell whether a file or folder exists."""
+        return os.path.exists(self.path(relative)) if self.is_local else bool(self._fs.exists(self.path(relative)))
+
+    def read(self, relative: str) -> bytes:
+        """Read a whole small file."""
+        if self.is_local:
+            return Path(self.path(relative)).read_bytes()
+        return cast(bytes, self._fs.cat_file(self.path(relative)))
+
+    def open(self, relative: str) -> BinaryIO:
+        """Open a file for reading."""
+        if self.is_local:
+            return Path(self.path(relative)).open("rb")
+        return cast(BinaryIO, self._fs.open(self.path(relative), "rb"))
+
+    def list(self, relative: str) -> list[str]:
+        """Return the sorted names in a folder; none if it does not exist."""
+        if self.is_local:
+            folder = self.path(relative)
+            return sorted(n for n in os.listdir(folder) if not n.startswith(".")) if os.path.isdir(folder) else []
+        if not self._fs.isdir(self.path(relative)):
+            return []
+        names = cast("list[str]", self._fs.ls(self.path(relative), detail=False))
+        return sorted(PurePosixPath(name).name for name in names)
+
+    def write(self, relative: str, content: bytes) -> None:
+        """Write a whole file at once: afterwards it is complete, or what was there before is."""
+        if not self.is_local:
+            self._fs.makedirs(self.path(str(PurePosixPath(relative).parent)), exist_ok=True)
+            self._fs.pipe_file(self.path(relative), content)
+            return
+        with self.create(relative) as handle:
+            handle.write(content)
+
+    @contextmanager
+    def create(self, relative: str) -> Iterator[BinaryIO]:
+        """Open a file for writing; it appears under its name only when the block ends without an error."""
+        target = self.path(relative)
+        if not self.is_local:
+            with cast(Any, self._fs.open(target, "wb")) as handle:
+                yield handle
+            return
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        # No `.parquet` ending: globs of DuckDB and Polars must not see what is not finished.
+        temporary = f"{target}.{uuid.uuid4().hex}.tmp"
+        try:
+            with open(temporary, "wb") as handle:
+                yield handle
+            os.replace(temporary, target)
+        except BaseException:
+            if os.path.exists(temporary):
+                os.unlink(temporary)
+            raise
+
+    def remove(self, relative: str) -> None:
+        """Remove a file or a folder with all in it."""
+        target = self.path(relative)
+        if not self.is_local:
+            self._fs.rm(target, recursive=True)
+        elif os.path.isdir(target):
+            shutil.rmtree(target)
+        elif os.path.exists(target):
+            os.unlink(target)
+
+    @contextmanager
+    def lock(self, relative: str, *, what: str, timeout_s: float = 600.0) -> Iterator[None]:
+        """Hold a lock among the processes of this machine; the operating system frees it if we die.
+
+        Object stores have no locks: there two builders do double work, and the second adopts the
+        first's manifest; nothing is corrupted because parts are named by their content.
+        """
+        if not self.is_local:
+            yield
+            return
+        path = self.path(relative)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "ab") as handle:
+            deadline = time.monotonic() + timeout_s
+            while not _try_lock(handle):
+                if time.monotonic() > deadline:
+                    raise BusyError(
+                        f"{what}: another process has been building it for {timeout_s:.0f} s; one may build it at a "
+                        "time; wait for that build or stop it"
+                    )
+                time.sleep(0.05)
+            yield
+
+    @property
+    def _base(self) -> str:
+        return self.root.removeprefix("file://").rstrip("/") or "/"
+
+    @property
+    def _fs(self) -> Any:
+        return fsspec.core.url_to_fs(self.root)[0]  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+
+def _try_lock(handle: BinaryIO) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def digest(*values: object) -> str:
+    """Return a 32-digit hexadecimal BLAKE2b digest of the values' canonical JSON."""
+    from pipelines.rows import canonical_json
+
+    return hashlib.blake2b(canonical_json(list(values)), digest_size=16).hexdigest()
+
+
+def digest_bytes(content: bytes) -> str:
+    """Return the 32-digit hexadecimal BLAKE2b digest of some bytes."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def digest_file(path: str | Path) -> str:
+    """Return the digest of a local file, read in blocks."""
+    hasher = hashlib.blake2b(digest_size=16)
+    with open(path, "rb") as handle:
+        while block := handle.read(1 << 20):
+            hasher.update(block)
+    return hasher.hexdigest()
+
+
+def require_digest(path: Path, expected: str) -> None:
+    """Raise `IntegrityError` unless the file is there and has the digest that its manifest names."""
+    if not path.is_file():
+        raise IntegrityError(f"{path}: missing, but its manifest names it; run the build again")
+    found = digest_file(path)
+    if found != expected:
+        raise IntegrityError(f"{path}: digest {found}, its manifest says {expected}; remove it and build again")

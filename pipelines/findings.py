@@ -1,0 +1,443 @@
+"""Laws of a stage's output: one number, one bound, one verdict; and the lock that a failed one keeps shut.
+
+What belongs here: the list of laws, the thresholds a recipe may set, judging a manifest's facts, reading
+a saved verdict. What does not: computing the numbers; whoever writes a stage's output counts them into
+`Manifest.facts`, and a check never re-reads the data (`rowmill verify --deep` does, on purpose).
+
+The bounds are a Great Expectations suite over the one-row table of facts, so a recipe can add its own
+expectations beside ours and its users read one kind of result. Two traps of that library are closed here:
+its range expectations pass on null, NaN and empty columns, so a missing or non-finite fact fails before
+the suite runs as `not_measured`; and an expectation that raised is reported as unsuccessful without a
+value, so it becomes `not_judged`. Verdicts are saved per (content version, terms) and never judged twice:
+a quiet night does not import the library, which takes two seconds.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, cast
+
+import orjson
+from pydantic import Field, create_model, field_validator, model_validator
+
+from pipelines.config import Config
+from pipelines.errors import ConfigError, GateError, nearest, one_of
+from pipelines.manifest import Key, Manifest, folder
+from pipelines.storage import Store, digest
+
+Severity = Literal["error", "warn"]
+VERSION = 1
+"""Raise it when the meaning of a law changes: saved verdicts are then judged anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """A number that a stage's output must keep within a bound.
+
+    `fact` is its key in `Manifest.facts`. A law without `waivable` guards correctness itself.
+    """
+
+    name: str
+    stages: tuple[str, ...]
+    direction: Literal["at_most", "at_least"]
+    bound: float
+    severity: Severity
+    what: str
+    remedy: str
+    waivable: bool = True
+
+
+LAWS: tuple[Law, ...] = (
+    Law("nonempty", ("raw_dataset", "canonical_rows", "tokenized_examples"), "at_least", 1, "error",
+        "records, rows or examples that came out",
+        "check the source's paths and files, or read the rejects with `rowmill sql \"select * from rejects\"`"),
+    Law("accounted", ("canonical_rows", "tokenized_examples"), "at_most", 0, "error",
+        "records or tokens that the ledger cannot place", "this is a bug of rowmill: report it with the manifest", waivable=False),
+    Law("unknown_roles", ("canonical_rows",), "at_most", 0.01, "error",
+        "share of rows with a role that no template is known to print",
+        "map the role in format.role_map, or set format.unknown_roles: reject"),
+    Law("group_size", ("canonical_rows",), "at_most", 10_000, "error",
+        "rows in the largest group of splits.group_key",
+        "choose a finer splits.group_key, or raise gates.group_size if one group may be that large"),
+    Law("rejects", ("raw_dataset", "canonical_rows", "tokenized_examples"), "at_most", 0.05, "error",
+        "share of records rejected at this stage",
+        "read the reasons with `rowmill sql \"select reason, count(*) from rejects group by 1\"` and mend the data or the format options"),
+    Law("duplicates", ("canonical_rows",), "at_most", 0.2, "warn",
+        "share of rows that repeat an earlier row", "look where the copies come from; filters.deduplicate: off keeps them"),
+    Law("mask_verified", ("tokenized_examples",), "at_least", 1, "error",
+        "share of examples whose loss mask was verified", "this is a bug of rowmill: report it with the manifest", waivable=False),
+    Law("render_equal", ("tokenized_examples",), "at_most", 0, "error",
+        "sampled rows whose marked render differs from the plain one",
+        "set template.verify_render: 1 and read the rejects named render_mismatch; report the template"),
+    Law("content_dropped", ("tokenized_examples",), "at_most", 0.02, "error",
+        "share of rows rejected because the template does not print all of their content",
+        "choose another template, or allow the kind in template.on_dropped"),
+    Law("zero_loss_rows", ("tokenized_examples",), "at_most", 0.05, "error",
+        "share of rows without a single trained token",
+        "check loss.supervise, loss.mask and the rows' train flags, or raise seq_len if truncation took the answer"),
+    Law("token_ids", ("tokenized_examples",), "at_most", 0, "error",
+        "token ids outside the vocabulary", "set vocab_size to the model's embedding rows, or use the model's tokenizer", waivable=False),
+    Law("context_overflow", ("truncation_stats",), "at_most", 0.1, "error",
+        "share of examples that were longer than the context and lost tokens, or were dropped for it",
+        "raise seq_len, shorten or filter the long rows, or accept the loss in gates.context_overflow"),
+    Law("conservation", ("packed_shards", "gpu_partitions"), "at_most", 0, "error",
+        "tokens or segments that differ between what went in and the shards read back",
+        "remove the stage's folder and build again; if it returns, report it", waivable=False),
+    Law("shard_digests", ("packed_shards",), "at_most", 0, "error",
+        "shard files whose bytes are not what was written", "check the disk, remove the stage's folder and build again", waivable=False),
+    Law("fill", ("packed_shards",), "at_least", 0.9, "warn",
+        "share of each sequence's room that holds tokens",
+        "raise packing.max_segments_per_example, or lower seq_len if most rows are short"),
+    Law("same_row", ("training_splits",), "at_most", 0, "error",
+        "rows with equal content in two splits", "this is a bug of rowmill: report it with the manifest", waivable=False),
+    Law("same_group", ("training_splits",), "at_most", 0, "error",
+        "groups with rows in two splits", "set splits.group_key to the field that names the group"),
+    Law("mixture_share", ("training_splits",), "at_most", 1, "error",
+        "largest distance, in sequences, of a dataset from its share at the end of a block",
+        "this is a bug of rowmill: report it with the manifest"),
+    Law("same_prompt", ("training_splits",), "at_most", 0.01, "warn",
+        "share of evaluation rows whose first user message also opens a training row",
+        "set splits.group_key so that equal prompts stay together, or deduplicate prompts"),
+    Law("split_share", ("training_splits",), "at_most", 0.05, "warn",
+        "largest distance between a split's share of rows and the share asked for",
+        "expected on few rows or large groups; change splits.seed only before you have trained"),
+    Law("rank_balance", ("training_splits",), "at_most", 0.05, "warn",
+        "mean over steps of how far the busiest rank's trained tokens lie above the mean rank's",
+        "use partitions.balance: trained_tokens and a larger batch_size"),
+    Law("empty_step", ("training_splits",), "at_most", 0, "warn",
+        "(step, rank) pairs without a trained token", "use a larger batch_size or fewer ranks"),
+    Law("stale_rank", ("gpu_partitions",), "at_most", 0, "warn",
+        "ranks that were built from another order", "materialize all ranks"),
+)  # fmt: skip
+
+BY_NAME = {law.name: law for law in LAWS}
+
+
+class Bound(Config):
+    """The threshold of one law in this recipe; what is left out keeps its default."""
+
+    at_most: float | int | None = None
+    """Highest value that passes; for laws with an upper bound."""
+    at_least: float | int | None = None
+    """Lowest value that passes; for laws with a lower bound."""
+    severity: Severity | None = None
+    """`error` closes the gate, `warn` only shows."""
+
+
+class Waiver(Config):
+    """A failure that someone looked at and accepted, within a bound; shown on every page below."""
+
+    law: str
+    """The law that may fail."""
+    dataset: str | None = None
+    """The dataset it may fail for; null for laws of the whole recipe."""
+    at_most: float | int | None = None
+    """How far an upper bound may be exceeded."""
+    at_least: float | int | None = None
+    """How far a lower bound may be missed."""
+    reason: str = Field(min_length=10)
+    """Why this is right; shown with every failure that it covers."""
+
+    @model_validator(mode="after")
+    def _names_a_waivable_law(self) -> "Waiver":
+        law = BY_NAME.get(self.law)
+        if law is None:
+            guess = nearest(self.law, BY_NAME)
+            raise ValueError(f"{self.law!r} is no law; choose {one_of(sorted(BY_NAME))}{f'; did you mean {guess}?' if guess else ''}")
+        if not law.waivable:
+            raise ValueError(f"{self.law} guards correctness and cannot be waived; remove the waiver and mend the cause")
+        if getattr(self, law.direction) is None:
+            raise ValueError(f"{self.law} needs {law.direction}; say how far it may fail")
+        return self
+
+
+class Expectation(Config):
+    """A Great Expectations rule of your own over a stage's facts."""
+
+    name: str
+    """How the rule is called in verdicts; must not be the name of a law."""
+    type: str = "expect_column_max_to_be_between"
+    """The expectation's snake-case name."""
+    column: str
+    """The fact it looks at, as `rowmill verify --facts` lists them."""
+    min_value: float | int | None = None
+    """Lowest value that passes."""
+    max_value: float | int | None = None
+    """Highest value that passes."""
+    severity: Severity = "error"
+    """`error` closes the gate, `warn` only shows."""
+
+
+class GatesBase(Config):
+    """Thresholds of the laws; what is left out keeps its default."""
+
+    waivers: tuple[Waiver, ...] = ()
+    """Failures accepted with a reason."""
+    expectations: dict[str, tuple[Expectation, ...]] = Field(default_factory=dict)
+    """Rules of your own: stage name → rules over that stage's facts."""
+
+    @field_validator("waivers", mode="before")
+    @classmethod
+    def _list_is_a_tuple(cls, value: object) -> object:
+        return tuple(cast("list[object]", value)) if isinstance(value, list) else value
+
+    @field_validator("expectations", mode="before")
+    @classmethod
+    def _lists_are_tuples(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        mapping = cast("dict[str, object]", value)
+        return {k: tuple(cast("list[object]", v)) if isinstance(v, list) else v for k, v in mapping.items()}
+
+    @model_validator(mode="after")
+    def _bounds_have_the_law_s_direction(self) -> "GatesBase":
+        for law in LAWS:
+            bound: Bound | None = getattr(self, law.name, None)
+            other = "at_least" if law.direction == "at_most" else "at_most"
+            if bound is not None and getattr(bound, other) is not None:
+                raise ValueError(f"{law.name} has an {law.direction} bound, {other} means nothing for it; use {law.direction}")
+        for stage in self.expectations:
+            stages = {s for law in LAWS for s in law.stages}
+            if stage not in stages:
+                raise ValueError(f"expectations.{stage}: no such stage; choose {one_of(sorted(stages))}")
+        return self
+
+
+def _law_field(law: Law) -> tuple[Any, Any]:
+    sign = "≤" if law.direction == "at_most" else "≥"
+    text = f"{law.what[0].upper()}{law.what[1:]}; default {sign} {law.bound:g}, {law.severity}."
+    return Bound | None, Field(default=None, description=text)
+
+
+Gates = create_model("Gates", __base__=GatesBase, __doc__=GatesBase.__doc__, **{law.name: _law_field(law) for law in LAWS})  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType, reportUnknownVariableType]
+"""`GatesBase` plus one optional `Bound` per law, so that a mistyped law is an unknown key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a fact is held against: the law as this recipe sets it."""
+
+    law: str
+    direction: str
+    bound: float
+    severity: Severity
+    what: str
+    remedy: str
+    waiver_bound: float | None = None
+    waiver_reason: str = ""
+    expectation: dict[str, Any] | None = None
+
+    @property
+    def digest(self) -> str:
+        """Identify the terms: a verdict under other terms says nothing about these."""
+        return digest(VERSION, asdict(self))
+
+    @property
+    def wanted(self) -> str:
+        """Word the bound: `at most 0.05`."""
+        return f"{self.direction.replace('_', ' ')} {self.bound:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One law judged on one version of one stage's output.
+
+    `blocking` is true when it failed, its severity is error and no waiver covers the value.
+    """
+
+    law: str
+    key: Key
+    version: str
+    terms: str
+    value: float | None
+    wanted: str
+    severity: Severity
+    passed: bool
+    blocking: bool
+    what: str
+    remedy: str
+    waiver: str = ""
+    note: str = ""
+    samples: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """Say it in one line: law, number, bound, remedy."""
+        shown = "not measured" if self.value is None else f"{self.value:.6g}"
+        if self.passed:
+            return f"{self.law}: {shown} ({self.what}); wanted {self.wanted}"
+        excuse = f"; waived: {self.waiver}" if self.waiver and not self.blocking else f"; {self.remedy}"
+        return f"{self.law}: {shown} ({self.what}); wanted {self.wanted}{excuse}"
+
+
+def terms_of(gates: GatesBase, stage: str, dataset: str | None) -> tuple[Terms, ...]:
+    """Return the terms of every law of a stage under a recipe's gates, in the order of `LAWS`."""
+    ours = tuple(_terms(law, gates, dataset) for law in LAWS if stage in law.stages)
+    return ours + tuple(_own(expectation) for expectation in gates.expectations.get(stage, ()))
+
+
+def _terms(law: Law, gates: GatesBase, dataset: str | None) -> Terms:
+    bound: Bound | None = getattr(gates, law.name, None)
+    own = getattr(bound, law.direction) if bound else None
+    waiver = next((w for w in gates.waivers if w.law == law.name and w.dataset in (None, dataset)), None)
+    return Terms(
+        law=law.name,
+        direction=law.direction,
+        bound=law.bound if own is None else own,
+        severity=(bound.severity if bound else None) or law.severity,
+        what=law.what,
+        remedy=law.remedy,
+        waiver_bound=getattr(waiver, law.direction) if waiver else None,
+        waiver_reason=waiver.reason if waiver else "",
+    )
+
+
+def _own(expectation: Expectation) -> Terms:
+    upper = expectation.max_value is not None
+    bound = expectation.max_value if upper else expectation.min_value
+    return Terms(
+        law=expectation.name,
+        direction="at_most" if upper else "at_least",
+        bound=math.nan if bound is None else bound,
+        severity=expectation.severity,
+        what=f"{expectation.type} on {expectation.column}",
+        remedy=f"see gates.expectations, rule {expectation.name}",
+        expectation=expectation.model_dump(),
+    )
+
+
+def judge(store: Store, manifest: Manifest, terms: Sequence[Terms]) -> list[Verdict]:
+    """Return a verdict for each of the terms, judging only what was not judged before on this version."""
+    saved = {one.law: _saved(store, manifest.key, manifest.version, one) for one in terms}
+    open_terms = [one for one in terms if saved[one.law] is None]
+    fresh = {verdict.law: verdict for verdict in _judge(manifest, open_terms)}
+    for one in open_terms:
+        content = orjson.dumps(asdict(fresh[one.law]), option=orjson.OPT_INDENT_2)
+        store.write(_verdict_path(manifest.key, manifest.version, one.digest), content)
+    return [saved[one.law] or fresh[one.law] for one in terms]
+
+
+def require_open(store: Store, manifest: Manifest, terms: Iterable[Terms]) -> None:
+    """Refuse a manifest that has a failed blocking finding, or one that was never judged under these terms.
+
+    Raises
+    ------
+    GateError
+        Naming each closed check with its number, threshold and remedy.
+
+    """
+    closed: list[str] = []
+    for one in terms:
+        verdict = _saved(store, manifest.key, manifest.version, one)
+        if one.severity == "error" and verdict is None:
+            closed.append(f"{'/'.join(manifest.key)}: {one.law} was never judged on version {manifest.version[:12]}; run `rowmill verify`")
+        elif verdict is not None and verdict.blocking:
+            closed.append(f"{'/'.join(manifest.key)}: {verdict.sentence}")
+    if closed:
+        raise GateError("\n".join(closed))
+
+
+def _saved(store: Store, key: Key, version: str, terms: Terms) -> Verdict | None:
+    path = _verdict_path(key, version, terms.digest)
+    if not store.exists(path):
+        return None
+    raw: dict[str, Any] = orjson.loads(store.read(path))
+    return Verdict(**{**raw, "key": tuple(raw["key"]), "samples": tuple(raw["samples"])})
+
+
+def _verdict_path(key: Key, version: str, terms_digest: str) -> str:
+    return f"{folder(key)}/verdicts/{version}-{terms_digest}.json"
+
+
+def _judge(manifest: Manifest, terms: Sequence[Terms]) -> list[Verdict]:
+    measured = [one for one in terms if _number(manifest.facts, one) is not None]
+    passed = _expect(manifest.facts, measured) if measured else {}
+    return [_verdict(manifest, one, passed.get(one.law)) for one in terms]
+
+
+def _fact(terms: Terms) -> str:
+    return terms.expectation["column"] if terms.expectation else terms.law
+
+
+def _number(facts: Mapping[str, Any], terms: Terms) -> float | None:
+    value = facts.get(_fact(terms))
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _verdict(manifest: Manifest, terms: Terms, success: bool | None) -> Verdict:
+    value = _number(manifest.facts, terms)
+    note = "not_measured" if value is None else "not_judged" if success is None else ""
+    passed = bool(success)
+    covered = not passed and value is not None and _covered(terms, value)
+    return Verdict(
+        law=terms.law,
+        key=manifest.key,
+        version=manifest.version,
+        terms=terms.digest,
+        value=value,
+        wanted=terms.wanted,
+        severity=terms.severity,
+        passed=passed,
+        blocking=not passed and terms.severity == "error" and not covered,
+        what=terms.what,
+        remedy=terms.remedy,
+        waiver=terms.waiver_reason if covered else "",
+        note=note,
+        samples=manifest.samples.get(terms.law, ()),
+    )
+
+
+def _covered(terms: Terms, value: float) -> bool:
+    if terms.waiver_bound is None:
+        return False
+    return value <= terms.waiver_bound if terms.direction == "at_most" else value >= terms.waiver_bound
+
+
+def _expect(facts: Mapping[str, Any], terms: Sequence[Terms]) -> dict[str, bool]:
+    """Run the terms as one Great Expectations suite over the facts; a law absent from the result was not judged."""
+    import great_expectations as gx
+    import pandas as pd
+
+    context: Any = gx.get_context(mode="ephemeral")
+    context.variables.progress_bars = {"globally": False}
+    suite: Any = gx.ExpectationSuite(name="laws")
+    for one in terms:
+        suite.add_expectation(_expectation(one))
+    frame = pd.DataFrame([{_fact(one): _number(facts, one) for one in terms}])
+    batch = context.data_sources.add_pandas("facts").add_dataframe_asset("facts").add_batch_definition_whole_dataframe("all")
+    result: Any = batch.get_batch({"dataframe": frame}).validate(suite)
+    return {
+        one.expectation_config.meta["law"]: bool(one.success)
+        for one in result.results
+        if not _raised(one.exception_info)
+    }
+
+
+def _expectation(terms: Terms) -> Any:
+    import great_expectations.expectations as gxe
+
+    if terms.expectation is None:
+        # Range expectations on values pass over no rows; on the maximum and minimum they do not.
+        upper = terms.direction == "at_most"
+        chosen: Any = gxe.ExpectColumnMaxToBeBetween if upper else gxe.ExpectColumnMinToBeBetween
+        limits = {"max_value": terms.bound} if upper else {"min_value": terms.bound}
+        return chosen(column=terms.law, meta={"law": terms.law}, **limits)
+    own = terms.expectation
+    class_name = "".join(word.capitalize() for word in str(own["type"]).split("_"))
+    chosen = getattr(gxe, class_name, None)
+    if chosen is None:
+        raise ConfigError(
+            f"gates.expectations: {own['type']!r} is no expectation; a snake-case name of Great Expectations is needed, "
+            "for example expect_column_max_to_be_between"
+        )
+    limits = {k: own[k] for k in ("min_value", "max_value") if own[k] is not None}
+    return chosen(column=own["column"], meta={"law": own["name"]}, **limits)
+
+
+def _raised(info: Mapping[str, Any]) -> bool:
+    """Read the library's exception record, which is flat or one mapping per metric."""
+    if "raised_exception" in info:
+        return bool(info["raised_exception"])
+    return any(bool(one.get("raised_exception")) for one in info.values() if isinstance(one, dict))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]

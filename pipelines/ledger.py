@@ -1,0 +1,67 @@
+"""The ledger: every source record and every token ends in exactly one named state.
+
+What belongs here: the states, the closed list of reasons, adding up and checking sums. What does not:
+deciding a row's fate; each room does that and names its reason.
+
+    records   kept | rejected(reason) | not_taken | not_sampled | validation_surplus | tail | remainder | not_scheduled
+    tokens    trained | context | template | truncated | dropped | padding
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import pyarrow as pa
+
+KEPT = "kept"
+REJECTED = "rejected"
+LEFT_OUT = ("not_taken", "not_sampled", "validation_surplus", "tail", "remainder", "not_scheduled")
+"""States of records that are fine but not used, each named after the option that left them out."""
+
+STATES = (KEPT, REJECTED, *LEFT_OUT)
+TOKEN_CLASSES = ("trained", "context", "template", "truncated", "dropped", "padding")
+
+REASONS = frozenset(
+    # Unreadable records
+    "not_utf8 invalid_json not_an_object too_deep "
+    # Rows
+    "unknown_schema missing_field bad_messages empty_conversation empty_assistant content_not_text multimodal_content "
+    "unknown_content_part unclosed_think orphan_think unknown_role bad_tools bad_tool_call bad_tool_arguments "
+    "flag_conflict bad_weight bad_system_prompt bad_template_kwargs empty_text too_short too_long duplicate "
+    "skipped_by_format format_error bad_example "
+    # Splits
+    "group_missing order_missing order_unparsable split_gap straddles_split "
+    # Rendering and masks
+    "template_error content_dropped span_not_found own_text_untrained foreign_text_trained assistant_untrained "
+    "reasoning_not_located render_mismatch control_token_in_content offsets_degenerate "
+    # Lengths
+    "no_assistant no_loss_tokens overlong overlong_after_structure".split()
+)
+"""The closed list of reasons for a reject; a reason outside it is a bug."""
+
+LEDGER = pa.schema(
+    [
+        pa.field("row_id", pa.string(), nullable=False),
+        pa.field("stage", pa.string(), nullable=False),
+        pa.field("state", pa.string(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+    ]
+)
+"""One line per source record and stage."""
+
+
+def add_up(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Add counts over parts; keys come out sorted, so that equal counts give equal bytes."""
+    total: Counter[str] = Counter()
+    for counts in parts:
+        total.update(counts)
+    return {name: total[name] for name in sorted(total)}
+
+
+def unaccounted(records_in: int, lines: Iterable[tuple[str, str, int]]) -> int:
+    """Return how many records the ledger's lines do not place (or place twice); zero is the law."""
+    return abs(records_in - sum(count for _, _, count in lines))
+
+
+def unknown_reasons(reasons: Iterable[str]) -> set[str]:
+    """Return the reasons that are not on the closed list."""
+    return set(reasons) - REASONS

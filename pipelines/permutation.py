@@ -38,7 +38,8 @@ _CHUNK = 1 << 14
 class Permutation(Protocol):
     """A bijection of [0, n), applied to one place or to an array of places; IndexError outside."""
 
-    n: int
+    @property
+    def n(self) -> int: ...
 
     @overload
     def __call__(self, place: int) -> int: ...
@@ -167,10 +168,12 @@ class Linear:
         if not isinstance(place, np.ndarray):
             return (self.a * _require_place(place, self.n) + self.b) % self.n
         places = _require_places(place, self.n)
-        # Below 2^32 items a·x + b < n^2 fits 64 bits; above, Python's own integers stay exact at any size.
-        exact = places.astype(np.uint64 if self.n <= 1 << 32 else np.object_)
-        a, b, n = (np.uint64(v) if self.n <= 1 << 32 else v for v in (self.a, self.b, self.n))
-        return ((exact * a + b) % n).astype(np.int64)
+        if self.n <= 1 << 32:
+            # a·x + b < n^2 fits 64 bits.
+            a, b, n = np.uint64(self.a), np.uint64(self.b), np.uint64(self.n)
+            return ((places.astype(np.uint64) * a + b) % n).astype(np.int64)
+        exact = [(self.a * place + self.b) % self.n for place in places.ravel().tolist()]
+        return np.array(exact, dtype=np.int64).reshape(places.shape)
 
 
 def _half_bits(n: int) -> int:

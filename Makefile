@@ -1,0 +1,82 @@
+# The words of this project. `make help` lists them; `make demo` and `make test` need nothing but Python and make.
+# What belongs here: which command a word stands for. What does not: logic; that lives in the programs named.
+
+# Set PYTHON to build the environment with an interpreter of your choice: make demo PYTHON=/opt/python3.12/bin/python3
+PYTHON ?=
+# Further words for pytest: make test PYTEST_ARGS="tests/test_layers.py -x"
+PYTEST_ARGS ?= -n auto --dist loadfile
+
+READY := .venv/ready
+BIN := .venv/bin
+CANDIDATES = $(if $(PYTHON),$(PYTHON),python3.13 python3.12 python3.11 python3)
+
+# Nothing that runs here reports to anyone.
+export DAGSTER_DISABLE_TELEMETRY = 1
+export HF_HUB_DISABLE_TELEMETRY = 1
+export RAY_USAGE_STATS_ENABLED = 0
+export GX_ANALYTICS_ENABLED = false
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+# The demo and the tests read only what the repository holds; a look-up over the network is a mistake.
+demo test check bench docs: export HF_HUB_OFFLINE = 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test ui check fix bench docs lock clean
+
+help:  ## list the words
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' Makefile
+
+demo: $(READY)  ## install what is missing, then build the demo recipe through Dagster and report
+	@$(BIN)/python -m assets.materialize demo
+
+test: $(READY)  ## install what is missing, then run the tests
+	@$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+
+ui: $(READY)  ## open Dagster's webserver and daemon on 127.0.0.1
+	@$(BIN)/rowmill ui
+
+check: $(READY)  ## format, lint, types, import layers, spelling
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+
+fix: $(READY)  ## repair what format and lint can repair by themselves
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY)  ## run the benchmarks; one JSON line each
+	@$(BIN)/python -m benchmarks
+
+docs: $(READY)  ## write the generated reference and the JSON Schema again
+	@$(BIN)/python docs/generate.py
+
+lock:  ## write constraints.txt again from the newest versions that pyproject.toml allows (Python 3.11)
+	rm -rf build/lock && python3.11 -m venv build/lock
+	build/lock/bin/pip install --quiet --editable '.[dev]'
+	build/lock/bin/pip freeze --exclude-editable > build/lock/frozen.txt
+	(sed -n '/^#/p' constraints.txt; sed -n '/^[A-Za-z0-9_.-]*==/p' build/lock/frozen.txt) > build/lock/constraints.txt
+	mv build/lock/constraints.txt constraints.txt
+
+clean:  ## remove the environment; built data (.rowmill) and Dagster's history (.dagster) stay
+	rm -rf .venv build
+
+# A name such as python3.13 may be on the PATH and still not run (a version manager's stub), or lack venv (Debian splits
+# it off), so each candidate is tried, not looked up.
+$(READY): pyproject.toml constraints.txt
+	@set -eu; chosen=; \
+	for one in $(CANDIDATES); do \
+	  if "$$one" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then chosen=$$one; break; fi; \
+	done; \
+	if [ -z "$$chosen" ]; then \
+	  echo "make: none of [$(CANDIDATES)] is a Python 3.11 or newer with venv; install one" \
+	    "(Debian: apt install python3-venv) or name it: make $(or $(MAKECMDGOALS),demo) PYTHON=/path/to/python3" >&2; \
+	  exit 1; \
+	fi; \
+	if [ ! -x $(BIN)/python ] || ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	  echo "Creating .venv with $$($$chosen --version); the packages need about 1.5 GB and a few minutes, once."; \
+	  "$$chosen" -m venv --clear .venv; \
+	fi; \
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'; \
+	touch $@

@@ -1,0 +1,585 @@
+"""Text and character spans in, token ids and token spans out; the fast lane and the usual way.
+
+What belongs here: loading a tokenizer once, encoding batches, mapping characters to tokens, keeping
+control-token strings of the data from becoming control tokens. What does not: which characters train
+(`masking.py`) and how text comes to be (`rendering.py`).
+
+Two lanes give the same ids. *Fast*: `fastokens` encodes a batch into one flat buffer, and because every id
+of a byte-level vocabulary stands for a known number of bytes, one cumulative sum tells where each token
+lies. *Usual*: the `tokenizers` library, which is what `transformers` uses. The fast lane is taken only for
+tokenizers that gave the same ids on the probe texts, is compared again on a sample of every part, and any
+text whose bytes do not add up (a normaliser changed it) goes the usual way by itself.
+
+    text        "a<|im_end|>b"                       bytes  0 1          11 12
+    tokens      ["a", "<|im_end|>", "b"]             ends     1          11 12
+    as_text     ["a", "<", "|", "im", "_end", "|", ">", "b"]   the string came from the data
+"""
+
+import base64
+import hashlib
+import re
+import string
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from pipelines.errors import ConfigError
+from pipelines.rows import Json
+from pipelines.storage import digest, digest_bytes
+
+VERSION = 1
+"""Raise it when ids or token spans of any text may come out differently."""
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """The identity card of a tokenizer: what decides ids, and what others need to know about it.
+
+    `files` are digests of its files; `added` are its added tokens as `(id, content, special)`;
+    `chat_template` is its own template, or several by name. `fast` tells whether the fast lane passed the
+    probe; if not, `why_usual` says why.
+    """
+
+    name: str
+    digest: str
+    files: dict[str, str]
+    vocab_size: int
+    bos_id: int | None
+    eos_id: int | None
+    pad_id: int | None
+    special_tokens: dict[str, str]
+    added: tuple[tuple[int, str, bool], ...]
+    chat_template: str | dict[str, str] | None
+    adds_bos: bool
+    adds_eos: bool
+    byte_level: bool
+    fast: bool
+    why_usual: str
+
+    def token(self, token_id: int | None) -> str | None:
+        """Return the text of an added token, or None."""
+        return next((content for one, content, _ in self.added if one == token_id), None)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTokenizer:
+    """A tokenizer as data that can travel to workers: the card and the backend's JSON text."""
+
+    card: Card
+    backend: str
+
+
+PROBE_TEXTS = (
+    "Hello, world!", " leading and trailing ", "Tabs\tand\nnewlines\r\n\r\n\n\n", "naïve café — “quotes” … ½ ﬁ",
+    "日本語のテキストと漢字。", "Привет, мир! Это проверка.", "مرحبا بالعالم", "हिन्दी में परीक्षण", "한국어 시험입니다", "ภาษาไทย",
+    "👩‍👩‍👧‍👦 🇩🇪 🏳️‍🌈", "e\u0301 vs \u00e9; \u212b vs \u00c5", "a" * 300, "0123456789" * 20, "1,234,567.89 $€£¥",
+    "def f(x):\n    return {'a': [1, 2.5e-3], \"b\": None}  # ok\n", "<|im_start|>user\nHi<|im_end|>\n", "<think>\n\n</think>\n\n",
+    "</s><s>[INST] x [/INST]", "don't we'll I'M THEY'RE", "   \n   \n", "\u00a0\u2003\u200b\ufeff\u2028x", "http://a.b/c?d=e&f=g#h",
+    "\\begin{equation} \\frac{a}{b} \\end{equation}", "CamelCaseAndsnake_case-kebab", "\x00\x01\x7f", "",
+)  # fmt: skip
+
+
+def open_tokenizer(name: str, base: Path) -> LoadedTokenizer:
+    """Load a tokenizer through `transformers` from a folder or from the hub, never running its code.
+
+    Raises
+    ------
+    ConfigError
+        If there is no tokenizer, or none with a Rust backend (only those know their byte offsets).
+
+    """
+    folder = _folder(name, base)
+    hf = _load(name, folder)
+    backend = cast(str, hf.backend_tokenizer.to_str())
+    parsed: dict[str, Any] = orjson.loads(backend)
+    byte_level = _is_byte_level(parsed)
+    fast, why = _probe(backend, byte_level)
+    added = tuple((int(i), str(t.content), bool(t.special)) for i, t in sorted(hf.added_tokens_decoder.items()))
+    plain = cast("list[int]", hf.encode("a", add_special_tokens=False))
+    with_special = cast("list[int]", hf.encode("a", add_special_tokens=True))
+    files = _file_digests(folder, backend)
+    special = {k: str(v) for k, v in hf.special_tokens_map.items() if isinstance(v, str)}
+    card = Card(
+        name=name,
+        digest=digest(files, digest_bytes(backend.encode()), special),
+        files=files,
+        vocab_size=len(hf),
+        bos_id=hf.bos_token_id,
+        eos_id=hf.eos_token_id,
+        pad_id=hf.pad_token_id,
+        special_tokens=special,
+        added=added,
+        chat_template=hf.chat_template,
+        adds_bos=with_special[: len(with_special) - len(plain)][:1] == [hf.bos_token_id] and with_special != plain,
+        adds_eos=with_special != plain and with_special[-1] == hf.eos_token_id,
+        byte_level=byte_level,
+        fast=fast,
+        why_usual=why,
+    )
+    return LoadedTokenizer(card=card, backend=backend)
+
+
+def tokenizer_stamp(name: str, base: Path) -> str:
+    """Identify a tokenizer's files without loading it, so that an unchanged one need not be opened again."""
+    folder = _folder(name, base)
+    return digest(name if folder is None else "", {} if folder is None else _file_digests(folder, None))
+
+
+def _folder(name: str, base: Path) -> Path | None:
+    for candidate in (base / name, Path(name)):
+        if candidate.is_dir():
+            return candidate
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ConfigError(
+            f"tokenizer: no folder {name!r} (looked in {base}); a folder with tokenizer.json or a hub name like "
+            "Qwen/Qwen3-0.6B is needed; correct the path"
+        )
+    return None
+
+
+def _load(name: str, folder: Path | None) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        hf: Any = AutoTokenizer.from_pretrained(folder or name, trust_remote_code=False, use_fast=True)  # pyright: ignore[reportUnknownMemberType]
+    except Exception as error:
+        first = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"tokenizer: {name!r} cannot be loaded ({type(error).__name__}: {first}); a folder with tokenizer.json and "
+            "tokenizer_config.json, or a hub name, is needed; point `tokenizer` at one"
+        ) from error
+    if getattr(hf, "backend_tokenizer", None) is None or (folder and not (folder / "tokenizer.json").is_file()):
+        raise ConfigError(
+            f"tokenizer: {name!r} has no tokenizer.json; only tokenizers with that file can tell which characters a "
+            "token covers; save it once with AutoTokenizer.from_pretrained(…).save_pretrained(folder)"
+        )
+    return hf
+
+
+def _file_digests(folder: Path | None, backend: str | None) -> dict[str, str]:
+    if folder is None:
+        return {"backend": digest_bytes((backend or "").encode())}
+    wanted = sorted(p for p in folder.iterdir() if p.suffix in {".json", ".jinja", ".model", ".txt"} and p.is_file())
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in wanted}
+
+
+def _is_byte_level(parsed: dict[str, Any]) -> bool:
+    decoder = orjson.dumps(parsed.get("decoder")).decode()
+    return parsed["model"]["type"] == "BPE" and "ByteLevel" in decoder and "ByteFallback" not in decoder
+
+
+def _probe(backend: str, byte_level: bool) -> tuple[bool, str]:
+    """Compare both lanes on the probe texts; a tokenizer with any difference takes the usual way."""
+    if not byte_level:
+        return False, "not a byte-level BPE"
+    try:
+        fast = _open_fast(backend)
+        ids, offsets = _flat(fast, PROBE_TEXTS)
+    except Exception as error:  # noqa: BLE001  (whatever the fast engine dislikes, the usual way still works)
+        return False, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    usual = _open_usual(backend)
+    for i, one in enumerate(usual.encode_batch(list(PROBE_TEXTS), add_special_tokens=False)):
+        if one.ids != ids[offsets[i] : offsets[i + 1]].tolist():
+            return False, f"other ids for probe text {i}"
+    return True, ""
+
+
+def _open_fast(backend: str) -> Any:
+    from fastokens import Tokenizer
+
+    return Tokenizer.from_json_str(backend)
+
+
+def _open_usual(backend: str) -> Any:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_str(backend)
+
+
+def _flat(fast: Any, texts: Sequence[str]) -> tuple[NDArray[np.uint32], Ints]:
+    ids, offsets = fast.encode_batch_flat(list(texts))
+    return np.frombuffer(ids, np.uint32), np.frombuffer(offsets, np.uint64).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A batch of encoded texts.
+
+    `ids` int32[T], `offsets` int64[N + 1] into it; `starts` and `ends` int64[T] are each token's bytes within
+    its own text; `usual` counts texts that took the usual way.
+    """
+
+    ids: NDArray[np.int32]
+    offsets: Ints
+    starts: Ints
+    ends: Ints
+    usual: int
+
+
+class Encoder:
+    """A tokenizer in a worker. Expensive to make (about a second for 150,000 tokens): make one per process."""
+
+    def __init__(self, loaded: LoadedTokenizer) -> None:
+        """Open the lane that the card allows; the other one is opened when first needed."""
+        self.card = loaded.card
+        self._backend = loaded.backend
+        self._fast: Any = _open_fast(loaded.backend) if loaded.card.fast else None
+
+    @cached_property
+    def usual(self) -> Any:
+        """The reference: the `tokenizers` backend that `transformers` itself calls."""
+        return _open_usual(self._backend)
+
+    @cached_property
+    def _plain(self) -> Any:
+        """The same tokenizer without its added tokens, for strings that must stay ordinary text."""
+        return _open_usual(_without_dummy_prefix(_without_added_tokens(self._backend)))
+
+    @cached_property
+    def _continuing(self) -> Any:
+        """The same tokenizer without the space that SentencePiece puts before a text, for continuations."""
+        return _open_usual(_without_dummy_prefix(self._backend))
+
+    @cached_property
+    def _byte_lengths(self) -> Ints:
+        return _byte_lengths(self._backend)
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """Encode texts, adding no special tokens: the ids that `transformers` gives.
+
+        A text whose tokens' bytes do not add up to its own takes the usual way.
+        """
+        if self._fast is None:
+            return self._encode_usual(texts)
+        ids, offsets = _flat(self._fast, texts)
+        lengths = self._byte_lengths[ids]
+        ends_flat = np.cumsum(lengths)
+        before = np.concatenate(([0], ends_flat))[offsets]
+        sizes = np.fromiter((len(t.encode()) for t in texts), np.int64, len(texts))
+        wrong = np.flatnonzero(np.diff(before) != sizes)
+        starts = ends_flat - lengths - np.repeat(before[:-1], np.diff(offsets))
+        encoded = Encoded(ids.astype(np.int32), offsets, starts, starts + lengths, 0)
+        if not len(wrong):
+            return encoded
+        return _replace(encoded, wrong, self._encode_usual([texts[i] for i in wrong]))
+
+    def _encode_usual(self, texts: Sequence[str]) -> Encoded:
+        encodings = self.usual.encode_batch(list(texts), add_special_tokens=False)
+        pieces = [self._usual_bytes(text, one) for text, one in zip(texts, encodings, strict=True)]
+        return _joined(pieces, usual=len(texts))
+
+    def _usual_bytes(self, text: str, encoding: Any) -> "tuple[NDArray[np.int32], Ints, Ints]":
+        ids = np.array(encoding.ids, np.int32)
+        if self.card.byte_level:
+            lengths = self._byte_lengths[ids]
+            if int(lengths.sum()) == len(text.encode()):
+                ends = np.cumsum(lengths)
+                return ids, ends - lengths, ends
+        chars = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        at = byte_positions(text)
+        return ids, at[chars[:, 0]], at[chars[:, 1]]
+
+    def encode_continuation(self, texts: Sequence[str]) -> Encoded:
+        """Encode texts as what follows another text: no space of the tokenizer's own before them."""
+        if self._fast is not None:
+            return self.encode(texts)
+        encodings = self._continuing.encode_batch(list(texts), add_special_tokens=False)
+        return _joined([self._usual_bytes(t, e) for t, e in zip(texts, encodings, strict=True)], usual=len(texts))
+
+    def encode_around(self, text: str, ordinary: Sequence[tuple[int, int]]) -> Encoded:
+        """Encode a text whose character ranges `ordinary` must not become control tokens, each in isolation."""
+        pieces: list[tuple[NDArray[np.int32], Ints, Ints]] = []
+        position = 0
+        at = byte_positions(text)
+        for start, end in [*ordinary, (len(text), len(text))]:
+            for chosen, left, right in ((self.usual, position, start), (self._plain, start, end)):
+                if left < right:
+                    encoding = chosen.encode(text[left:right], add_special_tokens=False)
+                    ids, starts, ends = self._usual_bytes(text[left:right], encoding)
+                    pieces.append((ids, starts + at[left], ends + at[left]))
+            position = end
+        if not pieces:
+            return _joined([], usual=0)
+        ids, starts, ends = (np.concatenate(column) for column in zip(*pieces, strict=True))
+        return _joined([(ids, starts, ends)], usual=1)
+
+    def same_as_usual(self, texts: Sequence[str], encoded: Encoded, chosen: Sequence[int]) -> bool:
+        """Compare the chosen texts' ids with the reference's own."""
+        expected = self.usual.encode_batch([texts[i] for i in chosen], add_special_tokens=False)
+        spans = [encoded.ids[encoded.offsets[i] : encoded.offsets[i + 1]].tolist() for i in chosen]
+        return all(one.ids == ids for one, ids in zip(expected, spans, strict=True))
+
+    def without_fast_lane(self) -> "Encoder":
+        """Return an encoder that takes the usual way only; for a part in which the lanes differed."""
+        slow = Encoder.__new__(Encoder)
+        slow.card, slow._backend, slow._fast = self.card, self._backend, None
+        return slow
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Decode ids with control tokens shown, as the reference does."""
+        return cast(str, self.usual.decode(list(ids), skip_special_tokens=False))
+
+
+def byte_positions(text: str) -> Ints:
+    """Return for every character index (and the end) its byte index in UTF-8: int64[len(text) + 1]."""
+    raw = text.encode()
+    if len(raw) == len(text):
+        return np.arange(len(text) + 1, dtype=np.int64)
+    first = (np.frombuffer(raw, np.uint8) & 0xC0) != 0x80
+    return np.append(np.flatnonzero(first), len(raw))
+
+
+def _joined(pieces: "Sequence[tuple[NDArray[np.int32], Ints, Ints]]", usual: int) -> Encoded:
+    counts = np.array([len(ids) for ids, _, _ in pieces], np.int64)
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+    if not pieces:
+        return Encoded(np.empty(0, np.int32), offsets, np.empty(0, np.int64), np.empty(0, np.int64), usual)
+    ids, starts, ends = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    return Encoded(ids, offsets, starts, ends, usual)
+
+
+def _replace(encoded: Encoded, places: Ints, other: Encoded) -> Encoded:
+    """Put the texts of `other` in the given places of `encoded`."""
+    chosen: dict[int, int] = {int(place): i for i, place in enumerate(places)}
+    pieces: list[tuple[NDArray[np.int32], Ints, Ints]] = []
+    for i in range(len(encoded.offsets) - 1):
+        source, j = (other, chosen[i]) if i in chosen else (encoded, i)
+        cut = slice(int(source.offsets[j]), int(source.offsets[j + 1]))
+        pieces.append((source.ids[cut], source.starts[cut], source.ends[cut]))
+    return _joined(pieces, usual=encoded.usual + other.usual)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Map the 256 printable characters by which byte-level vocabularies write bytes, back to the bytes.
+
+    Source: the GPT-2 encoder: printable Latin-1 characters stand for themselves, the rest for U+0100 on.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+def _byte_lengths(backend: str) -> Ints:
+    """Return the number of bytes that each id stands for: int64[largest id + 1], −1 where there is no token."""
+    parsed: dict[str, Any] = orjson.loads(backend)
+    vocabulary: dict[str, int] = parsed["model"]["vocab"]
+    added: list[dict[str, Any]] = parsed["added_tokens"]
+    size = max([*vocabulary.values(), *(int(t["id"]) for t in added)]) + 1
+    lengths = np.full(size, -1, np.int64)
+    ids = np.fromiter(vocabulary.values(), np.int64, len(vocabulary))
+    lengths[ids] = np.fromiter(map(len, vocabulary), np.int64, len(vocabulary))
+    for token in added:
+        lengths[int(token["id"])] = len(str(token["content"]).encode())
+    return lengths
+
+
+def token_bytes(backend: str) -> list[bytes]:
+    """Return the bytes of every id of a byte-level vocabulary; for showing tokens one by one."""
+    parsed: dict[str, Any] = orjson.loads(backend)
+    alphabet = _byte_alphabet()
+    vocabulary: dict[str, int] = parsed["model"]["vocab"]
+    table = [b""] * (len(_byte_lengths(backend)))
+    for text, token_id in vocabulary.items():
+        table[token_id] = bytes(alphabet.get(c, 0x3F) for c in text)
+    for token in parsed["added_tokens"]:
+        table[int(token["id"])] = str(token["content"]).encode()
+    return table
+
+
+def _without_added_tokens(backend: str) -> str:
+    parsed: dict[str, Any] = orjson.loads(backend)
+    return orjson.dumps(parsed | {"added_tokens": [], "post_processor": None}).decode()
+
+
+def _without_dummy_prefix(backend: str) -> str:
+    def strip(node: Any) -> Any:
+        if not isinstance(node, dict):
+            return node
+        one = cast("dict[str, Any]", node)
+        if one.get("type") == "Sequence":
+            for name in ("normalizers", "pretokenizers"):
+                if name in one:
+                    kept = [strip(n) for n in one[name] if n.get("type") != "Prepend"]
+                    one = one | {name: kept}
+            return one
+        if one.get("type") == "Metaspace":
+            return one | {"prepend_scheme": "never"}
+        return None if one.get("type") == "Prepend" else one
+
+    parsed: dict[str, Any] = orjson.loads(backend)
+    changed = {"normalizer": strip(parsed["normalizer"]), "pre_tokenizer": strip(parsed["pre_tokenizer"])}
+    return orjson.dumps(parsed | changed).decode()
+
+
+# ── Characters to tokens ───────────────────────────────────────────────────────────────────────────
+
+
+def trained_tokens(encoded: Encoded, spans: "FlatSpans") -> Bools:
+    """Return which tokens train: bool[T].
+
+    A token trains if all its bytes lie in a trained span; one across a span's edge trains if its other
+    bytes are the same message's. The first token of a text never trains: nothing precedes it.
+    """
+    base = _text_bases(encoded)
+    starts, ends = encoded.starts + base.per_token, encoded.ends + base.per_token
+    left = np.searchsorted(starts, spans.starts + base.at(spans.texts), "left")
+    right = np.searchsorted(ends, spans.ends + base.at(spans.texts), "right")
+    first, last = _with_straddlers(starts, ends, left, right, spans, base)
+    edges = np.zeros(len(starts) + 1, np.int64)
+    kept = first < last
+    np.add.at(edges, first[kept], 1)
+    np.add.at(edges, last[kept], -1)
+    mask = np.cumsum(edges[:-1]) > 0
+    nonempty = np.diff(encoded.offsets) > 0
+    mask[encoded.offsets[:-1][nonempty]] = False
+    return mask
+
+
+@dataclass(frozen=True, slots=True)
+class FlatSpans:
+    """Byte ranges over a batch: range i is `[starts[i], ends[i])` of text `texts[i]`, ascending.
+
+    For trained spans `owner_starts` and `owner_ends` are the bytes of the message around each.
+    """
+
+    texts: Ints
+    starts: Ints
+    ends: Ints
+    owner_starts: Ints
+    owner_ends: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class _Bases:
+    """Where each text begins when all texts of a batch are laid end to end with a gap between them."""
+
+    per_text: Ints
+    per_token: Ints
+
+    def at(self, texts: Ints) -> Ints:
+        return self.per_text[texts]
+
+
+def _text_bases(encoded: Encoded) -> _Bases:
+    counts = np.diff(encoded.offsets)
+    last = np.zeros(len(counts), np.int64)
+    nonempty = counts > 0
+    last[nonempty] = np.maximum.reduceat(encoded.ends, encoded.offsets[:-1][nonempty]) if nonempty.any() else 0
+    # The gap keeps a token that ends one text from touching one that starts the next.
+    per_text = np.concatenate((np.zeros(1, np.int64), np.cumsum(last + 2)))[:-1]
+    return _Bases(per_text, np.repeat(per_text, counts))
+
+
+def _with_straddlers(
+    starts: Ints, ends: Ints, left: Ints, right: Ints, spans: FlatSpans, base: _Bases
+) -> tuple[Ints, Ints]:
+    offset = base.at(spans.texts)
+    before = np.maximum(left - 1, 0)
+    joins_left = (left > 0) & (ends[before] > spans.starts + offset) & (starts[before] >= spans.owner_starts + offset)
+    joins_left &= ends[before] <= spans.owner_ends + offset
+    after = np.minimum(right, max(len(starts) - 1, 0))
+    joins_right = (right < len(starts)) & (starts[after] < spans.ends + offset) & (ends[after] <= spans.owner_ends + offset)
+    joins_right &= starts[after] >= spans.owner_starts + offset
+    return left - joins_left, right + joins_right
+
+
+def degenerate(encoded: Encoded) -> Bools:
+    """Return which texts have tokens with empty or backward offsets: bool[N]; their spans cannot be trusted."""
+    bad = encoded.ends <= encoded.starts
+    same_text = np.ones(len(bad), bool)
+    same_text[encoded.offsets[:-1][np.diff(encoded.offsets) > 0]] = False
+    # Byte fallback gives several tokens the same character: equal starts are fine, going back is not.
+    bad[1:] |= same_text[1:] & (encoded.starts[1:] < encoded.starts[:-1])
+    counts = np.concatenate(([0], np.cumsum(bad)))
+    return np.diff(counts[encoded.offsets]) > 0
+
+
+# ── Control tokens in the data ─────────────────────────────────────────────────────────────────────
+
+
+class ControlStrings:
+    """The strings that must not become control tokens when they stand in a row's own text.
+
+    Control tokens are the special added tokens, and added tokens that occur in the template's source.
+    """
+
+    def __init__(self, card: Card, template: str) -> None:
+        """Collect the strings and a pattern that finds them in a row's JSON text."""
+        chosen = {content for _, content, special in card.added if content and (special or content in template)}
+        self.strings = tuple(sorted(chosen, key=lambda s: (-len(s), s)))
+        self.ids = frozenset(i for i, content, _ in card.added if content in chosen)
+        forms = {form for s in self.strings for form in (s, orjson.dumps(s)[1:-1].decode())}
+        self.pattern = "|".join(re.escape(form) for form in sorted(forms, key=lambda s: (-len(s), s)))
+        self._find = re.compile("|".join(map(re.escape, self.strings))) if self.strings else None
+        self._template = template
+
+    def hide(self, value: Json, row_json: str) -> "tuple[Json, dict[str, str]]":
+        """Replace control strings in every string of a JSON value by placeholders of equal length.
+
+        Returns the new value and the map from placeholder to string. Equal length keeps every character
+        span of the rendered text valid after the strings are put back.
+        """
+        present = [s for s in self.strings if s in row_json or orjson.dumps(s)[1:-1].decode() in row_json]
+        taken = row_json + self._template
+        placeholders: dict[str, str] = {}
+        for text in present:
+            placeholders[text] = _placeholder(len(text), taken)
+            taken += placeholders[text]
+        hidden = _map_strings(value, lambda s: self._substitute(s, placeholders))
+        return hidden, {placeholder: text for text, placeholder in placeholders.items()}
+
+    def _substitute(self, text: str, placeholders: dict[str, str]) -> str:
+        assert self._find is not None
+        return self._find.sub(lambda match: placeholders[match.group()], text)
+
+
+def reveal(text: str, placeholders: dict[str, str]) -> tuple[str, list[tuple[int, int]]]:
+    """Put control strings back; return the text and the character ranges that must stay ordinary text."""
+    if not placeholders:
+        return text, []
+    pattern = re.compile("|".join(map(re.escape, placeholders)))
+    ranges = [match.span() for match in pattern.finditer(text)]
+    return pattern.sub(lambda match: placeholders[match.group()], text), ranges
+
+
+def _placeholder(length: int, taken: str) -> str:
+    """Return an ASCII word of the given length that does not occur in `taken`, always the same one."""
+    letters = string.ascii_letters + string.digits
+    tail = min(length, 4)
+    for combination in product(letters, repeat=tail):
+        word = "Q" * (length - tail) + "".join(combination)
+        if word not in taken:
+            return word
+    raise ConfigError(f"no free placeholder of {length} characters; the row uses every word of that length; reject it with template.control_tokens")
+
+
+def _map_strings(value: Json, change: Callable[[str], str]) -> Json:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [_map_strings(item, change) for item in cast("list[Json]", value)]
+    if isinstance(value, dict):
+        return {change(k): _map_strings(v, change) for k, v in cast("dict[str, Json]", value).items()}
+    return value
+
+
+def to_bytes(loaded: LoadedTokenizer) -> bytes:
+    """Serialise a loaded tokenizer, so that workers and later builds need no `transformers`."""
+    return orjson.dumps({"card": asdict(loaded.card), "backend": base64.b64encode(loaded.backend.encode()).decode()})
+
+
+def from_bytes(content: bytes) -> LoadedTokenizer:
+    """Rebuild a loaded tokenizer."""
+    raw = orjson.loads(content)
+    card = raw["card"] | {"added": tuple((int(i), str(c), bool(s)) for i, c, s in raw["card"]["added"])}
+    return LoadedTokenizer(card=Card(**card), backend=base64.b64decode(raw["backend"]).decode())

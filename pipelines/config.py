@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
+import orjson
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -93,8 +94,13 @@ def check(model: type[ConfigT], values: Mapping[str, Any], where: str) -> Config
         With one line per problem, in the order of the fields.
 
     """
+    # By way of JSON, strictness means what it should for YAML: a list may fill a tuple, `"3"` is no integer.
     try:
-        return model.model_validate(values)
+        content = orjson.dumps(values, option=orjson.OPT_NON_STR_KEYS)
+    except TypeError as error:
+        raise ConfigError(f"{where}: {error}; only JSON's types can stand in a recipe; write it as a string") from None
+    try:
+        return model.model_validate_json(content)
     except ValidationError as error:
         raise ConfigError("\n".join(problems(error, model, where))) from None
 

@@ -15,10 +15,10 @@ a quiet night does not import the library, which takes two seconds.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
-from pydantic import Field, create_model, field_validator, model_validator
+from pydantic import Field, create_model, model_validator
 
 from pipelines.config import Config
 from pipelines.errors import ConfigError, GateError, nearest, one_of
@@ -176,19 +176,6 @@ class GatesBase(Config):
     expectations: dict[str, tuple[Expectation, ...]] = Field(default_factory=dict)
     """Rules of your own: stage name → rules over that stage's facts."""
 
-    @field_validator("waivers", mode="before")
-    @classmethod
-    def _list_is_a_tuple(cls, value: object) -> object:
-        return tuple(cast("list[object]", value)) if isinstance(value, list) else value
-
-    @field_validator("expectations", mode="before")
-    @classmethod
-    def _lists_are_tuples(cls, value: object) -> object:
-        if not isinstance(value, dict):
-            return value
-        mapping = cast("dict[str, object]", value)
-        return {k: tuple(cast("list[object]", v)) if isinstance(v, list) else v for k, v in mapping.items()}
-
     @model_validator(mode="after")
     def _bounds_have_the_law_s_direction(self) -> "GatesBase":
         for law in LAWS:
@@ -209,8 +196,11 @@ def _law_field(law: Law) -> tuple[Any, Any]:
     return Bound | None, Field(default=None, description=text)
 
 
-Gates = create_model("Gates", __base__=GatesBase, __doc__=GatesBase.__doc__, **{law.name: _law_field(law) for law in LAWS})  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType, reportUnknownVariableType]
-"""`GatesBase` plus one optional `Bound` per law, so that a mistyped law is an unknown key."""
+if TYPE_CHECKING:
+    Gates = GatesBase
+else:
+    Gates = create_model("Gates", __base__=GatesBase, __doc__=GatesBase.__doc__, **{law.name: _law_field(law) for law in LAWS})
+    """`GatesBase` plus one optional `Bound` per law, so that a mistyped law is an unknown key."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,300 @@
+"""The recipe: everything that decides the bytes, read once, checked whole; and the execution beside it, which decides none.
+
+What belongs here: composing the rooms' option groups, defaults, aliases, reading a recipe file. What does
+not: an option itself; each lives in the room whose behaviour it sets.
+
+A dataset's options stand in groups. Two courtesies are done before validation: `defaults` fills in what a
+dataset leaves out (only the groups that its kind reads), and an option of a group written directly under
+`format`, as other tools do, is moved to its group.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from pydantic import Field, model_validator
+
+from pipelines import config
+from pipelines.config import Config, kind_of
+from pipelines.errors import ConfigError, one_of
+from pipelines.filters import Filters
+from pipelines.findings import Gates
+from pipelines.formats import Auto, Format
+from pipelines.masking import Loss
+from pipelines.mixing import Mixture
+from pipelines.packing import Packing
+from pipelines.partitions import Partitions
+from pipelines.reasoning import Reasoning
+from pipelines.rendering import Template
+from pipelines.sources import Source
+from pipelines.splits import Splits
+from pipelines.storage import check_name
+from pipelines.tools import Tools
+from pipelines.truncation import Truncation
+
+GROUPS: dict[str, type[Config]] = {
+    "reasoning": Reasoning,
+    "tools": Tools,
+    "template": Template,
+    "loss": Loss,
+    "truncation": Truncation,
+    "filters": Filters,
+    "splits": Splits,
+    "packing": Packing,
+}
+"""The option groups of a dataset by name."""
+
+_ALL = frozenset(GROUPS)
+GROUPS_READ: dict[str, frozenset[str]] = {
+    "chat": _ALL,
+    "auto": _ALL,
+    "supervised": _ALL - {"reasoning", "tools", "template"},
+    "text": _ALL - {"reasoning", "tools", "template", "loss"},
+}
+"""Which groups a format's kind reads; another group in such a dataset is an error."""
+
+FORMAT_ALIASES = {"type": "kind"}
+KIND_ALIASES = {"instruction": "supervised"}
+FIELD_ALIASES = {"max_seq_len": "max_length"}
+
+
+class Dataset(Config):
+    """One dataset: where its rows come from and what is done to them on the way to packed sequences."""
+
+    source: Source
+    """Where the raw records are."""
+    format: Format = Auto()
+    """How a record's own columns become a row."""
+    reasoning: Reasoning = Reasoning()
+    """Where reasoning is found, and what becomes of it."""
+    tools: Tools = Tools()
+    """Where tools are found, and in which form calls reach the template."""
+    template: Template = Template()
+    """The chat template and what is asked of it."""
+    loss: Loss = Loss()
+    """Which tokens train."""
+    truncation: Truncation = Truncation()
+    """What happens to rows longer than the context."""
+    filters: Filters = Filters()
+    """Rows left out on purpose."""
+    splits: Splits = Splits()
+    """Which rows are held out."""
+    packing: Packing = Packing()
+    """How examples share sequences."""
+
+
+class Execution(Config):
+    """How a recipe is run: nothing here changes a byte, and nothing here enters a fingerprint."""
+
+    workers: int = Field(default=0, ge=0)
+    """Number of worker processes; 0 is one per core."""
+    cron: str = "0 2 * * *"
+    """When the nightly rebuild runs, in UTC."""
+    schedule_on: bool = False
+    """Whether the nightly rebuild is on when the location is first loaded."""
+    watch_sources: bool = False
+    """Whether a sensor rebuilds when source files have changed and settled."""
+    automation: Literal["off", "on_change"] = "off"
+    """Whether assets materialize themselves when what they read has changed."""
+    run_executor: Literal["in_process", "multiprocess"] = "in_process"
+    """How Dagster runs a job's steps; workers parallelise inside a stage either way."""
+    owners: tuple[str, ...] = ()
+    """Owners shown in Dagster: e-mail addresses or `team:name`."""
+    reports_url: str | None = None
+    """Where reports are served, for links from Dagster's pages."""
+
+
+class Recipe(Config):
+    """A whole recipe. `execution` and the file's place are the only parts that decide no byte."""
+
+    name: str
+    """The file's name without its suffix; becomes the asset group."""
+    tokenizer: str
+    """A folder (relative to the recipe's project) or a name on the hub."""
+    vocab_size: int | None = Field(default=None, ge=1)
+    """Ids must lie below it; null is the tokenizer's own size."""
+    seq_len: int = Field(ge=2)
+    """Tokens: the length of a packed sequence, the most that an example may have."""
+    seed: int = 0
+    """Decides every shuffle and mixture; splits have a seed of their own."""
+    datasets: dict[str, Dataset] = Field(min_length=1)
+    """Datasets by name."""
+    mixture: Mixture = Mixture()
+    """How datasets are mixed into one order."""
+    partitions: Partitions = Partitions()
+    """How the order is dealt to GPUs."""
+    gates: Gates = Gates()
+    """Thresholds of the laws."""
+    execution: Execution = Execution()
+    """How the recipe is run; decides no byte."""
+
+    @model_validator(mode="after")
+    def _lengths_fit(self) -> "Recipe":
+        for name, dataset in self.datasets.items():
+            limit = dataset.truncation.max_length
+            if limit is not None and limit > self.seq_len:
+                raise ValueError(
+                    f"datasets.{name}.truncation.max_length is {limit}, seq_len {self.seq_len} is the most allowed; "
+                    "lower it, or raise seq_len"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _weights_name_datasets(self) -> "Recipe":
+        for field in ("train_weights", "max_train_batches", "num_validation_sequences"):
+            value = getattr(self.mixture, field)
+            stages = value if isinstance(value, tuple | list) else [(0, value)]
+            for _, weights in cast("Iterable[tuple[int, Mapping[str, float] | None]]", stages):
+                for name in weights or {}:
+                    if name not in self.datasets:
+                        raise ValueError(f"mixture.{field}: {name!r} is no dataset; choose {one_of(self.datasets)}")
+        return self
+
+    @property
+    def total_workers(self) -> int:
+        """The number of worker processes to use on this machine."""
+        import os
+
+        return self.execution.workers or len(os.sched_getaffinity(0))
+
+    def limit_of(self, dataset: str) -> int:
+        """Return the most tokens that an example of a dataset may have."""
+        return self.datasets[dataset].truncation.max_length or self.seq_len
+
+
+def load(path: Path) -> Recipe:
+    """Read and check a recipe file.
+
+    Raises
+    ------
+    ConfigError
+        One line per problem, each saying where, what, what was allowed, what to do.
+
+    """
+    return parse(config.read_yaml(path), name=path.stem, where=str(path))
+
+
+def parse(values: Mapping[str, Any], *, name: str, where: str) -> Recipe:
+    """Check a recipe given as a mapping; `name` becomes the recipe's."""
+    check_name(name, where)
+    raw: dict[str, Any] = dict(values)
+    if "name" in raw:
+        raise ConfigError(f"{where}: name: the file's name is the recipe's name; delete the key, or rename the file")
+    raw["name"] = name
+    _top_level_aliases(raw, where)
+    defaults: object = raw.pop("defaults", {}) or {}
+    datasets: object = raw.get("datasets")
+    if not isinstance(defaults, dict):
+        raise ConfigError(f"{where}: defaults: is {kind_of(defaults)}, expected a mapping of groups; see docs/reference.md")
+    if isinstance(datasets, dict):
+        filled = cast("dict[str, Any]", datasets)
+        groups = cast("dict[str, Any]", defaults)
+        _check_defaults(groups, where)
+        raw["datasets"] = {str(key): _dataset(str(key), value, groups, where) for key, value in filled.items()}
+    return config.check(Recipe, raw, where)
+
+
+def find(configs: Path) -> list[Path]:
+    """Return the recipe files of a configs folder: `<name>.yaml` in it or one folder down."""
+    return sorted([*configs.glob("*.yaml"), *configs.glob("*/*.yaml")], key=lambda path: path.stem)
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a recipe file, for editors; `defaults` takes the groups of a dataset."""
+    schema = Recipe.model_json_schema()
+    groups = {name: {"$ref": f"#/$defs/{model.__name__}"} for name, model in GROUPS.items()}
+    schema["properties"].pop("name")
+    schema["required"] = [field for field in schema["required"] if field != "name"]
+    schema["properties"]["defaults"] = {
+        "type": "object", "properties": groups | {"format": {"type": "object"}}, "additionalProperties": False,
+        "description": "Groups for all datasets; a dataset's own value wins.",
+    }  # fmt: skip
+    return schema | {"title": "rowmill recipe"}
+
+
+def _top_level_aliases(raw: dict[str, Any], where: str) -> None:
+    if "configs" in raw:
+        if "datasets" in raw:
+            raise ConfigError(f"{where}: configs and datasets are the same key; only one may stand; delete configs")
+        raw["datasets"] = raw.pop("configs")
+    moves = {"chat_template": ("template", "chat_template"), "enforce_eos": ("format", "add_eos"),
+             "ignore_token_id": ("packing", "ignore_token_id")}  # fmt: skip
+    for alias, (group, field) in moves.items():
+        if alias in raw:
+            defaults: dict[str, Any] = raw.setdefault("defaults", {})
+            into: dict[str, Any] = defaults.setdefault(group, {})
+            if field in into:
+                raise ConfigError(f"{where}: {alias} and defaults.{group}.{field} are the same option; keep one")
+            into[field] = ("auto" if raw[alias] else False) if alias == "enforce_eos" else raw[alias]
+            del raw[alias]
+
+
+def _check_defaults(defaults: Mapping[str, Any], where: str) -> None:
+    for group, values in defaults.items():
+        if group != "format" and group not in GROUPS:
+            raise ConfigError(f"{where}: defaults.{group}: unknown group; allowed: {one_of([*GROUPS, 'format'])}; correct it")
+        if not isinstance(values, dict):
+            raise ConfigError(f"{where}: defaults.{group}: is {kind_of(values)}, expected a mapping; write its options under it")
+        if group in GROUPS:
+            config.check(GROUPS[group], values, f"{where}: defaults.{group}")
+
+
+def _dataset(name: str, value: object, defaults: Mapping[str, Any], where: str) -> object:
+    check_name(name, f"{where}: datasets.{name}")
+    if not isinstance(value, dict):
+        return value
+    raw = dict(cast("dict[str, Any]", value))
+    at = f"{where}: datasets.{name}"
+    form: object = raw.get("format", {})
+    if not isinstance(form, dict):
+        return raw
+    options = _aliased_format(dict(cast("dict[str, Any]", form)), at)
+    kind = str(options.get("kind", "auto"))
+    read = GROUPS_READ.get(kind, _ALL)
+    _move_flat_options(options, raw, read, at)
+    for group in GROUPS:
+        if group in raw and group not in read:
+            raise ConfigError(f"{at}.{group}: a {kind} dataset does not read this group; it reads {one_of(sorted(read))}; delete it")
+        if group in read and group in defaults and isinstance(raw.get(group, {}), dict):
+            raw[group] = {**defaults[group], **raw.get(group, {})}
+    known = _format_fields(kind)
+    raw["format"] = {**{k: v for k, v in defaults.get("format", {}).items() if k in known}, **options, "kind": kind}
+    return raw
+
+
+def _aliased_format(options: dict[str, Any], at: str) -> dict[str, Any]:
+    for alias, name in (FORMAT_ALIASES | FIELD_ALIASES).items():
+        if alias in options:
+            if name in options:
+                raise ConfigError(f"{at}.format: {alias} is another name of {name}; only one may stand; delete {alias}")
+            options[name] = options.pop(alias)
+    if options.get("kind") in KIND_ALIASES:
+        options["kind"] = KIND_ALIASES[str(options["kind"])]
+    return options
+
+
+def _move_flat_options(options: dict[str, Any], raw: dict[str, Any], read: frozenset[str], at: str) -> None:
+    """Move options that belong to a group out of `format`, where other tools keep them."""
+    own = _format_fields(str(options.get("kind", "auto")))
+    for field in [key for key in options if key not in own and key != "kind"]:
+        homes = [group for group in GROUPS if group in read and field in GROUPS[group].model_fields]
+        if not homes:
+            continue
+        group = homes[0]
+        into: object = raw.setdefault(group, {})
+        if not isinstance(into, dict):
+            continue
+        if field in into:
+            raise ConfigError(f"{at}: {field} stands in format and in {group}; once is allowed; delete it from format")
+        raw[group] = {**cast("dict[str, Any]", into), field: options.pop(field)}
+
+
+def _format_fields(kind: str) -> set[str]:
+    from typing import get_args
+
+    members: tuple[type[Config], ...] = get_args(get_args(Format)[0])
+    for member in members:
+        if kind in get_args(member.model_fields["kind"].annotation):
+            aliases = {str(alias) for alias in getattr(member, "ALIASES", {})}
+            return set(member.model_fields) | aliases
+    return set()

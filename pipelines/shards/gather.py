@@ -1,0 +1,56 @@
+"""Rows of many Parquet files, taken in a planned order, with memory that does not grow with the data.
+
+What belongs here: turning parts into memory-mapped scratch files once, then taking rows by number. What
+does not: the plan. Parquet cannot give single rows, so each part is written once as an uncompressed Arrow
+file whose pages the operating system caches and drops by itself; a worker then holds one output shard.
+
+Rejected: `pyarrow.dataset.take`, which decodes every file again for each output shard.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+
+def to_scratch(source: str, target: str, columns: Sequence[str]) -> pa.Table:
+    """Write some columns of a Parquet file as an uncompressed Arrow file, and return them as one table."""
+    table = pq.read_table(source, columns=list(columns), partitioning=None, memory_map=True).combine_chunks()
+    with pa.OSFile(target, "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    return table
+
+
+@lru_cache(maxsize=4096)
+def _mapped(path: str) -> pa.Table:
+    # Cached per process: opening maps pages, it reads none.
+    with pa.memory_map(path, "rb") as source:
+        return pa.ipc.open_file(source).read_all()
+
+
+def forget() -> None:
+    """Drop the maps of scratch files that are about to be removed."""
+    _mapped.cache_clear()
+
+
+def take(files: Sequence[str], first_rows: Ints, wanted: Ints) -> pa.Table:
+    """Return rows by their number over all files, in the order wanted.
+
+    `first_rows` int64[F + 1] are the numbers of each file's first row and the total. A row may be wanted
+    more than once.
+    """
+    which = np.searchsorted(first_rows, wanted, "right") - 1
+    by_file = np.argsort(which, kind="stable")
+    pieces: list[pa.Table] = []
+    for file in np.unique(which):
+        rows = wanted[by_file[np.searchsorted(which[by_file], file) : np.searchsorted(which[by_file], file, "right")]]
+        pieces.append(_mapped(files[int(file)]).take(pa.array(rows - first_rows[file])))
+    together = pa.concat_tables(pieces).combine_chunks()
+    back = np.empty(len(wanted), np.int64)
+    back[by_file] = np.arange(len(wanted))
+    return together.take(pa.array(back)).combine_chunks()

@@ -1,0 +1,209 @@
+"""Native shards: packed sequences in Parquet, one row each, readable by HF `datasets` and TRL with no glue.
+
+What belongs here: the columns, making a table of sequences from examples and a plan, writing and reading
+it, the content hash that proves nothing was lost or copied. What does not: the plan (`packing.py`).
+
+    input_ids      10   11  2 | 20    2
+    labels       -100   11  2 | -100  2       the first token of an attention span is never a target
+    position_ids    0    1  2 |  0    1
+    seq_lengths     3           2
+
+The content hash is a sum over segments, so it does not depend on order: BLAKE2b-128 of (example id, start,
+token bytes, target mask) modulo 2^128. It is computed from the examples by the plan and again from the
+written shards; counts alone would not notice a packer that replaces tokens by copies of others.
+"""
+
+import hashlib
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Tokens = NDArray[np.int32]
+Bools = NDArray[np.bool_]
+
+IGNORE = -100
+"""The label of a position without loss, as PyTorch's cross entropy skips it."""
+
+ROW_GROUP = 1024
+MODULUS = 1 << 128
+
+SEQUENCES = pa.schema(
+    [
+        pa.field("input_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("labels", pa.list_(pa.int32()), nullable=False),
+        pa.field("position_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("seq_lengths", pa.list_(pa.int32()), nullable=False),
+        pa.field("example_ids", pa.list_(pa.string()), nullable=False),
+        pa.field("starts", pa.list_(pa.int32()), nullable=False),
+        pa.field("segment_lengths", pa.list_(pa.int32()), nullable=False),
+        pa.field("dataset", pa.dictionary(pa.int32(), pa.string()), nullable=False),
+        pa.field("sequence_id", pa.int64(), nullable=False),
+        pa.field("tokens", pa.int32(), nullable=False),
+        pa.field("trained_tokens", pa.int32(), nullable=False),
+        pa.field("filler", pa.bool_(), nullable=False),
+    ]
+)
+"""A shard. `starts` is the first token taken of each segment's example; no sequence holds padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """The segments of some sequences, flat.
+
+    `ids` and `mask` run over all tokens; `offsets` int64[K + 1] cut them into segments; `sequence_offsets`
+    int64[S + 1] cut the segments into sequences; `example_ids` and `starts` have one entry per segment.
+    """
+
+    ids: Tokens
+    mask: Bools
+    offsets: Ints
+    sequence_offsets: Ints
+    example_ids: pa.Array
+    starts: Tokens
+
+
+def cut(ids: Tokens, mask: Bools, row_offsets: Ints, rows: Ints, starts: Ints, lengths: Ints) -> tuple[Tokens, Bools]:
+    """Return the tokens `[starts[k], starts[k] + lengths[k])` of row `rows[k]`, end to end."""
+    first = row_offsets[rows] + starts
+    begin = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))[:-1]
+    index = np.repeat(first - begin, lengths) + np.arange(int(lengths.sum()), dtype=np.int64)
+    return ids[index], mask[index]
+
+
+def labels_of(ids: Tokens, mask: Bools, span_starts: Ints) -> Tokens:
+    """Return unshifted labels: the token where it is a target, −100 elsewhere; a span's first token is none."""
+    labels = np.where(mask, ids, np.int32(IGNORE)).astype(np.int32)
+    labels[span_starts] = IGNORE
+    return labels
+
+
+def to_table(segments: Segments, *, dataset: str, first_sequence: int, blocked: bool, filler: bool = False) -> pa.Table:
+    """Make the rows of a shard.
+
+    With `blocked`, each segment is an attention span of its own; otherwise the whole sequence is one, and
+    positions run on.
+    """
+    lengths = np.diff(segments.offsets)
+    token_offsets = segments.offsets[segments.sequence_offsets]
+    spans = segments.offsets if blocked else token_offsets
+    span_starts = spans[:-1]
+    labels = labels_of(segments.ids, segments.mask, span_starts)
+    positions = np.arange(len(segments.ids), dtype=np.int64) - np.repeat(span_starts, np.diff(spans))
+    trained = np.add.reduceat((labels != IGNORE).astype(np.int64), token_offsets[:-1]) if len(labels) else np.zeros(0, np.int64)
+    count = len(segments.sequence_offsets) - 1
+    seq_offsets = segments.sequence_offsets if blocked else np.arange(count + 1)
+    columns = [
+        _lists(token_offsets, segments.ids),
+        _lists(token_offsets, labels),
+        _lists(token_offsets, positions.astype(np.int32)),
+        _lists(seq_offsets, np.diff(spans).astype(np.int32)),
+        pa.ListArray.from_arrays(pa.array(segments.sequence_offsets, pa.int32()), segments.example_ids),
+        _lists(segments.sequence_offsets, segments.starts.astype(np.int32)),
+        _lists(segments.sequence_offsets, lengths.astype(np.int32)),
+        pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([dataset], pa.string())),
+        pa.array(np.arange(first_sequence, first_sequence + count, dtype=np.int64)),
+        pa.array(np.diff(token_offsets).astype(np.int32)),
+        pa.array(trained.astype(np.int32)),
+        pa.array(np.full(count, filler)),
+    ]
+    return pa.Table.from_arrays(columns, schema=SEQUENCES)
+
+
+def fillers(count: int, *, pad_id: int, dataset: str) -> pa.Table:
+    """Return sequences of two pad tokens without a target, which make ranks equally long."""
+    ids = np.full(2 * count, pad_id, np.int32)
+    segments = Segments(
+        ids=ids,
+        mask=np.zeros(2 * count, bool),
+        offsets=np.arange(0, 2 * count + 1, 2),
+        sequence_offsets=np.arange(count + 1),
+        example_ids=pa.array([""] * count, pa.string()),
+        starts=np.zeros(count, np.int32),
+    )
+    table = to_table(segments, dataset=dataset, first_sequence=0, blocked=True, filler=True)
+    numbers = pa.array(np.full(count, -1, np.int64))
+    return table.set_column(table.schema.get_field_index("sequence_id"), SEQUENCES.field("sequence_id"), numbers)
+
+
+def _lists(offsets: Ints, values: Tokens) -> pa.ListArray:
+    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values))
+
+
+def write(table: pa.Table, sink: BinaryIO, card: Mapping[str, str]) -> None:
+    """Write a shard: zstd, 1,024 rows per group, the identity card in the schema's metadata."""
+    metadata = {b"rowmill." + name.encode(): value.encode() for name, value in sorted(card.items())}
+    typed = table.replace_schema_metadata(metadata)
+    pq.write_table(typed, sink, compression="zstd", row_group_size=ROW_GROUP, use_dictionary=["dataset"])
+
+
+def read(source: str | BinaryIO) -> pa.Table:
+    """Read a whole shard back."""
+    return pq.read_table(source, partitioning=None).combine_chunks()
+
+
+def segments_of(table: pa.Table) -> Segments:
+    """Recover the segments of a shard's rows from its columns alone."""
+    if not table.num_rows:
+        empty = np.zeros(1, np.int64)
+        return Segments(np.empty(0, np.int32), np.empty(0, bool), empty, empty, pa.array([], pa.string()), np.empty(0, np.int32))
+    ids = _column(table, "input_ids")
+    labels = _column(table, "labels")
+    lengths = _column(table, "segment_lengths")
+    names = table.column("example_ids").chunk(0)
+    sequence_offsets = np.asarray(names.offsets, np.int64)
+    return Segments(
+        ids=ids,
+        mask=labels != IGNORE,
+        offsets=np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64))),
+        sequence_offsets=sequence_offsets - sequence_offsets[0],
+        example_ids=names.flatten(),
+        starts=_column(table, "starts"),
+    )
+
+
+def _column(table: pa.Table, name: str) -> NDArray[np.int32]:
+    return table.column(name).chunk(0).flatten().to_numpy(zero_copy_only=False)
+
+
+def segment_hashes(segments: Segments, targets: Bools | None = None) -> Iterator[int]:
+    """Yield each segment's content hash as an integer below 2^128.
+
+    `targets` is the mask after the rule that a span's first token is no target; by default it is taken
+    from `mask` as it stands (which is right for what was read back from labels).
+    """
+    mask = segments.mask if targets is None else targets
+    tokens = segments.ids.astype("<i4").tobytes()
+    flags = mask.tobytes()
+    bounds: list[int] = segments.offsets.tolist()
+    starts: list[int] = segments.starts.tolist()
+    for name, start, left, right in zip(segments.example_ids.to_pylist(), starts, bounds, bounds[1:], strict=False):
+        hasher = hashlib.blake2b(name.encode(), digest_size=16)
+        hasher.update(struct.pack("<q", start))
+        hasher.update(tokens[4 * left : 4 * right])
+        hasher.update(flags[left:right])
+        yield int.from_bytes(hasher.digest(), "little")
+
+
+def content_hash(segments: Segments, targets: Bools | None = None) -> int:
+    """Return the sum of the segments' hashes modulo 2^128."""
+    return sum(segment_hashes(segments, targets)) % MODULUS
+
+
+def sequence_hashes(segments: Segments) -> list[int]:
+    """Return per sequence the sum of its segments' hashes modulo 2^128."""
+    hashes = list(segment_hashes(segments))
+    bounds: list[int] = segments.sequence_offsets.tolist()
+    return [sum(hashes[left:right]) % MODULUS for left, right in zip(bounds, bounds[1:], strict=False)]
+
+
+def concat(tables: Sequence[pa.Table]) -> pa.Table:
+    """Concatenate shards' rows into one table with one chunk per column."""
+    unified = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+    return unified.cast(SEQUENCES) if unified.schema != SEQUENCES else unified

@@ -1,0 +1,77 @@
+"""Where raw records come from: files on any storage, or a Hugging Face dataset.
+
+What belongs here: the choice of source, and the two phases that a build calls. What does not: what a
+record's columns mean (`formats/`).
+
+    scan   every file is read once: parts with digests and counts; unmoved files are not read at all
+    read   a part's bytes, verified, as raw records; bad lines as rejects
+
+One module per kind of source (`files`, `huggingface`), one per kind of file (`json_lines`, `json_array`,
+`parquet`, `delimited`, `plain_text`), chosen by suffix in `files.READERS`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import Discriminator, Tag
+
+from pipelines.sources.files import Files, SourceFile, Stage, StageIn, find_files, scan_file
+from pipelines.sources.huggingface import HuggingFace, scan_dataset
+from pipelines.sources.parts import VERSION, FileScan, Part, number_equal_parts
+from pipelines.sources.reading import RawRecord, read
+
+__all__ = [
+    "VERSION",
+    "FileScan",
+    "Files",
+    "HuggingFace",
+    "Part",
+    "RawRecord",
+    "Source",
+    "SourceFile",
+    "Stage",
+    "StageIn",
+    "find_files",
+    "number_equal_parts",
+    "read",
+    "scan",
+    "scan_file",
+]
+
+
+def _kind_of(value: Any) -> str:
+    if not isinstance(value, Mapping):
+        return str(getattr(value, "kind", "files"))
+    return str(value.get("kind", "huggingface" if "id" in value else "files"))
+
+
+Source: TypeAlias = Annotated[
+    Annotated[Files, Tag("files")] | Annotated[HuggingFace, Tag("huggingface")],
+    Discriminator(_kind_of),
+]
+"""A dataset's `source`; `kind` may be left out, since `train_urls` or `id` tells."""
+
+
+def scan(
+    source: Files | HuggingFace, base: Path, stage: Stage, known: Mapping[str, FileScan]
+) -> list[FileScan]:
+    """Read each file of a source once and return its parts, in recipe order, training files first.
+
+    `known` are earlier scans by URL: a file whose stamp did not move is not read again. To spread the
+    work, call `find_files` and `scan_file` and end with `number_equal_parts`.
+
+    Raises
+    ------
+    SourceError
+        When a file is missing, cut short or unreadable.
+    ConfigError
+        When a file is named twice, or its suffix is unknown.
+
+    """
+    match source:
+        case Files():
+            scans = [scan_file(file, base, stage, known) for file in find_files(source, base)]
+        case HuggingFace():
+            scans = scan_dataset(source, base, stage, known)
+    return number_equal_parts(scans)

@@ -1,0 +1,96 @@
+"""Arrow batches as JSON lines: what Parquet files and Hugging Face datasets have in common.
+
+What belongs here: one text for every Arrow value. What does not: taking out the nulls that Arrow put where
+a key was absent; a part says that it came from Arrow (`Part.arrow`), and the formats do it.
+
+    string, number, boolean, list, struct   as in JSON, keys in schema order; NaN and infinity: null
+    decimal                                 a JSON number with its own digits: 42.50
+    timestamp, date, time                   ISO 8601, offset kept: "2024-01-15T00:00:00+02:00"
+    duration                                exact seconds: 90, 0.000000001
+    binary                                  base64: "AAE="
+    JSON text (`arrow.json`)                the JSON value itself
+    map                                     a list of [key, value]
+"""
+
+import base64
+import datetime
+import decimal
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+import pyarrow as pa
+
+_NOT_UTF8 = b'"\xff text of this row is not UTF-8"'
+"""A line that reading rejects as `not_utf8`; Arrow's own bytes of such a row cannot be shown as JSON."""
+
+
+def encode_batch(batch: pa.RecordBatch | pa.Table) -> Iterator[bytes]:
+    """Yield one JSON line per row, without its line end."""
+    try:
+        rows: list[dict[str, Any]] = batch.to_pylist()
+    except UnicodeDecodeError:
+        yield from _one_by_one(batch)
+        return
+    json_columns = [field for field in batch.schema if _holds_json(field.type)]
+    for row in rows:
+        for field in json_columns:
+            row[field.name] = _unwrap(row[field.name], field.type)
+        yield orjson.dumps(row, default=_encode_other)
+
+
+def _one_by_one(batch: pa.RecordBatch | pa.Table) -> Iterator[bytes]:
+    for index in range(batch.num_rows):
+        one = batch.slice(index, 1)
+        try:
+            one.to_pylist()
+        except UnicodeDecodeError:
+            yield _NOT_UTF8
+        else:
+            yield from encode_batch(one)
+
+
+def _encode_other(value: Any) -> Any:
+    """Give orjson what it does not know by itself."""
+    match value:
+        case bytes():
+            return base64.b64encode(value).decode()
+        case decimal.Decimal():
+            return orjson.Fragment(format(value, "f"))
+        case datetime.timedelta():
+            return orjson.Fragment(_seconds(value))
+        case datetime.datetime():  # A pandas Timestamp, which has nanoseconds.
+            return value.isoformat()
+        case tuple():  # Months, days and nanoseconds of an interval.
+            return list(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        case _:
+            raise TypeError(type(value).__name__)
+
+
+def _seconds(value: datetime.timedelta) -> str:
+    # A pandas Timedelta keeps nanoseconds beside the fields that it inherits.
+    nanoseconds = (value.days * 86400 + value.seconds) * 10**9 + value.microseconds * 1000
+    nanoseconds += getattr(value, "nanoseconds", 0)
+    whole, fraction = divmod(abs(nanoseconds), 10**9)
+    sign = "-" if nanoseconds < 0 else ""
+    return f"{sign}{whole}.{fraction:09d}".rstrip("0").rstrip(".")
+
+
+def _holds_json(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.JsonType):
+        return True
+    return any(_holds_json(kind.field(index).type) for index in range(kind.num_fields))
+
+
+def _unwrap(value: Any, kind: pa.DataType) -> Any:
+    """Turn the JSON texts inside a value into JSON fragments."""
+    if value is None or not _holds_json(kind):
+        return value
+    if isinstance(kind, pa.JsonType):
+        return orjson.Fragment(value)
+    if pa.types.is_struct(kind):
+        return {
+            kind.field(i).name: _unwrap(value[kind.field(i).name], kind.field(i).type)
+            for i in range(kind.num_fields)
+        }
+    return [_unwrap(one, kind.field(0).type) for one in value]

@@ -1,0 +1,125 @@
+"""CSV and TSV: the header names the keys, every cell stays the text that was written.
+
+What belongs here: cells to JSON lines. What does not: types; whether `01234` is a number is decided over a
+whole column by whoever needs numbers, never by the reader.
+
+RFC 4180: cells may be quoted with `"`, a quoted cell may hold line ends. The standard library's parser, in
+strict mode: Arrow's and Polars' are faster, but stop the file at the first bad row or drop it unseen.
+Here a row that does not fit its header goes on as a JSON list of its cells, so that reading the part rejects
+that one row as `not_an_object`; a cell that is not UTF-8 keeps its bytes and is rejected as `not_utf8`.
+"""
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import orjson
+
+from pipelines.errors import SchemaError, SourceError
+from pipelines.sources.parts import Slice, cut_rows
+
+_RECORD_LIMIT_CHARS = 256 << 20
+
+
+class _Lines:
+    """Physical lines for the parser, and those of the record at hand, for its error messages."""
+
+    def __init__(self, text: io.TextIOWrapper, url: str) -> None:
+        self._text = text
+        self._url = url
+        self.number = 0
+        self.record: list[str] = []
+        self._record_chars = 0
+
+    def __iter__(self) -> "_Lines":
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._text)
+        self.number += 1
+        self.record.append(line)
+        self._record_chars += len(line)
+        if self._record_chars > _RECORD_LIMIT_CHARS:
+            raise self.open_quote()
+        return line
+
+    def forget(self) -> None:
+        self.record.clear()
+        self._record_chars = 0
+
+    def open_quote(self) -> SourceError:
+        begin = self.number - len(self.record) + 1
+        return SourceError(
+            f"{self._url}: line {begin}: a quoted cell begins in this record and does not end by line {self.number}; "
+            'a cell that begins with " ends with " and doubles those inside; correct the quotes'
+        )
+
+
+def cut(stream: BinaryIO, url: str, *, delimiter: str) -> Iterator[Slice]:
+    """Cut a file into parts by the number of its records, the header not counted.
+
+    Raises
+    ------
+    SchemaError
+        When the header names a column twice or is not UTF-8.
+    SourceError
+        When a quoted cell does not end.
+
+    """
+    return cut_rows(_records(stream, url, delimiter))
+
+
+def _records(stream: BinaryIO, url: str, delimiter: str) -> Iterator[bytes]:
+    # The limit belongs to the process; 131,072 characters, its default, is less than one long document.
+    csv.field_size_limit(sys.maxsize)
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    lines = _Lines(text, url)
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    header: list[str] | None = None
+    while True:
+        lines.forget()
+        try:
+            cells = next(reader)
+        except StopIteration:
+            break
+        except csv.Error as error:
+            cells = _broken(error, lines)
+        if not cells:
+            continue
+        if header is None:
+            header = _check_header(cells, url)
+        else:
+            yield _encode(dict(zip(header, cells, strict=True)) if len(cells) == len(header) else cells)
+    text.detach()
+
+
+def _broken(error: csv.Error, lines: _Lines) -> list[str]:
+    if "unexpected end of data" in str(error):
+        raise lines.open_quote() from error
+    return [f"not a CSV record ({error})", *lines.record]
+
+
+def _check_header(header: list[str], url: str) -> list[str]:
+    try:
+        "".join(header).encode()
+    except UnicodeEncodeError:
+        raise SchemaError(
+            f"{url}: the header is not UTF-8; the column names must be; save the file as UTF-8"
+        ) from None
+    twice = sorted({name for name in header if header.count(name) > 1})
+    if twice:
+        raise SchemaError(
+            f"{url}: the header names {', '.join(map(repr, twice))} more than once; each column needs a name of its "
+            "own; rename one of them"
+        )
+    return header
+
+
+def _encode(value: dict[str, str] | list[str]) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape")

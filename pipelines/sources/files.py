@@ -1,0 +1,263 @@
+"""Raw files as a source: which ones, what each of them is, and one pass over each.
+
+What belongs here: the options of `kind: files`, the table from suffix to reader, the decision which parts
+are staged. What does not: the readers (one module each), finding (`urls.py`).
+
+A part of plain JSON Lines is read from the file itself, by its byte range. Everything else is staged once
+as JSON lines, one file per part named by its sha256: a compressed file has no byte ranges, a CSV's part no
+header, and a second parse of either would cost more than the disk.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from pipelines.config import Config
+from pipelines.errors import ConfigError, SourceError, one_of
+from pipelines.sources import delimited, json_array, json_lines, parquet, plain_text, urls
+from pipelines.sources.compression import CODECS, open_content
+from pipelines.sources.parts import VERSION, FileScan, Part, Reader, Slice, SplitHint, name_part
+from pipelines.storage import Store
+
+Stage = Callable[[str, bytes], str]
+"""Keeps a staged copy under the name given and returns its path or URL; the same name is the same bytes."""
+
+READERS: dict[str, Reader] = {
+    ".jsonl": "json_lines",
+    ".json": "json_array",
+    ".parquet": "parquet",
+    ".csv": "delimited",
+    ".tsv": "delimited",
+    ".txt": "plain_text",
+}
+"""What reads a file with this suffix; a `.json` is looked into."""
+
+SUFFIXES = tuple(suffix + codec for suffix in READERS for codec in CODECS)
+
+
+class Files(Config):
+    """Raw files: JSON Lines, JSON, Parquet, CSV, TSV or text, compressed or not, on any storage."""
+
+    kind: Literal["files"] = "files"
+    """May be left out where `train_urls` or `validation_urls` is given."""
+
+    train_urls: list[str] = Field(default=[])
+    """fsspec URLs of the rows to train on: braces, then globs; a folder means its data files. A relative
+    path starts at the recipe's folder."""
+
+    validation_urls: list[str] = Field(default=[])
+    """URLs of rows that are only evaluated."""
+
+    tags: list[str] = Field(default=[])
+    """Names under which the dataset's evaluation is grouped; the dataset's own is always added."""
+
+    @field_validator("train_urls", "validation_urls")
+    @classmethod
+    def _suffixes_are_known(cls, values: list[str]) -> list[str]:
+        for url in values:
+            for one in urls.expand_braces(url):
+                _require_known_suffix(one)
+        return values
+
+    @model_validator(mode="after")
+    def _names_something(self) -> "Files":
+        if not self.train_urls and not self.validation_urls:
+            raise ValueError(
+                "names no data; a source needs train_urls, validation_urls or id; add train_urls: [path or URL, …]"
+            )
+        return self
+
+
+def _require_known_suffix(url: str) -> None:
+    """Refuse a URL whose own suffix can be told and is none of ours; a folder may be called anything."""
+    text = urls.suffix_text(url)
+    name = text.rpartition("/")[2]
+    suffix = name[name.find(".") :] if "." in name.lstrip(".") else ""
+    if suffix and not urls.is_pattern(suffix) and reader_of(name) is None:
+        raise ValueError(_unknown_suffix(url))
+
+
+def _unknown_suffix(url: str) -> str:
+    return (
+        f"{url!r} has no suffix that names a reader; allowed are {one_of(READERS)}, also under "
+        f"{one_of(codec for codec in CODECS if codec)}; rename the file, narrow the glob, or write a folder with '/' at "
+        "its end"
+    )
+
+
+def reader_of(url: str) -> tuple[Reader, str, str] | None:
+    """Return the reader, the suffix and the codec that a file's name asks for; None if it asks for none."""
+    name = urls.suffix_text(url).lower()
+    codec = next((codec for codec in CODECS if codec and name.endswith(codec)), "")
+    stem = name.removesuffix(codec)
+    suffix = next((suffix for suffix in READERS if stem.endswith(suffix)), None)
+    return (READERS[suffix], suffix, codec) if suffix else None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file of a source, not read yet."""
+
+    url: str
+    split_hint: SplitHint | None
+
+
+@dataclass(frozen=True, slots=True)
+class StageIn:
+    """A `Stage` in a folder of a store; a copy that is already there is not written again."""
+
+    store: Store
+    folder: str
+
+    def __call__(self, name: str, content: bytes) -> str:
+        """Keep the bytes; the copy appears whole or not at all."""
+        relative = f"{self.folder}/{name}"
+        if not self.store.exists(relative):
+            self.store.write(relative, content)
+        return self.store.path(relative)
+
+
+def find_files(source: Files, base: Path) -> list[SourceFile]:
+    """Return the files of a source: training ones first, URLs as written, globs by code point.
+
+    Where there are validation files, each file knows its split; else the rows' hashes decide.
+
+    Raises
+    ------
+    SourceError
+        Naming every URL that stands for no file.
+    ConfigError
+        When a file is reached twice, or its suffix is unknown.
+
+    """
+    misses: list[str] = []
+    hints: tuple[SplitHint | None, SplitHint] = ("train" if source.validation_urls else None, "validation")
+    found = [
+        SourceFile(url, hint)
+        for patterns, hint in zip((source.train_urls, source.validation_urls), hints, strict=True)
+        for url in _found(patterns, base, misses)
+    ]
+    if misses:
+        raise SourceError(
+            f"found no data at {', '.join(misses)} (relative paths start at {base}); a source may not be missing, or "
+            "its share would go to the others; correct the URLs or fetch the files"
+        )
+    _require_distinct(found, base)
+    return found
+
+
+def _found(patterns: Iterable[str], base: Path, misses: list[str]) -> Iterator[str]:
+    for pattern in patterns:
+        for url in urls.expand_braces(pattern):
+            matches = urls.find(url, base, SUFFIXES)
+            if not matches:
+                misses.append(url)
+            yield from matches
+
+
+def _require_distinct(found: list[SourceFile], base: Path) -> None:
+    seen: dict[str, str] = {}
+    for file in found:
+        if reader_of(file.url) is None:
+            raise ConfigError(_unknown_suffix(file.url))
+        identity = urls.locate(file.url, base).identity
+        if identity in seen:
+            raise ConfigError(
+                f"{file.url}: this file is already named, as {seen[identity]}; its rows would count twice; a file may "
+                "stand in a source once; take it out of one of the URLs (to repeat a dataset, raise its weight)"
+            )
+        seen[identity] = file.url
+
+
+def scan_file(file: SourceFile, base: Path, stage: Stage, known: Mapping[str, FileScan]) -> FileScan:
+    """Read a file once and return its parts; an unmoved file's known scan is returned unread.
+
+    Equal parts have equal ids here; `number_equal_parts` over a dataset's scans tells them apart.
+    """
+    where = urls.locate(file.url, base)
+    # Taken before the bytes: a file that moves meanwhile will not match it the next time.
+    stamp = urls.stamp(where)
+    earlier = known.get(file.url)
+    if earlier is not None and _still_holds(earlier, stamp, base):
+        parts = tuple(replace(part, split_hint=file.split_hint) for part in earlier.parts)
+        return replace(earlier, split_hint=file.split_hint, parts=parts)
+    return _Scanner(file, where, stamp, stage).scan()
+
+
+def _still_holds(scan: FileScan, stamp: str, base: Path) -> bool:
+    if scan.version != VERSION or not stamp or scan.stamp != stamp:
+        return False
+    return all(part.staged is None or urls.exists(urls.locate(part.staged, base)) for part in scan.parts)
+
+
+class _Scanner:
+    """One file's pass: what reads it, and where its parts go."""
+
+    def __init__(self, file: SourceFile, where: urls.Location, stamp: str, stage: Stage) -> None:
+        asked = reader_of(file.url)
+        assert asked is not None
+        self._reader, self._suffix, self._codec = asked
+        self._file = file
+        self._where = where
+        self._stamp = stamp
+        self._stage = stage
+
+    def scan(self) -> FileScan:
+        if self._suffix == ".json":
+            with self._open() as stream:
+                self._reader = json_array.kind_of_json(stream)
+        scan = FileScan(self._file.url, self._file.split_hint, self._reader, self._stamp, records=0, parts=())
+        with self._open() as stream:
+            parts = stage_parts(self._cut(stream), scan, self._stage if self._is_staged() else None)
+        return replace(
+            scan, parts=parts, records=sum(part.records for part in parts), columns=self._columns()
+        )
+
+    def _is_staged(self) -> bool:
+        return self._reader != "json_lines" or self._codec != "" or urls.is_web(self._where.url)
+
+    def _is_seekable(self) -> bool:
+        return self._reader == "parquet" and self._codec == ""
+
+    def _open(self) -> BinaryIO:
+        raw = urls.open_raw(self._where)
+        return raw if self._is_seekable() else open_content(raw, self._codec, self._where.url)
+
+    def _cut(self, stream: BinaryIO) -> Iterator[Slice]:
+        url = self._where.url
+        match self._reader:
+            case "json_lines":
+                return json_lines.cut(stream)
+            case "json_array":
+                return json_array.cut(stream, url)
+            case "json_value":
+                return json_array.cut_value(stream)
+            case "parquet":
+                return parquet.cut(stream, url, seekable=self._is_seekable())
+            case "delimited":
+                return delimited.cut(stream, url, delimiter="\t" if self._suffix == ".tsv" else ",")
+            case "plain_text":
+                return plain_text.cut(stream)
+            case "huggingface":
+                raise AssertionError("no file")
+
+    def _columns(self) -> dict[str, str] | None:
+        if self._reader != "parquet":
+            return None
+        with self._open() as stream:
+            return parquet.columns(stream, self._where.url, seekable=self._is_seekable())
+
+
+def stage_parts(slices: Iterable[Slice], scan: FileScan, stage: Stage | None) -> tuple[Part, ...]:
+    """Name the slices of a file and, where `stage` is given, keep their content."""
+    arrow = scan.reader in ("parquet", "huggingface")
+    parts: list[Part] = []
+    for index, piece in enumerate(slices):
+        part = name_part(piece, scan=scan, index=index, arrow=arrow, staged=None)
+        if stage is not None:
+            part = replace(part, staged=stage(f"{part.sha256}.jsonl", piece.content))
+        parts.append(part)
+    return tuple(parts)

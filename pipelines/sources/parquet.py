@@ -1,0 +1,81 @@
+"""Parquet: one record per row, whatever the columns are.
+
+What belongs here: streaming a file's rows. What does not: comparing schemas of sibling files; each row says
+for itself which keys it has, and the dataset's format decides whether that will do.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipelines.errors import SchemaError, SourceError
+from pipelines.sources.arrow_rows import encode_batch
+from pipelines.sources.parts import Slice, cut_rows
+
+_BATCH_ROWS = 256
+"""Small: rows may hold megabytes each, and decoding in batches of thousands gains little."""
+
+
+def cut(stream: BinaryIO, url: str, *, seekable: bool) -> Iterator[Slice]:
+    """Cut a file into parts by its rows, row groups not mattering.
+
+    Raises
+    ------
+    SourceError
+        When the file is no Parquet or damaged; the message says how many rows could be read.
+    SchemaError
+        When two columns have one name.
+
+    """
+    return cut_rows(_rows(stream, url, seekable))
+
+
+def columns(stream: BinaryIO, url: str, *, seekable: bool) -> dict[str, str]:
+    """Return the names and Arrow types of the columns."""
+    with _opened(stream, url, seekable) as file:
+        return {field.name: str(field.type) for field in file.schema_arrow}
+
+
+def _rows(stream: BinaryIO, url: str, seekable: bool) -> Iterator[bytes]:
+    done = 0
+    with _opened(stream, url, seekable) as file:
+        batches = file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False)
+        while True:
+            try:
+                batch = next(batches, None)
+            except (pa.ArrowException, OSError) as error:
+                raise _unreadable(url, f"after {done:,} rows: {error}") from error
+            if batch is None:
+                return
+            yield from encode_batch(batch)
+            done += batch.num_rows
+
+
+@contextmanager
+def _opened(stream: BinaryIO, url: str, seekable: bool) -> Iterator[pq.ParquetFile]:
+    """Open a file; one inside a compressed stream is spooled to disk first, as Parquet is read from its end."""
+    with tempfile.TemporaryFile() as spool:
+        if not seekable:
+            shutil.copyfileobj(stream, spool)
+            spool.seek(0)
+        try:
+            file = pq.ParquetFile(stream if seekable else spool, pre_buffer=False)
+        except (pa.ArrowException, OSError) as error:
+            raise _unreadable(url, str(error)) from error
+        names = file.schema_arrow.names
+        if len(set(names)) < len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise SchemaError(f"{url}: two columns are named {twice[0]!r}; names must differ; rename one")
+        yield file
+
+
+def _unreadable(url: str, why: str) -> SourceError:
+    return SourceError(
+        f"{url}: not readable as Parquet ({' '.join(why.split())}); a whole, undamaged Parquet file is needed; "
+        "fetch or write the file again"
+    )

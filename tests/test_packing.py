@@ -1,0 +1,433 @@
+"""Packing: the specification's vectors; plans partition the examples; facts follow from the plan."""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.config import check
+from pipelines.errors import ConfigError, ContextOverflowError
+from pipelines.packing import (
+    Integers,
+    Packing,
+    Plan,
+    Slices,
+    SliceStrategy,
+    attention_spans,
+    cu_seqlens,
+    keep_pieces,
+    labels,
+    lower_bound,
+    plan_best_fit,
+    plan_concat,
+    plan_greedy,
+    plan_single,
+    plan_slices,
+    position_ids,
+    predicting,
+    segment_ids,
+    slice_too_long,
+    targets,
+    targets_per_piece,
+    tokens_left_out,
+    whole,
+)
+from pipelines.rows import Kind
+
+TEN = [6, 5, 5, 4, 4, 3, 3, 2, 2, 2]
+
+
+def packing(**values: object) -> Packing:
+    return check(Packing, values, "packing")
+
+
+def sequences_of(plan: Plan) -> list[list[int]]:
+    return [part.tolist() for part in np.split(plan.examples, plan.sequence_offsets[1:-1])]
+
+
+def sliced(lengths: list[int], limit: int, strategy: SliceStrategy) -> Slices:
+    return slice_too_long(np.array(lengths), limit, strategy, name_of=lambda number: f"row#{number}")
+
+
+# --- options
+
+
+def test_packing_without_options_packs_up_to_64_by_best_fit() -> None:
+    chosen = packing()
+
+    assert chosen.segment_limit == 64
+    assert chosen.strategy_for("conversation") == "best_fit"
+
+
+def test_packing_of_text_joins_documents_while_pack_is_unset() -> None:
+    assert packing().strategy_for("text") == "concat"
+    assert packing(pack=True).strategy_for("text") == "best_fit"
+    assert packing(pack=True, pack_strategy="concat").strategy_for("text") == "concat"
+
+
+def test_pack_false_gives_each_example_a_sequence() -> None:
+    assert packing(pack=False).strategy_for("text") == "single"
+    assert packing(pack=False).segment_limit == 1
+
+
+def test_pack_number_is_the_segment_limit() -> None:
+    assert packing(pack=3).segment_limit == 3
+    assert packing(pack=3, max_segments_per_example=3).segment_limit == 3
+
+
+def test_segment_limit_null_is_no_limit() -> None:
+    assert packing(max_segments_per_example=None).segment_limit is None
+
+
+@pytest.mark.parametrize("limit", [True, False, 0, -1, "64", 1.5])
+def test_segment_limit_of_another_type_is_refused(limit: object) -> None:
+    with pytest.raises(ConfigError, match="max_segments_per_example"):
+        packing(max_segments_per_example=limit)
+
+
+@pytest.mark.parametrize("pack", [0, -1, "true", 1.5])
+def test_pack_of_another_type_is_refused(pack: object) -> None:
+    with pytest.raises(ConfigError, match=r"packing\.pack"):
+        packing(pack=pack)
+
+
+def test_pack_number_in_conflict_with_the_limit_is_refused() -> None:
+    with pytest.raises(ConfigError, match="two limits"):
+        packing(pack=3, max_segments_per_example=64)
+
+
+@pytest.mark.parametrize("pack", [False, 4])
+def test_concat_with_a_segment_limit_is_refused(pack: object) -> None:
+    with pytest.raises(ConfigError, match="concat fills every sequence"):
+        packing(pack=pack, pack_strategy="concat")
+
+
+def test_concat_of_conversations_is_refused() -> None:
+    with pytest.raises(ConfigError, match="text only"):
+        packing(pack_strategy="concat").strategy_for("conversation")
+
+
+def test_tail_drop_without_concat_is_refused() -> None:
+    with pytest.raises(ConfigError, match="only concat has a tail"):
+        packing(tail="drop", pack=True)
+    with pytest.raises(ConfigError, match="only concat has a tail"):
+        packing(tail="drop").strategy_for("pair")
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"), [("left", "keep_start"), ("right", "keep_end"), ("raise", "error"), ("drop", "drop")]
+)
+def test_slice_strategy_alias_names_the_side_kept(alias: str, name: str) -> None:
+    assert packing(slice_strategy=alias).slice_strategy_for("text") == name
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("conversation", "keep_start"), ("pair", "keep_end"), ("text", "split"), ("record", "error")],
+)
+def test_slice_strategy_unset_depends_on_the_kind(kind: Kind, name: str) -> None:
+    assert packing().slice_strategy_for(kind) == name
+
+
+@pytest.mark.parametrize("values", [{}, {"pack": 3}, {"pack": False}, {"slice_strategy": "left"}])
+def test_packing_survives_its_own_dump(values: dict[str, object]) -> None:
+    chosen = packing(**values)
+
+    assert packing(**chosen.model_dump()) == chosen
+
+
+# --- too-long examples
+
+
+@pytest.mark.parametrize(("strategy", "start"), [("keep_start", 0), ("keep_end", 50)])
+def test_slice_keeping_one_side_takes_its_tokens(strategy: SliceStrategy, start: int) -> None:
+    pieces = sliced([100], 50, strategy)
+
+    assert (pieces.starts.tolist(), pieces.lengths.tolist()) == ([start], [50])
+
+
+def test_slice_split_gives_consecutive_pieces() -> None:
+    pieces = sliced([3, 9, 4], 4, "split")
+
+    assert pieces.examples.tolist() == [0, 1, 1, 1, 2]
+    assert pieces.starts.tolist() == [0, 0, 4, 8, 0]
+    assert pieces.lengths.tolist() == [3, 4, 4, 1, 4]
+
+
+def test_slice_drop_names_the_dropped_examples() -> None:
+    pieces = sliced([3, 9, 4], 4, "drop")
+
+    assert pieces.examples.tolist() == [0, 2]
+    assert pieces.dropped.tolist() == [1]
+
+
+def test_slice_error_names_example_length_and_limit() -> None:
+    with pytest.raises(ContextOverflowError, match=r"example row#1 has 9 tokens .* 4 fit"):
+        sliced([3, 9, 4], 4, "error")
+
+
+def test_slice_error_accepts_examples_of_exactly_the_limit() -> None:
+    assert sliced([4, 4], 4, "error").lengths.tolist() == [4, 4]
+
+
+def test_targets_per_piece_skip_the_first_token_of_a_piece() -> None:
+    loss_mask = np.array([0, 0, 0, 1, 1, 0, 1, 1], dtype=bool)
+    offsets = np.array([0, 5, 8])
+
+    assert targets_per_piece(sliced([5, 3], 3, "keep_start"), loss_mask, offsets).tolist() == [0, 2]
+    assert targets_per_piece(sliced([5, 3], 3, "keep_end"), loss_mask, offsets).tolist() == [2, 2]
+    assert targets_per_piece(sliced([5, 3], 3, "split"), loss_mask, offsets).tolist() == [0, 1, 2]
+
+
+def test_keep_pieces_leaves_the_others_out() -> None:
+    pieces = keep_pieces(sliced([5, 3], 3, "split"), np.array([False, True, True]))
+
+    assert pieces.examples.tolist() == [0, 1]
+    assert pieces.starts.tolist() == [3, 0]
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), max_size=30),
+    limit=st.integers(1, 20),
+    strategy=st.sampled_from(("keep_start", "keep_end", "split", "drop")),
+)
+def test_slice_leaves_fitting_examples_whole_and_no_piece_too_long(
+    lengths: list[int], limit: int, strategy: SliceStrategy
+) -> None:
+    pieces = sliced(lengths, limit, strategy)
+    kept = np.bincount(pieces.examples, weights=pieces.lengths, minlength=len(lengths)).astype(int).tolist()
+    wanted = {
+        "split": lengths,
+        "drop": [n if n <= limit else 0 for n in lengths],
+        "keep_start": [min(n, limit) for n in lengths],
+        "keep_end": [min(n, limit) for n in lengths],
+    }
+
+    assert kept == wanted[strategy]
+    assert all(1 <= n <= limit for n in pieces.lengths.tolist())
+
+
+# --- plans
+
+
+@pytest.mark.parametrize("plan", [plan_greedy, plan_best_fit])
+def test_plan_of_four_examples_fills_two_sequences(plan: Callable[[Integers, int, int | None], Plan]) -> None:
+    lengths = np.array([100, 200, 150, 150])
+
+    assert sequences_of(plan(lengths, 300, 64)) == [[0, 1], [2, 3]]
+    assert sequences_of(plan(lengths, 300, 1)) == [[0], [1], [2], [3]]
+    assert sequences_of(plan_single(lengths, 300)) == [[0], [1], [2], [3]]
+
+
+def test_plan_of_six_examples_differs_by_strategy() -> None:
+    lengths = np.array([4, 8, 1, 4, 2, 1])
+
+    assert sequences_of(plan_greedy(lengths, 10, 64)) == [[0], [1, 2], [3, 4, 5]]
+    assert sequences_of(plan_best_fit(lengths, 10, None)) == [[0, 2, 3, 5], [1, 4]]
+
+
+def test_best_fit_of_ten_examples_obeys_the_segment_limit() -> None:
+    lengths = np.array(TEN)
+
+    assert sequences_of(plan_best_fit(lengths, 12, None)) == [[0, 1], [2, 3, 5], [4, 6, 7, 8], [9]]
+    assert sequences_of(plan_best_fit(lengths, 12, 3)) == [[0, 1], [2, 3, 5], [4, 6, 7], [8, 9]]
+
+
+def test_concat_cuts_documents_at_every_limit() -> None:
+    plan = plan_concat(np.array([3, 6]), 4, "keep")
+
+    assert plan.sequence_offsets.tolist() == [0, 2, 3, 4]
+    assert plan.examples.tolist() == [0, 1, 1, 1]
+    assert plan.ranges.tolist() == [[0, 3], [0, 1], [1, 4], [5, 1]]
+
+
+def test_concat_dropping_its_tail_leaves_the_last_sequence_out() -> None:
+    plan = plan_concat(np.array([3, 6]), 4, "drop")
+
+    assert plan.sequence_offsets.tolist() == [0, 2, 3]
+    assert tokens_left_out(plan, np.array([3, 6])).tolist() == [0, 1]
+
+
+def test_plan_of_pieces_names_their_examples_and_starts() -> None:
+    pieces = sliced([3, 9, 2], 5, "split")
+    plan = plan_slices(pieces, limit=5, strategy="best_fit", max_segments=None, tail="keep")
+
+    assert sequences_of(plan) == [[0, 2], [1], [1]]
+    assert plan.ranges.tolist() == [[0, 3], [0, 2], [0, 5], [5, 4]]
+
+
+@pytest.mark.parametrize(
+    "plan", [partial(plan_best_fit, max_segments=None), partial(plan_greedy, max_segments=3), plan_single]
+)
+def test_plan_of_no_examples_has_no_sequences(plan: Callable[[Integers, int], Plan]) -> None:
+    assert plan(np.empty(0, dtype=np.int64), 8).sequences == 0
+    assert plan_concat(np.empty(0, dtype=np.int64), 8, "keep").sequences == 0
+
+
+@pytest.mark.parametrize("lengths", [[3, 0], [3, 9]])
+def test_plan_of_an_empty_or_too_long_example_is_refused(lengths: list[int]) -> None:
+    with pytest.raises(ValueError, match="example 1"):
+        plan_best_fit(np.array(lengths), 8, None)
+
+
+lengths_and_limit = st.integers(1, 60).flatmap(
+    lambda limit: st.tuples(st.lists(st.integers(1, limit), max_size=60), st.just(limit))
+)
+segment_limits = st.none() | st.integers(1, 8)
+
+
+@given(case=lengths_and_limit, max_segments=segment_limits, greedy=st.booleans())
+def test_plan_partitions_the_examples_within_both_limits(
+    case: tuple[list[int], int], max_segments: int | None, greedy: bool
+) -> None:
+    lengths, limit = np.array(case[0], dtype=np.int64), case[1]
+    plan = (plan_greedy if greedy else plan_best_fit)(lengths, limit, max_segments)
+    segments = np.diff(plan.sequence_offsets)
+
+    assert sorted(plan.examples.tolist()) == list(range(len(lengths)))
+    assert np.array_equal(plan.ranges[:, 1], lengths[plan.examples])
+    assert not plan.ranges[:, 0].any()
+    assert plan.tokens.max(initial=0) <= limit
+    assert segments.min(initial=1) >= 1
+    assert segments.max(initial=0) <= (max_segments or len(lengths))
+    assert plan.sequences >= lower_bound(lengths, limit, max_segments)
+
+
+@given(case=lengths_and_limit, max_segments=segment_limits)
+def test_plan_stands_in_example_order(case: tuple[list[int], int], max_segments: int | None) -> None:
+    sequences = sequences_of(plan_best_fit(np.array(case[0] or [1]), case[1], max_segments))
+
+    assert all(members == sorted(members) for members in sequences)
+    assert [members[0] for members in sequences] == sorted(members[0] for members in sequences)
+
+
+def best_fit_one_by_one(lengths: list[int], limit: int, max_segments: int | None) -> list[list[int]]:
+    """The rule as the specification words it: one example after another, one bin after another."""
+    bins: list[list[int]] = []
+    reached: list[tuple[int, int, int]] = []  # free space, segments left, when this state was reached
+    for when, number in enumerate(sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))):
+        length = lengths[number]
+        fitting = [i for i, (free, left, _) in enumerate(reached) if free >= length and left > 0]
+        if fitting:
+            chosen = min(fitting, key=lambda i: reached[i])
+        else:
+            chosen = len(bins)
+            bins.append([])
+            reached.append((limit, max_segments or 1, 0))
+        bins[chosen].append(number)
+        free, left, _ = reached[chosen]
+        reached[chosen] = (free - length, left - (max_segments is not None), when)
+    return sorted(sorted(members) for members in bins)
+
+
+@given(case=lengths_and_limit, max_segments=segment_limits)
+def test_best_fit_on_the_histogram_equals_best_fit_one_by_one(
+    case: tuple[list[int], int], max_segments: int | None
+) -> None:
+    lengths, limit = case
+    plan = plan_best_fit(np.array(lengths or [1]), limit, max_segments)
+
+    assert sequences_of(plan) == best_fit_one_by_one(lengths or [1], limit, max_segments)
+
+
+def test_best_fit_above_sixteen_bits_equals_best_fit_one_by_one() -> None:
+    lengths = np.random.default_rng(5).integers(1, 90_000, 400)
+
+    assert sequences_of(plan_best_fit(lengths, 100_000, None)) == best_fit_one_by_one(
+        lengths.tolist(), 100_000, None
+    )
+
+
+@pytest.mark.parametrize(("max_segments", "bound"), [(None, 1.001), (64, 1.005)])
+def test_best_fit_of_log_normal_lengths_is_near_the_lower_bound(
+    max_segments: int | None, bound: float
+) -> None:
+    lengths = np.clip(np.random.default_rng(0).lognormal(5.5, 1, 100_000).astype(np.int64), 1, 4096)
+    plan = plan_best_fit(lengths, 4096, max_segments)
+
+    assert plan.sequences <= bound * lower_bound(lengths, 4096, None)
+
+
+@given(lengths=st.lists(st.integers(1, 30), max_size=30), limit=st.integers(1, 12), drop=st.booleans())
+def test_concat_reads_back_as_the_joined_documents(lengths: list[int], limit: int, drop: bool) -> None:
+    plan = plan_concat(np.array(lengths, dtype=np.int64), limit, "drop" if drop else "keep")
+    tokens = [(e, t) for e, n in enumerate(lengths) for t in range(n)]
+    planned = [
+        (e, t)
+        for e, (s, n) in zip(plan.examples.tolist(), plan.ranges.tolist(), strict=True)
+        for t in range(s, s + n)
+    ]
+    kept = len(tokens) // limit * limit if drop else len(tokens)
+
+    assert planned == tokens[:kept]
+    assert set(plan.tokens[:-1].tolist()) <= {limit}
+    assert plan.sequences == -(-kept // limit)
+
+
+# --- facts
+
+
+def test_position_ids_start_again_in_each_span() -> None:
+    assert position_ids(np.array([3, 1, 2])).tolist() == [0, 1, 2, 0, 0, 1]
+
+
+def test_cu_seqlens_begin_with_zero() -> None:
+    assert cu_seqlens(np.array([3, 1, 2])).tolist() == [0, 3, 4, 6]
+
+
+def test_segment_ids_count_within_each_sequence() -> None:
+    assert segment_ids(plan_concat(np.array([3, 6]), 4, "keep")).tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 0]
+
+
+def test_attention_spans_are_segments_or_whole_sequences() -> None:
+    plan = plan_concat(np.array([3, 6]), 4, "keep")
+    blocked, offsets = attention_spans(plan, block_cross_document_attention=True)
+    opened, sequences = attention_spans(plan, block_cross_document_attention=False)
+
+    assert (blocked.tolist(), offsets.tolist()) == ([3, 1, 4, 1], [0, 2, 3, 4])
+    assert (opened.tolist(), sequences.tolist()) == ([4, 4, 1], [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("mask", "spans", "loss"),
+    [
+        ([0, 1, 1, 0, 1], [3, 2], [1, 1, 0, 1, 0]),
+        ([0, 0, 1, 1], [4], [0, 1, 1, 0]),
+        ([0] * 45 + [1], [46], [0] * 44 + [1, 0]),
+        ([1, 1, 1, 1], [2, 2], [1, 0, 1, 0]),
+        ([1, 1, 1, 1], [4], [1, 1, 1, 0]),
+    ],
+)
+def test_loss_stands_one_before_its_target_inside_a_span(
+    mask: list[int], spans: list[int], loss: list[int]
+) -> None:
+    assert predicting(np.array(mask, dtype=bool), np.array(spans)).astype(int).tolist() == loss
+
+
+def test_labels_are_unshifted_and_spare_the_ignored_token() -> None:
+    ids = np.array([7, 8, 9, 7, 8, 5], dtype=np.int32)
+    mask = np.array([1, 1, 1, 1, 1, 1], dtype=bool)
+
+    assert labels(ids, mask, np.array([3, 3]), ignore_token_id=None).tolist() == [-100, 8, 9, -100, 8, 5]
+    assert labels(ids, mask, np.array([3, 3]), ignore_token_id=8).tolist() == [-100, -100, 9, -100, -100, 5]
+
+
+@given(spans=st.lists(st.integers(1, 6), min_size=1, max_size=10), data=st.data())
+def test_targets_never_cross_a_span(spans: list[int], data: st.DataObject) -> None:
+    total = sum(spans)
+    mask = np.array(data.draw(st.lists(st.booleans(), min_size=total, max_size=total)))
+    lengths = np.array(spans)
+    span_of = np.repeat(np.arange(len(spans)), lengths)
+    predicted = targets(mask, lengths)
+    predictors = np.flatnonzero(predicting(mask, lengths))
+
+    assert np.array_equal(predictors + 1, np.flatnonzero(predicted))
+    assert np.array_equal(span_of[predictors], span_of[predictors + 1])
+    assert np.array_equal(predicted, mask & (position_ids(lengths) > 0))
+
+
+def test_whole_examples_may_exceed_any_limit() -> None:
+    assert whole(np.array([1, 10**6])).lengths.tolist() == [1, 10**6]

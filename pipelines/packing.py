@@ -124,8 +124,8 @@ class Packing(Config):
         chosen = self.pack_strategy or ("concat" if kind == "text" and self.pack is None else "best_fit")
         if chosen == "concat" and kind != "text":
             raise ConfigError(
-                f"packing.pack_strategy: concat for rows of kind {kind}; concat cuts anywhere and is for text "
-                "only; choose best_fit or greedy"
+                f"packing.pack_strategy: concat for rows of kind {kind}; concat cuts anywhere and is for "
+                "text only; choose best_fit or greedy"
             )
         if self.tail == "drop" and chosen != "concat":
             raise ConfigError(
@@ -187,8 +187,8 @@ def slice_too_long(
         case "error":
             first = int(long[0])
             raise ContextOverflowError(
-                f"example {name_of(first)} has {int(lengths[first])} tokens ({long.size} examples are too long);"
-                f" at most {limit} fit a sequence; raise seq_len, set truncation, or choose"
+                f"example {name_of(first)} has {int(lengths[first])} tokens ({long.size} examples are too "
+                f"long); at most {limit} fit a sequence; raise seq_len, set truncation, or choose"
                 " packing.slice_strategy keep_start, keep_end, split or drop"
             )
         case "drop":
@@ -463,7 +463,7 @@ def _in_order(grouped: Integers, sizes: NDArray[np.int64]) -> tuple[NDArray[np.i
 
 
 def indices_of(starts: Integers, lengths: Integers) -> NDArray[np.int64]:
-    """Join the ranges `[starts[i], starts[i] + lengths[i])` into one index array: how tokens are gathered once.
+    """Join the ranges `[starts[i], starts[i] + lengths[i])` into one index array: tokens are gathered once.
 
     starts 7 0, lengths 2 3 ─► 7 8 0 1 2
     """
@@ -475,7 +475,7 @@ def indices_of(starts: Integers, lengths: Integers) -> NDArray[np.int64]:
 def attention_spans(
     plan: Plan, *, block_cross_document_attention: bool
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Return the span lengths int32[Q] (`seq_lengths`, all sequences joined) and each sequence's offsets int64[S + 1].
+    """Return span lengths int32[Q] (`seq_lengths` of all sequences joined) and their offsets int64[S + 1].
 
     Blocked attention makes a span of every segment, open attention one of every sequence.
     """
@@ -520,7 +520,7 @@ def predicting(loss_mask: Bools, span_lengths: Integers) -> Bools:
 def labels(
     input_ids: NDArray[np.int32], loss_mask: Bools, span_lengths: Integers, *, ignore_token_id: int | None
 ) -> NDArray[np.int32]:
-    """Return unshifted labels: the token itself where it is a target, else −100; `ignore_token_id` never is."""
+    """Return unshifted labels: the token where it is a target, else −100; `ignore_token_id` never is."""
     predicted = targets(loss_mask, span_lengths)
     if ignore_token_id is not None:
         predicted &= input_ids != ignore_token_id

@@ -1,0 +1,118 @@
+"""What rendering and masking must both know of a chat template: a conversation, its print, and the template's contract.
+
+What belongs here: plain values, and the protocol through which masking asks for renders. What does not:
+how a template is run (`rendering/`), or which characters train (`masking.py`).
+
+    Conversation ──Printer.render──► Printed ──Masker──► Masked
+                        └─ contract: what probes with sentinels showed the template to do
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from pipelines.rows import Json, Masked, Message, Rejected, Rendered, Span
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a template is given: canonical messages, tools, the row's own kwargs, and the row's hash."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Json] | None = None
+    kwargs: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    row_hash: bytes = b""
+    """At least 8 bytes; decides whether the row is in the share that is rendered a second time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Printed(Rendered):
+    """A render with all that its marks told.
+
+    `generation` are the characters inside `{% generation %}` blocks. `loop_end` is where the last loop
+    over messages ended: what follows is the template's tail, with `add_generation_prompt` the prompt.
+    `messages` are the messages as the template saw them (arguments, ids and reasoning adapted).
+    """
+
+    generation: tuple[Span, ...] = ()
+    loop_end: int = 0
+    messages: Sequence[Message] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateContract:
+    """What a template does, observed on probes; the fields of the specification's contract table.
+
+    The strings at the end are what masking uses: `own_end` and `finish` are ends of turn, right-stripped.
+    """
+
+    prefix_preserving: Mapping[str, bool] = field(default_factory=dict[str, bool])
+    """For plain, tools and reasoning probes: does the render of each prefix begin the whole render?"""
+    prompt_match: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Per predecessor role: does the generation prompt begin the assistant's span (full, partial, none)?"""
+    end_of_turn: Literal["own", "next_header", "tail", "missing"] = "missing"
+    last_turn_differs: bool = False
+    """The last assistant turn ends otherwise than the earlier ones."""
+    reasoning: Literal["all", "last", "none"] = "none"
+    reasoning_key: str | None = None
+    inline_tags_stripped: bool = False
+    arguments: Literal["object", "string", "either", "dropped", "refused"] = "dropped"
+    loses: tuple[str, ...] = ()
+    date_dependent: bool = False
+    bos: Literal["template", "none", "double"] = "none"
+    system: Literal["printed", "folded", "dropped", "refused", "last_user_only"] = "printed"
+    alternation: tuple[str, ...] = ()
+    """What the template refuses: `two_users`, `leading_assistant`, `tool_role`."""
+    tools: Literal["printed", "dropped", "refused"] = "dropped"
+    no_tools: Literal["null", "[]"] = "null"
+    tool_ids: Literal["any", "nine_alphanumeric"] = "any"
+    content_form: Literal["string", "parts"] = "string"
+    spans: Literal["marks", "counterfactual"] = "marks"
+    marks_inert: bool = True
+    generation_blocks: Literal["none", "equal", "differs"] = "none"
+    lane: Literal["fast", "reference"] = "reference"
+    lane_reason: str = ""
+    """Why the fast lane is not used, empty where it is."""
+
+    own_end: str = ""
+    """What earlier assistant turns print after their own text, right-stripped; empty where nothing."""
+    finish: str = ""
+    """What `finish: auto` appends where a render ends without an end of turn; empty = the EOS token."""
+    eos_token: str = ""
+    control_tokens: tuple[str, ...] = ()
+    constant_lead: str = ""
+    """The prefix that all plain assistant spans share."""
+    reasoning_close: tuple[str, str] = ("", "")
+    """What is printed between reasoning and answer, and between reasoning and a call."""
+    empty_reasoning: tuple[str, ...] = ()
+    """Frames that the template prints around no reasoning at all, longest first."""
+
+
+class Printer(Protocol):
+    """What masking needs from rendering, handed in by the corridor."""
+
+    @property
+    def contract(self) -> TemplateContract: ...
+
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
+    ) -> Printed | Rejected: ...
+
+    def plain(
+        self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
+    ) -> str | Rejected: ...
+
+    def generation_prompt(
+        self, role: str, *, has_tools: bool, kwargs: Mapping[str, Json]
+    ) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Loser:
+    """One piece of own text that a template did not print."""
+
+    kind: str
+    message: int
+
+
+MaskOutcome = Masked | Rejected

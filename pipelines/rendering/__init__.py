@@ -1,0 +1,506 @@
+"""Rendering: a conversation → the text a chat template prints, and which characters belong to which message.
+
+What belongs here: the options of the group `template`, finding a template, and `Renderer`, which runs it.
+What does not: which characters train (`masking.py`), ids (`tokenization.py`).
+
+Two ways give the same answer. The reference way changes the template's syntax tree (`marks.py`) and runs it
+in Jinja's sandbox; the fast way writes the marks into its text for another engine (`fast.py`) and is used
+for a template only if text and spans are equal on every probe (`probes.py`); a row on which the fast engine
+complains takes the reference way.
+
+    environment   the sandbox and its budget      marks   marks in the syntax tree, marks → spans
+    adaptation    messages as a template wants    fast    marks in the text      probes   what a template does
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import orjson
+from jinja2 import TemplateSyntaxError, nodes
+from pydantic import model_validator
+
+from pipelines.config import Config
+from pipelines.contract import Printed, TemplateContract
+from pipelines.errors import ConfigError, nearest, one_of
+from pipelines.rendering import fast, probes
+from pipelines.rendering.adaptation import Adaptation
+from pipelines.rendering.environment import Sandbox
+from pipelines.rendering.marks import MARK_CHARACTERS, Recorder, captured_loops, charged, marked, read_marks
+from pipelines.rows import Json, Message, Rejected
+
+BUNDLED = Path(__file__).parent / "templates"
+"""Our own templates, one file per format, each with `{% generation %}`."""
+
+DroppedKind = Literal[
+    "system",
+    "user",
+    "assistant_text",
+    "text_beside_call",
+    "call_name",
+    "call_arguments",
+    "tool_result",
+    "tool_list",
+    "reasoning",
+    "unknown_role",
+]
+
+
+class TemplateChoice(Config):
+    """One way to name a chat template; exactly one field is given."""
+
+    name: str | None = None
+    """A bundled or registered template."""
+    text: str | None = None
+    """The template itself."""
+    file: str | None = None
+    """A file that holds the template."""
+    tokenizer: str | None = None
+    """A named template of the tokenizer, such as `tool_use`."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> "TemplateChoice":
+        given = [name for name in ("name", "text", "file", "tokenizer") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"names {len(given)} templates; give exactly one of name, text, file or tokenizer; delete the others"
+            )
+        return self
+
+
+class Template(Config):
+    """The options of the group `template`: which chat template prints the rows, and how strictly it is held."""
+
+    chat_template: str | TemplateChoice | None = None
+    """Null: the tokenizer's own. Text with `{{` or `{%` is a template; other text names a bundled one."""
+    template_kwargs: dict[str, Any] = {}
+    """Values passed to the template in every render; a row's own win."""
+    chat_template_kwargs: str | None = "chat_template_kwargs"
+    """The record field with a row's own template values; null: none is read."""
+    template_now: str = "2025-01-01T00:00:00"
+    """ISO time that any clock of the template shows, so that the same recipe prints the same text any day."""
+    enable_thinking: bool | None = None
+    """Null: not passed; else passed in every render."""
+    turns: Literal["whole", "exchange", "message", "auto"] = "whole"
+    """One example per conversation, per exchange, per supervised message, or per row what it needs."""
+    spans: Literal["auto", "marks", "generation"] = "auto"
+    """Where loss spans come from; auto: `{% generation %}` blocks where the template has them, else marks."""
+    control_tokens: Literal["as_text", "allow", "reject"] = "as_text"
+    """What happens to control-token strings inside a row's own text."""
+    on_dropped: dict[DroppedKind, Literal["count", "untrain", "reject"]] = {}
+    """Per kind of own text that the template does not print; default reject, for reasoning count."""
+    verify_render: float = 0.02
+    """Share of rows, 0–1, rendered a second time without marks and compared."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> "Template":
+        if not 0 <= self.verify_render <= 1:
+            raise ValueError(f"verify_render is {self.verify_render}; it is a share from 0 to 1; write such as 0.02")
+        try:
+            datetime.fromisoformat(self.template_now)
+        except ValueError:
+            raise ValueError(
+                f"template_now is {self.template_now!r}; it is an ISO time; write such as 2025-01-01T00:00:00"
+            ) from None
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateSource:
+    """A chat template as found: its text, what it was called, and the special tokens it may print."""
+
+    text: str
+    name: str
+    special_tokens: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def resolve(
+    template: Template,
+    *,
+    tokenizer_chat_template: str | Mapping[str, str] | None,
+    special_tokens: Mapping[str, str],
+    registered: Mapping[str, str] | None = None,
+) -> TemplateSource:
+    """Find the template that the options name.
+
+    `tokenizer_chat_template` is the tokenizer's own: text, or its named ones, of which `default` is used
+    unless the options name another.
+
+    Raises
+    ------
+    ConfigError
+        If there is none, or no such name or file.
+
+    """
+    choice = _as_choice(template.chat_template)
+    named = {"default": tokenizer_chat_template} if isinstance(tokenizer_chat_template, str) else tokenizer_chat_template
+    if choice.text is not None:
+        return TemplateSource(choice.text, "recipe", special_tokens)
+    if choice.file is not None:
+        return TemplateSource(_read_template(Path(choice.file)), Path(choice.file).name, special_tokens)
+    if choice.name is not None:
+        return TemplateSource(bundled(choice.name, registered or {}), choice.name, special_tokens)
+    wanted = choice.tokenizer or "default"
+    if not named or wanted not in named:
+        has = f"it has {one_of(sorted(named))}" if named else "it has none"
+        raise ConfigError(
+            f"template.chat_template: the tokenizer has no chat template {wanted!r}; {has}; "
+            f"name a bundled one ({one_of(bundled_names())}), a file or the text"
+        )
+    return TemplateSource(named[wanted], f"tokenizer:{wanted}", special_tokens)
+
+
+def _as_choice(chosen: str | TemplateChoice | None) -> TemplateChoice:
+    if isinstance(chosen, TemplateChoice):
+        return chosen
+    if chosen is None:
+        return TemplateChoice(tokenizer="default")
+    return TemplateChoice(text=chosen) if "{{" in chosen or "{%" in chosen else TemplateChoice(name=chosen)
+
+
+def bundled_names() -> list[str]:
+    """List the templates that come with the project."""
+    return sorted(path.stem for path in BUNDLED.glob("*.jinja"))
+
+
+def bundled(name: str, registered: Mapping[str, str] | None = None) -> str:
+    """Return the text of a bundled or registered template."""
+    if registered and name in registered:
+        return registered[name]
+    known = [*bundled_names(), *(registered or {})]
+    if name not in known:
+        guess = nearest(name, known)
+        raise ConfigError(
+            f"template.chat_template: {name!r} is no bundled template; there are {one_of(known)}; "
+            + (f"did you mean {guess}?" if guess else "name one of them, a file or the text")
+        )
+    return _read_template(BUNDLED / f"{name}.jinja")
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"template.chat_template.file: {path} cannot be read as UTF-8 text ({error}); name a template file"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class RendererSpec:
+    """All that decides what a renderer prints: plain values, so that a worker can be sent it."""
+
+    text: str
+    special_tokens: Mapping[str, str] = field(default_factory=dict[str, str])
+    """By name (`bos_token`, `eos_token`, …); absent ones print nothing."""
+    template_kwargs: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    now: datetime = datetime(2025, 1, 1)
+    control_tokens: tuple[str, ...] = ()
+    """The tokenizer's added tokens that a template may print."""
+    adds_bos: bool = False
+    """Whether the tokenizer puts a BOS first by itself."""
+    lane: Literal["auto", "reference"] = "auto"
+
+
+def spec_of(
+    template: Template, source: TemplateSource, *, control_tokens: Iterable[str] = (), adds_bos: bool = False
+) -> RendererSpec:
+    """Gather what a renderer needs from the options and the template found."""
+    kwargs = dict(template.template_kwargs)
+    if template.enable_thinking is not None:
+        kwargs["enable_thinking"] = template.enable_thinking
+    return RendererSpec(
+        text=source.text,
+        special_tokens=dict(source.special_tokens),
+        template_kwargs=kwargs,
+        now=datetime.fromisoformat(template.template_now),
+        control_tokens=tuple(control_tokens),
+        adds_bos=adds_bos,
+    )
+
+
+_CONTROL_LIKE = re.compile(r"<[|｜][^<>|｜\s]{1,40}[|｜]>")
+
+
+class Renderer:
+    """One template, compiled both ways and probed; heavy, so built once per worker."""
+
+    def __init__(self, spec: RendererSpec) -> None:
+        self.spec = spec
+        self._sandbox = Sandbox(spec.now, [Recorder])
+        self._recorder: Recorder = self._sandbox.extensions[Recorder.identifier]  # pyright: ignore[reportAttributeAccessIssue]
+        self._tree = self._parse()
+        self._plain = self._compile(charged(self._parse(), self._recorder))
+        self._marked = self._compile(marked(self._parse(), self._recorder))
+        self._captured = captured_loops(self._tree)
+        self._marks_inert = True
+        absent = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "")
+        self._values = {
+            **absent,
+            "documents": None,
+            "add_generation_prompt": False,
+            **spec.special_tokens,
+            **spec.template_kwargs,
+        }
+        self._fast: fast.FastEngine | None = None
+        self._prompts: dict[tuple[str, bool, bytes], str] = {}
+        self._clean_tools: object = None
+        self.adaptation = Adaptation(reasoning_keys=probes.reasoning_keys(self._tree))
+        self.lane_reason = "not probed"
+        self.adaptation = probes.adaptation(self._observe, self.adaptation)
+        self.lane_reason = self._trust_fast_lane()
+
+    @property
+    def lane(self) -> Literal["fast", "reference"]:
+        """Which way rows go: fast only if every probe gave equal text and spans."""
+        return "reference" if self._fast is None else "fast"
+
+    @cached_property
+    def contract(self) -> TemplateContract:
+        """What the template does, observed on probes."""
+        observed = probes.observe(
+            self._observe,
+            self.generation_prompt,
+            eos_token=str(self._values["eos_token"]),
+            bos_token=str(self._values["bos_token"]),
+            adds_bos=self.spec.adds_bos,
+            control_tokens=self._control_tokens(),
+            adaptation=self.adaptation,
+            other_clock=self._under_another_clock,
+        )
+        return replace(
+            observed,
+            marks_inert=self._marks_inert,
+            generation_blocks=self._generation_blocks(),
+            lane=self.lane,
+            lane_reason=self.lane_reason,
+        )
+
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
+    ) -> Printed | Rejected:
+        """Print a conversation and say which characters are whose.
+
+        Law: the text equals `plain` of the same conversation, whichever way was taken.
+        """
+        if self._fast is not None:
+            printed = self._render_fast(messages, tools, kwargs)
+            if printed is not None:
+                return printed
+        return self._reference(self.adaptation.messages(messages), self.adaptation.tools(tools), kwargs)
+
+    def reference(
+        self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
+    ) -> Printed | Rejected:
+        """Print as `render` does, always the reference way."""
+        return self._reference(self.adaptation.messages(messages), self.adaptation.tools(tools), kwargs)
+
+    def plain(
+        self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
+    ) -> str | Rejected:
+        """Print without marks, as `apply_chat_template(…, tokenize=False)` does."""
+        adapted, offered = self.adaptation.messages(messages), self.adaptation.tools(tools)
+        size = len(_dumped([adapted, offered]))
+        self._recorder.watch((), "")
+        return self._run(self._plain, adapted, offered, kwargs, size)
+
+    def generation_prompt(self, role: str, *, has_tools: bool, kwargs: Mapping[str, Json]) -> str:
+        """Return what the template prints after a message of that role to prompt the assistant."""
+        key = (role, has_tools, _dumped(kwargs))
+        known = self._prompts.get(key)
+        if known is None:
+            if len(self._prompts) > 4096:
+                self._prompts.clear()
+            known = self._prompts[key] = probes.generation_prompt(self._observe, role, has_tools, kwargs)
+        return known
+
+    def _parse(self) -> nodes.Template:
+        try:
+            return self._sandbox.parse(self.spec.text)
+        except TemplateSyntaxError as error:
+            raise ConfigError(
+                f"template.chat_template: line {error.lineno}: {error.message}; a Jinja chat template is needed; "
+                "correct that line"
+            ) from error
+        except RecursionError as error:
+            raise ConfigError(
+                "template.chat_template: its expressions are nested too deep to be read; write it flatter"
+            ) from error
+
+    def _compile(self, tree: nodes.Template) -> Any:
+        try:
+            return self._sandbox.from_string(tree)
+        except (TemplateSyntaxError, RecursionError, SyntaxError, MemoryError) as error:
+            raise ConfigError(
+                f"template.chat_template: it cannot be compiled ({error}); correct the template"
+            ) from error
+
+    def _control_tokens(self) -> tuple[str, ...]:
+        literals = [data.data for data in self._tree.find_all(nodes.TemplateData)]
+        literals += [c.value for c in self._tree.find_all(nodes.Const) if isinstance(c.value, str)]
+        text = "\0".join(literals)
+        written = _CONTROL_LIKE.findall(text)
+        printed = [value for value in self.spec.special_tokens.values() if isinstance(value, str) and value]
+        return tuple(dict.fromkeys([*self.spec.control_tokens, *written, *printed]))
+
+    def _generation_blocks(self) -> Literal["none", "equal", "differs"]:
+        if not any(
+            isinstance(call.call.node, nodes.ExtensionAttribute) for call in self._tree.find_all(nodes.CallBlock)
+        ):
+            return "none"
+        return "equal"
+
+    # ── the reference way ──
+
+    def _reference(
+        self,
+        adapted: Sequence[Message],
+        tools: Sequence[Json] | None,
+        kwargs: Mapping[str, Json],
+        size_and_mark: tuple[int, str] | None = None,
+    ) -> Printed | Rejected:
+        if len({id(message) for message in adapted}) < len(adapted):
+            adapted = [dict(message) for message in adapted]
+        size, mark = size_and_mark or self._size_and_mark(adapted, tools, kwargs)
+        if not mark:
+            return Rejected("template_error", "the row holds every character that could serve as a mark")
+        self._recorder.watch(adapted, mark)
+        text = self._run(self._marked, adapted, tools, kwargs, size)
+        if isinstance(text, Rejected):
+            return text
+        if self._captured and not self._captured.isdisjoint(self._recorder.marked_loops):
+            self._marks_inert = False
+        try:
+            return read_marks(text, mark, adapted)
+        except (ValueError, IndexError) as error:
+            return Rejected("span_not_found", str(error))
+
+    def _run(
+        self,
+        template: Any,
+        adapted: Sequence[Message],
+        tools: Sequence[Json] | None,
+        kwargs: Mapping[str, Json],
+        size: int,
+    ) -> str | Rejected:
+        self._sandbox.budget.refill(size)
+        try:
+            return template.render(**{**self._values, **kwargs, "messages": adapted, "tools": tools})
+        except Exception as error:  # noqa: BLE001  (a template may raise anything; the row carries its message)
+            return Rejected("template_error", f"{type(error).__name__}: {error}"[:500])
+        finally:
+            self._recorder.watch((), "")
+
+    def _size_and_mark(
+        self, adapted: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
+    ) -> tuple[int, str]:
+        dumped = _dumped([adapted, tools, dict(kwargs)])
+        for mark in MARK_CHARACTERS:
+            if mark.encode() not in dumped and mark not in self.spec.text:
+                return len(dumped), mark
+        return len(dumped), ""
+
+    def _observe(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Json] | None = None,
+        kwargs: Mapping[str, Json] | None = None,
+        *,
+        adaptation: Adaptation | None = None,
+    ) -> Printed | Rejected:
+        """Render a probe the reference way."""
+        adapt = adaptation or self.adaptation
+        return self._reference(adapt.messages(messages), adapt.tools(tools), kwargs or {})
+
+    def _under_another_clock(self, messages: Sequence[Message], tools: Sequence[Json] | None) -> str | Rejected:
+        later = self.spec.now.replace(year=self.spec.now.year + 7, day=1, month=(self.spec.now.month % 12) + 1)
+        known = self._sandbox.globals["strftime_now"]
+        self._sandbox.globals["strftime_now"] = later.strftime
+        try:
+            return self.plain(messages, tools, {})
+        finally:
+            self._sandbox.globals["strftime_now"] = known
+
+    # ── the fast way ──
+
+    def _render_fast(
+        self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
+    ) -> Printed | None:
+        engine = self._fast
+        if engine is None or not self._is_clean(messages, tools, kwargs):
+            return None
+        adapted = [{**m, fast.KEY: str(i)} for i, m in enumerate(self.adaptation.messages(messages))]
+        values = {**self._values, **kwargs} if kwargs else self._values
+        fuel = fast.FUEL + fast.FUEL_PER_MESSAGE * len(adapted)
+        try:
+            return engine.render(adapted, self.adaptation.tools(tools), values, fuel=fuel)
+        except Exception:  # noqa: BLE001  (the reference way says what is wrong, or renders it)
+            return None
+
+    def _is_clean(
+        self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
+    ) -> bool:
+        """Tell whether a row lacks the fast lane's mark and key; tools seen last are not searched again."""
+        if not _lacks_marks(_dumped(messages)):
+            return False
+        if kwargs and ("messages" in kwargs or "tools" in kwargs or not _lacks_marks(_dumped(kwargs))):
+            return False
+        if tools is not None and tools is not self._clean_tools:
+            if not _lacks_marks(_dumped(tools)):
+                return False
+            self._clean_tools = tools
+        return True
+
+    def _trust_fast_lane(self) -> str:
+        """Build the fast engine and keep it only if it agrees on every probe; return why not."""
+        if self.spec.lane == "reference":
+            return "switched off"
+        if not _lacks_marks(self.spec.text.encode()):
+            return "the template holds the mark"
+        reason = fast.screen(self._tree)
+        if reason:
+            return reason
+        try:
+            self._fast = fast.FastEngine(self.spec.text, self.spec.now, self._sandbox.filters["tojson"])  # pyright: ignore[reportArgumentType]
+        except Exception as error:  # noqa: BLE001  (an engine that cannot read the template is not used)
+            return f"the fast engine cannot read it: {str(error).splitlines()[0]}"
+        reason = self._first_difference()
+        if reason:
+            self._fast = None
+        return reason
+
+    def _first_difference(self) -> str:
+        agreed = 0
+        for name, messages, tools, kwargs in probes.trust_set():
+            self._sandbox.budget.refill(1 << 16)
+            quick = self._render_fast(messages, tools, kwargs)
+            sure = self.reference(messages, tools, kwargs)
+            if quick is None:
+                continue
+            if isinstance(sure, Rejected):
+                return f"probe {name}: the reference refuses it ({sure.detail}), the fast engine does not"
+            if quick.text != sure.text or quick.spans != sure.spans or quick.generation != sure.generation:
+                return f"probe {name}: text or spans differ"
+            if quick.loop_end != sure.loop_end:
+                return f"probe {name}: the tail differs"
+            agreed += 1
+        return "" if agreed else "no probe rendered"
+
+
+def _dumped(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except (TypeError, ValueError):
+        # Big integers, lone surrogates, keys that are no strings: rare, and only searched and measured.
+        return repr(value).encode("utf-8", "surrogatepass")
+
+
+_MARK_BYTES, _KEY_BYTES = fast.MARK.encode(), fast.KEY.encode()
+
+
+def _lacks_marks(text: bytes) -> bool:
+    return _MARK_BYTES not in text and _KEY_BYTES not in text

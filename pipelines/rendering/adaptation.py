@@ -1,0 +1,79 @@
+"""How a template wants its messages: arguments as object or text, ids, reasoning's name, content's form.
+
+What belongs here: changing canonical messages into what one template reads, by settings that probes found.
+What does not: the probes (`probes.py`), or what the canonical form is (`rows.py`).
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Literal
+
+from pipelines.rows import Json, Message
+
+_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_OURS = ("train", "weight")
+"""Keys that canonical messages carry for us; no template may see them."""
+_TOUCHED = frozenset((*_OURS, "tool_calls", "tool_call_id", "reasoning_content"))
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptation:
+    """What to change in the messages for one template."""
+
+    arguments: Literal["object", "string"] = "object"
+    tool_ids: Literal["any", "nine_alphanumeric"] = "any"
+    content_form: Literal["string", "parts"] = "string"
+    reasoning_keys: tuple[str, ...] = ("thinking", "reasoning_content")
+    no_tools: Literal["null", "[]"] = "null"
+
+    def messages(self, messages: Sequence[Message]) -> list[Message]:
+        """Return the messages as the template reads them; untouched ones are the same objects."""
+        if self.content_form == "parts":
+            return [self._message(message) for message in messages]
+        return [m if _TOUCHED.isdisjoint(m) else self._message(m) for m in messages]
+
+    def tools(self, tools: Sequence[Json] | None) -> Sequence[Json] | None:
+        """Return the tools, or what the template expects where there are none."""
+        if tools:
+            return tools
+        return None if self.no_tools == "null" else []
+
+    def _message(self, message: Message) -> Message:
+        adapted = {key: value for key, value in message.items() if key not in _OURS}
+        reasoning = adapted.get("reasoning_content")
+        if reasoning is not None:
+            adapted = {**dict.fromkeys(self.reasoning_keys, reasoning), **adapted}
+        calls = adapted.get("tool_calls")
+        if isinstance(calls, list):
+            adapted["tool_calls"] = [self._call(call) for call in calls]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        if self.tool_ids != "any" and isinstance(adapted.get("tool_call_id"), str):
+            adapted["tool_call_id"] = nine_alphanumeric(adapted["tool_call_id"])
+        if self.content_form == "parts" and isinstance(adapted.get("content"), str):
+            adapted["content"] = [{"type": "text", "text": adapted["content"]}]
+        return adapted
+
+    def _call(self, call: Any) -> Any:
+        function = call.get("function")
+        if self.arguments == "string" and not isinstance(function.get("arguments"), str):
+            text = json.dumps(function.get("arguments"), ensure_ascii=False)
+            call = {**call, "function": {**function, "arguments": text}}
+        if self.tool_ids != "any" and isinstance(call.get("id"), str):
+            call = {**call, "id": nine_alphanumeric(call["id"])}
+        return call
+
+
+def nine_alphanumeric(identifier: str) -> str:
+    """Return the id itself if it is nine alphanumerics, else nine that its hash chooses.
+
+    A call and its result have the same id, so they stay a pair.
+    """
+    if len(identifier) == 9 and identifier.isalnum() and identifier.isascii():
+        return identifier
+    number = int.from_bytes(sha256(identifier.encode()).digest()[:8])
+    digits: list[str] = []
+    for _ in range(9):
+        number, digit = divmod(number, len(_ALPHABET))
+        digits.append(_ALPHABET[digit])
+    return "".join(digits)

@@ -1,0 +1,348 @@
+"""The Jinja environment of chat templates: what a template may see, and how much it may take.
+
+What belongs here: the sandbox equal to the one `apply_chat_template` uses (trimmed blocks, loop controls,
+`raise_exception`, `strftime_now`, unsorted unescaped `tojson`, no mutation, no internals), and the budget
+that ends a template which loops for ever or prints a gigabyte. What does not: marks (`marks.py`), messages.
+
+A chat template is a program that came with a download. Jinja's sandbox stops it from reaching Python, but
+not from taking all time and memory, so every loop, call, print and growing operator is charged:
+
+    steps        loop rounds and calls           → a template that loops for ever
+    characters   what operators and calls made   → 'x' * 10**9, doubling by `+`, `join`, `replace`, …
+    output       what is printed, macros too     → nested loops that print
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+import orjson
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from pipelines.rows import Json
+
+STEPS = 300_000
+CHARACTERS = 64_000_000
+OUTPUT = 16_000_000
+"""Budgets of one render, to which `Budget.refill` adds in proportion to the row."""
+
+WIDTH_LIMIT = 10_000
+"""The widest padding, indent or batch a template may ask for; real ones ask for single digits."""
+
+_WIDTH_TAKERS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
+_WIDTH_FILTERS = ("center", "indent", "wordwrap", "batch", "slice", "truncate", "round", "format")
+_WIDE_FORMAT = re.compile(r"\d{5,}|\*|\{[^{}]*\{")
+_TOJSON_CACHED = 4096
+
+
+class BudgetError(TemplateError):
+    """A template took more steps, text or output than a render may."""
+
+
+class Budget:
+    """What one render may still take."""
+
+    __slots__ = ("characters", "output", "steps")
+
+    def __init__(self) -> None:
+        self.refill(0)
+
+    def refill(self, row_bytes: int) -> None:
+        """Allow a render of a row of that size: real templates take a few steps and copies per byte."""
+        self.steps = STEPS + row_bytes
+        self.characters = CHARACTERS + 256 * row_bytes
+        self.output = OUTPUT + 16 * row_bytes
+
+    def step(self, constant_characters: int = 0) -> str:
+        """Charge one loop round or call, and the constant text it may print."""
+        self.steps -= 1
+        self.characters -= constant_characters
+        if self.steps < 0 or self.characters < 0:
+            raise BudgetError("the template takes too many steps; it loops without end or nearly so")
+        return ""
+
+    def grow(self, size: int) -> None:
+        """Charge text or items that an operation is about to make, or has made."""
+        self.characters -= size
+        if self.characters < 0:
+            raise BudgetError("the template builds too much text")
+
+    def emit(self, value: Any) -> Any:
+        """Charge a printed value; the environment's `finalize`."""
+        size = len(value) if type(value) is str else measure(value)
+        self.output -= size
+        if self.output < 0:
+            raise BudgetError("the template prints too much text")
+        return value
+
+
+def measure(value: Any, limit: int = OUTPUT) -> int:
+    """Estimate the printed size of a value without printing it, giving up at `limit`.
+
+    A list that holds itself twice, thirty times over, is small in memory and endless in print.
+    """
+    size = 0
+    pending = [value]
+    while pending and size <= limit:
+        one = pending.pop()
+        if isinstance(one, str):
+            size += len(one)
+        elif isinstance(one, Mapping):
+            pending.extend(one)  # pyright: ignore[reportUnknownArgumentType]
+            pending.extend(one.values())  # pyright: ignore[reportUnknownArgumentType]
+        elif isinstance(one, list | tuple | set | frozenset):
+            pending.extend(one)  # pyright: ignore[reportUnknownArgumentType]
+        size += 8
+    return size
+
+
+class _Dict:
+    """`dict` for templates, without the attributes of the real type."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, keys: Iterable[Any], value: Any = None) -> dict[Any, Any]:
+        return dict.fromkeys(keys, value)
+
+
+class _Namespace(Namespace):
+    """`namespace` for templates; names with a leading underscore are refused."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # pyright: ignore[reportSelfClsParameterName]
+        self, values = args[0], args[1:]
+        attributes = dict(*values, **kwargs)
+        for name in attributes:
+            _refuse_private(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_private(name)
+        super().__setitem__(name, value)
+
+
+def _refuse_private(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a chat template may not store {name!r} on a namespace; rename the attribute")
+
+
+def raise_exception(message: object = "") -> str:
+    """Raise what a template complains about."""
+    raise TemplateError(str(message))
+
+
+def clock(now: datetime) -> Callable[[str], str]:
+    """Return `strftime_now` for a pinned clock, so that a row's text does not depend on the day it was built."""
+    return now.strftime
+
+
+class ToJson:
+    """The `tojson` of chat templates: source key order, nothing escaped; equal values are encoded once.
+
+    Tool schemas are the same in thousands of rows, and encoding them is most of a render's time.
+    """
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._known: dict[bytes, str] = {}
+
+    def __call__(
+        self,
+        value: Json,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: Any = None,
+        sort_keys: bool = False,
+    ) -> str:
+        if indent is not None and (not isinstance(indent, int) or indent > WIDTH_LIMIT):
+            raise BudgetError("the template asks tojson for an enormous indent")
+        if ensure_ascii is False and indent is None and separators is None and sort_keys is False:
+            return self._plain(value)
+        self._budget.grow(measure(value))
+        return json.dumps(
+            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+
+    def _plain(self, value: Json) -> str:
+        if type(value) is str:
+            self._budget.grow(len(value))
+            return json.dumps(value, ensure_ascii=False)
+        try:
+            key = orjson.dumps(value)
+        except (TypeError, ValueError):
+            key = b""
+        # orjson writes NaN as null: then equal keys do not mean equal values.
+        if not key or len(key) > 65_536 or b"null" in key:
+            self._budget.grow(measure(value))
+            return json.dumps(value, ensure_ascii=False)
+        text = self._known.get(key)
+        if text is None:
+            if len(self._known) >= _TOJSON_CACHED:
+                self._known.clear()
+            text = self._known[key] = json.dumps(value, ensure_ascii=False)
+        self._budget.grow(len(text))
+        return text
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """The immutable sandbox with its operators, calls and filters charged to a budget."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self, now: datetime, extensions: list[Any]) -> None:
+        self.budget = Budget()
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[*extensions, loopcontrols],
+            finalize=self.budget.emit,
+        )
+        self.filters["tojson"] = ToJson(self.budget)
+        self.globals["raise_exception"] = raise_exception
+        self.globals["strftime_now"] = clock(now)
+        self.globals["dict"] = _Dict()
+        self.globals["namespace"] = _Namespace
+        # Random text would differ in every build, and lipsum can be asked for a gigabyte of it.
+        del self.globals["lipsum"]
+        self.filters["random"] = _refuse_random
+        self._guard_filters()
+
+    def _guard_filters(self) -> None:
+        for name in _WIDTH_FILTERS:
+            self.filters[name] = _narrow(self.filters[name], self.budget)
+        for name, sized in (("join", _joined_size), ("replace", _replaced_size)):
+            self.filters[name] = _sized(self.filters[name], self.budget, sized)
+        for name in ("string", "pprint", "list", "upper", "lower", "trim", "escape", "e", "urlize", "sort"):
+            self.filters[name] = _sized(self.filters[name], self.budget, _printed_size)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        match operator:
+            case "+":
+                result = left + right
+                if type(result) is str or isinstance(result, list | tuple):
+                    self.budget.grow(len(result))  # pyright: ignore[reportUnknownArgumentType]
+                return result
+            case "*":
+                self.budget.grow(_product_size(left, right))
+            case "**":
+                self.budget.grow(_power_size(left, right))
+            case _:
+                if isinstance(left, str) and _WIDE_FORMAT.search(left):
+                    raise BudgetError("the template formats with an enormous width")
+        return super().call_binop(context, operator, left, right)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: B902, N805
+        __self.budget.step()
+        owner = getattr(__obj, "__self__", None)
+        if type(owner) is str:
+            __self._check_method(__obj.__name__, owner, args, kwargs)
+        result = super(Sandbox, __self).call(__context, __obj, *args, **kwargs)
+        if type(result) is str:
+            __self.budget.grow(len(result))
+        return result
+
+    def _check_method(self, name: str, owner: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if name in _WIDTH_TAKERS:
+            _check_widths(args, kwargs)
+        elif name == "join":
+            self.budget.grow(_joined_size(*args, owner))
+        elif name == "replace":
+            self.budget.grow(_replaced_size(owner, *args[:2]))
+
+    def wrap_str_format(self, value: Any) -> Any:
+        if getattr(value, "__name__", "") in ("format", "format_map"):
+            owner = getattr(value, "__self__", None)
+            if isinstance(owner, str) and _WIDE_FORMAT.search(owner):
+                raise BudgetError("the template formats with an enormous width")
+        return super().wrap_str_format(value)
+
+
+def _product_size(left: Any, right: Any) -> int:
+    if isinstance(left, int) and isinstance(right, int):
+        return (left.bit_length() + right.bit_length()) // 64
+    if isinstance(right, str | list | tuple):
+        left, right = right, left  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(left, str | list | tuple) and isinstance(right, int):
+        return len(left) * max(right, 0)  # pyright: ignore[reportUnknownArgumentType]
+    return 0
+
+
+def _power_size(left: Any, right: Any) -> int:
+    if isinstance(left, int) and isinstance(right, int):
+        # Squaring is slower than linear, so a power is charged as if each bit were a character.
+        return left.bit_length() * abs(right)
+    return 0
+
+
+def _joined_size(parts: Any = (), separator: Any = "", *_: Any, **__: Any) -> int:
+    if not isinstance(parts, list | tuple | str):
+        return 0
+    return measure(parts) + len(parts) * len(str(separator))  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _replaced_size(text: Any, old: Any = "", new: Any = "", *_: Any, **__: Any) -> int:
+    if not (isinstance(text, str) and isinstance(old, str) and isinstance(new, str)):
+        return 0
+    return len(text) + text.count(old) * len(new)
+
+
+def _printed_size(value: Any, *_: Any, **__: Any) -> int:
+    return len(value) if type(value) is str else measure(value)
+
+
+def _sized(function: Callable[..., Any], budget: Budget, sized: Callable[..., int]) -> Callable[..., Any]:
+    takes = _passed_first(function)
+
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        budget.step()
+        budget.grow(sized(*args[takes:], **{k: v for k, v in kwargs.items() if k != "attribute"}))
+        return function(*args, **kwargs)
+
+    return _like(guarded, function)
+
+
+def _narrow(function: Callable[..., Any], budget: Budget) -> Callable[..., Any]:
+    takes = _passed_first(function)
+
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        budget.step()
+        _check_widths(args[takes + 1 :], kwargs)
+        value = args[takes] if len(args) > takes else ""
+        if isinstance(value, str):
+            if function.__name__ == "do_format" and _WIDE_FORMAT.search(value):
+                raise BudgetError("the template formats with an enormous width")
+            # An indent is added to every line.
+            budget.grow(len(value) * (1 + max([0, *(a for a in args[takes + 1 :] if type(a) is int)]) // 64))
+        return function(*args, **kwargs)
+
+    return _like(guarded, function)
+
+
+def _check_widths(args: Iterable[Any], kwargs: Mapping[str, Any]) -> None:
+    for one in (*args, *kwargs.values()):
+        if isinstance(one, int) and abs(one) > WIDTH_LIMIT:
+            raise BudgetError("the template asks for an enormous width")
+
+
+def _passed_first(function: Callable[..., Any]) -> int:
+    """Tell how many leading arguments (environment, context) Jinja itself passes to a filter."""
+    return 1 if hasattr(function, "jinja_pass_arg") else 0
+
+
+def _like(guarded: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    passes = getattr(function, "jinja_pass_arg", None)
+    if passes is not None:
+        guarded.jinja_pass_arg = passes  # pyright: ignore[reportFunctionMemberAccess]
+    if getattr(function, "jinja_async_variant", False):
+        guarded.jinja_async_variant = True  # pyright: ignore[reportFunctionMemberAccess]
+    return guarded
+
+
+def _refuse_random(*_: Any) -> str:
+    raise TemplateError("the template prints random values; a build must give the same bytes every time")

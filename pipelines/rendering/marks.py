@@ -1,0 +1,275 @@
+"""The reference way to find every message's characters: marks that the template's own syntax tree prints.
+
+What belongs here: the change to the syntax tree, the state that prints marks, and reading marks back as
+spans. What does not: the faster engine's text marks (`fast.py`; they are read by the same `read_marks`).
+
+Around every `for` go an open and a close call, at the head of its body a call that receives the loop's
+targets and prints a mark only if one of them *is* a message of the row:
+
+    {% for m in messages %}          open();  for m in messages: head(m) …  close()
+    «1.0»<|im_start|>user…«1.1»<|im_start|>assistant…«1»
+     │ └ message 0          └ message 1                └ end of loop activation 1
+     └ activation
+
+A mark is a character that neither template nor row has, the activation and the message, and the character
+again. Removed, it is a position. Activations form a stack, so an inner loop's text goes to the messages it
+prints and what follows is the outer message's again.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.visitor import NodeTransformer
+
+from pipelines.contract import Printed
+from pipelines.rows import Message, Span
+
+MARK_CHARACTERS = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
+"""Unicode non-characters: valid in a string, never assigned, so text has no business holding one."""
+
+GENERATION_OPENS = "{"
+GENERATION_CLOSES = "}"
+
+
+class Recorder(Extension):
+    """Jinja's door to the marks: adds `{% generation %}`, and prints marks while a render is watched."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja2 reads the attribute)
+
+    def __init__(self, environment: Any) -> None:
+        super().__init__(environment)
+        self.watch((), "")
+
+    def watch(self, messages: Sequence[Message], mark: str) -> None:
+        """Watch the next render for these message objects; with an empty mark nothing is printed."""
+        self._mark = mark
+        self._indices = {id(message): index for index, message in enumerate(messages)} if mark else {}
+        # The ids are only true while the objects live.
+        self._watched = messages
+        self._activations = 0
+        self._stack: list[list[int]] = []
+        self.marked_loops: set[int] = set()
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Parse `{% generation %}…{% endgeneration %}` as `apply_chat_template` does, as a call block."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("generated"), [], [], body).set_lineno(line)
+
+    def generated(self, caller: Any) -> str:
+        """Print the block between two marks."""
+        text = caller()
+        mark = self._mark
+        if not mark:
+            return text
+        return f"{mark}{GENERATION_OPENS}{mark}{text}{mark}{GENERATION_CLOSES}{mark}"
+
+    def step(self, constant_characters: int) -> str:
+        """Charge a loop round or macro call to the budget."""
+        return self.environment.budget.step(constant_characters)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def joined(self, *values: Any) -> str:
+        """Do what `~` does, within the budget."""
+        text = [value if type(value) is str else self._printed(value) for value in values]
+        self.environment.budget.grow(sum(map(len, text)))  # pyright: ignore[reportAttributeAccessIssue]
+        return "".join(text)
+
+    def _printed(self, value: Any) -> str:
+        self.environment.budget.emit(value)  # pyright: ignore[reportAttributeAccessIssue]
+        return str(value)
+
+    def opened(self) -> str:
+        """Note that a loop begins; prints nothing."""
+        self._activations += 1
+        self._stack.append([self._activations, 0])
+        return ""
+
+    def head(self, loop: int, *targets: Any) -> str:
+        """Print a mark if one of the loop's targets is a message."""
+        for target in targets:
+            index = self._indices.get(id(target))
+            if index is not None:
+                top = self._stack[-1]
+                top[1] = 1
+                self.marked_loops.add(loop)
+                return f"{self._mark}{top[0]}.{index}{self._mark}"
+        return ""
+
+    def closed(self) -> str:
+        """Note that a loop ended; prints a mark if it printed any."""
+        activation, marked = self._stack.pop()
+        return f"{self._mark}{activation}{self._mark}" if marked else ""
+
+
+class _Charges(NodeTransformer):
+    """Charge every loop round, macro call and `~`; what is printed stays the same."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def _call(self, name: str, args: list[nodes.Expr], line: int) -> nodes.Call:
+        call = self.recorder.call_method(name, args, lineno=line)
+        return call.set_environment(self.recorder.environment)
+
+    def _charge(self, node: Any) -> nodes.ExprStmt:
+        constant = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
+        constant += sum(len(c.value) for c in node.find_all(nodes.Const) if isinstance(c.value, str))
+        return nodes.ExprStmt(self._call("step", [nodes.Const(constant)], node.lineno), lineno=node.lineno)
+
+    def visit_For(self, node: nodes.For) -> Any:  # noqa: N802  (jinja2 dispatches on the name)
+        self.generic_visit(node)
+        node.body.insert(0, self._charge(node))
+        return node
+
+    def visit_Macro(self, node: nodes.Macro) -> Any:  # noqa: N802
+        self.generic_visit(node)
+        node.body.insert(0, self._charge(node))
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> Any:  # noqa: N802
+        self.generic_visit(node)
+        return self._call("joined", list(node.nodes), node.lineno)
+
+
+class _Marks(_Charges):
+    """Charge as the plain template is charged, and print marks around and inside every loop."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        self.loops = 0
+
+    def visit_For(self, node: nodes.For) -> Any:  # noqa: N802
+        loop = self.loops
+        self.loops += 1
+        targets = _loop_targets(node)
+        super().visit_For(node)
+        line = node.lineno
+        head = self._call("head", [nodes.Const(loop), *targets], line)
+        node.body.insert(0, nodes.Output([head], lineno=line))
+        return [
+            nodes.ExprStmt(self._call("opened", [], line), lineno=line),
+            node,
+            nodes.Output([self._call("closed", [], line)], lineno=line),
+        ]
+
+
+def _loop_targets(node: nodes.For) -> list[nodes.Expr]:
+    names = [name.name for name in [node.target, *node.target.find_all(nodes.Name)] if isinstance(name, nodes.Name)]
+    targets: list[nodes.Expr] = [nodes.Name(name, "load", lineno=node.lineno) for name in dict.fromkeys(names)]
+    if _is_range(node.iter):
+        for statement in node.body:
+            found = [statement] if isinstance(statement, nodes.Getitem) else []
+            for item in [*found, *statement.find_all(nodes.Getitem)]:
+                if isinstance(item.arg, nodes.Name) and item.arg.name in names and isinstance(item.node, nodes.Name):
+                    again = nodes.Getitem(
+                        nodes.Name(item.node.name, "load"), nodes.Name(item.arg.name, "load"), "load"
+                    )
+                    return [*targets, again.set_lineno(node.lineno)]
+    return targets
+
+
+def _is_range(expression: nodes.Expr) -> bool:
+    return (
+        isinstance(expression, nodes.Call)
+        and isinstance(expression.node, nodes.Name)
+        and expression.node.name == "range"
+    )
+
+
+def charged(tree: nodes.Template, recorder: Recorder) -> nodes.Template:
+    """Return the template with its loops charged and nothing else changed: the plain render."""
+    return _Charges(recorder).visit(tree).set_environment(recorder.environment)
+
+
+def marked(tree: nodes.Template, recorder: Recorder) -> nodes.Template:
+    """Return the template with marks: its text with marks removed is the plain render."""
+    return _Marks(recorder).visit(tree).set_environment(recorder.environment)
+
+
+def captured_loops(tree: nodes.Template) -> set[int]:
+    """Return the loops, numbered as `marked` numbers them, whose print the template itself can read.
+
+    A loop inside a macro, `set`, `filter` or `call` block prints into a string; if it is a loop over
+    messages, its marks may be counted, cut or trimmed by the template.
+    """
+    captured: set[int] = set()
+    counter = iter(range(1 << 30))
+
+    def walk(node: nodes.Node, inside: bool) -> None:
+        inside = inside or isinstance(node, nodes.Macro | nodes.AssignBlock | nodes.FilterBlock | nodes.CallBlock)
+        if isinstance(node, nodes.For):
+            number = next(counter)
+            if inside:
+                captured.add(number)
+        for child in node.iter_child_nodes():
+            walk(child, inside)
+
+    walk(tree, False)
+    return captured
+
+
+def read_marks(text: str, mark: str, messages: Sequence[Message]) -> Printed:
+    """Remove marks from a render and return the text with the spans that they told.
+
+    Raises
+    ------
+    ValueError
+        If the marks are not well formed: the template took its own print apart.
+
+    """
+    parts = text.split(mark)
+    if len(parts) % 2 == 0:
+        raise ValueError("the template cut through a mark")
+    position = len(parts[0])
+    loop_end = 0
+    stack: list[tuple[str, int]] = []
+    spans: list[list[int]] = []
+    generation: list[Span] = []
+    generated: list[tuple[int, int]] = []
+    for index in range(1, len(parts), 2):
+        payload = parts[index]
+        after = parts[index + 1]
+        activation, dot, message = payload.partition(".")
+        if dot:
+            _enter(stack, activation, int(message))
+        elif payload == GENERATION_OPENS:
+            generated.append((position, stack[-1][1] if stack else -1))
+        elif payload == GENERATION_CLOSES:
+            start, owner = generated.pop()
+            generation.append(Span(start, position, owner))
+        else:
+            _leave(stack, activation)
+            if not stack:
+                loop_end = position
+        if after:
+            end = position + len(after)
+            if stack:
+                owner = stack[-1][1]
+                if spans and spans[-1][2] == owner and spans[-1][1] == position:
+                    spans[-1][1] = end
+                else:
+                    spans.append([position, end, owner])
+            position = end
+    if generated:
+        raise ValueError("the template lost the end of a generation block")
+    return Printed(
+        "".join(parts[::2]), tuple([Span(*span) for span in spans]), tuple(generation), loop_end, messages
+    )
+
+
+def _enter(stack: list[tuple[str, int]], activation: str, message: int) -> None:
+    for depth in range(len(stack) - 1, -1, -1):
+        if stack[depth][0] == activation:
+            del stack[depth:]
+            break
+    stack.append((activation, message))
+
+
+def _leave(stack: list[tuple[str, int]], activation: str) -> None:
+    for depth in range(len(stack) - 1, -1, -1):
+        if stack[depth][0] == activation:
+            del stack[depth:]
+            return

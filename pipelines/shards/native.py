@@ -77,40 +77,36 @@ def cut(ids: Tokens, mask: Bools, row_offsets: Ints, rows: Ints, starts: Ints, l
     return ids[index], mask[index]
 
 
-def labels_of(ids: Tokens, mask: Bools, span_starts: Ints) -> Tokens:
-    """Return unshifted labels: the token where it is a target, −100 elsewhere; a span's first token is none."""
-    labels = np.where(mask, ids, np.int32(IGNORE)).astype(np.int32)
-    labels[span_starts] = IGNORE
-    return labels
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """What follows from a plan for each token: labels and positions, and the lengths of attention spans.
 
-
-def to_table(segments: Segments, *, dataset: str, first_sequence: int, blocked: bool, filler: bool = False) -> pa.Table:
-    """Make the rows of a shard.
-
-    With `blocked`, each segment is an attention span of its own; otherwise the whole sequence is one, and
-    positions run on.
+    `offsets` int64[S + 1] cut `lengths` into sequences; with open attention each sequence is one span.
     """
-    lengths = np.diff(segments.offsets)
+
+    labels: Tokens
+    position_ids: Tokens
+    lengths: Tokens
+    offsets: Ints
+
+
+def to_table(segments: Segments, spans: Spans, *, dataset: str, first_sequence: int, filler: bool = False) -> pa.Table:
+    """Make the rows of a shard."""
     token_offsets = segments.offsets[segments.sequence_offsets]
-    spans = segments.offsets if blocked else token_offsets
-    span_starts = spans[:-1]
-    labels = labels_of(segments.ids, segments.mask, span_starts)
-    positions = np.arange(len(segments.ids), dtype=np.int64) - np.repeat(span_starts, np.diff(spans))
-    trained = np.add.reduceat((labels != IGNORE).astype(np.int64), token_offsets[:-1]) if len(labels) else np.zeros(0, np.int64)
+    counted = np.concatenate((np.zeros(1, np.int64), np.cumsum(spans.labels != IGNORE)))
     count = len(segments.sequence_offsets) - 1
-    seq_offsets = segments.sequence_offsets if blocked else np.arange(count + 1)
     columns = [
         _lists(token_offsets, segments.ids),
-        _lists(token_offsets, labels),
-        _lists(token_offsets, positions.astype(np.int32)),
-        _lists(seq_offsets, np.diff(spans).astype(np.int32)),
+        _lists(token_offsets, spans.labels),
+        _lists(token_offsets, spans.position_ids),
+        _lists(spans.offsets, spans.lengths),
         pa.ListArray.from_arrays(pa.array(segments.sequence_offsets, pa.int32()), segments.example_ids),
         _lists(segments.sequence_offsets, segments.starts.astype(np.int32)),
-        _lists(segments.sequence_offsets, lengths.astype(np.int32)),
+        _lists(segments.sequence_offsets, np.diff(segments.offsets).astype(np.int32)),
         pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([dataset], pa.string())),
         pa.array(np.arange(first_sequence, first_sequence + count, dtype=np.int64)),
         pa.array(np.diff(token_offsets).astype(np.int32)),
-        pa.array(trained.astype(np.int32)),
+        pa.array(np.diff(counted[token_offsets]).astype(np.int32)),
         pa.array(np.full(count, filler)),
     ]
     return pa.Table.from_arrays(columns, schema=SEQUENCES)
@@ -118,16 +114,21 @@ def to_table(segments: Segments, *, dataset: str, first_sequence: int, blocked: 
 
 def fillers(count: int, *, pad_id: int, dataset: str) -> pa.Table:
     """Return sequences of two pad tokens without a target, which make ranks equally long."""
-    ids = np.full(2 * count, pad_id, np.int32)
     segments = Segments(
-        ids=ids,
+        ids=np.full(2 * count, pad_id, np.int32),
         mask=np.zeros(2 * count, bool),
         offsets=np.arange(0, 2 * count + 1, 2),
         sequence_offsets=np.arange(count + 1),
         example_ids=pa.array([""] * count, pa.string()),
         starts=np.zeros(count, np.int32),
     )
-    table = to_table(segments, dataset=dataset, first_sequence=0, blocked=True, filler=True)
+    spans = Spans(
+        labels=np.full(2 * count, IGNORE, np.int32),
+        position_ids=np.tile(np.array([0, 1], np.int32), count),
+        lengths=np.full(count, 2, np.int32),
+        offsets=np.arange(count + 1),
+    )
+    table = to_table(segments, spans, dataset=dataset, first_sequence=0, filler=True)
     numbers = pa.array(np.full(count, -1, np.int64))
     return table.set_column(table.schema.get_field_index("sequence_id"), SEQUENCES.field("sequence_id"), numbers)
 
@@ -172,15 +173,10 @@ def _column(table: pa.Table, name: str) -> NDArray[np.int32]:
     return table.column(name).chunk(0).flatten().to_numpy(zero_copy_only=False)
 
 
-def segment_hashes(segments: Segments, targets: Bools | None = None) -> Iterator[int]:
-    """Yield each segment's content hash as an integer below 2^128.
-
-    `targets` is the mask after the rule that a span's first token is no target; by default it is taken
-    from `mask` as it stands (which is right for what was read back from labels).
-    """
-    mask = segments.mask if targets is None else targets
+def segment_hashes(segments: Segments, targets: Bools) -> Iterator[int]:
+    """Yield each segment's content hash as an integer below 2^128; `targets` are the tokens with a label."""
     tokens = segments.ids.astype("<i4").tobytes()
-    flags = mask.tobytes()
+    flags = targets.tobytes()
     bounds: list[int] = segments.offsets.tolist()
     starts: list[int] = segments.starts.tolist()
     for name, start, left, right in zip(segments.example_ids.to_pylist(), starts, bounds, bounds[1:], strict=False):
@@ -191,14 +187,9 @@ def segment_hashes(segments: Segments, targets: Bools | None = None) -> Iterator
         yield int.from_bytes(hasher.digest(), "little")
 
 
-def content_hash(segments: Segments, targets: Bools | None = None) -> int:
-    """Return the sum of the segments' hashes modulo 2^128."""
-    return sum(segment_hashes(segments, targets)) % MODULUS
-
-
 def sequence_hashes(segments: Segments) -> list[int]:
-    """Return per sequence the sum of its segments' hashes modulo 2^128."""
-    hashes = list(segment_hashes(segments))
+    """Return per sequence of a shard that was read back the sum of its segments' hashes modulo 2^128."""
+    hashes = list(segment_hashes(segments, segments.mask))
     bounds: list[int] = segments.sequence_offsets.tolist()
     return [sum(hashes[left:right]) % MODULUS for left, right in zip(bounds, bounds[1:], strict=False)]
 

@@ -1,0 +1,318 @@
+"""What one worker does with one part: the rooms in order, rows in plain values, batches in columns.
+
+What belongs here: composing rooms over one part, and the part's counts. What does not: which parts there
+are and whether they must be done (`build.py`), or any room's own work.
+
+    source part ──sources──► records ──canonicalization──► rows.parquet, rejects.parquet, ledger.parquet
+    rows.parquet ──rendering, masking, truncation, tokenization──► examples.parquet, rejects.parquet, ledger.parquet
+
+A function here takes one picklable task and returns one `manifest.Part`. Expensive state (a tokenizer, a
+renderer) is made once per process and context.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from io import BytesIO
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from pipelines import canonicalization, filters, sources, tokenization
+from pipelines.contract import Conversation
+from pipelines.examples import EXAMPLES, KINDS
+from pipelines.ledger import KEPT, LEDGER, REJECTED
+from pipelines.manifest import File, Part
+from pipelines.masking import Masker
+from pipelines.recipe import Dataset
+from pipelines.rendering import Renderer, RendererSpec
+from pipelines.rows import REJECTS, ROWS, Masked, ParseReport, Rejected, Row, to_json
+from pipelines.splits import Splitter
+from pipelines.storage import Store, digest_bytes
+from pipelines.tokenization import ControlStrings, Encoded, Encoder, FlatSpans
+
+Ints = NDArray[np.int64]
+
+BATCH_CHARS = 1 << 20
+"""Characters of rendered text per batch: enough for the columnar steps, little for memory (some 60 MB)."""
+
+SAMPLE_EVERY = 50
+"""One text in so many is encoded again by the reference tokenizer in every part."""
+
+
+# ── Writing a part ─────────────────────────────────────────────────────────────────────────────────
+
+
+def write_parquet(store: Store, path: str, table: pa.Table) -> File:
+    """Write a table whole or not at all; zstd at its fastest level, no dictionaries for unique columns."""
+    buffer = BytesIO()
+    pq.write_table(table, buffer, compression="zstd", compression_level=1, use_dictionary=["dataset", "kind", "split", "stage", "reason", "state", "schema", "domain"])
+    content = buffer.getvalue()
+    store.write(path, content)
+    return File(path=path, bytes=len(content), digest=digest_bytes(content), rows=table.num_rows)
+
+
+@dataclass(slots=True)
+class RejectLog:
+    """Rejected records of a part, kept raw."""
+
+    stage: str
+    row_ids: list[str] = field(default_factory=list[str])
+    reasons: list[str] = field(default_factory=list[str])
+    details: list[str] = field(default_factory=list[str])
+    raws: list[bytes] = field(default_factory=list[bytes])
+
+    def add(self, row_id: str, rejected: Rejected, raw: bytes) -> None:
+        """Keep one reject with its reason and what it was."""
+        self.row_ids.append(row_id)
+        self.reasons.append(rejected.reason)
+        self.details.append(rejected.detail[:500])
+        self.raws.append(raw)
+
+    def table(self) -> pa.Table:
+        """Return the rejects as `rows.REJECTS`."""
+        return pa.table([self.row_ids, [self.stage] * len(self.row_ids), self.reasons, self.details, self.raws], schema=REJECTS)
+
+    def counts(self) -> dict[str, int]:
+        """Return how many rejects there are by reason."""
+        return dict(sorted(Counter(self.reasons).items()))
+
+
+def _ledger_table(kept: Sequence[str], log: RejectLog, left_out: Sequence[tuple[str, str]] = ()) -> pa.Table:
+    row_ids = [*kept, *log.row_ids, *(row_id for row_id, _ in left_out)]
+    states = [KEPT] * len(kept) + [REJECTED] * len(log.row_ids) + [state for _, state in left_out]
+    reasons = [""] * len(kept) + log.reasons + [""] * len(left_out)
+    return pa.table([row_ids, [log.stage] * len(row_ids), states, reasons], schema=LEDGER)
+
+
+# ── Canonical rows ─────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class CanonicalTask:
+    """One source part to make rows of; `take` is how many of its records `max_items` lets in (None: all)."""
+
+    root: str
+    folder: str
+    fingerprint: str
+    base: str
+    dataset_name: str
+    dataset: Dataset
+    part: sources.Part
+    take: int | None
+
+
+_CANONICALIZERS: dict[str, "tuple[canonicalization.Canonicalizer, Splitter]"] = {}
+
+
+def _canonicalizer(name: str, dataset: Dataset) -> "tuple[canonicalization.Canonicalizer, Splitter]":
+    key = name + dataset.model_dump_json()
+    if key not in _CANONICALIZERS:
+        config = canonicalization.CanonicalConfig(
+            format=dataset.format, reasoning=dataset.reasoning, tools=dataset.tools, filters=dataset.filters
+        )
+        made = canonicalization.Canonicalizer(config, group_key=dataset.splits.group_key, order_key=dataset.splits.time_key)
+        _CANONICALIZERS.clear()
+        _CANONICALIZERS[key] = (made, Splitter(dataset.splits))
+    return _CANONICALIZERS[key]
+
+
+def canonicalize_part(task: CanonicalTask) -> Part:
+    """Make canonical rows of one source part."""
+    canonicalizer, splitter = _canonicalizer(task.dataset_name, task.dataset)
+    log = RejectLog("canonical_rows")
+    columns = _RowColumns(task.dataset_name, task.part, splitter)
+    left_out: list[tuple[str, str]] = []
+    for record in sources.read(task.part, Path(task.base)):
+        row_id = f"{task.part.part_id}:{record.number}"
+        if task.take is not None and record.number >= task.take:
+            left_out.append((row_id, "not_taken"))
+            continue
+        row = record.rejected or canonicalizer(record.value, arrow=task.part.arrow)
+        if isinstance(row, Rejected):
+            log.add(row_id, row, record.raw)
+            continue
+        refused = columns.add(row_id, row, record.raw)
+        if refused is not None:
+            log.add(row_id, refused, record.raw)
+    return _save_rows(task, columns, log, left_out)
+
+
+class _RowColumns:
+    """Canonical rows of a part, column by column."""
+
+    def __init__(self, dataset: str, part: sources.Part, splitter: Splitter) -> None:
+        self.dataset = dataset
+        self.hint = part.split_hint
+        self.splitter = splitter
+        self.ids: list[str] = []
+        self.rows: list[Row] = []
+        self.hashes: list[bytes] = []
+        self.splits: list[str] = []
+        self.roles: Counter[str] = Counter()
+        self.rows_with_unknown_roles = 0
+
+    def add(self, row_id: str, row: Row, raw: bytes) -> Rejected | None:
+        """Add a row, or return why its split cannot be told."""
+        content = filters.content_hash(row)
+        split = self.hint if self.hint == "validation" else self.splitter(row.group_key, row.order_key, content)
+        if isinstance(split, Rejected):
+            return split
+        self.ids.append(row_id)
+        self.rows.append(row)
+        self.hashes.append(content)
+        self.splits.append(split)
+        if row.report.unknown_roles:
+            self.rows_with_unknown_roles += 1
+            self.roles.update(row.report.unknown_roles)
+        return None
+
+    def table(self) -> pa.Table:
+        """Return the rows as `rows.ROWS`."""
+        rows, reports = self.rows, [row.report for row in self.rows]
+        columns: list[Sequence[Any]] = [
+            self.ids, self.hashes, [self.dataset] * len(rows), [r.kind for r in rows], self.splits,
+            [r.group_key for r in rows], [r.order_key for r in rows], [r.domain for r in rows],
+            [to_json(r.messages) if r.kind == "conversation" else None for r in rows],
+            [None if r.tools is None else to_json(r.tools) for r in rows],
+            [to_json(r.template_kwargs) if r.template_kwargs else None for r in rows],
+            [r.text for r in rows], [r.output for r in rows],
+            [None if r.record is None else to_json(r.record) for r in rows],
+            *_report_columns(reports),
+        ]  # fmt: skip
+        return pa.table(columns, schema=ROWS)
+
+
+def _report_columns(reports: Sequence[ParseReport]) -> list[list[Any]]:
+    names = ("schema", "extracted_think_from_content", "moved_reasoning_keys", "dropped_think_messages",
+             "tools_present", "tools_parsed_from_string", "unknown_roles", "notes")  # fmt: skip
+    return [[getattr(report, name) for report in reports] for name in names]
+
+
+def _save_rows(task: CanonicalTask, columns: _RowColumns, log: RejectLog, left_out: list[tuple[str, str]]) -> Part:
+    store = Store(task.root)
+    at = f"{task.folder}/parts/{task.fingerprint}"
+    notes = Counter(note for row in columns.rows for note in row.report.notes)
+    facts: dict[str, Any] = {
+        "records": task.part.records,
+        "kept": len(columns.ids),
+        "reasons": log.counts(),
+        "left_out": dict(Counter(state for _, state in left_out)),
+        "roles": dict(sorted(columns.roles.items())),
+        "rows_with_unknown_roles": columns.rows_with_unknown_roles,
+        "schemas": dict(sorted(Counter(row.report.schema for row in columns.rows).items())),
+        "notes": dict(sorted(notes.items())),
+        "splits": dict(sorted(Counter(columns.splits).items())),
+        "examples_of_rejects": _first_of_each(log),
+    }
+    files = {
+        "rows": write_parquet(store, f"{at}/rows.parquet", columns.table()),
+        "rejects": write_parquet(store, f"{at}/rejects.parquet", log.table()),
+        "ledger": write_parquet(store, f"{at}/ledger.parquet", _ledger_table(columns.ids, log, left_out)),
+    }
+    return Part(task.fingerprint, files, facts)
+
+
+def _first_of_each(log: RejectLog) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for row_id, reason in zip(log.row_ids, log.reasons, strict=True):
+        if len(found.setdefault(reason, [])) < 3:
+            found[reason].append(row_id)
+    return dict(sorted(found.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class DuplicatesTask:
+    """A finished part of which some rows repeat earlier ones; `drop` are their places, `first` what they repeat."""
+
+    root: str
+    folder: str
+    fingerprint: str
+    part: Part
+    drop: tuple[int, ...]
+    first: tuple[str, ...]
+
+
+def drop_duplicates(task: DuplicatesTask) -> Part:
+    """Write a part again without the rows that repeat earlier ones; they join its rejects."""
+    store = Store(task.root)
+    at = f"{task.folder}/parts/{task.fingerprint}"
+    rows = _read(store, task.part.files["rows"])
+    gone = rows.take(pa.array(task.drop, pa.int64()))
+    keep = np.ones(rows.num_rows, bool)
+    keep[list(task.drop)] = False
+    log = RejectLog("canonical_rows")
+    for row, first in zip(gone.to_pylist(), task.first, strict=True):
+        log.add(row["row_id"], Rejected("duplicate", f"repeats {first}"), row_as_bytes(row))
+    rejects = pa.concat_tables([_read(store, task.part.files["rejects"]), log.table()])
+    ledger = _read(store, task.part.files["ledger"])
+    states, reasons = ledger.column("state").to_pylist(), ledger.column("reason").to_pylist()
+    dropped = set(log.row_ids)
+    for i, row_id in enumerate(ledger.column("row_id").to_pylist()):
+        if row_id in dropped:
+            states[i], reasons[i] = REJECTED, "duplicate"
+    changed = pa.table([ledger.column("row_id"), ledger.column("stage"), states, reasons], schema=LEDGER)
+    kept = rows.filter(pa.array(keep))
+    facts = task.part.facts | {
+        "kept": kept.num_rows,
+        "reasons": dict(sorted((task.part.facts["reasons"] | {"duplicate": len(task.drop)}).items())),
+        "splits": dict(sorted(Counter(kept.column("split").to_pylist()).items())),
+        "examples_of_rejects": task.part.facts["examples_of_rejects"] | {"duplicate": log.row_ids[:3]},
+    }
+    files = {
+        "rows": write_parquet(store, f"{at}/rows.parquet", kept),
+        "rejects": write_parquet(store, f"{at}/rejects.parquet", rejects),
+        "ledger": write_parquet(store, f"{at}/ledger.parquet", changed),
+    }
+    return Part(task.fingerprint, files, facts)
+
+
+def row_as_bytes(row: dict[str, Any]) -> bytes:
+    """Return a stored canonical row as JSON, for the rejects of later stages: the raw record is one trace away."""
+    kept = {k: v for k, v in row.items() if v is not None and k in ("kind", "messages", "tools", "template_kwargs", "text", "output", "record")}
+    return orjson.dumps(kept)
+
+
+def _read(store: Store, file: File) -> pa.Table:
+    with store.open(file.path) as handle:
+        return pq.read_table(handle, partitioning=None)
+
+
+# ── Tokenized examples ─────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeTask:
+    """One part of canonical rows to tokenize; `tokenizer` is a file of the store, `renderer` plain data."""
+
+    root: str
+    folder: str
+    fingerprint: str
+    tokenizer: str
+    dataset: Dataset
+    renderer: RendererSpec | None
+    limit: int
+    vocab_size: int
+    part: Part
+
+
+@lru_cache(maxsize=2)
+def _encoder(root: str, path: str) -> Encoder:
+    return Encoder(tokenization.from_bytes(Store(root).read(path)))
+
+
+_RENDERERS: dict[str, Renderer] = {}
+
+
+def _renderer(spec: RendererSpec) -> Renderer:
+    key = repr(spec)
+    if key not in _RENDERERS:
+        _RENDERERS.clear()
+        _RENDERERS[key] = Renderer(spec)
+    return _RENDERERS[key]

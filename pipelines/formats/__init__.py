@@ -1,0 +1,39 @@
+"""The shapes in which datasets arrive, one line per kind: whose columns become which canonical rows.
+
+What belongs here: the union. A kind's fields and rules are in its own file. What does not: what is done
+to a message once it is found (`reasoning.py`, `tools.py`); `canonicalization.py` puts them together.
+"""
+
+from typing import Annotated, TypeAlias
+
+from pydantic import BeforeValidator, Field
+
+from pipelines.formats.auto import Auto
+from pipelines.formats.chat import Chat
+from pipelines.formats.columns import renamed
+from pipelines.formats.supervised import Supervised
+from pipelines.formats.text import Text
+from pipelines.rows import Json
+
+__all__ = ["Auto", "Chat", "Format", "Supervised", "Text"]
+
+
+def _kind_named(values: Json) -> Json:
+    """Accept `type` for `kind`, `instruction` for `supervised`, and no kind at all for `auto`."""
+    if not isinstance(values, dict):
+        return values
+    named: dict[str, Json] = renamed(values, {"type": "kind"})
+    kind = named.get("kind", "auto")
+    return {**named, "kind": "supervised" if kind == "instruction" else kind}
+
+
+Format: TypeAlias = Annotated[
+    Annotated[
+        Chat  # lists of messages, and whatever can be read as one: ShareGPT, Alpaca, prompt and response
+        | Supervised  # a prompt and its response, joined without a chat template
+        | Text  # documents
+        | Auto,  # chat or text, decided row by row
+        Field(discriminator="kind"),
+    ],
+    BeforeValidator(_kind_named),
+]

@@ -1,0 +1,180 @@
+"""Splits: the specification's vector; a row's split depends on its own key and on nothing else."""
+
+from hashlib import blake2b
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.config import check
+from pipelines.errors import ConfigError
+from pipelines.rows import Rejected
+from pipelines.splits import Splits, Splitter
+
+CONTENT = b"0123456789abcdef"
+
+
+def splitter(**values: object) -> Splitter:
+    return Splitter(check(Splits, values, "splits"))
+
+
+def in_time(gap: object = 0, **boundaries: object) -> Splitter:
+    return splitter(time_key="when", boundaries=boundaries, gap=gap)
+
+
+def test_group_split_of_twelve_groups_is_as_specified() -> None:
+    decide = splitter(validation=0.1, test=0.1, group_key="user")
+    decided = {f"g{i}": decide(f"g{i}", None, CONTENT) for i in range(12)}
+
+    assert [name for name, split in decided.items() if split == "validation"] == ["g2", "g8"]
+    assert [name for name, split in decided.items() if split == "test"] == ["g4"]
+
+
+def test_group_split_with_another_seed_is_another_one() -> None:
+    names = [f"g{i}" for i in range(100)]
+
+    assert [splitter(test=0.5).of_group(n) for n in names] != [
+        splitter(test=0.5, seed=1).of_group(n) for n in names
+    ]
+
+
+def test_group_split_keeps_typed_values_apart_and_key_order_together() -> None:
+    decide = splitter(validation=0, test=0.5)
+
+    assert {decide.of_group(i) == decide.of_group(str(i)) for i in range(64)} == {True, False}
+    assert all(decide.of_group({"a": i, "b": 1}) == decide.of_group({"b": 1, "a": i}) for i in range(64))
+
+
+def test_group_split_without_a_group_is_rejected() -> None:
+    assert splitter(group_key="user")(None, None, CONTENT) == Rejected("group_missing")
+
+
+def test_split_without_group_key_follows_the_content() -> None:
+    decide = splitter(validation=0.3, test=0.3)
+    hashes = [blake2b(bytes([i]), digest_size=16).digest() for i in range(200)]
+
+    assert [decide(str(i), None, h) for i, h in enumerate(hashes)] == [decide(None, None, h) for h in hashes]
+    assert {decide(None, None, h) for h in hashes} == {"train", "validation", "test"}
+    assert decide.of_content(hashes[0]) == decide.of_group(hashes[0].hex())
+
+
+@given(keys=st.lists(st.text(), max_size=50), tenths=st.tuples(st.integers(0, 4), st.integers(0, 4)))
+def test_raising_a_share_only_takes_rows_from_train(keys: list[str], tenths: tuple[int, int]) -> None:
+    validation, test = tenths
+    before = splitter(validation=f"0.{validation}", test=f"0.{test}")
+    after = splitter(validation=f"0.{validation + 1}", test=f"0.{test}")
+
+    for name in keys:
+        old, new = before.of_group(name), after.of_group(name)
+        assert old == new or (old, new) == ("train", "validation")
+
+
+@pytest.mark.parametrize("share", [0, "0", 0.0])
+def test_share_of_zero_holds_nothing_out(share: object) -> None:
+    decide = splitter(validation=share, test=0)
+
+    assert {decide.of_group(i) for i in range(2000)} == {"train"}
+
+
+def test_shares_are_met_to_within_their_deviation() -> None:
+    decide = splitter(validation=0.05, test="2e-1")
+    decided = [decide.of_group(i) for i in range(20_000)]
+
+    assert abs(decided.count("validation") - 1000) < 5 * 31
+    assert abs(decided.count("test") - 4000) < 5 * 57
+
+
+@pytest.mark.parametrize("share", [-0.1, 1, 1.0, 5, True, "half", "1/3", "", None, [0.1]])
+def test_share_that_is_no_decimal_below_one_is_refused(share: object) -> None:
+    with pytest.raises(ConfigError, match=r"splits\.test"):
+        splitter(test=share)
+
+
+def test_shares_that_leave_no_train_are_refused() -> None:
+    with pytest.raises(ConfigError, match="leave nothing for train"):
+        splitter(validation=0.9, test="0.1")
+
+
+@pytest.mark.parametrize(
+    ("when", "split"),
+    [
+        ("2023-12-31", "train"),
+        ("2024-01-01", "validation"),
+        ("2024-01-01T00:30:00+01:00", "train"),
+        ("2024-05-31T23:59:59.999999Z", "validation"),
+        ("2024-06-01T00:00:00Z", "test"),
+        ("2031-01-01", "test"),
+    ],
+)
+def test_time_split_begins_at_each_boundary(when: str, split: str) -> None:
+    assert in_time(validation="2024-01-01", test="2024-06-01")(None, when, CONTENT) == split
+
+
+@pytest.mark.parametrize(
+    ("when", "split"), [("-1", "train"), ("0", "test"), ("1e3", "test"), ("0.5", "test")]
+)
+def test_time_split_of_numbers_compares_numbers(when: str, split: str) -> None:
+    assert in_time(test=0)(None, when, CONTENT) == split
+
+
+@pytest.mark.parametrize(
+    ("when", "split"),
+    [
+        ("2023-12-24T23:59:59", "train"),
+        ("2023-12-25T00:00:00", "train"),
+        ("2023-12-25T00:00:01", None),
+        ("2023-12-31T23:59:59", None),
+        ("2024-01-01", "validation"),
+        ("2024-05-31", None),
+    ],
+)
+def test_time_split_rejects_rows_inside_the_gap(when: str, split: str | None) -> None:
+    decided = in_time(validation="2024-01-01", test="2024-06-01", gap="7d")(None, when, CONTENT)
+
+    assert decided == (split or Rejected("split_gap", when))
+
+
+@pytest.mark.parametrize("gap", [3600, "3600", "3600 s", "60m", "1h", "1.0h"])
+def test_gap_means_the_same_in_every_unit(gap: object) -> None:
+    decide = in_time(test="2024-01-01", gap=gap)
+
+    assert decide.of_time("2023-12-31T23:00:00") == "train"
+    assert decide.of_time("2023-12-31T23:00:01") == Rejected("split_gap", "2023-12-31T23:00:01")
+
+
+def test_time_split_of_a_missing_or_unreadable_time_is_rejected() -> None:
+    assert in_time(test="2024-01-01")(None, None, CONTENT) == Rejected("order_missing")
+    assert in_time(test="2024-01-01")(None, "soon", CONTENT) == Rejected("order_unparsable", "soon")
+    assert in_time(test=17)(None, "2024-01-01", CONTENT) == Rejected("order_unparsable", "2024-01-01")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"boundaries": {"test": 5}}, "boundaries without time_key"),
+        ({"gap": 5}, "gap without time_key"),
+        ({"straddle": "reject"}, "straddle without time_key"),
+        ({"time_key": "t"}, "not built yet"),
+        ({"time_key": "t", "boundaries": {"test": 5}, "group_key": "g"}, "not built yet"),
+        ({"time_key": "t", "boundaries": {"test": 5}, "test": 0.2}, "both say"),
+        ({"time_key": "t", "boundaries": {}}, "no boundary"),
+        ({"time_key": "t", "boundaries": {"validation": 5, "test": 5}}, "before test"),
+        ({"time_key": "t", "boundaries": {"validation": 5, "test": "2024-01-01"}}, "no instant"),
+        ({"time_key": "t", "boundaries": {"test": "soon"}}, "no instant"),
+        ({"time_key": "t", "boundaries": {"test": 5}, "gap": "7d"}, "write a number"),
+        ({"time_key": "t", "boundaries": {"test": "2024-01-01"}, "gap": "a week"}, "no duration"),
+        ({"group_key": []}, "group_key"),
+    ],
+)
+def test_options_that_cannot_stand_together_are_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        splitter(**values)
+
+
+@pytest.mark.parametrize(
+    "values", [{"group_key": ["a", "b"]}, {"time_key": "t", "boundaries": {"test": "2024-01-01"}}]
+)
+def test_splits_survive_their_own_dump(values: dict[str, object]) -> None:
+    splits = check(Splits, values, "splits")
+
+    assert Splits.model_validate(splits.model_dump()) == splits

@@ -40,8 +40,8 @@ def _is_share(value: float | str) -> float | str:
         raise ValueError(f"{value!r} is no share; a decimal from 0 to below 1 is; write one such as 0.05")
     if Fraction(str(value)) >= 1:
         raise ValueError(
-            f"{value} leaves nothing for train; a share below 1 is allowed (a count of rows is not built yet); "
-            "write one such as 0.05"
+            f"{value} leaves nothing for train; a share below 1 is allowed (a count of rows is not built "
+            "yet); write one such as 0.05"
         )
     return value
 
@@ -53,7 +53,7 @@ def _is_duration(value: float | str) -> float | str:
 
 
 Share = Annotated[float | int | str, AfterValidator(_is_share)]
-"""A decimal in [0, 1), meant as the exact fraction that is written: 0.1 is a tenth, not its binary neighbour."""
+"""A decimal in [0, 1), meant as the fraction that is written: 0.1 is a tenth, not its binary neighbour."""
 
 
 class Boundaries(Config):
@@ -81,7 +81,7 @@ class Boundaries(Config):
             instant = _instant(value, are_numbers=self.are_numbers)
             if instant is None:
                 raise ValueError(
-                    f"{value!r} is no instant; both are numbers, or both are ISO 8601; write such as 2024-06-30"
+                    f"{value!r} is no instant; both are numbers, or both ISO 8601; write such as 2024-06-30"
                 )
             instants.append(instant)
         if instants != sorted(set(instants)):

@@ -1,0 +1,87 @@
+"""The laws of every stage as Dagster asset checks; no thresholds of its own.
+
+What belongs here: one check per law, blocking exactly where the recipe calls it an error. What does not:
+numbers, bounds and judging (`pipelines/findings.py`), refusing an input (`factory.py`).
+
+A check never looks at data: the stage's writer counted, the engine judges the count. So a check that is run
+alone applies a changed threshold to the version that is there, without building anything.
+"""
+
+from collections.abc import Iterator
+
+import dagster as dg
+
+from assets import metadata
+from assets.factory import only_infrastructure_errors
+from assets.resources import Storage
+from pipelines import build, findings, manifest
+from pipelines.build import Project, Step
+from pipelines.findings import Terms, Verdict
+from pipelines.manifest import Key
+
+
+def checks_of(project: Project) -> list[dg.AssetChecksDefinition]:
+    """Return the checks of every step of the recipe's road that has laws."""
+    return [stage_checks(step) for step in build.road(project) if step.terms]
+
+
+def stage_checks(step: Step) -> dg.AssetChecksDefinition:
+    """Return the checks of one stage: one step in a run, each law selectable by itself."""
+    asset = dg.AssetKey(list(step.key))
+    terms = {one.law: one for one in step.terms}
+
+    @dg.multi_asset_check(
+        name=f"{asset.to_python_identifier()}__checks",
+        specs=[_spec(one, asset) for one in step.terms],
+        can_subset=True,
+    )
+    def body(context: dg.AssetCheckExecutionContext, storage: Storage) -> Iterator[dg.AssetCheckResult]:
+        chosen = [terms[law] for law in sorted(check.name for check in context.selected_asset_check_keys)]
+        with only_infrastructure_errors():
+            store = storage.store()
+            built = manifest.by_version(store, step.key, judged_version(context.instance, step.key))
+            verdicts = findings.judge(store, built, chosen)
+        yield from (result_of(verdict, asset) for verdict in verdicts)
+
+    return body
+
+
+def _spec(terms: Terms, asset: dg.AssetKey) -> dg.AssetCheckSpec:
+    waived = (
+        f" A failure is waived within {terms.waiver_bound:g}: {terms.waiver_reason}"
+        if terms.waiver_bound is not None
+        else ""
+    )
+    return dg.AssetCheckSpec(
+        name=terms.law,
+        asset=asset,
+        blocking=terms.severity == "error",
+        description=f"{terms.what[0].upper()}{terms.what[1:]}: {terms.wanted}.{waived}",
+    )
+
+
+def judged_version(instance: dg.DagsterInstance, key: Key) -> str | None:
+    """Return the version of the manifest that the newest materialization wrote or reused; None if there is none.
+
+    Its metadata is asked, not its data version: a check has no way to be told which materialization it is
+    for when a run has partitions.
+    """
+    event = instance.get_latest_materialization_event(dg.AssetKey(list(key)))
+    entry = (
+        event.asset_materialization.metadata.get(metadata.VERSION)
+        if event and event.asset_materialization
+        else None
+    )
+    return str(entry.value) if entry else None
+
+
+def result_of(verdict: Verdict, asset: dg.AssetKey) -> dg.AssetCheckResult:
+    """Word a verdict for Dagster: what blocks is an ERROR, everything else that failed is a WARN."""
+    return dg.AssetCheckResult(
+        asset_key=asset,
+        check_name=verdict.law,
+        passed=verdict.passed,
+        severity=dg.AssetCheckSeverity.ERROR if verdict.blocking else dg.AssetCheckSeverity.WARN,
+        description=verdict.sentence,
+        metadata=metadata.of_verdict(verdict),
+    )

@@ -1,0 +1,105 @@
+"""What Dagster loads: every recipe of the configs folder as assets, checks, a job, a schedule and a sensor.
+
+What belongs here: finding recipes, binding resources once, putting it all together when Dagster asks.
+What does not: anything at import; importing this module reads no file and loads no heavy library.
+"""
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from assets.automation import automation_of, condition_of
+from assets.checks import checks_of
+from assets.factory import assets_of, dagster_name
+from assets.resources import Storage
+from pipelines import build, recipe
+from pipelines.build import Project
+from pipelines.errors import ConfigError
+
+
+@dg.definitions
+def defs() -> dg.Definitions:
+    """Load every recipe of this project."""
+    configs = configs_folder()
+    return build_definitions(recipe.find(configs), storage_root(configs))
+
+
+def configs_folder() -> Path:
+    """Return the folder of recipes: $ROWMILL_CONFIGS, or `configs` beside this package."""
+    beside = Path(__file__).resolve().parent.parent / "configs"
+    folder = Path(os.environ.get("ROWMILL_CONFIGS") or beside)
+    if not folder.is_dir():
+        raise ConfigError(
+            f"{folder}: no such folder; recipes are <name>.yaml files in a configs folder; make it, or set ROWMILL_CONFIGS"
+        )
+    return folder.absolute()
+
+
+def storage_root(configs: Path) -> str:
+    """Return where built things lie: $ROWMILL_STORE, or `.rowmill` beside the configs folder."""
+    return os.environ.get("ROWMILL_STORE") or str(configs.parent / ".rowmill")
+
+
+def build_definitions(
+    recipes: Sequence[Path], store: str, *, resources: Mapping[str, Any] | None = None
+) -> dg.Definitions:
+    """Return the definitions of some recipe files over a storage root; `resources` replaces resources by name.
+
+    Raises
+    ------
+    ConfigError
+        Listing what is wrong with every bad recipe, not only with the first.
+
+    """
+    projects = open_projects(recipes, store)
+    # Backfill policies, and the conditions where a recipe asks for them, are beta by name in the pinned release.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        return dg.Definitions(
+            assets=[asset for project in projects for asset in assets_of(project, condition_of(project))],
+            asset_checks=[check for project in projects for check in checks_of(project)],
+            resources={"storage": Storage(root=store), **(resources or {})},
+            # Runs of hand-picked assets too: a process per step costs two seconds of imports each.
+            executor=dg.in_process_executor,
+            **automation_of(projects),
+        )
+
+
+def open_projects(recipes: Sequence[Path], store: str) -> list[Project]:
+    """Open every recipe file; all that is wrong with any of them is one error."""
+    projects: list[Project] = []
+    wrong: list[str] = []
+    for path in recipes:
+        try:
+            projects.append(build.open_project(path, store))
+        except ConfigError as error:
+            wrong.append(str(error))
+    wrong += _same_names(recipes, projects)
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+    return projects
+
+
+def _same_names(recipes: Sequence[Path], projects: Sequence[Project]) -> list[str]:
+    """Word every clash of names: Dagster's names hold no hyphens, so `a-b` and `a_b` are one name to it."""
+    by_recipe = Counter(dagster_name(path.stem) for path in recipes)
+    clashes = [
+        f"{path}: recipe {path.stem!r} is named like another one; recipes must differ in more than '-' and '_'; rename it"
+        for path in recipes
+        if by_recipe[dagster_name(path.stem)] > 1
+    ]
+    if clashes:
+        return clashes
+    keys = [dg.AssetKey(list(step.key)) for project in projects for step in build.road(project)]
+    steps = Counter(key.to_python_identifier() for key in keys)
+    return [
+        f"{key.to_user_string()}: another stage has the same name in Dagster, {key.to_python_identifier()}; dataset names "
+        "must differ in more than '-', '_' and '__'; rename the dataset"
+        for key in keys
+        if steps[key.to_python_identifier()] > 1
+    ]

@@ -1,0 +1,286 @@
+"""From a recipe's road to assets: one factory, and the gate that every asset with inputs passes first.
+
+What belongs here: the repository's only `@asset`, the two locks of the gate, which errors may be retried.
+What does not: what a stage does (`pipelines/`), what its page shows (`metadata.py`), its thresholds.
+
+    step ──► open_inputs ──► build.run ──► MaterializeResult(data version = content digest, page)
+              │  lock (a): Dagster's event log holds a passing verdict on this version under these terms
+              └  lock (b): so do the engine's own saved findings, which no posted event can forge
+
+Dagster's blocking checks hold back later steps of one run only. Materializing downstream alone, deselecting
+the checks, a backfill, a check that crashed or a bound made tighter all walk past them; the gate does not.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor
+from contextlib import contextmanager
+from gzip import BadGzipFile
+from typing import Any, Final
+
+import dagster as dg
+
+from assets import metadata
+from assets.resources import Storage
+from pipelines import build, findings, manifest
+from pipelines.build import Project, Step
+from pipelines.errors import PipelineError
+from pipelines.findings import Terms
+from pipelines.manifest import Key, Manifest
+from pipelines.storage import Store
+
+RETRY: Final = dg.RetryPolicy(max_retries=2, delay=10, backoff=dg.Backoff.EXPONENTIAL)
+"""For disks, networks and lost workers; everything else leaves a body as a Failure that forbids retries."""
+
+CORES: Final = "cores"
+"""The pool of the stages that use every core of the machine by themselves."""
+
+LINE_EVERY_S: Final = 5.0
+"""A progress line in Dagster's log is an event in its database, so not one per part."""
+
+ALL_CORES = frozenset({"tokenized_examples", "packed_shards"})
+PER_RANK = frozenset({"gpu_partitions"})
+
+
+class StageRun(dg.Config):
+    """What may be set for one run in the launchpad."""
+
+    version: str | None = None
+    """A kept version to return instead of building; verified whole and gated like a build."""
+
+
+def rank_folders(world_size: int) -> list[str]:
+    """Name the folders of all ranks; the world size is in the name, so another one is never mistaken for built."""
+    return [f"rank-{rank:05d}-of-{world_size:05d}" for rank in range(world_size)]
+
+
+def assets_of(project: Project, condition: dg.AutomationCondition | None) -> list[dg.AssetsDefinition]:
+    """Return one asset per step of the recipe's road; `condition` is when they materialize themselves."""
+    steps = build.road(project)
+    terms = {step.key: step.terms for step in steps}
+    before = order(steps)
+    ranks = dg.StaticPartitionsDefinition(rank_folders(project.recipe.partitions.world_size))
+    return [
+        stage_asset(
+            project,
+            step,
+            deps=before[step.key],
+            needs={key: terms[key] for key in step.gates},
+            ranks=ranks if step.name in PER_RANK else None,
+            condition=condition,
+        )
+        for step in steps
+    ]
+
+
+def order(steps: Sequence[Step]) -> dict[Key, tuple[Key, ...]]:
+    """Return the edges of the asset graph: what a step reads, and what it only waits for.
+
+    It waits for every stage whose findings it needs; those that stand before its inputs anyway get no edge,
+    or the last asset would have one to every other.
+    """
+    edges: dict[Key, tuple[Key, ...]] = {}
+    behind: dict[Key, set[Key]] = {}
+    for step in steps:
+        reached = {key for one in step.inputs for key in behind[one] | {one}}
+        edges[step.key] = (*step.inputs, *(key for key in step.gates if key not in reached))
+        behind[step.key] = reached | set(step.gates)
+    return edges
+
+
+def stage_asset(
+    project: Project,
+    step: Step,
+    *,
+    deps: Sequence[Key],
+    needs: Mapping[Key, Sequence[Terms]],
+    ranks: dg.StaticPartitionsDefinition | None,
+    condition: dg.AutomationCondition | None,
+) -> dg.AssetsDefinition:
+    """Return a step's asset; `needs` are the terms of every stage that must be open before it."""
+
+    @dg.asset(
+        key=list(step.key),
+        deps=[dg.AssetKey(list(key)) for key in deps],
+        group_name=dagster_name(step.recipe),
+        code_version=step.code_version,
+        pool=CORES if step.name in ALL_CORES else None,
+        partitions_def=ranks,
+        backfill_policy=dg.BackfillPolicy.single_run() if ranks else None,
+        retry_policy=RETRY,
+        automation_condition=condition,
+        kinds=kinds_of(step),
+        owners=list(project.recipe.execution.owners),
+        tags={"rowmill/stage": step.name},
+        description=step.description,
+    )
+    def body(context: dg.AssetExecutionContext, config: StageRun, storage: Storage) -> dg.MaterializeResult:
+        with only_infrastructure_errors():
+            placed = Project(recipe=project.recipe, store=storage.store(), base=project.base)
+            folders = tuple(context.partition_keys) if ranks else ()
+            report = build.run(
+                placed,
+                step,
+                open_inputs(context.instance, placed.store, needs, step.inputs),
+                ranks=folders,
+                version=config.version,
+                progress=LogProgress(context.log),
+                run_id=context.run_id,
+            )
+            for folder in folders:
+                context.add_asset_metadata(metadata.of_rank(report.manifest, folder), partition_key=folder)
+            return dg.MaterializeResult(
+                data_version=dg.DataVersion(report.manifest.version),
+                metadata=metadata.of(report, placed.store),
+            )
+
+    return body
+
+
+def kinds_of(step: Step) -> set[str]:
+    """Return the chips of a graph node: it shows only the last part of its key, so one names the dataset."""
+    # A kind becomes the end of a tag's key, which has at most 63 characters; a name may have 64.
+    return {"parquet", step.dataset[:63]} if step.dataset else {"parquet"}
+
+
+def dagster_name(recipe: str) -> str:
+    """Return a recipe's name as Dagster wants the names of groups, jobs and schedules: without hyphens."""
+    return recipe.replace("-", "_")
+
+
+class LogProgress:
+    """Writes how far a stage is into the run's log, at most a line every few seconds."""
+
+    def __init__(self, log: dg.DagsterLogManager) -> None:
+        """Start counting the seconds from now, so that a short stage says nothing."""
+        self._log = log
+        self._last_s = time.monotonic()
+
+    def __call__(self, stage: str, *, done: int, total: int, rows: int, tokens: int, seconds: float) -> None:
+        """Write a line if the last one is long enough ago."""
+        now_s = time.monotonic()
+        if now_s - self._last_s < LINE_EVERY_S or seconds <= 0:
+            return
+        self._last_s = now_s
+        left_s = seconds * (total - done) / done if done else 0.0
+        speed = f"{rows / seconds:,.0f} rows/s" + (f", {tokens / seconds:,.0f} tokens/s" if tokens else "")
+        self._log.info(
+            f"{stage}: {done:,} of {total:,} parts, {rows:,} rows, {speed}, about {left_s:.0f} s left"
+        )
+
+
+def open_inputs(
+    instance: dg.DagsterInstance, store: Store, needs: Mapping[Key, Sequence[Terms]], inputs: Sequence[Key]
+) -> dict[Key, Manifest]:
+    """Return the vouched-for manifest of every input, or refuse with all that stands in the way.
+
+    Raises
+    ------
+    dg.Failure
+        Naming every closed check with its number, threshold and remedy; never retried.
+
+    """
+    manifests: dict[Key, Manifest] = {}
+    closed: list[str] = []
+    for key, terms in needs.items():
+        version = current_version(instance, key)
+        try:
+            manifests[key] = manifest.by_version(store, key, version)
+        except PipelineError as missing:
+            closed.append(str(missing))
+            continue
+        closed += [why for one in terms if (why := why_closed(instance, store, manifests[key], one))]
+    if closed:
+        raise refused(closed)
+    return {key: manifests[key] for key in inputs}
+
+
+def why_closed(instance: dg.DagsterInstance, store: Store, built: Manifest, terms: Terms) -> str | None:
+    """Word what keeps one check of an input shut, the engine's saved finding before Dagster's record of it; None if open."""
+    try:
+        findings.require_open(store, built, [terms])
+    except PipelineError as refusal:
+        return str(refusal)
+    if terms.severity != "error":
+        return None
+    where = "/".join(built.key)
+    verdict = verdict_on(instance, built.key, terms, built.version)
+    if verdict is None:
+        return f"{where}: {terms.law}: Dagster has no verdict on the current version; wanted {terms.wanted}; run this check"
+    if verdict.passed or verdict.severity == dg.AssetCheckSeverity.WARN:
+        return None
+    return f"{where}: {verdict.description or terms.law}"
+
+
+def current_version(instance: dg.DagsterInstance, key: Key) -> str | None:
+    """Return the data version of an asset's newest materialization; None if there is none."""
+    event = instance.get_latest_materialization_event(dg.AssetKey(list(key)))
+    materialization = event.asset_materialization if event else None
+    return (materialization.tags or {}).get("dagster/data_version") if materialization else None
+
+
+def verdict_on(
+    instance: dg.DagsterInstance, key: Key, terms: Terms, version: str | None
+) -> dg.AssetCheckEvaluation | None:
+    """Return the newest completed verdict on this version under these terms.
+
+    A verdict is a function of (content, terms): an older one stays true, so a restored version opens at
+    once, and a check that is only planned or crashed hides no verdict before it.
+    """
+    check = dg.AssetCheckKey(asset_key=dg.AssetKey(list(key)), name=terms.law)
+    # The one use of a name that Dagster does not call public; a test notices its loss.
+    history = instance.event_log_storage.get_asset_check_execution_history(check, limit=50)
+    for record in history:
+        evaluation: Any = record.evaluation
+        if isinstance(evaluation, dg.AssetCheckEvaluation):
+            seen = {name: value.value for name, value in evaluation.metadata.items()}
+            if (seen.get(metadata.VERSION), seen.get("terms")) == (version, terms.digest):
+                return evaluation
+    return None
+
+
+def refused(closed: Sequence[str]) -> dg.Failure:
+    """Return the failure of a step whose gate is closed."""
+    lines = "\n".join(f"- {line}" for line in closed)
+    return dg.Failure(
+        f"Gate closed; nothing was built.\n{lines}",
+        allow_retries=False,
+        metadata={"blocked_by": dg.MetadataValue.md(lines)},
+    )
+
+
+@contextmanager
+def only_infrastructure_errors() -> Iterator[None]:
+    """Let out unchanged only what may pass by itself; all else becomes a Failure that is not retried."""
+    try:
+        yield
+    except dg.Failure:
+        raise
+    except PipelineError as error:
+        if may_pass(error):
+            raise
+        raise dg.Failure(str(error), allow_retries=False) from error
+    except Exception as error:
+        if may_pass(error):
+            raise
+        raise dg.Failure(f"{type(error).__name__}: {error}", allow_retries=False) from error
+
+
+def may_pass(error: BaseException | None) -> bool:
+    """Tell whether trying again can help: a disk, a network or a worker failed, not the data or the recipe.
+
+    Our own errors are asked for their cause: "a worker died" may pass, "the file is cut short" may not.
+    """
+    if error is None:
+        return False
+    if isinstance(error, PipelineError):
+        return may_pass(error.__cause__)
+    if isinstance(error, FileNotFoundError | PermissionError | BadGzipFile):
+        return False
+    return isinstance(error, OSError | BrokenExecutor) or _is_lost_worker_of_ray(error)
+
+
+def _is_lost_worker_of_ray(error: BaseException) -> bool:
+    # By name, so that telling does not import Ray.
+    lost = {"NodeDiedError", "WorkerCrashedError", "OwnerDiedError", "ObjectLostError", "RaySystemError"}
+    return any(one.__module__.startswith("ray.") and one.__name__ in lost for one in type(error).__mro__)

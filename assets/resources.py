@@ -1,0 +1,26 @@
+"""What assets are handed from outside: where built things lie, and what runs the steps of a Dagster run.
+
+What belongs here: the storage root as a Dagster resource, the executors a recipe may name. What does not:
+logic of any kind, or the engine's own executors (`pipelines/executors/`), which work inside one step.
+"""
+
+from typing import Final
+
+import dagster as dg
+
+from pipelines.storage import Store
+
+
+class Storage(dg.ConfigurableResource):
+    """The root under which the engine writes: a folder or any fsspec URL."""
+
+    root: str
+
+    def store(self) -> Store:
+        """Return the engine's view of the root."""
+        return Store(self.root)
+
+
+EXECUTORS: Final = {"in_process": dg.in_process_executor, "multiprocess": dg.multiprocess_executor}
+"""`execution.run_executor`. In process is the default: a new process costs each step two seconds of imports,
+and our workers already use all cores inside a step."""

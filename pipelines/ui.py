@@ -1,0 +1,58 @@
+"""The user interface: a home for Dagster's history, then Dagster's own development server in our place.
+
+What belongs here: environment variables and the command line of `rowmill ui`. What does not: Dagster; it is
+another program here, started by name and never imported.
+"""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from pipelines.errors import ConfigError
+
+SETTINGS = Path(__file__).resolve().parent.parent / "assets" / "dagster.yaml"
+"""What a new home is given."""
+
+QUIET = {
+    "DAGSTER_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "GX_ANALYTICS_ENABLED": "false",
+}
+"""Nothing reports to anyone. Dagster's own switch in `dagster.yaml` stops only half of it."""
+
+
+def serve(root: Path, *, host: str = "127.0.0.1", port: int = 3000) -> None:
+    """Become `dagster dev` over the project in `root`; never returns. Stop it with SIGINT: SIGTERM leaves children.
+
+    Raises
+    ------
+    ConfigError
+        If `root` holds no workspace.yaml.
+
+    """
+    workspace = root / "workspace.yaml"
+    if not workspace.is_file():
+        raise ConfigError(
+            f"{workspace}: no such file; the user interface needs the project's workspace.yaml; run it in the project's folder"
+        )
+    environment = os.environ | QUIET | {"DAGSTER_HOME": str(prepare_home(root))}
+    os.chdir(root)
+    # Dagster has no login and who reaches the port runs code, so it listens on loopback unless told otherwise.
+    command = [sys.executable, "-m", "dagster", "dev", "-h", host, "-p", str(port), "-w", "workspace.yaml"]
+    os.execvpe(command[0], command, environment)
+
+
+def prepare_home(root: Path) -> Path:
+    """Return DAGSTER_HOME as an absolute folder with a `dagster.yaml`: the one that is set, or `.dagster` in `root`.
+
+    Without one, Dagster keeps its history in a temporary folder and deletes it on exit. Settings that are
+    there are never overwritten.
+    """
+    home = Path(os.environ.get("DAGSTER_HOME") or root / ".dagster").absolute()
+    home.mkdir(parents=True, exist_ok=True)
+    settings = home / "dagster.yaml"
+    if not settings.exists():
+        shutil.copyfile(SETTINGS, settings)
+    return home

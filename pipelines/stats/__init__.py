@@ -1,0 +1,65 @@
+"""Facts about a build for people: length distributions, and tables that DuckDB answers questions from.
+
+    lengths.py   integers in, facts out: histogram, quantiles, buckets, advice, what-if table
+    schemas.py   the columns that users write SQL against
+    tables.py    a manifest → Parquet files under `stats/`, one partition per version
+    views.py     `stats.duckdb`: views over these files, and questions to them
+
+What does not belong here: the numbers that laws judge (whoever writes a stage's output counts them into
+its manifest) and drawing (`plots.py`). Nothing here decides a byte of a shard, so nothing here enters a
+fingerprint.
+"""
+
+from pipelines.manifest import Manifest
+from pipelines.stats.lengths import (
+    advice,
+    candidate_seq_lens,
+    length_buckets,
+    length_histogram,
+    length_quantiles,
+    lengths_table,
+    what_if,
+)
+from pipelines.stats.schemas import SCHEMAS
+from pipelines.stats.tables import (
+    forget,
+    point_current,
+    scope_of,
+    tables_of,
+    write_findings,
+    write_table,
+)
+from pipelines.stats.views import publish_views, query, view_names
+from pipelines.storage import Store
+
+__all__ = [
+    "SCHEMAS",
+    "advice",
+    "candidate_seq_lens",
+    "forget",
+    "length_buckets",
+    "length_histogram",
+    "length_quantiles",
+    "lengths_table",
+    "point_current",
+    "publish_views",
+    "query",
+    "record",
+    "scope_of",
+    "tables_of",
+    "view_names",
+    "what_if",
+    "write_findings",
+    "write_table",
+]
+
+
+def record(store: Store, manifest: Manifest, *, reused: bool = False, parts_reused: int = 0) -> None:
+    """Write all tables of a manifest, then make its version the current one of its stage.
+
+    In this order: a reader that sees the pointer must find the rows it points to.
+    """
+    tables_of(store, manifest, reused=reused, parts_reused=parts_reused)
+    recipe, scope = scope_of(manifest.key)
+    point_current(store, recipe, scope, manifest.stage, (manifest.version,))
+    publish_views(store)

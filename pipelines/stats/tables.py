@@ -1,0 +1,379 @@
+"""Manifests as tables: small Parquet files for DuckDB, one partition per recipe, scope and version.
+
+What belongs here: which stage feeds which table, writing them, and the pointers that say which versions
+are current. What does not: the views over them (`views.py`), and counting anything; a manifest has the
+counts, and long tables are columns of its part files, copied in batches.
+
+    stats/<table>/recipe=<r>/scope=<dataset or _recipe>/version=<version>/part-0.parquet
+    stats/_current/recipe=<r>/scope=<…>/stage=<stage>/current-<stamp>.parquet
+
+Nobody locks anything, so a reader may be anywhere between listing files and reading them while a writer
+works. Hence no file that a reader may have listed is ever rewritten with other content or removed at
+once: a new pointer is a new file with a higher stamp, and superseded ones go after `GRACE_NS`. One file
+replaced in place was tried; a fifth of the reads beside a busy writer found no rows at all, because the
+pointer named a version younger than the reader's list of files.
+"""
+
+import io
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipelines.errors import SchemaError
+from pipelines.findings import Verdict
+from pipelines.manifest import File, Key, Manifest, Part, Table
+from pipelines.stats.schemas import CURRENT, SCHEMAS
+from pipelines.storage import Store
+
+RECIPE_SCOPE = "_recipe"
+"""The scope of stages that belong to a whole recipe; no dataset can have this name."""
+
+GRACE_NS = 600 * 10**9
+"""How long a superseded pointer stays, in nanoseconds: longer than any query plans."""
+
+GROUP_ROWS = 65_536
+"""Rows read and written at a time: memory is flat in the size of the dataset."""
+
+PATH_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+SMALL = ("lengths", "what_if", "splits", "mixture", "rank_steps")
+"""Tables that a manifest holds as a `Table`, or, when long, as Parquet files of that name."""
+
+FED_BY: Mapping[str, Mapping[str, str]] = {
+    "raw_dataset": {"rejects": "rejects"},
+    "canonical_rows": {"rows": "rows", "rejects": "rejects"},
+    "tokenized_examples": {"examples": "examples", "rejects": "rejects"},
+    "packed_shards": {"shard": "sequences", "segments": "segments", "rejects": "rejects"},
+}
+"""Stage → name of a part's file → the table it feeds. Ranks hold shards too: the same sequences again."""
+
+
+def scope_of(key: Key) -> tuple[str, str]:
+    """Return the recipe and the scope of a stage's key: its dataset, or `_recipe`."""
+    return (key[0], key[1]) if len(key) == 3 else (key[0], RECIPE_SCOPE)
+
+
+def write_table(  # noqa: PLR0913  (the path's three keys are three words)
+    store: Store, table: str, recipe: str, scope: str, version: str, content: pa.Table
+) -> None:
+    """Write one version of a table; writing the same content again leaves the file alone.
+
+    Raises
+    ------
+    SchemaError
+        If `content` lacks a column of the table or has one of another type; further columns are left out.
+
+    """
+    path = f"{_partition(table, recipe, scope, version)}/part-0.parquet"
+    encoded = _encode(_conform(content, SCHEMAS[table], f"table {table}"))
+    if not (store.exists(path) and store.read(path) == encoded):
+        store.write(path, encoded)
+
+
+def point_current(store: Store, recipe: str, scope: str, stage: str, versions: Sequence[str]) -> None:
+    """Make these versions of a stage the ones that the views show; call it after their tables are written."""
+    folder = f"stats/_current/recipe={_word(recipe)}/scope={_word(scope)}/stage={_word(stage)}"
+    wanted = [_word(version) for version in versions]
+    newest = _newest(store, folder, "current", CURRENT)
+    if newest is not None and newest.column("versions").to_pylist() == [wanted]:
+        return
+    _append(
+        store,
+        folder,
+        "current",
+        lambda stamp: pa.Table.from_pylist([{"stamp": stamp, "versions": wanted}], schema=CURRENT),
+    )
+
+
+def tables_of(store: Store, manifest: Manifest, *, reused: bool = False, parts_reused: int = 0) -> None:
+    """Write every table that a manifest feeds, under its version.
+
+    Long tables are copied column by column in batches, and only if the version's copy is not there yet;
+    short ones come from the manifest itself. `reused` tells a build that found its output from one that
+    made it: of the first kind the last is kept, of the second all.
+
+    Raises
+    ------
+    SchemaError
+        If a part file or a table of the manifest lacks a column; that is a bug of whoever wrote it.
+
+    """
+    _write_build(store, manifest, reused, parts_reused)
+    for table, content in _short_tables(manifest):
+        write_table(store, table, *scope_of(manifest.key), manifest.version, content)
+    for table, feeds in _long_tables(manifest).items():
+        _copy(store, manifest, table, feeds)
+
+
+def write_findings(
+    store: Store, manifest: Manifest, verdicts: Sequence[Verdict], *, judged_at: str | None = None
+) -> None:
+    """Write the verdicts on a version.
+
+    `judged_at` (ISO 8601, now if left out) tells a later judgement from this one. The same verdicts again
+    leave what is there alone. Other ones, under other bounds say, stand beside the earlier ones: the view
+    shows the last, its history all.
+    """
+    folder = _partition("findings", *scope_of(manifest.key), manifest.version)
+    lines = [_finding(manifest.stage, verdict) for verdict in verdicts]
+    newest = _newest(store, folder, "part", SCHEMAS["findings"])
+    if newest is not None and newest.drop_columns(["judged_at"]).to_pylist() == lines:
+        return
+    when = judged_at or datetime.now(UTC).isoformat(timespec="microseconds")
+    dated = [{**line, "judged_at": when} for line in lines]
+    content = pa.Table.from_pylist(dated, schema=SCHEMAS["findings"])
+    _append(store, folder, "part", lambda _: content, prune=False)
+
+
+def forget(store: Store, recipe: str, scope: str, version: str) -> None:
+    """Remove all tables of a version that was collected; it must not be current."""
+    for table in SCHEMAS:
+        folder = _partition(table, recipe, scope, version)
+        if store.exists(folder):
+            store.remove(folder)
+
+
+def write_empty_tables(store: Store) -> None:
+    """Put a file without rows under `recipe=_` of each table, so that every view stands over a file."""
+    for table, schema in SCHEMAS.items():
+        store.write(f"{_partition(table, '_', '_', '_')}/part-0.parquet", _encode(schema.empty_table()))
+    store.write("stats/_current/recipe=_/scope=_/stage=_/current-0.parquet", _encode(CURRENT.empty_table()))
+
+
+def _finding(stage: str, verdict: Verdict) -> dict[str, Any]:
+    return {
+        "stage": stage,
+        "law": verdict.law,
+        "severity": str(verdict.severity),
+        "value": None if verdict.value is None else float(verdict.value),
+        # "at most 0.05": the law gives the direction.
+        "bound": float(verdict.wanted.rsplit(" ", 1)[-1]),
+        "passed": verdict.passed,
+        "waiver": verdict.waiver,
+    }
+
+
+def _write_build(store: Store, manifest: Manifest, reused: bool, parts_reused: int) -> None:
+    folder = _partition("builds", *scope_of(manifest.key), manifest.version)
+    line = {
+        "stage": manifest.stage,
+        "built_at": manifest.built_at,
+        "run_id": manifest.run_id,
+        "seconds": manifest.seconds,
+        "reused": reused,
+        "parts": len(manifest.parts),
+        "parts_reused": parts_reused,
+        "rows": sum(_rows(part) for part in manifest.parts),
+    }
+    content = pa.Table.from_pylist([line], schema=SCHEMAS["builds"])
+    prefix = "reused" if reused else "made"
+    newest = _newest(store, folder, prefix, SCHEMAS["builds"])
+    if newest is not None and newest.equals(content):
+        return
+    _append(store, folder, prefix, lambda _: content, prune=reused)
+
+
+def _rows(part: Part) -> int:
+    """Count what a part kept: rejects and the index of segments are not its output."""
+    return sum(file.rows for name, file in part.files.items() if name not in ("rejects", "segments"))
+
+
+def _short_tables(manifest: Manifest) -> Iterator[tuple[str, pa.Table]]:
+    ledger = [{"stage": manifest.stage, "state": s, "reason": r, "records": n} for s, r, n in manifest.ledger]
+    tokens = [
+        {"stage": manifest.stage, "split": s, "class": c, "tokens": n} for s, c, n in manifest.token_ledger
+    ]
+    for table, lines in (("ledger", ledger), ("token_ledger", tokens)):
+        if lines:
+            yield table, pa.Table.from_pylist(lines, schema=SCHEMAS[table])
+    for table in SMALL:
+        if table in manifest.tables:
+            where = f"{'/'.join(manifest.key)}: table {table}"
+            yield table, _as_arrow(manifest.tables[table], SCHEMAS[table], where)
+
+
+def _as_arrow(table: Table, schema: pa.Schema, where: str) -> pa.Table:
+    columns = {name: [row[i] for row in table.rows] for i, name in enumerate(table.columns)}
+    _require(schema, columns, where)
+    values = [columns.get(field.name, [None] * len(table.rows)) for field in schema]
+    try:
+        arrays = [pa.array(column, field.type) for column, field in zip(values, schema, strict=True)]
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        raise _misfit(where, error, schema) from error
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+@dataclass(frozen=True, slots=True)
+class _Feed:
+    """A part file that a long table is read from."""
+
+    part: Part
+    file: File
+
+
+def _long_tables(manifest: Manifest) -> dict[str, list[_Feed]]:
+    fed = {**FED_BY.get(manifest.stage, {}), **{name: name for name in SMALL if name not in manifest.tables}}
+    tables: dict[str, list[_Feed]] = {}
+    for part in manifest.parts:
+        for name, file in part.files.items():
+            if name in fed:
+                tables.setdefault(fed[name], []).append(_Feed(part, file))
+    return tables
+
+
+def _copy(store: Store, manifest: Manifest, table: str, feeds: Sequence[_Feed]) -> None:
+    """Copy a table's columns from part files; a copy that is there under this schema is whole and stays."""
+    schema = SCHEMAS[table]
+    path = f"{_partition(table, *scope_of(manifest.key), manifest.version)}/part-0.parquet"
+    if store.exists(path) and _schema_of(store, path).equals(schema):
+        return
+    shape = _sequences(manifest) if table == "sequences" else _columns(schema)
+    batches = (shape(batch, feed) for feed in feeds for batch in _batches(store, feed.file, schema))
+    with store.create(path) as handle, pq.ParquetWriter(handle, schema, compression="zstd") as writer:
+        for group in _groups(batches, schema):
+            writer.write_table(group, row_group_size=GROUP_ROWS)
+
+
+_Shape = Callable[[pa.RecordBatch, _Feed], pa.Table]
+
+
+def _columns(schema: pa.Schema) -> _Shape:
+    def shape(batch: pa.RecordBatch, feed: _Feed) -> pa.Table:
+        return _conform(pa.Table.from_batches([batch]), schema, feed.file.path)
+
+    return shape
+
+
+def _sequences(manifest: Manifest) -> _Shape:
+    """Return what adds a shard's name, split (its column, or its part's fact) and fill to its columns."""
+    schema = SCHEMAS["sequences"]
+    seq_len = manifest.card.get("seq_len")
+    if not isinstance(seq_len, int) or seq_len < 1:
+        raise SchemaError(
+            f"{'/'.join(manifest.key)}: its card has seq_len {seq_len!r}; a positive integer was expected; "
+            "correct the writer"
+        )
+
+    def shape(batch: pa.RecordBatch, feed: _Feed) -> pa.Table:
+        content = pa.Table.from_batches([batch])
+        constants: dict[str, object] = {"shard": feed.file.path, "split": feed.part.facts.get("split", "")}
+        for name, value in constants.items():
+            if name not in content.column_names:
+                content = content.append_column(name, pa.repeat(pa.scalar(value, pa.string()), len(content)))
+        _require(schema, {*content.column_names, "fill"}, feed.file.path)
+        fill = pa.array(content.column("tokens").to_numpy() / seq_len, pa.float64())
+        return _conform(content.append_column("fill", fill), schema, feed.file.path)
+
+    return shape
+
+
+def _batches(store: Store, file: File, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    with pq.ParquetFile(store.path(file.path) if store.is_local else store.open(file.path)) as parquet:
+        present = [name for name in schema.names if name in parquet.schema_arrow.names]
+        yield from parquet.iter_batches(batch_size=GROUP_ROWS, columns=present)
+
+
+def _groups(batches: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Join small batches, so that thousands of small parts do not become thousands of row groups."""
+    waiting: list[pa.Table] = []
+    rows = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += len(batch)
+        if rows >= GROUP_ROWS:
+            yield pa.concat_tables(waiting)
+            waiting, rows = [], 0
+    yield pa.concat_tables(waiting) if waiting else schema.empty_table()
+
+
+def _conform(content: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
+    """Return the schema's columns in its order and types."""
+    _require(schema, content.column_names, where)
+    absent = [name for name in schema.names if name not in content.column_names]
+    for name in absent:
+        content = content.append_column(name, pa.nulls(len(content), schema.field(name).type))
+    try:
+        return content.select(schema.names).replace_schema_metadata(None).cast(schema)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise _misfit(where, error, schema) from error
+
+
+def _misfit(where: str, error: Exception, schema: pa.Schema) -> SchemaError:
+    expected = ", ".join(f"{field.name} {field.type}" for field in schema)
+    return SchemaError(f"{where}: a value does not fit ({error}); expected {expected}; correct the writer")
+
+
+def _require(schema: pa.Schema, columns: Iterable[str], where: str) -> None:
+    # A stage of one dataset may leave its name out: the view then takes the scope.
+    missing = set(schema.names) - set(columns) - {"dataset"}
+    if missing:
+        raise SchemaError(
+            f"{where}: column {', '.join(sorted(missing))} is missing; expected {', '.join(schema.names)}; "
+            "correct the writer"
+        )
+
+
+def _partition(table: str, recipe: str, scope: str, version: str) -> str:
+    return f"stats/{table}/recipe={_word(recipe)}/scope={_word(scope)}/version={_word(version)}"
+
+
+def _word(name: str) -> str:
+    """Return a name that becomes a folder; data never gets here, so another one is our own bug."""
+    assert PATH_WORD.fullmatch(name), f"{name!r} cannot be part of a path"
+    return name
+
+
+def _encode(content: pa.Table) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(content, buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def _read(store: Store, path: str, schema: pa.Schema) -> pa.Table:
+    return pq.read_table(io.BytesIO(store.read(path)), schema=schema)
+
+
+def _schema_of(store: Store, path: str) -> pa.Schema:
+    with store.open(path) as handle:
+        return cast(pa.Schema, pq.read_schema(handle)).remove_metadata()
+
+
+def _stamped(store: Store, folder: str, prefix: str) -> list[str]:
+    """Return the files `<prefix>-<stamp>.parquet` of a folder, oldest first."""
+    names = store.list(folder)
+    return [name for name in names if name.startswith(f"{prefix}-") and name.endswith(".parquet")]
+
+
+def _newest(store: Store, folder: str, prefix: str, schema: pa.Schema) -> pa.Table | None:
+    names = _stamped(store, folder, prefix)
+    return _read(store, f"{folder}/{names[-1]}", schema) if names else None
+
+
+def _append(
+    store: Store, folder: str, prefix: str, content: Callable[[int], pa.Table], *, prune: bool = True
+) -> None:
+    """Write a file that sorts after its kind; with `prune`, drop those superseded before the grace."""
+    names = _stamped(store, folder, prefix)
+    stamp = max([time.time_ns(), *(_stamp(name) + 1 for name in names)])
+    # Twenty digits hold every 64-bit stamp, so names sort as their stamps do.
+    new = f"{prefix}-{stamp:020d}.parquet"
+    store.write(f"{folder}/{new}", _encode(content(stamp)))
+    if not prune:
+        return
+    for old, successor in pairwise([*names, new]):
+        if _stamp(successor) < stamp - GRACE_NS:
+            with suppress(FileNotFoundError):  # another writer's sweep may have taken it
+                store.remove(f"{folder}/{old}")
+
+
+def _stamp(name: str) -> int:
+    return int(name.removesuffix(".parquet").rsplit("-", 1)[1])

@@ -1,0 +1,223 @@
+"""`stats.duckdb`: views over the tables, and questions to them.
+
+What belongs here: the views' definitions, replacing the file that holds them, running a query safely.
+What does not: the tables' columns (`tables.py`).
+
+A DuckDB file that is open for writing shuts every other process out, so this one holds views only and is
+never opened for writing under its own name: it is made under a temporary one and renamed. The data are
+Parquet files that the views find by name whenever they are asked.
+
+A view binds the pointers *before* the table: DuckDB lists files from left to right while it plans, so
+every version that a listed pointer names was listed after it was written. The other way round, a version
+switched in between shows no rows.
+"""
+
+import os
+import re
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pyarrow as pa
+
+from pipelines.errors import ConfigError
+from pipelines.stats.schemas import SCHEMAS
+from pipelines.stats.tables import write_empty_tables
+from pipelines.storage import Store, digest
+
+if TYPE_CHECKING:
+    import duckdb
+
+FILE = "stats.duckdb"
+MARKER = "stats/_views.json"
+"""Names the definitions that `stats.duckdb` was made from; while they are the same it is left alone."""
+
+VERSION = 1
+"""Raise it when a table's columns or a view's definition changes in a way that its text does not show."""
+
+
+LAST_JUDGEMENT = " QUALIFY judged_at = max(judged_at) OVER (PARTITION BY t.recipe, t.scope, t.version)"
+"""Of a version judged under several bounds the view shows the last verdicts; the history has all."""
+
+
+def view_names() -> tuple[str, ...]:
+    """Return the views' names; each has a `_history` beside it."""
+    return tuple(SCHEMAS)
+
+
+def publish_views(store: Store) -> None:
+    """Bring `stats.duckdb` up to date.
+
+    Nothing is to do unless a definition changed, the root moved, or the file is not there. A root on an
+    object store gets the empty tables only; `query` makes its views in memory.
+    """
+    import duckdb
+
+    statements = list(_statements(store))
+    wanted = digest(VERSION, duckdb.__version__, [str(schema) for schema in SCHEMAS.values()], statements)
+    made = store.exists(FILE) or not store.is_local
+    if made and store.exists(MARKER) and orjson.loads(store.read(MARKER)) == wanted:
+        return
+    write_empty_tables(store)
+    if store.is_local:
+        _replace(store, statements)
+    store.write(MARKER, orjson.dumps(wanted))
+
+
+def _replace(store: Store, statements: list[str]) -> None:
+    import duckdb
+
+    temporary = store.path(f"{FILE}.{uuid.uuid4().hex}.tmp")
+    try:
+        with duckdb.connect(temporary) as connection:
+            _run(connection, statements)
+        os.replace(temporary, store.path(FILE))
+    finally:
+        for leftover in (temporary, f"{temporary}.wal"):
+            if os.path.exists(leftover):
+                os.unlink(leftover)
+
+
+def _run(connection: "duckdb.DuckDBPyConnection", statements: list[str]) -> None:
+    # One transaction: 28 commits would be 28 syncs.
+    connection.begin()
+    for statement in statements:
+        connection.execute(statement)
+    connection.commit()
+
+
+def _statements(store: Store) -> Iterator[str]:
+    current = _pointers(store)
+    yield f"CREATE VIEW current_versions AS {current}"
+    for table, schema in SCHEMAS.items():
+        columns = ", ".join(_selected(schema))
+        files = _files(store, table)
+        yield f"CREATE VIEW {table}_history AS SELECT {columns} FROM {files} AS t"
+        yield (
+            f"CREATE VIEW {table} AS SELECT {columns} "
+            f"FROM (SELECT DISTINCT recipe, scope, version FROM ({current})) AS c "
+            f"JOIN {files} AS t USING (recipe, scope, version){LAST_JUDGEMENT if table == 'findings' else ''}"
+        )
+
+
+def _selected(schema: pa.Schema) -> Iterator[str]:
+    yield "t.recipe AS recipe"
+    yield "coalesce(t.dataset, t.scope) AS dataset" if "dataset" in schema.names else "t.scope AS dataset"
+    yield "t.version AS version"
+    yield from (f't."{name}" AS "{name}"' for name in schema.names if name != "dataset")
+
+
+def _pointers(store: Store) -> str:
+    """Select the current versions: those of each stage's newest pointer; a pointer never changes."""
+    pattern = _pattern(store, "stats/_current/*/*/*/*.parquet")
+    return (
+        "SELECT recipe, scope, stage, unnest(max_by(versions, stamp)) AS version "
+        f"FROM read_parquet({pattern}, {_hive('recipe', 'scope', 'stage')}) GROUP BY recipe, scope, stage"
+    )
+
+
+def _files(store: Store, table: str) -> str:
+    pattern = _pattern(store, f"stats/{table}/*/*/*/*.parquet")
+    return f"read_parquet({pattern}, {_hive('recipe', 'scope', 'version')})"
+
+
+def _hive(*keys: str) -> str:
+    # Without types a dataset named 2024 would be a number in one recipe and text in another.
+    types = ", ".join(f"{key}: VARCHAR" for key in keys)
+    return f"union_by_name = true, hive_partitioning = true, hive_types = {{{types}}}"
+
+
+def _pattern(store: Store, relative: str) -> str:
+    return _quoted(f"{_literally(_base(store))}/{relative}")
+
+
+def _literally(path: str) -> str:
+    """Write a path so that a pattern means just it: a root may be called `a[1]`."""
+    return re.sub(r"([*?[])", r"[\1]", path)
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _base(store: Store) -> str:
+    return os.path.abspath(store.path("")) if store.is_local else store.path("")
+
+
+def query(store: Store, sql: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    """Answer one SELECT over the views: column names and rows.
+
+    It may read the statistics and nothing else: no other file, no network, no extension, no Python
+    variable; and it may write nothing.
+
+    Raises
+    ------
+    ConfigError
+        If the statement is not one SELECT, or DuckDB refuses it; the message names the views there are.
+
+    """
+    import duckdb
+
+    publish_views(store)
+    with _connect(store) as connection:
+        try:
+            statements = connection.extract_statements(sql)
+            if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
+                # COPY and EXPORT would write into the one folder that may be read.
+                raise _refused(sql, "not a single SELECT")
+            result = connection.execute(statements[0])
+            return tuple(str(column[0]) for column in result.description), result.fetchall()
+        except duckdb.Error as error:
+            raise _refused(sql, " ".join(str(error).split("\n\nLINE", 1)[0].split())) from error
+
+
+def _connect(store: Store) -> "duckdb.DuckDBPyConnection":
+    """Open an engine of our own with the views in it and every door but the statistics shut.
+
+    In memory, with the file attached: connections to one file share an engine within a process, and a
+    second query would find the configuration locked by the first.
+    """
+    import duckdb
+
+    options: dict[str, Any] = {
+        "python_enable_replacements": False,
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+        "allow_community_extensions": False,
+    }
+    connection = duckdb.connect(":memory:", config=options)
+    if store.is_local:
+        connection.execute(f"ATTACH {_quoted(os.path.join(_base(store), FILE))} AS stats (READ_ONLY)")
+        connection.execute("USE stats")
+    else:
+        import fsspec
+
+        connection.register_filesystem(fsspec.core.url_to_fs(store.root)[0])
+        _run(connection, list(_statements(store)))
+    allowed = ", ".join(_quoted(folder) for folder in _folders(store))
+    connection.execute(f"SET allowed_directories = [{allowed}]")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+    return connection
+
+
+def _folders(store: Store) -> tuple[str, ...]:
+    """Return the folder of the tables in each spelling that DuckDB compares with.
+
+    In a pattern, in a file name, and as some remote file systems list it, `memory:///x` for `memory://x`.
+    """
+    folder = f"{_base(store)}/stats"
+    spelled = {folder, _literally(folder)}
+    if not store.is_local:
+        spelled |= {one.replace("://", ":///", 1) for one in spelled}
+    return tuple(sorted(spelled))
+
+
+def _refused(sql: str, why: str) -> ConfigError:
+    shown = " ".join(sql.split())
+    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+    return ConfigError(
+        f"query {shown!r}: {why}; there are the views {', '.join(view_names())}, each with a _history of all "
+        "versions, and current_versions; write one SELECT over them"
+    )

@@ -32,7 +32,7 @@ from pipelines.manifest import File, Part
 from pipelines.masking import Masker
 from pipelines.recipe import Dataset
 from pipelines.rendering import Renderer, RendererSpec
-from pipelines.rows import REJECTS, ROWS, Masked, ParseReport, Rejected, Row, to_json
+from pipelines.rows import REJECTS, ROWS, Json, ParseReport, Rejected, Row, to_json
 from pipelines.splits import Splitter
 from pipelines.storage import Store, digest_bytes
 from pipelines.tokenization import ControlStrings, Encoded, Encoder, FlatSpans
@@ -114,10 +114,9 @@ _CANONICALIZERS: dict[str, "tuple[canonicalization.Canonicalizer, Splitter]"] = 
 def _canonicalizer(name: str, dataset: Dataset) -> "tuple[canonicalization.Canonicalizer, Splitter]":
     key = name + dataset.model_dump_json()
     if key not in _CANONICALIZERS:
-        config = canonicalization.CanonicalConfig(
-            format=dataset.format, reasoning=dataset.reasoning, tools=dataset.tools, filters=dataset.filters
+        made = canonicalization.Canonicalizer(
+            dataset, weighted=dataset.loss.weights, group_key=dataset.splits.group_key, order_key=dataset.splits.time_key
         )
-        made = canonicalization.Canonicalizer(config, group_key=dataset.splits.group_key, order_key=dataset.splits.time_key)
         _CANONICALIZERS.clear()
         _CANONICALIZERS[key] = (made, Splitter(dataset.splits))
     return _CANONICALIZERS[key]
@@ -127,7 +126,8 @@ def canonicalize_part(task: CanonicalTask) -> Part:
     """Make canonical rows of one source part."""
     canonicalizer, splitter = _canonicalizer(task.dataset_name, task.dataset)
     log = RejectLog("canonical_rows")
-    columns = _RowColumns(task.dataset_name, task.part, splitter)
+    by_prefix = task.dataset.filters.deduplicate == "prefix200"
+    columns = _RowColumns(task.dataset_name, task.part, splitter, by_prefix=by_prefix)
     left_out: list[tuple[str, str]] = []
     for record in sources.read(task.part, Path(task.base)):
         row_id = f"{task.part.part_id}:{record.number}"
@@ -138,7 +138,7 @@ def canonicalize_part(task: CanonicalTask) -> Part:
         if isinstance(row, Rejected):
             log.add(row_id, row, record.raw)
             continue
-        refused = columns.add(row_id, row, record.raw)
+        refused = columns.add(row_id, row, record.value)
         if refused is not None:
             log.add(row_id, refused, record.raw)
     return _save_rows(task, columns, log, left_out)
@@ -147,18 +147,20 @@ def canonicalize_part(task: CanonicalTask) -> Part:
 class _RowColumns:
     """Canonical rows of a part, column by column."""
 
-    def __init__(self, dataset: str, part: sources.Part, splitter: Splitter) -> None:
+    def __init__(self, dataset: str, part: sources.Part, splitter: Splitter, *, by_prefix: bool) -> None:
         self.dataset = dataset
+        self.by_prefix = by_prefix
         self.hint = part.split_hint
         self.splitter = splitter
         self.ids: list[str] = []
         self.rows: list[Row] = []
         self.hashes: list[bytes] = []
+        self.dedupe_keys: list[bytes | None] = []
         self.splits: list[str] = []
         self.roles: Counter[str] = Counter()
-        self.rows_with_unknown_roles = 0
+        self.with_unknown_roles: list[str] = []
 
-    def add(self, row_id: str, row: Row, raw: bytes) -> Rejected | None:
+    def add(self, row_id: str, row: Row, record: Json) -> Rejected | None:
         """Add a row, or return why its split cannot be told."""
         content = filters.content_hash(row)
         split = self.hint if self.hint == "validation" else self.splitter(row.group_key, row.order_key, content)
@@ -167,9 +169,10 @@ class _RowColumns:
         self.ids.append(row_id)
         self.rows.append(row)
         self.hashes.append(content)
+        self.dedupe_keys.append(filters.prefix_hash(record) if self.by_prefix else None)
         self.splits.append(split)
         if row.report.unknown_roles:
-            self.rows_with_unknown_roles += 1
+            self.with_unknown_roles.append(row_id)
             self.roles.update(row.report.unknown_roles)
         return None
 
@@ -177,7 +180,7 @@ class _RowColumns:
         """Return the rows as `rows.ROWS`."""
         rows, reports = self.rows, [row.report for row in self.rows]
         columns: list[Sequence[Any]] = [
-            self.ids, self.hashes, [self.dataset] * len(rows), [r.kind for r in rows], self.splits,
+            self.ids, self.hashes, self.dedupe_keys, [self.dataset] * len(rows), [r.kind for r in rows], self.splits,
             [r.group_key for r in rows], [r.order_key for r in rows], [r.domain for r in rows],
             [to_json(r.messages) if r.kind == "conversation" else None for r in rows],
             [None if r.tools is None else to_json(r.tools) for r in rows],
@@ -205,7 +208,8 @@ def _save_rows(task: CanonicalTask, columns: _RowColumns, log: RejectLog, left_o
         "reasons": log.counts(),
         "left_out": dict(Counter(state for _, state in left_out)),
         "roles": dict(sorted(columns.roles.items())),
-        "rows_with_unknown_roles": columns.rows_with_unknown_roles,
+        "rows_with_unknown_roles": len(columns.with_unknown_roles),
+        "examples_of_roles": {"": columns.with_unknown_roles[:3]},
         "schemas": dict(sorted(Counter(row.report.schema for row in columns.rows).items())),
         "notes": dict(sorted(notes.items())),
         "splits": dict(sorted(Counter(columns.splits).items())),
@@ -302,17 +306,3 @@ class TokenizeTask:
     part: Part
 
 
-@lru_cache(maxsize=2)
-def _encoder(root: str, path: str) -> Encoder:
-    return Encoder(tokenization.from_bytes(Store(root).read(path)))
-
-
-_RENDERERS: dict[str, Renderer] = {}
-
-
-def _renderer(spec: RendererSpec) -> Renderer:
-    key = repr(spec)
-    if key not in _RENDERERS:
-        _RENDERERS.clear()
-        _RENDERERS[key] = Renderer(spec)
-    return _RENDERERS[key]

@@ -130,6 +130,7 @@ ROWS = pa.schema(
     [
         pa.field("row_id", pa.string(), nullable=False),
         pa.field("content_hash", pa.binary(16), nullable=False),
+        pa.field("dedupe_key", pa.binary(16)),
         pa.field("dataset", pa.string(), nullable=False),
         pa.field("kind", pa.string(), nullable=False),
         pa.field("split", pa.string(), nullable=False),
@@ -152,7 +153,7 @@ ROWS = pa.schema(
         pa.field("notes", pa.list_(pa.string()), nullable=False),
     ]
 )
-"""A part of `canonical_rows`; row order is source order."""
+"""A part of `canonical_rows`; row order is source order. `dedupe_key` is set where it is not `content_hash`."""
 
 REJECTS = pa.schema(
     [

@@ -1,0 +1,171 @@
+"""The seven stages, one module each: what is done to all parts of a dataset, or to all datasets of a recipe.
+
+What belongs here: composing rooms over parts, and adding up what they counted. What does not: one part's
+work (`parts.py`), the order of stages, gates and reuse of whole stages (`build.py`). Stages are halls of
+the corridor: they may import rooms, and no room imports them.
+
+| stage | per | reads | writes |
+|---|---|---|---|
+| `raw_dataset` | dataset | source files | scans: parts with digests |
+| `canonical_rows` | dataset | parts | rows, rejects, ledger per part |
+| `tokenized_examples` | dataset | rows | examples, rejects, ledger per part |
+| `truncation_stats` | dataset | examples' lengths | histograms, what-if |
+| `packed_shards` | dataset | examples | shards, segments |
+| `training_splits` | recipe | sequences' counts | the order |
+| `gpu_partitions` | recipe | the order, shards | shards per rank |
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import orjson
+
+from pipelines.executors import LocalPool
+from pipelines.manifest import Histogram, Key, Manifest, Part, Table, folder, load_part
+from pipelines.recipe import Dataset, Recipe
+from pipelines.storage import Store
+
+TaskT = TypeVar("TaskT")
+
+
+class Progress(Protocol):
+    """Who wants to hear how far a stage is."""
+
+    def __call__(self, stage: str, *, done: int, total: int, rows: int, tokens: int, seconds: float) -> None:
+        """Hear that `done` of `total` parts are finished after so many rows, tokens and seconds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a stage is given: where it stands, what it reads, and who does the parts."""
+
+    recipe: Recipe
+    store: Store
+    base: Path
+    key: Key
+    dataset_name: str | None
+    inputs: Mapping[Key, Manifest]
+    pool: LocalPool
+    progress: Progress | None = None
+    ranks: Sequence[str] = ()
+
+    @property
+    def stage(self) -> str:
+        """The stage's name."""
+        return self.key[-1]
+
+    @property
+    def folder(self) -> str:
+        """The stage's folder, relative to the storage root."""
+        return folder(self.key)
+
+    @property
+    def dataset(self) -> Dataset:
+        """The dataset's options; only for stages of one dataset."""
+        assert self.dataset_name is not None
+        return self.recipe.datasets[self.dataset_name]
+
+    @property
+    def dataset_key(self) -> tuple[str, str]:
+        """The recipe and dataset, which begin the keys of this dataset's other stages."""
+        assert self.dataset_name is not None
+        return (self.recipe.name, self.dataset_name)
+
+    def input(self, stage: str) -> Manifest:
+        """Return the manifest of another stage of the same dataset."""
+        return self.inputs[(*self.dataset_key, stage)]
+
+
+@dataclass(slots=True)
+class Draft:
+    """What a stage made, before it is a manifest; the fields are those of `manifest.Manifest`."""
+
+    parts: Sequence[Part] = ()
+    facts: dict[str, Any] = field(default_factory=dict[str, Any])
+    ledger: Sequence[tuple[str, str, int]] = ()
+    token_ledger: Sequence[tuple[str, str, int]] = ()
+    tables: dict[str, Table] = field(default_factory=dict[str, Table])
+    histograms: dict[str, Histogram] = field(default_factory=dict[str, Histogram])
+    samples: dict[str, tuple[str, ...]] = field(default_factory=dict[str, "tuple[str, ...]"])
+    schema: Sequence[tuple[str, str]] = ()
+    card: dict[str, Any] = field(default_factory=dict[str, Any])
+    details: dict[str, Any] = field(default_factory=dict[str, Any])
+    parts_reused: int = 0
+    rows_made: int = 0
+
+
+# ── Parts are kept under their own fingerprints ────────────────────────────────────────────────────
+
+
+def part_folder(stage_folder: str, fingerprint: str) -> str:
+    """Return the folder of a part's files."""
+    return f"{stage_folder}/parts/{fingerprint}"
+
+
+def kept_part(store: Store, stage_folder: str, fingerprint: str) -> Part | None:
+    """Return a part that an earlier build finished, even one that was killed later."""
+    path = f"{part_folder(stage_folder, fingerprint)}/part.json"
+    if not store.exists(path):
+        return None
+    part = load_part(orjson.loads(store.read(path)))
+    return part if all(store.exists(file.path) for file in part.files.values()) else None
+
+
+def keep_part(store: Store, stage_folder: str, part: Part) -> None:
+    """Note that a part is whole; written after its files, so that it vouches for them."""
+    store.write(f"{part_folder(stage_folder, part.fingerprint)}/part.json", orjson.dumps(asdict(part)))
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A part to make or reuse: its fingerprint, its task, and the size of its input."""
+
+    fingerprint: str
+    task: Any
+    rows: int
+    size_bytes: int
+
+
+def make_parts(work: Work, function: Callable[[Any], Part], planned: Sequence[Planned]) -> tuple[list[Part], int, int]:
+    """Return all parts in order: kept ones as they are, the others made by the pool.
+
+    Returns the parts, how many were reused, and how many rows were read to make the others.
+    """
+    kept = {p.fingerprint: part for p in planned if (part := kept_part(work.store, work.folder, p.fingerprint))}
+    missing = [p for p in planned if p.fingerprint not in kept]
+    made = work.pool.map(function, [p.task for p in missing], size_bytes=sum(p.size_bytes for p in missing))
+    for part, plan in zip(_told(work, made, missing), missing, strict=True):
+        keep_part(work.store, work.folder, part)
+        kept[plan.fingerprint] = part
+    return [kept[p.fingerprint] for p in planned], len(planned) - len(missing), sum(p.rows for p in missing)
+
+
+def _told(work: Work, made: Iterator[Part], planned: Sequence[Planned]) -> Iterator[Part]:
+    """Pass parts through and tell whoever listens how far the stage is."""
+    begin, rows, tokens = time.monotonic(), 0, 0
+    for done, part in enumerate(made, 1):
+        rows += planned[done - 1].rows
+        tokens += int(part.facts.get("tokens", 0))
+        if work.progress is not None:
+            seconds = time.monotonic() - begin
+            work.progress(work.stage, done=done, total=len(planned), rows=rows, tokens=tokens, seconds=seconds)
+        yield part
+
+
+def first_samples(parts: Sequence[Part], fact: str, limit: int = 10) -> dict[str, tuple[str, ...]]:
+    """Collect the first ids per reason over parts, ten at most."""
+    found: dict[str, list[str]] = {}
+    for part in parts:
+        for reason, ids in part.facts.get(fact, {}).items():
+            held = found.setdefault(reason, [])
+            held.extend(ids[: limit - len(held)])
+    return {reason: tuple(ids) for reason, ids in sorted(found.items())}
+
+
+def share(count: float, total: float) -> float:
+    """Return a share, 0 of nothing, rounded so that it is the same number on every machine."""
+    return round(count / total, 9) if total else 0.0

@@ -1,0 +1,183 @@
+"""Parts → canonical rows: formats, reasoning, tools, filters and splits over all parts, then duplicates among them.
+
+What belongs here: which parts to make, duplicates across parts, adding up. What does not: what happens to
+one record (`canonicalization.py`), to one part (`parts.py`).
+
+Duplicates are found after all parts are made, from their hashes alone: the first of equal rows stays, in
+source order, so appended rows never displace earlier ones and a finished part stays finished.
+"""
+
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from pipelines import filters, parts, sources
+from pipelines.ledger import KEPT, REJECTED, add_up, unaccounted
+from pipelines.manifest import Histogram, Part, Table
+from pipelines.rows import ROWS
+from pipelines.stages import Draft, Planned, Work, first_samples, make_parts, raw_dataset, share
+from pipelines.storage import digest
+
+VERSION = 1
+"""Raise it when any record may become another row."""
+
+LEFT_OUT_ON_PURPOSE = frozenset({"duplicate", "too_short", "too_long", "split_gap", "straddles_split"})
+"""Reasons that the recipe asked for; they do not count as rejects of the law of that name."""
+
+
+def fingerprint_of(work: Work) -> str:
+    """Identify the options that decide rows."""
+    dataset = work.dataset
+    options = [dataset.format, dataset.reasoning, dataset.tools, dataset.filters, dataset.splits, dataset.loss.weights]
+    dumped = [one.model_dump(mode="json") if hasattr(one, "model_dump") else one for one in options]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+    return digest("canonical_rows", VERSION, sources.VERSION, work.dataset_name, dumped)
+
+
+def make(work: Work) -> Draft:
+    """Make the rows of all parts and leave later copies out."""
+    scanned = raw_dataset.parts_of(work.input("raw_dataset").details)
+    options = fingerprint_of(work)
+    made, reused, rows_made = make_parts(work, parts.canonicalize_part, _planned(work, scanned, options))
+    final = _without_duplicates(work, made)
+    return _draft(work, final, records=sum(p.records for p in scanned), reused=reused, rows_made=rows_made)
+
+
+def _planned(work: Work, scanned: list[sources.Part], options: str) -> list[Planned]:
+    left = work.dataset.filters.max_items
+    planned: list[Planned] = []
+    for part in scanned:
+        take = None if left is None else max(0, min(left, part.records))
+        if left is not None:
+            left -= take or 0
+        fingerprint = digest(options, part.part_id, part.sha256, part.arrow, part.split_hint, take)
+        task = parts.CanonicalTask(
+            work.store.root, work.folder, fingerprint, str(work.base), work.dataset_name or "", work.dataset, part, take
+        )
+        planned.append(Planned(fingerprint, task, part.records, max(part.length, part.records * 200)))
+    return planned
+
+
+def _without_duplicates(work: Work, made: list[Part]) -> list[Part]:
+    """Write the parts that hold later copies again, without them."""
+    if work.dataset.filters.deduplicate == "off" or not made:
+        return made
+    column = "content_hash" if work.dataset.filters.deduplicate == "exact" else "dedupe_key"
+    paths = [work.store.path(p.files["rows"].path) for p in made]
+    tables = [pq.read_table(path, columns=[column, "row_id"], partitioning=None) for path in paths]
+    starts = np.concatenate(([0], np.cumsum([t.num_rows for t in tables])))
+    hashes = np.frombuffer(b"".join(b"".join(t.column(column).to_pylist()) for t in tables), np.uint64).reshape(-1, 2)
+    keep = filters.first_occurrences(hashes)
+    if keep.all():
+        return made
+    first = _first_of(hashes, keep)
+    planned: list[Planned] = []
+    for i, part in enumerate(made):
+        drop = np.flatnonzero(~keep[starts[i] : starts[i + 1]])
+        if not len(drop):
+            planned.append(Planned(part.fingerprint, None, 0, 0))
+            continue
+        originals = tuple(_row_id(tables, starts, first[int(starts[i] + d)]) for d in drop)
+        fingerprint = digest(part.fingerprint, "without", drop.tolist(), originals)
+        task = parts.DuplicatesTask(work.store.root, work.folder, fingerprint, part, tuple(drop.tolist()), originals)
+        planned.append(Planned(fingerprint, task, 0, 0))
+    return make_parts(work, parts.drop_duplicates, planned)[0]
+
+
+def _first_of(hashes: NDArray[np.uint64], keep: NDArray[np.bool_]) -> dict[int, int]:
+    """Map the place of each later copy to the place of the first row that equals it."""
+    kept = np.flatnonzero(keep)
+    order = kept[np.argsort(hashes[kept, 0], kind="stable")]
+    sorted_half = hashes[order, 0]
+    found: dict[int, int] = {}
+    for place in np.flatnonzero(~keep).tolist():
+        at = int(np.searchsorted(sorted_half, hashes[place, 0], "left"))
+        while hashes[order[at], 1] != hashes[place, 1]:
+            at += 1
+        found[place] = int(order[at])
+    return found
+
+
+def _row_id(tables: list[Any], starts: Any, place: int) -> str:
+    which = int(np.searchsorted(starts, place, "right")) - 1
+    return str(tables[which].column("row_id")[place - int(starts[which])].as_py())
+
+
+def _draft(work: Work, final: list[Part], *, records: int, reused: int, rows_made: int) -> Draft:
+    reasons = add_up(p.facts["reasons"] for p in final)
+    left_out = add_up(p.facts["left_out"] for p in final)
+    kept = sum(int(p.facts["kept"]) for p in final)
+    ledger = [(KEPT, "", kept), *((REJECTED, r, n) for r, n in reasons.items()), *((s, "", n) for s, n in left_out.items())]
+    roles = add_up(p.facts["roles"] for p in final)
+    groups = _groups(work, final)
+    refused = sum(n for r, n in reasons.items() if r not in LEFT_OUT_ON_PURPOSE)
+    taken = records - sum(left_out.values())
+    largest = int(groups["rows"][0]) if len(groups) else 0
+    facts = {
+        "nonempty": kept,
+        "accounted": unaccounted(records, ledger),
+        "unknown_roles": share(sum(int(p.facts["rows_with_unknown_roles"]) for p in final), taken),
+        "group_size": largest,
+        "rejects": share(refused, taken),
+        "duplicates": share(reasons.get("duplicate", 0), taken),
+        "records": records,
+        "kept": kept,
+        "rejected": sum(reasons.values()),
+        "groups": int(groups["rows"].len()),
+        "splits": add_up(p.facts["splits"] for p in final),
+        "notes": add_up(p.facts["notes"] for p in final),
+    }
+    samples = first_samples(final, "examples_of_rejects")
+    return Draft(
+        parts=final,
+        facts=facts,
+        ledger=ledger,
+        tables=_tables(reasons, roles, final, groups),
+        histograms=_histograms(groups, work),
+        samples={
+            "rejects": tuple(row_id for reason, ids in samples.items() if reason not in LEFT_OUT_ON_PURPOSE for row_id in ids)[:10],
+            "duplicates": samples.get("duplicate", ()),
+            "unknown_roles": first_samples(final, "examples_of_roles").get("", ()),
+            "group_size": tuple(str(name) for name in groups["group_key"].head(10).to_list()),
+        },
+        schema=tuple((f.name, str(f.type)) for f in ROWS),
+        parts_reused=reused,
+        rows_made=rows_made,
+    )
+
+
+def _groups(work: Work, final: list[Part]) -> pl.DataFrame:
+    """Count the rows of each group, largest first; empty without a group key."""
+    paths = [work.store.path(p.files["rows"].path) for p in final]
+    if work.dataset.splits.group_key is None or not paths:
+        return pl.DataFrame({"group_key": [], "rows": []}, schema={"group_key": pl.String, "rows": pl.UInt32})
+    counted = pl.scan_parquet(paths).group_by("group_key").agg(pl.len().alias("rows"))
+    return counted.sort("rows", "group_key", descending=[True, False]).collect(engine="streaming")
+
+
+def _tables(reasons: dict[str, int], roles: dict[str, int], final: list[Part], groups: pl.DataFrame) -> dict[str, Table]:
+    schemas = add_up(p.facts["schemas"] for p in final)
+    tables = {
+        "rejects": Table(("reason", "records"), tuple(sorted(reasons.items(), key=lambda r: (-r[1], r[0]))[:30])),
+        "schemas": Table(("schema", "rows"), tuple(schemas.items())),
+    }
+    if roles:
+        tables["unknown_roles"] = Table(("role", "rows"), tuple(sorted(roles.items(), key=lambda r: (-r[1], r[0]))[:30]))
+    if len(groups):
+        tables["largest_groups"] = Table(("group", "rows"), tuple((str(g), int(n)) for g, n in groups.head(10).iter_rows()))
+    return tables
+
+
+def _histograms(groups: pl.DataFrame, work: Work) -> dict[str, Histogram]:
+    if not len(groups):
+        return {}
+    sizes = groups["rows"].to_numpy().astype(np.int64)
+    edges = np.unique(np.geomspace(1, max(int(sizes.max()) + 1, 2), 24).round().astype(np.int64))
+    counts, _ = np.histogram(sizes, bins=edges)
+    bound = getattr(work.recipe.gates, "group_size", None)
+    limit = bound.at_most if bound is not None and bound.at_most is not None else 10_000
+    return {
+        "group_sizes": Histogram("rows per group", "rows", tuple(float(e) for e in edges), tuple(int(c) for c in counts), float(limit))
+    }

@@ -1,0 +1,185 @@
+"""Canonical rows → tokenized examples, over all parts: the tokenizer and template are opened once, parts in workers.
+
+What belongs here: finding tokenizer and template, which parts to make, adding up. What does not: one row's
+way to tokens (`preparation.py`), one part's (`parts.py`).
+
+The tokenizer is loaded through `transformers` once and kept as data under the storage root, so that workers
+and later builds need neither that library nor its two seconds.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from pipelines import masking, parts, rendering, tokenization
+from pipelines.examples import EXAMPLES
+from pipelines.ledger import KEPT, REJECTED, add_up, unaccounted
+from pipelines.manifest import Part, Table
+from pipelines.rendering import RendererSpec
+from pipelines.stages import Draft, Planned, Work, first_samples, make_parts, share
+from pipelines.storage import digest
+from pipelines.tokenization import LoadedTokenizer
+
+VERSION = 1
+"""Raise it when any row may become another example."""
+
+LENGTH_REASONS = frozenset({"overlong", "overlong_after_structure"})
+NO_TARGET = frozenset({"no_loss_tokens", "no_assistant", "assistant_untrained"})
+UNVERIFIED = frozenset({"span_not_found", "own_text_untrained", "foreign_text_trained", "reasoning_not_located"})
+
+
+def open_tokenizer(work: Work) -> tuple[LoadedTokenizer, str]:
+    """Return the recipe's tokenizer and its path in the store, loading it only if its files changed."""
+    stamp = digest(tokenization.VERSION, tokenization.tokenizer_stamp(work.recipe.tokenizer, work.base))
+    path = f"tokenizers/{stamp}.json"
+    if not work.store.exists(path):
+        work.store.write(path, tokenization.to_bytes(tokenization.open_tokenizer(work.recipe.tokenizer, work.base)))
+    return tokenization.from_bytes(work.store.read(path)), path
+
+
+def renderer_spec(work: Work, loaded: LoadedTokenizer) -> RendererSpec | None:
+    """Return what the dataset's chat template is; None for kinds that have no template."""
+    if work.dataset.format.kind not in ("chat", "auto"):
+        return None
+    card, options = loaded.card, work.dataset.template
+    source = rendering.resolve(
+        _at_base(options, work.base), tokenizer_chat_template=card.chat_template, special_tokens=card.special_tokens
+    )
+    control = tokenization.ControlStrings(card, source.text)
+    return rendering.spec_of(options, source, control_tokens=control.strings, adds_bos=card.adds_bos)
+
+
+def _at_base(options: rendering.Template, base: Path) -> rendering.Template:
+    """Resolve a template file's path against the project."""
+    choice = options.chat_template
+    if isinstance(choice, str) or choice is None or choice.file is None:
+        return options
+    return options.model_copy(update={"chat_template": choice.model_copy(update={"file": str(base / choice.file)})})
+
+
+def fingerprint_of(work: Work, loaded: LoadedTokenizer, spec: RendererSpec | None) -> str:
+    """Identify all that decides examples, the rows themselves left out."""
+    dataset = work.dataset
+    groups = [dataset.format, dataset.template, dataset.loss, dataset.truncation, dataset.reasoning, dataset.tools]
+    options = [group.model_dump(mode="json") for group in groups]
+    versions = (VERSION, tokenization.VERSION, rendering.VERSION, masking.VERSION)
+    printed = None if spec is None else repr(spec)
+    sliced = dataset.packing.slice_strategy is not None
+    return digest("tokenized_examples", versions, loaded.card.digest, printed, options, work.recipe.limit_of(work.dataset_name or ""), sliced, _vocabulary(work, loaded))
+
+
+def _vocabulary(work: Work, loaded: LoadedTokenizer) -> int:
+    return work.recipe.vocab_size or loaded.card.vocab_size
+
+
+def make(work: Work) -> Draft:
+    """Tokenize all parts."""
+    loaded, path = open_tokenizer(work)
+    spec = renderer_spec(work, loaded)
+    rows = work.input("canonical_rows").parts
+    options = fingerprint_of(work, loaded, spec)
+    planned = [_planned(work, path, spec, part, digest(options, part.files["rows"].digest), loaded) for part in rows]
+    made, reused, rows_made = make_parts(work, parts.tokenize_part, planned)
+    _raise_overlong(work, made)
+    return _draft(work, made, loaded, spec, reused=reused, rows_made=rows_made)
+
+
+def _planned(work: Work, path: str, spec: RendererSpec | None, part: Part, fingerprint: str, loaded: LoadedTokenizer) -> Planned:
+    task = parts.TokenizeTask(
+        root=work.store.root,
+        folder=work.folder,
+        fingerprint=fingerprint,
+        tokenizer=path,
+        dataset=work.dataset,
+        renderer=spec,
+        limit=work.recipe.limit_of(work.dataset_name or ""),
+        vocab_size=_vocabulary(work, loaded),
+        rows=part.files["rows"],
+    )
+    # Compressed rows are about a quarter of their text.
+    return Planned(fingerprint, task, part.files["rows"].rows, 4 * part.files["rows"].bytes)
+
+
+def _raise_overlong(work: Work, made: list[Part]) -> None:
+    found = [(str(row_id), int(length)) for part in made for row_id, length in part.facts["overlong"]]
+    total = sum(int(part.facts["overlong_rows"]) for part in made)
+    if total and work.dataset.truncation.overlong == "raise":
+        raise parts.too_long(work.recipe.limit_of(work.dataset_name or ""), total, found, f"datasets.{work.dataset_name}")
+
+
+def _draft(work: Work, made: list[Part], loaded: LoadedTokenizer, spec: RendererSpec | None, *, reused: int, rows_made: int) -> Draft:
+    reasons = add_up(p.facts["reasons"] for p in made)
+    rows = sum(int(p.facts["rows"]) for p in made)
+    kept = sum(int(p.facts["kept"]) for p in made)
+    examples = sum(int(p.facts["examples"]) for p in made)
+    classes = add_up(p.facts["tokens_by_class"] for p in made)
+    ledger = [(KEPT, "", kept), *((REJECTED, r, n) for r, n in reasons.items())]
+    tokens = sum(classes.get(name, 0) for name in ("trained", "context", "template"))
+    of_template = sum(n for r, n in reasons.items() if r not in LENGTH_REASONS | NO_TARGET)
+    counted = {name: sum(int(p.facts[name]) for p in made) for name in _COUNTED}
+    facts: dict[str, Any] = {
+        "nonempty": examples,
+        "accounted": unaccounted(rows, ledger) + abs(sum(classes.values()) - counted["original_tokens"]),
+        "rejects": share(of_template - reasons.get("content_dropped", 0), rows),
+        "mask_verified": share(counted["verified"], examples) if examples else 1,
+        "render_equal": reasons.get("render_mismatch", 0),
+        "content_dropped": share(reasons.get("content_dropped", 0), rows),
+        "zero_loss_rows": share(sum(n for r, n in reasons.items() if r in NO_TARGET), rows),
+        "token_ids": counted["outside_vocabulary"],
+        "rows": rows, "kept": kept, "rejected": sum(reasons.values()), "examples": examples,
+        "tokens": tokens, "trained_tokens": classes.get("trained", 0),
+        "trained_share": share(classes.get("trained", 0), tokens),
+        "dropped_kinds": add_up(p.facts["dropped"] for p in made),
+        **{name: counted[name] for name in ("usual_way", "lane_differences", "control_strings", "render_sampled", "straddles")},
+    }  # fmt: skip
+    samples = first_samples(made, "examples_of_rejects")
+    return Draft(
+        parts=made,
+        facts=facts,
+        ledger=ledger,
+        token_ledger=_token_ledger(made),
+        tables=_tables(made, reasons, facts),
+        samples={
+            "rejects": tuple(i for ids in samples.values() for i in ids)[:10],
+            "content_dropped": samples.get("content_dropped", ()),
+            "zero_loss_rows": tuple(i for reason in sorted(NO_TARGET) for i in samples.get(reason, ()))[:10],
+            "render_equal": samples.get("render_mismatch", ()),
+        },
+        schema=tuple((f.name, str(f.type)) for f in EXAMPLES),
+        card=card_of(loaded, spec),
+        parts_reused=reused,
+        rows_made=rows_made,
+    )
+
+
+_COUNTED = ("verified", "outside_vocabulary", "usual_way", "lane_differences", "control_strings", "render_sampled",
+            "straddles", "original_tokens")  # fmt: skip
+
+
+def card_of(loaded: LoadedTokenizer, spec: RendererSpec | None) -> dict[str, Any]:
+    """Return the identity card that every shard bears."""
+    card = loaded.card
+    return {
+        "tokenizer": card.name, "tokenizer_digest": card.digest, "tokenizer_files": card.files,
+        "vocab_size": card.vocab_size, "bos_id": card.bos_id, "eos_id": card.eos_id, "pad_id": card.pad_id,
+        "fast_lane": card.fast, "why_usual_way": card.why_usual,
+        "template_digest": digest(spec.text) if spec else None,
+    }  # fmt: skip
+
+
+def _token_ledger(made: list[Part]) -> list[tuple[str, str, int]]:
+    splits = sorted({split for p in made for split in p.facts["tokens_by_split"]})
+    lines: list[tuple[str, str, int]] = []
+    for split in splits:
+        classes = add_up(p.facts["tokens_by_split"].get(split, {}) for p in made)
+        lines.extend((split, name, count) for name, count in classes.items())
+    return lines
+
+
+def _tables(made: list[Part], reasons: dict[str, int], facts: dict[str, Any]) -> dict[str, Table]:
+    tables = {
+        "rejects": Table(("reason", "rows"), tuple(sorted(reasons.items(), key=lambda r: (-r[1], r[0]))[:30])),
+        "tokens": Table(("class", "tokens"), tuple(add_up(p.facts["tokens_by_class"] for p in made).items())),
+    }
+    if facts["dropped_kinds"]:
+        tables["dropped"] = Table(("kind", "pieces"), tuple(facts["dropped_kinds"].items()))
+    return tables

@@ -1,0 +1,99 @@
+"""What truncation did, and what another context length would do: integers about lengths, no token is read.
+
+What belongs here: facts for the law of context overflow, histograms, the what-if table, advice. What does
+not: truncating (`truncation.py`).
+"""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from pipelines import packing, stats
+from pipelines.manifest import Histogram, Table
+from pipelines.stages import Draft, Work, share
+
+VERSION = 1
+
+COLUMNS = ("split", "original_tokens", "tokens", "trained_tokens", "messages_removed", "exchanges_removed",
+           "reasoning_removed", "tokens_cut", "trained_removed", "example_id")  # fmt: skip
+
+
+def make(work: Work) -> Draft:
+    """Measure the dataset's lengths."""
+    manifest = work.input("tokenized_examples")
+    limit = work.recipe.limit_of(work.dataset_name or "")
+    columns = _read(work, [f.path for f in manifest.files("examples")])
+    splits = columns.column("split").to_numpy(zero_copy_only=False)
+    original, removed = _ints(columns, "original_tokens"), _ints(columns, "original_tokens") - _ints(columns, "tokens")
+    trained = _ints(columns, "trained_tokens") + _ints(columns, "trained_removed")
+    dropped = sum(n for s, r, n in manifest.ledger if r in ("overlong", "overlong_after_structure"))
+    shortened = removed > 0
+    rows = len(original) + dropped
+    buckets = stats.length_buckets(original, limit)
+    hints = stats.advice(buckets)
+    by_split = {str(s): stats.length_histogram(original[splits == s], limit) for s in sorted(set(splits.tolist()))}
+    whole = stats.length_histogram(original, limit)
+    what_if = stats.what_if(original, trained, stats.candidate_seq_lens(limit), plan=_planner(work))
+    ids = columns.column("example_id").to_pylist() if shortened.any() else []
+    return Draft(
+        facts={
+            "context_overflow": share(int(shortened.sum()) + dropped, rows),
+            "limit": limit,
+            "examples": len(original),
+            "shortened": int(shortened.sum()),
+            "dropped_for_length": dropped,
+            "tokens_removed": int(removed.sum()),
+            "trained_removed": int(_ints(columns, "trained_removed").sum()),
+            "quantiles": stats.length_quantiles(original),
+            "buckets": buckets,
+            "hints": list(hints),
+        },
+        tables={
+            "what_if": what_if,
+            "lengths": stats.lengths_table(by_split),
+            "quantiles": Table(("quantile", "tokens"), tuple(stats.length_quantiles(original).items())),
+            "stages": _stages_table(columns),
+            "advice": Table(("hint",), tuple((hint,) for hint in hints)),
+        },
+        histograms={"lengths": whole, "trained_share": _trained_shares(columns)},
+        samples={"context_overflow": tuple(ids[i] for i in np.flatnonzero(shortened)[:10])},
+    )
+
+
+def _read(work: Work, paths: list[str]) -> pa.Table:
+    tables = [pq.read_table(work.store.path(path), columns=list(COLUMNS), partitioning=None) for path in paths]
+    return pa.concat_tables(tables)
+
+
+def _ints(table: pa.Table, name: str) -> NDArray[np.int64]:
+    return table.column(name).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _planner(work: Work) -> Any:
+    options = work.dataset.packing
+
+    def plan(lengths: NDArray[np.int64], limit: int) -> int:
+        if options.segment_limit == 1:
+            return len(lengths)
+        return packing.plan_best_fit(lengths, limit, options.segment_limit).sequences
+
+    return plan
+
+
+def _stages_table(columns: pa.Table) -> Table:
+    """Say per stage of truncation how many examples it touched and how many tokens it took."""
+    stages = (("exchanges", "exchanges_removed"), ("reasoning", "reasoning_removed"), ("tokens", "tokens_cut"))
+    rows: list[tuple[str, int, int]] = []
+    for stage, name in stages:
+        taken = _ints(columns, name)
+        rows.append((stage, int((taken > 0).sum()), int(taken.sum())))
+    return Table(("stage", "examples", "tokens_removed"), tuple(rows))
+
+
+def _trained_shares(columns: pa.Table) -> Histogram:
+    shares = _ints(columns, "trained_tokens") / np.maximum(_ints(columns, "tokens"), 1)
+    counts, edges = np.histogram(shares, bins=20, range=(0.0, 1.0))
+    return Histogram("trained share", "share of tokens", tuple(round(float(e), 2) for e in edges), tuple(int(c) for c in counts))

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from pipelines.rows import Json, Masked, Message, Rejected, Rendered, Span
+from pipelines.rows import Json, Message, Rejected, Rendered, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,8 @@ class TemplateContract:
     """What `finish: auto` appends where a render ends without an end of turn; empty = the EOS token."""
     eos_token: str = ""
     control_tokens: tuple[str, ...] = ()
+    heads: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """Per role that is not the model's: what its span prints before its own text."""
     constant_lead: str = ""
     """The prefix that all plain assistant spans share."""
     reasoning_close: tuple[str, str] = ("", "")
@@ -105,14 +107,3 @@ class Printer(Protocol):
     def generation_prompt(
         self, role: str, *, has_tools: bool, kwargs: Mapping[str, Json]
     ) -> str: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Loser:
-    """One piece of own text that a template did not print."""
-
-    kind: str
-    message: int
-
-
-MaskOutcome = Masked | Rejected

@@ -28,7 +28,7 @@ from pipelines.config import Config
 from pipelines.contract import Printed, TemplateContract
 from pipelines.errors import ConfigError, nearest, one_of
 from pipelines.rendering import fast, probes
-from pipelines.rendering.adaptation import Adaptation
+from pipelines.rendering.adaptation import Adaptation, BadArgumentsError
 from pipelines.rendering.environment import Sandbox
 from pipelines.rendering.marks import MARK_CHARACTERS, Recorder, captured_loops, charged, marked, read_marks
 from pipelines.rows import Json, Message, Rejected
@@ -203,11 +203,20 @@ class RendererSpec:
     """The tokenizer's added tokens that a template may print."""
     adds_bos: bool = False
     """Whether the tokenizer puts a BOS first by itself."""
+    arguments: Literal["auto", "object", "string"] = "auto"
+    tool_ids: Literal["auto", "keep"] = "auto"
+    """As the group `tools` has them; auto: what probes show the template to want."""
     lane: Literal["auto", "reference"] = "auto"
 
 
 def spec_of(
-    template: Template, source: TemplateSource, *, control_tokens: Iterable[str] = (), adds_bos: bool = False
+    template: Template,
+    source: TemplateSource,
+    *,
+    control_tokens: Iterable[str] = (),
+    adds_bos: bool = False,
+    arguments: Literal["auto", "object", "string"] = "auto",
+    tool_ids: Literal["auto", "keep"] = "auto",
 ) -> RendererSpec:
     """Gather what a renderer needs from the options and the template found."""
     kwargs = dict(template.template_kwargs)
@@ -220,6 +229,8 @@ def spec_of(
         now=datetime.fromisoformat(template.template_now),
         control_tokens=tuple(control_tokens),
         adds_bos=adds_bos,
+        arguments=arguments,
+        tool_ids=tool_ids,
     )
 
 
@@ -251,7 +262,7 @@ class Renderer:
         self._clean_tools: object = None
         self.adaptation = Adaptation(reasoning_keys=probes.reasoning_keys(self._tree))
         self.lane_reason = "not probed"
-        self.adaptation = probes.adaptation(self._observe, self.adaptation)
+        self.adaptation = self._chosen(probes.adaptation(self._observe, self.adaptation))
         self.lane_reason = self._trust_fast_lane()
 
     @property
@@ -291,19 +302,26 @@ class Renderer:
             printed = self._render_fast(messages, tools, kwargs)
             if printed is not None:
                 return printed
-        return self._reference(self.adaptation.messages(messages), self.adaptation.tools(tools), kwargs)
+        return self.reference(messages, tools, kwargs)
 
     def reference(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
     ) -> Printed | Rejected:
         """Print as `render` does, always the reference way."""
-        return self._reference(self.adaptation.messages(messages), self.adaptation.tools(tools), kwargs)
+        try:
+            adapted = self.adaptation.messages(messages)
+        except BadArgumentsError as error:
+            return Rejected("bad_tool_arguments", str(error))
+        return self._reference(adapted, self.adaptation.tools(tools), kwargs)
 
     def plain(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
     ) -> str | Rejected:
         """Print without marks, as `apply_chat_template(…, tokenize=False)` does."""
-        adapted, offered = self.adaptation.messages(messages), self.adaptation.tools(tools)
+        try:
+            adapted, offered = self.adaptation.messages(messages), self.adaptation.tools(tools)
+        except BadArgumentsError as error:
+            return Rejected("bad_tool_arguments", str(error))
         size = len(_dumped([adapted, offered]))
         self._recorder.watch((), "")
         return self._run(self._plain, adapted, offered, kwargs, size)
@@ -317,6 +335,12 @@ class Renderer:
                 self._prompts.clear()
             known = self._prompts[key] = probes.generation_prompt(self._observe, role, has_tools, kwargs)
         return known
+
+    def _chosen(self, found: Adaptation) -> Adaptation:
+        """Let the recipe's choice win over what probes found."""
+        if self.spec.arguments != "auto":
+            found = replace(found, arguments=self.spec.arguments, takes_text=True)
+        return replace(found, tool_ids="any") if self.spec.tool_ids == "keep" else found
 
     def _parse(self) -> nodes.Template:
         try:
@@ -433,10 +457,11 @@ class Renderer:
         engine = self._fast
         if engine is None or not self._is_clean(messages, tools, kwargs):
             return None
-        adapted = [{**m, fast.KEY: str(i)} for i, m in enumerate(self.adaptation.messages(messages))]
         values = {**self._values, **kwargs} if kwargs else self._values
-        fuel = fast.FUEL + fast.FUEL_PER_MESSAGE * len(adapted)
+        fuel = fast.FUEL + fast.FUEL_PER_MESSAGE * (len(messages) + len(tools or ()))
+        self._sandbox.budget.refill(0)
         try:
+            adapted = [{**m, fast.KEY: str(i)} for i, m in enumerate(self.adaptation.messages(messages))]
             return engine.render(adapted, self.adaptation.tools(tools), values, fuel=fuel)
         except Exception:  # noqa: BLE001  (the reference way says what is wrong, or renders it)
             return None
@@ -476,7 +501,6 @@ class Renderer:
     def _first_difference(self) -> str:
         agreed = 0
         for name, messages, tools, kwargs in probes.trust_set():
-            self._sandbox.budget.refill(1 << 16)
             quick = self._render_fast(messages, tools, kwargs)
             sure = self.reference(messages, tools, kwargs)
             if quick is None:

@@ -13,9 +13,13 @@ from typing import Any, Literal
 from pipelines.rows import Json, Message
 
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-_OURS = ("train", "weight")
+_OURS = ("train", "weight", "inline_reasoning", "arguments_source")
 """Keys that canonical messages carry for us; no template may see them."""
 _TOUCHED = frozenset((*_OURS, "tool_calls", "tool_call_id", "reasoning_content"))
+
+
+class BadArgumentsError(ValueError):
+    """A call's arguments are text and the template prints only objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,8 @@ class Adaptation:
     content_form: Literal["string", "parts"] = "string"
     reasoning_keys: tuple[str, ...] = ("thinking", "reasoning_content")
     no_tools: Literal["null", "[]"] = "null"
+    takes_text: bool = True
+    """Whether arguments that are text, because they could not be parsed, are printed as they are."""
 
     def messages(self, messages: Sequence[Message]) -> list[Message]:
         """Return the messages as the template reads them; untouched ones are the same objects."""
@@ -45,20 +51,24 @@ class Adaptation:
         reasoning = adapted.get("reasoning_content")
         if reasoning is not None:
             adapted = {**dict.fromkeys(self.reasoning_keys, reasoning), **adapted}
-        calls = adapted.get("tool_calls")
+        calls: list[Json] | None = adapted.get("tool_calls")
         if isinstance(calls, list):
-            adapted["tool_calls"] = [self._call(call) for call in calls]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+            sources: list[str | None] = message.get("arguments_source") or [None] * len(calls)
+            adapted["tool_calls"] = [self._call(call, source) for call, source in zip(calls, sources, strict=False)]
         if self.tool_ids != "any" and isinstance(adapted.get("tool_call_id"), str):
             adapted["tool_call_id"] = nine_alphanumeric(adapted["tool_call_id"])
         if self.content_form == "parts" and isinstance(adapted.get("content"), str):
             adapted["content"] = [{"type": "text", "text": adapted["content"]}]
         return adapted
 
-    def _call(self, call: Any) -> Any:
+    def _call(self, call: Any, source: str | None) -> Any:
         function = call.get("function")
-        if self.arguments == "string" and not isinstance(function.get("arguments"), str):
-            text = json.dumps(function.get("arguments"), ensure_ascii=False)
+        arguments = function.get("arguments")
+        if self.arguments == "string" and not isinstance(arguments, str):
+            text = source if source is not None else json.dumps(arguments, ensure_ascii=False)
             call = {**call, "function": {**function, "arguments": text}}
+        elif isinstance(arguments, str) and not self.takes_text:
+            raise BadArgumentsError(f"{function.get('name')}: arguments are no JSON object, and the template needs one")
         if self.tool_ids != "any" and isinstance(call.get("id"), str):
             call = {**call, "id": nine_alphanumeric(call["id"])}
         return call

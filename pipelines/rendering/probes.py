@@ -113,7 +113,7 @@ def adaptation(observe: Observe, base: Adaptation) -> Adaptation:
             found = listed
     found = replace(found, tool_ids=_ids(observe, found))
     forms = argument_forms(observe, found)
-    return replace(found, arguments="string" if forms == "string" else "object")
+    return replace(found, arguments="string" if forms == "string" else "object", takes_text=forms != "object")
 
 
 def _ids(observe: Observe, base: Adaptation) -> Literal["any", "nine_alphanumeric"]:
@@ -237,6 +237,7 @@ def observe(
         spans="marks" if isinstance(plain, Printed) and plain.spans else "counterfactual",
         eos_token=eos_token,
         control_tokens=tuple(sorted(control_tokens, key=len, reverse=True)),
+        heads=_heads(observe),
         constant_lead=_constant_lead(observe),
         reasoning_close=_reasoning_close(observe),
         empty_reasoning=_empty_reasoning(observe, prompt),
@@ -271,7 +272,8 @@ def _ends(plain: Printed | Rejected, eos: str, control_tokens: Sequence[str]) ->
         return {}
     own, last = _after(plain, 1, "Qzaone"), _after(plain, 3, "Qzatwo")
     if own is None or last is None:
-        return {}
+        shared = os.path.commonprefix([_between(plain, "Qzaone", "Qzutwo"), plain.text.rpartition("Qzatwo")[2]])
+        own = last = shared
     own, last = own.rstrip(), last.rstrip()
     differs = own != last
     if own:
@@ -391,6 +393,26 @@ def _tools(observe: Observe) -> Literal["printed", "dropped", "refused"]:
     if isinstance(print_, Rejected):
         return "refused"
     return "printed" if "qztool" in print_.text else "dropped"
+
+
+def _heads(observe: Observe) -> dict[str, tuple[str, ...]]:
+    """Return what is printed before the text of users, systems and tools, wherever they stand in the talk."""
+    heads: dict[str, set[str]] = {}
+    probed: list[tuple[Sequence[Message], Sequence[Json] | None]] = [
+        (_PLAIN, None),
+        ([system("Qzsystem"), *_PLAIN], None),
+        ([*_PLAIN, system("Qzsystem"), *_PLAIN], None),
+        (_TOOLS, [TOOL]),
+        ([*_beside("")[:3], result("Qzsecond", "call_0002"), assistant("Qzaone")], [TOOL]),
+    ]
+    for probe, tools in probed:
+        print_ = observe(probe, tools)
+        if isinstance(print_, Printed):
+            for index, message in enumerate(probe):
+                head = _before(print_, index, message["content"]) if message["content"] else None
+                if head and message["role"] != "assistant":
+                    heads.setdefault(message["role"], set()).add(head)
+    return {role: tuple(sorted(found, key=len, reverse=True)) for role, found in heads.items()}
 
 
 def _constant_lead(observe: Observe) -> str:

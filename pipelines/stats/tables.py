@@ -62,9 +62,7 @@ def scope_of(key: Key) -> tuple[str, str]:
     return (key[0], key[1]) if len(key) == 3 else (key[0], RECIPE_SCOPE)
 
 
-def write_table(  # noqa: PLR0913  (the path's three keys are three words)
-    store: Store, table: str, recipe: str, scope: str, version: str, content: pa.Table
-) -> None:
+def write_table(store: Store, table: str, recipe: str, scope: str, version: str, content: pa.Table) -> None:
     """Write one version of a table; writing the same content again leaves the file alone.
 
     Raises

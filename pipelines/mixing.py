@@ -63,8 +63,8 @@ class Mixture(Config):
     """How the sequences of all datasets become one order."""
 
     batch_size: Count | BatchSizes | None = None
-    """Sequences per step, all ranks together; or a schedule `[[step, size], …]`; null where only epochs "
-    "count."""
+    """Sequences per step, all ranks together; or a schedule `[[step, size], …]`; null: only
+    epochs count."""
 
     steps: Count | None = None
     """Steps after which the order ends; null: it ends with the data."""
@@ -99,8 +99,8 @@ class Mixture(Config):
     """Sequences (or tokens) of the run that is simulated; with `experiment_budget`."""
 
     experiment_budget: Count | None = None
-    """Sequences (or tokens) of this run: each dataset keeps the share experiment / target of its "
-    "sequences."""
+    """Sequences (or tokens) of this run: each dataset keeps the share experiment / target of its
+    sequences."""
 
     shuffle: bool | Annotated[int, Field(ge=2)] | BlockShuffle = True
     """Whether the sequences of a pass are shuffled: over the whole set, within eras of n, or by blocks."""
@@ -310,9 +310,9 @@ def _kept(mixture: Mixture, sizes: Mapping[str, int]) -> dict[str, int]:
         for name, weight in weights.items():
             if weight > 0 and not kept[name]:
                 raise ConfigError(
-                    f"mixture: dataset {name} has weight at step {step} and {kept[name]} of its "
-                    f"{sizes[name]} "
-                    "train sequences; one at least is needed; set its weight to 0, or raise experiment_budget"
+                    f"mixture: dataset {name} has weight at step {step} and keeps {kept[name]} of its "
+                    f"{sizes[name]} train sequences; one at least is needed; set its weight to 0, or raise "
+                    "experiment_budget"
                 )
     return kept
 

@@ -41,9 +41,10 @@ __all__ = [
 
 
 def _kind_of(value: Any) -> str:
-    if not isinstance(value, Mapping):
-        return str(getattr(value, "kind", "files"))
-    return str(value.get("kind", "huggingface" if "id" in value else "files"))
+    if isinstance(value, Files | HuggingFace):
+        return value.kind
+    given: dict[str, object] = dict(value) if isinstance(value, dict) else {}
+    return str(given.get("kind", "huggingface" if "id" in given else "files"))
 
 
 Source: TypeAlias = Annotated[

@@ -88,6 +88,8 @@ class Decompressed(io.RawIOBase):
         self._codec = codec
         self._position = 0
         self._content = CODECS[codec](raw)
+        # What one step of the decoder gives; `read` would gather more, and lose it where the data breaks off.
+        self._step: Callable[[int], bytes] = getattr(self._content, "read1", self._content.read)
 
     def readable(self) -> bool:
         """Tell that this stream can be read."""
@@ -103,7 +105,9 @@ class Decompressed(io.RawIOBase):
 
         """
         try:
-            block = self._content.read(len(buffer))
+            block = self._step(len(buffer))
+            if not block and self._codec and self._raw.tell() == 0:
+                raise EOFError("it is empty")
         except (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
             how = f"its {self._codec} data" if self._codec else "it"
             raise SourceError(

@@ -5,8 +5,8 @@ whole column by whoever needs numbers, never by the reader.
 
 RFC 4180: cells may be quoted with `"`, a quoted cell may hold line ends. The standard library's parser, in
 strict mode: Arrow's and Polars' are faster, but stop the file at the first bad row or drop it unseen.
-Here a row that does not fit its header goes on as a JSON list of its cells, so that reading the part rejects
-that one row as `not_an_object`; a cell that is not UTF-8 keeps its bytes and is rejected as `not_utf8`.
+Here a row that does not fit its header goes on as a JSON list of its cells (of its lines, where the quotes are
+wrong), so that reading the part rejects that one row as `not_an_object`; a cell that is not UTF-8 keeps its bytes and is rejected as `not_utf8`.
 """
 
 import csv
@@ -86,7 +86,15 @@ def _records(stream: BinaryIO, url: str, delimiter: str) -> Iterator[bytes]:
         except StopIteration:
             break
         except csv.Error as error:
-            cells = _broken(error, lines)
+            if "unexpected end of data" in str(error):
+                raise lines.open_quote() from error
+            if header is None:
+                raise SchemaError(
+                    f"{url}: line {lines.number}: the header cannot be read ({error}); it names the columns, quoted whole "
+                    "or not at all; correct its quotes"
+                ) from error
+            yield _encode(lines.record)
+            continue
         if not cells:
             continue
         if header is None:
@@ -94,12 +102,6 @@ def _records(stream: BinaryIO, url: str, delimiter: str) -> Iterator[bytes]:
         else:
             yield _encode(dict(zip(header, cells, strict=True)) if len(cells) == len(header) else cells)
     text.detach()
-
-
-def _broken(error: csv.Error, lines: _Lines) -> list[str]:
-    if "unexpected end of data" in str(error):
-        raise lines.open_quote() from error
-    return [f"not a CSV record ({error})", *lines.record]
 
 
 def _check_header(header: list[str], url: str) -> list[str]:

@@ -8,6 +8,7 @@ as JSON lines, one file per part named by its sha256: a compressed file has no b
 header, and a second parse of either would cost more than the disk.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -113,11 +114,12 @@ class StageIn:
     folder: str
 
     def __call__(self, name: str, content: bytes) -> str:
-        """Keep the bytes; the copy appears whole or not at all."""
+        """Keep the bytes; the copy appears whole or not at all. Return its absolute path or URL."""
         relative = f"{self.folder}/{name}"
         if not self.store.exists(relative):
             self.store.write(relative, content)
-        return self.store.path(relative)
+        path = self.store.path(relative)
+        return os.path.abspath(path) if self.store.is_local else path
 
 
 def find_files(source: Files, base: Path) -> list[SourceFile]:
@@ -199,7 +201,8 @@ class _Scanner:
     def __init__(self, file: SourceFile, where: urls.Location, stamp: str, stage: Stage) -> None:
         asked = reader_of(file.url)
         assert asked is not None
-        self._reader, self._suffix, self._codec = asked
+        self._reader: Reader = asked[0]
+        self._suffix, self._codec = asked[1:]
         self._file = file
         self._where = where
         self._stamp = stamp
@@ -242,7 +245,7 @@ class _Scanner:
             case "plain_text":
                 return plain_text.cut(stream)
             case "huggingface":
-                raise AssertionError("no file")
+                raise AssertionError(f"{url} is a file")
 
     def _columns(self) -> dict[str, str] | None:
         if self._reader != "parquet":

@@ -100,7 +100,7 @@ def _commit(source: HuggingFace) -> str | None:
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     try:
-        return HfApi().dataset_info(source.id, revision=source.revision).sha
+        return HfApi().dataset_info(source.id, revision=source.revision, timeout=10.0).sha
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise _cannot_load(source, error) from error
     # Whatever else goes wrong on the network has many types; the load that follows reports it if it matters.
@@ -120,10 +120,10 @@ def _earlier(
     held = known.get(_url(source, source.validation_split or "validation"))
     if train is None or not _holds(train, pinned, base):
         return None
-    if held is None:
-        # Without a validation scan only a train scan made when there was no such split vouches for that.
-        return [train] if train.split_hint is None and source.validation_split is None else None
-    return [train, held] if _holds(held, pinned, base) and train.split_hint == "train" else None
+    if train.split_hint is None:
+        # Scanned when there was no other split to hold out, at this same state of the dataset.
+        return [train] if source.validation_split is None else None
+    return [train, held] if held is not None and _holds(held, pinned, base) else None
 
 
 def _holds(scan: FileScan, pinned: _Pinned, base: Path) -> bool:
@@ -137,7 +137,7 @@ def _splits(source: HuggingFace, pinned: _Pinned) -> list[str]:
 
     try:
         return datasets.get_dataset_split_names(pinned.path, source.name, revision=pinned.revision)
-    except (OSError, ValueError, RuntimeError) as error:
+    except _load_errors() as error:
         raise _cannot_load(source, error) from error
 
 
@@ -174,7 +174,7 @@ def _load(source: HuggingFace, pinned: _Pinned, split: str) -> Any:
         return datasets.load_dataset(
             pinned.path, source.name, split=split, revision=pinned.revision, streaming=source.streaming
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except _load_errors() as error:
         raise _cannot_load(source, error) from error
 
 
@@ -184,12 +184,19 @@ def _rows(source: HuggingFace, dataset: Any) -> Iterator[bytes]:
     while True:
         try:
             batch = next(batches, None)
-        except (OSError, ValueError, RuntimeError) as error:
+        except _load_errors() as error:
             raise _cannot_load(source, error, after=f" after {done:,} rows") from error
         if batch is None:
             return
         yield from encode_batch(batch)
         done += batch.num_rows
+
+
+def _load_errors() -> tuple[type[Exception], ...]:
+    """Return what the library raises for a dataset that is absent, unreachable or damaged."""
+    from datasets.exceptions import DatasetsError
+
+    return (DatasetsError, OSError, ValueError, RuntimeError)
 
 
 def _cannot_load(source: HuggingFace, error: Exception, after: str = "") -> SourceError:

@@ -3,28 +3,37 @@
 What belongs here: splitting a list's text into its elements, without parsing them. What does not: judging
 an element; it goes on as one JSON line and is judged when its part is read, like any other line.
 
-A list of 2 GB has to pass through a worker of 1.5 GB, so the file is never held: only strings and brackets
-are followed, by two regular expressions that each swallow everything up to the next bracket.
+A list of 2 GB has to pass through a worker of 1.5 GB, so the file is never held, and only its strings,
+brackets and commas are followed, block by block in NumPy: about three times as fast as regular expressions.
 
     [ {"a": [1, 2]}, {"b": "],["} ]
-    ^ ^    ^     ^^^ ^           ^ ^     depth 1 2 3 2 1 · 2 1 · 0; a comma at depth 1 ends an element
+    1 2     3     2 1             0     depth; a comma at depth 1 ends an element, and so does depth 0
 """
 
 import re
 from collections.abc import Iterator
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import orjson
 
 from pipelines.errors import SourceError
 from pipelines.sources.parts import BOM, Slice, cut_rows
 
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Positions: TypeAlias = npt.NDArray[np.int64]
+
 _BLOCK_BYTES = 1 << 20
 _WHITE = b" \t\r\n"
-_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
-_UP_TO_BRACKET = re.compile(rb'(?:[^"\[\]{}]++|' + _STRING + rb")*+", re.DOTALL)
-_UP_TO_BRACKET_OR_COMMA = re.compile(rb'(?:[^"\[\]{},]++|' + _STRING + rb")*+", re.DOTALL)
-_INDENTATION = re.compile(rb"[ \t\r]*\n[ \t\r\n]*")
+_INDENTATION = re.compile(rb"\n[ \t\r\n]*")
+_QUOTE, _BACKSLASH, _COMMA = b'"\\,'
+
+_IS_STRUCTURE = np.zeros(256, np.bool_)
+_IS_STRUCTURE[list(b"[]{},")] = True
+_STEP = np.zeros(256, np.int64)
+_STEP[list(b"[{")] = 1
+_STEP[list(b"]}")] = -1
 
 
 def kind_of_json(stream: BinaryIO) -> Literal["json_array", "json_lines", "json_value"]:
@@ -71,39 +80,82 @@ def elements(stream: BinaryIO, url: str) -> Iterator[bytes]:
         Where the list does not end, or something stands behind its end.
 
     """
-    buffer = b""
-    while not buffer and (block := stream.read(_BLOCK_BYTES)):
-        buffer = block.removeprefix(BOM).lstrip(_WHITE)
-    start = position = depth = 1
+    structure = _Structure()
     count = 0
-    while depth:
-        pattern = _UP_TO_BRACKET_OR_COMMA if depth == 1 else _UP_TO_BRACKET
-        position = pattern.match(buffer, position).end()  # pyright: ignore[reportOptionalMemberAccess]
-        token = buffer[position : position + 1]
-        if token in (b"", b'"'):  # The end of the buffer, or a string that goes on behind it.
-            buffer, position, start = _read_on(buffer[start:], stream, url, count), position - start, 0
-            continue
-        position += 1
-        depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1, b",": 0}[token]
-        if depth == 0 or (depth == 1 and token == b","):
-            element = buffer[start : position - 1].strip(_WHITE)
-            start = position
-            count += bool(element)
+    held: list[bytes] = []
+    for block in _blocks(stream):
+        start = int(structure.depth == 0)  # The list's own bracket is the first character of all.
+        for end in structure.ends(block):
+            element = b"".join([*held, block[start:end]]).strip(_WHITE)
+            held.clear()
+            start = end + 1
             if element:
+                count += 1
                 yield element
-    _require_end(buffer[position:], stream, url, count)
+        if structure.depth == 0:
+            _require_end(block[start:], stream, url, count)
+            return
+        held.append(block[start:])
+    raise SourceError(
+        f"{url}: the JSON list does not end; after element {count:,} the file goes on for {sum(map(len, held)):,} bytes "
+        "and is over without ']'; a list is read to its end or not at all; fetch the file again, or name it .jsonl if "
+        "it holds one record per line"
+    )
 
 
-def _read_on(held: bytes, stream: BinaryIO, url: str, count: int) -> bytes:
-    # As much again as is held: a string of 100 MB is then scanned twice in all, not once per block.
-    block = stream.read(max(_BLOCK_BYTES, len(held)))
-    if not block:
-        raise SourceError(
-            f"{url}: the JSON list does not end; element {count + 1} begins and {len(held):,} bytes later the file "
-            "is over; a list is read to its ']' or not at all; fetch the file again, or name it .jsonl if it "
-            "holds one record per line"
-        )
-    return held + block
+def _blocks(stream: BinaryIO) -> Iterator[bytes]:
+    """Yield the stream from its first character on, in blocks none of which ends in a backslash."""
+    carried = b""
+    at_start = True
+    while block := stream.read(_BLOCK_BYTES):
+        block = carried + (block.removeprefix(BOM).lstrip(_WHITE) if at_start else block)
+        at_start = at_start and not block
+        whole = len(block.rstrip(b"\\"))
+        carried = block[whole:]
+        if whole:
+            yield block[:whole]
+    if carried:
+        yield carried
+
+
+class _Structure:
+    """Where the elements of a list end, found block by block; `depth` is 0 before and after the list."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self._in_string = False
+
+    def ends(self, block: bytes) -> list[int]:
+        """Return the positions in the block of the commas and the bracket that end elements."""
+        text = np.frombuffer(block, np.uint8)
+        quotes = _unescaped(np.flatnonzero(text == _QUOTE), text)
+        marks = np.flatnonzero(_IS_STRUCTURE[text])
+        quotes_before = np.searchsorted(quotes, marks) + self._in_string
+        marks = marks[quotes_before % 2 == 0]
+        self._in_string ^= bool(len(quotes) % 2)
+        depths = self.depth + np.cumsum(_STEP[text[marks]])
+        self.depth = int(depths[-1]) if len(depths) else self.depth
+        closings = np.flatnonzero(depths == 0)
+        if len(closings):
+            marks, depths = marks[: closings[0] + 1], depths[: closings[0] + 1]
+            self.depth = 0
+        is_end = (depths == 0) | ((depths == 1) & (text[marks] == _COMMA))
+        return marks[is_end].tolist()
+
+
+def _unescaped(quotes: Positions, text: Bytes) -> Positions:
+    """Return the quotes that have an even number of backslashes before them."""
+    preceded = quotes > 0
+    preceded[preceded] = text[quotes[preceded] - 1] == _BACKSLASH
+    if not preceded.any():
+        return quotes
+    slashes = np.flatnonzero(text == _BACKSLASH)
+    begins = np.where(np.diff(slashes, prepend=-2) == 1, -1, slashes)
+    begins = np.maximum.accumulate(begins)
+    last = np.searchsorted(slashes, quotes[preceded] - 1)
+    escaped = np.zeros(len(quotes), np.bool_)
+    escaped[preceded] = (slashes[last] - begins[last]) % 2 == 0
+    return quotes[~escaped]
 
 
 def _require_end(rest: bytes, stream: BinaryIO, url: str, count: int) -> None:

@@ -6,7 +6,7 @@ for itself which keys it has, and the dataset's format decides whether that will
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
@@ -57,7 +57,7 @@ def _rows(stream: BinaryIO, url: str, seekable: bool) -> Iterator[bytes]:
 
 
 @contextmanager
-def _opened(stream: BinaryIO, url: str, seekable: bool) -> Iterator[pq.ParquetFile]:
+def _opened(stream: BinaryIO, url: str, seekable: bool) -> Generator[pq.ParquetFile, None, None]:
     """Open a file; one inside a compressed stream is spooled to disk first, as Parquet is read from its end."""
     with tempfile.TemporaryFile() as spool:
         if not seekable:

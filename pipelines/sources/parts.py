@@ -102,12 +102,15 @@ class FileScan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the scan as a JSON object, to be kept in a manifest."""
-        return {**asdict(self), "parts": [part.to_json() for part in self.parts]}
+        values: dict[str, Any] = asdict(self)
+        values["parts"] = list(values["parts"])
+        return values
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "FileScan":
         """Take back what `to_json` gave."""
-        return cls(**{**values, "parts": tuple(Part.from_json(part) for part in values["parts"])})
+        own: dict[str, Any] = {**values, "parts": tuple(Part.from_json(part) for part in values["parts"])}
+        return cls(**own)
 
 
 def part_bytes(offset: int) -> int:

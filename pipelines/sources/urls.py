@@ -26,7 +26,7 @@ import fsspec
 from pipelines.errors import ConfigError, SourceError
 
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
-_EXPANSION_LIMIT = 1_000_000
+_EXPANSION_LIMIT = 100_000
 _VERSION_KEYS = ("ETag", "etag", "e_tag", "md5Hash", "content_md5", "sha256", "generation")
 _TIME_KEYS = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")
 
@@ -75,7 +75,8 @@ def _expand(pattern: str) -> Iterator[str]:
 def _brace_pairs(pattern: str) -> Iterator[tuple[int, int, list[int]]]:
     """Yield each brace's start, end and own commas, by the start."""
     for start in (match.start() for match in re.finditer(r"\{", pattern)):
-        depth, commas = 0, []
+        depth = 0
+        commas: list[int] = []
         for index in range(start, len(pattern)):
             depth += {"{": 1, "}": -1}.get(pattern[index], 0)
             if pattern[index] == "," and depth == 1:

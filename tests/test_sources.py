@@ -1,0 +1,876 @@
+"""Raw files and datasets to parts to raw records: the laws of parts, every kind of file, every codec.
+
+What belongs here: input as it should be. What does not: broken input (`test_sources_bad_input.py`).
+"""
+
+import bz2
+import csv
+import datetime
+import decimal
+import gzip
+import io
+import json
+import lzma
+import math
+import os
+import re
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from pipelines.config import Config, check
+from pipelines.errors import ConfigError, SourceError
+from pipelines.sources import (
+    Files,
+    FileScan,
+    HuggingFace,
+    RawRecord,
+    Source,
+    StageIn,
+    find_files,
+    json_array,
+    number_equal_parts,
+    read,
+    scan,
+)
+from pipelines.sources.parts import Slice, cut_lines, cut_rows, part_bytes, part_rows
+from pipelines.sources.urls import expand_braces
+from pipelines.storage import Store
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstandard.compress,
+    ".zstd": zstandard.compress,
+}
+
+
+class Holder(Config):
+    """A model with a source in it, as a dataset has one."""
+
+    source: Source
+
+
+def validated(**source: Any) -> Files | HuggingFace:
+    return Holder.model_validate({"source": source}).source
+
+
+def scan_all(folder: Path, *urls: str, known: dict[str, FileScan] | None = None) -> list[FileScan]:
+    """Scan the files of a folder, staging beside it."""
+    stage = StageIn(Store(str(folder.parent / "stage")), "raw")
+    return scan(Files(train_urls=list(urls or ["."])), folder, stage, known or {})
+
+
+def records(scans: list[FileScan], base: Path) -> list[RawRecord]:
+    return [record for one in scans for part in one.parts for record in read(part, base)]
+
+
+def values(scans: list[FileScan], base: Path) -> list[Any]:
+    return [record.value for record in records(scans, base)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return an empty folder for source files."""
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data"
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("given_source", "kind"),
+    [
+        ({"train_urls": ["a.jsonl"]}, Files),
+        ({"validation_urls": ["a.jsonl"]}, Files),
+        ({"kind": "files", "train_urls": ["a.jsonl"]}, Files),
+        ({"id": "owner/name"}, HuggingFace),
+        ({"kind": "huggingface", "id": "owner/name", "stream": False}, HuggingFace),
+    ],
+)
+def test_source_with_or_without_kind_is_told_by_its_fields(given_source: dict[str, Any], kind: type) -> None:
+    assert type(validated(**given_source)) is kind
+
+
+def test_source_survives_its_own_dump() -> None:
+    for source in (validated(train_urls=["a.jsonl"], tags=["x"]), validated(id="a/b", stream=False)):
+        assert Holder.model_validate({"source": source.model_dump()}).source == source
+        assert Holder(source=source).source == source
+
+
+def test_source_stream_is_streaming() -> None:
+    source = validated(id="a/b", stream=False)
+
+    assert isinstance(source, HuggingFace)
+    assert source.streaming is False
+
+
+@pytest.mark.parametrize(
+    ("given_source", "words"),
+    [
+        ({}, ["names no data", "train_urls"]),
+        ({"kind": "filez", "train_urls": ["a.jsonl"]}, ["filez", "files", "huggingface"]),
+        ({"id": "a/b", "train_urls": ["a.jsonl"]}, ["train_urls"]),
+        ({"train_urls": ["a.jsonl"], "revision": "main"}, ["revision"]),
+        ({"train_urls": "a.jsonl"}, ["train_urls", "a string"]),
+        ({"train_urls": ["data/{a,b}/*.jsn"]}, ["'data/a/*.jsn'", ".jsonl", ".parquet", ".zst"]),
+        ({"train_urls": ["a.jsonl.rar"]}, [".jsonl.rar", ".gz"]),
+        ({"id": ""}, ["id"]),
+    ],
+)
+def test_source_that_is_wrong_is_refused_at_load(given_source: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(Holder, {"source": given_source}, "datasets.x")
+
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["data/v1.2/", "data/part-*", "data/x.json*", "https://host/a.jsonl?download=1", "A.JSONL"]
+)
+def test_url_whose_suffix_is_known_or_cannot_be_told_passes(url: str) -> None:
+    assert Files(train_urls=[url]).train_urls == [url]
+
+
+# Finding files
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expanded"),
+    [
+        (
+            "s3://b/{x,y}/p-{0..1}.jsonl",
+            ["s3://b/x/p-0.jsonl", "s3://b/x/p-1.jsonl", "s3://b/y/p-0.jsonl", "s3://b/y/p-1.jsonl"],
+        ),
+        ("p-{08..11}", ["p-08", "p-09", "p-10", "p-11"]),
+        ("p-{2..0}", ["p-2", "p-1", "p-0"]),
+        ("{z,a}{1,}", ["z1", "z", "a1", "a"]),
+        ("{a,{b,c{1..2}},d}", ["a", "b", "c1", "c2", "d"]),
+        ("{-1..1}", ["-1", "0", "1"]),
+        ("{a}{}", ["{a}{}"]),
+        ("{a,b", ["{a,b"]),
+        ("a}{b,c}", ["a}b", "a}c"]),
+        ("{x{a,b}}", ["{xa}", "{xb}"]),
+        ("plain", ["plain"]),
+    ],
+)
+def test_braces_expand_in_the_order_written(pattern: str, expanded: list[str]) -> None:
+    assert expand_braces(pattern) == expanded
+
+
+def test_braces_beyond_all_reason_are_refused() -> None:
+    with pytest.raises(ConfigError, match="100,000"):
+        expand_braces("{0..9999}{0..9999}")
+
+
+def names(folder: Path, *urls: str) -> list[str]:
+    return [file.url for file in find_files(Files(train_urls=list(urls)), folder)]
+
+
+def test_globs_sort_by_code_point_and_match_files_only(folder: Path) -> None:
+    for name in ("b.jsonl", "a.jsonl", "Z.jsonl", "é.jsonl", "10.jsonl", "9.jsonl"):
+        (folder / name).touch()
+    (folder / "c.jsonl").mkdir()
+
+    assert names(folder, "*.jsonl") == ["10.jsonl", "9.jsonl", "Z.jsonl", "a.jsonl", "b.jsonl", "é.jsonl"]
+    assert names(folder, "b.jsonl", "[aZ].jsonl") == ["b.jsonl", "Z.jsonl", "a.jsonl"]
+
+
+def test_folder_means_its_data_files_however_deep(folder: Path) -> None:
+    for name in (
+        "in/b.jsonl",
+        "in/a/c.csv.gz",
+        "in/README.md",
+        "in/_tmp/d.jsonl",
+        "in/.e.jsonl",
+        "in2/f.txt",
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+    assert names(folder, "in") == ["in/a/c.csv.gz", "in/b.jsonl"]
+    assert names(folder, "in*/") == ["in/a/c.csv.gz", "in/b.jsonl", "in2/f.txt"]
+    assert names(folder, str(folder / "in2")) == [str(folder / "in2/f.txt")]
+
+
+def test_file_whose_name_looks_like_a_glob_is_found(folder: Path) -> None:
+    (folder / "a[1].jsonl").touch()
+
+    assert names(folder, "a[1].jsonl") == ["a[1].jsonl"]
+
+
+def test_urls_that_stand_for_nothing_are_all_listed_at_once(folder: Path) -> None:
+    (folder / "a.jsonl").touch()
+    (folder / "empty").mkdir()
+
+    with pytest.raises(SourceError) as caught:
+        names(folder, "{a,b}.jsonl", "no/*.csv", "empty", "memory://nowhere/x.jsonl")
+
+    for miss in ("b.jsonl, ", "no/*.csv, ", "empty, ", "memory://nowhere/x.jsonl"):
+        assert miss in str(caught.value)
+    assert "a.jsonl" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "urls", [["a.jsonl", "*.jsonl"], ["a.jsonl", "./a.jsonl"], ["a.jsonl", "link.jsonl"]]
+)
+def test_file_reached_twice_is_refused(folder: Path, urls: list[str]) -> None:
+    (folder / "a.jsonl").touch()
+    (folder / "link.jsonl").symlink_to("a.jsonl")
+
+    with pytest.raises(ConfigError, match=re.escape("a.jsonl")):
+        names(folder, *urls)
+
+
+def test_file_in_train_and_validation_is_refused(folder: Path) -> None:
+    (folder / "a.jsonl").touch()
+
+    with pytest.raises(ConfigError, match="already named"):
+        find_files(Files(train_urls=["a.jsonl"], validation_urls=["a.jsonl"]), folder)
+
+
+def test_glob_that_matches_another_suffix_is_refused(folder: Path) -> None:
+    (folder / "a.md").touch()
+
+    with pytest.raises(ConfigError, match=re.escape("a.md")):
+        names(folder, "*")
+
+
+def test_validation_urls_give_every_file_its_split(folder: Path) -> None:
+    (folder / "a.jsonl").write_text('{"a":1}\n')
+    (folder / "b.jsonl").write_text('{"b":1}\n')
+    stage = StageIn(Store(str(folder.parent)), "raw")
+
+    both = scan(Files(train_urls=["a.jsonl"], validation_urls=["b.jsonl"]), folder, stage, {})
+    alone = scan(Files(train_urls=["a.jsonl"]), folder, stage, {both[0].url: both[0]})
+
+    assert [(one.split_hint, one.parts[0].split_hint) for one in both] == [
+        ("train",) * 2,
+        ("validation",) * 2,
+    ]
+    assert (alone[0].split_hint, alone[0].parts[0].split_hint) == (None, None)
+
+
+# Parts
+
+
+LINES = st.lists(st.integers(0, 120_000).flatmap(lambda n: st.sampled_from([n, n % 100])), max_size=30)
+
+
+def text_of(lengths: list[int], *, ends: bool) -> bytes:
+    lines = [(str(number) * length)[:length].encode() for number, length in enumerate(lengths)]
+    return b"\n".join(lines) + (b"\n" if ends and lines else b"")
+
+
+def sliced(content: bytes) -> list[Slice]:
+    return list(cut_lines(io.BytesIO(content)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(LINES, st.booleans())
+def test_parts_of_lines_joined_are_the_file(lengths: list[int], ends: bool) -> None:
+    content = text_of(lengths, ends=ends)
+    parts = sliced(content)
+
+    assert b"".join(part.content for part in parts) == content
+    assert sum(part.records for part in parts) == sum(1 for length in lengths if length)
+    offset, line, record = 0, 1, 1
+    for part in parts:
+        assert (part.offset, part.first_line, part.first_record) == (offset, line, record)
+        assert part.length == len(part.content) > 0
+        offset, line, record = offset + part.length, line + part.content.count(b"\n"), record + part.records
+    for part in parts[:-1]:
+        assert part.content.endswith(b"\n")
+        assert part.length >= part_bytes(part.offset)
+        assert b"\n" not in part.content[part_bytes(part.offset) - 1 : -1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(LINES, LINES)
+def test_lines_appended_change_no_finished_part(before: list[int], after: list[int]) -> None:
+    old = text_of(before, ends=True)
+    parts, grown = sliced(old), sliced(old + text_of(after, ends=False))
+
+    finished = [part for part in parts if part.length >= part_bytes(part.offset)]
+    assert len(finished) >= len(parts) - 1
+    assert grown[: len(finished)] == finished
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 3000), st.integers(0, 3000))
+def test_rows_appended_change_no_finished_part(before: int, after: int) -> None:
+    rows = [b"%d" % number for number in range(before + after)]
+    parts, grown = list(cut_rows(rows[:before])), list(cut_rows(rows))
+
+    finished = [part for part in parts if part.records == part_rows(part.offset)]
+    assert len(finished) >= len(parts) - 1
+    assert grown[: len(finished)] == finished
+    assert b"".join(part.content for part in grown) == b"".join(row + b"\n" for row in rows)
+
+
+def test_parts_of_long_rows_stay_within_memory() -> None:
+    parts = list(cut_rows(b"x" * (3 << 20) for _ in range(20)))
+
+    assert [part.records for part in parts] == [6, 6, 6, 2]
+
+
+def test_part_sizes_grow_with_the_offset() -> None:
+    kib, gib = 1 << 10, 1 << 30
+
+    assert [part_bytes(at) for at in (0, 4096 * kib, 8192 * kib, gib, 9 * gib)] == [
+        64 * kib,
+        64 * kib,
+        128 * kib,
+        16384 * kib,
+        16384 * kib,
+    ]
+    assert [part_rows(at) for at in (0, 32768, 64000, 4 << 20, 9 << 20)] == [512, 512, 1000, 65536, 65536]
+
+
+def test_one_percent_appended_to_a_large_file_touches_a_small_share_of_it() -> None:
+    """40 MB + 1 %: what is new or changed is at most the 1 %, one sixty-fourth, and one minimal part."""
+    lines = [b'{"n": %d, "text": "%s"}\n' % (number, b"x" * 1000) for number in range(40_400)]
+    old = {part.content for part in sliced(b"".join(lines[:40_000]))}
+    new = sliced(b"".join(lines))
+
+    redone = sum(part.length for part in new if part.content not in old)
+
+    assert redone < (0.01 + 1 / 64) * sum(map(len, lines)) + (64 << 10)
+
+
+def test_equal_parts_are_told_apart_in_recipe_order(folder: Path) -> None:
+    for name in ("b.jsonl", "a.jsonl", "c.jsonl"):
+        (folder / name).write_text('{"same": 1}\n')
+
+    scans = scan_all(folder, "b.jsonl", "a.jsonl", "c.jsonl")
+
+    first = scans[0].parts[0].sha256[:16]
+    assert [one.parts[0].part_id for one in scans] == [first, f"{first}~2", f"{first}~3"]
+    assert number_equal_parts(scans) == scans
+
+
+def test_scan_survives_json(folder: Path) -> None:
+    (folder / "a.jsonl").write_text('{"a": 1}\n\n{"a": 2}\n')
+    pq.write_table(pa.table({"x": [1, 2]}), folder / "b.parquet")
+
+    for one in scan_all(folder):
+        assert FileScan.from_json(json.loads(json.dumps(one.to_json()))) == one
+
+
+def test_same_content_has_the_same_parts_plain_or_compressed(folder: Path) -> None:
+    content = b"".join(b'{"n": %d, "pad": "%s"}\n' % (number, b"-" * 900) for number in range(300))
+    (folder / "a.jsonl").write_bytes(content)
+    for suffix, compress in COMPRESS.items():
+        (folder / f"a.jsonl{suffix}").write_bytes(compress(content))
+
+    plain, *packed = scan_all(folder)
+
+    assert len(plain.parts) > 3
+    for one in packed:
+        assert [(part.sha256, part.offset, part.length) for part in one.parts] == [
+            (part.sha256, part.offset, part.length) for part in plain.parts
+        ]
+
+
+# Known scans
+
+
+def known_of(scans: list[FileScan]) -> dict[str, FileScan]:
+    return {one.url: FileScan.from_json(one.to_json()) for one in scans}
+
+
+def test_unmoved_file_is_not_read_again(folder: Path) -> None:
+    (folder / "a.txt").write_text("one\ntwo\n")
+    (folder / "b.jsonl").write_text('{"b": 1}\n')
+    scans = scan_all(folder)
+
+    def refuse(name: str, content: bytes) -> str:
+        raise AssertionError(f"{name} is staged again: {content!r}")
+
+    assert scan(Files(train_urls=["."]), folder, refuse, known_of(scans)) == scans
+
+
+def test_moved_file_is_read_again(folder: Path) -> None:
+    (folder / "a.jsonl").write_text('{"a": 1}\n')
+    before = scan_all(folder)
+    facts = (folder / "a.jsonl").stat()
+    (folder / "a.jsonl").write_text('{"a": 2}\n')
+    os.utime(folder / "a.jsonl", ns=(facts.st_atime_ns, facts.st_mtime_ns))
+
+    after = scan_all(folder, known=known_of(before))
+
+    assert values(after, folder) == [{"a": 2}]
+
+
+def test_staged_copy_that_is_gone_is_made_again(folder: Path) -> None:
+    (folder / "a.txt").write_text("one\n")
+    scans = scan_all(folder)
+    staged = scans[0].parts[0].staged
+    assert staged is not None
+    Path(staged).unlink()
+
+    assert values(scan_all(folder, known=known_of(scans)), folder) == [{"text": "one"}]
+
+
+# Reading
+
+
+def test_only_a_line_feed_ends_a_line(folder: Path) -> None:
+    odd = "\u2028\u2029\u0085\x0b\x0c"
+    (folder / "a.jsonl").write_bytes(b'{"a":"' + odd[:3].encode() + b'"}\r\n\n \t\r\n{"b":\r1}\n{"c":3}')
+    (folder / "b.txt").write_bytes(f"x{odd}y\r\n\n  z\r\r\n".encode())
+
+    lines = records(scan_all(folder, "a.jsonl"), folder)
+    texts = records(scan_all(folder, "b.txt"), folder)
+
+    assert [(one.number, one.line, one.value) for one in lines] == [
+        (0, 1, {"a": odd[:3]}),
+        (1, 4, {"b": 1}),
+        (2, 5, {"c": 3}),
+    ]
+    assert [(one.line, one.value) for one in texts] == [(1, {"text": f"x{odd}y"}), (3, {"text": "  z\r"})]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "array.json", "a.txt", "a.csv", "a.jsonl.gz"])
+def test_byte_order_mark_at_the_start_is_no_text(folder: Path, name: str) -> None:
+    content = {"array.json": b'[{"text":"x"}]', "a.txt": b"x", "a.csv": b"text\nx"}.get(name, b'{"text":"x"}')
+    content = b"\xef\xbb\xbf" + content
+    (folder / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+
+    assert values(scan_all(folder), folder) == [{"text": "x"}]
+
+
+def test_line_of_ten_megabytes_is_one_record(folder: Path) -> None:
+    row = {"text": "ä" * (5 << 20)}
+    (folder / "a.jsonl").write_bytes(b'{"n":1}\n' + orjson.dumps(row) + b'\n{"n":2}\n')
+
+    assert values(scan_all(folder), folder) == [{"n": 1}, row, {"n": 2}]
+
+
+def test_line_numbers_run_on_through_the_parts(folder: Path) -> None:
+    rows = [
+        b"" if number % 7 == 3 else b'{"line": %d, "pad": "%s"}' % (number + 1, b"." * 500)
+        for number in range(999)
+    ]
+    (folder / "a.jsonl").write_bytes(b"\n".join(rows))
+    (folder / "b.jsonl.zst").write_bytes(zstandard.compress(b"\n".join(rows)))
+
+    for one in scan_all(folder):
+        assert len(one.parts) > 3
+        found = records([one], folder)
+        assert [record.line for record in found] == [
+            record.value and record.value["line"] for record in found
+        ]
+        assert len(found) == one.records == sum(1 for row in rows if row)
+        for part in one.parts:
+            inside = list(read(part, folder))
+            assert [record.number for record in inside] == list(range(part.records))
+
+
+INTEGERS = (
+    st.integers(-(10**40), 10**40)
+    | st.integers(-(2**63) - 2, -(2**63) + 2)
+    | st.integers(2**64 - 2, 2**64 + 2)
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.fixed_dictionaries({"n": INTEGERS, "t": st.text(max_size=9) | INTEGERS.map(str)}), max_size=5)
+)
+def test_integers_of_any_size_are_read_exactly(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Any]
+) -> None:
+    folder = tmp_path_factory.mktemp("ints", numbered=True)
+    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    assert values(scan_all(folder), folder) == rows
+
+
+def test_integer_of_thousands_of_digits_is_read_exactly(folder: Path) -> None:
+    (folder / "a.jsonl").write_text('{"n": 1}\n{"n": %s}\n{"n": 1%s.5e-20}\n' % ("9" * 4300, "0" * 20))
+
+    assert values(scan_all(folder), folder) == [{"n": 1}, {"n": int("9" * 4300)}, {"n": 1.0}]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=12,
+)
+RECORDS = st.lists(st.dictionaries(st.text(max_size=3), JSON, max_size=4), max_size=6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(RECORDS, st.sampled_from([None, 0, 2]), st.booleans())
+def test_json_list_in_any_layout_gives_its_elements(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Any], indent: int | None, ascii_only: bool
+) -> None:
+    folder = tmp_path_factory.mktemp("array", numbered=True)
+    text = json.dumps(rows, indent=indent, ensure_ascii=ascii_only)
+    (folder / "a.json").write_text(f"\n {text} \n", encoding="utf-8")
+
+    (one,) = scan_all(folder)
+
+    assert one.reader == "json_array"
+    assert values([one], folder) == rows
+    assert [record.line for record in records([one], folder)] == list(range(1, len(rows) + 1))
+
+
+@pytest.mark.parametrize(
+    "element", ['"a\\\\"', '"\\\\\\""', '"],["', '{"x":"}"}', "[[],{}]", '""', "-1.5e3", '"\\\\\\\\\\""']
+)
+def test_list_elements_with_brackets_and_escapes_across_blocks_stay_whole(element: str) -> None:
+    """The stream gives one byte at a time, so every position is a block's end once."""
+
+    class Dripping(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            return super().read(min(1, size or 0))
+
+    text = f'[{element}, {element},{{"k": [{element}]}}]'
+
+    found = list(json_array.elements(Dripping(text.encode()), "a.json"))
+
+    assert found == [element.encode(), element.encode(), f'{{"k": [{element}]}}'.encode()]
+
+
+def test_list_of_any_size_is_split_in_flat_memory() -> None:
+    """64 MB of list pass through less than 16 MB of memory."""
+    row = orjson.dumps({"messages": [{"role": "user", "content": 'say "[hi]" ' * 90}] * 64})
+
+    class Generated(io.BytesIO):
+        pieces = iter([b"[" + row, *[b"," + row] * 998, b"]"])
+
+        def read(self, size: int | None = -1, /) -> bytes:
+            return next(self.pieces, b"")
+
+    tracemalloc.start()
+    count = sum(1 for _ in json_array.elements(Generated(), "a.json"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert count == 999
+    assert peak < 16 << 20
+
+
+@pytest.mark.parametrize(
+    ("text", "reader", "expected"),
+    [
+        (' \n[\n{"a": 1},\n{"a": 2}]', "json_array", [{"a": 1}, {"a": 2}]),
+        ('{"a": 1}\n{"a": 2}\n', "json_lines", [{"a": 1}, {"a": 2}]),
+        ('\n\n{"a": 1}\n{"a": 2}', "json_lines", [{"a": 1}, {"a": 2}]),
+        ('{"a": 1}', "json_lines", [{"a": 1}]),
+        ('{\n  "a": "x\\n y",\n  "b": [\n]}\n', "json_value", [{"a": "x\n y", "b": []}]),
+        ("[]", "json_array", []),
+        ("[ ]\n", "json_array", []),
+        ("", "json_lines", []),
+    ],
+)
+def test_json_suffix_is_looked_into(folder: Path, text: str, reader: str, expected: list[Any]) -> None:
+    (folder / "a.json").write_text(text)
+
+    (one,) = scan_all(folder)
+
+    assert one.reader == reader
+    assert values([one], folder) == expected
+    assert one.records == len(expected)
+
+
+CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=8)
+"""No NUL: the standard library's writer and reader disagree about it."""
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(CELLS, CELLS, st.just("01.50")), max_size=6),
+    st.sampled_from([(",", ".csv"), ("\t", ".tsv")]),
+)
+def test_cells_stay_the_text_that_was_written(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str, str]], dialect: tuple[str, str]
+) -> None:
+    folder = tmp_path_factory.mktemp("cells", numbered=True)
+    with open(folder / f"a{dialect[1]}", "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, delimiter=dialect[0], quoting=csv.QUOTE_ALL)
+        writer.writerows([("k", "ü v", "n"), *rows])
+
+    assert values(scan_all(folder), folder) == [
+        dict(zip(("k", "ü v", "n"), row, strict=True)) for row in rows
+    ]
+
+
+def test_csv_cells_are_not_guessed_at(folder: Path) -> None:
+    (folder / "a.csv").write_text('id,x,y\r\n01234,1e5,"a ""b"", c"\r\n\r\nNA,,true\r\n')
+
+    assert values(scan_all(folder), folder) == [
+        {"id": "01234", "x": "1e5", "y": 'a "b", c'},
+        {"id": "NA", "x": "", "y": "true"},
+    ]
+
+
+def test_csv_cell_beyond_the_parsers_own_limit_is_read(folder: Path) -> None:
+    (folder / "a.csv").write_text("text\n" + "x" * 300_000 + "\n")
+
+    assert values(scan_all(folder), folder) == [{"text": "x" * 300_000}]
+
+
+ARROW = pa.table(
+    {
+        "dec": pa.array([decimal.Decimal("42.50"), None], pa.decimal128(9, 2)),
+        "utc": pa.array(
+            [datetime.datetime(2024, 1, 15, tzinfo=datetime.UTC), None], pa.timestamp("us", "+02:00")
+        ),
+        "ns": pa.array([1, 0], pa.timestamp("ns")),
+        "day": pa.array([datetime.date(2024, 1, 15), None]),
+        "long": pa.array([90, None], pa.duration("s")),
+        "short": pa.array([-1, 1], pa.duration("ns")),
+        "raw": pa.array([b"\x00\x01", None]),
+        "nan": pa.array([math.nan, 0.5]),
+        "big": pa.array([2**64 - 1, 0], pa.uint64()),
+        "map": pa.array([[("k", 1)], []], pa.map_(pa.string(), pa.int32())),
+        "nest": pa.array([[{"a": 1}], [{"b": "x"}]]),
+        "json": pa.array(['{"x": null}', None], pa.json_()),
+    }
+)
+
+
+def test_every_arrow_type_has_one_text(folder: Path) -> None:
+    pq.write_table(ARROW, folder / "a.parquet")
+
+    (one,) = scan_all(folder)
+    first, second = records([one], folder)
+
+    assert first.raw == (
+        b'{"dec":42.50,"utc":"2024-01-15T02:00:00+02:00","ns":"1970-01-01T00:00:00.000000001","day":"2024-01-15",'
+        b'"long":90,"short":-0.000000001,"raw":"AAE=","nan":null,"big":18446744073709551615,"map":[["k",1]],'
+        b'"nest":[{"a":1,"b":null}],"json":{"x": null}}'
+    )
+    assert second.value is not None
+    assert second.value["nest"] == [{"a": None, "b": "x"}]
+    assert second.value["short"] == 1e-9
+    assert all(part.arrow for part in one.parts)
+    assert one.columns is not None
+    assert one.columns["dec"] == "decimal128(9, 2)"
+
+
+def test_parquet_parts_do_not_depend_on_row_groups(folder: Path) -> None:
+    table = pa.table({"n": list(range(3000))})
+    pq.write_table(table, folder / "a.parquet", row_group_size=3000)
+    pq.write_table(table, folder / "b.parquet", row_group_size=7)
+    (folder / "c.parquet.gz").write_bytes(gzip.compress((folder / "a.parquet").read_bytes()))
+
+    scans = scan_all(folder)
+
+    assert len({tuple(part.sha256 for part in one.parts) for one in scans}) == 1
+    assert [part.records for part in scans[0].parts] == [512] * 5 + [440]
+    assert values(scans[:1], folder) == [{"n": number} for number in range(3000)]
+
+
+def test_json_files_are_not_from_arrow(folder: Path) -> None:
+    (folder / "a.jsonl").write_text('{"a": null}\n')
+    (folder / "b.json").write_text('[{"a": null}]\n')
+
+    assert [part.arrow for one in scan_all(folder) for part in one.parts] == [False, False]
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.tsv", "a.txt", "b.json"])
+def test_compressed_file_gives_the_records_of_the_plain_one(folder: Path, name: str, suffix: str) -> None:
+    rows = [f'{{"n":{number},"t":"ü,\\t{number}"}}' for number in range(2000)]
+    cells = [f'ü {number},"say ""{number}"""' for number in range(2000)]
+    text = {"b.json": f"[{', '.join(rows)}]", "a.csv": "\n".join(cells), "a.tsv": "\n".join(cells)}.get(
+        name, "\n".join(rows)
+    )
+    (folder / name).write_text(text, encoding="utf-8")
+    plain = scan_all(folder)
+    expected = records(plain, folder)
+    (folder / name).unlink()
+    # Two members, one after the other, as `cat a.gz b.gz` makes them.
+    half = len(text.encode()) // 2
+    pack = COMPRESS[suffix]
+    (folder / (name + suffix)).write_bytes(pack(text.encode()[:half]) + pack(text.encode()[half:]))
+
+    assert records(scan_all(folder), folder) == expected
+    assert len(expected) > 1900
+
+
+def test_plain_json_lines_are_read_in_place_and_all_else_is_staged_by_content(folder: Path) -> None:
+    for name in ("a.jsonl", "b.json", "c.txt"):
+        (folder / name).write_text('{"a": 1}\n')
+    (folder / "d.jsonl.gz").write_bytes(gzip.compress(b'{"a": 1}\n'))
+
+    scans = scan_all(folder)
+
+    assert [one.parts[0].staged is None for one in scans] == [True, True, False, False]
+    staged = sorted(path.name for path in (folder.parent / "stage/raw").iterdir())
+    assert staged == sorted(f"{one.parts[0].sha256}.jsonl" for one in scans[2:])
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    """Return fsspec's file system in memory, emptied afterwards."""
+    fs = fsspec.filesystem("memory")
+    yield fs
+    fs.rm("/", recursive=True)
+
+
+def test_remote_files_are_found_staged_and_read(memory: Any, tmp_path: Path) -> None:
+    memory.pipe("/bucket/x/p-0.jsonl", b'{"a": 1}\n{"a": 2}\n' * 9000)
+    memory.pipe("/bucket/x/p-1.jsonl", b'{"a": 3}\n')
+    memory.pipe("/bucket/y/q.csv.gz", gzip.compress(b"a\n4\n"))
+    memory.pipe("/bucket/y/README.md", b"no data")
+    stage = StageIn(Store("memory://out"), "raw")
+    source = Files(
+        train_urls=["memory://bucket/x/p-{1..1}.jsonl", "memory://bucket/x/*0.jsonl", "memory://bucket/y"]
+    )
+
+    scans = scan(source, tmp_path, stage, {})
+    again = scan(source, tmp_path, stage, known_of(scans))
+
+    assert [one.records for one in scans] == [1, 18000, 1]
+    assert len(scans[1].parts) > 1
+    assert [part.staged is None for one in scans for part in one.parts][-2:] == [True, False]
+    assert values(scans, tmp_path) == [{"a": 3}, *([{"a": 1}, {"a": 2}] * 9000), {"a": "4"}]
+    assert again == scans
+    memory.pipe("/bucket/x/p-1.jsonl", b'{"a": 5}\n')
+    assert values(scan(source, tmp_path, stage, known_of(scans))[:1], tmp_path) == [{"a": 5}]
+
+
+def test_scheme_that_nothing_serves_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nosuch"):
+        find_files(Files(train_urls=["nosuch://host/a.jsonl"]), tmp_path)
+
+
+# Hugging Face
+
+
+CHATS = [
+    {
+        "messages": [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "b", "calls": [{"x": 1}]},
+        ],
+        "n": 1,
+    },
+    {
+        "messages": [
+            {"role": "user", "content": "c"},
+            {"role": "assistant", "content": "d", "calls": [{"y": "z"}]},
+        ],
+        "n": 2,
+    },
+]
+
+
+@pytest.fixture
+def dataset(folder: Path) -> Path:
+    """Return a folder that the `datasets` library can load: three splits of JSON Lines."""
+    (folder / "set").mkdir()
+    for split, rows in (("train", CHATS * 700), ("validation", CHATS[:1]), ("test", CHATS[1:])):
+        (folder / f"set/{split}.jsonl").write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    return folder
+
+
+def scan_hub(base: Path, known: dict[str, FileScan] | None = None, **options: Any) -> list[FileScan]:
+    source = TypeAdapter(Source).validate_python({"id": "set", **options})
+    return scan(source, base, StageIn(Store(str(base.parent / "stage")), "raw"), known or {})
+
+
+def test_hugging_face_folder_gives_its_rows_and_the_validation_split_it_has(dataset: Path) -> None:
+    train, held = scan_hub(dataset)
+
+    assert values([train], dataset) == CHATS * 700
+    assert values([held], dataset) == CHATS[:1]
+    assert (train.split_hint, held.split_hint) == ("train", "validation")
+    assert [part.records for part in train.parts] == [512, 512, 376]
+    assert all(part.arrow and part.staged for one in (train, held) for part in one.parts)
+
+
+def test_hugging_face_streamed_or_not_gives_the_same_bytes(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(dataset.parent / "cache"))
+
+    assert scan_hub(dataset, streaming=True) == scan_hub(dataset, streaming=False)
+
+
+def test_hugging_face_splits_are_chosen_by_name(dataset: Path) -> None:
+    train, held = scan_hub(dataset, split="test", validation_split="train")
+
+    assert values([train], dataset) == CHATS[1:]
+    assert held.records == 1400
+
+
+def test_hugging_face_split_that_is_missing_is_an_error_that_lists_the_splits(dataset: Path) -> None:
+    for options in ({"split": "training"}, {"validation_split": "dev"}):
+        with pytest.raises(SourceError, match="train, validation or test"):
+            scan_hub(dataset, **options)
+
+
+def test_hugging_face_folder_that_did_not_move_is_not_loaded_again(dataset: Path) -> None:
+    scans = scan_hub(dataset)
+    alone = scan_hub(dataset, split="test", validation_split="validation")
+
+    assert scan_hub(dataset, known_of(scans)) == scans
+    assert scan_hub(dataset, known_of(alone), split="test", validation_split="validation") == alone
+    (dataset / "set/validation.jsonl").write_bytes(orjson.dumps(CHATS[1]))
+    assert values(scan_hub(dataset, known_of(scans))[1:], dataset) == CHATS[1:]
+
+
+# Real data
+
+
+def rows_of_sources(text: str) -> dict[str, int]:
+    """Return the row counts of SOURCES.md by path, for the files that are data."""
+    table = re.findall(
+        r"^\| (\S+\.(?:jsonl|json|parquet|csv|txt)) \|.*?\| \d+ \| (\d+) \|", text, re.MULTILINE
+    )
+    return {path: int(rows) for path, rows in table}
+
+
+@pytest.mark.real_data
+def test_real_files_are_read_to_the_last_row(real_data: Path, tmp_path: Path) -> None:
+    expected = rows_of_sources((real_data / "SOURCES.md").read_text(encoding="utf-8"))
+    source = Files(train_urls=sorted(expected))
+
+    scans = scan(source, real_data, StageIn(Store(str(tmp_path)), "raw"), {})
+
+    assert len(expected) >= 40
+    assert {one.url: one.records for one in scans} == expected
+    for one in scans:
+        found = records([one], real_data)
+        assert len(found) == one.records
+        assert [record.line for record in found if record.rejected] == []
+
+
+@pytest.mark.real_data
+def test_real_lists_hold_what_the_standard_library_reads(real_data: Path, tmp_path: Path) -> None:
+    names = [
+        "tools/glaive_toolcall_en_demo.json",
+        "preference/dpo_en_demo.json",
+        "chat/fastchat_dummy_conversation.json",
+    ]
+    stage = StageIn(Store(str(tmp_path)), "raw")
+
+    for one in scan(Files(train_urls=names), real_data, stage, {}):
+        assert values([one], real_data) == json.loads((real_data / one.url).read_text(encoding="utf-8"))
+
+
+def test_config_errors_are_pydantic_errors_at_the_door() -> None:
+    with pytest.raises(ValidationError):
+        Files(train_urls=["a.exe"])

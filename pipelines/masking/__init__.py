@@ -573,12 +573,14 @@ class Masker:
             own = sorted(
                 (p.start, p.end) for p in located.pieces if p.message == span.message and p.start < span.end
             )
+            # What is the message's own as well, such as a value that two calls share, is not foreign.
+            shared = {text[start:end] for start, end in own}
             for start, end in _between(span, own):
                 if end - start < FOREIGN:
                     continue
                 rest = text[start:end]
                 for index, other in others:
-                    if index != span.message and len(other) <= len(rest) and other in rest:
+                    if index != span.message and len(other) <= len(rest) and other in rest and other not in shared:
                         return Rejected("foreign_text_trained", f"message {span.message} holds text of message {index}")
         return None
 

@@ -59,12 +59,12 @@ def system(text: str) -> Message:
     return {"role": "system", "content": text}
 
 
-def call(name: str, arguments: Json, identifier: str = "call_0001") -> Json:
+def call(name: str, arguments: Json, identifier: str = "call_00000001") -> Json:
     """Build one tool call."""
     return {"id": identifier, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def result(text: str, identifier: str = "call_0001", name: str = "qztool") -> Message:
+def result(text: str, identifier: str = "call_00000001", name: str = "qztool") -> Message:
     """Build a tool result."""
     return {"role": "tool", "content": text, "tool_call_id": identifier, "name": name}
 
@@ -118,9 +118,15 @@ def adaptation(observe: Observe, base: Adaptation) -> Adaptation:
 
 def _ids(observe: Observe, base: Adaptation) -> Literal["any", "nine_alphanumeric"]:
     nine = replace(base, tool_ids="nine_alphanumeric")
+    short: list[Message] = [
+        user("Qzuone"),
+        assistant("", tool_calls=[call("qztool", {"qzkey": "Qzvalue"}, "call_1")]),
+        result("Qzresult", "call_1"),
+        assistant("Qzaone"),
+    ]
     for arguments in ("object", "string"):
-        free = observe(_TOOLS, [TOOL], adaptation=replace(base, arguments=arguments))
-        if isinstance(free, Printed):
+        free = [observe(talk, [TOOL], adaptation=replace(base, arguments=arguments)) for talk in (_TOOLS, short)]
+        if all(isinstance(one, Printed) for one in free):
             return "any"
         if isinstance(observe(_TOOLS, [TOOL], adaptation=replace(nine, arguments=arguments)), Printed):
             return "nine_alphanumeric"
@@ -403,7 +409,7 @@ def _heads(observe: Observe) -> dict[str, tuple[str, ...]]:
         ([system("Qzsystem"), *_PLAIN], None),
         ([*_PLAIN, system("Qzsystem"), *_PLAIN], None),
         (_TOOLS, [TOOL]),
-        ([*_beside("")[:3], result("Qzsecond", "call_0002"), assistant("Qzaone")], [TOOL]),
+        ([*_beside("")[:3], result("Qzsecond", "call_00000002"), assistant("Qzaone")], [TOOL]),
     ]
     for probe, tools in probed:
         print_ = observe(probe, tools)
@@ -498,7 +504,7 @@ def _trusted_conversations() -> Iterator[tuple[str, list[Message], list[Json] | 
     yield "reasoning", [user(a), assistant(b, reasoning_content=c), user(d), assistant(e, reasoning_content=a)], None
     yield "tags", [user(a), assistant("<think>\n" + b + "\n</think>\n\n" + d), user(c), assistant("x</think>y")], None
     for form in (_rich_arguments(), {}, {"only": "text"}):
-        calls = [call("one_tool", form), call("two", {"k": a}, "call_0002")]
+        calls = [call("one_tool", form), call("two", {"k": a}, "call_00000002")]
         yield f"calls {len(form)}", _tool_talk("", calls[:1]), [TOOL]
         yield f"two calls {len(form)}", _tool_talk(b, calls), [_rich_tool()]
         yield f"reasoned call {len(form)}", _tool_talk("", calls[:1], reasoning_content=d), [TOOL]

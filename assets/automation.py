@@ -8,7 +8,6 @@ The nightly run compares states, so it is the backbone. The sensor and the condi
 the run they launch fails, the change is forgotten. They ship off.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -127,29 +126,24 @@ def stamps(project: Project) -> dict[str, list[tuple[str, str]]]:
     """
     sources = {name: dataset.source for name, dataset in project.recipe.datasets.items()}
     return {
-        name: [
-            (file.url, urls.stamp(urls.locate(file.url, project.base)))
-            for file in find_files(source, project.base)
-        ]
+        name: [(file.url, urls.stamp(urls.locate(file.url, project.base))) for file in find_files(source, project.base)]
         for name, source in sources.items()
         if isinstance(source, Files)
     }
 
 
-def condition_of(project: Project) -> dg.AutomationCondition | None:
+def condition_of(project: Project) -> dg.AutomationCondition[Any] | None:
     """Return the condition under which a recipe's assets materialize themselves; None unless it asks for one."""
     return on_change() if project.recipe.execution.automation == "on_change" else None
 
 
-def on_change() -> dg.AutomationCondition:
+def on_change() -> dg.AutomationCondition[Any]:
     """Fire once for each change of what an asset is made from, as soon as its inputs are there and passed.
 
     Never a bare `execution_failed()`: it would retry for ever.
     """
     made = dg.AutomationCondition
-    changed = (
-        made.newly_missing() | made.code_version_changed() | made.any_deps_match(made.data_version_changed())
-    )
+    changed: Any = made.newly_missing() | made.code_version_changed() | made.any_deps_match(made.data_version_changed())
     return (
         changed.since_last_handled()
         & ~made.any_deps_missing()
@@ -158,17 +152,6 @@ def on_change() -> dg.AutomationCondition:
         # A launch that the gate would refuse costs the change its only run.
         & made.all_deps_blocking_checks_passed()
     ).with_label("on_change")
-
-
-def automation_of(projects: Sequence[Project]) -> Mapping[str, list[Any]]:
-    """Return jobs, schedules and sensors of all recipes, by the names under which Dagster takes them."""
-    jobs = [job_of(project) for project in projects]
-    pairs = list(zip(projects, jobs, strict=True))
-    return {
-        "jobs": jobs,
-        "schedules": [nightly_of(project, job) for project, job in pairs],
-        "sensors": [watcher_of(project, job) for project, job in pairs],
-    }
 
 
 def _schedule_status(is_on: bool) -> dg.DefaultScheduleStatus:

@@ -8,13 +8,14 @@ alone applies a changed threshold to the version that is there, without building
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import dagster as dg
 
 from assets import metadata
 from assets.factory import only_infrastructure_errors
 from assets.resources import Storage
-from pipelines import build, findings, manifest
+from pipelines import build, manifest
 from pipelines.build import Project, Step
 from pipelines.findings import Terms, Verdict
 from pipelines.manifest import Key
@@ -22,10 +23,10 @@ from pipelines.manifest import Key
 
 def checks_of(project: Project) -> list[dg.AssetChecksDefinition]:
     """Return the checks of every step of the recipe's road that has laws."""
-    return [stage_checks(step) for step in build.road(project) if step.terms]
+    return [stage_checks(project, step) for step in build.road(project) if step.terms]
 
 
-def stage_checks(step: Step) -> dg.AssetChecksDefinition:
+def stage_checks(project: Project, step: Step) -> dg.AssetChecksDefinition:
     """Return the checks of one stage: one step in a run, each law selectable by itself."""
     asset = dg.AssetKey(list(step.key))
     terms = {one.law: one for one in step.terms}
@@ -38,9 +39,9 @@ def stage_checks(step: Step) -> dg.AssetChecksDefinition:
     def body(context: dg.AssetCheckExecutionContext, storage: Storage) -> Iterator[dg.AssetCheckResult]:
         chosen = [terms[law] for law in sorted(check.name for check in context.selected_asset_check_keys)]
         with only_infrastructure_errors():
-            store = storage.store()
-            built = manifest.by_version(store, step.key, judged_version(context.instance, step.key))
-            verdicts = findings.judge(store, built, chosen)
+            placed = replace(project, store=storage.store())
+            built = manifest.by_version(placed.store, step.key, judged_version(context.instance, step.key))
+            verdicts = build.judge(placed, replace(step, terms=tuple(chosen)), built)
         yield from (result_of(verdict, asset) for verdict in verdicts)
 
     return body
@@ -68,9 +69,7 @@ def judged_version(instance: dg.DagsterInstance, key: Key) -> str | None:
     """
     event = instance.get_latest_materialization_event(dg.AssetKey(list(key)))
     entry = (
-        event.asset_materialization.metadata.get(metadata.VERSION)
-        if event and event.asset_materialization
-        else None
+        event.asset_materialization.metadata.get(metadata.VERSION) if event and event.asset_materialization else None
     )
     return str(entry.value) if entry else None
 

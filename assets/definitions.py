@@ -13,7 +13,7 @@ from typing import Any
 
 import dagster as dg
 
-from assets.automation import automation_of, condition_of
+from assets.automation import condition_of, job_of, nightly_of, watcher_of
 from assets.checks import checks_of
 from assets.factory import assets_of, dagster_name
 from assets.resources import Storage
@@ -35,7 +35,8 @@ def configs_folder() -> Path:
     folder = Path(os.environ.get("ROWMILL_CONFIGS") or beside)
     if not folder.is_dir():
         raise ConfigError(
-            f"{folder}: no such folder; recipes are <name>.yaml files in a configs folder; make it, or set ROWMILL_CONFIGS"
+            f"{folder}: no such folder; recipes are <name>.yaml files in a configs folder; "
+            "make it, or set ROWMILL_CONFIGS"
         )
     return folder.absolute()
 
@@ -57,6 +58,7 @@ def build_definitions(
 
     """
     projects = open_projects(recipes, store)
+    jobs = [job_of(project) for project in projects]
     # Backfill policies, and the conditions where a recipe asks for them, are beta by name in the pinned release.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)
@@ -66,7 +68,9 @@ def build_definitions(
             resources={"storage": Storage(root=store), **(resources or {})},
             # Runs of hand-picked assets too: a process per step costs two seconds of imports each.
             executor=dg.in_process_executor,
-            **automation_of(projects),
+            jobs=jobs,
+            schedules=[nightly_of(project, job) for project, job in zip(projects, jobs, strict=True)],
+            sensors=[watcher_of(project, job) for project, job in zip(projects, jobs, strict=True)],
         )
 
 
@@ -89,7 +93,8 @@ def _same_names(recipes: Sequence[Path], projects: Sequence[Project]) -> list[st
     """Word every clash of names: Dagster's names hold no hyphens, so `a-b` and `a_b` are one name to it."""
     by_recipe = Counter(dagster_name(path.stem) for path in recipes)
     clashes = [
-        f"{path}: recipe {path.stem!r} is named like another one; recipes must differ in more than '-' and '_'; rename it"
+        f"{path}: recipe {path.stem!r} is named like another one; recipes must differ in more than "
+        "'-' and '_'; rename it"
         for path in recipes
         if by_recipe[dagster_name(path.stem)] > 1
     ]
@@ -98,8 +103,8 @@ def _same_names(recipes: Sequence[Path], projects: Sequence[Project]) -> list[st
     keys = [dg.AssetKey(list(step.key)) for project in projects for step in build.road(project)]
     steps = Counter(key.to_python_identifier() for key in keys)
     return [
-        f"{key.to_user_string()}: another stage has the same name in Dagster, {key.to_python_identifier()}; dataset names "
-        "must differ in more than '-', '_' and '__'; rename the dataset"
+        f"{key.to_user_string()}: another stage has the same name in Dagster, {key.to_python_identifier()}; "
+        "dataset names must differ in more than '-', '_' and '__'; rename the dataset"
         for key in keys
         if steps[key.to_python_identifier()] > 1
     ]

@@ -12,9 +12,10 @@ the checks, a backfill, a check that crashed or a bound made tighter all walk pa
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from gzip import BadGzipFile
 from typing import Any, Final
 
@@ -23,11 +24,11 @@ import dagster as dg
 from assets import metadata
 from assets.resources import Storage
 from pipelines import build, findings, manifest
-from pipelines.build import Project, Step
+from pipelines.build import Project, Report, Step
 from pipelines.errors import PipelineError
 from pipelines.findings import Terms
 from pipelines.manifest import Key, Manifest
-from pipelines.storage import Store
+from pipelines.storage import Store, digest
 
 RETRY: Final = dg.RetryPolicy(max_retries=2, delay=10, backoff=dg.Backoff.EXPONENTIAL)
 """For disks, networks and lost workers; everything else leaves a body as a Failure that forbids retries."""
@@ -54,7 +55,7 @@ def rank_folders(world_size: int) -> list[str]:
     return [f"rank-{rank:05d}-of-{world_size:05d}" for rank in range(world_size)]
 
 
-def assets_of(project: Project, condition: dg.AutomationCondition | None) -> list[dg.AssetsDefinition]:
+def assets_of(project: Project, condition: dg.AutomationCondition[Any] | None) -> list[dg.AssetsDefinition]:
     """Return one asset per step of the recipe's road; `condition` is when they materialize themselves."""
     steps = build.road(project)
     terms = {step.key: step.terms for step in steps}
@@ -95,7 +96,7 @@ def stage_asset(
     deps: Sequence[Key],
     needs: Mapping[Key, Sequence[Terms]],
     ranks: dg.StaticPartitionsDefinition | None,
-    condition: dg.AutomationCondition | None,
+    condition: dg.AutomationCondition[Any] | None,
 ) -> dg.AssetsDefinition:
     """Return a step's asset; `needs` are the terms of every stage that must be open before it."""
 
@@ -114,9 +115,9 @@ def stage_asset(
         tags={"rowmill/stage": step.name},
         description=step.description,
     )
-    def body(context: dg.AssetExecutionContext, config: StageRun, storage: Storage) -> dg.MaterializeResult:
+    def body(context: dg.AssetExecutionContext, config: StageRun, storage: Storage) -> dg.MaterializeResult[Any]:
         with only_infrastructure_errors():
-            placed = Project(recipe=project.recipe, store=storage.store(), base=project.base)
+            placed = replace(project, store=storage.store())
             folders = tuple(context.partition_keys) if ranks else ()
             report = build.run(
                 placed,
@@ -135,6 +136,19 @@ def stage_asset(
             )
 
     return body
+
+
+def data_version(report: Report, project: Project) -> dg.DataVersion:
+    """Return the digest of what was written, so that an equal rebuild leaves everything behind it fresh.
+
+    Ranks share one: the order they are dealt from and how many they are. What each of them holds is told
+    beside it.
+    """
+    built = report.manifest
+    if built.stage not in PER_RANK:
+        return dg.DataVersion(built.version)
+    order = built.inputs[f"{project.recipe.name}/training_splits"]
+    return dg.DataVersion(digest(order, project.recipe.partitions.world_size))
 
 
 def kinds_of(step: Step) -> set[str]:
@@ -164,9 +178,7 @@ class LogProgress:
         self._last_s = now_s
         left_s = seconds * (total - done) / done if done else 0.0
         speed = f"{rows / seconds:,.0f} rows/s" + (f", {tokens / seconds:,.0f} tokens/s" if tokens else "")
-        self._log.info(
-            f"{stage}: {done:,} of {total:,} parts, {rows:,} rows, {speed}, about {left_s:.0f} s left"
-        )
+        self._log.info(f"{stage}: {done:,} of {total:,} parts, {rows:,} rows, {speed}, about {left_s:.0f} s left")
 
 
 def open_inputs(
@@ -196,7 +208,7 @@ def open_inputs(
 
 
 def why_closed(instance: dg.DagsterInstance, store: Store, built: Manifest, terms: Terms) -> str | None:
-    """Word what keeps one check of an input shut, the engine's saved finding before Dagster's record of it; None if open."""
+    """Word what keeps one check of an input shut: the engine's saved finding, then Dagster's record; None if open."""
     try:
         findings.require_open(store, built, [terms])
     except PipelineError as refusal:
@@ -206,7 +218,7 @@ def why_closed(instance: dg.DagsterInstance, store: Store, built: Manifest, term
     where = "/".join(built.key)
     verdict = verdict_on(instance, built.key, terms, built.version)
     if verdict is None:
-        return f"{where}: {terms.law}: Dagster has no verdict on the current version; wanted {terms.wanted}; run this check"
+        return f"{where}: {terms.law}: no verdict of Dagster on this version; wanted {terms.wanted}; run this check"
     if verdict.passed or verdict.severity == dg.AssetCheckSeverity.WARN:
         return None
     return f"{where}: {verdict.description or terms.law}"
@@ -250,7 +262,7 @@ def refused(closed: Sequence[str]) -> dg.Failure:
 
 
 @contextmanager
-def only_infrastructure_errors() -> Iterator[None]:
+def only_infrastructure_errors() -> Generator[None, None, None]:
     """Let out unchanged only what may pass by itself; all else becomes a Failure that is not retried."""
     try:
         yield

@@ -4,14 +4,14 @@ What belongs here: the storage root as a Dagster resource, the executors a recip
 logic of any kind, or the engine's own executors (`pipelines/executors/`), which work inside one step.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import dagster as dg
 
 from pipelines.storage import Store
 
 
-class Storage(dg.ConfigurableResource):
+class Storage(dg.ConfigurableResource[Any]):
     """The root under which the engine writes: a folder or any fsspec URL."""
 
     root: str

@@ -35,13 +35,14 @@ def serve(root: Path, *, host: str = "127.0.0.1", port: int = 3000) -> None:
     workspace = root / "workspace.yaml"
     if not workspace.is_file():
         raise ConfigError(
-            f"{workspace}: no such file; the user interface needs the project's workspace.yaml; run it in the project's folder"
+            f"{workspace}: no such file; the user interface needs the project's workspace.yaml; "
+            "run it in the project's folder"
         )
     environment = os.environ | QUIET | {"DAGSTER_HOME": str(prepare_home(root))}
     os.chdir(root)
     # Dagster has no login and who reaches the port runs code, so it listens on loopback unless told otherwise.
     command = [sys.executable, "-m", "dagster", "dev", "-h", host, "-p", str(port), "-w", "workspace.yaml"]
-    os.execvpe(command[0], command, environment)
+    os.execvpe(command[0], command, environment)  # noqa: S606  (the words are ours, and no shell is wanted)
 
 
 def prepare_home(root: Path) -> Path:

@@ -1,29 +1,56 @@
 """The corridor: which stage comes after which, what each is made of, and whether it must be made again.
 
 What belongs here: the order of the stages, their fingerprints, reuse, gates, one `run` per stage. What does
-not: any stage's work. No room imports another; this module (with `parts.py`, what one worker does with one
-part) hands each room what it needs.
+not: any stage's work (`stages/`). No room imports another; the corridor hands each room what it needs.
+
+    road(project) ─► steps ─► open_inputs (the gate) ─► run ─► manifest ─► findings.judge ─► next step
+
+A step's fingerprint is a digest of the options it reads, its inputs' versions (content, not time), the
+stage's VERSION, tokenizer files, template text and waivers below. If a manifest with that fingerprint is
+kept, the step is done: nothing is read.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import cast
 
-from pipelines.findings import Terms
+from pipelines import findings, manifest, recipe, stats
+from pipelines.errors import ConfigError, PipelineError
+from pipelines.executors import LocalPool
+from pipelines.findings import Terms, Verdict
 from pipelines.manifest import Key, Manifest
-from pipelines.storage import Store
+from pipelines.recipe import Recipe
+from pipelines.stages import (
+    Draft,
+    Progress,
+    Work,
+    canonical_rows,
+    gpu_partitions,
+    packed_shards,
+    raw_dataset,
+    tokenized_examples,
+    training_splits,
+    truncation_stats,
+)
+from pipelines.storage import Store, digest
 
-if TYPE_CHECKING:
-    from pipelines.recipe import Recipe
+DATASET_STAGES = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")
+RECIPE_STAGES = ("training_splits", "gpu_partitions")
 
-
-class Progress(Protocol):
-    """Who wants to hear how far a stage is."""
-
-    def __call__(self, stage: str, *, done: int, total: int, rows: int, tokens: int, seconds: float) -> None:
-        """Hear that `done` of `total` parts are finished after so many rows, tokens and seconds."""
-        ...
+DESCRIPTIONS = {
+    "raw_dataset": "Source files read once and cut into parts with digests; columns untouched.",
+    "canonical_rows": "One row per record in one shape, whatever its source looked like; rejects kept with their reason.",
+    "tokenized_examples": "Token ids with a verified loss mask, and what every token is.",
+    "truncation_stats": "Length distribution, what truncation removed, and what another context length would do.",
+    "packed_shards": "Examples packed into sequences of at most seq_len tokens, as Parquet.",
+    "training_splits": "The order in which sequences are shown, mixed by weight; leakage between splits checked.",
+    "gpu_partitions": "One folder of shards per data-parallel rank, in the order of training.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +75,17 @@ class Step:
 class Project:
     """A recipe and where its work is done. `base` resolves the recipe's relative paths."""
 
-    recipe: "Recipe"
+    recipe: Recipe
     store: Store
     base: Path
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What running a step came to: its manifest, and how much of it was new."""
+    """What running a step came to: its manifest, and how much of it was new.
+
+    `rows_made` is how many rows, examples or records were read to make what was not reused.
+    """
 
     manifest: Manifest
     reused: bool
@@ -64,10 +94,106 @@ class Report:
     rows_made: int
     seconds: float
 
+    @property
+    def version(self) -> str:
+        """The content version, which Dagster shows as the data version."""
+        return self.manifest.version
+
+
+def open_project(path: Path, root: str | None = None) -> Project:
+    """Load a recipe and say where its work is done.
+
+    Relative paths in a recipe count from the project: the folder that holds `configs/`, or the recipe's own
+    folder where there is none. `root` defaults to `.rowmill` there.
+    """
+    path = path.resolve()
+    base = next((p.parent for p in path.parents if p.name == "configs"), path.parent)
+    loaded = recipe.load(path)
+    return Project(loaded, Store(root or str(base / ".rowmill")), base)
+
+
+# ── The order ──────────────────────────────────────────────────────────────────────────────────────
+
 
 def road(project: Project) -> tuple[Step, ...]:
     """Return the steps of a recipe in the order in which they can run."""
-    raise NotImplementedError
+    name = project.recipe.name
+    steps = [_dataset_step(project, dataset, stage) for dataset in project.recipe.datasets for stage in DATASET_STAGES]
+    packed = tuple((name, dataset, "packed_shards") for dataset in project.recipe.datasets)
+    everything = tuple(step.key for step in steps)
+    splits: Key = (name, "training_splits")
+    steps.append(_step(project, None, "training_splits", splits, packed, packed))
+    steps.append(_step(project, None, "gpu_partitions", (name, "gpu_partitions"), (splits, *packed), (*everything, splits)))
+    return tuple(steps)
+
+
+_INPUTS = {
+    "raw_dataset": (),
+    "canonical_rows": ("raw_dataset",),
+    "tokenized_examples": ("canonical_rows",),
+    "truncation_stats": ("tokenized_examples",),
+    "packed_shards": ("tokenized_examples", "raw_dataset"),
+}
+_GATES = _INPUTS | {"packed_shards": ("raw_dataset", "tokenized_examples", "truncation_stats")}
+"""What must be open, beside what is read: shards are not packed past a failed check of the statistics."""
+
+
+def _dataset_step(project: Project, dataset: str, stage: str) -> Step:
+    at = (project.recipe.name, dataset)
+    inputs = tuple((*at, name) for name in _INPUTS[stage])
+    gates = tuple((*at, name) for name in _GATES[stage])
+    return _step(project, dataset, stage, (*at, stage), inputs, gates)
+
+
+def _step(project: Project, dataset: str | None, stage: str, key: Key, inputs: tuple[Key, ...], gates: tuple[Key, ...]) -> Step:
+    return Step(
+        name=stage,
+        recipe=project.recipe.name,
+        dataset=dataset,
+        key=key,
+        inputs=inputs,
+        gates=gates,
+        code_version=_code_version(project.recipe, dataset, stage),
+        description=DESCRIPTIONS[stage],
+        terms=findings.terms_of(project.recipe.gates, stage, dataset),
+    )
+
+
+def _code_version(loaded: Recipe, dataset: str | None, stage: str) -> str:
+    """Digest the part of the recipe that a stage reads, and its VERSION: what marks an asset as out of date."""
+    whole = loaded.model_dump(mode="json", exclude={"execution", "gates"})
+    versions = {
+        "raw_dataset": raw_dataset.VERSION, "canonical_rows": canonical_rows.VERSION, "tokenized_examples": tokenized_examples.VERSION,
+        "truncation_stats": truncation_stats.VERSION, "packed_shards": packed_shards.VERSION,
+        "training_splits": training_splits.VERSION, "gpu_partitions": gpu_partitions.VERSION,
+    }  # fmt: skip
+    if dataset is None:
+        read = {"seq_len": whole["seq_len"], "seed": whole["seed"], "mixture": whole["mixture"]}
+        read |= {"partitions": whole["partitions"]} if stage == "gpu_partitions" else {"datasets": sorted(loaded.datasets)}
+        return digest(stage, versions[stage], read)[:16]
+    options = whole["datasets"][dataset]
+    groups = {
+        "raw_dataset": ("source",),
+        "canonical_rows": ("format", "reasoning", "tools", "filters", "splits"),
+        "tokenized_examples": ("format", "reasoning", "tools", "template", "loss", "truncation"),
+        "truncation_stats": ("truncation", "packing"),
+        "packed_shards": ("packing",),
+    }[stage]
+    top = ("tokenizer", "vocab_size", "seq_len") if stage == "tokenized_examples" else ("seq_len",) if stage != "raw_dataset" else ()
+    return digest(stage, versions[stage], {g: options[g] for g in groups}, {t: whole[t] for t in top})[:16]
+
+
+def find_step(project: Project, key: Key) -> Step:
+    """Return the step of a key; ConfigError names those there are."""
+    steps = road(project)
+    for step in steps:
+        if step.key == key:
+            return step
+    names = ", ".join("/".join(step.key) for step in steps)
+    raise ConfigError(f"{'/'.join(key)}: no such asset; there are {names}; choose one")
+
+
+# ── The gate ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def open_inputs(project: Project, step: Step) -> dict[Key, Manifest]:
@@ -81,7 +207,29 @@ def open_inputs(project: Project, step: Step) -> dict[Key, Manifest]:
         If an input was never built.
 
     """
-    raise NotImplementedError
+    terms = {one.key: one.terms for one in road(project)}
+    closed: list[PipelineError] = []
+    found: dict[Key, Manifest] = {}
+    for key in dict.fromkeys((*step.inputs, *step.gates)):
+        try:
+            pointed = manifest.current(project.store, key)
+            found[key] = pointed if pointed is not None else manifest.by_version(project.store, key, None)
+            if key in step.gates:
+                findings.require_open(project.store, found[key], terms[key])
+        except PipelineError as error:
+            closed.append(error)
+    if closed:
+        raise type(closed[0])("\n".join(str(error) for error in closed))
+    return {key: found[key] for key in step.inputs}
+
+
+# ── Running ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@lru_cache(maxsize=4)
+def _pool(workers: int) -> LocalPool:
+    """Keep workers from stage to stage: opening a tokenizer in each costs a second."""
+    return LocalPool(workers)
 
 
 def run(
@@ -96,6 +244,184 @@ def run(
 ) -> Report:
     """Make one step's output, or find that it is there already; `ranks` are folder names such as `rank-00003-of-00008`.
 
-    With `version`, return that kept version instead, verified whole.
+    With `version`, return that kept version instead, verified whole, and make it the current one.
     """
-    raise NotImplementedError
+    started = time.monotonic()
+    work = Work(
+        recipe=project.recipe,
+        store=project.store,
+        base=project.base,
+        key=step.key,
+        dataset_name=step.dataset,
+        inputs=inputs,
+        pool=_pool(project.recipe.total_workers),
+        progress=progress,
+        ranks=tuple(ranks),
+    )
+    with project.store.lock(f"{manifest.folder(step.key)}/.lock", what="/".join(step.key)):
+        if version is not None:
+            return _restore(work, version, started)
+        fingerprint, make = _prepare(work, step)
+        kept = manifest.by_fingerprint(work.store, step.key, fingerprint)
+        if kept is not None:
+            manifest.make_current(work.store, kept)
+            return _reported(work, Report(kept, True, len(kept.parts), len(kept.parts), 0, time.monotonic() - started))
+        draft = make()
+        made = manifest.save(work.store, _manifest(work, step, draft, fingerprint, started, run_id))
+        report = Report(made, False, len(made.parts), draft.parts_reused, draft.rows_made, time.monotonic() - started)
+        return _reported(work, report)
+
+
+def _reported(work: Work, report: Report) -> Report:
+    if work.store.is_local:
+        stats.record(work.store, report.manifest, reused=report.reused, parts_reused=report.parts_reused)
+    return report
+
+
+def _restore(work: Work, version: str, started: float) -> Report:
+    kept = manifest.by_version(work.store, work.key, version)
+    manifest.verify_files(work.store, kept)
+    manifest.make_current(work.store, kept)
+    return _reported(work, Report(kept, True, len(kept.parts), len(kept.parts), 0, time.monotonic() - started))
+
+
+def _prepare(work: Work, step: Step) -> tuple[str, Callable[[], Draft]]:
+    """Return a step's fingerprint and the function that makes its output."""
+    versions = {"/".join(key): one.version for key, one in sorted(work.inputs.items())}
+    waivers = sorted({waiver for one in work.inputs.values() for waiver in one.waivers} | set(_waivers_on(work)))
+    base = (step.name, versions, waivers)
+    match step.name:
+        case "raw_dataset":
+            scans = raw_dataset.scans_of(work)
+            return raw_dataset.fingerprint(scans), lambda: raw_dataset.make(work, scans)
+        case "canonical_rows":
+            return digest(*base, canonical_rows.fingerprint_of(work)), lambda: canonical_rows.make(work)
+        case "tokenized_examples":
+            loaded, _ = tokenized_examples.open_tokenizer(work)
+            spec = tokenized_examples.renderer_spec(work, loaded)
+            own = tokenized_examples.fingerprint_of(work, loaded, spec)
+            return digest(*base, own), lambda: tokenized_examples.make(work)
+        case "truncation_stats":
+            own = (truncation_stats.VERSION, work.recipe.limit_of(work.dataset_name or ""), work.dataset.packing.model_dump(mode="json"))
+            return digest(*base, own), lambda: truncation_stats.make(work)
+        case "packed_shards":
+            return digest(*base, packed_shards.fingerprint_of(work)), lambda: packed_shards.make(work)
+        case "training_splits":
+            return digest(*base, training_splits.fingerprint_of(work)), lambda: training_splits.make(work)
+        case "gpu_partitions":
+            own = (gpu_partitions.fingerprint_of(work), gpu_partitions.ranks_of(work))
+            return digest(*base, own), lambda: gpu_partitions.make(work)
+        case other:
+            raise AssertionError(other)
+
+
+def _waivers_on(work: Work) -> Iterator[str]:
+    """Name the waivers that cover findings of this stage's inputs; they are part of what is built on them."""
+    for waiver in work.recipe.gates.waivers:
+        law = findings.BY_NAME[waiver.law]
+        if any(key[-1] in law.stages and waiver.dataset in (None, key[1] if len(key) == 3 else None) for key in work.inputs):  # noqa: PLR2004
+            yield f"{waiver.law}{f' on {waiver.dataset}' if waiver.dataset else ''}: {waiver.reason}"
+
+
+def _manifest(work: Work, step: Step, draft: Draft, fingerprint: str, started: float, run_id: str) -> Manifest:
+    waivers = {waiver for one in work.inputs.values() for waiver in one.waivers} | set(_waivers_on(work))
+    return Manifest(
+        key=step.key,
+        stage=step.name,
+        fingerprint=fingerprint,
+        code_version=step.code_version,
+        inputs={"/".join(key): one.version for key, one in work.inputs.items()},
+        parts=tuple(draft.parts),
+        facts=draft.facts,
+        ledger=tuple(draft.ledger),
+        token_ledger=tuple(draft.token_ledger),
+        tables=draft.tables,
+        histograms=draft.histograms,
+        samples=draft.samples,
+        schema=tuple(draft.schema),
+        card=draft.card,
+        waivers=tuple(sorted(waivers)),
+        details=draft.details,
+        built_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        run_id=run_id,
+        seconds=round(time.monotonic() - started, 3),
+    )
+
+
+def judge(project: Project, step: Step, made: Manifest) -> list[Verdict]:
+    """Judge a step's output under the recipe's terms, save the verdicts and show them in the statistics."""
+    verdicts = findings.judge(project.store, made, step.terms)
+    if project.store.is_local:
+        stats.write_findings(project.store, made, verdicts)
+    return verdicts
+
+
+def build(
+    project: Project, *, progress: Progress | None = None, tell: Callable[[Step, Report, list[Verdict]], None] | None = None, only: Sequence[str] = ()
+) -> list[tuple[Step, Report, list[Verdict]]]:
+    """Run a recipe's steps in order, judging each; stop at the first gate that stays shut.
+
+    `only` limits the build to stages of these names. `tell` hears of each step as it is done.
+
+    Raises
+    ------
+    GateError
+        When a step's input has a failed blocking finding; what was built before it is kept.
+
+    """
+    done: list[tuple[Step, Report, list[Verdict]]] = []
+    for step in road(project):
+        if only and step.name not in only:
+            continue
+        report = run(project, step, open_inputs(project, step), progress=progress)
+        verdicts = judge(project, step, report.manifest)
+        done.append((step, report, verdicts))
+        if tell is not None:
+            tell(step, report, verdicts)
+    return done
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a build would do with a step: reuse it, or make it, and why."""
+
+    step: Step
+    action: str
+    why: str
+
+
+def plan(project: Project) -> list[Forecast]:
+    """Say for each step what would be built and why, writing nothing but scans of sources that changed.
+
+    A step below one that must be made is forecast as `make if changed`: its input's content is not known yet.
+    """
+    forecasts: list[Forecast] = []
+    open_keys: dict[Key, Manifest] = {}
+    for step in road(project):
+        forecasts.append(_forecast(project, step, open_keys))
+    return forecasts
+
+
+def _forecast(project: Project, step: Step, known: dict[Key, Manifest]) -> Forecast:
+    waiting = [key for key in step.inputs if key not in known]
+    if waiting:
+        return Forecast(step, "make if changed", f"{'/'.join(waiting[0][1:])} is to be made first")
+    work = Work(project.recipe, project.store, project.base, step.key, step.dataset, {k: known[k] for k in step.inputs}, _pool(1))
+    fingerprint, _ = _prepare(work, step)
+    kept = manifest.by_fingerprint(project.store, step.key, fingerprint)
+    if kept is not None:
+        known[step.key] = kept
+        return Forecast(step, "reuse", f"version {kept.version[:12]} of {kept.built_at[:19]}")
+    earlier = manifest.current(project.store, step.key)
+    return Forecast(step, "make", _why(step, earlier, work))
+
+
+def _why(step: Step, earlier: Manifest | None, work: Work) -> str:
+    if earlier is None:
+        return "never built"
+    if earlier.code_version != step.code_version:
+        return "its options changed"
+    moved = [key for key, one in work.inputs.items() if earlier.inputs.get("/".join(key)) != one.version]
+    if moved:
+        return f"{'/'.join(moved[0][1:])} changed"
+    return "its source files changed" if step.name == "raw_dataset" else "its tokenizer, template or kept files changed"

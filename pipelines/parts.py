@@ -11,40 +11,29 @@ renderer) is made once per process and context.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
-from pipelines import canonicalization, filters, sources, tokenization
-from pipelines.contract import Conversation
-from pipelines.examples import EXAMPLES, KINDS
-from pipelines.ledger import KEPT, LEDGER, REJECTED
+from pipelines import canonicalization, filters, preparation, sources, tokenization
+from pipelines.errors import ContextOverflowError
+from pipelines.ledger import KEPT, LEDGER, REJECTED, add_up
 from pipelines.manifest import File, Part
-from pipelines.masking import Masker
+from pipelines.preparation import Counts, Outcome, Preparer
 from pipelines.recipe import Dataset
-from pipelines.rendering import Renderer, RendererSpec
+from pipelines.rendering import RendererSpec
 from pipelines.rows import REJECTS, ROWS, Json, ParseReport, Rejected, Row, to_json
 from pipelines.splits import Splitter
 from pipelines.storage import Store, digest_bytes
-from pipelines.tokenization import ControlStrings, Encoded, Encoder, FlatSpans
-
-Ints = NDArray[np.int64]
-
-BATCH_CHARS = 1 << 20
-"""Characters of rendered text per batch: enough for the columnar steps, little for memory (some 60 MB)."""
-
-SAMPLE_EVERY = 50
-"""One text in so many is encoded again by the reference tokenizer in every part."""
-
+from pipelines.tokenization import Encoder
 
 # ── Writing a part ─────────────────────────────────────────────────────────────────────────────────
 
@@ -306,3 +295,117 @@ class TokenizeTask:
     part: Part
 
 
+# ── Tokenized examples ─────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeTask:
+    """One part of canonical rows to tokenize; `tokenizer` is a file of the store, `renderer` plain data."""
+
+    root: str
+    folder: str
+    fingerprint: str
+    tokenizer: str
+    dataset: Dataset
+    renderer: RendererSpec | None
+    limit: int
+    vocab_size: int
+    rows: File
+
+
+@lru_cache(maxsize=2)
+def _encoder(root: str, path: str) -> Encoder:
+    return Encoder(tokenization.from_bytes(Store(root).read(path)))
+
+
+_PREPARERS: dict[str, "Preparer"] = {}
+
+
+def _preparer(task: TokenizeTask) -> "Preparer":
+    """Return this process's rooms for a task's options; the last ones are kept."""
+    key = repr((task.root, task.tokenizer, task.renderer, task.limit)) + task.dataset.model_dump_json()
+    if key not in _PREPARERS:
+        _PREPARERS.clear()
+        _PREPARERS[key] = Preparer(_encoder(task.root, task.tokenizer), task.dataset, task.renderer, task.limit)
+    return _PREPARERS[key]
+
+
+def tokenize_part(task: TokenizeTask) -> Part:
+    """Tokenize one part of canonical rows."""
+    store, preparer = Store(task.root), _preparer(task)
+    rows = _read(store, task.rows)
+    counts = Counts()
+    outcomes = preparer.prepare(rows, counts)
+    log = RejectLog("tokenized_examples")
+    row_ids: list[str] = rows.column("row_id").to_pylist()
+    overlong: list[tuple[str, int]] = []
+    for place, outcome in enumerate(outcomes):
+        if isinstance(outcome, Rejected):
+            log.add(row_ids[place], outcome, row_as_bytes(rows.slice(place, 1).to_pylist()[0]))
+        elif preparer.raises:
+            overlong.extend((row_ids[place], len(one.ids)) for one in outcome if len(one.ids) > task.limit)
+    return _save_examples(task, rows, outcomes, log, counts, overlong)
+
+
+def too_long(limit: int, count: int, found: Sequence[tuple[str, int]], where: str) -> ContextOverflowError:
+    """Word the error of `overlong: raise`: how many, the longest, and up to twenty of them."""
+    longest = max(length for _, length in found)
+    names = ", ".join(row_id for row_id, _ in found[:20])
+    return ContextOverflowError(
+        f"{where}: {count} rows are longer than {limit} tokens, the longest {longest}: {names}; at most {limit} fit; raise "
+        "seq_len, or choose truncation.overlong truncate, drop or split"
+    )
+
+
+def _save_examples(
+    task: TokenizeTask, rows: pa.Table, outcomes: Sequence[Outcome], log: RejectLog, counts: Counts, overlong: list[tuple[str, int]]
+) -> Part:
+    made = [[] if isinstance(one, Rejected) else one for one in outcomes]
+    row_ids: list[str] = rows.column("row_id").to_pylist()
+    splits: list[str] = rows.column("split").to_pylist()
+    table = preparation.to_table(row_ids, splits, rows.column("domain").to_pylist(), made)
+    kept = [row_id for row_id, one in zip(row_ids, made, strict=True) if one]
+    by_split = _tokens_by_split(table)
+    longest = sorted(overlong, key=lambda found: -found[1])[:20]
+    facts: dict[str, Any] = {
+        "rows": rows.num_rows,
+        "kept": len(kept),
+        "examples": table.num_rows,
+        "verified": table.num_rows,
+        "reasons": log.counts(),
+        "examples_of_rejects": _first_of_each(log),
+        "tokens": int(table.column("tokens").to_numpy().sum()),
+        "original_tokens": int(table.column("original_tokens").to_numpy().sum()),
+        "tokens_by_split": by_split,
+        "tokens_by_class": add_up(by_split.values()),
+        "outside_vocabulary": preparation.outside_vocabulary(made, task.vocab_size),
+        "overlong": longest,
+        "overlong_rows": len(overlong),
+        "dropped": dict(sorted(counts.dropped.items())),
+        "usual_way": counts.usual_way,
+        "lane_differences": counts.lane_differences,
+        "control_strings": counts.control_strings,
+        "render_sampled": counts.render_sampled,
+        "straddles": counts.straddles,
+    }
+    store = Store(task.root)
+    at = f"{task.folder}/parts/{task.fingerprint}"
+    files = {
+        "examples": write_parquet(store, f"{at}/examples.parquet", table),
+        "rejects": write_parquet(store, f"{at}/rejects.parquet", log.table()),
+        "ledger": write_parquet(store, f"{at}/ledger.parquet", _ledger_table(kept, log)),
+    }
+    return Part(task.fingerprint, files, facts)
+
+
+def _tokens_by_split(table: pa.Table) -> dict[str, dict[str, int]]:
+    """Add up, per split, what every original token became: each is in exactly one class."""
+    names = {"trained": "trained_tokens", "context": "context_tokens", "template": "template_tokens"}
+    columns = {name: table.column(column).to_numpy().astype(np.int64) for name, column in names.items()}
+    removed = table.column("original_tokens").to_numpy().astype(np.int64) - table.column("tokens").to_numpy()
+    columns["truncated"] = removed
+    splits = table.column("split").to_numpy(zero_copy_only=False)
+    return {
+        str(split): {name: int(values[splits == split].sum()) for name, values in columns.items()}
+        for split in sorted(set(splits.tolist()))
+    }

@@ -21,9 +21,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipelines.contract import Conversation
-from pipelines.errors import ContextOverflowError
+from pipelines.errors import ConfigError
 from pipelines.examples import EXAMPLES, KINDS
-from pipelines.rows import Json, Masked, Rejected, Span, to_json
+from pipelines.masking import Masker, MaskRules
+from pipelines.recipe import Dataset
+from pipelines.rendering import Renderer, RendererSpec
+from pipelines.rows import Json, Kind, Masked, Message, Rejected, Span, to_json
 from pipelines.tokenization import (
     Bools,
     ControlStrings,
@@ -36,6 +39,7 @@ from pipelines.tokenization import (
     reveal,
     trained_tokens,
 )
+from pipelines.truncation import Truncated, Truncater
 
 Tokens = NDArray[np.int32]
 TEMPLATE = KINDS.index("template")
@@ -90,7 +94,7 @@ class Counts:
     usual_way: int = 0
     lane_differences: int = 0
     render_sampled: int = 0
-    truncated_rows: int = 0
+    straddles: int = 0
 
     def add_dropped(self, dropped: dict[str, int]) -> None:
         """Count own text that the template did not print."""
@@ -394,16 +398,6 @@ def show_control_strings(masked: Masked, placeholders: dict[str, str]) -> "tuple
     return replace(masked, text=text), ranges
 
 
-def too_long(limit: int, found: Sequence[tuple[str, int]]) -> ContextOverflowError:
-    """Word the error of `overlong: raise`: how many, the longest, and up to twenty of them."""
-    longest = max(length for _, length in found)
-    names = ", ".join(row_id for row_id, _ in found[:20])
-    return ContextOverflowError(
-        f"{len(found)} rows are longer than {limit} tokens, the longest {longest}: {names}; at most {limit} fit; raise "
-        "seq_len, or choose truncation.overlong truncate, drop or split"
-    )
-
-
 def batches(sizes: Sequence[int], limit: int) -> Iterator[slice]:
     """Cut rows into consecutive batches of about `limit` characters."""
     begin, held = 0, 0
@@ -414,3 +408,317 @@ def batches(sizes: Sequence[int], limit: int) -> Iterator[slice]:
             begin, held = i + 1, 0
     if begin < len(sizes):
         yield slice(begin, len(sizes))
+
+
+BATCH_CHARS = 1 << 20
+"""Characters of rows per batch: enough for the columnar steps, little for memory (some 60 MB)."""
+
+SAMPLE_EVERY = 50
+"""One text in so many is encoded again by the reference tokenizer, in every batch the first one at least."""
+
+
+class Preparer:
+    """The rooms that turn one dataset's rows into examples, opened once per process."""
+
+    def __init__(self, encoder: Encoder, dataset: Dataset, spec: RendererSpec | None, limit: int) -> None:
+        """Open the renderer and the masker, if the dataset's kind has a template."""
+        self._encoder = encoder
+        self._dataset = dataset
+        self._limit = limit
+        self._printer = None if spec is None else Renderer(spec)
+        self._masker = None if self._printer is None else Masker(self._printer, dataset.loss, _rules(dataset))
+        self._control = None if spec is None else ControlStrings(encoder.card, spec.text)
+        self._sliced = dataset.packing.slice_strategy is not None or dataset.packing.strategy_for(_KINDS[dataset.format.kind]) == "concat"
+
+    @property
+    def raises(self) -> bool:
+        """Whether rows over the limit are to stop the build; the corridor gathers them all first."""
+        return self._dataset.truncation.overlong == "raise"
+
+    @property
+    def printer(self) -> Renderer | None:
+        """The renderer, for whoever wants to see what it prints."""
+        return self._printer
+
+    def prepare(self, table: pa.Table, counts: Counts) -> list[Outcome]:
+        """Turn canonical rows into examples, one outcome per row, in row order."""
+        outcomes: list[Outcome] = [Rejected("bad_example", "no kind")] * table.num_rows
+        kinds = table.column("kind").to_numpy(zero_copy_only=False)
+        for kind, prepare in (("conversation", self._conversations), ("pair", self._pairs), ("text", self._texts)):
+            places = np.flatnonzero(kinds == kind)
+            if not len(places):
+                continue
+            rows = table if len(places) == table.num_rows else table.take(pa.array(places))
+            sizes = _sizes(rows)
+            for part in batches(sizes, BATCH_CHARS):
+                made = prepare(rows.slice(part.start, part.stop - part.start), counts)
+                for place, outcome in zip(places[part], made, strict=True):
+                    outcomes[int(place)] = _with_targets(outcome)
+        return outcomes
+
+    # ── conversations ──
+
+    def _conversations(self, rows: pa.Table, counts: Counts) -> list[Outcome]:
+        assert self._masker is not None and self._control is not None
+        decoded = conversations(rows)
+        controlled = with_control_strings(rows, self._control)
+        drafts: list[_Draft] = []
+        outcomes: list[Outcome] = [[] for _ in decoded]
+        for place, conversation in enumerate(decoded):
+            made = self._drafts(place, conversation, bool(controlled[place]), counts)
+            if isinstance(made, Rejected):
+                outcomes[place] = made
+            else:
+                drafts.extend(made)
+        for draft, example in zip(drafts, self._encoded(drafts, counts), strict=True):
+            held = outcomes[draft.place]
+            if isinstance(held, Rejected):
+                continue
+            made = self._fitted(draft, example, counts) if not isinstance(example, Rejected) else example
+            outcomes[draft.place] = made if isinstance(made, Rejected) else [*held, *made]
+        return outcomes
+
+    def _drafts(self, place: int, conversation: Conversation, controlled: bool, counts: Counts) -> "list[_Draft] | Rejected":
+        assert self._masker is not None and self._control is not None
+        placeholders: dict[str, str] = {}
+        policy = self._dataset.template.control_tokens
+        if controlled and policy != "allow":
+            if policy == "reject":
+                return Rejected("control_token_in_content", "the row's text holds a control string")
+            conversation, placeholders = hide_control_strings(conversation, self._control)
+            counts.control_strings += len(placeholders)
+        drafts: list[_Draft] = []
+        for one, only in self._masker.drafts(conversation):
+            masked = self._masker.mask(one, only=only)
+            if isinstance(masked, Rejected):
+                return masked
+            counts.add_dropped(masked.dropped)
+            masked, ordinary = show_control_strings(masked, placeholders)
+            drafts.append(_Draft(place, one, only, placeholders, masked, ordinary))
+        return drafts
+
+    def _encoded(self, drafts: "Sequence[_Draft]", counts: Counts) -> "list[Example | Rejected]":
+        return examples_of([d.masked for d in drafts], [d.ordinary for d in drafts], self._encoder, counts)
+
+    def _fitted(self, draft: "_Draft", example: Example, counts: Counts) -> Outcome:
+        """Apply the policy for what is too long to one example."""
+        policy = self._dataset.truncation.policy("conversation", sliced=self._sliced)
+        if len(example.ids) <= self._limit or policy in ("keep", "raise"):
+            return [example]
+        match policy:
+            case "drop":
+                return Rejected("overlong", f"{len(example.ids)} tokens, at most {self._limit}")
+            case "truncate" | "split":
+                return self._shortened(draft, example, counts, split=policy == "split")
+
+    def _shortened(self, draft: "_Draft", original: Example, counts: Counts, *, split: bool) -> Outcome:
+        assert self._masker is not None
+        supervised = frozenset(self._masker.supervised(draft.conversation.messages))
+        chosen = supervised if draft.only is None else supervised & draft.only
+        flags = [i in chosen for i in range(len(draft.conversation.messages))]
+        truncater = Truncater(
+            limit=self._limit,
+            measure=lambda messages, tools: self._measure(draft, messages, tools),
+            cut_reasoning=self._cut_reasoning,
+            assistant_roles=_rules(self._dataset).assistant_roles,
+            token_cut=self._dataset.truncation.token_cut,
+        )
+        messages, tools = draft.conversation.messages, draft.conversation.tools
+        shortened = truncater.split(messages, tools, flags) if split else truncater.truncate(messages, tools, flags)
+        if isinstance(shortened, Rejected):
+            return shortened
+        pieces = shortened if isinstance(shortened, list) else [shortened]
+        made: list[Example] = []
+        for piece in pieces:
+            example = self._remasked(draft, piece, chosen, counts)
+            if isinstance(example, Rejected):
+                return example
+            made.append(example if split else _accounted(example, original, piece))
+        return made
+
+    def _remasked(self, draft: "_Draft", piece: Truncated, chosen: frozenset[int], counts: Counts) -> Example | Rejected:
+        """Render and mask a shortened conversation, and cut tokens if structure was not enough."""
+        assert self._masker is not None
+        conversation = replace(draft.conversation, messages=list(piece.messages))
+        only = frozenset(new for new, old in enumerate(piece.kept) if old in chosen)
+        masked = self._masker.mask(conversation, only=only)
+        if isinstance(masked, Rejected):
+            return masked
+        masked = _without_loss_on_reasoning(masked, frozenset(piece.reasoning_context))
+        masked, ordinary = show_control_strings(masked, draft.placeholders)
+        example = examples_of([masked], [ordinary], self._encoder, counts)[0]
+        if isinstance(example, Rejected) or len(example.ids) <= self._limit:
+            return example
+        return keep_tail(example, self._limit, self._dataset.truncation.truncate_side, self._encoder.card.bos_id)
+
+    def _measure(self, draft: "_Draft", messages: Sequence[Message], tools: "Sequence[Json] | None") -> int | None:
+        assert self._printer is not None
+        printed = self._printer.render(messages, tools, draft.conversation.kwargs)
+        if isinstance(printed, Rejected):
+            return None
+        text, ranges = reveal(printed.text, draft.placeholders)
+        encoded = self._encoder.encode_around(text, ranges) if ranges else self._encoder.encode([text])
+        return len(encoded.ids)
+
+    def _cut_reasoning(self, text: str, max_tokens: int) -> str:
+        encoded = self._encoder.encode([text])
+        if len(encoded.ids) <= max_tokens:
+            return text
+        if max_tokens <= 0:
+            return ""
+        return text.encode()[: int(encoded.ends[max_tokens - 1])].decode(errors="ignore")
+
+    # ── pairs and documents ──
+
+    def _pairs(self, rows: pa.Table, counts: Counts) -> list[Outcome]:
+        count, card, form = rows.num_rows, self._encoder.card, self._dataset.format
+        separator = getattr(form, "separate_with", None)
+        joint = separator if isinstance(separator, str) else ""
+        inputs = [text + joint for text in rows.column("text").to_pylist()]
+        given = self._checked(inputs, self._encoder.encode(inputs), counts)
+        answers = self._encoder.encode_continuation(rows.column("output").to_pylist())
+        prompt, answer = KINDS.index("prompt"), KINDS.index("assistant")
+        trains_input, trains_output = _pair_loss(self._dataset)
+        streams = [*self._edge("add_bos", card.bos_id, card.adds_bos, count, trains=False)]
+        streams.append(Stream(given.ids, given.offsets, prompt, trains_input))
+        if isinstance(separator, int):
+            streams.append(constant(separator, count, kind=prompt, trains=trains_input))
+        streams.append(Stream(answers.ids, answers.offsets, answer, trains_output))
+        streams += self._edge("add_eos", card.eos_id, card.eos_id is not None, count, trains=trains_output)
+        first = 1 if streams[0].kind == TEMPLATE else 0
+        sizes = np.diff(given.offsets)
+        return [self._fitted_pair(one, int(sizes[i]), first) for i, one in enumerate(interleave(streams))]
+
+    def _fitted_pair(self, example: Example, input_tokens: int, first: int) -> Outcome:
+        policy = self._dataset.truncation.policy("pair", sliced=self._sliced)
+        if len(example.ids) <= self._limit or policy in ("keep", "raise"):
+            return [example]
+        if policy == "drop":
+            return Rejected("overlong", f"{len(example.ids)} tokens, at most {self._limit}")
+        return [cut_pair(example, self._limit, self._dataset.truncation.truncate_side, input_tokens, first)]
+
+    def _texts(self, rows: pa.Table, counts: Counts) -> list[Outcome]:
+        card, texts = self._encoder.card, rows.column("text").to_pylist()
+        encoded = self._checked(texts, self._encoder.encode(texts), counts)
+        streams = [
+            *self._edge("add_bos", card.bos_id, card.bos_id is not None, len(texts), trains=False),
+            Stream(encoded.ids, encoded.offsets, KINDS.index("record"), trains=True),
+            *self._edge("add_eos", card.eos_id, card.eos_id is not None, len(texts), trains=True),
+        ]
+        return [self._fitted_text(one) for one in interleave(streams)]
+
+    def _fitted_text(self, example: Example) -> Outcome:
+        policy = self._dataset.truncation.policy("text", sliced=self._sliced)
+        if len(example.ids) <= self._limit or policy in ("keep", "raise"):
+            return [example]
+        match policy:
+            case "drop":
+                return Rejected("overlong", f"{len(example.ids)} tokens, at most {self._limit}")
+            case "split":
+                return windows(example, self._limit)
+            case "truncate":
+                return [example.cut(0, self._limit)]
+
+    def _checked(self, texts: list[str], encoded: Encoded, counts: Counts) -> Encoded:
+        """Compare a sample with the reference; on any difference encode all of it the usual way."""
+        counts.usual_way += encoded.usual
+        sample = range(0, len(texts), SAMPLE_EVERY)
+        if encoded.usual == len(texts) or self._encoder.same_as_usual(texts, encoded, sample):
+            return encoded
+        counts.lane_differences += 1
+        return self._encoder.without_fast_lane().encode(texts)
+
+    def _edge(self, option: str, token_id: int | None, by_itself: bool, count: int, *, trains: bool) -> list[Stream]:
+        """Return the stream of a BOS or EOS, or none: `auto` adds what the tokenizer has."""
+        wanted = getattr(self._dataset.format, option, "auto")
+        if wanted is False or (wanted == "auto" and not by_itself):
+            return []
+        if token_id is None:
+            raise ConfigError(f"format.{option}: true, but the tokenizer has no such token; only auto or false can stand; set auto")
+        return [constant(token_id, count, kind=TEMPLATE, trains=trains)]
+
+
+_KINDS: dict[str, Kind] = {"chat": "conversation", "auto": "conversation", "supervised": "pair", "text": "text"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A conversation that becomes one example, with its mask; `place` is its row's in the batch."""
+
+    place: int
+    conversation: Conversation
+    only: frozenset[int] | None
+    placeholders: dict[str, str]
+    masked: Masked
+    ordinary: list[tuple[int, int]]
+
+
+def _rules(dataset: Dataset) -> MaskRules:
+    roles = getattr(dataset.format, "assistant_roles", ("assistant",))
+    template = dataset.template
+    return MaskRules(
+        assistant_roles=frozenset(roles),
+        spans=template.spans,
+        on_dropped=dict(template.on_dropped),
+        verify_render=template.verify_render,
+        turns=template.turns,
+    )
+
+
+def _pair_loss(dataset: Dataset) -> tuple[bool, bool]:
+    """Tell whether a pair's input and output train."""
+    loss = dataset.loss
+    if loss.everything:
+        return True, True
+    if not loss.mask and loss.mask_default == "mask":
+        return False, True
+    return (loss.mask.get("prompt", loss.mask_default) == "train", loss.mask.get("response", loss.mask_default) == "train")
+
+
+def _sizes(rows: pa.Table) -> list[int]:
+    lengths = np.zeros(rows.num_rows, np.int64)
+    for name in ("messages", "tools", "text", "output"):
+        lengths += pc.fill_null(pc.binary_length(rows.column(name)), 0).to_numpy()
+    return cast("list[int]", lengths.tolist())
+
+
+def _with_targets(outcome: Outcome) -> Outcome:
+    """Reject a row none of whose examples has a trained token; drop its examples that have none."""
+    if isinstance(outcome, Rejected):
+        return outcome
+    trained = [one for one in outcome if one.mask.any()]
+    return trained or Rejected("no_loss_tokens", "no trained token is left")
+
+
+def _accounted(example: Example, original: Example, piece: Truncated) -> Example:
+    """Say what structured truncation took, stage by stage, so that original = tokens + removed."""
+    kept_before_cut = len(example.ids) + example.tokens_cut
+    return replace(
+        example,
+        original_tokens=len(original.ids),
+        original_trained=original.original_trained,
+        messages_removed=piece.messages_removed,
+        exchanges_removed=len(original.ids) - kept_before_cut - piece.reasoning_removed,
+        reasoning_removed=piece.reasoning_removed,
+    )
+
+
+def _without_loss_on_reasoning(masked: Masked, messages: frozenset[int]) -> Masked:
+    """Take the loss off reasoning that was cut: it stays as context, but a model must not learn to stop thinking there."""
+    cut = [p for p in masked.pieces if p.kind == "reasoning" and p.message in messages]
+    if not cut:
+        return masked
+    trained = list(masked.trained)
+    for piece in cut:
+        trained = [part for span in trained for part in _minus(span, piece.start, piece.end)]
+    return replace(masked, trained=tuple(trained))
+
+
+def _minus(span: Span, start: int, end: int) -> Iterator[Span]:
+    if end <= span.start or span.end <= start:
+        yield span
+        return
+    if span.start < start:
+        yield replace(span, end=start)
+    if end < span.end:
+        yield replace(span, start=end)

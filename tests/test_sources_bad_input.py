@@ -35,9 +35,7 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 
 def scan_file(path: Path) -> FileScan:
     """Scan one file, staging in the folder above its own."""
-    return scan(
-        Files(train_urls=[path.name]), path.parent, StageIn(Store(str(path.parent.parent)), "raw"), {}
-    )[0]
+    return scan(Files(train_urls=[path.name]), path.parent, StageIn(Store(str(path.parent.parent)), "raw"), {})[0]
 
 
 def read_file(path: Path) -> list[RawRecord]:
@@ -96,9 +94,7 @@ BAD_LINES = [
 @pytest.mark.parametrize(
     ("line", "reason", "detail"), BAD_LINES, ids=[f"{n}-{one[1]}" for n, one in enumerate(BAD_LINES)]
 )
-def test_bad_line_is_one_reject_between_its_neighbours(
-    folder: Path, line: bytes, reason: str, detail: str
-) -> None:
+def test_bad_line_is_one_reject_between_its_neighbours(folder: Path, line: bytes, reason: str, detail: str) -> None:
     (folder / "a.jsonl").write_bytes(b'{"n":1}\n' + line + b'\n{"n":2}\n')
 
     before, bad, after = read_file(folder / "a.jsonl")
@@ -129,12 +125,8 @@ def test_any_bytes_give_one_record_per_line_and_never_an_exception(
 
     found = read_file(folder / "a.jsonl")
 
-    kept = [
-        (number, line) for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1)
-    ]
-    assert [(one.line, one.raw) for one in found] == [
-        (number, line) for number, line in kept if line.strip(b" \t\r")
-    ]
+    kept = [(number, line) for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1)]
+    assert [(one.line, one.raw) for one in found] == [(number, line) for number, line in kept if line.strip(b" \t\r")]
     assert all((one.value is None) != (one.rejected is None) for one in found)
 
 
@@ -231,9 +223,7 @@ LINES = b"".join(b'{"n": %d, "t": "%s"}\n' % (n, os.urandom(30).hex().encode()) 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
 @pytest.mark.parametrize("kept", [0.001, 0.5, 0.9999])
-def test_compressed_file_cut_short_names_the_file_and_how_far_it_came(
-    folder: Path, suffix: str, kept: float
-) -> None:
+def test_compressed_file_cut_short_names_the_file_and_how_far_it_came(folder: Path, suffix: str, kept: float) -> None:
     packed = COMPRESS[suffix](LINES)
     (folder / f"a.jsonl{suffix}").write_bytes(packed[: int(len(packed) * kept)])
 
@@ -301,9 +291,7 @@ def test_parquet_that_cannot_be_read_is_one_error(folder: Path, damage: str) -> 
 
 
 def test_parquet_with_one_name_twice_is_refused(folder: Path) -> None:
-    pq.write_table(
-        pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"]), folder / "a.parquet"
-    )
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"]), folder / "a.parquet")
 
     with pytest.raises(SchemaError, match="'x'"):
         scan_file(folder / "a.parquet")
@@ -319,9 +307,7 @@ def test_parquet_with_one_name_twice_is_refused(folder: Path) -> None:
         (b'[1, 2]\n{"a": 1}\n', "ends after 2 elements"),
     ],
 )
-def test_list_that_does_not_end_where_the_file_does_is_one_error(
-    folder: Path, content: bytes, words: str
-) -> None:
+def test_list_that_does_not_end_where_the_file_does_is_one_error(folder: Path, content: bytes, words: str) -> None:
     (folder / "a.json").write_bytes(content)
 
     with pytest.raises(SourceError, match=words):
@@ -413,9 +399,7 @@ def test_hugging_face_dataset_that_cannot_be_reached_is_one_error(folder: Path) 
         "PYTHONPATH": str(Path(__file__).parents[1]),
     }
 
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
 
     assert done.stdout.startswith("no/such: the datasets library cannot load it")
 

@@ -54,9 +54,7 @@ Source: TypeAlias = Annotated[
 """A dataset's `source`; `kind` may be left out, since `train_urls` or `id` tells."""
 
 
-def scan(
-    source: Files | HuggingFace, base: Path, stage: Stage, known: Mapping[str, FileScan]
-) -> list[FileScan]:
+def scan(source: Files | HuggingFace, base: Path, stage: Stage, known: Mapping[str, FileScan]) -> list[FileScan]:
     """Read each file of a source once and return its parts, in recipe order, training files first.
 
     `known` are earlier scans by URL: a file whose stamp did not move is not read again. To spread the

@@ -13,7 +13,7 @@ a key was absent; a part says that it came from Arrow (`Part.arrow`), and the fo
 """
 
 import base64
-import datetime
+import datetime as dt
 import decimal
 from collections.abc import Iterator
 from typing import Any
@@ -57,17 +57,17 @@ def _encode_other(value: Any) -> Any:
             return base64.b64encode(value).decode()
         case decimal.Decimal():
             return orjson.Fragment(format(value, "f"))
-        case datetime.timedelta():
+        case dt.timedelta():
             return orjson.Fragment(_seconds(value))
-        case datetime.datetime():  # A pandas Timestamp, which has nanoseconds.
+        case dt.datetime():  # A pandas Timestamp, which has nanoseconds.
             return value.isoformat()
         case tuple():  # Months, days and nanoseconds of an interval.
-            return list(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+            return list(value)
         case _:
             raise TypeError(type(value).__name__)
 
 
-def _seconds(value: datetime.timedelta) -> str:
+def _seconds(value: dt.timedelta) -> str:
     # A pandas Timedelta keeps nanoseconds beside the fields that it inherits.
     nanoseconds = (value.days * 86400 + value.seconds) * 10**9 + value.microseconds * 1000
     nanoseconds += getattr(value, "nanoseconds", 0)
@@ -90,7 +90,6 @@ def _unwrap(value: Any, kind: pa.DataType) -> Any:
         return orjson.Fragment(value)
     if pa.types.is_struct(kind):
         return {
-            kind.field(i).name: _unwrap(value[kind.field(i).name], kind.field(i).type)
-            for i in range(kind.num_fields)
+            kind.field(i).name: _unwrap(value[kind.field(i).name], kind.field(i).type) for i in range(kind.num_fields)
         }
     return [_unwrap(one, kind.field(0).type) for one in value]

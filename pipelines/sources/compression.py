@@ -72,7 +72,7 @@ CODECS: dict[str, Callable[[BinaryIO], BinaryIO]] = {
     "": _plain,
     ".gz": lambda raw: cast(BinaryIO, gzip.GzipFile(fileobj=raw, mode="rb")),
     ".bz2": lambda raw: cast(BinaryIO, bz2.BZ2File(raw, "rb")),
-    ".xz": lambda raw: cast(BinaryIO, lzma.LZMAFile(raw, "rb")),
+    ".xz": lambda raw: cast(BinaryIO, lzma.LZMAFile(raw, "rb")),  # noqa: SIM115 (`Decompressed` closes it)
     ".zst": lambda raw: cast(BinaryIO, ZstdFrames(raw)),
     ".zstd": lambda raw: cast(BinaryIO, ZstdFrames(raw)),
 }
@@ -105,9 +105,7 @@ class Decompressed(io.RawIOBase):
 
         """
         try:
-            block = self._step(len(buffer))
-            if not block and self._codec and self._raw.tell() == 0:
-                raise EOFError("it is empty")
+            block = self._next(len(buffer))
         except (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
             how = f"its {self._codec} data" if self._codec else "it"
             raise SourceError(
@@ -117,6 +115,13 @@ class Decompressed(io.RawIOBase):
         buffer[: len(block)] = block
         self._position += len(block)
         return len(block)
+
+    def _next(self, size: int) -> bytes:
+        block = self._step(size)
+        if not block and self._codec and self._raw.tell() == 0:
+            # gzip takes no bytes for no members; a compressed file of nothing has at least a header.
+            raise EOFError("the file is empty")
+        return block
 
     def close(self) -> None:
         """Close the file, too."""

@@ -6,7 +6,8 @@ whole column by whoever needs numbers, never by the reader.
 RFC 4180: cells may be quoted with `"`, a quoted cell may hold line ends. The standard library's parser, in
 strict mode: Arrow's and Polars' are faster, but stop the file at the first bad row or drop it unseen.
 Here a row that does not fit its header goes on as a JSON list of its cells (of its lines, where the quotes are
-wrong), so that reading the part rejects that one row as `not_an_object`; a cell that is not UTF-8 keeps its bytes and is rejected as `not_utf8`.
+wrong), so that reading the part rejects that one row as `not_an_object`; a cell that is not UTF-8 keeps its
+bytes, and its row is rejected as `not_utf8`.
 """
 
 import csv
@@ -90,8 +91,8 @@ def _records(stream: BinaryIO, url: str, delimiter: str) -> Iterator[bytes]:
                 raise lines.open_quote() from error
             if header is None:
                 raise SchemaError(
-                    f"{url}: line {lines.number}: the header cannot be read ({error}); it names the columns, quoted whole "
-                    "or not at all; correct its quotes"
+                    f"{url}: line {lines.number}: the header cannot be read ({error}); it names the columns, quoted "
+                    "whole or not at all; correct its quotes"
                 ) from error
             yield _encode(lines.record)
             continue
@@ -108,9 +109,7 @@ def _check_header(header: list[str], url: str) -> list[str]:
     try:
         "".join(header).encode()
     except UnicodeEncodeError:
-        raise SchemaError(
-            f"{url}: the header is not UTF-8; the column names must be; save the file as UTF-8"
-        ) from None
+        raise SchemaError(f"{url}: the header is not UTF-8; the column names must be; save the file as UTF-8") from None
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
         raise SchemaError(

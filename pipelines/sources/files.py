@@ -84,8 +84,8 @@ def _require_known_suffix(url: str) -> None:
 def _unknown_suffix(url: str) -> str:
     return (
         f"{url!r} has no suffix that names a reader; allowed are {one_of(READERS)}, also under "
-        f"{one_of(codec for codec in CODECS if codec)}; rename the file, narrow the glob, or write a folder with '/' at "
-        "its end"
+        f"{one_of(codec for codec in CODECS if codec)}; rename the file, narrow the glob, or write a folder with '/' "
+        "at its end"
     )
 
 
@@ -215,9 +215,7 @@ class _Scanner:
         scan = FileScan(self._file.url, self._file.split_hint, self._reader, self._stamp, records=0, parts=())
         with self._open() as stream:
             parts = stage_parts(self._cut(stream), scan, self._stage if self._is_staged() else None)
-        return replace(
-            scan, parts=parts, records=sum(part.records for part in parts), columns=self._columns()
-        )
+        return replace(scan, parts=parts, records=sum(part.records for part in parts), columns=self._columns())
 
     def _is_staged(self) -> bool:
         return self._reader != "json_lines" or self._codec != "" or urls.is_web(self._where.url)

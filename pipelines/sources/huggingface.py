@@ -63,9 +63,7 @@ class _Pinned:
     stamp: str
 
 
-def scan_dataset(
-    source: HuggingFace, base: Path, stage: Stage, known: Mapping[str, FileScan]
-) -> list[FileScan]:
+def scan_dataset(source: HuggingFace, base: Path, stage: Stage, known: Mapping[str, FileScan]) -> list[FileScan]:
     """Read each split once and return its parts; one whose commit or files did not move is not read.
 
     Raises
@@ -86,8 +84,7 @@ def _pin(source: HuggingFace, base: Path) -> _Pinned:
     if folder.is_dir():
         facts = ((path, path.stat()) for path in sorted(folder.rglob("*")) if path.is_file())
         listing = [
-            f"{path.relative_to(folder)} {one.st_size} {one.st_mtime_ns} {one.st_ctime_ns}"
-            for path, one in facts
+            f"{path.relative_to(folder)} {one.st_size} {one.st_mtime_ns} {one.st_ctime_ns}" for path, one in facts
         ]
         return _Pinned(str(folder), None, hashlib.sha256("\n".join(listing).encode()).hexdigest()[:32])
     commit = _commit(source)
@@ -112,9 +109,7 @@ def _url(source: HuggingFace, split: str) -> str:
     return f"huggingface:{source.id}/{source.name or 'default'}/{split}"
 
 
-def _earlier(
-    source: HuggingFace, pinned: _Pinned, known: Mapping[str, FileScan], base: Path
-) -> list[FileScan] | None:
+def _earlier(source: HuggingFace, pinned: _Pinned, known: Mapping[str, FileScan], base: Path) -> list[FileScan] | None:
     """Return the known scans of the splits if they still hold; without asking for the list of splits again."""
     train = known.get(_url(source, source.split))
     held = known.get(_url(source, source.validation_split or "validation"))
@@ -157,9 +152,7 @@ def _choose(source: HuggingFace, available: list[str]) -> list[tuple[str, SplitH
     return [(source.split, "train"), (held, "validation")]
 
 
-def _scan_split(
-    source: HuggingFace, pinned: _Pinned, split: str, hint: SplitHint | None, stage: Stage
-) -> FileScan:
+def _scan_split(source: HuggingFace, pinned: _Pinned, split: str, hint: SplitHint | None, stage: Stage) -> FileScan:
     dataset = _load(source, pinned, split)
     columns = {name: str(feature) for name, feature in (dataset.features or {}).items()}
     scan = FileScan(_url(source, split), hint, "huggingface", pinned.stamp, 0, (), columns, pinned.revision)

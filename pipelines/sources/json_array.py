@@ -97,9 +97,9 @@ def elements(stream: BinaryIO, url: str) -> Iterator[bytes]:
             return
         held.append(block[start:])
     raise SourceError(
-        f"{url}: the JSON list does not end; after element {count:,} the file goes on for {sum(map(len, held)):,} bytes "
-        "and is over without ']'; a list is read to its end or not at all; fetch the file again, or name it .jsonl if "
-        "it holds one record per line"
+        f"{url}: the JSON list does not end; after element {count:,} the file goes on for {sum(map(len, held)):,} "
+        "bytes and is over without ']'; a list is read to its end or not at all; fetch the file again, or name it "
+        ".jsonl if it holds one record per line"
     )
 
 
@@ -171,11 +171,11 @@ def _require_end(rest: bytes, stream: BinaryIO, url: str, count: int) -> None:
 
 
 def on_one_line(text: bytes) -> bytes:
-    """Return the same JSON text without line ends.
+    r"""Return the same JSON text without line ends.
 
     In valid JSON they stand between tokens only and go, with the indentation that follows. In a broken
-    text one may stand inside a string, where dropping it could make the text valid: it becomes `\\r`,
-    which is white space between tokens and as forbidden as `\\n` inside a string.
+    text one may stand inside a string, where dropping it could make the text valid: it becomes `\r`,
+    which is white space between tokens and as forbidden as `\n` inside a string.
     """
     if b"\n" not in text:
         return text

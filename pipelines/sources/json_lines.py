@@ -1,7 +1,7 @@
-"""JSON Lines: one record per line, and only `\\n` ends a line.
+r"""JSON Lines: one record per line, and only `\n` ends a line.
 
 What belongs here: cutting such a file into parts. What does not: parsing; a line is parsed once, when its
-part is read. U+2028, U+0085 and a lone `\\r` inside a line are characters like any other, which is why
+part is read. U+2028, U+0085 and a lone `\r` inside a line are characters like any other, which is why
 nothing here ever calls `splitlines`.
 """
 

@@ -27,9 +27,7 @@ BLANKS = b" \t\r"
 _BLOCK_BYTES = 1 << 20
 _CONTENT_LIMIT_BYTES = 16 << 20
 
-Reader = Literal[
-    "json_lines", "json_array", "json_value", "parquet", "delimited", "plain_text", "huggingface"
-]
+Reader = Literal["json_lines", "json_array", "json_value", "parquet", "delimited", "plain_text", "huggingface"]
 SplitHint = Literal["train", "validation"]
 
 
@@ -124,7 +122,7 @@ def part_rows(offset: int) -> int:
 
 
 def cut_lines(stream: BinaryIO) -> Iterator[Slice]:
-    """Cut a stream at `\\n` into parts that, joined, are the stream; memory holds one part and one block."""
+    r"""Cut a stream at `\n` into parts that, joined, are the stream; memory holds one part and one block."""
     buffer = bytearray()
     offset, line, record = 0, 1, 1
     while end := _fill(buffer, stream, part_bytes(offset)):
@@ -136,7 +134,7 @@ def cut_lines(stream: BinaryIO) -> Iterator[Slice]:
 
 
 def _fill(buffer: bytearray, stream: BinaryIO, size: int) -> int:
-    """Read on until the buffer holds a line end at or after `size`; return where the part ends, 0 if nothing is left."""
+    """Read on until the buffer holds a line end at or after `size`; return where the part ends, 0 at the very end."""
     searched = size - 1
     while (newline := buffer.find(b"\n", searched)) < 0:
         searched = max(searched, len(buffer))

@@ -124,9 +124,7 @@ def _lines_with_long_integers(content: bytes) -> frozenset[int]:
     begins = np.flatnonzero(pairs[:-2] & pairs[2:]) * _STRIDE
     for step in range(3 * _STRIDE):
         begins = begins[text[begins + step] - _ZERO < 10]
-    long = [
-        at for at in begins.tolist() if _LONG_INTEGER.search(content, max(at - _STRIDE, 0), at + 6 * _STRIDE)
-    ]
+    long = [at for at in begins.tolist() if _LONG_INTEGER.search(content, max(at - _STRIDE, 0), at + 6 * _STRIDE)]
     ends = np.flatnonzero(text == ord("\n")) if long else begins
     return frozenset(np.searchsorted(ends, long).tolist())
 
@@ -136,9 +134,7 @@ def _parse_again(raw: bytes, error: orjson.JSONDecodeError, part: Part) -> Json:
     try:
         raw.decode()
     except UnicodeDecodeError as problem:
-        return Rejected(
-            "not_utf8", f"byte 0x{raw[problem.start]:02x} at position {problem.start} of the line"
-        )
+        return Rejected("not_utf8", f"byte 0x{raw[problem.start]:02x} at position {problem.start} of the line")
     if _depth(raw) > DEPTH_LIMIT:
         return _too_deep()
     if _LONG_INTEGER.search(raw):
@@ -148,9 +144,7 @@ def _parse_again(raw: bytes, error: orjson.JSONDecodeError, part: Part) -> Json:
 
 def _why_invalid(error: orjson.JSONDecodeError, part: Part) -> str:
     if part.reader == "json_value":
-        return (
-            f"{error}; the file's first line is no JSON value, so the file was read as one; is it JSON Lines?"
-        )
+        return f"{error}; the file's first line is no JSON value, so the file was read as one; is it JSON Lines?"
     return str(error)
 
 
@@ -165,11 +159,7 @@ def _parse_exactly(raw: bytes, error: orjson.JSONDecodeError | None) -> Json:
     except UnicodeEncodeError:
         return Rejected("invalid_json", str(error))
     except ValueError as problem:
-        detail = (
-            "an integer has more than 4,300 digits"
-            if "integer string conversion" in str(problem)
-            else str(error)
-        )
+        detail = "an integer has more than 4,300 digits" if "integer string conversion" in str(problem) else str(error)
         return Rejected("invalid_json", detail)
     return value
 

@@ -131,11 +131,11 @@ def locate(url: str, base: Path) -> Location:
     if url.startswith("file://"):
         return Location(url, url.removeprefix("file://"))
     try:
-        fs, path = cast("tuple[Any, str]", fsspec.core.url_to_fs(url))  # pyright: ignore[reportUnknownMemberType]
+        fs, path = cast("tuple[Any, str]", fsspec.core.url_to_fs(url))
     except (ValueError, ImportError) as error:
         raise ConfigError(
-            f"{url}: cannot be reached ({error}); a path or any URL that fsspec knows is allowed; correct the scheme or "
-            "install the package that serves it (s3fs, gcsfs, adlfs, aiohttp)"
+            f"{url}: cannot be reached ({error}); a path or any URL that fsspec knows is allowed; correct the scheme "
+            "or install the package that serves it (s3fs, gcsfs, adlfs, aiohttp)"
         ) from error
     return Location(url, path, fs)
 
@@ -169,16 +169,11 @@ def _files_in(url: str, folder: str, suffixes: tuple[str, ...]) -> list[str]:
         for top, _, names in os.walk(folder)
         for name in names
     )
-    return [
-        f"{url.rstrip('/')}/{path}"
-        for path in sorted(str(path) for path in found if _is_data(path, suffixes))
-    ]
+    return [f"{url.rstrip('/')}/{path}" for path in sorted(str(path) for path in found if _is_data(path, suffixes))]
 
 
 def _is_data(path: PurePosixPath, suffixes: tuple[str, ...]) -> bool:
-    return path.name.lower().endswith(suffixes) and not any(
-        step.startswith((".", "_")) for step in path.parts
-    )
+    return path.name.lower().endswith(suffixes) and not any(step.startswith((".", "_")) for step in path.parts)
 
 
 def _find_remote(where: Location, suffixes: tuple[str, ...]) -> list[str]:
@@ -205,9 +200,7 @@ def _find_remote(where: Location, suffixes: tuple[str, ...]) -> list[str]:
 def _remote_files_in(where: Location, folder: str, suffixes: tuple[str, ...]) -> list[str]:
     found = cast("list[str]", sorted(where.fs.find(folder)))
     inside = len(folder.rstrip("/")) + 1
-    return [
-        where.fs.unstrip_protocol(path) for path in found if _is_data(PurePosixPath(path[inside:]), suffixes)
-    ]
+    return [where.fs.unstrip_protocol(path) for path in found if _is_data(PurePosixPath(path[inside:]), suffixes)]
 
 
 def stamp(where: Location) -> str:
@@ -254,9 +247,7 @@ def read_range(where: Location, offset: int, length: int) -> bytes:
 def read_whole(where: Location) -> bytes:
     """Read a whole file."""
     try:
-        return (
-            Path(where.path).read_bytes() if where.fs is None else cast(bytes, where.fs.cat_file(where.path))
-        )
+        return Path(where.path).read_bytes() if where.fs is None else cast(bytes, where.fs.cat_file(where.path))
     except OSError as error:
         raise _unreadable(where, error) from error
 

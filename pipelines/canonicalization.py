@@ -17,9 +17,16 @@ from typing import Protocol
 from pipelines.config import kind_of
 from pipelines.filters import Filters, check_length
 from pipelines.formats import Auto, Chat, Supervised, Text
-from pipelines.formats.columns import KNOWN_ROLES, MAPPED_ROLES, ConversationColumns, at_path
+from pipelines.formats.columns import (
+    KNOWN_ROLES,
+    MAPPED_ROLES,
+    ConversationColumns,
+    at_path,
+    is_list,
+    is_mapping,
+)
 from pipelines.formats.detection import Found, detect
-from pipelines.formats.messages import Parts, read_flags, read_kwargs, read_parts
+from pipelines.formats.messages import read_flags, read_kwargs, read_parts
 from pipelines.formats.supervised import read_pair
 from pipelines.formats.text import read_text
 from pipelines.reasoning import KEY, SEPARATOR, Reasoning, TagReader, joined, move_keys, without
@@ -29,7 +36,9 @@ from pipelines.tools import Calls, Offered, Tools, link_calls, read_calls, read_
 DEFAULT_DOMAIN = "__default__"
 FUNCTION_CALL = "function_call"
 """The one role that is not renamed but read: its content is an assistant's call."""
-_OWN_KEYS = frozenset({"role", "content"})
+_OWN_KEYS = ("role", "content")
+NO_CALLS = Calls([], [])
+NOTHING: Sequence[str] = ()
 
 
 class RowOptions(Protocol):
@@ -66,7 +75,7 @@ class Options:
     filters: Filters = field(default_factory=Filters)
 
 
-def canonicalize_row(record: Mapping[str, Json], config: RowOptions, *, arrow: bool = False) -> Row | Rejected:
+def canonicalize_row(record: Json, config: RowOptions, *, arrow: bool = False) -> Row | Rejected:
     """Turn one record into its canonical row, report included; for many records keep a `Canonicalizer`."""
     return Canonicalizer(config)(record, arrow=arrow)
 
@@ -118,7 +127,9 @@ class Canonicalizer:
     ) -> None:
         self._config: RowOptions = config
         self._weighted: bool = weighted
-        self._group_paths: tuple[str, ...] = (group_key,) if isinstance(group_key, str) else tuple(group_key or ())
+        self._group_paths: tuple[str, ...] = (
+            (group_key,) if isinstance(group_key, str) else tuple(group_key or ())
+        )
         self._many_groups: bool = not isinstance(group_key, str)
         self._order_path: str | None = order_key
         self._domain_key: str | None = config.format.domain_key
@@ -126,13 +137,17 @@ class Canonicalizer:
         reasoning = config.reasoning
         # The canonical key always counts as one: reasoning found elsewhere must not overwrite what stands there.
         self._reasoning_keys: list[str] = list(dict.fromkeys([*reasoning.reasoning_keys, KEY]))
-        self._tags: TagReader | None = TagReader(reasoning.think_tags) if reasoning.extract_think_tags else None
+        self._tags: TagReader | None = (
+            TagReader(reasoning.think_tags) if reasoning.extract_think_tags else None
+        )
         self._drops: bool = reasoning.think_mode == "drop"
         self._think_role: str | None = reasoning.think_role
         self._roles: dict[str, str] = {}
         self._speakers: frozenset[str] = frozenset()
+        self._flags: frozenset[str] = frozenset()
         if isinstance(config.format, ConversationColumns):
             self._speakers = frozenset({"assistant", *config.format.assistant_roles})
+            self._flags = frozenset(config.format.message_flags)
             own = {name: name for name in (*KNOWN_ROLES, *self._speakers, FUNCTION_CALL)}
             self._roles = {**MAPPED_ROLES, **own, **config.format.role_map}
         known = {*KNOWN_ROLES, *self._speakers}
@@ -142,12 +157,14 @@ class Canonicalizer:
         }
         self._plain_reports: dict[str, ParseReport] = {}
 
-    def __call__(self, record: Mapping[str, Json], *, arrow: bool = False) -> Row | Rejected:
+    def __call__(self, record: Json, *, arrow: bool = False) -> Row | Rejected:
         """Return the record's row, or why it has none.
 
         With `arrow`, the record comes from a table that gave every mapping the keys of all the others:
         nulls are removed at every level. A column of JSON text keeps its own.
         """
+        if not is_mapping(record):
+            return Rejected("not_an_object", f"the record is {kind_of(record)}, expected a mapping")
         if arrow:
             record = without_nulls(record)
         match self._config.format:
@@ -169,7 +186,9 @@ class Canonicalizer:
         text = read_text(record, column)
         if isinstance(text, Rejected):
             return text
-        return check_length(text, self._config.filters) or Row("text", text=text, report=self._plain_report("text"))
+        return check_length(text, self._config.filters) or Row(
+            "text", text=text, report=self._plain_report("text")
+        )
 
     def _plain_report(self, schema: str) -> ParseReport:
         """Return the report of a row about which there is nothing to say."""
@@ -205,7 +224,9 @@ class Canonicalizer:
             report = tally.report(found.schema, offered)
         return Row("conversation", tuple(messages), offered.tools, kwargs, report=report)
 
-    def _kwargs(self, record: Mapping[str, Json], columns: Chat | Auto, tally: _Tally) -> dict[str, Json] | Rejected:
+    def _kwargs(
+        self, record: Mapping[str, Json], columns: Chat | Auto, tally: _Tally
+    ) -> dict[str, Json] | Rejected:
         value = None if columns.chat_template_kwargs is None else record.get(columns.chat_template_kwargs)
         if value is None:
             return {}
@@ -216,15 +237,19 @@ class Canonicalizer:
             tally.note("ignored_add_generation_prompt")
         return kwargs[0]
 
-    def _messages(self, found: Found, columns: ConversationColumns, tally: _Tally) -> list[Message] | Rejected:
+    def _messages(
+        self, found: Found, columns: ConversationColumns, tally: _Tally
+    ) -> list[Message] | Rejected:
         """Read every message; what is a known role and some text, and nothing more, is taken as it stands."""
         roles, speakers, tags = self._plain_roles, self._speakers, self._tags
         role_key, content_key = found.role_key, found.content_key
         renames = role_key != "role" or content_key != "content"
         out: list[Message] = []
         for message in found.messages:
-            if type(message) is not dict:
-                return Rejected("bad_messages", f"message {len(out)} is {kind_of(message)}, expected a mapping")
+            if not is_mapping(message):
+                return Rejected(
+                    "bad_messages", f"message {len(out)} is {kind_of(message)}, expected a mapping"
+                )
             source, content = message.get(role_key), message.get(content_key)
             role = roles.get(source) if type(source) is str else None
             if (
@@ -232,7 +257,12 @@ class Canonicalizer:
                 or len(message) != 2
                 or type(content) is not str
                 or role in speakers
-                and (not content or content.isspace() or tally.thoughts or (tags is not None and tags.may_tag(content)))
+                and (
+                    not content
+                    or content.isspace()
+                    or tally.thoughts
+                    or (tags is not None and tags.may_tag(content))
+                )
             ):
                 tally.noticed = True
                 read = self._message(message, found, columns, tally)
@@ -256,31 +286,34 @@ class Canonicalizer:
         if isinstance(role, Rejected):
             return role
         value = raw.get(found.content_key)
-        extras = {key: one for key, one in raw.items() if one is not None and key not in _OWN_KEYS}
-        extras.pop(found.role_key, None)
-        extras.pop(found.content_key, None)
-        given = extras.pop("tool_calls", None), extras.pop("function_call", None)
-        calls_given: list[Json] = [given[1] if given[0] is None else given[0]]
+        own = (found.role_key, found.content_key, *_OWN_KEYS)
+        extras = {key: one for key, one in raw.items() if one is not None and key not in own}
+        called = extras.pop("function_call", None)
+        given: list[Json] = (
+            [extras.pop("tool_calls", called)] if "tool_calls" in extras or called is not None else []
+        )
         if role == FUNCTION_CALL:
-            role, value, calls_given = "assistant", "", [value, *calls_given]
+            role, value, given = "assistant", "", [value, *given]
         speaks = role in self._speakers
-        parts = Parts([value or ""]) if value is None or type(value) is str else read_parts(value, speaks=speaks)
-        if isinstance(parts, Rejected):
-            return parts
-        content = "".join(parts.text)
+        content, reasoning = "" if value is None else value, NOTHING
+        if type(content) is not str:
+            parts = read_parts(content, speaks=speaks)
+            if isinstance(parts, Rejected):
+                return parts
+            content, reasoning, given = "".join(parts.text), parts.reasoning, [*parts.calls, *given]
         if role == self._think_role:
             return self._thought(content, tally)
-        calls = read_calls([*parts.calls, *calls_given], self._config.tools.arguments)
+        calls = read_calls(given, self._config.tools.arguments) if given else NO_CALLS
         if isinstance(calls, Rejected):
             return calls
-        flags = read_flags(extras, columns.message_flags, weighted=self._weighted)
-        if isinstance(flags, Rejected):
-            return flags
-        if flags:
+        if not self._flags.isdisjoint(extras):
+            flags = read_flags(extras, columns.message_flags, weighted=self._weighted)
+            if isinstance(flags, Rejected):
+                return flags
             extras = {**without(extras, columns.message_flags), **flags}
         if not speaks:
             return _assembled(role, content, "", calls, extras)
-        return self._spoken(role, content, parts.reasoning, calls, extras, tally)
+        return self._spoken(role, content, reasoning, calls, extras, tally)
 
     def _role(self, source: Json, columns: ConversationColumns, tally: _Tally) -> str | Rejected:
         if type(source) is not str or not source:
@@ -288,7 +321,9 @@ class Canonicalizer:
         role = self._roles.get(source, source)
         if role not in self._known:
             if columns.unknown_roles == "reject":
-                return Rejected("unknown_role", f"{role!r}; name it in format.role_map, or set unknown_roles: warn")
+                return Rejected(
+                    "unknown_role", f"{role!r}; name it in format.role_map, or set unknown_roles: warn"
+                )
             if role not in tally.unknown_roles:
                 tally.unknown_roles.append(role)
         return role
@@ -321,7 +356,10 @@ class Canonicalizer:
         tally.thoughts.clear()
         if self._drops:
             tally.note("dropped_reasoning", int(bool(reasoning)))
-            reasoning, extras = "", without(extras, [key for key in self._reasoning_keys if type(extras.get(key)) is str])
+            reasoning, extras = (
+                "",
+                without(extras, [key for key in self._reasoning_keys if type(extras.get(key)) is str]),
+            )
         if not reasoning and not calls.calls and not content.strip():
             return Rejected("empty_assistant", f"{role} with no text, call or reasoning")
         return _assembled(role, content, reasoning, calls, extras)
@@ -357,12 +395,14 @@ class Canonicalizer:
             case "replace":
                 return [system, *messages[1:]]
             case "reject":
-                return Rejected("bad_system_prompt", "a system message is there already, and two are not allowed")
+                return Rejected(
+                    "bad_system_prompt", "a system message is there already, and two are not allowed"
+                )
             case _:
                 return [{**messages[0], found.content_key: _merged(text, existing)}, *messages[1:]]
 
     def _role_name(self, message: Json, found: Found) -> str | None:
-        source = message.get(found.role_key) if type(message) is dict else None
+        source = message.get(found.role_key) if is_mapping(message) else None
         return self._roles.get(source, source) if type(source) is str else None
 
     def _single_turn(self, messages: list[Json], found: Found) -> list[Json]:
@@ -413,7 +453,7 @@ def _assembled(role: str, content: str, reasoning: str, calls: Calls, extras: Me
 
 def _system_text(value: Json) -> str | Rejected:
     """Read a system message that stands in a column; blank: there is none."""
-    if type(value) is dict:
+    if is_mapping(value):
         value = value.get("content")
         if type(value) is not str:
             return Rejected("bad_system_prompt", "a mapping without a text in content")
@@ -423,7 +463,7 @@ def _system_text(value: Json) -> str | Rejected:
 
 
 def _merged(text: str, existing: Json) -> Json:
-    if type(existing) is list:
+    if is_list(existing):
         return [{"type": "text", "text": f"{text}{SEPARATOR}"}, *existing]
     if existing is None or type(existing) is str:
         return f"{text}{SEPARATOR}{existing}" if existing and not existing.isspace() else text
@@ -432,6 +472,6 @@ def _merged(text: str, existing: Json) -> Json:
 
 def without_nulls(value: Json) -> Json:
     """Remove every key whose value is null, at every level; nulls in lists are the source's own and stay."""
-    if type(value) is dict:
+    if is_mapping(value):
         return {key: without_nulls(one) for key, one in value.items() if one is not None}
-    return [without_nulls(one) for one in value] if type(value) is list else value
+    return [without_nulls(one) for one in value] if is_list(value) else value

@@ -21,7 +21,16 @@ from pipelines.rows import Json, Message, Rejected, Row, canonical_json
 HASH_BYTES = 16
 PREFIX_CHARACTERS = 200
 
-CONTENT_KEYS = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "train", "weight")
+CONTENT_KEYS = (
+    "role",
+    "content",
+    "reasoning_content",
+    "tool_calls",
+    "tool_call_id",
+    "name",
+    "train",
+    "weight",
+)
 """What of a message makes rows equal or different; other keys of a source (ids, times) do not."""
 _EXTRA_COUNT = 2
 

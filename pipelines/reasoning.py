@@ -35,7 +35,7 @@ class Reasoning(Config):
     think_tags: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = [["<think>", "</think>"]]
     """Pairs of opening and closing tags; the first pair is the one that `inline` writes."""
     think_mode: Literal["keep", "drop", "inline"] = "keep"
-    """keep: reasoning is handed to the template; drop: it is removed; inline: it stands, tagged, at the head of content."""
+    """keep: reasoning is handed to the template; drop: it is removed; inline: tagged, it leads the content."""
     think_max_tokens: Annotated[int, Field(ge=0)] | None = 0
     """Tokens of each message's reasoning that stay, from its start; 0 and null: all."""
     think_role: str | None = "think"
@@ -46,7 +46,9 @@ class Reasoning(Config):
     def _tags_differ(cls, pairs: list[list[str]]) -> list[list[str]]:
         tags = [tag for pair in pairs for tag in pair]
         if not pairs or "" in tags or len(set(tags)) < len(tags):
-            raise ValueError("think_tags are not told apart; give one or more pairs of different, non-empty tags")
+            raise ValueError(
+                "think_tags are not told apart; give one or more pairs of different, non-empty tags"
+            )
         return pairs
 
 
@@ -89,7 +91,7 @@ class TagReader:
         return any(hint in content for hint in self._hints)
 
     def extract(self, content: str) -> Extracted | None:
-        """Split content into what is said and what is thought; null: a block is never closed, the text was cut off."""
+        """Split content into what is said and thought; null: a block is never closed, the text was cut off."""
         kept: list[str] = []
         blocks: list[str] = []
         endless: set[int] = set()
@@ -124,7 +126,9 @@ class TagReader:
         if start < 0:
             endless.add(tag.pair)
             return None
-        return self._next(content, tag.end, only=closing) or _Tag(start, start + len(closing), tag.pair, False)
+        return self._next(content, tag.end, only=closing) or _Tag(
+            start, start + len(closing), tag.pair, False
+        )
 
     def _next(self, content: str, position: int, only: str | None = None) -> _Tag | None:
         """Return the next tag after a position that stands outside every code fence."""
@@ -158,7 +162,9 @@ def _after_fence(content: str, start: int) -> int:
         return len(content)
     if sign == "`" and "`" in content[end:line_end]:
         return end
-    closing = re.compile(rf"^ {{0,3}}{sign}{{{end - start},}}[ \t\r]*$", re.MULTILINE).search(content, line_end)
+    closing = re.compile(rf"^ {{0,3}}{sign}{{{end - start},}}[ \t\r]*$", re.MULTILINE).search(
+        content, line_end
+    )
     return len(content) if closing is None else closing.end()
 
 
@@ -215,7 +221,9 @@ def _is_blank(text: str) -> bool:
     return not text or text.isspace()
 
 
-def limited(messages: Sequence[Message], limit: int | None, cut: Callable[[str, int], str]) -> tuple[Message, ...]:
+def limited(
+    messages: Sequence[Message], limit: int | None, cut: Callable[[str, int], str]
+) -> tuple[Message, ...]:
     """Keep the first `limit` tokens of every reasoning (0, null: all); `cut` knows the tokenizer."""
     if not limit:
         return tuple(messages)
@@ -223,7 +231,7 @@ def limited(messages: Sequence[Message], limit: int | None, cut: Callable[[str, 
 
 
 def inlined(messages: Sequence[Message], tags: Sequence[str]) -> tuple[Message, ...]:
-    """Put every message's reasoning, in the tags, at the head of its content; `inline_reasoning` says how long it is."""
+    """Put each message's reasoning, tagged, at the head of its content; `inline_reasoning` is its length."""
     return tuple(_inlined(message, tags) if message.get(KEY) else message for message in messages)
 
 

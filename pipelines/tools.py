@@ -14,7 +14,7 @@ the source's own, spaces and all.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 import orjson
 from pydantic import Field
@@ -69,15 +69,14 @@ def read_tools(record: Mapping[str, Json], fields: Iterable[str]) -> Offered | R
 
 
 def _tool_list(value: Json) -> list[Json] | Rejected:
-    match value:
-        case list():
-            given: list[Json] = value
-        case {"function": dict()} | {"name": str()}:
-            given = [value]
-        case dict():
-            given = [_named(name, schema) for name, schema in value.items()]
-        case _:
-            return Rejected("bad_tools", f"{kind_of(value)}, expected a list or a mapping")
+    if _is_list(value):
+        given = value
+    elif not _is_mapping(value):
+        return Rejected("bad_tools", f"{kind_of(value)}, expected a list or a mapping")
+    elif _is_mapping(value.get("function")) or type(value.get("name")) is str:
+        given = [value]
+    else:
+        given = [_named(name, schema) for name, schema in value.items()]
     tools: list[Json] = []
     for one in given:
         tool = _tool(one)
@@ -89,7 +88,7 @@ def _tool_list(value: Json) -> list[Json] | Rejected:
 
 def _named(name: str, schema: Json) -> Json:
     """Give a schema that stands under its name that name."""
-    if type(schema) is not dict or type(schema.get("function")) is dict or "name" in schema:
+    if not _is_mapping(schema) or _is_mapping(schema.get("function")) or "name" in schema:
         return schema
     return {"name": name, **schema}
 
@@ -101,17 +100,25 @@ def _tool(value: Json) -> Json:
             value = orjson.loads(value)
         except orjson.JSONDecodeError:
             return None
-    if type(value) is not dict:
+    if not _is_mapping(value):
         return None
     function = value.get("function")
-    if type(function) is dict:
+    if _is_mapping(function):
         if not _is_name(function.get("name")):
             return None
         return value if type(value.get("type")) is str else {**value, "type": "function"}
     return {"type": "function", "function": value} if _is_name(value.get("name")) else None
 
 
-def _is_name(value: Json) -> bool:
+def _is_mapping(value: Json) -> TypeGuard[dict[str, Any]]:
+    return type(value) is dict
+
+
+def _is_list(value: Json) -> TypeGuard[list[Any]]:
+    return type(value) is list
+
+
+def _is_name(value: Json) -> TypeGuard[str]:
     return type(value) is str and bool(value) and not value.isspace()
 
 
@@ -152,15 +159,11 @@ def _calls_in(value: Json) -> list[Json] | Rejected:
             value = orjson.loads(value)
         except orjson.JSONDecodeError as error:
             return Rejected("bad_tool_call", f"not JSON: {error}")
-    match value:
-        case None:
-            return []
-        case list():
-            return value
-        case dict():
-            return [value]
-        case _:
-            return Rejected("bad_tool_call", f"{kind_of(value)}, expected a list of calls")
+    if value is None:
+        return []
+    if _is_list(value):
+        return value
+    return [value] if _is_mapping(value) else Rejected("bad_tool_call", f"{kind_of(value)}, expected calls")
 
 
 def _call(value: Json, form: str) -> tuple[Json, str | None] | Rejected:
@@ -169,22 +172,26 @@ def _call(value: Json, form: str) -> tuple[Json, str | None] | Rejected:
             value = orjson.loads(value)
         except orjson.JSONDecodeError as error:
             return Rejected("bad_tool_call", f"not JSON: {error}")
-    if type(value) is not dict:
+    if not _is_mapping(value):
         return Rejected("bad_tool_call", f"a call is {kind_of(value)}, expected a mapping")
-    body: Json = value["function"] if type(value.get("function")) is dict else value
+    function = value.get("function")
+    body = function if _is_mapping(function) else value
     name = body.get("name")
     if not _is_name(name):
         return Rejected("bad_tool_call", "a call has no name")
-    given = next((body[key] for key in ARGUMENT_KEYS if body.get(key) is not None), None)
+    given: Json = next((body[key] for key in ARGUMENT_KEYS if body.get(key) is not None), None)
     arguments = _object(given)
     if arguments is None:
         if form == "object" or type(given) is not str:
             return Rejected("bad_tool_arguments", f"{name}: arguments are no JSON object")
         arguments = given
-    function = {"name": name, "arguments": arguments}
-    source = given if type(given) is str and given and not given.isspace() else None
-    name_of_call = value.get("id")
-    return {"id": name_of_call if _is_name(name_of_call) else None, "type": "function", "function": function}, source
+    call_id = value.get("id")
+    call = {
+        "id": call_id if _is_name(call_id) else None,
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+    return call, given if _is_name(given) else None
 
 
 def _object(value: Json) -> dict[str, Json] | None:
@@ -200,7 +207,7 @@ def _object(value: Json) -> dict[str, Json] | None:
             return None
     if value is None:
         return {}
-    return value if type(value) is dict else None
+    return value if _is_mapping(value) else None
 
 
 def link_calls(messages: list[Message]) -> None:

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from pipelines.formats.auto import Auto
 from pipelines.formats.chat import Chat
-from pipelines.formats.columns import renamed
+from pipelines.formats.columns import is_mapping, renamed
 from pipelines.formats.supervised import Supervised
 from pipelines.formats.text import Text
 from pipelines.rows import Json
@@ -20,7 +20,7 @@ __all__ = ["Auto", "Chat", "Format", "Supervised", "Text"]
 
 def _kind_named(values: Json) -> Json:
     """Accept `type` for `kind`, `instruction` for `supervised`, and no kind at all for `auto`."""
-    if not isinstance(values, dict):
+    if not is_mapping(values):
         return values
     named: dict[str, Json] = renamed(values, {"type": "kind"})
     kind = named.get("kind", "auto")
@@ -28,12 +28,10 @@ def _kind_named(values: Json) -> Json:
 
 
 Format: TypeAlias = Annotated[
-    Annotated[
-        Chat  # lists of messages, and whatever can be read as one: ShareGPT, Alpaca, prompt and response
-        | Supervised  # a prompt and its response, joined without a chat template
-        | Text  # documents
-        | Auto,  # chat or text, decided row by row
-        Field(discriminator="kind"),
-    ],
+    Chat  # lists of messages, and whatever can be read as one: ShareGPT, Alpaca, prompt and response
+    | Supervised  # a prompt and its response, joined without a chat template
+    | Text  # documents
+    | Auto,  # chat or text, decided row by row
+    Field(discriminator="kind"),
     BeforeValidator(_kind_named),
 ]

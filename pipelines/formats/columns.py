@@ -5,7 +5,7 @@ a record's shape (`detection.py`).
 """
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal, TypeGuard
 
 from pydantic import Field, field_validator, model_validator
 
@@ -25,16 +25,28 @@ MAPPED_ROLES = {
 KNOWN_ROLES = ("system", "user", "assistant", "tool")
 
 
+def is_mapping(value: Json) -> TypeGuard[dict[str, Any]]:
+    """Tell whether a decoded JSON value is a mapping."""
+    return type(value) is dict
+
+
+def is_list(value: Json) -> TypeGuard[list[Any]]:
+    """Tell whether a decoded JSON value is a list."""
+    return type(value) is list
+
+
 def renamed(values: Json, aliases: Mapping[str, str]) -> Json:
     """Give aliased keys of a mapping their own names; both names at once is an error."""
-    if not isinstance(values, dict) or aliases.keys().isdisjoint(values):
+    if not is_mapping(values) or aliases.keys().isdisjoint(values):
         return values
-    out: dict[str, Json] = dict(values)
+    out = dict(values)
     for alias, name in aliases.items():
         if alias not in out:
             continue
         if name in out:
-            raise ValueError(f"{alias} says the same as {name} and both are given; one may stand; delete {alias}")
+            raise ValueError(
+                f"{alias} says the same as {name} and both are given; one may stand; delete {alias}"
+            )
         out[name] = out.pop(alias)
     return out
 
@@ -52,7 +64,7 @@ def at_path(record: Mapping[str, Json], path: str) -> Json:
         return value
     here: Json = record
     for step in path.split("."):
-        if not isinstance(here, dict):
+        if not is_mapping(here):
             return None
         here = here.get(step)
     return here
@@ -62,7 +74,7 @@ class ConversationColumns(Config):
     """Where a conversation is found in a record, and how its roles are read."""
 
     dataset_schema: Literal["auto", "messages", "prompt_response", "sharegpt", "alpaca"] = "auto"
-    """The shape of every record; `auto` decides per record. Records of another shape are rejected: `unknown_schema`."""
+    """The shape of every record; `auto` decides per record. Another shape is rejected: `unknown_schema`."""
     messages_field: str = "messages"
     """Column with the list of messages, or its JSON text."""
     prompt_fields: list[str] = Field(default=["prompt", "question"], min_length=1)
@@ -104,5 +116,7 @@ class ConversationColumns(Config):
     def _roles_named(cls, role_map: dict[str, str]) -> dict[str, str]:
         blank = sorted(source for source, role in role_map.items() if not role.strip())
         if blank:
-            raise ValueError(f"{blank[0]!r} is mapped to a blank role; a role is a word; name one, such as user")
+            raise ValueError(
+                f"{blank[0]!r} is mapped to a blank role; a role is a word; name one, such as user"
+            )
         return role_map

@@ -21,7 +21,7 @@ import orjson
 
 from pipelines.config import kind_of
 from pipelines.formats.auto import Auto
-from pipelines.formats.columns import ConversationColumns
+from pipelines.formats.columns import ConversationColumns, is_list, is_mapping
 from pipelines.rows import Json, Rejected
 
 
@@ -36,6 +36,7 @@ class Found(NamedTuple):
     """A system message that stands beside the messages."""
 
 
+_PAIR = 2
 Shape = Callable[[Mapping[str, Json], ConversationColumns], Found | Rejected | None]
 
 
@@ -90,10 +91,12 @@ def _prompt_response(record: Mapping[str, Json], columns: ConversationColumns) -
     for role, value in (("user", prompt), ("assistant", response)):
         if type(value) is str:
             turns.append({role_key: role, content_key: value})
-        elif type(value) is list:
+        elif is_list(value):
             turns.extend(value)
         else:
-            return Rejected("content_not_text", f"the {role}'s side is {kind_of(value)}, expected text or messages")
+            return Rejected(
+                "content_not_text", f"the {role}'s side is {kind_of(value)}, expected text or messages"
+            )
     return Found("prompt_response", turns, role_key, content_key)
 
 
@@ -123,8 +126,8 @@ def _alpaca_turns(record: Mapping[str, Json], response: Json) -> Found | Rejecte
         return prompt
     turns: list[Json] = []
     history = record.get("history")
-    for pair in history if type(history) is list else [] if history is None else [history]:
-        if type(pair) is not list or len(pair) != 2:
+    for pair in history if is_list(history) else [] if history is None else [history]:
+        if not is_list(pair) or len(pair) != _PAIR:
             return Rejected("bad_messages", "history is no list of [user, assistant] pairs")
         turns += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
     turns += [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
@@ -133,14 +136,14 @@ def _alpaca_turns(record: Mapping[str, Json], response: Json) -> Found | Rejecte
 
 def _message_list(schema: str, value: Json, columns: ConversationColumns) -> Found | None:
     """Take a list whose first item is a mapping; the others are checked where they are read."""
-    if type(value) is not list:
+    if not is_list(value):
         return None
-    first: Json = value[0] if value else None
-    if value and type(first) is not dict:
+    first: Json = value[0] if value else {}
+    if not is_mapping(first):
         return None
     role_key, content_key = "role", "content"
     # ShareGPT's keys in the messages column: `messages_field: conversations` is how people point at it.
-    if value and "from" in first and "role" not in first:
+    if "from" in first and "role" not in first:
         schema, role_key, content_key = "sharegpt", "from", "value"
     return Found(schema, value, columns.role_field or role_key, columns.content_field or content_key)
 
@@ -178,7 +181,11 @@ def _unknown(record: Mapping[str, Json], columns: ConversationColumns) -> Reject
         expected = "expected a list of mappings, each with a role"
         return Rejected("bad_messages", f"{columns.messages_field} is {kind_of(value)}, {expected}")
     if columns.dataset_schema != "auto" or columns.messages_field != "messages":
-        wanted = columns.messages_field if columns.dataset_schema in ("auto", "messages") else columns.dataset_schema
+        wanted = (
+            columns.messages_field
+            if columns.dataset_schema in ("auto", "messages")
+            else columns.dataset_schema
+        )
         return Rejected("missing_field", f"{wanted} is absent or null; the record has {present}")
-    hint = "; its list may be named in format.messages_field" if type(record.get("conversations")) is list else ""
+    hint = "; its list may be named in format.messages_field" if is_list(record.get("conversations")) else ""
     return Rejected("unknown_schema", f"no known shape in {present}{hint}")

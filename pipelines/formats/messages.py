@@ -11,12 +11,23 @@ from dataclasses import dataclass, field
 import orjson
 
 from pipelines.config import kind_of
+from pipelines.formats.columns import is_list, is_mapping
 from pipelines.rows import Json, Message, Rejected
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 REASONING_PARTS = frozenset({"reasoning", "thinking"})
 CALL_PARTS = frozenset({"tool_call", "tool_use"})
-MEDIA = ("image", "audio", "video", "file", "document", "input_image", "input_audio", "input_video", "input_file")
+MEDIA = (
+    "image",
+    "audio",
+    "video",
+    "file",
+    "document",
+    "input_image",
+    "input_audio",
+    "input_video",
+    "input_file",
+)
 FORBIDDEN_KWARGS = frozenset({"messages", "tools", "tokenize", "chat_template"})
 
 
@@ -31,8 +42,10 @@ class Parts:
 
 def read_parts(content: Json, *, speaks: bool) -> Parts | Rejected:
     """Sort a list of typed parts; only who `speaks` for the model may reason and call in parts."""
-    if type(content) is not list:
-        return Rejected("content_not_text", f"content is {kind_of(content)}, expected text or a list of parts")
+    if not is_list(content):
+        return Rejected(
+            "content_not_text", f"content is {kind_of(content)}, expected text or a list of parts"
+        )
     parts = Parts()
     for part in content:
         problem = _sort(part, parts, speaks=speaks)
@@ -42,7 +55,7 @@ def read_parts(content: Json, *, speaks: bool) -> Parts | Rejected:
 
 
 def _sort(part: Json, parts: Parts, *, speaks: bool) -> Rejected | None:
-    if type(part) is not dict:
+    if not is_mapping(part):
         return Rejected("unknown_content_part", f"a part is {kind_of(part)}, expected a mapping")
     kind = part.get("type")
     if kind is not None and type(kind) is not str:
@@ -115,7 +128,7 @@ def read_kwargs(value: Json) -> tuple[dict[str, Json], bool] | Rejected:
             return Rejected("bad_template_kwargs", f"not JSON: {error}")
     if value is None:
         return {}, False
-    if type(value) is not dict:
+    if not is_mapping(value):
         return Rejected("bad_template_kwargs", f"{kind_of(value)}, expected a mapping")
     for name in value:
         if name in FORBIDDEN_KWARGS or name.startswith("return_"):

@@ -54,7 +54,9 @@ def read_pair(record: Mapping[str, Json], options: Supervised) -> tuple[str, str
     prompt, response = record.get(prompt_field), record.get(response_field)
     for name, value in ((prompt_field, prompt), (response_field, response)):
         if value is None:
-            return Rejected("missing_field", f"{name} is absent or null; the record has {', '.join(sorted(record)[:20])}")
+            return Rejected(
+                "missing_field", f"{name} is absent or null; the record has {', '.join(sorted(record)[:20])}"
+            )
         if type(value) is not str:
             return Rejected("content_not_text", f"{name} is {kind_of(value)}")
     if not response or response.isspace():

@@ -1,0 +1,320 @@
+"""Canonical rows: no JSON value raises, Arrow's nulls vanish, places are read, real data comes through.
+
+What belongs here: laws of the whole way from record to row. What does not: single steps; see the tests of
+formats, reasoning and tools.
+"""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.canonicalization import Canonicalizer, Options, canonicalize_row, without_nulls
+from pipelines.filters import content_hash
+from pipelines.formats import Auto, Chat, Supervised, Text
+from pipelines.ledger import REASONS
+from pipelines.reasoning import Reasoning
+from pipelines.rows import Json, ParseReport, Rejected, Row, to_json
+
+COLUMNS = [
+    *("messages", "conversations", "prompt", "question", "response", "completion", "answer", "instruction", "input"),
+    *("output", "history", "system", "text", "tools", "functions", "chat_template_kwargs", "sys", "id"),
+]
+KEYS = [
+    *("role", "content", "from", "value", "type", "text", "reasoning", "reasoning_content", "tool_calls", "name"),
+    *("function_call", "function", "arguments", "id", "tool_call_id", "train", "weight", "loss_weight", "input"),
+]
+WORDS = st.sampled_from(
+    [
+        *("user", "assistant", "system", "tool", "human", "gpt", "function_call", "think", "critic", "f", "", " "),
+        *("<think>r</think>A", "<think>", "</think>", "{", "[]", "{}", "null", '{"name": "f"}', '[{"role": "user"}]'),
+        *("reasoning", "tool_use", "image", "merge"),
+    ]
+)
+NUMBERS = st.integers(-(2**63), 2**64 - 1) | st.floats()
+LEAVES = st.none() | st.booleans() | NUMBERS | WORDS | st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+VALUES: st.SearchStrategy[Json] = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=3), inner, max_size=5)
+        | st.fixed_dictionaries({"role": WORDS, "content": inner}, optional={"tool_calls": inner, "weight": inner})
+        | inner.map(lambda value: orjson.dumps(value, default=str).decode() if _is_json(value) else "?")
+    ),
+    max_leaves=12,
+)
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": WORDS, "content": VALUES},
+        optional={key: VALUES for key in ("tool_calls", "reasoning", "reasoning_content", "train", "weight", "name")},
+    ),
+    max_size=5,
+)
+RECORDS = st.dictionaries(st.sampled_from(COLUMNS), VALUES, max_size=5) | st.fixed_dictionaries(
+    {"messages": MESSAGES}, optional={"tools": VALUES, "chat_template_kwargs": VALUES, "sys": VALUES}
+)
+CONFIGS = [
+    Options(Auto()),
+    Options(Chat(system_prompt="sys", single_turn=True, unknown_roles="reject")),
+    Options(Chat(dataset_schema="sharegpt"), reasoning=Reasoning(think_mode="drop")),
+    Options(Chat(dataset_schema="messages", domain_key="id"), reasoning=Reasoning(extract_think_tags=False)),
+    Options(Chat(prompt_fields=["instruction"], on_existing_system="replace", system_prompt="system")),
+    Options(Supervised()),
+    Options(Text()),
+]
+
+
+def _is_json(value: Json) -> bool:
+    try:
+        orjson.dumps(value)
+    except TypeError:
+        return False
+    return True
+
+
+# Laws
+
+
+@given(st.one_of(RECORDS, VALUES), st.sampled_from(CONFIGS), st.booleans())
+def test_any_json_value_becomes_a_row_or_a_reject_with_a_known_reason(
+    record: Json, config: Options, arrow: bool
+) -> None:
+    before = repr(record)
+    found = canonicalize_row(record, config, arrow=arrow)
+
+    assert repr(record) == before
+    if isinstance(found, Rejected):
+        assert found.reason in REASONS
+        return
+    assert len(content_hash(found)) == 16
+    for message in found.messages:
+        assert isinstance(message["role"], str)
+        assert isinstance(message["content"], str)
+        assert isinstance(message.get("reasoning_content", ""), str)
+        assert None not in message.values()
+        for call in message.get("tool_calls", ()):
+            assert list(call) == ["id", "type", "function"]
+            assert call["id"]
+            assert call["function"]["name"]
+            assert isinstance(call["function"]["arguments"], (dict, str))
+
+
+@given(st.fixed_dictionaries({"messages": MESSAGES}))
+def test_canonical_row_read_again_is_itself(record: Json) -> None:
+    """Tags are left alone here: what is left of a text after its blocks are out may look like tags again."""
+    canonicalizer = Canonicalizer(Options(Chat(), reasoning=Reasoning(extract_think_tags=False, reasoning_keys=[])))
+    row = canonicalizer(record)
+    if isinstance(row, Rejected):
+        return
+
+    again = canonicalizer({"messages": [without(message, "arguments_source") for message in row.messages]})
+    assert isinstance(again, Row)
+    assert content_hash(again) == content_hash(row)
+    assert again.report.unknown_roles == row.report.unknown_roles
+
+
+def without(message: dict[str, Json], key: str) -> dict[str, Json]:
+    return {name: value for name, value in message.items() if name != key}
+
+
+@given(VALUES)
+def test_nulls_of_arrow_are_gone_at_every_level(value: Json) -> None:
+    def has_null(one: Json) -> bool:
+        inner = list(one.values()) if isinstance(one, dict) else one if isinstance(one, list) else []
+        return (isinstance(one, dict) and None in one.values()) or any(map(has_null, inner))
+
+    assert not has_null(without_nulls(value))
+
+
+# Through Arrow
+
+
+TOOL_DIALOGUE: list[Json] = [
+    {
+        "messages": [
+            {"role": "user", "content": "U"},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "x", "type": "function", "function": {"name": "f", "arguments": '{"a": null}'}}],
+            },
+            {"role": "tool", "content": "R", "tool_call_id": "x", "name": "f"},
+            {"role": "assistant", "content": "A", "weight": 1.0},
+        ],
+        "tools": [
+            {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}},
+            {"type": "function", "function": {"name": "g", "parameters": {"properties": {"b": {"enum": ["x"]}}}}},
+        ],
+    },
+    {"messages": [{"role": "user", "content": "U"}, {"role": "assistant", "content": "A"}], "tools": None},
+]
+
+
+def through_arrow(records: list[Json]) -> list[Json]:
+    return pa.Table.from_pylist(records).to_pylist()
+
+
+def test_rows_through_arrow_are_the_rows_from_json() -> None:
+    canonicalizer = Canonicalizer(Options(Chat()))
+
+    direct = [canonicalizer(record) for record in TOOL_DIALOGUE]
+    assert [canonicalizer(record, arrow=True) for record in through_arrow(TOOL_DIALOGUE)] == direct
+
+
+def test_nulls_of_a_json_source_survive_in_arguments() -> None:
+    row = canonicalize_row(through_arrow(TOOL_DIALOGUE)[0], Options(Chat()), arrow=True)
+
+    assert isinstance(row, Row)
+    assert row.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": None}
+
+
+# Places
+
+
+DIALOGUE: dict[str, Json] = {"messages": [{"role": "user", "content": "U"}, {"role": "assistant", "content": "A"}]}
+
+
+@pytest.mark.parametrize(
+    ("key", "record", "expected"),
+    [
+        ("id", {"id": "a"}, '"a"'),
+        ("id", {"id": 1}, "1"),
+        ("meta.id", {"meta": {"id": "a"}}, '"a"'),
+        ("meta.id", {"meta.id": "b", "meta": {"id": "a"}}, '"b"'),
+        (["id", "meta.id"], {"id": 1, "meta": {"id": "a"}}, '[1,"a"]'),
+        (["id"], {"id": 1}, "[1]"),
+        (None, {"id": 1}, None),
+    ],
+)
+def test_group_key_is_canonical_json(key: Any, record: dict[str, Json], expected: str | None) -> None:
+    row = Canonicalizer(Options(Chat()), group_key=key)({**DIALOGUE, **record})
+
+    assert isinstance(row, Row)
+    assert row.group_key == expected
+
+
+@pytest.mark.parametrize("record", [{}, {"id": None}, {"id": 1, "meta": 3}, {"id": 1, "meta": {"id": None}}])
+def test_group_key_null_is_rejected(record: dict[str, Json]) -> None:
+    row = Canonicalizer(Options(Chat()), group_key=["id", "meta.id"])({**DIALOGUE, **record})
+
+    assert isinstance(row, Rejected)
+    assert row.reason == "group_missing"
+
+
+def test_order_key_is_text_as_written() -> None:
+    canonicalizer = Canonicalizer(Options(Text()), order_key="at")
+
+    rows = [canonicalizer({"text": "T", "at": at}) for at in ("2024-05-01", 7, None)]
+    assert [row.order_key if isinstance(row, Row) else row.reason for row in rows] == ["2024-05-01", "7", "order_missing"]
+
+
+@pytest.mark.parametrize(("value", "domain"), [("wiki", "wiki"), (None, "__default__"), (3, "__default__"), (" ", "__default__")])
+def test_domain_without_a_text_is_the_default(value: Json, domain: str) -> None:
+    row = canonicalize_row({"text": "T", "source": value}, Options(Text(domain_key="source")))
+
+    assert isinstance(row, Row)
+    assert row.domain == domain
+
+
+# The report
+
+
+def test_report_says_what_was_noticed() -> None:
+    record = {
+        "messages": [
+            {"role": "critic", "content": "C"},
+            {"role": "assistant", "content": "<think>a</think>x<think>b</think>y", "thinking": "t"},
+        ],
+        "tools": None,
+        "functions": '[{"name": "f"}]',
+    }
+    row = canonicalize_row(record, Options(Auto()))
+
+    assert isinstance(row, Row)
+    assert row.report == ParseReport(
+        schema="messages",
+        extracted_think_from_content=2,
+        moved_reasoning_keys=1,
+        tools_present=True,
+        tools_parsed_from_string=True,
+        unknown_roles=("critic",),
+    )
+    assert row.messages[1] == {"role": "assistant", "content": "xy", "reasoning_content": "t\n\na\n\nb"}
+
+
+# Real data
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize(
+    ("file", "config", "schemas", "rejects"),
+    [
+        ("chat/tinker_conversations.jsonl", Options(Auto()), {"messages": 128}, {}),
+        ("chat/fastchat_dummy_conversation.json", Options(Auto()), {"sharegpt": 500}, {}),
+        ("chat/v1_sft_demo.jsonl", Options(Auto()), {"messages": 500}, {}),
+        # Questions without answers: their `turns` are no known shape.
+        ("chat/mt_bench_question.jsonl", Options(Auto()), {}, {"unknown_schema": 80}),
+        ("chat/mt_bench_reference_gpt4.jsonl", Options(Auto()), {}, {"unknown_schema": 30}),
+        ("instruct/identity.json", Options(Auto()), {"alpaca": 91}, {}),
+        ("instruct/gpteacher_roleplay.json", Options(Auto()), {"alpaca": 1923}, {}),
+        ("instruct/identity.json", Options(Supervised()), {"alpaca": 91}, {}),
+        ("tools/glaive_toolcall_en_demo.json", Options(Auto()), {"sharegpt": 300}, {}),
+        ("tools/tau_airline_gpt4o.messages.jsonl", Options(Auto()), {"messages": 100}, {}),
+        ("reasoning/reason_tool_use_demo_50.jsonl", Options(Auto()), {"messages": 50}, {}),
+        ("reasoning/toolrl_rlla_sft.json", Options(Auto()), {"alpaca": 400}, {}),
+        ("preference/dpo_en_demo.json", Options(Auto()), {"sharegpt": 300}, {}),
+        ("preference/kto_en_demo.json", Options(Auto()), {"messages": 300}, {}),
+        ("preference/v1_dpo_demo.jsonl", Options(Chat(messages_field="chosen_messages")), {"messages": 10}, {}),
+        ("math/gsm8k_train.jsonl", Options(Auto()), {"prompt_response": 7473}, {}),
+        (
+            "math/gsm8k_test.jsonl",
+            Options(Supervised(input_field="question", output_field="answer")),
+            {"prompt_response": 1319},
+            {},
+        ),
+        ("text/c4_demo.jsonl", Options(Auto()), {"text": 300}, {}),
+    ],
+)
+def test_real_records_become_rows(
+    real_data: Path, file: str, config: Options, schemas: dict[str, int], rejects: dict[str, int]
+) -> None:
+    found = list(map(Canonicalizer(config), records_of(real_data / file)))
+
+    assert Counter(row.report.schema for row in found if isinstance(row, Row)) == schemas
+    assert Counter(row.reason for row in found if isinstance(row, Rejected)) == rejects
+    for row in found:
+        if isinstance(row, Row):
+            assert orjson.loads(to_json(row.messages)) == list(row.messages)
+
+
+@pytest.mark.real_data
+def test_real_tool_dialogues_have_every_result_answer_a_call(real_data: Path) -> None:
+    for file in ("tools/glaive_toolcall_en_demo.json", "tools/tau_airline_gpt4o.messages.jsonl"):
+        for record in records_of(real_data / file):
+            row = canonicalize_row(record, Options(Auto()))
+            assert isinstance(row, Row)
+            calls = [call for message in row.messages for call in message.get("tool_calls", ())]
+            results = [message["tool_call_id"] for message in row.messages if message["role"] == "tool"]
+            assert set(results) <= {call["id"] for call in calls}
+            assert all(isinstance(call["function"]["arguments"], dict) for call in calls)
+
+
+@pytest.mark.real_data
+def test_real_rows_through_arrow_are_the_rows_from_json(real_data: Path) -> None:
+    canonicalizer = Canonicalizer(Options(Auto()))
+    for file in ("tools/tau_airline_gpt4o.messages.jsonl", "reasoning/reason_tool_use_demo_50.jsonl"):
+        records = records_of(real_data / file)
+        for record, other in zip(records, through_arrow(records), strict=True):
+            assert canonicalizer(other, arrow=True) == canonicalizer(record)
+
+
+def records_of(path: Path) -> list[Json]:
+    content = path.read_bytes()
+    if content.lstrip().startswith(b"["):
+        return orjson.loads(content)
+    return [orjson.loads(line) for line in content.split(b"\n") if line.strip()]

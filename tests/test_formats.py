@@ -1,0 +1,513 @@
+"""Formats: the union of kinds, aliases, which shape a record has, and how its messages are read.
+
+What belongs here: whatever a source may call its columns, roles, parts and flags. What does not: reasoning,
+tools and calls, which have their own tests.
+"""
+
+import pkgutil
+from typing import Any, get_args
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from pipelines import formats
+from pipelines.canonicalization import Canonicalizer, Options, canonicalize_row
+from pipelines.formats import Auto, Chat, Format, Supervised, Text
+from pipelines.rows import Json, Rejected, Row
+
+ADAPTER: TypeAdapter[Any] = TypeAdapter(Format)
+SHARED = {"columns", "detection", "messages"}
+"""Modules of the folder that are no kind: what several kinds have in common."""
+
+
+def kept(record: Json, options: Any = None, **arguments: Any) -> Row:
+    row = Canonicalizer(Options(options or Chat()), **arguments)(record)
+    assert isinstance(row, Row), row
+    return row
+
+
+def reason(record: Json, options: Any = None, **arguments: Any) -> str:
+    row = Canonicalizer(Options(options or Chat()), **arguments)(record)
+    assert isinstance(row, Rejected), row
+    return row.reason
+
+
+def turns(row: Row) -> list[tuple[str, str]]:
+    return [(message["role"], message["content"]) for message in row.messages]
+
+
+def chat(*contents: tuple[str, Json]) -> dict[str, Json]:
+    return {"messages": [{"role": role, "content": content} for role, content in contents]}
+
+
+# The union
+
+
+def test_union_has_one_member_per_module() -> None:
+    members = {member.__module__ for member in get_args(get_args(Format)[0])}
+    modules = {f"pipelines.formats.{module.name}" for module in pkgutil.iter_modules(formats.__path__)}
+
+    assert members == modules - {f"pipelines.formats.{name}" for name in SHARED}
+
+
+@pytest.mark.parametrize("kind", ["chat", "supervised", "text", "auto"])
+def test_kind_dumped_and_loaded_is_equal(kind: str) -> None:
+    model = ADAPTER.validate_python({"kind": kind})
+
+    assert ADAPTER.validate_python(model.model_dump()) == model
+    assert ADAPTER.validate_json(model.model_dump_json()) == model
+
+
+@pytest.mark.parametrize("model", [Chat, Supervised, Text, Auto])
+def test_every_field_is_documented(model: Any) -> None:
+    assert [name for name, one in model.model_fields.items() if not one.description] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, Auto()),
+        ({"type": "chat"}, Chat()),
+        ({"type": "instruction"}, Supervised()),
+        ({"kind": "instruction"}, Supervised()),
+        ({"kind": "chat", "messages_key": "dialog"}, Chat(messages_field="dialog")),
+        ({"kind": "supervised", "prompt_key": "q"}, Supervised(input_field="q")),
+        ({"kind": "supervised", "input_key": "q", "target_key": "a"}, Supervised(input_field="q", output_field="a")),
+        ({"kind": "supervised", "response_key": "a"}, Supervised(output_field="a")),
+        ({"kind": "text", "enforce_eos": True}, Text(add_eos="auto")),
+        ({"kind": "text", "enforce_eos": False}, Text(add_eos=False)),
+    ],
+)
+def test_alias_means_its_field(given: dict[str, Json], expected: Any) -> None:
+    assert ADAPTER.validate_python(given) == expected
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"type": "chat", "kind": "chat"},
+        {"kind": "chat", "messages_key": "a", "messages_field": "a"},
+        {"kind": "supervised", "prompt_key": "a", "input_key": "a"},
+        {"kind": "text", "enforce_eos": True, "add_eos": True},
+    ],
+)
+def test_alias_beside_its_field_is_refused(given: dict[str, Json]) -> None:
+    with pytest.raises(ValidationError, match="both are given"):
+        ADAPTER.validate_python(given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"kind": "chat", "message_field": "a"},
+        {"kind": "chat", "assistant_roles": "assistant"},
+        {"kind": "chat", "prompt_fields": []},
+        {"kind": "chat", "role_map": {"narrator": " "}},
+        {"kind": "supervised", "separate_with": True},
+        {"kind": "supervised", "separate_with": -1},
+        {"kind": "text", "add_eos": 1},
+        {"kind": "nothing"},
+    ],
+)
+def test_wrong_option_is_refused(given: dict[str, Json]) -> None:
+    with pytest.raises(ValidationError):
+        ADAPTER.validate_python(given)
+
+
+# Which shape
+
+
+@pytest.mark.parametrize(
+    ("record", "schema"),
+    [
+        (chat(("user", "U"), ("assistant", "A")), "messages"),
+        ({"messages": '[{"role":"user","content":"U"},{"role":"assistant","content":"A"}]'}, "messages"),
+        ({"conversations": [{"from": "human", "value": "U"}, {"from": "gpt", "value": "A"}]}, "sharegpt"),
+        ({"messages": [{"from": "human", "value": "U"}, {"from": "gpt", "value": "A"}]}, "sharegpt"),
+        ({"instruction": "U", "output": "A"}, "alpaca"),
+        ({"instruction": "U", "input": "", "response": "A"}, "alpaca"),
+        ({"prompt": "U", "response": "A"}, "prompt_response"),
+        ({"prompt": None, "question": "U", "answer": "A"}, "prompt_response"),
+        ({"prompt": [{"role": "user", "content": "U"}], "completion": "A"}, "prompt_response"),
+        ({"messages": None, "prompt": "U", "completion": [{"role": "assistant", "content": "A"}]}, "prompt_response"),
+    ],
+)
+def test_shape_is_recognised(record: Json, schema: str) -> None:
+    row = kept(record)
+
+    assert row.report.schema == schema
+    assert turns(row) == [("user", "U"), ("assistant", "A")]
+
+
+def test_shape_first_match_wins() -> None:
+    record = {**chat(("user", "U"), ("assistant", "A")), "prompt": "P", "response": "R", "text": "T"}
+
+    assert kept(record, Auto()).report.schema == "messages"
+    assert kept({"instruction": "I", "output": "O", "prompt": "P", "response": "R"}).report.schema == "alpaca"
+
+
+def test_shape_text_is_for_auto_only() -> None:
+    assert kept({"text": "T"}, Auto()).text == "T"
+    assert reason({"text": "T"}) == "unknown_schema"
+
+
+@pytest.mark.parametrize(
+    ("record", "options", "expected"),
+    [
+        ({"foo": 1}, Chat(), "unknown_schema"),
+        ({}, Auto(), "unknown_schema"),
+        ({"messages": "hello"}, Chat(), "bad_messages"),
+        ({"messages": "[broken"}, Chat(), "bad_messages"),
+        ({"messages": {"role": "user"}}, Chat(), "bad_messages"),
+        ({"messages": ["hello"]}, Chat(), "bad_messages"),
+        ({"messages": [{"role": "user", "content": "U"}, "hello"]}, Chat(), "bad_messages"),
+        ({"messages": [{"role": 3, "content": "U"}]}, Chat(), "bad_messages"),
+        ({"messages": [{"role": ["user"], "content": "U"}]}, Chat(), "bad_messages"),
+        ({"messages": [{"content": "U"}]}, Chat(), "bad_messages"),
+        ({"messages": []}, Chat(), "empty_conversation"),
+        ({"messages": None}, Chat(), "unknown_schema"),
+        ({"messages": None}, Chat(dataset_schema="messages"), "missing_field"),
+        ({"foo": 1}, Chat(messages_field="dialog"), "missing_field"),
+        ({"prompt": "U", "response": "A"}, Chat(dataset_schema="messages"), "unknown_schema"),
+        ({"prompt": 3, "response": "A"}, Chat(), "content_not_text"),
+        ({"instruction": 3, "output": "A"}, Chat(), "content_not_text"),
+        ({"instruction": "U", "output": "A", "history": [["a"]]}, Chat(), "bad_messages"),
+        ("a string", Chat(), "not_an_object"),
+    ],
+)
+def test_record_of_no_shape_is_rejected(record: Json, options: Chat | Auto, expected: str) -> None:
+    assert reason(record, options) == expected
+
+
+def test_shape_named_is_taken_though_another_comes_first() -> None:
+    record = {**chat(("user", "U"), ("assistant", "A")), "prompt": "P", "response": "R"}
+
+    assert turns(kept(record, Chat(dataset_schema="prompt_response"))) == [("user", "P"), ("assistant", "R")]
+
+
+def test_keys_of_messages_by_configuration() -> None:
+    record = {"dialog": [{"speaker": "human", "text": "U"}, {"speaker": "bot", "text": "A"}]}
+    options = Chat(messages_field="dialog", role_field="speaker", content_field="text")
+
+    assert turns(kept(record, options)) == [("user", "U"), ("assistant", "A")]
+
+
+def test_alpaca_input_and_history() -> None:
+    record = {
+        "instruction": "I",
+        "input": "X",
+        "output": "O",
+        "system": "S",
+        "history": [["U0", "A0"]],
+    }
+
+    expected = [("system", "S"), ("user", "U0"), ("assistant", "A0"), ("user", "I\nX"), ("assistant", "O")]
+    assert turns(kept(record)) == expected
+    assert turns(kept({"instruction": "I", "input": " ", "output": "O"}))[0] == ("user", "I")
+
+
+@pytest.mark.parametrize("blank", [None, "", "  "])
+def test_sharegpt_blank_system_is_none(blank: Json) -> None:
+    record = {"conversations": [{"from": "human", "value": "U"}, {"from": "gpt", "value": "A"}], "system": blank}
+
+    assert turns(kept(record)) == [("user", "U"), ("assistant", "A")]
+    assert turns(kept({**record, "system": "S"}))[0] == ("system", "S")
+
+
+def test_row_text_is_never_expanded() -> None:
+    assert turns(kept(chat(("user", "{{ 7 * 7 }}"), ("assistant", "{% x %}")))) == [
+        ("user", "{{ 7 * 7 }}"),
+        ("assistant", "{% x %}"),
+    ]
+
+
+# System prompts, single turns
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [("merge", "F\n\nS"), ("replace", "F"), ("keep", "S")],
+)
+def test_system_prompt_beside_an_existing_one(policy: Any, expected: str) -> None:
+    record = {**chat(("system", "S"), ("user", "U"), ("assistant", "A")), "sys": "F"}
+    options = Chat(system_prompt="sys", on_existing_system=policy)
+
+    assert turns(kept(record, options))[0] == ("system", expected)
+    assert len(kept(record, options).messages) == 3
+
+
+@pytest.mark.parametrize("value", ["F", {"content": "F"}])
+def test_system_prompt_text_or_mapping(value: Json) -> None:
+    record = {**chat(("user", "U"), ("assistant", "A")), "sys": value}
+
+    assert turns(kept(record, Chat(system_prompt="sys")))[0] == ("system", "F")
+
+
+@pytest.mark.parametrize("value", [{"text": "F"}, {"content": None}, 3, ["F"]])
+def test_system_prompt_without_text_is_rejected(value: Json) -> None:
+    record = {**chat(("user", "U"), ("assistant", "A")), "sys": value}
+
+    assert reason(record, Chat(system_prompt="sys")) == "bad_system_prompt"
+
+
+def test_system_prompt_existing_under_reject_is_rejected() -> None:
+    record = {**chat(("system", "S"), ("user", "U"), ("assistant", "A")), "sys": "F"}
+
+    assert reason(record, Chat(system_prompt="sys", on_existing_system="reject")) == "bad_system_prompt"
+
+
+def test_system_prompt_merges_with_parts() -> None:
+    record = {**chat(("system", [{"type": "text", "text": "S"}]), ("user", "U"), ("assistant", "A")), "sys": "F"}
+
+    assert turns(kept(record, Chat(system_prompt="sys")))[0] == ("system", "F\n\nS")
+
+
+def test_system_prompt_named_system_is_not_added_twice() -> None:
+    record = {"conversations": [{"from": "human", "value": "U"}, {"from": "gpt", "value": "A"}], "system": "S"}
+
+    assert turns(kept(record, Chat(system_prompt="system")))[0] == ("system", "S")
+
+
+def test_single_turn_keeps_system_first_user_and_next_assistant() -> None:
+    contents = [("system", "S"), ("gpt", "hello"), ("user", "U1"), ("user", "U1b"), ("gpt", "A1"), ("user", "U2")]
+
+    row = kept(chat(*contents, ("gpt", "A2")), Chat(single_turn=True))
+    assert turns(row) == [("system", "S"), ("user", "U1"), ("assistant", "A1")]
+
+
+# Roles
+
+
+@pytest.mark.parametrize(
+    ("source", "role"),
+    [
+        ("human", "user"),
+        ("gpt", "assistant"),
+        ("bot", "assistant"),
+        ("model", "assistant"),
+        ("chatbot", "assistant"),
+        ("observation", "tool"),
+        ("function", "tool"),
+        ("ipython", "tool"),
+    ],
+)
+def test_role_is_renamed(source: str, role: str) -> None:
+    assert kept(chat((source, "x"))).messages[0]["role"] == role
+
+
+def test_role_map_adds_to_the_built_in_names() -> None:
+    row = kept(chat(("narrator", "U"), ("gpt", "A")), Chat(role_map={"narrator": "user"}))
+
+    assert [role for role, _ in turns(row)] == ["user", "assistant"]
+    assert row.report.unknown_roles == ()
+
+
+def test_role_unknown_is_kept_and_listed_once() -> None:
+    row = kept(chat(("developer", "D"), ("user", "U"), ("developer", "E"), ("assistant", "A"), ("critic", "C")))
+
+    assert [role for role, _ in turns(row)] == ["developer", "user", "developer", "assistant", "critic"]
+    assert row.report.unknown_roles == ("developer", "critic")
+
+
+def test_role_mapped_to_an_unknown_one_is_listed() -> None:
+    assert kept(chat(("dev", "D"), ("user", "U")), Chat(role_map={"dev": "developer"})).report.unknown_roles == (
+        "developer",
+    )
+
+
+def test_role_unknown_under_reject_is_rejected() -> None:
+    assert reason(chat(("developer", "D"), ("user", "U")), Chat(unknown_roles="reject")) == "unknown_role"
+
+
+def test_role_of_the_model_by_configuration_is_known() -> None:
+    row = kept(chat(("user", "U"), ("expert", "<think>r</think>A")), Chat(assistant_roles=["expert"]))
+
+    assert row.report.unknown_roles == ()
+    assert row.messages[1] == {"role": "expert", "content": "A", "reasoning_content": "r"}
+
+
+# Content
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, ""),
+        ([], ""),
+        ([{"type": "text", "text": "a"}, {"type": "text", "value": "b"}], "ab"),
+        ([{"text": "a"}], "a"),
+    ],
+)
+def test_content_becomes_text(content: Json, expected: str) -> None:
+    assert turns(kept(chat(("user", content))))[0] == ("user", expected)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (3, "content_not_text"),
+        (0, "content_not_text"),
+        (False, "content_not_text"),
+        ({}, "content_not_text"),
+        ({"type": "text", "text": "a"}, "content_not_text"),
+        ([{"type": "image_url", "image_url": {"url": "x"}}], "multimodal_content"),
+        ([{"type": "text", "text": "a"}, {"type": "input_audio"}], "multimodal_content"),
+        ([{"type": "mystery"}], "unknown_content_part"),
+        ([{"type": ["text"]}], "unknown_content_part"),
+        ([{"type": "text", "text": 3}], "unknown_content_part"),
+        (["a"], "unknown_content_part"),
+        ([{"type": "reasoning", "text": "r"}], "unknown_content_part"),
+    ],
+)
+def test_content_that_is_no_text_is_rejected(content: Json, expected: str) -> None:
+    assert reason(chat(("user", content))) == expected
+
+
+def test_content_nulls_beside_it_are_absent() -> None:
+    message = {"role": "user", "content": "U", "name": None, "tool_calls": None, "mood": "calm"}
+
+    assert kept({"messages": [message]}).messages[0] == {"role": "user", "content": "U", "mood": "calm"}
+
+
+@pytest.mark.parametrize("content", ["", " \n", None, []])
+def test_assistant_with_nothing_is_rejected(content: Json) -> None:
+    assert reason(chat(("user", "U"), ("assistant", content))) == "empty_assistant"
+
+
+def test_source_record_is_left_as_it_was() -> None:
+    record = {"messages": [{"role": "gpt", "content": "<think>r</think>A", "weight": 1, "tool_calls": [{"name": "f"}]}]}
+    before = repr(record)
+
+    kept(record)
+    assert repr(record) == before
+
+
+# Flags and kwargs
+
+
+@pytest.mark.parametrize(
+    ("given", "flags"),
+    [
+        ({"train": True}, {"train": True}),
+        ({"loss": False}, {"train": False}),
+        ({"weight": 0}, {"train": False, "weight": 0.0}),
+        ({"loss_weight": 1.0}, {"train": True, "weight": 1.0}),
+        ({"train": True, "weight": 1}, {"train": True, "weight": 1.0}),
+        ({"train": None}, {}),
+    ],
+)
+def test_flags_become_train_and_weight(given: dict[str, Json], flags: dict[str, Json]) -> None:
+    message = {"role": "user", "content": "U", **given}
+
+    assert kept({"messages": [message]}).messages[0] == {"role": "user", "content": "U", **flags}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"train": True, "weight": 0}, "flag_conflict"),
+        ({"train": False, "loss": True}, "flag_conflict"),
+        ({"weight": 0, "loss_weight": 1}, "flag_conflict"),
+        ({"weight": -1}, "bad_weight"),
+        ({"weight": float("nan")}, "bad_weight"),
+        ({"weight": float("inf")}, "bad_weight"),
+        ({"weight": 0.5}, "bad_weight"),
+        ({"train": "yes"}, "bad_weight"),
+    ],
+)
+def test_flags_that_say_nothing_clear_are_rejected(given: dict[str, Json], expected: str) -> None:
+    assert reason({"messages": [{"role": "user", "content": "U", **given}]}) == expected
+
+
+def test_flags_weights_between_need_the_option() -> None:
+    record = {"messages": [{"role": "assistant", "content": "A", "weight": 0.5}]}
+
+    assert kept(record, weighted=True).messages[0]["weight"] == 0.5
+
+
+def test_flags_by_other_names() -> None:
+    record = {"messages": [{"role": "user", "content": "U", "learn": False, "weight": "heavy"}]}
+    message = kept(record, Chat(message_flags=["learn"])).messages[0]
+
+    assert message == {"role": "user", "content": "U", "train": False, "weight": "heavy"}
+
+
+@pytest.mark.parametrize("value", [{"enable_thinking": False}, '{"enable_thinking": false}'])
+def test_kwargs_of_the_row(value: Json) -> None:
+    row = kept({**chat(("user", "U")), "chat_template_kwargs": value})
+
+    assert row.template_kwargs == {"enable_thinking": False}
+
+
+def test_kwargs_generation_prompt_is_ignored_and_counted() -> None:
+    row = kept({**chat(("user", "U")), "chat_template_kwargs": {"add_generation_prompt": True, "x": 1}})
+
+    assert (row.template_kwargs, row.report.notes) == ({"x": 1}, ("ignored_add_generation_prompt",))
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["{", "3", [], 3, {"messages": []}, {"tools": []}, {"tokenize": True}, {"return_dict": True}, {"chat_template": ""}],
+)
+def test_kwargs_that_are_not_a_rows_to_set_are_rejected(value: Json) -> None:
+    assert reason({**chat(("user", "U")), "chat_template_kwargs": value}) == "bad_template_kwargs"
+
+
+def test_kwargs_column_by_configuration() -> None:
+    record = {**chat(("user", "U")), "chat_template_kwargs": 3, "vars": {"x": 1}}
+
+    assert kept(record, Chat(chat_template_kwargs="vars")).template_kwargs == {"x": 1}
+    assert kept(record, Chat(chat_template_kwargs=None)).template_kwargs == {}
+
+
+# Pairs and documents
+
+
+@pytest.mark.parametrize(
+    ("record", "options", "expected"),
+    [
+        ({"prompt": "ab", "response": "cd"}, Supervised(), ("ab", "cd")),
+        ({"q": "ab", "a": "cd"}, Supervised(input_field="q", output_field="a"), ("ab", "cd")),
+        ({"instruction": "I", "input": "X", "output": "O"}, Supervised(), ("I\nX", "O")),
+        ({"instruction": "I", "input": "X", "response": "O"}, Supervised(input_field="instruction"), ("I\nX", "O")),
+        ({"instruction": "I", "input": None, "output": "O"}, Supervised(), ("I", "O")),
+    ],
+)
+def test_pair_is_read(record: Json, options: Supervised, expected: tuple[str, str]) -> None:
+    row = kept(record, options)
+
+    assert (row.kind, row.text, row.output) == ("pair", *expected)
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"prompt": "ab"}, "missing_field"),
+        ({"prompt": None, "response": "cd"}, "missing_field"),
+        ({"prompt": "ab", "response": 3}, "content_not_text"),
+        ({"prompt": "ab", "response": " "}, "empty_text"),
+        ({"instruction": "I", "input": 3, "output": "O"}, "content_not_text"),
+    ],
+)
+def test_pair_without_two_texts_is_rejected(record: Json, expected: str) -> None:
+    assert reason(record, Supervised()) == expected
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"text": 3}, "content_not_text"),
+        ({"text": " \n"}, "empty_text"),
+        ({"text": None}, "missing_field"),
+        ({}, "missing_field"),
+    ],
+)
+def test_document_without_text_is_rejected(record: Json, expected: str) -> None:
+    assert reason(record, Text()) == expected
+
+
+def test_document_is_kept_as_it_is() -> None:
+    row = canonicalize_row({"body": " T\u2028\n", "text": "x"}, Options(Text(text_key="body")))
+
+    assert isinstance(row, Row)
+    assert (row.kind, row.text, row.report.schema) == ("text", " T\u2028\n", "text")

@@ -1,0 +1,247 @@
+"""Reasoning: found under keys, in tags, parts and messages; dropped, limited, put into tags."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from pipelines.canonicalization import Canonicalizer, Options
+from pipelines.formats import Chat
+from pipelines.reasoning import Extracted, Reasoning, TagReader, inlined, joined, limited
+from pipelines.rows import Json, Rejected, Row
+
+TAGS = TagReader([["<think>", "</think>"]])
+
+
+def spoken(message: dict[str, Json], **options: Any) -> dict[str, Json]:
+    return row_of([{"role": "user", "content": "U"}, {"role": "assistant", **message}], **options).messages[1]
+
+
+def row_of(messages: list[Json], **options: Any) -> Row:
+    row = Canonicalizer(Options(Chat(), reasoning=Reasoning(**options)))({"messages": messages})
+    assert isinstance(row, Row), row
+    return row
+
+
+def reason(messages: list[Json], **options: Any) -> str:
+    row = Canonicalizer(Options(Chat(), reasoning=Reasoning(**options)))({"messages": messages})
+    assert isinstance(row, Rejected), row
+    return row.reason
+
+
+# Tags
+
+
+@pytest.mark.parametrize(
+    ("content", "said", "thought", "literal"),
+    [
+        ("pre <think>r1</think> mid <think>r2</think> end", "pre mid end", ["r1", "r2"], 0),
+        ("<think>\nr\n</think>\n\nA", "A", ["r"], 0),
+        ("<think></think>A", "A", [""], 0),
+        ("use <think> here", "use <think> here", [], 1),
+        ("r\n</think>\n\nA", "A", ["r"], 0),
+        ("r</think>", "", ["r"], 0),
+        ("r</think>  \nA", "A", ["r"], 0),
+        ("the </think> tag", "the </think> tag", [], 1),
+        ("the </think> tag <think>r</think> A", "the </think> tag A", ["r"], 1),
+        ("<think>a<think>b</think>c</think>d", "c</think>d", ["a<think>b"], 1),
+        ("r\n</think>\n<think>s</think>A", "A", ["r", "s"], 0),
+        ("```\n<think>r</think>\n```\nA", "```\n<think>r</think>\n```\nA", [], 0),
+        ("~~~html\n<think>\n~~~\n<think>r</think>A", "~~~html\n<think>\n~~~\nA", ["r"], 0),
+        ("inline ``` <think>r</think>A", "inline ``` A", ["r"], 0),
+        ("<think>x\n```\n</think>\n```\ny</think>A", "A", ["x\n```\n</think>\n```\ny"], 0),
+        ("<think>x\n```py\ncode</think>\n\nA\n```\nend\n```", "A\n```\nend\n```", ["x\n```py\ncode"], 0),
+        ("```\n<think>never closed, never a tag", "```\n<think>never closed, never a tag", [], 0),
+        ("no tags", "no tags", [], 0),
+    ],
+)
+def test_tags_are_split_from_what_is_said(content: str, said: str, thought: list[str], literal: int) -> None:
+    assert TAGS.extract(content) == Extracted(said, thought, literal)
+
+
+@pytest.mark.parametrize("content", ["<think>abc", "  <think>abc", "<think>a</think>\n<think>b", "r\n</think>\n<think>b"])
+def test_tags_never_closed_at_the_start_mean_a_cut_off_text(content: str) -> None:
+    assert TAGS.extract(content) is None
+    assert reason([{"role": "assistant", "content": content}]) == "unclosed_think"
+
+
+def test_tags_of_two_pairs_close_their_own() -> None:
+    reader = TagReader([["<think>", "</think>"], ["[T]", "[/T]"]])
+
+    assert reader.extract("[T]a</think>[/T]b<think>c[/T]</think>d") == Extracted("bd", ["a</think>", "c[/T]"], 0)
+
+
+PIECES = st.lists(st.sampled_from(["<think>", "</think>", "a", " ", "\n", "```", "~~~~", "`"]), max_size=14).map("".join)
+
+
+@given(PIECES)
+def test_tags_no_letter_is_lost(content: str) -> None:
+    found = TAGS.extract(content)
+
+    if found is not None:
+        assert sorted(found.content + "".join(found.blocks)).count("a") == content.count("a")
+        assert found.blocks or found.content == content
+
+
+@given(PIECES)
+def test_tags_hint_finds_every_tag(content: str) -> None:
+    found = TAGS.extract(content)
+
+    assert TAGS.may_tag(content) or found == Extracted(content, [], 0)
+
+
+@given(st.text(alphabet="ab \n", min_size=1).filter(str.strip), st.text(alphabet="cd \n").map(str.strip))
+def test_tags_round_trip(thought: str, said: str) -> None:
+    found = TAGS.extract(f"<think>\n{thought}\n</think>\n\n{said}")
+
+    assert found == Extracted(said, [thought.strip()], 0)
+
+
+def test_tags_a_million_open_ones_take_no_time() -> None:
+    """Quadratic work on this would take days."""
+    content = "x" + "<think>" * 200_000
+
+    assert TAGS.extract(content) == Extracted(content, [], 200_000)
+
+
+# Keys
+
+
+@pytest.mark.parametrize("key", ["reasoning", "thinking", "reason"])
+def test_key_moves_and_is_counted(key: str) -> None:
+    row = row_of([{"role": "assistant", "content": "A", key: "r"}])
+
+    assert row.messages[0] == {"role": "assistant", "content": "A", "reasoning_content": "r"}
+    assert row.report.moved_reasoning_keys == 1
+
+
+def test_key_already_there_is_not_counted_as_moved() -> None:
+    row = row_of([{"role": "assistant", "content": "A", "reasoning_content": " r\n"}])
+
+    assert row.messages[0]["reasoning_content"] == " r\n"
+    assert row.report.moved_reasoning_keys == 0
+
+
+def test_key_first_not_blank_wins_and_others_stay() -> None:
+    row = row_of([{"role": "assistant", "content": "A", "reasoning": " ", "thinking": "t", "reason": "s"}])
+
+    assert row.messages[0] == {"role": "assistant", "content": "A", "reasoning_content": "t", "reason": "s"}
+    assert row.report.notes == ("extra_reasoning_key",)
+
+
+def test_key_that_overtakes_another_loses_neither() -> None:
+    message = spoken({"content": "A", "reasoning": "one", "reasoning_content": "two"})
+
+    assert (message["reasoning_content"], message["reasoning"]) == ("one", "two")
+
+
+def test_key_equal_to_another_is_kept_once() -> None:
+    message = spoken({"content": "A", "reasoning": "one", "reasoning_content": "one"})
+
+    assert message == {"role": "assistant", "content": "A", "reasoning_content": "one"}
+
+
+def test_key_of_a_user_stays_an_extra() -> None:
+    row = row_of([{"role": "user", "content": "U", "reason": "curious"}])
+
+    assert row.messages[0] == {"role": "user", "content": "U", "reason": "curious"}
+
+
+def test_key_that_is_no_text_is_rejected() -> None:
+    assert reason([{"role": "assistant", "content": "A", "reasoning_content": {"a": 1}}]) == "content_not_text"
+
+
+def test_key_and_tags_are_joined_and_equal_text_stands_once() -> None:
+    assert spoken({"content": "<think>s</think>A", "reasoning": "r"})["reasoning_content"] == "r\n\ns"
+    assert spoken({"content": "<think> r </think>A", "reasoning": "r"})["reasoning_content"] == "r"
+
+
+def test_tags_stay_where_extraction_is_off() -> None:
+    assert spoken({"content": "<think>r</think>A"}, extract_think_tags=False)["content"] == "<think>r</think>A"
+
+
+def test_tags_count_empty_blocks() -> None:
+    row = row_of([{"role": "assistant", "content": "<think>\n\n</think>\n\nA"}])
+
+    assert row.messages[0] == {"role": "assistant", "content": "A"}
+    assert row.report.extracted_think_from_content == 1
+
+
+def test_parts_of_reasoning() -> None:
+    parts = [{"type": "thinking", "thinking": "r1"}, {"type": "reasoning", "value": "r2"}, {"type": "text", "text": "A"}]
+
+    assert spoken({"content": parts}) == {"role": "assistant", "content": "A", "reasoning_content": "r1\n\nr2"}
+
+
+def test_reasoning_alone_is_enough() -> None:
+    assert spoken({"content": "", "reasoning": "r"})["reasoning_content"] == "r"
+
+
+# Think messages and modes
+
+
+def test_think_message_joins_the_next_assistant() -> None:
+    messages = [("user", "U"), ("think", "r1"), ("think", "r2"), ("assistant", "A"), ("assistant", "B")]
+    row = row_of([{"role": role, "content": content} for role, content in messages])
+
+    assert [message.get("reasoning_content") for message in row.messages] == [None, "r1\n\nr2", None]
+
+
+@pytest.mark.parametrize("after", [[], [{"role": "user", "content": "U2"}]])
+def test_think_message_with_no_assistant_after_is_rejected(after: list[Json]) -> None:
+    assert reason([{"role": "user", "content": "U"}, {"role": "think", "content": "r"}, *after]) == "orphan_think"
+
+
+def test_think_message_without_the_role_is_unknown() -> None:
+    row = row_of([{"role": "think", "content": "r"}, {"role": "assistant", "content": "A"}], think_role=None)
+
+    assert row.report.unknown_roles == ("think",)
+
+
+def test_mode_drop_removes_all_reasoning() -> None:
+    messages: list[Json] = [
+        {"role": "think", "content": "r0"},
+        {"role": "assistant", "content": "<think>r1</think>A", "reasoning": "r2", "thinking": "r3"},
+        {"role": "think", "content": "r4"},
+    ]
+    row = row_of(messages, think_mode="drop")
+
+    assert row.messages == ({"role": "assistant", "content": "A"},)
+    assert row.report.dropped_think_messages == 2
+    assert row.report.notes.count("dropped_reasoning") == 1
+
+
+def test_mode_drop_leaves_nothing_is_rejected() -> None:
+    assert reason([{"role": "assistant", "content": "", "reasoning": "r"}], think_mode="drop") == "empty_assistant"
+    assert reason([{"role": "think", "content": "r"}], think_mode="drop") == "empty_conversation"
+
+
+def test_mode_inline_is_undone_by_reading_it() -> None:
+    message = {"role": "assistant", "content": "A", "reasoning_content": "r1\n\nr2"}
+    (written,) = inlined([message], ["<think>", "</think>"])
+
+    assert written["content"] == "<think>\nr1\n\nr2\n</think>\n\nA"
+    assert written["content"][written["inline_reasoning"] :] == "A"
+    assert spoken({"content": written["content"]}) == message
+
+
+def test_limit_keeps_the_first_tokens_and_zero_keeps_all() -> None:
+    message = {"role": "assistant", "content": "A", "reasoning_content": "a b c d"}
+
+    def first_words(text: str, number: int) -> str:
+        return " ".join(text.split()[:number])
+
+    assert limited([message], 2, first_words)[0]["reasoning_content"] == "a b"
+    assert limited([message], 0, first_words) == limited([message], None, first_words) == (message,)
+
+
+def test_joined_texts_stand_once() -> None:
+    assert joined(["a", " ", "b", "a\n"]) == "a\n\nb"
+
+
+@pytest.mark.parametrize("pairs", [[], [["<t>", "<t>"]], [["", "</t>"]], [["<t>"]], [["<a>", "<b>"], ["<b>", "<c>"]], "<t>"])
+def test_tags_that_cannot_be_told_apart_are_refused(pairs: Json) -> None:
+    with pytest.raises(ValidationError):
+        Reasoning(think_tags=pairs)

@@ -1,0 +1,413 @@
+"""Truncation: the stages in their order, on a toy template with one token per character.
+
+    T1    <s>S<e>\\n<u>U1<e>\\n<a>A1<e>\\n          reasoning, where there is some, as <k>…</k> before the content
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from pipelines.rows import Json, Message, Rejected
+from pipelines.truncation import Truncated, Truncater, Truncation, cut_pair, kept_tokens, windows
+
+KEY = "reasoning_content"
+
+
+def t1(messages: Sequence[Message]) -> str:
+    def body(message: Message) -> str:
+        thought = f"<k>{message[KEY]}</k>" if message.get(KEY) else ""
+        calls = "".join(call["id"] for call in message.get("tool_calls", ()))
+        return f"<{message['role'][0]}>{thought}{message['content']}{calls}<e>\n"
+
+    return "".join(body(message) for message in messages)
+
+
+def measure(messages: Sequence[Message], tools: Sequence[Json] | None) -> int:
+    return len(t1(messages)) + len(tools or ())
+
+
+def first_characters(text: str, number: int) -> str:
+    return text[:number]
+
+
+def truncater(limit: int, **more: Any) -> Truncater:
+    return Truncater(limit, **{"measure": measure, "cut_reasoning": first_characters, **more})
+
+
+def dialogue(words: str) -> list[Message]:
+    """Write a conversation in short: `S U1 A1`; `C1` calls, `T1` answers that call."""
+    roles = {"S": "system", "U": "user", "A": "assistant", "T": "tool"}
+    out: list[Message] = []
+    for word in words.split():
+        if word[0] == "C":
+            out.append({"role": "assistant", "content": "", "tool_calls": [{"id": word}]})
+        elif word[0] == "T":
+            out.append({"role": "tool", "content": word, "tool_call_id": f"C{word[1:]}"})
+        else:
+            out.append({"role": roles[word[0]], "content": word})
+    return out
+
+
+def words(messages: Sequence[Message]) -> str:
+    return " ".join(m["tool_calls"][0]["id"] if "tool_calls" in m else m["content"] for m in messages)
+
+
+def trained(messages: Sequence[Message]) -> list[bool]:
+    return [message["role"] == "assistant" for message in messages]
+
+
+def cut(messages: Sequence[Message], limit: int, **more: Any) -> Truncated:
+    found = truncater(limit, **more).truncate(messages, None, trained(messages))
+    assert isinstance(found, Truncated), found
+    return found
+
+
+# The specification's vectors
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected", "cuts_tokens"),
+    [
+        (45, "S U1 A1 U2 A2", False),
+        (44, "S U1 A1 U2 A2", False),
+        (43, "S U2 A2", False),
+        (26, "S U2 A2", False),
+        (25, "S U2 A2", True),
+    ],
+)
+def test_exchanges_oldest_goes_first(limit: int, expected: str, cuts_tokens: bool) -> None:
+    messages = dialogue("S U1 A1 U2 A2")
+    found = cut(messages, limit)
+
+    assert words(found.messages) == expected
+    assert found.needs_token_cut == cuts_tokens
+    assert (found.original_tokens, found.tokens) == (44, 44 if limit > 43 else 26)
+    assert found.exchanges_removed == 44 - found.tokens
+    assert found.messages_removed == 5 - len(found.messages)
+
+
+def test_tokens_last_25_of_26_stay() -> None:
+    text = t1(dialogue("S U2 A2"))
+
+    assert "".join(text[i] for part in kept_tokens(len(text), 25, "left") for i in part) == text[-25:]
+
+
+def test_reasoning_is_cut_at_a_token_and_is_context_then() -> None:
+    messages: list[Message] = [*dialogue("U A")]
+    messages[1][KEY] = "r" * 20
+    found = cut(messages, 36)
+
+    assert (found.original_tokens, found.tokens, found.reasoning_removed) == (43, 36, 7)
+    assert found.messages[1][KEY] == "r" * 13
+    assert found.reasoning_context == (1,)
+
+
+# Stages
+
+
+@pytest.mark.parametrize(
+    ("conversation", "flags", "limit", "expected"),
+    [
+        # What follows the last supervised message goes before anything else.
+        ("U1 A1 U2 A2 U3", "01010", 36, "U1 A1 U2 A2"),
+        ("U1 A1 U2 A2 U3 A3", "010100", 36, "U1 A1 U2 A2"),
+        # The greeting before the first user is older than any exchange.
+        ("S A0 U1 A1 U2 A2", "010101", 44, "S U1 A1 U2 A2"),
+        # Then tool rounds of the last exchange, never its user nor its answer.
+        ("U1 A1 U2 C1 T1 C2 T2 A2", "01010101", 36, "U2 C2 T2 A2"),
+        ("U1 A1 U2 C1 T1 C2 T2 A2", "01010101", 35, "U2 A2"),
+        # Two calls at once keep each its own result.
+        ("U1 C1 C2 T1 T2 A1", "011001", 36, "U1 C2 T2 A1"),
+        # A supervised call at the end keeps its result.
+        ("U1 A1 U2 C1 T1 U3", "0101000", 27, "U2 C1 T1"),
+        # Only the first answer trains: the rest is what follows.
+        ("U1 A1 U2 A2", "0100", 20, "U1 A1"),
+    ],
+)
+def test_stages_in_their_order(conversation: str, flags: str, limit: int, expected: str) -> None:
+    messages = dialogue(conversation)
+    found = truncater(limit).truncate(messages, None, [flag == "1" for flag in flags[: len(messages)]])
+
+    assert isinstance(found, Truncated)
+    assert words(found.messages) == expected
+    assert [messages[index] for index in found.kept] == list(found.messages)
+
+
+def test_reasoning_oldest_goes_whole_before_the_next_is_touched() -> None:
+    messages = dialogue("U A1 A2")
+    messages[1][KEY], messages[2][KEY] = "a" * 10, "b" * 10
+    found = cut(messages, len(t1(messages)) - 20)
+
+    assert KEY not in found.messages[1]
+    assert found.messages[2][KEY] == "b" * 7
+    assert found.reasoning_context == (2,)
+
+
+def test_reasoning_goes_whole_when_none_of_it_fits() -> None:
+    messages = dialogue("U A")
+    messages[1][KEY] = "r" * 20
+    found = cut(messages, 16)
+
+    assert found.messages == tuple(dialogue("U A"))
+    assert (found.reasoning_context, found.needs_token_cut) == ((), False)
+
+
+def test_reasoning_that_the_template_does_not_print_stays() -> None:
+    def last_only(messages: Sequence[Message], _: Sequence[Json] | None) -> int:
+        return len(t1([{k: v for k, v in m.items() if k != KEY} for m in messages[:-1]] + list(messages[-1:])))
+
+    messages = dialogue("U A1 A2")
+    messages[1][KEY] = messages[2][KEY] = "r" * 20
+    found = cut(messages, 40, measure=last_only)
+
+    assert found.messages[1][KEY] == "r" * 20
+    assert found.tokens == 40
+
+
+def test_tools_are_measured_and_never_removed() -> None:
+    messages = dialogue("U1 A1 U2 A2")
+    found = truncater(36).truncate(messages, ["tool"], trained(messages))
+
+    assert isinstance(found, Truncated)
+    assert (words(found.messages), found.tokens) == ("U2 A2", 19)
+
+
+def test_token_cut_rejected_by_the_recipe() -> None:
+    messages = dialogue("S U1 A1")
+    found = truncater(10, token_cut="reject").truncate(messages, None, trained(messages))
+
+    assert isinstance(found, Rejected)
+    assert found.reason == "overlong_after_structure"
+
+
+def test_nothing_supervised_is_rejected() -> None:
+    messages = dialogue("U1 A1")
+    found = truncater(10).truncate(messages, None, [False, False])
+
+    assert isinstance(found, Rejected)
+    assert found.reason == "no_assistant"
+
+
+def test_template_that_raises_on_everything_is_rejected() -> None:
+    found = truncater(10, measure=lambda _m, _t: None).truncate(dialogue("U1 A1"), None, [False, True])
+
+    assert isinstance(found, Rejected)
+    assert found.reason == "template_error"
+
+
+def test_kept_set_on_which_the_template_raises_is_passed_over() -> None:
+    """This template wants an even number of exchanges."""
+
+    def even(messages: Sequence[Message], _: Sequence[Json] | None) -> int | None:
+        users = sum(message["role"] == "user" for message in messages)
+        return None if users % 2 else len(t1(messages))
+
+    messages = dialogue("U1 A1 U2 A2 U3 A3 U4 A4")
+
+    assert words(cut(messages, 54, measure=even).messages) == "U3 A3 U4 A4"
+    assert words(cut(messages, 30, measure=even).messages) == "U3 A3 U4 A4"
+    assert cut(messages, 30, measure=even).needs_token_cut
+
+
+def test_search_renders_few_times() -> None:
+    renders = 0
+
+    def counted(messages: Sequence[Message], tools: Sequence[Json] | None) -> int:
+        nonlocal renders
+        renders += 1
+        return measure(messages, tools)
+
+    messages = dialogue(" ".join(f"U{i} A{i}" for i in range(10, 90)))
+    messages[-1][KEY] = "r" * 3000
+    cut(messages, 1000, measure=counted)
+
+    assert renders <= 12
+
+
+# Laws
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> tuple[list[Message], list[bool]]:
+    messages: list[Message] = dialogue(draw(st.sampled_from(["", "S", "S S"])))
+    open_calls: list[str] = []
+    for number in range(draw(st.integers(1, 10))):
+        kind = draw(st.sampled_from("UUAACCTTS"))
+        if kind == "T" and open_calls:
+            messages += dialogue(f"T{open_calls.pop(0)[1:]}")
+        elif kind != "T":
+            messages += dialogue(f"{kind}{number}")
+        if kind == "C":
+            open_calls.append(f"C{number}")
+        if kind == "U":
+            open_calls.clear()
+        if kind in "AC" and draw(st.booleans()):
+            messages[-1][KEY] = "r" * draw(st.integers(1, 12))
+    flags = [draw(st.booleans()) and message["role"] != "system" for message in messages]
+    return messages, flags
+
+
+@given(conversations(), st.integers(2, 120))
+def test_truncated_conversation_keeps_the_laws(given_: tuple[list[Message], list[bool]], limit: int) -> None:
+    messages, flags = given_
+    found = truncater(limit).truncate(messages, None, flags)
+
+    if isinstance(found, Rejected):
+        assert found.reason == "no_assistant"
+        assert not any(flags)
+        return
+    kept = set(found.kept)
+    assert found.tokens == len(t1(found.messages))
+    assert found.original_tokens == found.tokens + found.exchanges_removed + found.reasoning_removed
+    assert (found.tokens > limit) == found.needs_token_cut
+    assert found.messages_removed == len(messages) - len(kept)
+    if found.original_tokens <= limit:
+        assert list(found.messages) == messages
+    else:
+        assert any(flags[index] for index in kept)
+    leading = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    assert set(range(leading)) <= kept
+    calls = {c["id"] for m in found.messages for c in m.get("tool_calls", ())}
+    results = [m["tool_call_id"] for m in found.messages if m["role"] == "tool"]
+    assert results == [m["tool_call_id"] for m in messages if m["role"] == "tool" and m["tool_call_id"] in calls]
+
+
+@given(conversations(), st.integers(2, 120))
+def test_truncating_twice_is_truncating_once(given_: tuple[list[Message], list[bool]], limit: int) -> None:
+    messages, flags = given_
+    once = truncater(limit).truncate(messages, None, flags)
+    if isinstance(once, Rejected):
+        return
+
+    twice = truncater(limit).truncate(once.messages, None, [flags[index] for index in once.kept])
+    assert isinstance(twice, Truncated)
+    assert (twice.messages, twice.messages_removed) == (once.messages, 0)
+
+
+@given(conversations(), st.integers(2, 120), st.integers(0, 30))
+def test_larger_limit_never_keeps_fewer_messages(
+    given_: tuple[list[Message], list[bool]], limit: int, more: int
+) -> None:
+    messages, flags = given_
+    small = truncater(limit).truncate(messages, None, flags)
+    large = truncater(limit + more).truncate(messages, None, flags)
+
+    if isinstance(small, Truncated) and isinstance(large, Truncated):
+        assert set(small.kept) <= set(large.kept)
+        assert small.tokens <= large.tokens
+
+
+# Splitting
+
+
+def test_split_puts_as_many_exchanges_in_a_piece_as_fit() -> None:
+    messages = dialogue("S U1 A1 U2 A2 U3 A3")
+    pieces = truncater(44).split(messages, None, trained(messages))
+
+    assert isinstance(pieces, list)
+    assert [words(piece.messages) for piece in pieces] == ["S U1 A1 U2 A2", "S U3 A3"]
+    assert [piece.kept for piece in pieces] == [(0, 1, 2, 3, 4), (0, 5, 6)]
+
+
+def test_split_truncates_an_exchange_that_is_too_long_alone() -> None:
+    messages = dialogue("S U1 A1 U2 C1 T1 A2")
+    pieces = truncater(26).split(messages, None, trained(messages))
+
+    assert isinstance(pieces, list)
+    assert [words(piece.messages) for piece in pieces] == ["S U1 A1", "S U2 A2"]
+    assert [piece.kept for piece in pieces] == [(0, 1, 2), (0, 3, 6)]
+
+
+def test_split_of_what_fits_is_one_piece() -> None:
+    messages = dialogue("S U1 A1")
+
+    assert truncater(99).split(messages, None, trained(messages)) == [
+        Truncated(tuple(messages), (0, 1, 2), len(t1(messages)), len(t1(messages)))
+    ]
+
+
+@given(conversations(), st.integers(20, 120))
+def test_split_pieces_do_not_overlap(given_: tuple[list[Message], list[bool]], limit: int) -> None:
+    messages, flags = given_
+    pieces = truncater(limit).split(messages, None, flags)
+    if isinstance(pieces, Rejected):
+        return
+
+    leading = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    spoken = [index for piece in pieces for index in piece.kept if index >= leading]
+    assert spoken == sorted(set(spoken))
+
+
+# Tokens
+
+
+@given(st.integers(0, 30), st.integers(1, 30), st.sampled_from(["left", "right"]), st.integers(0, 1))
+def test_kept_tokens_are_as_many_as_fit(length: int, limit: int, side: Any, leading: int) -> None:
+    kept = [index for part in kept_tokens(length, limit, side, leading=leading) for index in part]
+
+    assert len(kept) == min(length, limit)
+    assert kept == sorted(set(kept))
+    assert kept[:leading] == list(range(min(leading, length)))
+
+
+def test_kept_tokens_by_side() -> None:
+    assert kept_tokens(10, 4, "left", leading=1) == (range(1), range(7, 10))
+    assert kept_tokens(10, 4, "right", leading=1) == (range(4),)
+
+
+@pytest.mark.parametrize(
+    ("limit", "side", "prompt", "response"),
+    [
+        (9, "left", range(5), range(3)),
+        (6, "left", range(3, 5), range(3)),
+        (6, "right", range(2), range(3)),
+        (4, "left", range(5, 5), range(3)),
+        (3, "left", range(5, 5), range(2)),
+    ],
+)
+def test_pair_loses_its_prompt_first(limit: int, side: Any, prompt: range, response: range) -> None:
+    found = cut_pair(5, 3, limit, side, leading=1)
+
+    assert (list(found.prompt), list(found.response)) == (list(prompt), list(response))
+
+
+@given(st.integers(0, 100), st.integers(1, 20))
+def test_windows_cover_everything_once(length: int, limit: int) -> None:
+    parts = windows(length, limit)
+
+    assert [index for part in parts for index in part] == list(range(length))
+    assert all(len(part) == limit for part in parts[:-1])
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "sliced", "expected"),
+    [
+        ({}, "chat", False, "truncate"),
+        ({}, "supervised", False, "truncate"),
+        ({}, "text", False, "split"),
+        ({}, "chat", True, "keep"),
+        ({"overlong": "drop"}, "text", True, "drop"),
+    ],
+)
+def test_policy_by_kind(options: dict[str, Any], kind: str, sliced: bool, expected: str) -> None:
+    assert Truncation(**options).policy(kind, sliced=sliced) == expected
+
+
+def test_alias_max_seq_len() -> None:
+    assert Truncation.model_validate({"max_seq_len": 8}) == Truncation(max_length=8)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max_length": 1}, {"max_length": True}, {"overlong": "cut"}, {"max_length": 8, "max_seq_len": 8}, {"max_len": 8}],
+)
+def test_wrong_option_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Truncation.model_validate(wrong)

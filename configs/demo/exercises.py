@@ -8,29 +8,56 @@ from collections.abc import Callable
 from datetime import date, timedelta
 
 from dice import Dice
-from topics import TOPICS, clock, listing, numbered
+from topics import TOPICS
+from topics.speech import clock, listing, numbered, table, words
 
 Pair = tuple[str, str, str]
 """Instruction, input (may be empty) and output."""
 
-_NOUNS = ("apple", "bridge", "candle", "drawer", "engine", "feather", "garden", "hammer", "island", "jacket", "kitchen", "ladder", "mirror",
-          "napkin", "oven", "pencil", "quilt", "ribbon", "saddle", "table", "umbrella", "violin", "window", "yard", "zipper")  # fmt: skip
-_ADJECTIVES = ("red", "heavy", "wooden", "small", "bright", "old", "quiet", "round", "broken", "polished", "striped", "cold")
-_PLURALS = (("child", "children"), ("mouse", "mice"), ("leaf", "leaves"), ("city", "cities"), ("tooth", "teeth"), ("box", "boxes"),
-            ("knife", "knives"), ("sheep", "sheep"), ("potato", "potatoes"), ("baby", "babies"), ("goose", "geese"), ("bus", "buses"))  # fmt: skip
-_ORDERS = ("Send me the report", "Close the window", "Give me the key", "Call me back", "Move your car", "Sign the form", "Bring the ladder",
-           "Wait outside", "Turn the music down", "Check the numbers again", "Feed the cat", "Book a table")  # fmt: skip
-_OPINIONS = (
-    ("The soup was cold and nobody apologised.", "negative"), ("Best holiday we ever had!", "positive"),
-    ("The parcel arrived on Tuesday.", "neutral"), ("I would buy this lamp again at once.", "positive"),
-    ("The zip broke on the second day.", "negative"), ("The shop opens at nine.", "neutral"),
-    ("Lovely staff, spotless room.", "positive"), ("Two hours late, and no seat.", "negative"),
-    ("The manual has forty pages.", "neutral"), ("My old phone did this better.", "negative"),
-    ("The children did not want to leave.", "positive"), ("It comes in three colours.", "neutral"),
-)  # fmt: skip
-_ONES = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen "
-         "nineteen").split()  # fmt: skip
-_TENS = "zero ten twenty thirty forty fifty sixty seventy eighty ninety".split()
+_NOUNS = words("""
+    apple, bridge, candle, drawer, engine, feather, garden, hammer, island, jacket, kitchen, ladder, mirror, napkin,
+    oven, pencil, quilt, ribbon, saddle, table, umbrella, violin, window, yard, zipper
+""")
+_ADJECTIVES = words("""
+    red, heavy, wooden, small, bright, old, quiet, round, broken, polished, striped, cold
+""")
+_PLURALS = table("""
+    child | children
+    mouse | mice
+    leaf | leaves
+    city | cities
+    tooth | teeth
+    box | boxes
+    knife | knives
+    sheep | sheep
+    potato | potatoes
+    baby | babies
+    goose | geese
+    bus | buses
+""")
+_ORDERS = words("""
+    Send me the report, Close the window, Give me the key, Call me back, Move your car, Sign the form, Bring the
+    ladder, Wait outside, Turn the music down, Check the numbers again, Feed the cat, Book a table
+""")
+_OPINIONS = table("""
+    The soup was cold and nobody apologised. | negative
+    Best holiday we ever had! | positive
+    The parcel arrived on Tuesday. | neutral
+    I would buy this lamp again at once. | positive
+    The zip broke on the second day. | negative
+    The shop opens at nine. | neutral
+    Lovely staff, spotless room. | positive
+    Two hours late, and no seat. | negative
+    The manual has forty pages. | neutral
+    My old phone did this better. | negative
+    The children did not want to leave. | positive
+    It comes in three colours. | neutral
+""")
+_ONES = words("""
+    zero, one, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve, thirteen, fourteen, fifteen,
+    sixteen, seventeen, eighteen, nineteen
+""")
+_TENS = words("zero, ten, twenty, thirty, forty, fifty, sixty, seventy, eighty, ninety")
 
 
 def in_words(number: int) -> str:
@@ -61,7 +88,9 @@ def _reverse(dice: Dice) -> Pair:
 
 def _arithmetic(dice: Dice) -> Pair:
     a, b = dice.between(20, 999), dice.between(2, 99)
-    text, value = dice.pick(((f"{a} + {b}", a + b), (f"{a} - {b}", a - b), (f"{a} × {b}", a * b), (f"{a * b} ÷ {b}", a)))
+    text, value = dice.pick(
+        ((f"{a} + {b}", a + b), (f"{a} - {b}", a - b), (f"{a} × {b}", a * b), (f"{a * b} ÷ {b}", a))
+    )
     return dice.pick(("Calculate.", "Work this out.", "Give the result only.")), text, str(value)
 
 
@@ -73,11 +102,15 @@ def _words_to_number(dice: Dice) -> Pair:
 
 
 def _extract(dice: Dice) -> Pair:
-    name, count, noun = dice.pick(("Ada", "Bruno", "Chen", "Dalia", "Emil", "Fatima")), dice.between(2, 60), dice.pick(_NOUNS)
-    price = dice.between(3, 400)
+    name, noun, look = (
+        dice.pick(("Ada", "Bruno", "Chen", "Dalia", "Emil", "Fatima")),
+        dice.pick(_NOUNS),
+        dice.pick(_ADJECTIVES),
+    )
+    count, price = dice.between(2, 60), dice.between(3, 400)
     return (
         "Extract the order as JSON with the keys buyer, item, count and price.",
-        f"Hello, this is {name}. I would like {count} of the {dice.pick(_ADJECTIVES)} ones, the {noun} I mean, at {price} euros each.",
+        f"Hello, this is {name}. I would like {count} of the {look} ones, the {noun} I mean, at {price} euros each.",
         json.dumps({"buyer": name, "item": noun, "count": count, "price": price}),
     )
 
@@ -85,13 +118,21 @@ def _extract(dice: Dice) -> Pair:
 def _polite(dice: Dice) -> Pair:
     order = dice.pick(_ORDERS)
     when = dice.pick(("", " today", " before noon", " by Friday", " when you have a moment"))
-    return "Make this sound friendly.", f"{order}{when}!", f"Could you please {order[0].lower()}{order[1:]}{when}? Thank you."
+    return (
+        "Make this sound friendly.",
+        f"{order}{when}!",
+        f"Could you please {order[0].lower()}{order[1:]}{when}? Thank you.",
+    )
 
 
 def _sentiment(dice: Dice) -> Pair:
     text, label = dice.pick(_OPINIONS)
     day = dice.pick(("Monday", "last week", "yesterday", "in May", "this morning"))
-    return "Is the opinion positive, negative or neutral? Answer with one word.", f"{text} ({day}, order {dice.between(100, 999)})", label
+    return (
+        "Is the opinion positive, negative or neutral? Answer with one word.",
+        f"{text} ({day}, order {dice.between(100, 999)})",
+        label,
+    )
 
 
 def _plural(dice: Dice) -> Pair:
@@ -111,13 +152,19 @@ def _duration(dice: Dice) -> Pair:
 
 def _convert(dice: Dice) -> Pair:
     value = dice.between(2, 800)
-    big, small, factor = dice.pick((("km", "m", 1000), ("kg", "g", 1000), ("h", "min", 60), ("m", "cm", 100), ("l", "ml", 1000)))
+    big, small, factor = dice.pick(
+        (("km", "m", 1000), ("kg", "g", 1000), ("h", "min", 60), ("m", "cm", 100), ("l", "ml", 1000))
+    )
     return f"Convert into {small}.", f"{value} {big}", f"{value * factor} {small}"
 
 
 def _largest(dice: Dice) -> Pair:
     numbers = [dice.between(10, 9999) for _ in range(dice.between(3, 8))]
-    return "Name the largest and the smallest number.", listing([str(n) for n in numbers]), f"{max(numbers)} and {min(numbers)}"
+    return (
+        "Name the largest and the smallest number.",
+        listing([str(n) for n in numbers]),
+        f"{max(numbers)} and {min(numbers)}",
+    )
 
 
 def _explain(dice: Dice) -> Pair:
@@ -128,9 +175,21 @@ def _explain(dice: Dice) -> Pair:
 
 
 _KINDS: tuple[Callable[[Dice], Pair], ...] = (
-    _sort_words, _count_letters, _reverse, _arithmetic, _words_to_number, _extract, _polite, _sentiment, _plural, _date, _duration,
-    _convert, _largest, _explain, _explain, _explain, _explain,
-)  # fmt: skip
+    _sort_words,
+    _count_letters,
+    _reverse,
+    _arithmetic,
+    _words_to_number,
+    _extract,
+    _polite,
+    _sentiment,
+    _plural,
+    _date,
+    _duration,
+    _convert,
+    _largest,
+    *[_explain] * 4,
+)
 
 
 def pair(dice: Dice) -> Pair:

@@ -1,7 +1,7 @@
-"""Broken records for the demo, one or two of every kind, so that its rejects, findings and ledger have something to say.
+"""Broken records for the demo, one or two of every kind, so that rejects, findings and ledger have something to say.
 
-What belongs here: records that a real collection might hold and that must not stop a build. What does not: good records
-(`generate.py`). Each flaw is written into the file as it is, some of them as bytes that no JSON writer would produce.
+What belongs here: records that a real collection might hold and that must not stop a build. What does not: good
+records (`generate.py`). Each flaw is written as it is, some as bytes that no JSON writer would produce.
 
 Beside every record stands the reason under which it should be rejected; `tests/test_demo_data.py` holds the build to it.
 """
@@ -30,7 +30,9 @@ def _spoken(number: int, content: Any, **more: Any) -> dict[str, Any]:
 def _calling(number: int, call: Any) -> dict[str, Any]:
     """Return a conversation with one tool call, its result and an answer."""
     result = {"role": "tool", "tool_call_id": "call_1", "content": '{"opens": "08:00"}'}
-    return _record(number, [_USER, {"role": "assistant", "content": None, "tool_calls": [call]}, result, _ANSWER], tools=[_TOOL])
+    return _record(
+        number, [_USER, {"role": "assistant", "content": None, "tool_calls": [call]}, result, _ANSWER], tools=[_TOOL]
+    )
 
 
 def _records() -> list[tuple[str, dict[str, Any]]]:
@@ -39,7 +41,8 @@ def _records() -> list[tuple[str, dict[str, Any]]]:
     for _ in range(80):
         nested = {"inside": nested}
     return [
-        ("unknown_schema", {"conversation_id": "flaw-001", "note": "somebody's shopping list", "items": ["leeks", "rice"]}),
+        ("unknown_schema", {"conversation_id": "flaw-001", "note": "somebody's shopping list", "items": ["leeks",
+        "rice"]}),
         ("unknown_schema", _record(2, None)),
         ("bad_messages", _record(3, "When does the market open?")),
         ("bad_messages", _record(4, [1, 2, 3])),
@@ -50,12 +53,15 @@ def _records() -> list[tuple[str, dict[str, Any]]]:
         ("empty_assistant", _spoken(9, None)),
         ("content_not_text", _spoken(10, 42)),
         ("multimodal_content", _record(11, [{"role": "user", "content": [
-            {"type": "text", "text": "What is on this picture?"}, {"type": "image_url", "image_url": {"url": "file:market.png"}}]}, _ANSWER])),
-        ("unknown_content_part", _record(12, [{"role": "user", "content": [{"type": "scent", "scent": "fresh bread"}]}, _ANSWER])),
+            {"type": "text", "text": "What is on this picture?"}, {"type": "image_url",
+            "image_url": {"url": "file:market.png"}}]}, _ANSWER])),
+        ("unknown_content_part", _record(12, [{"role": "user", "content": [{"type": "scent",
+        "scent": "fresh bread"}]}, _ANSWER])),
         ("unclosed_think", _spoken(13, "<think>The market opens at eight, unless it is Sunday, in which case")),
         ("orphan_think", _record(14, [_USER, _ANSWER, {"role": "think", "content": "Was that right?"}])),
         ("bad_tools", _record(15, [_USER, _ANSWER], tools='[{"type": "function", "function": {"name": "opening')),
-        ("bad_tools", _record(16, [_USER, _ANSWER], tools=[{"type": "function", "function": {"description": "has no name"}}])),
+        ("bad_tools", _record(16, [_USER, _ANSWER], tools=[{"type": "function",
+        "function": {"description": "has no name"}}])),
         ("bad_tool_call", _calling(17, {**_CALL, "function": {"arguments": "{}"}})),
         ("bad_tool_arguments", _calling(18, {**_CALL, "function": {**function, "arguments": '{"day": "Sat'}})),
         ("flag_conflict", _spoken(19, "At eight.", train=True, weight=0)),
@@ -64,7 +70,8 @@ def _records() -> list[tuple[str, dict[str, Any]]]:
         ("group_missing", {**_record(22, [_USER, _ANSWER]), "conversation_id": None}),
         ("no_assistant", _record(23, [_USER])),
         ("no_loss_tokens", _spoken(24, "At eight.", weight=0)),
-        ("template_error", _record(25, [_USER, _ANSWER, {"role": "system", "content": "Answer in one word."}, _USER, _ANSWER])),
+        ("template_error", _record(25, [_USER, _ANSWER, {"role": "system", "content": "Answer in one word."}, _USER,
+        _ANSWER])),
         ("too_deep", _record(26, [_USER, _ANSWER], metadata=nested)),
     ]  # fmt: skip
 

@@ -1,7 +1,7 @@
-"""Write the demo's data and train its tokenizer: `python configs/demo/generate.py [folder]`, the same bytes every time.
+"""Write the demo's data and train its tokenizer, the same bytes every time: `python configs/demo/generate.py [folder]`.
 
 What belongs here: how turns become records in the shapes that real collections have, which files there are, and the
-tokenizer's training. What does not: wording (`topics.py`, `essays.py`, `exercises.py`), broken records (`flaws.py`), the
+tokenizer's training. What does not: wording (`topics/`, `essays.py`, `exercises.py`), broken records (`flaws.py`), the
 chat template, which is written by hand (`tokenizer/chat_template.jinja`).
 
     data/chats-{1,2}.jsonl     OpenAI messages: systems, tools, reasoning, long ones, duplicates, flaws
@@ -10,7 +10,7 @@ chat template, which is written by hand (`tokenizer/chat_template.jinja`).
     data/documents.jsonl.zst   short and long texts
     tokenizer/tokenizer.json, tokenizer_config.json    byte-level BPE of 4,000 tokens, trained on the text above
 
-Only `documents.jsonl.zst` depends on a library's release: what is inside is fixed, how it is packed is zstandard's choice.
+What `documents.jsonl.zst` holds is fixed, too; how it is packed is the choice of zstandard's release.
 """
 
 import csv
@@ -22,26 +22,41 @@ from pathlib import Path
 from typing import Any
 
 import zstandard
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
 from dice import Dice
 from essays import document
 from exercises import Pair, pair
 from flaws import CSV_FLAWS, DOCUMENT_FLAWS, SHAREGPT_FLAWS, chat_flaws
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from topics import TOOLS, TOPICS, Call, Turn
+from topics import TOPICS
+from topics.speech import Call, Turn
+from topics.tools import TOOLS
 
 SEED = 20250101
 CHATS, SHAREGPT, PAIRS, DOCUMENTS = 1130, 130, 1500, 300
 VOCABULARY = 4000
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
-# Words with the space before them, digits one by one (arithmetic), other signs in runs, and white space; no contractions.
+# Words and the space before them, digits one by one (for arithmetic), other signs in runs, white space.
 PIECES = r" ?\p{L}[\p{L}\p{M}]*| ?\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 _SYSTEMS = {
-    "kitchen": ("You are a patient cook who writes for beginners.", "You help in a kitchen. Be brief and exact about amounts."),
-    "classroom": ("You are a tutor. Show the way to the result, then the result.", "Answer pupils kindly and correctly."),
-    "travel_desk": ("You work at a travel desk. Name facts first, advice second.", "You plan trips for people who dislike hurry."),
-    "field_notes": ("You answer practical questions from house and garden.", "Give instructions that work without special tools."),
+    "kitchen": (
+        "You are a patient cook who writes for beginners.",
+        "You help in a kitchen. Be brief and exact about amounts.",
+    ),
+    "classroom": (
+        "You are a tutor. Show the way to the result, then the result.",
+        "Answer pupils kindly and correctly.",
+    ),
+    "travel_desk": (
+        "You work at a travel desk. Name facts first, advice second.",
+        "You plan trips for people who dislike hurry.",
+    ),
+    "field_notes": (
+        "You answer practical questions from house and garden.",
+        "Give instructions that work without special tools.",
+    ),
     "office": ("You keep a calendar. Dates are written as YYYY-MM-DD.", "You are an assistant in a small office."),
 }
 _LINKS = ("", "", "Thanks. ", "Good. ", "One more question. ", "And now this: ", "I see. ")
@@ -112,7 +127,11 @@ def _tools(dice: Dice, turns: list[Turn]) -> list[Record]:
 def conversation(dice: Dice, number: int, topic: str, turns: list[Turn]) -> Record:
     """Return one record of `chats-*.jsonl`."""
     source = TOPICS[topic][1]
-    style = ("none", "none", "none", "field", "field", "inline", "inline", "thinking")[dice.below(8)] if dice.percent(98) else "role"
+    style = (
+        ("none", "none", "none", "field", "field", "inline", "inline", "thinking")[dice.below(8)]
+        if dice.percent(98)
+        else "role"
+    )
     messages = [{"role": "system", "content": dice.pick(_SYSTEMS[source])}] if dice.percent(40) else []
     for place, turn in enumerate(turns):
         messages += exchange(dice, turn, style, place)
@@ -129,11 +148,14 @@ def _legacy(record: Record) -> Record:
     """Rewrite a record to the older API: `functions`, `function_call`, and a null column where the tools now are."""
     messages: list[Message] = []
     for message in record["messages"]:
+        content = message["content"]
         if "tool_calls" in message:
-            message = {"role": "assistant", "content": message["content"], "function_call": message["tool_calls"][0]["function"]}
+            call = message["tool_calls"][0]["function"]
+            messages.append({"role": "assistant", "content": content, "function_call": call})
         elif message["role"] == "tool":
-            message = {"role": "function", "name": "result", "content": message["content"]}
-        messages.append(message)
+            messages.append({"role": "function", "name": "result", "content": content})
+        else:
+            messages.append(message)
     return record | {"messages": messages, "tools": None, "functions": [tool["function"] for tool in record["tools"]]}
 
 
@@ -149,7 +171,8 @@ def _in_parts(record: Record) -> Record:
 def _with_role(dice: Dice, record: Record) -> Record:
     """Let somebody speak whose role no template knows."""
     word = dice.pick(("Please keep to the topic.", "This conversation is recorded.", "A short break, please."))
-    return record | {"messages": [*record["messages"][:-2], {"role": "moderator", "content": word}, *record["messages"][-2:]]}
+    before, after = record["messages"][:-2], record["messages"][-2:]
+    return record | {"messages": [*before, {"role": "moderator", "content": word}, *after]}
 
 
 def _unweighted(record: Record, flag: str) -> Record:
@@ -189,7 +212,10 @@ def long_by_reasoning(dice: Dice, used: set[str]) -> list[Turn]:
     question = f"Add {factor} to itself until it stands there {times} times. What is the sum?"
     steps = "; ".join(f"{n} times {factor} is {n * factor}" for n in range(2, times + 1))
     used.add(question)
-    return [*openings(dice, used, "arithmetic", 1), Turn(question, f"{times} × {factor} = {times * factor}", f"I add step by step: {steps}.")]
+    return [
+        *openings(dice, used, "arithmetic", 1),
+        Turn(question, f"{times} × {factor} = {times * factor}", f"I add step by step: {steps}."),
+    ]
 
 
 def long_by_quotation(dice: Dice, used: set[str]) -> list[Turn]:
@@ -198,8 +224,13 @@ def long_by_quotation(dice: Dice, used: set[str]) -> list[Turn]:
     word = dice.pick(("the", "and", "day", "is"))
     count = text.lower().split().count(word)
     used.add(text)
-    return [Turn(f"How often does the word “{word}” stand alone in this text?\n\n{text}", f"It stands there {count} times.",
-                 f"I go through the text word by word and count “{word}”, without regard to capitals: {count}.")]  # fmt: skip
+    return [
+        Turn(
+            f"How often does the word “{word}” stand alone in this text?\n\n{text}",
+            f"It stands there {count} times.",
+            f"I go through the text word by word and count “{word}”, without regard to capitals: {count}.",
+        )
+    ]
 
 
 def about_control_tokens(dice: Dice) -> list[Turn]:
@@ -209,8 +240,8 @@ def about_control_tokens(dice: Dice) -> list[Turn]:
     return [
         Turn(
             f"Line {place} of my {name} ends in {token}. What is that?",
-            f"`{token}` is a control token of a chat model. In your {name} it is {len(token)} ordinary characters: somebody printed "
-            "the conversation together with its markers.",
+            f"`{token}` is a control token of a chat model. In your {name} it is {len(token)} ordinary characters: "
+            "somebody printed the conversation together with its markers.",
         )
     ]
 
@@ -266,7 +297,12 @@ def sharegpt(dice: Dice, used: set[str]) -> list[Record]:
     for number in range(SHAREGPT):
         topic = dice.pick(tuple(TOPICS))
         turns = openings(dice, used, topic, dice.between(1, 4))
-        record: Record = {"conversation_id": f"share-{number:03d}", "topic": topic, "source": TOPICS[topic][1], "conversations": []}
+        record: Record = {
+            "conversation_id": f"share-{number:03d}",
+            "topic": topic,
+            "source": TOPICS[topic][1],
+            "conversations": [],
+        }
         for turn in turns:
             record["conversations"] += list(_sharegpt_turns(turn))
         if any(turn.calls for turn in turns):
@@ -283,7 +319,10 @@ def sharegpt(dice: Dice, used: set[str]) -> list[Record]:
 def _sharegpt_turns(turn: Turn) -> Iterator[Message]:
     yield {"from": "human", "value": turn.question}
     for call in turn.calls:
-        yield {"from": "function_call", "value": json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)}
+        yield {
+            "from": "function_call",
+            "value": json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False),
+        }
         yield {"from": "observation", "value": json.dumps(call.result, ensure_ascii=False)}
     yield {"from": "gpt", "value": turn.answer}
 
@@ -297,7 +336,9 @@ def instructions(dice: Dice, used: set[str]) -> bytes:
             pairs.setdefault(one[:2], one)
     rows = [_csv_row(one) for one in pairs.values()]
     rows += rows[100:108]
-    return _csv_row(("instruction", "input", "output")) + b"".join(_scattered(dice, rows, [flaw for _, flaw in CSV_FLAWS]))
+    return _csv_row(("instruction", "input", "output")) + b"".join(
+        _scattered(dice, rows, [flaw for _, flaw in CSV_FLAWS])
+    )
 
 
 def _csv_row(cells: tuple[str, ...]) -> bytes:

@@ -102,8 +102,8 @@ def _screen_growth(tree: nodes.Template, macros: set[str]) -> str:
     grown = {_target(one) for one in assigned if _grows(one.node, macros)}
     for macro in tree.find_all(nodes.Macro):
         for one in macro.find_all(nodes.Assign):
-            if _calls_macro(one.node, macros):
-                return "a macro keeps what a macro printed"
+            if _calls_macro(one.node, macros) and _uses(macro, _target(one)) > 1:
+                return "a macro prints twice what a macro printed"
     for one in assigned:
         references = [ref for ref in _references(one.node) if ref in grown]
         if len(references) > 1 and _grows(one.node, macros):
@@ -111,6 +111,14 @@ def _screen_growth(tree: nodes.Template, macros: set[str]) -> str:
         if references and _calls_macro(one.node, macros):
             return f"{_target(one)} is built by a macro from built text"
     return ""
+
+
+def _uses(macro: nodes.Macro, name: str) -> int:
+    """Count where a macro prints or passes on a variable; a test of it makes no text."""
+    makers = [*macro.find_all(nodes.Output), *macro.find_all(nodes.Assign)]
+    return sum(_references(maker).count(name) for maker in makers) - sum(
+        _target(one) == name for one in macro.find_all(nodes.Assign)
+    )
 
 
 def _grows(expression: nodes.Node, macros: set[str]) -> bool:
@@ -144,8 +152,8 @@ def _references(expression: nodes.Node) -> list[str]:
     return found
 
 
-def mark_text(source: str) -> str:
-    """Write marks into a template's text.
+def mark_text(source: str, silent: frozenset[int] = frozenset()) -> str:
+    """Write marks into a template's text, but not into the loops that print nothing.
 
     Raises
     ------
@@ -166,11 +174,12 @@ def mark_text(source: str) -> str:
         if word == "for":
             names = _targets(rest)
             loops.append((count, names, "range(" in rest.replace(" ", "")))
-            pieces += [tag[0], *(_head(count, name, right) for name in names)]
+            pieces += [tag[0], *(_head(count, name, right) for name in names if count not in silent)]
             count += 1
         elif word == "endfor":
             number = loops.pop()[0]
-            pieces += [tag[0], f"{{% if true %}}{MARK}{number}{MARK}{{% endif {right}%}}"]
+            mark = f"{{% if true %}}{MARK}{number}{MARK}{{% endif {right}%}}"
+            pieces += [tag[0], "" if number in silent else mark]
         elif word == "set":
             pieces += [tag[0], _item_mark(rest, right, loops)]
         else:
@@ -207,7 +216,15 @@ def _generation(word: str, left: str, right: str) -> str:
 class FastEngine:
     """One template, compiled for minijinja with marks in its text."""
 
-    def __init__(self, source: str, now: datetime, tojson: ToJson) -> None:
+    def __init__(
+        self,
+        source: str,
+        now: datetime,
+        tojson: ToJson,
+        values: Mapping[str, Json],
+        silent: frozenset[int] = frozenset(),
+    ) -> None:
+        """Compile; `values` are what every render is given unless its row says otherwise."""
         self._environment = minijinja.Environment(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -215,11 +232,11 @@ class FastEngine:
             undefined_behavior="lenient",
             auto_escape_callback=_no_escape,
             filters={"tojson": tojson},
-            globals={"raise_exception": raise_exception, "strftime_now": clock(now)},
+            globals={**values, "raise_exception": raise_exception, "strftime_now": clock(now)},
         )
         # Jinja drops one newline at the end of a source and reads every line end as \n; so must this.
         text = re.sub(r"\r\n|\r", "\n", source)
-        self._environment.add_template("chat", mark_text(text))
+        self._environment.add_template("chat", mark_text(text, silent))
 
     def render(
         self,

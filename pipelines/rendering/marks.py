@@ -16,7 +16,7 @@ again. Removed, it is a position. Activations form a stack, so an inner loop's t
 prints and what follows is the outer message's again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jinja2 import nodes
@@ -144,6 +144,8 @@ class _Marks(_Charges):
     def visit_For(self, node: nodes.For) -> Any:  # noqa: N802
         loop = self.loops
         self.loops += 1
+        if is_silent(node):
+            return super().visit_For(node)
         targets = _loop_targets(node)
         super().visit_For(node)
         line = node.lineno
@@ -171,6 +173,34 @@ def _loop_targets(node: nodes.For) -> list[nodes.Expr]:
     return targets
 
 
+def is_silent(loop: nodes.For) -> bool:
+    """Tell whether a loop prints nothing itself, as those that look for the last user; it needs no marks."""
+    return loop.find((nodes.Output, nodes.CallBlock, nodes.FilterBlock, nodes.Include)) is None
+
+
+def silent_loops(tree: nodes.Template) -> frozenset[int]:
+    """Return the loops that print nothing, numbered as their tags stand in the text."""
+    return frozenset(number for number, (loop, _) in enumerate(_loops(tree, False)) if is_silent(loop))
+
+
+def captured_loops(tree: nodes.Template) -> frozenset[int]:
+    """Return the loops, numbered as `marked` numbers them, whose print the template itself can read.
+
+    A loop inside a macro, `set`, `filter` or `call` block prints into a string; if it is a loop over
+    messages, its marks may be counted, cut or trimmed by the template.
+    """
+    return frozenset(number for number, (_, captured) in enumerate(_loops(tree, False)) if captured)
+
+
+def _loops(node: nodes.Node, captured: bool) -> Iterator[tuple[nodes.For, bool]]:
+    """Yield loops in the order of the text, and whether each prints into a string."""
+    captured = captured or isinstance(node, nodes.Macro | nodes.AssignBlock | nodes.FilterBlock | nodes.CallBlock)
+    if isinstance(node, nodes.For):
+        yield node, captured
+    for child in node.iter_child_nodes():
+        yield from _loops(child, captured)
+
+
 def _is_range(expression: nodes.Expr) -> bool:
     return (
         isinstance(expression, nodes.Call)
@@ -189,28 +219,6 @@ def marked(tree: nodes.Template, recorder: Recorder) -> nodes.Template:
     return _Marks(recorder).visit(tree).set_environment(recorder.environment)
 
 
-def captured_loops(tree: nodes.Template) -> set[int]:
-    """Return the loops, numbered as `marked` numbers them, whose print the template itself can read.
-
-    A loop inside a macro, `set`, `filter` or `call` block prints into a string; if it is a loop over
-    messages, its marks may be counted, cut or trimmed by the template.
-    """
-    captured: set[int] = set()
-    counter = iter(range(1 << 30))
-
-    def walk(node: nodes.Node, inside: bool) -> None:
-        inside = inside or isinstance(node, nodes.Macro | nodes.AssignBlock | nodes.FilterBlock | nodes.CallBlock)
-        if isinstance(node, nodes.For):
-            number = next(counter)
-            if inside:
-                captured.add(number)
-        for child in node.iter_child_nodes():
-            walk(child, inside)
-
-    walk(tree, False)
-    return captured
-
-
 def read_marks(text: str, mark: str, messages: Sequence[Message]) -> Printed:
     """Remove marks from a render and return the text with the spans that they told.
 
@@ -225,51 +233,55 @@ def read_marks(text: str, mark: str, messages: Sequence[Message]) -> Printed:
         raise ValueError("the template cut through a mark")
     position = len(parts[0])
     loop_end = 0
-    stack: list[tuple[str, int]] = []
-    spans: list[list[int]] = []
+    # The open activations and their messages; the innermost one owns what is printed.
+    stack: list[str] = []
+    owners: list[int] = []
+    starts: list[int] = []
+    ends: list[int] = []
+    owned: list[int] = []
     generation: list[Span] = []
     generated: list[tuple[int, int]] = []
-    for index in range(1, len(parts), 2):
-        payload = parts[index]
-        after = parts[index + 1]
+    last = -1
+    payloads = iter(parts)
+    next(payloads)
+    for payload, after in zip(payloads, payloads, strict=True):
         activation, dot, message = payload.partition(".")
         if dot:
-            _enter(stack, activation, int(message))
+            if stack and stack[-1] == activation:
+                owners[-1] = int(message)
+            else:
+                _leave(stack, owners, activation)
+                stack.append(activation)
+                owners.append(int(message))
         elif payload == GENERATION_OPENS:
-            generated.append((position, stack[-1][1] if stack else -1))
+            generated.append((position, owners[-1] if owners else -1))
         elif payload == GENERATION_CLOSES:
             start, owner = generated.pop()
             generation.append(Span(start, position, owner))
         else:
-            _leave(stack, activation)
+            _leave(stack, owners, activation)
             if not stack:
                 loop_end = position
         if after:
             end = position + len(after)
-            if stack:
-                owner = stack[-1][1]
-                if spans and spans[-1][2] == owner and spans[-1][1] == position:
-                    spans[-1][1] = end
+            if owners:
+                owner = owners[-1]
+                if owner == last and ends[-1] == position:
+                    ends[-1] = end
                 else:
-                    spans.append([position, end, owner])
+                    starts.append(position)
+                    ends.append(end)
+                    owned.append(owner)
+                    last = owner
             position = end
     if generated:
         raise ValueError("the template lost the end of a generation block")
-    return Printed(
-        "".join(parts[::2]), tuple([Span(*span) for span in spans]), tuple(generation), loop_end, messages
-    )
+    spans = tuple(map(Span, starts, ends, owned))
+    return Printed("".join(parts[::2]), spans, tuple(generation), loop_end, messages)
 
 
-def _enter(stack: list[tuple[str, int]], activation: str, message: int) -> None:
-    for depth in range(len(stack) - 1, -1, -1):
-        if stack[depth][0] == activation:
-            del stack[depth:]
-            break
-    stack.append((activation, message))
-
-
-def _leave(stack: list[tuple[str, int]], activation: str) -> None:
-    for depth in range(len(stack) - 1, -1, -1):
-        if stack[depth][0] == activation:
-            del stack[depth:]
-            return
+def _leave(stack: list[str], owners: list[int], activation: str) -> None:
+    if activation in stack:
+        depth = stack.index(activation)
+        del stack[depth:]
+        del owners[depth:]

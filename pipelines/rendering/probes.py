@@ -480,6 +480,10 @@ def _empty_reasoning(observe: Observe, prompt: Callable[..., str]) -> tuple[str,
 _TRUSTED = ("Grüße, 世界 🙂 <b>&'\"</b>", "line\nbreak\ttab \\ \u2028", "  spaced  \n", "5 < 6 {{ x }} {% y %}", "a")
 
 
+WHOLE_NUMBERS = "whole floats"
+"""How the names of probes begin whose arguments hold floats such as 1.0, which the fast engine may print as 1."""
+
+
 def trust_set() -> Iterator[tuple[str, list[Message], list[Json] | None, dict[str, Json]]]:
     """Yield conversations that between them use everything templates look at."""
     for name, messages, tools in _trusted_conversations():
@@ -503,11 +507,13 @@ def _trusted_conversations() -> Iterator[tuple[str, list[Message], list[Json] | 
     yield "late system", [user(a), assistant(b), system(c), user(d), assistant(e)], None
     yield "reasoning", [user(a), assistant(b, reasoning_content=c), user(d), assistant(e, reasoning_content=a)], None
     yield "tags", [user(a), assistant("<think>\n" + b + "\n</think>\n\n" + d), user(c), assistant("x</think>y")], None
-    for form in (_rich_arguments(), {}, {"only": "text"}):
+    whole = {"whole": 1.0, "wide": 1e22, "deep": [2.0, {"k": -3.0}]}
+    for form in (_rich_arguments(), {}, {"only": "text"}, whole):
         calls = [call("one_tool", form), call("two", {"k": a}, "call_00000002")]
-        yield f"calls {len(form)}", _tool_talk("", calls[:1]), [TOOL]
-        yield f"two calls {len(form)}", _tool_talk(b, calls), [_rich_tool()]
-        yield f"reasoned call {len(form)}", _tool_talk("", calls[:1], reasoning_content=d), [TOOL]
+        what = WHOLE_NUMBERS if form is whole else f"{len(form)} arguments"
+        yield f"{what}, call", _tool_talk("", calls[:1]), [TOOL]
+        yield f"{what}, two calls", _tool_talk(b, calls), [_rich_tool()]
+        yield f"{what}, reasoned call", _tool_talk("", calls[:1], reasoning_content=d), [TOOL]
     yield "odd role", [user(a), {"role": "critic", "content": b}, assistant(c)], None
     yield "extras", [{**user(a), "name": "Ann", "note": None, "score": 1.5, "flag": True}, assistant(b)], None
 
@@ -529,7 +535,7 @@ def _tool_talk(text: str, calls: list[Json], **more: Json) -> list[Message]:
 
 def _rich_arguments() -> dict[str, Json]:
     text = _TRUSTED[0]
-    return {"s": text, "i": 3, "f": 1.0, "e": 1e-7, "big": 10**12, "t": True, "n": None, "l": [1, text, []], "o": {"z": 1, "a": {}}}
+    return {"s": text, "i": 3, "f": 1.5, "e": 0.25, "big": 10**12, "t": True, "n": None, "l": [1, text, []], "o": {"z": 1, "a": {}}}
 
 
 def _rich_tool() -> Json:

@@ -130,8 +130,7 @@ class Mixture(Config):
             steps = [step for step, _ in stages]
             if not steps or steps[0] != 0 or any(a >= b for a, b in pairwise(steps)):
                 raise ValueError(
-                    f"{option} has stages at steps {steps}; they start at 0 and ascend; sort them and "
-                    "begin with 0"
+                    f"{option} has stages at steps {steps}; they start at 0 and ascend; sort them and begin with 0"
                 )
         needs = {
             "steps": self.steps is not None,
@@ -145,35 +144,30 @@ class Mixture(Config):
     def _weights_are_usable(self) -> None:
         for step, weights in self.stages or ():
             if not any(weights.values()):
-                raise ValueError(
-                    f"train_weights at step {step} are all 0; one at least is positive; raise one"
-                )
+                raise ValueError(f"train_weights at step {step} are all 0; one at least is positive; raise one")
         if self.train_weights is None and self.block_rounding == "fixed":
             raise ValueError(
                 "block_rounding: fixed without train_weights; equal counts in every block cannot show each "
-                "sequence "
-                "once; set train_weights, or choose carry"
+                "sequence once; set train_weights, or choose carry"
             )
 
     def _stops(self) -> None:
         if self.train_weights is None and self.stop_strategy is not None:
             raise ValueError(
-                f"stop_strategy: {self.stop_strategy} without train_weights; without weights an epoch "
-                "shows every "
-                "sequence once; set train_weights, or delete stop_strategy"
+                f"stop_strategy: {self.stop_strategy} without train_weights; without weights an epoch shows "
+                "every sequence once; set train_weights, or delete stop_strategy"
             )
         if self.train_weights is None or self.resolved_stop != "restart":
             return
         if self.steps is None:
             raise ValueError(
                 "stop_strategy: restart without steps never ends; restart (the default with train_weights) "
-                "needs "
-                "steps; set steps, or choose first_exhausted or all_exhausted"
+                "needs steps; set steps, or choose first_exhausted or all_exhausted"
             )
         if self.epochs > 1:
             raise ValueError(
-                f"epochs: {self.epochs} with stop_strategy: restart; restart repeats for ever; "
-                "delete epochs, or choose first_exhausted or all_exhausted"
+                f"epochs: {self.epochs} with stop_strategy: restart; restart repeats for ever; delete "
+                "epochs, or choose first_exhausted or all_exhausted"
             )
 
     def _slices(self) -> None:
@@ -184,8 +178,7 @@ class Mixture(Config):
             return
         if experiment > target:
             raise ValueError(
-                f"experiment_budget {experiment} is above target_budget {target}; it is a part of it; "
-                "exchange them"
+                f"experiment_budget {experiment} is above target_budget {target}; it is a part of it; exchange them"
             )
         if self.max_train_batches is not None:
             raise ValueError("budgets with max_train_batches; one of the two may cut datasets; delete one")
@@ -201,9 +194,7 @@ class Mixture(Config):
         if self.train_weights is None:
             return None
         given = self.train_weights if isinstance(self.train_weights, list) else [(0, self.train_weights)]
-        return [
-            (step, {name: Fraction(str(value)) for name, value in weights.items()}) for step, weights in given
-        ]
+        return [(step, {name: Fraction(str(value)) for name, value in weights.items()}) for step, weights in given]
 
     @property
     def batch_sizes(self) -> list[tuple[int, int]]:
@@ -231,9 +222,7 @@ def step_start(batch_sizes: Sequence[tuple[int, int]], step: int) -> int:
     """Return the position at which a step begins: 10 from step 0 and 20 from step 5 put step 10 at 150."""
     following = [*(at for at, _ in batch_sizes[1:]), step]
     # Without a batch size only step 0 has a position: no pair is left to sum.
-    return sum(
-        size * max(0, min(end, step) - at) for (at, size), end in zip(batch_sizes, following, strict=False)
-    )
+    return sum(size * max(0, min(end, step) - at) for (at, size), end in zip(batch_sizes, following, strict=False))
 
 
 def schedule(mixture: Mixture, sizes: Mapping[str, int], seed: int) -> Order:
@@ -302,9 +291,7 @@ def _kept(mixture: Mixture, sizes: Mapping[str, int]) -> dict[str, int]:
                 f"{sizes[name]}; lower it to {sizes[name] // mixture.batch_sizes[0][1]} or less"
             )
     if mixture.target_budget is not None and mixture.experiment_budget is not None:
-        kept = {
-            name: size * mixture.experiment_budget // mixture.target_budget for name, size in sizes.items()
-        }
+        kept = {name: size * mixture.experiment_budget // mixture.target_budget for name, size in sizes.items()}
     for step, weights in mixture.stages or [(0, {name: Fraction(size) for name, size in sizes.items()})]:
         _require_known(weights, sizes, "train_weights")
         for name, weight in weights.items():
@@ -320,9 +307,7 @@ def _kept(mixture: Mixture, sizes: Mapping[str, int]) -> dict[str, int]:
 def _require_known(names: Iterable[str], sizes: Mapping[str, int], option: str) -> None:
     for name in names:
         if name not in sizes:
-            raise ConfigError(
-                f"mixture.{option}: {name!r} is no dataset; choose {one_of(sizes)}; correct the name"
-            )
+            raise ConfigError(f"mixture.{option}: {name!r} is no dataset; choose {one_of(sizes)}; correct the name")
 
 
 def _stages(mixture: Mixture, kept: Mapping[str, int]) -> list[_Stage]:
@@ -378,10 +363,8 @@ def _require_ends(stages: Sequence[_Stage], names: Sequence[str], open_streams: 
         if not any(stage.weights[d] for stage in stages):
             raise ConfigError(
                 f"mixture.train_weights: {names[d]} has weight 0 from position {stages[0].start} on and "
-                "sequences "
-                "left; under stop_strategy: all_exhausted every stream ends; keep its weight above 0, or "
-                "choose "
-                "first_exhausted or restart"
+                "sequences left; under stop_strategy: all_exhausted every stream ends; keep its weight "
+                "above 0, or choose first_exhausted or restart"
             )
 
 
@@ -433,11 +416,9 @@ def _require_shares(weights: Sequence[int], size: int) -> None:
         if weight and not count:
             suffices = ceil(Fraction(sum(weights), min(w for w in weights if w)))
             raise ConfigError(
-                f"mixture.mixture_block_size: {size} leaves a dataset of weight "
-                f"{weight / sum(weights):.3g} without a "
-                f"place in its blocks under block_rounding: fixed; at least {suffices} is enough for every "
-                "dataset; "
-                "raise it, or choose carry"
+                f"mixture.mixture_block_size: {size} leaves a dataset of weight {weight / sum(weights):.3g} "
+                f"without a place in its blocks under block_rounding: fixed; at least {suffices} is enough "
+                "for every dataset; raise it, or choose carry"
             )
 
 
@@ -462,15 +443,9 @@ def _labels(blocks: Sequence[_Block], datasets: int, seed: int | None) -> NDArra
     return labels
 
 
-def _end(
-    of_dataset: Sequence[NDArray[np.int64]], ends: Sequence[int], stop: StopStrategy, length: int
-) -> int:
+def _end(of_dataset: Sequence[NDArray[np.int64]], ends: Sequence[int], stop: StopStrategy, length: int) -> int:
     """Return where the order ends: after the first, or the last, of the streams' last items."""
-    last = [
-        int(places[end - 1]) + 1
-        for places, end in zip(of_dataset, ends, strict=True)
-        if 0 < end <= len(places)
-    ]
+    last = [int(places[end - 1]) + 1 for places, end in zip(of_dataset, ends, strict=True) if 0 < end <= len(places)]
     if stop == "first_exhausted":
         return min(last, default=length)
     streams = sum(1 for places in of_dataset if len(places))

@@ -86,8 +86,8 @@ class Packing(Config):
     @classmethod
     def _one_limit(cls, values: Any) -> Any:
         if not isinstance(values, dict):
-            return values  # pyright: ignore[reportUnknownVariableType]
-        given: dict[str, Any] = values  # pyright: ignore[reportUnknownVariableType]
+            return values
+        given: dict[str, Any] = values
         pack = given.get("pack")
         if not isinstance(pack, int) or isinstance(pack, bool):
             return given
@@ -128,9 +128,7 @@ class Packing(Config):
                 "text only; choose best_fit or greedy"
             )
         if self.tail == "drop" and chosen != "concat":
-            raise ConfigError(
-                "packing.tail: drop without pack_strategy: concat; only concat has a tail; delete tail"
-            )
+            raise ConfigError("packing.tail: drop without pack_strategy: concat; only concat has a tail; delete tail")
         return chosen
 
     def slice_strategy_for(self, kind: Kind) -> SliceStrategy:
@@ -168,9 +166,7 @@ def whole(lengths: Integers) -> Slices:
     )
 
 
-def slice_too_long(
-    lengths: Integers, limit: int, strategy: SliceStrategy, *, name_of: Callable[[int], str]
-) -> Slices:
+def slice_too_long(lengths: Integers, limit: int, strategy: SliceStrategy, *, name_of: Callable[[int], str]) -> Slices:
     """Cut, split or drop the examples of more than `limit` tokens; the others stay whole.
 
     Raises
@@ -441,9 +437,7 @@ def _in_order(grouped: Integers, sizes: NDArray[np.int64]) -> tuple[NDArray[np.i
     starts = np.cumsum(sizes) - sizes
     by_size = np.argsort(sizes, kind="stable")
     classes = np.split(by_size, np.flatnonzero(np.diff(sizes[by_size])) + 1)
-    rows = [
-        np.sort(grouped[starts[some][:, None] + np.arange(int(sizes[some[0]]))], axis=1) for some in classes
-    ]
+    rows = [np.sort(grouped[starts[some][:, None] + np.arange(int(sizes[some[0]]))], axis=1) for some in classes]
     is_first = np.zeros(len(grouped), dtype=np.bool_)
     for members in rows:
         is_first[members[:, 0]] = True
@@ -472,9 +466,7 @@ def indices_of(starts: Integers, lengths: Integers) -> NDArray[np.int64]:
     return np.repeat(starts - (ends - lengths), lengths) + np.arange(total, dtype=np.int64)
 
 
-def attention_spans(
-    plan: Plan, *, block_cross_document_attention: bool
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+def attention_spans(plan: Plan, *, block_cross_document_attention: bool) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """Return span lengths int32[Q] (`seq_lengths` of all sequences joined) and their offsets int64[S + 1].
 
     Blocked attention makes a span of every segment, open attention one of every sequence.
@@ -490,7 +482,7 @@ def position_ids(span_lengths: Integers) -> NDArray[np.int32]:
 
 
 def segment_ids(plan: Plan) -> NDArray[np.int32]:
-    """Number the segments of each sequence from 0: int32, one per token. Padding, −1, is the reader's."""
+    """Count the segments of each sequence from 0: int32, one per token. Padding (-1) is the reader's."""
     numbers = indices_of(np.zeros(plan.sequences, dtype=np.int64), np.diff(plan.sequence_offsets))
     return np.repeat(numbers, plan.ranges[:, 1]).astype(np.int32)
 
@@ -520,7 +512,7 @@ def predicting(loss_mask: Bools, span_lengths: Integers) -> Bools:
 def labels(
     input_ids: NDArray[np.int32], loss_mask: Bools, span_lengths: Integers, *, ignore_token_id: int | None
 ) -> NDArray[np.int32]:
-    """Return unshifted labels: the token where it is a target, else −100; `ignore_token_id` never is."""
+    """Return unshifted labels: the token where it is a target, else -100; `ignore_token_id` never is."""
     predicted = targets(loss_mask, span_lengths)
     if ignore_token_id is not None:
         predicted &= input_ids != ignore_token_id
@@ -529,15 +521,11 @@ def labels(
 
 def _require_positive(lengths: Integers) -> None:
     if len(lengths) and int(lengths.min()) < 1:
-        raise ValueError(
-            f"example {int(lengths.argmin())} has {int(lengths.min())} tokens; a segment is never empty"
-        )
+        raise ValueError(f"example {int(lengths.argmin())} has {int(lengths.min())} tokens; a segment is never empty")
 
 
 def _require_fitting(lengths: Integers, limit: int) -> None:
     _require_positive(lengths)
     if len(lengths) and int(lengths.max()) > limit:
         longest = int(lengths.argmax())
-        raise ValueError(
-            f"example {longest} has {int(lengths[longest])} tokens, the limit is {limit}; slice it first"
-        )
+        raise ValueError(f"example {longest} has {int(lengths[longest])} tokens, the limit is {limit}; slice it first")

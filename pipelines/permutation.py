@@ -126,6 +126,7 @@ class Feistel:
     @overload
     def __call__(self, place: NDArray[np.integer[Any]]) -> NDArray[np.int64]: ...
     def __call__(self, place: int | NDArray[np.integer[Any]]) -> int | NDArray[np.int64]:
+        """Return what stands at a place, or at each of an array of places."""
         if isinstance(place, np.ndarray):
             return self._array(_require_places(place, self.n))
         return self._scalar(_require_place(place, self.n))
@@ -165,6 +166,7 @@ class Linear:
     @overload
     def __call__(self, place: NDArray[np.integer[Any]]) -> NDArray[np.int64]: ...
     def __call__(self, place: int | NDArray[np.integer[Any]]) -> int | NDArray[np.int64]:
+        """Return what stands at a place, or at each of an array of places."""
         if not isinstance(place, np.ndarray):
             return (self.a * _require_place(place, self.n) + self.b) % self.n
         places = _require_places(place, self.n)

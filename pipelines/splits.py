@@ -155,9 +155,7 @@ class Splits(Config):
                 "write boundaries: {validation: …, test: …}"
             )
         if (self.validation, self.test) != (_DEFAULT_VALIDATION, _DEFAULT_TEST):
-            raise ValueError(
-                "boundaries and shares both say how much is held out; one may; delete validation and test"
-            )
+            raise ValueError("boundaries and shares both say how much is held out; one may; delete validation and test")
         if self.boundaries.are_numbers and str(self.gap)[-1] in _SECONDS:
             raise ValueError(
                 f"gap {self.gap} with boundaries that are numbers; it is in the field's unit; write a number"

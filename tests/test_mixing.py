@@ -85,9 +85,7 @@ def test_weights_are_normalised_decimals() -> None:
     size=st.integers(1, 40),
     blocks=st.integers(1, 12),
 )
-def test_every_block_ends_less_than_one_sequence_from_each_share(
-    weights: list[int], size: int, blocks: int
-) -> None:
+def test_every_block_ends_less_than_one_sequence_from_each_share(weights: list[int], size: int, blocks: int) -> None:
     counts = block_counts({str(d): w for d, w in enumerate(weights)}, size, blocks)
     for b, given_so_far in enumerate(np.cumsum(counts, axis=0).tolist(), start=1):
         off = [Fraction(w * b * size, sum(weights)) - c for w, c in zip(weights, given_so_far, strict=True)]
@@ -117,9 +115,7 @@ def test_first_exhausted_ends_with_the_first_streams_last_item() -> None:
 
 
 def test_all_exhausted_ends_with_the_last_streams_last_item() -> None:
-    order = mixed(
-        FIVE, train_weights=ABC, mixture_block_size=10, randomize_blocks=False, stop_strategy="all_exhausted"
-    )
+    order = mixed(FIVE, train_weights=ABC, mixture_block_size=10, randomize_blocks=False, stop_strategy="all_exhausted")
 
     assert len(order.items) == 29
     assert letters(order)[10] == "a"
@@ -185,9 +181,7 @@ def test_restart_begins_a_used_up_dataset_again_in_another_order() -> None:
 
 
 def test_streams_of_several_epochs_end_after_all_of_them() -> None:
-    order = mixed(
-        {"a": 4, "b": 100}, train_weights={"a": 1, "b": 1}, epochs=3, stop_strategy="first_exhausted"
-    )
+    order = mixed({"a": 4, "b": 100}, train_weights={"a": 1, "b": 1}, epochs=3, stop_strategy="first_exhausted")
 
     assert Counter(letters(order))["a"] == 12
     assert letters(order)[-1] == "a"
@@ -226,9 +220,7 @@ def test_adding_a_dataset_reshuffles_no_other_one() -> None:
     epochs=st.integers(1, 3),
     block=st.integers(1, 50),
 )
-def test_without_weights_each_epoch_shows_every_sequence_once(
-    sizes: list[int], epochs: int, block: int
-) -> None:
+def test_without_weights_each_epoch_shows_every_sequence_once(sizes: list[int], epochs: int, block: int) -> None:
     named = {"abcd"[d]: size for d, size in enumerate(sizes)}
     order = mixed(named, epochs=epochs, mixture_block_size=block)
     everything = sorted((d, i) for d, size in enumerate(sizes) for i in range(size))
@@ -267,17 +259,13 @@ def test_no_shuffle_is_plan_order() -> None:
     shuffle=st.one_of(
         st.booleans(),
         st.integers(2, 60),
-        st.builds(
-            lambda b, w: {"io_block_size": b, "window_blocks": w}, st.integers(1, 40), st.integers(1, 9)
-        ),
+        st.builds(lambda b, w: {"io_block_size": b, "window_blocks": w}, st.integers(1, 40), st.integers(1, 9)),
     ),
     kind=st.sampled_from(("feistel", "linear")),
     reshuffle=st.booleans(),
 )
 def test_every_pass_is_a_permutation(size: int, shuffle: object, kind: str, reshuffle: bool) -> None:
-    order = mixed(
-        {"a": size}, epochs=3, shuffle=shuffle, permutation_type=kind, reshuffle_each_epoch=reshuffle
-    )
+    order = mixed({"a": size}, epochs=3, shuffle=shuffle, permutation_type=kind, reshuffle_each_epoch=reshuffle)
     passes = order.items.reshape(3, size)
 
     assert all(np.array_equal(np.sort(one), np.arange(size)) for one in passes)

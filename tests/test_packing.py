@@ -305,7 +305,7 @@ def test_plan_stands_in_example_order(case: tuple[list[int], int], max_segments:
 
 
 def best_fit_one_by_one(lengths: list[int], limit: int, max_segments: int | None) -> list[list[int]]:
-    """The rule as the specification words it: one example after another, one bin after another."""
+    """Follow the rule as the specification words it: example after example, bin after bin."""
     bins: list[list[int]] = []
     reached: list[tuple[int, int, int]] = []  # free space, segments left, when this state was reached
     for when, number in enumerate(sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))):
@@ -336,15 +336,11 @@ def test_best_fit_on_the_histogram_equals_best_fit_one_by_one(
 def test_best_fit_above_sixteen_bits_equals_best_fit_one_by_one() -> None:
     lengths = np.random.default_rng(5).integers(1, 90_000, 400)
 
-    assert sequences_of(plan_best_fit(lengths, 100_000, None)) == best_fit_one_by_one(
-        lengths.tolist(), 100_000, None
-    )
+    assert sequences_of(plan_best_fit(lengths, 100_000, None)) == best_fit_one_by_one(lengths.tolist(), 100_000, None)
 
 
 @pytest.mark.parametrize(("max_segments", "bound"), [(None, 1.001), (64, 1.005)])
-def test_best_fit_of_log_normal_lengths_is_near_the_lower_bound(
-    max_segments: int | None, bound: float
-) -> None:
+def test_best_fit_of_log_normal_lengths_is_near_the_lower_bound(max_segments: int | None, bound: float) -> None:
     lengths = np.clip(np.random.default_rng(0).lognormal(5.5, 1, 100_000).astype(np.int64), 1, 4096)
     plan = plan_best_fit(lengths, 4096, max_segments)
 
@@ -356,9 +352,7 @@ def test_concat_reads_back_as_the_joined_documents(lengths: list[int], limit: in
     plan = plan_concat(np.array(lengths, dtype=np.int64), limit, "drop" if drop else "keep")
     tokens = [(e, t) for e, n in enumerate(lengths) for t in range(n)]
     planned = [
-        (e, t)
-        for e, (s, n) in zip(plan.examples.tolist(), plan.ranges.tolist(), strict=True)
-        for t in range(s, s + n)
+        (e, t) for e, (s, n) in zip(plan.examples.tolist(), plan.ranges.tolist(), strict=True) for t in range(s, s + n)
     ]
     kept = len(tokens) // limit * limit if drop else len(tokens)
 
@@ -401,9 +395,7 @@ def test_attention_spans_are_segments_or_whole_sequences() -> None:
         ([1, 1, 1, 1], [4], [1, 1, 1, 0]),
     ],
 )
-def test_loss_stands_one_before_its_target_inside_a_span(
-    mask: list[int], spans: list[int], loss: list[int]
-) -> None:
+def test_loss_stands_one_before_its_target_inside_a_span(mask: list[int], spans: list[int], loss: list[int]) -> None:
     assert predicting(np.array(mask, dtype=bool), np.array(spans)).astype(int).tolist() == loss
 
 

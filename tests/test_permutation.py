@@ -71,9 +71,7 @@ def test_permuted_rows_equal_one_permutation_per_key(kind: PermutationType, n: i
     rows = permuted_rows(kind, n, some)
 
     assert rows.shape == (len(some), n)
-    assert all(
-        np.array_equal(row, permutation(kind, n, k)(np.arange(n))) for row, k in zip(rows, some, strict=True)
-    )
+    assert all(np.array_equal(row, permutation(kind, n, k)(np.arange(n))) for row, k in zip(rows, some, strict=True))
 
 
 def test_permuted_rows_longer_than_a_chunk_equal_one_permutation_per_key() -> None:
@@ -102,16 +100,14 @@ def test_permutation_outside_its_range_is_an_index_error(kind: PermutationType, 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", [-1, 10])
-def test_permutation_of_an_array_reaching_outside_is_an_index_error(
-    kind: PermutationType, place: int
-) -> None:
+def test_permutation_of_an_array_reaching_outside_is_an_index_error(kind: PermutationType, place: int) -> None:
     with pytest.raises(IndexError, match="10"):
         permutation(kind, 10, K)(np.array([0, place]))
 
 
 def test_permutation_of_fractional_places_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="float64"):
-        feistel(10, K)(np.array([0.5]))  # pyright: ignore[reportArgumentType, reportCallIssue]
+        feistel(10, K)(np.array([0.5]))
 
 
 def test_permutation_of_nothing_is_a_value_error() -> None:

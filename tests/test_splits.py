@@ -33,9 +33,7 @@ def test_group_split_of_twelve_groups_is_as_specified() -> None:
 def test_group_split_with_another_seed_is_another_one() -> None:
     names = [f"g{i}" for i in range(100)]
 
-    assert [splitter(test=0.5).of_group(n) for n in names] != [
-        splitter(test=0.5, seed=1).of_group(n) for n in names
-    ]
+    assert [splitter(test=0.5).of_group(n) for n in names] != [splitter(test=0.5, seed=1).of_group(n) for n in names]
 
 
 def test_group_split_keeps_typed_values_apart_and_key_order_together() -> None:
@@ -110,9 +108,7 @@ def test_time_split_begins_at_each_boundary(when: str, split: str) -> None:
     assert in_time(validation="2024-01-01", test="2024-06-01")(None, when, CONTENT) == split
 
 
-@pytest.mark.parametrize(
-    ("when", "split"), [("-1", "train"), ("0", "test"), ("1e3", "test"), ("0.5", "test")]
-)
+@pytest.mark.parametrize(("when", "split"), [("-1", "train"), ("0", "test"), ("1e3", "test"), ("0.5", "test")])
 def test_time_split_of_numbers_compares_numbers(when: str, split: str) -> None:
     assert in_time(test=0)(None, when, CONTENT) == split
 
@@ -171,9 +167,7 @@ def test_options_that_cannot_stand_together_are_refused(values: dict[str, object
         splitter(**values)
 
 
-@pytest.mark.parametrize(
-    "values", [{"group_key": ["a", "b"]}, {"time_key": "t", "boundaries": {"test": "2024-01-01"}}]
-)
+@pytest.mark.parametrize("values", [{"group_key": ["a", "b"]}, {"time_key": "t", "boundaries": {"test": "2024-01-01"}}])
 def test_splits_survive_their_own_dump(values: dict[str, object]) -> None:
     splits = check(Splits, values, "splits")
 

@@ -1,0 +1,256 @@
+"""Partitions: the specification's vector; ranks together give the order; steps are whole, and even."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.config import check
+from pipelines.errors import ConfigError
+from pipelines.partitions import (
+    FILLER,
+    Dealt,
+    Partitions,
+    check_world_size,
+    deal,
+    rank_positions,
+    step_facts,
+)
+
+EIGHT = [9, 1, 5, 7, 3, 8, 2, 6]
+
+
+def dealt(
+    trained: list[int],
+    *,
+    batch_sizes: list[tuple[int, int]] | None = None,
+    epochs: list[int] | None = None,
+    steps: int | None = None,
+    **values: Any,
+) -> Dealt:
+    return deal(
+        check(Partitions, values, "partitions"),
+        np.array(epochs or [0, len(trained)]),
+        np.array(trained, dtype=np.int64),
+        batch_sizes=batch_sizes or [],
+        steps=steps,
+    )
+
+
+def loads_of(found: Dealt, trained: list[int]) -> list[int]:
+    return [trained[place] if place != FILLER else 0 for place in found.order.tolist()]
+
+
+def steps_of(found: Dealt) -> list[list[int]]:
+    return [step.tolist() for step in np.split(found.order, found.step_offsets[1:-1])]
+
+
+# --- places inside a step
+
+
+def test_one_step_of_eight_is_dealt_as_specified() -> None:
+    found = dealt(EIGHT, batch_sizes=[(0, 8)])
+    loads = np.array(loads_of(found, EIGHT))
+
+    assert loads.tolist() == [9, 8, 6, 7, 1, 2, 5, 3]
+    assert [int(loads[rank_positions(found, r, 2)].sum()) for r in range(2)] == [21, 20]
+    assert [int(loads[rank_positions(found, r, 4)].sum()) for r in range(4)] == [10, 10, 11, 10]
+
+
+def test_second_step_is_rotated_right_by_one() -> None:
+    found = dealt(EIGHT * 2, batch_sizes=[(0, 8)])
+
+    assert loads_of(found, EIGHT * 2)[8:] == [3, 9, 8, 6, 7, 1, 2, 5]
+
+
+def test_steps_are_counted_through_all_epochs() -> None:
+    found = dealt(EIGHT * 2, batch_sizes=[(0, 8)], epochs=[0, 8, 16])
+
+    assert loads_of(found, EIGHT * 2)[8:] == [3, 9, 8, 6, 7, 1, 2, 5]
+
+
+def test_balance_none_leaves_the_mixed_order() -> None:
+    assert dealt(EIGHT, batch_sizes=[(0, 4)], balance="none").order.tolist() == list(range(8))
+
+
+def test_equal_loads_are_dealt_in_order_of_place() -> None:
+    assert steps_of(dealt([1] * 4, batch_sizes=[(0, 4)]))[0] == [0, 1, 2, 3]
+
+
+def test_windows_of_balance_ranks_serve_where_there_is_no_batch() -> None:
+    found = dealt(EIGHT * 2, balance_ranks=8)
+
+    assert found.step_offsets.tolist() == [0, 8, 16]
+    assert not found.has_steps
+    assert loads_of(found, EIGHT * 2) == [9, 8, 6, 7, 1, 2, 5, 3, 3, 9, 8, 6, 7, 1, 2, 5]
+
+
+def test_skewed_loads_are_near_even_for_every_rank() -> None:
+    trained = np.random.default_rng(0).lognormal(7, 1, 256 * 20).astype(np.int64).tolist()
+    found = dealt(trained, batch_sizes=[(0, 256)])
+    loads = np.array(loads_of(found, trained)).reshape(20, 256)
+
+    for world_size in (2, 4, 8, 16):
+        per_rank = loads.reshape(20, -1, world_size).sum(axis=1)
+        assert ((per_rank.max(axis=1) - per_rank.min(axis=1)) / per_rank.mean(axis=1)).mean() < 0.05
+
+
+# --- remainders
+
+
+def test_pad_fills_each_epochs_last_step() -> None:
+    found = dealt([1] * 10, batch_sizes=[(0, 4)], epochs=[0, 5, 10], balance="none")
+
+    assert steps_of(found) == [[0, 1, 2, 3], [4, -1, -1, -1], [5, 6, 7, 8], [9, -1, -1, -1]]
+
+
+def test_drop_leaves_each_epochs_remainder_out() -> None:
+    found = dealt([1] * 10, batch_sizes=[(0, 4)], epochs=[0, 5, 10], balance="none", remainder="drop")
+
+    assert steps_of(found) == [[0, 1, 2, 3], [5, 6, 7, 8]]
+    assert found.dropped.tolist() == [4, 9]
+
+
+def test_carry_takes_a_remainder_into_the_next_epoch() -> None:
+    found = dealt([1] * 10, batch_sizes=[(0, 4)], epochs=[0, 5, 10], balance="none", remainder="carry")
+
+    assert steps_of(found) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, -1, -1]]
+
+
+def test_steps_end_the_order_and_name_what_is_left() -> None:
+    found = dealt([1] * 10, batch_sizes=[(0, 4)], epochs=[0, 5, 10], balance="none", steps=3)
+
+    assert steps_of(found) == [[0, 1, 2, 3], [4, -1, -1, -1], [5, 6, 7, 8]]
+    assert found.not_scheduled.tolist() == [9]
+    assert found.dropped.tolist() == []
+
+
+def test_batch_schedule_sets_the_length_of_each_step() -> None:
+    found = dealt([1] * 20, batch_sizes=[(0, 2), (2, 6)], balance="none", world_size=2)
+
+    assert found.step_offsets.tolist() == [0, 2, 4, 10, 16, 22]
+
+
+@pytest.mark.parametrize(("remainder", "length"), [("pad", 12), ("carry", 12), ("drop", 8)])
+def test_remainder_without_a_batch_goes_to_the_world_size(remainder: str, length: int) -> None:
+    assert len(dealt([1] * 10, world_size=4, remainder=remainder).order) == length
+
+
+def test_deal_of_nothing_is_nothing() -> None:
+    found = dealt([], batch_sizes=[(0, 4)])
+
+    assert found.order.tolist() == []
+    assert found.step_offsets.tolist() == [0]
+    assert rank_positions(found, 1, 2).tolist() == []
+
+
+@given(
+    trained=st.lists(st.integers(0, 50), max_size=80),
+    batches=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    world_size=st.sampled_from((1, 2, 3)),
+    remainder=st.sampled_from(("pad", "drop", "carry")),
+    balance=st.sampled_from(("trained_tokens", "none")),
+    steps=st.none() | st.integers(1, 12),
+    cut=st.floats(0, 1),
+)
+def test_deal_keeps_every_sequence_in_its_step_for_every_rank(
+    trained: list[int],
+    batches: list[int],
+    world_size: int,
+    remainder: str,
+    balance: str,
+    steps: int | None,
+    cut: float,
+) -> None:
+    batch_sizes = [(3 * i, 6 * size) for i, size in enumerate(batches)]
+    epochs = [0, int(cut * len(trained)), len(trained)]
+    values: dict[str, Any] = {"world_size": world_size, "remainder": remainder}
+    found = dealt(trained, batch_sizes=batch_sizes, epochs=epochs, steps=steps, balance=balance, **values)
+    laid = dealt(trained, batch_sizes=batch_sizes, epochs=epochs, steps=steps, balance="none", **values)
+    shown = found.order[found.order != FILLER].tolist()
+    ranks = [found.order[rank_positions(found, r, world_size)] for r in range(world_size)]
+
+    assert sorted([*shown, *found.dropped.tolist(), *found.not_scheduled.tolist()]) == list(range(len(trained)))
+    assert [sorted(step) for step in steps_of(found)] == [sorted(step) for step in steps_of(laid)]
+    assert np.array_equal(np.stack(ranks, axis=1).ravel(), found.order)
+    assert steps is None or len(found.step_offsets) - 1 <= steps
+    assert remainder != "drop" or FILLER not in found.order
+
+
+@given(trained=st.lists(st.integers(0, 50), min_size=1, max_size=60))
+def test_the_dealt_order_knows_no_world_size(trained: list[int]) -> None:
+    orders = [dealt(trained, batch_sizes=[(0, 8)], world_size=w).order.tolist() for w in (1, 2, 8)]
+
+    assert orders[0] == orders[1] == orders[2]
+
+
+# --- ranks
+
+
+def test_world_size_must_divide_every_batch_size() -> None:
+    check_world_size(8, [(0, 256), (5, 512)])
+    check_world_size(5, [])
+    with pytest.raises(ConfigError, match=r"3 does not divide batch_size 256 or 512; .* choose 2 or 4"):
+        check_world_size(3, [(0, 256), (5, 512)])
+    with pytest.raises(ConfigError, match="choose 2 or 4"):
+        dealt([1], batch_sizes=[(0, 4)], world_size=100)
+
+
+def test_rank_positions_for_a_world_size_that_splits_a_step_are_refused() -> None:
+    found = dealt([1] * 12, batch_sizes=[(0, 6)])
+
+    with pytest.raises(ConfigError, match="choose 2 or 3"):
+        rank_positions(found, 0, 4)
+    with pytest.raises(ConfigError, match="rank 2 of 2"):
+        rank_positions(found, 2, 2)
+
+
+@given(
+    trained=st.lists(st.integers(0, 50), max_size=60),
+    world_size=st.sampled_from((1, 2, 3)),
+    batch_sizes=st.sampled_from(([(0, 6)], [(0, 6), (2, 12)], [])),
+)
+def test_step_facts_of_all_ranks_add_up(
+    trained: list[int], world_size: int, batch_sizes: list[tuple[int, int]]
+) -> None:
+    found = dealt(trained, batch_sizes=batch_sizes, world_size=world_size, balance_ranks=4)
+    tokens = np.array(trained, dtype=np.int64) + 5
+    count = len(trained)
+    facts = [
+        step_facts(
+            found,
+            rank,
+            world_size,
+            tokens=tokens,
+            trained_tokens=np.array(trained, dtype=np.int64),
+            segments=np.full(count, 3),
+            longest_segments=tokens,
+        )
+        for rank in range(world_size)
+    ]
+    fillers = int(np.count_nonzero(found.order == FILLER))
+
+    assert sum(int(f.sequences.sum()) for f in facts) == len(found.order)
+    assert sum(int(f.fillers.sum()) for f in facts) == fillers
+    assert sum(int(f.segments.sum()) for f in facts) == 3 * count + fillers
+    assert sum(int(f.tokens.sum()) for f in facts) == int(tokens.sum()) + 2 * fillers
+    assert np.array_equal(sum(f.trained_tokens for f in facts), facts[0].step_trained_tokens)
+    assert max((int(f.longest_segment.max(initial=0)) for f in facts), default=0) == tokens.max(initial=0)
+    assert len({int(f.sequences.sum()) for f in facts}) == 1
+
+
+def test_step_facts_of_a_filler_are_two_tokens_without_a_target() -> None:
+    found = dealt([7], batch_sizes=[(0, 2)])
+    ones = np.array([1])
+    facts = step_facts(found, 1, 2, tokens=ones * 9, trained_tokens=ones * 7, segments=ones, longest_segments=ones * 9)
+
+    assert [v.tolist() for v in (facts.fillers, facts.tokens, facts.trained_tokens)] == [[1], [2], [0]]
+    assert [v.tolist() for v in (facts.longest_segment, facts.step_trained_tokens)] == [[2], [7]]
+
+
+@pytest.mark.parametrize("values", [{"world_size": 0}, {"world_size": True}, {"remainder": "cut"}, {"balance": True}])
+def test_partition_options_of_another_kind_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="partitions"):
+        dealt([1], **values)

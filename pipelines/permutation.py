@@ -39,7 +39,9 @@ class Permutation(Protocol):
     """A bijection of [0, n), applied to one place or to an array of places; IndexError outside."""
 
     @property
-    def n(self) -> int: ...
+    def n(self) -> int:
+        """Return the number of places."""
+        ...
 
     @overload
     def __call__(self, place: int) -> int: ...

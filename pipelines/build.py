@@ -169,7 +169,7 @@ def _code_version(loaded: Recipe, dataset: str | None, stage: str) -> str:
     }  # fmt: skip
     if dataset is None:
         read = {"seq_len": whole["seq_len"], "seed": whole["seed"], "mixture": whole["mixture"]}
-        read |= {"partitions": whole["partitions"]} if stage == "gpu_partitions" else {"datasets": sorted(loaded.datasets)}
+        read |= {"partitions": whole["partitions"], "datasets": list(loaded.datasets)}
         return digest(stage, versions[stage], read)[:16]
     options = whole["datasets"][dataset]
     groups = {
@@ -273,6 +273,8 @@ def run(
 
 
 def _reported(work: Work, report: Report) -> Report:
+    if work.stage == "gpu_partitions":
+        gpu_partitions.publish(work, report.manifest)
     if work.store.is_local:
         stats.record(work.store, report.manifest, reused=report.reused, parts_reused=report.parts_reused)
     return report

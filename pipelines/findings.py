@@ -59,7 +59,7 @@ LAWS: tuple[Law, ...] = (
     Law("group_size", ("canonical_rows",), "at_most", 10_000, "error",
         "rows in the largest group of splits.group_key",
         "choose a finer splits.group_key, or raise gates.group_size if one group may be that large"),
-    Law("rejects", ("raw_dataset", "canonical_rows", "tokenized_examples"), "at_most", 0.05, "error",
+    Law("rejects", ("canonical_rows", "tokenized_examples"), "at_most", 0.05, "error",
         "share of records rejected at this stage",
         "read the reasons with `rowmill sql \"select reason, count(*) from rejects group by 1\"` and mend the data or the format options"),
     Law("duplicates", ("canonical_rows",), "at_most", 0.2, "warn",

@@ -107,7 +107,7 @@ def folder(key: Key) -> str:
 
 
 def save(store: Store, manifest: Manifest) -> Manifest:
-    """Write a manifest under its fingerprint and its version, then point `current.json` at it.
+    """Write a manifest under its fingerprint and its version, then point `pointer.json` at it.
 
     Returns the manifest with `version` filled in.
     """
@@ -122,7 +122,7 @@ def save(store: Store, manifest: Manifest) -> Manifest:
 def make_current(store: Store, manifest: Manifest) -> None:
     """Make a kept version the one that readers without a version of their own get."""
     pointer = {"version": manifest.version, "fingerprint": manifest.fingerprint}
-    store.write(f"{folder(manifest.key)}/current.json", orjson.dumps(pointer))
+    store.write(f"{folder(manifest.key)}/pointer.json", orjson.dumps(pointer))
 
 
 def by_fingerprint(store: Store, key: Key, fingerprint: str) -> Manifest | None:
@@ -153,7 +153,7 @@ def by_version(store: Store, key: Key, version: str | None) -> Manifest:
 
 def current(store: Store, key: Key) -> Manifest | None:
     """Return the current manifest of a stage, or None if it was never built."""
-    path = f"{folder(key)}/current.json"
+    path = f"{folder(key)}/pointer.json"
     if not store.exists(path):
         return None
     return by_version(store, key, orjson.loads(store.read(path))["version"])

@@ -10,6 +10,7 @@ A function here takes one picklable task and returns one `manifest.Part`. Expens
 renderer) is made once per process and context.
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -176,9 +177,18 @@ class _RowColumns:
             [to_json(r.template_kwargs) if r.template_kwargs else None for r in rows],
             [r.text for r in rows], [r.output for r in rows],
             [None if r.record is None else to_json(r.record) for r in rows],
+            [_prompt_hash(r) for r in rows],
             *_report_columns(reports),
         ]  # fmt: skip
         return pa.table(columns, schema=ROWS)
+
+
+def _prompt_hash(row: Row) -> bytes | None:
+    """Identify what a row asks, case-folded and with spaces collapsed: the same prompt in two splits is a leak."""
+    prompt = row.text if row.kind == "pair" else next((m["content"] for m in row.messages if m["role"] == "user"), None)
+    if not prompt:
+        return None
+    return hashlib.blake2b(" ".join(prompt.casefold().split()).encode(errors="surrogatepass"), digest_size=8).digest()
 
 
 def _report_columns(reports: Sequence[ParseReport]) -> list[list[Any]]:
@@ -236,15 +246,15 @@ def drop_duplicates(task: DuplicatesTask) -> Part:
     """Write a part again without the rows that repeat earlier ones; they join its rejects."""
     store = Store(task.root)
     at = f"{task.folder}/parts/{task.fingerprint}"
-    rows = _read(store, task.part.files["rows"])
+    rows = store.table(task.part.files["rows"].path)
     gone = rows.take(pa.array(task.drop, pa.int64()))
     keep = np.ones(rows.num_rows, bool)
     keep[list(task.drop)] = False
     log = RejectLog("canonical_rows")
     for row, first in zip(gone.to_pylist(), task.first, strict=True):
         log.add(row["row_id"], Rejected("duplicate", f"repeats {first}"), row_as_bytes(row))
-    rejects = pa.concat_tables([_read(store, task.part.files["rejects"]), log.table()])
-    ledger = _read(store, task.part.files["ledger"])
+    rejects = pa.concat_tables([store.table(task.part.files["rejects"].path), log.table()])
+    ledger = store.table(task.part.files["ledger"].path)
     states, reasons = ledger.column("state").to_pylist(), ledger.column("reason").to_pylist()
     dropped = set(log.row_ids)
     for i, row_id in enumerate(ledger.column("row_id").to_pylist()):
@@ -270,11 +280,6 @@ def row_as_bytes(row: dict[str, Any]) -> bytes:
     """Return a stored canonical row as JSON, for the rejects of later stages: the raw record is one trace away."""
     kept = {k: v for k, v in row.items() if v is not None and k in ("kind", "messages", "tools", "template_kwargs", "text", "output", "record")}
     return orjson.dumps(kept)
-
-
-def _read(store: Store, file: File) -> pa.Table:
-    with store.open(file.path) as handle:
-        return pq.read_table(handle, partitioning=None)
 
 
 # ── Tokenized examples ─────────────────────────────────────────────────────────────────────────────
@@ -333,7 +338,7 @@ def _preparer(task: TokenizeTask) -> "Preparer":
 def tokenize_part(task: TokenizeTask) -> Part:
     """Tokenize one part of canonical rows."""
     store, preparer = Store(task.root), _preparer(task)
-    rows = _read(store, task.rows)
+    rows = store.table(task.rows.path)
     counts = Counts()
     outcomes = preparer.prepare(rows, counts)
     log = RejectLog("tokenized_examples")

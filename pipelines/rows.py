@@ -10,6 +10,7 @@ what is done to a row afterwards.
 the union of all keys and fill the gaps with nulls, and templates print those nulls.
 """
 
+import json
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -143,6 +144,7 @@ ROWS = pa.schema(
         pa.field("text", pa.string()),
         pa.field("output", pa.string()),
         pa.field("record", pa.string()),
+        pa.field("prompt_hash", pa.binary(8)),
         pa.field("schema", pa.string(), nullable=False),
         pa.field("extracted_think_from_content", pa.int32(), nullable=False),
         pa.field("moved_reasoning_keys", pa.int32(), nullable=False),
@@ -169,9 +171,16 @@ REJECTS = pa.schema(
 
 def to_json(value: Json) -> str:
     """Encode a canonical value as JSON text: UTF-8, key order kept, absent keys absent."""
-    return orjson.dumps(value).decode()
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:
+        # Integers beyond 64 bits: rare, and still the row's own content.
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def canonical_json(value: Json) -> bytes:
     """Encode a value so that equal values give equal bytes: keys sorted at every level."""
-    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except TypeError:
+        return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()

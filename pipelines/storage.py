@@ -6,7 +6,7 @@ does not: what the files mean (`manifest.py`, `shards/`).
     <root>/<recipe>/<dataset>/<stage>/parts/<fingerprint>/…   the work, one folder per part
     <root>/<recipe>/<dataset>/<stage>/manifests/<fingerprint>.json
     <root>/<recipe>/<dataset>/<stage>/versions/<version>.json
-    <root>/<recipe>/<dataset>/<stage>/current.json            the version that readers get
+    <root>/<recipe>/<dataset>/<stage>/pointer.json            the version that readers get
     <root>/stats/…                                            small tables for DuckDB
 
 A file is written under a temporary name and renamed, so a name that exists is whole. On an object
@@ -21,13 +21,15 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
 import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from pipelines.errors import BusyError, ConfigError, IntegrityError
 
@@ -83,6 +85,15 @@ class Store:
         if self.is_local:
             return Path(self.path(relative)).open("rb")
         return cast(BinaryIO, self._fs.open(self.path(relative), "rb"))
+
+    def table(self, relative: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """Read a Parquet file, or some of its columns, as one table."""
+        # The folder names on the way (`recipe=…`) are not columns of the file.
+        wanted = None if columns is None else list(columns)
+        if self.is_local:
+            return pq.read_table(self.path(relative), columns=wanted, partitioning=None, memory_map=True)
+        with self.open(relative) as handle:
+            return pq.read_table(handle, columns=wanted, partitioning=None)
 
     def list(self, relative: str) -> list[str]:
         """Return the sorted names in a folder; none if it does not exist."""

@@ -26,6 +26,9 @@ from pipelines.masking.leads import lead_length
 from pipelines.masking.pieces import Located, Locator
 from pipelines.rows import Masked, Message, Piece, Rejected, Span
 
+VERSION = 1
+"""Raise it when any mask may come out differently."""
+
 FOREIGN = 8
 """Characters from which another message's text inside a trained span is no coincidence."""
 
@@ -116,7 +119,7 @@ class Masker:
                 "marks works with any template; write auto or marks"
             )
         self._by_blocks = self._rules.spans != "marks" and blocks and not loss.everything
-        self._leads: dict[tuple[str, str], int] = {}
+        self._prompts: dict[tuple[str, bool], str] = {}
         enders = [t for t in self._contract.control_tokens if not t.startswith("</")]
         ends = [self._contract.own_end, self._contract.eos_token, *enders]
         self._enders = tuple(dict.fromkeys(end for end in ends if end))
@@ -132,15 +135,18 @@ class Masker:
 
         Law: every supervised message trains in exactly one example.
         """
+        return [self.mask(one, only=only) for one, only in self.drafts(conversation)]
+
+    def drafts(self, conversation: Conversation) -> list[tuple[Conversation, frozenset[int] | None]]:
+        """Say which conversations a row becomes as `turns` asks, and which of their messages may train (None: all)."""
         turns = self._rules.turns
         if turns == "auto":
             turns = "message" if self._rewrites_history(conversation) else "whole"
         if turns == "whole":
-            return [self.mask(conversation)]
+            return [(conversation, None)]
         groups = self._per_message(conversation) if turns == "message" else self._per_exchange(conversation)
-        return [
-            self.mask(replace(conversation, messages=conversation.messages[:end]), only=only) for end, only in groups
-        ] or [self.mask(conversation)]
+        drafts = [(replace(conversation, messages=conversation.messages[:end]), only) for end, only in groups]
+        return [*drafts] or [(conversation, None)]
 
     def mask(self, conversation: Conversation, *, only: frozenset[int] | None = None) -> Masked | Rejected:
         """Print a conversation and find what trains; `only` limits supervision to some messages.
@@ -159,7 +165,7 @@ class Masker:
                 return Rejected("render_mismatch", _difference(printed.text, plain))
         if self._loss.everything:
             return self._train_all(conversation, printed)
-        supervised = self._supervised(conversation.messages)
+        supervised = self.supervised(conversation.messages)
         if only is not None:
             supervised = [index for index in supervised if index in only]
         if not supervised:
@@ -193,25 +199,27 @@ class Masker:
         problem = self._verify(printed, trained, supervised, located, excluded)
         if problem is not None:
             return problem
-        pieces = located.pieces
-        if any(pieces[i].start > pieces[i + 1].start for i in range(len(pieces) - 1)):
-            pieces.sort(key=_by_start)
-        return Masked(
-            text, printed.spans, tuple(_merged(trained)), tuple(pieces), _counts(dropped) if dropped else {}, untrained
-        )
+        lost = _counts(dropped) if dropped else {}
+        return Masked(text, printed.spans, _merged(trained), tuple(located.pieces()), lost, untrained)
 
     def _train_all(self, conversation: Conversation, printed: Printed) -> Masked:
         located = Locator(printed, self._contract).locate(conversation.messages, self._roles, {})
-        pieces = tuple(sorted(located.pieces, key=_by_start))
         whole = (Span(0, len(printed.text), -1),) if printed.text else ()
-        return Masked(printed.text, printed.spans, whole, pieces, _counts(located.dropped))
+        return Masked(printed.text, printed.spans, whole, tuple(located.pieces()), _counts(located.dropped))
 
     # ── which messages ──
 
-    def _supervised(self, messages: Sequence[Message]) -> list[int]:
+    def supervised(self, messages: Sequence[Message]) -> list[int]:
         """Choose by flag first, then by role, then (for the model's roles) by `supervise`."""
         loss = self._loss
         by_default = not loss.mask and loss.mask_default == "mask"
+        roles = self._roles
+        if by_default and loss.supervise == "all_assistant":
+            return [
+                index
+                for index, message in enumerate(messages)
+                if (message["role"] in roles if "train" not in message and "weight" not in message else _trains(message, roles))
+            ]
         first = 0
         if loss.supervise == "last_turn":
             first = max((i + 1 for i, m in enumerate(messages) if m["role"] == "user"), default=0)
@@ -255,15 +263,25 @@ class Masker:
 
     def _lead(self, text: str, start: int, predecessor: str, has_tools: bool, kwargs: Mapping[str, object]) -> int:
         tokens = self._contract.control_tokens
-        prompt = self._printer.generation_prompt(predecessor, has_tools=has_tools, kwargs=kwargs)
+        prompt = self._prompt(predecessor, has_tools, kwargs)
+        if prompt and text.startswith(prompt, start):
+            return len(prompt)
         found = lead_length(text, start, prompt, tokens)
         if not found and predecessor != "user":
-            after_user = self._printer.generation_prompt("user", has_tools=has_tools, kwargs=kwargs)
-            found = lead_length(text, start, after_user, tokens)
+            found = lead_length(text, start, self._prompt("user", has_tools, kwargs), tokens)
         constant = self._contract.constant_lead
         if not found and constant and text.startswith(constant, start):
             found = len(constant)
         return found
+
+    def _prompt(self, role: str, has_tools: bool, kwargs: Mapping[str, object]) -> str:
+        if kwargs:
+            return self._printer.generation_prompt(role, has_tools=has_tools, kwargs=kwargs)
+        known = self._prompts.get((role, has_tools))
+        if known is None:
+            known = self._printer.generation_prompt(role, has_tools=has_tools, kwargs=kwargs)
+            self._prompts[role, has_tools] = known
+        return known
 
     # ── dropped content ──
 
@@ -303,29 +321,20 @@ class Masker:
         """Find supervised messages that no mark showed, by printing again with other text in their place."""
         owned = {span.message for span in printed.spans}
         found: dict[int, tuple[int, int]] = {}
+        if owned.issuperset(supervised):
+            return found
         for index in supervised:
-            if index in owned and not self._lost_to_another(index, located, dropped, conversation.messages):
+            if index in owned:
                 continue
             region = self._counterfactual(conversation, printed, index)
             if region is None:
                 return Rejected("span_not_found", f"message {index} ({conversation.messages[index]['role']})")
             found[index] = region
             dropped[:] = [one for one in dropped if one[1] != index]
-            located.pieces = [piece for piece in located.pieces if piece.message != index]
             is_model = conversation.messages[index]["role"] in self._roles
-            located.pieces.append(Piece(*region, index, "assistant" if is_model else "system"))
+            located.own[index] = [Piece(*region, index, "assistant" if is_model else "system")]
             located.first[index], located.last[index] = region
         return found
-
-    def _lost_to_another(
-        self,
-        index: int,
-        located: Located,
-        dropped: Sequence[tuple[str, int]],
-        messages: Sequence[Message],
-    ) -> bool:
-        """Tell whether a message has a span but its text stands elsewhere, as where pairs are printed together."""
-        return False
 
     def _counterfactual(self, conversation: Conversation, printed: Printed, index: int) -> tuple[int, int] | None:
         message = conversation.messages[index]
@@ -547,41 +556,48 @@ class Masker:
         excluded: set[int],
     ) -> Rejected | None:
         """Check laws (b), (c) and (d) of the mask; (a) holds because spans are cut from supervised messages."""
-        wanted = set(supervised)
         by_message: dict[int, list[Span]] = {}
         for span in trained:
-            by_message.setdefault(span.message, []).append(span)
-        empty = [index for index in supervised if index not in by_message]
-        if empty:
-            return Rejected("assistant_untrained", f"message {empty[0]}")
-        rest = sum([span.end - span.start for span in trained])
-        for piece in located.pieces:
-            index = piece.message
-            if index not in wanted or (piece.kind == "reasoning" and index in excluded):
-                continue
-            if not any(span.start <= piece.start and piece.end <= span.end for span in by_message[index]):
-                return Rejected("own_text_untrained", f"message {index}: {piece.kind}; remedy: template.spans: marks")
-            rest -= piece.end - piece.start
-        return self._foreign(printed.text, trained, wanted, located) if rest >= FOREIGN else None
+            if span.message in by_message:
+                by_message[span.message].append(span)
+            else:
+                by_message[span.message] = [span]
+        for index in supervised:
+            spans = by_message.get(index)
+            if spans is None:
+                return Rejected("assistant_untrained", f"message {index}")
+            own = located.own.get(index, [])
+            for piece in own:
+                if piece.kind == "reasoning" and index in excluded:
+                    continue
+                start, end = piece.start, piece.end
+                if not (spans[0].start <= start and end <= spans[0].end) and not any(
+                    span.start <= start and end <= span.end for span in spans
+                ):
+                    return Rejected("own_text_untrained", f"message {index}: {piece.kind}; remedy: template.spans: marks")
+            problem = self._foreign(printed.text, index, spans, own, located)
+            if problem is not None:
+                return problem
+        return None
 
     def _foreign(
-        self, text: str, trained: Sequence[Span], wanted: set[int], located: Located
+        self, text: str, index: int, spans: Sequence[Span], own: Sequence[Piece], located: Located
     ) -> Rejected | None:
-        """Refuse a trained span that holds another message's text beside its own."""
-        others = [(p.message, text[p.start : p.end]) for p in located.pieces if p.end - p.start >= FOREIGN]
-        for span in trained:
-            own = sorted(
-                (p.start, p.end) for p in located.pieces if p.message == span.message and p.start < span.end
-            )
-            # What is the message's own as well, such as a value that two calls share, is not foreign.
-            shared = {text[start:end] for start, end in own}
-            for start, end in _between(span, own):
+        """Refuse a message whose trained spans hold another message's text beside its own."""
+        ranges = sorted([(piece.start, piece.end) for piece in own]) if len(own) > 1 else [(p.start, p.end) for p in own]
+        for span in spans:
+            for start, end in _between(span, ranges):
                 if end - start < FOREIGN:
                     continue
-                rest = text[start:end]
-                for index, other in others:
-                    if index != span.message and len(other) <= len(rest) and other in rest and other not in shared:
-                        return Rejected("foreign_text_trained", f"message {span.message} holds text of message {index}")
+                for other, pieces in located.own.items():
+                    for piece in pieces:
+                        if other != index and FOREIGN <= piece.end - piece.start <= end - start:
+                            found = text[piece.start : piece.end]
+                            # What is the message's own as well, such as a value that two calls share, is not foreign.
+                            if text.find(found, start, end) >= 0 and all(text[a:b] != found for a, b in ranges):
+                                return Rejected(
+                                    "foreign_text_trained", f"message {index} holds text of message {other}"
+                                )
         return None
 
     # ── more than one example per conversation ──
@@ -594,20 +610,20 @@ class Masker:
         if isinstance(whole, Rejected):
             return False
         asking = {**conversation.kwargs, "add_generation_prompt": True}
-        for index in self._supervised(conversation.messages):
+        for index in self.supervised(conversation.messages):
             prompt = self._printer.render(conversation.messages[:index], conversation.tools, asking) if index else whole
             if index and isinstance(prompt, Printed) and not whole.text.startswith(prompt.text):
                 return True
         return False
 
     def _per_message(self, conversation: Conversation) -> list[tuple[int, frozenset[int]]]:
-        return [(index + 1, frozenset({index})) for index in self._supervised(conversation.messages)]
+        return [(index + 1, frozenset({index})) for index in self.supervised(conversation.messages)]
 
     def _per_exchange(self, conversation: Conversation) -> list[tuple[int, frozenset[int]]]:
         messages = conversation.messages
         starts = [i for i, m in enumerate(messages) if m["role"] == "user"]
         ends = [*starts[1:], len(messages)] if starts else [len(messages)]
-        supervised = self._supervised(messages)
+        supervised = self.supervised(messages)
         groups: list[tuple[int, frozenset[int]]] = []
         start = 0
         for end in ends:
@@ -616,6 +632,11 @@ class Masker:
                 groups.append((max(inside) + 1, inside))
             start = end
         return groups
+
+
+def _trains(message: Message, roles: frozenset[str]) -> bool:
+    flag = _flag(message)
+    return message["role"] in roles if flag is None else flag
 
 
 def _flag(message: Message) -> bool | None:
@@ -630,28 +651,28 @@ def _by_start(one: Span | Piece) -> int:
     return one.start
 
 
-def _merged(trained: Sequence[Span]) -> Iterator[Span]:
-    """Yield spans in order; they are disjoint already, and adjacent ones of one message are joined."""
-    previous: Span | None = None
+def _merged(trained: Sequence[Span]) -> tuple[Span, ...]:
+    """Return spans in order, adjacent ones of one message joined; they are disjoint already."""
+    merged: list[Span] = []
     for span in trained:
-        if previous is not None and previous.message == span.message and previous.end == span.start:
-            previous = Span(previous.start, span.end, span.message)
-            continue
-        if previous is not None:
-            yield previous
-        previous = span
-    if previous is not None:
-        yield previous
+        if merged and merged[-1].message == span.message and merged[-1].end == span.start:
+            merged[-1] = Span(merged[-1].start, span.end, span.message)
+        else:
+            merged.append(span)
+    return tuple(merged)
 
 
-def _between(span: Span, own: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+def _between(span: Span, own: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the parts of a span that no own text covers."""
+    parts: list[tuple[int, int]] = []
     position = span.start
     for start, end in own:
         if start > position:
-            yield position, min(start, span.end)
+            parts.append((position, min(start, span.end)))
         position = max(position, end)
     if position < span.end:
-        yield position, span.end
+        parts.append((position, span.end))
+    return parts
 
 
 def _counts(dropped: Sequence[tuple[str, int]]) -> dict[str, int]:

@@ -12,18 +12,15 @@ from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 
 
-def to_scratch(source: str, target: str, columns: Sequence[str]) -> pa.Table:
-    """Write some columns of a Parquet file as an uncompressed Arrow file, and return them as one table."""
-    table = pq.read_table(source, columns=list(columns), partitioning=None, memory_map=True).combine_chunks()
+def to_scratch(table: pa.Table, target: str) -> None:
+    """Write a table as an uncompressed Arrow file that can be mapped."""
     with pa.OSFile(target, "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
-    return table
+        writer.write_table(table.combine_chunks())
 
 
 @lru_cache(maxsize=4096)

@@ -15,8 +15,10 @@ the corridor: they may import rooms, and no room imports them.
 | `gpu_partitions` | recipe | the order, shards | shards per rank |
 """
 
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -26,6 +28,7 @@ import orjson
 from pipelines.executors import LocalPool
 from pipelines.manifest import Histogram, Key, Manifest, Part, Table, folder, load_part
 from pipelines.recipe import Dataset, Recipe
+from pipelines.shards import gather
 from pipelines.storage import Store
 
 TaskT = TypeVar("TaskT")
@@ -154,6 +157,19 @@ def _told(work: Work, made: Iterator[Part], planned: Sequence[Planned]) -> Itera
             seconds = time.monotonic() - begin
             work.progress(work.stage, done=done, total=len(planned), rows=rows, tokens=tokens, seconds=seconds)
         yield part
+
+
+@contextmanager
+def scratch_folder(work: Work) -> Iterator[Path]:
+    """Lend a local folder for files that are mapped while tokens move; beside the stage if its store is local."""
+    beside = Path(work.store.path(work.folder)) if work.store.is_local else None
+    if beside is not None:
+        beside.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="scratch-", dir=beside) as name:
+        try:
+            yield Path(name)
+        finally:
+            gather.forget()
 
 
 def first_samples(parts: Sequence[Part], fact: str, limit: int = 10) -> dict[str, tuple[str, ...]]:

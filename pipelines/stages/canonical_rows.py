@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipelines import filters, parts, sources
@@ -65,8 +64,7 @@ def _without_duplicates(work: Work, made: list[Part]) -> list[Part]:
     if work.dataset.filters.deduplicate == "off" or not made:
         return made
     column = "content_hash" if work.dataset.filters.deduplicate == "exact" else "dedupe_key"
-    paths = [work.store.path(p.files["rows"].path) for p in made]
-    tables = [pq.read_table(path, columns=[column, "row_id"], partitioning=None) for path in paths]
+    tables = [work.store.table(p.files["rows"].path, [column, "row_id"]) for p in made]
     starts = np.concatenate(([0], np.cumsum([t.num_rows for t in tables])))
     hashes = np.frombuffer(b"".join(b"".join(t.column(column).to_pylist()) for t in tables), np.uint64).reshape(-1, 2)
     keep = filters.first_occurrences(hashes)

@@ -10,13 +10,11 @@ Conservation: each example part adds up the content hashes of its own segments; 
 what it reads back from disk. The two sums must be equal.
 """
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any, cast
-from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +28,7 @@ from pipelines.packing import Plan
 from pipelines.rows import Kind
 from pipelines.shards import gather, native
 from pipelines.sources import Part as SourcePart
-from pipelines.stages import Draft, Work, part_folder, raw_dataset, share
+from pipelines.stages import Draft, Work, part_folder, raw_dataset, scratch_folder, share
 from pipelines.storage import Store, digest, digest_bytes
 
 VERSION = 1
@@ -87,21 +85,16 @@ def make(work: Work) -> Draft:
     """Plan each split, write its shards, check that nothing was lost or copied."""
     lengths = _lengths(work)
     plans = [plan for split in SPLITS if (plan := _plan(work, lengths, split)) is not None]
-    scratch = Path(work.store.local(work.folder)) / f"scratch-{uuid4().hex}"
-    scratch.mkdir(parents=True)
-    try:
+    with scratch_folder(work) as scratch:
         files, expected = _to_scratch(work, lengths, plans, scratch)
         made = _write_shards(work, lengths, plans, files)
-    finally:
-        gather.forget()
-        shutil.rmtree(scratch)
     return _draft(work, lengths, plans, made, expected)
 
 
 def _lengths(work: Work) -> _Lengths:
     files = work.input("tokenized_examples").files("examples")
-    paths = tuple(work.store.path(file.path) for file in files)
-    tables = [pq.read_table(path, columns=["tokens", "split"], partitioning=None) for path in paths]
+    paths = tuple(file.path for file in files)
+    tables = [work.store.table(path, ["tokens", "split"]) for path in paths]
     counts = [table.num_rows for table in tables]
     if not tables:
         return _Lengths(np.empty(0, np.int64), np.empty(0, object), np.zeros(1, np.int64), ())
@@ -136,7 +129,7 @@ def _plan(work: Work, lengths: _Lengths, split: str) -> _SplitPlan | None:
 
 def _name(work: Work, lengths: _Lengths, number: int) -> str:
     which = int(np.searchsorted(lengths.first_rows, number, "right")) - 1
-    column = pq.read_table(lengths.paths[which], columns=["example_id"], partitioning=None).column(0)
+    column = work.store.table(lengths.paths[which], ["example_id"]).column(0)
     return str(column[number - int(lengths.first_rows[which])].as_py())
 
 
@@ -147,6 +140,7 @@ def _name(work: Work, lengths: _Lengths, number: int) -> str:
 class _ScratchTask:
     """A part of examples to lay out for gathering; segments of it as `(row in the part, start, length, span start)`."""
 
+    root: str
     source: str
     target: str
     rows: Ints
@@ -158,7 +152,8 @@ class _ScratchTask:
 
 def to_scratch(task: _ScratchTask) -> int:
     """Write a part as a mapped file; return the sum of the content hashes of its segments."""
-    table = gather.to_scratch(task.source, task.target, ("input_ids", "loss_mask", "example_id"))
+    table = Store(task.root).table(task.source, ("input_ids", "loss_mask", "example_id"))
+    gather.to_scratch(table, task.target)
     return _expected_hash(table, task)
 
 
@@ -194,6 +189,7 @@ def _to_scratch(work: Work, lengths: _Lengths, plans: Sequence[_SplitPlan], scra
     targets = [str(scratch / f"{i:06d}.arrow") for i in range(len(lengths.paths))]
     tasks = [
         _ScratchTask(
+            root=work.store.root,
             source=path,
             target=targets[i],
             rows=examples[cuts[i] : cuts[i + 1]] - lengths.first_rows[i],

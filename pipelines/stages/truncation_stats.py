@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipelines import packing, stats
+from pipelines.examples import EXAMPLES
 from pipelines.manifest import Histogram, Table
 from pipelines.stages import Draft, Work, share
 
@@ -64,8 +64,8 @@ def make(work: Work) -> Draft:
 
 
 def _read(work: Work, paths: list[str]) -> pa.Table:
-    tables = [pq.read_table(work.store.path(path), columns=list(COLUMNS), partitioning=None) for path in paths]
-    return pa.concat_tables(tables)
+    tables = [work.store.table(path, COLUMNS) for path in paths]
+    return pa.concat_tables(tables or [EXAMPLES.empty_table().select(list(COLUMNS))])
 
 
 def _ints(table: pa.Table, name: str) -> NDArray[np.int64]:

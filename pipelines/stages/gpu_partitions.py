@@ -1,0 +1,259 @@
+"""The order and the shards → one folder of shards per data-parallel rank.
+
+What belongs here: moving sequences to ranks, conservation, the file that trainers open. What does not:
+which place belongs to which rank (`partitions.py`).
+
+    rank-00003-of-00008/
+    ├── data/part-00000.parquet …   that rank's sequences, in the order of training
+    └── facts.parquet               per step: sequences, fillers, tokens, trained tokens, longest segment
+
+`current.json` is what trainers open. It is written when all ranks of one order are there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from pipelines import parts
+from pipelines.manifest import File, Manifest, Part, Table
+from pipelines.shards import gather, native
+from pipelines.stages import Draft, Work, keep_part, kept_part, part_folder, scratch_folder, share, training_splits
+from pipelines.storage import Store, digest, digest_bytes
+
+VERSION = 1
+"""Raise it when any rank may hold other bytes."""
+
+Ints = NDArray[np.int64]
+SHARD_TOKENS = 2 << 20
+
+
+def rank_name(rank: int, world_size: int) -> str:
+    """Return the folder name of a rank: `rank-00003-of-00008`; another world size is never mistaken for it."""
+    return f"rank-{rank:05d}-of-{world_size:05d}"
+
+
+def rank_names(world_size: int) -> tuple[str, ...]:
+    """Return the folder names of all ranks."""
+    return tuple(rank_name(rank, world_size) for rank in range(world_size))
+
+
+def fingerprint_of(work: Work) -> str:
+    """Identify the order and the world size."""
+    splits = work.inputs[(work.recipe.name, "training_splits")]
+    return digest("gpu_partitions", VERSION, splits.version, work.recipe.partitions.world_size)
+
+
+def ranks_of(work: Work) -> tuple[str, ...]:
+    """Return the ranks that the manifest will name: those wanted and those kept already."""
+    names = rank_names(work.recipe.partitions.world_size)
+    wanted = set(work.ranks or names)
+    return tuple(name for name in names if name in wanted or kept_part(work.store, work.folder, _fingerprint(work, name)))
+
+
+def _fingerprint(work: Work, name: str) -> str:
+    return digest(fingerprint_of(work), name)
+
+
+def make(work: Work) -> Draft:
+    """Write the wanted ranks that are not kept, and describe all."""
+    present = ranks_of(work)
+    kept = {name: kept_part(work.store, work.folder, _fingerprint(work, name)) for name in present}
+    missing = [name for name, part in kept.items() if part is None]
+    if missing:
+        for name, part in zip(missing, _write_ranks(work, missing), strict=True):
+            keep_part(work.store, work.folder, part)
+            kept[name] = part
+    ranks = [part for part in kept.values() if part is not None]
+    return _draft(work, list(present), ranks, reused=len(present) - len(missing))
+
+
+# ── Sequences to ranks ─────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class _ScratchTask:
+    root: str
+    source: str
+    target: str
+
+
+def to_scratch(task: _ScratchTask) -> bytes:
+    """Lay a shard out for gathering; return its sequences' content hashes, 16 bytes each."""
+    table = Store(task.root).table(task.source).combine_chunks()
+    hashes = native.sequence_hashes(native.segments_of(table))
+    # Each shard has a dictionary of its own; plain strings can be taken from several.
+    plain = table.set_column(table.schema.get_field_index("dataset"), "dataset", pc.cast(table.column("dataset"), pa.string()))
+    gather.to_scratch(plain, task.target)
+    return b"".join(value.to_bytes(16, "little") for value in hashes)
+
+
+@dataclass(frozen=True, slots=True)
+class _RankTask:
+    root: str
+    at: str
+    fingerprint: str
+    files: tuple[str, ...]
+    first_rows: Ints
+    wanted: Ints
+    per_shard: int
+    card: dict[str, str]
+    facts: pa.Table
+
+
+def write_rank(task: _RankTask) -> tuple[Part, int]:
+    """Write one rank's shards; return the part and the content hash of what was read back."""
+    store = Store(task.root)
+    files: dict[str, File] = {}
+    found, tokens, trained, fillers = 0, 0, 0, 0
+    for number, begin in enumerate(range(0, len(task.wanted), task.per_shard)):
+        table = _typed(gather.take(task.files, task.first_rows, task.wanted[begin : begin + task.per_shard]))
+        sink = BytesIO()
+        native.write(table, sink, task.card)
+        content = sink.getvalue()
+        name = f"data/part-{number:05d}.parquet"
+        store.write(f"{task.at}/{name}", content)
+        files[name] = File(f"{task.at}/{name}", len(content), digest_bytes(content), table.num_rows)
+        with store.open(f"{task.at}/{name}") as handle:
+            back = native.read(handle)
+        found += sum(native.sequence_hashes(native.segments_of(back)))
+        tokens += int(back.column("tokens").to_numpy().sum())
+        trained += int(back.column("trained_tokens").to_numpy().sum())
+        fillers += int(pc.sum(back.column("filler")).as_py() or 0)
+    files["facts"] = parts.write_parquet(store, f"{task.at}/facts.parquet", task.facts)
+    facts = {"sequences": len(task.wanted), "fillers": fillers, "tokens": tokens, "trained_tokens": trained}
+    return Part(task.fingerprint, files, facts), found % native.MODULUS
+
+
+def _typed(table: pa.Table) -> pa.Table:
+    column = table.column("dataset").combine_chunks().dictionary_encode()
+    return table.set_column(table.schema.get_field_index("dataset"), native.SEQUENCES.field("dataset"), column).cast(native.SEQUENCES)
+
+
+def _write_ranks(work: Work, names: Sequence[str]) -> list[Part]:
+    packed = training_splits.packed_of(work)
+    shards = [p.files["shard"] for one in packed.values() for p in one.parts if p.facts["split"] == "train"]
+    counts = [file.rows for file in shards]
+    with scratch_folder(work) as scratch:
+        targets = [str(scratch / f"{i:06d}.arrow") for i in range(len(shards) + 1)]
+        tasks = [_ScratchTask(work.store.root, file.path, target) for file, target in zip(shards, targets, strict=False)]
+        size = 4 * sum(file.bytes for file in shards)
+        hashes = b"".join(work.pool.map(to_scratch, tasks, size_bytes=size)) + _filler_scratch(work, targets[-1])
+        first_rows = np.concatenate(([0], np.cumsum([*counts, 1])))
+        wanted = _wanted(work, packed)
+        ranks = [_rank_task(work, name, tuple(targets), first_rows, wanted) for name in names]
+        made = list(work.pool.map(write_rank, ranks, size_bytes=size))
+    values = [int.from_bytes(hashes[16 * i : 16 * i + 16], "little") for i in range(len(hashes) // 16)]
+    done: list[Part] = []
+    for task, (part, found) in zip(ranks, made, strict=True):
+        expected = sum(values[i] for i in task.wanted.tolist()) % native.MODULUS
+        facts = part.facts | {"conserved": found == expected, "content_hash": f"{found:032x}"}
+        done.append(Part(part.fingerprint, part.files, facts))
+    return done
+
+
+def _filler_scratch(work: Work, target: str) -> bytes:
+    card = next(iter(training_splits.packed_of(work).values())).card
+    pad = next((card[name] for name in ("pad_id", "eos_id") if card.get(name) is not None), 0)
+    table = native.fillers(1, pad_id=int(pad), dataset="")
+    plain = table.set_column(table.schema.get_field_index("dataset"), "dataset", pc.cast(table.column("dataset"), pa.string()))
+    gather.to_scratch(plain, target)
+    return native.sequence_hashes(native.segments_of(table.combine_chunks()))[0].to_bytes(16, "little")
+
+
+def _wanted(work: Work, packed: dict[str, Manifest]) -> Ints:
+    """Return for each place of the order the row of its sequence over all scratch files; fillers are the last row."""
+    splits = work.inputs[(work.recipe.name, "training_splits")]
+    order = work.store.table(splits.parts[0].files["order"].path, ("dataset", "sequence_id", "filler"))
+    rows = [sum(p.files["shard"].rows for p in one.parts if p.facts["split"] == "train") for one in packed.values()]
+    firsts = np.concatenate(([0], np.cumsum(rows)))
+    filler = order.column("filler").to_numpy(zero_copy_only=False)
+    datasets = np.where(filler, 0, order.column("dataset").to_numpy())
+    return np.where(filler, firsts[-1], firsts[datasets] + order.column("sequence_id").to_numpy())
+
+
+def _rank_task(work: Work, name: str, files: tuple[str, ...], first_rows: Ints, wanted: Ints) -> _RankTask:
+    world = work.recipe.partitions.world_size
+    rank = int(name.split("-")[1])
+    fingerprint = _fingerprint(work, name)
+    splits = work.inputs[(work.recipe.name, "training_splits")]
+    steps = work.store.table(splits.parts[0].files["rank_steps"].path)
+    shard_card = next(iter(training_splits.packed_of(work).values())).card
+    own = {"recipe": work.recipe.name, "order": str(splits.card["order"]), "rank": str(rank), "world_size": str(world)}
+    return _RankTask(
+        root=work.store.root,
+        at=f"{part_folder(work.folder, fingerprint)}/{name}",
+        fingerprint=fingerprint,
+        files=files,
+        first_rows=first_rows,
+        wanted=wanted[rank::world],
+        per_shard=max(1, SHARD_TOKENS // work.recipe.seq_len),
+        card={k: str(v) for k, v in shard_card.items() if k != "dataset"} | own,
+        facts=steps.filter(pc.equal(steps.column("rank"), rank)),
+    )
+
+
+# ── What the manifest says, and what trainers open ─────────────────────────────────────────────────
+
+
+def _draft(work: Work, names: list[str], ranks: list[Part], *, reused: int) -> Draft:
+    trained = [int(part.facts["trained_tokens"]) for part in ranks]
+    rows = [(name, *(int(p.facts[f]) for f in ("sequences", "fillers", "tokens", "trained_tokens"))) for name, p in zip(names, ranks, strict=True)]
+    return Draft(
+        parts=ranks,
+        facts={
+            "conservation": sum(not part.facts["conserved"] for part in ranks),
+            "stale_rank": 0,
+            "ranks": len(ranks),
+            "world_size": work.recipe.partitions.world_size,
+            "sequences": sum(int(p.facts["sequences"]) for p in ranks),
+            "fillers": sum(int(p.facts["fillers"]) for p in ranks),
+            "tokens": sum(int(p.facts["tokens"]) for p in ranks),
+            "trained_tokens": sum(trained),
+            "trained_spread": share(max(trained) - min(trained), max(trained)) if trained else 0.0,
+        },
+        tables={"ranks": Table(("rank", "sequences", "fillers", "tokens", "trained_tokens"), tuple(rows[:30]))},
+        schema=tuple((f.name, str(f.type)) for f in native.SEQUENCES),
+        card={"order": work.inputs[(work.recipe.name, "training_splits")].card["order"], "ranks": names},
+        parts_reused=reused,
+        rows_made=sum(int(p.facts["sequences"]) for p in ranks),
+    )
+
+
+def publish(work: Work, made: Manifest) -> None:
+    """Write `current.json` for trainers, once every rank of this order is there and its tokens are conserved."""
+    world = work.recipe.partitions.world_size
+    if made.facts["conservation"] or int(made.facts["ranks"]) != world:
+        return
+    splits = work.inputs[(work.recipe.name, "training_splits")]
+    ranks = {
+        name: {
+            "folder": part.files["facts"].path.rsplit("/", 1)[0],
+            "files": [[f.path, f.rows, f.digest] for n, f in part.files.items() if n.startswith("data/")],
+            "sequences": part.facts["sequences"],
+        }
+        for name, part in zip(rank_names(world), made.parts, strict=True)
+    }
+    first = next(iter(training_splits.packed_of(work).values()))
+    content = {
+        "version": made.version,
+        "recipe": work.recipe.name,
+        "order": splits.card["order"],
+        "order_file": splits.parts[0].files["order"].path,
+        "datasets": splits.card["datasets"],
+        "world_size": world,
+        "seq_len": work.recipe.seq_len,
+        "places": splits.facts["places"],
+        "steps": splits.facts["steps"],
+        "has_steps": bool(work.recipe.mixture.batch_sizes),
+        "inputs": made.inputs,
+        "waivers": list(made.waivers),
+        "card": {k: v for k, v in first.card.items() if k != "dataset"},
+        "ranks": ranks,
+    }
+    work.store.write(f"{work.folder}/current.json", orjson.dumps(content, option=orjson.OPT_INDENT_2))

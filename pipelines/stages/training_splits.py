@@ -1,0 +1,291 @@
+"""Sequences of all datasets → the order of training, and what leaks between splits.
+
+What belongs here: sizes for the mixture, dealing, checks across datasets. What does not: the order itself
+(`mixing.py`, `partitions.py`), tokens.
+
+The order is one line per place: dataset, sequence, pass, step. It knows no world size: rank r of W takes
+every W-th place. Validation and test sets are not mixed or shuffled; their order is their plan's.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipelines import manifest, mixing, parts, partitions
+from pipelines.ledger import KEPT
+from pipelines.manifest import Histogram, Key, Manifest, Part, Table
+from pipelines.mixing import Order
+from pipelines.partitions import FILLER, Dealt
+from pipelines.stages import Draft, Work, part_folder, share
+from pipelines.storage import digest
+
+VERSION = 1
+"""Raise it when any recipe may be shown in another order."""
+
+Ints = NDArray[np.int64]
+
+ORDER = pa.schema(
+    [
+        pa.field("dataset", pa.int32(), nullable=False),
+        pa.field("sequence_id", pa.int64(), nullable=False),
+        pa.field("pass", pa.int32(), nullable=False),
+        pa.field("step", pa.int64(), nullable=False),
+        pa.field("filler", pa.bool_(), nullable=False),
+    ]
+)
+"""Line p is place p. `dataset` is its number in recipe order; a filler has dataset and sequence −1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """The train sequences of one dataset, int64[S] each."""
+
+    tokens: Ints
+    trained: Ints
+    segments: Ints
+    longest: Ints
+
+
+def fingerprint_of(work: Work) -> str:
+    """Identify the options that decide the order."""
+    recipe = work.recipe
+    options = [recipe.mixture.model_dump(mode="json"), recipe.partitions.model_dump(mode="json"), recipe.seed]
+    return digest("training_splits", VERSION, options, list(recipe.datasets))
+
+
+def packed_of(work: Work) -> dict[str, Manifest]:
+    """Return the packed shards of each dataset, in recipe order."""
+    return {name: work.inputs[(work.recipe.name, name, "packed_shards")] for name in work.recipe.datasets}
+
+
+def make(work: Work) -> Draft:
+    """Mix, deal, and check for leaks."""
+    packed = packed_of(work)
+    sequences = {name: _sequences(work, one) for name, one in packed.items()}
+    sizes = {name: len(one.tokens) for name, one in sequences.items()}
+    order = mixing.schedule(work.recipe.mixture, sizes, work.recipe.seed)
+    by_place = _by_place(order, list(sequences.values()))
+    mixture = work.recipe.mixture
+    dealt = partitions.deal(
+        work.recipe.partitions, order.epoch_offsets, by_place.trained, batch_sizes=mixture.batch_sizes, steps=mixture.steps
+    )
+    steps = _rank_steps(work, dealt, by_place)
+    part = _save(work, order, dealt, steps)
+    return _draft(work, packed, sizes, order, dealt, by_place, steps, part)
+
+
+def _sequences(work: Work, packed: Manifest) -> Sequences:
+    shards = [p.files["shard"].path for p in packed.parts if p.facts["split"] == "train"]
+    if not shards:
+        return Sequences(*(np.empty(0, np.int64) for _ in range(4)))
+    table = pa.concat_tables([work.store.table(path, ("tokens", "trained_tokens", "segment_lengths")) for path in shards]).combine_chunks()
+    lists = table.column("segment_lengths").combine_chunks()
+    offsets = np.asarray(lists.offsets, np.int64)
+    lengths = lists.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
+    starts = offsets[:-1] - offsets[0]
+    return Sequences(
+        tokens=table.column("tokens").to_numpy().astype(np.int64),
+        trained=table.column("trained_tokens").to_numpy().astype(np.int64),
+        segments=np.diff(offsets),
+        longest=np.maximum.reduceat(lengths, starts),
+    )
+
+
+def _by_place(order: Order, sequences: list[Sequences]) -> Sequences:
+    """Return the facts of the sequence at each place of the mixed order."""
+    firsts = np.concatenate(([0], np.cumsum([len(one.tokens) for one in sequences])))
+    index = firsts[order.datasets] + order.items
+
+    def at(name: str) -> Ints:
+        joined = np.concatenate([getattr(one, name) for one in sequences])
+        return joined[index]
+
+    return Sequences(at("tokens"), at("trained"), at("segments"), at("longest"))
+
+
+def _rank_steps(work: Work, dealt: Dealt, by_place: Sequences) -> pa.Table:
+    world = work.recipe.partitions.world_size
+    tables: list[pa.Table] = []
+    for rank in range(world):
+        facts = partitions.step_facts(
+            dealt, rank, world, tokens=by_place.tokens, trained_tokens=by_place.trained, segments=by_place.segments,
+            longest_segments=by_place.longest,
+        )  # fmt: skip
+        count = len(facts.sequences)
+        tables.append(
+            pa.table(
+                {
+                    "rank": np.full(count, rank), "world_size": np.full(count, world), "step": np.arange(count),
+                    "sequences": facts.sequences, "fillers": facts.fillers, "segments": facts.segments, "tokens": facts.tokens,
+                    "trained_tokens": facts.trained_tokens, "longest_segment": facts.longest_segment,
+                    "step_trained_tokens": facts.step_trained_tokens,
+                }
+            )
+        )  # fmt: skip
+    return pa.concat_tables(tables)
+
+
+def _save(work: Work, order: Order, dealt: Dealt, steps: pa.Table) -> Part:
+    filler = dealt.order == FILLER
+    place = np.where(filler, 0, dealt.order)
+    empty = not len(order.items)
+    columns = [np.full(len(filler), -1) if empty else np.where(filler, -1, values[place]) for values in (order.datasets, order.items)]
+    passes = np.zeros(len(filler), np.int32) if empty else np.where(filler, 0, order.passes[place])
+    step = np.repeat(np.arange(len(dealt.step_offsets) - 1), np.diff(dealt.step_offsets))
+    table = pa.table([columns[0].astype(np.int32), columns[1], passes.astype(np.int32), step, filler], schema=ORDER)
+    packed = [one.version for one in packed_of(work).values()]
+    fingerprint = digest(fingerprint_of(work), packed)
+    at = part_folder(work.folder, fingerprint)
+    files = {
+        "order": parts.write_parquet(work.store, f"{at}/order.parquet", table),
+        "rank_steps": parts.write_parquet(work.store, f"{at}/rank_steps.parquet", steps),
+    }
+    return Part(fingerprint, files, {"places": len(filler), "fillers": int(filler.sum())})
+
+
+def _draft(
+    work: Work, packed: dict[str, Manifest], sizes: dict[str, int], order: Order, dealt: Dealt, by_place: Sequences, steps: pa.Table, part: Part
+) -> Draft:
+    shown = np.unique(_global(order, sizes))
+    total = sum(sizes.values())
+    scheduled = np.unique(_global(order, sizes)[dealt.order[dealt.order != FILLER]]) if total else shown
+    dropped = np.setdiff1d(np.unique(_global(order, sizes)[dealt.dropped]), scheduled) if len(dealt.dropped) else np.empty(0, np.int64)
+    left = total - len(scheduled) - len(dropped)
+    lines = [(KEPT, "", len(scheduled)), ("remainder", "", len(dropped)), ("not_scheduled", "", left)]
+    leaks = _leaks(work, packed)
+    balance, empty_pairs = _balance(steps)
+    rows = [row for one in packed.values() for row in one.tables["splits"].rows]
+    return Draft(
+        parts=[part],
+        facts={
+            **leaks,
+            "mixture_share": _mixture_share(work, order, sizes),
+            "rank_balance": balance,
+            "empty_step": empty_pairs,
+            "sequences": total,
+            "places": int(part.facts["places"]),
+            "fillers": int(part.facts["fillers"]),
+            "steps": len(dealt.step_offsets) - 1,
+            "tokens": int(by_place.tokens[dealt.order[dealt.order != FILLER]].sum()),
+            "trained_tokens": int(by_place.trained[dealt.order[dealt.order != FILLER]].sum()),
+        },
+        ledger=[line for line in lines if line[2] or line[0] == KEPT],
+        tables={
+            "splits": Table(("dataset", "split", "rows", "sequences", "trained_tokens"), tuple(rows)),
+            "mixture": _mixture_table(work, order, dealt, by_place, sizes),
+        },
+        histograms=_step_histogram(steps),
+        schema=tuple((f.name, str(f.type)) for f in ORDER),
+        card={"order": part.files["order"].digest, "datasets": list(sizes)},
+        rows_made=total,
+    )
+
+
+def _global(order: Order, sizes: dict[str, int]) -> Ints:
+    firsts = np.concatenate(([0], np.cumsum(list(sizes.values()))))
+    return firsts[order.datasets] + order.items
+
+
+def _balance(steps: pa.Table) -> tuple[float, int]:
+    """Return how far the busiest rank lies above the mean one, over steps, and the pairs with nothing trained."""
+    frame = pl.DataFrame(steps.select(["step", "trained_tokens"]).to_pydict())
+    if not len(frame):
+        return 0.0, 0
+    per_step = frame.group_by("step").agg(pl.col("trained_tokens").max().alias("most"), pl.col("trained_tokens").mean().alias("mean"))
+    above = (per_step["most"] / per_step["mean"] - 1).fill_nan(0).mean()
+    return round(float(above or 0.0), 9), int((frame["trained_tokens"] == 0).sum())  # pyright: ignore[reportArgumentType]
+
+
+def _step_histogram(steps: pa.Table) -> dict[str, Histogram]:
+    trained = steps.column("trained_tokens").to_numpy()
+    if not len(trained):
+        return {}
+    counts, edges = np.histogram(trained, bins=min(20, max(1, len(np.unique(trained)))))
+    return {"rank_load": Histogram("trained tokens per rank and step", "tokens", tuple(round(float(e), 1) for e in edges), tuple(int(c) for c in counts))}
+
+
+def _mixture_share(work: Work, order: Order, sizes: dict[str, int]) -> float:
+    """Return the largest distance, in sequences, of a dataset from its share at the end of a block; 0 without weights."""
+    stages = work.recipe.mixture.stages
+    if stages is None or len(stages) != 1 or not len(order.datasets):
+        return 0.0
+    names, size = list(sizes), work.recipe.mixture.mixture_block_size
+    weights = stages[0][1]
+    total = sum(weights.values(), Fraction(0))
+    ends = np.append(np.arange(size, len(order.datasets), size), len(order.datasets))
+    worst = 0.0
+    for number, name in enumerate(names):
+        given = np.cumsum(order.datasets == number)[ends - 1]
+        wanted = float(weights.get(name, Fraction(0)) / total) * ends
+        worst = max(worst, float(np.abs(given - wanted).max()))
+    return round(worst, 6)
+
+
+def _mixture_table(work: Work, order: Order, dealt: Dealt, by_place: Sequences, sizes: dict[str, int]) -> Table:
+    places = dealt.order[dealt.order != FILLER]
+    stages = work.recipe.mixture.stages
+    weights = stages[0][1] if stages else {name: Fraction(size) for name, size in sizes.items()}
+    total = sum((weights.get(name, Fraction(0)) for name in sizes), Fraction(0)) or Fraction(1)
+    rows: list[tuple[Any, ...]] = []
+    for number, (name, size) in enumerate(sizes.items()):
+        mine = places[order.datasets[places] == number]
+        weight = weights.get(name, Fraction(0))
+        passes = round(len(mine) / size, 4) if size else 0.0
+        rows.append((name, round(float(weight), 6), round(float(weight / total), 6), passes, len(mine), int(by_place.trained[mine].sum())))
+    return Table(("dataset", "weight", "wanted_share", "passes", "sequences", "trained_tokens"), tuple(rows))
+
+
+# ── Leaks between splits ───────────────────────────────────────────────────────────────────────────
+
+
+def _leaks(work: Work, packed: dict[str, Manifest]) -> dict[str, Any]:
+    """Count rows, groups and prompts that stand in more than one split, over all datasets."""
+    frames = [_rows(work, name, one) for name, one in packed.items()]
+    rows = pl.concat([frame for frame in frames if frame is not None]) if any(f is not None for f in frames) else None
+    if rows is None:
+        return {"same_row": 0, "same_group": 0, "same_prompt": 0.0, "split_share": 0.0}
+    twice = rows.group_by("content_hash").agg(pl.col("split").n_unique().alias("splits")).filter(pl.col("splits") > 1)
+    groups = rows.filter(pl.col("group_key").is_not_null()).group_by("dataset", "group_key").agg(pl.col("split").n_unique().alias("splits"))
+    held = rows.filter(pl.col("split") != "train", pl.col("prompt_hash").is_not_null())
+    asked = rows.filter(pl.col("split") == "train").select("prompt_hash").unique()
+    return {
+        "same_row": len(twice.collect(engine="streaming")),
+        "same_group": len(groups.filter(pl.col("splits") > 1).collect(engine="streaming")),
+        "same_prompt": share(
+            len(held.join(asked, on="prompt_hash", how="semi").collect(engine="streaming")),
+            len(rows.filter(pl.col("split") != "train").select("split").collect(engine="streaming")),
+        ),
+        "split_share": _split_share(work, rows),
+    }
+
+
+def _rows(work: Work, name: str, packed: Manifest) -> pl.LazyFrame | None:
+    """Return the rows that a dataset's shards were made of, found by the versions that its manifests name."""
+    tokenized = _input(work, packed, (work.recipe.name, name, "tokenized_examples"))
+    canonical = _input(work, tokenized, (work.recipe.name, name, "canonical_rows"))
+    paths = [work.store.path(file.path) for file in canonical.files("rows")]
+    if not paths:
+        return None
+    return pl.scan_parquet(paths).select("dataset", "content_hash", "split", "group_key", "prompt_hash")
+
+
+def _input(work: Work, made: Manifest, key: Key) -> Manifest:
+    return manifest.by_version(work.store, key, made.inputs.get("/".join(key)))
+
+
+def _split_share(work: Work, rows: pl.LazyFrame) -> float:
+    counts = rows.group_by("dataset", "split").len().collect(engine="streaming")
+    worst = 0.0
+    for name, dataset in work.recipe.datasets.items():
+        own = {str(split): int(n) for ds, split, n in counts.iter_rows() if ds == name}
+        total = sum(own.values())
+        if not total or dataset.splits.time_key is not None:
+            continue
+        for split in ("validation", "test"):
+            worst = max(worst, abs(own.get(split, 0) / total - float(getattr(dataset.splits, split))))
+    return round(worst, 9)

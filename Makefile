@@ -1,7 +1,7 @@
 # The words of this project. `make help` lists them; `make demo` and `make test` need nothing but Python and make.
 # What belongs here: which command a word stands for. What does not: logic; that lives in the programs named.
 
-# Set PYTHON to build the environment with an interpreter of your choice: make demo PYTHON=/opt/python3.12/bin/python3
+# Set PYTHON to build the environment with an interpreter of your choice: make demo PYTHON=python3.12
 PYTHON ?=
 # Further words for pytest: make test PYTEST_ARGS="tests/test_layers.py -x"
 PYTEST_ARGS ?= -n auto --dist loadfile
@@ -75,8 +75,8 @@ $(READY): pyproject.toml constraints.txt
 	  exit 1; \
 	fi; \
 	if [ ! -x $(BIN)/python ] || ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
-	  echo "Creating .venv with $$($$chosen --version); the packages need about 1.5 GB and a few minutes, once."; \
+	  echo "Creating .venv with $$("$$chosen" --version): once, 1.6 GB, a minute or more depending on the network"; \
 	  "$$chosen" -m venv --clear .venv; \
 	fi; \
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'; \
+	$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[dev]'; \
 	touch $@

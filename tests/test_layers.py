@@ -1,0 +1,87 @@
+"""The house stands as drawn: floors, rooms, and nothing of Dagster in the engine.
+
+What belongs here: that the contracts of pyproject.toml hold, and that they would notice. What does not: the contracts.
+"""
+
+import ast
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAVY = {"torch", "transformers", "datasets", "great_expectations", "ray", "pandas"}
+
+
+def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run import-linter over the packages in `folder`."""
+    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-cache"]
+    return subprocess.run(command, check=False, cwd=folder, capture_output=True, text=True)
+
+
+def imports_of(source: str, *, at_load: bool) -> Iterator[str]:
+    """Yield the modules that a source imports, only those imported when it is loaded if `at_load`."""
+    tree = ast.parse(source)
+    inside = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        if at_load and id(node) in inside:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+def test_layers_hold() -> None:
+    result = lint_imports(ROOT)
+
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("pipelines/filters.py", "import pipelines.packing"),
+        ("pipelines/sources/urls.py", "from pipelines.truncation import Truncation"),
+        ("pipelines/rows.py", "from pipelines.formats import Format"),
+        ("pipelines/packing.py", "from pipelines import recipe"),
+        ("pipelines/build.py", "import dagster"),
+        ("pipelines/manifest.py", "from assets import metadata"),
+        ("pipelines/unplaced.py", "import pipelines.rows"),
+    ],
+)
+def test_layers_notice_an_import_across_them(tmp_path: Path, module: str, line: str) -> None:
+    for package in ("assets", "pipelines"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    with (tmp_path / module).open("a", encoding="utf-8") as handle:
+        handle.write(f"\n{line}\n")
+
+    result = lint_imports(tmp_path)
+
+    assert result.returncode == 1, f"a planted `{line}` in {module} went unnoticed"
+    assert "BROKEN" in result.stdout or "unplaced" in result.stdout
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "pipelines").rglob("*.py")), ids=lambda path: path.stem)
+def test_engine_module_loads_nothing_heavy_at_import(path: Path) -> None:
+    loaded = {name.split(".")[0] for name in imports_of(path.read_text(encoding="utf-8"), at_load=True)}
+
+    assert loaded & HEAVY == set(), "import it inside the function that needs it"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "assets").rglob("*.py")), ids=lambda path: path.stem)
+def test_asset_module_keeps_its_annotations_and_to_public_dagster(path: Path) -> None:
+    """Dagster compares annotations when it loads definitions, so they must not become strings."""
+    every = set(imports_of(path.read_text(encoding="utf-8"), at_load=False))
+
+    assert "__future__" not in every
+    assert [name for name in every if name.startswith(("dagster._", "dagster_shared", "dagster_pipes"))] == []

@@ -23,7 +23,7 @@ from pipelines.config import Config
 from pipelines.contract import Conversation, Printed, Printer, TemplateContract
 from pipelines.errors import ConfigError
 from pipelines.masking.leads import lead_length
-from pipelines.masking.pieces import Located, Locator
+from pipelines.masking.pieces import SHORT, Located, Locator
 from pipelines.rows import Masked, Message, Piece, Rejected, Span
 
 VERSION = 1
@@ -119,6 +119,9 @@ class Masker:
                 "marks works with any template; write auto or marks"
             )
         self._by_blocks = self._rules.spans != "marks" and blocks and not loss.everything
+        usual = Loss(boundary=loss.boundary, weights=loss.weights, finish=loss.finish)
+        ends_itself = self._contract.end_of_turn == "own" and bool(self._contract.own_end)
+        self._is_usual = loss == usual and ends_itself and not self._by_blocks and "assistant" in self._roles
         self._prompts: dict[tuple[str, bool], str] = {}
         enders = [t for t in self._contract.control_tokens if not t.startswith("</")]
         ends = [self._contract.own_end, self._contract.eos_token, *enders]
@@ -165,6 +168,10 @@ class Masker:
                 return Rejected("render_mismatch", _difference(printed.text, plain))
         if self._loss.everything:
             return self._train_all(conversation, printed)
+        if self._is_usual and only is None:
+            masked = self._usual(conversation, printed)
+            if masked is not None:
+                return masked
         supervised = self.supervised(conversation.messages)
         if only is not None:
             supervised = [index for index in supervised if index in only]
@@ -201,6 +208,52 @@ class Masker:
             return problem
         lost = _counts(dropped) if dropped else {}
         return Masked(text, printed.spans, _merged(trained), tuple(located.pieces()), lost, untrained)
+
+    def _usual(self, conversation: Conversation, printed: Printed) -> Masked | None:
+        """Mask a plain chat in one pass, or return null: then the long way decides.
+
+        Law: the result is the long way's. A row is usual if every message stands whole in its own span, every
+        assistant span is lead, own text, the known end of turn and white space, and nothing else is in play.
+        """
+        text, spans, messages = printed.text, printed.spans, conversation.messages
+        before = len(messages) - len(spans)
+        if conversation.tools or not spans or before not in (0, 1):
+            return None
+        pieces: list[Piece] = []
+        trained: list[Span] = []
+        predecessor = "user"
+        own_end = self._contract.own_end
+        if before:
+            found = _plain_content(messages[0], text, 0, spans[0].start)
+            predecessor = messages[0]["role"]
+            if found is None or predecessor != "system":
+                return None
+            pieces.append(Piece(*found, 0, "system"))
+        for index, span in enumerate(spans, before):
+            message = messages[index]
+            role = message["role"]
+            if span.message != index:
+                return None
+            if role in self._roles:
+                prompt = self._prompt(predecessor, False, conversation.kwargs)
+                start = span.start + len(prompt)
+                found = _plain_content(message, text, start, span.end)
+                if found is None or not prompt or not text.startswith(prompt, span.start):
+                    return None
+                stop = found[1] + len(own_end)
+                if not text.startswith(own_end, found[1]) or not (stop == span.end or text[stop : span.end].isspace()):
+                    return None
+                if found[0] != start and text[start : found[0]] not in self._contract.empty_reasoning:
+                    return None
+                trained.append(Span(start, stop, index))
+                pieces.append(Piece(*found, index, "assistant"))
+            else:
+                found = _plain_content(message, text, span.start, span.end)
+                if found is None or role not in ("user", "system"):
+                    return None
+                pieces.append(Piece(*found, index, role))
+            predecessor = role
+        return Masked(text, spans, tuple(trained), tuple(pieces)) if trained else None
 
     def _train_all(self, conversation: Conversation, printed: Printed) -> Masked:
         located = Locator(printed, self._contract).locate(conversation.messages, self._roles, {})
@@ -632,6 +685,18 @@ class Masker:
                 groups.append((max(inside) + 1, inside))
             start = end
         return groups
+
+
+_UNUSUAL = frozenset({"tool_calls", "reasoning_content", "inline_reasoning", "train", "weight"})
+
+
+def _plain_content(message: Message, text: str, start: int, end: int) -> tuple[int, int] | None:
+    """Find the content of a message that has nothing else, long enough to stand nowhere by chance."""
+    content = message["content"]
+    if not _UNUSUAL.isdisjoint(message) or type(content) is not str or len(content) < SHORT or content.isspace():
+        return None
+    at = text.find(content, start, end)
+    return None if at < 0 else (at, at + len(content))
 
 
 def _trains(message: Message, roles: frozenset[str]) -> bool:

@@ -22,7 +22,8 @@ _DROPPED = {"system": "system", "user": "user", "tool": "tool_result"}
 class Located:
     """Own text found, by message, and own text that was not printed."""
 
-    pieces: list[Piece] = field(default_factory=list[Piece])
+    own: dict[int, list[Piece]] = field(default_factory=dict[int, list[Piece]])
+    """Each message's pieces, in the order in which they were looked for."""
     first: dict[int, int] = field(default_factory=dict[int, int])
     """Start of each message's first piece inside its own span."""
     last: dict[int, int] = field(default_factory=dict[int, int])
@@ -31,6 +32,21 @@ class Located:
     answer: dict[int, int] = field(default_factory=dict[int, int])
     """Start of each message's first piece that is not reasoning."""
     dropped: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+
+    def pieces(self) -> list[Piece]:
+        """Return all pieces in the order of the text."""
+        pieces = [piece for own in self.own.values() for piece in own]
+        if any(map(_is_later, pieces, pieces[1:])):
+            pieces.sort(key=_start)
+        return pieces
+
+
+def _start(piece: Piece) -> int:
+    return piece.start
+
+
+def _is_later(one: Piece, following: Piece) -> bool:
+    return one.start > following.start
 
 
 class Locator:
@@ -93,7 +109,7 @@ class Locator:
                 return
         found = self._find_outside(content, index)
         if found is not None:
-            self._located.pieces.append(Piece(*found, index, kind))
+            self._located.own.setdefault(index, []).append(Piece(*found, index, kind))
         else:
             self._located.dropped.append((_DROPPED.get(role, "unknown_role"), index))
 
@@ -224,14 +240,15 @@ class Locator:
     def _add(self, index: int, kind: str, found: tuple[int, int]) -> None:
         start, end = found
         located = self._located
-        located.pieces.append(Piece(start, end, index, kind))
-        first = located.first.get(index)
-        if first is None:
+        piece = Piece(start, end, index, kind)
+        if index in located.own:
+            located.own[index].append(piece)
+            located.first[index] = min(located.first.get(index, start), start)
+            located.last[index] = max(located.last.get(index, end), end)
+        else:
+            located.own[index] = [piece]
             located.first[index] = start
             located.last[index] = end
-        else:
-            located.first[index] = min(first, start)
-            located.last[index] = max(located.last[index], end)
         if kind != "reasoning":
             known = located.answer.get(index)
             located.answer[index] = start if known is None else min(known, start)

@@ -17,6 +17,7 @@ prints and what follows is the outer message's again.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 from jinja2 import nodes
@@ -231,6 +232,37 @@ def read_marks(text: str, mark: str, messages: Sequence[Message]) -> Printed:
     parts = text.split(mark)
     if len(parts) % 2 == 0:
         raise ValueError("the template cut through a mark")
+    text = "".join(parts[::2])
+    payloads = parts[1::2]
+    if payloads and payloads == _one_loop(payloads[0], len(payloads)):
+        return _read_one_loop(text, parts, messages)
+    return _read_nested(text, parts, messages)
+
+
+@lru_cache(maxsize=4096)
+def _one_loop(first: str, count: int) -> list[str]:
+    """Return the payloads of one loop over `count - 1` messages in order, as nearly every template prints them."""
+    activation, dot, message = first.partition(".")
+    if not dot:
+        return []
+    start = int(message)
+    return [*(f"{activation}.{index}" for index in range(start, start + count - 1)), activation]
+
+
+def _read_one_loop(text: str, parts: Sequence[str], messages: Sequence[Message]) -> Printed:
+    position = len(parts[0])
+    index = int(parts[1].partition(".")[2])
+    spans: list[Span] = []
+    for after in parts[2:-1:2]:
+        if after:
+            end = position + len(after)
+            spans.append(Span(position, end, index))
+            position = end
+        index += 1
+    return Printed(text, tuple(spans), (), position, messages)
+
+
+def _read_nested(text: str, parts: Sequence[str], messages: Sequence[Message]) -> Printed:
     position = len(parts[0])
     loop_end = 0
     # The open activations and their messages; the innermost one owns what is printed.
@@ -277,7 +309,7 @@ def read_marks(text: str, mark: str, messages: Sequence[Message]) -> Printed:
     if generated:
         raise ValueError("the template lost the end of a generation block")
     spans = tuple(map(Span, starts, ends, owned))
-    return Printed("".join(parts[::2]), spans, tuple(generation), loop_end, messages)
+    return Printed(text, spans, tuple(generation), loop_end, messages)
 
 
 def _leave(stack: list[str], owners: list[int], activation: str) -> None:

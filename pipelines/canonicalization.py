@@ -127,9 +127,7 @@ class Canonicalizer:
     ) -> None:
         self._config: RowOptions = config
         self._weighted: bool = weighted
-        self._group_paths: tuple[str, ...] = (
-            (group_key,) if isinstance(group_key, str) else tuple(group_key or ())
-        )
+        self._group_paths: tuple[str, ...] = (group_key,) if isinstance(group_key, str) else tuple(group_key or ())
         self._many_groups: bool = not isinstance(group_key, str)
         self._order_path: str | None = order_key
         self._domain_key: str | None = config.format.domain_key
@@ -137,9 +135,7 @@ class Canonicalizer:
         reasoning = config.reasoning
         # The canonical key always counts as one: reasoning found elsewhere must not overwrite what stands there.
         self._reasoning_keys: list[str] = list(dict.fromkeys([*reasoning.reasoning_keys, KEY]))
-        self._tags: TagReader | None = (
-            TagReader(reasoning.think_tags) if reasoning.extract_think_tags else None
-        )
+        self._tags: TagReader = TagReader(reasoning.think_tags if reasoning.extract_think_tags else [])
         self._drops: bool = reasoning.think_mode == "drop"
         self._think_role: str | None = reasoning.think_role
         self._roles: dict[str, str] = {}
@@ -186,9 +182,7 @@ class Canonicalizer:
         text = read_text(record, column)
         if isinstance(text, Rejected):
             return text
-        return check_length(text, self._config.filters) or Row(
-            "text", text=text, report=self._plain_report("text")
-        )
+        return check_length(text, self._config.filters) or Row("text", text=text, report=self._plain_report("text"))
 
     def _plain_report(self, schema: str) -> ParseReport:
         """Return the report of a row about which there is nothing to say."""
@@ -224,9 +218,7 @@ class Canonicalizer:
             report = tally.report(found.schema, offered)
         return Row("conversation", tuple(messages), offered.tools, kwargs, report=report)
 
-    def _kwargs(
-        self, record: Mapping[str, Json], columns: Chat | Auto, tally: _Tally
-    ) -> dict[str, Json] | Rejected:
+    def _kwargs(self, record: Mapping[str, Json], columns: Chat | Auto, tally: _Tally) -> dict[str, Json] | Rejected:
         value = None if columns.chat_template_kwargs is None else record.get(columns.chat_template_kwargs)
         if value is None:
             return {}
@@ -237,32 +229,22 @@ class Canonicalizer:
             tally.note("ignored_add_generation_prompt")
         return kwargs[0]
 
-    def _messages(
-        self, found: Found, columns: ConversationColumns, tally: _Tally
-    ) -> list[Message] | Rejected:
+    def _messages(self, found: Found, columns: ConversationColumns, tally: _Tally) -> list[Message] | Rejected:
         """Read every message; what is a known role and some text, and nothing more, is taken as it stands."""
-        roles, speakers, tags = self._plain_roles, self._speakers, self._tags
+        roles, speakers, may_tag = self._plain_roles, self._speakers, self._tags.may_tag
         role_key, content_key = found.role_key, found.content_key
         renames = role_key != "role" or content_key != "content"
         out: list[Message] = []
         for message in found.messages:
             if not is_mapping(message):
-                return Rejected(
-                    "bad_messages", f"message {len(out)} is {kind_of(message)}, expected a mapping"
-                )
+                return Rejected("bad_messages", f"message {len(out)} is {kind_of(message)}, expected a mapping")
             source, content = message.get(role_key), message.get(content_key)
             role = roles.get(source) if type(source) is str else None
             if (
                 role is None
                 or len(message) != 2
                 or type(content) is not str
-                or role in speakers
-                and (
-                    not content
-                    or content.isspace()
-                    or tally.thoughts
-                    or (tags is not None and tags.may_tag(content))
-                )
+                or (role in speakers and (not content or content.isspace() or tally.thoughts or may_tag(content)))
             ):
                 tally.noticed = True
                 read = self._message(message, found, columns, tally)
@@ -276,7 +258,7 @@ class Canonicalizer:
             return Rejected("orphan_think", f"{len(tally.thoughts)} with no assistant's message after")
         if tally.noticed:
             link_calls(out)
-        return out if out else Rejected("empty_conversation", "no messages but reasoning")
+        return out or Rejected("empty_conversation", "no messages but reasoning")
 
     def _message(
         self, raw: Mapping[str, Json], found: Found, columns: ConversationColumns, tally: _Tally
@@ -289,9 +271,7 @@ class Canonicalizer:
         own = (found.role_key, found.content_key, *_OWN_KEYS)
         extras = {key: one for key, one in raw.items() if one is not None and key not in own}
         called = extras.pop("function_call", None)
-        given: list[Json] = (
-            [extras.pop("tool_calls", called)] if "tool_calls" in extras or called is not None else []
-        )
+        given: list[Json] = [extras.pop("tool_calls", called)] if "tool_calls" in extras or called is not None else []
         if role == FUNCTION_CALL:
             role, value, given = "assistant", "", [value, *given]
         speaks = role in self._speakers
@@ -311,6 +291,8 @@ class Canonicalizer:
             if isinstance(flags, Rejected):
                 return flags
             extras = {**without(extras, columns.message_flags), **flags}
+        if type(extras.get(KEY, "")) is not str:
+            return Rejected("content_not_text", f"{KEY} is {kind_of(extras[KEY])}")
         if not speaks:
             return _assembled(role, content, "", calls, extras)
         return self._spoken(role, content, reasoning, calls, extras, tally)
@@ -321,9 +303,7 @@ class Canonicalizer:
         role = self._roles.get(source, source)
         if role not in self._known:
             if columns.unknown_roles == "reject":
-                return Rejected(
-                    "unknown_role", f"{role!r}; name it in format.role_map, or set unknown_roles: warn"
-                )
+                return Rejected("unknown_role", f"{role!r}; name it in format.role_map, or set unknown_roles: warn")
             if role not in tally.unknown_roles:
                 tally.unknown_roles.append(role)
         return role
@@ -339,13 +319,11 @@ class Canonicalizer:
         self, role: str, content: str, in_parts: Sequence[str], calls: Calls, extras: Message, tally: _Tally
     ) -> Message | Rejected:
         """Finish a message of the model: its reasoning comes together, and something must be left to learn."""
-        if type(extras.get(KEY, "")) is not str:
-            return Rejected("content_not_text", f"{KEY} is {kind_of(extras[KEY])}")
         text, extras, moved, others = move_keys(extras, self._reasoning_keys)
         tally.moved += moved
         tally.note("extra_reasoning_key", others)
         blocks: Sequence[str] = ()
-        if self._tags is not None and self._tags.may_tag(content):
+        if self._tags.may_tag(content):
             extracted = self._tags.extract(content)
             if extracted is None:
                 return Rejected("unclosed_think", "the reasoning is never closed, the text was cut off")
@@ -395,9 +373,7 @@ class Canonicalizer:
             case "replace":
                 return [system, *messages[1:]]
             case "reject":
-                return Rejected(
-                    "bad_system_prompt", "a system message is there already, and two are not allowed"
-                )
+                return Rejected("bad_system_prompt", "a system message is there already, and two are not allowed")
             case _:
                 return [{**messages[0], found.content_key: _merged(text, existing)}, *messages[1:]]
 
@@ -424,11 +400,10 @@ class Canonicalizer:
         """Add group, order and domain, each read from the record as it came."""
         group = order = domain = None
         if self._group_paths:
-            values = [at_path(record, path) for path in self._group_paths]
-            if None in values:
-                missing = self._group_paths[values.index(None)]
-                return Rejected("group_missing", f"{missing} is absent or null")
-            group = canonical_json(values if self._many_groups else values[0]).decode()
+            values = [canonical_json(at_path(record, path)).decode() for path in self._group_paths]
+            if "null" in values:
+                return Rejected("group_missing", f"{self._group_paths[values.index('null')]} is absent or null")
+            group = f"[{','.join(values)}]" if self._many_groups else values[0]
         if self._order_path is not None:
             value = at_path(record, self._order_path)
             if value is None:

@@ -1,9 +1,9 @@
-"""Reasoning in one place: `reasoning_content`, whether it came under another key, in tags, in parts or as a message.
+r"""Reasoning in one place: `reasoning_content`, whether it came under another key, in tags, in parts or as a message.
 
 What belongs here: finding an assistant's reasoning, joining it, limiting it, putting it in tags. What does
 not: whether it trains (`masking.py`), or what a template prints of it.
 
-    "pre <think>r1</think> mid <think>r2</think> end"   →   content "pre mid end", reasoning "r1\\n\\nr2"
+    "pre <think>r1</think> mid <think>r2</think> end"   →   content "pre mid end", reasoning "r1\n\nr2"
 
 `think_mode: inline` leaves the row's reasoning where it is: truncation must still be able to shorten it.
 `inlined` puts it into the content, just before the template prints it.
@@ -28,11 +28,11 @@ SEPARATOR = "\n\n"
 class Reasoning(Config):
     """How reasoning is found, and how much of it stays."""
 
-    reasoning_keys: list[str] = ["reasoning", "reasoning_content", "thinking", "reason"]
+    reasoning_keys: list[str] = Field(default=["reasoning", "reasoning_content", "thinking", "reason"])
     """Keys of a message that may hold reasoning; the first that is not blank wins."""
     extract_think_tags: bool = True
     """Whether tagged reasoning inside an assistant's content is taken out of it."""
-    think_tags: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = [["<think>", "</think>"]]
+    think_tags: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = Field(default=[["<think>", "</think>"]])
     """Pairs of opening and closing tags; the first pair is the one that `inline` writes."""
     think_mode: Literal["keep", "drop", "inline"] = "keep"
     """keep: reasoning is handed to the template; drop: it is removed; inline: tagged, it leads the content."""
@@ -46,9 +46,7 @@ class Reasoning(Config):
     def _tags_differ(cls, pairs: list[list[str]]) -> list[list[str]]:
         tags = [tag for pair in pairs for tag in pair]
         if not pairs or "" in tags or len(set(tags)) < len(tags):
-            raise ValueError(
-                "think_tags are not told apart; give one or more pairs of different, non-empty tags"
-            )
+            raise ValueError("think_tags are not told apart; give one or more pairs of different, non-empty tags")
         return pairs
 
 
@@ -126,9 +124,7 @@ class TagReader:
         if start < 0:
             endless.add(tag.pair)
             return None
-        return self._next(content, tag.end, only=closing) or _Tag(
-            start, start + len(closing), tag.pair, False
-        )
+        return self._next(content, tag.end, only=closing) or _Tag(start, start + len(closing), tag.pair, opens=False)
 
     def _next(self, content: str, position: int, only: str | None = None) -> _Tag | None:
         """Return the next tag after a position that stands outside every code fence."""
@@ -162,9 +158,7 @@ def _after_fence(content: str, start: int) -> int:
         return len(content)
     if sign == "`" and "`" in content[end:line_end]:
         return end
-    closing = re.compile(rf"^ {{0,3}}{sign}{{{end - start},}}[ \t\r]*$", re.MULTILINE).search(
-        content, line_end
-    )
+    closing = re.compile(rf"^ {{0,3}}{sign}{{{end - start},}}[ \t\r]*$", re.MULTILINE).search(content, line_end)
     return len(content) if closing is None else closing.end()
 
 
@@ -221,9 +215,7 @@ def _is_blank(text: str) -> bool:
     return not text or text.isspace()
 
 
-def limited(
-    messages: Sequence[Message], limit: int | None, cut: Callable[[str, int], str]
-) -> tuple[Message, ...]:
+def limited(messages: Sequence[Message], limit: int | None, cut: Callable[[str, int], str]) -> tuple[Message, ...]:
     """Keep the first `limit` tokens of every reasoning (0, null: all); `cut` knows the tokenizer."""
     if not limit:
         return tuple(messages)

@@ -64,7 +64,7 @@ def read_tools(record: Mapping[str, Json], fields: Iterable[str]) -> Offered | R
         tools = _tool_list(value)
         if isinstance(tools, Rejected):
             return Rejected(tools.reason, f"{name}: {tools.detail}")
-        return Offered(tuple(tools) or None, True, from_text)
+        return Offered(tuple(tools) or None, present=True, from_text=from_text)
     return NOTHING_OFFERED
 
 
@@ -211,7 +211,7 @@ def _object(value: Json) -> dict[str, Json] | None:
 
 
 def link_calls(messages: list[Message]) -> None:
-    """Number the calls that have no id, in place, and give results without one those still open, in order.
+    """Give calls without an id a number, in place, and results without one the calls still open, in order.
 
     A user's message closes what is open: a result after it answers nothing before it.
     """

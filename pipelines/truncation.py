@@ -43,19 +43,17 @@ class Truncation(Config):
     keep: leave it to packing's `slice_strategy`. null: truncate, for text split, keep where `slice_strategy` is set."""
     truncate_side: Side = "left"
     """The side on which tokens are cut when nothing else is left to cut; left keeps the last tokens."""
-    token_cut: Literal["allow", "reject"] = "allow"
+    token_cut: Literal["allow", "reject"] = "allow"  # noqa: S105  (tokens of text)
     """Whether tokens may be cut at all; reject: what is too long after all else is `overlong_after_structure`."""
 
     @model_validator(mode="before")
     @classmethod
     def _aliases(cls, values: Json) -> Json:
         if not isinstance(values, dict) or "max_seq_len" not in values:
-            return values  # pyright: ignore[reportUnknownVariableType]
+            return values
         given: dict[str, Json] = values
         if "max_length" in given:
-            raise ValueError(
-                "max_seq_len is max_length and both are given; one may stand; delete max_seq_len"
-            )
+            raise ValueError("max_seq_len is max_length and both are given; one may stand; delete max_seq_len")
         return {"max_length" if name == "max_seq_len" else name: value for name, value in given.items()}
 
     def policy(self, kind: str, *, sliced: bool) -> Overlong:
@@ -88,7 +86,7 @@ class Truncated:
     """A conversation that was made shorter.
 
     `kept[i]` is the original index of `messages[i]`. `reasoning_context` indexes `messages` whose reasoning
-    was cut: it stays as context without loss. Tokens: `original_tokens − exchanges_removed −
+    was cut: it stays as context without loss. Tokens: `tokens == original_tokens - exchanges_removed -
     reasoning_removed` are left, and if `needs_token_cut` that is still more than the limit.
     """
 
@@ -114,7 +112,7 @@ class Truncater:
     measure: Measure
     cut_reasoning: ReasoningCutter
     assistant_roles: Container[str] = ("assistant",)
-    token_cut: Literal["allow", "reject"] = "allow"
+    token_cut: Literal["allow", "reject"] = "allow"  # noqa: S105  (tokens of text)
 
     def truncate(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, supervised: Sequence[bool]
@@ -223,9 +221,7 @@ class Truncater:
         best = low if best is None else best
         return states[best], tokens_of(best) or 0
 
-    def _kept(
-        self, whole: Truncated, messages: Sequence[Message], kept: Sequence[int], tokens: int
-    ) -> Truncated:
+    def _kept(self, whole: Truncated, messages: Sequence[Message], kept: Sequence[int], tokens: int) -> Truncated:
         return replace(
             whole,
             messages=tuple(messages[index] for index in kept),
@@ -255,10 +251,8 @@ class Truncater:
                     messages[index], without = shortened
                     cut.append(index)
             tokens = without
-        if tokens > self.limit and self.token_cut == "reject":
-            return Rejected(
-                "overlong_after_structure", f"{tokens} tokens after all else was cut, at most {self.limit}"
-            )
+        if tokens > self.limit and self.token_cut == "reject":  # noqa: S105  (tokens of text)
+            return Rejected("overlong_after_structure", f"{tokens} tokens after all else was cut, at most {self.limit}")
         return replace(
             state,
             messages=tuple(messages),
@@ -341,9 +335,11 @@ def _states(messages: Sequence[Message], anchor: int) -> list[tuple[int, ...]]:
     """
     callers = _callers(messages)
     lead, exchanges = _exchanges(messages)
-    final = next((exchange for exchange in exchanges if anchor in exchange), list[int]())
+    # A result that trains is nothing without its call.
+    pivot = callers.get(anchor, anchor)
+    final = next((exchange for exchange in exchanges if pivot in exchange), list[int]())
     older = list(takewhile(lambda exchange: exchange is not final, exchanges))
-    rounds = [[index] for index in final if index < anchor and messages[index].get("tool_calls")]
+    rounds = [[index] for index in final if index < pivot and messages[index].get("tool_calls")]
     gone = {index for index in range(anchor + 1, len(messages)) if callers.get(index, index) > anchor}
     states: list[tuple[int, ...]] = []
     for leaving in [[], *older, *rounds]:

@@ -22,17 +22,73 @@ from pipelines.reasoning import Reasoning
 from pipelines.rows import Json, ParseReport, Rejected, Row, to_json
 
 COLUMNS = [
-    *("messages", "conversations", "prompt", "question", "response", "completion", "answer", "instruction", "input"),
-    *("output", "history", "system", "text", "tools", "functions", "chat_template_kwargs", "sys", "id"),
+    "messages",
+    "conversations",
+    "prompt",
+    "question",
+    "response",
+    "completion",
+    "answer",
+    "instruction",
+    "input",
+    "output",
+    "history",
+    "system",
+    "text",
+    "tools",
+    "functions",
+    "chat_template_kwargs",
+    "sys",
+    "id",
 ]
 KEYS = [
-    *("role", "content", "from", "value", "type", "text", "reasoning", "reasoning_content", "tool_calls", "name"),
-    *("function_call", "function", "arguments", "id", "tool_call_id", "train", "weight", "loss_weight", "input"),
+    "role",
+    "content",
+    "from",
+    "value",
+    "type",
+    "text",
+    "reasoning",
+    "reasoning_content",
+    "tool_calls",
+    "name",
+    "function_call",
+    "function",
+    "arguments",
+    "id",
+    "tool_call_id",
+    "train",
+    "weight",
+    "loss_weight",
+    "input",
 ]
 WORDS = st.sampled_from(
     [
-        *("user", "assistant", "system", "tool", "human", "gpt", "function_call", "think", "critic", "f", "", " "),
-        *("<think>r</think>A", "<think>", "</think>", "{", "[]", "{}", "null", '{"name": "f"}', '[{"role": "user"}]'),
+        *(
+            "user",
+            "assistant",
+            "system",
+            "tool",
+            "human",
+            "gpt",
+            "function_call",
+            "think",
+            "critic",
+            "f",
+            "",
+            " ",
+        ),
+        *(
+            "<think>r</think>A",
+            "<think>",
+            "</think>",
+            "{",
+            "[]",
+            "{}",
+            "null",
+            '{"name": "f"}',
+            '[{"role": "user"}]',
+        ),
         *("reasoning", "tool_use", "image", "merge"),
     ]
 )
@@ -48,15 +104,30 @@ VALUES: st.SearchStrategy[Json] = st.recursive(
     ),
     max_leaves=12,
 )
-MESSAGES = st.lists(
-    st.fixed_dictionaries(
-        {"role": WORDS, "content": VALUES},
-        optional={key: VALUES for key in ("tool_calls", "reasoning", "reasoning_content", "train", "weight", "name")},
-    ),
-    max_size=5,
-)
+ROLES = st.sampled_from(["user", "assistant", "assistant", "system", "tool", "gpt", "function_call", "think", "critic"])
+CALLS = st.lists(st.fixed_dictionaries({"name": WORDS}, optional={"arguments": VALUES, "id": VALUES}), max_size=2)
+EXTRAS: dict[str, st.SearchStrategy[Json]] = {
+    "tool_calls": CALLS | VALUES,
+    "reasoning": WORDS | VALUES,
+    "reasoning_content": WORDS | VALUES,
+    "train": VALUES,
+    "weight": st.sampled_from([0, 1, 0.5, None]) | VALUES,
+    "name": VALUES,
+}
+
+
+def messages_with(role: str, content: str) -> st.SearchStrategy[list[Json]]:
+    optional = {key: value | st.none() for key, value in EXTRAS.items()}
+    plain = st.fixed_dictionaries({role: ROLES, content: WORDS})
+    return st.lists(
+        plain | st.fixed_dictionaries({role: ROLES, content: WORDS | VALUES}, optional=optional), max_size=5
+    )
+
+
+MESSAGES = messages_with("role", "content")
 RECORDS = st.dictionaries(st.sampled_from(COLUMNS), VALUES, max_size=5) | st.fixed_dictionaries(
-    {"messages": MESSAGES}, optional={"tools": VALUES, "chat_template_kwargs": VALUES, "sys": VALUES}
+    {"messages": MESSAGES, "conversations": messages_with("from", "value")},
+    optional={"tools": CALLS | VALUES, "chat_template_kwargs": VALUES, "sys": WORDS | VALUES},
 )
 CONFIGS = [
     Options(Auto()),
@@ -80,7 +151,7 @@ def _is_json(value: Json) -> bool:
 # Laws
 
 
-@given(st.one_of(RECORDS, VALUES), st.sampled_from(CONFIGS), st.booleans())
+@given(st.one_of(RECORDS, RECORDS, VALUES), st.sampled_from(CONFIGS), st.booleans())
 def test_any_json_value_becomes_a_row_or_a_reject_with_a_known_reason(
     record: Json, config: Options, arrow: bool
 ) -> None:
@@ -147,8 +218,14 @@ TOOL_DIALOGUE: list[Json] = [
             {"role": "assistant", "content": "A", "weight": 1.0},
         ],
         "tools": [
-            {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}},
-            {"type": "function", "function": {"name": "g", "parameters": {"properties": {"b": {"enum": ["x"]}}}}},
+            {
+                "type": "function",
+                "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}},
+            },
+            {
+                "type": "function",
+                "function": {"name": "g", "parameters": {"properties": {"b": {"enum": ["x"]}}}},
+            },
         ],
     },
     {"messages": [{"role": "user", "content": "U"}, {"role": "assistant", "content": "A"}], "tools": None},
@@ -210,10 +287,16 @@ def test_order_key_is_text_as_written() -> None:
     canonicalizer = Canonicalizer(Options(Text()), order_key="at")
 
     rows = [canonicalizer({"text": "T", "at": at}) for at in ("2024-05-01", 7, None)]
-    assert [row.order_key if isinstance(row, Row) else row.reason for row in rows] == ["2024-05-01", "7", "order_missing"]
+    assert [row.order_key if isinstance(row, Row) else row.reason for row in rows] == [
+        "2024-05-01",
+        "7",
+        "order_missing",
+    ]
 
 
-@pytest.mark.parametrize(("value", "domain"), [("wiki", "wiki"), (None, "__default__"), (3, "__default__"), (" ", "__default__")])
+@pytest.mark.parametrize(
+    ("value", "domain"), [("wiki", "wiki"), (None, "__default__"), (3, "__default__"), (" ", "__default__")]
+)
 def test_domain_without_a_text_is_the_default(value: Json, domain: str) -> None:
     row = canonicalize_row({"text": "T", "source": value}, Options(Text(domain_key="source")))
 
@@ -269,7 +352,12 @@ def test_report_says_what_was_noticed() -> None:
         ("reasoning/toolrl_rlla_sft.json", Options(Auto()), {"alpaca": 400}, {}),
         ("preference/dpo_en_demo.json", Options(Auto()), {"sharegpt": 300}, {}),
         ("preference/kto_en_demo.json", Options(Auto()), {"messages": 300}, {}),
-        ("preference/v1_dpo_demo.jsonl", Options(Chat(messages_field="chosen_messages")), {"messages": 10}, {}),
+        (
+            "preference/v1_dpo_demo.jsonl",
+            Options(Chat(messages_field="chosen_messages")),
+            {"messages": 10},
+            {},
+        ),
         ("math/gsm8k_train.jsonl", Options(Auto()), {"prompt_response": 7473}, {}),
         (
             "math/gsm8k_test.jsonl",

@@ -113,7 +113,13 @@ def test_first_occurrences_are_those_of_a_plain_loop(pairs: list[tuple[int, int]
 def test_first_occurrences_of_stored_hashes() -> None:
     digests = [content_hash(row_of(dialogue(content=text))) for text in "ABACB"]
 
-    assert first_occurrences(np.frombuffer(b"".join(digests), dtype="V16")).tolist() == [True, True, False, True, False]
+    assert first_occurrences(np.frombuffer(b"".join(digests), dtype="V16")).tolist() == [
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_chat_options_read_no_length() -> None:

@@ -72,7 +72,10 @@ def test_every_field_is_documented(model: Any) -> None:
         ({"kind": "instruction"}, Supervised()),
         ({"kind": "chat", "messages_key": "dialog"}, Chat(messages_field="dialog")),
         ({"kind": "supervised", "prompt_key": "q"}, Supervised(input_field="q")),
-        ({"kind": "supervised", "input_key": "q", "target_key": "a"}, Supervised(input_field="q", output_field="a")),
+        (
+            {"kind": "supervised", "input_key": "q", "target_key": "a"},
+            Supervised(input_field="q", output_field="a"),
+        ),
         ({"kind": "supervised", "response_key": "a"}, Supervised(output_field="a")),
         ({"kind": "text", "enforce_eos": True}, Text(add_eos="auto")),
         ({"kind": "text", "enforce_eos": False}, Text(add_eos=False)),
@@ -129,7 +132,10 @@ def test_wrong_option_is_refused(given: dict[str, Json]) -> None:
         ({"prompt": "U", "response": "A"}, "prompt_response"),
         ({"prompt": None, "question": "U", "answer": "A"}, "prompt_response"),
         ({"prompt": [{"role": "user", "content": "U"}], "completion": "A"}, "prompt_response"),
-        ({"messages": None, "prompt": "U", "completion": [{"role": "assistant", "content": "A"}]}, "prompt_response"),
+        (
+            {"messages": None, "prompt": "U", "completion": [{"role": "assistant", "content": "A"}]},
+            "prompt_response",
+        ),
     ],
 )
 def test_shape_is_recognised(record: Json, schema: str) -> None:
@@ -208,7 +214,10 @@ def test_alpaca_input_and_history() -> None:
 
 @pytest.mark.parametrize("blank", [None, "", "  "])
 def test_sharegpt_blank_system_is_none(blank: Json) -> None:
-    record = {"conversations": [{"from": "human", "value": "U"}, {"from": "gpt", "value": "A"}], "system": blank}
+    record = {
+        "conversations": [{"from": "human", "value": "U"}, {"from": "gpt", "value": "A"}],
+        "system": blank,
+    }
 
     assert turns(kept(record)) == [("user", "U"), ("assistant", "A")]
     assert turns(kept({**record, "system": "S"}))[0] == ("system", "S")
@@ -257,19 +266,32 @@ def test_system_prompt_existing_under_reject_is_rejected() -> None:
 
 
 def test_system_prompt_merges_with_parts() -> None:
-    record = {**chat(("system", [{"type": "text", "text": "S"}]), ("user", "U"), ("assistant", "A")), "sys": "F"}
+    record = {
+        **chat(("system", [{"type": "text", "text": "S"}]), ("user", "U"), ("assistant", "A")),
+        "sys": "F",
+    }
 
     assert turns(kept(record, Chat(system_prompt="sys")))[0] == ("system", "F\n\nS")
 
 
 def test_system_prompt_named_system_is_not_added_twice() -> None:
-    record = {"conversations": [{"from": "human", "value": "U"}, {"from": "gpt", "value": "A"}], "system": "S"}
+    record = {
+        "conversations": [{"from": "human", "value": "U"}, {"from": "gpt", "value": "A"}],
+        "system": "S",
+    }
 
     assert turns(kept(record, Chat(system_prompt="system")))[0] == ("system", "S")
 
 
 def test_single_turn_keeps_system_first_user_and_next_assistant() -> None:
-    contents = [("system", "S"), ("gpt", "hello"), ("user", "U1"), ("user", "U1b"), ("gpt", "A1"), ("user", "U2")]
+    contents = [
+        ("system", "S"),
+        ("gpt", "hello"),
+        ("user", "U1"),
+        ("user", "U1b"),
+        ("gpt", "A1"),
+        ("user", "U2"),
+    ]
 
     row = kept(chat(*contents, ("gpt", "A2")), Chat(single_turn=True))
     assert turns(row) == [("system", "S"), ("user", "U1"), ("assistant", "A1")]
@@ -447,7 +469,17 @@ def test_kwargs_generation_prompt_is_ignored_and_counted() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    ["{", "3", [], 3, {"messages": []}, {"tools": []}, {"tokenize": True}, {"return_dict": True}, {"chat_template": ""}],
+    [
+        "{",
+        "3",
+        [],
+        3,
+        {"messages": []},
+        {"tools": []},
+        {"tokenize": True},
+        {"return_dict": True},
+        {"chat_template": ""},
+    ],
 )
 def test_kwargs_that_are_not_a_rows_to_set_are_rejected(value: Json) -> None:
     assert reason({**chat(("user", "U")), "chat_template_kwargs": value}) == "bad_template_kwargs"
@@ -469,7 +501,11 @@ def test_kwargs_column_by_configuration() -> None:
         ({"prompt": "ab", "response": "cd"}, Supervised(), ("ab", "cd")),
         ({"q": "ab", "a": "cd"}, Supervised(input_field="q", output_field="a"), ("ab", "cd")),
         ({"instruction": "I", "input": "X", "output": "O"}, Supervised(), ("I\nX", "O")),
-        ({"instruction": "I", "input": "X", "response": "O"}, Supervised(input_field="instruction"), ("I\nX", "O")),
+        (
+            {"instruction": "I", "input": "X", "response": "O"},
+            Supervised(input_field="instruction"),
+            ("I\nX", "O"),
+        ),
         ({"instruction": "I", "input": None, "output": "O"}, Supervised(), ("I", "O")),
     ],
 )

@@ -61,7 +61,9 @@ def test_tags_are_split_from_what_is_said(content: str, said: str, thought: list
     assert TAGS.extract(content) == Extracted(said, thought, literal)
 
 
-@pytest.mark.parametrize("content", ["<think>abc", "  <think>abc", "<think>a</think>\n<think>b", "r\n</think>\n<think>b"])
+@pytest.mark.parametrize(
+    "content", ["<think>abc", "  <think>abc", "<think>a</think>\n<think>b", "r\n</think>\n<think>b"]
+)
 def test_tags_never_closed_at_the_start_mean_a_cut_off_text(content: str) -> None:
     assert TAGS.extract(content) is None
     assert reason([{"role": "assistant", "content": content}]) == "unclosed_think"
@@ -73,7 +75,9 @@ def test_tags_of_two_pairs_close_their_own() -> None:
     assert reader.extract("[T]a</think>[/T]b<think>c[/T]</think>d") == Extracted("bd", ["a</think>", "c[/T]"], 0)
 
 
-PIECES = st.lists(st.sampled_from(["<think>", "</think>", "a", " ", "\n", "```", "~~~~", "`"]), max_size=14).map("".join)
+PIECES = st.lists(st.sampled_from(["<think>", "</think>", "a", " ", "\n", "```", "~~~~", "`"]), max_size=14).map(
+    "".join
+)
 
 
 @given(PIECES)
@@ -170,9 +174,17 @@ def test_tags_count_empty_blocks() -> None:
 
 
 def test_parts_of_reasoning() -> None:
-    parts = [{"type": "thinking", "thinking": "r1"}, {"type": "reasoning", "value": "r2"}, {"type": "text", "text": "A"}]
+    parts = [
+        {"type": "thinking", "thinking": "r1"},
+        {"type": "reasoning", "value": "r2"},
+        {"type": "text", "text": "A"},
+    ]
 
-    assert spoken({"content": parts}) == {"role": "assistant", "content": "A", "reasoning_content": "r1\n\nr2"}
+    assert spoken({"content": parts}) == {
+        "role": "assistant",
+        "content": "A",
+        "reasoning_content": "r1\n\nr2",
+    }
 
 
 def test_reasoning_alone_is_enough() -> None:
@@ -241,7 +253,9 @@ def test_joined_texts_stand_once() -> None:
     assert joined(["a", " ", "b", "a\n"]) == "a\n\nb"
 
 
-@pytest.mark.parametrize("pairs", [[], [["<t>", "<t>"]], [["", "</t>"]], [["<t>"]], [["<a>", "<b>"], ["<b>", "<c>"]], "<t>"])
+@pytest.mark.parametrize(
+    "pairs", [[], [["<t>", "<t>"]], [["", "</t>"]], [["<t>"]], [["<a>", "<b>"], ["<b>", "<c>"]], "<t>"]
+)
 def test_tags_that_cannot_be_told_apart_are_refused(pairs: Json) -> None:
     with pytest.raises(ValidationError):
         Reasoning(think_tags=pairs)

@@ -49,7 +49,11 @@ def arguments_of(arguments: Json, **options: Any) -> Json:
         (BARE, (WRAPPED,), False),
         (WRAPPED, (WRAPPED,), False),
         ([{"function": BARE}], ({"function": BARE, "type": "function"},), False),
-        ({"f": {"description": "d"}}, ({"type": "function", "function": {"name": "f", "description": "d"}},), False),
+        (
+            {"f": {"description": "d"}},
+            ({"type": "function", "function": {"name": "f", "description": "d"}},),
+            False,
+        ),
         ({"f": WRAPPED}, (WRAPPED,), False),
         (orjson.dumps([BARE]).decode(), (WRAPPED,), True),
         (orjson.dumps(BARE).decode(), (WRAPPED,), True),
@@ -72,7 +76,19 @@ def test_tools_blank_are_none(value: Json) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["none", "{", "3", 3, True, [{}], [{"type": "function"}], [{"function": {"name": ""}}], [[BARE]], {"f": 3}]
+    "value",
+    [
+        "none",
+        "{",
+        "3",
+        3,
+        True,
+        [{}],
+        [{"type": "function"}],
+        [{"function": {"name": ""}}],
+        [[BARE]],
+        {"f": 3},
+    ],
 )
 def test_tools_unparsable_or_nameless_are_rejected(value: Json) -> None:
     offered = read_tools({"tools": value}, FIELDS)
@@ -146,7 +162,8 @@ def test_call_list_that_is_empty_is_no_call() -> None:
 
 
 @pytest.mark.parametrize(
-    "calls", ["not json", 3, [3], ["x"], [{}], [{"function": {}}], [{"function": {"name": " "}}], [None], '"x"']
+    "calls",
+    ["not json", 3, [3], ["x"], [{}], [{"function": {}}], [{"function": {"name": " "}}], [None], '"x"'],
 )
 def test_call_without_a_name_is_rejected(calls: Json) -> None:
     assert reason([{"role": "assistant", "content": "A", "tool_calls": calls}]) == "bad_tool_call"
@@ -196,9 +213,7 @@ def test_arguments_source_is_kept_to_the_letter() -> None:
     assert row.messages[0]["arguments_source"] == ['{"a":  1}', None]
 
 
-@given(
-    st.dictionaries(st.text(), st.recursive(st.none() | st.integers(-99, 99) | st.text(), st.lists, max_leaves=5))
-)
+@given(st.dictionaries(st.text(), st.recursive(st.none() | st.integers(-99, 99) | st.text(), st.lists, max_leaves=5)))
 def test_arguments_as_text_and_as_object_are_equal(arguments: dict[str, Json]) -> None:
     assert arguments_of(orjson.dumps(arguments).decode()) == arguments_of(arguments) == arguments
 

@@ -1,6 +1,6 @@
-"""Truncation: the stages in their order, on a toy template with one token per character.
+r"""Truncation: the stages in their order, on a toy template with one token per character.
 
-    T1    <s>S<e>\\n<u>U1<e>\\n<a>A1<e>\\n          reasoning, where there is some, as <k>…</k> before the content
+T1    <s>S<e>\n<u>U1<e>\n<a>A1<e>\n          reasoning, where there is some, as <k>…</k> before the content
 """
 
 from collections.abc import Sequence
@@ -30,12 +30,13 @@ def measure(messages: Sequence[Message], tools: Sequence[Json] | None) -> int:
     return len(t1(messages)) + len(tools or ())
 
 
-def first_characters(text: str, number: int) -> str:
-    return text[:number]
+def first_characters(text: str, max_tokens: int) -> str:
+    return text[:max_tokens]
 
 
 def truncater(limit: int, **more: Any) -> Truncater:
-    return Truncater(limit, **{"measure": measure, "cut_reasoning": first_characters, **more})
+    options: dict[str, Any] = {"measure": measure, "cut_reasoning": first_characters, **more}
+    return Truncater(limit, **options)
 
 
 def dialogue(words: str) -> list[Message]:
@@ -200,7 +201,7 @@ def test_template_that_raises_on_everything_is_rejected() -> None:
 
 
 def test_kept_set_on_which_the_template_raises_is_passed_over() -> None:
-    """This template wants an even number of exchanges."""
+    """The template wants an even number of exchanges."""
 
     def even(messages: Sequence[Message], _: Sequence[Json] | None) -> int | None:
         users = sum(message["role"] == "user" for message in messages)
@@ -406,7 +407,13 @@ def test_alias_max_seq_len() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"max_length": 1}, {"max_length": True}, {"overlong": "cut"}, {"max_length": 8, "max_seq_len": 8}, {"max_len": 8}],
+    [
+        {"max_length": 1},
+        {"max_length": True},
+        {"overlong": "cut"},
+        {"max_length": 8, "max_seq_len": 8},
+        {"max_len": 8},
+    ],
 )
 def test_wrong_option_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):

@@ -44,9 +44,7 @@ def renamed(values: Json, aliases: Mapping[str, str]) -> Json:
         if alias not in out:
             continue
         if name in out:
-            raise ValueError(
-                f"{alias} says the same as {name} and both are given; one may stand; delete {alias}"
-            )
+            raise ValueError(f"{alias} says the same as {name} and both are given; one may stand; delete {alias}")
         out[name] = out.pop(alias)
     return out
 
@@ -85,7 +83,7 @@ class ConversationColumns(Config):
     """Key of a message's role; null: `role`, and `from` in ShareGPT."""
     content_field: str | None = None
     """Key of a message's content; null: `content`, and `value` in ShareGPT."""
-    role_map: dict[str, str] = {}
+    role_map: dict[str, str] = Field(default={})
     """Role of the source → role of the template; adds to the built-in names (human, gpt, observation, …)."""
     unknown_roles: Literal["warn", "reject"] = "warn"
     """What becomes of a role that no template is known to print: kept and listed, or the row is rejected."""
@@ -97,7 +95,7 @@ class ConversationColumns(Config):
     """Keep only the system message, the first user message and the next of the assistant."""
     assistant_roles: list[str] = Field(default=["assistant"], min_length=1)
     """The roles that the model itself speaks."""
-    message_flags: list[str] = ["train", "weight", "loss", "loss_weight"]
+    message_flags: list[str] = Field(default=["train", "weight", "loss", "loss_weight"])
     """Keys of a message that say whether (true, false) or how much (a number, 0: not) it is trained."""
     chat_template_kwargs: str | None = "chat_template_kwargs"
     """Column with a row's own template variables, a mapping or its JSON text; null: none is read."""
@@ -116,7 +114,5 @@ class ConversationColumns(Config):
     def _roles_named(cls, role_map: dict[str, str]) -> dict[str, str]:
         blank = sorted(source for source, role in role_map.items() if not role.strip())
         if blank:
-            raise ValueError(
-                f"{blank[0]!r} is mapped to a blank role; a role is a word; name one, such as user"
-            )
+            raise ValueError(f"{blank[0]!r} is mapped to a blank role; a role is a word; name one, such as user")
         return role_map

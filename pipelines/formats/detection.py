@@ -94,9 +94,7 @@ def _prompt_response(record: Mapping[str, Json], columns: ConversationColumns) -
         elif is_list(value):
             turns.extend(value)
         else:
-            return Rejected(
-                "content_not_text", f"the {role}'s side is {kind_of(value)}, expected text or messages"
-            )
+            return Rejected("content_not_text", f"the {role}'s side is {kind_of(value)}, expected text or messages")
     return Found("prompt_response", turns, role_key, content_key)
 
 
@@ -181,11 +179,7 @@ def _unknown(record: Mapping[str, Json], columns: ConversationColumns) -> Reject
         expected = "expected a list of mappings, each with a role"
         return Rejected("bad_messages", f"{columns.messages_field} is {kind_of(value)}, {expected}")
     if columns.dataset_schema != "auto" or columns.messages_field != "messages":
-        wanted = (
-            columns.messages_field
-            if columns.dataset_schema in ("auto", "messages")
-            else columns.dataset_schema
-        )
+        wanted = columns.messages_field if columns.dataset_schema in ("auto", "messages") else columns.dataset_schema
         return Rejected("missing_field", f"{wanted} is absent or null; the record has {present}")
     hint = "; its list may be named in format.messages_field" if is_list(record.get("conversations")) else ""
     return Rejected("unknown_schema", f"no known shape in {present}{hint}")

@@ -43,9 +43,7 @@ class Parts:
 def read_parts(content: Json, *, speaks: bool) -> Parts | Rejected:
     """Sort a list of typed parts; only who `speaks` for the model may reason and call in parts."""
     if not is_list(content):
-        return Rejected(
-            "content_not_text", f"content is {kind_of(content)}, expected text or a list of parts"
-        )
+        return Rejected("content_not_text", f"content is {kind_of(content)}, expected text or a list of parts")
     parts = Parts()
     for part in content:
         problem = _sort(part, parts, speaks=speaks)

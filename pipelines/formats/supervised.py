@@ -61,9 +61,8 @@ def read_pair(record: Mapping[str, Json], options: Supervised) -> tuple[str, str
             return Rejected("content_not_text", f"{name} is {kind_of(value)}")
     if not response or response.isspace():
         return Rejected("empty_text", f"{response_field} is blank")
-    if prompt_field == "instruction":
-        prompt = alpaca_prompt(record)
-    return prompt if isinstance(prompt, Rejected) else (schema, prompt, response)
+    whole = alpaca_prompt(record) if prompt_field == "instruction" else str(prompt)
+    return whole if isinstance(whole, Rejected) else (schema, whole, str(response))
 
 
 def _is_alpaca(record: Mapping[str, Json], options: Supervised) -> bool:

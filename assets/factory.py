@@ -12,7 +12,7 @@ the checks, a backfill, a check that crashed or a bound made tighter all walk pa
 """
 
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -125,8 +125,8 @@ def stage_asset(
                 open_inputs(context.instance, placed.store, needs, step.inputs),
                 ranks=folders,
                 version=config.version,
-                progress=LogProgress(context.log),
-                run_id=context.run_id,
+                progress=LogProgress(context.log.info),
+                run_id=context.run.run_id,
             )
             for folder in folders:
                 context.add_asset_metadata(metadata.of_rank(report.manifest, folder), partition_key=folder)
@@ -163,22 +163,23 @@ def dagster_name(recipe: str) -> str:
 
 
 class LogProgress:
-    """Writes how far a stage is into the run's log, at most a line every few seconds."""
+    """Says how far a stage is, at most a line every few seconds; `say` is the run's log."""
 
-    def __init__(self, log: dg.DagsterLogManager) -> None:
-        """Start counting the seconds from now, so that a short stage says nothing."""
-        self._log = log
-        self._last_s = time.monotonic()
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._say = say
+        self._clock = clock
+        # Counted from the start, so that a short stage says nothing.
+        self._last_s = clock()
 
     def __call__(self, stage: str, *, done: int, total: int, rows: int, tokens: int, seconds: float) -> None:
-        """Write a line if the last one is long enough ago."""
-        now_s = time.monotonic()
+        """Say a line if the last one is long enough ago."""
+        now_s = self._clock()
         if now_s - self._last_s < LINE_EVERY_S or seconds <= 0:
             return
         self._last_s = now_s
         left_s = seconds * (total - done) / done if done else 0.0
         speed = f"{rows / seconds:,.0f} rows/s" + (f", {tokens / seconds:,.0f} tokens/s" if tokens else "")
-        self._log.info(f"{stage}: {done:,} of {total:,} parts, {rows:,} rows, {speed}, about {left_s:.0f} s left")
+        self._say(f"{stage}: {done:,} of {total:,} parts, {rows:,} rows, {speed}, about {left_s:.0f} s left")
 
 
 def open_inputs(

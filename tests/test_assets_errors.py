@@ -1,0 +1,77 @@
+"""Which errors leave an asset as they are, to be tried again, and which are told to Dagster as final."""
+
+import errno
+from concurrent.futures.process import BrokenProcessPool
+from gzip import BadGzipFile
+
+import dagster as dg
+import pytest
+
+from assets.factory import RETRY, LogProgress, may_pass, only_infrastructure_errors
+from pipelines.errors import GateError, IntegrityError, SourceError
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+PASSING = [
+    OSError(errno.EIO, "input/output error"),
+    ConnectionResetError("peer"),
+    TimeoutError("storage"),
+    BrokenProcessPool("a worker died"),
+    caused(IntegrityError("a worker process died"), BrokenProcessPool("killed")),
+    caused(SourceError("the storage does not answer"), ConnectionRefusedError("refused")),
+]
+FINAL = [
+    FileNotFoundError("gone"),
+    PermissionError("no"),
+    BadGzipFile("cut short"),
+    ValueError("a bug"),
+    GateError("closed"),
+    SourceError("found no data"),
+    caused(SourceError("cannot be read"), FileNotFoundError("gone")),
+]
+
+
+@pytest.mark.parametrize("error", PASSING, ids=repr)
+def test_error_that_may_pass_leaves_unchanged_for_the_retry_policy(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught, only_infrastructure_errors():
+        raise error
+
+    assert caught.value is error
+    assert RETRY.max_retries == 2
+
+
+@pytest.mark.parametrize("error", FINAL, ids=repr)
+def test_error_that_stays_becomes_a_failure_that_is_not_retried(error: Exception) -> None:
+    with pytest.raises(dg.Failure) as caught, only_infrastructure_errors():
+        raise error
+
+    assert not caught.value.allow_retries
+    assert str(error) in (caught.value.description or "")
+    assert caught.value.__cause__ is error
+
+
+def test_lost_worker_of_ray_is_known_by_name() -> None:
+    lost = type("WorkerCrashedError", (RuntimeError,), {"__module__": "ray.exceptions"})
+    task = type("RayTaskError", (RuntimeError,), {"__module__": "ray.exceptions"})
+
+    assert may_pass(lost("gone"))
+    assert not may_pass(task("the task's own error"))
+
+
+def test_progress_says_a_line_every_five_seconds_with_speed_and_time_left() -> None:
+    lines: list[str] = []
+    now = 0.0
+    progress = LogProgress(lines.append, clock=lambda: now)
+
+    for second in range(1, 13):
+        now = float(second)
+        progress("canonical_rows", done=second, total=20, rows=100 * second, tokens=0, seconds=now)
+
+    assert lines == [
+        "canonical_rows: 5 of 20 parts, 500 rows, 100 rows/s, about 15 s left",
+        "canonical_rows: 10 of 20 parts, 1,000 rows, 100 rows/s, about 10 s left",
+    ]

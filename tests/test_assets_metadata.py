@@ -1,0 +1,133 @@
+"""Pages: pictures small enough to show, numbers under stable keys, and no text from data where it could act."""
+
+from typing import Any
+
+import dagster as dg
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assets import metadata
+from pipelines.build import Report
+from pipelines.findings import Verdict
+from pipelines.manifest import Histogram, Manifest, Table
+from pipelines.storage import Store
+
+STORE = Store("/store")
+CALLS_OUT = "![x](http://example.org/x.png)"
+
+
+def report(**fields: Any) -> Report:
+    base: dict[str, Any] = {
+        "key": ("r", "d", "packed_shards"), "stage": "packed_shards", "fingerprint": "f", "code_version": "c", "inputs": {},
+        "parts": (), "facts": {}, "version": "v",
+    }  # fmt: skip
+    return Report(Manifest(**{**base, **fields}), reused=False, parts=0, parts_reused=0, rows_made=0, seconds=0.0)
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=1, max_size=400).filter(any))
+def test_sparkline_of_any_histogram_is_shown_inline(counts: list[int]) -> None:
+    histogram = Histogram(
+        "Lengths", "tokens", tuple(float(i) for i in range(len(counts) + 1)), tuple(counts), limit=3.0
+    )
+
+    page = metadata.of(report(histograms={"lengths": histogram}), STORE)
+
+    assert len(page["plot lengths"].value) < metadata.INLINE_CHARACTERS
+    assert len(page["plot lengths (large)"].value) <= 2 * metadata.LARGEST_PLOT_BYTES
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=200), st.integers(1, 60))
+def test_joined_counts_keep_their_sum_and_their_limit(counts: list[int], most: int) -> None:
+    joined = metadata.joined(counts, most)
+
+    assert sum(joined) == sum(counts)
+    assert len(joined) <= most
+
+
+def test_empty_histogram_has_no_picture() -> None:
+    page = metadata.of(report(histograms={"lengths": Histogram("Lengths", "tokens", (0.0, 1.0), (0,))}), STORE)
+
+    assert not any(key.startswith("plot") for key in page)
+
+
+@pytest.mark.parametrize("shown", [1, 30, 31, 500])
+def test_tables_show_thirty_rows_at_most(shown: int) -> None:
+    table = Table(("role", "rows"), tuple((f"role {i}", i) for i in range(shown)))
+
+    page = metadata.of(report(tables={"roles": table}), STORE)
+
+    assert len(page["table roles"].records) == min(shown, 30)
+
+
+def test_trained_share_is_of_the_tokens_that_a_model_sees() -> None:
+    ledger = (
+        ("train", "trained", 30),
+        ("train", "context", 60),
+        ("train", "template", 10),
+        ("train", "truncated", 900),
+    )
+
+    page = metadata.of(report(token_ledger=ledger), STORE)
+
+    assert page["trained_share"].value == pytest.approx(0.3)
+    assert page["tokens"].value == 100
+
+
+def test_text_from_data_stays_out_of_markdown() -> None:
+    facts = {"rows": 3, "domain": CALLS_OUT}
+    table = Table(("role", CALLS_OUT), ((CALLS_OUT, {"nested": CALLS_OUT}),))
+    histogram = Histogram(CALLS_OUT, CALLS_OUT, (0.0, 1.0), (1,))
+    made = report(
+        facts=facts, tables={"roles": table}, histograms={"lengths": histogram}, ledger=(("rejected", CALLS_OUT, 1),),
+        samples={"rejects": (CALLS_OUT,)},
+    )  # fmt: skip
+
+    page = metadata.of(made, STORE) | metadata.of_verdict(_verdict(samples=(CALLS_OUT,)))
+
+    markdown = [value.value for value in page.values() if isinstance(value, dg.MarkdownMetadataValue)]
+    assert markdown
+    assert not any("http" in text for text in markdown)
+
+
+def test_facts_that_are_no_numbers_are_left_out() -> None:
+    page = metadata.of(
+        report(facts={"fill": 0.5, "nan": float("nan"), "flag": True, "nested": {"a": 1}, "rows": 7}), STORE
+    )
+
+    assert page["fill"].value == pytest.approx(0.5)
+    assert page["dagster/row_count"].value == 7
+    assert not {"nan", "flag", "nested"} & set(page)
+
+
+def test_columns_are_shown_with_their_arrow_types() -> None:
+    page = metadata.of(report(schema=(("input_ids", "list<int32>"), ("labels", "list<int32>"))), STORE)
+
+    columns = page["dagster/column_schema"].schema.columns
+    assert [(column.name, column.type) for column in columns] == [
+        ("input_ids", "list<int32>"),
+        ("labels", "list<int32>"),
+    ]
+
+
+def test_a_rank_is_told_its_own_row_of_the_table() -> None:
+    rows = (("rank-00000-of-00002", 5, 0.5), ("rank-00001-of-00002", 6, 0.25))
+    made = report(tables={"ranks": Table(("rank", "sequences", "trained_share"), rows)})
+
+    page = metadata.of_rank(made.manifest, "rank-00001-of-00002")
+
+    assert {key: value.value for key, value in page.items()} == {"rank sequences": 6, "rank trained_share": 0.25}
+
+
+def test_law_that_was_not_measured_has_no_value_to_draw() -> None:
+    page = metadata.of_verdict(_verdict(value=None))
+
+    assert "value" not in page
+    assert page["wanted"].value == "at most 0.01"
+
+
+def _verdict(value: float | None = 0.2, samples: tuple[str, ...] = ()) -> Verdict:
+    return Verdict(
+        law="unknown_roles", key=("r", "d", "canonical_rows"), version="v", terms="t", value=value, wanted="at most 0.01",
+        severity="error", passed=False, blocking=True, what="share", remedy="map the role", samples=samples,
+    )  # fmt: skip

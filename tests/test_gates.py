@@ -1,0 +1,261 @@
+"""Nothing is built on a failed blocking check: not in its run, not in any other, and not by any side door."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from assets import factory, metadata
+from pipelines import findings, manifest
+from pipelines.storage import Store
+from tests.tiny_project import Tiny, built, refusals
+
+ROWS = ("chats", "canonical_rows")
+BELOW = {
+    ("tiny", "chats", "tokenized_examples"),
+    ("tiny", "chats", "truncation_stats"),
+    ("tiny", "chats", "packed_shards"),
+    ("tiny", "training_splits"),
+    ("tiny", "gpu_partitions"),
+}
+RANKS_STEP = "tiny__gpu_partitions"
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Iterator[Tiny]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield Tiny(tmp_path, instance)
+
+
+@pytest.fixture
+def broken(tiny: Tiny) -> Tiny:
+    """A project whose chats have an unknown role in 12 of 60 rows, after one run."""
+    tiny.write(unknown_roles=12).run()
+    return tiny
+
+
+def test_failed_blocking_check_keeps_everything_below_unbuilt(tiny: Tiny) -> None:
+    result = tiny.write(unknown_roles=12).run()
+
+    failed = [
+        one
+        for one in result.get_asset_check_evaluations()
+        if not one.passed and one.severity == dg.AssetCheckSeverity.ERROR
+    ]
+    assert [(one.asset_key, one.check_name) for one in failed] == [(tiny.key(*ROWS), "unknown_roles")]
+    assert not result.success
+    assert built(result) & BELOW == set()
+    assert ("tiny", "tasks", "packed_shards") in built(result)
+
+
+def test_later_run_of_the_ranks_alone_is_refused_with_name_number_threshold_and_remedy(broken: Tiny) -> None:
+    result = broken.run_only(dg.AssetSelection.assets(broken.key("gpu_partitions")))
+
+    said = refusals(result)[RANKS_STEP]
+    assert built(result) == set()
+    assert "tiny/chats/canonical_rows: unknown_roles: 0.2" in said
+    assert "wanted at most 0.01" in said
+    assert findings.BY_NAME["unknown_roles"].remedy in said
+    assert "tiny/training_splits: it was never built" in said
+
+
+def test_refusal_is_never_retried(broken: Tiny) -> None:
+    result = broken.run_only(dg.AssetSelection.assets(broken.key("gpu_partitions")))
+
+    assert [event for event in result.all_events if event.is_step_up_for_retry] == []
+
+
+@pytest.mark.parametrize(
+    ("what", "without_checks"),
+    [("tokenized_examples", False), ("tokenized_examples", True), ("packed_shards", False)],
+    ids=["alone", "checks deselected", "middle left out"],
+)
+def test_downstream_is_refused_however_it_is_selected(broken: Tiny, what: str, without_checks: bool) -> None:
+    selection = dg.AssetSelection.assets(broken.key("chats", what))
+
+    result = broken.run_only(selection.without_checks() if without_checks else selection)
+
+    assert built(result) == set()
+    assert "Gate closed" in refusals(result)[broken.key("chats", what).to_python_identifier()]
+
+
+def test_asset_and_downstream_without_checks_stop_at_the_first_gate(tiny: Tiny) -> None:
+    tiny.write()
+    everything = dg.AssetSelection.assets(*tiny.definitions().resolve_all_asset_keys()).without_checks()
+
+    result = tiny.run_only(everything)
+
+    # No check ran, so nothing is known to be wrong, and nothing is known to be right.
+    assert built(result) == {("tiny", "chats", "raw_dataset"), ("tiny", "tasks", "raw_dataset")}
+    assert "never judged" in refusals(result)["tiny__chats__canonical_rows"]
+
+
+def test_rebuild_without_checks_closes_the_gate_for_the_new_version(tiny: Tiny) -> None:
+    tiny.write().run()
+    tiny.write(unknown_roles=12)
+    raw, rows = tiny.key("chats", "raw_dataset"), tiny.key(*ROWS)
+
+    tiny.run_only(dg.AssetSelection.assets(raw))
+    tiny.run_only(dg.AssetSelection.assets(rows).without_checks())
+    result = tiny.run_only(dg.AssetSelection.assets(tiny.key("chats", "tokenized_examples")))
+
+    assert "unknown_roles was never judged" in refusals(result)["tiny__chats__tokenized_examples"]
+
+
+def test_never_built_input_is_refused(tiny: Tiny) -> None:
+    result = tiny.write().run_only(dg.AssetSelection.assets(tiny.key(*ROWS)))
+
+    assert "tiny/chats/raw_dataset: it was never built" in refusals(result)["tiny__chats__canonical_rows"]
+
+
+def test_tightened_bound_closes_until_its_check_has_run(tiny: Tiny) -> None:
+    examples = dg.AssetSelection.assets(tiny.key("chats", "tokenized_examples"))
+    check = dg.AssetSelection.checks(dg.AssetCheckKey(tiny.key(*ROWS), "unknown_roles"))
+    tiny.write(unknown_roles=1, gates={"unknown_roles": {"at_most": 0.1}}).run()
+
+    tiny.write_recipe(gates={"unknown_roles": {"at_most": 0.05}})
+    before = tiny.run_only(examples)
+    checked = tiny.run_only(check)
+    after = tiny.run_only(examples)
+    tiny.write_recipe(gates={"unknown_roles": {"at_most": 0.001}})
+    tiny.run_only(check)
+    tightened = tiny.run_only(examples)
+
+    # The check applied the new bound to the version that was there, without building anything.
+    assert "unknown_roles was never judged" in refusals(before)["tiny__chats__tokenized_examples"]
+    assert built(checked) == set()
+    assert refusals(after) == {}
+    assert "wanted at most 0.001" in refusals(tightened)["tiny__chats__tokenized_examples"]
+
+
+def test_waiver_within_its_bound_opens_and_shows_as_a_warning(broken: Tiny) -> None:
+    broken.write_recipe(gates={"waivers": [_waiver(at_most=0.25)]})
+
+    result = broken.run()
+
+    evaluation = next(
+        one for one in result.get_asset_check_evaluations() if not one.passed and one.check_name == "unknown_roles"
+    )
+    page = _page(result, broken.key("gpu_partitions"))
+    assert refusals(result) == {}
+    assert evaluation.severity == dg.AssetCheckSeverity.WARN
+    assert "narrators are wanted here" in (evaluation.description or "")
+    assert "narrators are wanted here" in str(page["table waivers"].value)
+
+
+def test_waiver_beyond_its_bound_opens_nothing(broken: Tiny) -> None:
+    broken.write_recipe(gates={"waivers": [_waiver(at_most=0.15)]})
+
+    result = broken.run()
+
+    assert built(result) & BELOW == set()
+    assert "unknown_roles: 0.2" in str(
+        [one.description for one in result.get_asset_check_evaluations() if not one.passed]
+    )
+
+
+def test_manifest_that_is_gone_closes_the_gate(tiny: Tiny) -> None:
+    tiny.write().run()
+    version = tiny.version(*ROWS)
+    (Path(tiny.store) / "tiny" / "chats" / "canonical_rows" / "versions" / f"{version}.json").unlink()
+
+    result = tiny.run_only(dg.AssetSelection.assets(tiny.key("gpu_partitions")))
+
+    assert f"version {version} is not kept" in refusals(result)[RANKS_STEP]
+
+
+def test_forged_pass_in_the_event_log_opens_nothing(broken: Tiny) -> None:
+    terms = next(one for one in _terms(broken) if one.law == "unknown_roles")
+    version = broken.version(*ROWS)
+    forged = dg.AssetCheckEvaluation(
+        asset_key=broken.key(*ROWS),
+        check_name="unknown_roles",
+        passed=True,
+        metadata={metadata.VERSION: version, "terms": terms.digest},
+    )
+    broken.instance.report_runless_asset_event(forged)
+
+    result = broken.run_only(dg.AssetSelection.assets(broken.key("chats", "tokenized_examples")))
+
+    # Lock (a) believes it; lock (b) does not.
+    verdict = factory.verdict_on(broken.instance, ("tiny", *ROWS), terms, version)
+    assert verdict is not None
+    assert verdict.passed
+    assert "unknown_roles: 0.2" in refusals(result)["tiny__chats__tokenized_examples"]
+
+
+def test_forged_materialization_opens_nothing(broken: Tiny) -> None:
+    forged = dg.AssetMaterialization(broken.key(*ROWS), tags={"dagster/data_version": "0" * 32})
+    broken.instance.report_runless_asset_event(forged)
+
+    result = broken.run_only(dg.AssetSelection.assets(broken.key("chats", "tokenized_examples")))
+
+    assert "is not kept" in refusals(result)["tiny__chats__tokenized_examples"]
+
+
+def test_wiped_event_log_closes_the_gate_and_loses_no_data(tiny: Tiny) -> None:
+    tiny.write().run()
+    with dg.DagsterInstance.ephemeral() as fresh:
+        wiped = Tiny(tiny.folder, fresh)
+        examples = dg.AssetSelection.assets(tiny.key("chats", "tokenized_examples"))
+
+        refused = wiped.run_only(examples)
+        again = wiped.run()
+
+    assert "never built" in refusals(refused)["tiny__chats__tokenized_examples"]
+    assert refusals(again) == {}
+    assert {
+        event.step_materialization_data.materialization.metadata["reused"].value
+        for event in again.get_asset_materialization_events()
+    } == {True}
+
+
+def test_planned_or_crashed_check_hides_no_verdict_before_it(tiny: Tiny) -> None:
+    tiny.write().run()
+    store = Store(tiny.store)
+    version = tiny.version(*ROWS)
+    kept = Path(store.path(f"tiny/chats/canonical_rows/versions/{version}.json"))
+    content = kept.read_bytes()
+    kept.unlink()
+
+    # The check cannot read its manifest, so it is planned, starts and dies without a verdict.
+    crashed = tiny.run_only(dg.AssetSelection.checks_for_assets(tiny.key(*ROWS)))
+    kept.write_bytes(content)
+    result = tiny.run_only(dg.AssetSelection.assets(tiny.key("chats", "tokenized_examples")))
+
+    assert not crashed.success
+    assert refusals(result) == {}
+
+
+def test_verdict_of_another_version_says_nothing(tiny: Tiny) -> None:
+    tiny.write().run()
+    terms = _terms(tiny)[0]
+
+    assert factory.verdict_on(tiny.instance, ("tiny", *ROWS), terms, tiny.version(*ROWS)) is not None
+    assert factory.verdict_on(tiny.instance, ("tiny", *ROWS), terms, "0" * 32) is None
+
+
+def test_open_gate_hands_over_exactly_the_inputs_in_dagster_s_versions(tiny: Tiny) -> None:
+    tiny.write().run()
+    needs = {("tiny", *ROWS): _terms(tiny)}
+    store = Store(tiny.store)
+
+    opened = factory.open_inputs(tiny.instance, store, needs, [("tiny", *ROWS)])
+
+    assert {key: one.version for key, one in opened.items()} == {("tiny", *ROWS): tiny.version(*ROWS)}
+    assert opened["tiny", *ROWS] == manifest.by_version(store, ("tiny", *ROWS), tiny.version(*ROWS))
+
+
+def _terms(tiny: Tiny) -> tuple[findings.Terms, ...]:
+    return findings.terms_of(tiny.project.recipe.gates, "canonical_rows", "chats")
+
+
+def _waiver(**bound: float) -> dict[str, Any]:
+    return {"law": "unknown_roles", "dataset": "chats", "reason": "narrators are wanted here"} | bound
+
+
+def _page(result: dg.ExecuteInProcessResult, key: dg.AssetKey) -> dict[str, Any]:
+    events = [one for one in result.get_asset_materialization_events() if one.asset_key == key]
+    return dict(events[-1].step_materialization_data.materialization.metadata)

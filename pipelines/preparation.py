@@ -37,13 +37,19 @@ from pipelines.tokenization import (
     byte_positions,
     degenerate,
     reveal,
+    token_at,
     trained_tokens,
 )
 from pipelines.truncation import Truncated, Truncater
 
 Tokens = NDArray[np.int32]
 TEMPLATE = KINDS.index("template")
-Overlong = Literal["truncate", "drop", "split", "raise", "keep"]
+
+BATCH_CHARS = 1 << 20
+"""Characters of rows per batch: enough for the columnar steps, little for memory (some 60 MB)."""
+
+SAMPLE_EVERY = 50
+"""One text in so many is encoded again by the reference tokenizer, in every batch the first one at least."""
 
 
 @dataclass(slots=True)
@@ -102,6 +108,16 @@ class Counts:
             self.dropped[kind] = self.dropped.get(kind, 0) + count
 
 
+def encode_checked(encoder: Encoder, texts: Sequence[str], counts: Counts) -> Encoded:
+    """Encode a batch and compare a sample with the reference; on any difference all of it goes the usual way."""
+    encoded = encoder.encode(texts)
+    counts.usual_way += encoded.usual
+    if encoded.usual == len(texts) or encoder.same_as_usual(texts, encoded, range(0, len(texts), SAMPLE_EVERY)):
+        return encoded
+    counts.lane_differences += 1
+    return encoder.without_fast_lane().encode(texts)
+
+
 # ── Text and spans → examples ──────────────────────────────────────────────────────────────────────
 
 
@@ -111,38 +127,40 @@ def examples_of(masked: Sequence[Masked], ordinary: Sequence[list[tuple[int, int
     `ordinary[i]` are ranges of text i that must not become control tokens.
     """
     plain = [i for i, ranges in enumerate(ordinary) if not ranges]
-    encoded = encoder.encode([masked[i].text for i in plain])
-    counts.usual_way += encoded.usual
-    made: dict[int, Example | Rejected] = dict(zip(plain, _examples([masked[i] for i in plain], encoded), strict=True))
+    encoded = encode_checked(encoder, [masked[i].text for i in plain], counts)
+    made: dict[int, Example | Rejected] = dict(zip(plain, _examples([masked[i] for i in plain], encoded, counts), strict=True))
     for i, ranges in enumerate(ordinary):
         if ranges:
             around = encoder.encode_around(masked[i].text, ranges)
-            made[i] = _examples([masked[i]], around)[0]
+            made[i] = _examples([masked[i]], around, counts)[0]
     return [made[i] for i in range(len(masked))]
 
 
-def _examples(masked: Sequence[Masked], encoded: Encoded) -> "list[Example | Rejected]":
+def _examples(masked: Sequence[Masked], encoded: Encoded, counts: Counts) -> "list[Example | Rejected]":
     to_bytes = [None if one.text.isascii() else byte_positions(one.text) for one in masked]
-    mask = trained_tokens(encoded, _trained_spans(masked, to_bytes))
+    mask, straddles = trained_tokens(encoded, _trained_spans(masked, to_bytes))
+    counts.straddles += straddles
     bad = degenerate(encoded)
     trained = np.concatenate(([0], np.cumsum(mask)))[encoded.offsets]
-    starts = encoded.starts
+    spans = _token_spans(masked, to_bytes, encoded)
     made: list[Example | Rejected] = []
-    for i, one in enumerate(masked):
-        left, right = int(encoded.offsets[i]), int(encoded.offsets[i + 1])
+    bounds: list[int] = encoded.offsets.tolist()
+    cuts: list[int] = spans.offsets.tolist()
+    totals: list[int] = np.diff(trained).tolist()
+    for i, (left, right) in enumerate(zip(bounds, bounds[1:], strict=False)):
         if bad[i]:
             made.append(Rejected("offsets_degenerate", "tokens with empty or backward offsets"))
             continue
-        bounds, messages, kinds = _token_spans(one, to_bytes[i], starts[left:right])
+        own = slice(cuts[i], cuts[i + 1])
         made.append(
             Example(
                 ids=encoded.ids[left:right],
                 mask=mask[left:right],
-                span_starts=bounds,
-                span_messages=messages,
-                span_kinds=kinds,
+                span_starts=spans.starts[own],
+                span_messages=spans.messages[own],
+                span_kinds=spans.kinds[own],
                 original_tokens=right - left,
-                original_trained=int(trained[i + 1] - trained[i]),
+                original_trained=totals[i],
             )
         )
     return made
@@ -153,9 +171,11 @@ def _trained_spans(masked: Sequence[Masked], to_bytes: "Sequence[Ints | None]") 
     for i, one in enumerate(masked):
         at = to_bytes[i]
         for span in one.trained:
-            owner = _owner(one, span)
-            edges = (span.start, span.end, owner[0], owner[1])
-            rows.append((i, *edges) if at is None else (i, *(int(at[edge]) for edge in edges)))
+            left, right = _owner(one, span)
+            if at is None:
+                rows.append((i, span.start, span.end, left, right))
+            else:
+                rows.append((i, int(at[span.start]), int(at[span.end]), int(at[left]), int(at[right])))
     flat = np.array(rows, np.int64).reshape(-1, 5)
     return FlatSpans(*(np.ascontiguousarray(flat[:, column]) for column in range(5)))
 
@@ -168,18 +188,52 @@ def _owner(one: Masked, trained: Span) -> tuple[int, int]:
     return trained.start, trained.end
 
 
-def _token_spans(one: Masked, at: "Ints | None", starts: Ints) -> "tuple[Ints, Ints, NDArray[np.int8]]":
-    """Return the token spans of a text: `template` from 0, and a span per piece and per gap behind it."""
-    pieces = one.pieces
-    edges = np.array([[p.start, p.end] for p in pieces], np.int64).reshape(-1)
-    tokens = np.searchsorted(starts, edges if at is None else at[edges], "left")
-    bounds = np.concatenate((np.zeros(1, np.int64), tokens))
-    kinds = np.full(len(bounds), TEMPLATE, np.int8)
-    messages = np.full(len(bounds), -1, np.int64)
-    kinds[1::2] = [KINDS.index(p.kind) for p in pieces]
-    messages[1::2] = [p.message for p in pieces]
-    nonempty = np.append(bounds[1:], len(starts)) > bounds
-    return bounds[nonempty], messages[nonempty], kinds[nonempty]
+@dataclass(frozen=True, slots=True)
+class _TokenSpans:
+    """Token spans of a batch: `[offsets[i], offsets[i + 1])` are text i's; starts count from its first token."""
+
+    starts: Ints
+    messages: Ints
+    kinds: NDArray[np.int8]
+    offsets: Ints
+
+
+_KIND_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
+
+
+def _token_spans(masked: Sequence[Masked], to_bytes: "Sequence[Ints | None]", encoded: Encoded) -> _TokenSpans:
+    """Return each text's token spans: `template` from 0, then a span per piece and per gap behind it.
+
+    pieces     ···[  u  ]···[ a ]··          two pieces make five spans, empty ones left out
+    spans      t  u      t   a    t
+    """
+    counts = np.fromiter((len(one.pieces) for one in masked), np.int64, len(masked))
+    flat = np.array(
+        [(p.start, p.end, p.message, _KIND_NUMBERS[p.kind]) for one in masked for p in one.pieces], np.int64
+    ).reshape(-1, 4)
+    firsts = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+    for i, at in enumerate(to_bytes):
+        if at is not None:
+            flat[firsts[i] : firsts[i + 1], :2] = at[flat[firsts[i] : firsts[i + 1], :2]]
+    texts = np.repeat(np.arange(len(masked)), counts)
+    tokens = token_at(encoded, np.repeat(texts, 2), flat[:, :2].ravel())
+    # Entry 0 of each text is its beginning; every piece adds where it starts and where it ends.
+    entry_offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(2 * counts + 1)))
+    is_first = np.zeros(int(entry_offsets[-1]), bool)
+    is_first[entry_offsets[:-1]] = True
+    starts = np.empty(len(is_first), np.int64)
+    starts[is_first] = encoded.offsets[:-1]
+    starts[~is_first] = tokens
+    kinds, messages = np.full(len(is_first), TEMPLATE, np.int64), np.full(len(is_first), -1, np.int64)
+    opens = np.flatnonzero(~is_first)[::2]
+    kinds[opens], messages[opens] = flat[:, 3], flat[:, 2]
+    ends = np.append(starts[1:], 0)
+    ends[entry_offsets[1:] - 1] = encoded.offsets[1:]
+    kept = ends > starts
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(kept)))[entry_offsets]
+    owners = np.repeat(np.arange(len(masked)), 2 * counts + 1)
+    relative = starts - encoded.offsets[owners]
+    return _TokenSpans(relative[kept], messages[kept], kinds[kept].astype(np.int8), offsets)
 
 
 # ── Pairs and documents ────────────────────────────────────────────────────────────────────────────
@@ -394,6 +448,8 @@ def hide_control_strings(one: Conversation, control: ControlStrings) -> "tuple[C
 
 def show_control_strings(masked: Masked, placeholders: dict[str, str]) -> "tuple[Masked, list[tuple[int, int]]]":
     """Put control strings back into a masked text; return it and where they stand."""
+    if not placeholders:
+        return masked, []
     text, ranges = reveal(masked.text, placeholders)
     return replace(masked, text=text), ranges
 
@@ -408,13 +464,6 @@ def batches(sizes: Sequence[int], limit: int) -> Iterator[slice]:
             begin, held = i + 1, 0
     if begin < len(sizes):
         yield slice(begin, len(sizes))
-
-
-BATCH_CHARS = 1 << 20
-"""Characters of rows per batch: enough for the columnar steps, little for memory (some 60 MB)."""
-
-SAMPLE_EVERY = 50
-"""One text in so many is encoded again by the reference tokenizer, in every batch the first one at least."""
 
 
 class Preparer:
@@ -575,7 +624,7 @@ class Preparer:
         separator = getattr(form, "separate_with", None)
         joint = separator if isinstance(separator, str) else ""
         inputs = [text + joint for text in rows.column("text").to_pylist()]
-        given = self._checked(inputs, self._encoder.encode(inputs), counts)
+        given = encode_checked(self._encoder, inputs, counts)
         answers = self._encoder.encode_continuation(rows.column("output").to_pylist())
         prompt, answer = KINDS.index("prompt"), KINDS.index("assistant")
         trains_input, trains_output = _pair_loss(self._dataset)
@@ -599,7 +648,7 @@ class Preparer:
 
     def _texts(self, rows: pa.Table, counts: Counts) -> list[Outcome]:
         card, texts = self._encoder.card, rows.column("text").to_pylist()
-        encoded = self._checked(texts, self._encoder.encode(texts), counts)
+        encoded = encode_checked(self._encoder, texts, counts)
         streams = [
             *self._edge("add_bos", card.bos_id, card.bos_id is not None, len(texts), trains=False),
             Stream(encoded.ids, encoded.offsets, KINDS.index("record"), trains=True),
@@ -618,15 +667,6 @@ class Preparer:
                 return windows(example, self._limit)
             case "truncate":
                 return [example.cut(0, self._limit)]
-
-    def _checked(self, texts: list[str], encoded: Encoded, counts: Counts) -> Encoded:
-        """Compare a sample with the reference; on any difference encode all of it the usual way."""
-        counts.usual_way += encoded.usual
-        sample = range(0, len(texts), SAMPLE_EVERY)
-        if encoded.usual == len(texts) or self._encoder.same_as_usual(texts, encoded, sample):
-            return encoded
-        counts.lane_differences += 1
-        return self._encoder.without_fast_lane().encode(texts)
 
     def _edge(self, option: str, token_id: int | None, by_itself: bool, count: int, *, trains: bool) -> list[Stream]:
         """Return the stream of a BOS or EOS, or none: `auto` adds what the tokenizer has."""

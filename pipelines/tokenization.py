@@ -424,8 +424,8 @@ def _without_dummy_prefix(backend: str) -> str:
 # ── Characters to tokens ───────────────────────────────────────────────────────────────────────────
 
 
-def trained_tokens(encoded: Encoded, spans: "FlatSpans") -> Bools:
-    """Return which tokens train: bool[T].
+def trained_tokens(encoded: Encoded, spans: "FlatSpans") -> tuple[Bools, int]:
+    """Return which tokens train, bool[T], and how many of them straddle a span's edge.
 
     A token trains if all its bytes lie in a trained span; one across a span's edge trains if its other
     bytes are the same message's. The first token of a text never trains: nothing precedes it.
@@ -442,7 +442,14 @@ def trained_tokens(encoded: Encoded, spans: "FlatSpans") -> Bools:
     mask = np.cumsum(edges[:-1]) > 0
     nonempty = np.diff(encoded.offsets) > 0
     mask[encoded.offsets[:-1][nonempty]] = False
-    return mask
+    return mask, int((left - first).sum() + (last - right).sum())
+
+
+def token_at(encoded: Encoded, texts: Ints, places: Ints) -> Ints:
+    """Return the first token (numbered over the batch) that begins at or after byte `places[i]` of text `texts[i]`."""
+    base = _text_bases(encoded)
+    found = np.searchsorted(encoded.starts + base.per_token, places + base.at(texts), "left")
+    return np.minimum(found, encoded.offsets[texts + 1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,7 @@ def bars_text(items: Sequence[tuple[str, float]], *, width: int = 72) -> str:
         return ""
     names = min(max(len(name) for name, _ in items), width // 2)
     numbers = max(len(_number(value)) for _, value in items)
-    room = max(width - names - numbers - 4, 1)
+    room = max(width - names - numbers - len(" │ "), 1)
     highest = max(value for _, value in items) or 1
     return "\n".join(
         f"{_shortened(name, names):>{names}} │{_blocks(value / highest, room)} {_number(value)}".rstrip()

@@ -4,7 +4,8 @@ What belongs here: names and types, which are what users write SQL against. What
 values come from (`tables.py`) and the columns that a view adds: recipe, dataset, version (`views.py`).
 
 `splits` and `mixture` are made by a stage of the whole recipe and have a line per dataset, hence their own
-column `dataset`. `token_ledger` names the stage, because several stages count the same tokens.
+column `dataset`. `token_ledger` names the stage, because several stages count the same tokens; `segments`
+names the split, because every split numbers its sequences from 0.
 """
 
 from collections.abc import Mapping
@@ -46,7 +47,7 @@ SCHEMAS: Mapping[str, pa.Schema] = {
         split=_TEXT, shard=_TEXT, sequence_id=_COUNT, tokens=_COUNT, trained_tokens=_COUNT, fill=_NUMBER
     ),
     "segments": _schema(
-        sequence_id=_COUNT, segment=_COUNT, example_id=_TEXT, row_id=_TEXT, source=_TEXT, record=_COUNT,
+        split=_TEXT, sequence_id=_COUNT, segment=_COUNT, example_id=_TEXT, row_id=_TEXT, source=_TEXT, record=_COUNT,
         start=_COUNT, length=_COUNT,
     ),
     "splits": _schema(dataset=_TEXT, split=_TEXT, rows=_COUNT, sequences=_COUNT, trained_tokens=_COUNT),

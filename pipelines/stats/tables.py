@@ -45,16 +45,20 @@ GROUP_ROWS = 65_536
 PATH_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
-SMALL = ("lengths", "what_if", "splits", "mixture", "rank_steps")
-"""Tables that a manifest holds as a `Table`, or, when long, as Parquet files of that name."""
-
-FED_BY: Mapping[str, Mapping[str, str]] = {
+FED_BY_FILES: Mapping[str, Mapping[str, str]] = {
     "raw_dataset": {"rejects": "rejects"},
     "canonical_rows": {"rows": "rows", "rejects": "rejects"},
     "tokenized_examples": {"examples": "examples", "rejects": "rejects"},
     "packed_shards": {"shard": "sequences", "segments": "segments", "rejects": "rejects"},
+    "training_splits": {"rank_steps": "rank_steps"},
 }
 """Stage → name of a part's file → the table it feeds. Ranks hold shards too: the same sequences again."""
+
+FED_BY_TABLES: Mapping[str, tuple[str, ...]] = {
+    "truncation_stats": ("lengths", "what_if"),
+    "training_splits": ("splits", "mixture"),
+}
+"""Stage → the tables that its manifest holds whole. Other tables of a manifest are for its page only."""
 
 
 def scope_of(key: Key) -> tuple[str, str]:
@@ -187,13 +191,11 @@ def _rows(part: Part) -> int:
 
 def _short_tables(manifest: Manifest) -> Iterator[tuple[str, pa.Table]]:
     ledger = [{"stage": manifest.stage, "state": s, "reason": r, "records": n} for s, r, n in manifest.ledger]
-    tokens = [
-        {"stage": manifest.stage, "split": s, "class": c, "tokens": n} for s, c, n in manifest.token_ledger
-    ]
+    tokens = [{"stage": manifest.stage, "split": s, "class": c, "tokens": n} for s, c, n in manifest.token_ledger]
     for table, lines in (("ledger", ledger), ("token_ledger", tokens)):
         if lines:
             yield table, pa.Table.from_pylist(lines, schema=SCHEMAS[table])
-    for table in SMALL:
+    for table in FED_BY_TABLES.get(manifest.stage, ()):
         if table in manifest.tables:
             where = f"{'/'.join(manifest.key)}: table {table}"
             yield table, _as_arrow(manifest.tables[table], SCHEMAS[table], where)
@@ -219,7 +221,7 @@ class _Feed:
 
 
 def _long_tables(manifest: Manifest) -> dict[str, list[_Feed]]:
-    fed = {**FED_BY.get(manifest.stage, {}), **{name: name for name in SMALL if name not in manifest.tables}}
+    fed = FED_BY_FILES.get(manifest.stage, {})
     tables: dict[str, list[_Feed]] = {}
     for part in manifest.parts:
         for name, file in part.files.items():
@@ -356,9 +358,7 @@ def _newest(store: Store, folder: str, prefix: str, schema: pa.Schema) -> pa.Tab
     return _read(store, f"{folder}/{names[-1]}", schema) if names else None
 
 
-def _append(
-    store: Store, folder: str, prefix: str, content: Callable[[int], pa.Table], *, prune: bool = True
-) -> None:
+def _append(store: Store, folder: str, prefix: str, content: Callable[[int], pa.Table], *, prune: bool = True) -> None:
     """Write a file that sorts after its kind; with `prune`, drop those superseded before the grace."""
     names = _stamped(store, folder, prefix)
     stamp = max([time.time_ns(), *(_stamp(name) + 1 for name in names)])

@@ -1,0 +1,135 @@
+"""Length facts: golden values small enough to check by eye, then laws over any lengths."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines import stats
+from pipelines.manifest import Histogram
+from pipelines.stats.lengths import LOWER_LIMIT, MAX_BARS, RAISE_LIMIT, Lengths
+
+LENGTHS = st.lists(st.integers(0, 200_000), max_size=60).map(lambda values: np.array(values, dtype=np.int32))
+LIMITS = st.integers(1, 300_000)
+
+
+def lengths(*values: int) -> Lengths:
+    return np.array(values, dtype=np.int32)
+
+
+def test_length_histogram_of_short_lengths_counts_each_bin() -> None:
+    histogram = stats.length_histogram(lengths(0, 1, 3, 8, 8, 9), 8)
+
+    assert histogram.edges == tuple(float(edge) for edge in range(11))
+    assert histogram.counts == (1, 1, 0, 1, 0, 0, 0, 0, 2, 1)
+    assert histogram.limit == 8
+
+
+def test_length_histogram_with_one_huge_length_keeps_the_others_apart() -> None:
+    histogram = stats.length_histogram(lengths(*range(0, 400, 4), 1_000_000), 400)
+
+    assert histogram.edges[-2:] == (800, 1_000_001)
+    assert histogram.counts[-1] == 1
+    assert sum(1 for count in histogram.counts if count) > 15
+
+
+def test_length_histogram_of_nothing_has_one_empty_bin() -> None:
+    histogram = stats.length_histogram(lengths(), 100)
+
+    assert histogram.edges == (0, 100)
+    assert histogram.counts == (0,)
+
+
+@given(LENGTHS, LIMITS)
+def test_length_histogram_of_any_lengths_counts_each_once_on_its_side_of_the_limit(values: Lengths, limit: int) -> None:
+    histogram = stats.length_histogram(values, limit)
+
+    assert len(histogram.counts) <= MAX_BARS
+    assert len(histogram.edges) == len(histogram.counts) + 1
+    assert list(histogram.edges) == sorted(set(histogram.edges))
+    assert sum(histogram.counts) == len(values)
+    at_limit = sum(c for edge, c in zip(histogram.edges, histogram.counts, strict=False) if edge >= limit)
+    assert at_limit == int((values >= limit).sum())
+
+
+def test_length_quantiles_of_one_to_a_hundred_are_their_own_numbers() -> None:
+    found = stats.length_quantiles(lengths(*range(100, 0, -1)))
+
+    assert found == {"p25": 25, "p50": 50, "p75": 75, "p90": 90, "p95": 95, "p99": 99, "max": 100}
+
+
+def test_length_quantiles_of_nothing_are_zero() -> None:
+    assert set(stats.length_quantiles(lengths()).values()) == {0}
+
+
+@given(LENGTHS.filter(len))
+def test_length_quantiles_of_any_lengths_are_the_shortest_that_reach_their_share(values: Lengths) -> None:
+    found = stats.length_quantiles(values)
+
+    for share in (25, 50, 75, 90, 95, 99):
+        length = found[f"p{share}"]
+        assert (values <= length).sum() * 100 >= share * len(values)
+        assert (values < length).sum() * 100 < share * len(values)
+
+
+def test_length_buckets_at_the_borders_belong_to_the_upper_bucket() -> None:
+    found = stats.length_buckets(lengths(24, 25, 49, 50, 74, 75, 99, 100, 5000), 100)
+
+    assert found == {"under_25": 1, "25_to_50": 2, "50_to_75": 2, "75_to_100": 2, "at_max": 2}
+
+
+def test_length_buckets_of_an_odd_limit_compare_exactly() -> None:
+    # A quarter of 7 is 1.75: 1 lies below it, 2 above.
+    assert stats.length_buckets(lengths(1, 2), 7)["under_25"] == 1
+
+
+def buckets(under_25: int, at_max: int, others: int) -> dict[str, int]:
+    return {"under_25": under_25, "25_to_50": others, "50_to_75": 0, "75_to_100": 0, "at_max": at_max}
+
+
+def test_advice_beyond_its_bounds_gives_the_hint() -> None:
+    assert stats.advice(buckets(0, 31, 69)) == (RAISE_LIMIT,)
+    assert stats.advice(buckets(51, 0, 49)) == (LOWER_LIMIT,)
+    assert stats.advice(buckets(60, 40, 0)) == (RAISE_LIMIT, LOWER_LIMIT)
+
+
+def test_advice_exactly_at_its_bounds_is_silent() -> None:
+    assert stats.advice(buckets(50, 30, 20)) == ()
+    assert stats.advice(buckets(0, 0, 0)) == ()
+
+
+def test_candidate_seq_lens_surround_the_limit() -> None:
+    assert stats.candidate_seq_lens(4096) == (1024, 2048, 4096, 8192, 16384)
+    assert stats.candidate_seq_lens(3000) == (512, 1024, 2048, 3000, 4096, 8192)
+    assert stats.candidate_seq_lens(2) == (2, 4, 8)
+
+
+def test_what_if_for_three_limits_tells_losses_and_sequences() -> None:
+    def one_each(planned: Lengths, limit: int) -> int:
+        assert planned.max() <= limit
+        return len(planned)
+
+    table = stats.what_if(lengths(10, 20, 40), lengths(5, 10, 0), (40, 10, 20), plan=one_each)
+
+    assert table.columns == ("seq_len", "examples_over", "trained_lost", "sequences")
+    # At 10 the second example loses half its tokens, so half of the 10 trained ones; the third trains none.
+    assert table.rows == ((10, 2, 5, 3), (20, 1, 0, 3), (40, 0, 0, 3))
+
+
+@given(LENGTHS.filter(len), st.lists(LIMITS, min_size=2, max_size=4))
+def test_what_if_with_a_larger_limit_never_loses_more(values: Lengths, limits: list[int]) -> None:
+    table = stats.what_if(values, values // 2, limits, plan=lambda planned, _: len(planned))
+
+    over = [row[1] for row in table.rows]
+    lost = [row[2] for row in table.rows]
+    assert over == sorted(over, reverse=True)
+    assert lost == sorted(lost, reverse=True)
+
+
+def test_lengths_table_of_two_splits_has_a_line_per_bin() -> None:
+    train = Histogram(title="t", unit="tokens", edges=(0.0, 10.0, 20.0), counts=(3, 4))
+    test = Histogram(title="t", unit="tokens", edges=(0.0, 5.0), counts=(1,))
+
+    table = stats.lengths_table({"train": train, "test": test})
+
+    assert table.columns == ("split", "lower", "upper", "examples")
+    assert table.rows == (("train", 0, 10, 3), ("train", 10, 20, 4), ("test", 0, 5, 1))

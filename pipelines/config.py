@@ -108,32 +108,40 @@ def check(model: type[ConfigT], values: Mapping[str, Any], where: str) -> Config
 def problems(error: ValidationError, model: type[BaseModel], where: str) -> Iterator[str]:
     """Word each of pydantic's complaints as one four-part line."""
     for one in error.errors():
-        path = ".".join([where, *(str(step) for step in one["loc"])]) if where else ".".join(map(str, one["loc"]))
-        yield f"{path}: {_reason(one, model)}"
+        steps, known = _walk(model, one["loc"])
+        path = ".".join(steps)
+        yield ": ".join(part for part in (where, path, _reason(one, known)) if part)
 
 
-def _reason(one: Any, model: type[BaseModel]) -> str:
+_WANTED = {
+    "tuple_type": "a list", "list_type": "a list", "dict_type": "a mapping", "model_type": "a mapping",
+    "model_attributes_type": "a mapping", "int_type": "an integer", "float_type": "a number", "bool_type": "true or false",
+    "string_type": "a string",
+}  # fmt: skip
+
+
+def _reason(one: Any, known: set[str]) -> str:
     context: Mapping[str, Any] = one.get("ctx", {})
     got = one["input"]
     match one["type"]:
         case "extra_forbidden":
-            name = str(one["loc"][-1])
-            known = _fields_at(model, one["loc"][:-1])
-            guess = nearest(name, known)
+            guess = nearest(str(one["loc"][-1]), known)
             hint = f"did you mean {guess}?" if guess else "delete it"
             return f"unknown key; allowed here: {one_of(sorted(known))}; {hint}" if known else f"unknown key; {hint}"
         case "missing":
             return "is missing and has no default; add it"
         case "literal_error" | "enum":
-            return f"must be {str(context['expected']).replace(chr(39), '')}; got {got!r}"
+            return f"must be {str(context['expected']).replace(chr(39), '')}; got {got!r}; choose one of them"
         case "union_tag_invalid":
             tags = str(context["expected_tags"]).replace("'", "")
-            return f"{context['tag']!r} is not a {one['loc'][-1] if one['loc'] else 'kind'}; choose {tags}"
+            return f"{context['tag']!r} is not a kind; choose {tags}"
         case "value_error":
             return str(context["error"])
+        case str(kind) if kind in _WANTED:
+            return f"must be {_WANTED[kind]}; got {_short(got)}, which is {kind_of(got)}; write {_WANTED[kind]}"
         case _:
             message = str(one["msg"])
-            return f"{message[0].lower()}{message[1:]}; got {_short(got)} ({kind_of(got)})"
+            return f"{message[0].lower()}{message[1:]}; got {_short(got)} ({kind_of(got)}); correct it"
 
 
 def _short(value: object) -> str:
@@ -141,17 +149,24 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _fields_at(model: type[BaseModel], path: tuple[int | str, ...]) -> set[str]:
-    """Walk a model by an error's location and return the field names of the model found there."""
+def _walk(model: type[BaseModel], path: tuple[int | str, ...]) -> tuple[list[str], set[str]]:
+    """Follow an error's location through the models.
+
+    Returns the steps as a user would write them (without the tags of unions) and the names of the fields
+    of the innermost model on the way.
+    """
     current: set[type[BaseModel]] = {model}
+    steps: list[str] = []
     for step in path:
-        following: set[type[BaseModel]] = set()
-        for candidate in current:
-            field = candidate.model_fields.get(str(step))
-            following |= set(_models_in(field.annotation)) if field else set()
-        tagged = {m for m in following | current if _is_tagged(m, str(step))}
-        current = tagged or following or current
-    return {name for candidate in current for name in candidate.model_fields}
+        tagged = {one for one in current if _is_tagged(one, str(step))}
+        if tagged:
+            current = tagged
+            continue
+        steps.append(str(step))
+        fields = [one.model_fields[str(step)] for one in current if str(step) in one.model_fields]
+        following = {found for field in fields for found in _models_in(field.annotation)}
+        current = following or current
+    return steps, {name for one in current for name in one.model_fields}
 
 
 def _is_tagged(model: type[BaseModel], tag: str) -> bool:

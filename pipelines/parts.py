@@ -390,7 +390,6 @@ def _save_examples(
         "usual_way": counts.usual_way,
         "lane_differences": counts.lane_differences,
         "control_strings": counts.control_strings,
-        "render_sampled": counts.render_sampled,
         "straddles": counts.straddles,
     }
     store = Store(task.root)

@@ -10,7 +10,8 @@ out. What does not: any of the rooms' own work, or files (`parts.py`). This is a
 Batches are columnar where tokens are concerned; a Python object exists per message, never per token.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
@@ -99,7 +100,6 @@ class Counts:
     control_strings: int = 0
     usual_way: int = 0
     lane_differences: int = 0
-    render_sampled: int = 0
     straddles: int = 0
 
     def add_dropped(self, dropped: dict[str, int]) -> None:
@@ -429,13 +429,19 @@ def with_control_strings(table: pa.Table, control: ControlStrings) -> Bools:
 
 def conversations(table: pa.Table) -> list[Conversation]:
     """Decode the conversations of a table of canonical rows."""
-    loads: Callable[[str], Json] = orjson.loads
-    messages, tools = table.column("messages").to_pylist(), table.column("tools").to_pylist()
-    kwargs, hashes = table.column("template_kwargs").to_pylist(), table.column("content_hash").to_pylist()
-    return [
-        Conversation(loads(m), None if t is None else loads(t), {} if k is None else loads(k), h)
-        for m, t, k, h in zip(messages, tools, kwargs, hashes, strict=True)
-    ]
+    messages, tools, kwargs = (_decoded(table.column(name)) for name in ("messages", "tools", "template_kwargs"))
+    hashes = table.column("content_hash").to_pylist()
+    return [Conversation(m, t, {} if k is None else k, h) for m, t, k, h in zip(messages, tools, kwargs, hashes, strict=True)]
+
+
+_BEYOND_64_BITS = "-[0-9]{19}|[0-9]{20}"
+
+
+def _decoded(column: pa.ChunkedArray) -> list[Json]:
+    """Decode a column of JSON text; orjson would turn integers beyond 64 bits into floats without a word."""
+    inexact = pc.match_substring_regex(column, _BEYOND_64_BITS).to_pylist()
+    texts: list[str | None] = column.to_pylist()
+    return [None if text is None else json.loads(text) if long else orjson.loads(text) for text, long in zip(texts, inexact, strict=True)]
 
 
 def hide_control_strings(one: Conversation, control: ControlStrings) -> "tuple[Conversation, dict[str, str]]":

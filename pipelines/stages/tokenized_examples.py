@@ -129,7 +129,7 @@ def _draft(work: Work, made: list[Part], loaded: LoadedTokenizer, spec: Renderer
         "tokens": tokens, "trained_tokens": classes.get("trained", 0),
         "trained_share": share(classes.get("trained", 0), tokens),
         "dropped_kinds": add_up(p.facts["dropped"] for p in made),
-        **{name: counted[name] for name in ("usual_way", "lane_differences", "control_strings", "render_sampled", "straddles")},
+        **{name: counted[name] for name in ("usual_way", "lane_differences", "control_strings", "straddles")},
     }  # fmt: skip
     samples = first_samples(made, "examples_of_rejects")
     return Draft(
@@ -151,7 +151,7 @@ def _draft(work: Work, made: list[Part], loaded: LoadedTokenizer, spec: Renderer
     )
 
 
-_COUNTED = ("verified", "outside_vocabulary", "usual_way", "lane_differences", "control_strings", "render_sampled",
+_COUNTED = ("verified", "outside_vocabulary", "usual_way", "lane_differences", "control_strings",
             "straddles", "original_tokens")  # fmt: skip
 
 

@@ -436,7 +436,7 @@ def test_ledger_with_a_version_switched_between_listing_and_reading_shows_the_ve
         return True
 
     with duckdb.connect(store.path("stats.duckdb"), read_only=True) as reader:
-        reader.create_function("switch", switch, [], "BOOLEAN")  # pyright: ignore[reportArgumentType]
+        reader.create_function("switch", switch, [], "BOOLEAN")
         during = reader.execute("SELECT version FROM ledger WHERE state = 'kept' AND switch()").fetchall()
         after = reader.execute("SELECT version FROM ledger WHERE state = 'kept'").fetchall()
 

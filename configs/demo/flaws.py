@@ -15,7 +15,7 @@ Flaw = tuple[str, bytes]
 _USER = {"role": "user", "content": "When does the market open?"}
 _ANSWER = {"role": "assistant", "content": "At eight, on every day but Sunday."}
 _TOOL = {"type": "function", "function": {"name": "opening_hours", "parameters": {"type": "object", "properties": {}}}}
-_CALL = {"id": "call_1", "type": "function", "function": {"name": "opening_hours", "arguments": "{}"}}
+_CALL = {"id": "call_1", "type": "function"}
 
 
 def _record(number: int, messages: Any, **more: Any) -> dict[str, Any]:
@@ -36,13 +36,14 @@ def _calling(number: int, call: Any) -> dict[str, Any]:
 
 
 def _records() -> list[tuple[str, dict[str, Any]]]:
-    function = _CALL["function"]
     nested: Any = "deep"
     for _ in range(80):
         nested = {"inside": nested}
     return [
-        ("unknown_schema", {"conversation_id": "flaw-001", "note": "somebody's shopping list", "items": ["leeks",
-        "rice"]}),
+        (
+            "unknown_schema",
+            {"conversation_id": "flaw-001", "note": "somebody's shopping list", "items": ["leeks", "rice"]},
+        ),
         ("unknown_schema", _record(2, None)),
         ("bad_messages", _record(3, "When does the market open?")),
         ("bad_messages", _record(4, [1, 2, 3])),
@@ -52,28 +53,50 @@ def _records() -> list[tuple[str, dict[str, Any]]]:
         ("empty_assistant", _spoken(8, "")),
         ("empty_assistant", _spoken(9, None)),
         ("content_not_text", _spoken(10, 42)),
-        ("multimodal_content", _record(11, [{"role": "user", "content": [
-            {"type": "text", "text": "What is on this picture?"}, {"type": "image_url",
-            "image_url": {"url": "file:market.png"}}]}, _ANSWER])),
-        ("unknown_content_part", _record(12, [{"role": "user", "content": [{"type": "scent",
-        "scent": "fresh bread"}]}, _ANSWER])),
+        (
+            "multimodal_content",
+            _record(
+                11,
+                [
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "text", "text": "What is on this picture?"},
+                            {"type": "image_url", "image_url": {"url": "file:market.png"}},
+                        ],
+                    },
+                    _ANSWER,
+                ],
+            ),
+        ),
+        (
+            "unknown_content_part",
+            _record(12, [{"role": "user", "content": [{"type": "scent", "scent": "fresh bread"}]}, _ANSWER]),
+        ),
         ("unclosed_think", _spoken(13, "<think>The market opens at eight, unless it is Sunday, in which case")),
         ("orphan_think", _record(14, [_USER, _ANSWER, {"role": "think", "content": "Was that right?"}])),
         ("bad_tools", _record(15, [_USER, _ANSWER], tools='[{"type": "function", "function": {"name": "opening')),
-        ("bad_tools", _record(16, [_USER, _ANSWER], tools=[{"type": "function",
-        "function": {"description": "has no name"}}])),
-        ("bad_tool_call", _calling(17, {**_CALL, "function": {"arguments": "{}"}})),
-        ("bad_tool_arguments", _calling(18, {**_CALL, "function": {**function, "arguments": '{"day": "Sat'}})),
+        (
+            "bad_tools",
+            _record(16, [_USER, _ANSWER], tools=[{"type": "function", "function": {"description": "has no name"}}]),
+        ),
+        ("bad_tool_call", _calling(17, _CALL | {"function": {"arguments": "{}"}})),
+        (
+            "bad_tool_arguments",
+            _calling(18, _CALL | {"function": {"name": "opening_hours", "arguments": '{"day": "Sat'}}),
+        ),
         ("flag_conflict", _spoken(19, "At eight.", train=True, weight=0)),
         ("bad_weight", _spoken(20, "At eight.", weight=-1)),
         ("bad_template_kwargs", _record(21, [_USER, _ANSWER], chat_template_kwargs={"messages": []})),
         ("group_missing", {**_record(22, [_USER, _ANSWER]), "conversation_id": None}),
         ("no_assistant", _record(23, [_USER])),
         ("no_loss_tokens", _spoken(24, "At eight.", weight=0)),
-        ("template_error", _record(25, [_USER, _ANSWER, {"role": "system", "content": "Answer in one word."}, _USER,
-        _ANSWER])),
+        (
+            "template_error",
+            _record(25, [_USER, _ANSWER, {"role": "system", "content": "Answer in one word."}, _USER, _ANSWER]),
+        ),
         ("too_deep", _record(26, [_USER, _ANSWER], metadata=nested)),
-    ]  # fmt: skip
+    ]
 
 
 def chat_flaws() -> list[Flaw]:

@@ -104,35 +104,28 @@ def prefix_hash(record: Mapping[str, Json]) -> bytes:
 def first_occurrences(hashes: NDArray[np.void] | NDArray[np.uint64]) -> NDArray[np.bool_]:
     """Mark, in the order given, each hash that did not occur before.
 
-    `hashes` are n values of 16 bytes: an array of `V16`, or of shape (n, 2) and dtype uint64.
-    Time and memory: one stable sort of 8-byte halves; 10 million hashes take about two seconds.
+    `hashes` are n values of 16 bytes: an array of `V16`, or of shape (n, 2) and dtype uint64. The first
+    halves are sorted, which is most of the time: two to three seconds for 10 million.
     """
     halves = np.ascontiguousarray(hashes).view(np.uint64).reshape(-1, 2)
-    order = np.argsort(halves[:, 0], kind="stable")
-    ordered = halves[order]
-    same = ordered[1:] == ordered[:-1]
-    repeats = np.zeros(len(order), dtype=np.bool_)
-    repeats[1:] = same[:, 0] & same[:, 1]
-    keep = np.ones(len(order), dtype=np.bool_)
-    keep[order[repeats]] = False
-    # Different hashes that share the first half may alternate in a run, so that a repeat is not next to its first.
-    mixed = np.flatnonzero(same[:, 0] & ~same[:, 1])
-    if len(mixed):
-        _settle_runs(halves, ordered[:, 0], order, np.unique(ordered[mixed, 0]), keep)
+    firsts = halves[:, 0].copy()
+    order = np.argsort(firsts)
+    ordered = firsts[order]
+    starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(order)])
+    if len(starts) == len(order):
+        return np.ones(len(order), dtype=np.bool_)
+    # The sort need not be stable: within a run of equal halves the lowest index is looked up.
+    earliest = np.minimum.reduceat(order, starts)
+    keep = np.zeros(len(order), dtype=np.bool_)
+    keep[earliest] = True
+    lengths = np.diff(np.append(starts, len(order)))
+    differs = halves[order, 1] != np.repeat(halves[earliest, 1], lengths)
+    for run in np.unique(np.repeat(np.arange(len(starts)), lengths)[differs]):
+        _settle(halves[:, 1], np.sort(order[starts[run] : starts[run] + lengths[run]]), keep)
     return keep
 
 
-def _settle_runs(
-    halves: NDArray[np.uint64],
-    firsts: NDArray[np.uint64],
-    order: NDArray[np.intp],
-    shared: NDArray[np.uint64],
-    keep: NDArray[np.bool_],
-) -> None:
-    """Decide again, in `keep`, every run of hashes whose first half is one of `shared`."""
-    for first in shared:
-        start, stop = np.searchsorted(firsts, first, "left"), np.searchsorted(firsts, first, "right")
-        run = order[start:stop]
-        _, earliest = np.unique(halves[run, 1], return_index=True)
-        keep[run] = False
-        keep[run[earliest]] = True
+def _settle(seconds: NDArray[np.uint64], run: NDArray[np.intp], keep: NDArray[np.bool_]) -> None:
+    """Decide, in `keep`, a run of hashes that share their first half but not all their second."""
+    _, earliest = np.unique(seconds[run], return_index=True)
+    keep[run[earliest]] = True

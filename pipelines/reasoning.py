@@ -179,11 +179,16 @@ class Moved(NamedTuple):
     others: int
 
 
+_NOTHING_MOVED = Moved("", {}, 0, 0)
+
+
 def move_keys(extras: Message, keys: Sequence[str]) -> Moved:
     """Take the first reasoning that is not blank; blank ones go, others stay as extras.
 
     If another one already stands in `reasoning_content`, it takes the place of the one that moved there.
     """
+    if not extras:
+        return _NOTHING_MOVED
     found = [key for key in keys if type(extras.get(key)) is str]
     spoken = [key for key in found if not _is_blank(extras[key])]
     if not spoken:

@@ -132,8 +132,7 @@ class Truncater:
         anchor = _anchor(messages, supervised, self.assistant_roles)
         if anchor is None:
             return Rejected("no_assistant", "no supervised message to keep")
-        states = _states(messages, anchor)
-        kept, tokens = self._first_fitting(messages, tools, [everything, *states], original)
+        kept, tokens = self._first_fitting(messages, tools, _leaving(messages, anchor), original)
         if tokens <= self.limit:
             return self._kept(whole, messages, kept, tokens)
         return self._without_reasoning(self._kept(whole, messages, kept, tokens), tools)
@@ -189,18 +188,21 @@ class Truncater:
         self,
         messages: Sequence[Message],
         tools: Sequence[Json] | None,
-        states: Sequence[Sequence[int]],
+        steps: Sequence[int],
         original: int,
     ) -> tuple[Sequence[int], int]:
-        """Return the state that keeps most and fits, or the smallest that the template takes.
+        """Return what is kept after the fewest steps that make it fit, or after the most that the template takes.
 
-        A binary search: each step of the chain takes messages away. Where the template raises on a state,
-        the next smaller ones stand in for it; the state returned was measured, and so was the one before.
+        A binary search: each step takes messages away. Where the template raises on what is left, the next
+        steps stand in for it; what is returned was measured, and so was the state one step before.
         """
+
+        def kept_after(number: int) -> list[int]:
+            return [index for index, step in enumerate(steps) if step == 0 or step > number]
 
         @cache
         def tokens_of(number: int) -> int | None:
-            return original if number == 0 else self.measure([messages[i] for i in states[number]], tools)
+            return original if number == 0 else self.measure([messages[i] for i in kept_after(number)], tools)
 
         def at_or_after(number: int, stop: int) -> int:
             while number < stop and tokens_of(number) is None:
@@ -208,7 +210,7 @@ class Truncater:
             return number
 
         best: int | None = None
-        low, high = 0, len(states)
+        low, high = 0, max(steps) + 1
         while high - low > 1:
             middle = (low + high) // 2
             probe = at_or_after(middle, high)
@@ -217,9 +219,9 @@ class Truncater:
                 best, high = (best if tokens is None else probe), middle
             else:
                 low = probe
-        # Nothing fits: `low` was measured, and on every state after it the template raises.
+        # Nothing fits: `low` was measured, and after every further step the template raises.
         best = low if best is None else best
-        return states[best], tokens_of(best) or 0
+        return kept_after(best), tokens_of(best) or 0
 
     def _kept(self, whole: Truncated, messages: Sequence[Message], kept: Sequence[int], tokens: int) -> Truncated:
         return replace(
@@ -327,11 +329,11 @@ def _callers(messages: Sequence[Message]) -> dict[int, int]:
     return callers
 
 
-def _states(messages: Sequence[Message], anchor: int) -> list[tuple[int, ...]]:
-    """Return ever smaller sets of messages, each with every result of its calls and no other.
+def _leaving(messages: Sequence[Message], anchor: int) -> list[int]:
+    """Return for every message the step at which it goes, from 1; 0: it never does.
 
-    First without what follows the anchor, then without the oldest exchange, the two oldest, …, then
-    without the first tool round of the anchor's exchange, the two first, … .
+    First goes what follows the anchor, then the oldest exchange, the next, …, then the first tool round of
+    the anchor's exchange, the next, … . A result goes with its call, and stays with it.
     """
     callers = _callers(messages)
     lead, exchanges = _exchanges(messages)
@@ -340,15 +342,18 @@ def _states(messages: Sequence[Message], anchor: int) -> list[tuple[int, ...]]:
     final = next((exchange for exchange in exchanges if pivot in exchange), list[int]())
     older = list(takewhile(lambda exchange: exchange is not final, exchanges))
     rounds = [[index] for index in final if index < pivot and messages[index].get("tool_calls")]
-    gone = {index for index in range(anchor + 1, len(messages)) if callers.get(index, index) > anchor}
-    states: list[tuple[int, ...]] = []
-    for leaving in [[], *older, *rounds]:
-        gone |= set(leaving)
-        gone |= {result for result, caller in callers.items() if caller in gone}
-        kept = tuple(index for index in range(len(messages)) if index in set(lead) or index not in gone)
-        if len(kept) < (len(states[-1]) if states else len(messages)):
-            states.append(kept)
-    return states
+    after = [index for index in range(anchor + 1, len(messages)) if callers.get(index, index) > anchor]
+    steps = [0] * len(messages)
+    number = 0
+    for leaving in [after, *older, *rounds]:
+        going = [index for index in leaving if index >= len(lead) and not steps[index]]
+        number += bool(going)
+        for index in going:
+            steps[index] = number
+    for result, caller in callers.items():
+        if steps[caller] and not 0 < steps[result] < steps[caller]:
+            steps[result] = steps[caller]
+    return steps
 
 
 def kept_tokens(length: int, limit: int, side: Side, *, leading: int = 0) -> tuple[range, ...]:

@@ -1,0 +1,434 @@
+"""`rowmill …`: parses a command, calls one function of the engine, prints its report.
+
+What belongs here: verbs, their options, finding the recipe, exit codes. What does not: work, and words
+(`reports.py`, `inspection.py`, `tracing.py`).
+
+    0   done
+    1   a blocking finding failed, or stands between a stage and its input
+    2   the recipe, the command or the outside world is wrong; the message says what to do
+    3   `stats --strict` has a hint
+
+Nothing heavy is imported before a verb needs it, so that `rowmill --help` answers at once.
+"""
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipelines.errors import ConfigError, GateError, PipelineError, nearest
+
+if TYPE_CHECKING:
+    from pipelines.build import Project, Step
+    from pipelines.storage import Store
+
+DONE, BLOCKED, WRONG, HINTED, INTERRUPTED = 0, 1, 2, 3, 130
+
+QUIET = {
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "GX_ANALYTICS_ENABLED": "false",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""Nothing reports to anyone, and no library talks into our lines."""
+
+STATS_STAGES = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats")
+
+Verb = Callable[[argparse.Namespace], int]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A pipe may speak ASCII; a mark that it cannot say must not end a build.
+            stream.reconfigure(errors="replace")
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    verb: Verb | None = getattr(given, "verb", None)
+    if verb is None:
+        parser.print_help()
+        return WRONG
+    os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
+    try:
+        return verb(given)
+    except PipelineError as error:
+        _complain(str(error))
+        return BLOCKED if isinstance(error, GateError) else WRONG
+    except KeyboardInterrupt:
+        _complain("stopped; finished parts are kept, and the next build goes on from them")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # `rowmill sql … | head`: who read us has enough. What is left to flush goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+
+
+def _complain(message: str) -> None:
+    from rich.text import Text
+
+    from pipelines.reports import BAD, console
+
+    sys.stdout.flush()
+    console(sys.stderr).print(Text(message, BAD), soft_wrap=True)
+
+
+# ── Verbs and their options ────────────────────────────────────────────────────────────────────────
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rowmill",
+        description="Raw datasets in, packed token shards and per-GPU partitions out.",
+        epilog="RECIPE is a file, or the name of one under configs/. `rowmill VERB --help` says more.",
+    )
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB")
+
+    plan = _verb(verbs, "plan", _plan, "say what a build would make, what it would reuse, and why")
+    del plan
+    build = _verb(verbs, "build", _build, "build what is missing or changed, stage by stage")
+    build.add_argument(
+        "--only", action="append", metavar="STAGE", default=[], help="only stages of this name; may be repeated"
+    )
+    build.add_argument("--workers", type=_positive, metavar="N", help="worker processes, instead of execution.workers")
+
+    stats = _verb(
+        verbs, "stats", _stats, "lengths, truncation, rejects, and what another limit would do; packs nothing"
+    )
+    stats.add_argument("--strict", action="store_true", help="exit with 3 if there is a hint")
+    stats.add_argument("--workers", type=_positive, metavar="N", help="worker processes, instead of execution.workers")
+
+    inspect = _verb(
+        verbs, "inspect", _inspect, "show rows as the model sees them, trained tokens marked; writes nothing"
+    )
+    inspect.add_argument("-n", type=_positive, metavar="N", default=3, help="rows per dataset (3)")
+    inspect.add_argument("--dataset", metavar="D", help="only this dataset")
+    inspect.add_argument("--row", metavar="ID", help="only this row")
+
+    verify = _verb(verbs, "verify", _verify, "print every finding on what is built")
+    verify.add_argument("--deep", action="store_true", help="read all files again; compare digests and content hashes")
+    verify.add_argument("--facts", action="store_true", help="list the numbers that gates.expectations can name")
+
+    sql = verbs.add_parser("sql", help="answer a SELECT over rows, examples, sequences, ledger, findings …")
+    sql.set_defaults(verb=_sql)
+    sql.add_argument("query", metavar="QUERY", help="one SELECT; a wrong one names the views there are")
+    sql.add_argument(
+        "recipe", metavar="RECIPE", nargs="?", help="whose storage to ask; default: the project of this folder"
+    )
+    sql.add_argument("--format", choices=["table", "csv", "json"], default="table", help="table (default), csv or json")
+    _root(sql)
+
+    trace = _verb(verbs, "trace", _trace, "from a place in a shard to the source line, and back to every place")
+    which = trace.add_mutually_exclusive_group(required=True)
+    which.add_argument("--row", metavar="ID", help="a row: every shard, sequence, rank and step that shows it")
+    which.add_argument("--source", metavar="FILE:LINE", help="a line of a source file: the same")
+    which.add_argument(
+        "--sequence", metavar="DATASET/SPLIT/N[:TOKEN]", help="a sequence, or one token in it: whence it came"
+    )
+
+    _verb(verbs, "template-report", _template_report, "what probes showed each dataset's chat template to do")
+
+    versions = _verb(verbs, "versions", _versions, "list the kept versions of a stage")
+    versions.add_argument("key", metavar="KEY", help="such as chats/canonical_rows, or training_splits")
+
+    use = _verb(verbs, "use", _use, "make a kept version the current one again")
+    use.add_argument("key", metavar="KEY", help="such as chats/canonical_rows, or training_splits")
+    use.add_argument("version", metavar="VERSION", help="a version, or enough of its beginning")
+
+    collect = _verb(verbs, "gc", _collect, "remove versions that nothing needs")
+    collect.add_argument("--keep", type=_positive, metavar="N", default=3, help="newest versions to keep per stage (3)")
+    collect.add_argument("--dry-run", action="store_true", help="only say what would go")
+
+    ui = verbs.add_parser("ui", help="open Dagster's webserver and daemon on this machine")
+    ui.set_defaults(verb=_ui)
+    ui.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
+    ui.add_argument("--port", type=_positive, default=3000, help="port to listen on (3000)")
+    return parser
+
+
+def _verb(
+    verbs: "argparse._SubParsersAction[argparse.ArgumentParser]",  # pyright: ignore[reportPrivateUsage]
+    name: str,
+    verb: Verb,
+    words: str,
+) -> argparse.ArgumentParser:
+    """Add a verb that works on a recipe."""
+    parser = verbs.add_parser(name, help=words, description=f"{words[0].upper()}{words[1:]}.")
+    parser.set_defaults(verb=verb)
+    parser.add_argument("recipe", metavar="RECIPE", help="a recipe file, or the name of one under configs/")
+    _root(parser)
+    return parser
+
+
+def _root(parser: argparse.ArgumentParser) -> None:
+    words = "where built things lie: a folder or URL (default: $ROWMILL_STORE, or .rowmill in the project)"
+    parser.add_argument("--root", metavar="R", help=words)
+
+
+def _positive(text: str) -> int:
+    value = int(text) if text.isdecimal() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return value
+
+
+# ── Finding the recipe and the storage ─────────────────────────────────────────────────────────────
+
+
+def _project(given: argparse.Namespace) -> "Project":
+    from pipelines import build
+
+    project = build.open_project(recipe_path(given.recipe), _chosen_root(given))
+    workers = getattr(given, "workers", None)
+    if workers is None:
+        return project
+    execution = project.recipe.execution.model_copy(update={"workers": workers})
+    return replace(project, recipe=project.recipe.model_copy(update={"execution": execution}))
+
+
+def _chosen_root(given: argparse.Namespace) -> str | None:
+    return given.root or os.environ.get("ROWMILL_STORE") or None
+
+
+def configs_folder() -> Path | None:
+    """Return $ROWMILL_CONFIGS, or the `configs` folder here or above; None if there is none."""
+    if os.environ.get("ROWMILL_CONFIGS"):
+        return Path(os.environ["ROWMILL_CONFIGS"])
+    here = Path.cwd()
+    return next((folder / "configs" for folder in (here, *here.parents) if (folder / "configs").is_dir()), None)
+
+
+def recipe_path(name: str) -> Path:
+    """Return the file of a recipe given by its path or its name.
+
+    Raises
+    ------
+    ConfigError
+        Naming the recipes there are, and the nearest.
+
+    """
+    from pipelines import recipe
+
+    given = Path(name)
+    if given.is_file() or given.suffix in (".yaml", ".yml"):
+        return given
+    configs = configs_folder()
+    if configs is None:
+        raise ConfigError(
+            f"{name}: no such recipe; there is no configs folder here or above; name a recipe file, or run in a project"
+        )
+    known = {path.stem: path for path in recipe.find(configs)}
+    if name not in known:
+        guess = nearest(name, known)
+        hint = f"did you mean {guess}?" if guess else "name one of them, or a recipe file"
+        raise ConfigError(
+            f"{name}: no recipe of this name; there are {', '.join(known) or 'none'} in {configs}; {hint}"
+        )
+    return known[name]
+
+
+def _store(given: argparse.Namespace) -> "Store":
+    from pipelines.storage import Store
+
+    if given.recipe is not None:
+        return _project(given).store
+    configs = configs_folder()
+    root = _chosen_root(given) or str((configs.parent if configs else Path.cwd()) / ".rowmill")
+    return Store(root)
+
+
+# ── plan, build, stats, verify ─────────────────────────────────────────────────────────────────────
+
+
+def _plan(given: argparse.Namespace) -> int:
+    from pipelines import build, reports
+
+    project = _project(given)
+    reports.console().print(reports.plan(project, build.plan(project)))
+    return DONE
+
+
+def _build(given: argparse.Namespace) -> int:
+    from pipelines import build, reports
+
+    project = _project(given)
+    steps = [step for step in build.road(project) if not given.only or step.name in given.only]
+    _require_stages(given.only, {step.name for step in build.road(project)})
+    blocked = _run(project, steps, given.only)
+    if not given.only:
+        print(f"\n{reports.summary(project)}")
+    return BLOCKED if blocked else DONE
+
+
+def _require_stages(only: Sequence[str], known: set[str]) -> None:
+    for name in only:
+        if name not in known:
+            guess = nearest(name, known)
+            hint = f"did you mean {guess}?" if guess else "name one of them"
+            raise ConfigError(f"--only {name}: no such stage; there are {', '.join(sorted(known))}; {hint}")
+
+
+def _run(project: "Project", steps: "Sequence[Step]", only: Sequence[str]) -> bool:
+    """Build some stages with their progress shown; tell whether a blocking finding failed."""
+    from pipelines import build, reports
+    from pipelines.progress import Watch
+
+    with Watch(project, steps, reports.console(), reports.console(sys.stderr)) as watch:
+        done = build.build(project, progress=watch, tell=watch.tell, only=only)
+    return any(verdict.blocking for _, _, verdicts in done for verdict in verdicts)
+
+
+def _stats(given: argparse.Namespace) -> int:
+    from pipelines import build, reports
+
+    project = _project(given)
+    steps = [step for step in build.road(project) if step.name in STATS_STAGES]
+    try:
+        blocked = _run(project, steps, STATS_STAGES)
+    finally:
+        # A shut gate is a reason to look at the numbers, not to hide them.
+        reports.console().print(reports.statistics(project))
+    if blocked:
+        return BLOCKED
+    return HINTED if given.strict and reports.hints(project) else DONE
+
+
+def _verify(given: argparse.Namespace) -> int:
+    from pipelines import reports, verification
+
+    project = _project(given)
+    checked = verification.verify(project, deep=given.deep)
+    reports.console().print(reports.verification(project, checked, facts=given.facts, deep=given.deep))
+    return BLOCKED if any(one.fails for one in checked) else DONE
+
+
+# ── sql ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _sql(given: argparse.Namespace) -> int:
+    from pipelines import reports, stats
+
+    store = _store(given)
+    if not store.exists("stats"):
+        raise ConfigError(
+            f"{store.path('')}: no statistics here; a storage root with a build in it is needed; build a recipe, or name another --root"
+        )
+    columns, rows = stats.query(store, given.query)
+    if given.format == "csv":
+        import csv
+
+        csv.writer(sys.stdout, lineterminator="\n").writerows([columns, *rows])
+    elif given.format == "json":
+        import orjson
+
+        lines = [dict(zip(columns, row, strict=True)) for row in rows]
+        print(orjson.dumps(lines, default=str, option=orjson.OPT_INDENT_2).decode())
+    else:
+        reports.console().print(reports.answer(columns, rows))
+    return DONE
+
+
+# ── inspect, trace, template-report ────────────────────────────────────────────────────────────────
+
+
+def _inspect(given: argparse.Namespace) -> int:
+    from pipelines import inspection, reports
+
+    project = _project(given)
+    screen = reports.console()
+    for one in inspection.inspect(project, count=given.n, dataset=given.dataset, row_id=given.row):
+        screen.print(inspection.shown(one, colours=screen.is_terminal and not screen.no_color))
+    return DONE
+
+
+def _trace(given: argparse.Namespace) -> int:
+    from pipelines import reports, tracing
+
+    project, screen = _project(given), reports.console()
+    if given.sequence is not None:
+        screen.print(tracing.place_shown(tracing.trace_sequence(project, given.sequence)))
+    elif given.row is not None:
+        screen.print(tracing.row_shown(tracing.trace_row(project, given.row)))
+    else:
+        screen.print(tracing.row_shown(tracing.trace_source(project, given.source)))
+    return DONE
+
+
+def _template_report(given: argparse.Namespace) -> int:
+    from pipelines import inspection, reports
+
+    project, screen = _project(given), reports.console()
+    for dataset, contract in inspection.contracts(project).items():
+        screen.print(inspection.contract_shown(dataset, contract))
+    return DONE
+
+
+# ── versions, use, gc, ui ──────────────────────────────────────────────────────────────────────────
+
+
+def _versions(given: argparse.Namespace) -> int:
+    from pipelines import manifest, reports
+
+    project = _project(given)
+    step = _step(project, given.key)
+    kept = manifest.versions(project.store, step.key)
+    reports.console().print(reports.versions(project, kept, manifest.current(project.store, step.key)))
+    return DONE
+
+
+def _use(given: argparse.Namespace) -> int:
+    from pipelines import build, manifest, reports
+
+    project = _project(given)
+    step = _step(project, given.key)
+    known = [one.version for one in manifest.versions(project.store, step.key)]
+    version = _one_of(given.version, known, f"{project.recipe.name}/{given.key}")
+    report = build.run(project, step, {}, version=version)
+    verdicts = build.judge(project, step, report.manifest)
+    screen = reports.console()
+    screen.print(f"{reports.key_text(step.key)} is at version {version}; later stages follow with the next build")
+    screen.print(reports.step_line(step, report, verdicts))
+    return BLOCKED if any(verdict.blocking for verdict in verdicts) else DONE
+
+
+def _one_of(given: str, known: Sequence[str], where: str) -> str:
+    """Return the version that begins as given; every other case is an error that names those there are."""
+    found = [version for version in known if version.startswith(given)]
+    if len(found) == 1:
+        return found[0]
+    what = "no kept version begins so" if not found else f"{len(found)} versions begin so"
+    raise ConfigError(f"{where}: {given!r}: {what}; there are {', '.join(known) or 'none'}; name one of them")
+
+
+def _step(project: "Project", key: str) -> "Step":
+    from pipelines import build
+
+    words = [word for word in key.split("/") if word]
+    name = project.recipe.name
+    return build.find_step(project, tuple(words) if words[:1] == [name] else (name, *words))
+
+
+def _collect(given: argparse.Namespace) -> int:
+    from pipelines import reports, retention
+
+    project = _project(given)
+    found = retention.collect(project, keep=given.keep, dry_run=given.dry_run)
+    reports.console().print(reports.collected(found, dry_run=given.dry_run))
+    return DONE
+
+
+def _ui(given: argparse.Namespace) -> int:
+    from pipelines import ui
+
+    configs = configs_folder()
+    ui.serve(configs.parent if configs else Path.cwd(), host=given.host, port=given.port)
+    return DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

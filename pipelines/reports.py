@@ -1,0 +1,551 @@
+"""Reports and manifests as text for a terminal: calm, aligned, coloured where there is someone to see it.
+
+What belongs here: wording and layout of what the engine returns, and the console that shows it. What does
+not: computing a number that is not in a report already, and the live line of a running build (`progress.py`).
+
+Colours say one thing each: green is well, yellow asks for a look, red stands in the way, dim is context. The
+marks ✓ ! ✗ say the same without colour. Text that comes from data is made visible first (`visible`), since a
+row may hold the escape sequences of a terminal.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table as Grid
+from rich.text import Text
+
+from pipelines import manifest, plots
+from pipelines.build import Forecast, Project, Report, Step, judge, road
+from pipelines.findings import Verdict
+from pipelines.manifest import Manifest, Table, folder
+from pipelines.retention import Collected
+from pipelines.verification import Checked
+
+UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+"""What would move a terminal's cursor, ring its bell or turn its text around."""
+
+PIPE_WIDTH = 1000
+"""Columns where nobody looks: a program that reads us wants whole lines."""
+
+GOOD, LOOK, BAD, DIM, HEAD = "green", "yellow", "red", "dim", "bold"
+
+
+# ── The console ────────────────────────────────────────────────────────────────────────────────────
+
+
+def console(stream: TextIO | None = None) -> Console:
+    """Return a console on a stream, standard output if left out; colours only on a terminal without NO_COLOR."""
+    target = stream or sys.stdout
+    width = None if target.isatty() or os.environ.get("COLUMNS") else PIPE_WIDTH
+    return Console(file=target, width=width, markup=False, emoji=False, highlight=False, soft_wrap=False)
+
+
+def text_of(shown: RenderableType) -> str:
+    """Return what standard output would show, with its colours if it has any."""
+    screen = console()
+    with screen.capture() as captured:
+        screen.print(shown)
+    return captured.get().rstrip("\n")
+
+
+def visible(text: str) -> str:
+    """Return text from data with its control characters as pictures or escapes; line ends and tabs stay."""
+    return UNPRINTABLE.sub(_picture, text)
+
+
+def _picture(found: re.Match[str]) -> str:
+    code = ord(found.group())
+    if code < 0x20:
+        return chr(0x2400 + code)
+    return "␡" if code == 0x7F else f"\\u{code:04x}"
+
+
+# ── Words and numbers ──────────────────────────────────────────────────────────────────────────────
+
+
+def number(value: object) -> str:
+    """Write a number for people: `1,342`, `0.0547`; other values as they are."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "" if value is None else visible(str(value))
+    return f"{value:,}" if isinstance(value, int) or value.is_integer() and abs(value) < 1e15 else f"{value:,.4g}"
+
+
+def percent(part: float, whole: float = 1.0) -> str:
+    """Write a share: `38.1 %`; a share of nothing is nothing."""
+    return f"{100 * part / whole:.1f} %" if whole else "–"
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """Write a count with its noun: `1 row`, `1,342 rows`."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def seconds_text(seconds: float) -> str:
+    """Write a duration: `0.4 s`, `2 min 05 s`, `3 h 10 min`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def size_text(size_bytes: float) -> str:
+    """Write a size in bytes: `1.2 MB`."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size_bytes < 1000:
+            return f"{size_bytes:.0f} {unit}" if unit == "bytes" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.1f} TB"
+
+
+def dotted(words: Iterable[str]) -> str:
+    """Join facts on one line; empty ones are left out."""
+    return " · ".join(word for word in words if word)
+
+
+def grid(columns: Sequence[str], rows: Iterable[Sequence[object]], *, indent: int = 2) -> RenderableType:
+    """Lay rows out in columns without lines; a column of numbers is right-aligned."""
+    cells = [[value if isinstance(value, Text) else Text(number(value)) for value in row] for row in rows]
+    values = [list(row) for row in rows] if isinstance(rows, list | tuple) else []
+    table = Grid(box=None, padding=(0, 2, 0, 0), header_style=DIM, show_header=any(columns), pad_edge=False)
+    for i, name in enumerate(columns):
+        right = bool(values) and all(_is_number(row[i]) for row in values)
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    for row in cells:
+        table.add_row(*row)
+    return Padding(table, (0, 0, 0, indent), expand=False)
+
+
+def _is_number(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def small_table(table: Table, *, indent: int = 2) -> RenderableType:
+    """Show a manifest's table."""
+    return grid([name.replace("_", " ") for name in table.columns], list(table.rows), indent=indent)
+
+
+def key_text(key: Sequence[str]) -> str:
+    """Name a stage within its recipe: `chats/canonical_rows`."""
+    return "/".join(key[1:])
+
+
+# ── plan ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+_ACTIONS = {"reuse": ("=", DIM), "make": ("+", GOOD), "make if changed": ("~", LOOK)}
+
+
+def plan(project: Project, forecasts: Sequence[Forecast]) -> RenderableType:
+    """Show what a build would do, dataset by dataset."""
+    wide = max(len(one.action) for one in forecasts)
+    lines: list[RenderableType] = [_title(project, _plan_counts(forecasts))]
+    for scope, own in groupby(forecasts, key=lambda one: one.step.dataset):
+        lines.append(_scope(project, scope))
+        for one in own:
+            mark, style = _ACTIONS[one.action]
+            line = Text.assemble(
+                (f"  {mark} ", style), (f"{one.step.name:<20}", ""), (f"{one.action:<{wide}}  ", style)
+            )
+            lines.append(line.append(visible(one.why), DIM))
+    return Group(*lines)
+
+
+def _plan_counts(forecasts: Sequence[Forecast]) -> str:
+    names = {"reuse": "reused", "make": "to make", "make if changed": "to make if what they read changes"}
+    counts = {action: sum(one.action == action for one in forecasts) for action in names}
+    return dotted(f"{count} {names[action]}" for action, count in counts.items() if count)
+
+
+def _title(project: Project, rest: str) -> Text:
+    return Text.assemble((project.recipe.name, HEAD), "  ", (f"{rest} · {project.store.path('')}", DIM))
+
+
+def _scope(project: Project, dataset: str | None) -> Text:
+    return Text(f"\n{dataset or 'all datasets'}", HEAD)
+
+
+# ── build ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def build_title(project: Project, steps: Sequence[Step]) -> RenderableType:
+    """Show the head of a build."""
+    sets = counted(len(project.recipe.datasets), "dataset")
+    return _title(project, dotted([sets, counted(len(steps), "step")]))
+
+
+def scope_title(project: Project, step: Step) -> RenderableType:
+    """Show the head of a dataset's steps."""
+    return _scope(project, step.dataset)
+
+
+def step_line(step: Step, report: Report, verdicts: Sequence[Verdict]) -> RenderableType:
+    """Show one finished step: how long it took, what came out, and the findings that failed."""
+    mark, style = verdict_mark(verdicts)
+    time = "reused" if report.reused else seconds_text(report.seconds)
+    line = Text.assemble((f"  {mark} ", style), f"{step.name:<20}", (f"{time:>9}  ", DIM))
+    line.append(dotted([outcome(report.manifest), _reuse(report)]), DIM if report.reused else "")
+    return Group(line, *(finding(one, indent=4) for one in verdicts if not one.passed))
+
+
+def verdict_mark(verdicts: Iterable[Verdict]) -> tuple[str, str]:
+    """Return a mark and its colour for some findings: the worst of them counts."""
+    failed = [one for one in verdicts if not one.passed]
+    if any(one.blocking for one in failed):
+        return "✗", BAD
+    return ("!", LOOK) if failed else ("✓", GOOD)
+
+
+def _reuse(report: Report) -> str:
+    if report.reused or not report.parts_reused:
+        return ""
+    return f"{report.parts_reused} of {report.parts} parts reused, {counted(report.rows_made, 'row')} read"
+
+
+def outcome(made: Manifest) -> str:
+    """Say in one line what a stage's output holds."""
+    facts = made.facts
+    match made.stage:
+        case "raw_dataset":
+            return dotted(
+                [counted(facts["records"], "record"), counted(facts["files"], "file"), counted(facts["parts"], "part")]
+            )
+        case "canonical_rows":
+            return dotted([counted(facts["kept"], "row"), _rejected(facts)])
+        case "tokenized_examples":
+            share = f"{percent(facts['trained_share'])} trained"
+            return dotted(
+                [counted(facts["examples"], "example"), counted(facts["tokens"], "token"), share, _rejected(facts)]
+            )
+        case "truncation_stats":
+            quantiles = [f"{name} {facts['quantiles'][name]:,}" for name in ("p50", "p95", "max")]
+            return dotted([*quantiles, f"{percent(facts['context_overflow'])} over {facts['limit']:,}"])
+        case "packed_shards":
+            return dotted([counted(facts["sequences"], "sequence"), f"{percent(facts['fill'])} full"])
+        case "training_splits":
+            return dotted([counted(facts["places"], "place"), counted(facts["steps"], "step")])
+        case _:
+            return dotted([counted(facts["ranks"], "rank"), counted(facts["sequences"], "sequence")])
+
+
+def _rejected(facts: Mapping[str, Any]) -> str:
+    return f"{facts['rejected']:,} rejected" if facts["rejected"] else ""
+
+
+# ── findings ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def finding(one: Verdict, *, indent: int = 2) -> RenderableType:
+    """Show one finding; a failed one with what to do and rows to look at."""
+    mark, style = verdict_mark([one])
+    shown = "not measured" if one.value is None else number(one.value)
+    line = Text.assemble((f"{mark} ", style), f"{one.law:<18}", (f"{shown:>10}", style if not one.passed else ""))
+    line.append(f"  {one.wanted}  ", DIM).append(one.what, DIM)
+    lines: list[RenderableType] = [line]
+    if not one.passed and one.waiver and not one.blocking:
+        lines.append(Text(f"  waived: {visible(one.waiver)}", DIM))
+    elif not one.passed:
+        lines.append(Text(f"  → {one.remedy}", style))
+    if not one.passed and one.samples:
+        lines.append(Text(f"  look at {visible(', '.join(one.samples[:3]))}", DIM))
+    return Padding(Group(*lines), (0, 0, 0, indent), expand=False)
+
+
+def verification(project: Project, checked: Sequence[Checked], *, facts: bool, deep: bool) -> RenderableType:
+    """Show the findings of every stage, and what a deep reading found."""
+    lines: list[RenderableType] = [_title(project, _verdict_counts(checked))]
+    for one in checked:
+        lines.append(_stage_head(one))
+        lines += [finding(verdict) for verdict in one.verdicts]
+        lines += [Text(f"  ✗ {visible(line)}", BAD) for line in one.damage]
+        if deep and one.manifest is not None and not one.damage:
+            said = f"  ✓ {counted(one.files, 'file')}, {size_text(one.size_bytes)} read again: every digest holds"
+            lines.append(Text.assemble((said[:4], GOOD), said[4:]))
+        if facts and one.manifest is not None:
+            lines.append(grid(["fact", "value"], _facts(one.manifest), indent=4))
+    return Group(*lines)
+
+
+def _facts(made: Manifest) -> list[tuple[object, ...]]:
+    """List a stage's facts; only numbers can be named in `gates.expectations`, other facts are context."""
+    return [(name, value) for name, value in made.facts.items() if isinstance(value, int | float)]
+
+
+def _stage_head(one: Checked) -> Text:
+    line = Text(f"\n{key_text(one.step.key)}", HEAD)
+    if one.manifest is None:
+        return line.append("  not built", LOOK)
+    line.append(f"  version {one.manifest.version[:12]}", DIM)
+    if one.manifest.code_version != one.step.code_version:
+        line.append("  its options changed since: build again", LOOK)
+    return line
+
+
+def _verdict_counts(checked: Sequence[Checked]) -> str:
+    verdicts = [verdict for one in checked for verdict in one.verdicts]
+    blocking = sum(verdict.blocking for verdict in verdicts)
+    waived = sum(bool(verdict.waiver) and not verdict.passed for verdict in verdicts)
+    warned = sum(not verdict.passed for verdict in verdicts) - blocking - waived
+    passed = sum(verdict.passed for verdict in verdicts)
+    damaged = sum(len(one.damage) for one in checked)
+    counts = {"passed": passed, "to look at": warned, "waived": waived, "blocking": blocking, "damaged": damaged}
+    return dotted(f"{count} {name}" for name, count in counts.items() if count or name == "passed")
+
+
+# ── Answers of SQL, versions, what was collected ───────────────────────────────────────────────────
+
+
+def answer(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> RenderableType:
+    """Show a query's rows."""
+    return Group(grid(columns, list(rows), indent=0), Text(f"\n{counted(len(rows), 'row')}", DIM))
+
+
+def versions(project: Project, kept: Sequence[Manifest], current: Manifest | None) -> RenderableType:
+    """Show the kept versions of a stage, newest first."""
+    now = current.version if current else ""
+    rows = [
+        (
+            Text("●" if one.version == now else "", GOOD),
+            one.version,
+            Text(one.built_at[:19].replace("T", " "), DIM),
+            Text(outcome(one)),
+            Text("waived: " + visible("; ".join(one.waivers)) if one.waivers else "", LOOK),
+        )
+        for one in reversed(kept)
+    ]
+    return grid(["", "version", "built (UTC)", "holds", ""], rows, indent=0)
+
+
+def collected(found: Collected, *, dry_run: bool) -> RenderableType:
+    """Show what was removed, or would be."""
+    verb = "would remove" if dry_run else "removed"
+    if not found.items:
+        return Text("nothing to remove", DIM)
+    lines = [Text.assemble(f"  {visible(item.path)}  ", (size_text(item.size_bytes), DIM)) for item in found.items]
+    total = size_text(sum(item.size_bytes for item in found.items))
+    head = Text.assemble((f"{verb} {counted(len(found.items), 'thing')}, {total}", HEAD))
+    return Group(head, *lines)
+
+
+# ── Statistics ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def statistics(project: Project) -> RenderableType:
+    """Show each dataset's lengths, what truncation took, rejects, dropped kinds and what other limits would do."""
+    return Group(*(_dataset_statistics(project, name) for name in project.recipe.datasets))
+
+
+def hints(project: Project) -> list[str]:
+    """Return the advice of all datasets, each with its dataset's name."""
+    found: list[str] = []
+    for name in project.recipe.datasets:
+        made = _current(project, name, "truncation_stats")
+        found += [f"{name}: {hint}" for hint in (made.facts["hints"] if made else [])]
+    return found
+
+
+def _current(project: Project, dataset: str | None, stage: str) -> Manifest | None:
+    key = (project.recipe.name, stage) if dataset is None else (project.recipe.name, dataset, stage)
+    return manifest.current(project.store, key)
+
+
+def _dataset_statistics(project: Project, name: str) -> RenderableType:
+    rows, examples = _current(project, name, "canonical_rows"), _current(project, name, "tokenized_examples")
+    lengths = _current(project, name, "truncation_stats")
+    lines: list[RenderableType] = [Text(f"\n{name}", HEAD).append(f"  {_passage(rows, examples)}", DIM)]
+    if lengths is not None:
+        lines += _lengths(lengths)
+    lines += _rejects(rows, examples)
+    dropped = examples.tables.get("dropped") if examples is not None else None
+    if dropped is not None and dropped.rows:
+        lines += [_label("own text that the template did not print"), small_table(dropped, indent=4)]
+    return Group(*lines)
+
+
+def _passage(rows: Manifest | None, examples: Manifest | None) -> str:
+    if rows is None:
+        return "not built"
+    made = counted(examples.facts["examples"], "example") if examples is not None else "not tokenized"
+    return f"{counted(rows.facts['records'], 'record')} → {counted(rows.facts['kept'], 'row')} → {made}"
+
+
+def _label(words: str) -> Text:
+    return Text(f"\n  {words}", "cyan")
+
+
+BUCKET_NAMES = {
+    "under_25": "under 25 %",
+    "25_to_50": "25–50 %",
+    "50_to_75": "50–75 %",
+    "75_to_100": "75–100 %",
+    "at_max": "at max",
+}
+
+
+def _lengths(made: Manifest) -> list[RenderableType]:
+    facts, limit = made.facts, int(made.facts["limit"])
+    quantiles = "   ".join(f"{name} {value:,}" for name, value in facts["quantiles"].items())
+    total = sum(facts["buckets"].values())
+    buckets = "   ".join(f"{BUCKET_NAMES[name]} {percent(count, total)}" for name, count in facts["buckets"].items())
+    taken = [(stage, touched, percent(touched, total), tokens) for stage, touched, tokens in made.tables["stages"].rows]
+    over = [
+        (one, over, percent(over, total), lost, sequences) for one, over, lost, sequences in made.tables["what_if"].rows
+    ]
+    drawn = plots.histogram_text(made.histograms["lengths"], width=72, lines=12).splitlines()
+    lines: list[RenderableType] = [
+        _label("original length in tokens"), Text(f"    {quantiles}"),
+        *(Text(f"    {line}", DIM if line.startswith("──") else "") for line in drawn[1:]),
+        _label(f"length as a share of max_length {limit:,}"), Text(f"    {buckets}"),
+        _label("what truncation took"), grid(["stage", "examples", "", "tokens"], taken, indent=4),
+    ]  # fmt: skip
+    if facts["dropped_for_length"]:
+        lines.append(Text(f"    dropped for their length: {counted(facts['dropped_for_length'], 'row')}"))
+    lines += [
+        _label("what another limit would do (estimated)"),
+        grid(
+            ["limit", "examples over", "", "trained tokens lost", "sequences"],
+            [_mark_limit(row, limit) for row in over],
+            indent=4,
+        ),
+    ]
+    return lines + [Text(f"\n  ! {hint}", LOOK) for hint in facts["hints"]]
+
+
+def _mark_limit(row: tuple[Any, ...], limit: int) -> tuple[object, ...]:
+    return (*row[:-1], row[-1]) if row[0] != limit else tuple(Text(number(value), HEAD) for value in row)
+
+
+def _rejects(rows: Manifest | None, examples: Manifest | None) -> list[RenderableType]:
+    lines = [
+        (made.stage, reason, count)
+        for made in (rows, examples)
+        if made is not None
+        for state, reason, count in sorted(made.ledger, key=lambda line: -line[2])
+        if state == "rejected"
+    ]
+    return [_label("rejected"), grid(["stage", "reason", "rows"], lines, indent=4)] if lines else []
+
+
+# ── The short report ───────────────────────────────────────────────────────────────────────────────
+
+
+def summary(project: Project) -> str:
+    """Return the short report of a recipe: rows in and out, tokens, fill, where the shards are, what to do next."""
+    return text_of(Group(*_summary(project)))
+
+
+def _summary(project: Project) -> list[RenderableType]:
+    datasets = [_summary_row(project, name) for name in project.recipe.datasets]
+    columns = ["dataset", "records", "rows", "rejected", "examples", "tokens", "trained", "sequences", "fill"]
+    lines: list[RenderableType] = [_title(project, "what was built"), Text(""), grid(columns, datasets)]
+    lines += _summary_rejects(project)
+    lines += _summary_places(project)
+    lines += _summary_failed(project)
+    lines += _summary_next(project)
+    return lines
+
+
+def _summary_row(project: Project, name: str) -> tuple[object, ...]:
+    rows, examples = _current(project, name, "canonical_rows"), _current(project, name, "tokenized_examples")
+    packed = _current(project, name, "packed_shards")
+    of_rows = {} if rows is None else rows.facts
+    of_examples = {} if examples is None else examples.facts
+    of_shards = {} if packed is None else packed.facts
+    rejected = of_rows.get("rejected", 0) + of_examples.get("rejected", 0)
+    return (
+        Text(name), of_rows.get("records"), of_rows.get("kept"), rejected, of_examples.get("examples"), of_examples.get("tokens"),
+        _share_cell(of_examples.get("trained_share")), of_shards.get("sequences"), _share_cell(of_shards.get("fill")),
+    )  # fmt: skip
+
+
+def _share_cell(share: float | None) -> Text:
+    return Text("–" if share is None else percent(share), justify="right")
+
+
+def _summary_rejects(project: Project) -> list[RenderableType]:
+    counts: dict[str, int] = {}
+    for name in project.recipe.datasets:
+        for stage in ("canonical_rows", "tokenized_examples"):
+            made = _current(project, name, stage)
+            for state, reason, count in made.ledger if made else ():
+                if state == "rejected":
+                    counts[reason] = counts.get(reason, 0) + count
+    if not counts:
+        return []
+    most = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    named = ", ".join(f"{count:,} {reason}" for reason, count in most[:8])
+    rest = sum(count for _, count in most[8:])
+    return [
+        Text(""),
+        _fact_line("rejected", f"{named}{f', {rest:,} for {len(most) - 8} other reasons' if rest else ''}"),
+    ]
+
+
+def _fact_line(name: str, words: str, style: str = "") -> RenderableType:
+    row = Grid.grid(padding=(0, 1, 0, 0))
+    row.add_column(width=10, style=DIM)
+    row.add_column(overflow="fold")
+    row.add_row(name, Text(words, style))
+    return Padding(row, (0, 0, 0, 2), expand=False)
+
+
+def _summary_places(project: Project) -> list[RenderableType]:
+    packed = [name for name in project.recipe.datasets if _current(project, name, "packed_shards") is not None]
+    splits, ranks = _current(project, None, "training_splits"), _current(project, None, "gpu_partitions")
+    lines: list[RenderableType] = []
+    if packed:
+        shown = packed[0] if len(packed) == 1 else f"{{{','.join(packed)}}}"
+        lines.append(_fact_line("shards", project.store.path(f"{project.recipe.name}/{shown}/packed_shards")))
+    if splits is not None:
+        lines.append(
+            _fact_line(
+                "order", dotted([counted(splits.facts["places"], "place"), counted(splits.facts["steps"], "step")])
+            )
+        )
+    if ranks is not None:
+        where = project.store.path(f"{folder(ranks.key)}/current.json")
+        held = dotted(
+            [counted(ranks.facts["ranks"], "rank"), counted(ranks.facts["tokens"], "token"), f"opened through {where}"]
+        )
+        lines.append(_fact_line("ranks", held))
+    return lines
+
+
+def failed_findings(project: Project) -> list[Verdict]:
+    """Return the findings that failed on the current versions, as far as they were judged."""
+    found: list[Verdict] = []
+    for step in road(project):
+        made = manifest.current(project.store, step.key)
+        if made is not None:
+            found += [one for one in judge(project, step, made) if not one.passed]
+    return found
+
+
+def _summary_failed(project: Project) -> list[RenderableType]:
+    failed = failed_findings(project)
+    if not failed:
+        return [_fact_line("findings", "all passed", GOOD)]
+    lines: list[RenderableType] = [Text("")]
+    for one in failed:
+        lines += [Text(f"  {key_text(one.key)}", DIM), finding(one, indent=4)]
+    return lines
+
+
+def _summary_next(project: Project) -> list[RenderableType]:
+    name = project.recipe.name
+    built = _current(project, None, "gpu_partitions") is not None
+    pairs = [
+        (f"rowmill inspect {name} -n 2", "rows as the model sees them, trained tokens marked"),
+        (f"rowmill stats {name}", "lengths, and what another seq_len would do"),
+        (f'rowmill sql "select reason, count(*) from rejects group by 1" {name}', "why rows were left out"),
+        ("rowmill ui", "the same in Dagster, on http://127.0.0.1:3000"),
+    ]
+    if not built:
+        pairs.insert(0, (f"rowmill build {name}", "go on from what is there"))
+    rows = [(Text(command, "cyan"), Text(why, DIM)) for command, why in pairs]
+    return [Text("\nnext", HEAD), grid(["", ""], rows)]

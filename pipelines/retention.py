@@ -1,0 +1,127 @@
+"""Which versions are kept, and removing the others.
+
+What belongs here: deciding what no kept version needs, and removing it. What does not: making or naming
+versions (`manifest.py`).
+
+Kept are, per stage, the newest versions, the current one, and every version that a kept version of a later
+stage was made of: shards without their examples could not be traced. What goes: manifests, the parts that no
+kept manifest names, verdicts, statistics, staged copies, and scratch folders that killed builds left.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from pipelines import manifest, stats
+from pipelines.build import Project, road
+from pipelines.manifest import Key, Manifest, folder
+from pipelines.storage import Store
+
+LOCK_WAIT_S = 10.0
+"""Seconds to wait for a build of the same stage: collecting can be done later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A file or folder to remove, relative to the storage root, and its size."""
+
+    path: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What was removed, or would be."""
+
+    items: tuple[Item, ...]
+
+
+def collect(project: Project, *, keep: int, dry_run: bool) -> Collected:
+    """Remove what is neither among the newest `keep` versions of its stage, nor current, nor needed by such a version.
+
+    Holds the locks of all stages meanwhile, so that no build reuses what is about to go.
+
+    Raises
+    ------
+    BusyError
+        If a build of the recipe is running.
+
+    """
+    store, keys = project.store, [step.key for step in road(project)]
+    with ExitStack() as locks:
+        for key in keys:
+            if store.exists(folder(key)):
+                locks.enter_context(store.lock(f"{folder(key)}/.lock", what="/".join(key), timeout_s=LOCK_WAIT_S))
+        needed: set[tuple[str, str]] = set()
+        items: list[Item] = []
+        # Against the road: a stage's kept versions say which versions of its inputs are needed.
+        for key in reversed(keys):
+            kept, gone = _divided(store, key, keep, needed)
+            needed |= {named for one in kept for named in one.inputs.items()}
+            items += [Item(path, _size(store, path)) for path in _superfluous(store, key, kept)]
+            if not dry_run:
+                _forget(store, key, gone)
+        if not dry_run:
+            for item in items:
+                store.remove(item.path)
+    return Collected(tuple(items))
+
+
+def _divided(store: Store, key: Key, keep: int, needed: set[tuple[str, str]]) -> tuple[list[Manifest], list[Manifest]]:
+    """Part a stage's versions into those that stay and those that go."""
+    known = manifest.versions(store, key)
+    newest = {one.version for one in known[max(len(known) - keep, 0) :]}
+    pointed = manifest.current(store, key)
+    stays = (
+        newest | {pointed.version if pointed else ""} | {version for name, version in needed if name == "/".join(key)}
+    )
+    return [one for one in known if one.version in stays], [one for one in known if one.version not in stays]
+
+
+def _superfluous(store: Store, key: Key, kept: list[Manifest]) -> Iterator[str]:
+    """Yield what lies in a stage's folder and no kept version needs."""
+    at, versions = folder(key), {one.version for one in kept}
+    stay = list(kept)
+    for name in store.list(f"{at}/manifests"):
+        path = f"{at}/manifests/{name}"
+        one = manifest.load(store.read(path))
+        # Another fingerprint may have led to the same version, through parts of other names.
+        if one.version in versions:
+            stay.append(one)
+        else:
+            yield path
+    yield from (f"{at}/versions/{n}" for n in store.list(f"{at}/versions") if n.removesuffix(".json") not in versions)
+    yield from (f"{at}/verdicts/{n}" for n in store.list(f"{at}/verdicts") if n.split("-", 1)[0] not in versions)
+    parts = set(_part_names(at, stay))
+    yield from (f"{at}/parts/{name}" for name in store.list(f"{at}/parts") if name not in parts)
+    staged = set(_staged_names(stay))
+    yield from (f"{at}/staged/{name}" for name in store.list(f"{at}/staged") if name not in staged)
+    yield from (f"{at}/{name}" for name in store.list(at) if name.startswith("scratch-"))
+
+
+def _part_names(at: str, kept: Iterable[Manifest]) -> Iterator[str]:
+    for one in kept:
+        for part in one.parts:
+            yield from (file.path.removeprefix(f"{at}/parts/").split("/", 1)[0] for file in part.files.values())
+
+
+def _staged_names(kept: Iterable[Manifest]) -> Iterator[str]:
+    for one in kept:
+        for scan in one.details.get("scans", ()):
+            yield from (str(part["staged"]).rsplit("/", 1)[-1] for part in scan["parts"] if part["staged"])
+
+
+def _forget(store: Store, key: Key, gone: list[Manifest]) -> None:
+    recipe, scope = stats.scope_of(key)
+    for one in gone:
+        stats.forget(store, recipe, scope, one.version)
+
+
+def _size(store: Store, path: str) -> int:
+    if not store.is_local:
+        return 0
+    full = store.path(path)
+    if os.path.isfile(full):
+        return os.path.getsize(full)
+    return sum(os.path.getsize(os.path.join(at, name)) for at, _, names in os.walk(full) for name in names)

@@ -275,8 +275,7 @@ def run(
 def _reported(work: Work, report: Report) -> Report:
     if work.stage == "gpu_partitions":
         gpu_partitions.publish(work, report.manifest)
-    if work.store.is_local:
-        stats.record(work.store, report.manifest, reused=report.reused, parts_reused=report.parts_reused)
+    stats.record(work.store, report.manifest, reused=report.reused, parts_reused=report.parts_reused)
     return report
 
 
@@ -353,8 +352,7 @@ def _manifest(work: Work, step: Step, draft: Draft, fingerprint: str, started: f
 def judge(project: Project, step: Step, made: Manifest) -> list[Verdict]:
     """Judge a step's output under the recipe's terms, save the verdicts and show them in the statistics."""
     verdicts = findings.judge(project.store, made, step.terms)
-    if project.store.is_local:
-        stats.write_findings(project.store, made, verdicts)
+    stats.write_findings(project.store, made, verdicts)
     return verdicts
 
 

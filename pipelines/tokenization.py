@@ -430,19 +430,21 @@ def trained_tokens(encoded: Encoded, spans: "FlatSpans") -> tuple[Bools, int]:
     A token trains if all its bytes lie in a trained span; one across a span's edge trains if its other
     bytes are the same message's. The first token of a text never trains: nothing precedes it.
     """
+    if not len(encoded.ids):
+        return np.zeros(0, bool), 0
     base = _text_bases(encoded)
     starts, ends = encoded.starts + base.per_token, encoded.ends + base.per_token
     left = np.searchsorted(starts, spans.starts + base.at(spans.texts), "left")
     right = np.searchsorted(ends, spans.ends + base.at(spans.texts), "right")
     first, last = _with_straddlers(starts, ends, left, right, spans, base)
     edges = np.zeros(len(starts) + 1, np.int64)
-    kept = first < last
+    kept = (first < last) & (spans.starts < spans.ends)
     np.add.at(edges, first[kept], 1)
     np.add.at(edges, last[kept], -1)
     mask = np.cumsum(edges[:-1]) > 0
     nonempty = np.diff(encoded.offsets) > 0
     mask[encoded.offsets[:-1][nonempty]] = False
-    return mask, int((left - first).sum() + (last - right).sum())
+    return mask, int((last - first - np.maximum(right - left, 0))[kept].sum())
 
 
 def token_at(encoded: Encoded, texts: Ints, places: Ints) -> Ints:

@@ -383,23 +383,13 @@ def _draft(work: Work, lengths: _Lengths, plans: list[_SplitPlan], made: list[tu
             "content_hash": f"{found:032x}",
         },
         ledger=ledger,
-        token_ledger=_tokens_by_split(plans, shards),
+        token_ledger=[("all", "dropped", total - planned)] if total > planned else [],
         tables={"splits": _splits_table(work, lengths, plans, shards)},
         histograms={"fill": Histogram("fill", "share of seq_len", tuple(round(float(e), 2) for e in edges), tuple(int(c) for c in counts))},
         schema=tuple((f.name, str(f.type)) for f in native.SEQUENCES),
         card=_card(work),
         rows_made=len(lengths.tokens),
     )
-
-
-def _tokens_by_split(plans: list[_SplitPlan], shards: list[Part]) -> list[tuple[str, str, int]]:
-    lines: list[tuple[str, str, int]] = []
-    for one in plans:
-        own = [p.facts for p in shards if p.facts["split"] == one.split]
-        trained = sum(int(f["trained_tokens"]) for f in own)
-        tokens = sum(int(f["tokens"]) for f in own)
-        lines += [(one.split, "trained", trained), (one.split, "untrained", tokens - trained)]
-    return lines
 
 
 def _splits_table(work: Work, lengths: _Lengths, plans: list[_SplitPlan], shards: list[Part]) -> Table:

@@ -144,6 +144,7 @@ class _RowColumns:
         self.splitter = splitter
         self.ids: list[str] = []
         self.rows: list[Row] = []
+        self.texts: list[tuple[str | None, ...]] = []
         self.hashes: list[bytes] = []
         self.dedupe_keys: list[bytes | None] = []
         self.splits: list[str] = []
@@ -151,13 +152,17 @@ class _RowColumns:
         self.with_unknown_roles: list[str] = []
 
     def add(self, row_id: str, row: Row, record: Json) -> Rejected | None:
-        """Add a row, or return why its split cannot be told."""
+        """Add a row, or return why it cannot be stored or its split cannot be told."""
+        texts = _as_json(row)
+        if isinstance(texts, Rejected):
+            return texts
         content = filters.content_hash(row)
         split = self.hint if self.hint == "validation" else self.splitter(row.group_key, row.order_key, content)
         if isinstance(split, Rejected):
             return split
         self.ids.append(row_id)
         self.rows.append(row)
+        self.texts.append(texts)
         self.hashes.append(content)
         self.dedupe_keys.append(filters.prefix_hash(record) if self.by_prefix else None)
         self.splits.append(split)
@@ -172,15 +177,45 @@ class _RowColumns:
         columns: list[Sequence[Any]] = [
             self.ids, self.hashes, self.dedupe_keys, [self.dataset] * len(rows), [r.kind for r in rows], self.splits,
             [r.group_key for r in rows], [r.order_key for r in rows], [r.domain for r in rows],
-            [to_json(r.messages) if r.kind == "conversation" else None for r in rows],
-            [None if r.tools is None else to_json(r.tools) for r in rows],
-            [to_json(r.template_kwargs) if r.template_kwargs else None for r in rows],
+            *([texts[i] for texts in self.texts] for i in range(3)),
             [r.text for r in rows], [r.output for r in rows],
-            [None if r.record is None else to_json(r.record) for r in rows],
+            [texts[3] for texts in self.texts],
             [_prompt_hash(r) for r in rows],
             *_report_columns(reports),
         ]  # fmt: skip
         return pa.table(columns, schema=ROWS)
+
+
+DEPTH_LIMIT = 254
+"""What orjson encodes. The reader holds records to less; JSON text inside them (arguments, tools) is parsed later."""
+
+
+def _as_json(row: Row) -> tuple[str | None, ...] | Rejected:
+    """Return a row's messages, tools, template values and record as JSON text, or why they have none."""
+    values = (
+        row.messages if row.kind == "conversation" else None,
+        row.tools,
+        row.template_kwargs or None,
+        row.record,
+    )
+    try:
+        return tuple(None if value is None else orjson.dumps(value).decode() for value in values)
+    except TypeError:
+        # Integers beyond 64 bits are the row's own content; nesting without end breaks whatever reads it later.
+        if _is_deeper(values, DEPTH_LIMIT + 1):
+            return Rejected("too_deep", f"JSON text inside the record is nested in more than {DEPTH_LIMIT} levels")
+        return tuple(None if value is None else to_json(value) for value in values)
+
+
+def _is_deeper(value: Json, limit: int) -> bool:
+    """Tell whether lists and objects are nested in more than `limit` levels."""
+    level = [value]
+    for _ in range(limit):
+        inner = [one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer)]
+        level = [one for one in inner if isinstance(one, dict | list | tuple)]
+        if not level:
+            return False
+    return True
 
 
 def _prompt_hash(row: Row) -> bytes | None:
@@ -280,24 +315,6 @@ def row_as_bytes(row: dict[str, Any]) -> bytes:
     """Return a stored canonical row as JSON, for the rejects of later stages: the raw record is one trace away."""
     kept = {k: v for k, v in row.items() if v is not None and k in ("kind", "messages", "tools", "template_kwargs", "text", "output", "record")}
     return orjson.dumps(kept)
-
-
-# ── Tokenized examples ─────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizeTask:
-    """One part of canonical rows to tokenize; `tokenizer` is a file of the store, `renderer` plain data."""
-
-    root: str
-    folder: str
-    fingerprint: str
-    tokenizer: str
-    dataset: Dataset
-    renderer: RendererSpec | None
-    limit: int
-    vocab_size: int
-    part: Part
 
 
 # ── Tokenized examples ─────────────────────────────────────────────────────────────────────────────

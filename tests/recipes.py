@@ -1,0 +1,235 @@
+"""A recipe builder for tests that need a real build without Dagster: data, a tiny tokenizer, a project, its results.
+
+What belongs here: writing projects, running builds, reading back what they wrote. What does not: assertions,
+Dagster (`tiny_project.py`).
+"""
+
+import functools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from pipelines import build
+from pipelines.findings import Verdict
+from pipelines.manifest import Manifest, Part
+from pipelines.storage import digest_file
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
+    "{% if m['tool_calls'] %}{% for c in m['tool_calls'] %}\n<tool_call>\n"
+    '{"name": "{{ c[\'function\'][\'name\'] }}", "arguments": {{ c[\'function\'][\'arguments\'] | tojson }}}\n'
+    "</tool_call>{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Prints every role alike, and calls; like most real templates it trims nothing and checks nothing."""
+
+CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+"""The control tokens, in the order of their ids from 0."""
+
+WORDS = tuple(
+    "the a river stone maps winter seven of and under light paper train keeps moving slowly past green houses where "
+    "people cook rice count boats answer letters ask why numbers add up to eleven twelve thirteen".split()
+)
+
+LENIENT: dict[str, Any] = {
+    "nonempty": {"at_least": 0},
+    **{law: {"at_most": 1} for law in ("rejects", "zero_loss_rows", "context_overflow", "unknown_roles", "duplicates", "rank_balance",
+                                      "split_share", "content_dropped")},
+    "fill": {"at_least": 0},
+}  # fmt: skip
+"""Gates that let a handful of rows through whatever is wrong with them: the subject is what becomes of each row."""
+
+
+@functools.cache
+def tokenizer_json() -> str:
+    """Train a byte-level BPE of some 600 tokens on our own words; equal input gives equal files."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=[AddedToken(token, special=True, normalized=False) for token in CONTROL],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([sentence(i, 40) for i in range(200)], trainer)
+    return tokenizer.to_str()
+
+
+def write_tokenizer(folder: Path, *, template: str = CHATML) -> Path:
+    """Write the tiny tokenizer as a folder that `transformers` opens."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text(tokenizer_json(), encoding="utf-8")
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "chat_template": template,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 1 << 20,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+# ── Rows ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def sentence(i: int, words: int) -> str:
+    """Return a text of `words` words that differs from that of any other `i`."""
+    return " ".join(WORDS[(i * 7 + k * (i % 5 + 1) + k // 3) % len(WORDS)] for k in range(words)) + f" {i}."
+
+
+def chat(i: int, *, turns: int = 1, words: int = 8) -> dict[str, Any]:
+    """Return a conversation of `turns` exchanges."""
+    messages: list[dict[str, Any]] = []
+    for turn in range(turns):
+        messages.append({"role": "user", "content": f"{sentence(1000 * turn + i, words)} why?"})
+        messages.append({"role": "assistant", "content": sentence(1000 * turn + i + 3, 2 * words)})
+    return {"messages": messages}
+
+
+def pair(i: int, *, words: int = 8) -> dict[str, Any]:
+    """Return an instruction with its answer."""
+    return {"prompt": f"Say something about {sentence(i, words)}", "answer": sentence(i + 1, words)}
+
+
+def document(i: int, *, words: int = 40) -> dict[str, Any]:
+    """Return a short document."""
+    return {"text": sentence(i, words)}
+
+
+CHAT: dict[str, Any] = {"kind": "chat"}
+PAIR: dict[str, Any] = {"kind": "supervised", "input_field": "prompt", "output_field": "answer"}
+TEXT: dict[str, Any] = {"kind": "text"}
+
+
+def lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """Encode rows as JSON Lines."""
+    return b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
+
+
+# ── Projects ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Road:
+    """A project in a folder: `data/`, `tokenizer/`, `configs/road.yaml`, and a store in `root` (or beside them)."""
+
+    folder: Path
+    root: str | None = None
+
+    def write(self, name: str, content: "bytes | Iterable[Mapping[str, Any]]") -> str:
+        """Write a source file from bytes or rows; return its path relative to the project."""
+        path = self.folder / "data" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else lines(content))
+        return f"data/{name}"
+
+    def recipe(self, datasets: Mapping[str, Mapping[str, Any]], **changes: Any) -> "Road":
+        """Write the recipe; `changes` replace top-level keys. The tokenizer is written if there is none."""
+        if not (self.folder / "tokenizer").exists():
+            write_tokenizer(self.folder / "tokenizer")
+        values: dict[str, Any] = {
+            "tokenizer": "tokenizer",
+            "seq_len": 256,
+            "datasets": dict(datasets),
+            "partitions": {"world_size": 2},
+            "gates": LENIENT,
+            "execution": {"workers": 1},
+        }
+        self.config.parent.mkdir(exist_ok=True)
+        self.config.write_text(yaml.safe_dump(values | changes, sort_keys=False), encoding="utf-8")
+        return self
+
+    def one(self, name: str, content: "bytes | Iterable[Mapping[str, Any]]", kind: Mapping[str, Any] = CHAT, **groups: Any) -> "Road":
+        """Write one file and a recipe of one dataset, `rows`, that reads it; `groups` are the dataset's options."""
+        return self.recipe({"rows": {"source": {"train_urls": [self.write(name, content)]}, "format": kind, **groups}})
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "configs" / "road.yaml"
+
+    @property
+    def store(self) -> Path:
+        return Path(self.root or self.folder / ".rowmill")
+
+    @property
+    def project(self) -> build.Project:
+        return build.open_project(self.config, self.root)
+
+    def build(self, **options: Any) -> "Built":
+        """Run the whole road in this process."""
+        project = self.project
+        return Built(project, {step.key[1:]: (report, verdicts) for step, report, verdicts in build.build(project, **options)})
+
+    def current(self) -> "Built":
+        """Return what the store holds, as a build that found all of it made; used after builds in other processes."""
+        return self.build()
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a build came to, by `(dataset, stage)` or `(stage,)`."""
+
+    project: build.Project
+    steps: "dict[tuple[str, ...], tuple[build.Report, Sequence[Verdict]]]"
+
+    def report(self, *key: str) -> build.Report:
+        return self.steps[key][0]
+
+    def manifest(self, *key: str) -> Manifest:
+        return self.report(*key).manifest
+
+    def versions(self) -> dict[str, str]:
+        """Return the content digest of every step."""
+        return {"/".join(key): report.version for key, (report, _) in self.steps.items()}
+
+    def made(self) -> set[str]:
+        """Return the steps that were not reused whole."""
+        return {"/".join(key) for key, (report, _) in self.steps.items() if not report.reused}
+
+    def digests(self) -> dict[str, str]:
+        """Read every file that the manifests name; return path → digest of its bytes."""
+        paths = [file.path for report, _ in self.steps.values() for part in report.manifest.parts for file in part.files.values()]
+        return {path: digest_file(self.project.store.local(path)) for path in paths}
+
+    def rows_of(self, *key: str, file: str) -> list[dict[str, Any]]:
+        """Return the rows of one kind of file of a step, over all parts."""
+        files = self.manifest(*key).files(file)
+        return [row for one in files for row in self.project.store.table(one.path).to_pylist()]
+
+    def rejects(self, dataset: str = "rows") -> list[tuple[int, str]]:
+        """Return the rejects of all stages as (record number from 0, reason), in order of number."""
+        found = [row for stage in ("canonical_rows", "tokenized_examples") for row in self.rows_of(dataset, stage, file="rejects")]
+        return sorted((int(row["row_id"].rsplit(":", 1)[1]), str(row["reason"])) for row in found)
+
+    def details(self, dataset: str = "rows") -> list[str]:
+        """Return the details of all rejects."""
+        stages = ("canonical_rows", "tokenized_examples")
+        return [str(row["detail"]) for stage in stages for row in self.rows_of(dataset, stage, file="rejects")]
+
+    def kept(self, dataset: str = "rows") -> list[int]:
+        """Return the record numbers that became examples."""
+        rows = self.rows_of(dataset, "tokenized_examples", file="examples")
+        return sorted({int(row["row_ids"][0].rsplit(":", 1)[1]) for row in rows})
+
+    def examples(self, dataset: str = "rows") -> list[dict[str, Any]]:
+        return self.rows_of(dataset, "tokenized_examples", file="examples")
+
+    def segments(self) -> list[str]:
+        """Return the example ids of every segment on every rank, sorted; with fillers left out."""
+        parts: Sequence[Part] = self.manifest("gpu_partitions").parts
+        paths = [file.path for part in parts for name, file in part.files.items() if name.startswith("data/")]
+        rows = [row for path in paths for row in self.project.store.table(path, ["example_ids", "filler"]).to_pylist()]
+        return sorted(name for row in rows if not row["filler"] for name in row["example_ids"])
+
+
+def text_of(example: Mapping[str, Any]) -> str:
+    """Decode an example's ids, control tokens included."""
+    return Tokenizer.from_str(tokenizer_json()).decode(example["input_ids"], skip_special_tokens=False)

@@ -25,6 +25,7 @@ from pipelines.contract import Conversation
 from pipelines.errors import ConfigError
 from pipelines.examples import EXAMPLES, KINDS
 from pipelines.masking import Masker, MaskRules
+from pipelines.reasoning import inlined, limited
 from pipelines.recipe import Dataset
 from pipelines.rendering import Renderer, RendererSpec
 from pipelines.rows import Json, Kind, Masked, Message, Rejected, Span, to_json
@@ -542,15 +543,29 @@ class Preparer:
                 return Rejected("control_token_in_content", "the row's text holds a control string")
             conversation, placeholders = hide_control_strings(conversation, self._control)
             counts.control_strings += len(placeholders)
+        conversation = self._within_thought_limit(conversation)
         drafts: list[_Draft] = []
         for one, only in self._masker.drafts(conversation):
-            masked = self._masker.mask(one, only=only)
+            masked = self._masker.mask(self._shown(one), only=only)
             if isinstance(masked, Rejected):
                 return masked
             counts.add_dropped(masked.dropped)
             masked, ordinary = show_control_strings(masked, placeholders)
             drafts.append(_Draft(place, one, only, placeholders, masked, ordinary))
         return drafts
+
+    def _within_thought_limit(self, conversation: Conversation) -> Conversation:
+        limit = self._dataset.reasoning.think_max_tokens
+        if not limit:
+            return conversation
+        return replace(conversation, messages=limited(conversation.messages, limit, self._cut_reasoning))
+
+    def _shown(self, conversation: Conversation) -> Conversation:
+        """Return the conversation as the template gets it: with `think_mode: inline`, reasoning heads the content."""
+        options = self._dataset.reasoning
+        if options.think_mode != "inline":
+            return conversation
+        return replace(conversation, messages=inlined(conversation.messages, options.think_tags[0]))
 
     def _encoded(self, drafts: "Sequence[_Draft]", counts: Counts) -> "list[Example | Rejected]":
         return examples_of([d.masked for d in drafts], [d.ordinary for d in drafts], self._encoder, counts)
@@ -596,7 +611,7 @@ class Preparer:
         assert self._masker is not None
         conversation = replace(draft.conversation, messages=list(piece.messages))
         only = frozenset(new for new, old in enumerate(piece.kept) if old in chosen)
-        masked = self._masker.mask(conversation, only=only)
+        masked = self._masker.mask(self._shown(conversation), only=only)
         if isinstance(masked, Rejected):
             return masked
         masked = _without_loss_on_reasoning(masked, frozenset(piece.reasoning_context))
@@ -608,7 +623,8 @@ class Preparer:
 
     def _measure(self, draft: "_Draft", messages: Sequence[Message], tools: "Sequence[Json] | None") -> int | None:
         assert self._printer is not None
-        printed = self._printer.render(messages, tools, draft.conversation.kwargs)
+        shown = self._shown(replace(draft.conversation, messages=messages))
+        printed = self._printer.render(shown.messages, tools, draft.conversation.kwargs)
         if isinstance(printed, Rejected):
             return None
         text, ranges = reveal(printed.text, draft.placeholders)

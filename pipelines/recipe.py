@@ -129,6 +129,17 @@ class Recipe(Config):
     """How the recipe is run; decides no byte."""
 
     @model_validator(mode="after")
+    def _all_is_built(self) -> "Recipe":
+        """Refuse options whose effect is not built yet: an option that is read and ignored ruins runs."""
+        for name, dataset in self.datasets.items():
+            boundary = "split" if dataset.format.kind == "supervised" else "whole"
+            if dataset.loss.weights:
+                raise ValueError(f"datasets.{name}.loss.weights: true is not built yet; only false is; delete it")
+            if dataset.loss.boundary not in (None, boundary):
+                raise ValueError(f"datasets.{name}.loss.boundary: {dataset.loss.boundary} is not built yet for this kind; only {boundary} is; delete it")
+        return self
+
+    @model_validator(mode="after")
     def _lengths_fit(self) -> "Recipe":
         for name, dataset in self.datasets.items():
             limit = dataset.truncation.max_length

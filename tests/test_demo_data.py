@@ -31,7 +31,14 @@ ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "configs" / "demo"
 MEGABYTE = 1_000_000
 CHAT_FILES = ("chats-1.jsonl", "chats-2.jsonl")
-LATER = {"duplicate", "group_missing", "no_assistant", "no_loss_tokens", "template_error", "bad_tool_arguments"}
+LATER = {
+    "bad_tool_arguments",
+    "content_dropped",
+    "group_missing",
+    "no_assistant",
+    "no_loss_tokens",
+    "template_error",
+}
 """Reasons that are found only when rows are split, rendered or masked."""
 UNREADABLE = {"invalid_json", "not_utf8", "not_an_object", "too_deep"}
 """Reasons that are found when a file is read."""

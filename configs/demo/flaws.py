@@ -95,6 +95,7 @@ def _records() -> list[tuple[str, dict[str, Any]]]:
             "template_error",
             _record(25, [_USER, _ANSWER, {"role": "system", "content": "Answer in one word."}, _USER, _ANSWER]),
         ),
+        ("content_dropped", _record(27, [_USER, {"role": "note", "content": "Hours checked by Ines."}, _ANSWER])),
         ("too_deep", _record(26, [_USER, _ANSWER], metadata=nested)),
     ]
 

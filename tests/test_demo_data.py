@@ -1,6 +1,7 @@
 """The demo's data are what its script says, right in what they claim, and broken in every way that they should be.
 
-What belongs here: laws of the files under configs/demo. What does not: what the pipeline makes of them.
+What belongs here: laws of the files under configs/demo, and that the road meets every flaw in them. What does not: the
+road itself.
 """
 
 import csv
@@ -21,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from pipelines import recipe
+from pipelines import build, recipe
 from pipelines.canonicalization import Canonicalizer, canonicalize_row
 from pipelines.ledger import REASONS
 from pipelines.recipe import Recipe
@@ -168,6 +169,21 @@ def test_flawed_documents_are_rejected_for_the_reason_beside_them(flaws: ModuleT
 
     reasons = [one.reason if isinstance(one, Rejected) else "kept" for one in found]
     assert reasons == [reason for reason, _ in decoded]
+
+
+def test_demo_build_rejects_exactly_its_flaws_and_opens_every_gate(flaws: ModuleType, tmp_path: Path) -> None:
+    planted = [*flaws.chat_flaws(), *flaws.SHAREGPT_FLAWS, *flaws.CSV_FLAWS, *flaws.DOCUMENT_FLAWS]
+    wanted = Counter(reason for reason, _ in planted) + Counter({"duplicate": 10 + 8 + 4, "too_long": 1})
+
+    done = build.build(build.open_project(DEMO / "demo.yaml", str(tmp_path)))
+
+    found: Counter[str] = Counter()
+    for step, report, _ in done:
+        if step.name in {"canonical_rows", "tokenized_examples"}:
+            found.update({reason: count for state, reason, count in report.manifest.ledger if state == "rejected"})
+    assert found == wanted
+    assert [verdict.sentence for _, _, verdicts in done for verdict in verdicts if not verdict.passed] == []
+    assert done[-1][0].name == "gpu_partitions"
 
 
 def test_conversations_without_flaws_become_rows_of_every_shape(demo: Recipe) -> None:

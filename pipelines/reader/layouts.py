@@ -1,0 +1,116 @@
+"""Sequences → one batch, in one of two shapes.
+
+What belongs here: padding, joining, the dtypes that models expect, NumPy or torch. What does not: which
+sequences stand in a batch.
+
+    sequences          3 tokens in spans of 2 and 1, and 2 tokens in one span
+
+    flat               input_ids      [[a b c d e]]           one row, no padding
+                       labels         [[. b . . e]]           (. is -100)
+                       position_ids   [[0 1 0 0 1]]
+                       seq_idx        [[0 0 1 2 2]]
+                       cu_seq_lens_q  [0 2 3 5]               and _k, the same
+                       max_length_q   2                       and _k, the same
+
+    padded             input_ids      [[a b c] [d e P]]       one row per sequence
+                       labels         [[. b .] [. e .]]
+                       position_ids   [[0 1 0] [0 1 0]]
+                       segment_ids    [[0 0 1] [0 0 -1]]
+                       attention_mask [[1 1 1] [1 1 0]]
+
+`flat` has the names, shapes and dtypes that transformers' own `DataCollatorWithFlattening` gives, so it goes
+to a model as it is. Everything is int64 but `cu_seq_lens_*` and `seq_idx`, which kernels take as int32.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from pipelines.errors import ConfigError
+from pipelines.reader.sequences import PackedSequence, positions
+
+IGNORE = -100
+"""The label of a position without loss, as PyTorch's cross entropy skips it."""
+
+LayoutName: TypeAlias = Literal["flat", "padded"]
+Batch: TypeAlias = dict[str, Any]
+"""NumPy arrays or torch tensors by name; `max_length_*` are plain integers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How batches are laid out; `pad_to` is the length of a padded batch's rows, None the longest one's."""
+
+    name: LayoutName
+    pad_id: int
+    pad_to: int | None
+    as_torch: bool
+
+    def lay(self, rows: Sequence[PackedSequence]) -> Batch:
+        """Make a batch of one or more sequences."""
+        match self.name:
+            case "flat":
+                batch = flat(rows)
+            case "padded":
+                batch = padded(rows, pad_id=self.pad_id, length=self.pad_to)
+        return _tensors(batch) if self.as_torch else batch
+
+
+def layout(name: LayoutName, *, pad_id: int, pad_to: int | None, as_torch: bool | None) -> Layout:
+    """Check a layout that was asked for; `as_torch` None means: if torch is installed."""
+    if name not in {"flat", "padded"}:
+        raise ConfigError(f"layout: {name!r}; 'flat' and 'padded' are known; choose one")
+    if pad_to is not None and name != "padded":
+        raise ConfigError(f"pad_to: {pad_to} with layout {name!r}, which has no padding; leave it out, or choose layout='padded'")
+    installed = find_spec("torch") is not None
+    if as_torch and not installed:
+        raise ConfigError("as_torch: torch is not installed here; it is needed for tensors; install it, or leave as_torch out")
+    return Layout(name, pad_id, pad_to, installed if as_torch is None else as_torch)
+
+
+def flat(rows: Sequence[PackedSequence]) -> Batch:
+    """Join sequences into one row [1, T] without padding; spans are told apart by `cu_seq_lens_*` int32[K + 1]."""
+    lengths = np.concatenate([row.seq_lengths for row in rows])
+    bounds = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=bounds[1:])
+    longest = int(lengths.max(initial=0))
+    return {
+        "input_ids": np.concatenate([row.input_ids for row in rows], dtype=np.int64)[None],
+        "labels": np.concatenate([row.labels for row in rows], dtype=np.int64)[None],
+        "position_ids": positions(lengths)[None],
+        "seq_idx": np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)[None],
+        "cu_seq_lens_q": bounds,
+        "cu_seq_lens_k": bounds,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
+
+
+def padded(rows: Sequence[PackedSequence], *, pad_id: int, length: int | None) -> Batch:
+    """Stack sequences into [B, L], filled up at the right; `segment_ids` are -1 on padding.
+
+    `attention_mask` tells padding alone: segments of one row are told apart by `segment_ids` or `position_ids`.
+    """
+    longest = max(len(row.input_ids) for row in rows)
+    wide = longest if length is None else length
+    if longest > wide:
+        raise ConfigError(f"pad_to: {wide}, but a sequence has {longest} tokens; at least that many are needed; raise pad_to")
+    fills = {"input_ids": pad_id, "labels": IGNORE, "position_ids": 0, "segment_ids": -1, "attention_mask": 0}
+    batch = {name: np.full((len(rows), wide), fill, np.int64) for name, fill in fills.items()}
+    for i, row in enumerate(rows):
+        end = len(row.input_ids)
+        batch["input_ids"][i, :end] = row.input_ids
+        batch["labels"][i, :end] = row.labels
+        batch["position_ids"][i, :end] = row.position_ids
+        batch["segment_ids"][i, :end] = np.repeat(np.arange(len(row.seq_lengths)), row.seq_lengths)
+        batch["attention_mask"][i, :end] = 1
+    return dict(batch)
+
+
+def _tensors(batch: Batch) -> Batch:
+    import torch  # pyright: ignore[reportMissingImports]
+
+    return {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}

@@ -1,0 +1,233 @@
+"""`current.json` and the shards it names, checked before a trainer gets the first token.
+
+What belongs here: opening a published build, its steps, and the refusal of files that are missing, changed,
+of another order or of another tokenizer. What does not: tokens (`sequences.py`), whose turn it is
+(`__init__.py`).
+
+    <root>/<recipe>/gpu_partitions/current.json     written last: every file that it names is whole
+      ranks ─► files ─► footer: rows, size, identity card
+
+The cheap check reads footers alone. A Parquet footer holds the place of every column chunk, so it tells how
+long its file must be; the card in it tells order, rank and tokenizer. Changed tokens in a file of the right
+length are found by `verify`, which reads everything once.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from pipelines.errors import ConfigError, IntegrityError
+from pipelines.storage import Store, digest, digest_bytes, digest_file
+
+Ints = NDArray[np.int64]
+
+# A Parquet file ends with its footer's length and four letters.
+_PARQUET_TAIL_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A file of a stored rank as `current.json` names it."""
+
+    path: str
+    rows: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Published:
+    """A build that trainers may read.
+
+    `order` is the digest of the order, `content` of the packed shards that it shows. Place p of the order lies
+    in stored rank `p mod world_size` at row `p // world_size`. Step s is the places
+    `[step_offsets[s], step_offsets[s + 1])`, and `step_trained_tokens[s]` its targets over all ranks; without
+    steps (`has_steps`) the offsets are those of the whole order.
+    """
+
+    store: Store
+    where: str
+    recipe: str
+    order: str
+    content: str
+    world_size: int
+    seq_len: int
+    places: int
+    has_steps: bool
+    step_offsets: Ints
+    step_trained_tokens: Ints
+    card: dict[str, Any]
+    ranks: dict[str, tuple[Shard, ...]]
+
+    @property
+    def pad_id(self) -> int:
+        """The token that fills a batch up: the tokenizer's pad, else its end of text, else 0."""
+        return int(next((self.card[name] for name in ("pad_id", "eos_id") if self.card.get(name) is not None), 0))
+
+
+def open_published(store: Store, recipe: str) -> Published:
+    """Read what a recipe last published.
+
+    Raises
+    ------
+    IntegrityError
+        If nothing was published, or what was is not whole.
+
+    """
+    at = f"{recipe}/gpu_partitions/current.json"
+    where = store.path(at)
+    if not store.exists(at):
+        raise IntegrityError(
+            f"{where}: missing; it is written once every rank of a recipe is built and no token was lost; run "
+            f"`rowmill build` on {recipe!r}, or name another root or recipe"
+        )
+    try:
+        found = _from_json(store, where, orjson.loads(store.read(at)))
+    except (KeyError, TypeError, ValueError) as error:
+        raise IntegrityError(
+            f"{where}: {type(error).__name__} {error}; it must be as this version writes it; build {recipe!r} again"
+        ) from error
+    rows = [sum(shard.rows for shard in shards) for shards in found.ranks.values()]
+    if len(rows) != found.world_size or any(count * found.world_size != found.places for count in rows):
+        raise IntegrityError(
+            f"{where}: {len(rows)} ranks with {rows} sequences; {found.world_size} equal ranks with {found.places} "
+            f"sequences together were to be there; build {recipe!r} again"
+        )
+    return found
+
+
+def _from_json(store: Store, where: str, raw: dict[str, Any]) -> Published:
+    ranks = {name: tuple(Shard(path, rows, what) for path, rows, what in one["files"]) for name, one in raw["ranks"].items()}
+    world_size, places = int(raw["world_size"]), int(raw["places"])
+    # A rank's folder is whole in itself: its facts tell the steps, so the order's own file need not be copied along.
+    first = next(iter(raw["ranks"].values()))["folder"]
+    offsets, trained = _steps(store, f"{first}/facts.parquet", world_size) if raw["has_steps"] else (np.array([0, places]), np.zeros(1))
+    if int(offsets[-1]) != places:
+        raise IntegrityError(
+            f"{store.path(first)}/facts.parquet: its steps end at place {int(offsets[-1])}; {where} says {places}; build again"
+        )
+    return Published(
+        store=store,
+        where=where,
+        recipe=str(raw["recipe"]),
+        order=str(raw["order"]),
+        content=digest(sorted((key, version) for key, version in raw["inputs"].items() if key.endswith("/packed_shards"))),
+        world_size=world_size,
+        seq_len=int(raw["seq_len"]),
+        places=places,
+        has_steps=bool(raw["has_steps"]),
+        step_offsets=offsets.astype(np.int64),
+        step_trained_tokens=trained.astype(np.int64),
+        card=dict(raw["card"]),
+        ranks=ranks,
+    )
+
+
+def _steps(store: Store, path: str, world_size: int) -> tuple[Ints, Ints]:
+    if not store.exists(path):
+        _refuse_missing(store.path(path))
+    table = store.table(path, ("sequences", "step_trained_tokens"))
+    # Every rank of the build has as many sequences of a step.
+    sizes = table.column("sequences").to_numpy().astype(np.int64) * world_size
+    return np.concatenate(([0], np.cumsum(sizes))), table.column("step_trained_tokens").to_numpy()
+
+
+# ── Checks ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def check_tokenizer(published: Published, folder: str | Path) -> None:
+    """Refuse a build that was made with another `tokenizer.json` than the folder's."""
+    expected = cast("dict[str, str]", published.card["tokenizer_files"]).get("tokenizer.json")
+    file = Path(folder) / "tokenizer.json"
+    if expected is None or not file.is_file():
+        what = f"{file}: missing" if expected else f"{published.where}: made with {published.card['tokenizer']!r} from the hub"
+        raise ConfigError(f"{what}; two tokenizer.json files are compared; name such a folder, or leave `tokenizer` out")
+    found = sha256(file.read_bytes()).hexdigest()
+    if found != expected:
+        raise IntegrityError(
+            f"{file}: SHA-256 {found[:16]}…, not the tokenizer of {published.where}; {expected[:16]}… "
+            f"({published.card['tokenizer']}) is needed; train with that one, or build with this one"
+        )
+
+
+def open_shards(published: Published, ranks: Iterable[int], *, verify: bool) -> dict[int, tuple[Ints, ...]]:
+    """Check the shards of some stored ranks; return per rank and shard where its row groups begin and end.
+
+    Raises
+    ------
+    IntegrityError
+        For the first file that is missing, cut short, of another order, rank or tokenizer, or (`verify`)
+        whose digest is not the one published.
+
+    """
+    names = list(published.ranks)
+    return {rank: tuple(_checked(published, rank, shard, verify=verify) for shard in published.ranks[names[rank]]) for rank in ranks}
+
+
+def parquet(store: Store, path: str) -> pq.ParquetFile:
+    """Open a shard; a local one is read by Arrow itself, not through Python. Close it with `force=True`."""
+    return pq.ParquetFile(store.path(path) if store.is_local else store.open(path))
+
+
+def _checked(published: Published, rank: int, shard: Shard, *, verify: bool) -> Ints:
+    where = published.store.path(shard.path)
+    if not published.store.exists(shard.path):
+        _refuse_missing(where)
+    try:
+        opened = parquet(published.store, shard.path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise IntegrityError(f"{where}: no readable Parquet file ({error}); remove it and build again") from error
+    metadata, schema = opened.metadata, opened.schema_arrow
+    opened.close(force=True)
+    _require(where, "rows", metadata.num_rows, shard.rows)
+    _require(where, "bytes", _size(published.store, shard.path), _size_by_footer(metadata))
+    card = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
+    expected = {"order": published.order, "rank": str(rank), "world_size": str(published.world_size)}
+    for name, value in {**expected, "tokenizer_digest": str(published.card["tokenizer_digest"])}.items():
+        _require(where, name, card.get(f"rowmill.{name}"), value)
+    if verify:
+        _require(where, "digest", _digest(published.store, shard.path), shard.digest)
+    groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(groups, dtype=np.int64)))
+
+
+def _require(where: str, what: str, found: object, expected: object) -> None:
+    if found != expected:
+        raise IntegrityError(f"{where}: {what} {found}; {expected} was published; remove the file and build again")
+
+
+def _refuse_missing(where: str) -> NoReturn:
+    raise IntegrityError(f"{where}: missing; current.json names it; copy the whole folder, or build again")
+
+
+def _size(store: Store, path: str) -> int:
+    with store.open(path) as handle:
+        return handle.seek(0, 2)
+
+
+def _size_by_footer(metadata: Any) -> int:
+    end = 4
+    for group in range(metadata.num_row_groups):
+        columns = (metadata.row_group(group).column(i) for i in range(metadata.num_columns))
+        end = max(end, *(_begin(column) + column.total_compressed_size for column in columns))
+    return end + metadata.serialized_size + _PARQUET_TAIL_BYTES
+
+
+def _begin(column: Any) -> int:
+    return column.data_page_offset if column.dictionary_page_offset is None else column.dictionary_page_offset
+
+
+def _digest(store: Store, path: str) -> str:
+    return digest_file(store.local(path)) if store.is_local else digest_bytes(store.read(path))
+
+
+def paths_of(published: Published, shards: Sequence[Shard]) -> list[str]:
+    """Return the full paths or URLs of shards."""
+    return [published.store.path(shard.path) for shard in shards]

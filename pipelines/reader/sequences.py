@@ -1,0 +1,135 @@
+"""Sequences by their place in the order, from shards that were written for any number of ranks.
+
+What belongs here: finding a place's row, decoding one row group per stored rank and keeping it. What does
+not: the shape of a batch (`layouts.py`).
+
+    place    0 1 2 3 4 5 6 7 …      stored for 4 ranks: place p is row p // 4 of stored rank p mod 4
+    2 ranks  0 1 0 1 0 1 0 1        rank 1 reads places 1, 3, 5, 7: stored ranks 1 and 3, each in its own order
+
+A rank of any world size meets each stored rank's rows in ascending order, so one decoded row group per
+stored rank is enough: memory does not grow with the data. Position ids are computed from span lengths, which
+is faster than decoding the column that holds the same numbers.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from pipelines.reader.published import Ints, Shard, parquet
+from pipelines.storage import Store
+
+Tokens = NDArray[np.int32]
+
+_COLUMNS = ("input_ids", "labels", "seq_lengths")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedSequence:
+    """One sequence, without padding: `input_ids` and `labels` int32[T], `seq_lengths` int32[K] with sum T.
+
+    Labels are unshifted: position i is itself the target, or -100. The first token of each of the K attention
+    spans is no target.
+    """
+
+    input_ids: Tokens
+    labels: Tokens
+    seq_lengths: Tokens
+
+    @property
+    def position_ids(self) -> Ints:
+        """Return int64[T], from 0 in each attention span."""
+        return positions(self.seq_lengths)
+
+    def copy(self) -> "PackedSequence":
+        """Return a copy that does not keep a whole decoded row group in memory."""
+        return PackedSequence(self.input_ids.copy(), self.labels.copy(), self.seq_lengths.copy())
+
+
+def positions(lengths: Tokens) -> Ints:
+    """Return 0, 1, … in each span, end to end: lengths 3, 2 give 0 1 2 0 1."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    return np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64) - np.repeat(ends - lengths, lengths)
+
+
+class Shelf:
+    """The stored ranks that one reader needs, each with one decoded row group. Safe to share among threads."""
+
+    def __init__(self, store: Store, world_size: int, ranks: Mapping[int, tuple[tuple[Shard, ...], tuple[Ints, ...]]]) -> None:
+        self._world_size = world_size
+        self._ranks = {rank: _StoredRank(store, shards, groups) for rank, (shards, groups) in ranks.items()}
+        self._lock = threading.Lock()
+
+    def at(self, places: Ints) -> list[PackedSequence]:
+        """Return the sequences at some places of the order, which may come in any order.
+
+        They are views of decoded row groups: use them up or copy them.
+        """
+        ranks, rows = places % self._world_size, places // self._world_size
+        found: dict[int, PackedSequence] = {}
+        with self._lock:
+            # By stored rank and row, so that places in any order decode each row group once.
+            for i in np.lexsort((rows, ranks)).tolist():
+                found[i] = self._ranks[int(ranks[i])].row(int(rows[i]))
+        return [found[i] for i in range(len(places))]
+
+
+class _StoredRank:
+    def __init__(self, store: Store, shards: Sequence[Shard], groups: Sequence[Ints]) -> None:
+        self._store, self._shards = store, shards
+        counts = [np.diff(offsets) for offsets in groups]
+        self._shard_of_group = np.repeat(np.arange(len(counts)), [len(one) for one in counts])
+        self._group_in_shard = np.concatenate([np.arange(len(one)) for one in counts] or [np.empty(0, np.int64)])
+        self._ends = np.cumsum(np.concatenate(counts or [np.empty(0, np.int64)]))
+        self._file: tuple[int, pq.ParquetFile] | None = None
+        self._group = (-1, _Group.empty())
+
+    def row(self, row: int) -> PackedSequence:
+        number = int(np.searchsorted(self._ends, row, "right"))
+        if number != self._group[0]:
+            self._group = (number, self._read(number))
+        first = int(self._ends[number - 1]) if number else 0
+        return self._group[1].row(row - first)
+
+    def _read(self, number: int) -> "_Group":
+        shard = int(self._shard_of_group[number])
+        if self._file is None or self._file[0] != shard:
+            if self._file is not None:
+                self._file[1].close(force=True)
+            self._file = (shard, parquet(self._store, self._shards[shard].path))
+        table = self._file[1].read_row_group(int(self._group_in_shard[number]), columns=list(_COLUMNS)).combine_chunks()
+        return _Group.of(*(table.column(name).chunk(0) for name in _COLUMNS))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Group:
+    """A decoded row group, flat; bounds are plain lists because they are used one by one."""
+
+    ids: Tokens
+    labels: Tokens
+    bounds: list[int]
+    lengths: Tokens
+    span_bounds: list[int]
+
+    @classmethod
+    def empty(cls) -> "_Group":
+        nothing = np.empty(0, np.int32)
+        return cls(nothing, nothing, [0], nothing, [0])
+
+    @classmethod
+    def of(cls, ids: pa.ListArray, labels: pa.ListArray, lengths: pa.ListArray) -> "_Group":
+        return cls(
+            ids=ids.values.to_numpy(),
+            labels=labels.values.to_numpy(),
+            bounds=ids.offsets.to_pylist(),
+            lengths=lengths.values.to_numpy(),
+            span_bounds=lengths.offsets.to_pylist(),
+        )
+
+    def row(self, i: int) -> PackedSequence:
+        here, spans = slice(self.bounds[i], self.bounds[i + 1]), slice(self.span_bounds[i], self.span_bounds[i + 1])
+        return PackedSequence(self.ids[here], self.labels[here], self.lengths[spans])

@@ -42,7 +42,11 @@ def stage_checks(project: Project, step: Step) -> dg.AssetChecksDefinition:
             placed = replace(project, store=storage.store())
             built = manifest.by_version(placed.store, step.key, judged_version(context.instance, step.key))
             verdicts = build.judge(placed, replace(step, terms=tuple(chosen)), built)
-        yield from (result_of(verdict, asset) for verdict in verdicts)
+        for verdict in verdicts:
+            if not verdict.passed:
+                say = context.log.error if verdict.blocking else context.log.warning
+                say(f"{'/'.join(step.key[1:])}: {verdict.sentence}")
+            yield result_of(verdict, asset)
 
     return body
 

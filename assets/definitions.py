@@ -47,7 +47,11 @@ def storage_root(configs: Path) -> str:
 
 
 def build_definitions(
-    recipes: Sequence[Path], store: str, *, resources: Mapping[str, Any] | None = None
+    recipes: Sequence[Path],
+    store: str,
+    *,
+    resources: Mapping[str, Any] | None = None,
+    loggers: Mapping[str, dg.LoggerDefinition] | None = None,
 ) -> dg.Definitions:
     """Return the definitions of some recipe files over a storage root; `resources` replaces resources by name.
 
@@ -65,6 +69,7 @@ def build_definitions(
         return dg.Definitions(
             assets=[asset for project in projects for asset in assets_of(project, condition_of(project))],
             asset_checks=[check for project in projects for check in checks_of(project)],
+            loggers=loggers,
             resources={"storage": Storage(root=store), **(resources or {})},
             # Runs of hand-picked assets too: a process per step costs two seconds of imports each.
             executor=dg.in_process_executor,

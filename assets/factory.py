@@ -23,11 +23,12 @@ import dagster as dg
 
 from assets import metadata
 from assets.resources import Storage
-from pipelines import build, findings, manifest
+from pipelines import build, findings, manifest, reports
 from pipelines.build import Project, Report, Step
 from pipelines.errors import PipelineError
 from pipelines.findings import Terms
 from pipelines.manifest import Key, Manifest
+from pipelines.progress import rates_text
 from pipelines.storage import Store, digest
 
 RETRY: Final = dg.RetryPolicy(max_retries=2, delay=10, backoff=dg.Backoff.EXPONENTIAL)
@@ -128,6 +129,7 @@ def stage_asset(
                 progress=LogProgress(context.log.info),
                 run_id=context.run.run_id,
             )
+            context.log.info(said_of(step, report))
             for folder in folders:
                 context.add_asset_metadata(metadata.of_rank(report.manifest, folder), partition_key=folder)
             return dg.MaterializeResult(
@@ -162,6 +164,12 @@ def dagster_name(recipe: str) -> str:
     return recipe.replace("-", "_")
 
 
+def said_of(step: Step, report: Report) -> str:
+    """Say in one line what became of a step."""
+    how = "reused" if report.reused else f"made in {reports.seconds_text(report.seconds)}"
+    return f"{'/'.join(step.key[1:])}: {how}, {reports.outcome(report.manifest)}"
+
+
 class LogProgress:
     """Says how far a stage is, at most a line every few seconds; `say` is the run's log."""
 
@@ -174,12 +182,10 @@ class LogProgress:
     def __call__(self, stage: str, *, done: int, total: int, rows: int, tokens: int, seconds: float) -> None:
         """Say a line if the last one is long enough ago."""
         now_s = self._clock()
-        if now_s - self._last_s < LINE_EVERY_S or seconds <= 0:
+        if now_s - self._last_s < LINE_EVERY_S:
             return
         self._last_s = now_s
-        left_s = seconds * (total - done) / done if done else 0.0
-        speed = f"{rows / seconds:,.0f} rows/s" + (f", {tokens / seconds:,.0f} tokens/s" if tokens else "")
-        self._say(f"{stage}: {done:,} of {total:,} parts, {rows:,} rows, {speed}, about {left_s:.0f} s left")
+        self._say(f"{stage}: {done:,} of {total:,} parts, {rates_text(done, total, rows, tokens, seconds)}")
 
 
 def open_inputs(

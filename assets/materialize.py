@@ -7,43 +7,79 @@ without Dagster (`rowmill build`).
 """
 
 import argparse
+import logging
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 
 from assets.automation import RECIPE_TAG, all_ranks
 from assets.definitions import build_definitions, configs_folder, open_projects, storage_root
 from assets.factory import dagster_name
-from pipelines import recipe
-from pipelines.build import Project
+from pipelines import errors, recipe, reports
 from pipelines.errors import ConfigError, PipelineError, one_of
-from pipelines.ui import prepare_home
+from pipelines.ui import QUIET, prepare_home
 
 
 def materialize_recipe(path: Path, store: str, instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
     """Run a recipe's whole road in this process; a failed step is in the result, not an exception."""
     [project] = open_projects([path], store)
-    job = build_definitions([path], store).resolve_job_def(f"rebuild_{dagster_name(project.recipe.name)}")
-    return job.execute_in_process(
+    definitions = build_definitions([path], store, loggers={"console": stages_only})
+    return definitions.resolve_job_def(f"rebuild_{dagster_name(project.recipe.name)}").execute_in_process(
         instance=instance,
         tags={**all_ranks(project), RECIPE_TAG: project.recipe.name},
-        # Progress and errors; Dagster's own steps are logged as DEBUG.
-        run_config={"loggers": {"console": {"config": {"log_level": "INFO"}}}},
+        run_config={"loggers": {"console": {}}},
         raise_on_error=False,
     )
 
 
+@dg.logger
+def stages_only(_: dg.InitLoggerContext) -> logging.Logger:
+    """Print what stages and checks say, and none of the hundreds of events that Dagster logs about its steps."""
+    printer = logging.StreamHandler(sys.stdout)
+    printer.addFilter(_by_a_stage)
+    printer.setFormatter(_Said())
+    logger = logging.getLogger("rowmill.stages")
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    # Replaced, not added: this is called once for each run of a process.
+    logger.handlers = [printer]
+    return logger
+
+
+class _Said(logging.Formatter):
+    """The words alone: run ids and step names are for the log of a server."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return str(_meta(record).get("orig_message", record.getMessage()))
+
+
+def _by_a_stage(record: logging.LogRecord) -> bool:
+    return _meta(record).get("dagster_event") is None
+
+
+def _meta(record: logging.LogRecord) -> dict[str, Any]:
+    # What Dagster adds to every record it hands to a logger of ours.
+    return getattr(record, "dagster_meta", {})
+
+
 def failures(result: dg.ExecuteInProcessResult) -> list[str]:
-    """Return what each failed step said, in the order in which they failed."""
+    """Return what each failed step said, in the order in which they failed; a bug with its traceback."""
     said: list[str] = []
     for event in result.all_events:
         if event.is_step_failure:
             data = event.step_failure_data
             text = data.user_failure_data.description if data.user_failure_data else None
-            said.append(f"{event.step_key}: {text or (data.error.message if data.error else 'failed')}")
+            trace = _traceback(data.error.cause if data.error else None)
+            said.append(f"{event.step_key}: {text or (data.error.message if data.error else 'failed')}{trace}")
     return said
+
+
+def _traceback(cause: Any) -> str:
+    """Return the traceback of what a step failed from, unless it is an error whose words are complete."""
+    return "" if cause is None or hasattr(errors, cause.cls_name) else f"\n{cause.to_string()}"
 
 
 def find_recipe(name: str, configs: Path) -> Path:
@@ -72,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
         configs = configs_folder()
         path, store = find_recipe(name, configs), storage_root(configs)
         # The same home as `rowmill ui`, so that its pages show this run.
-        os.environ["DAGSTER_HOME"] = str(prepare_home(configs.parent))
+        os.environ.update(QUIET | {"DAGSTER_HOME": str(prepare_home(configs.parent))})
         with dg.DagsterInstance.get() as instance:
             result = materialize_recipe(path, store, instance)
     except PipelineError as error:
@@ -81,15 +117,8 @@ def main(arguments: list[str] | None = None) -> int:
     for line in failures(result):
         print(line, file=sys.stderr)
     [project] = open_projects([path], store)
-    print(summary(project))
+    print(reports.summary(project))
     return 0 if result.success else 1
-
-
-def summary(project: Project) -> str:
-    """Return the engine's short report."""
-    from pipelines import reports
-
-    return reports.summary(project)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ QUIET = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "GX_ANALYTICS_ENABLED": "false",
+    # We need no PyTorch, so nobody has to read that it is missing.
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
 }
 """Nothing reports to anyone. Dagster's own switch in `dagster.yaml` stops only half of it."""
 

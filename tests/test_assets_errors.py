@@ -72,6 +72,6 @@ def test_progress_says_a_line_every_five_seconds_with_speed_and_time_left() -> N
         progress("canonical_rows", done=second, total=20, rows=100 * second, tokens=0, seconds=now)
 
     assert lines == [
-        "canonical_rows: 5 of 20 parts, 500 rows, 100 rows/s, about 15 s left",
-        "canonical_rows: 10 of 20 parts, 1,000 rows, 100 rows/s, about 10 s left",
+        "canonical_rows: 5 of 20 parts, 100 rows/s, 15.0 s left",
+        "canonical_rows: 10 of 20 parts, 100 rows/s, 10.0 s left",
     ]

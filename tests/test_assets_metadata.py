@@ -19,8 +19,8 @@ CALLS_OUT = "![x](http://example.org/x.png)"
 
 def report(**fields: Any) -> Report:
     base: dict[str, Any] = {
-        "key": ("r", "d", "packed_shards"), "stage": "packed_shards", "fingerprint": "f", "code_version": "c", "inputs": {},
-        "parts": (), "facts": {}, "version": "v",
+        "key": ("r", "d", "packed_shards"), "stage": "packed_shards", "fingerprint": "f", "code_version": "c",
+        "inputs": {}, "parts": (), "facts": {}, "version": "v",
     }  # fmt: skip
     return Report(Manifest(**{**base, **fields}), reused=False, parts=0, parts_reused=0, rows_made=0, seconds=0.0)
 
@@ -128,6 +128,7 @@ def test_law_that_was_not_measured_has_no_value_to_draw() -> None:
 
 def _verdict(value: float | None = 0.2, samples: tuple[str, ...] = ()) -> Verdict:
     return Verdict(
-        law="unknown_roles", key=("r", "d", "canonical_rows"), version="v", terms="t", value=value, wanted="at most 0.01",
-        severity="error", passed=False, blocking=True, what="share", remedy="map the role", samples=samples,
+        law="unknown_roles", key=("r", "d", "canonical_rows"), version="v", terms="t", value=value,
+        wanted="at most 0.01", severity="error", passed=False, blocking=True, what="share",
+        remedy="map the role", samples=samples,
     )  # fmt: skip

@@ -9,8 +9,9 @@ import pytest
 from assets import materialize
 from pipelines import manifest
 from pipelines.storage import Store
-from tests.tiny_project import Tiny, built, chat, refusals, reused
+from tests.tiny_project import FOREIGN_WARNINGS, Tiny, built, chat, refusals, reused
 
+pytestmark = FOREIGN_WARNINGS
 RANKS = ("rank-00000-of-00002", "rank-00001-of-00002")
 
 

@@ -10,8 +10,9 @@ import pytest
 from assets import factory, metadata
 from pipelines import findings, manifest
 from pipelines.storage import Store
-from tests.tiny_project import Tiny, built, refusals
+from tests.tiny_project import FOREIGN_WARNINGS, Tiny, built, refusals, reused
 
+pytestmark = FOREIGN_WARNINGS
 ROWS = ("chats", "canonical_rows")
 BELOW = {
     ("tiny", "chats", "tokenized_examples"),
@@ -31,7 +32,7 @@ def tiny(tmp_path: Path) -> Iterator[Tiny]:
 
 @pytest.fixture
 def broken(tiny: Tiny) -> Tiny:
-    """A project whose chats have an unknown role in 12 of 60 rows, after one run."""
+    """Return a project whose chats have an unknown role in 12 of 60 rows, after one run."""
     tiny.write(unknown_roles=12).run()
     return tiny
 
@@ -206,10 +207,7 @@ def test_wiped_event_log_closes_the_gate_and_loses_no_data(tiny: Tiny) -> None:
 
     assert "never built" in refusals(refused)["tiny__chats__tokenized_examples"]
     assert refusals(again) == {}
-    assert {
-        event.step_materialization_data.materialization.metadata["reused"].value
-        for event in again.get_asset_materialization_events()
-    } == {True}
+    assert set(reused(again).values()) == {True}
 
 
 def test_planned_or_crashed_check_hides_no_verdict_before_it(tiny: Tiny) -> None:

@@ -351,11 +351,11 @@ def _trace(given: argparse.Namespace) -> int:
 
     project, screen = _project(given), reports.console()
     if given.sequence is not None:
-        screen.print(tracing.place_shown(tracing.trace_sequence(project, given.sequence)))
+        screen.print(tracing.sequence_shown(tracing.trace_sequence(project, given.sequence)))
     elif given.row is not None:
-        screen.print(tracing.row_shown(tracing.trace_row(project, given.row)))
+        screen.print(tracing.rows_shown(tracing.trace_row(project, given.row)))
     else:
-        screen.print(tracing.row_shown(tracing.trace_source(project, given.source)))
+        screen.print(tracing.rows_shown(tracing.trace_source(project, given.source)))
     return DONE
 
 

@@ -33,6 +33,9 @@ UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u206
 PIPE_WIDTH = 1000
 """Columns where nobody looks: a program that reads us wants whole lines."""
 
+NOTHING = "–"  # noqa: RUF001  (a dash between numbers, as in print)
+"""What stands where there is no number."""
+
 GOOD, LOOK, BAD, DIM, HEAD = "green", "yellow", "red", "dim", "bold"
 
 
@@ -73,12 +76,13 @@ def number(value: object) -> str:
     """Write a number for people: `1,342`, `0.0547`; other values as they are."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "" if value is None else visible(str(value))
-    return f"{value:,}" if isinstance(value, int) or value.is_integer() and abs(value) < 1e15 else f"{value:,.4g}"
+    whole = isinstance(value, int) or (value.is_integer() and abs(value) < 1e15)
+    return f"{value:,.0f}" if whole else f"{value:,.4g}"
 
 
 def percent(part: float, whole: float = 1.0) -> str:
     """Write a share: `38.1 %`; a share of nothing is nothing."""
-    return f"{100 * part / whole:.1f} %" if whole else "–"
+    return f"{100 * part / whole:.1f} %" if whole else NOTHING
 
 
 def counted(count: int, one: str, many: str = "") -> str:
@@ -108,26 +112,36 @@ def dotted(words: Iterable[str]) -> str:
     return " · ".join(word for word in words if word)
 
 
-def grid(columns: Sequence[str], rows: Iterable[Sequence[object]], *, indent: int = 2) -> RenderableType:
-    """Lay rows out in columns without lines; a column of numbers is right-aligned."""
-    cells = [[value if isinstance(value, Text) else Text(number(value)) for value in row] for row in rows]
-    values = [list(row) for row in rows] if isinstance(rows, list | tuple) else []
-    table = Grid(box=None, padding=(0, 2, 0, 0), header_style=DIM, show_header=any(columns), pad_edge=False)
+def grid(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], *, indent: int = 2, marked: int | None = None
+) -> RenderableType:
+    """Lay rows out in columns without lines, numbers to the right; the row numbered `marked` stands out."""
+    # With `pad_edge` off, rich measures a table two cells too narrow and folds its widest cell.
+    table = Grid(box=None, padding=(0, 2, 0, 0), header_style=DIM, show_header=any(columns))
     for i, name in enumerate(columns):
-        right = bool(values) and all(_is_number(row[i]) for row in values)
+        right = bool(rows) and all(_is_number(row[i]) for row in rows)
         table.add_column(name, justify="right" if right else "left", overflow="fold")
-    for row in cells:
-        table.add_row(*row)
+    for i, row in enumerate(rows):
+        cells = [value if isinstance(value, Text) else Text(number(value)) for value in row]
+        table.add_row(*cells, style=HEAD if i == marked else "")
     return Padding(table, (0, 0, 0, indent), expand=False)
 
 
 def _is_number(value: object) -> bool:
+    if isinstance(value, str):
+        return value.endswith(" %") or value == NOTHING
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def small_table(table: Table, *, indent: int = 2) -> RenderableType:
     """Show a manifest's table."""
     return grid([name.replace("_", " ") for name in table.columns], list(table.rows), indent=indent)
+
+
+def source_text(url: str, reader: str, line: int) -> str:
+    """Name a place in a source: `chats.jsonl:14`, or `tasks.parquet, record 14` where a file has no lines."""
+    has_lines = reader in ("json_lines", "json_value", "plain_text")
+    return f"{url}:{line}" if has_lines else f"{url}, record {line}"
 
 
 def key_text(key: Sequence[str]) -> str:
@@ -263,7 +277,7 @@ def verification(project: Project, checked: Sequence[Checked], *, facts: bool, d
         lines.append(_stage_head(one))
         lines += [finding(verdict) for verdict in one.verdicts]
         lines += [Text(f"  ✗ {visible(line)}", BAD) for line in one.damage]
-        if deep and one.manifest is not None and not one.damage:
+        if deep and one.files and not one.damage:
             said = f"  ✓ {counted(one.files, 'file')}, {size_text(one.size_bytes)} read again: every digest holds"
             lines.append(Text.assemble((said[:4], GOOD), said[4:]))
         if facts and one.manifest is not None:
@@ -378,11 +392,11 @@ def _label(words: str) -> Text:
     return Text(f"\n  {words}", "cyan")
 
 
-BUCKET_NAMES = {
+BUCKETS = {
     "under_25": "under 25 %",
-    "25_to_50": "25–50 %",
-    "50_to_75": "50–75 %",
-    "75_to_100": "75–100 %",
+    "25_to_50": "25 to 50",
+    "50_to_75": "50 to 75",
+    "75_to_100": "75 to 100",
     "at_max": "at max",
 }
 
@@ -391,7 +405,8 @@ def _lengths(made: Manifest) -> list[RenderableType]:
     facts, limit = made.facts, int(made.facts["limit"])
     quantiles = "   ".join(f"{name} {value:,}" for name, value in facts["quantiles"].items())
     total = sum(facts["buckets"].values())
-    buckets = "   ".join(f"{BUCKET_NAMES[name]} {percent(count, total)}" for name, count in facts["buckets"].items())
+    counts = [facts["buckets"][name] for name in BUCKETS]
+    buckets = grid(list(BUCKETS.values()), [counts, [percent(count, total) for count in counts]], indent=4)
     taken = [(stage, touched, percent(touched, total), tokens) for stage, touched, tokens in made.tables["stages"].rows]
     over = [
         (one, over, percent(over, total), lost, sequences) for one, over, lost, sequences in made.tables["what_if"].rows
@@ -400,7 +415,7 @@ def _lengths(made: Manifest) -> list[RenderableType]:
     lines: list[RenderableType] = [
         _label("original length in tokens"), Text(f"    {quantiles}"),
         *(Text(f"    {line}", DIM if line.startswith("──") else "") for line in drawn[1:]),
-        _label(f"length as a share of max_length {limit:,}"), Text(f"    {buckets}"),
+        _label(f"length as a share of max_length {limit:,}"), buckets,
         _label("what truncation took"), grid(["stage", "examples", "", "tokens"], taken, indent=4),
     ]  # fmt: skip
     if facts["dropped_for_length"]:
@@ -409,15 +424,12 @@ def _lengths(made: Manifest) -> list[RenderableType]:
         _label("what another limit would do (estimated)"),
         grid(
             ["limit", "examples over", "", "trained tokens lost", "sequences"],
-            [_mark_limit(row, limit) for row in over],
+            over,
             indent=4,
+            marked=next((i for i, row in enumerate(over) if row[0] == limit), None),
         ),
     ]
     return lines + [Text(f"\n  ! {hint}", LOOK) for hint in facts["hints"]]
-
-
-def _mark_limit(row: tuple[Any, ...], limit: int) -> tuple[object, ...]:
-    return (*row[:-1], row[-1]) if row[0] != limit else tuple(Text(number(value), HEAD) for value in row)
 
 
 def _rejects(rows: Manifest | None, examples: Manifest | None) -> list[RenderableType]:
@@ -459,12 +471,12 @@ def _summary_row(project: Project, name: str) -> tuple[object, ...]:
     rejected = of_rows.get("rejected", 0) + of_examples.get("rejected", 0)
     return (
         Text(name), of_rows.get("records"), of_rows.get("kept"), rejected, of_examples.get("examples"), of_examples.get("tokens"),
-        _share_cell(of_examples.get("trained_share")), of_shards.get("sequences"), _share_cell(of_shards.get("fill")),
+        _share(of_examples.get("trained_share")), of_shards.get("sequences"), _share(of_shards.get("fill")),
     )  # fmt: skip
 
 
-def _share_cell(share: float | None) -> Text:
-    return Text("–" if share is None else percent(share), justify="right")
+def _share(share: float | None) -> str:
+    return NOTHING if share is None else percent(share)
 
 
 def _summary_rejects(project: Project) -> list[RenderableType]:

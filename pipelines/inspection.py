@@ -1,0 +1,437 @@
+"""Some rows through all rooms in memory: what was read, what became of it, and which of its tokens train.
+
+What belongs here: choosing rows, running the parts' own work on them, cutting an example into stretches of one
+class, showing that. What does not: any room's work; it is done by the same functions as in a build
+(`parts.py`), over a store in memory that is gone afterwards. Nothing is written.
+
+    source ─► first records ─canonicalize_part─► rows ─tokenize_part─► examples ─► trained | context | template
+
+Copies of earlier rows are shown like the others: what repeats what is known only when all rows are made.
+"""
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from itertools import groupby
+from typing import Any, Literal
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+from rich.console import Group, RenderableType
+from rich.rule import Rule
+from rich.text import Text
+
+from pipelines import manifest, parts, reports, sources
+from pipelines.build import Project
+from pipelines.contract import TemplateContract
+from pipelines.errors import ConfigError, nearest
+from pipelines.examples import KINDS
+from pipelines.executors import LocalPool
+from pipelines.rendering import Renderer
+from pipelines.reports import dotted, number, percent, visible
+from pipelines.rows import Json
+from pipelines.sources import FileScan, Part, RawRecord
+from pipelines.stages import Work, tokenized_examples
+from pipelines.storage import Store
+from pipelines.tokenization import Encoder
+
+TokenClass = Literal["trained", "context", "template"]
+STYLES: Mapping[TokenClass, str] = {"trained": "green", "context": "", "template": "bright_black"}
+RAW_CHARS = 600
+"""Characters of a raw record that are shown; `rowmill trace` names its file and line."""
+LINE_CHARS = 160
+"""Characters of a message that are shown among the structured ones; the text has all of it."""
+
+MESSAGES = 12
+"""Messages of a conversation that are shown structured: of a longer one the first and the last four."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Neighbouring tokens of one class, decoded."""
+
+    kind: TokenClass
+    text: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One example of a row: its lengths, what truncation took by stage, and its text in stretches."""
+
+    example_id: str
+    original_tokens: int
+    tokens: int
+    trained_tokens: int
+    removed: dict[str, int]
+    stretches: tuple[Stretch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """One record on its way: raw, report, canonical row, examples; or at which stage it was rejected and why."""
+
+    dataset: str
+    row_id: str
+    source: str
+    raw: bytes
+    row: dict[str, Any] | None
+    rejected: tuple[str, str, str] | None
+    samples: tuple[Sample, ...]
+
+
+# ── Choosing rows ──────────────────────────────────────────────────────────────────────────────────
+
+
+def inspect(project: Project, *, count: int, dataset: str | None, row_id: str | None) -> Iterator[Inspected]:
+    """Yield the first `count` records of a dataset, or of each; with `row_id` that row alone.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such dataset or row.
+
+    """
+    names = [_known(project, dataset)] if dataset is not None else list(project.recipe.datasets)
+    found = False
+    for name in names:
+        with _desk(project, name) as work:
+            if row_id is None:
+                yield from _first(project, work, count)
+                continue
+            for one in _row(project, work, row_id):
+                found = True
+                yield one
+    if row_id is not None and not found:
+        raise ConfigError(
+            f"{row_id}: no row of {', '.join(names)} has this id; an id as in the table rows, <part>:<number>, is "
+            f'needed; see `rowmill sql "select row_id from rows limit 10" {project.recipe.name}`'
+        )
+
+
+def _known(project: Project, dataset: str) -> str:
+    known = project.recipe.datasets
+    if dataset not in known:
+        guess = nearest(dataset, known)
+        hint = f"did you mean {guess}?" if guess else "name one of them"
+        raise ConfigError(f"--dataset {dataset}: no such dataset; there are {', '.join(known)}; {hint}")
+    return dataset
+
+
+@contextmanager
+def _desk(project: Project, name: str) -> Iterator[Work]:
+    """Lend a work place in memory; kept tokenizers come along, since opening one anew takes seconds."""
+    store = Store(f"memory://rowmill-{uuid.uuid4().hex}")
+    for kept in project.store.list("tokenizers"):
+        store.write(f"tokenizers/{kept}", project.store.read(f"tokenizers/{kept}"))
+    key = (project.recipe.name, name, "tokenized_examples")
+    try:
+        yield Work(project.recipe, store, project.base, key, name, {}, LocalPool(1))
+    finally:
+        if store.exists(""):
+            store.remove("")
+
+
+@dataclass(slots=True)
+class _FirstPieces:
+    """A stage that keeps what holds the first records only, so that a large source does not fill memory."""
+
+    stage: sources.StageIn
+    records: int | None
+
+    def __call__(self, name: str, content: bytes) -> str:
+        """Keep a piece while records are wanted; later pieces get a path that nobody will read."""
+        if self.records is None:
+            return self.stage(name, content)
+        if self.records <= 0:
+            return self.stage.store.path(f"{self.stage.folder}/{name}")
+        self.records -= sum(1 for line in content.split(b"\n") if line.strip())
+        return self.stage(name, content)
+
+
+def _scans(project: Project, work: Work, count: int | None) -> list[FileScan]:
+    """Scan the source; files that were scanned for a build and did not move are not read again."""
+    earlier = manifest.current(project.store, (*work.dataset_key, "raw_dataset"))
+    known = [FileScan.from_json(one) for one in earlier.details["scans"]] if earlier else []
+    stage = _FirstPieces(sources.StageIn(work.store, "staged"), count)
+    return sources.scan(work.dataset.source, project.base, stage, {scan.url: scan for scan in known})
+
+
+def _first(project: Project, work: Work, count: int) -> Iterator[Inspected]:
+    left = count
+    for scan in _scans(project, work, count):
+        for part in scan.parts:
+            if left <= 0:
+                return
+            taken = min(left, part.records)
+            left -= taken
+            yield from _through(work, part, range(taken))
+
+
+def _row(project: Project, work: Work, row_id: str) -> Iterator[Inspected]:
+    part_id, _, at = row_id.split("#", 1)[0].rpartition(":")
+    for scan in _scans(project, work, None):
+        for part in scan.parts:
+            if part.part_id == part_id and at.isdecimal() and int(at) < part.records:
+                yield from _through(work, part, range(int(at), int(at) + 1))
+
+
+# ── Through the rooms ──────────────────────────────────────────────────────────────────────────────
+
+
+def _through(work: Work, part: Part, wanted: range) -> Iterator[Inspected]:
+    """Do with some records of a part what a build does with all."""
+    records = [one for one in sources.read(part, work.base) if one.number in wanted]
+    names = [f"{part.part_id}:{one.number}" for one in records]
+    task = parts.CanonicalTask(
+        work.store.root, "rows", part.sha256, str(work.base), work.dataset_name or "", work.dataset, part, wanted.stop
+    )
+    made = parts.canonicalize_part(task)
+    rows = _only(work.store.table(made.files["rows"].path), names)
+    rejects = [_only(work.store.table(made.files["rejects"].path), names)]
+    samples: dict[str, list[Sample]] = {}
+    if rows.num_rows:
+        tokenized, encoder = _tokenize(work, rows)
+        rejects.append(work.store.table(tokenized.files["rejects"].path))
+        samples = _samples(work.store.table(tokenized.files["examples"].path), encoder)
+    of_row = {row["row_id"]: row for row in rows.to_pylist()}
+    refused = {one["row_id"]: one for table in rejects for one in table.to_pylist()}
+    for name, record in zip(names, records, strict=True):
+        yield _inspected(work, part, record, of_row.get(name), refused.get(name), samples.get(name, []))
+
+
+def _only(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    return table.filter(pc.is_in(table.column("row_id"), pa.array(names, pa.string())))
+
+
+def _tokenize(work: Work, rows: pa.Table) -> tuple[manifest.Part, Encoder]:
+    loaded, path = tokenized_examples.open_tokenizer(work)
+    task = parts.TokenizeTask(
+        root=work.store.root,
+        folder="examples",
+        fingerprint=uuid.uuid4().hex,
+        tokenizer=path,
+        dataset=work.dataset,
+        renderer=tokenized_examples.renderer_spec(work, loaded),
+        limit=work.recipe.limit_of(work.dataset_name or ""),
+        vocab_size=work.recipe.vocab_size or loaded.card.vocab_size,
+        rows=parts.write_parquet(work.store, "chosen.parquet", rows),
+    )
+    return parts.tokenize_part(task), Encoder(loaded)
+
+
+def _inspected(
+    work: Work,
+    part: Part,
+    record: RawRecord,
+    row: "dict[str, Any] | None",
+    refused: "dict[str, Any] | None",
+    samples: list[Sample],
+) -> Inspected:
+    return Inspected(
+        dataset=work.dataset_name or "",
+        row_id=f"{part.part_id}:{record.number}",
+        source=reports.source_text(part.url, part.reader, record.line),
+        raw=record.raw,
+        row=row,
+        rejected=None if refused is None else (refused["stage"], refused["reason"], refused["detail"]),
+        samples=tuple(samples),
+    )
+
+
+# ── Examples as stretches ──────────────────────────────────────────────────────────────────────────
+
+
+def _samples(examples: pa.Table, encoder: Encoder) -> dict[str, list[Sample]]:
+    found: dict[str, list[Sample]] = {}
+    for one in examples.to_pylist():
+        removed = {
+            "exchanges": one["exchanges_removed"],
+            "reasoning": one["reasoning_removed"],
+            "tokens": one["tokens_cut"],
+        }
+        sample = Sample(
+            example_id=one["example_id"],
+            original_tokens=one["original_tokens"],
+            tokens=one["tokens"],
+            trained_tokens=one["trained_tokens"],
+            removed={stage: count for stage, count in removed.items() if count},
+            stretches=tuple(stretches(one["input_ids"], classes(one), encoder)),
+        )
+        found.setdefault(one["row_ids"][0], []).append(sample)
+    return found
+
+
+def classes(example: Mapping[str, Any]) -> list[TokenClass]:
+    """Return the class of every token of a stored example."""
+    sizes = np.diff([*example["span_starts"], len(example["input_ids"])])
+    kinds = np.repeat(example["span_kinds"], sizes)
+    own: list[TokenClass] = ["template" if kind == KINDS.index("template") else "context" for kind in kinds.tolist()]
+    return ["trained" if trains else one for one, trains in zip(own, example["loss_mask"], strict=True)]
+
+
+def stretches(ids: Sequence[int], kinds: Sequence[TokenClass], encoder: Encoder) -> Iterator[Stretch]:
+    """Cut ids into stretches of one class; joined, their texts are the decoded text.
+
+    Each edge is where the text decoded so far ends. Decoding stretches by themselves would lose the spaces
+    that SentencePiece strips in front, and tear characters of several tokens.
+    """
+    text, end, written = encoder.decode(ids), 0, 0
+    for kind, own in groupby(kinds):
+        count = len(list(own))
+        end += count
+        # A character that is not whole yet decodes to U+FFFD; it belongs to the stretch that ends it.
+        edge = len(text) if end == len(ids) else max(written, len(encoder.decode(ids[:end]).rstrip("\ufffd")))
+        yield Stretch(kind, text[written:edge], count)
+        written = edge
+
+
+# ── Showing ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def shown(one: Inspected, *, colours: bool) -> RenderableType:
+    """Show one record; without colours, trained text stands in ⟦brackets⟧."""
+    lines: list[RenderableType] = [
+        Rule(Text.assemble((one.dataset, reports.HEAD), f"  {one.row_id}"), align="left", style=reports.DIM)
+        if colours
+        else Text(f"── {one.dataset}  {one.row_id} ──"),
+        _line("source", one.source),
+        _line("raw", _clipped(one.raw.decode(errors="replace"), RAW_CHARS)),
+    ]
+    if one.row is not None:
+        lines += [_line("report", _report(one.row)), *_structured(one.row)]
+    if one.rejected is not None:
+        stage, reason, detail = one.rejected
+        lines.append(
+            _line("rejected", f"{reason} at {stage}: {detail}" if detail else f"{reason} at {stage}", reports.BAD)
+        )
+    for sample in one.samples:
+        lines += _sample(sample, colours=colours)
+    return Group(*lines, Text(""))
+
+
+def _line(name: str, words: str, style: str = "") -> Text:
+    return Text.assemble((f"  {name:<11}", reports.DIM), (visible(words), style))
+
+
+def _clipped(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]} … ({len(text):,} characters)"
+
+
+def _report(row: Mapping[str, Any]) -> str:
+    """Say what canonicalisation noticed."""
+    counts = {
+        "extracted_think_from_content": "thoughts taken out of content",
+        "moved_reasoning_keys": "reasoning keys moved",
+        "dropped_think_messages": "messages of thoughts dropped",
+    }
+    words = [f"schema {row['schema']}", row["kind"], row["split"]]
+    words += [
+        f"{name} {row[key]}" for key, name in (("group_key", "group"), ("domain", "domain")) if row[key] is not None
+    ]
+    words += [f"{row[key]} {what}" for key, what in counts.items() if row[key]]
+    words += [
+        "tools" if row["tools_present"] else "",
+        "tools parsed from text" if row["tools_parsed_from_string"] else "",
+    ]
+    words += [f"unknown role {role}" for role in row["unknown_roles"]]
+    return dotted([*words, *row["notes"]])
+
+
+def _structured(row: Mapping[str, Any]) -> Iterator[Text]:
+    if row["messages"] is None:
+        for name in ("text", "output"):
+            if row[name] is not None:
+                yield _line(
+                    {"text": "prompt" if row["output"] is not None else "text"}.get(name, "response"), _flat(row[name])
+                )
+        return
+    if row["tools"] is not None:
+        yield _line("tools", _flat(row["tools"]))
+    messages: list[dict[str, Json]] = orjson.loads(row["messages"])
+    left_out = range(MESSAGES - 4, len(messages) - 4) if len(messages) > MESSAGES else range(0)
+    for i, message in enumerate(messages):
+        if i not in left_out:
+            yield _line("structured" if i == 0 else "", f"{i:>2} {message['role']:<10} {_message(message)}")
+        elif i == left_out.start:
+            yield _line("", f" … {len(left_out)} more messages")
+
+
+def _message(message: Mapping[str, Json]) -> str:
+    reasoning = message.get("reasoning_content")
+    words = [f"⟨{_flat(reasoning)}⟩" if reasoning else "", _flat(message["content"])]
+    words += [
+        f"{c['function']['name']}({_flat(orjson.dumps(c['function']['arguments']).decode())})"
+        for c in message.get("tool_calls") or ()
+    ]
+    return "  ".join(word for word in words if word)
+
+
+def _flat(text: str) -> str:
+    return _clipped(text.replace("\n", "⏎"), LINE_CHARS)
+
+
+def _sample(sample: Sample, *, colours: bool) -> Iterator[RenderableType]:
+    share = percent(sample.trained_tokens, sample.tokens)
+    words = [f"{number(sample.tokens)} tokens", f"{number(sample.trained_tokens)} trained ({share})"]
+    if sample.original_tokens != sample.tokens:
+        took = ", ".join(f"{count:,} by {stage}" for stage, count in sample.removed.items())
+        words.append(f"{number(sample.original_tokens)} before truncation{f', which took {took}' if took else ''}")
+    yield _line("example", dotted([sample.example_id, *words]))
+    if colours:
+        legend = Text("             ")
+        for kind, style in STYLES.items():
+            legend.append("■ ", style).append(f"{kind}   ", reports.DIM)
+        yield legend
+    yield Text("")
+    text = Text()
+    for stretch in sample.stretches:
+        content = visible(stretch.text)
+        if colours:
+            text.append(content, STYLES[stretch.kind])
+        else:
+            text.append(f"⟦{content}⟧" if stretch.kind == "trained" else content)
+    yield text
+
+
+# ── Templates ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def contracts(project: Project) -> dict[str, TemplateContract]:
+    """Return what probes show the chat template of each dataset to do; datasets without one are left out."""
+    found: dict[str, TemplateContract] = {}
+    for name in project.recipe.datasets:
+        with _desk(project, name) as work:
+            loaded, _ = tokenized_examples.open_tokenizer(work)
+            spec = tokenized_examples.renderer_spec(work, loaded)
+            if spec is not None:
+                found[name] = Renderer(spec).contract
+    return found
+
+
+def contract_shown(dataset: str, contract: TemplateContract) -> RenderableType:
+    """Show a contract, one observation a line; empty ones are left out."""
+    rows = [
+        (one.name, Text(visible(_worded(value))))
+        for one in fields(contract)
+        if (value := getattr(contract, one.name)) not in ("", (), {}, None)
+    ]
+    return Group(Text(f"{dataset}", reports.HEAD), reports.grid(["observed", "on probes"], rows), Text(""))
+
+
+def _worded(value: object) -> str:
+    """Write an observation; white space of printed strings stays visible."""
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case dict():
+            return ", ".join(f"{key}: {_worded(one)}" for key, one in value.items())  # pyright: ignore[reportUnknownVariableType]
+        case tuple():
+            return ", ".join(_worded(one) for one in value)  # pyright: ignore[reportUnknownVariableType]
+        case str() if value.isidentifier():
+            return value
+        case _:
+            return repr(value)

@@ -1,0 +1,640 @@
+"""Where a token came from, and where a row went: lineage through the versions that manifests name.
+
+What belongs here: walking from a place in a shard to its source line, from a row to all of its places, and
+showing both. What does not: writing lineage down; the stages do (`segments` beside each shard, the order).
+
+    shard ─ sequence ─ segment ─► example ─► row `<part>:<number>` ─► part of a file ─► line
+    row ─► its fate at each stage ─► examples ─► segments ─► places in the order ─► rank, step, file
+
+Only versions that were made of each other are joined: the walk starts at the current shards and follows the
+inputs that each manifest names, so a half-finished rebuild cannot mix two lineages.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from pipelines import manifest, reports, sources, tokenization
+from pipelines.build import Project
+from pipelines.errors import ConfigError, IntegrityError, SourceError, nearest
+from pipelines.examples import KINDS
+from pipelines.manifest import Manifest
+from pipelines.reports import counted, dotted, number, visible
+from pipelines.sources import FileScan, Part
+from pipelines.stages import raw_dataset
+from pipelines.storage import Store
+from pipelines.tokenization import Encoder
+
+BACKWARDS = ("packed_shards", "tokenized_examples", "canonical_rows", "raw_dataset")
+RAW_CHARS = 400
+NEIGHBOURS = 12
+"""Tokens shown on each side of a traced one."""
+MOST_SHOWINGS = 12
+"""Showings of a sequence that are listed; with many passes there are as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a row stands in its source; `problem` says why line and raw record are unknown."""
+
+    url: str
+    reader: str
+    record: int
+    line: int | None = None
+    raw: bytes = b""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Showing:
+    """One time at which a sequence is shown: to which rank, at which step, in which pass, from which row of which file."""
+
+    rank: int
+    step: int
+    passed: int
+    file: str
+    file_row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One segment: tokens `[start, start + length)` of an example, at `offset` in a sequence of a shard."""
+
+    split: str
+    sequence: int
+    segment: int
+    example_id: str
+    start: int
+    length: int
+    offset: int
+    shard: str
+    shard_row: int
+    showings: tuple[Showing, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What a stage did with a row."""
+
+    stage: str
+    state: str
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowTrace:
+    """A row from its source to everywhere its tokens stand; examples as `(id, tokens, trained)`."""
+
+    dataset: str
+    row_id: str
+    origin: Origin
+    fates: tuple[Fate, ...]
+    examples: tuple[tuple[str, int, int], ...]
+    places: tuple[Place, ...]
+    order_note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTrace:
+    """One token of a sequence: `at` counts in the sequence, `in_example` in the example as tokenized."""
+
+    at: int
+    token_id: int
+    text: str
+    before: str
+    after: str
+    trained: bool
+    kind: str
+    message: int
+    in_example: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceTrace:
+    """A sequence: its segments, and the origin of each; one token of it, if one was asked for."""
+
+    dataset: str
+    split: str
+    sequence: int
+    tokens: int
+    trained_tokens: int
+    places: tuple[Place, ...]
+    origins: tuple[Origin, ...]
+    token: TokenTrace | None = None
+    order_note: str = ""
+
+
+# ── Lineage ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class _Lineage:
+    """The manifests of one dataset that were made of each other, as far as there are any."""
+
+    project: Project
+    dataset: str
+    made: Mapping[str, Manifest]
+
+    @property
+    def parts(self) -> list[Part]:
+        """The source's parts, in the order of the parts of `canonical_rows` and `tokenized_examples`."""
+        raw = self.made.get("raw_dataset")
+        return raw_dataset.parts_of(raw.details) if raw else []
+
+    def table(self, stage: str, part: int, name: str, columns: Sequence[str]) -> pa.Table | None:
+        """Read columns of a file of one part of a stage; None if the stage was not made."""
+        made = self.made.get(stage)
+        return self.project.store.table(made.parts[part].files[name].path, columns) if made else None
+
+
+def _lineage(project: Project, dataset: str) -> _Lineage:
+    found: dict[str, Manifest] = {}
+    for stage in BACKWARDS:
+        key = (project.recipe.name, dataset, stage)
+        named = next((v for one in found.values() if (v := one.inputs.get("/".join(key)))), None)
+        made = manifest.by_version(project.store, key, named) if named else manifest.current(project.store, key)
+        if made is not None:
+            found[stage] = made
+    return _Lineage(project, dataset, found)
+
+
+def _origin(lineage: _Lineage, part: Part, at: int) -> Origin:
+    """Find a record's line by reading its part; a source that changed meanwhile has no line any more."""
+    record = part.first_record + at
+    try:
+        for one in sources.read(part, lineage.project.base):
+            if one.number == at:
+                return Origin(part.url, part.reader, record, one.line, one.raw)
+    except (SourceError, IntegrityError) as error:
+        return Origin(part.url, part.reader, record, problem=str(error))
+    raise AssertionError((part.part_id, at))
+
+
+# ── From a row ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def trace_row(project: Project, row_id: str) -> list[RowTrace]:
+    """Trace a row by its id, or an example by its; a part may stand in several datasets.
+
+    Raises
+    ------
+    ConfigError
+        If no dataset has it.
+
+    """
+    part_id, _, at = row_id.split("#", 1)[0].rpartition(":")
+    found: list[RowTrace] = []
+    for dataset in project.recipe.datasets:
+        lineage = _lineage(project, dataset)
+        for index, part in enumerate(lineage.parts):
+            if part.part_id == part_id and at.isdecimal() and int(at) < part.records:
+                found.append(_trace(lineage, index, int(at)))
+    if not found:
+        raise ConfigError(
+            f"{row_id}: no row of {project.recipe.name} has this id; an id as in the table rows, <part>:<number>, is "
+            f'needed; see `rowmill sql "select row_id from rows limit 10" {project.recipe.name}`'
+        )
+    return found
+
+
+def trace_source(project: Project, place: str) -> list[RowTrace]:
+    """Trace the record on a line of a source file, `FILE:LINE`; in files without lines, LINE is the record.
+
+    Raises
+    ------
+    ConfigError
+        If no dataset reads the file, or no record stands on the line.
+
+    """
+    file, _, line = place.rpartition(":")
+    if not file or not line.isdecimal():
+        raise ConfigError(
+            f"--source {place}: not FILE:LINE; a file of the recipe and a line number are needed, such as chats.jsonl:14"
+        )
+    lineages = [_lineage(project, dataset) for dataset in project.recipe.datasets]
+    found: list[RowTrace] = []
+    files: dict[str, list[Part]] = {}
+    for lineage in lineages:
+        for index, part in enumerate(lineage.parts):
+            if _is_file(project, part.url, file):
+                files.setdefault(part.url, []).append(part)
+                found += _trace_line(lineage, index, part, int(line))
+            else:
+                files.setdefault(part.url, [])
+    if not found:
+        raise _no_record(project, file, int(line), files)
+    return found
+
+
+def _is_file(project: Project, url: str, file: str) -> bool:
+    return url == file or url.endswith(f"/{file}") or (project.base / url).resolve() == Path(file).resolve()
+
+
+def _trace_line(lineage: _Lineage, index: int, part: Part, line: int) -> Iterator[RowTrace]:
+    """Trace the record of a part on a line; a part begins where the one before it ends."""
+    following = next((p.first_line for p in lineage.parts[index + 1 : index + 2] if p.url == part.url), None)
+    if part.first_line <= line and (following is None or line < following):
+        number = next((one.number for one in sources.read(part, lineage.project.base) if one.line == line), None)
+        if number is not None:
+            yield _trace(lineage, index, number)
+
+
+def _no_record(project: Project, file: str, line: int, files: Mapping[str, list[Part]]) -> ConfigError:
+    matching = [part for parts in files.values() for part in parts]
+    if not matching:
+        guess = nearest(file, files)
+        hint = f"did you mean {guess}?" if guess else "name one of them, or build the recipe first"
+        names = ", ".join(list(files)[:10]) or "none"
+        return ConfigError(f"{file}: no dataset of {project.recipe.name} reads this file; built were {names}; {hint}")
+    lines = [one.line for part in matching for one in sources.read(part, project.base)]
+    before = max((one for one in lines if one < line), default=None)
+    after = min((one for one in lines if one > line), default=None)
+    near = " and ".join(f"line {one}" for one in (before, after) if one is not None)
+    return ConfigError(
+        f"{file}:{line}: no record stands on this line; {counted(len(lines), 'record')}, the nearest on {near}; name one of these"
+    )
+
+
+def _trace(lineage: _Lineage, index: int, at: int) -> RowTrace:
+    part = lineage.parts[index]
+    row_id = f"{part.part_id}:{at}"
+    places, note = _places(lineage, row_id)
+    return RowTrace(
+        dataset=lineage.dataset,
+        row_id=row_id,
+        origin=_origin(lineage, part, at),
+        fates=tuple(_fates(lineage, index, row_id)),
+        examples=tuple(_examples(lineage, index, row_id)),
+        places=tuple(places),
+        order_note=note,
+    )
+
+
+def _fates(lineage: _Lineage, index: int, row_id: str) -> Iterator[Fate]:
+    for stage in ("canonical_rows", "tokenized_examples"):
+        ledger = lineage.table(stage, index, "ledger", ("row_id", "state", "reason"))
+        rejects = lineage.table(stage, index, "rejects", ("row_id", "detail"))
+        if ledger is None or rejects is None:
+            return
+        details = {one["row_id"]: one["detail"] for one in _where(rejects, "row_id", row_id)}
+        for one in _where(ledger, "row_id", row_id):
+            yield Fate(stage, one["state"], one["reason"], details.get(row_id, ""))
+
+
+def _examples(lineage: _Lineage, index: int, row_id: str) -> Iterator[tuple[str, int, int]]:
+    table = lineage.table("tokenized_examples", index, "examples", ("example_id", "tokens", "trained_tokens"))
+    if table is not None:
+        mine = table.filter(pc.starts_with(table.column("example_id"), f"{row_id}#"))
+        yield from ((one["example_id"], one["tokens"], one["trained_tokens"]) for one in mine.to_pylist())
+
+
+def _where(table: pa.Table, column: str, value: object) -> list[dict[str, Any]]:
+    return table.filter(pc.equal(table.column(column), value)).to_pylist()
+
+
+# ── Places in shards, in the order, on ranks ───────────────────────────────────────────────────────
+
+
+def _places(lineage: _Lineage, row_id: str) -> tuple[list[Place], str]:
+    packed = lineage.made.get("packed_shards")
+    if packed is None:
+        return [], "not packed yet"
+    order, note = _order(lineage)
+    found: list[Place] = []
+    for part in packed.parts:
+        segments = lineage.project.store.table(part.files["segments"].path, ("row_id", "sequence_id"))
+        mine = segments.filter(pc.equal(segments.column("row_id"), row_id)).column("sequence_id").unique().to_pylist()
+        for sequence in mine:
+            found += [place for name, place in _of_sequence(lineage, part, sequence, order) if name == row_id]
+    return found, note
+
+
+def _of_sequence(
+    lineage: _Lineage, part: manifest.Part, sequence: int, order: "_Order | None"
+) -> Iterator[tuple[str, Place]]:
+    """Yield the segments of a sequence, each with its row's id."""
+    segments = lineage.project.store.table(part.files["segments"].path)
+    split = str(part.facts["split"])
+    shows = tuple(order.showings(sequence)) if order is not None and split == "train" else ()
+    offset = 0
+    for one in sorted(_where(segments, "sequence_id", sequence), key=lambda one: one["segment"]):
+        place = Place(
+            split=split,
+            sequence=sequence,
+            segment=one["segment"],
+            example_id=one["example_id"],
+            start=one["start"],
+            length=one["length"],
+            offset=offset,
+            shard=lineage.project.store.path(part.files["shard"].path),
+            shard_row=sequence - int(part.facts["first_sequence"]),
+            showings=shows,
+        )
+        offset += one["length"]
+        yield one["row_id"], place
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """The order of training as far as one dataset is concerned, and the ranks' files if they are built."""
+
+    sequences: "np.ndarray[Any, np.dtype[np.int64]]"
+    steps: "np.ndarray[Any, np.dtype[np.int64]]"
+    passes: "np.ndarray[Any, np.dtype[np.int64]]"
+    world_size: int
+    files: Mapping[int, Sequence[tuple[str, int]]]
+
+    def showings(self, sequence: int) -> Iterator[Showing]:
+        """Yield every place at which a sequence is shown: place p is row p // W of rank p % W."""
+        for place in np.flatnonzero(self.sequences == sequence).tolist():
+            rank, row = place % self.world_size, place // self.world_size
+            file, file_row = self._file(rank, row)
+            yield Showing(rank, int(self.steps[place]), int(self.passes[place]), file, file_row)
+
+    def _file(self, rank: int, row: int) -> tuple[str, int]:
+        for path, rows in self.files.get(rank, ()):
+            if row < rows:
+                return path, row
+            row -= rows
+        return "", row
+
+
+def _order(lineage: _Lineage) -> tuple[_Order | None, str]:
+    """Return the order that was made of these shards, or why there is none."""
+    project, name = lineage.project, lineage.project.recipe.name
+    splits = manifest.current(project.store, (name, "training_splits"))
+    packed = lineage.made["packed_shards"]
+    if splits is None:
+        return None, "the order of training is not made yet"
+    if splits.inputs.get("/".join(packed.key)) != packed.version:
+        return None, "the order of training was made of other shards: build again"
+    table = project.store.table(splits.parts[0].files["order"].path)
+    number = list(splits.card["datasets"]).index(lineage.dataset)
+    own = table.column("dataset").to_numpy() == number
+    ranks = manifest.current(project.store, (name, "gpu_partitions"))
+    fits = ranks is not None and ranks.inputs.get("/".join(splits.key)) == splits.version
+    return _Order(
+        sequences=np.where(own, table.column("sequence_id").to_numpy(), -1),
+        steps=table.column("step").to_numpy(),
+        passes=table.column("pass").to_numpy(),
+        world_size=int(ranks.facts["world_size"])
+        if ranks is not None and fits
+        else project.recipe.partitions.world_size,
+        files=_rank_files(project.store, ranks) if ranks is not None and fits else {},
+    ), "" if fits else "the ranks are not built from this order yet"
+
+
+def _rank_files(store: Store, ranks: Manifest) -> dict[int, list[tuple[str, int]]]:
+    return {
+        int(name.split("-")[1]): [
+            (store.path(f.path), f.rows) for key, f in sorted(part.files.items()) if key.startswith("data/")
+        ]
+        for name, part in zip(ranks.card["ranks"], ranks.parts, strict=True)
+    }
+
+
+# ── From a sequence ────────────────────────────────────────────────────────────────────────────────
+
+
+def trace_sequence(project: Project, place: str) -> SequenceTrace:
+    """Trace `DATASET/SPLIT/N`, or one token of it with `:TOKEN`, to the source.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such dataset, sequence or token.
+
+    """
+    dataset, split, sequence, token = _parsed(project, place)
+    lineage = _lineage(project, dataset)
+    part = _part_of(lineage, split, sequence, place)
+    order, note = _order(lineage)
+    named = list(_of_sequence(lineage, part, sequence, order))
+    row = (
+        project.store.table(part.files["shard"].path)
+        .slice(sequence - int(part.facts["first_sequence"]), 1)
+        .to_pylist()[0]
+    )
+    if token is not None and token >= row["tokens"]:
+        raise ConfigError(
+            f"--sequence {place}: the sequence has {row['tokens']} tokens, 0 to {row['tokens'] - 1} are allowed; name one of them"
+        )
+    numbered = {one.part_id: one for one in lineage.parts}
+    origins = [_origin(lineage, numbered[name.rpartition(":")[0]], int(name.rpartition(":")[2])) for name, _ in named]
+    return SequenceTrace(
+        dataset=dataset,
+        split=split,
+        sequence=sequence,
+        tokens=row["tokens"],
+        trained_tokens=row["trained_tokens"],
+        places=tuple(place for _, place in named),
+        origins=tuple(origins),
+        token=None if token is None else _token(lineage, row, [place for _, place in named], token),
+        order_note=note,
+    )
+
+
+def _parsed(project: Project, place: str) -> tuple[str, str, int, int | None]:
+    words, _, at = place.partition(":")
+    pieces = words.split("/")
+    if len(pieces) != 3 or not pieces[2].isdecimal() or (at and not at.isdecimal()):
+        raise ConfigError(
+            f"--sequence {place}: not DATASET/SPLIT/N or DATASET/SPLIT/N:TOKEN; such as chats/train/12:40"
+        )
+    dataset, split, sequence = pieces
+    if dataset not in project.recipe.datasets:
+        known = project.recipe.datasets
+        guess = nearest(dataset, known)
+        hint = f"did you mean {guess}?" if guess else "name one of them"
+        raise ConfigError(f"--sequence {place}: no dataset {dataset}; there are {', '.join(known)}; {hint}")
+    return dataset, split, int(sequence), int(at) if at else None
+
+
+def _part_of(lineage: _Lineage, split: str, sequence: int, place: str) -> manifest.Part:
+    packed = lineage.made.get("packed_shards")
+    counts: dict[str, int] = {}
+    for part in packed.parts if packed else ():
+        first, count = int(part.facts["first_sequence"]), int(part.facts["sequences"])
+        counts[part.facts["split"]] = first + count
+        if part.facts["split"] == split and first <= sequence < first + count:
+            return part
+    there = ", ".join(f"{name} with {counted(count, 'sequence')}" for name, count in counts.items()) or "none"
+    raise ConfigError(
+        f"--sequence {place}: no such sequence; {lineage.dataset} has the splits {there}; name one of these, counted from 0"
+    )
+
+
+def _token(lineage: _Lineage, row: Mapping[str, Any], places: Sequence[Place], at: int) -> TokenTrace:
+    """Say what one token of a sequence is, from its example."""
+    place = next(one for one in places if one.offset <= at < one.offset + one.length)
+    example = _example(lineage, place.example_id)
+    in_example = place.start + at - place.offset
+    span = int(np.searchsorted(example["span_starts"], in_example, "right")) - 1
+    first, last = max(place.offset, at - NEIGHBOURS), min(place.offset + place.length, at + NEIGHBOURS + 1)
+    before, text, after = _texts(_encoder(lineage), row["input_ids"][first:last], at - first)
+    return TokenTrace(
+        at=at,
+        token_id=row["input_ids"][at],
+        text=text,
+        before=before,
+        after=after,
+        trained=row["labels"][at] >= 0,
+        kind=KINDS[example["span_kinds"][span]],
+        message=example["span_messages"][span],
+        in_example=in_example,
+    )
+
+
+def _texts(encoder: Encoder, ids: Sequence[int], at: int) -> tuple[str, str, str]:
+    """Decode a token with its neighbours, cut where the token begins and ends."""
+    text = encoder.decode(ids)
+    edges = [len(encoder.decode(ids[:end]).rstrip("\ufffd")) for end in (at, at + 1)]
+    return text[: edges[0]], text[edges[0] : edges[1]], text[edges[1] :]
+
+
+def _example(lineage: _Lineage, example_id: str) -> dict[str, Any]:
+    part_id = example_id.split("#", 1)[0].rpartition(":")[0]
+    index = next(i for i, part in enumerate(lineage.parts) if part.part_id == part_id)
+    table = lineage.table(
+        "tokenized_examples", index, "examples", ("example_id", "span_starts", "span_messages", "span_kinds")
+    )
+    assert table is not None
+    return _where(table, "example_id", example_id)[0]
+
+
+def _encoder(lineage: _Lineage) -> Encoder:
+    """Open the tokenizer that the examples were made with; the storage keeps each that was ever used."""
+    store, wanted = lineage.project.store, lineage.made["tokenized_examples"].card["tokenizer_digest"]
+    for name in store.list("tokenizers"):
+        loaded = tokenization.from_bytes(store.read(f"tokenizers/{name}"))
+        if loaded.card.digest == wanted:
+            return Encoder(loaded)
+    raise IntegrityError(
+        f"{store.path('tokenizers')}: the tokenizer of these shards is gone; it is kept there by every build; build again"
+    )
+
+
+# ── Showing ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def rows_shown(traces: Sequence[RowTrace]) -> RenderableType:
+    """Show where rows came from, what became of them, and every place where their tokens stand."""
+    return Group(*(line for one in traces for line in _row_lines(one)))
+
+
+def _row_lines(one: RowTrace) -> Iterator[RenderableType]:
+    yield Text.assemble((one.dataset, reports.HEAD), f"  {one.row_id}")
+    yield from _origin_lines(one.origin)
+    for i, fate in enumerate(one.fates):
+        words = dotted([f"{fate.stage:<20}{fate.state}", fate.reason, fate.detail])
+        yield _line("" if i else "fate", words, reports.BAD if fate.state == "rejected" else "")
+    for i, (name, tokens, trained) in enumerate(one.examples):
+        yield _line("" if i else "examples", f"{name} · {counted(tokens, 'token')}, {number(trained)} trained")
+    for i, place in enumerate(one.places):
+        yield _line("" if i else "places", _place_words(one.dataset, place))
+        yield _line("", f"  {place.shard}, row {place.shard_row}", reports.DIM)
+        yield from _showing_lines("", place.showings)
+    if one.order_note:
+        yield _line("" if one.places else "places", one.order_note, reports.LOOK)
+    yield Text("")
+
+
+def _place_words(dataset: str, place: Place) -> str:
+    taken = f"tokens {place.offset} to {place.offset + place.length - 1}"
+    cut = f"from token {place.start} of {place.example_id}" if place.start else place.example_id
+    return dotted([f"{dataset}/{place.split}/{place.sequence}", f"segment {place.segment}", taken, cut])
+
+
+def _showing_lines(name: str, showings: Sequence[Showing]) -> Iterator[Text]:
+    indent = "" if name else "  "
+    for i, one in enumerate(showings[:MOST_SHOWINGS]):
+        where = f"{one.file}, row {one.file_row}" if one.file else "not built"
+        words = f"{indent}rank {one.rank}, step {one.step}, pass {one.passed}  "
+        yield _line("" if i else name, words).append(visible(where), reports.DIM)
+    if len(showings) > MOST_SHOWINGS:
+        yield _line("", f"{indent}and {counted(len(showings) - MOST_SHOWINGS, 'more time')}")
+
+
+def _origin_lines(origin: Origin) -> Iterator[Text]:
+    if origin.line is None:
+        yield _line("source", f"{origin.url}, record {origin.record}")
+        yield _line("", origin.problem, reports.LOOK)
+        return
+    raw = origin.raw.decode(errors="replace")
+    yield _line("source", reports.source_text(origin.url, origin.reader, origin.line))
+    yield _line("raw", raw if len(raw) <= RAW_CHARS else f"{raw[:RAW_CHARS]} … ({len(raw):,} characters)")
+
+
+def _line(name: str, words: str, style: str = "") -> Text:
+    return Text.assemble((f"  {name:<11}", reports.DIM), (visible(words), style))
+
+
+def sequence_shown(one: SequenceTrace) -> RenderableType:
+    """Show a sequence, or one token of it, with the source of each segment."""
+    lines: list[RenderableType] = [
+        Text.assemble(
+            (f"{one.dataset}/{one.split}/{one.sequence}", reports.HEAD),
+            f"  {counted(one.tokens, 'token')}, {number(one.trained_tokens)} trained",
+        ),
+        _line("shard", f"{one.places[0].shard}, row {one.places[0].shard_row}"),
+    ]
+    lines += _showing_lines("shown", one.places[0].showings)
+    if one.order_note:
+        lines.append(_line("shown", one.order_note, reports.LOOK))
+    if one.token is None:
+        problems = dict.fromkeys(origin.problem for origin in one.origins if origin.problem)
+        return Group(*lines, Text(""), _segments_grid(one), *(Text(f"  {visible(p)}", reports.LOOK) for p in problems))
+    at = one.token.at
+    i = next(i for i, place in enumerate(one.places) if place.offset <= at < place.offset + place.length)
+    lines += _token_lines(one.token, one.places[i])
+    lines += _origin_lines(one.origins[i])
+    return Group(*lines, Text(""))
+
+
+def _segments_grid(one: SequenceTrace) -> RenderableType:
+    columns = ["segment", "tokens", "length", "example", "source"]
+    rows: list[Sequence[object]] = []
+    for place, origin in zip(one.places, one.origins, strict=True):
+        cut = f" from token {place.start}" if place.start else ""
+        source = (
+            reports.source_text(origin.url, origin.reader, origin.line)
+            if origin.line is not None
+            else f"{origin.url}, record {origin.record}"
+        )
+        rows.append(
+            (
+                place.segment,
+                f"{place.offset} to {place.offset + place.length - 1}",
+                place.length,
+                f"{place.example_id}{cut}",
+                source,
+            )
+        )
+    return reports.grid(columns, rows)
+
+
+def _token_lines(token: TokenTrace, place: Place) -> Iterator[Text]:
+    what = dotted(
+        [
+            token.kind,
+            f"message {token.message}" if token.message >= 0 else "",
+            "trained" if token.trained else "not trained",
+        ]
+    )
+    yield _line("token", f"{token.at} · id {token.token_id} · {visible(token.text)!r} · {what}")
+    around = Text.assemble((f"  {'text':<11}", reports.DIM), (_one_line(token.before), reports.DIM))
+    around.append("⟦" + _one_line(token.text) + "⟧", reports.GOOD if token.trained else reports.HEAD)
+    yield around.append(_one_line(token.after), reports.DIM)
+    yield _line("example", f"{place.example_id}, its token {token.in_example} · segment {place.segment}")
+
+
+def _one_line(text: str) -> str:
+    return visible(text).replace("\n", "⏎")

@@ -29,7 +29,7 @@ from pipelines.contract import Printed, TemplateContract
 from pipelines.errors import ConfigError, nearest, one_of
 from pipelines.rendering import fast, probes
 from pipelines.rendering.adaptation import Adaptation, BadArgumentsError
-from pipelines.rendering.environment import Sandbox
+from pipelines.rendering.environment import OUTPUT, STEPS, BudgetError, Sandbox
 from pipelines.rendering.marks import MARK_CHARACTERS, Recorder, captured_loops, charged, marked, read_marks, silent_loops
 from pipelines.rows import Json, Message, Rejected
 
@@ -440,9 +440,22 @@ class Renderer:
         *,
         adaptation: Adaptation | None = None,
     ) -> Printed | Rejected:
-        """Render a probe the reference way."""
+        """Render a probe the reference way.
+
+        Raises
+        ------
+        ConfigError
+            If the template exhausts its budget on so little: it would on every row.
+
+        """
         adapt = adaptation or self.adaptation
-        return self._reference(adapt.messages(messages), adapt.tools(tools), kwargs or {})
+        print_ = self._reference(adapt.messages(messages), adapt.tools(tools), kwargs or {})
+        if isinstance(print_, Rejected) and print_.detail.startswith(BudgetError.__name__):
+            raise ConfigError(
+                f"template.chat_template: on a conversation of a few words, {print_.detail.partition(': ')[2]}; "
+                f"a render may take {STEPS:,} steps and print {OUTPUT:,} characters; name another template"
+            )
+        return print_
 
     def _under_another_clock(self, messages: Sequence[Message], tools: Sequence[Json] | None) -> str | Rejected:
         later = self.spec.now.replace(year=self.spec.now.year + 7, day=1, month=(self.spec.now.month % 12) + 1)

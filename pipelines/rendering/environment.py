@@ -32,9 +32,13 @@ CHARACTERS = 64_000_000
 OUTPUT = 16_000_000
 """Budgets of one render, to which `Budget.refill` adds in proportion to the row."""
 
+INTEGER_BITS = 4_096
+"""The largest integer a template may compute; arithmetic on larger ones takes more than a step's time."""
+
 WIDTH_LIMIT = 10_000
 """The widest padding, indent or batch a template may ask for; real ones ask for single digits."""
 
+_ENDLESS = 1 << 62
 _WIDTH_TAKERS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
 _WIDTH_FILTERS = ("center", "indent", "wordwrap", "batch", "slice", "truncate", "round", "format")
 _WIDE_FORMAT = re.compile(r"\d{5,}|\*|\{[^{}]*\{")
@@ -75,15 +79,14 @@ class Budget:
 
     def emit(self, value: Any) -> Any:
         """Charge a printed value; the environment's `finalize`."""
-        size = len(value) if type(value) is str else measure(value)
-        self.output -= size
+        self.output -= len(value) if type(value) is str else measure(value, self.output)
         if self.output < 0:
             raise BudgetError("the template prints too much text")
         return value
 
 
 def measure(value: Any, limit: int = OUTPUT) -> int:
-    """Estimate the printed size of a value without printing it, giving up at `limit`.
+    """Estimate the printed size of a value without printing it; past `limit` it is endless.
 
     A list that holds itself twice, thirty times over, is small in memory and endless in print.
     """
@@ -99,7 +102,7 @@ def measure(value: Any, limit: int = OUTPUT) -> int:
         elif isinstance(one, list | tuple | set | frozenset):
             pending.extend(one)  # pyright: ignore[reportUnknownArgumentType]
         size += 8
-    return size
+    return _ENDLESS if pending else size
 
 
 class _Dict:
@@ -214,20 +217,23 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._guard_filters()
 
     def _guard_filters(self) -> None:
+        for name, function in list(self.filters.items()):
+            if name not in ("tojson", "random"):
+                weight = 8 if name in ("sort", "unique", "groupby", "dictsort") else 1
+                self.filters[name] = _charged(function, self.budget, weight)
+        self.filters["sum"] = _refuse_list_sums(self.filters["sum"])
         for name in _WIDTH_FILTERS:
-            self.filters[name] = _narrow(self.filters[name], self.budget)
+            self.filters[name] = _narrow(self.filters[name], self.budget, is_format=name == "format")
         for name, sized in (("join", _joined_size), ("replace", _replaced_size)):
             self.filters[name] = _sized(self.filters[name], self.budget, sized)
-        for name in ("string", "pprint", "list", "upper", "lower", "trim", "escape", "e", "urlize", "sort"):
+        for name in ("string", "pprint", "upper", "lower", "trim", "escape", "e", "urlize"):
             self.filters[name] = _sized(self.filters[name], self.budget, _printed_size)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         match operator:
             case "+":
-                result = left + right
-                if type(result) is str or isinstance(result, list | tuple):
-                    self.budget.grow(len(result))  # pyright: ignore[reportUnknownArgumentType]
-                return result
+                self.budget.grow(_sequence_size(left) + _sequence_size(right))
+                return left + right
             case "*":
                 self.budget.grow(_product_size(left, right))
             case "**":
@@ -245,6 +251,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         result = super(Sandbox, __self).call(__context, __obj, *args, **kwargs)
         if type(result) is str:
             __self.budget.grow(len(result))
+        elif isinstance(__obj, _Dict):
+            __self.budget.grow(measure(result))
         return result
 
     def _check_method(self, name: str, owner: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -263,25 +271,30 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return super().wrap_str_format(value)
 
 
+def _sequence_size(value: Any) -> int:
+    if type(value) is str:
+        return len(value)
+    # An item of a list takes the room of several characters.
+    return 16 * len(value) if isinstance(value, list | tuple) else 0  # pyright: ignore[reportUnknownArgumentType]
+
+
 def _product_size(left: Any, right: Any) -> int:
     if isinstance(left, int) and isinstance(right, int):
-        return (left.bit_length() + right.bit_length()) // 64
+        return _ENDLESS if left.bit_length() + right.bit_length() > INTEGER_BITS else 0
     if isinstance(right, str | list | tuple):
         left, right = right, left  # pyright: ignore[reportUnknownVariableType]
-    if isinstance(left, str | list | tuple) and isinstance(right, int):
-        return len(left) * max(right, 0)  # pyright: ignore[reportUnknownArgumentType]
-    return 0
+    return _sequence_size(left) * max(right, 0) if isinstance(right, int) else 0
 
 
 def _power_size(left: Any, right: Any) -> int:
     if isinstance(left, int) and isinstance(right, int):
-        # Squaring is slower than linear, so a power is charged as if each bit were a character.
-        return left.bit_length() * abs(right)
+        return _ENDLESS if left.bit_length() * abs(right) > INTEGER_BITS else 0
     return 0
 
 
 def _joined_size(parts: Any = (), separator: Any = "", *_: Any, **__: Any) -> int:
     if not isinstance(parts, list | tuple | str):
+        # A lazy filter's result; what it makes is measured when it is printed or added.
         return 0
     return measure(parts) + len(parts) * len(str(separator))  # pyright: ignore[reportUnknownArgumentType]
 
@@ -296,6 +309,31 @@ def _printed_size(value: Any, *_: Any, **__: Any) -> int:
     return len(value) if type(value) is str else measure(value)
 
 
+def _charged(function: Callable[..., Any], budget: Budget, weight: int) -> Callable[..., Any]:
+    """Charge a filter for reading its input."""
+    takes = _passed_first(function)
+
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        budget.step()
+        if len(args) > takes:
+            budget.grow(weight * _sequence_size(args[takes]))
+        return function(*args, **kwargs)
+
+    return _like(guarded, function)
+
+
+def _refuse_list_sums(function: Callable[..., Any]) -> Callable[..., Any]:
+    takes = _passed_first(function)
+
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        start = kwargs.get("start", args[takes + 2] if len(args) > takes + 2 else 0)
+        if not isinstance(start, int | float):
+            raise BudgetError("the template sums lists, which is quadratic")
+        return function(*args, **kwargs)
+
+    return _like(guarded, function)
+
+
 def _sized(function: Callable[..., Any], budget: Budget, sized: Callable[..., int]) -> Callable[..., Any]:
     takes = _passed_first(function)
 
@@ -307,7 +345,7 @@ def _sized(function: Callable[..., Any], budget: Budget, sized: Callable[..., in
     return _like(guarded, function)
 
 
-def _narrow(function: Callable[..., Any], budget: Budget) -> Callable[..., Any]:
+def _narrow(function: Callable[..., Any], budget: Budget, *, is_format: bool) -> Callable[..., Any]:
     takes = _passed_first(function)
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -315,7 +353,7 @@ def _narrow(function: Callable[..., Any], budget: Budget) -> Callable[..., Any]:
         _check_widths(args[takes + 1 :], kwargs)
         value = args[takes] if len(args) > takes else ""
         if isinstance(value, str):
-            if function.__name__ == "do_format" and _WIDE_FORMAT.search(value):
+            if is_format and _WIDE_FORMAT.search(value):
                 raise BudgetError("the template formats with an enormous width")
             # An indent is added to every line.
             budget.grow(len(value) * (1 + max([0, *(a for a in args[takes + 1 :] if type(a) is int)]) // 64))
@@ -339,8 +377,6 @@ def _like(guarded: Callable[..., Any], function: Callable[..., Any]) -> Callable
     passes = getattr(function, "jinja_pass_arg", None)
     if passes is not None:
         guarded.jinja_pass_arg = passes  # pyright: ignore[reportFunctionMemberAccess]
-    if getattr(function, "jinja_async_variant", False):
-        guarded.jinja_async_variant = True  # pyright: ignore[reportFunctionMemberAccess]
     return guarded
 
 

@@ -69,6 +69,8 @@ def screen(tree: nodes.Template) -> str:
         return "it captures or includes template text"
     if tree.find((nodes.Mul, nodes.Pow)) is not None:
         return "it multiplies"
+    if any(one.attr.startswith("_") for one in tree.find_all(nodes.Getattr)):
+        return "it reads a private attribute"
     macros = {macro.name for macro in tree.find_all(nodes.Macro)}
     for call in tree.find_all(nodes.Call):
         if not _safe_call(call, macros):

@@ -26,10 +26,14 @@ from jinja2.parser import Parser
 from jinja2.visitor import NodeTransformer
 
 from pipelines.contract import Printed
+from pipelines.rendering.environment import measure
 from pipelines.rows import Message, Span
 
 MARK_CHARACTERS = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
 """Unicode non-characters: valid in a string, never assigned, so text has no business holding one."""
+
+MADE_LIMIT = 1_000_000
+"""The largest print of one list or dict that a template may write."""
 
 GENERATION_OPENS = "{"
 GENERATION_CLOSES = "}"
@@ -77,6 +81,12 @@ class Recorder(Extension):
         text = [value if type(value) is str else self._printed(value) for value in values]
         self.environment.budget.grow(sum(map(len, text)))  # pyright: ignore[reportAttributeAccessIssue]
         return "".join(text)
+
+    def made(self, value: Any) -> Any:
+        """Charge a list or dict that the template wrote: one that holds itself twice, often enough, is endless."""
+        budget = self.environment.budget  # pyright: ignore[reportAttributeAccessIssue]
+        budget.grow(measure(value, min(budget.characters, MADE_LIMIT)))
+        return value
 
     def _printed(self, value: Any) -> str:
         self.environment.budget.emit(value)  # pyright: ignore[reportAttributeAccessIssue]
@@ -133,6 +143,15 @@ class _Charges(NodeTransformer):
     def visit_Concat(self, node: nodes.Concat) -> Any:  # noqa: N802
         self.generic_visit(node)
         return self._call("joined", list(node.nodes), node.lineno)
+
+
+    def _made(self, node: Any) -> Any:
+        self.generic_visit(node)
+        if getattr(node, "ctx", "load") != "load" or node.find((nodes.Name, nodes.Call, nodes.Getattr)) is None:
+            return node
+        return self._call("made", [node], node.lineno)
+
+    visit_List = visit_Tuple = visit_Dict = _made  # noqa: N815
 
 
 class _Marks(_Charges):

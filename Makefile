@@ -15,6 +15,8 @@ export DAGSTER_DISABLE_TELEMETRY = 1
 export HF_HUB_DISABLE_TELEMETRY = 1
 export RAY_USAGE_STATS_ENABLED = 0
 export GX_ANALYTICS_ENABLED = false
+# No advice that torch is missing: only tokenizers are used.
+export TRANSFORMERS_NO_ADVISORY_WARNINGS = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 # The demo and the tests read only what the repository holds; a look-up over the network is a mistake.

@@ -138,6 +138,7 @@ class Road:
         values: dict[str, Any] = {
             "tokenizer": "tokenizer",
             "seq_len": 256,
+            "defaults": {"splits": {"validation": 0}},
             "datasets": dict(datasets),
             "partitions": {"world_size": 2},
             "gates": LENIENT,
@@ -167,10 +168,6 @@ class Road:
         """Run the whole road in this process."""
         project = self.project
         return Built(project, {step.key[1:]: (report, verdicts) for step, report, verdicts in build.build(project, **options)})
-
-    def current(self) -> "Built":
-        """Return what the store holds, as a build that found all of it made; used after builds in other processes."""
-        return self.build()
 
 
 @dataclass(frozen=True)

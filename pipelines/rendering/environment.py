@@ -275,7 +275,7 @@ def _sequence_size(value: Any) -> int:
     if type(value) is str:
         return len(value)
     # An item of a list takes the room of several characters.
-    return 16 * len(value) if isinstance(value, list | tuple) else 0  # pyright: ignore[reportUnknownArgumentType]
+    return 16 * len(value) if isinstance(value, list | tuple | range) else 0  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _product_size(left: Any, right: Any) -> int:

@@ -1,0 +1,333 @@
+"""Rendering: whose characters are whose, the same text with and without marks, both engines, and templates that misbehave."""
+
+import pickle
+import resource
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines.config import check
+from pipelines.contract import Printed
+from pipelines.errors import ConfigError
+from pipelines.rendering import Renderer, RendererSpec, Template, bundled, bundled_names, resolve, spec_of
+from pipelines.rows import Message, Rejected
+
+LETTERS = (
+    "{% for m in messages %}{{ '<' + m.role[0] + '>' + m.content + '<e>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<a>' }}{% endif %}"
+)
+"""The specification's T1."""
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+TALK = [user("U1"), assistant("A1"), user("U2"), assistant("A2")]
+
+
+def printed(text: str, messages: list[Message], lane: str = "auto") -> Printed:
+    renderer = Renderer(RendererSpec(text, {"eos_token": "</s>"}, lane="reference" if lane == "reference" else "auto"))
+    result = renderer.render(messages, None, {})
+    assert isinstance(result, Printed), result
+    return result
+
+
+def owned(result: Printed) -> list[tuple[int, str]]:
+    return [(span.message, result.text[span.start : span.end]) for span in result.spans]
+
+
+# ── spans ──
+
+
+@pytest.mark.parametrize("lane", ["auto", "reference"])
+def test_spans_of_a_plain_loop_are_whole_messages(lane: str) -> None:
+    result = printed(LETTERS, TALK, lane)
+
+    assert owned(result) == [(0, "<u>U1<e>\n"), (1, "<a>A1<e>\n"), (2, "<u>U2<e>\n"), (3, "<a>A2<e>\n")]
+
+
+INNER = [assistant("C1"), {"role": "tool", "content": "R1"}, {"role": "tool", "content": "R2"}]
+INNER_LOOPS = {
+    "filtered": "{% for m in messages %}{% if m.role == 'assistant' %}<a>{{ m.content }}"
+    "{% for t in messages if t.role == 'tool' %}[{{ t.content }}]{% endfor %}<e>{% endif %}{% endfor %}",
+    "range": "{% for i in range(messages|length) %}{% set m = messages[i] %}{% if m.role == 'assistant' %}<a>{{ m.content }}"
+    "{% for j in range(i + 1, messages|length) %}{% set t = messages[j] %}[{{ t.content }}]{% endfor %}<e>{% endif %}{% endfor %}",
+    "sliced": "{% for m in messages[:1] %}<a>{{ m.content }}{% for t in messages[1:] %}[{{ t.content }}]{% endfor %}<e>{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("lane", ["auto", "reference"])
+@pytest.mark.parametrize("name", INNER_LOOPS)
+def test_spans_of_an_inner_loop_belong_to_the_messages_it_prints(name: str, lane: str) -> None:
+    result = printed(INNER_LOOPS[name], INNER, lane)
+
+    assert owned(result) == [(0, "<a>C1"), (1, "[R1]"), (2, "[R2]"), (0, "<e>")]
+
+
+FLOW = {
+    "continue": "{% for m in messages %}{% if m.role == 'system' %}{% continue %}{% endif %}<{{ m.content }}>{% endfor %}",
+    "break": "{% for m in messages %}{% if m.content == 'stop' %}{% break %}{% endif %}<{{ m.content }}>{% endfor %}tail",
+    "users first": "{% for r in ['user', 'assistant'] %}{% for m in messages if m.role == r %}<{{ m.content }}>{% endfor %}{% endfor %}",
+    "scan": "{% set ns = namespace(last=0) %}{% for m in messages[::-1] %}{% set ns.last = loop.index0 %}{% endfor %}"
+    "{% for m in messages %}<{{ m.content }}>{% endfor %}",
+    "white space": "{% for m in messages -%}\n   {{- '<' + m.content }}  >\n{%- endfor %}\n\n  {% if add_generation_prompt %}x{% endif %}\n",
+    "plus": "  {%+ for m in messages +%}\n<{{ m.content }}>\n  {%+ endfor +%}\n",
+}
+
+
+@pytest.mark.parametrize("lane", ["auto", "reference"])
+@pytest.mark.parametrize("name", FLOW)
+def test_spans_under_control_flow_hold_exactly_their_content(name: str, lane: str) -> None:
+    messages = [{"role": "system", "content": "sys"}, user("one"), assistant("two"), user("stop"), assistant("three")]
+    renderer = Renderer(RendererSpec(FLOW[name], lane="reference" if lane == "reference" else "auto"))
+
+    result = renderer.render(messages, None, {})
+
+    assert isinstance(result, Printed)
+    assert result.text == renderer.plain(messages, None, {})
+    for span in result.spans:
+        own = result.text[span.start : span.end]
+        assert [m["content"] for m in messages if m["content"] in own] == [messages[span.message]["content"]]
+
+
+def test_spans_of_printed_copies_are_nobodys() -> None:
+    copies = "{% set ns = namespace(l=[]) %}{% for m in messages %}{% set ns.l = ns.l + [dict(c=m.content)] %}{% endfor %}{% for m in ns.l %}{{ m.c }}{% endfor %}"
+
+    assert printed(copies, TALK).spans == ()
+
+
+# ── laws ──
+
+words = st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=40)
+turns = st.lists(
+    st.builds(lambda role, content: {"role": role, "content": content}, st.sampled_from(["user", "assistant", "system"]), words),
+    min_size=1,
+    max_size=6,
+)
+LAWFUL = {name: Renderer(RendererSpec(text, {"eos_token": "</s>"})) for name, text in {**FLOW, "letters": LETTERS}.items()}
+LAWFUL |= {name: Renderer(RendererSpec(bundled(name))) for name in ("chatml", "qwen3")}
+
+
+@pytest.mark.parametrize("name", LAWFUL)
+@given(messages=turns)
+@settings(max_examples=40, deadline=None)
+def test_render_without_marks_equals_plain_render(name: str, messages: list[Message]) -> None:
+    renderer = LAWFUL[name]
+
+    result, plain = renderer.render(messages, None, {}), renderer.plain(messages, None, {})
+
+    assert (result.text if isinstance(result, Printed) else result) == plain
+
+
+@pytest.mark.parametrize("name", LAWFUL)
+@given(messages=turns)
+@settings(max_examples=40, deadline=None)
+def test_both_ways_give_the_same_text_and_spans(name: str, messages: list[Message]) -> None:
+    renderer = LAWFUL[name]
+
+    taken, reference = renderer.render(messages, None, {}), renderer.reference(messages, None, {})
+
+    if isinstance(taken, Rejected) or isinstance(reference, Rejected):
+        assert taken == reference
+    else:
+        assert (taken.text, taken.spans, taken.generation) == (reference.text, reference.spans, reference.generation)
+
+
+def test_row_that_holds_mark_characters_is_printed_whole() -> None:
+    messages = [user("\ufdd07.1\ufdd0 \ufdd1"), assistant("A\ufdd00\ufdd0")]
+
+    assert owned(printed(LETTERS, messages)) == [(0, f"<u>{messages[0]['content']}<e>\n"), (1, f"<a>{messages[1]['content']}<e>\n")]
+
+
+def test_one_message_object_given_twice_owns_two_spans() -> None:
+    same = user("U")
+
+    assert owned(printed(LETTERS, [same, same], "reference")) == [(0, "<u>U<e>\n"), (1, "<u>U<e>\n")]
+
+
+def test_arguments_that_engines_print_differently_take_the_reference_way() -> None:
+    template = "{% for m in messages %}{% for c in m.tool_calls or [] %}{% for k, v in c.function.arguments | items %}{{ v | tojson }};{% endfor %}{% endfor %}{{ m.content }}{% endfor %}"
+    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": 1.0, "b": 2}}}]
+    renderer = Renderer(RendererSpec(template))
+
+    result = renderer.render([{**assistant("A"), "tool_calls": calls}], None, {})
+
+    assert renderer.lane == "fast"
+    assert isinstance(result, Printed)
+    assert result.text == "1.0;2;A"
+
+
+def test_generation_block_spans_are_its_characters() -> None:
+    template = "{% for m in messages %}<{{ m.role }}>{% generation %}{{ m.content }}{% endgeneration %}\n{% endfor %}"
+
+    result = printed(template, TALK)
+
+    assert [result.text[s.start : s.end] for s in result.generation] == ["U1", "A1", "U2", "A2"]
+    assert [s.message for s in result.generation] == [0, 1, 2, 3]
+
+
+def test_renderer_spec_survives_pickling() -> None:
+    spec = spec_of(Template(enable_thinking=False), resolve(Template(chat_template="qwen3"), tokenizer_chat_template=None, special_tokens={}))
+
+    assert pickle.loads(pickle.dumps(spec)) == spec  # noqa: S301  (our own bytes)
+
+
+def test_clock_of_a_template_is_the_pinned_one() -> None:
+    assert printed("{{ strftime_now('%d %b %Y') }}", TALK).text == "01 Jan 2025"
+
+
+def test_inner_keys_of_canonical_messages_are_hidden_from_templates() -> None:
+    messages = [{**user("U"), "train": False, "weight": 0.5}, assistant("A")]
+
+    assert printed("{% for m in messages %}{{ m | tojson }}{% endfor %}", messages).text == '{"role": "user", "content": "U"}{"role": "assistant", "content": "A"}'
+
+
+# ── finding a template ──
+
+
+@pytest.mark.parametrize(
+    ("chosen", "text"),
+    [
+        ("{{ 'own' }}", "{{ 'own' }}"),
+        ("chatml", bundled("chatml")),
+        (None, "{{ 'default' }}"),
+        ({"tokenizer": "tool_use"}, "{{ 'tools' }}"),
+        ({"name": "mine"}, "{{ 'mine' }}"),
+    ],
+)
+def test_resolve_finds_what_the_options_name(chosen: object, text: str) -> None:
+    options = check(Template, {"chat_template": chosen}, "template")
+    named = {"default": "{{ 'default' }}", "tool_use": "{{ 'tools' }}"}
+
+    found = resolve(options, tokenizer_chat_template=named, special_tokens={}, registered={"mine": "{{ 'mine' }}"})
+
+    assert found.text == text
+
+
+@pytest.mark.parametrize("chosen", ["chatlm", {"tokenizer": "rag"}, {"file": "/nowhere.jinja"}, None])
+def test_resolve_of_what_is_not_there_is_a_config_error(chosen: object) -> None:
+    with pytest.raises(ConfigError, match=r"template\.chat_template"):
+        resolve(check(Template, {"chat_template": chosen}, "template"), tokenizer_chat_template=None, special_tokens={})
+
+
+@pytest.mark.parametrize("values", [{"verify_render": 1.5}, {"template_now": "today"}, {"chat_template": {"name": "a", "text": "b"}}, {"on_dropped": {"sytem": "count"}}])
+def test_template_options_that_cannot_be_are_refused(values: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        check(Template, values, "template")
+
+
+@pytest.mark.parametrize("name", bundled_names())
+def test_bundled_template_takes_the_fast_lane_and_has_generation_blocks(name: str) -> None:
+    renderer = Renderer(RendererSpec(bundled(name)))
+
+    assert renderer.lane == "fast", renderer.lane_reason
+    assert renderer.contract.generation_blocks == "equal"
+
+
+def test_template_that_is_no_template_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="line 1"):
+        Renderer(RendererSpec("{% for m in messages %}"))
+
+
+# ── templates that misbehave ──
+
+_GROW = "{{% set ns = namespace(x={0}) %}}{{% for i in range(60) %}}{{% set ns.x = {1} %}}{{% endfor %}}{{{{ ns.x }}}}"
+BOMBS = {
+    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "prints": "{% for a in range(99999) %}{% for b in range(99999) %}" + "x" * 1000 + "{% endfor %}{% endfor %}",
+    "multiplies": "{{ 'x' * 10**9 }}",
+    "powers": "{% set x = 10**8 %}{{ x ** x }}",
+    "squares": _GROW.format("7", "ns.x * ns.x"),
+    "doubles": _GROW.format("'x'", "ns.x + ns.x"),
+    "doubles by tilde": _GROW.format("'x'", "ns.x ~ ns.x"),
+    "doubles by join": _GROW.format("'xx'", "[ns.x, ns.x] | join(ns.x)"),
+    "doubles a list": _GROW.format("[1]", "ns.x + ns.x"),
+    "nests": _GROW.format("[1]", "[ns.x, ns.x]"),
+    "sums lists": _GROW.format("[1]", "[ns.x, ns.x] | sum(start=[])"),
+    "replaces": "{{ ('x' * 1000) | replace('x', 'x' * 1000) | replace('x', 'x' * 1000) }}",
+    "pads": "{{ 'x'.center(10**9) }}",
+    "pads by filter": "{{ 'x' | center(10**9) }}",
+    "formats": "{{ '%1000000000d' | format(1) }}",
+    "formats by operator": "{{ '%1000000000d' % 1 }}",
+    "formats by method": "{{ '{:{}d}'.format(1, 1000000000) }}",
+    "indents": "{{ [1] | tojson(indent=10**9) }}",
+    "calls itself twice": "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% else %}x{% endif %}{% endmacro %}{{ f(60) }}",
+    "keeps and doubles": "{% macro f(n) %}{% if n %}{% set y = f(n-1) %}{{ y }}{{ y }}{% else %}x{% endif %}{% endmacro %}{{ f(60) }}",
+}
+ONCE = "{%% if 'boom' in messages[0].content %%}%s{%% else %%}{%% for m in messages %%}{{ m.content }}{%% endfor %%}{%% endif %%}"
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_template_that_takes_too_much_is_a_config_error_in_seconds(name: str) -> None:
+    started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    with pytest.raises(ConfigError, match="on a conversation of a few words"):
+        Renderer(RendererSpec(BOMBS[name]))
+
+    assert time.perf_counter() - started < 20
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 512 * 1024
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_template_that_takes_too_much_on_one_row_rejects_that_row(name: str) -> None:
+    renderer = Renderer(RendererSpec(ONCE % BOMBS[name]))
+    started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    result = renderer.render([user("boom"), assistant("A1")], None, {})
+
+    assert isinstance(result, Rejected)
+    assert result.reason == "template_error"
+    assert time.perf_counter() - started < 20
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 512 * 1024
+    assert isinstance(renderer.render(TALK, None, {}), Printed)
+
+
+FORBIDDEN = {
+    "class": "{{ ''.__class__.__mro__ }}",
+    "subclasses": "{{ messages.__class__.__base__.__subclasses__() }}",
+    "item": "{{ ''['__class__']['__mro__'] }}",
+    "format": "{{ '{0.__class__.__mro__}'.format(messages) }}",
+    "globals": "{{ cycler.__init__.__globals__ }}",
+    "clear": "{{ messages.clear() }}",
+    "pop": "{{ messages[0].pop('content') }}",
+    "update": "{{ messages[0].update({'content': 'x'}) }}",
+    "endless macro": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "private namespace": "{% set ns = namespace(_x=1) %}{{ ns._x }}",
+    "random": "{{ messages | random }}",
+    "lipsum": "{{ lipsum(5) }}",
+    "file": "{% include '/etc/hostname' %}",
+}
+
+
+@pytest.mark.parametrize("lane", ["auto", "reference"])
+@pytest.mark.parametrize("name", FORBIDDEN)
+def test_template_that_reaches_further_rejects_the_row_and_changes_nothing(name: str, lane: str) -> None:
+    messages = [user("U1"), assistant("A1")]
+    renderer = Renderer(RendererSpec(FORBIDDEN[name], lane="reference" if lane == "reference" else "auto"))
+
+    result = renderer.render(messages, None, {})
+
+    assert isinstance(result, Rejected)
+    assert result.reason == "template_error"
+    assert messages == [user("U1"), assistant("A1")]
+
+
+def test_template_nested_too_deep_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="nested too deep"):
+        Renderer(RendererSpec("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}"))
+
+
+def test_row_of_ten_megabytes_is_within_the_budget() -> None:
+    messages = [user("word " * 2_000_000), assistant("A1")]
+    renderer = Renderer(RendererSpec(bundled("qwen3")))
+
+    for result in (renderer.render(messages, None, {}), renderer.reference(messages, None, {})):
+        assert isinstance(result, Printed)
+        assert len(result.text) > 10_000_000

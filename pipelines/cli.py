@@ -1,7 +1,7 @@
 """`rowmill …`: parses a command, calls one function of the engine, prints its report.
 
 What belongs here: verbs, their options, finding the recipe, exit codes. What does not: work, and words
-(`reports.py`, `inspection.py`, `tracing.py`).
+(`reports.py`, `closeups.py`).
 
     0   done
     1   a blocking finding failed, or stands between a stage and its input
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _complain(message: str) -> None:
     from rich.text import Text
 
-    from pipelines.reports import BAD, console
+    from pipelines.terminal import BAD, console
 
     sys.stdout.flush()
     console(sys.stderr).print(Text(message, BAD), soft_wrap=True)
@@ -89,8 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(title="verbs", metavar="VERB")
 
-    plan = _verb(verbs, "plan", _plan, "say what a build would make, what it would reuse, and why")
-    del plan
+    _verb(verbs, "plan", _plan, "say what a build would make, what it would reuse, and why")
     build = _verb(verbs, "build", _build, "build what is missing or changed, stage by stage")
     build.add_argument(
         "--only", action="append", metavar="STAGE", default=[], help="only stages of this name; may be repeated"
@@ -246,10 +245,10 @@ def _store(given: argparse.Namespace) -> "Store":
 
 
 def _plan(given: argparse.Namespace) -> int:
-    from pipelines import build, reports
+    from pipelines import build, reports, terminal
 
     project = _project(given)
-    reports.console().print(reports.plan(project, build.plan(project)))
+    terminal.console().print(reports.plan(project, build.plan(project)))
     return DONE
 
 
@@ -275,16 +274,16 @@ def _require_stages(only: Sequence[str], known: set[str]) -> None:
 
 def _run(project: "Project", steps: "Sequence[Step]", only: Sequence[str]) -> bool:
     """Build some stages with their progress shown; tell whether a blocking finding failed."""
-    from pipelines import build, reports
+    from pipelines import build, terminal
     from pipelines.progress import Watch
 
-    with Watch(project, steps, reports.console(), reports.console(sys.stderr)) as watch:
+    with Watch(project, steps, terminal.console(), terminal.console(sys.stderr)) as watch:
         done = build.build(project, progress=watch, tell=watch.tell, only=only)
     return any(verdict.blocking for _, _, verdicts in done for verdict in verdicts)
 
 
 def _stats(given: argparse.Namespace) -> int:
-    from pipelines import build, reports
+    from pipelines import build, reports, terminal
 
     project = _project(given)
     steps = [step for step in build.road(project) if step.name in STATS_STAGES]
@@ -292,18 +291,18 @@ def _stats(given: argparse.Namespace) -> int:
         blocked = _run(project, steps, STATS_STAGES)
     finally:
         # A shut gate is a reason to look at the numbers, not to hide them.
-        reports.console().print(reports.statistics(project))
+        terminal.console().print(reports.statistics(project))
     if blocked:
         return BLOCKED
     return HINTED if given.strict and reports.hints(project) else DONE
 
 
 def _verify(given: argparse.Namespace) -> int:
-    from pipelines import reports, verification
+    from pipelines import reports, terminal, verification
 
     project = _project(given)
     checked = verification.verify(project, deep=given.deep)
-    reports.console().print(reports.verification(project, checked, facts=given.facts, deep=given.deep))
+    terminal.console().print(reports.verification(project, checked, facts=given.facts, deep=given.deep))
     return BLOCKED if any(one.fails for one in checked) else DONE
 
 
@@ -311,12 +310,13 @@ def _verify(given: argparse.Namespace) -> int:
 
 
 def _sql(given: argparse.Namespace) -> int:
-    from pipelines import reports, stats
+    from pipelines import reports, stats, terminal
 
     store = _store(given)
     if not store.exists("stats"):
         raise ConfigError(
-            f"{store.path('')}: no statistics here; a storage root with a build in it is needed; build a recipe, or name another --root"
+            f"{store.path('')}: no statistics here; a storage root with a build in it is needed; build a recipe, or "
+            "name another --root"
         )
     columns, rows = stats.query(store, given.query)
     if given.format == "csv":
@@ -329,7 +329,7 @@ def _sql(given: argparse.Namespace) -> int:
         lines = [dict(zip(columns, row, strict=True)) for row in rows]
         print(orjson.dumps(lines, default=str, option=orjson.OPT_INDENT_2).decode())
     else:
-        reports.console().print(reports.answer(columns, rows))
+        terminal.console().print(reports.answer(columns, rows))
     return DONE
 
 
@@ -337,34 +337,34 @@ def _sql(given: argparse.Namespace) -> int:
 
 
 def _inspect(given: argparse.Namespace) -> int:
-    from pipelines import inspection, reports
+    from pipelines import closeups, inspection, terminal
 
     project = _project(given)
-    screen = reports.console()
+    screen = terminal.console()
     for one in inspection.inspect(project, count=given.n, dataset=given.dataset, row_id=given.row):
-        screen.print(inspection.shown(one, colours=screen.is_terminal and not screen.no_color))
+        screen.print(closeups.inspected(one, colours=screen.is_terminal and not screen.no_color))
     return DONE
 
 
 def _trace(given: argparse.Namespace) -> int:
-    from pipelines import reports, tracing
+    from pipelines import closeups, terminal, tracing
 
-    project, screen = _project(given), reports.console()
+    project, screen = _project(given), terminal.console()
     if given.sequence is not None:
-        screen.print(tracing.sequence_shown(tracing.trace_sequence(project, given.sequence)))
+        screen.print(closeups.sequence(tracing.trace_sequence(project, given.sequence)))
     elif given.row is not None:
-        screen.print(tracing.rows_shown(tracing.trace_row(project, given.row)))
+        screen.print(closeups.traces(tracing.trace_row(project, given.row)))
     else:
-        screen.print(tracing.rows_shown(tracing.trace_source(project, given.source)))
+        screen.print(closeups.traces(tracing.trace_source(project, given.source)))
     return DONE
 
 
 def _template_report(given: argparse.Namespace) -> int:
-    from pipelines import inspection, reports
+    from pipelines import closeups, inspection, terminal
 
-    project, screen = _project(given), reports.console()
+    project, screen = _project(given), terminal.console()
     for dataset, contract in inspection.contracts(project).items():
-        screen.print(inspection.contract_shown(dataset, contract))
+        screen.print(closeups.contract(dataset, contract))
     return DONE
 
 
@@ -372,17 +372,17 @@ def _template_report(given: argparse.Namespace) -> int:
 
 
 def _versions(given: argparse.Namespace) -> int:
-    from pipelines import manifest, reports
+    from pipelines import manifest, reports, terminal
 
     project = _project(given)
     step = _step(project, given.key)
     kept = manifest.versions(project.store, step.key)
-    reports.console().print(reports.versions(project, kept, manifest.current(project.store, step.key)))
+    terminal.console().print(reports.versions(project, kept, manifest.current(project.store, step.key)))
     return DONE
 
 
 def _use(given: argparse.Namespace) -> int:
-    from pipelines import build, manifest, reports
+    from pipelines import build, manifest, reports, terminal
 
     project = _project(given)
     step = _step(project, given.key)
@@ -390,7 +390,7 @@ def _use(given: argparse.Namespace) -> int:
     version = _one_of(given.version, known, f"{project.recipe.name}/{given.key}")
     report = build.run(project, step, {}, version=version)
     verdicts = build.judge(project, step, report.manifest)
-    screen = reports.console()
+    screen = terminal.console()
     screen.print(f"{reports.key_text(step.key)} is at version {version}; later stages follow with the next build")
     screen.print(reports.step_line(step, report, verdicts))
     return BLOCKED if any(verdict.blocking for verdict in verdicts) else DONE
@@ -414,11 +414,11 @@ def _step(project: "Project", key: str) -> "Step":
 
 
 def _collect(given: argparse.Namespace) -> int:
-    from pipelines import reports, retention
+    from pipelines import reports, retention, terminal
 
     project = _project(given)
     found = retention.collect(project, keep=given.keep, dry_run=given.dry_run)
-    reports.console().print(reports.collected(found, dry_run=given.dry_run))
+    terminal.console().print(reports.collected(found, dry_run=given.dry_run))
     return DONE
 
 

@@ -10,43 +10,29 @@ Copies of earlier rows are shown like the others: what repeats what is known onl
 """
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
-from rich.console import Group, RenderableType
-from rich.rule import Rule
-from rich.text import Text
 
-from pipelines import manifest, parts, reports, sources
+from pipelines import manifest, parts, sources, terminal
 from pipelines.build import Project
 from pipelines.contract import TemplateContract
 from pipelines.errors import ConfigError, nearest
 from pipelines.examples import KINDS
 from pipelines.executors import LocalPool
 from pipelines.rendering import Renderer
-from pipelines.reports import dotted, number, percent, visible
-from pipelines.rows import Json
 from pipelines.sources import FileScan, Part, RawRecord
 from pipelines.stages import Work, tokenized_examples
 from pipelines.storage import Store
 from pipelines.tokenization import Encoder
 
 TokenClass = Literal["trained", "context", "template"]
-STYLES: Mapping[TokenClass, str] = {"trained": "green", "context": "", "template": "bright_black"}
-RAW_CHARS = 600
-"""Characters of a raw record that are shown; `rowmill trace` names its file and line."""
-LINE_CHARS = 160
-"""Characters of a message that are shown among the structured ones; the text has all of it."""
-
-MESSAGES = 12
-"""Messages of a conversation that are shown structured: of a longer one the first and the last four."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +94,7 @@ def inspect(project: Project, *, count: int, dataset: str | None, row_id: str | 
     if row_id is not None and not found:
         raise ConfigError(
             f"{row_id}: no row of {', '.join(names)} has this id; an id as in the table rows, <part>:<number>, is "
-            f'needed; see `rowmill sql "select row_id from rows limit 10" {project.recipe.name}`'
+            f'needed; see `rowmill sql "from rows select row_id limit 10" {project.recipe.name}`'
         )
 
 
@@ -122,7 +108,7 @@ def _known(project: Project, dataset: str) -> str:
 
 
 @contextmanager
-def _desk(project: Project, name: str) -> Iterator[Work]:
+def _desk(project: Project, name: str) -> Generator[Work, None, None]:
     """Lend a work place in memory; kept tokenizers come along, since opening one anew takes seconds."""
     store = Store(f"memory://rowmill-{uuid.uuid4().hex}")
     for kept in project.store.list("tokenizers"):
@@ -234,7 +220,7 @@ def _inspected(
     return Inspected(
         dataset=work.dataset_name or "",
         row_id=f"{part.part_id}:{record.number}",
-        source=reports.source_text(part.url, part.reader, record.line),
+        source=terminal.source_text(part.url, part.reader, record.line),
         raw=record.raw,
         row=row,
         rejected=None if refused is None else (refused["stage"], refused["reason"], refused["detail"]),
@@ -289,114 +275,6 @@ def stretches(ids: Sequence[int], kinds: Sequence[TokenClass], encoder: Encoder)
         written = edge
 
 
-# ── Showing ────────────────────────────────────────────────────────────────────────────────────────
-
-
-def shown(one: Inspected, *, colours: bool) -> RenderableType:
-    """Show one record; without colours, trained text stands in ⟦brackets⟧."""
-    lines: list[RenderableType] = [
-        Rule(Text.assemble((one.dataset, reports.HEAD), f"  {one.row_id}"), align="left", style=reports.DIM)
-        if colours
-        else Text(f"── {one.dataset}  {one.row_id} ──"),
-        _line("source", one.source),
-        _line("raw", _clipped(one.raw.decode(errors="replace"), RAW_CHARS)),
-    ]
-    if one.row is not None:
-        lines += [_line("report", _report(one.row)), *_structured(one.row)]
-    if one.rejected is not None:
-        stage, reason, detail = one.rejected
-        lines.append(
-            _line("rejected", f"{reason} at {stage}: {detail}" if detail else f"{reason} at {stage}", reports.BAD)
-        )
-    for sample in one.samples:
-        lines += _sample(sample, colours=colours)
-    return Group(*lines, Text(""))
-
-
-def _line(name: str, words: str, style: str = "") -> Text:
-    return Text.assemble((f"  {name:<11}", reports.DIM), (visible(words), style))
-
-
-def _clipped(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[:most]} … ({len(text):,} characters)"
-
-
-def _report(row: Mapping[str, Any]) -> str:
-    """Say what canonicalisation noticed."""
-    counts = {
-        "extracted_think_from_content": "thoughts taken out of content",
-        "moved_reasoning_keys": "reasoning keys moved",
-        "dropped_think_messages": "messages of thoughts dropped",
-    }
-    words = [f"schema {row['schema']}", row["kind"], row["split"]]
-    words += [
-        f"{name} {row[key]}" for key, name in (("group_key", "group"), ("domain", "domain")) if row[key] is not None
-    ]
-    words += [f"{row[key]} {what}" for key, what in counts.items() if row[key]]
-    words += [
-        "tools" if row["tools_present"] else "",
-        "tools parsed from text" if row["tools_parsed_from_string"] else "",
-    ]
-    words += [f"unknown role {role}" for role in row["unknown_roles"]]
-    return dotted([*words, *row["notes"]])
-
-
-def _structured(row: Mapping[str, Any]) -> Iterator[Text]:
-    if row["messages"] is None:
-        for name in ("text", "output"):
-            if row[name] is not None:
-                yield _line(
-                    {"text": "prompt" if row["output"] is not None else "text"}.get(name, "response"), _flat(row[name])
-                )
-        return
-    if row["tools"] is not None:
-        yield _line("tools", _flat(row["tools"]))
-    messages: list[dict[str, Json]] = orjson.loads(row["messages"])
-    left_out = range(MESSAGES - 4, len(messages) - 4) if len(messages) > MESSAGES else range(0)
-    for i, message in enumerate(messages):
-        if i not in left_out:
-            yield _line("structured" if i == 0 else "", f"{i:>2} {message['role']:<10} {_message(message)}")
-        elif i == left_out.start:
-            yield _line("", f" … {len(left_out)} more messages")
-
-
-def _message(message: Mapping[str, Json]) -> str:
-    reasoning = message.get("reasoning_content")
-    words = [f"⟨{_flat(reasoning)}⟩" if reasoning else "", _flat(message["content"])]
-    words += [
-        f"{c['function']['name']}({_flat(orjson.dumps(c['function']['arguments']).decode())})"
-        for c in message.get("tool_calls") or ()
-    ]
-    return "  ".join(word for word in words if word)
-
-
-def _flat(text: str) -> str:
-    return _clipped(text.replace("\n", "⏎"), LINE_CHARS)
-
-
-def _sample(sample: Sample, *, colours: bool) -> Iterator[RenderableType]:
-    share = percent(sample.trained_tokens, sample.tokens)
-    words = [f"{number(sample.tokens)} tokens", f"{number(sample.trained_tokens)} trained ({share})"]
-    if sample.original_tokens != sample.tokens:
-        took = ", ".join(f"{count:,} by {stage}" for stage, count in sample.removed.items())
-        words.append(f"{number(sample.original_tokens)} before truncation{f', which took {took}' if took else ''}")
-    yield _line("example", dotted([sample.example_id, *words]))
-    if colours:
-        legend = Text("             ")
-        for kind, style in STYLES.items():
-            legend.append("■ ", style).append(f"{kind}   ", reports.DIM)
-        yield legend
-    yield Text("")
-    text = Text()
-    for stretch in sample.stretches:
-        content = visible(stretch.text)
-        if colours:
-            text.append(content, STYLES[stretch.kind])
-        else:
-            text.append(f"⟦{content}⟧" if stretch.kind == "trained" else content)
-    yield text
-
-
 # ── Templates ──────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -410,28 +288,3 @@ def contracts(project: Project) -> dict[str, TemplateContract]:
             if spec is not None:
                 found[name] = Renderer(spec).contract
     return found
-
-
-def contract_shown(dataset: str, contract: TemplateContract) -> RenderableType:
-    """Show a contract, one observation a line; empty ones are left out."""
-    rows = [
-        (one.name, Text(visible(_worded(value))))
-        for one in fields(contract)
-        if (value := getattr(contract, one.name)) not in ("", (), {}, None)
-    ]
-    return Group(Text(f"{dataset}", reports.HEAD), reports.grid(["observed", "on probes"], rows), Text(""))
-
-
-def _worded(value: object) -> str:
-    """Write an observation; white space of printed strings stays visible."""
-    match value:
-        case bool():
-            return "yes" if value else "no"
-        case dict():
-            return ", ".join(f"{key}: {_worded(one)}" for key, one in value.items())  # pyright: ignore[reportUnknownVariableType]
-        case tuple():
-            return ", ".join(_worded(one) for one in value)  # pyright: ignore[reportUnknownVariableType]
-        case str() if value.isidentifier():
-            return value
-        case _:
-            return repr(value)

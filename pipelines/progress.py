@@ -9,11 +9,12 @@ watch counts the finished steps.
 
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-from pipelines import reports
+from pipelines import reports, terminal
 from pipelines.build import Project, Report, Step
 from pipelines.findings import Verdict
 
@@ -36,7 +37,7 @@ class Watch:
         self._live = _live_line(screen) if screen.is_terminal else None
         self._task = self._live.add_task("", total=None, rates="") if self._live else None
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> Self:
         """Show the head and begin."""
         self._print(reports.build_title(self._project, self._steps))
         if self._live is not None:
@@ -58,7 +59,9 @@ class Watch:
             self._live.update(self._task, completed=done, total=total, rates=rates)
         elif seconds - self._said_s >= EVERY_S:
             self._said_s = seconds
-            self._aside.print(f"{self._present}: {done} of {total} parts, {rates}")
+            scope = self._steps[0].dataset
+            where = f"{scope}/{stage}" if scope else stage
+            self._aside.print(f"{where}: {done} of {total} parts, {rates}")
 
     def tell(self, step: Step, report: Report, verdicts: Sequence[Verdict]) -> None:
         """Hear that a step is done."""
@@ -68,10 +71,6 @@ class Watch:
             self._next()
         else:
             self._begin()
-
-    @property
-    def _present(self) -> str:
-        return reports.key_text(self._steps[0].key) if self._steps else ""
 
     def _begin(self) -> None:
         if self._steps:
@@ -95,7 +94,7 @@ def _live_line(screen: Console) -> Progress:
         SpinnerColumn(style="cyan"),
         TextColumn("{task.description:<20}", style="cyan"),
         BarColumn(bar_width=20, complete_style="cyan", pulse_style="cyan", style="bright_black"),
-        TextColumn("{task.fields[rates]}", style=reports.DIM),
+        TextColumn("{task.fields[rates]}", style=terminal.DIM),
     )
     return Progress(*columns, console=screen, transient=True, refresh_per_second=8)
 
@@ -107,7 +106,7 @@ def rates_text(done: int, total: int, rows: int, tokens: int, seconds: float) ->
     words = [f"{short(rows / seconds)} rows/s"]
     if tokens:
         words.append(f"{short(tokens / seconds)} tokens/s")
-    words.append(f"{reports.seconds_text(seconds / done * (total - done))} left" if done else "")
+    words.append(f"{terminal.seconds_text(seconds / done * (total - done))} left" if done else "")
     return ", ".join(word for word in words if word)
 
 

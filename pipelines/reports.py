@@ -1,21 +1,15 @@
 """Reports and manifests as text for a terminal: calm, aligned, coloured where there is someone to see it.
 
-What belongs here: wording and layout of what the engine returns, and the console that shows it. What does
-not: computing a number that is not in a report already, and the live line of a running build (`progress.py`).
-
-Colours say one thing each: green is well, yellow asks for a look, red stands in the way, dim is context. The
-marks ✓ ! ✗ say the same without colour. Text that comes from data is made visible first (`visible`), since a
-row may hold the escape sequences of a terminal.
+What belongs here: wording what the engine returns. What does not: computing a number that is not in a report
+already, layout (`terminal.py`), the live line of a running build (`progress.py`), single rows
+(`closeups.py`).
 """
 
-import os
-import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Any, TextIO
+from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
@@ -23,130 +17,37 @@ from rich.text import Text
 from pipelines import manifest, plots
 from pipelines.build import Forecast, Project, Report, Step, judge, road
 from pipelines.findings import Verdict
+from pipelines.ledger import KEPT
 from pipelines.manifest import Manifest, Table, folder
 from pipelines.retention import Collected
+from pipelines.terminal import (
+    BAD,
+    DIM,
+    GOOD,
+    HEAD,
+    LOOK,
+    NOTHING,
+    counted,
+    dotted,
+    grid,
+    number,
+    percent,
+    seconds_text,
+    size_text,
+    text_of,
+    visible,
+)
 from pipelines.verification import Checked
-
-UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
-"""What would move a terminal's cursor, ring its bell or turn its text around."""
-
-PIPE_WIDTH = 1000
-"""Columns where nobody looks: a program that reads us wants whole lines."""
-
-NOTHING = "–"  # noqa: RUF001  (a dash between numbers, as in print)
-"""What stands where there is no number."""
-
-GOOD, LOOK, BAD, DIM, HEAD = "green", "yellow", "red", "dim", "bold"
-
-
-# ── The console ────────────────────────────────────────────────────────────────────────────────────
-
-
-def console(stream: TextIO | None = None) -> Console:
-    """Return a console on a stream, standard output if left out; colours only on a terminal without NO_COLOR."""
-    target = stream or sys.stdout
-    width = None if target.isatty() or os.environ.get("COLUMNS") else PIPE_WIDTH
-    return Console(file=target, width=width, markup=False, emoji=False, highlight=False, soft_wrap=False)
-
-
-def text_of(shown: RenderableType) -> str:
-    """Return what standard output would show, with its colours if it has any."""
-    screen = console()
-    with screen.capture() as captured:
-        screen.print(shown)
-    return captured.get().rstrip("\n")
-
-
-def visible(text: str) -> str:
-    """Return text from data with its control characters as pictures or escapes; line ends and tabs stay."""
-    return UNPRINTABLE.sub(_picture, text)
-
-
-def _picture(found: re.Match[str]) -> str:
-    code = ord(found.group())
-    if code < 0x20:
-        return chr(0x2400 + code)
-    return "␡" if code == 0x7F else f"\\u{code:04x}"
-
-
-# ── Words and numbers ──────────────────────────────────────────────────────────────────────────────
-
-
-def number(value: object) -> str:
-    """Write a number for people: `1,342`, `0.0547`; other values as they are."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return "" if value is None else visible(str(value))
-    whole = isinstance(value, int) or (value.is_integer() and abs(value) < 1e15)
-    return f"{value:,.0f}" if whole else f"{value:,.4g}"
-
-
-def percent(part: float, whole: float = 1.0) -> str:
-    """Write a share: `38.1 %`; a share of nothing is nothing."""
-    return f"{100 * part / whole:.1f} %" if whole else NOTHING
-
-
-def counted(count: int, one: str, many: str = "") -> str:
-    """Write a count with its noun: `1 row`, `1,342 rows`."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
-
-
-def seconds_text(seconds: float) -> str:
-    """Write a duration: `0.4 s`, `2 min 05 s`, `3 h 10 min`."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def size_text(size_bytes: float) -> str:
-    """Write a size in bytes: `1.2 MB`."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size_bytes < 1000:
-            return f"{size_bytes:.0f} {unit}" if unit == "bytes" else f"{size_bytes:.1f} {unit}"
-        size_bytes /= 1000
-    return f"{size_bytes:.1f} TB"
-
-
-def dotted(words: Iterable[str]) -> str:
-    """Join facts on one line; empty ones are left out."""
-    return " · ".join(word for word in words if word)
-
-
-def grid(
-    columns: Sequence[str], rows: Sequence[Sequence[object]], *, indent: int = 2, marked: int | None = None
-) -> RenderableType:
-    """Lay rows out in columns without lines, numbers to the right; the row numbered `marked` stands out."""
-    # With `pad_edge` off, rich measures a table two cells too narrow and folds its widest cell.
-    table = Grid(box=None, padding=(0, 2, 0, 0), header_style=DIM, show_header=any(columns))
-    for i, name in enumerate(columns):
-        right = bool(rows) and all(_is_number(row[i]) for row in rows)
-        table.add_column(name, justify="right" if right else "left", overflow="fold")
-    for i, row in enumerate(rows):
-        cells = [value if isinstance(value, Text) else Text(number(value)) for value in row]
-        table.add_row(*cells, style=HEAD if i == marked else "")
-    return Padding(table, (0, 0, 0, indent), expand=False)
-
-
-def _is_number(value: object) -> bool:
-    if isinstance(value, str):
-        return value.endswith(" %") or value == NOTHING
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-
-
-def small_table(table: Table, *, indent: int = 2) -> RenderableType:
-    """Show a manifest's table."""
-    return grid([name.replace("_", " ") for name in table.columns], list(table.rows), indent=indent)
-
-
-def source_text(url: str, reader: str, line: int) -> str:
-    """Name a place in a source: `chats.jsonl:14`, or `tasks.parquet, record 14` where a file has no lines."""
-    has_lines = reader in ("json_lines", "json_value", "plain_text")
-    return f"{url}:{line}" if has_lines else f"{url}, record {line}"
 
 
 def key_text(key: Sequence[str]) -> str:
     """Name a stage within its recipe: `chats/canonical_rows`."""
     return "/".join(key[1:])
+
+
+def small_table(table: Table, *, indent: int = 2) -> RenderableType:
+    """Show a manifest's table."""
+    return grid([name.replace("_", " ") for name in table.columns], list(table.rows), indent=indent)
 
 
 # ── plan ───────────────────────────────────────────────────────────────────────────────────────────
@@ -434,13 +335,13 @@ def _lengths(made: Manifest) -> list[RenderableType]:
 
 def _rejects(rows: Manifest | None, examples: Manifest | None) -> list[RenderableType]:
     lines = [
-        (made.stage, reason, count)
+        (made.stage, reason or state, count)
         for made in (rows, examples)
         if made is not None
         for state, reason, count in sorted(made.ledger, key=lambda line: -line[2])
-        if state == "rejected"
+        if state != KEPT
     ]
-    return [_label("rejected"), grid(["stage", "reason", "rows"], lines, indent=4)] if lines else []
+    return [_label("left out"), grid(["stage", "reason", "rows"], lines, indent=4)] if lines else []
 
 
 # ── The short report ───────────────────────────────────────────────────────────────────────────────
@@ -454,7 +355,14 @@ def summary(project: Project) -> str:
 def _summary(project: Project) -> list[RenderableType]:
     datasets = [_summary_row(project, name) for name in project.recipe.datasets]
     columns = ["dataset", "records", "rows", "rejected", "examples", "tokens", "trained", "sequences", "fill"]
-    lines: list[RenderableType] = [_title(project, "what was built"), Text(""), grid(columns, datasets)]
+    if len(datasets) > 1:
+        datasets.append(_summary_total(project))
+    last = len(datasets) - 1 if len(datasets) > 1 else None
+    lines: list[RenderableType] = [
+        _title(project, "what was built"),
+        Text(""),
+        grid(columns, datasets, marked=last),
+    ]
     lines += _summary_rejects(project)
     lines += _summary_places(project)
     lines += _summary_failed(project)
@@ -470,9 +378,41 @@ def _summary_row(project: Project, name: str) -> tuple[object, ...]:
     of_shards = {} if packed is None else packed.facts
     rejected = of_rows.get("rejected", 0) + of_examples.get("rejected", 0)
     return (
-        Text(name), of_rows.get("records"), of_rows.get("kept"), rejected, of_examples.get("examples"), of_examples.get("tokens"),
-        _share(of_examples.get("trained_share")), of_shards.get("sequences"), _share(of_shards.get("fill")),
-    )  # fmt: skip
+        Text(name),
+        of_rows.get("records"),
+        of_rows.get("kept"),
+        rejected,
+        of_examples.get("examples"),
+        of_examples.get("tokens"),
+        _share(of_examples.get("trained_share")),
+        of_shards.get("sequences"),
+        _share(of_shards.get("fill")),
+    )
+
+
+def _summary_total(project: Project) -> tuple[object, ...]:
+    """Add up the datasets; shares are those of all tokens and of all sequences' room."""
+    made = {
+        stage: [one for name in project.recipe.datasets if (one := _current(project, name, stage)) is not None]
+        for stage in ("canonical_rows", "tokenized_examples", "packed_shards")
+    }
+
+    def total(stage: str, fact: str) -> int:
+        return sum(int(one.facts[fact]) for one in made[stage])
+
+    tokens, sequences = total("tokenized_examples", "tokens"), total("packed_shards", "sequences")
+    rejected = total("canonical_rows", "rejected") + total("tokenized_examples", "rejected")
+    return (
+        Text("all"),
+        total("canonical_rows", "records"),
+        total("canonical_rows", "kept"),
+        rejected,
+        total("tokenized_examples", "examples"),
+        tokens,
+        percent(total("tokenized_examples", "trained_tokens"), tokens),
+        sequences,
+        percent(total("packed_shards", "tokens"), sequences * project.recipe.seq_len),
+    )
 
 
 def _share(share: float | None) -> str:
@@ -485,8 +425,8 @@ def _summary_rejects(project: Project) -> list[RenderableType]:
         for stage in ("canonical_rows", "tokenized_examples"):
             made = _current(project, name, stage)
             for state, reason, count in made.ledger if made else ():
-                if state == "rejected":
-                    counts[reason] = counts.get(reason, 0) + count
+                if state != KEPT:
+                    counts[reason or state] = counts.get(reason or state, 0) + count
     if not counts:
         return []
     most = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
@@ -494,7 +434,7 @@ def _summary_rejects(project: Project) -> list[RenderableType]:
     rest = sum(count for _, count in most[8:])
     return [
         Text(""),
-        _fact_line("rejected", f"{named}{f', {rest:,} for {len(most) - 8} other reasons' if rest else ''}"),
+        _fact_line("left out", f"{named}{f', {rest:,} for {len(most) - 8} other reasons' if rest else ''}"),
     ]
 
 
@@ -548,13 +488,16 @@ def _summary_failed(project: Project) -> list[RenderableType]:
     return lines
 
 
+WHY_REJECTED = "from rejects select reason, count(*) group by 1"
+
+
 def _summary_next(project: Project) -> list[RenderableType]:
     name = project.recipe.name
     built = _current(project, None, "gpu_partitions") is not None
     pairs = [
         (f"rowmill inspect {name} -n 2", "rows as the model sees them, trained tokens marked"),
         (f"rowmill stats {name}", "lengths, and what another seq_len would do"),
-        (f'rowmill sql "select reason, count(*) from rejects group by 1" {name}', "why rows were left out"),
+        (f'rowmill sql "{WHY_REJECTED}" {name}', "why rows were left out"),
         ("rowmill ui", "the same in Dagster, on http://127.0.0.1:3000"),
     ]
     if not built:

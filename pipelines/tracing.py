@@ -18,26 +18,21 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from rich.console import Group, RenderableType
-from rich.text import Text
 
-from pipelines import manifest, reports, sources, tokenization
+from pipelines import manifest, sources, tokenization
 from pipelines.build import Project
 from pipelines.errors import ConfigError, IntegrityError, SourceError, nearest
 from pipelines.examples import KINDS
 from pipelines.manifest import Manifest
-from pipelines.reports import counted, dotted, number, visible
-from pipelines.sources import FileScan, Part
+from pipelines.sources import Part
 from pipelines.stages import raw_dataset
 from pipelines.storage import Store
+from pipelines.terminal import counted
 from pipelines.tokenization import Encoder
 
 BACKWARDS = ("packed_shards", "tokenized_examples", "canonical_rows", "raw_dataset")
-RAW_CHARS = 400
 NEIGHBOURS = 12
 """Tokens shown on each side of a traced one."""
-MOST_SHOWINGS = 12
-"""Showings of a sequence that are listed; with many passes there are as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +49,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Showing:
-    """One time at which a sequence is shown: to which rank, at which step, in which pass, from which row of which file."""
+    """One time at which a sequence is shown: the rank, the step, the pass, and the row of the rank's file."""
 
     rank: int
     step: int
@@ -200,7 +195,7 @@ def trace_row(project: Project, row_id: str) -> list[RowTrace]:
     if not found:
         raise ConfigError(
             f"{row_id}: no row of {project.recipe.name} has this id; an id as in the table rows, <part>:<number>, is "
-            f'needed; see `rowmill sql "select row_id from rows limit 10" {project.recipe.name}`'
+            f'needed; see `rowmill sql "from rows select row_id limit 10" {project.recipe.name}`'
         )
     return found
 
@@ -217,7 +212,8 @@ def trace_source(project: Project, place: str) -> list[RowTrace]:
     file, _, line = place.rpartition(":")
     if not file or not line.isdecimal():
         raise ConfigError(
-            f"--source {place}: not FILE:LINE; a file of the recipe and a line number are needed, such as chats.jsonl:14"
+            f"--source {place}: not FILE:LINE; a file of the recipe and a line number are needed; "
+            "such as chats.jsonl:14"
         )
     lineages = [_lineage(project, dataset) for dataset in project.recipe.datasets]
     found: list[RowTrace] = []
@@ -259,7 +255,8 @@ def _no_record(project: Project, file: str, line: int, files: Mapping[str, list[
     after = min((one for one in lines if one > line), default=None)
     near = " and ".join(f"line {one}" for one in (before, after) if one is not None)
     return ConfigError(
-        f"{file}:{line}: no record stands on this line; {counted(len(lines), 'record')}, the nearest on {near}; name one of these"
+        f"{file}:{line}: no record stands on this line; of {counted(len(lines), 'record')} the nearest stand on {near}; "
+        "name one of these"
     )
 
 
@@ -425,7 +422,8 @@ def trace_sequence(project: Project, place: str) -> SequenceTrace:
     )
     if token is not None and token >= row["tokens"]:
         raise ConfigError(
-            f"--sequence {place}: the sequence has {row['tokens']} tokens, 0 to {row['tokens'] - 1} are allowed; name one of them"
+            f"--sequence {place}: the sequence has {row['tokens']} tokens, 0 to {row['tokens'] - 1} are "
+            "allowed; name one of them"
         )
     numbered = {one.part_id: one for one in lineage.parts}
     origins = [_origin(lineage, numbered[name.rpartition(":")[0]], int(name.rpartition(":")[2])) for name, _ in named]
@@ -468,7 +466,8 @@ def _part_of(lineage: _Lineage, split: str, sequence: int, place: str) -> manife
             return part
     there = ", ".join(f"{name} with {counted(count, 'sequence')}" for name, count in counts.items()) or "none"
     raise ConfigError(
-        f"--sequence {place}: no such sequence; {lineage.dataset} has the splits {there}; name one of these, counted from 0"
+        f"--sequence {place}: no such sequence; {lineage.dataset} has the splits {there}; "
+        "name one of these, counted from 0"
     )
 
 
@@ -518,123 +517,6 @@ def _encoder(lineage: _Lineage) -> Encoder:
         if loaded.card.digest == wanted:
             return Encoder(loaded)
     raise IntegrityError(
-        f"{store.path('tokenizers')}: the tokenizer of these shards is gone; it is kept there by every build; build again"
+        f"{store.path('tokenizers')}: the tokenizer of these shards is gone; it is kept there by every "
+        "build; build again"
     )
-
-
-# ── Showing ────────────────────────────────────────────────────────────────────────────────────────
-
-
-def rows_shown(traces: Sequence[RowTrace]) -> RenderableType:
-    """Show where rows came from, what became of them, and every place where their tokens stand."""
-    return Group(*(line for one in traces for line in _row_lines(one)))
-
-
-def _row_lines(one: RowTrace) -> Iterator[RenderableType]:
-    yield Text.assemble((one.dataset, reports.HEAD), f"  {one.row_id}")
-    yield from _origin_lines(one.origin)
-    for i, fate in enumerate(one.fates):
-        words = dotted([f"{fate.stage:<20}{fate.state}", fate.reason, fate.detail])
-        yield _line("" if i else "fate", words, reports.BAD if fate.state == "rejected" else "")
-    for i, (name, tokens, trained) in enumerate(one.examples):
-        yield _line("" if i else "examples", f"{name} · {counted(tokens, 'token')}, {number(trained)} trained")
-    for i, place in enumerate(one.places):
-        yield _line("" if i else "places", _place_words(one.dataset, place))
-        yield _line("", f"  {place.shard}, row {place.shard_row}", reports.DIM)
-        yield from _showing_lines("", place.showings)
-    if one.order_note:
-        yield _line("" if one.places else "places", one.order_note, reports.LOOK)
-    yield Text("")
-
-
-def _place_words(dataset: str, place: Place) -> str:
-    taken = f"tokens {place.offset} to {place.offset + place.length - 1}"
-    cut = f"from token {place.start} of {place.example_id}" if place.start else place.example_id
-    return dotted([f"{dataset}/{place.split}/{place.sequence}", f"segment {place.segment}", taken, cut])
-
-
-def _showing_lines(name: str, showings: Sequence[Showing]) -> Iterator[Text]:
-    indent = "" if name else "  "
-    for i, one in enumerate(showings[:MOST_SHOWINGS]):
-        where = f"{one.file}, row {one.file_row}" if one.file else "not built"
-        words = f"{indent}rank {one.rank}, step {one.step}, pass {one.passed}  "
-        yield _line("" if i else name, words).append(visible(where), reports.DIM)
-    if len(showings) > MOST_SHOWINGS:
-        yield _line("", f"{indent}and {counted(len(showings) - MOST_SHOWINGS, 'more time')}")
-
-
-def _origin_lines(origin: Origin) -> Iterator[Text]:
-    if origin.line is None:
-        yield _line("source", f"{origin.url}, record {origin.record}")
-        yield _line("", origin.problem, reports.LOOK)
-        return
-    raw = origin.raw.decode(errors="replace")
-    yield _line("source", reports.source_text(origin.url, origin.reader, origin.line))
-    yield _line("raw", raw if len(raw) <= RAW_CHARS else f"{raw[:RAW_CHARS]} … ({len(raw):,} characters)")
-
-
-def _line(name: str, words: str, style: str = "") -> Text:
-    return Text.assemble((f"  {name:<11}", reports.DIM), (visible(words), style))
-
-
-def sequence_shown(one: SequenceTrace) -> RenderableType:
-    """Show a sequence, or one token of it, with the source of each segment."""
-    lines: list[RenderableType] = [
-        Text.assemble(
-            (f"{one.dataset}/{one.split}/{one.sequence}", reports.HEAD),
-            f"  {counted(one.tokens, 'token')}, {number(one.trained_tokens)} trained",
-        ),
-        _line("shard", f"{one.places[0].shard}, row {one.places[0].shard_row}"),
-    ]
-    lines += _showing_lines("shown", one.places[0].showings)
-    if one.order_note:
-        lines.append(_line("shown", one.order_note, reports.LOOK))
-    if one.token is None:
-        problems = dict.fromkeys(origin.problem for origin in one.origins if origin.problem)
-        return Group(*lines, Text(""), _segments_grid(one), *(Text(f"  {visible(p)}", reports.LOOK) for p in problems))
-    at = one.token.at
-    i = next(i for i, place in enumerate(one.places) if place.offset <= at < place.offset + place.length)
-    lines += _token_lines(one.token, one.places[i])
-    lines += _origin_lines(one.origins[i])
-    return Group(*lines, Text(""))
-
-
-def _segments_grid(one: SequenceTrace) -> RenderableType:
-    columns = ["segment", "tokens", "length", "example", "source"]
-    rows: list[Sequence[object]] = []
-    for place, origin in zip(one.places, one.origins, strict=True):
-        cut = f" from token {place.start}" if place.start else ""
-        source = (
-            reports.source_text(origin.url, origin.reader, origin.line)
-            if origin.line is not None
-            else f"{origin.url}, record {origin.record}"
-        )
-        rows.append(
-            (
-                place.segment,
-                f"{place.offset} to {place.offset + place.length - 1}",
-                place.length,
-                f"{place.example_id}{cut}",
-                source,
-            )
-        )
-    return reports.grid(columns, rows)
-
-
-def _token_lines(token: TokenTrace, place: Place) -> Iterator[Text]:
-    what = dotted(
-        [
-            token.kind,
-            f"message {token.message}" if token.message >= 0 else "",
-            "trained" if token.trained else "not trained",
-        ]
-    )
-    yield _line("token", f"{token.at} · id {token.token_id} · {visible(token.text)!r} · {what}")
-    around = Text.assemble((f"  {'text':<11}", reports.DIM), (_one_line(token.before), reports.DIM))
-    around.append("⟦" + _one_line(token.text) + "⟧", reports.GOOD if token.trained else reports.HEAD)
-    yield around.append(_one_line(token.after), reports.DIM)
-    yield _line("example", f"{place.example_id}, its token {token.in_example} · segment {place.segment}")
-
-
-def _one_line(text: str) -> str:
-    return visible(text).replace("\n", "⏎")

@@ -9,7 +9,6 @@ asks wants to hear of all of it.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO, cast
 
 from pipelines import build, manifest
 from pipelines.build import Project, Step
@@ -78,7 +77,8 @@ def _damage(store: Store, made: Manifest) -> Iterator[str]:
             found = _digest(store, file)
             if found != file.digest:
                 whole = False
-                yield f"{file.path}: {'missing' if found is None else f'digest {found}'}, its manifest says {file.digest}; remove it and build again"
+                state = "missing" if found is None else f"digest {found}"
+                yield f"{file.path}: {state}, its manifest says {file.digest}; remove it and build again"
     if whole:
         yield from _content_damage(store, made)
 
@@ -113,8 +113,11 @@ def _rank(part: Part) -> str:
 def _compare(store: Store, where: str, files: list[File], expected: str) -> Iterator[str]:
     total = 0
     for file in files:
-        with cast("BinaryIO", store.open(file.path)) as handle:
+        with store.open(file.path) as handle:
             total += sum(native.sequence_hashes(native.segments_of(native.read(handle))))
     found = f"{total % native.MODULUS:032x}"
     if found != expected:
-        yield f"{where}: its sequences hash to {found}, its manifest says {expected}; remove the stage's folder and build again"
+        yield (
+            f"{where}: its sequences hash to {found}, its manifest says {expected}; "
+            "remove the stage's folder and build again"
+        )

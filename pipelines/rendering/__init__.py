@@ -397,10 +397,11 @@ class Renderer:
         if not mark:
             return Rejected("template_error", "the row holds every character that could serve as a mark")
         self._recorder.watch(adapted, mark)
+        marked_loops = self._recorder.marked_loops
         text = self._run(self._marked, adapted, tools, kwargs, size)
         if isinstance(text, Rejected):
             return text
-        if self._captured and not self._captured.isdisjoint(self._recorder.marked_loops):
+        if self._captured and not self._captured.isdisjoint(marked_loops):
             self._marks_inert = False
         try:
             return read_marks(text, mark, adapted)

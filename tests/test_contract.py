@@ -1,0 +1,89 @@
+"""The template contract: what probes with sentinels find a template to do."""
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from pipelines.contract import TemplateContract
+from pipelines.rendering import Renderer, RendererSpec, bundled
+from pipelines.rendering.adaptation import nine_alphanumeric
+
+
+def contract(text: str, **tokens: str) -> TemplateContract:
+    return Renderer(RendererSpec(text, {"eos_token": "</s>", **tokens})).contract
+
+
+LOOP = "{% for m in messages %}<|s|>{{ m.role }}\n{{ m.content }}<|e|>\n{% endfor %}"
+PROMPT = "{% if add_generation_prompt %}<|s|>assistant\n{% endif %}"
+
+
+def calls(arguments: str) -> str:
+    return (
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}[{{ c.function.name }}("
+        + arguments
+        + ")]{% endfor %}{% endfor %}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (LOOP + PROMPT, {"end_of_turn": "own", "own_end": "<|e|>", "finish": "<|e|>", "last_turn_differs": False}),
+        (LOOP.replace("<|e|>\n", "") + PROMPT, {"end_of_turn": "next_header", "finish": "<|s|>"}),
+        ("{% for m in messages %}{{ m.content }}\n{% endfor %}{{ eos_token }}", {"end_of_turn": "tail"}),
+        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", {"end_of_turn": "missing", "constant_lead": ""}),
+        (LOOP.replace("<|e|>", "{{ '<|e|>' if not loop.last else '<|r|>' }}"), {"last_turn_differs": True}),
+        (LOOP + PROMPT, {"prompt_match": {"user": "full", "tool": "full", "system": "full"}}),
+        (LOOP, {"prompt_match": {"user": "none", "tool": "none", "system": "none"}}),
+        (LOOP + PROMPT, {"constant_lead": "<|s|>assistant\n", "reasoning": "none", "loses": ("call_name", "call_arguments", "tool_list", "reasoning")}),
+        (calls("{{ c.function.arguments | tojson }}"), {"arguments": "object"}),
+        (calls("{{ c.function.arguments }}"), {"arguments": "string"}),
+        (calls("{{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}"), {"arguments": "either"}),
+        (calls(""), {"arguments": "dropped"}),
+        (calls("{{ raise_exception('no') }}"), {"arguments": "refused", "alternation": ("tool_role",)}),
+        (calls("{% if c.id | length != 9 %}{{ raise_exception('id') }}{% endif %}{{ c.function.arguments | tojson }}"), {"tool_ids": "nine_alphanumeric", "arguments": "object"}),
+        (calls("{% if c.id | length < 9 %}{{ raise_exception('id') }}{% endif %}{{ c.function.arguments | tojson }}"), {"tool_ids": "nine_alphanumeric"}),
+        ("{% for t in tools %}{{ t.function.name }}{% endfor %}" + LOOP, {"no_tools": "[]", "tools": "printed"}),
+        ("{% for m in messages %}{% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %}{% endfor %}", {"content_form": "parts"}),
+        ("{{ strftime_now('%Y') }}" + LOOP, {"date_dependent": True}),
+        (LOOP, {"date_dependent": False, "bos": "none", "system": "printed", "marks_inert": True}),
+        ("{{ bos_token }}" + LOOP, {"bos": "template"}),
+        ("{% set t %}" + LOOP + "{% endset %}{{ t }}", {"marks_inert": False}),
+        ("{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}", {"system": "dropped"}),
+        ("{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + LOOP, {"system": "refused"}),
+        ("{% for m in messages %}{% if not loop.first and m.role == messages[loop.index0 - 1].role %}{{ raise_exception('x') }}{% endif %}{{ m.content }}{% endfor %}", {"alternation": ("two_users",)}),
+        ("{{ messages | map(attribute='content') | join(';') }}", {"spans": "counterfactual"}),
+        ("{% for m in messages %}{{ m.thinking or '' }}/{{ m.content }}{% endfor %}", {"reasoning": "all"}),
+        ("{% for m in messages %}{{ m.reasoning or '' }}/{{ m.content }}{% endfor %}", {"reasoning": "all"}),
+        ("{% for m in messages %}{{ m.reasoning_content if loop.last and m.reasoning_content else '' }}/{{ m.content }}{% endfor %}", {"reasoning": "last", "prefix_preserving": {"plain": True, "tools": True, "reasoning": False}}),
+    ],
+)
+def test_contract_of_a_template_names_what_it_does(text: str, expected: dict[str, Any]) -> None:
+    bos = {"bos_token": "<s>"} if "bos_token" in text else {}
+
+    found = asdict(contract(text, **bos))
+
+    assert {key: found[key] for key in expected} == expected
+
+
+def test_contract_of_qwen3_is_its_models_behaviour() -> None:
+    found = contract(bundled("qwen3"))
+
+    assert (found.reasoning, found.inline_tags_stripped, found.arguments, found.tools) == ("last", True, "either", "printed")
+    assert found.reasoning_close[0] == "\n</think>\n\n"
+    assert found.empty_reasoning == ("<think>\n\n</think>\n\n",)
+    assert found.lane == "fast"
+
+
+def test_tokenizer_that_adds_a_bos_too_is_told() -> None:
+    spec = RendererSpec("{{ bos_token }}" + LOOP, {"bos_token": "<s>"}, adds_bos=True)
+
+    assert Renderer(spec).contract.bos == "double"
+
+
+def test_nine_alphanumeric_ids_are_stable_and_kept_where_they_fit() -> None:
+    assert nine_alphanumeric("abc123XYZ") == "abc123XYZ"
+    assert nine_alphanumeric("call_1") == nine_alphanumeric("call_1") != nine_alphanumeric("call_2")
+    assert len(nine_alphanumeric("call_1")) == 9
+    assert nine_alphanumeric("call_1").isalnum()

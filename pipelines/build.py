@@ -12,12 +12,9 @@ kept, the step is done: nothing is read.
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
 from pathlib import Path
-from typing import cast
 
 from pipelines import findings, manifest, recipe, stats
 from pipelines.errors import ConfigError, PipelineError
@@ -123,7 +120,9 @@ def road(project: Project) -> tuple[Step, ...]:
     everything = tuple(step.key for step in steps)
     splits: Key = (name, "training_splits")
     steps.append(_step(project, None, "training_splits", splits, packed, packed))
-    steps.append(_step(project, None, "gpu_partitions", (name, "gpu_partitions"), (splits, *packed), (*everything, splits)))
+    steps.append(
+        _step(project, None, "gpu_partitions", (name, "gpu_partitions"), (splits, *packed), (*everything, splits))
+    )
     return tuple(steps)
 
 
@@ -145,7 +144,9 @@ def _dataset_step(project: Project, dataset: str, stage: str) -> Step:
     return _step(project, dataset, stage, (*at, stage), inputs, gates)
 
 
-def _step(project: Project, dataset: str | None, stage: str, key: Key, inputs: tuple[Key, ...], gates: tuple[Key, ...]) -> Step:
+def _step(
+    project: Project, dataset: str | None, stage: str, key: Key, inputs: tuple[Key, ...], gates: tuple[Key, ...]
+) -> Step:
     return Step(
         name=stage,
         recipe=project.recipe.name,
@@ -179,7 +180,13 @@ def _code_version(loaded: Recipe, dataset: str | None, stage: str) -> str:
         "truncation_stats": ("truncation", "packing"),
         "packed_shards": ("packing",),
     }[stage]
-    top = ("tokenizer", "vocab_size", "seq_len") if stage == "tokenized_examples" else ("seq_len",) if stage != "raw_dataset" else ()
+    top = (
+        ("tokenizer", "vocab_size", "seq_len")
+        if stage == "tokenized_examples"
+        else ("seq_len",)
+        if stage != "raw_dataset"
+        else ()
+    )
     return digest(stage, versions[stage], {g: options[g] for g in groups}, {t: whole[t] for t in top})[:16]
 
 
@@ -226,10 +233,18 @@ def open_inputs(project: Project, step: Step) -> dict[Key, Manifest]:
 # ── Running ────────────────────────────────────────────────────────────────────────────────────────
 
 
-@lru_cache(maxsize=4)
+_POOLS: dict[int, LocalPool] = {}
+
+
 def _pool(workers: int) -> LocalPool:
     """Keep workers from stage to stage: opening a tokenizer in each costs a second."""
-    return LocalPool(workers)
+    return _POOLS.setdefault(workers, LocalPool(workers))
+
+
+def close_workers() -> None:
+    """Stop the worker processes that stages share; the next stage that needs them starts them again."""
+    for pool in _POOLS.values():
+        pool.close()
 
 
 def run(
@@ -303,7 +318,11 @@ def _prepare(work: Work, step: Step) -> tuple[str, Callable[[], Draft]]:
             own = tokenized_examples.fingerprint_of(work, loaded, spec)
             return digest(*base, own), lambda: tokenized_examples.make(work)
         case "truncation_stats":
-            own = (truncation_stats.VERSION, work.recipe.limit_of(work.dataset_name or ""), work.dataset.packing.model_dump(mode="json"))
+            own = (
+                truncation_stats.VERSION,
+                work.recipe.limit_of(work.dataset_name or ""),
+                work.dataset.packing.model_dump(mode="json"),
+            )
             return digest(*base, own), lambda: truncation_stats.make(work)
         case "packed_shards":
             return digest(*base, packed_shards.fingerprint_of(work)), lambda: packed_shards.make(work)
@@ -320,7 +339,9 @@ def _waivers_on(work: Work) -> Iterator[str]:
     """Name the waivers that cover findings of this stage's inputs; they are part of what is built on them."""
     for waiver in work.recipe.gates.waivers:
         law = findings.BY_NAME[waiver.law]
-        if any(key[-1] in law.stages and waiver.dataset in (None, key[1] if len(key) == 3 else None) for key in work.inputs):  # noqa: PLR2004
+        if any(
+            key[-1] in law.stages and waiver.dataset in (None, key[1] if len(key) == 3 else None) for key in work.inputs
+        ):
             yield f"{waiver.law}{f' on {waiver.dataset}' if waiver.dataset else ''}: {waiver.reason}"
 
 
@@ -357,7 +378,11 @@ def judge(project: Project, step: Step, made: Manifest) -> list[Verdict]:
 
 
 def build(
-    project: Project, *, progress: Progress | None = None, tell: Callable[[Step, Report, list[Verdict]], None] | None = None, only: Sequence[str] = ()
+    project: Project,
+    *,
+    progress: Progress | None = None,
+    tell: Callable[[Step, Report, list[Verdict]], None] | None = None,
+    only: Sequence[str] = (),
 ) -> list[tuple[Step, Report, list[Verdict]]]:
     """Run a recipe's steps in order, judging each; stop at the first gate that stays shut.
 
@@ -406,7 +431,15 @@ def _forecast(project: Project, step: Step, known: dict[Key, Manifest]) -> Forec
     waiting = [key for key in step.inputs if key not in known]
     if waiting:
         return Forecast(step, "make if changed", f"{'/'.join(waiting[0][1:])} is to be made first")
-    work = Work(project.recipe, project.store, project.base, step.key, step.dataset, {k: known[k] for k in step.inputs}, _pool(1))
+    work = Work(
+        project.recipe,
+        project.store,
+        project.base,
+        step.key,
+        step.dataset,
+        {k: known[k] for k in step.inputs},
+        _pool(1),
+    )
     fingerprint, _ = _prepare(work, step)
     kept = manifest.by_fingerprint(project.store, step.key, fingerprint)
     if kept is not None:

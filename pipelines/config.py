@@ -59,7 +59,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}; a recipe is UTF-8 text; save it as such") from error
+        raise ConfigError(
+            f"{path}: not UTF-8 at byte {error.start}; a recipe is UTF-8 text; save it as such"
+        ) from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); name an existing recipe file") from error
     try:

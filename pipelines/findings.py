@@ -61,7 +61,7 @@ LAWS: tuple[Law, ...] = (
         "choose a finer splits.group_key, or raise gates.group_size if one group may be that large"),
     Law("rejects", ("canonical_rows", "tokenized_examples"), "at_most", 0.05, "error",
         "share of records rejected at this stage",
-        "read the reasons with `rowmill sql \"select reason, count(*) from rejects group by 1\"` and mend the data or the format options"),
+        'read the reasons with `rowmill sql "select reason, count(*) from rejects group by 1"` and mend the data or the format options'),
     Law("duplicates", ("canonical_rows",), "at_most", 0.2, "warn",
         "share of rows that repeat an earlier row", "look where the copies come from; filters.deduplicate: off keeps them"),
     Law("mask_verified", ("tokenized_examples",), "at_least", 1, "error",
@@ -143,9 +143,13 @@ class Waiver(Config):
         law = BY_NAME.get(self.law)
         if law is None:
             guess = nearest(self.law, BY_NAME)
-            raise ValueError(f"{self.law!r} is no law; choose {one_of(sorted(BY_NAME))}{f'; did you mean {guess}?' if guess else ''}")
+            raise ValueError(
+                f"{self.law!r} is no law; choose {one_of(sorted(BY_NAME))}{f'; did you mean {guess}?' if guess else ''}"
+            )
         if not law.waivable:
-            raise ValueError(f"{self.law} guards correctness and cannot be waived; remove the waiver and mend the cause")
+            raise ValueError(
+                f"{self.law} guards correctness and cannot be waived; remove the waiver and mend the cause"
+            )
         if getattr(self, law.direction) is None:
             raise ValueError(f"{self.law} needs {law.direction}; say how far it may fail")
         return self
@@ -182,7 +186,9 @@ class GatesBase(Config):
             bound: Bound | None = getattr(self, law.name, None)
             other = "at_least" if law.direction == "at_most" else "at_most"
             if bound is not None and getattr(bound, other) is not None:
-                raise ValueError(f"{law.name} has an {law.direction} bound, {other} means nothing for it; use {law.direction}")
+                raise ValueError(
+                    f"{law.name} has an {law.direction} bound, {other} means nothing for it; use {law.direction}"
+                )
         for stage in self.expectations:
             stages = {s for law in LAWS for s in law.stages}
             if stage not in stages:
@@ -199,7 +205,9 @@ def _law_field(law: Law) -> tuple[Any, Any]:
 if TYPE_CHECKING:
     Gates = GatesBase
 else:
-    Gates = create_model("Gates", __base__=GatesBase, __doc__=GatesBase.__doc__, **{law.name: _law_field(law) for law in LAWS})
+    Gates = create_model(
+        "Gates", __base__=GatesBase, __doc__=GatesBase.__doc__, **{law.name: _law_field(law) for law in LAWS}
+    )
     """`GatesBase` plus one optional `Bound` per law, so that a mistyped law is an unknown key."""
 
 
@@ -320,7 +328,9 @@ def require_open(store: Store, manifest: Manifest, terms: Iterable[Terms]) -> No
     for one in terms:
         verdict = _saved(store, manifest.key, manifest.version, one)
         if one.severity == "error" and verdict is None:
-            closed.append(f"{'/'.join(manifest.key)}: {one.law} was never judged on version {manifest.version[:12]}; run `rowmill verify`")
+            closed.append(
+                f"{'/'.join(manifest.key)}: {one.law} was never judged on version {manifest.version[:12]}; run `rowmill verify`"
+            )
         elif verdict is not None and verdict.blocking:
             closed.append(f"{'/'.join(manifest.key)}: {verdict.sentence}")
     if closed:
@@ -396,7 +406,11 @@ def _expect(facts: Mapping[str, Any], terms: Sequence[Terms]) -> dict[str, bool]
     for one in terms:
         suite.add_expectation(_expectation(one))
     frame = pd.DataFrame([{_fact(one): _number(facts, one) for one in terms}])
-    batch = context.data_sources.add_pandas("facts").add_dataframe_asset("facts").add_batch_definition_whole_dataframe("all")
+    batch = (
+        context.data_sources.add_pandas("facts")
+        .add_dataframe_asset("facts")
+        .add_batch_definition_whole_dataframe("all")
+    )
     result: Any = batch.get_batch({"dataframe": frame}).validate(suite)
     return {
         one.expectation_config.meta["law"]: bool(one.success)

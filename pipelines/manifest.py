@@ -147,7 +147,9 @@ def by_version(store: Store, key: Key, version: str | None) -> Manifest:
     path = f"{folder(key)}/versions/{version}.json"
     if version is None or not store.exists(path):
         known = f"version {version} is not kept" if version else "it was never built"
-        raise IntegrityError(f"{'/'.join(key)}: {known}; a kept version is needed; build it, or choose one of its versions")
+        raise IntegrityError(
+            f"{'/'.join(key)}: {known}; a kept version is needed; build it, or choose one of its versions"
+        )
     return load(store.read(path))
 
 
@@ -181,7 +183,8 @@ def load(content: bytes) -> Manifest:
     raw["ledger"] = tuple((str(s), str(r), int(n)) for s, r, n in raw["ledger"])
     raw["token_ledger"] = tuple((str(s), str(c), int(n)) for s, c, n in raw["token_ledger"])
     raw["tables"] = {
-        name: Table(columns=tuple(t["columns"]), rows=tuple(tuple(r) for r in t["rows"])) for name, t in raw["tables"].items()
+        name: Table(columns=tuple(t["columns"]), rows=tuple(tuple(r) for r in t["rows"]))
+        for name, t in raw["tables"].items()
     }
     raw["histograms"] = {
         name: Histogram(**{**h, "edges": tuple(h["edges"]), "counts": tuple(h["counts"])})

@@ -42,7 +42,13 @@ from pipelines.tokenization import Encoder
 def write_parquet(store: Store, path: str, table: pa.Table) -> File:
     """Write a table whole or not at all; zstd at its fastest level, no dictionaries for unique columns."""
     buffer = BytesIO()
-    pq.write_table(table, buffer, compression="zstd", compression_level=1, use_dictionary=["dataset", "kind", "split", "stage", "reason", "state", "schema", "domain"])
+    pq.write_table(
+        table,
+        buffer,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=["dataset", "kind", "split", "stage", "reason", "state", "schema", "domain"],
+    )
     content = buffer.getvalue()
     store.write(path, content)
     return File(path=path, bytes=len(content), digest=digest_bytes(content), rows=table.num_rows)
@@ -67,7 +73,9 @@ class RejectLog:
 
     def table(self) -> pa.Table:
         """Return the rejects as `rows.REJECTS`."""
-        return pa.table([self.row_ids, [self.stage] * len(self.row_ids), self.reasons, self.details, self.raws], schema=REJECTS)
+        return pa.table(
+            [self.row_ids, [self.stage] * len(self.row_ids), self.reasons, self.details, self.raws], schema=REJECTS
+        )
 
     def counts(self) -> dict[str, int]:
         """Return how many rejects there are by reason."""
@@ -105,7 +113,10 @@ def _canonicalizer(name: str, dataset: Dataset) -> "tuple[canonicalization.Canon
     key = name + dataset.model_dump_json()
     if key not in _CANONICALIZERS:
         made = canonicalization.Canonicalizer(
-            dataset, weighted=dataset.loss.weights, group_key=dataset.splits.group_key, order_key=dataset.splits.time_key
+            dataset,
+            weighted=dataset.loss.weights,
+            group_key=dataset.splits.group_key,
+            order_key=dataset.splits.time_key,
         )
         _CANONICALIZERS.clear()
         _CANONICALIZERS[key] = (made, Splitter(dataset.splits))
@@ -313,7 +324,11 @@ def drop_duplicates(task: DuplicatesTask) -> Part:
 
 def row_as_bytes(row: dict[str, Any]) -> bytes:
     """Return a stored canonical row as JSON, for the rejects of later stages: the raw record is one trace away."""
-    kept = {k: v for k, v in row.items() if v is not None and k in ("kind", "messages", "tools", "template_kwargs", "text", "output", "record")}
+    kept = {
+        k: v
+        for k, v in row.items()
+        if v is not None and k in ("kind", "messages", "tools", "template_kwargs", "text", "output", "record")
+    }
     return orjson.dumps(kept)
 
 
@@ -380,7 +395,12 @@ def too_long(limit: int, count: int, found: Sequence[tuple[str, int]], where: st
 
 
 def _save_examples(
-    task: TokenizeTask, rows: pa.Table, outcomes: Sequence[Outcome], log: RejectLog, counts: Counts, overlong: list[tuple[str, int]]
+    task: TokenizeTask,
+    rows: pa.Table,
+    outcomes: Sequence[Outcome],
+    log: RejectLog,
+    counts: Counts,
+    overlong: list[tuple[str, int]],
 ) -> Part:
     made = [[] if isinstance(one, Rejected) else one for one in outcomes]
     row_ids: list[str] = rows.column("row_id").to_pylist()

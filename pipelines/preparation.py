@@ -126,14 +126,18 @@ def encode_checked(encoder: Encoder, texts: Sequence[str], counts: Counts) -> En
 # ── Text and spans → examples ──────────────────────────────────────────────────────────────────────
 
 
-def examples_of(masked: Sequence[Masked], ordinary: Sequence[list[tuple[int, int]]], encoder: Encoder, counts: Counts) -> "list[Example | Rejected]":
+def examples_of(
+    masked: Sequence[Masked], ordinary: Sequence[list[tuple[int, int]]], encoder: Encoder, counts: Counts
+) -> "list[Example | Rejected]":
     """Encode masked texts in one batch and find the tokens of their spans.
 
     `ordinary[i]` are ranges of text i that must not become control tokens.
     """
     plain = [i for i, ranges in enumerate(ordinary) if not ranges]
     encoded = encode_checked(encoder, [masked[i].text for i in plain], counts)
-    made: dict[int, Example | Rejected] = dict(zip(plain, _examples([masked[i] for i in plain], encoded, counts), strict=True))
+    made: dict[int, Example | Rejected] = dict(
+        zip(plain, _examples([masked[i] for i in plain], encoded, counts), strict=True)
+    )
     for i, ranges in enumerate(ordinary):
         if ranges:
             around = encoder.encode_around(masked[i].text, ranges)
@@ -353,7 +357,9 @@ def keep_tail(example: Example, limit: int, side: Literal["left", "right"], bos_
 # ── Examples → columns ─────────────────────────────────────────────────────────────────────────────
 
 
-def to_table(row_ids: Sequence[str], splits: Sequence[str], domains: "Sequence[str | None]", outcomes: Sequence[list[Example]]) -> pa.Table:
+def to_table(
+    row_ids: Sequence[str], splits: Sequence[str], domains: "Sequence[str | None]", outcomes: Sequence[list[Example]]
+) -> pa.Table:
     """Return a part's examples as `examples.EXAMPLES`; example k of a row is called `row_id#k`."""
     flat = [(i, k, one) for i, made in enumerate(outcomes) for k, one in enumerate(made)]
     rows = [i for i, _, _ in flat]
@@ -366,7 +372,9 @@ def to_table(row_ids: Sequence[str], splits: Sequence[str], domains: "Sequence[s
     return pa.table(
         [
             pa.array([f"{row_ids[i]}#{k}" for i, k, _ in flat], pa.string()),
-            pa.ListArray.from_arrays(pa.array(np.arange(len(flat) + 1, dtype=np.int32)), pa.array([row_ids[i] for i in rows], pa.string())),
+            pa.ListArray.from_arrays(
+                pa.array(np.arange(len(flat) + 1, dtype=np.int32)), pa.array([row_ids[i] for i in rows], pa.string())
+            ),
             pa.array([splits[i] for i in rows], pa.string()),
             pa.array([domains[i] for i in rows], pa.string()),
             _lists(lengths, _concat([one.ids for one in made], np.int32)),
@@ -436,7 +444,10 @@ def conversations(table: pa.Table) -> list[Conversation]:
     """Decode the conversations of a table of canonical rows."""
     messages, tools, kwargs = (_decoded(table.column(name)) for name in ("messages", "tools", "template_kwargs"))
     hashes = table.column("content_hash").to_pylist()
-    return [Conversation(m, t, {} if k is None else k, h) for m, t, k, h in zip(messages, tools, kwargs, hashes, strict=True)]
+    return [
+        Conversation(m, t, {} if k is None else k, h)
+        for m, t, k, h in zip(messages, tools, kwargs, hashes, strict=True)
+    ]
 
 
 _BEYOND_64_BITS = "-[0-9]{19}|[0-9]{20}"
@@ -446,7 +457,10 @@ def _decoded(column: pa.ChunkedArray) -> list[Json]:
     """Decode a column of JSON text; orjson would turn integers beyond 64 bits into floats without a word."""
     inexact = pc.match_substring_regex(column, _BEYOND_64_BITS).to_pylist()
     texts: list[str | None] = column.to_pylist()
-    return [None if text is None else json.loads(text) if long else orjson.loads(text) for text, long in zip(texts, inexact, strict=True)]
+    return [
+        None if text is None else json.loads(text) if long else orjson.loads(text)
+        for text, long in zip(texts, inexact, strict=True)
+    ]
 
 
 def hide_control_strings(one: Conversation, control: ControlStrings) -> "tuple[Conversation, dict[str, str]]":
@@ -488,7 +502,10 @@ class Preparer:
         self._printer = None if spec is None else Renderer(spec)
         self._masker = None if self._printer is None else Masker(self._printer, dataset.loss, _rules(dataset))
         self._control = None if spec is None else ControlStrings(encoder.card, spec.text)
-        self._sliced = dataset.packing.slice_strategy is not None or dataset.packing.strategy_for(_KINDS[dataset.format.kind]) == "concat"
+        self._sliced = (
+            dataset.packing.slice_strategy is not None
+            or dataset.packing.strategy_for(_KINDS[dataset.format.kind]) == "concat"
+        )
 
     @property
     def raises(self) -> bool:
@@ -538,7 +555,9 @@ class Preparer:
             outcomes[draft.place] = made if isinstance(made, Rejected) else [*held, *made]
         return outcomes
 
-    def _drafts(self, place: int, conversation: Conversation, controlled: bool, counts: Counts) -> "list[_Draft] | Rejected":
+    def _drafts(
+        self, place: int, conversation: Conversation, controlled: bool, counts: Counts
+    ) -> "list[_Draft] | Rejected":
         assert self._masker is not None and self._control is not None
         placeholders: dict[str, str] = {}
         policy = self._dataset.template.control_tokens
@@ -610,7 +629,9 @@ class Preparer:
             made.append(example if split else _accounted(example, original, piece))
         return made
 
-    def _remasked(self, draft: "_Draft", piece: Truncated, chosen: frozenset[int], counts: Counts) -> Example | Rejected:
+    def _remasked(
+        self, draft: "_Draft", piece: Truncated, chosen: frozenset[int], counts: Counts
+    ) -> Example | Rejected:
         """Render and mask a shortened conversation, and cut tokens if structure was not enough."""
         assert self._masker is not None
         conversation = replace(draft.conversation, messages=list(piece.messages))
@@ -700,7 +721,9 @@ class Preparer:
         if wanted is False or (wanted == "auto" and not by_itself):
             return []
         if token_id is None:
-            raise ConfigError(f"format.{option}: true, but the tokenizer has no such token; only auto or false can stand; set auto")
+            raise ConfigError(
+                f"format.{option}: true, but the tokenizer has no such token; only auto or false can stand; set auto"
+            )
         return [constant(token_id, count, kind=TEMPLATE, trains=trains)]
 
 
@@ -738,7 +761,10 @@ def _pair_loss(dataset: Dataset) -> tuple[bool, bool]:
         return True, True
     if not loss.mask and loss.mask_default == "mask":
         return False, True
-    return (loss.mask.get("prompt", loss.mask_default) == "train", loss.mask.get("response", loss.mask_default) == "train")
+    return (
+        loss.mask.get("prompt", loss.mask_default) == "train",
+        loss.mask.get("response", loss.mask_default) == "train",
+    )
 
 
 def _sizes(rows: pa.Table) -> list[int]:

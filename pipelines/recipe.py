@@ -136,7 +136,9 @@ class Recipe(Config):
             if dataset.loss.weights:
                 raise ValueError(f"datasets.{name}.loss.weights: true is not built yet; only false is; delete it")
             if dataset.loss.boundary not in (None, boundary):
-                raise ValueError(f"datasets.{name}.loss.boundary: {dataset.loss.boundary} is not built yet for this kind; only {boundary} is; delete it")
+                raise ValueError(
+                    f"datasets.{name}.loss.boundary: {dataset.loss.boundary} is not built yet for this kind; only {boundary} is; delete it"
+                )
         return self
 
     @model_validator(mode="after")
@@ -196,7 +198,9 @@ def parse(values: Mapping[str, Any], *, name: str, where: str) -> Recipe:
     defaults: object = raw.pop("defaults", {}) or {}
     datasets: object = raw.get("datasets")
     if not isinstance(defaults, dict):
-        raise ConfigError(f"{where}: defaults: is {kind_of(defaults)}, expected a mapping of groups; see docs/reference.md")
+        raise ConfigError(
+            f"{where}: defaults: is {kind_of(defaults)}, expected a mapping of groups; see docs/reference.md"
+        )
     if isinstance(datasets, dict):
         filled = cast("dict[str, Any]", datasets)
         groups = cast("dict[str, Any]", defaults)
@@ -243,9 +247,13 @@ def _top_level_aliases(raw: dict[str, Any], where: str) -> None:
 def _check_defaults(defaults: Mapping[str, Any], where: str) -> None:
     for group, values in defaults.items():
         if group != "format" and group not in GROUPS:
-            raise ConfigError(f"{where}: defaults.{group}: unknown group; allowed: {one_of([*GROUPS, 'format'])}; correct it")
+            raise ConfigError(
+                f"{where}: defaults.{group}: unknown group; allowed: {one_of([*GROUPS, 'format'])}; correct it"
+            )
         if not isinstance(values, dict):
-            raise ConfigError(f"{where}: defaults.{group}: is {kind_of(values)}, expected a mapping; write its options under it")
+            raise ConfigError(
+                f"{where}: defaults.{group}: is {kind_of(values)}, expected a mapping; write its options under it"
+            )
         if group in GROUPS:
             config.check(GROUPS[group], values, f"{where}: defaults.{group}")
 
@@ -265,7 +273,9 @@ def _dataset(name: str, value: object, defaults: Mapping[str, Any], where: str) 
     _move_flat_options(options, raw, read, at)
     for group in GROUPS:
         if group in raw and group not in read:
-            raise ConfigError(f"{at}.{group}: a {kind} dataset does not read this group; it reads {one_of(sorted(read))}; delete it")
+            raise ConfigError(
+                f"{at}.{group}: a {kind} dataset does not read this group; it reads {one_of(sorted(read))}; delete it"
+            )
         if group in read and group in defaults and isinstance(raw.get(group, {}), dict):
             raw[group] = {**defaults[group], **raw.get(group, {})}
     known = _format_fields(kind)

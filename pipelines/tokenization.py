@@ -497,7 +497,9 @@ def _with_straddlers(
     joins_left = (left > 0) & (ends[before] > spans.starts + offset) & (starts[before] >= spans.owner_starts + offset)
     joins_left &= ends[before] <= spans.owner_ends + offset
     after = np.minimum(right, max(len(starts) - 1, 0))
-    joins_right = (right < len(starts)) & (starts[after] < spans.ends + offset) & (ends[after] <= spans.owner_ends + offset)
+    joins_right = (
+        (right < len(starts)) & (starts[after] < spans.ends + offset) & (ends[after] <= spans.owner_ends + offset)
+    )
     joins_right &= starts[after] >= spans.owner_starts + offset
     return left - joins_left, right + joins_right
 
@@ -569,7 +571,9 @@ def _placeholder(length: int, taken: str) -> str:
         word = "Q" * (length - tail) + "".join(combination)
         if word not in taken:
             return word
-    raise ConfigError(f"no free placeholder of {length} characters; the row uses every word of that length; reject it with template.control_tokens")
+    raise ConfigError(
+        f"no free placeholder of {length} characters; the row uses every word of that length; reject it with template.control_tokens"
+    )
 
 
 def _map_strings(value: Json, change: Callable[[str], str]) -> Json:

@@ -26,7 +26,11 @@ def _recipe(real_data: Path, tokenizer: str) -> dict[str, Any]:
         return {"source": {"train_urls": [str(real_data / name)]}, "format": {"kind": "chat"}, **options}
 
     # Zephyr's template prints neither tools nor calls, SmolLM3's no calls: counted here, rejected by default.
-    lossy = {"template": {"on_dropped": dict.fromkeys(("tool_list", "call_name", "call_arguments", "text_beside_call"), "count")}}
+    lossy = {
+        "template": {
+            "on_dropped": dict.fromkeys(("tool_list", "call_name", "call_arguments", "text_beside_call"), "count")
+        }
+    }
     tools = {} if tokenizer == "qwen3" else lossy
     return {
         "tokenizer": str(real_data / "tokenizers" / tokenizer),
@@ -35,7 +39,12 @@ def _recipe(real_data: Path, tokenizer: str) -> dict[str, Any]:
         "datasets": {
             "gsm8k": {
                 "source": {"train_urls": [str(real_data / "math/gsm8k_train.jsonl")]},
-                "format": {"kind": "supervised", "input_field": "question", "output_field": "answer", "separate_with": "\n"},
+                "format": {
+                    "kind": "supervised",
+                    "input_field": "question",
+                    "output_field": "answer",
+                    "separate_with": "\n",
+                },
             },
             "glaive": chat("tools/glaive_toolcall_en_demo.json", **tools),
             "fastchat": chat("chat/fastchat_dummy_conversation.json"),
@@ -84,7 +93,10 @@ def test_every_record_ends_in_one_state_of_the_ledger(built: Project, dataset: s
 @pytest.mark.parametrize("dataset", list(ROWS))
 def test_every_token_ends_in_one_class(built: Project, dataset: str) -> None:
     tokenized = _manifest(built, dataset, "tokenized_examples")
-    tables = [built.store.table(file.path, ["original_tokens", "tokens", "trained_tokens"]) for file in tokenized.files("examples")]
+    tables = [
+        built.store.table(file.path, ["original_tokens", "tokens", "trained_tokens"])
+        for file in tokenized.files("examples")
+    ]
     original = sum(int(table.column("original_tokens").to_numpy().sum()) for table in tables)
 
     assert sum(count for _, _, count in tokenized.token_ledger) == original

@@ -14,7 +14,10 @@ from pipelines.errors import ConfigError
 from pipelines.tokenization import ControlStrings, Encoder, FlatSpans, LoadedTokenizer, reveal, trained_tokens
 from tests import recipes
 
-TEXTS = st.text(alphabet=st.one_of(st.sampled_from("ab \n<|>im_end\u00e9\u65e5\U0001f600"), st.characters(codec="utf-8")), max_size=60)
+TEXTS = st.text(
+    alphabet=st.one_of(st.sampled_from("ab \n<|>im_end\u00e9\u65e5\U0001f600"), st.characters(codec="utf-8")),
+    max_size=60,
+)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +72,9 @@ def test_same_as_usual_with_other_ids_is_false(encoder: Encoder) -> None:
 
 @settings(deadline=None)
 @given(text=TEXTS, data=st.data())
-def test_trained_tokens_lie_in_the_span_or_straddle_within_their_message(encoder: Encoder, text: str, data: st.DataObject) -> None:
+def test_trained_tokens_lie_in_the_span_or_straddle_within_their_message(
+    encoder: Encoder, text: str, data: st.DataObject
+) -> None:
     size = len(text.encode())
     start, end = sorted(data.draw(st.tuples(st.integers(0, size), st.integers(0, size))))
     left = data.draw(st.integers(0, start))

@@ -153,7 +153,9 @@ def segments_of(table: pa.Table) -> Segments:
     """Recover the segments of a shard's rows from its columns alone."""
     if not table.num_rows:
         empty = np.zeros(1, np.int64)
-        return Segments(np.empty(0, np.int32), np.empty(0, bool), empty, empty, pa.array([], pa.string()), np.empty(0, np.int32))
+        return Segments(
+            np.empty(0, np.int32), np.empty(0, bool), empty, empty, pa.array([], pa.string()), np.empty(0, np.int32)
+        )
     ids = _column(table, "input_ids")
     labels = _column(table, "labels")
     lengths = _column(table, "segment_lengths")

@@ -107,7 +107,11 @@ def _draft(work: Work, final: list[Part], *, records: int, reused: int, rows_mad
     reasons = add_up(p.facts["reasons"] for p in final)
     left_out = add_up(p.facts["left_out"] for p in final)
     kept = sum(int(p.facts["kept"]) for p in final)
-    ledger = [(KEPT, "", kept), *((REJECTED, r, n) for r, n in reasons.items()), *((s, "", n) for s, n in left_out.items())]
+    ledger = [
+        (KEPT, "", kept),
+        *((REJECTED, r, n) for r, n in reasons.items()),
+        *((s, "", n) for s, n in left_out.items()),
+    ]
     roles = add_up(p.facts["roles"] for p in final)
     groups = _groups(work, final)
     refused = sum(n for r, n in reasons.items() if r not in LEFT_OUT_ON_PURPOSE)
@@ -135,7 +139,9 @@ def _draft(work: Work, final: list[Part], *, records: int, reused: int, rows_mad
         tables=_tables(reasons, roles, final, groups),
         histograms=_histograms(groups, work),
         samples={
-            "rejects": tuple(row_id for reason, ids in samples.items() if reason not in LEFT_OUT_ON_PURPOSE for row_id in ids)[:10],
+            "rejects": tuple(
+                row_id for reason, ids in samples.items() if reason not in LEFT_OUT_ON_PURPOSE for row_id in ids
+            )[:10],
             "duplicates": samples.get("duplicate", ()),
             "unknown_roles": first_samples(final, "examples_of_roles").get("", ()),
             "group_size": tuple(str(name) for name in groups["group_key"].head(10).to_list()),
@@ -155,16 +161,22 @@ def _groups(work: Work, final: list[Part]) -> pl.DataFrame:
     return counted.sort("rows", "group_key", descending=[True, False]).collect(engine="streaming")
 
 
-def _tables(reasons: dict[str, int], roles: dict[str, int], final: list[Part], groups: pl.DataFrame) -> dict[str, Table]:
+def _tables(
+    reasons: dict[str, int], roles: dict[str, int], final: list[Part], groups: pl.DataFrame
+) -> dict[str, Table]:
     schemas = add_up(p.facts["schemas"] for p in final)
     tables = {
         "rejects": Table(("reason", "records"), tuple(sorted(reasons.items(), key=lambda r: (-r[1], r[0]))[:30])),
         "schemas": Table(("schema", "rows"), tuple(schemas.items())),
     }
     if roles:
-        tables["unknown_roles"] = Table(("role", "rows"), tuple(sorted(roles.items(), key=lambda r: (-r[1], r[0]))[:30]))
+        tables["unknown_roles"] = Table(
+            ("role", "rows"), tuple(sorted(roles.items(), key=lambda r: (-r[1], r[0]))[:30])
+        )
     if len(groups):
-        tables["largest_groups"] = Table(("group", "rows"), tuple((str(g), int(n)) for g, n in groups.head(10).iter_rows()))
+        tables["largest_groups"] = Table(
+            ("group", "rows"), tuple((str(g), int(n)) for g, n in groups.head(10).iter_rows())
+        )
     return tables
 
 
@@ -177,5 +189,7 @@ def _histograms(groups: pl.DataFrame, work: Work) -> dict[str, Histogram]:
     bound = getattr(work.recipe.gates, "group_size", None)
     limit = bound.at_most if bound is not None and bound.at_most is not None else 10_000
     return {
-        "group_sizes": Histogram("rows per group", "rows", tuple(float(e) for e in edges), tuple(int(c) for c in counts), float(limit))
+        "group_sizes": Histogram(
+            "rows per group", "rows", tuple(float(e) for e in edges), tuple(int(c) for c in counts), float(limit)
+        )
     }

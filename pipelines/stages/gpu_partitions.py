@@ -53,7 +53,9 @@ def ranks_of(work: Work) -> tuple[str, ...]:
     """Return the ranks that the manifest will name: those wanted and those kept already."""
     names = rank_names(work.recipe.partitions.world_size)
     wanted = set(work.ranks or names)
-    return tuple(name for name in names if name in wanted or kept_part(work.store, work.folder, _fingerprint(work, name)))
+    return tuple(
+        name for name in names if name in wanted or kept_part(work.store, work.folder, _fingerprint(work, name))
+    )
 
 
 def _fingerprint(work: Work, name: str) -> str:
@@ -88,7 +90,9 @@ def to_scratch(task: _ScratchTask) -> bytes:
     table = Store(task.root).table(task.source).combine_chunks()
     hashes = native.sequence_hashes(native.segments_of(table))
     # Each shard has a dictionary of its own; plain strings can be taken from several.
-    plain = table.set_column(table.schema.get_field_index("dataset"), "dataset", pc.cast(table.column("dataset"), pa.string()))
+    plain = table.set_column(
+        table.schema.get_field_index("dataset"), "dataset", pc.cast(table.column("dataset"), pa.string())
+    )
     gather.to_scratch(plain, task.target)
     return b"".join(value.to_bytes(16, "little") for value in hashes)
 
@@ -132,7 +136,9 @@ def write_rank(task: _RankTask) -> tuple[Part, int]:
 
 def _typed(table: pa.Table) -> pa.Table:
     column = table.column("dataset").combine_chunks().dictionary_encode()
-    return table.set_column(table.schema.get_field_index("dataset"), native.SEQUENCES.field("dataset"), column).cast(native.SEQUENCES)
+    return table.set_column(table.schema.get_field_index("dataset"), native.SEQUENCES.field("dataset"), column).cast(
+        native.SEQUENCES
+    )
 
 
 def _write_ranks(work: Work, names: Sequence[str]) -> list[Part]:
@@ -141,7 +147,9 @@ def _write_ranks(work: Work, names: Sequence[str]) -> list[Part]:
     counts = [file.rows for file in shards]
     with scratch_folder(work) as scratch:
         targets = [str(scratch / f"{i:06d}.arrow") for i in range(len(shards) + 1)]
-        tasks = [_ScratchTask(work.store.root, file.path, target) for file, target in zip(shards, targets, strict=False)]
+        tasks = [
+            _ScratchTask(work.store.root, file.path, target) for file, target in zip(shards, targets, strict=False)
+        ]
         size = 4 * sum(file.bytes for file in shards)
         hashes = b"".join(work.pool.map(to_scratch, tasks, size_bytes=size)) + _filler_scratch(work, targets[-1])
         first_rows = np.concatenate(([0], np.cumsum([*counts, 1])))
@@ -161,7 +169,9 @@ def _filler_scratch(work: Work, target: str) -> bytes:
     card = next(iter(training_splits.packed_of(work).values())).card
     pad = next((card[name] for name in ("pad_id", "eos_id") if card.get(name) is not None), 0)
     table = native.fillers(1, pad_id=int(pad), dataset="")
-    plain = table.set_column(table.schema.get_field_index("dataset"), "dataset", pc.cast(table.column("dataset"), pa.string()))
+    plain = table.set_column(
+        table.schema.get_field_index("dataset"), "dataset", pc.cast(table.column("dataset"), pa.string())
+    )
     gather.to_scratch(plain, target)
     return native.sequence_hashes(native.segments_of(table.combine_chunks()))[0].to_bytes(16, "little")
 
@@ -203,7 +213,10 @@ def _rank_task(work: Work, name: str, files: tuple[str, ...], first_rows: Ints, 
 
 def _draft(work: Work, names: list[str], ranks: list[Part], *, reused: int) -> Draft:
     trained = [int(part.facts["trained_tokens"]) for part in ranks]
-    rows = [(name, *(int(p.facts[f]) for f in ("sequences", "fillers", "tokens", "trained_tokens"))) for name, p in zip(names, ranks, strict=True)]
+    rows = [
+        (name, *(int(p.facts[f]) for f in ("sequences", "fillers", "tokens", "trained_tokens")))
+        for name, p in zip(names, ranks, strict=True)
+    ]
     return Draft(
         parts=ranks,
         facts={

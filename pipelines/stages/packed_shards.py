@@ -59,7 +59,9 @@ KINDS: dict[str, Kind] = {"chat": "conversation", "auto": "conversation", "super
 
 def fingerprint_of(work: Work) -> str:
     """Identify the options that decide shards."""
-    return digest("packed_shards", VERSION, work.dataset.packing.model_dump(mode="json"), work.recipe.seq_len, work.dataset_name)
+    return digest(
+        "packed_shards", VERSION, work.dataset.packing.model_dump(mode="json"), work.recipe.seq_len, work.dataset_name
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,10 @@ def _plan(work: Work, lengths: _Lengths, split: str) -> _SplitPlan | None:
         packing.whole(own)
         if strategy == "concat"
         else packing.slice_too_long(
-            own, work.recipe.seq_len, options.slice_strategy_for(kind), name_of=lambda i: _name(work, lengths, int(numbers[i]))
+            own,
+            work.recipe.seq_len,
+            options.slice_strategy_for(kind),
+            name_of=lambda i: _name(work, lengths, int(numbers[i])),
         )
     )
     plan = packing.plan_slices(
@@ -169,7 +174,9 @@ def _expected_hash(table: pa.Table, task: _ScratchTask) -> int:
     if task.ignore_token_id is not None:
         targets &= cut_ids != task.ignore_token_id
     names = table.column("example_id").combine_chunks().take(pa.array(task.rows))
-    segments = native.Segments(cut_ids, cut_mask, bounds, np.array([0, len(task.rows)]), names, task.starts.astype(np.int32))
+    segments = native.Segments(
+        cut_ids, cut_mask, bounds, np.array([0, len(task.rows)]), names, task.starts.astype(np.int32)
+    )
     return sum(native.segment_hashes(segments, targets)) % native.MODULUS
 
 
@@ -251,7 +258,9 @@ def write_shard(task: _ShardTask) -> tuple[Part, int]:
     shard = _save(store, f"{task.at}/data/{task.split}/{task.name}.parquet", sink.getvalue(), table.num_rows)
     lineage = BytesIO()
     pq.write_table(_lineage(table, task), lineage, compression="zstd")
-    segments = _save(store, f"{task.at}/segments/{task.split}-{task.name}.parquet", lineage.getvalue(), len(task.examples))
+    segments = _save(
+        store, f"{task.at}/segments/{task.split}-{task.name}.parquet", lineage.getvalue(), len(task.examples)
+    )
     with store.open(shard.path) as handle:
         back = native.read(handle)
     found = sum(native.sequence_hashes(native.segments_of(back))) % native.MODULUS
@@ -315,7 +324,9 @@ def _save(store: Store, path: str, content: bytes, rows: int) -> File:
     return File(path=path, bytes=len(content), digest=digest_bytes(content), rows=rows)
 
 
-def _write_shards(work: Work, lengths: _Lengths, plans: Sequence[_SplitPlan], files: list[str]) -> list[tuple[Part, int]]:
+def _write_shards(
+    work: Work, lengths: _Lengths, plans: Sequence[_SplitPlan], files: list[str]
+) -> list[tuple[Part, int]]:
     scanned = raw_dataset.parts_of(work.input("raw_dataset").details)
     at = part_folder(work.folder, _plan_digest(work, lengths, plans))
     card = {k: str(v) for k, v in _card(work).items()}
@@ -337,7 +348,13 @@ def _card(work: Work) -> dict[str, Any]:
 
 
 def _shard_tasks(
-    work: Work, lengths: _Lengths, one: _SplitPlan, files: list[str], scanned: list[SourcePart], at: str, card: dict[str, str]
+    work: Work,
+    lengths: _Lengths,
+    one: _SplitPlan,
+    files: list[str],
+    scanned: list[SourcePart],
+    at: str,
+    card: dict[str, str],
 ) -> list[_ShardTask]:
     per_shard = max(1, SHARD_TOKENS // work.recipe.seq_len)
     options, plan = work.dataset.packing, one.plan
@@ -357,7 +374,9 @@ def _shard_tasks(
     return tasks
 
 
-def _draft(work: Work, lengths: _Lengths, plans: list[_SplitPlan], made: list[tuple[Part, int]], expected: int) -> Draft:
+def _draft(
+    work: Work, lengths: _Lengths, plans: list[_SplitPlan], made: list[tuple[Part, int]], expected: int
+) -> Draft:
     shards = [part for part, _ in made]
     found = sum(value for _, value in made) % native.MODULUS
     planned = sum(int(p.plan.ranges[:, 1].sum()) for p in plans)
@@ -385,7 +404,11 @@ def _draft(work: Work, lengths: _Lengths, plans: list[_SplitPlan], made: list[tu
         ledger=ledger,
         token_ledger=[("all", "dropped", total - planned)] if total > planned else [],
         tables={"splits": _splits_table(work, lengths, plans, shards)},
-        histograms={"fill": Histogram("fill", "share of seq_len", tuple(round(float(e), 2) for e in edges), tuple(int(c) for c in counts))},
+        histograms={
+            "fill": Histogram(
+                "fill", "share of seq_len", tuple(round(float(e), 2) for e in edges), tuple(int(c) for c in counts)
+            )
+        },
         schema=tuple((f.name, str(f.type)) for f in native.SEQUENCES),
         card=_card(work),
         rows_made=len(lengths.tokens),
@@ -397,5 +420,7 @@ def _splits_table(work: Work, lengths: _Lengths, plans: list[_SplitPlan], shards
     for one in plans:
         own = [p.facts for p in shards if p.facts["split"] == one.split]
         examples = int((cast(Any, lengths.splits) == one.split).sum())
-        rows.append((work.dataset_name, one.split, examples, one.plan.sequences, sum(int(f["trained_tokens"]) for f in own)))
+        rows.append(
+            (work.dataset_name, one.split, examples, one.plan.sequences, sum(int(f["trained_tokens"]) for f in own))
+        )
     return Table(("dataset", "split", "rows", "sequences", "trained_tokens"), tuple(rows))

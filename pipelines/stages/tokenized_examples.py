@@ -64,7 +64,16 @@ def fingerprint_of(work: Work, loaded: LoadedTokenizer, spec: RendererSpec | Non
     versions = (VERSION, tokenization.VERSION, rendering.VERSION, masking.VERSION)
     printed = None if spec is None else repr(spec)
     sliced = dataset.packing.slice_strategy is not None
-    return digest("tokenized_examples", versions, loaded.card.digest, printed, options, work.recipe.limit_of(work.dataset_name or ""), sliced, _vocabulary(work, loaded))
+    return digest(
+        "tokenized_examples",
+        versions,
+        loaded.card.digest,
+        printed,
+        options,
+        work.recipe.limit_of(work.dataset_name or ""),
+        sliced,
+        _vocabulary(work, loaded),
+    )
 
 
 def _vocabulary(work: Work, loaded: LoadedTokenizer) -> int:
@@ -83,7 +92,9 @@ def make(work: Work) -> Draft:
     return _draft(work, made, loaded, spec, reused=reused, rows_made=rows_made)
 
 
-def _planned(work: Work, path: str, spec: RendererSpec | None, part: Part, fingerprint: str, loaded: LoadedTokenizer) -> Planned:
+def _planned(
+    work: Work, path: str, spec: RendererSpec | None, part: Part, fingerprint: str, loaded: LoadedTokenizer
+) -> Planned:
     task = parts.TokenizeTask(
         root=work.store.root,
         folder=work.folder,
@@ -103,10 +114,14 @@ def _raise_overlong(work: Work, made: list[Part]) -> None:
     found = [(str(row_id), int(length)) for part in made for row_id, length in part.facts["overlong"]]
     total = sum(int(part.facts["overlong_rows"]) for part in made)
     if total and work.dataset.truncation.overlong == "raise":
-        raise parts.too_long(work.recipe.limit_of(work.dataset_name or ""), total, found, f"datasets.{work.dataset_name}")
+        raise parts.too_long(
+            work.recipe.limit_of(work.dataset_name or ""), total, found, f"datasets.{work.dataset_name}"
+        )
 
 
-def _draft(work: Work, made: list[Part], loaded: LoadedTokenizer, spec: RendererSpec | None, *, reused: int, rows_made: int) -> Draft:
+def _draft(
+    work: Work, made: list[Part], loaded: LoadedTokenizer, spec: RendererSpec | None, *, reused: int, rows_made: int
+) -> Draft:
     reasons = add_up(p.facts["reasons"] for p in made)
     rows = sum(int(p.facts["rows"]) for p in made)
     kept = sum(int(p.facts["kept"]) for p in made)

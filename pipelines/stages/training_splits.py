@@ -16,7 +16,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipelines import manifest, mixing, parts, partitions
+from pipelines import manifest, mixing, partitions, parts
 from pipelines.ledger import KEPT
 from pipelines.manifest import Histogram, Key, Manifest, Part, Table
 from pipelines.mixing import Order
@@ -72,7 +72,11 @@ def make(work: Work) -> Draft:
     by_place = _by_place(order, list(sequences.values()))
     mixture = work.recipe.mixture
     dealt = partitions.deal(
-        work.recipe.partitions, order.epoch_offsets, by_place.trained, batch_sizes=mixture.batch_sizes, steps=mixture.steps
+        work.recipe.partitions,
+        order.epoch_offsets,
+        by_place.trained,
+        batch_sizes=mixture.batch_sizes,
+        steps=mixture.steps,
     )
     steps = _rank_steps(work, dealt, by_place)
     part = _save(work, order, dealt, steps)
@@ -83,7 +87,9 @@ def _sequences(work: Work, packed: Manifest) -> Sequences:
     shards = [p.files["shard"].path for p in packed.parts if p.facts["split"] == "train"]
     if not shards:
         return Sequences(*(np.empty(0, np.int64) for _ in range(4)))
-    table = pa.concat_tables([work.store.table(path, ("tokens", "trained_tokens", "segment_lengths")) for path in shards]).combine_chunks()
+    table = pa.concat_tables(
+        [work.store.table(path, ("tokens", "trained_tokens", "segment_lengths")) for path in shards]
+    ).combine_chunks()
     lists = table.column("segment_lengths").combine_chunks()
     offsets = np.asarray(lists.offsets, np.int64)
     lengths = lists.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
@@ -134,7 +140,10 @@ def _save(work: Work, order: Order, dealt: Dealt, steps: pa.Table) -> Part:
     filler = dealt.order == FILLER
     place = np.where(filler, 0, dealt.order)
     empty = not len(order.items)
-    columns = [np.full(len(filler), -1) if empty else np.where(filler, -1, values[place]) for values in (order.datasets, order.items)]
+    columns = [
+        np.full(len(filler), -1) if empty else np.where(filler, -1, values[place])
+        for values in (order.datasets, order.items)
+    ]
     passes = np.zeros(len(filler), np.int32) if empty else np.where(filler, 0, order.passes[place])
     step = np.repeat(np.arange(len(dealt.step_offsets) - 1), np.diff(dealt.step_offsets))
     table = pa.table([columns[0].astype(np.int32), columns[1], passes.astype(np.int32), step, filler], schema=ORDER)
@@ -149,12 +158,23 @@ def _save(work: Work, order: Order, dealt: Dealt, steps: pa.Table) -> Part:
 
 
 def _draft(
-    work: Work, packed: dict[str, Manifest], sizes: dict[str, int], order: Order, dealt: Dealt, by_place: Sequences, steps: pa.Table, part: Part
+    work: Work,
+    packed: dict[str, Manifest],
+    sizes: dict[str, int],
+    order: Order,
+    dealt: Dealt,
+    by_place: Sequences,
+    steps: pa.Table,
+    part: Part,
 ) -> Draft:
     shown = np.unique(_global(order, sizes))
     total = sum(sizes.values())
     scheduled = np.unique(_global(order, sizes)[dealt.order[dealt.order != FILLER]]) if total else shown
-    dropped = np.setdiff1d(np.unique(_global(order, sizes)[dealt.dropped]), scheduled) if len(dealt.dropped) else np.empty(0, np.int64)
+    dropped = (
+        np.setdiff1d(np.unique(_global(order, sizes)[dealt.dropped]), scheduled)
+        if len(dealt.dropped)
+        else np.empty(0, np.int64)
+    )
     left = total - len(scheduled) - len(dropped)
     lines = [(KEPT, "", len(scheduled)), ("remainder", "", len(dropped)), ("not_scheduled", "", left)]
     leaks = _leaks(work, packed)
@@ -196,7 +216,9 @@ def _balance(steps: pa.Table) -> tuple[float, int]:
     frame = pl.DataFrame(steps.select(["step", "trained_tokens"]).to_pydict())
     if not len(frame):
         return 0.0, 0
-    per_step = frame.group_by("step").agg(pl.col("trained_tokens").max().alias("most"), pl.col("trained_tokens").mean().alias("mean"))
+    per_step = frame.group_by("step").agg(
+        pl.col("trained_tokens").max().alias("most"), pl.col("trained_tokens").mean().alias("mean")
+    )
     above = (per_step["most"] / per_step["mean"] - 1).fill_nan(0).mean()
     return round(float(above or 0.0), 9), int((frame["trained_tokens"] == 0).sum())  # pyright: ignore[reportArgumentType]
 
@@ -206,7 +228,14 @@ def _step_histogram(steps: pa.Table) -> dict[str, Histogram]:
     if not len(trained):
         return {}
     counts, edges = np.histogram(trained, bins=min(20, max(1, len(np.unique(trained)))))
-    return {"rank_load": Histogram("trained tokens per rank and step", "tokens", tuple(round(float(e), 1) for e in edges), tuple(int(c) for c in counts))}
+    return {
+        "rank_load": Histogram(
+            "trained tokens per rank and step",
+            "tokens",
+            tuple(round(float(e), 1) for e in edges),
+            tuple(int(c) for c in counts),
+        )
+    }
 
 
 def _mixture_share(work: Work, order: Order, sizes: dict[str, int]) -> float:
@@ -236,7 +265,16 @@ def _mixture_table(work: Work, order: Order, dealt: Dealt, by_place: Sequences, 
         mine = places[order.datasets[places] == number]
         weight = weights.get(name, Fraction(0))
         passes = round(len(mine) / size, 4) if size else 0.0
-        rows.append((name, round(float(weight), 6), round(float(weight / total), 6), passes, len(mine), int(by_place.trained[mine].sum())))
+        rows.append(
+            (
+                name,
+                round(float(weight), 6),
+                round(float(weight / total), 6),
+                passes,
+                len(mine),
+                int(by_place.trained[mine].sum()),
+            )
+        )
     return Table(("dataset", "weight", "wanted_share", "passes", "sequences", "trained_tokens"), tuple(rows))
 
 
@@ -250,7 +288,11 @@ def _leaks(work: Work, packed: dict[str, Manifest]) -> dict[str, Any]:
     if rows is None:
         return {"same_row": 0, "same_group": 0, "same_prompt": 0.0, "split_share": 0.0}
     twice = rows.group_by("content_hash").agg(pl.col("split").n_unique().alias("splits")).filter(pl.col("splits") > 1)
-    groups = rows.filter(pl.col("group_key").is_not_null()).group_by("dataset", "group_key").agg(pl.col("split").n_unique().alias("splits"))
+    groups = (
+        rows.filter(pl.col("group_key").is_not_null())
+        .group_by("dataset", "group_key")
+        .agg(pl.col("split").n_unique().alias("splits"))
+    )
     held = rows.filter(pl.col("split") != "train", pl.col("prompt_hash").is_not_null())
     asked = rows.filter(pl.col("split") == "train").select("prompt_hash").unique()
     return {

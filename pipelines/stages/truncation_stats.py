@@ -96,4 +96,6 @@ def _stages_table(columns: pa.Table) -> Table:
 def _trained_shares(columns: pa.Table) -> Histogram:
     shares = _ints(columns, "trained_tokens") / np.maximum(_ints(columns, "tokens"), 1)
     counts, edges = np.histogram(shares, bins=20, range=(0.0, 1.0))
-    return Histogram("trained share", "share of tokens", tuple(round(float(e), 2) for e in edges), tuple(int(c) for c in counts))
+    return Histogram(
+        "trained share", "share of tokens", tuple(round(float(e), 2) for e in edges), tuple(int(c) for c in counts)
+    )

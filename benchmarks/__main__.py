@@ -1,0 +1,7 @@
+"""Run every benchmark that needs no peer's environment: `python -m benchmarks`; results go to `benchmarks/results.jsonl`."""
+
+from benchmarks import road, scale
+
+if __name__ == "__main__":
+    road.main(10)
+    scale.main(2.0)

@@ -1,0 +1,61 @@
+"""TRL's preparation of the same rows: `SFTTrainer` with packing and assistant-only loss, a tiny model, no step of training.
+
+Runs in an environment of its own (`pip install torch trl`), because rowmill needs neither. Prints one JSON
+line per number of processes. The clock runs from reading the JSON Lines to packed rows: loading the dataset
+and `SFTTrainer.__init__` with its tokenizing and packing; loading the tokenizer and making the model are not
+counted. Every run has a fresh cache folder, so that nothing is read back.
+
+    python benchmarks/peer_trl.py chats.jsonl tokenizer-folder training-template.jinja [processes …]
+"""
+
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
+def main(rows: str, tokenizer_folder: str, template: str, processes: list[int]) -> None:
+    """Prepare the rows once per number of processes."""
+    import datasets
+    import trl
+    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+    from trl import SFTConfig, SFTTrainer
+
+    datasets.disable_progress_bars()
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    tokenizer.chat_template = Path(template).read_text(encoding="utf-8")
+    config = Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+        num_attention_heads=1, num_key_value_heads=1, tie_word_embeddings=True,
+    )  # fmt: skip
+    model = Qwen2ForCausalLM(config)
+    for count in processes:
+        with tempfile.TemporaryDirectory() as cache:
+            arguments = SFTConfig(
+                output_dir=cache, max_length=4096, packing=True, packing_strategy="bfd", assistant_only_loss=True,
+                dataset_num_proc=count, report_to=[], per_device_train_batch_size=1, use_cpu=True, bf16=False,
+            )  # fmt: skip
+            begin = time.perf_counter()
+            data = datasets.load_dataset("json", data_files=rows, split="train", cache_dir=cache)
+            data = data.remove_columns([name for name in data.column_names if name != "messages"])
+            trainer = SFTTrainer(model=model, args=arguments, train_dataset=data, processing_class=tokenizer)
+            seconds = time.perf_counter() - begin
+            packed = trainer.train_dataset
+            tokens = sum(len(ids) for ids in packed["input_ids"])
+            result = {
+                "peer": f"trl {trl.__version__}",
+                "processes": count,
+                "seconds": round(seconds, 3),
+                "tokens": tokens,
+                "sequences": len(packed),
+            }
+            print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3], [int(one) for one in sys.argv[4:]] or [1, 2])

@@ -63,6 +63,15 @@ def test_shards_of_a_rank_load_as_its_sequences(root: Path, load_parquet: Any) -
         assert row["seq_lengths"] == reader[i].seq_lengths.tolist()
 
 
+def test_interleaved_ranks_are_the_order_of_training(root: Path, load_parquet: Any) -> None:
+    import datasets
+
+    one = Reader(root, "tiny", rank=0, world_size=1, as_torch=False)
+    rows = datasets.interleave_datasets([load_parquet(files) for files in one.data_files.values()])
+
+    assert rows["input_ids"][:] == [one[i].input_ids.tolist() for i in range(len(one))]
+
+
 def test_glob_over_all_ranks_loads_every_sequence_once(root: Path, load_parquet: Any) -> None:
     rows = load_parquet(os.fspath(root / "tiny/gpu_partitions/parts/*/rank-*-of-00002/data/*.parquet"))
     readers = [Reader(root, "tiny", rank=rank, world_size=2, as_torch=False) for rank in range(2)]

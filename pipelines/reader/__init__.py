@@ -15,8 +15,8 @@
 What belongs here: whose turn it is, and where a run stands. What does not: the order itself, which is built,
 holds all epochs and knows no world size: rank r of W takes the places p with p mod W = r.
 
-The reader is the loader: it lays out some 50 million tokens per second on one core, many times what a GPU trains
-on, so it has no worker processes, and needs no `DataLoader` around it. Rejected: counting
+The reader is the loader: one core lays out some 40 million tokens per second, many times what a GPU trains on,
+so it has no worker processes, and needs no `DataLoader` around it. Rejected: counting
 what a prefetching worker has read, which makes a resumed run skip batches that nobody was given.
 """
 
@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.errors import ConfigError, IntegrityError
+from pipelines.errors import ConfigError, IntegrityError, one_of
 from pipelines.reader import layouts, published
 from pipelines.reader.layouts import Batch, LayoutName
 from pipelines.reader.published import Ints, Published
@@ -160,8 +160,8 @@ class Reader:
         position, taken, before = int(state["position"]), int(state["taken"]), int(state["world_size"])
         if taken and before != self._world_size:
             raise ConfigError(
-                f"world_size: {self._world_size}, but the state stands inside a step that {before} ranks had begun; inside a "
-                f"step the same number is needed; go on with {before} ranks, or from a state taken at a step's end"
+                f"world_size: {self._world_size}, but the state stands inside a step that {before} ranks had begun; "
+                f"inside a step the same number is needed; go on with {before} ranks, or from a state between steps"
             )
         self._require_equal_shares(position)
         self._next, self._origin, self._step = self._number_at(position) + taken, position, None
@@ -225,7 +225,7 @@ class Reader:
 
     @property
     def data_files(self) -> dict[str, list[str]]:
-        """Return the shards of each stored rank, in order: what `datasets.load_dataset("parquet", data_files=…)` takes."""
+        """The shards of each stored rank, in order: what `load_dataset("parquet", data_files=…)` takes."""
         return {name: published.paths_of(self._published, shards) for name, shards in self._published.ranks.items()}
 
     # ── Places and numbers: this rank's sequence n stands at place rank + n · world_size ───────────
@@ -263,8 +263,8 @@ class Reader:
         for name, value in own.items():
             if state.get(name) != value:
                 raise IntegrityError(
-                    f"{self._published.where}: the state's {name} is {state.get(name)!r}; {value!r} is the build's; make the "
-                    "build that the run began with current again, or begin anew"
+                    f"{self._published.where}: the state's {name} is {state.get(name)!r}; {value!r} is the "
+                    "build's; make the build that the run began with current again, or begin anew"
                 )
 
     def _require_equal_shares(self, position: int) -> None:
@@ -276,8 +276,9 @@ class Reader:
             below = next(d for d in range(self._world_size, 0, -1) if common % d == 0)
             above = next((d for d in range(self._world_size, common + 1) if common % d == 0), below)
             raise ConfigError(
-                f"world_size: {self._world_size} does not divide the steps from place {position} on; every rank takes as many "
-                f"sequences of a step; choose {below}{f' or {above}' if above != below else ''}, or build with another batch_size"
+                f"world_size: {self._world_size} does not divide the steps from place {position} on; every rank takes "
+                f"as many sequences of a step; choose {one_of(dict.fromkeys((below, above)))}, or build with another "
+                "batch_size"
             )
 
 

@@ -64,10 +64,14 @@ def layout(name: LayoutName, *, pad_id: int, pad_to: int | None, as_torch: bool 
     if name not in {"flat", "padded"}:
         raise ConfigError(f"layout: {name!r}; 'flat' and 'padded' are known; choose one")
     if pad_to is not None and name != "padded":
-        raise ConfigError(f"pad_to: {pad_to} with layout {name!r}, which has no padding; leave it out, or choose layout='padded'")
+        raise ConfigError(
+            f"pad_to: {pad_to} with layout {name!r}, which has no padding; leave it out, or choose layout='padded'"
+        )
     installed = find_spec("torch") is not None
     if as_torch and not installed:
-        raise ConfigError("as_torch: torch is not installed here; it is needed for tensors; install it, or leave as_torch out")
+        raise ConfigError(
+            "as_torch: torch is not installed here; it is needed for tensors; install it, or leave as_torch out"
+        )
     return Layout(name, pad_id, pad_to, installed if as_torch is None else as_torch)
 
 
@@ -97,7 +101,9 @@ def padded(rows: Sequence[PackedSequence], *, pad_id: int, length: int | None) -
     longest = max(len(row.input_ids) for row in rows)
     wide = longest if length is None else length
     if longest > wide:
-        raise ConfigError(f"pad_to: {wide}, but a sequence has {longest} tokens; at least that many are needed; raise pad_to")
+        raise ConfigError(
+            f"pad_to: {wide}, but a sequence has {longest} tokens; at least that many are needed; raise pad_to"
+        )
     fills = {"input_ids": pad_id, "labels": IGNORE, "position_ids": 0, "segment_ids": -1, "attention_mask": 0}
     batch = {name: np.full((len(rows), wide), fill, np.int64) for name, fill in fills.items()}
     for i, row in enumerate(rows):

@@ -104,21 +104,28 @@ def open_published(store: Store, recipe: str) -> Published:
 
 
 def _from_json(store: Store, where: str, raw: dict[str, Any]) -> Published:
-    ranks = {name: tuple(Shard(path, rows, what) for path, rows, what in one["files"]) for name, one in raw["ranks"].items()}
+    ranks = {
+        name: tuple(Shard(path, rows, what) for path, rows, what in one["files"]) for name, one in raw["ranks"].items()
+    }
     world_size, places = int(raw["world_size"]), int(raw["places"])
     # A rank's folder is whole in itself: its facts tell the steps, so the order's own file need not be copied along.
     first = next(iter(raw["ranks"].values()))["folder"]
-    offsets, trained = _steps(store, f"{first}/facts.parquet", world_size) if raw["has_steps"] else (np.array([0, places]), np.zeros(1))
+    offsets, trained = np.array([0, places]), np.zeros(1, np.int64)
+    if raw["has_steps"]:
+        offsets, trained = _steps(store, f"{first}/facts.parquet", world_size)
     if int(offsets[-1]) != places:
         raise IntegrityError(
-            f"{store.path(first)}/facts.parquet: its steps end at place {int(offsets[-1])}; {where} says {places}; build again"
+            f"{store.path(first)}/facts.parquet: its steps end at place {int(offsets[-1])}; {where} says {places}; "
+            "build again"
         )
     return Published(
         store=store,
         where=where,
         recipe=str(raw["recipe"]),
         order=str(raw["order"]),
-        content=digest(sorted((key, version) for key, version in raw["inputs"].items() if key.endswith("/packed_shards"))),
+        content=digest(
+            sorted((key, version) for key, version in raw["inputs"].items() if key.endswith("/packed_shards"))
+        ),
         world_size=world_size,
         seq_len=int(raw["seq_len"]),
         places=places,
@@ -146,9 +153,13 @@ def check_tokenizer(published: Published, folder: str | Path) -> None:
     """Refuse a build that was made with another `tokenizer.json` than the folder's."""
     expected = cast("dict[str, str]", published.card["tokenizer_files"]).get("tokenizer.json")
     file = Path(folder) / "tokenizer.json"
-    if expected is None or not file.is_file():
-        what = f"{file}: missing" if expected else f"{published.where}: made with {published.card['tokenizer']!r} from the hub"
-        raise ConfigError(f"{what}; two tokenizer.json files are compared; name such a folder, or leave `tokenizer` out")
+    if expected is None:
+        raise ConfigError(
+            f"{published.where}: made with {published.card['tokenizer']!r} by name, not from a folder; two "
+            "tokenizer.json files are compared; leave `tokenizer` out"
+        )
+    if not file.is_file():
+        raise ConfigError(f"{file}: missing; the folder's tokenizer.json is compared; name a folder that has one")
     found = sha256(file.read_bytes()).hexdigest()
     if found != expected:
         raise IntegrityError(
@@ -168,7 +179,10 @@ def open_shards(published: Published, ranks: Iterable[int], *, verify: bool) -> 
 
     """
     names = list(published.ranks)
-    return {rank: tuple(_checked(published, rank, shard, verify=verify) for shard in published.ranks[names[rank]]) for rank in ranks}
+    return {
+        rank: tuple(_checked(published, rank, shard, verify=verify) for shard in published.ranks[names[rank]])
+        for rank in ranks
+    }
 
 
 def parquet(store: Store, path: str) -> pq.ParquetFile:

@@ -59,7 +59,9 @@ def positions(lengths: Tokens) -> Ints:
 class Shelf:
     """The stored ranks that one reader needs, each with one decoded row group. Safe to share among threads."""
 
-    def __init__(self, store: Store, world_size: int, ranks: Mapping[int, tuple[tuple[Shard, ...], tuple[Ints, ...]]]) -> None:
+    def __init__(
+        self, store: Store, world_size: int, ranks: Mapping[int, tuple[Sequence[Shard], Sequence[Ints]]]
+    ) -> None:
         self._world_size = world_size
         self._ranks = {rank: _StoredRank(store, shards, groups) for rank, (shards, groups) in ranks.items()}
         self._lock = threading.Lock()

@@ -94,7 +94,8 @@ class View:
             out = np.empty_like(numbers)
             for era in np.unique(eras).tolist():
                 begin = era * era_length
-                inside = permutation.feistel(min(era_length, self.length - begin), permutation.key(seed, "view", "era", era))
+                key = permutation.key(seed, "view", "era", era)
+                inside = permutation.feistel(min(era_length, self.length - begin), key)
                 out[eras == era] = begin + inside(numbers[eras == era] - begin)
             return out
 

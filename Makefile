@@ -52,7 +52,7 @@ bench: $(READY)  ## run the benchmarks; one JSON line each
 	@$(BIN)/python -m benchmarks
 
 docs: $(READY)  ## write the generated reference and the JSON Schema again
-	@$(BIN)/python docs/generate.py
+	@$(BIN)/python -m pipelines.reference
 
 lock:  ## write constraints.txt again from the newest versions that pyproject.toml allows (Python 3.11)
 	rm -rf build/lock && python3.11 -m venv build/lock

@@ -23,7 +23,7 @@ import dagster as dg
 
 from assets import metadata
 from assets.resources import Storage
-from pipelines import build, findings, manifest, reports
+from pipelines import build, findings, manifest, reports, terminal
 from pipelines.build import Project, Report, Step
 from pipelines.errors import PipelineError
 from pipelines.findings import Terms
@@ -79,13 +79,15 @@ def order(steps: Sequence[Step]) -> dict[Key, tuple[Key, ...]]:
     """Return the edges of the asset graph: what a step reads, and what it only waits for.
 
     It waits for every stage whose findings it needs; those that stand before its inputs anyway get no edge,
-    or the last asset would have one to every other.
+    or the last asset would have one to every other. Neither does a raw dataset that is read beside rows:
+    their ids hold the digests of its parts, so whatever changes it changes them.
     """
     edges: dict[Key, tuple[Key, ...]] = {}
     behind: dict[Key, set[Key]] = {}
     for step in steps:
         reached = {key for one in step.inputs for key in behind[one] | {one}}
-        edges[step.key] = (*step.inputs, *(key for key in step.gates if key not in reached))
+        read = [key for key in step.inputs if key[-1] != "raw_dataset" or len(step.inputs) == 1]
+        edges[step.key] = (*read, *(key for key in step.gates if key not in reached))
         behind[step.key] = reached | set(step.gates)
     return edges
 
@@ -166,7 +168,7 @@ def dagster_name(recipe: str) -> str:
 
 def said_of(step: Step, report: Report) -> str:
     """Say in one line what became of a step."""
-    how = "reused" if report.reused else f"made in {reports.seconds_text(report.seconds)}"
+    how = "reused" if report.reused else f"made in {terminal.seconds_text(report.seconds)}"
     return f"{'/'.join(step.key[1:])}: {how}, {reports.outcome(report.manifest)}"
 
 

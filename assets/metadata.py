@@ -51,13 +51,14 @@ def of(report: Report, store: Store) -> Page:
 
 
 def _built(report: Report, store: Store) -> Page:
+    # Named apart from the facts: how many parts there are is one thing, how many this build made another.
     manifest = report.manifest
     return {
-        "reused": dg.MetadataValue.bool(report.reused),
-        "parts": dg.MetadataValue.int(report.parts),
-        "parts_reused": dg.MetadataValue.int(report.parts_reused),
-        "rows_made": dg.MetadataValue.int(report.rows_made),
-        "seconds": dg.MetadataValue.float(round(report.seconds, 3)),
+        "build_reused": dg.MetadataValue.bool(report.reused),
+        "build_parts": dg.MetadataValue.int(report.parts),
+        "build_parts_reused": dg.MetadataValue.int(report.parts_reused),
+        "build_rows": dg.MetadataValue.int(report.rows_made),
+        "build_seconds": dg.MetadataValue.float(round(report.seconds, 3)),
         "folder": dg.MetadataValue.path(store.path(folder(manifest.key))),
         "fingerprint": dg.MetadataValue.text(manifest.fingerprint),
         VERSION: dg.MetadataValue.text(manifest.version),
@@ -65,13 +66,13 @@ def _built(report: Report, store: Store) -> Page:
 
 
 def of_rank(manifest: Manifest, rank: str) -> Page:
-    """Return what is shown beside one rank: the row of the stage's `ranks` table that bears its folder's name."""
-    table = manifest.tables.get("ranks")
-    if table is None or "rank" not in table.columns:
+    """Return what is shown of one rank alone: its counts, and the digest of its content."""
+    ranks = dict(zip(manifest.card.get("ranks", ()), manifest.parts, strict=False))
+    if rank not in ranks:
         return {}
-    rows = (dict(zip(table.columns, row, strict=True)) for row in table.rows)
-    mine = next((row for row in rows if row["rank"] == rank), {})
-    return {f"rank {name}": _number_or_text(value) for name, value in mine.items() if name != "rank"}
+    facts = ranks[rank].facts
+    counts = {f"rank {name}": _metadata_number(value) for name, value in facts.items() if _is_number(value)}
+    return counts | {"rank content": dg.MetadataValue.text(str(facts.get("content_hash", "")))}
 
 
 def of_verdict(verdict: Verdict) -> Page:
@@ -112,10 +113,6 @@ def _metadata_number(value: float) -> dg.MetadataValue:
     return dg.MetadataValue.int(value) if isinstance(value, int) else dg.MetadataValue.float(value)
 
 
-def _number_or_text(value: object) -> dg.MetadataValue:
-    return _metadata_number(value) if _is_number(value) else dg.MetadataValue.text(str(value))  # pyright: ignore[reportArgumentType]
-
-
 def _tokens(manifest: Manifest) -> Page:
     """Return the tokens by class, and the trained share of those that a model gets to see."""
     counts: dict[str, int] = {}
@@ -127,8 +124,27 @@ def _tokens(manifest: Manifest) -> Page:
     return {
         "trained_share": dg.MetadataValue.float(counts.get("trained", 0) / seen),
         "tokens": dg.MetadataValue.int(seen),
-        "plot tokens by class": picture(plots.bars_svg("Tokens by class", list(counts.items())), "tokens by class"),
+        "plot token_classes": picture(_share_bar(counts), "tokens by class"),
+        "plot token_classes (large)": picture(
+            plots.bars_svg("Tokens by class", list(counts.items())), "tokens by class"
+        ),
     }
+
+
+CLASS_COLOURS = {
+    "trained": "#54a24b", "context": "#4c78a8", "template": "#9ecae9",
+    "truncated": "#f58518", "dropped": "#e45756", "padding": "#bab0ac",
+}  # fmt: skip
+
+
+def _share_bar(counts: Mapping[str, int]) -> str:
+    """Draw one bar divided by class, small enough to stand inline; the large picture has names and numbers."""
+    total, x, pieces = sum(counts.values()), 0, ""
+    for name, colour in CLASS_COLOURS.items():
+        wide = round(240 * counts.get(name, 0) / total)
+        pieces += f'<path fill="{colour}" d="M{x} 0h{wide}v14H{x}z"/>' if wide else ""
+        x += wide
+    return f'<svg xmlns="http://www.w3.org/2000/svg" width="{x}" height="14">{pieces}</svg>'
 
 
 def _plots(histograms: Mapping[str, Histogram]) -> Page:
@@ -154,14 +170,19 @@ def joined(counts: Sequence[int], most: int) -> list[int]:
 
 
 def _tables(manifest: Manifest) -> Page:
-    tables: dict[str, Table] = dict(manifest.tables)
-    if manifest.ledger:
-        tables["ledger"] = Table(("state", "reason", "records"), manifest.ledger)
-    if manifest.token_ledger:
-        tables["token_ledger"] = Table(("split", "class", "tokens"), manifest.token_ledger)
-    if manifest.waivers:
-        tables["waivers"] = Table(("waiver",), tuple((waiver,) for waiver in manifest.waivers))
-    return {f"table {name}": _table(table) for name, table in tables.items() if table.rows}
+    """Return the stage's tables; what a picture or a ledger beside them says as well is not said twice."""
+    ledgers = {
+        "ledger": Table(("state", "reason", "records"), manifest.ledger),
+        "token_ledger": Table(("split", "class", "tokens"), manifest.token_ledger),
+        "waivers": Table(("waiver",), tuple((waiver,) for waiver in manifest.waivers)),
+    }
+    said = {
+        *manifest.histograms,
+        *(["rejects"] if manifest.ledger else []),
+        *(["tokens"] if manifest.token_ledger else []),
+    }
+    own = {name: table for name, table in manifest.tables.items() if name not in said}
+    return {f"table {name}": _table(table) for name, table in (own | ledgers).items() if table.rows}
 
 
 def _table(table: Table) -> dg.MetadataValue:

@@ -8,7 +8,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assets.automation import RANGE_END, RANGE_START, Watch, look
@@ -71,6 +71,7 @@ def test_sensor_waits_for_missing_files_and_says_which(tiny: Tiny) -> None:
     assert "data/tasks.jsonl" in (data.skip_message or "")
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=30))
 def test_looks_fire_exactly_once_per_settled_change_with_keys_that_never_repeat(states: list[str]) -> None:
     watch, keys, fired = Watch(), [], ""

@@ -28,13 +28,13 @@ def test_definitions_of_a_recipe_are_this_graph(tiny: Tiny) -> None:
     ]
     assert described == [
         "chats/canonical_rows <- chats/raw_dataset",
-        "chats/packed_shards <- chats/raw_dataset, chats/tokenized_examples, chats/truncation_stats",
+        "chats/packed_shards <- chats/tokenized_examples, chats/truncation_stats",
         "chats/raw_dataset <- -",
         "chats/tokenized_examples <- chats/canonical_rows",
         "chats/truncation_stats <- chats/tokenized_examples",
         "gpu_partitions <- chats/packed_shards, tasks/packed_shards, training_splits",
         "tasks/canonical_rows <- tasks/raw_dataset",
-        "tasks/packed_shards <- tasks/raw_dataset, tasks/tokenized_examples, tasks/truncation_stats",
+        "tasks/packed_shards <- tasks/tokenized_examples, tasks/truncation_stats",
         "tasks/raw_dataset <- -",
         "tasks/tokenized_examples <- tasks/canonical_rows",
         "tasks/truncation_stats <- tasks/tokenized_examples",

@@ -4,13 +4,14 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assets import metadata
 from pipelines.build import Report
 from pipelines.findings import Verdict
-from pipelines.manifest import Histogram, Manifest, Table
+from pipelines.ledger import TOKEN_CLASSES
+from pipelines.manifest import Histogram, Manifest, Part, Table
 from pipelines.storage import Store
 
 STORE = Store("/store")
@@ -25,6 +26,7 @@ def report(**fields: Any) -> Report:
     return Report(Manifest(**{**base, **fields}), reused=False, parts=0, parts_reused=0, rows_made=0, seconds=0.0)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=400).filter(any))
 def test_sparkline_of_any_histogram_is_shown_inline(counts: list[int]) -> None:
     histogram = Histogram(
@@ -37,6 +39,7 @@ def test_sparkline_of_any_histogram_is_shown_inline(counts: list[int]) -> None:
     assert len(page["plot lengths (large)"].value) <= 2 * metadata.LARGEST_PLOT_BYTES
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=200), st.integers(1, 60))
 def test_joined_counts_keep_their_sum_and_their_limit(counts: list[int], most: int) -> None:
     joined = metadata.joined(counts, most)
@@ -110,13 +113,45 @@ def test_columns_are_shown_with_their_arrow_types() -> None:
     ]
 
 
-def test_a_rank_is_told_its_own_row_of_the_table() -> None:
-    rows = (("rank-00000-of-00002", 5, 0.5), ("rank-00001-of-00002", 6, 0.25))
-    made = report(tables={"ranks": Table(("rank", "sequences", "trained_share"), rows)})
+def test_a_rank_is_told_its_own_counts_and_digest() -> None:
+    names = ["rank-00000-of-00002", "rank-00001-of-00002"]
+    parts = tuple(
+        Part(name, {}, {"sequences": i, "conserved": True, "content_hash": f"{i}f"}) for i, name in enumerate(names)
+    )
 
-    page = metadata.of_rank(made.manifest, "rank-00001-of-00002")
+    page = metadata.of_rank(report(parts=parts, card={"ranks": names}).manifest, names[1])
 
-    assert {key: value.value for key, value in page.items()} == {"rank sequences": 6, "rank trained_share": 0.25}
+    assert {key: value.value for key, value in page.items()} == {"rank sequences": 1, "rank content": "1f"}
+
+
+def test_parts_there_are_and_parts_this_build_made_are_two_numbers() -> None:
+    page = metadata.of(report(facts={"parts": 18, "reused": 1}), STORE)
+
+    assert (page["parts"].value, page["build_parts"].value) == (18, 0)
+    assert (page["reused"].value, page["build_reused"].value) == (1, False)
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from(list(TOKEN_CLASSES)), st.integers(1, 10**12), min_size=1))
+def test_bar_of_token_classes_is_shown_inline(counts: dict[str, int]) -> None:
+    ledger = tuple(("train", name, count) for name, count in counts.items())
+
+    page = metadata.of(report(token_ledger=(*ledger, ("train", "trained", 1))), STORE)
+
+    assert len(page["plot token_classes"].value) < metadata.INLINE_CHARACTERS
+
+
+def test_table_that_repeats_a_picture_or_a_ledger_is_left_out() -> None:
+    table = Table(("a",), ((1,),))
+    made = report(
+        tables={"lengths": table, "rejects": table, "what_if": table},
+        histograms={"lengths": Histogram("Lengths", "tokens", (0.0, 1.0), (1,))},
+        ledger=(("kept", "", 1),),
+    )
+
+    page = metadata.of(made, STORE)
+
+    assert {key for key in page if key.startswith("table")} == {"table what_if", "table ledger"}
 
 
 def test_law_that_was_not_measured_has_no_value_to_draw() -> None:

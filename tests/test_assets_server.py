@@ -115,7 +115,7 @@ def test_materialize_all_over_broken_data_builds_no_rank(server: Server) -> None
     launched = server.ask(LAUNCH_BACKFILL, params=params)["launchPartitionBackfill"]
     status = eventually(lambda: _ended(server, launched["backfillId"]), "the backfill has ended")
 
-    # A backfill runs the ranks apart from the stages before them, where Dagster's own blocking checks hold nothing back.
+    # A backfill runs the ranks apart from the stages before them; there Dagster's blocking checks hold nothing back.
     assert status in {"COMPLETED_FAILED", "FAILED"}
     assert server.materialized("chats", "canonical_rows") == [None]
     assert server.materialized("chats", "tokenized_examples") == []

@@ -144,7 +144,7 @@ def built(result: dg.ExecuteInProcessResult) -> set[Key]:
 def reused(result: dg.ExecuteInProcessResult) -> dict[str, bool]:
     """Return for each materialized asset whether the engine found it made."""
     return {
-        "/".join(one.asset_key.path[1:]): bool(one.metadata["reused"].value)
+        "/".join(one.asset_key.path[1:]): bool(one.metadata["build_reused"].value)
         for event in result.get_asset_materialization_events()
         if (one := event.step_materialization_data.materialization)
     }

@@ -248,6 +248,23 @@ def test_world_size_that_divides_only_later_steps_goes_on_from_there(made: dict[
     assert interleaved(fours[2:] + fours[:2]) == order_of(made["growing"])[18:]
 
 
+def test_rounds_without_steps_go_on_from_any_place_with_ranks_that_fit(made: dict[str, Path]) -> None:
+    """One rank, then as many as never fitted the whole order, then one again."""
+    order = order_of(made["unstepped"])
+    size = next(size for size in (3, 5, 7) if len(order) % size)
+    first = open_reader(made["unstepped"])
+    begin = len(list(islice(first, len(order) % size)))
+    ranks = [open_reader(made["unstepped"], rank, size) for rank in range(size)]
+    for reader in ranks:
+        reader.load_state_dict(first.state_dict())
+        list(islice(reader, 4))
+    last = open_reader(made["unstepped"])
+    last.load_state_dict(ranks[0].state_dict())
+
+    assert all(reader.state_dict() == ranks[0].state_dict() for reader in ranks)
+    assert delivered(last) == order[begin + 4 * size :]
+
+
 def test_state_inside_a_step_counts_deliveries_and_needs_the_same_ranks(made: dict[str, Path]) -> None:
     reader = open_reader(made["stepped"], 1, 2, batch_size=3)
     list(islice(reader, 3))

@@ -94,16 +94,22 @@ class Printer(Protocol):
     """What masking needs from rendering, handed in by the corridor."""
 
     @property
-    def contract(self) -> TemplateContract: ...
+    def contract(self) -> TemplateContract:
+        """What the template does."""
+        ...
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
-    ) -> Printed | Rejected: ...
+    ) -> Printed | Rejected:
+        """Print a conversation and say whose the characters are."""
+        ...
 
     def plain(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
-    ) -> str | Rejected: ...
+    ) -> str | Rejected:
+        """Print without marks."""
+        ...
 
-    def generation_prompt(
-        self, role: str, *, has_tools: bool, kwargs: Mapping[str, Json]
-    ) -> str: ...
+    def generation_prompt(self, role: str, *, has_tools: bool, kwargs: Mapping[str, Json]) -> str:
+        """Return what is printed after a message of that role to prompt the assistant."""
+        ...

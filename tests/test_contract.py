@@ -36,27 +36,56 @@ def calls(arguments: str) -> str:
         (LOOP.replace("<|e|>", "{{ '<|e|>' if not loop.last else '<|r|>' }}"), {"last_turn_differs": True}),
         (LOOP + PROMPT, {"prompt_match": {"user": "full", "tool": "full", "system": "full"}}),
         (LOOP, {"prompt_match": {"user": "none", "tool": "none", "system": "none"}}),
-        (LOOP + PROMPT, {"constant_lead": "<|s|>assistant\n", "reasoning": "none", "loses": ("call_name", "call_arguments", "tool_list", "reasoning")}),
+        (
+            LOOP + PROMPT,
+            {
+                "constant_lead": "<|s|>assistant\n",
+                "reasoning": "none",
+                "loses": ("call_name", "call_arguments", "tool_list", "reasoning"),
+            },
+        ),
         (calls("{{ c.function.arguments | tojson }}"), {"arguments": "object"}),
         (calls("{{ c.function.arguments }}"), {"arguments": "string"}),
-        (calls("{{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}"), {"arguments": "either"}),
+        (
+            calls("{{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}"),
+            {"arguments": "either"},
+        ),
         (calls(""), {"arguments": "dropped"}),
         (calls("{{ raise_exception('no') }}"), {"arguments": "refused", "alternation": ("tool_role",)}),
-        (calls("{% if c.id | length != 9 %}{{ raise_exception('id') }}{% endif %}{{ c.function.arguments | tojson }}"), {"tool_ids": "nine_alphanumeric", "arguments": "object"}),
-        (calls("{% if c.id | length < 9 %}{{ raise_exception('id') }}{% endif %}{{ c.function.arguments | tojson }}"), {"tool_ids": "nine_alphanumeric"}),
+        (
+            calls(
+                "{% if c.id | length != 9 %}{{ raise_exception('id') }}{% endif %}{{ c.function.arguments | tojson }}"
+            ),
+            {"tool_ids": "nine_alphanumeric", "arguments": "object"},
+        ),
+        (
+            calls(
+                "{% if c.id | length < 9 %}{{ raise_exception('id') }}{% endif %}{{ c.function.arguments | tojson }}"
+            ),
+            {"tool_ids": "nine_alphanumeric"},
+        ),
         ("{% for t in tools %}{{ t.function.name }}{% endfor %}" + LOOP, {"no_tools": "[]", "tools": "printed"}),
-        ("{% for m in messages %}{% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %}{% endfor %}", {"content_form": "parts"}),
+        (
+            "{% for m in messages %}{% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %}{% endfor %}",
+            {"content_form": "parts"},
+        ),
         ("{{ strftime_now('%Y') }}" + LOOP, {"date_dependent": True}),
         (LOOP, {"date_dependent": False, "bos": "none", "system": "printed", "marks_inert": True}),
         ("{{ bos_token }}" + LOOP, {"bos": "template"}),
         ("{% set t %}" + LOOP + "{% endset %}{{ t }}", {"marks_inert": False}),
         ("{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}", {"system": "dropped"}),
         ("{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + LOOP, {"system": "refused"}),
-        ("{% for m in messages %}{% if not loop.first and m.role == messages[loop.index0 - 1].role %}{{ raise_exception('x') }}{% endif %}{{ m.content }}{% endfor %}", {"alternation": ("two_users",)}),
+        (
+            "{% for m in messages %}{% if not loop.first and m.role == messages[loop.index0 - 1].role %}{{ raise_exception('x') }}{% endif %}{{ m.content }}{% endfor %}",
+            {"alternation": ("two_users",)},
+        ),
         ("{{ messages | map(attribute='content') | join(';') }}", {"spans": "counterfactual"}),
         ("{% for m in messages %}{{ m.thinking or '' }}/{{ m.content }}{% endfor %}", {"reasoning": "all"}),
         ("{% for m in messages %}{{ m.reasoning or '' }}/{{ m.content }}{% endfor %}", {"reasoning": "all"}),
-        ("{% for m in messages %}{{ m.reasoning_content if loop.last and m.reasoning_content else '' }}/{{ m.content }}{% endfor %}", {"reasoning": "last", "prefix_preserving": {"plain": True, "tools": True, "reasoning": False}}),
+        (
+            "{% for m in messages %}{{ m.reasoning_content if loop.last and m.reasoning_content else '' }}/{{ m.content }}{% endfor %}",
+            {"reasoning": "last", "prefix_preserving": {"plain": True, "tools": True, "reasoning": False}},
+        ),
     ],
 )
 def test_contract_of_a_template_names_what_it_does(text: str, expected: dict[str, Any]) -> None:
@@ -70,7 +99,12 @@ def test_contract_of_a_template_names_what_it_does(text: str, expected: dict[str
 def test_contract_of_qwen3_is_its_models_behaviour() -> None:
     found = contract(bundled("qwen3"))
 
-    assert (found.reasoning, found.inline_tags_stripped, found.arguments, found.tools) == ("last", True, "either", "printed")
+    assert (found.reasoning, found.inline_tags_stripped, found.arguments, found.tools) == (
+        "last",
+        True,
+        "either",
+        "printed",
+    )
     assert found.reasoning_close[0] == "\n</think>\n\n"
     assert found.empty_reasoning == ("<think>\n\n</think>\n\n",)
     assert found.lane == "fast"

@@ -1,7 +1,6 @@
 """Masking: the specification's vectors, dropped content, reasoning, ends of turn, and what verification refuses."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.config import check
-from pipelines.contract import Conversation, Printed
+from pipelines.contract import Conversation
 from pipelines.errors import ConfigError
 from pipelines.masking import Loss, Masker, MaskRules, needs_plain_check
 from pipelines.rendering import Renderer, RendererSpec, bundled
-from pipelines.rows import Json, Masked, Message, Rejected, Span
+from pipelines.rows import Json, Masked, Message, Rejected
 
 LETTERS = (
     "{% for m in messages %}{{ '<' + m.role[0] + '>' + m.content + '<e>\n' }}{% endfor %}"
@@ -89,7 +88,10 @@ def test_flag_on_a_user_message_trains_it_whole() -> None:
     assert mask(LETTERS, [user("U1", train=True), assistant("A1", train=False)]) == "⟦<u>U1<e>⟧\n<a>A1<e>\n"
 
 
-@pytest.mark.parametrize(("messages", "reason"), [([user("U1")], "no_assistant"), ([user("U"), assistant("A", train=False)], "no_loss_tokens")])
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [([user("U1")], "no_assistant"), ([user("U"), assistant("A", train=False)], "no_loss_tokens")],
+)
 def test_row_without_supervision_is_rejected_with_its_reason(messages: list[Message], reason: str) -> None:
     result = masker(LETTERS).mask(Conversation(messages))
 
@@ -100,7 +102,10 @@ def test_row_without_supervision_is_rejected_with_its_reason(messages: list[Mess
 # ── the Qwen3 format, our own template ──
 
 QWEN = bundled("qwen3")
-U1, U2 = "<|im_start|>user\nU1<|im_end|>\n<|im_start|>assistant\n", "<|im_start|>user\nU2<|im_end|>\n<|im_start|>assistant\n"
+U1, U2 = (
+    "<|im_start|>user\nU1<|im_end|>\n<|im_start|>assistant\n",
+    "<|im_start|>user\nU2<|im_end|>\n<|im_start|>assistant\n",
+)
 EMPTY = "<think>\n\n</think>\n\n"
 BOTH = ("marks", "auto")
 
@@ -207,14 +212,18 @@ def test_next_header_ends_a_turn_where_none_is_its_own() -> None:
     assert result.trained[-1].message == -1
 
 
-@pytest.mark.parametrize(("finish", "end"), [("auto", "⟦A2<|e|>⟧"), ("none", "⟦A2⟧"), ("eos", "⟦A2</s>⟧"), ("<stop>", "⟦A2<stop>⟧")])
+@pytest.mark.parametrize(
+    ("finish", "end"), [("auto", "⟦A2<|e|>⟧"), ("none", "⟦A2⟧"), ("eos", "⟦A2</s>⟧"), ("<stop>", "⟦A2<stop>⟧")]
+)
 def test_finish_ends_a_render_that_does_not_end_itself(finish: str, end: str) -> None:
     assert mask(OPEN_END, TALK, {"finish": finish}).endswith(f"<|s|>assistant\n{end}")
 
 
 def test_tail_trains_only_where_nothing_else_ended_the_turn() -> None:
     assert mask(TAIL, TALK).endswith("assistant: ⟦A2⟧\n⟦</s>⟧")
-    assert mask(LETTERS.replace("{% endif %}", "{% else %}{{ eos_token }}{% endif %}"), TALK).endswith("<a>⟦A2<e>⟧\n</s>")
+    assert mask(LETTERS.replace("{% endif %}", "{% else %}{{ eos_token }}{% endif %}"), TALK).endswith(
+        "<a>⟦A2<e>⟧\n</s>"
+    )
 
 
 # ── spans by other means ──
@@ -225,9 +234,13 @@ COPIES = (
 )
 
 
-@pytest.mark.parametrize("messages", [TALK, [user("A"), assistant("A"), user("A"), assistant("A")], [user("ab"), assistant("ba")]])
+@pytest.mark.parametrize(
+    "messages", [TALK, [user("A"), assistant("A"), user("A"), assistant("A")], [user("ab"), assistant("ba")]]
+)
 def test_copied_messages_get_counterfactual_spans(messages: list[Message]) -> None:
-    expected = "".join(f"<u>{m['content']}<e>\n" if m["role"] == "user" else f"<a>⟦{m['content']}<e>⟧\n" for m in messages)
+    expected = "".join(
+        f"<u>{m['content']}<e>\n" if m["role"] == "user" else f"<a>⟦{m['content']}<e>⟧\n" for m in messages
+    )
 
     assert mask(COPIES, messages) == expected
 
@@ -235,7 +248,10 @@ def test_copied_messages_get_counterfactual_spans(messages: list[Message]) -> No
 def test_copied_message_with_calls_is_refused_not_guessed() -> None:
     calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}]
 
-    assert mask(COPIES.replace("m.content)]", "m.content + (m.tool_calls or [])|tojson)]"), [user("U"), assistant("A", tool_calls=calls)]).startswith("span_not_found")
+    assert mask(
+        COPIES.replace("m.content)]", "m.content + (m.tool_calls or [])|tojson)]"),
+        [user("U"), assistant("A", tool_calls=calls)],
+    ).startswith("span_not_found")
 
 
 def test_inner_loop_text_is_its_own_messages() -> None:
@@ -269,7 +285,9 @@ def test_dropped_call_untrains_only_its_message() -> None:
     calls = [{"id": "c", "type": "function", "function": {"name": "look", "arguments": {"at": "this"}}}]
     messages = [user("U1"), assistant("A1", tool_calls=calls), user("U2"), assistant("A2")]
 
-    result = masker(LETTERS, rules=MaskRules(on_dropped={"call_name": "untrain", "call_arguments": "untrain"})).mask(Conversation(messages))
+    result = masker(LETTERS, rules=MaskRules(on_dropped={"call_name": "untrain", "call_arguments": "untrain"})).mask(
+        Conversation(messages)
+    )
 
     assert shown(result) == "<u>U1<e>\n<a>A1<e>\n<u>U2<e>\n<a>⟦A2<e>⟧\n"
     assert isinstance(result, Masked)
@@ -303,7 +321,9 @@ def test_generation_block_that_leaves_own_text_out_is_refused() -> None:
 def test_generation_block_that_holds_another_message_is_refused() -> None:
     template = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% else %}{% generation %}{{ messages[0].content + m.content }}{% endgeneration %}{% endif %}{% endfor %}"
 
-    assert mask(template, [user("the question"), assistant("the answer")]).startswith("foreign_text_trained: message 1 holds text of message 0")
+    assert mask(template, [user("the question"), assistant("the answer")]).startswith(
+        "foreign_text_trained: message 1 holds text of message 0"
+    )
 
 
 def test_generation_block_that_misses_a_message_is_refused() -> None:
@@ -333,14 +353,21 @@ def test_share_of_rows_checked_again_grows_with_the_share(row_hash: bytes) -> No
 
 content = st.one_of(
     st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=30),
-    st.sampled_from(["user", "assistant\n", "<|im_end|>", "end", "<think>", "</think>", "a", "U1 and more words", "   "]),
+    st.sampled_from(
+        ["user", "assistant\n", "<|im_end|>", "end", "<think>", "</think>", "a", "U1 and more words", "   "]
+    ),
 )
 messages_ = st.lists(
-    st.tuples(st.sampled_from(["user", "assistant", "assistant", "system"]), content).map(lambda one: {"role": one[0], "content": one[1]}),
+    st.tuples(st.sampled_from(["user", "assistant", "assistant", "system"]), content).map(
+        lambda one: {"role": one[0], "content": one[1]}
+    ),
     min_size=1,
     max_size=6,
 )
-MAKERS = {name: masker(text, rules=MaskRules(spans="marks", verify_render=0.1)) for name, text in (("letters", LETTERS), ("chatml", bundled("chatml")), ("qwen3", QWEN))}
+MAKERS = {
+    name: masker(text, rules=MaskRules(spans="marks", verify_render=0.1))
+    for name, text in (("letters", LETTERS), ("chatml", bundled("chatml")), ("qwen3", QWEN))
+}
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -353,7 +380,9 @@ def test_trained_spans_are_ordered_disjoint_and_inside_their_messages(name: str,
         assert all(one.end <= two.start for one, two in zip(result.trained, result.trained[1:], strict=False))
         for span in result.trained:
             assert messages[span.message]["role"] == "assistant"
-            assert any(own.message == span.message and own.start <= span.start and span.end <= own.end for own in result.spans)
+            assert any(
+                own.message == span.message and own.start <= span.start and span.end <= own.end for own in result.spans
+            )
         for piece in result.pieces:
             assert result.text[piece.start : piece.end].strip() == messages[piece.message]["content"].strip()
 
@@ -404,7 +433,15 @@ def masker_cached(supervise: str) -> Masker:
 # ── options ──
 
 
-@pytest.mark.parametrize("values", [{"mask_user_turns": False, "supervise": "last_turn"}, {"mask_inputs": False, "mask": {"user": "train"}}, {"supervise": "first"}, {"finsh": "auto"}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"mask_user_turns": False, "supervise": "last_turn"},
+        {"mask_inputs": False, "mask": {"user": "train"}},
+        {"supervise": "first"},
+        {"finsh": "auto"},
+    ],
+)
 def test_loss_options_that_cannot_be_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         check(Loss, values, "loss")

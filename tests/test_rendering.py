@@ -107,11 +107,17 @@ def test_spans_of_printed_copies_are_nobodys() -> None:
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=40)
 turns = st.lists(
-    st.builds(lambda role, content: {"role": role, "content": content}, st.sampled_from(["user", "assistant", "system"]), words),
+    st.builds(
+        lambda role, content: {"role": role, "content": content},
+        st.sampled_from(["user", "assistant", "system"]),
+        words,
+    ),
     min_size=1,
     max_size=6,
 )
-LAWFUL = {name: Renderer(RendererSpec(text, {"eos_token": "</s>"})) for name, text in {**FLOW, "letters": LETTERS}.items()}
+LAWFUL = {
+    name: Renderer(RendererSpec(text, {"eos_token": "</s>"})) for name, text in {**FLOW, "letters": LETTERS}.items()
+}
 LAWFUL |= {name: Renderer(RendererSpec(bundled(name))) for name in ("chatml", "qwen3")}
 
 
@@ -143,7 +149,10 @@ def test_both_ways_give_the_same_text_and_spans(name: str, messages: list[Messag
 def test_row_that_holds_mark_characters_is_printed_whole() -> None:
     messages = [user("\ufdd07.1\ufdd0 \ufdd1"), assistant("A\ufdd00\ufdd0")]
 
-    assert owned(printed(LETTERS, messages)) == [(0, f"<u>{messages[0]['content']}<e>\n"), (1, f"<a>{messages[1]['content']}<e>\n")]
+    assert owned(printed(LETTERS, messages)) == [
+        (0, f"<u>{messages[0]['content']}<e>\n"),
+        (1, f"<a>{messages[1]['content']}<e>\n"),
+    ]
 
 
 def test_one_message_object_given_twice_owns_two_spans() -> None:
@@ -174,9 +183,12 @@ def test_generation_block_spans_are_its_characters() -> None:
 
 
 def test_renderer_spec_survives_pickling() -> None:
-    spec = spec_of(Template(enable_thinking=False), resolve(Template(chat_template="qwen3"), tokenizer_chat_template=None, special_tokens={}))
+    spec = spec_of(
+        Template(enable_thinking=False),
+        resolve(Template(chat_template="qwen3"), tokenizer_chat_template=None, special_tokens={}),
+    )
 
-    assert pickle.loads(pickle.dumps(spec)) == spec  # noqa: S301  (our own bytes)
+    assert pickle.loads(pickle.dumps(spec)) == spec
 
 
 def test_clock_of_a_template_is_the_pinned_one() -> None:
@@ -186,7 +198,10 @@ def test_clock_of_a_template_is_the_pinned_one() -> None:
 def test_inner_keys_of_canonical_messages_are_hidden_from_templates() -> None:
     messages = [{**user("U"), "train": False, "weight": 0.5}, assistant("A")]
 
-    assert printed("{% for m in messages %}{{ m | tojson }}{% endfor %}", messages).text == '{"role": "user", "content": "U"}{"role": "assistant", "content": "A"}'
+    assert (
+        printed("{% for m in messages %}{{ m | tojson }}{% endfor %}", messages).text
+        == '{"role": "user", "content": "U"}{"role": "assistant", "content": "A"}'
+    )
 
 
 # ── finding a template ──
@@ -217,7 +232,15 @@ def test_resolve_of_what_is_not_there_is_a_config_error(chosen: object) -> None:
         resolve(check(Template, {"chat_template": chosen}, "template"), tokenizer_chat_template=None, special_tokens={})
 
 
-@pytest.mark.parametrize("values", [{"verify_render": 1.5}, {"template_now": "today"}, {"chat_template": {"name": "a", "text": "b"}}, {"on_dropped": {"sytem": "count"}}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"verify_render": 1.5},
+        {"template_now": "today"},
+        {"chat_template": {"name": "a", "text": "b"}},
+        {"on_dropped": {"sytem": "count"}},
+    ],
+)
 def test_template_options_that_cannot_be_are_refused(values: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         check(Template, values, "template")

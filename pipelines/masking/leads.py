@@ -1,10 +1,10 @@
-"""The lead of an assistant's span: what the prompt has already printed when the model begins to write.
+r"""The lead of an assistant's span: what the prompt has already printed when the model begins to write.
 
 What belongs here: cutting a generation prompt into units and matching it. What does not: asking the template
 for its generation prompt (`Printer.generation_prompt`).
 
-    G      <|im_start|> assistant\\n <think> \\n\\n </think> \\n\\n        six units
-    span   <|im_start|> assistant\\n A1 <|im_end|> \\n                     lead: the first two
+    G      <|im_start|> assistant\n <think> \n\n </think> \n\n        six units
+    span   <|im_start|> assistant\n A1 <|im_end|> \n                     lead: the first two
 
 Whole units, never characters: `<think>` and `<tool_call>` share `<t`.
 """

@@ -66,9 +66,7 @@ class Locator:
             self._spans[span.message] = (known[0] if known else span.start, span.end)
         self._gaps: list[tuple[int, int]] | None = None
 
-    def locate(
-        self, messages: Sequence[Message], assistant_roles: frozenset[str], leads: Mapping[int, int]
-    ) -> Located:
+    def locate(self, messages: Sequence[Message], assistant_roles: frozenset[str], leads: Mapping[int, int]) -> Located:
         """Find every message's own text; `leads` says where an assistant's text can begin at the earliest."""
         adapted = self._printed.messages
         for index, message in enumerate(messages):
@@ -166,8 +164,8 @@ class Locator:
                 self._add(index, "assistant", found)
                 cursor = max(cursor, found[1])
         if type(calls) is list:
-            for call in calls:  # pyright: ignore[reportUnknownVariableType]
-                cursor = self._call(index, call, cursor, end)  # pyright: ignore[reportUnknownArgumentType]
+            for call in calls:
+                cursor = self._call(index, call, cursor, end)
 
     def _reasoning(self, index: int, reasoning: str, start: int, end: int) -> int:
         found = self._find(reasoning, start, end)
@@ -205,7 +203,7 @@ class Locator:
                 self._add(index, "tool_call", found)
                 cursor = found[1]
         arguments = function.get("arguments")
-        if arguments is None or arguments == {} or arguments == "":
+        if arguments is None or arguments in ({}, ""):
             return cursor
         whole = arguments if type(arguments) is str else json.dumps(arguments, ensure_ascii=False)
         at = self._text.find(whole, cursor, end)
@@ -286,17 +284,17 @@ def _gaps(spans: Sequence[Span], length: int) -> Iterator[tuple[int, int]]:
 
 
 def _tool_name(tool: Json) -> str:
-    function = tool.get("function", tool) if isinstance(tool, dict) else {}  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-    name = function.get("name") if isinstance(function, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    function = tool.get("function", tool) if isinstance(tool, dict) else {}
+    name = function.get("name") if isinstance(function, dict) else None
     return name if isinstance(name, str) else ""
 
 
 def _leaves(value: Json) -> Iterator[Json]:
     if isinstance(value, dict):
-        for item in value.values():  # pyright: ignore[reportUnknownVariableType]
+        for item in value.values():
             yield from _leaves(item)
     elif isinstance(value, list):
-        for item in value:  # pyright: ignore[reportUnknownVariableType]
+        for item in value:
             yield from _leaves(item)
     elif value != "":
         yield value

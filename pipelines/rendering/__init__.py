@@ -5,11 +5,12 @@ What does not: which characters train (`masking.py`), ids (`tokenization.py`).
 
 Two ways give the same answer. The reference way changes the template's syntax tree (`marks.py`) and runs it
 in Jinja's sandbox; the fast way writes the marks into its text for another engine (`fast.py`) and is used
-for a template only if text and spans are equal on every probe (`probes.py`); a row on which the fast engine
+for a template only if text and spans are equal on every probe (`trust.py`); a row on which the fast engine
 complains takes the reference way.
 
     environment   the sandbox and its budget      marks   marks in the syntax tree, marks → spans
     adaptation    messages as a template wants    fast    marks in the text      probes   what a template does
+    trust         probes on which both ways must agree
 """
 
 import re
@@ -22,15 +23,23 @@ from typing import Any, Literal
 
 import orjson
 from jinja2 import TemplateSyntaxError, nodes
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from pipelines.config import Config
 from pipelines.contract import Printed, TemplateContract
 from pipelines.errors import ConfigError, nearest, one_of
-from pipelines.rendering import fast, probes
+from pipelines.rendering import fast, probes, trust
 from pipelines.rendering.adaptation import Adaptation, BadArgumentsError
-from pipelines.rendering.environment import OUTPUT, STEPS, BudgetError, Sandbox
-from pipelines.rendering.marks import MARK_CHARACTERS, Recorder, captured_loops, charged, marked, read_marks, silent_loops
+from pipelines.rendering.environment import OUTPUT, STEPS, BudgetError, Sandbox, clock
+from pipelines.rendering.marks import (
+    MARK_CHARACTERS,
+    Recorder,
+    captured_loops,
+    charged,
+    marked,
+    read_marks,
+    silent_loops,
+)
 from pipelines.rows import Json, Message, Rejected
 
 VERSION = 1
@@ -80,7 +89,7 @@ class Template(Config):
 
     chat_template: str | TemplateChoice | None = None
     """Null: the tokenizer's own. Text with `{{` or `{%` is a template; other text names a bundled one."""
-    template_kwargs: dict[str, Any] = {}
+    template_kwargs: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Values passed to the template in every render; a row's own win."""
     chat_template_kwargs: str | None = "chat_template_kwargs"
     """The record field with a row's own template values; null: none is read."""
@@ -94,7 +103,9 @@ class Template(Config):
     """Where loss spans come from; auto: `{% generation %}` blocks where the template has them, else marks."""
     control_tokens: Literal["as_text", "allow", "reject"] = "as_text"
     """What happens to control-token strings inside a row's own text."""
-    on_dropped: dict[DroppedKind, Literal["count", "untrain", "reject"]] = {}
+    on_dropped: dict[DroppedKind, Literal["count", "untrain", "reject"]] = Field(
+        default_factory=dict[DroppedKind, Literal["count", "untrain", "reject"]]
+    )
     """Per kind of own text that the template does not print; default reject, for reasoning count."""
     verify_render: float = 0.02
     """Share of rows, 0–1, rendered a second time without marks and compared."""
@@ -140,7 +151,9 @@ def resolve(
 
     """
     choice = _as_choice(template.chat_template)
-    named = {"default": tokenizer_chat_template} if isinstance(tokenizer_chat_template, str) else tokenizer_chat_template
+    named = (
+        {"default": tokenizer_chat_template} if isinstance(tokenizer_chat_template, str) else tokenizer_chat_template
+    )
     if choice.text is not None:
         return TemplateSource(choice.text, "recipe", special_tokens)
     if choice.file is not None:
@@ -201,7 +214,7 @@ class RendererSpec:
     special_tokens: Mapping[str, str] = field(default_factory=dict[str, str])
     """By name (`bos_token`, `eos_token`, …); absent ones print nothing."""
     template_kwargs: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    now: datetime = datetime(2025, 1, 1)
+    now: datetime = datetime(2025, 1, 1)  # noqa: DTZ001  (a template's clock has no zone)
     control_tokens: tuple[str, ...] = ()
     """The tokenizer's added tokens that a template may print."""
     adds_bos: bool = False
@@ -372,7 +385,7 @@ class Renderer:
         literals += [c.value for c in self._tree.find_all(nodes.Const) if isinstance(c.value, str)]
         text = "\0".join(literals)
         written = _CONTROL_LIKE.findall(text)
-        printed = [value for value in self.spec.special_tokens.values() if isinstance(value, str) and value]
+        printed = [value for value in self.spec.special_tokens.values() if value]
         return tuple(dict.fromkeys([*self.spec.control_tokens, *written, *printed]))
 
     def _generation_blocks(self) -> Literal["none", "equal", "differs"]:
@@ -419,6 +432,9 @@ class Renderer:
         self._sandbox.budget.refill(size)
         try:
             return template.render(**{**self._values, **kwargs, "messages": adapted, "tools": tools})
+        except RecursionError:
+            # Python's own wording depends on how deep the caller stands.
+            return Rejected("template_error", "RecursionError: the template calls itself too deep")
         except Exception as error:  # noqa: BLE001  (a template may raise anything; the row carries its message)
             return Rejected("template_error", f"{type(error).__name__}: {error}"[:500])
         finally:
@@ -460,12 +476,13 @@ class Renderer:
 
     def _under_another_clock(self, messages: Sequence[Message], tools: Sequence[Json] | None) -> str | Rejected:
         later = self.spec.now.replace(year=self.spec.now.year + 7, day=1, month=(self.spec.now.month % 12) + 1)
-        known = self._sandbox.globals["strftime_now"]
-        self._sandbox.globals["strftime_now"] = later.strftime
+        known: dict[str, Any] = self._sandbox.globals
+        pinned = known["strftime_now"]
+        known["strftime_now"] = clock(later)
         try:
             return self.plain(messages, tools, {})
         finally:
-            self._sandbox.globals["strftime_now"] = known
+            known["strftime_now"] = pinned
 
     # ── the fast way ──
 
@@ -475,7 +492,9 @@ class Renderer:
         engine = self._fast
         if engine is None or not self._is_clean(messages, tools, kwargs):
             return None
-        if self._float_shy and any(_WHOLE_FLOAT.search(_dumped(m["tool_calls"])) for m in messages if "tool_calls" in m):
+        if self._float_shy and any(
+            _WHOLE_FLOAT.search(_dumped(m["tool_calls"])) for m in messages if "tool_calls" in m
+        ):
             return None
         fuel = fast.FUEL + fast.FUEL_PER_MESSAGE * (len(messages) + len(tools or ()))
         self._sandbox.budget.refill(0)
@@ -485,9 +504,7 @@ class Renderer:
         except Exception:  # noqa: BLE001  (the reference way says what is wrong, or renders it)
             return None
 
-    def _is_clean(
-        self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
-    ) -> bool:
+    def _is_clean(self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]) -> bool:
         """Tell whether a row lacks the fast lane's mark and key; tools seen last are not searched again."""
         if not _lacks_marks(_dumped(messages)):
             return False
@@ -522,12 +539,12 @@ class Renderer:
     def _first_difference(self) -> str:
         """Compare both ways on every probe; arguments with floats like 1.0 are left to the reference if they differ."""
         agreed = 0
-        for name, messages, tools, kwargs in probes.trust_set():
+        for name, messages, tools, kwargs in trust.trust_set():
             quick = self._render_fast(messages, tools, kwargs)
             if quick is None:
                 continue
             reason = _difference(quick, self.reference(messages, tools, kwargs))
-            if reason and name.startswith(probes.WHOLE_NUMBERS):
+            if reason and name.startswith(trust.WHOLE_NUMBERS):
                 self._float_shy = True
             elif reason:
                 return f"probe {name}: {reason}"

@@ -55,8 +55,9 @@ class Adaptation:
         if isinstance(calls, list):
             sources: list[str | None] = message.get("arguments_source") or [None] * len(calls)
             adapted["tool_calls"] = [self._call(call, source) for call, source in zip(calls, sources, strict=False)]
-        if self.tool_ids != "any" and isinstance(adapted.get("tool_call_id"), str):
-            adapted["tool_call_id"] = nine_alphanumeric(adapted["tool_call_id"])
+        identifier = adapted.get("tool_call_id")
+        if self.tool_ids != "any" and isinstance(identifier, str):
+            adapted["tool_call_id"] = nine_alphanumeric(identifier)
         if self.content_form == "parts" and isinstance(adapted.get("content"), str):
             adapted["content"] = [{"type": "text", "text": adapted["content"]}]
         return adapted

@@ -97,10 +97,10 @@ def measure(value: Any, limit: int = OUTPUT) -> int:
         if isinstance(one, str):
             size += len(one)
         elif isinstance(one, Mapping):
-            pending.extend(one)  # pyright: ignore[reportUnknownArgumentType]
-            pending.extend(one.values())  # pyright: ignore[reportUnknownArgumentType]
+            pending.extend(one)
+            pending.extend(one.values())
         elif isinstance(one, list | tuple | set | frozenset):
-            pending.extend(one)  # pyright: ignore[reportUnknownArgumentType]
+            pending.extend(one)
         size += 8
     return _ENDLESS if pending else size
 
@@ -118,7 +118,7 @@ class _Dict:
 class _Namespace(Namespace):
     """`namespace` for templates; names with a leading underscore are refused."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # pyright: ignore[reportSelfClsParameterName]
+    def __init__(*args: Any, **kwargs: Any) -> None:
         self, values = args[0], args[1:]
         attributes = dict(*values, **kwargs)
         for name in attributes:
@@ -163,14 +163,13 @@ class ToJson:
         separators: Any = None,
         sort_keys: bool = False,
     ) -> str:
-        if indent is not None and (not isinstance(indent, int) or indent > WIDTH_LIMIT):
+        """Encode with the arguments that `json.dumps` has."""
+        if indent is not None and _is_wide(indent):
             raise BudgetError("the template asks tojson for an enormous indent")
         if ensure_ascii is False and indent is None and separators is None and sort_keys is False:
             return self._plain(value)
         self._budget.grow(measure(value))
-        return json.dumps(
-            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-        )
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
     def _plain(self, value: Json) -> str:
         if type(value) is str:
@@ -193,6 +192,10 @@ class ToJson:
         return text
 
 
+def _is_wide(indent: Any) -> bool:
+    return not isinstance(indent, int) or indent > WIDTH_LIMIT
+
+
 class Sandbox(ImmutableSandboxedEnvironment):
     """The immutable sandbox with its operators, calls and filters charged to a budget."""
 
@@ -207,12 +210,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
             finalize=self.budget.emit,
         )
         self.filters["tojson"] = ToJson(self.budget)
-        self.globals["raise_exception"] = raise_exception
-        self.globals["strftime_now"] = clock(now)
-        self.globals["dict"] = _Dict()
-        self.globals["namespace"] = _Namespace
+        known: dict[str, Any] = self.globals
+        known["raise_exception"] = raise_exception
+        known["strftime_now"] = clock(now)
+        known["dict"] = _Dict()
+        known["namespace"] = _Namespace
         # Random text would differ in every build, and lipsum can be asked for a gigabyte of it.
-        del self.globals["lipsum"]
+        del known["lipsum"]
         self.filters["random"] = _refuse_random
         self._guard_filters()
 
@@ -230,6 +234,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self.filters[name] = _sized(self.filters[name], self.budget, _printed_size)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Charge an operator before it acts."""
         match operator:
             case "+":
                 self.budget.grow(_sequence_size(left) + _sequence_size(right))
@@ -243,16 +248,18 @@ class Sandbox(ImmutableSandboxedEnvironment):
                     raise BudgetError("the template formats with an enormous width")
         return super().call_binop(context, operator, left, right)
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: B902, N805
-        __self.budget.step()
-        owner = getattr(__obj, "__self__", None)
+    def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Charge a call, and what a string's method is about to make."""
+        self.budget.step()
+        owner = getattr(called, "__self__", None)
         if type(owner) is str:
-            __self._check_method(__obj.__name__, owner, args, kwargs)
-        result = super(Sandbox, __self).call(__context, __obj, *args, **kwargs)
+            self.budget.grow(len(owner) // 4)
+            self._check_method(called.__name__, owner, args, kwargs)
+        result = super().call(context, called, *args, **kwargs)
         if type(result) is str:
-            __self.budget.grow(len(result))
-        elif isinstance(__obj, _Dict):
-            __self.budget.grow(measure(result))
+            self.budget.grow(len(result))
+        elif isinstance(called, _Dict):
+            self.budget.grow(measure(result))
         return result
 
     def _check_method(self, name: str, owner: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -264,6 +271,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self.budget.grow(_replaced_size(owner, *args[:2]))
 
     def wrap_str_format(self, value: Any) -> Any:
+        """Refuse to format with an enormous width."""
         if getattr(value, "__name__", "") in ("format", "format_map"):
             owner = getattr(value, "__self__", None)
             if isinstance(owner, str) and _WIDE_FORMAT.search(owner):
@@ -275,14 +283,14 @@ def _sequence_size(value: Any) -> int:
     if type(value) is str:
         return len(value)
     # An item of a list takes the room of several characters.
-    return 16 * len(value) if isinstance(value, list | tuple | range) else 0  # pyright: ignore[reportUnknownArgumentType]
+    return 16 * len(value) if isinstance(value, list | tuple | range) else 0
 
 
 def _product_size(left: Any, right: Any) -> int:
     if isinstance(left, int) and isinstance(right, int):
         return _ENDLESS if left.bit_length() + right.bit_length() > INTEGER_BITS else 0
     if isinstance(right, str | list | tuple):
-        left, right = right, left  # pyright: ignore[reportUnknownVariableType]
+        left, right = right, left
     return _sequence_size(left) * max(right, 0) if isinstance(right, int) else 0
 
 
@@ -296,7 +304,7 @@ def _joined_size(parts: Any = (), separator: Any = "", *_: Any, **__: Any) -> in
     if not isinstance(parts, list | tuple | str):
         # A lazy filter's result; what it makes is measured when it is printed or added.
         return 0
-    return measure(parts) + len(parts) * len(str(separator))  # pyright: ignore[reportUnknownArgumentType]
+    return measure(parts) + len(parts) * len(str(separator))
 
 
 def _replaced_size(text: Any, old: Any = "", new: Any = "", *_: Any, **__: Any) -> int:

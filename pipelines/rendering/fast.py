@@ -24,7 +24,7 @@ from jinja2 import nodes
 
 from pipelines.contract import Printed
 from pipelines.rendering.environment import ToJson, clock, raise_exception
-from pipelines.rendering.marks import read_marks
+from pipelines.rendering.marks import holds, read_marks
 from pipelines.rows import Json, Message
 
 MARK = "\ufdd0"
@@ -39,7 +39,8 @@ _TAG = re.compile(
     r"""\{\#.*?\#\}
       | \{%[-+]?\s*raw\s*[-+]?%\}.*?\{%[-+]?\s*endraw\s*[-+]?%\}
       | \{\{(?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[^"'])*?\}\}
-      | \{%(?P<left>[-+]?)\s*(?P<word>\w+)(?P<rest>(?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[^"'])*?)(?P<right>[-+]?)%\}""",
+      | \{%(?P<left>[-+]?)\s*(?P<word>\w+)
+           (?P<rest>(?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[^"'])*?)(?P<right>[-+]?)%\}""",
     re.VERBOSE | re.DOTALL,
 )
 _FOR = re.compile(r"\s+(?P<targets>[\w\s,()]+?)\s+in\s+(?P<iter>.*)", re.DOTALL)
@@ -53,9 +54,7 @@ _SAFE_FILTERS = frozenset(
     "tojson trim length count list items first last string lower upper capitalize title select reject selectattr "
     "rejectattr map join default d int float safe sort unique reverse dictsort abs sum min max".split()
 )
-_SAFE_CALLS = frozenset(
-    "raise_exception strftime_now namespace range dict caller".split()
-)
+_SAFE_CALLS = frozenset("raise_exception strftime_now namespace range dict caller".split())
 _GROWTH = (nodes.Add, nodes.Concat, nodes.List, nodes.Tuple, nodes.Dict)
 
 
@@ -65,9 +64,9 @@ def screen(tree: nodes.Template) -> str:
     Allowed is what cannot grow faster than its loops run: a variable that is built from another built
     variable must use it once (`text = text + part`), never twice (`text = text + text`).
     """
-    if tree.find((nodes.AssignBlock, nodes.FilterBlock, nodes.Include, nodes.Import, nodes.FromImport)) is not None:
+    if holds(tree, nodes.AssignBlock, nodes.FilterBlock, nodes.Include, nodes.Import, nodes.FromImport):
         return "it captures or includes template text"
-    if tree.find((nodes.Mul, nodes.Pow)) is not None:
+    if holds(tree, nodes.Mul, nodes.Pow):
         return "it multiplies"
     if any(one.attr.startswith("_") for one in tree.find_all(nodes.Getattr)):
         return "it reads a private attribute"
@@ -124,7 +123,7 @@ def _uses(macro: nodes.Macro, name: str) -> int:
 
 
 def _grows(expression: nodes.Node, macros: set[str]) -> bool:
-    if isinstance(expression, _GROWTH) or expression.find(_GROWTH) is not None:
+    if isinstance(expression, _GROWTH) or holds(expression, *_GROWTH):
         return True
     joins = [one for one in _with_self(expression, nodes.Filter) if one.name == "join"]
     return bool(joins) or _calls_macro(expression, macros)
@@ -150,7 +149,7 @@ def _references(expression: nodes.Node) -> list[str]:
     found = [name.name for name in _with_self(expression, nodes.Name)]
     for one in _with_self(expression, nodes.Getattr):
         if isinstance(one.node, nodes.Name):
-            found.append(f"{one.node.name}.{one.attr}")
+            found += [f"{one.node.name}.{one.attr}"]
     return found
 
 
@@ -176,7 +175,8 @@ def mark_text(source: str, silent: frozenset[int] = frozenset()) -> str:
         if word == "for":
             names = _targets(rest)
             loops.append((count, names, "range(" in rest.replace(" ", "")))
-            pieces += [tag[0], *(_head(count, name, right) for name in names if count not in silent)]
+            pieces.append(tag[0])
+            pieces += [_head(count, name, right) for name in names if count not in silent]
             count += 1
         elif word == "endfor":
             number = loops.pop()[0]

@@ -122,8 +122,7 @@ class _Charges(NodeTransformer):
         self.recorder = recorder
 
     def _call(self, name: str, args: list[nodes.Expr], line: int) -> nodes.Call:
-        call = self.recorder.call_method(name, args, lineno=line)
-        return call.set_environment(self.recorder.environment)
+        return self.recorder.call_method(name, args, lineno=line)
 
     def _charge(self, node: Any) -> nodes.ExprStmt:
         constant = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
@@ -144,10 +143,9 @@ class _Charges(NodeTransformer):
         self.generic_visit(node)
         return self._call("joined", list(node.nodes), node.lineno)
 
-
     def _made(self, node: Any) -> Any:
         self.generic_visit(node)
-        if getattr(node, "ctx", "load") != "load" or node.find((nodes.Name, nodes.Call, nodes.Getattr)) is None:
+        if getattr(node, "ctx", "load") != "load" or not holds(node, nodes.Name, nodes.Call, nodes.Getattr):
             return node
         return self._call("made", [node], node.lineno)
 
@@ -186,21 +184,24 @@ def _loop_targets(node: nodes.For) -> list[nodes.Expr]:
             found = [statement] if isinstance(statement, nodes.Getitem) else []
             for item in [*found, *statement.find_all(nodes.Getitem)]:
                 if isinstance(item.arg, nodes.Name) and item.arg.name in names and isinstance(item.node, nodes.Name):
-                    again = nodes.Getitem(
-                        nodes.Name(item.node.name, "load"), nodes.Name(item.arg.name, "load"), "load"
-                    )
-                    return [*targets, again.set_lineno(node.lineno)]
+                    owner, index = (nodes.Name(one, "load") for one in (item.node.name, item.arg.name))
+                    return [*targets, nodes.Getitem(owner, index, "load", lineno=node.lineno)]
     return targets
 
 
 def is_silent(loop: nodes.For) -> bool:
     """Tell whether a loop prints nothing itself, as those that look for the last user; it needs no marks."""
-    return loop.find((nodes.Output, nodes.CallBlock, nodes.FilterBlock, nodes.Include)) is None
+    return not holds(loop, nodes.Output, nodes.CallBlock, nodes.FilterBlock, nodes.Include)
+
+
+def holds(node: nodes.Node, *kinds: type[nodes.Node]) -> bool:
+    """Tell whether a node of one of these kinds stands inside another."""
+    return any(node.find(kind) is not None for kind in kinds)
 
 
 def silent_loops(tree: nodes.Template) -> frozenset[int]:
     """Return the loops that print nothing, numbered as their tags stand in the text."""
-    return frozenset(number for number, (loop, _) in enumerate(_loops(tree, False)) if is_silent(loop))
+    return frozenset(number for number, (loop, _) in enumerate(_loops(tree, captured=False)) if is_silent(loop))
 
 
 def captured_loops(tree: nodes.Template) -> frozenset[int]:
@@ -209,19 +210,19 @@ def captured_loops(tree: nodes.Template) -> frozenset[int]:
     A loop inside a macro, `set`, `filter` or `call` block prints into a string; if it is a loop over
     messages, its marks may be counted, cut or trimmed by the template.
     """
-    return frozenset(number for number, (_, captured) in enumerate(_loops(tree, False)) if captured)
+    return frozenset(number for number, (_, captured) in enumerate(_loops(tree, captured=False)) if captured)
 
 
-def _loops(node: nodes.Node, captured: bool) -> Iterator[tuple[nodes.For, bool]]:
+def _loops(node: nodes.Node, *, captured: bool) -> Iterator[tuple[nodes.For, bool]]:
     """Yield loops in the order of the text, and whether each prints into a string."""
     captured = captured or isinstance(node, nodes.Macro | nodes.AssignBlock | nodes.FilterBlock | nodes.CallBlock)
     if isinstance(node, nodes.For):
         yield node, captured
     for child in node.iter_child_nodes():
-        yield from _loops(child, captured)
+        yield from _loops(child, captured=captured)
 
 
-def _is_range(expression: nodes.Expr) -> bool:
+def _is_range(expression: nodes.Node) -> bool:
     return (
         isinstance(expression, nodes.Call)
         and isinstance(expression.node, nodes.Name)
@@ -282,56 +283,51 @@ def _read_one_loop(text: str, parts: Sequence[str], messages: Sequence[Message])
 
 
 def _read_nested(text: str, parts: Sequence[str], messages: Sequence[Message]) -> Printed:
+    """Read marks of any nesting: a stack of activations, of which the innermost owns what is printed."""
     position = len(parts[0])
     loop_end = 0
-    # The open activations and their messages; the innermost one owns what is printed.
-    stack: list[str] = []
+    activations: list[str] = []
     owners: list[int] = []
-    starts: list[int] = []
-    ends: list[int] = []
-    owned: list[int] = []
+    pieces: list[tuple[int, int, int]] = []
     generation: list[Span] = []
     generated: list[tuple[int, int]] = []
-    last = -1
-    payloads = iter(parts)
-    next(payloads)
-    for payload, after in zip(payloads, payloads, strict=True):
-        activation, dot, message = payload.partition(".")
-        if dot:
-            if stack and stack[-1] == activation:
-                owners[-1] = int(message)
-            else:
-                _leave(stack, owners, activation)
-                stack.append(activation)
-                owners.append(int(message))
-        elif payload == GENERATION_OPENS:
+    for payload, after in zip(parts[1::2], parts[2::2], strict=True):
+        if payload == GENERATION_OPENS:
             generated.append((position, owners[-1] if owners else -1))
         elif payload == GENERATION_CLOSES:
             start, owner = generated.pop()
             generation.append(Span(start, position, owner))
         else:
-            _leave(stack, owners, activation)
-            if not stack:
+            activation, dot, message = payload.partition(".")
+            _leave(activations, owners, activation)
+            if dot:
+                activations.append(activation)
+                owners.append(int(message))
+            elif not activations:
                 loop_end = position
         if after:
-            end = position + len(after)
             if owners:
-                owner = owners[-1]
-                if owner == last and ends[-1] == position:
-                    ends[-1] = end
-                else:
-                    starts.append(position)
-                    ends.append(end)
-                    owned.append(owner)
-                    last = owner
-            position = end
+                pieces.append((position, position + len(after), owners[-1]))
+            position += len(after)
     if generated:
         raise ValueError("the template lost the end of a generation block")
-    spans = tuple(map(Span, starts, ends, owned))
-    return Printed(text, spans, tuple(generation), loop_end, messages)
+    return Printed(text, tuple(_joined(pieces)), tuple(generation), loop_end, messages)
+
+
+def _joined(pieces: Sequence[tuple[int, int, int]]) -> Iterator[Span]:
+    """Yield one span for each run of adjacent pieces of one message."""
+    at = 0
+    while at < len(pieces):
+        start, end, owner = pieces[at]
+        at += 1
+        while at < len(pieces) and pieces[at][2] == owner and pieces[at][0] == end:
+            end = pieces[at][1]
+            at += 1
+        yield Span(start, end, owner)
 
 
 def _leave(stack: list[str], owners: list[int], activation: str) -> None:
+    """Forget an activation and those inside it."""
     if activation in stack:
         depth = stack.index(activation)
         del stack[depth:]

@@ -21,9 +21,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import orjson
+import polars as pl
 
 from pipelines.executors import LocalPool
 from pipelines.manifest import Histogram, Key, Manifest, Part, Table, folder, load_part
@@ -170,6 +171,14 @@ def scratch_folder(work: Work) -> Iterator[Path]:
             yield Path(name)
         finally:
             gather.forget()
+
+
+def scan_rows(store: Store, paths: Sequence[str], columns: Sequence[str]) -> pl.LazyFrame:
+    """Return some columns of Parquet files as one lazy frame; read as it streams where the files are local."""
+    if store.is_local:
+        return pl.scan_parquet([store.path(path) for path in paths]).select(columns)
+    tables = [cast("pl.DataFrame", pl.from_arrow(store.table(path, columns))) for path in paths]
+    return pl.concat(tables).lazy()
 
 
 def first_samples(parts: Sequence[Part], fact: str, limit: int = 10) -> dict[str, tuple[str, ...]]:

@@ -17,7 +17,7 @@ from pipelines import filters, parts, sources
 from pipelines.ledger import KEPT, REJECTED, add_up, unaccounted
 from pipelines.manifest import Histogram, Part, Table
 from pipelines.rows import ROWS
-from pipelines.stages import Draft, Planned, Work, first_samples, make_parts, raw_dataset, share
+from pipelines.stages import Draft, Planned, Work, first_samples, make_parts, raw_dataset, scan_rows, share
 from pipelines.storage import digest
 
 VERSION = 1
@@ -154,10 +154,10 @@ def _draft(work: Work, final: list[Part], *, records: int, reused: int, rows_mad
 
 def _groups(work: Work, final: list[Part]) -> pl.DataFrame:
     """Count the rows of each group, largest first; empty without a group key."""
-    paths = [work.store.path(p.files["rows"].path) for p in final]
+    paths = [p.files["rows"].path for p in final]
     if work.dataset.splits.group_key is None or not paths:
         return pl.DataFrame({"group_key": [], "rows": []}, schema={"group_key": pl.String, "rows": pl.UInt32})
-    counted = pl.scan_parquet(paths).group_by("group_key").agg(pl.len().alias("rows"))
+    counted = scan_rows(work.store, paths, ["group_key"]).group_by("group_key").agg(pl.len().alias("rows"))
     return counted.sort("rows", "group_key", descending=[True, False]).collect(engine="streaming")
 
 

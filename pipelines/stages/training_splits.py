@@ -21,7 +21,7 @@ from pipelines.ledger import KEPT
 from pipelines.manifest import Histogram, Key, Manifest, Part, Table
 from pipelines.mixing import Order
 from pipelines.partitions import FILLER, Dealt
-from pipelines.stages import Draft, Work, part_folder, share
+from pipelines.stages import Draft, Work, part_folder, scan_rows, share
 from pipelines.storage import digest
 
 VERSION = 1
@@ -310,10 +310,9 @@ def _rows(work: Work, name: str, packed: Manifest) -> pl.LazyFrame | None:
     """Return the rows that a dataset's shards were made of, found by the versions that its manifests name."""
     tokenized = _input(work, packed, (work.recipe.name, name, "tokenized_examples"))
     canonical = _input(work, tokenized, (work.recipe.name, name, "canonical_rows"))
-    paths = [work.store.path(file.path) for file in canonical.files("rows")]
-    if not paths:
-        return None
-    return pl.scan_parquet(paths).select("dataset", "content_hash", "split", "group_key", "prompt_hash")
+    paths = [file.path for file in canonical.files("rows")]
+    columns = ("dataset", "content_hash", "split", "group_key", "prompt_hash")
+    return scan_rows(work.store, paths, columns) if paths else None
 
 
 def _input(work: Work, made: Manifest, key: Key) -> Manifest:

@@ -34,7 +34,7 @@ from pipelines.stages import (
     training_splits,
     truncation_stats,
 )
-from pipelines.storage import Store, digest
+from pipelines.storage import Store, digest, full_disk_named
 
 DATASET_STAGES = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")
 RECIPE_STAGES = ("training_splits", "gpu_partitions")
@@ -273,7 +273,8 @@ def run(
         progress=progress,
         ranks=tuple(ranks),
     )
-    with project.store.lock(f"{manifest.folder(step.key)}/.lock", what="/".join(step.key)):
+    name = "/".join(step.key)
+    with full_disk_named(project.store, name), project.store.lock(f"{manifest.folder(step.key)}/.lock", what=name):
         if version is not None:
             return _restore(work, version, started)
         fingerprint, make = _prepare(work, step)
@@ -372,8 +373,9 @@ def _manifest(work: Work, step: Step, draft: Draft, fingerprint: str, started: f
 
 def judge(project: Project, step: Step, made: Manifest) -> list[Verdict]:
     """Judge a step's output under the recipe's terms, save the verdicts and show them in the statistics."""
-    verdicts = findings.judge(project.store, made, step.terms)
-    stats.write_findings(project.store, made, verdicts)
+    with full_disk_named(project.store, "/".join(step.key)):
+        verdicts = findings.judge(project.store, made, step.terms)
+        stats.write_findings(project.store, made, verdicts)
     return verdicts
 
 

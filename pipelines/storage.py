@@ -14,6 +14,7 @@ store the single put has the same effect. No path is ever made from data: only f
 `check_name` let through, and from hexadecimal digests.
 """
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -31,7 +32,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.errors import BusyError, ConfigError, IntegrityError
+from pipelines.errors import BusyError, ConfigError, IntegrityError, PipelineError
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 """What may name a recipe, a dataset or an export: it becomes a folder, an asset key and a SQL value."""
@@ -174,6 +175,30 @@ class Store:
     @property
     def _fs(self) -> Any:
         return fsspec.core.url_to_fs(self.root)[0]  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+@contextmanager
+def full_disk_named(store: Store, what: str) -> Iterator[None]:
+    """Turn the operating system's word for a full disk into a sentence that says whose disk and what to do.
+
+    Raises
+    ------
+    PipelineError
+        When something in the block, in this process or a worker, could not be written for lack of room.
+
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM or isinstance(error, PipelineError):
+            raise
+        raise PipelineError(
+            f"{what}: no room to write under {store.root} ({os.strerror(error.errno)}); what was finished is whole and kept; "
+            "free space there, or choose another storage root, and build again"
+        ) from error
 
 
 def _try_lock(handle: BinaryIO) -> bool:

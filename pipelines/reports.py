@@ -492,7 +492,9 @@ WHY_REJECTED = "from rejects select reason, count(*) group by 1"
 
 
 def _summary_next(project: Project) -> list[RenderableType]:
-    name = project.recipe.name
+    name, root = project.recipe.name, project.store.root
+    if root != str(project.base / ".rowmill"):
+        name += f" --root {root}"
     built = _current(project, None, "gpu_partitions") is not None
     pairs = [
         (f"rowmill inspect {name} -n 2", "rows as the model sees them, trained tokens marked"),
@@ -502,5 +504,5 @@ def _summary_next(project: Project) -> list[RenderableType]:
     ]
     if not built:
         pairs.insert(0, (f"rowmill build {name}", "go on from what is there"))
-    rows = [(Text(command, "cyan"), Text(why, DIM)) for command, why in pairs]
-    return [Text("\nnext", HEAD), grid(["", ""], rows)]
+    lines = [Text.assemble((f"  {why}\n", DIM), (f"    {command}", "cyan")) for command, why in pairs]
+    return [Text("\nnext", HEAD), *lines]

@@ -254,9 +254,9 @@ def _no_record(project: Project, file: str, line: int, files: Mapping[str, list[
     before = max((one for one in lines if one < line), default=None)
     after = min((one for one in lines if one > line), default=None)
     near = " and ".join(f"line {one}" for one in (before, after) if one is not None)
+    count = counted(len(lines), "record")
     return ConfigError(
-        f"{file}:{line}: no record stands on this line; of {counted(len(lines), 'record')} the nearest stand on {near}; "
-        "name one of these"
+        f"{file}:{line}: no record stands on this line; of {count} the nearest stand on {near}; name one of these"
     )
 
 
@@ -507,6 +507,18 @@ def _example(lineage: _Lineage, example_id: str) -> dict[str, Any]:
     )
     assert table is not None
     return _where(table, "example_id", example_id)[0]
+
+
+def encoder_of(project: Project, dataset: str) -> Encoder:
+    """Open the tokenizer that a dataset's current shards were made with.
+
+    Raises
+    ------
+    IntegrityError
+        If the storage, which keeps each tokenizer that was ever used, has lost it.
+
+    """
+    return _encoder(_lineage(project, dataset))
 
 
 def _encoder(lineage: _Lineage) -> Encoder:

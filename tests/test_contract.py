@@ -76,14 +76,19 @@ def calls(arguments: str) -> str:
         ("{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}", {"system": "dropped"}),
         ("{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + LOOP, {"system": "refused"}),
         (
-            "{% for m in messages %}{% if not loop.first and m.role == messages[loop.index0 - 1].role %}{{ raise_exception('x') }}{% endif %}{{ m.content }}{% endfor %}",
+            LOOP.replace(
+                "{{ m.content }}",
+                "{{ raise_exception('x') if not loop.first and m.role == loop.previtem.role else m.content }}",
+            ),
             {"alternation": ("two_users",)},
         ),
         ("{{ messages | map(attribute='content') | join(';') }}", {"spans": "counterfactual"}),
         ("{% for m in messages %}{{ m.thinking or '' }}/{{ m.content }}{% endfor %}", {"reasoning": "all"}),
         ("{% for m in messages %}{{ m.reasoning or '' }}/{{ m.content }}{% endfor %}", {"reasoning": "all"}),
         (
-            "{% for m in messages %}{{ m.reasoning_content if loop.last and m.reasoning_content else '' }}/{{ m.content }}{% endfor %}",
+            LOOP.replace(
+                "{{ m.content }}", "{{ m.reasoning_content if loop.last and m.reasoning_content }}/{{ m.content }}"
+            ),
             {"reasoning": "last", "prefix_preserving": {"plain": True, "tools": True, "reasoning": False}},
         ),
     ],

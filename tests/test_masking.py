@@ -197,9 +197,19 @@ def test_turns_by_exchange_cut_after_each_exchange() -> None:
 
 # ── ends of turn ──
 
-HEADERS = "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}{# <|user|> <|tool|> #}"
-OPEN_END = "{% for m in messages %}<|s|>{{ m.role }}\n{{ m.content }}{% if not loop.last or add_generation_prompt %}<|e|>\n{% endif %}{% endfor %}{% if add_generation_prompt %}<|s|>assistant\n{% endif %}"
-TAIL = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% else %}{{ eos_token }}{% endif %}"
+HEADERS = (
+    "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}{# <|user|> <|tool|> #}"
+)
+OPEN_END = (
+    "{% for m in messages %}<|s|>{{ m.role }}\n{{ m.content }}"
+    "{% if not loop.last or add_generation_prompt %}<|e|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|s|>assistant\n{% endif %}"
+)
+TAIL = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% else %}{{ eos_token }}{% endif %}"
+)
 
 
 def test_next_header_ends_a_turn_where_none_is_its_own() -> None:
@@ -229,7 +239,8 @@ def test_tail_trains_only_where_nothing_else_ended_the_turn() -> None:
 # ── spans by other means ──
 
 COPIES = (
-    "{% set ns = namespace(l=[]) %}{% for m in messages %}{% set ns.l = ns.l + [dict(role=m.role, content=m.content)] %}{% endfor %}"
+    "{% set ns = namespace(l=[]) %}{% for m in messages %}"
+    "{% set ns.l = ns.l + [dict(role=m.role, content=m.content)] %}{% endfor %}"
     "{% for m in ns.l %}{{ '<' + m.role[0] + '>' + m.content + '<e>\n' }}{% endfor %}"
 )
 
@@ -255,7 +266,11 @@ def test_copied_message_with_calls_is_refused_not_guessed() -> None:
 
 
 def test_inner_loop_text_is_its_own_messages() -> None:
-    template = "{% for m in messages %}{% if m.role == 'assistant' %}<a>{{ m.content }}{% for t in messages if t.role == 'tool' %}[{{ t.content }}]{% endfor %}<e>{% endif %}{% endfor %}"
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}<a>{{ m.content }}"
+        "{% for t in messages if t.role == 'tool' %}[{{ t.content }}]{% endfor %}<e>{% endif %}"
+        "{% endfor %}"
+    )
     messages = [assistant("C1"), {"role": "tool", "content": "R1"}, {"role": "tool", "content": "R2"}]
 
     assert mask(template, messages).replace("<a>⟦C1⟧", "⟦<a>C1⟧") == "⟦<a>C1⟧[R1][R2]⟦<e>⟧"
@@ -263,7 +278,11 @@ def test_inner_loop_text_is_its_own_messages() -> None:
 
 # ── dropped content ──
 
-NO_SYSTEM = "{% for m in messages %}{% if m.role != 'system' %}{{ '<' + m.role[0] + '>' + m.content + '<e>\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+NO_SYSTEM = (
+    "{% for m in messages %}{% if m.role != 'system' %}"
+    "{{ '<' + m.role[0] + '>' + m.content + '<e>\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<a>{% endif %}"
+)
 SYSTEM_TALK = [{"role": "system", "content": "Be kind"}, *TALK]
 
 
@@ -303,7 +322,10 @@ def test_tools_not_printed_are_dropped_content() -> None:
 
 
 def test_text_printed_trimmed_or_escaped_is_not_dropped() -> None:
-    template = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim if m.role == 'user' else m.content | tojson }}<e>{% endfor %}"
+    template = (
+        "{% for m in messages %}<{{ m.role }}"
+        ">{{ m.content | trim if m.role == 'user' else m.content | tojson }}<e>{% endfor %}"
+    )
     messages = [user("  spaced\n"), assistant('say "é"\n')]
 
     assert mask(template, messages) == '<user>spaced<e><assistant>"⟦say \\"é\\"\\n"<e>⟧'
@@ -313,13 +335,19 @@ def test_text_printed_trimmed_or_escaped_is_not_dropped() -> None:
 
 
 def test_generation_block_that_leaves_own_text_out_is_refused() -> None:
-    template = "{% for m in messages %}<{{ m.role }}>{{ m.content[:4] }}{% generation %}{{ m.content[4:] }}{% endgeneration %}{% endfor %}"
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content[:4] }}{% generation %}{{ m.content[4:] }}"
+        "{% endgeneration %}{% endfor %}"
+    )
 
     assert mask(template, [user("question"), assistant("answers!")]).startswith("own_text_untrained: message 1")
 
 
 def test_generation_block_that_holds_another_message_is_refused() -> None:
-    template = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% else %}{% generation %}{{ messages[0].content + m.content }}{% endgeneration %}{% endif %}{% endfor %}"
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% else %}{% generation %}"
+        "{{ messages[0].content + m.content }}{% endgeneration %}{% endif %}{% endfor %}"
+    )
 
     assert mask(template, [user("the question"), assistant("the answer")]).startswith(
         "foreign_text_trained: message 1 holds text of message 0"
@@ -327,7 +355,10 @@ def test_generation_block_that_holds_another_message_is_refused() -> None:
 
 
 def test_generation_block_that_misses_a_message_is_refused() -> None:
-    template = "{% for m in messages %}{% if m.content == 'A1' %}{{ m.content }}{% else %}{% generation %}{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}"
+    template = (
+        "{% for m in messages %}{% if m.content == 'A1' %}{{ m.content }}{% else %}{% generation %}"
+        "{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}"
+    )
 
     assert mask(template, TALK).startswith("assistant_untrained: message 1")
 

@@ -1,4 +1,4 @@
-"""Rendering: whose characters are whose, the same text with and without marks, both engines, and templates that misbehave."""
+"""Rendering: whose characters are whose, equal text with and without marks, both engines, misbehaving templates."""
 
 import pickle
 import resource
@@ -57,9 +57,12 @@ INNER = [assistant("C1"), {"role": "tool", "content": "R1"}, {"role": "tool", "c
 INNER_LOOPS = {
     "filtered": "{% for m in messages %}{% if m.role == 'assistant' %}<a>{{ m.content }}"
     "{% for t in messages if t.role == 'tool' %}[{{ t.content }}]{% endfor %}<e>{% endif %}{% endfor %}",
-    "range": "{% for i in range(messages|length) %}{% set m = messages[i] %}{% if m.role == 'assistant' %}<a>{{ m.content }}"
-    "{% for j in range(i + 1, messages|length) %}{% set t = messages[j] %}[{{ t.content }}]{% endfor %}<e>{% endif %}{% endfor %}",
-    "sliced": "{% for m in messages[:1] %}<a>{{ m.content }}{% for t in messages[1:] %}[{{ t.content }}]{% endfor %}<e>{% endfor %}",
+    "range": "{% for i in range(messages|length) %}{% set m = messages[i] %}{% if m.role == 'assistant' %}"
+    "<a>{{ m.content }}"
+    "{% for j in range(i + 1, messages|length) %}{% set t = messages[j] %}[{{ t.content }}"
+    "]{% endfor %}<e>{% endif %}{% endfor %}",
+    "sliced": "{% for m in messages[:1] %}<a>{{ m.content }}{% for t in messages[1:] %}[{{ t.content }}"
+    "]{% endfor %}<e>{% endfor %}",
 }
 
 
@@ -72,12 +75,16 @@ def test_spans_of_an_inner_loop_belong_to_the_messages_it_prints(name: str, lane
 
 
 FLOW = {
-    "continue": "{% for m in messages %}{% if m.role == 'system' %}{% continue %}{% endif %}<{{ m.content }}>{% endfor %}",
-    "break": "{% for m in messages %}{% if m.content == 'stop' %}{% break %}{% endif %}<{{ m.content }}>{% endfor %}tail",
-    "users first": "{% for r in ['user', 'assistant'] %}{% for m in messages if m.role == r %}<{{ m.content }}>{% endfor %}{% endfor %}",
+    "continue": "{% for m in messages %}{% if m.role == 'system' %}{% continue %}{% endif %}<{{ m.content }}"
+    ">{% endfor %}",
+    "break": "{% for m in messages %}{% if m.content == 'stop' %}{% break %}{% endif %}<{{ m.content }}"
+    ">{% endfor %}tail",
+    "users first": "{% for r in ['user', 'assistant'] %}{% for m in messages if m.role == r %}<{{ m.content }}"
+    ">{% endfor %}{% endfor %}",
     "scan": "{% set ns = namespace(last=0) %}{% for m in messages[::-1] %}{% set ns.last = loop.index0 %}{% endfor %}"
     "{% for m in messages %}<{{ m.content }}>{% endfor %}",
-    "white space": "{% for m in messages -%}\n   {{- '<' + m.content }}  >\n{%- endfor %}\n\n  {% if add_generation_prompt %}x{% endif %}\n",
+    "white space": "{% for m in messages -%}\n   {{- '<' + m.content }}  >\n{%- endfor %}"
+    "\n\n  {% if add_generation_prompt %}x{% endif %}\n",
     "plus": "  {%+ for m in messages +%}\n<{{ m.content }}>\n  {%+ endfor +%}\n",
 }
 
@@ -98,7 +105,11 @@ def test_spans_under_control_flow_hold_exactly_their_content(name: str, lane: st
 
 
 def test_spans_of_printed_copies_are_nobodys() -> None:
-    copies = "{% set ns = namespace(l=[]) %}{% for m in messages %}{% set ns.l = ns.l + [dict(c=m.content)] %}{% endfor %}{% for m in ns.l %}{{ m.c }}{% endfor %}"
+    copies = (
+        "{% set ns = namespace(l=[]) %}{% for m in messages %}"
+        "{% set ns.l = ns.l + [dict(c=m.content)] %}{% endfor %}{% for m in ns.l %}{{ m.c }}"
+        "{% endfor %}"
+    )
 
     assert printed(copies, TALK).spans == ()
 
@@ -115,10 +126,8 @@ turns = st.lists(
     min_size=1,
     max_size=6,
 )
-LAWFUL = {
-    name: Renderer(RendererSpec(text, {"eos_token": "</s>"})) for name, text in {**FLOW, "letters": LETTERS}.items()
-}
-LAWFUL |= {name: Renderer(RendererSpec(bundled(name))) for name in ("chatml", "qwen3")}
+LAWFUL_TEXTS = {**FLOW, "letters": LETTERS, **{name: bundled(name) for name in ("chatml", "qwen3")}}
+LAWFUL = {name: Renderer(RendererSpec(text, {"eos_token": "</s>"})) for name, text in LAWFUL_TEXTS.items()}
 
 
 @pytest.mark.parametrize("name", LAWFUL)
@@ -162,7 +171,11 @@ def test_one_message_object_given_twice_owns_two_spans() -> None:
 
 
 def test_arguments_that_engines_print_differently_take_the_reference_way() -> None:
-    template = "{% for m in messages %}{% for c in m.tool_calls or [] %}{% for k, v in c.function.arguments | items %}{{ v | tojson }};{% endfor %}{% endfor %}{{ m.content }}{% endfor %}"
+    template = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+        "{% for k, v in c.function.arguments | items %}{{ v | tojson }};{% endfor %}{% endfor %}"
+        "{{ m.content }}{% endfor %}"
+    )
     calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": 1.0, "b": 2}}}]
     renderer = Renderer(RendererSpec(template))
 
@@ -281,10 +294,15 @@ BOMBS = {
     "formats by operator": "{{ '%1000000000d' % 1 }}",
     "formats by method": "{{ '{:{}d}'.format(1, 1000000000) }}",
     "indents": "{{ [1] | tojson(indent=10**9) }}",
-    "calls itself twice": "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% else %}x{% endif %}{% endmacro %}{{ f(60) }}",
-    "keeps and doubles": "{% macro f(n) %}{% if n %}{% set y = f(n-1) %}{{ y }}{{ y }}{% else %}x{% endif %}{% endmacro %}{{ f(60) }}",
+    "calls itself twice": "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% else %}x{% endif %}{% endmacro %}"
+    "{{ f(60) }}",
+    "keeps and doubles": "{% macro f(n) %}{% if n %}{% set y = f(n-1) %}{{ y }}{{ y }}{% else %}x{% endif %}"
+    "{% endmacro %}{{ f(60) }}",
 }
-ONCE = "{%% if 'boom' in messages[0].content %%}%s{%% else %%}{%% for m in messages %%}{{ m.content }}{%% endfor %%}{%% endif %%}"
+ONCE = (
+    "{%% if 'boom' in messages[0].content %%}%s{%% else %%}{%% for m in messages %%}"
+    "{{ m.content }}{%% endfor %%}{%% endif %%}"
+)
 
 
 @pytest.mark.parametrize("name", BOMBS)

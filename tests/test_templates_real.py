@@ -1,4 +1,4 @@
-"""Forty public chat templates on real chats: the reference's text, both engines, and masks against hand-made training templates."""
+"""Forty public chat templates on real chats: the reference's text, both engines, masks against training templates."""
 
 import json
 from collections import Counter
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from pipelines.rows import Json, Masked, Message, Rejected, Span
 
 pytestmark = pytest.mark.real_data
 
-TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+TOKENS: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>"}
 TEMPLATES = """axolotl__deepseek_v3 axolotl__gemma3 axolotl__mistral_v1 axolotl__mistral_v2v3 axolotl__mistral_v3_tekken
 axolotl__phi_3 axolotl__phi_4 chujiezheng__llama-2-chat chujiezheng__llama-3-instruct chujiezheng__vicuna
 chujiezheng__zephyr llamacpp__CohereForAI-c4ai-command-r-plus-tool_use llamacpp__GLM-4.6
@@ -85,7 +86,7 @@ def _sharegpt(row: Mapping[str, Json]) -> tuple[list[Message], list[Json] | None
 def _openai(row: Mapping[str, Json]) -> tuple[list[Message], list[Json] | None]:
     messages: list[Message] = []
     for source in row["messages"]:
-        message = {"content": "", **{key: value for key, value in source.items() if value is not None}}
+        message: Message = {"content": "", **{key: value for key, value in source.items() if value is not None}}
         if "tool_calls" in message:
             functions = [(call["id"], call["function"]) for call in message["tool_calls"]]
             message["tool_calls"] = [
@@ -119,6 +120,10 @@ def renderer(folder: Path, name: str) -> Renderer:
     return Renderer(RendererSpec((folder / "templates" / f"{name}.jinja").read_text(encoding="utf-8"), TOKENS))
 
 
+def as_seen(one: Renderer, chat: Chat) -> tuple[list[Message], Any]:
+    return one.adaptation.messages(chat.messages), one.adaptation.tools(chat.tools)
+
+
 def ranges(spans: tuple[Span, ...]) -> set[int]:
     return {i for span in spans for i in range(span.start, span.end)}
 
@@ -140,7 +145,7 @@ def test_text_of_real_chats_is_the_references_and_spans_are_equal_both_ways(name
                 reference.spans,
                 reference.generation,
             )
-            adapted, tools = one.adaptation.messages(chat.messages), one.adaptation.tools(chat.tools)
+            adapted, tools = as_seen(one, chat)
             theirs = render_jinja_template([adapted], tools=tools, chat_template=one.spec.text, **TOKENS)[0][0]
             if not one.contract.date_dependent:
                 assert result.text == theirs
@@ -191,7 +196,7 @@ TRUTH: dict[str, tuple[str | None, set[str]]] = {
     "deepseekv3": ("axolotl__deepseek_v3", {"<｜Assistant｜>", "<｜tool▁outputs▁end｜>"}),
     "cohere": (None, set()),
 }
-COUNT_ALL = dict.fromkeys(
+COUNT_ALL: dict[str, str] = dict.fromkeys(
     ("system", "user", "assistant_text", "text_beside_call", "call_name", "call_arguments", "tool_result", "tool_list"),
     "count",
 )
@@ -238,7 +243,7 @@ def test_generation_spans_equal_the_tokenizers_assistant_mask(name: str, real_da
     for chat in chats(real_data):
         result = one.render(chat.messages, chat.tools, {})
         if isinstance(result, Printed):
-            adapted, tools = one.adaptation.messages(chat.messages), one.adaptation.tools(chat.tools)
+            adapted, tools = as_seen(one, chat)
             _, theirs = render_jinja_template(
                 [adapted], tools=tools, chat_template=one.spec.text, return_assistant_tokens_mask=True, **TOKENS
             )

@@ -17,7 +17,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -275,6 +274,7 @@ class Renderer:
         }
         self._fast: fast.FastEngine | None = None
         self._float_shy = False
+        self._contract: TemplateContract | None = None
         self._prompts: dict[tuple[str, bool, bytes], str] = {}
         self._clean_tools: object = None
         self.adaptation = Adaptation(reasoning_keys=probes.reasoning_keys(self._tree))
@@ -287,9 +287,14 @@ class Renderer:
         """Which way rows go: fast only if every probe gave equal text and spans."""
         return "reference" if self._fast is None else "fast"
 
-    @cached_property
+    @property
     def contract(self) -> TemplateContract:
-        """What the template does, observed on probes."""
+        """What the template does, observed on probes the first time it is asked for."""
+        if self._contract is None:
+            self._contract = self._observed()
+        return self._contract
+
+    def _observed(self) -> TemplateContract:
         observed = probes.observe(
             self._observe,
             self.generation_prompt,

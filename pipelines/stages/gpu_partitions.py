@@ -44,9 +44,11 @@ def rank_names(world_size: int) -> tuple[str, ...]:
 
 
 def fingerprint_of(work: Work) -> str:
-    """Identify the order and the world size."""
+    """Identify the order, the sequences that it orders, and the world size."""
     splits = work.inputs[(work.recipe.name, "training_splits")]
-    return digest("gpu_partitions", VERSION, splits.version, work.recipe.partitions.world_size)
+    # The order alone knows sequences by number: other tokens under the same numbers are other ranks.
+    packed = [one.version for one in training_splits.packed_of(work).values()]
+    return digest("gpu_partitions", VERSION, splits.version, packed, work.recipe.partitions.world_size)
 
 
 def ranks_of(work: Work) -> tuple[str, ...]:

@@ -201,7 +201,11 @@ def _draft(
         },
         histograms=_step_histogram(steps),
         schema=tuple((f.name, str(f.type)) for f in ORDER),
-        card={"order": part.files["order"].digest, "datasets": list(sizes)},
+        card={
+            "order": part.files["order"].digest,
+            "datasets": list(sizes),
+            "packed": {name: one.version for name, one in packed.items()},
+        },
         rows_made=total,
     )
 

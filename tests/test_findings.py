@@ -1,0 +1,140 @@
+"""Laws, bounds, waivers, verdicts, and the lock that a failed one keeps shut."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines import findings, manifest
+from pipelines.config import check
+from pipelines.errors import ConfigError, GateError
+from pipelines.findings import LAWS, Gates, Verdict
+from pipelines.manifest import Manifest
+from pipelines.storage import Store
+
+KEY = ("demo", "chats", "canonical_rows")
+GOOD = {"nonempty": 10, "accounted": 0, "unknown_roles": 0.0, "group_size": 2, "rejects": 0.0, "duplicates": 0.0}
+REASON = "looked at each of them"
+
+
+def _judged(store: Store, facts: dict[str, Any], **gates: Any) -> tuple[Manifest, dict[str, Verdict]]:
+    made = Manifest(
+        key=KEY, stage="canonical_rows", fingerprint="f", code_version="1", inputs={}, parts=(), facts=facts,
+        samples={"unknown_roles": ("a:1", "a:2")},
+    )  # fmt: skip
+    saved = manifest.save(store, made)
+    terms = findings.terms_of(check(Gates, gates, "gates"), "canonical_rows", "chats")
+    return saved, {verdict.law: verdict for verdict in findings.judge(store, saved, terms)}
+
+
+def _terms(**gates: Any) -> tuple[findings.Terms, ...]:
+    return findings.terms_of(check(Gates, gates, "gates"), "canonical_rows", "chats")
+
+
+def test_judge_good_facts_passes_every_law(tmp_path: Path) -> None:
+    saved, verdicts = _judged(Store(str(tmp_path)), GOOD)
+
+    assert all(verdict.passed for verdict in verdicts.values())
+    findings.require_open(Store(str(tmp_path)), saved, _terms())
+
+
+@pytest.mark.parametrize("law", [law for law in LAWS if "canonical_rows" in law.stages], ids=lambda law: law.name)
+def test_judge_fact_just_beyond_its_bound_fails_and_at_it_passes(tmp_path: Path, law: findings.Law) -> None:
+    beyond = law.bound + 0.001 if law.direction == "at_most" else law.bound - 0.001
+
+    _, at_bound = _judged(Store(str(tmp_path / "at")), {**GOOD, law.name: law.bound})
+    _, failed = _judged(Store(str(tmp_path / "beyond")), {**GOOD, law.name: beyond})
+
+    assert at_bound[law.name].passed
+    assert not failed[law.name].passed
+    assert failed[law.name].blocking is (law.severity == "error")
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf"), "0", True])
+def test_judge_fact_that_is_no_number_fails_as_not_measured(tmp_path: Path, value: object) -> None:
+    _, verdicts = _judged(Store(str(tmp_path)), {**GOOD, "unknown_roles": value})
+
+    assert verdicts["unknown_roles"].note == "not_measured"
+    assert verdicts["unknown_roles"].blocking
+
+
+def test_require_open_with_a_failed_law_names_number_threshold_and_remedy(tmp_path: Path) -> None:
+    saved, _ = _judged(Store(str(tmp_path)), {**GOOD, "unknown_roles": 0.2})
+
+    with pytest.raises(GateError) as refusal:
+        findings.require_open(Store(str(tmp_path)), saved, _terms())
+
+    text = str(refusal.value)
+    assert "demo/chats/canonical_rows: unknown_roles: 0.2" in text
+    assert "wanted at most 0.01" in text
+    assert "format.role_map" in text
+
+
+def test_require_open_under_terms_never_judged_stays_shut(tmp_path: Path) -> None:
+    saved, _ = _judged(Store(str(tmp_path)), GOOD)
+
+    with pytest.raises(GateError, match="unknown_roles was never judged"):
+        findings.require_open(Store(str(tmp_path)), saved, _terms(unknown_roles={"at_most": 0.001}))
+
+
+def test_waiver_covers_a_failure_within_its_bound_and_not_beyond(tmp_path: Path) -> None:
+    waivers = [{"law": "unknown_roles", "dataset": "chats", "at_most": 0.3, "reason": REASON}]
+
+    _, within = _judged(Store(str(tmp_path / "within")), {**GOOD, "unknown_roles": 0.2}, waivers=waivers)
+    _, beyond = _judged(Store(str(tmp_path / "beyond")), {**GOOD, "unknown_roles": 0.4}, waivers=waivers)
+
+    assert not within["unknown_roles"].passed
+    assert not within["unknown_roles"].blocking
+    assert within["unknown_roles"].waiver == REASON
+    assert beyond["unknown_roles"].blocking
+
+
+def test_waiver_of_another_dataset_covers_nothing(tmp_path: Path) -> None:
+    waivers = [{"law": "unknown_roles", "dataset": "other", "at_most": 0.3, "reason": REASON}]
+
+    _, verdicts = _judged(Store(str(tmp_path)), {**GOOD, "unknown_roles": 0.2}, waivers=waivers)
+
+    assert verdicts["unknown_roles"].blocking
+
+
+@pytest.mark.parametrize("law", [law.name for law in LAWS if not law.waivable])
+def test_waiver_of_a_law_that_guards_correctness_is_refused(law: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be waived"):
+        check(Gates, {"waivers": [{"law": law, "at_most": 1, "reason": REASON}]}, "gates")
+
+
+def test_severity_warn_shows_and_does_not_block(tmp_path: Path) -> None:
+    _, verdicts = _judged(Store(str(tmp_path)), {**GOOD, "unknown_roles": 0.2}, unknown_roles={"severity": "warn"})
+
+    assert not verdicts["unknown_roles"].passed
+    assert not verdicts["unknown_roles"].blocking
+
+
+def test_bound_of_the_wrong_direction_is_refused() -> None:
+    with pytest.raises(ConfigError, match="rejects has an at_most bound"):
+        check(Gates, {"rejects": {"at_least": 1}}, "gates")
+
+
+def test_unknown_law_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean unknown_roles"):
+        check(Gates, {"unknown_role": {"at_most": 1}}, "gates")
+
+
+def test_own_expectation_is_judged_beside_the_laws(tmp_path: Path) -> None:
+    own = {"canonical_rows": [{"name": "enough_rows", "column": "kept", "min_value": 100, "type": "expect_column_min_to_be_between"}]}
+
+    _, few = _judged(Store(str(tmp_path / "few")), {**GOOD, "kept": 10}, expectations=own)
+    _, enough = _judged(Store(str(tmp_path / "enough")), {**GOOD, "kept": 100}, expectations=own)
+
+    assert few["enough_rows"].blocking
+    assert enough["enough_rows"].passed
+
+
+def test_judge_twice_reads_the_saved_verdict(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    saved, first = _judged(store, {**GOOD, "unknown_roles": 0.2})
+
+    again = findings.judge(store, saved, _terms())
+
+    assert {verdict.law: verdict for verdict in again} == first
+    assert first["unknown_roles"].samples == ("a:1", "a:2")

@@ -1,0 +1,151 @@
+"""Native shards: the specification's vector, reading back, conservation, gathering in any order."""
+
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines import packing
+from pipelines.shards import gather, native
+from pipelines.shards.native import Segments, Spans
+
+
+def _segments(parts: list[tuple[list[int], list[int]]], per_sequence: list[int]) -> Segments:
+    lengths = [len(ids) for ids, _ in parts]
+    return Segments(
+        ids=np.array([i for ids, _ in parts for i in ids], np.int32),
+        mask=np.array([bool(m) for _, mask in parts for m in mask]),
+        offsets=np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
+        sequence_offsets=np.concatenate(([0], np.cumsum(per_sequence))).astype(np.int64),
+        example_ids=pa.array([f"e{i}#0" for i in range(len(parts))], pa.string()),
+        starts=np.zeros(len(parts), np.int32),
+    )
+
+
+def _table(segments: Segments, *, blocked: bool = True) -> pa.Table:
+    ranges = np.stack([segments.starts, np.diff(segments.offsets).astype(np.int32)], axis=1)
+    plan = packing.Plan(segments.sequence_offsets, np.arange(len(ranges)), ranges)
+    lengths, offsets = packing.attention_spans(plan, block_cross_document_attention=blocked)
+    labels = packing.labels(segments.ids, segments.mask, lengths, ignore_token_id=None)
+    spans = Spans(labels, packing.position_ids(lengths), lengths, offsets)
+    return native.to_table(segments, spans, dataset="d", first_sequence=7)
+
+
+def _back(table: pa.Table) -> pa.Table:
+    sink = BytesIO()
+    native.write(table, sink, {"recipe": "demo"})
+    sink.seek(0)
+    return native.read(sink)
+
+
+def test_to_table_of_the_specified_vector() -> None:
+    table = _back(_table(_segments([([10, 11, 2], [0, 1, 1]), ([20, 2], [0, 1])], [2])))
+
+    row = table.to_pylist()[0]
+    assert row["input_ids"] == [10, 11, 2, 20, 2]
+    assert row["labels"] == [-100, 11, 2, -100, 2]
+    assert row["position_ids"] == [0, 1, 2, 0, 1]
+    assert row["seq_lengths"] == row["segment_lengths"] == [3, 2]
+    assert (row["dataset"], row["sequence_id"], row["tokens"], row["trained_tokens"], row["filler"]) == ("d", 7, 5, 3, False)
+    assert table.schema.metadata[b"rowmill.recipe"] == b"demo"
+
+
+def test_to_table_with_open_attention_runs_positions_on() -> None:
+    row = _table(_segments([([10, 11], [0, 1]), ([20, 2], [1, 1])], [2]), blocked=False).to_pylist()[0]
+
+    assert row["position_ids"] == [0, 1, 2, 3]
+    assert row["seq_lengths"] == [4]
+    assert row["segment_lengths"] == [2, 2]
+    assert row["labels"] == [-100, 11, 20, 2]
+
+
+PARTS = st.lists(
+    st.lists(st.tuples(st.integers(0, 99), st.integers(0, 1)), min_size=1, max_size=6), min_size=1, max_size=8
+)
+
+
+@settings(deadline=None)
+@given(parts=PARTS, data=st.data())
+def test_segments_of_what_was_written_are_the_segments(parts: list[list[tuple[int, int]]], data: st.DataObject) -> None:
+    first = data.draw(st.integers(1, len(parts)))
+    sizes = [first, len(parts) - first] if first < len(parts) else [first]
+    segments = _segments([([i for i, _ in p], [m for _, m in p]) for p in parts], sizes)
+
+    back = native.segments_of(_back(_table(segments)))
+
+    lengths = np.diff(segments.offsets)
+    targets = packing.targets(segments.mask, lengths)
+    assert back.ids.tolist() == segments.ids.tolist()
+    assert back.mask.tolist() == targets.tolist()
+    assert back.offsets.tolist() == segments.offsets.tolist()
+    assert back.sequence_offsets.tolist() == segments.sequence_offsets.tolist()
+    found, expected = sum(native.sequence_hashes(back)), sum(native.segment_hashes(segments, targets))
+    assert found % native.MODULUS == expected % native.MODULUS
+
+
+@pytest.mark.parametrize("place", [0, 3, 4])
+def test_content_hash_sees_a_token_replaced_by_a_copy(place: int) -> None:
+    segments = _segments([([10, 11, 2], [0, 1, 1]), ([20, 2], [0, 1])], [2])
+    before = sum(native.segment_hashes(segments, segments.mask))
+
+    segments.ids[place] = 11
+
+    assert sum(native.segment_hashes(segments, segments.mask)) != before
+
+
+def test_content_hash_sees_a_shifted_mask_and_a_swapped_name() -> None:
+    segments = _segments([([10, 11, 2], [0, 1, 1]), ([10, 11, 2], [0, 1, 1])], [2])
+    before = sum(native.segment_hashes(segments, segments.mask))
+    shifted = np.roll(segments.mask, 1)
+    renamed = Segments(
+        segments.ids, segments.mask, segments.offsets, segments.sequence_offsets, pa.array(["e0#0", "e0#0"]), segments.starts
+    )
+
+    assert sum(native.segment_hashes(segments, shifted)) != before
+    assert sum(native.segment_hashes(renamed, renamed.mask)) != before
+
+
+def test_fillers_have_two_tokens_and_no_target() -> None:
+    row = native.fillers(2, pad_id=3, dataset="").to_pylist()[1]
+
+    assert row["input_ids"] == [3, 3]
+    assert row["labels"] == [-100, -100]
+    assert (row["filler"], row["sequence_id"], row["trained_tokens"]) == (True, -1, 0)
+
+
+@settings(deadline=None, max_examples=30)
+@given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=5), data=st.data())
+def test_take_returns_the_wanted_rows_in_the_wanted_order(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], data: st.DataObject
+) -> None:
+    total = sum(sizes)
+    wanted = data.draw(st.lists(st.integers(0, total - 1), min_size=1, max_size=12)) if total else []
+    if not wanted:
+        return
+    folder = tmp_path_factory.mktemp("scratch")
+    firsts = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+    files: list[str] = []
+    for i, size in enumerate(sizes):
+        rows = [[n] * (n % 3) for n in range(int(firsts[i]), int(firsts[i]) + size)]
+        path = folder / f"{i}.arrow"
+        gather.to_scratch(pa.table({"row": pa.array(rows, pa.list_(pa.int64())), "name": [str(n) for n in range(int(firsts[i]), int(firsts[i]) + size)]}), str(path))
+        files.append(str(path))
+
+    table = gather.take(files, firsts, np.array(wanted, np.int64))
+
+    assert table.column("name").to_pylist() == [str(n) for n in wanted]
+    assert table.column("row").to_pylist() == [[n] * (n % 3) for n in wanted]
+
+
+def test_cut_joins_the_ranges_in_order(tmp_path: Path) -> None:
+    ids, mask = native.cut(
+        np.arange(10, dtype=np.int32), np.arange(10) % 2 == 0, np.array([0, 4, 10]), np.array([1, 0, 1]),
+        np.array([2, 0, 0]), np.array([3, 2, 1]),
+    )  # fmt: skip
+
+    assert ids.tolist() == [6, 7, 8, 0, 1, 4]
+    assert mask.tolist() == [True, False, True, True, False, True]

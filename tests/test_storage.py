@@ -1,0 +1,91 @@
+"""Names, atomic writes, locks, and a road on a root that is no local folder."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from pipelines.errors import BusyError, ConfigError, IntegrityError
+from pipelines.storage import Store, check_name, digest, digest_bytes, require_digest
+from tests.recipes import CHAT, PAIR, TEXT, Road, chat, document, pair
+
+
+@pytest.fixture
+def memory_root() -> Iterator[str]:
+    """Lend an empty root in fsspec's memory, and empty it again."""
+    fsspec.filesystem("memory").store.clear()
+    yield "memory://root"
+    fsspec.filesystem("memory").store.clear()
+
+
+@pytest.mark.parametrize("name", ["../x", "", "a/b", "1a", "a.b", "training_splits", "a" * 65, "é", "a\n"])
+def test_check_name_that_could_leave_its_folder_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be a name"):
+        check_name(name, "configs/x.yaml")
+
+
+def test_create_that_fails_midway_leaves_what_was_there(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    store.write("a/file", b"old")
+
+    with pytest.raises(RuntimeError), store.create("a/file") as handle:
+        handle.write(b"new")
+        raise RuntimeError
+
+    assert store.read("a/file") == b"old"
+    assert store.list("a") == ["file"]
+
+
+def test_list_of_a_missing_folder_is_empty(tmp_path: Path) -> None:
+    assert Store(str(tmp_path)).list("nowhere") == []
+
+
+def test_lock_held_elsewhere_ends_in_busy_error_that_names_it(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+
+    with (
+        store.lock("x/.lock", what="demo/chats"),
+        pytest.raises(BusyError, match="demo/chats: another process"),
+        store.lock("x/.lock", what="demo/chats", timeout_s=0.1),
+    ):
+        pass
+
+
+def test_lock_is_free_after_its_holder_left(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    with store.lock("x/.lock", what="first"):
+        pass
+
+    with store.lock("x/.lock", what="second", timeout_s=0.1):
+        pass
+
+
+def test_require_digest_of_changed_bytes_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "part.parquet"
+    path.write_bytes(b"abc")
+    require_digest(path, digest_bytes(b"abc"))
+    path.write_bytes(b"abd")
+
+    with pytest.raises(IntegrityError, match=r"part\.parquet: digest"):
+        require_digest(path, digest_bytes(b"abc"))
+
+
+def test_digest_ignores_key_order_and_sees_every_value() -> None:
+    assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+    assert digest({"a": 1}) != digest({"a": 2})
+    assert digest("a", "b") != digest("ab")
+
+
+def test_road_on_a_remote_root_gives_the_versions_of_a_local_one(tmp_path: Path, memory_root: str) -> None:
+    local, remote = Road(tmp_path), Road(tmp_path, root=memory_root)
+    local.recipe(
+        {
+            "chats": {"source": {"train_urls": [local.write("a.jsonl", [chat(i) for i in range(40)])]}, "format": CHAT},
+            "pairs": {"source": {"train_urls": [local.write("b.jsonl", [pair(i) for i in range(40)])]}, "format": PAIR},
+            "texts": {"source": {"train_urls": [local.write("c.jsonl", [document(i) for i in range(20)])]}, "format": TEXT},
+        }
+    )
+
+    assert remote.build().versions() == local.build().versions()
+    assert remote.build().made() == set()

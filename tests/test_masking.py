@@ -313,6 +313,16 @@ def test_dropped_call_untrains_only_its_message() -> None:
     assert result.dropped == {"call_name": 1, "call_arguments": 1}
 
 
+@pytest.mark.parametrize("role", ["planner", "user"])
+def test_call_of_a_role_that_is_not_the_models_is_dropped_content_if_not_printed(role: str) -> None:
+    calls = [{"id": "c", "type": "function", "function": {"name": "look", "arguments": {"at": "this"}}}]
+    messages = [user("U1"), {"role": role, "content": "plan", "tool_calls": calls}, assistant("A1")]
+
+    result = masker(LETTERS).mask(Conversation(messages))
+
+    assert result == Rejected("content_dropped", "call_arguments, call_name")
+
+
 def test_tools_not_printed_are_dropped_content() -> None:
     tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
 

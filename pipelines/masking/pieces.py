@@ -74,6 +74,7 @@ class Locator:
                 self._assistant(index, message, adapted[index], leads.get(index))
             else:
                 self._other(index, message)
+                self._other_calls(index, adapted[index])
         return self._located
 
     def tools_missing(self, tools: Sequence[Json], assistants: Sequence[Span]) -> bool:
@@ -110,6 +111,15 @@ class Locator:
             self._located.own.setdefault(index, []).append(Piece(*found, index, kind))
         else:
             self._located.dropped.append((_DROPPED.get(role, "unknown_role"), index))
+
+    def _other_calls(self, index: int, adapted: Message) -> None:
+        """Find the calls and reasoning of a role that is not the model's: a planner's, say, in a dataset of agents."""
+        start, end = self._spans.get(index, (0, 0))
+        reasoning, calls = adapted.get("reasoning_content"), adapted.get("tool_calls")
+        if type(reasoning) is str and reasoning and not reasoning.isspace():
+            start = self._reasoning(index, reasoning, start, end)
+        for call in calls if type(calls) is list else ():
+            start = self._call(index, call, start, end)
 
     def _find_after_head(self, content: str, role: str, start: int, end: int) -> tuple[int, int] | None:
         if len(content) >= SHORT:

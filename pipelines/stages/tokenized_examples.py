@@ -45,7 +45,15 @@ def renderer_spec(work: Work, loaded: LoadedTokenizer) -> RendererSpec | None:
         _at_base(options, work.base), tokenizer_chat_template=card.chat_template, special_tokens=card.special_tokens
     )
     control = tokenization.ControlStrings(card, source.text)
-    return rendering.spec_of(options, source, control_tokens=control.strings, adds_bos=card.adds_bos)
+    tools = work.dataset.tools
+    return rendering.spec_of(
+        options,
+        source,
+        control_tokens=control.strings,
+        adds_bos=card.adds_bos,
+        arguments=tools.arguments,
+        tool_ids=tools.tool_ids,
+    )
 
 
 def _at_base(options: rendering.Template, base: Path) -> rendering.Template:

@@ -18,6 +18,7 @@ import dagster as dg
 from pipelines import plots
 from pipelines.build import Report
 from pipelines.findings import Verdict
+from pipelines.ledger import KEPT
 from pipelines.manifest import Histogram, Manifest, Table, folder
 from pipelines.storage import Store
 
@@ -42,6 +43,7 @@ def of(report: Report, store: Store) -> Page:
     # A page shows entries in this order: pictures and tables answer the first questions, the laws' numbers the next.
     return {
         **_plots(manifest.histograms),
+        **_bars(manifest.tables),
         **_tokens(manifest),
         **_tables(manifest),
         **_numbers(manifest),
@@ -97,12 +99,21 @@ def _numbers(manifest: Manifest) -> Page:
     return page if rows is None else {"dagster/row_count": dg.MetadataValue.int(rows), **page}
 
 
+ROW_COUNTS = {
+    "raw_dataset": "records",
+    "canonical_rows": "kept",
+    "tokenized_examples": "examples",
+    "truncation_stats": "examples",
+    "packed_shards": "sequences",
+    "training_splits": "places",
+    "gpu_partitions": "sequences",
+}
+"""The fact that counts the rows of a stage's output, which Dagster shows as its row count."""
+
+
 def _row_count(manifest: Manifest) -> int | None:
-    """Return the rows of the stage's main output: the first of these counts that the stage keeps."""
-    for name in ("sequences", "examples", "rows", "records"):
-        if isinstance(manifest.facts.get(name), int):
-            return manifest.facts[name]
-    return None
+    count = manifest.facts.get(ROW_COUNTS.get(manifest.stage, ""))
+    return count if isinstance(count, int) else None
 
 
 def _is_number(value: object) -> bool:
@@ -121,13 +132,12 @@ def _tokens(manifest: Manifest) -> Page:
     seen = sum(counts.get(name, 0) for name in ("trained", "context", "template"))
     if not seen:
         return {}
+    large = plots.bars_svg("Tokens by class", list(counts.items()))
     return {
+        "plot token_classes": picture(_share_bar(counts), "tokens by class"),
+        "plot token_classes (large)": picture(large, "tokens by class"),
         "trained_share": dg.MetadataValue.float(counts.get("trained", 0) / seen),
         "tokens": dg.MetadataValue.int(seen),
-        "plot token_classes": picture(_share_bar(counts), "tokens by class"),
-        "plot token_classes (large)": picture(
-            plots.bars_svg("Tokens by class", list(counts.items())), "tokens by class"
-        ),
     }
 
 
@@ -156,6 +166,23 @@ def _plots(histograms: Mapping[str, Histogram]) -> Page:
     return page
 
 
+DRAWN_COLUMNS = {"files": "records", "ranks": "trained_tokens"}
+"""Tables that are drawn as well, one bar for each row, and the column that gives its length."""
+
+
+def _bars(tables: Mapping[str, Table]) -> Page:
+    page: Page = {}
+    for name, column in DRAWN_COLUMNS.items():
+        table = tables.get(name)
+        if table is None or column not in table.columns or not table.rows:
+            continue
+        shown = [(str(row[0]), row[table.columns.index(column)]) for row in table.rows[:MOST_ROWS]]
+        title = f"{column.replace('_', ' ')} of {name}"
+        page[f"plot {name}"] = picture(plots.sparkline([value for _, value in shown]), name)
+        page[f"plot {name} (large)"] = picture(plots.bars_svg(title, shown), name)
+    return page
+
+
 def picture(svg: str, name: str) -> dg.MetadataValue:
     """Wrap a picture as Markdown; one too large for the event log is left to the report."""
     if len(svg) > LARGEST_PLOT_BYTES:
@@ -172,7 +199,7 @@ def joined(counts: Sequence[int], most: int) -> list[int]:
 def _tables(manifest: Manifest) -> Page:
     """Return the stage's tables; what a picture or a ledger beside them says as well is not said twice."""
     ledgers = {
-        "ledger": Table(("state", "reason", "records"), manifest.ledger),
+        "ledger": Table(("state", "reason", "records"), _most_first(manifest.ledger)),
         "token_ledger": Table(("split", "class", "tokens"), manifest.token_ledger),
         "waivers": Table(("waiver",), tuple((waiver,) for waiver in manifest.waivers)),
     }
@@ -183,6 +210,11 @@ def _tables(manifest: Manifest) -> Page:
     }
     own = {name: table for name, table in manifest.tables.items() if name not in said}
     return {f"table {name}": _table(table) for name, table in (own | ledgers).items() if table.rows}
+
+
+def _most_first(ledger: Sequence[tuple[str, str, int]]) -> tuple[tuple[str, str, int], ...]:
+    """Put what was kept first and then the most frequent reasons: a page may not show all of them."""
+    return tuple(sorted(ledger, key=lambda line: (line[0] != KEPT, -line[2], line)))
 
 
 def _table(table: Table) -> dg.MetadataValue:

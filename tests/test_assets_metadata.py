@@ -95,12 +95,30 @@ def test_text_from_data_stays_out_of_markdown() -> None:
 
 def test_facts_that_are_no_numbers_are_left_out() -> None:
     page = metadata.of(
-        report(facts={"fill": 0.5, "nan": float("nan"), "flag": True, "nested": {"a": 1}, "rows": 7}), STORE
+        report(facts={"fill": 0.5, "nan": float("nan"), "flag": True, "nested": {"a": 1}, "sequences": 7}), STORE
     )
 
     assert page["fill"].value == pytest.approx(0.5)
     assert page["dagster/row_count"].value == 7
     assert not {"nan", "flag", "nested"} & set(page)
+
+
+def test_ledger_shows_what_was_kept_and_then_the_most_frequent_reasons() -> None:
+    ledger = (("rejected", "too_long", 1), ("rejected", "duplicate", 9), ("kept", "", 3))
+
+    page = metadata.of(report(ledger=ledger), STORE)
+
+    assert [record.data["reason"] for record in page["table ledger"].records] == ["", "duplicate", "too_long"]
+
+
+@pytest.mark.parametrize(("name", "column"), metadata.DRAWN_COLUMNS.items())
+def test_table_of_files_or_ranks_is_drawn_inline_too(name: str, column: str) -> None:
+    table = Table(("name", column), tuple((f"{i}", 10**9 + i) for i in range(500)))
+
+    page = metadata.of(report(tables={name: table}), STORE)
+
+    assert len(page[f"plot {name}"].value) < metadata.INLINE_CHARACTERS
+    assert f"table {name}" in page
 
 
 def test_columns_are_shown_with_their_arrow_types() -> None:

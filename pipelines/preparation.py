@@ -564,7 +564,11 @@ class Preparer:
         if controlled and policy != "allow":
             if policy == "reject":
                 return Rejected("control_token_in_content", "the row's text holds a control string")
-            conversation, placeholders = hide_control_strings(conversation, self._control)
+            try:
+                conversation, placeholders = hide_control_strings(conversation, self._control)
+            except ConfigError as error:
+                # A control token of one character, and a row that uses every letter and digit: no stand-in is free.
+                return Rejected("control_token_in_content", str(error))
             counts.control_strings += len(placeholders)
         conversation = self._within_thought_limit(conversation)
         drafts: list[_Draft] = []

@@ -220,7 +220,7 @@ def _balance(steps: pa.Table) -> tuple[float, int]:
     frame = pl.DataFrame(steps.select(["step", "trained_tokens"]).to_pydict())
     if not len(frame):
         return 0.0, 0
-    per_step = frame.group_by("step").agg(
+    per_step = frame.group_by("step", maintain_order=True).agg(
         pl.col("trained_tokens").max().alias("most"), pl.col("trained_tokens").mean().alias("mean")
     )
     above = (per_step["most"] / per_step["mean"] - 1).fill_nan(0).mean()

@@ -56,7 +56,12 @@ def changed(dataset: str, **groups: Any) -> dict[str, dict[str, Any]]:
 
 def times(road: Road) -> dict[Path, int]:
     """Return when each file below `parts/` and `manifests/` was written, in nanoseconds."""
-    return {path: path.stat().st_mtime_ns for kind in ("parts", "manifests") for path in road.store.rglob(f"{kind}/**/*") if path.is_file()}
+    return {
+        path: path.stat().st_mtime_ns
+        for kind in ("parts", "manifests")
+        for path in road.store.rglob(f"{kind}/**/*")
+        if path.is_file()
+    }
 
 
 # ── Twice, and elsewhere ───────────────────────────────────────────────────────────────────────────
@@ -177,7 +182,9 @@ ALL_BELOW = {
     ],
     ids=["splits", "loss", "max_length", "template", "packing"],
 )
-def test_changed_option_makes_its_stage_and_what_stands_on_it(ready: Road, stage: str, groups: Mapping[str, Any]) -> None:
+def test_changed_option_makes_its_stage_and_what_stands_on_it(
+    ready: Road, stage: str, groups: Mapping[str, Any]
+) -> None:
     made = ready.recipe(changed("chats", **groups)).build().made()
 
     allowed = {f"chats/{name}" for name in ALL_BELOW[stage]} | {"training_splits", "gpu_partitions"}
@@ -209,7 +216,13 @@ def test_changed_rows_of_one_dataset_leave_the_other_alone(ready: Road) -> None:
 
 # ── Files that go missing ──────────────────────────────────────────────────────────────────────────
 
-KEYS = [("chats", "canonical_rows"), ("chats", "tokenized_examples"), ("chats", "packed_shards"), ("training_splits",), ("gpu_partitions",)]
+KEYS = [
+    ("chats", "canonical_rows"),
+    ("chats", "tokenized_examples"),
+    ("chats", "packed_shards"),
+    ("training_splits",),
+    ("gpu_partitions",),
+]
 
 
 @pytest.mark.parametrize("key", KEYS, ids=["-".join(key) for key in KEYS])
@@ -252,7 +265,7 @@ def test_kept_version_can_be_made_current_again(first: Built, ready: Road) -> No
 
 # ── Gates and waivers ──────────────────────────────────────────────────────────────────────────────
 
-WAIVER = {"law": "rejects", "dataset": "tasks", "at_most": 0.5, "reason": "half of the file is notes"}
+WAIVER: dict[str, Any] = {"law": "rejects", "dataset": "tasks", "at_most": 0.5, "reason": "half of the file is notes"}
 
 
 def gated(road: Road, **gates: Any) -> Road:
@@ -268,7 +281,9 @@ def built_steps(road: Road) -> set[str]:
 def test_failed_gate_names_check_number_threshold_and_remedy(road: Road) -> None:
     gated(road)
 
-    with pytest.raises(GateError, match=r"road/tasks/canonical_rows: rejects: 0\.333333 .*wanted at most 0\.05; .*mend the data"):
+    with pytest.raises(
+        GateError, match=r"road/tasks/canonical_rows: rejects: 0\.333333 .*wanted at most 0\.05; .*mend the data"
+    ):
         road.build()
 
     assert "tasks/canonical_rows" in built_steps(road)

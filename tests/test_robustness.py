@@ -29,7 +29,9 @@ from tests.recipes import CHAT, CHATML, PAIR, Built, Road, chat, lines, pair, wr
 
 PROCESSES = multiprocessing.get_context("forkserver")
 """Forked from a server that has imported everything once and done nothing: as fresh as a new process, and quicker."""
-PROCESSES.set_forkserver_preload(["pipelines.build", "great_expectations", "great_expectations.expectations", "transformers"])
+PROCESSES.set_forkserver_preload(
+    ["pipelines.build", "great_expectations", "great_expectations.expectations", "transformers"]
+)
 
 PATIENCE_S = 60.0
 
@@ -76,7 +78,9 @@ def until(holds: Callable[[], bool], timeout_s: float = PATIENCE_S) -> bool:
 # ── Builds in other processes ──────────────────────────────────────────────────────────────────────
 
 
-def build_in_process(config: Path, inline_below_bytes: int | None = None, deaths: tuple[str, int] | None = None) -> None:
+def build_in_process(
+    config: Path, inline_below_bytes: int | None = None, deaths: tuple[str, int] | None = None
+) -> None:
     """Build; with `deaths`, kill this process before it renames the n-th file whose path matches a pattern.
 
     The ids of the workers alive at that moment are left beside the recipe.
@@ -135,12 +139,19 @@ def is_alive(pid: int) -> bool:
 
 IN_THE_MIDDLE = {
     "raw_dataset": [("chats/raw_dataset/staged/", 2), ("chats/raw_dataset/manifests/", 1)],
-    "canonical_rows": [("chats/canonical_rows/parts/.*/rows.parquet", 2), ("chats/canonical_rows/parts/.*/part.json", 2)],
+    "canonical_rows": [
+        ("chats/canonical_rows/parts/.*/rows.parquet", 2),
+        ("chats/canonical_rows/parts/.*/part.json", 2),
+    ],
     "tokenized_examples": [("tokenizers/", 1), ("chats/tokenized_examples/parts/.*/part.json", 2)],
     "truncation_stats": [("chats/truncation_stats/versions/", 1), ("chats/truncation_stats/pointer.json", 1)],
     "packed_shards": [("chats/packed_shards/parts/.*/segments/", 1), ("chats/packed_shards/manifests/", 1)],
     "training_splits": [("training_splits/parts/.*/rank_steps", 1), ("training_splits/versions/", 1)],
-    "gpu_partitions": [("gpu_partitions/parts/.*/data/", 2), ("gpu_partitions/parts/.*/part.json", 1), ("gpu_partitions/current.json", 1)],
+    "gpu_partitions": [
+        ("gpu_partitions/parts/.*/data/", 2),
+        ("gpu_partitions/parts/.*/part.json", 1),
+        ("gpu_partitions/current.json", 1),
+    ],
 }
 """Where a build is killed in each stage: in the middle of its parts, and between the files that say it is done."""
 
@@ -189,7 +200,9 @@ def test_killed_build_leaves_no_lock(road: Road) -> None:
 # ── Workers ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_worker_that_dies_is_one_error_and_the_next_build_finishes(road: Road, undisturbed: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_dies_is_one_error_and_the_next_build_finishes(
+    road: Road, undisturbed: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(local, "INLINE_BELOW_BYTES", 0)
     with_data(road, execution={"workers": 2})
 
@@ -220,9 +233,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Mount a file system in memory whose size a test may change with `resize`; skip where that is not allowed."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, check=False)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, check=False
+    )
     if made.returncode:
-        pytest.skip("a small disk needs the right to mount a tmpfs; test_build_that_may_write_only_small_files covers the error")
+        pytest.skip(
+            "a small disk needs the right to mount a tmpfs; test_build_that_may_write_only_small_files covers the error"
+        )
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
 

@@ -289,9 +289,11 @@ def _stats(given: argparse.Namespace) -> int:
     steps = [step for step in build.road(project) if step.name in STATS_STAGES]
     try:
         blocked = _run(project, steps, STATS_STAGES)
-    finally:
+    except GateError:
         # A shut gate is a reason to look at the numbers, not to hide them.
         terminal.console().print(reports.statistics(project))
+        raise
+    terminal.console().print(reports.statistics(project))
     if blocked:
         return BLOCKED
     return HINTED if given.strict and reports.hints(project) else DONE

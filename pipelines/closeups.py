@@ -19,7 +19,21 @@ from rich.text import Text
 from pipelines.contract import TemplateContract
 from pipelines.inspection import Inspected, Sample, TokenClass
 from pipelines.rows import Json
-from pipelines.terminal import BAD, DIM, GOOD, HEAD, LOOK, counted, dotted, grid, number, percent, source_text, visible
+from pipelines.terminal import (
+    BAD,
+    DIM,
+    GOOD,
+    HEAD,
+    LOOK,
+    counted,
+    dotted,
+    grid,
+    labelled,
+    number,
+    percent,
+    source_text,
+    visible,
+)
 from pipelines.tracing import Origin, Place, RowTrace, SequenceTrace, Showing, TokenTrace
 
 STYLES: Mapping[TokenClass, str] = {"trained": "green", "context": "", "template": "bright_black"}
@@ -42,21 +56,17 @@ def inspected(one: Inspected, *, colours: bool) -> RenderableType:
         Rule(Text.assemble((one.dataset, HEAD), f"  {one.row_id}"), align="left", style=DIM)
         if colours
         else Text(f"── {one.dataset}  {one.row_id} ──"),
-        _line("source", one.source),
-        _line("raw", _clipped(one.raw.decode(errors="replace"), RAW_CHARS)),
+        labelled("source", one.source),
+        labelled("raw", _clipped(one.raw.decode(errors="replace"), RAW_CHARS)),
     ]
     if one.row is not None:
-        lines += [_line("report", _report(one.row)), *_structured(one.row)]
+        lines += [labelled("report", _report(one.row)), *_structured(one.row)]
     if one.rejected is not None:
         stage, reason, detail = one.rejected
-        lines.append(_line("rejected", f"{reason} at {stage}: {detail}" if detail else f"{reason} at {stage}", BAD))
+        lines.append(labelled("rejected", f"{reason} at {stage}: {detail}" if detail else f"{reason} at {stage}", BAD))
     for sample in one.samples:
         lines += _sample(sample, colours=colours)
     return Group(*lines, Text(""))
-
-
-def _line(name: str, words: str, style: str = "") -> Text:
-    return Text.assemble((f"  {name:<11}", DIM), (visible(words), style))
 
 
 def _clipped(text: str, most: int) -> str:
@@ -83,23 +93,23 @@ def _report(row: Mapping[str, Any]) -> str:
     return dotted([*words, *row["notes"]])
 
 
-def _structured(row: Mapping[str, Any]) -> Iterator[Text]:
+def _structured(row: Mapping[str, Any]) -> Iterator[RenderableType]:
     if row["messages"] is None:
         for name in ("text", "output"):
             if row[name] is not None:
-                yield _line(
+                yield labelled(
                     {"text": "prompt" if row["output"] is not None else "text"}.get(name, "response"), _flat(row[name])
                 )
         return
     if row["tools"] is not None:
-        yield _line("tools", _flat(row["tools"]))
+        yield labelled("tools", _flat(row["tools"]))
     messages: list[dict[str, Json]] = orjson.loads(row["messages"])
     left_out = range(MESSAGES - 4, len(messages) - 4) if len(messages) > MESSAGES else range(0)
     for i, message in enumerate(messages):
         if i not in left_out:
-            yield _line("structured" if i == 0 else "", f"{i:>2} {message['role']:<10} {_message(message)}")
+            yield labelled("structured" if i == 0 else "", f"{i:>2} {message['role']:<10} {_message(message)}")
         elif i == left_out.start:
-            yield _line("", f" … {len(left_out)} more messages")
+            yield labelled("", f" … {len(left_out)} more messages")
 
 
 def _message(message: Mapping[str, Json]) -> str:
@@ -122,7 +132,7 @@ def _sample(sample: Sample, *, colours: bool) -> Iterator[RenderableType]:
     if sample.original_tokens != sample.tokens:
         took = ", ".join(f"{count:,} by {stage}" for stage, count in sample.removed.items())
         words.append(f"{number(sample.original_tokens)} before truncation{f', which took {took}' if took else ''}")
-    yield _line("example", dotted([sample.example_id, *words]))
+    yield labelled("example", dotted([sample.example_id, *words]))
     if colours:
         legend = Text("             ")
         for kind, style in STYLES.items():
@@ -152,15 +162,15 @@ def _row_lines(one: RowTrace) -> Iterator[RenderableType]:
     yield from _origin_lines(one.origin)
     for i, fate in enumerate(one.fates):
         words = dotted([f"{fate.stage:<20}{fate.state}", fate.reason, fate.detail])
-        yield _line("" if i else "fate", words, BAD if fate.state == "rejected" else "")
+        yield labelled("" if i else "fate", words, BAD if fate.state == "rejected" else "")
     for i, (name, tokens, trained) in enumerate(one.examples):
-        yield _line("" if i else "examples", f"{name} · {counted(tokens, 'token')}, {number(trained)} trained")
+        yield labelled("" if i else "examples", f"{name} · {counted(tokens, 'token')}, {number(trained)} trained")
     for i, place in enumerate(one.places):
-        yield _line("" if i else "places", _place_words(one.dataset, place))
-        yield _line("", f"  {place.shard}, row {place.shard_row}", DIM)
+        yield labelled("" if i else "places", _place_words(one.dataset, place))
+        yield labelled("", f"  {place.shard}, row {place.shard_row}", DIM)
         yield from _showing_lines("", place.showings)
     if one.order_note:
-        yield _line("" if one.places else "places", one.order_note, LOOK)
+        yield labelled("" if one.places else "places", one.order_note, LOOK)
     yield Text("")
 
 
@@ -170,24 +180,24 @@ def _place_words(dataset: str, place: Place) -> str:
     return dotted([f"{dataset}/{place.split}/{place.sequence}", f"segment {place.segment}", taken, cut])
 
 
-def _showing_lines(name: str, showings: Sequence[Showing]) -> Iterator[Text]:
+def _showing_lines(name: str, showings: Sequence[Showing]) -> Iterator[RenderableType]:
     indent = "" if name else "  "
     for i, one in enumerate(showings[:MOST_SHOWINGS]):
         where = f"{one.file}, row {one.file_row}" if one.file else "not built"
         words = f"{indent}rank {one.rank}, step {one.step}, pass {one.passed}  "
-        yield _line("" if i else name, words).append(visible(where), DIM)
+        yield labelled("" if i else name, Text(words).append(visible(where), DIM))
     if len(showings) > MOST_SHOWINGS:
-        yield _line("", f"{indent}and {counted(len(showings) - MOST_SHOWINGS, 'more time')}")
+        yield labelled("", f"{indent}and {counted(len(showings) - MOST_SHOWINGS, 'more time')}")
 
 
-def _origin_lines(origin: Origin) -> Iterator[Text]:
+def _origin_lines(origin: Origin) -> Iterator[RenderableType]:
     if origin.line is None:
-        yield _line("source", f"{origin.url}, record {origin.record}")
-        yield _line("", origin.problem, LOOK)
+        yield labelled("source", f"{origin.url}, record {origin.record}")
+        yield labelled("", origin.problem, LOOK)
         return
     raw = origin.raw.decode(errors="replace")
-    yield _line("source", source_text(origin.url, origin.reader, origin.line))
-    yield _line("raw", raw if len(raw) <= RAW_CHARS else f"{raw[:RAW_CHARS]} … ({len(raw):,} characters)")
+    yield labelled("source", source_text(origin.url, origin.reader, origin.line))
+    yield labelled("raw", raw if len(raw) <= RAW_CHARS else f"{raw[:RAW_CHARS]} … ({len(raw):,} characters)")
 
 
 def sequence(one: SequenceTrace) -> RenderableType:
@@ -197,11 +207,11 @@ def sequence(one: SequenceTrace) -> RenderableType:
             (f"{one.dataset}/{one.split}/{one.sequence}", HEAD),
             f"  {counted(one.tokens, 'token')}, {number(one.trained_tokens)} trained",
         ),
-        _line("shard", f"{one.places[0].shard}, row {one.places[0].shard_row}"),
+        labelled("shard", f"{one.places[0].shard}, row {one.places[0].shard_row}"),
     ]
     lines += _showing_lines("shown", one.places[0].showings)
     if one.order_note:
-        lines.append(_line("shown", one.order_note, LOOK))
+        lines.append(labelled("shown", one.order_note, LOOK))
     if one.token is None:
         problems = dict.fromkeys(origin.problem for origin in one.origins if origin.problem)
         return Group(*lines, Text(""), _segments_grid(one), *(Text(f"  {visible(p)}", LOOK) for p in problems))
@@ -234,7 +244,7 @@ def _segments_grid(one: SequenceTrace) -> RenderableType:
     return grid(columns, rows)
 
 
-def _token_lines(token: TokenTrace, place: Place) -> Iterator[Text]:
+def _token_lines(token: TokenTrace, place: Place) -> Iterator[RenderableType]:
     what = dotted(
         [
             token.kind,
@@ -242,11 +252,11 @@ def _token_lines(token: TokenTrace, place: Place) -> Iterator[Text]:
             "trained" if token.trained else "not trained",
         ]
     )
-    yield _line("token", f"{token.at} · id {token.token_id} · {visible(token.text)!r} · {what}")
-    around = Text.assemble((f"  {'text':<11}", DIM), (_one_line(token.before), DIM))
-    around.append("⟦" + _one_line(token.text) + "⟧", GOOD if token.trained else HEAD)
-    yield around.append(_one_line(token.after), DIM)
-    yield _line("example", f"{place.example_id}, its token {token.in_example} · segment {place.segment}")
+    yield labelled("token", f"{token.at} · id {token.token_id} · {visible(token.text)!r} · {what}")
+    around = Text(_one_line(token.before), DIM)
+    around.append(f"⟦{_one_line(token.text)}⟧", GOOD if token.trained else HEAD).append(_one_line(token.after), DIM)
+    yield labelled("text", around)
+    yield labelled("example", f"{place.example_id}, its token {token.in_example} · segment {place.segment}")
 
 
 def _one_line(text: str) -> str:

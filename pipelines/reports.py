@@ -11,7 +11,6 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table as Grid
 from rich.text import Text
 
 from pipelines import manifest, plots
@@ -27,9 +26,11 @@ from pipelines.terminal import (
     HEAD,
     LOOK,
     NOTHING,
+    beside,
     counted,
     dotted,
     grid,
+    labelled,
     number,
     percent,
     seconds_text,
@@ -159,8 +160,8 @@ def finding(one: Verdict, *, indent: int = 2) -> RenderableType:
     """Show one finding; a failed one with what to do and rows to look at."""
     mark, style = verdict_mark([one])
     shown = "not measured" if one.value is None else number(one.value)
-    line = Text.assemble((f"{mark} ", style), f"{one.law:<18}", (f"{shown:>10}", style if not one.passed else ""))
-    line.append(f"  {one.wanted}  ", DIM).append(one.what, DIM)
+    value = Text.assemble((f"{mark} ", style), f"{one.law:<18}", (f"{shown:>10}", "" if one.passed else style))
+    line = beside(value, Text(f"{one.wanted}  {one.what}", DIM))
     lines: list[RenderableType] = [line]
     if not one.passed and one.waiver and not one.blocking:
         lines.append(Text(f"  waived: {visible(one.waiver)}", DIM))
@@ -434,16 +435,8 @@ def _summary_rejects(project: Project) -> list[RenderableType]:
     rest = sum(count for _, count in most[8:])
     return [
         Text(""),
-        _fact_line("left out", f"{named}{f', {rest:,} for {len(most) - 8} other reasons' if rest else ''}"),
+        labelled("left out", f"{named}{f', {rest:,} for {len(most) - 8} other reasons' if rest else ''}"),
     ]
-
-
-def _fact_line(name: str, words: str, style: str = "") -> RenderableType:
-    row = Grid.grid(padding=(0, 1, 0, 0))
-    row.add_column(width=10, style=DIM)
-    row.add_column(overflow="fold")
-    row.add_row(name, Text(words, style))
-    return Padding(row, (0, 0, 0, 2), expand=False)
 
 
 def _summary_places(project: Project) -> list[RenderableType]:
@@ -452,10 +445,10 @@ def _summary_places(project: Project) -> list[RenderableType]:
     lines: list[RenderableType] = []
     if packed:
         shown = packed[0] if len(packed) == 1 else f"{{{','.join(packed)}}}"
-        lines.append(_fact_line("shards", project.store.path(f"{project.recipe.name}/{shown}/packed_shards")))
+        lines.append(labelled("shards", project.store.path(f"{project.recipe.name}/{shown}/packed_shards")))
     if splits is not None:
         lines.append(
-            _fact_line(
+            labelled(
                 "order", dotted([counted(splits.facts["places"], "place"), counted(splits.facts["steps"], "step")])
             )
         )
@@ -464,7 +457,7 @@ def _summary_places(project: Project) -> list[RenderableType]:
         held = dotted(
             [counted(ranks.facts["ranks"], "rank"), counted(ranks.facts["tokens"], "token"), f"opened through {where}"]
         )
-        lines.append(_fact_line("ranks", held))
+        lines.append(labelled("ranks", held))
     return lines
 
 
@@ -481,7 +474,7 @@ def failed_findings(project: Project) -> list[Verdict]:
 def _summary_failed(project: Project) -> list[RenderableType]:
     failed = failed_findings(project)
     if not failed:
-        return [_fact_line("findings", "all passed", GOOD)]
+        return [labelled("findings", "all passed", GOOD)]
     lines: list[RenderableType] = [Text("")]
     for one in failed:
         lines += [Text(f"  {key_text(one.key)}", DIM), finding(one, indent=4)]

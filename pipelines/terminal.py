@@ -24,6 +24,9 @@ UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u206
 PIPE_WIDTH = 1 << 20
 """Columns where nobody looks: a program that reads us wants whole lines."""
 
+LABEL_CELLS = 11
+"""Columns for the name of a fact."""
+
 NOTHING = "–"
 """What stands where there is no number."""
 
@@ -101,6 +104,21 @@ def size_text(size_bytes: float) -> str:
 def dotted(words: Iterable[str]) -> str:
     """Join facts on one line; empty ones are left out."""
     return " · ".join(word for word in words if word)
+
+
+def beside(first: Text, rest: Text, *, cells: int | None = None) -> RenderableType:
+    """Lay two texts beside each other; a long second one goes on below its own beginning."""
+    row = Table.grid(padding=(0, 0 if cells else 2, 0, 0), pad_edge=False)
+    row.add_column(width=cells, no_wrap=True)
+    row.add_column(overflow="fold")
+    row.add_row(first, rest)
+    return row
+
+
+def labelled(name: str, words: str | Text, style: str = "") -> RenderableType:
+    """Lay a fact beside its name."""
+    shown = Text(visible(words), style) if isinstance(words, str) else words
+    return Padding(beside(Text(name, DIM), shown, cells=LABEL_CELLS), (0, 0, 0, 2), expand=False)
 
 
 def grid(

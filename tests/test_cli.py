@@ -167,6 +167,17 @@ def test_stats_strict_without_hint_exits_0(tmp_path: Path, capsys: pytest.Captur
     assert "max_length to" not in capsys.readouterr().out
 
 
+def test_stats_behind_a_shut_gate_still_show_the_numbers(
+    copied: CliProject, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copied.write_recipe(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}})
+
+    assert copied.rowmill("stats") == cli.BLOCKED
+    captured = capsys.readouterr()
+    assert "original length in tokens" in captured.out
+    assert "wanted at most 0" in captured.err
+
+
 # ── verify ──
 
 

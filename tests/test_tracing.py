@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -167,14 +166,15 @@ def test_unknown_row_is_an_error_that_says_where_ids_are(built: CliProject, caps
 
 
 @pytest.mark.parametrize("dataset", ["chats", "notes"])
-def test_every_token_of_a_sequence_is_what_its_label_says(built: CliProject, dataset: str) -> None:
+def test_token_of_a_sequence_is_what_its_label_says(built: CliProject, dataset: str) -> None:
     row = next(row for row in shards(built.project, dataset) if row["split"] == "train")
     place = f"{dataset}/train/{row['sequence_id']}"
-    tokens = [tracing.trace_sequence(built.project, f"{place}:{at}").token for at in range(row["tokens"])]
+    for at in (0, 1, row["tokens"] // 3, row["tokens"] // 2, row["tokens"] - 1):
+        token = tracing.trace_sequence(built.project, f"{place}:{at}").token
 
-    known = [token for token in tokens if token is not None]
-    assert [token.token_id for token in known] == row["input_ids"]
-    assert [token.trained for token in known] == (np.array(row["labels"]) >= 0).tolist()
+        assert token is not None
+        assert (token.at, token.token_id) == (at, row["input_ids"][at])
+        assert token.trained == (row["labels"][at] >= 0)
 
 
 def test_trained_tokens_of_a_chat_are_its_answer_s(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,7 +57,8 @@ class _Said(logging.Formatter):
 
 
 def _by_a_stage(record: logging.LogRecord) -> bool:
-    return _meta(record).get("dagster_event") is None
+    # Errors are Dagster's own, one for each step that a failed one holds back; `failures` says them once.
+    return _meta(record).get("dagster_event") is None and record.levelno < logging.ERROR
 
 
 def _meta(record: logging.LogRecord) -> dict[str, Any]:
@@ -73,7 +74,7 @@ def failures(result: dg.ExecuteInProcessResult) -> list[str]:
             data = event.step_failure_data
             text = data.user_failure_data.description if data.user_failure_data else None
             trace = _traceback(data.error.cause if data.error else None)
-            said.append(f"{event.step_key}: {text or (data.error.message if data.error else 'failed')}{trace}")
+            said.append(f"{event.step_key}: {text or (data.error.message.strip() if data.error else 'failed')}{trace}")
     return said
 
 

@@ -49,6 +49,7 @@ def test_materialize_of_broken_data_fails_and_says_which_law_and_what_to_do(tiny
     assert done.returncode == 1
     assert "chats/canonical_rows: unknown_roles: 0.2" in done.stdout
     assert "wanted at most 0.01; map the role" in done.stdout
+    assert "Dependencies for step" not in done.stdout
     assert "Traceback" not in done.stderr
 
 

@@ -5,6 +5,7 @@ already, layout (`terminal.py`), the live line of a running build (`progress.py`
 (`closeups.py`).
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -238,14 +239,20 @@ def versions(project: Project, kept: Sequence[Manifest], current: Manifest | Non
 
 
 def collected(found: Collected, *, dry_run: bool) -> RenderableType:
-    """Show what was removed, or would be."""
-    verb = "would remove" if dry_run else "removed"
+    """Show what was removed, or would be, stage by stage."""
     if not found.items:
         return Text("nothing to remove", DIM)
-    lines = [Text.assemble(f"  {visible(item.path)}  ", (size_text(item.size_bytes), DIM)) for item in found.items]
+    rows: list[Sequence[object]] = []
+    for key in dict.fromkeys(item.key for item in found.items):
+        own = [item for item in found.items if item.key == key]
+        kinds = Counter(item.kind for item in own)
+        named = dotted(counted(count, kind, PLURALS.get(kind, "")) for kind, count in kinds.items())
+        rows.append((key_text(key), named, size_text(sum(item.size_bytes for item in own))))
     total = size_text(sum(item.size_bytes for item in found.items))
-    head = Text.assemble((f"{verb} {counted(len(found.items), 'thing')}, {total}", HEAD))
-    return Group(head, *lines)
+    return Group(grid(["", "would remove" if dry_run else "removed", total], rows, indent=0))
+
+
+PLURALS = {"staged copy": "staged copies"}
 
 
 # ── Statistics ─────────────────────────────────────────────────────────────────────────────────────
@@ -429,7 +436,7 @@ def _summary_rejects(project: Project) -> list[RenderableType]:
                 if state != KEPT:
                     counts[reason or state] = counts.get(reason or state, 0) + count
     if not counts:
-        return []
+        return [Text("")]
     most = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
     named = ", ".join(f"{count:,} {reason}" for reason, count in most[:8])
     rest = sum(count for _, count in most[8:])

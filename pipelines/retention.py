@@ -5,7 +5,9 @@ versions (`manifest.py`).
 
 Kept are, per stage, the newest versions, the current one, and every version that a kept version of a later
 stage was made of: shards without their examples could not be traced. What goes: manifests, the parts that no
-kept manifest names, verdicts, statistics, staged copies, and scratch folders that killed builds left.
+kept manifest names, verdicts, statistics, staged copies, and scratch folders that killed builds left. A part of rows
+that was written again without its duplicates is named by no manifest either: the next build that changes its
+dataset makes it anew.
 """
 
 import os
@@ -24,8 +26,10 @@ LOCK_WAIT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A file or folder to remove, relative to the storage root, and its size."""
+    """A file or folder to remove: of which stage, what it is, where it lies under the storage root, its size."""
 
+    key: Key
+    kind: str
     path: str
     size_bytes: int
 
@@ -59,10 +63,11 @@ def collect(project: Project, *, keep: int, dry_run: bool) -> Collected:
         for key in reversed(keys):
             kept, gone = _divided(store, key, keep, needed)
             needed |= {named for one in kept for named in one.inputs.items()}
-            items += [Item(path, _size(store, path)) for path in _superfluous(store, key, kept)]
+            items += [Item(key, kind, path, _size(store, path)) for kind, path in _superfluous(store, key, kept)]
             if not dry_run:
                 _forget(store, key, gone)
         if not dry_run:
+            # Manifests stand before the parts they name: killed in between, no manifest promises what is gone.
             for item in items:
                 store.remove(item.path)
     return Collected(tuple(items))
@@ -79,25 +84,28 @@ def _divided(store: Store, key: Key, keep: int, needed: set[tuple[str, str]]) ->
     return [one for one in known if one.version in stays], [one for one in known if one.version not in stays]
 
 
-def _superfluous(store: Store, key: Key, kept: list[Manifest]) -> Iterator[str]:
-    """Yield what lies in a stage's folder and no kept version needs."""
+def _superfluous(store: Store, key: Key, kept: list[Manifest]) -> Iterator[tuple[str, str]]:
+    """Yield what lies in a stage's folder and no kept version needs, each with what it is."""
     at, versions = folder(key), {one.version for one in kept}
     stay = list(kept)
     for name in store.list(f"{at}/manifests"):
-        path = f"{at}/manifests/{name}"
-        one = manifest.load(store.read(path))
+        one = manifest.load(store.read(f"{at}/manifests/{name}"))
         # Another fingerprint may have led to the same version, through parts of other names.
         if one.version in versions:
             stay.append(one)
         else:
-            yield path
-    yield from (f"{at}/versions/{n}" for n in store.list(f"{at}/versions") if n.removesuffix(".json") not in versions)
-    yield from (f"{at}/verdicts/{n}" for n in store.list(f"{at}/verdicts") if n.split("-", 1)[0] not in versions)
-    parts = set(_part_names(at, stay))
-    yield from (f"{at}/parts/{name}" for name in store.list(f"{at}/parts") if name not in parts)
-    staged = set(_staged_names(stay))
-    yield from (f"{at}/staged/{name}" for name in store.list(f"{at}/staged") if name not in staged)
-    yield from (f"{at}/{name}" for name in store.list(at) if name.startswith("scratch-"))
+            yield "manifest", f"{at}/manifests/{name}"
+    named = {
+        "versions": ("version", {f"{version}.json" for version in versions}),
+        "parts": ("part", set(_part_names(at, stay))),
+        "staged": ("staged copy", set(_staged_names(stay))),
+    }
+    for place, (kind, names) in named.items():
+        yield from ((kind, f"{at}/{place}/{name}") for name in store.list(f"{at}/{place}") if name not in names)
+    for name in store.list(f"{at}/verdicts"):
+        if name.split("-", 1)[0] not in versions:
+            yield "verdict", f"{at}/verdicts/{name}"
+    yield from (("scratch folder", f"{at}/{name}") for name in store.list(at) if name.startswith("scratch-"))
 
 
 def _part_names(at: str, kept: Iterable[Manifest]) -> Iterator[str]:

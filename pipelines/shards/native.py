@@ -13,10 +13,10 @@ token bytes, target mask) modulo 2^128. It is computed from the examples by the 
 written shards; counts alone would not notice a packer that replaces tokens by copies of others.
 """
 
-import hashlib
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import pairwise
 from typing import BinaryIO
 
 import numpy as np
@@ -177,23 +177,21 @@ def _column(table: pa.Table, name: str) -> NDArray[np.int32]:
 
 def segment_hashes(segments: Segments, targets: Bools) -> Iterator[int]:
     """Yield each segment's content hash as an integer below 2^128; `targets` are the tokens with a label."""
-    tokens = segments.ids.astype("<i4").tobytes()
-    flags = targets.tobytes()
+    tokens, flags = segments.ids.astype("<i4").tobytes(), targets.tobytes()
+    starts = segments.starts.astype("<i8").tobytes()
     bounds: list[int] = segments.offsets.tolist()
-    starts: list[int] = segments.starts.tolist()
-    for name, start, left, right in zip(segments.example_ids.to_pylist(), starts, bounds, bounds[1:], strict=False):
-        hasher = hashlib.blake2b(name.encode(), digest_size=16)
-        hasher.update(struct.pack("<q", start))
-        hasher.update(tokens[4 * left : 4 * right])
-        hasher.update(flags[left:right])
-        yield int.from_bytes(hasher.digest(), "little")
+    names: list[str] = segments.example_ids.to_pylist()
+    # One call per segment: a segment has some two hundred tokens, so calls cost more than hashing.
+    for i, (name, left, right) in enumerate(zip(names, bounds, bounds[1:], strict=False)):
+        content = b"%b%b%b%b" % (name.encode(), starts[8 * i : 8 * i + 8], tokens[4 * left : 4 * right], flags[left:right])
+        yield int.from_bytes(blake2b(content, digest_size=16).digest(), "little")
 
 
 def sequence_hashes(segments: Segments) -> list[int]:
     """Return per sequence of a shard that was read back the sum of its segments' hashes modulo 2^128."""
     hashes = list(segment_hashes(segments, segments.mask))
     bounds: list[int] = segments.sequence_offsets.tolist()
-    return [sum(hashes[left:right]) % MODULUS for left, right in zip(bounds, bounds[1:], strict=False)]
+    return [sum(hashes[left:right]) % MODULUS for left, right in pairwise(bounds)]
 
 
 def concat(tables: Sequence[pa.Table]) -> pa.Table:

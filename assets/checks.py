@@ -44,7 +44,7 @@ def stage_checks(project: Project, step: Step) -> dg.AssetChecksDefinition:
             verdicts = build.judge(placed, replace(step, terms=tuple(chosen)), built)
         for verdict in verdicts:
             if not verdict.passed:
-                context.log.warning(f"{'/'.join(step.key[1:])}: {verdict.sentence}")
+                context.log.warning("%s: %s", "/".join(step.key[1:]), verdict.sentence)
             yield result_of(verdict, asset)
 
     return body

@@ -380,9 +380,9 @@ def test_unknown_recipe_names_those_there_are_and_the_nearest(
     monkeypatch.chdir(built.folder)
     monkeypatch.delenv("ROWMILL_CONFIGS", raising=False)
 
-    assert cli.main(["build", "smal"]) == cli.WRONG
+    assert cli.main(["build", "smalll"]) == cli.WRONG
     err = capsys.readouterr().err
-    assert "smal: no recipe of this name; there are small in" in err
+    assert "smalll: no recipe of this name; there are small in" in err
     assert "did you mean small?" in err
 
 

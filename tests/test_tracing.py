@@ -198,7 +198,7 @@ def test_trained_tokens_of_a_chat_are_its_answer_s(built: CliProject, capsys: py
     ("place", "said"),
     [
         ("chats/train/99999", "the splits train with"),
-        ("chats/trian/0", "the splits train with"),
+        ("chats/training/0", "the splits train with"),
         ("chat/train/0", "did you mean chats?"),
         ("chats/train", "DATASET/SPLIT/N"),
         ("chats/train/0:999", "tokens, 0 to"),

@@ -11,6 +11,7 @@ the union of all keys and fill the gaps with nulls, and templates print those nu
 """
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -167,6 +168,27 @@ REJECTS = pa.schema(
     ]
 )
 """Rejected records with their raw bytes, as the source had them (or the canonical JSON after it)."""
+
+
+_LONG_NUMBER = re.compile(r"\d{19}")
+"""Digits that may be an integer beyond 64 bits, which the fast parser would turn into a float without a word."""
+
+
+def from_json(text: str) -> Json:
+    """Decode JSON text exactly, integers of any size included.
+
+    Raises
+    ------
+    ValueError
+        If it is no JSON, or nested deeper than can be read.
+
+    """
+    if _LONG_NUMBER.search(text) is None:
+        return orjson.loads(text)
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
 
 
 def to_json(value: Json) -> str:

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Literal, NamedTuple, TypeGuard
 
-import orjson
 from pydantic import Field
 
 from pipelines.config import Config, kind_of
-from pipelines.rows import Json, Message, Rejected
+from pipelines.rows import Json, Message, Rejected, from_json
 
 ARGUMENT_KEYS = ("arguments", "parameters", "input")
 
@@ -56,8 +55,8 @@ def read_tools(record: Mapping[str, Json], fields: Iterable[str]) -> Offered | R
         from_text = type(value) is str
         if from_text:
             try:
-                value = orjson.loads(value)
-            except orjson.JSONDecodeError as error:
+                value = from_json(value)
+            except ValueError as error:
                 return Rejected("bad_tools", f"{name} is not JSON: {error}")
             if value is None or value == []:
                 continue
@@ -97,8 +96,8 @@ def _tool(value: Json) -> Json:
     """Wrap a bare schema; null for what has no name."""
     if type(value) is str:
         try:
-            value = orjson.loads(value)
-        except orjson.JSONDecodeError:
+            value = from_json(value)
+        except ValueError:
             return None
     if not _is_mapping(value):
         return None
@@ -156,8 +155,8 @@ def _calls_in(value: Json) -> list[Json] | Rejected:
         if not value or value.isspace():
             return []
         try:
-            value = orjson.loads(value)
-        except orjson.JSONDecodeError as error:
+            value = from_json(value)
+        except ValueError as error:
             return Rejected("bad_tool_call", f"not JSON: {error}")
     if value is None:
         return []
@@ -169,8 +168,8 @@ def _calls_in(value: Json) -> list[Json] | Rejected:
 def _call(value: Json, form: str) -> tuple[Json, str | None] | Rejected:
     if type(value) is str:
         try:
-            value = orjson.loads(value)
-        except orjson.JSONDecodeError as error:
+            value = from_json(value)
+        except ValueError as error:
             return Rejected("bad_tool_call", f"not JSON: {error}")
     if not _is_mapping(value):
         return Rejected("bad_tool_call", f"a call is {kind_of(value)}, expected a mapping")
@@ -202,8 +201,8 @@ def _object(value: Json) -> dict[str, Json] | None:
         if not value or value.isspace():
             return {}
         try:
-            value = orjson.loads(value)
-        except orjson.JSONDecodeError:
+            value = from_json(value)
+        except ValueError:
             return None
     if value is None:
         return {}

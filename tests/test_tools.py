@@ -278,3 +278,10 @@ def test_ids_every_call_has_one_and_linking_twice_is_linking_once(messages: list
 
     assert all(call["id"] for message in written for call in message.get("tool_calls", ()))
     assert again == written
+
+
+def test_arguments_as_text_keep_integers_beyond_64_bits() -> None:
+    calls = read_calls([{"function": {"name": "f", "arguments": '{"n": 123456789012345678901234567890}'}}])
+
+    assert not isinstance(calls, Rejected)
+    assert calls.calls[0]["function"]["arguments"] == {"n": 123456789012345678901234567890}

@@ -17,12 +17,10 @@ alternative is to reject it.
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-import orjson
-
 from pipelines.config import kind_of
 from pipelines.formats.auto import Auto
 from pipelines.formats.columns import ConversationColumns, is_list, is_mapping
-from pipelines.rows import Json, Rejected
+from pipelines.rows import Json, Rejected, from_json
 
 
 class Found(NamedTuple):
@@ -150,8 +148,8 @@ def _list_in(text: str) -> Json:
     if not text.lstrip().startswith("["):
         return None
     try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
+        return from_json(text)
+    except ValueError:
         return None
 
 

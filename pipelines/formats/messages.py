@@ -8,11 +8,9 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-import orjson
-
 from pipelines.config import kind_of
 from pipelines.formats.columns import is_list, is_mapping
-from pipelines.rows import Json, Message, Rejected
+from pipelines.rows import Json, Message, Rejected, from_json
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 REASONING_PARTS = frozenset({"reasoning", "thinking"})
@@ -121,8 +119,8 @@ def read_kwargs(value: Json) -> tuple[dict[str, Json], bool] | Rejected:
         if not value or value.isspace():
             return {}, False
         try:
-            value = orjson.loads(value)
-        except orjson.JSONDecodeError as error:
+            value = from_json(value)
+        except ValueError as error:
             return Rejected("bad_template_kwargs", f"not JSON: {error}")
     if value is None:
         return {}, False

@@ -8,7 +8,7 @@ Rejected: `pyarrow.dataset.take`, which decodes every file again for each output
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -23,16 +23,23 @@ def to_scratch(table: pa.Table, target: str) -> None:
         writer.write_table(table.combine_chunks())
 
 
-@lru_cache(maxsize=4096)
+_MAPS: dict[str, pa.Table] = {}
+
+
 def _mapped(path: str) -> pa.Table:
-    # Cached per process: opening maps pages, it reads none.
-    with pa.memory_map(path, "rb") as source:
-        return pa.ipc.open_file(source).read_all()
+    """Return a scratch file's rows; opening maps pages, it reads none, and is done once per process."""
+    if path not in _MAPS:
+        # A worker outlives the stage that lent the last folder: its maps would hold deleted files on the disk.
+        for gone in [known for known in _MAPS if Path(known).parent != Path(path).parent]:
+            del _MAPS[gone]
+        with pa.memory_map(path, "rb") as source:
+            _MAPS[path] = pa.ipc.open_file(source).read_all()
+    return _MAPS[path]
 
 
 def forget() -> None:
-    """Drop the maps of scratch files that are about to be removed."""
-    _mapped.cache_clear()
+    """Drop this process's maps of scratch files, which are about to be removed."""
+    _MAPS.clear()
 
 
 def take(files: Sequence[str], first_rows: Ints, wanted: Ints) -> pa.Table:
@@ -43,10 +50,10 @@ def take(files: Sequence[str], first_rows: Ints, wanted: Ints) -> pa.Table:
     """
     which = np.searchsorted(first_rows, wanted, "right") - 1
     by_file = np.argsort(which, kind="stable")
+    used, begins = np.unique(which[by_file], return_index=True)
     pieces: list[pa.Table] = []
-    for file in np.unique(which):
-        rows = wanted[by_file[np.searchsorted(which[by_file], file) : np.searchsorted(which[by_file], file, "right")]]
-        pieces.append(_mapped(files[int(file)]).take(pa.array(rows - first_rows[file])))
+    for file, places in zip(used.tolist(), np.split(by_file, begins[1:]), strict=True):
+        pieces.append(_mapped(files[file]).take(pa.array(wanted[places] - first_rows[file])))
     together = pa.concat_tables(pieces).combine_chunks()
     back = np.empty(len(wanted), np.int64)
     back[by_file] = np.arange(len(wanted))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pipelines.canonicalization import Canonicalizer, Options
 from pipelines.formats import Chat
 from pipelines.rows import Json, Message, Rejected, Row
-from pipelines.tools import Tools, link_calls, read_tools
+from pipelines.tools import Tools, link_calls, read_calls, read_tools
 
 FIELDS = Tools().tools_fields
 BARE = {"name": "f", "description": "d", "parameters": {"type": "object"}}

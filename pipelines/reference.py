@@ -1,0 +1,401 @@
+"""The reference: every option, law, state and verb, written from the models and lists that the engine itself reads.
+
+What belongs here: turning models, lists and `--help` into Markdown and JSON Schema, and writing those files.
+What does not: the words; an option's are its docstring, a verb's its help. The walk is in `walk.py`.
+
+    python -m pipelines.reference      docs/reference.md  docs/walk.md  configs/schema/recipe.json  README.md's table
+
+Pages are functions of the code alone (no times, no paths, no terminal width), so a test can compare what is
+committed with what would be written.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from pipelines import findings, formats, ledger, recipe, sources, walk
+from pipelines.config import Config
+from pipelines.findings import Bound, Expectation, Waiver
+from pipelines.mixing import BlockShuffle, Mixture
+from pipelines.partitions import Partitions
+from pipelines.recipe import GROUPS, GROUPS_READ, Dataset, Execution, Recipe
+from pipelines.rendering import TemplateChoice
+from pipelines.sources.compression import CODECS
+from pipelines.sources.files import READERS
+from pipelines.splits import Boundaries
+
+GENERATED = "<!-- Written by `make docs` from the code; changes by hand are lost. -->"
+TABLE_BEGINS = "<!-- formats and sources: written by `make docs` -->"
+TABLE_ENDS = "<!-- end of formats and sources -->"
+HELP_COLUMNS = 100
+"""Characters per line of `--help` in the reference: a terminal's width must not decide the page."""
+
+TITLES: dict[type[Config], str] = {
+    Dataset: "`datasets.<name>`",
+    **{model: f"`datasets.<name>.{name}`" for name, model in GROUPS.items()},
+    TemplateChoice: "Template choice",
+    Boundaries: "Boundaries",
+    Mixture: "`mixture`",
+    BlockShuffle: "Block shuffle",
+    Partitions: "`partitions`",
+    findings.Gates: "`gates`",
+    Bound: "Bounds",
+    Waiver: "Waivers",
+    Expectation: "Expectations",
+    Execution: "`execution`",
+}
+"""Models that have a section of their own, and its title."""
+
+FAMILIES = {"source": "`datasets.<name>.source`", "format": "`datasets.<name>.format`"}
+"""Options that choose one of several kinds, and the title of the section that lists them."""
+
+
+def slug(title: str) -> str:
+    """Return the anchor of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+# ── One model as a table ───────────────────────────────────────────────────────────────────────────
+
+
+def kinds(family: Any) -> tuple[type[Config], ...]:
+    """Return the members of a discriminated union, in the order in which it lists them."""
+    members = get_args(get_args(family)[0])
+    return tuple(get_args(one)[0] if get_origin(one) is Annotated else one for one in members)
+
+
+def type_words(annotation: Any, limits: Sequence[Any] = ()) -> str:
+    """Say a field's type as a person who writes YAML would: `integer ≥ 1`, `list of text`, `a` · `b`, null."""
+    if get_origin(annotation) is Annotated:
+        inner, *marks = get_args(annotation)
+        own = [limit for mark in marks for limit in (mark.metadata if isinstance(mark, FieldInfo) else [mark])]
+        return type_words(inner, own)
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return " · ".join(f"`{json.dumps(one) if not isinstance(one, str) else one}`" for one in arguments)
+    if origin in (Union, UnionType):
+        return _either([type_words(one, limits) for one in arguments])
+    if origin is list or (origin is tuple and arguments[1:] == (...,)):
+        return f"list of {type_words(arguments[0])}"
+    if origin is tuple:
+        return f"[{', '.join(type_words(one) for one in arguments)}]"
+    if origin is dict:
+        return f"mapping of {type_words(arguments[0])} to {type_words(arguments[1])}"
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        title = TITLES[annotation]
+        return f"[{title}](#{slug(title)})"
+    plain = {str: "text", int: "integer", float: "number", bool: "`true` · `false`", NoneType: "null", Any: "anything"}
+    least = next((limit.ge for limit in limits if hasattr(limit, "ge")), None)
+    most = next((limit.le for limit in limits if hasattr(limit, "le")), None)
+    bounds = [f"≥ {least:g}" if least is not None else "", f"≤ {most:g}" if most is not None else ""]
+    return " ".join([plain[annotation], *(bound for bound in bounds if bound and annotation in (int, float))])
+
+
+def _either(words: list[str]) -> str:
+    """Join alternatives; an integer is a number too, and literals run on."""
+    kept = [one for one in dict.fromkeys(words) if not (one.startswith("integer") and "number" in words)]
+    joined = ""
+    for one in kept:
+        literals = joined.endswith("`") and one.startswith("`")
+        joined += (" · " if literals else " or ") + one if joined else one
+    return joined
+
+
+def default_words(field: FieldInfo) -> str:
+    """Say a field's default as YAML would have it; of a group, its own."""
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True, validated_data={})
+    assert value is not PydanticUndefined
+    if isinstance(value, Config):
+        return f"`{_kind(value)}`" if "kind" in type(value).model_fields else "`{}`"
+    return f"`{json.dumps(value, ensure_ascii=False)}`"
+
+
+def options(model: type[Config], names: Iterable[str] | None = None) -> Iterator[str]:
+    """Yield the lines of a table of a model's fields, or of those named."""
+    yield "| option | type | default | what it does |"
+    yield "|---|---|---|---|"
+    # A kind's own fields stand behind inherited ones; which kind it is comes first.
+    for name in sorted(model.model_fields, key=lambda one: one != "kind") if names is None else names:
+        field = model.model_fields[name]
+        words = " ".join((field.description or "").split())
+        family = f"[{FAMILIES[name]}](#{slug(FAMILIES[name])})" if name in FAMILIES and model is Dataset else None
+        yield _line(f"`{name}`", family or type_words(field.annotation, field.metadata), default_words(field), words)
+
+
+def _line(*cells: str) -> str:
+    escaped = (cell.replace("|", "\\|") for cell in cells)
+    return f"| {' | '.join(escaped)} |"
+
+
+def _first_sentence(model: type[Config]) -> str:
+    return " ".join((model.__doc__ or "").split("\n\n")[0].split())
+
+
+# ── docs/reference.md ──────────────────────────────────────────────────────────────────────────────
+
+
+def reference_page() -> str:
+    """Return docs/reference.md."""
+    sections = (
+        _recipe_section(),
+        _dataset_section(),
+        _source_section(),
+        _format_section(),
+        *(_group_section(model) for model in GROUPS.values()),
+        _group_section(Mixture),
+        _section(Partitions),
+        _gates_section(),
+        _section(Execution),
+        _names_section(),
+        _laws_section(),
+        _ledger_section(),
+        _commands_section(),
+    )
+    head = [
+        "# Reference",
+        "",
+        GENERATED,
+        "",
+        "A recipe is one YAML file, `configs/<name>.yaml` or `configs/<folder>/<name>.yaml`.",
+        "The file's name is the recipe's.",
+        "An unknown key, a wrong value or an impossible combination is an error before any data is read.",
+        "With `# yaml-language-server: $schema=schema/recipe.json` as its first line, editors complete and check it.",
+        "",
+    ]
+    text = "\n".join([*head, *(line for section in sections for line in (*section, ""))])
+    return re.sub(r"\n{3,}", "\n\n", text).rstrip("\n") + "\n"
+
+
+def _section(model: type[Config], level: int = 2, title: str | None = None) -> Iterator[str]:
+    yield from (f"{'#' * level} {title or TITLES[model]}", "", _first_sentence(model), "")
+    yield from options(model)
+
+
+def _recipe_section() -> Iterator[str]:
+    yield from ("## The file", "", "`execution` decides no byte of the output; everything else does.", "")
+    yield from options(Recipe, [name for name in Recipe.model_fields if name != "name"])
+    words = "Groups for all datasets; a dataset's own value wins, and a kind takes only the groups it reads."
+    yield _line("`defaults`", "mapping of groups", "`{}`", words)
+
+
+def _dataset_section() -> Iterator[str]:
+    yield from _section(Dataset)
+    yield from ("", "Which groups a kind reads; another one in a dataset of that kind is an error:", "")
+    yield f"| kind | {' | '.join(f'`{name}`' for name in GROUPS)} |"
+    yield f"|---|{'---|' * len(GROUPS)}"
+    for kind, read in GROUPS_READ.items():
+        yield f"| `{kind}` | {' | '.join('yes' if name in read else '' for name in GROUPS)} |"
+
+
+def _source_section() -> Iterator[str]:
+    yield from (
+        f"## {FAMILIES['source']}",
+        "",
+        "One of these kinds; `kind` may be left out, since `train_urls` or `id` tells.",
+        "",
+    )
+    for model in kinds(sources.Source):
+        yield from (*_section(model, level=3, title=_kind_title(model)), "")
+    suffixes = ", ".join(f"`{suffix}`" for suffix in READERS)
+    yield f"Files are read by their suffix: {suffixes}, each also with {_listed(codec for codec in CODECS if codec)}."
+
+
+def _listed(names: Iterable[str]) -> str:
+    *first, last = [f"`{name}`" for name in names]
+    return f"{', '.join(first)} or {last}"
+
+
+def _format_section() -> Iterator[str]:
+    yield from (f"## {FAMILIES['format']}", "", "One of these kinds; `auto` where none is named.", "")
+    seen: list[type[Config]] = []
+    for model in kinds(formats.Format):
+        like = next((one for one in seen if _extends(model, one)), None)
+        if like is None:
+            yield from (*_section(model, level=3, title=_kind_title(model)), "")
+        else:
+            own = ["kind", *(name for name in model.model_fields if name not in like.model_fields)]
+            yield from (f"### {_kind_title(model)}", "", _first_sentence(model))
+            yield f"It has all options of [{_kind_title(like)}](#{slug(_kind_title(like))}), and these:"
+            yield from ("", *options(model, own), "")
+        seen.append(model)
+
+
+def _extends(model: type[Config], other: type[Config]) -> bool:
+    """Tell whether a kind has every option of another one, with the same words, beside its `kind`."""
+    mine, theirs = model.model_fields, other.model_fields
+    return all(
+        name == "kind" or (name in mine and mine[name].description == one.description) for name, one in theirs.items()
+    )
+
+
+def _kind(model: type[Config] | Config) -> str:
+    fields = model.model_fields if isinstance(model, type) else type(model).model_fields
+    return str(fields["kind"].default)
+
+
+def _kind_title(model: type[Config]) -> str:
+    return f"`kind: {_kind(model)}`"
+
+
+def _group_section(model: type[Config]) -> Iterator[str]:
+    yield from _section(model)
+    for inner in TITLES:
+        if inner in _inner_models(model):
+            yield from ("", *_section(inner, level=3))
+
+
+def _inner_models(model: type[Config]) -> set[type[Config]]:
+    found: set[type[Config]] = set()
+    waiting: list[Any] = [field.annotation for field in model.model_fields.values()]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, type) and issubclass(one, Config):
+            found.add(one)
+        waiting.extend(get_args(one))
+    return found
+
+
+def _gates_section() -> Iterator[str]:
+    yield from (f"## {TITLES[findings.Gates]}", "", _first_sentence(findings.Gates), "")
+    yield from options(findings.Gates, ["waivers", "expectations"])
+    bound = f"[{TITLES[Bound]}](#{slug(TITLES[Bound])}) or null"
+    yield _line("a [law](#laws)'s name", bound, "`null`", "The law's bound and severity in this recipe.")
+    for model in (Bound, Waiver, Expectation):
+        yield from ("", *_section(model, level=3))
+
+
+def _names_section() -> Iterator[str]:
+    """List other spellings that are accepted: people come with recipes of other tools."""
+    yield from ("## Other names", "", "Accepted and meant as what stands beside them; both at once are an error.", "")
+    yield from ("| written | meant |", "|---|---|")
+    lines = {"configs": "datasets", "chat_template (top level)": "defaults.template.chat_template"}
+    lines |= {
+        "enforce_eos (top level)": "defaults.format.add_eos",
+        "ignore_token_id (top level)": "defaults.packing.ignore_token_id",
+    }
+    lines |= {f"format.{alias}": f"format.{name}" for alias, name in recipe.FORMAT_ALIASES.items()}
+    lines |= {f"format.kind: {alias}": f"format.kind: {name}" for alias, name in recipe.KIND_ALIASES.items()}
+    lines |= {f"format.{alias}": f"truncation.{name}" for alias, name in recipe.FIELD_ALIASES.items()}
+    for written, meant in lines.items():
+        yield f"| `{written}` | `{meant}` |"
+    yield "| an option of a group, written directly under `format` | the same option in its group |"
+
+
+def _laws_section() -> Iterator[str]:
+    yield from (
+        "## Laws",
+        "",
+        "A law is a number of a stage's output with a bound.",
+        "While one of severity `error` is broken, nothing is made of that output.",
+        "A [waiver](#waivers) opens the gate as far as it says.",
+        "The bounds below hold where `gates` says nothing else.",
+        "",
+        "| law | stage | bound | severity | number | remedy | waivable |",
+        "|---|---|---|---|---|---|---|",
+    )
+    for law in findings.LAWS:
+        sign = "≤" if law.direction == "at_most" else "≥"
+        stages = ", ".join(f"`{stage}`" for stage in law.stages)
+        cells = (
+            f"`{law.name}`",
+            stages,
+            f"{sign} {law.bound:,.6g}",
+            law.severity,
+            law.what,
+            law.remedy,
+            "yes" if law.waivable else "no",
+        )
+        yield _line(*cells)
+
+
+def _ledger_section() -> Iterator[str]:
+    yield from (
+        "## Ledger",
+        "",
+        "Every record is, after every stage, in exactly one state; every token is of exactly one class.",
+        "",
+        f"States: {', '.join(f'`{state}`' for state in ledger.STATES)}.",
+        "",
+        f"Classes of tokens: {', '.join(f'`{one}`' for one in ledger.TOKEN_CLASSES)}.",
+        "",
+        "Reasons for `rejected`, a closed list:",
+        "",
+    )
+    yield ", ".join(f"`{reason}`" for reason in sorted(ledger.REASONS)) + "."
+
+
+# ── The command line ───────────────────────────────────────────────────────────────────────────────
+
+
+def help_text(*words: str) -> str:
+    """Return what `rowmill … --help` prints, its usage on one line: versions of Python break it differently."""
+    usage, _, rest = walk.said(*words, "--help", columns=HELP_COLUMNS).partition("\n\n")
+    return f"{' '.join(usage.split())}\n\n{rest}"
+
+
+def verbs() -> list[str]:
+    """Return the verbs of `rowmill`, in the order of its help."""
+    return re.findall(r"^    ([a-z-]+)(?: |$)", help_text(), re.MULTILINE)
+
+
+def _commands_section() -> Iterator[str]:
+    yield from ("## Commands", "", "```", help_text(), "```")
+    for verb in verbs():
+        yield from ("", f"### `rowmill {verb}`", "", "```", help_text(verb), "```")
+
+
+# ── configs/schema/recipe.json and README.md ───────────────────────────────────────────────────────
+
+
+def schema_text() -> str:
+    """Return configs/schema/recipe.json."""
+    return json.dumps(recipe.json_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def readme_table() -> str:
+    """Return README's table of formats and sources, between its markers."""
+    lines = [TABLE_BEGINS, "", "| option | kind | what |", "|---|---|---|"]
+    for option, family in (("source", sources.Source), ("format", formats.Format)):
+        lines += [f"| `{option}` | `{_kind(model)}` | {_first_sentence(model)} |" for model in kinds(family)]
+    suffixes = " ".join(f"`{suffix}`" for suffix in READERS)
+    codecs = " ".join(f"`{codec}`" for codec in CODECS if codec)
+    lines += ["", f"Files are read by suffix: {suffixes}, each plain or under {codecs}.", "", TABLE_ENDS]
+    return "\n".join(lines)
+
+
+def with_table(readme: str) -> str:
+    """Return README.md with its table written anew."""
+    begin, end = readme.index(TABLE_BEGINS), readme.index(TABLE_ENDS) + len(TABLE_ENDS)
+    return readme[:begin] + readme_table() + readme[end:]
+
+
+def pages(root: Path) -> dict[str, str]:
+    """Return every file that is written from the code alone, by its path in the project."""
+    return {
+        "docs/reference.md": reference_page(),
+        "configs/schema/recipe.json": schema_text(),
+        "README.md": with_table((root / "README.md").read_text(encoding="utf-8")),
+    }
+
+
+def main() -> int:
+    """Write the pages of the project in this folder, and the walk."""
+    root = Path.cwd()
+    for path, text in (pages(root) | {"docs/walk.md": walk.page(root)}).items():
+        changed = not (root / path).exists() or (root / path).read_text(encoding="utf-8") != text
+        (root / path).write_text(text, encoding="utf-8")
+        print(f"{path}  {'written' if changed else 'unchanged'}")  # noqa: T201  (a command prints)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

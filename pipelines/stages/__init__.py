@@ -17,7 +17,7 @@ the corridor: they may import rooms, and no room imports them.
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -161,7 +161,7 @@ def _told(work: Work, made: Iterator[Part], planned: Sequence[Planned]) -> Itera
 
 
 @contextmanager
-def scratch_folder(work: Work) -> Iterator[Path]:
+def scratch_folder(work: Work) -> Generator[Path]:
     """Lend a local folder for files that are mapped while tokens move; beside the stage if its store is local."""
     beside = Path(work.store.path(work.folder)) if work.store.is_local else None
     if beside is not None:

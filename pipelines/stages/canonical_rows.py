@@ -30,9 +30,9 @@ LEFT_OUT_ON_PURPOSE = frozenset({"duplicate", "too_short", "too_long", "split_ga
 def fingerprint_of(work: Work) -> str:
     """Identify the options that decide rows."""
     dataset = work.dataset
-    options = [dataset.format, dataset.reasoning, dataset.tools, dataset.filters, dataset.splits, dataset.loss.weights]
-    dumped = [one.model_dump(mode="json") if hasattr(one, "model_dump") else one for one in options]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
-    return digest("canonical_rows", VERSION, sources.VERSION, work.dataset_name, dumped)
+    groups = (dataset.format, dataset.reasoning, dataset.tools, dataset.filters, dataset.splits)
+    options = [*(group.model_dump(mode="json") for group in groups), dataset.loss.weights]
+    return digest("canonical_rows", VERSION, sources.VERSION, work.dataset_name, options)
 
 
 def make(work: Work) -> Draft:
@@ -64,9 +64,9 @@ def _without_duplicates(work: Work, made: list[Part]) -> list[Part]:
     if work.dataset.filters.deduplicate == "off" or not made:
         return made
     column = "content_hash" if work.dataset.filters.deduplicate == "exact" else "dedupe_key"
-    tables = [work.store.table(p.files["rows"].path, [column, "row_id"]) for p in made]
-    starts = np.concatenate(([0], np.cumsum([t.num_rows for t in tables])))
-    hashes = np.frombuffer(b"".join(b"".join(t.column(column).to_pylist()) for t in tables), np.uint64).reshape(-1, 2)
+    columns = [_hashes(work, part, column) for part in made]
+    starts = np.concatenate(([0], np.cumsum([len(one) for one in columns])))
+    hashes = np.concatenate(columns)
     keep = filters.first_occurrences(hashes)
     if keep.all():
         return made
@@ -77,7 +77,7 @@ def _without_duplicates(work: Work, made: list[Part]) -> list[Part]:
         if not len(drop):
             planned.append(Planned(part.fingerprint, None, 0, 0))
             continue
-        originals = tuple(_row_id(tables, starts, first[int(starts[i] + d)]) for d in drop)
+        originals = tuple(_row_id(work, made, starts, first[int(starts[i] + d)]) for d in drop)
         fingerprint = digest(part.fingerprint, "without", drop.tolist(), originals)
         task = parts.DuplicatesTask(work.store.root, work.folder, fingerprint, part, tuple(drop.tolist()), originals)
         planned.append(Planned(fingerprint, task, 0, 0))
@@ -98,9 +98,17 @@ def _first_of(hashes: NDArray[np.uint64], keep: NDArray[np.bool_]) -> dict[int, 
     return found
 
 
-def _row_id(tables: list[Any], starts: Any, place: int) -> str:
+def _hashes(work: Work, part: Part, column: str) -> NDArray[np.uint64]:
+    """Return a part's hashes as uint64[N, 2], without a Python object for any of them."""
+    values = work.store.table(part.files["rows"].path, [column]).column(0).combine_chunks()
+    buffer = values.buffers()[1]
+    return np.frombuffer(buffer, np.uint64, count=2 * len(values), offset=16 * values.offset).reshape(-1, 2).copy()
+
+
+def _row_id(work: Work, made: list[Part], starts: NDArray[np.int64], place: int) -> str:
     which = int(np.searchsorted(starts, place, "right")) - 1
-    return str(tables[which].column("row_id")[place - int(starts[which])].as_py())
+    column = work.store.table(made[which].files["rows"].path, ["row_id"]).column(0)
+    return str(column[place - int(starts[which])].as_py())
 
 
 def _draft(work: Work, final: list[Part], *, records: int, reused: int, rows_made: int) -> Draft:

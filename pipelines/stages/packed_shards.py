@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -69,7 +70,7 @@ class _Lengths:
     """The columns of all examples that planning sees, and where each part's examples begin."""
 
     tokens: Ints
-    splits: "NDArray[np.object_]"
+    splits: NDArray[np.int8]
     first_rows: Ints
     paths: tuple[str, ...]
 
@@ -99,18 +100,18 @@ def _lengths(work: Work) -> _Lengths:
     tables = [work.store.table(path, ["tokens", "split"]) for path in paths]
     counts = [table.num_rows for table in tables]
     if not tables:
-        return _Lengths(np.empty(0, np.int64), np.empty(0, object), np.zeros(1, np.int64), ())
+        return _Lengths(np.empty(0, np.int64), np.empty(0, np.int8), np.zeros(1, np.int64), ())
     joined = pa.concat_tables(tables)
     return _Lengths(
         tokens=joined.column("tokens").to_numpy().astype(np.int64),
-        splits=joined.column("split").to_numpy(zero_copy_only=False),
+        splits=pc.index_in(joined.column("split"), pa.array(SPLITS)).to_numpy().astype(np.int8),
         first_rows=np.concatenate((np.zeros(1, np.int64), np.cumsum(counts))),
         paths=paths,
     )
 
 
 def _plan(work: Work, lengths: _Lengths, split: str) -> _SplitPlan | None:
-    numbers = np.flatnonzero(lengths.splits == split)
+    numbers = np.flatnonzero(lengths.splits == SPLITS.index(split))
     if not len(numbers):
         return None
     options, kind = work.dataset.packing, KINDS[work.dataset.format.kind]
@@ -419,7 +420,7 @@ def _splits_table(work: Work, lengths: _Lengths, plans: list[_SplitPlan], shards
     rows: list[tuple[Any, ...]] = []
     for one in plans:
         own = [p.facts for p in shards if p.facts["split"] == one.split]
-        examples = int((cast(Any, lengths.splits) == one.split).sum())
+        examples = int((lengths.splits == SPLITS.index(one.split)).sum())
         rows.append(
             (work.dataset_name, one.split, examples, one.plan.sequences, sum(int(f["trained_tokens"]) for f in own))
         )

@@ -58,4 +58,4 @@ def parts_of(details: dict[str, object]) -> list[sources.Part]:
     """Recover the parts from a `raw_dataset` manifest's details."""
     scans = details["scans"]
     assert isinstance(scans, list)
-    return [part for one in scans for part in FileScan.from_json(one).parts]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    return [part for one in scans for part in FileScan.from_json(one).parts]

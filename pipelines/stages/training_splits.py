@@ -126,13 +126,19 @@ def _rank_steps(work: Work, dealt: Dealt, by_place: Sequences) -> pa.Table:
         tables.append(
             pa.table(
                 {
-                    "rank": np.full(count, rank), "world_size": np.full(count, world), "step": np.arange(count),
-                    "sequences": facts.sequences, "fillers": facts.fillers, "segments": facts.segments, "tokens": facts.tokens,
-                    "trained_tokens": facts.trained_tokens, "longest_segment": facts.longest_segment,
+                    "rank": np.full(count, rank),
+                    "world_size": np.full(count, world),
+                    "step": np.arange(count),
+                    "sequences": facts.sequences,
+                    "fillers": facts.fillers,
+                    "segments": facts.segments,
+                    "tokens": facts.tokens,
+                    "trained_tokens": facts.trained_tokens,
+                    "longest_segment": facts.longest_segment,
                     "step_trained_tokens": facts.step_trained_tokens,
                 }
             )
-        )  # fmt: skip
+        )
     return pa.concat_tables(tables)
 
 
@@ -243,7 +249,7 @@ def _step_histogram(steps: pa.Table) -> dict[str, Histogram]:
 
 
 def _mixture_share(work: Work, order: Order, sizes: dict[str, int]) -> float:
-    """Return the largest distance, in sequences, of a dataset from its share at the end of a block; 0 without weights."""
+    """Return how far, in sequences, a dataset is from its share at the end of a block at most; 0 without weights."""
     stages = work.recipe.mixture.stages
     if stages is None or len(stages) != 1 or not len(order.datasets):
         return 0.0
@@ -291,23 +297,29 @@ def _leaks(work: Work, packed: dict[str, Manifest]) -> dict[str, Any]:
     rows = pl.concat([frame for frame in frames if frame is not None]) if any(f is not None for f in frames) else None
     if rows is None:
         return {"same_row": 0, "same_group": 0, "same_prompt": 0.0, "split_share": 0.0}
-    twice = rows.group_by("content_hash").agg(pl.col("split").n_unique().alias("splits")).filter(pl.col("splits") > 1)
-    groups = (
-        rows.filter(pl.col("group_key").is_not_null())
-        .group_by("dataset", "group_key")
-        .agg(pl.col("split").n_unique().alias("splits"))
-    )
-    held = rows.filter(pl.col("split") != "train", pl.col("prompt_hash").is_not_null())
-    asked = rows.filter(pl.col("split") == "train").select("prompt_hash").unique()
+    held = rows.filter(pl.col("split") != "train")
     return {
-        "same_row": len(twice.collect(engine="streaming")),
-        "same_group": len(groups.filter(pl.col("splits") > 1).collect(engine="streaming")),
+        "same_row": _in_two_splits(rows, held, ["content_hash"]),
+        "same_group": _in_two_splits(rows, held, ["dataset", "group_key"]),
         "same_prompt": share(
-            len(held.join(asked, on="prompt_hash", how="semi").collect(engine="streaming")),
-            len(rows.filter(pl.col("split") != "train").select("split").collect(engine="streaming")),
+            _in_train(rows, held, "prompt_hash"), int(held.select(pl.len()).collect(engine="streaming").item())
         ),
         "split_share": _split_share(work, rows),
     }
+
+
+def _in_two_splits(rows: pl.LazyFrame, held: pl.LazyFrame, key: list[str]) -> int:
+    """Count keys with rows in more than one split; only keys that stand outside train can be such."""
+    named = held.filter(pl.col(key[-1]).is_not_null()).select(key).unique()
+    splits = rows.select([*key, "split"]).join(named, on=key, how="semi").group_by(key).agg(pl.col("split").n_unique())
+    return int(splits.filter(pl.col("split") > 1).select(pl.len()).collect(engine="streaming").item())
+
+
+def _in_train(rows: pl.LazyFrame, held: pl.LazyFrame, key: str) -> int:
+    """Count held-out rows whose key also stands in train."""
+    named = held.filter(pl.col(key).is_not_null()).select(key)
+    train = rows.filter(pl.col("split") == "train").select(key).join(named.unique(), on=key, how="semi").unique()
+    return int(named.join(train, on=key, how="semi").select(pl.len()).collect(engine="streaming").item())
 
 
 def _rows(work: Work, name: str, packed: Manifest) -> pl.LazyFrame | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipelines import packing, stats
@@ -18,7 +19,7 @@ from pipelines.stages import Draft, Work, share
 VERSION = 1
 
 COLUMNS = ("split", "original_tokens", "tokens", "trained_tokens", "messages_removed", "exchanges_removed",
-           "reasoning_removed", "tokens_cut", "trained_removed", "example_id")  # fmt: skip
+           "reasoning_removed", "tokens_cut", "trained_removed")  # fmt: skip
 
 
 def make(work: Work) -> Draft:
@@ -26,18 +27,17 @@ def make(work: Work) -> Draft:
     manifest = work.input("tokenized_examples")
     limit = work.recipe.limit_of(work.dataset_name or "")
     columns = _read(work, [f.path for f in manifest.files("examples")])
-    splits = columns.column("split").to_numpy(zero_copy_only=False)
+    splits = columns.column("split").combine_chunks()
     original, removed = _ints(columns, "original_tokens"), _ints(columns, "original_tokens") - _ints(columns, "tokens")
     trained = _ints(columns, "trained_tokens") + _ints(columns, "trained_removed")
-    dropped = sum(n for s, r, n in manifest.ledger if r in ("overlong", "overlong_after_structure"))
+    dropped = sum(n for _, r, n in manifest.ledger if r in ("overlong", "overlong_after_structure"))
     shortened = removed > 0
     rows = len(original) + dropped
     buckets = stats.length_buckets(original, limit)
     hints = stats.advice(buckets)
-    by_split = {str(s): stats.length_histogram(original[splits == s], limit) for s in sorted(set(splits.tolist()))}
+    by_split = {name: stats.length_histogram(original[_is(splits, name)], limit) for name in sorted(splits.unique().to_pylist())}
     whole = stats.length_histogram(original, limit)
     what_if = stats.what_if(original, trained, stats.candidate_seq_lens(limit), plan=_planner(work))
-    ids = columns.column("example_id").to_pylist() if shortened.any() else []
     return Draft(
         facts={
             "context_overflow": share(int(shortened.sum()) + dropped, rows),
@@ -59,13 +59,28 @@ def make(work: Work) -> Draft:
             "advice": Table(("hint",), tuple((hint,) for hint in hints)),
         },
         histograms={"lengths": whole, "trained_share": _trained_shares(columns)},
-        samples={"context_overflow": tuple(ids[i] for i in np.flatnonzero(shortened)[:10])},
+        samples={"context_overflow": _first_shortened(work)},
     )
 
 
 def _read(work: Work, paths: list[str]) -> pa.Table:
     tables = [work.store.table(path, COLUMNS) for path in paths]
     return pa.concat_tables(tables or [EXAMPLES.empty_table().select(list(COLUMNS))])
+
+
+def _is(splits: pa.Array, name: str) -> NDArray[np.bool_]:
+    return pc.equal(splits, name).to_numpy(zero_copy_only=False)
+
+
+def _first_shortened(work: Work, limit: int = 10) -> tuple[str, ...]:
+    """Return the first examples that lost tokens; read from as few parts as it takes."""
+    found: list[str] = []
+    for file in work.input("tokenized_examples").files("examples"):
+        table = work.store.table(file.path, ("example_id", "original_tokens", "tokens"))
+        found += table.filter(pc.greater(table.column("original_tokens"), table.column("tokens"))).column(0).to_pylist()
+        if len(found) >= limit:
+            break
+    return tuple(found[:limit])
 
 
 def _ints(table: pa.Table, name: str) -> NDArray[np.int64]:

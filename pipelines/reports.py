@@ -5,9 +5,13 @@ already, layout (`terminal.py`), the live line of a running build (`progress.py`
 (`closeups.py`).
 """
 
+import os
+import shutil
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -491,18 +495,25 @@ def _summary_failed(project: Project) -> list[RenderableType]:
 WHY_REJECTED = "from rejects select reason, count(*) group by 1"
 
 
+def _command() -> str:
+    """Return how the reader can call us: by name where that is on the path, else by the environment's own script."""
+    beside = Path(sys.executable).parent / "rowmill"
+    return "rowmill" if shutil.which("rowmill") or not beside.is_file() else os.path.relpath(beside)
+
+
 def _summary_next(project: Project) -> list[RenderableType]:
     name, root = project.recipe.name, project.store.root
     if root != str(project.base / ".rowmill"):
         name += f" --root {root}"
     built = _current(project, None, "gpu_partitions") is not None
+    rowmill = _command()
     pairs = [
-        (f"rowmill inspect {name} -n 2", "rows as the model sees them, trained tokens marked"),
-        (f"rowmill stats {name}", "lengths, and what another seq_len would do"),
-        (f'rowmill sql "{WHY_REJECTED}" {name}', "why rows were left out"),
-        ("rowmill ui", "the same in Dagster, on http://127.0.0.1:3000"),
+        (f"{rowmill} inspect {name} -n 2", "rows as the model sees them, trained tokens marked"),
+        (f"{rowmill} stats {name}", "lengths, and what another seq_len would do"),
+        (f'{rowmill} sql "{WHY_REJECTED}" {name}', "why rows were left out"),
+        (f"{rowmill} ui", "the same in Dagster, on http://127.0.0.1:3000"),
     ]
     if not built:
-        pairs.insert(0, (f"rowmill build {name}", "go on from what is there"))
+        pairs.insert(0, (f"{rowmill} build {name}", "go on from what is there"))
     lines = [Text.assemble((f"  {why}\n", DIM), (f"    {command}", "cyan")) for command, why in pairs]
     return [Text("\nnext", HEAD), *lines]

@@ -41,7 +41,9 @@ RECIPE_STAGES = ("training_splits", "gpu_partitions")
 
 DESCRIPTIONS = {
     "raw_dataset": "Source files read once and cut into parts with digests; columns untouched.",
-    "canonical_rows": "One row per record in one shape, whatever its source looked like; rejects kept with their reason.",
+    "canonical_rows": (
+        "One row per record in one shape, whatever its source looked like; rejects kept with their reason."
+    ),
     "tokenized_examples": "Token ids with a verified loss mask, and what every token is.",
     "truncation_stats": "Length distribution, what truncation removed, and what another context length would do.",
     "packed_shards": "Examples packed into sequences of at most seq_len tokens, as Parquet.",
@@ -164,10 +166,14 @@ def _code_version(loaded: Recipe, dataset: str | None, stage: str) -> str:
     """Digest the part of the recipe that a stage reads, and its VERSION: what marks an asset as out of date."""
     whole = loaded.model_dump(mode="json", exclude={"execution", "gates"})
     versions = {
-        "raw_dataset": raw_dataset.VERSION, "canonical_rows": canonical_rows.VERSION, "tokenized_examples": tokenized_examples.VERSION,
-        "truncation_stats": truncation_stats.VERSION, "packed_shards": packed_shards.VERSION,
-        "training_splits": training_splits.VERSION, "gpu_partitions": gpu_partitions.VERSION,
-    }  # fmt: skip
+        "raw_dataset": raw_dataset.VERSION,
+        "canonical_rows": canonical_rows.VERSION,
+        "tokenized_examples": tokenized_examples.VERSION,
+        "truncation_stats": truncation_stats.VERSION,
+        "packed_shards": packed_shards.VERSION,
+        "training_splits": training_splits.VERSION,
+        "gpu_partitions": gpu_partitions.VERSION,
+    }
     if dataset is None:
         read = {"seq_len": whole["seq_len"], "seed": whole["seed"], "mixture": whole["mixture"]}
         read |= {"partitions": whole["partitions"], "datasets": list(loaded.datasets)}
@@ -281,11 +287,23 @@ def run(
         kept = manifest.by_fingerprint(work.store, step.key, fingerprint)
         if kept is not None:
             manifest.make_current(work.store, kept)
-            return _reported(work, Report(kept, True, len(kept.parts), len(kept.parts), 0, time.monotonic() - started))
+            return _reported(work, _nothing_new(kept, started))
         draft = make()
         made = manifest.save(work.store, _manifest(work, step, draft, fingerprint, started, run_id))
-        report = Report(made, False, len(made.parts), draft.parts_reused, draft.rows_made, time.monotonic() - started)
+        report = Report(
+            made,
+            reused=False,
+            parts=len(made.parts),
+            parts_reused=draft.parts_reused,
+            rows_made=draft.rows_made,
+            seconds=time.monotonic() - started,
+        )
         return _reported(work, report)
+
+
+def _nothing_new(kept: Manifest, started: float) -> Report:
+    parts = len(kept.parts)
+    return Report(kept, reused=True, parts=parts, parts_reused=parts, rows_made=0, seconds=time.monotonic() - started)
 
 
 def _reported(work: Work, report: Report) -> Report:
@@ -299,7 +317,7 @@ def _restore(work: Work, version: str, started: float) -> Report:
     kept = manifest.by_version(work.store, work.key, version)
     manifest.verify_files(work.store, kept)
     manifest.make_current(work.store, kept)
-    return _reported(work, Report(kept, True, len(kept.parts), len(kept.parts), 0, time.monotonic() - started))
+    return _reported(work, _nothing_new(kept, started))
 
 
 def _prepare(work: Work, step: Step) -> tuple[str, Callable[[], Draft]]:
@@ -422,14 +440,12 @@ def plan(project: Project) -> list[Forecast]:
 
     A step below one that must be made is forecast as `make if changed`: its input's content is not known yet.
     """
-    forecasts: list[Forecast] = []
-    open_keys: dict[Key, Manifest] = {}
-    for step in road(project):
-        forecasts.append(_forecast(project, step, open_keys))
-    return forecasts
+    known: dict[Key, Manifest] = {}
+    return [_forecast(project, step, known) for step in road(project)]
 
 
 def _forecast(project: Project, step: Step, known: dict[Key, Manifest]) -> Forecast:
+    """Forecast one step from the manifests `known` above it; one that would be reused joins them."""
     waiting = [key for key in step.inputs if key not in known]
     if waiting:
         return Forecast(step, "make if changed", f"{'/'.join(waiting[0][1:])} is to be made first")

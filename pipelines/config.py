@@ -41,14 +41,14 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 def _unique_mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[object] = set()
     for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=True)  # pyright: ignore[reportUnknownMemberType]
+        key = loader.construct_object(key_node, deep=True)
         if key in seen:
             line = key_node.start_mark.line + 1
             raise ConfigError(
                 f"line {line}: key {key!r} is given twice in one mapping; a key may stand once; delete one of the two"
             )
         seen.add(key)
-    return dict(loader.construct_pairs(node, deep=True))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+    return dict(loader.construct_pairs(node, deep=True))
 
 
 _UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_mapping)
@@ -75,7 +75,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
             f"{path}: the top level is {kind_of(loaded)}, expected a mapping with tokenizer, seq_len and datasets; "
             "see docs/reference.md"
         )
-    return loaded  # pyright: ignore[reportUnknownVariableType]
+    return loaded
 
 
 def kind_of(value: object) -> str:
@@ -117,8 +117,8 @@ def problems(error: ValidationError, model: type[BaseModel], where: str) -> Iter
 
 _WANTED = {
     "tuple_type": "a list", "list_type": "a list", "dict_type": "a mapping", "model_type": "a mapping",
-    "model_attributes_type": "a mapping", "int_type": "an integer", "float_type": "a number", "bool_type": "true or false",
-    "string_type": "a string",
+    "model_attributes_type": "a mapping", "int_type": "an integer", "float_type": "a number",
+    "bool_type": "true or false", "string_type": "a string",
 }  # fmt: skip
 
 

@@ -52,7 +52,8 @@ LAWS: tuple[Law, ...] = (
         "records, rows or examples that came out",
         "check the source's paths and files, or read the rejects with `rowmill sql \"select * from rejects\"`"),
     Law("accounted", ("canonical_rows", "tokenized_examples"), "at_most", 0, "error",
-        "records or tokens that the ledger cannot place", "this is a bug of rowmill: report it with the manifest", waivable=False),
+        "records or tokens that the ledger cannot place",
+        "this is a bug of rowmill: report it with the manifest", waivable=False),
     Law("unknown_roles", ("canonical_rows",), "at_most", 0.01, "error",
         "share of rows with a role that no template is known to print",
         "map the role in format.role_map, or set format.unknown_roles: reject"),
@@ -61,11 +62,14 @@ LAWS: tuple[Law, ...] = (
         "choose a finer splits.group_key, or raise gates.group_size if one group may be that large"),
     Law("rejects", ("canonical_rows", "tokenized_examples"), "at_most", 0.05, "error",
         "share of records rejected at this stage",
-        'read the reasons with `rowmill sql "select reason, count(*) from rejects group by 1"` and mend the data or the format options'),
+        'read the reasons with `rowmill sql "select reason, count(*) from rejects group by 1"` '
+        "and mend the data or the format options"),
     Law("duplicates", ("canonical_rows",), "at_most", 0.2, "warn",
-        "share of rows that repeat an earlier row", "look where the copies come from; filters.deduplicate: off keeps them"),
+        "share of rows that repeat an earlier row",
+        "look where the copies come from; filters.deduplicate: off keeps them"),
     Law("mask_verified", ("tokenized_examples",), "at_least", 1, "error",
-        "share of examples whose loss mask was verified", "this is a bug of rowmill: report it with the manifest", waivable=False),
+        "share of examples whose loss mask was verified",
+        "this is a bug of rowmill: report it with the manifest", waivable=False),
     Law("render_equal", ("tokenized_examples",), "at_most", 0, "error",
         "sampled rows whose marked render differs from the plain one",
         "set template.verify_render: 1 and read the rejects named render_mismatch; report the template"),
@@ -76,7 +80,8 @@ LAWS: tuple[Law, ...] = (
         "share of rows without a single trained token",
         "check loss.supervise, loss.mask and the rows' train flags, or raise seq_len if truncation took the answer"),
     Law("token_ids", ("tokenized_examples",), "at_most", 0, "error",
-        "token ids outside the vocabulary", "set vocab_size to the model's embedding rows, or use the model's tokenizer", waivable=False),
+        "token ids outside the vocabulary",
+        "set vocab_size to the model's embedding rows, or use the model's tokenizer", waivable=False),
     Law("context_overflow", ("truncation_stats",), "at_most", 0.1, "error",
         "share of examples that were longer than the context and lost tokens, or were dropped for it",
         "raise seq_len, shorten or filter the long rows, or accept the loss in gates.context_overflow"),
@@ -84,12 +89,14 @@ LAWS: tuple[Law, ...] = (
         "tokens or segments that differ between what went in and the shards read back",
         "remove the stage's folder and build again; if it returns, report it", waivable=False),
     Law("shard_digests", ("packed_shards",), "at_most", 0, "error",
-        "shard files whose bytes are not what was written", "check the disk, remove the stage's folder and build again", waivable=False),
+        "shard files whose bytes are not what was written",
+        "check the disk, remove the stage's folder and build again", waivable=False),
     Law("fill", ("packed_shards",), "at_least", 0.9, "warn",
         "share of each sequence's room that holds tokens",
         "raise packing.max_segments_per_example, or lower seq_len if most rows are short"),
     Law("same_row", ("training_splits",), "at_most", 0, "error",
-        "rows with equal content in two splits", "this is a bug of rowmill: report it with the manifest", waivable=False),
+        "rows with equal content in two splits",
+        "this is a bug of rowmill: report it with the manifest", waivable=False),
     Law("same_group", ("training_splits",), "at_most", 0, "error",
         "groups with rows in two splits", "set splits.group_key to the field that names the group"),
     Law("mixture_share", ("training_splits",), "at_most", 1, "error",
@@ -329,7 +336,8 @@ def require_open(store: Store, manifest: Manifest, terms: Iterable[Terms]) -> No
         verdict = _saved(store, manifest.key, manifest.version, one)
         if one.severity == "error" and verdict is None:
             closed.append(
-                f"{'/'.join(manifest.key)}: {one.law} was never judged on version {manifest.version[:12]}; run `rowmill verify`"
+                f"{'/'.join(manifest.key)}: {one.law} was never judged on version {manifest.version[:12]}; "
+                "run `rowmill verify`"
             )
         elif verdict is not None and verdict.blocking:
             closed.append(f"{'/'.join(manifest.key)}: {verdict.sentence}")
@@ -342,7 +350,8 @@ def _saved(store: Store, key: Key, version: str, terms: Terms) -> Verdict | None
     if not store.exists(path):
         return None
     raw: dict[str, Any] = orjson.loads(store.read(path))
-    return Verdict(**{**raw, "key": tuple(raw["key"]), "samples": tuple(raw["samples"])})
+    values: dict[str, Any] = {**raw, "key": tuple(raw["key"]), "samples": tuple(raw["samples"])}
+    return Verdict(**values)
 
 
 def _verdict_path(key: Key, version: str, terms_digest: str) -> str:
@@ -420,28 +429,32 @@ def _expect(facts: Mapping[str, Any], terms: Sequence[Terms]) -> dict[str, bool]
 
 
 def _expectation(terms: Terms) -> Any:
-    import great_expectations.expectations as gxe
-
-    if terms.expectation is None:
+    own = terms.expectation
+    if own is None:
         # Range expectations on values pass over no rows; on the maximum and minimum they do not.
         upper = terms.direction == "at_most"
-        chosen: Any = gxe.ExpectColumnMaxToBeBetween if upper else gxe.ExpectColumnMinToBeBetween
         limits = {"max_value": terms.bound} if upper else {"min_value": terms.bound}
-        return chosen(column=terms.law, meta={"law": terms.law}, **limits)
-    own = terms.expectation
-    class_name = "".join(word.capitalize() for word in str(own["type"]).split("_"))
-    chosen = getattr(gxe, class_name, None)
-    if chosen is None:
+        kind = _kind("expect_column_max_to_be_between" if upper else "expect_column_min_to_be_between")
+        return kind(column=terms.law, meta={"law": terms.law}, **limits)
+    limits = {k: own[k] for k in ("min_value", "max_value") if own[k] is not None}
+    return _kind(str(own["type"]))(column=own["column"], meta={"law": own["name"]}, **limits)
+
+
+def _kind(name: str) -> Any:
+    """Return the class of the library that a snake-case name means."""
+    import great_expectations.expectations as gxe
+
+    kind = getattr(gxe, "".join(word.capitalize() for word in name.split("_")), None)
+    if kind is None:
         raise ConfigError(
-            f"gates.expectations: {own['type']!r} is no expectation; a snake-case name of Great Expectations is needed, "
+            f"gates.expectations: {name!r} is no expectation; a snake-case name of Great Expectations is needed, "
             "for example expect_column_max_to_be_between"
         )
-    limits = {k: own[k] for k in ("min_value", "max_value") if own[k] is not None}
-    return chosen(column=own["column"], meta={"law": own["name"]}, **limits)
+    return kind
 
 
 def _raised(info: Mapping[str, Any]) -> bool:
     """Read the library's exception record, which is flat or one mapping per metric."""
     if "raised_exception" in info:
         return bool(info["raised_exception"])
-    return any(bool(one.get("raised_exception")) for one in info.values() if isinstance(one, dict))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+    return any(bool(one.get("raised_exception")) for one in info.values() if isinstance(one, dict))

@@ -186,14 +186,16 @@ def load(content: bytes) -> Manifest:
         name: Table(columns=tuple(t["columns"]), rows=tuple(tuple(r) for r in t["rows"]))
         for name, t in raw["tables"].items()
     }
-    raw["histograms"] = {
-        name: Histogram(**{**h, "edges": tuple(h["edges"]), "counts": tuple(h["counts"])})
-        for name, h in raw["histograms"].items()
-    }
+    raw["histograms"] = {name: _load_histogram(one) for name, one in raw["histograms"].items()}
     raw["samples"] = {law: tuple(ids) for law, ids in raw["samples"].items()}
     raw["schema"] = tuple((str(n), str(t)) for n, t in raw["schema"])
     raw["waivers"] = tuple(raw["waivers"])
     return Manifest(**raw)
+
+
+def _load_histogram(raw: dict[str, Any]) -> Histogram:
+    values: dict[str, Any] = {**raw, "edges": tuple(raw["edges"]), "counts": tuple(raw["counts"])}
+    return Histogram(**values)
 
 
 def load_part(raw: Mapping[str, Any]) -> Part:

@@ -1,4 +1,4 @@
-"""The recipe: everything that decides the bytes, read once, checked whole; and the execution beside it, which decides none.
+"""The recipe: everything that decides the bytes, read once, checked whole; beside it the execution, which decides none.
 
 What belongs here: composing the rooms' option groups, defaults, aliases, reading a recipe file. What does
 not: an option itself; each lives in the room whose behaviour it sets.
@@ -137,7 +137,8 @@ class Recipe(Config):
                 raise ValueError(f"datasets.{name}.loss.weights: true is not built yet; only false is; delete it")
             if dataset.loss.boundary not in (None, boundary):
                 raise ValueError(
-                    f"datasets.{name}.loss.boundary: {dataset.loss.boundary} is not built yet for this kind; only {boundary} is; delete it"
+                    f"datasets.{name}.loss.boundary: {dataset.loss.boundary} is not built yet for this kind; "
+                    f"only {boundary} is; delete it"
                 )
         return self
 

@@ -97,11 +97,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A conversation as its chat template prints it.
+    r"""A conversation as its chat template prints it.
 
-    text     "<|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\nHello<|im_end|>\\n"
-    spans     └────────── message 0 ────────────┘└──────────── message 1 ─────────────┘
-    trained                                                             └──────────┘
+    text     "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n"
+    spans     └───────── message 0 ──────────┘└───────────── message 1 ──────────────┘
+    trained                                                          └─────────────┘
 
     `spans` ascend and do not overlap; a message may own several. Text in no span is the template's
     own (preamble, tail).

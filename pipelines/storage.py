@@ -22,7 +22,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -116,11 +116,11 @@ class Store:
             handle.write(content)
 
     @contextmanager
-    def create(self, relative: str) -> Iterator[BinaryIO]:
+    def create(self, relative: str) -> Generator[BinaryIO]:
         """Open a file for writing; it appears under its name only when the block ends without an error."""
         target = self.path(relative)
         if not self.is_local:
-            with cast(Any, self._fs.open(target, "wb")) as handle:
+            with self._fs.open(target, "wb") as handle:
                 yield handle
             return
         os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -146,7 +146,7 @@ class Store:
             os.unlink(target)
 
     @contextmanager
-    def lock(self, relative: str, *, what: str, timeout_s: float = 600.0) -> Iterator[None]:
+    def lock(self, relative: str, *, what: str, timeout_s: float = 600.0) -> Generator[None]:
         """Hold a lock among the processes of this machine; the operating system frees it if we die.
 
         Object stores have no locks: there two builders do double work, and the second adopts the
@@ -174,14 +174,14 @@ class Store:
 
     @property
     def _fs(self) -> Any:
-        return fsspec.core.url_to_fs(self.root)[0]  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        return fsspec.core.url_to_fs(self.root)[0]
 
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 @contextmanager
-def full_disk_named(store: Store, what: str) -> Iterator[None]:
+def full_disk_named(store: Store, what: str) -> Generator[None]:
     """Turn the operating system's word for a full disk into a sentence that says whose disk and what to do.
 
     Raises
@@ -196,8 +196,8 @@ def full_disk_named(store: Store, what: str) -> Iterator[None]:
         if error.errno not in _NO_ROOM or isinstance(error, PipelineError):
             raise
         raise PipelineError(
-            f"{what}: no room to write under {store.root} ({os.strerror(error.errno)}); what was finished is whole and kept; "
-            "free space there, or choose another storage root, and build again"
+            f"{what}: no room to write under {store.root} ({os.strerror(error.errno)}); what was finished is whole and "
+            "kept; free space there, or choose another storage root, and build again"
         ) from error
 
 

@@ -81,10 +81,13 @@ class LoadedTokenizer:
 
 PROBE_TEXTS = (
     "Hello, world!", " leading and trailing ", "Tabs\tand\nnewlines\r\n\r\n\n\n", "naïve café — “quotes” … ½ ﬁ",
-    "日本語のテキストと漢字。", "Привет, мир! Это проверка.", "مرحبا بالعالم", "हिन्दी में परीक्षण", "한국어 시험입니다", "ภาษาไทย",
+    "日本語のテキストと漢字。", "Привет, мир! Это проверка.", "مرحبا بالعالم", "हिन्दी में परीक्षण", "한국어 시험입니다",
+    "ภาษาไทย",
     "👩‍👩‍👧‍👦 🇩🇪 🏳️‍🌈", "e\u0301 vs \u00e9; \u212b vs \u00c5", "a" * 300, "0123456789" * 20, "1,234,567.89 $€£¥",
-    "def f(x):\n    return {'a': [1, 2.5e-3], \"b\": None}  # ok\n", "<|im_start|>user\nHi<|im_end|>\n", "<think>\n\n</think>\n\n",
-    "</s><s>[INST] x [/INST]", "don't we'll I'M THEY'RE", "   \n   \n", "\u00a0\u2003\u200b\ufeff\u2028x", "http://a.b/c?d=e&f=g#h",
+    "def f(x):\n    return {'a': [1, 2.5e-3], \"b\": None}  # ok\n", "<|im_start|>user\nHi<|im_end|>\n",
+    "<think>\n\n</think>\n\n",
+    "</s><s>[INST] x [/INST]", "don't we'll I'M THEY'RE", "   \n   \n", "\u00a0\u2003\u200b\ufeff\u2028x",
+    "http://a.b/c?d=e&f=g#h",
     "\\begin{equation} \\frac{a}{b} \\end{equation}", "CamelCaseAndsnake_case-kebab", "\x00\x01\x7f", "",
 )  # fmt: skip
 
@@ -151,7 +154,7 @@ def _load(name: str, folder: Path | None) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        hf: Any = AutoTokenizer.from_pretrained(folder or name, trust_remote_code=False, use_fast=True)  # pyright: ignore[reportUnknownMemberType]
+        hf: Any = AutoTokenizer.from_pretrained(folder or name, trust_remote_code=False, use_fast=True)
     except Exception as error:
         first = " ".join(str(error).split())[:300]
         raise ConfigError(
@@ -229,11 +232,11 @@ class Encoded:
 class Encoder:
     """A tokenizer in a worker. Expensive to make (about a second for 150,000 tokens): make one per process."""
 
-    def __init__(self, loaded: LoadedTokenizer) -> None:
-        """Open the lane that the card allows; the other one is opened when first needed."""
+    def __init__(self, loaded: LoadedTokenizer, *, fast_lane: bool = True) -> None:
+        """Open the fast lane if it is wanted and the card allows it; the usual one is opened when first needed."""
         self.card = loaded.card
         self._backend = loaded.backend
-        self._fast: Any = _open_fast(loaded.backend) if loaded.card.fast else None
+        self._fast: Any = _open_fast(loaded.backend) if fast_lane and loaded.card.fast else None
 
     @cached_property
     def usual(self) -> Any:
@@ -271,7 +274,7 @@ class Encoder:
         encoded = Encoded(ids.astype(np.int32), offsets, starts, starts + lengths, 0)
         if not len(wrong):
             return encoded
-        return _replace(encoded, wrong, self._encode_usual([texts[i] for i in wrong]))
+        return _replace(encoded, wrong, self._encode_usual([texts[i] for i in wrong.tolist()]))
 
     def _encode_usual(self, texts: Sequence[str]) -> Encoded:
         encodings = self.usual.encode_batch(list(texts), add_special_tokens=False)
@@ -321,9 +324,7 @@ class Encoder:
 
     def without_fast_lane(self) -> "Encoder":
         """Return an encoder that takes the usual way only; for a part in which the lanes differed."""
-        slow = Encoder.__new__(Encoder)
-        slow.card, slow._backend, slow._fast = self.card, self._backend, None
-        return slow
+        return Encoder(LoadedTokenizer(card=self.card, backend=self._backend), fast_lane=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode ids with control tokens shown, as the reference does."""
@@ -572,7 +573,8 @@ def _placeholder(length: int, taken: str) -> str:
         if word not in taken:
             return word
     raise ConfigError(
-        f"no free placeholder of {length} characters; the row uses every word of that length; reject it with template.control_tokens"
+        f"no free placeholder of {length} characters; the row uses every word of that length; "
+        "reject it with template.control_tokens"
     )
 
 

@@ -62,8 +62,8 @@ class LocalPool:
             if type(error).__name__ == "BrokenProcessPool":
                 self._pool = None
                 raise IntegrityError(
-                    "a worker process died (killed, or out of memory); finished parts are kept; build again, with fewer "
-                    "execution.workers if memory was short"
+                    "a worker process died (killed, or out of memory); finished parts are kept; build again, with "
+                    "fewer execution.workers if memory was short"
                 ) from error
             raise
 

@@ -53,7 +53,7 @@ def take(files: Sequence[str], first_rows: Ints, wanted: Ints) -> pa.Table:
     used, begins = np.unique(which[by_file], return_index=True)
     pieces: list[pa.Table] = []
     for file, places in zip(used.tolist(), np.split(by_file, begins[1:]), strict=True):
-        pieces.append(_mapped(files[file]).take(pa.array(wanted[places] - first_rows[file])))
+        pieces.append(_mapped(files[int(file)]).take(pa.array(wanted[places] - first_rows[file])))
     together = pa.concat_tables(pieces).combine_chunks()
     back = np.empty(len(wanted), np.int64)
     back[by_file] = np.arange(len(wanted))

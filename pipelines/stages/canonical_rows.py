@@ -7,8 +7,6 @@ Duplicates are found after all parts are made, from their hashes alone: the firs
 source order, so appended rows never displace earlier ones and a finished part stays finished.
 """
 
-from typing import Any
-
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray

@@ -35,7 +35,9 @@ def make(work: Work) -> Draft:
     rows = len(original) + dropped
     buckets = stats.length_buckets(original, limit)
     hints = stats.advice(buckets)
-    by_split = {name: stats.length_histogram(original[_is(splits, name)], limit) for name in sorted(splits.unique().to_pylist())}
+    by_split = {
+        name: stats.length_histogram(original[_is(splits, name)], limit) for name in sorted(splits.unique().to_pylist())
+    }
     whole = stats.length_histogram(original, limit)
     what_if = stats.what_if(original, trained, stats.candidate_seq_lens(limit), plan=_planner(work))
     return Draft(

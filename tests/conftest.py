@@ -1,4 +1,7 @@
-"""Fixtures that every test may use. What belongs here: finding real data. What does not: builders of one subject's inputs."""
+"""Fixtures that every test may use.
+
+What belongs here: finding real data. What does not: builders of one subject's inputs.
+"""
 
 import os
 from pathlib import Path

@@ -121,7 +121,11 @@ def test_unknown_law_names_the_nearest() -> None:
 
 
 def test_own_expectation_is_judged_beside_the_laws(tmp_path: Path) -> None:
-    own = {"canonical_rows": [{"name": "enough_rows", "column": "kept", "min_value": 100, "type": "expect_column_min_to_be_between"}]}
+    own = {
+        "canonical_rows": [
+            {"name": "enough_rows", "column": "kept", "min_value": 100, "type": "expect_column_min_to_be_between"}
+        ]
+    }
 
     _, few = _judged(Store(str(tmp_path / "few")), {**GOOD, "kept": 10}, expectations=own)
     _, enough = _judged(Store(str(tmp_path / "enough")), {**GOOD, "kept": 100}, expectations=own)

@@ -25,7 +25,7 @@ def _manifest(store: Store, content: bytes = b"rows", **changes: object) -> Mani
         histograms={"lengths": Histogram("lengths", "tokens", (0.0, 8.0), (3,), 8.0)},
         samples={"rejects": ("a:1",)}, schema=(("row_id", "string"),), waivers=("x",), built_at="2026-01-01T00:00:00",
     )  # fmt: skip
-    return replace(made, **changes)  # pyright: ignore[reportArgumentType]
+    return replace(made, **changes)
 
 
 def test_save_then_load_gives_the_same_manifest(tmp_path: Path) -> None:

@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 
 from pipelines import preparation
 from pipelines.examples import KINDS
-from pipelines.preparation import TEMPLATE, Example, Stream, constant, cut_pair, interleave, keep_tail, to_table, windows
+from pipelines.preparation import (
+    TEMPLATE,
+    Example,
+    Stream,
+    constant,
+    cut_pair,
+    interleave,
+    keep_tail,
+    to_table,
+    windows,
+)
 from tests.recipes import CHAT, PAIR, TEXT, Built, Road, chat, document, pair, text_of
 
 PROMPT, ANSWER = KINDS.index("prompt"), KINDS.index("assistant")
@@ -112,7 +122,10 @@ def test_to_table_counts_every_token_in_one_class() -> None:
 
 def _spans(example: dict[str, list[int]]) -> list[tuple[str, list[int]]]:
     bounds = [*example["span_starts"], len(example["input_ids"])]
-    return [(KINDS[kind], example["input_ids"][left:right]) for kind, left, right in zip(example["span_kinds"], bounds, bounds[1:], strict=False)]
+    return [
+        (KINDS[kind], example["input_ids"][left:right])
+        for kind, left, right in zip(example["span_kinds"], bounds, bounds[1:], strict=False)
+    ]
 
 
 def test_chat_trains_the_answer_and_its_end_and_says_what_each_token_is(tmp_path: Path) -> None:
@@ -124,7 +137,17 @@ def test_chat_trains_the_answer_and_its_end_and_says_what_each_token_is(tmp_path
     answers = [m["content"] + "<|im_end|>" for m in chat(0, turns=2)["messages"] if m["role"] == "assistant"]
     assert text_of({"input_ids": trained}) == "".join(answers)
     kinds = [kind for kind, _ in _spans(example)]
-    assert kinds == ["template", "user", "template", "assistant", "template", "user", "template", "assistant", "template"]
+    assert kinds == [
+        "template",
+        "user",
+        "template",
+        "assistant",
+        "template",
+        "user",
+        "template",
+        "assistant",
+        "template",
+    ]
     assert "".join(text_of({"input_ids": ids}) for _, ids in _spans(example)) == text
 
 
@@ -138,10 +161,16 @@ def test_pair_ids_equal_prompt_ids_plus_answer_ids(tmp_path: Path) -> None:
     assert example["trained_tokens"] == sum(example["loss_mask"])
 
 
-@pytest.mark.parametrize(("overlong", "examples", "reason"), [("split", 3, None), ("truncate", 1, None), ("drop", 0, "overlong")])
+@pytest.mark.parametrize(
+    ("overlong", "examples", "reason"), [("split", 3, None), ("truncate", 1, None), ("drop", 0, "overlong")]
+)
 def test_documents_too_long_follow_the_policy(tmp_path: Path, overlong: str, examples: int, reason: str | None) -> None:
     rows = [document(1, words=150)]
-    built = Road(tmp_path).one("a.jsonl", rows, TEXT, truncation={"overlong": overlong, "max_length": 64}).build(only=_TO_EXAMPLES)
+    built = (
+        Road(tmp_path)
+        .one("a.jsonl", rows, TEXT, truncation={"overlong": overlong, "max_length": 64})
+        .build(only=_TO_EXAMPLES)
+    )
 
     found = built.examples()
     assert len(found) >= examples if overlong == "split" else len(found) == examples
@@ -175,11 +204,18 @@ def _ledger_is_whole(built: Built) -> bool:
 
 def test_reasoning_limit_keeps_its_first_tokens(tmp_path: Path) -> None:
     template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>"
-        "{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+        "{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     thought = "seven stone maps under paper light and winter moving slowly past"
-    row = {"messages": [{"role": "user", "content": "why?"}, {"role": "assistant", "content": "because", "reasoning_content": thought}]}
+    row = {
+        "messages": [
+            {"role": "user", "content": "why?"},
+            {"role": "assistant", "content": "because", "reasoning_content": thought},
+        ]
+    }
     groups = {"template": {"chat_template": template}, "reasoning": {"think_max_tokens": 5}}
 
     built = Road(tmp_path).one("a.jsonl", [row], CHAT, **groups).build()

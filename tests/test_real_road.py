@@ -1,4 +1,4 @@
-"""The main road on real data: five datasets, three tokenizers, every row in the ledger, every id the reference's own."""
+"""The main road on real data: five datasets, three tokenizers, every row in the ledger, every id the reference's."""
 
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ def _recipe(real_data: Path, tokenizer: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module", params=["qwen3", "smollm3", "tinyllama"])
 def built(request: pytest.FixtureRequest, real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """The whole recipe, built with one of the tokenizers."""
+    """Build the whole recipe with one of the tokenizers."""
     folder = tmp_path_factory.mktemp(request.param) / "configs"
     folder.mkdir()
     (folder / "real.yaml").write_text(yaml.safe_dump(_recipe(real_data, request.param)), encoding="utf-8")

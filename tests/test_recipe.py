@@ -40,33 +40,49 @@ def test_defaults_of_a_group_that_a_kind_does_not_read_leave_it_alone() -> None:
 
 
 def test_options_under_format_move_to_their_group() -> None:
-    parsed = _parse({"format": {"kind": "chat", "supervise": "last_assistant", "overlong": "drop", "think_mode": "drop"}})
+    parsed = _parse(
+        {"format": {"kind": "chat", "supervise": "last_assistant", "overlong": "drop", "think_mode": "drop"}}
+    )
 
     dataset = parsed.datasets["a"]
-    assert (dataset.loss.supervise, dataset.truncation.overlong, dataset.reasoning.think_mode) == ("last_assistant", "drop", "drop")
+    assert (dataset.loss.supervise, dataset.truncation.overlong, dataset.reasoning.think_mode) == (
+        "last_assistant",
+        "drop",
+        "drop",
+    )
 
 
 def test_an_option_in_format_and_in_its_group_is_refused() -> None:
     text = _refusal({"format": {"kind": "chat", "overlong": "drop"}, "truncation": {"overlong": "drop"}})
 
-    assert text == "configs/demo.yaml: datasets.a: overlong stands in format and in truncation; once is allowed; delete it from format"
+    assert text == (
+        "configs/demo.yaml: datasets.a: overlong stands in format and in truncation; once is allowed; "
+        "delete it from format"
+    )
 
 
 @pytest.mark.parametrize(
     ("dataset", "top", "expected"),
     [
-        ({"format": {"kind": "chatt"}}, {}, "configs/demo.yaml: datasets.a.format: 'chatt' is not a kind; choose chat, "),
-        ({"format": {"kind": "chat", "mesages_field": "m"}}, {}, "datasets.a.format.mesages_field: unknown key; allowed here: "),
-        ({"truncation": {"overlong": "cut"}}, {}, "datasets.a.truncation.overlong: must be truncate, drop, split, raise or keep; got 'cut'"),
+        ({"format": {"kind": "chatt"}}, {},
+         "configs/demo.yaml: datasets.a.format: 'chatt' is not a kind; choose chat, "),
+        ({"format": {"kind": "chat", "mesages_field": "m"}}, {},
+         "datasets.a.format.mesages_field: unknown key; allowed here: "),
+        ({"truncation": {"overlong": "cut"}}, {},
+         "datasets.a.truncation.overlong: must be truncate, drop, split, raise or keep; got 'cut'"),
         ({"truncation": {"max_length": True}}, {}, "datasets.a.truncation.max_length: must be an integer; got True"),
-        ({"truncation": {"max_length": 128}}, {}, "datasets.a.truncation.max_length is 128, seq_len 64 is the most allowed; lower it"),
-        ({"source": {"train_urls": "a.jsonl"}}, {}, "datasets.a.source.train_urls: must be a list; got 'a.jsonl', which is a string"),
-        ({"format": {"kind": "text"}, "template": {}}, {}, "datasets.a.template: a text dataset does not read this group"),
+        ({"truncation": {"max_length": 128}}, {},
+         "datasets.a.truncation.max_length is 128, seq_len 64 is the most allowed; lower it"),
+        ({"source": {"train_urls": "a.jsonl"}}, {},
+         "datasets.a.source.train_urls: must be a list; got 'a.jsonl', which is a string"),
+        ({"format": {"kind": "text"}, "template": {}}, {},
+         "datasets.a.template: a text dataset does not read this group"),
         ({"loss": {"weights": True}}, {}, "datasets.a.loss.weights: true is not built yet"),
         ({}, {"sed": 1}, "configs/demo.yaml: sed: unknown key; allowed here: "),
         ({}, {"seq_len": 1}, "seq_len: input should be greater than or equal to 2"),
         ({}, {"defaults": {"trunc": {}}}, "defaults.trunc: unknown group; allowed: reasoning, "),
-        ({}, {"mixture": {"train_weights": {"b": 1}, "steps": 4, "batch_size": 2}}, "mixture.train_weights: 'b' is no dataset; choose a"),
+        ({}, {"mixture": {"train_weights": {"b": 1},
+         "steps": 4, "batch_size": 2}}, "mixture.train_weights: 'b' is no dataset; choose a"),
         ({}, {"datasets": {"../x": {"source": SOURCE}}}, "datasets.../x: '../x' cannot be a name"),
         ({}, {"datasets": {}}, "datasets: dictionary should have at least 1 item"),
         ({}, {"name": "x"}, "name: the file's name is the recipe's name"),
@@ -91,7 +107,9 @@ def test_load_of_a_key_given_twice_names_the_line(tmp_path: Path) -> None:
         recipe.load(path)
 
 
-@pytest.mark.parametrize(("content", "expected"), [(b"\xff\xfe", "not UTF-8"), (b"- a\n", "top level is a list"), (b"a: [", "not YAML")])
+@pytest.mark.parametrize(
+    ("content", "expected"), [(b"\xff\xfe", "not UTF-8"), (b"- a\n", "top level is a list"), (b"a: [", "not YAML")]
+)
 def test_load_of_what_is_no_recipe_says_what_it_is(tmp_path: Path, content: bytes, expected: str) -> None:
     path = tmp_path / "demo.yaml"
     path.write_bytes(content)

@@ -50,7 +50,13 @@ def test_to_table_of_the_specified_vector() -> None:
     assert row["labels"] == [-100, 11, 2, -100, 2]
     assert row["position_ids"] == [0, 1, 2, 0, 1]
     assert row["seq_lengths"] == row["segment_lengths"] == [3, 2]
-    assert (row["dataset"], row["sequence_id"], row["tokens"], row["trained_tokens"], row["filler"]) == ("d", 7, 5, 3, False)
+    assert (row["dataset"], row["sequence_id"], row["tokens"], row["trained_tokens"], row["filler"]) == (
+        "d",
+        7,
+        5,
+        3,
+        False,
+    )
     assert table.schema.metadata[b"rowmill.recipe"] == b"demo"
 
 
@@ -102,7 +108,12 @@ def test_content_hash_sees_a_shifted_mask_and_a_swapped_name() -> None:
     before = sum(native.segment_hashes(segments, segments.mask))
     shifted = np.roll(segments.mask, 1)
     renamed = Segments(
-        segments.ids, segments.mask, segments.offsets, segments.sequence_offsets, pa.array(["e0#0", "e0#0"]), segments.starts
+        segments.ids,
+        segments.mask,
+        segments.offsets,
+        segments.sequence_offsets,
+        pa.array(["e0#0", "e0#0"]),
+        segments.starts,
     )
 
     assert sum(native.segment_hashes(segments, shifted)) != before
@@ -132,7 +143,15 @@ def test_take_returns_the_wanted_rows_in_the_wanted_order(
     for i, size in enumerate(sizes):
         rows = [[n] * (n % 3) for n in range(int(firsts[i]), int(firsts[i]) + size)]
         path = folder / f"{i}.arrow"
-        gather.to_scratch(pa.table({"row": pa.array(rows, pa.list_(pa.int64())), "name": [str(n) for n in range(int(firsts[i]), int(firsts[i]) + size)]}), str(path))
+        gather.to_scratch(
+            pa.table(
+                {
+                    "row": pa.array(rows, pa.list_(pa.int64())),
+                    "name": [str(n) for n in range(int(firsts[i]), int(firsts[i]) + size)],
+                }
+            ),
+            str(path),
+        )
         files.append(str(path))
 
     table = gather.take(files, firsts, np.array(wanted, np.int64))

@@ -25,13 +25,18 @@ def test_check_name_that_could_leave_its_folder_is_refused(name: str) -> None:
         check_name(name, "configs/x.yaml")
 
 
+def _write_and_fail(store: Store, relative: str) -> None:
+    with store.create(relative) as handle:
+        handle.write(b"new")
+        raise RuntimeError
+
+
 def test_create_that_fails_midway_leaves_what_was_there(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     store.write("a/file", b"old")
 
-    with pytest.raises(RuntimeError), store.create("a/file") as handle:
-        handle.write(b"new")
-        raise RuntimeError
+    with pytest.raises(RuntimeError):
+        _write_and_fail(store, "a/file")
 
     assert store.read("a/file") == b"old"
     assert store.list("a") == ["file"]
@@ -65,7 +70,7 @@ def test_require_digest_of_changed_bytes_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "part.parquet"
     path.write_bytes(b"abc")
     require_digest(path, digest_bytes(b"abc"))
-    path.write_bytes(b"abd")
+    path.write_bytes(b"xyz")
 
     with pytest.raises(IntegrityError, match=r"part\.parquet: digest"):
         require_digest(path, digest_bytes(b"abc"))
@@ -83,7 +88,10 @@ def test_road_on_a_remote_root_gives_the_versions_of_a_local_one(tmp_path: Path,
         {
             "chats": {"source": {"train_urls": [local.write("a.jsonl", [chat(i) for i in range(40)])]}, "format": CHAT},
             "pairs": {"source": {"train_urls": [local.write("b.jsonl", [pair(i) for i in range(40)])]}, "format": PAIR},
-            "texts": {"source": {"train_urls": [local.write("c.jsonl", [document(i) for i in range(20)])]}, "format": TEXT},
+            "texts": {
+                "source": {"train_urls": [local.write("c.jsonl", [document(i) for i in range(20)])]},
+                "format": TEXT,
+            },
         }
     )
 

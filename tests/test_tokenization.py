@@ -22,14 +22,14 @@ TEXTS = st.text(
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedTokenizer:
-    """The tiny byte-level tokenizer, opened as a build opens it."""
+    """Open the tiny byte-level tokenizer as a build opens it."""
     folder = recipes.write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
     return tokenization.open_tokenizer(str(folder), folder)
 
 
 @pytest.fixture(scope="module")
 def encoder(loaded: LoadedTokenizer) -> Encoder:
-    """An encoder over the tiny tokenizer."""
+    """Return an encoder over the tiny tokenizer."""
     return Encoder(loaded)
 
 

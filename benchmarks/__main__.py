@@ -1,4 +1,7 @@
-"""Run every benchmark that needs no peer's environment: `python -m benchmarks`; results go to `benchmarks/results.jsonl`."""
+"""Run every benchmark that needs no peer's environment: `python -m benchmarks`.
+
+Results are appended to `benchmarks/results.jsonl`.
+"""
 
 from benchmarks import road, scale
 

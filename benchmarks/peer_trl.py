@@ -1,6 +1,7 @@
-"""TRL's preparation of the same rows: `SFTTrainer` with packing and assistant-only loss, a tiny model, no step of training.
+"""TRL's preparation of the same rows: `SFTTrainer` with packing and assistant-only loss; no step of training.
 
-Runs in an environment of its own (`pip install torch trl`), because rowmill needs neither. Prints one JSON
+The model is tiny and only there because the trainer wants one. Runs in an environment of its own
+(`pip install torch trl`), because rowmill needs neither. Prints one JSON
 line per number of processes. The clock runs from reading the JSON Lines to packed rows: loading the dataset
 and `SFTTrainer.__init__` with its tokenizing and packing; loading the tokenizer and making the model are not
 counted. Every run has a fresh cache folder, so that nothing is read back.

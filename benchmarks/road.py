@@ -67,7 +67,13 @@ def main(repeats: int) -> None:
         measure.emit("two_workers_against_one", times=round(results[1] / results[2], 3))
         texts = rendered(rows)
         bare = measure.timed(lambda: encode_batch(texts))
-        measure.emit("against_encode_batch", times=round(bare["median_s"] / results[2], 3), bare=bare, road_s=results[2], tokens=tokens)
+        measure.emit(
+            "against_encode_batch",
+            times=round(bare["median_s"] / results[2], 3),
+            bare=bare,
+            road_s=results[2],
+            tokens=tokens,
+        )
 
 
 if __name__ == "__main__":

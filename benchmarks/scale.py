@@ -30,7 +30,11 @@ class MemoryWatch(threading.Thread):
         while not self.stopped.wait(0.2):
             import os
 
-            children = [int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+            children = [
+                int(pid)
+                for task in Path("/proc/self/task").iterdir()
+                for pid in (task / "children").read_text().split()
+            ]
             sizes = [size for pid in children if (size := _anonymous_bytes(pid))]
             self.samples.append(max(sizes, default=0))
             self.own = max(self.own, _anonymous_bytes(os.getpid()))
@@ -58,9 +62,15 @@ def memory(folder: Path, gigabytes: float) -> None:
     size = max(1, len(watch.samples) // 10)
     tenths = [round(max(watch.samples[i * size : (i + 1) * size]) / 1e9, 3) for i in range(10)]
     measure.emit(
-        "memory", input_gb=gigabytes, rows=count, seconds=round(seconds, 1), worker_peak_gb=round(max(watch.samples) / 1e9, 3),
-        worker_peak_gb_by_tenth=tenths, main_peak_gb=round(watch.own / 1e9, 3), tokens=reports[-1].manifest.facts["tokens"],
-    )  # fmt: skip
+        "memory",
+        input_gb=gigabytes,
+        rows=count,
+        seconds=round(seconds, 1),
+        worker_peak_gb=round(max(watch.samples) / 1e9, 3),
+        worker_peak_gb_by_tenth=tenths,
+        main_peak_gb=round(watch.own / 1e9, 3),
+        tokens=reports[-1].manifest.facts["tokens"],
+    )
 
 
 def one_per_cent(folder: Path) -> None:
@@ -78,9 +88,13 @@ def one_per_cent(folder: Path) -> None:
     reports = measure.build_shards(one)
     tokenised = next(r for r in reports if r.manifest.stage == "tokenized_examples")
     measure.emit(
-        "one_per_cent_new_rows", rows=count + len(added), added=len(added), rows_tokenised=tokenised.rows_made,
-        share_tokenised=round(tokenised.rows_made / (count + len(added)), 5), seconds=round(time.perf_counter() - begin, 2),
-    )  # fmt: skip
+        "one_per_cent_new_rows",
+        rows=count + len(added),
+        added=len(added),
+        rows_tokenised=tokenised.rows_made,
+        share_tokenised=round(tokenised.rows_made / (count + len(added)), 5),
+        seconds=round(time.perf_counter() - begin, 2),
+    )
 
 
 def main(gigabytes: float) -> None:

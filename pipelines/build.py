@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pipelines import findings, manifest, recipe, stats
-from pipelines.errors import ConfigError, PipelineError
+from pipelines.errors import ConfigError, IntegrityError, PipelineError
 from pipelines.executors import LocalPool
 from pipelines.findings import Terms, Verdict
 from pipelines.manifest import Key, Manifest
@@ -268,6 +268,7 @@ def run(
     With `version`, return that kept version instead, verified whole, and make it the current one.
     """
     started = time.monotonic()
+    _require_one_history(inputs)
     work = Work(
         recipe=project.recipe,
         store=project.store,
@@ -304,6 +305,27 @@ def run(
 def _nothing_new(kept: Manifest, started: float) -> Report:
     parts = len(kept.parts)
     return Report(kept, reused=True, parts=parts, parts_reused=parts, rows_made=0, seconds=time.monotonic() - started)
+
+
+def _require_one_history(inputs: Mapping[Key, Manifest]) -> None:
+    """Refuse inputs of which one was made of another version of the other.
+
+    That happens when an older version of one stage was made current and what follows was not built again.
+
+    Raises
+    ------
+    IntegrityError
+        Naming the input that must be built again.
+
+    """
+    for key, made in sorted(inputs.items()):
+        for other, found in inputs.items():
+            of = made.inputs.get("/".join(other))
+            if of is not None and of != found.version:
+                raise IntegrityError(
+                    f"{'/'.join(key)}: made of version {of[:12]} of {'/'.join(other)}, but {found.version[:12]} is "
+                    f"current; inputs must be of one history; build {key[-1]} again, or use the other version"
+                )
 
 
 def _reported(work: Work, report: Report) -> Report:

@@ -7,6 +7,7 @@ Models are frozen and closed: an unknown key is an error that names the nearest 
 mistyped key that is silently ignored has ruined more training runs than any bug.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -109,10 +110,13 @@ def check(model: type[ConfigT], values: Mapping[str, Any], where: str) -> Config
 
 def problems(error: ValidationError, model: type[BaseModel], where: str) -> Iterator[str]:
     """Word each of pydantic's complaints as one four-part line."""
+    reasons: dict[str, list[str]] = {}
     for one in error.errors():
         steps, known = _walk(model, one["loc"])
-        path = ".".join(steps)
-        yield ": ".join(part for part in (where, path, _reason(one, known)) if part)
+        reasons.setdefault(".".join(steps), []).append(_reason(one, known))
+    for path, found in reasons.items():
+        # A value of several types (`true` or a number) is complained of once per type.
+        yield ": ".join(part for part in (where, path, "; or ".join(dict.fromkeys(found))) if part)
 
 
 _WANTED = {
@@ -151,6 +155,12 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+_UNION_BRANCH = re.compile(
+    r"bool|int|float|str|none|constrained-\w+|(?:list|dict|tuple|set|literal|nullable|union|function-\w+|lax-or-strict)\[.*\]"
+)
+"""What pydantic puts into a location for a branch of a union of plain types; nobody wrote it."""
+
+
 def _walk(model: type[BaseModel], path: tuple[int | str, ...]) -> tuple[list[str], set[str]]:
     """Follow an error's location through the models.
 
@@ -164,11 +174,23 @@ def _walk(model: type[BaseModel], path: tuple[int | str, ...]) -> tuple[list[str
         if tagged:
             current = tagged
             continue
+        if isinstance(step, str) and _UNION_BRANCH.fullmatch(step):
+            continue
         steps.append(str(step))
         fields = [one.model_fields[str(step)] for one in current if str(step) in one.model_fields]
         following = {found for field in fields for found in _models_in(field.annotation)}
         current = following or current
-    return steps, {name for one in current for name in one.model_fields}
+    return steps, {name for one in current for name in one.model_fields} - _given(current) | _beside(current)
+
+
+def _given(models: set[type[BaseModel]]) -> set[str]:
+    """Return the fields that are filled in by whoever reads the file, not written in it."""
+    return {name for one in models for name in getattr(one, "FILLED_IN", ())}
+
+
+def _beside(models: set[type[BaseModel]]) -> set[str]:
+    """Return the keys that a file may have though they are no fields: they are used up before validation."""
+    return {name for one in models for name in getattr(one, "USED_UP", ())}
 
 
 def _is_tagged(model: type[BaseModel], tag: str) -> bool:

@@ -165,8 +165,8 @@ class Waiver(Config):
 class Expectation(Config):
     """A Great Expectations rule of your own over a stage's facts."""
 
-    name: str
-    """How the rule is called in verdicts; must not be the name of a law."""
+    name: str = Field(pattern=r"^[A-Za-z0-9_]+$")
+    """How the rule is called in verdicts and checks; must not be the name of a law."""
     type: str = "expect_column_max_to_be_between"
     """The expectation's snake-case name."""
     column: str

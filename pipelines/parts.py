@@ -389,8 +389,8 @@ def too_long(limit: int, count: int, found: Sequence[tuple[str, int]], where: st
     longest = max(length for _, length in found)
     names = ", ".join(row_id for row_id, _ in found[:20])
     return ContextOverflowError(
-        f"{where}: {count} rows are longer than {limit} tokens, the longest {longest}: {names}; at most {limit} fit; raise "
-        "seq_len, or choose truncation.overlong truncate, drop or split"
+        f"{where}: {count} rows are longer than {limit} tokens, the longest {longest}: {names}; at most {limit} fit; "
+        "raise seq_len, or choose truncation.overlong truncate, drop or split"
     )
 
 
@@ -428,6 +428,7 @@ def _save_examples(
         "lane_differences": counts.lane_differences,
         "control_strings": counts.control_strings,
         "straddles": counts.straddles,
+        "dropped_tokens": counts.dropped_tokens,
     }
     store = Store(task.root)
     at = f"{task.folder}/parts/{task.fingerprint}"

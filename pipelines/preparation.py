@@ -13,6 +13,7 @@ Batches are columnar where tokens are concerned; a Python object exists per mess
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -42,7 +43,7 @@ from pipelines.tokenization import (
     token_at,
     trained_tokens,
 )
-from pipelines.truncation import Truncated, Truncater
+from pipelines.truncation import Overlong, Truncated, Truncater
 
 Tokens = NDArray[np.int32]
 TEMPLATE = KINDS.index("template")
@@ -51,7 +52,7 @@ BATCH_CHARS = 1 << 20
 """Characters of rows per batch: enough for the columnar steps, little for memory (some 60 MB)."""
 
 SAMPLE_EVERY = 50
-"""One text in so many is encoded again by the reference tokenizer, in every batch the first one unless it is very long."""
+"""One text in so many is encoded again by the reference tokenizer, in every batch the first unless it is very long."""
 
 SAMPLE_CHARS = 1 << 18
 """Longer texts are not compared: the reference holds 500 bytes per token, which is 1.4 GB for 10 MB of text."""
@@ -105,6 +106,8 @@ class Counts:
     usual_way: int = 0
     lane_differences: int = 0
     straddles: int = 0
+    dropped_tokens: int = 0
+    """Tokens of rows that were encoded and then rejected: too long, or without a target."""
 
     def add_dropped(self, dropped: dict[str, int]) -> None:
         """Count own text that the template did not print."""
@@ -156,7 +159,7 @@ def _examples(masked: Sequence[Masked], encoded: Encoded, counts: Counts) -> "li
     bounds: list[int] = encoded.offsets.tolist()
     cuts: list[int] = spans.offsets.tolist()
     totals: list[int] = np.diff(trained).tolist()
-    for i, (left, right) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for i, (left, right) in enumerate(pairwise(bounds)):
         if bad[i]:
             made.append(Rejected("offsets_degenerate", "tokens with empty or backward offsets"))
             continue
@@ -264,7 +267,7 @@ def constant(token_id: int, count: int, *, kind: int, trains: bool) -> Stream:
 
 
 def interleave(streams: Sequence[Stream]) -> list[Example]:
-    """Join the streams example by example: example i is streams[0][i] + streams[1][i] + …"""
+    """Join the streams example by example: what streams[0], streams[1] … have for it, end to end."""
     count = len(streams[0].offsets) - 1
     lengths = np.stack([np.diff(s.offsets) for s in streams], axis=1)
     ends = np.cumsum(lengths.ravel())
@@ -343,7 +346,7 @@ def drop_tokens(example: Example, keep: Bools) -> Example:
 
 
 def keep_tail(example: Example, limit: int, side: Literal["left", "right"], bos_id: int | None) -> Example:
-    """The last stage of truncation: keep the last (`left` is cut) or the first `limit` tokens; a BOS stays."""
+    """Do the last stage of truncation: keep the last (`left` is cut) or the first `limit` tokens; a BOS stays."""
     keep = np.ones(len(example.ids), bool)
     leads = bos_id is not None and len(example.ids) > 0 and int(example.ids[0]) == bos_id
     excess = len(example.ids) - limit
@@ -436,7 +439,7 @@ def with_control_strings(table: pa.Table, control: ControlStrings) -> Bools:
         return found
     for name in ("messages", "tools", "template_kwargs"):
         hits = pc.match_substring_regex(table.column(name), control.pattern)
-        found |= hits.fill_null(False).to_numpy(zero_copy_only=False)
+        found |= hits.fill_null(fill_value=False).to_numpy(zero_copy_only=False)
     return found
 
 
@@ -502,10 +505,6 @@ class Preparer:
         self._printer = None if spec is None else Renderer(spec)
         self._masker = None if self._printer is None else Masker(self._printer, dataset.loss, _rules(dataset))
         self._control = None if spec is None else ControlStrings(encoder.card, spec.text)
-        self._sliced = (
-            dataset.packing.slice_strategy is not None
-            or dataset.packing.strategy_for(_KINDS[dataset.format.kind]) == "concat"
-        )
 
     @property
     def raises(self) -> bool:
@@ -530,13 +529,14 @@ class Preparer:
             for part in batches(sizes, BATCH_CHARS):
                 made = prepare(rows.slice(part.start, part.stop - part.start), counts)
                 for place, outcome in zip(places[part], made, strict=True):
-                    outcomes[int(place)] = _with_targets(outcome)
+                    outcomes[int(place)] = _with_targets(outcome, counts)
         return outcomes
 
     # ── conversations ──
 
     def _conversations(self, rows: pa.Table, counts: Counts) -> list[Outcome]:
-        assert self._masker is not None and self._control is not None
+        assert self._masker is not None
+        assert self._control is not None
         decoded = conversations(rows)
         controlled = with_control_strings(rows, self._control)
         drafts: list[_Draft] = []
@@ -558,7 +558,8 @@ class Preparer:
     def _drafts(
         self, place: int, conversation: Conversation, controlled: bool, counts: Counts
     ) -> "list[_Draft] | Rejected":
-        assert self._masker is not None and self._control is not None
+        assert self._masker is not None
+        assert self._control is not None
         placeholders: dict[str, str] = {}
         policy = self._dataset.template.control_tokens
         if controlled and policy != "allow":
@@ -599,14 +600,24 @@ class Preparer:
 
     def _fitted(self, draft: "_Draft", example: Example, counts: Counts) -> Outcome:
         """Apply the policy for what is too long to one example."""
-        policy = self._dataset.truncation.policy("conversation", sliced=self._sliced)
+        settled = self._settled(example, "conversation", counts)
+        if settled is not None:
+            return settled
+        splits = self._dataset.truncation.overlong == "split"
+        return self._shortened(draft, example, counts, split=splits)
+
+    def _settled(self, example: Example, kind: Kind, counts: Counts) -> Outcome | None:
+        """Return what becomes of an example that is not to be shortened; None if it is."""
+        policy = self._policy(kind)
         if len(example.ids) <= self._limit or policy in ("keep", "raise"):
             return [example]
-        match policy:
-            case "drop":
-                return Rejected("overlong", f"{len(example.ids)} tokens, at most {self._limit}")
-            case "truncate" | "split":
-                return self._shortened(draft, example, counts, split=policy == "split")
+        if policy == "drop":
+            counts.dropped_tokens += len(example.ids)
+            return Rejected("overlong", f"{len(example.ids)} tokens, at most {self._limit}")
+        return None
+
+    def _policy(self, kind: Kind) -> Overlong:
+        return self._dataset.truncation.policy(kind, sliced=self._dataset.keeps_overlong)
 
     def _shortened(self, draft: "_Draft", original: Example, counts: Counts, *, split: bool) -> Outcome:
         assert self._masker is not None
@@ -687,14 +698,12 @@ class Preparer:
         streams += self._edge("add_eos", card.eos_id, card.eos_id is not None, count, trains=trains_output)
         first = 1 if streams[0].kind == TEMPLATE else 0
         sizes = np.diff(given.offsets)
-        return [self._fitted_pair(one, int(sizes[i]), first) for i, one in enumerate(interleave(streams))]
+        return [self._fitted_pair(one, int(sizes[i]), first, counts) for i, one in enumerate(interleave(streams))]
 
-    def _fitted_pair(self, example: Example, input_tokens: int, first: int) -> Outcome:
-        policy = self._dataset.truncation.policy("pair", sliced=self._sliced)
-        if len(example.ids) <= self._limit or policy in ("keep", "raise"):
-            return [example]
-        if policy == "drop":
-            return Rejected("overlong", f"{len(example.ids)} tokens, at most {self._limit}")
+    def _fitted_pair(self, example: Example, input_tokens: int, first: int, counts: Counts) -> Outcome:
+        settled = self._settled(example, "pair", counts)
+        if settled is not None:
+            return settled
         return [cut_pair(example, self._limit, self._dataset.truncation.truncate_side, input_tokens, first)]
 
     def _texts(self, rows: pa.Table, counts: Counts) -> list[Outcome]:
@@ -705,19 +714,13 @@ class Preparer:
             Stream(encoded.ids, encoded.offsets, KINDS.index("record"), trains=True),
             *self._edge("add_eos", card.eos_id, card.eos_id is not None, len(texts), trains=True),
         ]
-        return [self._fitted_text(one) for one in interleave(streams)]
+        return [self._fitted_text(one, counts) for one in interleave(streams)]
 
-    def _fitted_text(self, example: Example) -> Outcome:
-        policy = self._dataset.truncation.policy("text", sliced=self._sliced)
-        if len(example.ids) <= self._limit or policy in ("keep", "raise"):
-            return [example]
-        match policy:
-            case "drop":
-                return Rejected("overlong", f"{len(example.ids)} tokens, at most {self._limit}")
-            case "split":
-                return windows(example, self._limit)
-            case "truncate":
-                return [example.cut(0, self._limit)]
+    def _fitted_text(self, example: Example, counts: Counts) -> Outcome:
+        settled = self._settled(example, "text", counts)
+        if settled is not None:
+            return settled
+        return windows(example, self._limit) if self._policy("text") == "split" else [example.cut(0, self._limit)]
 
     def _edge(self, option: str, token_id: int | None, by_itself: bool, count: int, *, trains: bool) -> list[Stream]:
         """Return the stream of a BOS or EOS, or none: `auto` adds what the tokenizer has."""
@@ -729,9 +732,6 @@ class Preparer:
                 f"format.{option}: true, but the tokenizer has no such token; only auto or false can stand; set auto"
             )
         return [constant(token_id, count, kind=TEMPLATE, trains=trains)]
-
-
-_KINDS: dict[str, Kind] = {"chat": "conversation", "auto": "conversation", "supervised": "pair", "text": "text"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -778,11 +778,13 @@ def _sizes(rows: pa.Table) -> list[int]:
     return cast("list[int]", lengths.tolist())
 
 
-def _with_targets(outcome: Outcome) -> Outcome:
+def _with_targets(outcome: Outcome, counts: Counts) -> Outcome:
     """Reject a row none of whose examples has a trained token; drop its examples that have none."""
     if isinstance(outcome, Rejected):
         return outcome
     trained = [one for one in outcome if one.mask.any()]
+    if len(trained) < len(outcome):
+        counts.dropped_tokens += sum(one.original_tokens for one in outcome if not one.mask.any())
     return trained or Rejected("no_loss_tokens", "no trained token is left")
 
 
@@ -800,7 +802,7 @@ def _accounted(example: Example, original: Example, piece: Truncated) -> Example
 
 
 def _without_loss_on_reasoning(masked: Masked, messages: frozenset[int]) -> Masked:
-    """Take the loss off reasoning that was cut: it stays as context, but a model must not learn to stop thinking there."""
+    """Take the loss off reasoning that was cut: it stays as context, but nobody should learn to stop thinking there."""
     cut = [p for p in masked.pieces if p.kind == "reasoning" and p.message in messages]
     if not cut:
         return masked

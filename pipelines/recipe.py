@@ -10,7 +10,7 @@ dataset leaves out (only the groups that its kind reads), and an option of a gro
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 from pydantic import Field, model_validator
 
@@ -26,6 +26,7 @@ from pipelines.packing import Packing
 from pipelines.partitions import Partitions
 from pipelines.reasoning import Reasoning
 from pipelines.rendering import Template
+from pipelines.rows import Kind
 from pipelines.sources import Source
 from pipelines.splits import Splits
 from pipelines.storage import check_name
@@ -82,6 +83,21 @@ class Dataset(Config):
     packing: Packing = Packing()
     """How examples share sequences."""
 
+    @property
+    def row_kind(self) -> Kind:
+        """What most of its rows are."""
+        return ROW_KINDS[self.format.kind]
+
+    @property
+    def keeps_overlong(self) -> bool:
+        """Whether rows over the limit are left to packing, unless `truncation.overlong` says otherwise."""
+        joined = self.packing.strategy_for(self.row_kind) == "concat" and self.truncation.max_length is None
+        return joined or self.packing.slice_strategy is not None
+
+
+ROW_KINDS: dict[str, Kind] = {"chat": "conversation", "auto": "conversation", "supervised": "pair", "text": "text"}
+"""What most rows of a format's kind are; it decides how examples are packed."""
+
 
 class Execution(Config):
     """How a recipe is run: nothing here changes a byte, and nothing here enters a fingerprint."""
@@ -106,6 +122,9 @@ class Execution(Config):
 
 class Recipe(Config):
     """A whole recipe. `execution` and the file's place are the only parts that decide no byte."""
+
+    FILLED_IN: ClassVar = ("name",)
+    USED_UP: ClassVar = ("defaults",)
 
     name: str
     """The file's name without its suffix; becomes the asset group."""

@@ -18,3 +18,9 @@ def real_data() -> Path:
     if not (folder / "SOURCES.md").is_file():
         pytest.skip(f"no real data at {folder}; set ROWMILL_REAL_DATA to a folder that has it")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the width of whatever terminal the tests were started from; parallel runners set one, too."""
+    monkeypatch.delenv("COLUMNS", raising=False)

@@ -90,7 +90,7 @@ def test_segment_limit_of_another_type_is_refused(limit: object) -> None:
 
 @pytest.mark.parametrize("pack", [0, -1, "true", 1.5])
 def test_pack_of_another_type_is_refused(pack: object) -> None:
-    with pytest.raises(ConfigError, match=r"packing\.pack"):
+    with pytest.raises(ConfigError, match="packing: pack"):
         packing(pack=pack)
 
 

@@ -32,6 +32,7 @@ IGNORE = -100
 """The label of a position without loss, as PyTorch's cross entropy skips it."""
 
 ROW_GROUP = 1024
+FILLER_TOKENS = 2
 MODULUS = 1 << 128
 
 SEQUENCES = pa.schema(
@@ -183,7 +184,12 @@ def segment_hashes(segments: Segments, targets: Bools) -> Iterator[int]:
     names: list[str] = segments.example_ids.to_pylist()
     # One call per segment: a segment has some two hundred tokens, so calls cost more than hashing.
     for i, (name, left, right) in enumerate(zip(names, bounds, bounds[1:], strict=False)):
-        content = b"%b%b%b%b" % (name.encode(), starts[8 * i : 8 * i + 8], tokens[4 * left : 4 * right], flags[left:right])
+        content = b"%b%b%b%b" % (
+            name.encode(),
+            starts[8 * i : 8 * i + 8],
+            tokens[4 * left : 4 * right],
+            flags[left:right],
+        )
         yield int.from_bytes(blake2b(content, digest_size=16).digest(), "little")
 
 

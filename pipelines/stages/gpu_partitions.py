@@ -232,6 +232,10 @@ def _draft(work: Work, names: list[str], ranks: list[Part], *, reused: int) -> D
             "trained_tokens": sum(trained),
             "trained_spread": share(max(trained) - min(trained), max(trained)) if trained else 0.0,
         },
+        token_ledger=[
+            ("train", "trained", sum(trained)),
+            ("train", "padding", sum(native.FILLER_TOKENS * int(p.facts["fillers"]) for p in ranks)),
+        ],
         tables={"ranks": Table(("rank", "sequences", "fillers", "tokens", "trained_tokens"), tuple(rows[:30]))},
         schema=tuple((f.name, str(f.type)) for f in native.SEQUENCES),
         card={"order": work.inputs[(work.recipe.name, "training_splits")].card["order"], "ranks": names},

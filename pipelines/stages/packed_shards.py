@@ -26,7 +26,6 @@ from pipelines import packing
 from pipelines.ledger import KEPT, REJECTED
 from pipelines.manifest import File, Histogram, Part, Table
 from pipelines.packing import Plan
-from pipelines.rows import Kind
 from pipelines.shards import gather, native
 from pipelines.sources import Part as SourcePart
 from pipelines.stages import Draft, Work, part_folder, raw_dataset, scratch_folder, share
@@ -54,8 +53,6 @@ SEGMENTS = pa.schema(
     ]
 )
 """Lineage beside each shard: which record of which file stands in which segment. `record` counts from 1 in the file."""
-
-KINDS: dict[str, Kind] = {"chat": "conversation", "auto": "conversation", "supervised": "pair", "text": "text"}
 
 
 def fingerprint_of(work: Work) -> str:
@@ -114,7 +111,7 @@ def _plan(work: Work, lengths: _Lengths, split: str) -> _SplitPlan | None:
     numbers = np.flatnonzero(lengths.splits == SPLITS.index(split))
     if not len(numbers):
         return None
-    options, kind = work.dataset.packing, KINDS[work.dataset.format.kind]
+    options, kind = work.dataset.packing, work.dataset.row_kind
     strategy = options.strategy_for(kind)
     own = lengths.tokens[numbers]
     pieces = (
@@ -343,8 +340,14 @@ def _plan_digest(work: Work, lengths: _Lengths, plans: Sequence[_SplitPlan]) -> 
 
 def _card(work: Work) -> dict[str, Any]:
     blocked = work.dataset.packing.block_cross_document_attention
-    own = {"format": "native", "format_version": VERSION, "seq_len": work.recipe.seq_len, "attention": "blocked" if blocked else "open",
-           "recipe": work.recipe.name, "dataset": work.dataset_name or ""}  # fmt: skip
+    own = {
+        "format": "native",
+        "format_version": VERSION,
+        "seq_len": work.recipe.seq_len,
+        "attention": "blocked" if blocked else "open",
+        "recipe": work.recipe.name,
+        "dataset": work.dataset_name or "",
+    }
     return work.input("tokenized_examples").card | own
 
 
@@ -366,12 +369,23 @@ def _shard_tasks(
         begin, end = int(plan.sequence_offsets[first]), int(plan.sequence_offsets[last])
         tasks.append(
             _ShardTask(
-                root=work.store.root, at=at, name=f"part-{number:05d}", split=one.split, dataset=work.dataset_name or "",
-                files=tuple(files), first_rows=lengths.first_rows, examples=plan.examples[begin:end], ranges=plan.ranges[begin:end],
-                sequence_offsets=plan.sequence_offsets[first : last + 1] - begin, first_sequence=first,
-                blocked=options.block_cross_document_attention, ignore_token_id=options.ignore_token_id, sources=sources, card=card,
+                root=work.store.root,
+                at=at,
+                name=f"part-{number:05d}",
+                split=one.split,
+                dataset=work.dataset_name or "",
+                files=tuple(files),
+                first_rows=lengths.first_rows,
+                examples=plan.examples[begin:end],
+                ranges=plan.ranges[begin:end],
+                sequence_offsets=plan.sequence_offsets[first : last + 1] - begin,
+                first_sequence=first,
+                blocked=options.block_cross_document_attention,
+                ignore_token_id=options.ignore_token_id,
+                sources=sources,
+                card=card,
             )
-        )  # fmt: skip
+        )
     return tasks
 
 

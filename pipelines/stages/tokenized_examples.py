@@ -71,7 +71,7 @@ def fingerprint_of(work: Work, loaded: LoadedTokenizer, spec: RendererSpec | Non
     options = [group.model_dump(mode="json") for group in groups]
     versions = (VERSION, tokenization.VERSION, rendering.VERSION, masking.VERSION)
     printed = None if spec is None else repr(spec)
-    sliced = dataset.packing.slice_strategy is not None
+    sliced = dataset.keeps_overlong
     return digest(
         "tokenized_examples",
         versions,
@@ -195,7 +195,8 @@ def _token_ledger(made: list[Part]) -> list[tuple[str, str, int]]:
     for split in splits:
         classes = add_up(p.facts["tokens_by_split"].get(split, {}) for p in made)
         lines.extend((split, name, count) for name, count in classes.items())
-    return lines
+    dropped = sum(int(p.facts["dropped_tokens"]) for p in made)
+    return [*lines, *([("rejected", "dropped", dropped)] if dropped else [])]
 
 
 def _tables(made: list[Part], reasons: dict[str, int], facts: dict[str, Any]) -> dict[str, Table]:

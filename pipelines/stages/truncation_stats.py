@@ -39,7 +39,7 @@ def make(work: Work) -> Draft:
         name: stats.length_histogram(original[_is(splits, name)], limit) for name in sorted(splits.unique().to_pylist())
     }
     whole = stats.length_histogram(original, limit)
-    what_if = stats.what_if(original, trained, stats.candidate_seq_lens(limit), plan=_planner(work))
+    what_if = _what_if(work, original, trained, limit)
     return Draft(
         facts={
             "context_overflow": share(int(shortened.sum()) + dropped, rows),
@@ -87,6 +87,29 @@ def _first_shortened(work: Work, limit: int = 10) -> tuple[str, ...]:
 
 def _ints(table: pa.Table, name: str) -> NDArray[np.int64]:
     return table.column(name).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _what_if(work: Work, original: NDArray[np.int64], trained: NDArray[np.int64], limit: int) -> Table:
+    """Say what other limits would do; documents that are cut into pieces lose nothing at any of them."""
+    candidates = stats.candidate_seq_lens(limit)
+    if not _cuts_into_pieces(work):
+        return stats.what_if(original, trained, candidates, plan=_planner(work))
+    joined = work.dataset.packing.strategy_for(work.dataset.row_kind) == "concat"
+    rows: list[tuple[int, int, int, int]] = []
+    for seq_len in candidates:
+        pieces = packing.slice_too_long(original, seq_len, "split", name_of=str).lengths if len(original) else original
+        sequences = -(-int(original.sum()) // seq_len) if joined else _planner(work)(pieces, seq_len)
+        rows.append((seq_len, int((original > seq_len).sum()), 0, sequences))
+    return Table(("seq_len", "examples_over", "trained_lost", "sequences"), tuple(rows))
+
+
+def _cuts_into_pieces(work: Work) -> bool:
+    dataset = work.dataset
+    policy = dataset.truncation.policy(dataset.row_kind, sliced=dataset.keeps_overlong)
+    if policy == "keep":
+        joined = dataset.packing.strategy_for(dataset.row_kind) == "concat"
+        return joined or dataset.packing.slice_strategy_for(dataset.row_kind) == "split"
+    return policy == "split" and dataset.row_kind == "text"
 
 
 def _planner(work: Work) -> Any:

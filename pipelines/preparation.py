@@ -418,18 +418,21 @@ def _sums(flags: Bools, lengths: Ints) -> Ints:
 def _template_tokens(made: Sequence[Example], mask: Bools) -> Ints:
     """Count per example the untrained tokens that the template wrote."""
     lengths = np.array([len(one.ids) for one in made], np.int64)
+    counts = np.array([len(one.span_starts) for one in made], np.int64)
     kinds = _concat([one.span_kinds for one in made], np.int8)
-    sizes = _concat([np.diff(np.append(one.span_starts, len(one.ids))) for one in made], np.int64)
-    written = np.repeat(kinds == TEMPLATE, sizes) & ~mask
-    return _sums(written, lengths)
+    # Each example's first span begins with it, so over all examples a span ends where the next one begins.
+    begins = _concat([one.span_starts for one in made], np.int64) + np.repeat(np.cumsum(lengths) - lengths, counts)
+    sizes = np.diff(np.append(begins, len(mask)))
+    return _sums(np.repeat(kinds == TEMPLATE, sizes) & ~mask, lengths)
 
 
 # ── Rows of a part ─────────────────────────────────────────────────────────────────────────────────
 
 
-def outside_vocabulary(outcomes: Sequence[list[Example]], vocab_size: int) -> int:
-    """Count token ids that no embedding row would serve."""
-    return sum(int(((one.ids < 0) | (one.ids >= vocab_size)).sum()) for made in outcomes for one in made)
+def outside_vocabulary(table: pa.Table, vocab_size: int) -> int:
+    """Count the token ids of a part's examples that no embedding row would serve."""
+    ids = table.column("input_ids").combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    return int(((ids < 0) | (ids >= vocab_size)).sum())
 
 
 def with_control_strings(table: pa.Table, control: ControlStrings) -> Bools:

@@ -176,6 +176,10 @@ def test_documents_too_long_follow_the_policy(tmp_path: Path, overlong: str, exa
     assert len(found) >= examples if overlong == "split" else len(found) == examples
     assert [why for _, why in built.rejects()] == ([reason] if reason else [])
     assert _ledger_is_whole(built)
+    dropped = sum(
+        count for _, name, count in built.manifest("rows", "tokenized_examples").token_ledger if name == "dropped"
+    )
+    assert (dropped > 64) is (overlong == "drop")
     if overlong == "split":
         assert "".join(text_of(one) for one in found) == rows[0]["text"] + "<|im_end|>"
 
@@ -199,7 +203,8 @@ _TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
 def _ledger_is_whole(built: Built) -> bool:
     found = built.manifest("rows", "tokenized_examples")
     original = sum(one["original_tokens"] for one in built.examples())
-    return sum(count for _, _, count in found.token_ledger) == original and found.facts["accounted"] == 0
+    counted = sum(count for _, name, count in found.token_ledger if name != "dropped")
+    return counted == original and found.facts["accounted"] == 0
 
 
 def test_reasoning_limit_keeps_its_first_tokens(tmp_path: Path) -> None:

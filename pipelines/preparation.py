@@ -242,7 +242,7 @@ def _token_spans(masked: Sequence[Masked], to_bytes: "Sequence[Ints | None]", en
     ends = np.append(starts[1:], 0)
     ends[entry_offsets[1:] - 1] = encoded.offsets[1:]
     kept = ends > starts
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(kept)))[entry_offsets]
+    offsets = np.append(0, np.cumsum(kept, dtype=np.int64))[entry_offsets]
     owners = np.repeat(np.arange(len(masked)), 2 * counts + 1)
     relative = starts - encoded.offsets[owners]
     return _TokenSpans(relative[kept], messages[kept], kinds[kept].astype(np.int8), offsets)
@@ -755,7 +755,7 @@ def _rules(dataset: Dataset) -> MaskRules:
     return MaskRules(
         assistant_roles=frozenset(roles),
         spans=template.spans,
-        on_dropped=dict(template.on_dropped),
+        on_dropped={str(kind): policy for kind, policy in template.on_dropped.items()},
         verify_render=template.verify_render,
         turns=template.turns,
     )

@@ -480,7 +480,7 @@ def masker_cached(supervise: str) -> Masker:
         {"mask_user_turns": False, "supervise": "last_turn"},
         {"mask_inputs": False, "mask": {"user": "train"}},
         {"supervise": "first"},
-        {"finsh": "auto"},
+        {"finish_with": "auto"},
     ],
 )
 def test_loss_options_that_cannot_be_are_refused(values: dict[str, Any]) -> None:

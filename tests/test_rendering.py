@@ -251,7 +251,7 @@ def test_resolve_of_what_is_not_there_is_a_config_error(chosen: object) -> None:
         {"verify_render": 1.5},
         {"template_now": "today"},
         {"chat_template": {"name": "a", "text": "b"}},
-        {"on_dropped": {"sytem": "count"}},
+        {"on_dropped": {"system_text": "count"}},
     ],
 )
 def test_template_options_that_cannot_be_are_refused(values: dict[str, object]) -> None:

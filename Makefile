@@ -40,7 +40,7 @@ ui: $(READY)  ## open Dagster's webserver and daemon on 127.0.0.1
 check: $(READY)  ## format, lint, types, import layers, spelling
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/basedpyright --pythonpath $(BIN)/python
+	$(BIN)/basedpyright --project pyproject.toml --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 

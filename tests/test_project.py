@@ -171,7 +171,9 @@ def test_pyproject_leaves_the_code_location_to_workspace_yaml() -> None:
 def test_make_help_lists_every_word() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     declared = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
-    shown = subprocess.run(["make", "help"], check=True, cwd=ROOT, capture_output=True, text=True).stdout
+    shown = subprocess.run(
+        ["make", "--no-print-directory", "help"], check=True, cwd=ROOT, capture_output=True, text=True
+    ).stdout
 
     assert declared is not None
     assert {line.split()[1] for line in shown.splitlines()} == set(declared.group(1).split())

@@ -30,6 +30,7 @@ from pipelines.formats.messages import read_flags, read_kwargs, read_parts
 from pipelines.formats.supervised import read_pair
 from pipelines.formats.text import read_text
 from pipelines.reasoning import KEY, SEPARATOR, Reasoning, TagReader, joined, move_keys, without
+from pipelines.rendering import Template
 from pipelines.rows import Json, Message, ParseReport, Rejected, Row, canonical_json
 from pipelines.tools import Calls, Offered, Tools, link_calls, read_calls, read_tools
 
@@ -60,6 +61,11 @@ class RowOptions(Protocol):
         ...
 
     @property
+    def template(self) -> Template:
+        """Which column holds a row's own template variables."""
+        ...
+
+    @property
     def filters(self) -> Filters:
         """How long a document may be."""
         ...
@@ -72,6 +78,7 @@ class Options:
     format: Chat | Supervised | Text | Auto
     reasoning: Reasoning = field(default_factory=Reasoning)
     tools: Tools = field(default_factory=Tools)
+    template: Template = field(default_factory=Template)
     filters: Filters = field(default_factory=Filters)
 
 
@@ -210,7 +217,7 @@ class Canonicalizer:
         offered = read_tools(record, self._config.tools.tools_fields)
         if isinstance(offered, Rejected):
             return offered
-        kwargs = self._kwargs(record, columns, tally)
+        kwargs = self._kwargs(record, tally)
         if isinstance(kwargs, Rejected):
             return kwargs
         report = self._plain_report(found.schema)
@@ -218,8 +225,9 @@ class Canonicalizer:
             report = tally.report(found.schema, offered)
         return Row("conversation", tuple(messages), offered.tools, kwargs, report=report)
 
-    def _kwargs(self, record: Mapping[str, Json], columns: Chat | Auto, tally: _Tally) -> dict[str, Json] | Rejected:
-        value = None if columns.chat_template_kwargs is None else record.get(columns.chat_template_kwargs)
+    def _kwargs(self, record: Mapping[str, Json], tally: _Tally) -> dict[str, Json] | Rejected:
+        column = self._config.template.chat_template_kwargs
+        value = None if column is None else record.get(column)
         if value is None:
             return {}
         kwargs = read_kwargs(value)

@@ -39,6 +39,9 @@ EXAMPLES = pa.schema(
         pa.field("reasoning_removed", pa.int32(), nullable=False),
         pa.field("tokens_cut", pa.int32(), nullable=False),
         pa.field("trained_removed", pa.int32(), nullable=False),
+        pa.field("exchanges_trained", pa.int32(), nullable=False),
+        pa.field("reasoning_trained", pa.int32(), nullable=False),
+        pa.field("cut_trained", pa.int32(), nullable=False),
     ]
 )
 """A part of `tokenized_examples`.
@@ -46,5 +49,7 @@ EXAMPLES = pa.schema(
 Span j of an example covers tokens `[span_starts[j], span_starts[j + 1])` (the last one to the end);
 `span_messages` is the message index or −1; `span_kinds` indexes `KINDS`. `exchanges_removed`,
 `reasoning_removed` and `tokens_cut` are tokens removed at each stage, `messages_removed` counts
-messages; `original_tokens == tokens + exchanges_removed + reasoning_removed + tokens_cut`.
+messages; `original_tokens == tokens + exchanges_removed + reasoning_removed + tokens_cut`. `trained_removed`
+are trained tokens that went or lost their loss, and `exchanges_trained`, `reasoning_trained` and `cut_trained`
+what each stage took of them; a stage that changes what the template prints of the rest may add some.
 """

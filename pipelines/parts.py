@@ -24,16 +24,17 @@ from typing import Any
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines import canonicalization, filters, preparation, sources, tokenization
+from pipelines import canonicalization, filters, preparation, sources, tokenization, tool_lengths
 from pipelines.errors import ContextOverflowError
 from pipelines.ledger import KEPT, LEDGER, REJECTED, add_up
 from pipelines.manifest import File, Part
 from pipelines.preparation import Counts, Outcome, Preparer
 from pipelines.recipe import Dataset
 from pipelines.rendering import RendererSpec
-from pipelines.rows import REJECTS, ROWS, Json, ParseReport, Rejected, Row, to_json
+from pipelines.rows import NOTICED, REJECTS, ROWS, Json, ParseReport, Rejected, Row, to_json
 from pipelines.splits import Splitter
 from pipelines.storage import Store, digest_bytes
 from pipelines.tokenization import Encoder
@@ -262,12 +263,19 @@ def _save_rows(task: CanonicalTask, columns: _RowColumns, log: RejectLog, left_o
         "splits": dict(sorted(Counter(columns.splits).items())),
         "examples_of_rejects": _first_of_each(log),
     }
+    table = columns.table()
+    facts["noticed"] = _noticed(table)
     files = {
-        "rows": write_parquet(store, f"{at}/rows.parquet", columns.table()),
+        "rows": write_parquet(store, f"{at}/rows.parquet", table),
         "rejects": write_parquet(store, f"{at}/rejects.parquet", log.table()),
         "ledger": write_parquet(store, f"{at}/ledger.parquet", _ledger_table(columns.ids, log, left_out)),
     }
     return Part(task.fingerprint, files, facts)
+
+
+def _noticed(table: pa.Table) -> dict[str, int]:
+    """Add up what canonicalisation noticed in the rows of a part."""
+    return {name: int(pc.sum(table.column(name)).as_py() or 0) for name in NOTICED}
 
 
 def _first_of_each(log: RejectLog) -> dict[str, list[str]]:
@@ -312,6 +320,7 @@ def drop_duplicates(task: DuplicatesTask) -> Part:
     kept = rows.filter(pa.array(keep))
     facts = task.part.facts | {
         "kept": kept.num_rows,
+        "noticed": _noticed(kept),
         "reasons": dict(sorted((task.part.facts["reasons"] | {"duplicate": len(task.drop)}).items())),
         "splits": dict(sorted(Counter(kept.column("split").to_pylist()).items())),
         "examples_of_rejects": task.part.facts["examples_of_rejects"] | {"duplicate": log.row_ids[:3]},
@@ -409,6 +418,7 @@ def _save_examples(
     overlong: list[tuple[str, int]],
 ) -> Part:
     made = [[] if isinstance(one, Rejected) else one for one in outcomes]
+    tools = _tool_lengths(task, rows.filter(pa.array([bool(one) for one in made], pa.bool_())).column("tools"))
     row_ids: list[str] = rows.column("row_id").to_pylist()
     splits: list[str] = rows.column("split").to_pylist()
     table = preparation.to_table(row_ids, splits, rows.column("domain").to_pylist(), made)
@@ -435,6 +445,9 @@ def _save_examples(
         "control_strings": counts.control_strings,
         "straddles": counts.straddles,
         "dropped_tokens": counts.dropped_tokens,
+        "rows_with_tools": tools.rows,
+        "tool_tokens": tools.tokens,
+        "most_tool_tokens": tools.most,
     }
     store = Store(task.root)
     at = f"{task.folder}/parts/{task.fingerprint}"
@@ -444,6 +457,13 @@ def _save_examples(
         "ledger": write_parquet(store, f"{at}/ledger.parquet", _ledger_table(kept, log)),
     }
     return Part(task.fingerprint, files, facts)
+
+
+def _tool_lengths(task: TokenizeTask, tools: pa.ChunkedArray) -> tool_lengths.ToolLengths:
+    preparer = _preparer(task)
+    if preparer.printer is None or tools.null_count == len(tools):
+        return tool_lengths.ToolLengths()
+    return tool_lengths.measure(tools, preparer.printer, _encoder(task.root, task.tokenizer))
 
 
 def _tokens_by_split(table: pa.Table) -> dict[str, dict[str, int]]:

@@ -76,6 +76,9 @@ class Example:
     exchanges_removed: int = 0
     reasoning_removed: int = 0
     tokens_cut: int = 0
+    exchanges_trained: int = 0
+    reasoning_trained: int = 0
+    cut_trained: int = 0
 
     def cut(self, start: int, stop: int) -> "Example":
         """Keep tokens `[start, stop)`; what is removed is counted as cut. The new first token is no target."""
@@ -90,6 +93,7 @@ class Example:
             span_messages=self.span_messages[inside],
             span_kinds=self.span_kinds[inside],
             tokens_cut=self.tokens_cut + len(self.ids) - (stop - start),
+            cut_trained=self.cut_trained + int(self.mask.sum()) - int(mask.sum()),
         )
 
 
@@ -266,6 +270,18 @@ def constant(token_id: int, count: int, *, kind: int, trains: bool) -> Stream:
     return Stream(np.full(count, token_id, np.int32), np.arange(count + 1), kind, trains)
 
 
+def unless_there(edge: Stream, encoded: Encoded, at: Literal[0, -1]) -> Stream:
+    """Leave a constant stream's token out where the text begins (0) or ends (−1) with that token already."""
+    lengths = np.diff(encoded.offsets)
+    places = encoded.offsets[:-1] if at == 0 else encoded.offsets[1:] - 1
+    there = np.zeros(len(lengths), bool)
+    there[lengths > 0] = encoded.ids[places[lengths > 0]] == edge.ids[:1]
+    if not there.any():
+        return edge
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(~there, dtype=np.int64)))
+    return replace(edge, ids=edge.ids[: int(offsets[-1])], offsets=offsets)
+
+
 def interleave(streams: Sequence[Stream]) -> list[Example]:
     """Join the streams example by example: what streams[0], streams[1] … have for it, end to end."""
     count = len(streams[0].offsets) - 1
@@ -307,7 +323,10 @@ def windows(example: Example, limit: int) -> list[Example]:
     for start in range(0, len(example.ids), limit):
         piece = example.cut(start, min(start + limit, len(example.ids)))
         size, trained = len(piece.ids), int(example.mask[start : start + limit].sum())
-        pieces.append(replace(piece, original_tokens=size, original_trained=trained, tokens_cut=0))
+        first_target = trained - int(piece.mask.sum())
+        pieces.append(
+            replace(piece, original_tokens=size, original_trained=trained, tokens_cut=0, cut_trained=first_target)
+        )
     return pieces
 
 
@@ -342,6 +361,7 @@ def drop_tokens(example: Example, keep: Bools) -> Example:
         span_messages=example.span_messages[nonempty],
         span_kinds=example.span_kinds[nonempty],
         tokens_cut=example.tokens_cut + int((~keep).sum()),
+        cut_trained=example.cut_trained + int(example.mask.sum()) - int(mask.sum()),
     )
 
 
@@ -395,6 +415,9 @@ def to_table(
             pa.array([one.reasoning_removed for one in made], pa.int32()),
             pa.array([one.tokens_cut for one in made], pa.int32()),
             pa.array([one.original_trained - int(t) for one, t in zip(made, trained, strict=True)], pa.int32()),
+            pa.array([one.exchanges_trained for one in made], pa.int32()),
+            pa.array([one.reasoning_trained for one in made], pa.int32()),
+            pa.array([one.cut_trained for one in made], pa.int32()),
         ],
         schema=EXAMPLES,
     )
@@ -644,25 +667,71 @@ class Preparer:
             example = self._remasked(draft, piece, chosen, counts)
             if isinstance(example, Rejected):
                 return example
-            made.append(example if split else _accounted(example, original, piece))
+            counts.dropped_tokens += piece.tokens_left_out
+            made.append(self._accounted(draft, example, None if split else original, piece, chosen))
         return made
 
     def _remasked(
         self, draft: "_Draft", piece: Truncated, chosen: frozenset[int], counts: Counts
     ) -> Example | Rejected:
         """Render and mask a shortened conversation, and cut tokens if structure was not enough."""
-        assert self._masker is not None
-        conversation = replace(draft.conversation, messages=list(piece.messages))
-        only = frozenset(new for new, old in enumerate(piece.kept) if old in chosen)
-        masked = self._masker.mask(self._shown(conversation), only=only)
-        if isinstance(masked, Rejected):
-            return masked
-        masked = _without_loss_on_reasoning(masked, frozenset(piece.reasoning_context))
-        masked, ordinary = show_control_strings(masked, draft.placeholders)
-        example = examples_of([masked], [ordinary], self._encoder, counts)[0]
+        example = self._masked_again(draft, piece.messages, piece.kept, chosen, counts, piece.reasoning_context)
         if isinstance(example, Rejected) or len(example.ids) <= self._limit:
             return example
         return keep_tail(example, self._limit, self._dataset.truncation.truncate_side, self._encoder.card.bos_id)
+
+    def _masked_again(
+        self,
+        draft: "_Draft",
+        messages: Sequence[Message],
+        kept: Sequence[int],
+        chosen: frozenset[int],
+        counts: Counts,
+        reasoning_context: Sequence[int] = (),
+    ) -> Example | Rejected:
+        """Render and mask some of a conversation's messages; `kept[i]` is the original index of `messages[i]`."""
+        assert self._masker is not None
+        conversation = replace(draft.conversation, messages=list(messages))
+        only = frozenset(new for new, old in enumerate(kept) if old in chosen)
+        masked = self._masker.mask(self._shown(conversation), only=only)
+        if isinstance(masked, Rejected):
+            return masked
+        masked = _without_loss_on_reasoning(masked, frozenset(reasoning_context))
+        masked, ordinary = show_control_strings(masked, draft.placeholders)
+        return examples_of([masked], [ordinary], self._encoder, counts)[0]
+
+    def _accounted(
+        self, draft: "_Draft", example: Example, original: Example | None, piece: Truncated, chosen: frozenset[int]
+    ) -> Example:
+        """Say what structured truncation took, stage by stage, so that original = tokens + removed.
+
+        Without `original` the piece is one of several: its own length before it was shortened counts.
+        """
+        left = int(example.mask.sum()) + example.cut_trained
+        after_exchanges = left
+        if piece.reasoning_removed or piece.reasoning_context:
+            after_exchanges = self._trained_in(draft, piece.kept, chosen, otherwise=left)
+        tokens, trained = piece.original_tokens, after_exchanges
+        if original is not None:
+            tokens, trained = len(original.ids), original.original_trained
+        elif piece.messages_removed:
+            trained = self._trained_in(draft, piece.whole, chosen, otherwise=after_exchanges)
+        return replace(
+            example,
+            original_tokens=tokens,
+            original_trained=trained,
+            messages_removed=piece.messages_removed,
+            exchanges_removed=tokens - len(example.ids) - example.tokens_cut - piece.reasoning_removed,
+            reasoning_removed=piece.reasoning_removed,
+            exchanges_trained=trained - after_exchanges,
+            reasoning_trained=after_exchanges - left,
+        )
+
+    def _trained_in(self, draft: "_Draft", kept: Sequence[int], chosen: frozenset[int], *, otherwise: int) -> int:
+        """Count the trained tokens of some of a conversation's messages, `otherwise` if they have no mask."""
+        messages = [draft.conversation.messages[i] for i in kept]
+        example = self._masked_again(draft, messages, kept, chosen, Counts())
+        return otherwise if isinstance(example, Rejected) else int(example.mask.sum())
 
     def _measure(self, draft: "_Draft", messages: Sequence[Message], tools: "Sequence[Json] | None") -> int | None:
         assert self._printer is not None
@@ -717,6 +786,10 @@ class Preparer:
             Stream(encoded.ids, encoded.offsets, KINDS.index("record"), trains=True),
             *self._edge("add_eos", card.eos_id, card.eos_id is not None, len(texts), trains=True),
         ]
+        if streams[0].kind == TEMPLATE:
+            streams[0] = unless_there(streams[0], encoded, 0)
+        if streams[-1].kind == TEMPLATE:
+            streams[-1] = unless_there(streams[-1], encoded, -1)
         return [self._fitted_text(one, counts) for one in interleave(streams)]
 
     def _fitted_text(self, example: Example, counts: Counts) -> Outcome:
@@ -789,19 +862,6 @@ def _with_targets(outcome: Outcome, counts: Counts) -> Outcome:
     if len(trained) < len(outcome):
         counts.dropped_tokens += sum(one.original_tokens for one in outcome if not one.mask.any())
     return trained or Rejected("no_loss_tokens", "no trained token is left")
-
-
-def _accounted(example: Example, original: Example, piece: Truncated) -> Example:
-    """Say what structured truncation took, stage by stage, so that original = tokens + removed."""
-    kept_before_cut = len(example.ids) + example.tokens_cut
-    return replace(
-        example,
-        original_tokens=len(original.ids),
-        original_trained=original.original_trained,
-        messages_removed=piece.messages_removed,
-        exchanges_removed=len(original.ids) - kept_before_cut - piece.reasoning_removed,
-        reasoning_removed=piece.reasoning_removed,
-    )
 
 
 def _without_loss_on_reasoning(masked: Masked, messages: frozenset[int]) -> Masked:

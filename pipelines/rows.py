@@ -158,6 +158,15 @@ ROWS = pa.schema(
 )
 """A part of `canonical_rows`; row order is source order. `dedupe_key` is set where it is not `content_hash`."""
 
+NOTICED = (
+    "extracted_think_from_content",
+    "moved_reasoning_keys",
+    "dropped_think_messages",
+    "tools_present",
+    "tools_parsed_from_string",
+)
+"""Columns of `ROWS` that count what was noticed in a row; `rowmill stats` shows their sums."""
+
 REJECTS = pa.schema(
     [
         pa.field("row_id", pa.string(), nullable=False),

@@ -99,6 +99,10 @@ class Truncated:
     exchanges_removed: int = 0
     reasoning_removed: int = 0
     needs_token_cut: bool = False
+    whole: tuple[int, ...] = ()
+    """Original indices of the piece of a split before it was shortened."""
+    tokens_left_out: int = 0
+    """Tokens of the pieces of a split that stood before this one and have nothing to train; the last one's too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,17 +155,23 @@ class Truncater:
             return [Truncated(tuple(messages), tuple(range(len(messages))), original, original)]
         lead, exchanges = _exchanges(messages)
         pieces: list[Truncated] = []
-        start = 0
+        start = left_out = 0
         while start < len(exchanges):
             stop = self._most_that_fit(messages, tools, lead, exchanges[start:]) + start
             kept = [*lead, *(index for exchange in exchanges[start:stop] for index in exchange)]
             start = stop
             if not any(supervised[index] for index in kept):
+                left_out += self.measure([messages[i] for i in kept], tools) or 0
                 continue
             piece = self.truncate([messages[i] for i in kept], tools, [supervised[i] for i in kept])
             if isinstance(piece, Rejected):
                 return piece
-            pieces.append(replace(piece, kept=tuple(kept[i] for i in piece.kept)))
+            pieces.append(
+                replace(piece, kept=tuple(kept[i] for i in piece.kept), whole=tuple(kept), tokens_left_out=left_out)
+            )
+            left_out = 0
+        if pieces and left_out:
+            pieces[-1] = replace(pieces[-1], tokens_left_out=pieces[-1].tokens_left_out + left_out)
         return pieces or Rejected("no_assistant", "no supervised message in any piece")
 
     def _most_that_fit(

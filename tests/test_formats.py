@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from pipelines import formats
 from pipelines.canonicalization import Canonicalizer, Options, canonicalize_row
 from pipelines.formats import Auto, Chat, Format, Supervised, Text
+from pipelines.rendering import Template
 from pipelines.rows import Json, Rejected, Row
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Format)
@@ -488,8 +489,10 @@ def test_kwargs_that_are_not_a_rows_to_set_are_rejected(value: Json) -> None:
 def test_kwargs_column_by_configuration() -> None:
     record = {**chat(("user", "U")), "chat_template_kwargs": 3, "vars": {"x": 1}}
 
-    assert kept(record, Chat(chat_template_kwargs="vars")).template_kwargs == {"x": 1}
-    assert kept(record, Chat(chat_template_kwargs=None)).template_kwargs == {}
+    for column, read in (("vars", {"x": 1}), (None, {})):
+        row = canonicalize_row(record, Options(Chat(), template=Template(chat_template_kwargs=column)))
+        assert isinstance(row, Row)
+        assert row.template_kwargs == read
 
 
 # Pairs and documents

@@ -97,8 +97,6 @@ class ConversationColumns(Config):
     """The roles that the model itself speaks."""
     message_flags: list[str] = Field(default=["train", "weight", "loss", "loss_weight"])
     """Keys of a message that say whether (true, false) or how much (a number, 0: not) it is trained."""
-    chat_template_kwargs: str | None = "chat_template_kwargs"
-    """Column with a row's own template variables, a mapping or its JSON text; null: none is read."""
     domain_key: str | None = None
     """Column that names the row's domain; a row without a text there is in `__default__`."""
     add_bos: Literal["auto"] | bool = "auto"

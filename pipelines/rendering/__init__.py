@@ -91,7 +91,8 @@ class Template(Config):
     template_kwargs: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Values passed to the template in every render; a row's own win."""
     chat_template_kwargs: str | None = "chat_template_kwargs"
-    """The record field with a row's own template values; null: none is read."""
+    """Column with a row's own template variables, a mapping or its JSON text, which win over template_kwargs;
+    null: none is read."""
     template_now: str = "2025-01-01T00:00:00"
     """ISO time that any clock of the template shows, so that the same recipe prints the same text any day."""
     enable_thinking: bool | None = None

@@ -18,7 +18,7 @@ from pipelines.rows import ROWS
 from pipelines.stages import Draft, Planned, Work, first_samples, make_parts, raw_dataset, scan_rows, share
 from pipelines.storage import digest
 
-VERSION = 1
+VERSION = 2
 """Raise it when any record may become another row."""
 
 LEFT_OUT_ON_PURPOSE = frozenset({"duplicate", "too_short", "too_long", "split_gap", "straddles_split"})
@@ -29,7 +29,8 @@ def fingerprint_of(work: Work) -> str:
     """Identify the options that decide rows."""
     dataset = work.dataset
     groups = (dataset.format, dataset.reasoning, dataset.tools, dataset.filters, dataset.splits)
-    options = [*(group.model_dump(mode="json") for group in groups), dataset.loss.weights]
+    kwargs = dataset.template.chat_template_kwargs
+    options = [*(group.model_dump(mode="json") for group in groups), dataset.loss.weights, kwargs]
     return digest("canonical_rows", VERSION, sources.VERSION, work.dataset_name, options)
 
 
@@ -136,6 +137,7 @@ def _draft(work: Work, final: list[Part], *, records: int, reused: int, rows_mad
         "groups": int(groups["rows"].len()),
         "splits": add_up(p.facts["splits"] for p in final),
         "notes": add_up(p.facts["notes"] for p in final),
+        "noticed": add_up(p.facts["noticed"] for p in final),
     }
     samples = first_samples(final, "examples_of_rejects")
     return Draft(

@@ -19,7 +19,7 @@ from pipelines.stages import Draft, Planned, Work, first_samples, make_parts, sh
 from pipelines.storage import digest
 from pipelines.tokenization import LoadedTokenizer
 
-VERSION = 1
+VERSION = 2
 """Raise it when any row may become another example."""
 
 LENGTH_REASONS = frozenset({"overlong", "overlong_after_structure"})
@@ -153,6 +153,8 @@ def _draft(
         "trained_share": share(classes.get("trained", 0), tokens),
         "dropped_kinds": add_up(p.facts["dropped"] for p in made),
         **{name: counted[name] for name in ("usual_way", "lane_differences", "control_strings", "straddles")},
+        "rows_with_tools": counted["rows_with_tools"], "tool_tokens": counted["tool_tokens"],
+        "most_tool_tokens": max((int(p.facts["most_tool_tokens"]) for p in made), default=0),
     }  # fmt: skip
     samples = first_samples(made, "examples_of_rejects")
     return Draft(
@@ -175,7 +177,7 @@ def _draft(
 
 
 _COUNTED = ("verified", "outside_vocabulary", "usual_way", "lane_differences", "control_strings",
-            "straddles", "original_tokens")  # fmt: skip
+            "straddles", "original_tokens", "rows_with_tools", "tool_tokens")  # fmt: skip
 
 
 def card_of(loaded: LoadedTokenizer, spec: RendererSpec | None) -> dict[str, Any]:

@@ -11,6 +11,7 @@ kept, the step is done: nothing is read.
 """
 
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -437,10 +438,11 @@ def build(
 
     """
     done: list[tuple[Step, Report, list[Verdict]]] = []
+    run_id = f"build-{uuid.uuid4().hex[:12]}"
     for step in road(project):
         if only and step.name not in only:
             continue
-        report = run(project, step, open_inputs(project, step), progress=progress)
+        report = run(project, step, open_inputs(project, step), progress=progress, run_id=run_id)
         verdicts = judge(project, step, report.manifest)
         done.append((step, report, verdicts))
         if tell is not None:

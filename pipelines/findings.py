@@ -27,8 +27,8 @@ from pipelines.manifest import Key, Manifest, folder
 from pipelines.storage import Store, digest
 
 Severity = Literal["error", "warn"]
-VERSION = 1
-"""Raise it when the meaning of a law changes: saved verdicts are then judged anew."""
+VERSION = 2
+"""Raise it when the meaning of a law or the shape of a verdict changes: what was saved is then judged anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +179,16 @@ class Expectation(Config):
     severity: Severity = "error"
     """`error` closes the gate, `warn` only shows."""
 
+    @model_validator(mode="after")
+    def _has_a_bound(self) -> "Expectation":
+        if self.min_value is None and self.max_value is None:
+            raise ValueError(
+                f"{self.name}: has no bound; min_value, max_value or both say what passes; give at least one"
+            )
+        if self.name in BY_NAME:
+            raise ValueError(f"{self.name} is the name of a law; a rule of your own needs another; rename it")
+        return self
+
 
 class GatesBase(Config):
     """Thresholds of the laws; what is left out keeps its default."""
@@ -241,7 +251,23 @@ class Terms:
     @property
     def wanted(self) -> str:
         """Word the bound: `at most 0.05`."""
+        own = self.expectation or {}
+        if own.get("min_value") is not None and own.get("max_value") is not None:
+            return f"from {own['min_value']:g} to {own['max_value']:g}"
         return f"{self.direction.replace('_', ' ')} {self.bound:g}"
+
+    @property
+    def rule(self) -> tuple[str, dict[str, float | str]]:
+        """Return the expectation that the law is to the library that judges it: its snake-case name and arguments.
+
+        Range expectations on values pass over no rows; on the maximum and the minimum they do not.
+        """
+        if self.expectation is not None:
+            limits = {k: self.expectation[k] for k in ("min_value", "max_value") if self.expectation[k] is not None}
+            return str(self.expectation["type"]), {"column": self.expectation["column"], **limits}
+        if self.direction == "at_most":
+            return "expect_column_max_to_be_between", {"column": self.law, "max_value": self.bound}
+        return "expect_column_min_to_be_between", {"column": self.law, "min_value": self.bound}
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +282,7 @@ class Verdict:
     version: str
     terms: str
     value: float | None
+    bound: float
     wanted: str
     severity: Severity
     passed: bool
@@ -301,10 +328,11 @@ def _terms(law: Law, gates: GatesBase, dataset: str | None) -> Terms:
 def _own(expectation: Expectation) -> Terms:
     upper = expectation.max_value is not None
     bound = expectation.max_value if upper else expectation.min_value
+    assert bound is not None  # its validator let none through without one
     return Terms(
         law=expectation.name,
         direction="at_most" if upper else "at_least",
-        bound=math.nan if bound is None else bound,
+        bound=bound,
         severity=expectation.severity,
         what=f"{expectation.type} on {expectation.column}",
         remedy=f"see gates.expectations, rule {expectation.name}",
@@ -387,6 +415,7 @@ def _verdict(manifest: Manifest, terms: Terms, success: bool | None) -> Verdict:
         version=manifest.version,
         terms=terms.digest,
         value=value,
+        bound=float(terms.bound),
         wanted=terms.wanted,
         severity=terms.severity,
         passed=passed,
@@ -435,15 +464,12 @@ def _facts_batch() -> Any:
 
 
 def _expectation(terms: Terms) -> Any:
-    own = terms.expectation
-    if own is None:
-        # Range expectations on values pass over no rows; on the maximum and minimum they do not.
-        upper = terms.direction == "at_most"
-        limits = {"max_value": terms.bound} if upper else {"min_value": terms.bound}
-        kind = _kind("expect_column_max_to_be_between" if upper else "expect_column_min_to_be_between")
-        return kind(column=terms.law, meta={"law": terms.law}, **limits)
-    limits = {k: own[k] for k in ("min_value", "max_value") if own[k] is not None}
-    return _kind(str(own["type"]))(column=own["column"], meta={"law": own["name"]}, **limits)
+    kind, arguments = terms.rule
+    return _kind(kind)(meta={"law": terms.law}, severity=_SEVERITIES[terms.severity], **arguments)
+
+
+_SEVERITIES: Mapping[Severity, str] = {"error": "critical", "warn": "warning"}
+"""Our words for how bad a failure is → the library's."""
 
 
 def _kind(name: str) -> Any:

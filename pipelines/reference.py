@@ -4,6 +4,7 @@ What belongs here: turning models, lists and `--help` into Markdown and JSON Sch
 What does not: the words; an option's are its docstring, a verb's its help. The walk is in `walk.py`.
 
     python -m pipelines.reference      docs/reference.md  docs/walk.md  configs/schema/recipe.json  README.md's table
+                                       answers in docs/how-to/query-the-statistics.md
 
 Pages are functions of the code alone (no times, no paths, no terminal width), so a test can compare what is
 committed with what would be written.
@@ -12,6 +13,7 @@ committed with what would be written.
 import json
 import re
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
@@ -20,7 +22,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from pipelines import findings, formats, ledger, recipe, sources, walk
+from pipelines import findings, formats, ledger, recipe, sources, stats, terminal, walk
 from pipelines.config import Config
 from pipelines.findings import Bound, Expectation, Waiver
 from pipelines.mixing import BlockShuffle, Mixture
@@ -30,10 +32,16 @@ from pipelines.rendering import TemplateChoice
 from pipelines.sources.compression import CODECS
 from pipelines.sources.files import READERS
 from pipelines.splits import Boundaries
+from pipelines.stats import words
+from pipelines.storage import Store
 
 GENERATED = "<!-- Written by `make docs` from the code; changes by hand are lost. -->"
 TABLE_BEGINS = "<!-- formats and sources: written by `make docs` -->"
 TABLE_ENDS = "<!-- end of formats and sources -->"
+QUESTIONS = "docs/how-to/query-the-statistics.md"
+ASKED = re.compile(r"(^```sql\n(.*?)^```\n)\n```\n.*?^```\n", re.MULTILINE | re.DOTALL)
+"""A query and the block behind it, which shows its answer."""
+COLUMNS_OF_VIEWS = "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE NOT internal"
 HELP_COLUMNS = 100
 """Characters per line of `--help` in the reference: a terminal's width must not decide the page."""
 
@@ -158,6 +166,7 @@ def reference_page() -> str:
         _names_section(),
         _laws_section(),
         _ledger_section(),
+        _views_section(),
         _commands_section(),
     )
     head = [
@@ -317,6 +326,24 @@ def _laws_section() -> Iterator[str]:
         yield _line(*cells)
 
 
+def _views_section() -> Iterator[str]:
+    yield from (
+        "## Statistics",
+        "",
+        (
+            "The views that `rowmill sql` and `stats.duckdb` answer from; "
+            "[query the statistics](how-to/query-the-statistics.md) asks them."
+        ),
+        "DuckDB holds the same words as comments: `from duckdb_columns() select column_name, comment`.",
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        _, columns = stats.query(Store(folder), COLUMNS_OF_VIEWS)
+    for view in stats.view_names():
+        yield from ("", f"### `{view}`", "", words.VIEWS[view], "", "| column | type | what |", "|---|---|---|")
+        own = [(str(name), str(kind)) for table, name, kind in columns if table == view]
+        yield from (_line(f"`{name}`", f"`{kind.lower()}`", words.of_column(view, name)) for name, kind in own)
+
+
 def _ledger_section() -> Iterator[str]:
     yield from (
         "## Ledger",
@@ -387,10 +414,28 @@ def pages(root: Path) -> dict[str, str]:
     }
 
 
+def demo_pages(root: Path) -> dict[str, str]:
+    """Return every file that tells of a build of the demo, by its path in the project."""
+    with walk.demo(root) as project:
+        questions = (root / QUESTIONS).read_text(encoding="utf-8")
+        return {"docs/walk.md": walk.page(project), QUESTIONS: with_answers(questions, project.store)}
+
+
+def with_answers(text: str, store: Store) -> str:
+    """Return a page with the block behind each query replaced by what a build of the demo answers."""
+    return ASKED.sub(lambda found: f"{found[1]}\n```\n{_answer(store, found[2])}\n```\n", text)
+
+
+def _answer(store: Store, query: str) -> str:
+    columns, rows = stats.query(store, query)
+    shown = terminal.text_of(terminal.grid(columns, rows, indent=0))
+    return "\n".join(line.rstrip() for line in shown.splitlines())
+
+
 def main() -> int:
-    """Write the pages of the project in this folder, and the walk."""
+    """Write the pages of the project in this folder, and those that tell of a build of the demo."""
     root = Path.cwd()
-    for path, text in (pages(root) | {"docs/walk.md": walk.page(root)}).items():
+    for path, text in (pages(root) | demo_pages(root)).items():
         changed = not (root / path).exists() or (root / path).read_text(encoding="utf-8") != text
         (root / path).write_text(text, encoding="utf-8")
         print(f"{path}  {'written' if changed else 'unchanged'}")  # noqa: T201  (a command prints)

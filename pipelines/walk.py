@@ -13,7 +13,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -93,20 +93,26 @@ def said(*words: str, columns: int | None = None) -> str:
     return "\n".join(line.rstrip() for line in captured.getvalue().strip("\n").splitlines())
 
 
-def page(root: Path) -> str:
-    """Build the demo of the project in `root` aside and return docs/walk.md."""
+@contextlib.contextmanager
+def demo(root: Path) -> Generator[Project, None, None]:
+    """Lend a build of the demo of the project in `root`, made aside."""
     with tempfile.TemporaryDirectory() as folder:
         project = build.open_project(root / RECIPE, folder)
         build.build(project)
-        [trace] = tracing.trace_source(project, f"{FILE}:{LINE}")
-        parts = raw_dataset.parts_of(_made(project, "raw_dataset").details)
-        part = next(i for i, one in enumerate(parts) if one.part_id == trace.row_id.rpartition(":")[0])
-        walker = _Walker(project, trace, part)
-        doors = (_source, _part, _row, _text, _tokens, _sequence, _shard, _order, _back)
-        lines = ["# A walk", "", GENERATED, *INTRODUCTION.splitlines(), ""]
-        for number, door in enumerate(doors, 1):
-            title, *rest = door(walker)
-            lines += [f"## {number}. {title}", "", *rest, ""]
+        yield project
+
+
+def page(project: Project) -> str:
+    """Return docs/walk.md from a build of the demo."""
+    [trace] = tracing.trace_source(project, f"{FILE}:{LINE}")
+    parts = raw_dataset.parts_of(_made(project, "raw_dataset").details)
+    part = next(i for i, one in enumerate(parts) if one.part_id == trace.row_id.rpartition(":")[0])
+    walker = _Walker(project, trace, part)
+    doors = (_source, _part, _row, _text, _tokens, _sequence, _shard, _order, _back)
+    lines = ["# A walk", "", GENERATED, *INTRODUCTION.splitlines(), ""]
+    for number, door in enumerate(doors, 1):
+        title, *rest = door(walker)
+        lines += [f"## {number}. {title}", "", *rest, ""]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 

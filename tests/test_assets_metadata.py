@@ -182,6 +182,6 @@ def test_law_that_was_not_measured_has_no_value_to_draw() -> None:
 def _verdict(value: float | None = 0.2, samples: tuple[str, ...] = ()) -> Verdict:
     return Verdict(
         law="unknown_roles", key=("r", "d", "canonical_rows"), version="v", terms="t", value=value,
-        wanted="at most 0.01", severity="error", passed=False, blocking=True, what="share",
+        bound=0.01, wanted="at most 0.01", severity="error", passed=False, blocking=True, what="share",
         remedy="map the role", samples=samples,
     )  # fmt: skip

@@ -14,7 +14,8 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from pipelines import findings, formats, ledger, recipe, reference, sources, walk
+from pipelines import findings, formats, ledger, recipe, reference, sources, stats, walk
+from pipelines.build import Project
 from pipelines.config import Config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -75,10 +76,38 @@ def test_generated_page_is_what_the_code_says(path: str) -> None:
     assert written == reference.pages(ROOT)[path], f"{path} is not current: run `make docs`"
 
 
-def test_walk_is_what_a_build_of_the_demo_gives() -> None:
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Project]:
+    with walk.demo(ROOT) as project:
+        yield project
+
+
+def test_walk_is_what_a_build_of_the_demo_gives(demo: Project) -> None:
     written = (ROOT / "docs/walk.md").read_text(encoding="utf-8")
 
-    assert written == walk.page(ROOT), "docs/walk.md is not current: run `make docs`"
+    assert written == walk.page(demo), "docs/walk.md is not current: run `make docs`"
+
+
+def test_answers_are_those_of_a_build_of_the_demo(demo: Project) -> None:
+    written = (ROOT / reference.QUESTIONS).read_text(encoding="utf-8")
+
+    assert written == reference.with_answers(written, demo.store), f"{reference.QUESTIONS} is not current: `make docs`"
+
+
+@pytest.mark.parametrize("query", blocks(ROOT / reference.QUESTIONS, "sql"))
+def test_every_question_has_an_answer(demo: Project, query: str) -> None:
+    columns, rows = stats.query(demo.store, query)
+
+    assert columns
+    assert rows
+
+
+def test_there_are_twenty_questions_each_with_its_answer() -> None:
+    text = (ROOT / reference.QUESTIONS).read_text(encoding="utf-8")
+
+    asked = blocks(ROOT / reference.QUESTIONS, "sql")
+    assert len(asked) >= 20
+    assert len(reference.ASKED.findall(text)) == len(asked)
 
 
 def test_reference_names_every_option_with_its_words() -> None:

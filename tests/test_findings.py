@@ -142,3 +142,39 @@ def test_judge_twice_reads_the_saved_verdict(tmp_path: Path) -> None:
 
     assert {verdict.law: verdict for verdict in again} == first
     assert first["unknown_roles"].samples == ("a:1", "a:2")
+
+
+@pytest.mark.parametrize("bound", [0.123456789, 10_000_001, 1e-9])
+def test_verdict_names_its_bound_exactly_and_its_words_may_round(tmp_path: Path, bound: float) -> None:
+    _, verdicts = _judged(Store(str(tmp_path)), GOOD, rejects={"at_most": bound})
+
+    again = findings.judge(Store(str(tmp_path)), _saved_of(tmp_path), _terms(rejects={"at_most": bound}))
+
+    assert verdicts["rejects"].bound == bound
+    assert {one.law: one.bound for one in again}["rejects"] == bound
+
+
+def test_own_expectation_with_two_bounds_passes_only_between_them(tmp_path: Path) -> None:
+    own = {"canonical_rows": [{"name": "rows", "column": "kept", "min_value": 10, "max_value": 20}]}
+
+    passed = {
+        kept: _judged(Store(str(tmp_path / str(kept))), {**GOOD, "kept": kept}, expectations=own)[1]["rows"].passed
+        for kept in (9, 10, 20, 21)
+    }
+
+    assert passed == {9: False, 10: True, 20: True, 21: False}
+
+
+@pytest.mark.parametrize(
+    ("rule", "why"),
+    [({"name": "rows"}, "has no bound"), ({"name": "rejects", "max_value": 1}, "is the name of a law")],
+)
+def test_own_expectation_without_bound_or_named_like_a_law_is_refused(rule: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        check(Gates, {"expectations": {"canonical_rows": [{"column": "kept", **rule}]}}, "gates")
+
+
+def _saved_of(folder: Path) -> Manifest:
+    found = manifest.current(Store(str(folder)), KEY)
+    assert found is not None
+    return found

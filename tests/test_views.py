@@ -20,6 +20,7 @@ from pipelines.examples import EXAMPLES
 from pipelines.findings import Verdict
 from pipelines.manifest import File, Key, Manifest, Part, Table
 from pipelines.rows import REJECTS, ROWS
+from pipelines.stats import words
 from pipelines.storage import Store
 
 CHATS: tuple[str, str] = ("support", "chats")
@@ -239,10 +240,11 @@ def test_tables_of_a_table_with_text_for_a_number_names_the_table(store: Store) 
         stats.tables_of(store, manifest_of("truncation_stats", "v1", tables={"what_if": table}))
 
 
-def verdict(law: str, value: float | None, wanted: str, *, passed: bool) -> Verdict:
+def verdict(law: str, value: float | None, bound: float, *, passed: bool) -> Verdict:
     return Verdict(
-        law=law, key=(*CHATS, "canonical_rows"), version="v1", terms="t", value=value, wanted=wanted, severity="error",
-        passed=passed, blocking=not passed, what="w", remedy="r",
+        law=law, key=(*CHATS, "canonical_rows"), version="v1", terms="t", value=value, bound=bound,
+        wanted=f"at most {bound:g}", severity="error", passed=passed, blocking=not passed, what="w",
+        remedy="r",
     )  # fmt: skip
 
 
@@ -250,12 +252,12 @@ def test_write_findings_after_a_bound_changed_shows_the_last_judgement_and_keeps
     manifest = ledger_of("v1", 10)
     stats.record(store, manifest)
     strict = [
-        verdict("rejects", 0.2, "at most 0.05", passed=False),
-        verdict("nonempty", None, "at least 1", passed=False),
+        verdict("rejects", 0.2, 0.050000001, passed=False),
+        verdict("nonempty", None, 1, passed=False),
     ]
     lenient = [
-        verdict("rejects", 0.2, "at most 0.3", passed=True),
-        verdict("nonempty", None, "at least 1", passed=False),
+        verdict("rejects", 0.2, 0.3, passed=True),
+        verdict("nonempty", None, 1, passed=False),
     ]
     for verdicts in (strict, strict, lenient):
         stats.write_findings(store, manifest, verdicts)
@@ -265,7 +267,7 @@ def test_write_findings_after_a_bound_changed_shows_the_last_judgement_and_keeps
         ("rejects", 0.2, 0.3, True),
     ]
     assert answer(store, "SELECT bound FROM findings_history WHERE law = 'rejects' ORDER BY judged_at") == [
-        (0.05,),
+        (0.050000001,),
         (0.3,),
     ]
 
@@ -332,11 +334,53 @@ def _ledger(records: int, lines: int = 1) -> pa.Table:
 
 
 def test_views_on_an_empty_root_are_empty_with_all_their_columns(store: Store) -> None:
-    for view in stats.view_names():
+    for view in stats.SCHEMAS:
         columns, rows = stats.query(store, f"FROM {view}")
         own = [name for name in stats.SCHEMAS[view].names if name != "dataset"]
         assert columns == ("recipe", "dataset", "version", *own)
         assert rows == answer(store, f"FROM {view}_history") == []
+
+
+def test_every_view_and_column_has_a_comment_and_no_words_are_left_over(store: Store) -> None:
+    views = answer(store, "SELECT view_name, comment FROM duckdb_views() WHERE NOT internal")
+    columns = answer(store, "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal")
+
+    assert [name for name, comment in views if not comment] == []
+    assert [line for line in columns if not line[2]] == []
+    own = {(name, column) for name, column, _ in columns}
+    told = {(view, column) for view, column_words in words.COLUMNS.items() for column in column_words}
+    assert told <= own
+    assert {name.removesuffix("_history") for name, _ in views} == set(words.VIEWS)
+
+
+def test_truncation_adds_up_examples_by_split(store: Store) -> None:
+    lines = [
+        {"example_id": "a:0#0", "split": "train", "original_tokens": 10, "tokens": 10},
+        {"example_id": "a:1#0", "split": "train", "original_tokens": 30, "tokens": 10, "exchanges_removed": 20},
+        {"example_id": "a:2#0", "split": "test", "original_tokens": 5, "tokens": 4, "tokens_cut": 1},
+    ]
+    part = part_of(store, "p1", examples=filled(EXAMPLES, lines))
+    stats.record(store, manifest_of("tokenized_examples", "v1", parts=(part,)))
+
+    found = answer(
+        store,
+        "SELECT split, examples, shortened, shortened_share, tokens_removed, exchanges_removed, tokens_cut "
+        "FROM truncation ORDER BY split",
+    )
+
+    assert found == [("test", 1, 1, 1.0, 1, 0, 1), ("train", 2, 1, 0.5, 20, 20, 0)]
+
+
+def test_runs_hold_what_a_run_made_and_not_what_it_found_made(store: Store) -> None:
+    first, second = ledger_of("v1", 10), replace(ledger_of("v2", 11), run_id="run-2", seconds=0.5)
+    stats.record(store, first)
+    stats.record(store, replace(first, key=("support", "tasks", "canonical_rows")), parts_reused=0)
+    stats.record(store, first, reused=True)
+    stats.record(store, second)
+
+    found = answer(store, "SELECT run_id, stages, seconds FROM runs ORDER BY run_id")
+
+    assert found == [("run-1", 2, 3.0), ("run-2", 1, 0.5)]
 
 
 def test_views_under_a_root_with_pattern_characters_read_just_that_root(tmp_path: Path) -> None:

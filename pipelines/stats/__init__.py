@@ -3,6 +3,7 @@
     lengths.py   integers in, facts out: histogram, quantiles, buckets, advice, what-if table
     schemas.py   the columns that users write SQL against
     tables.py    a manifest → Parquet files under `stats/`, one partition per version
+    words.py     what each view and column means
     views.py     `stats.duckdb`: views over these files, and questions to them
 
 What does not belong here: the numbers that laws judge (whoever writes a stage's output counts them into

@@ -157,8 +157,7 @@ def _finding(stage: str, verdict: Verdict) -> dict[str, Any]:
         "law": verdict.law,
         "severity": str(verdict.severity),
         "value": None if verdict.value is None else float(verdict.value),
-        # "at most 0.05": the law gives the direction.
-        "bound": float(verdict.wanted.rsplit(" ", 1)[-1]),
+        "bound": verdict.bound,
         "passed": verdict.passed,
         "waiver": verdict.waiver,
     }

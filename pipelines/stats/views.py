@@ -22,6 +22,7 @@ import orjson
 import pyarrow as pa
 
 from pipelines.errors import ConfigError
+from pipelines.stats import words
 from pipelines.stats.schemas import SCHEMAS
 from pipelines.stats.tables import write_empty_tables
 from pipelines.storage import Store, digest
@@ -33,17 +34,39 @@ FILE = "stats.duckdb"
 MARKER = "stats/_views.json"
 """Names the definitions that `stats.duckdb` was made from; while they are the same it is left alone."""
 
-VERSION = 1
+VERSION = 2
 """Raise it when a table's columns or a view's definition changes in a way that its text does not show."""
 
+
+TRUNCATION = (
+    "SELECT recipe, dataset, version, split, count(*) AS examples, "
+    "count_if(tokens < original_tokens) AS shortened, "
+    "count_if(tokens < original_tokens) / count(*) AS shortened_share, "
+    "sum(original_tokens)::BIGINT AS original_tokens, "
+    "sum(original_tokens - tokens)::BIGINT AS tokens_removed, "
+    "sum(exchanges_removed)::BIGINT AS exchanges_removed, "
+    "sum(reasoning_removed)::BIGINT AS reasoning_removed, sum(tokens_cut)::BIGINT AS tokens_cut "
+    "FROM examples{history} GROUP BY recipe, dataset, version, split"
+)
+RUNS = (
+    "SELECT recipe, run_id, min(built_at) AS began, max(built_at) AS ended, count(*) AS stages, "
+    "sum(seconds) AS seconds, sum(rows)::BIGINT AS rows, sum(parts)::BIGINT AS parts, "
+    "sum(parts_reused)::BIGINT AS parts_reused FROM builds_history WHERE NOT reused GROUP BY recipe, run_id"
+)
+DERIVED = {
+    "truncation": TRUNCATION.format(history=""),
+    "truncation_history": TRUNCATION.format(history="_history"),
+    "runs": RUNS,
+}
+"""Views over other views: questions that everybody asks."""
 
 LAST_JUDGEMENT = " QUALIFY judged_at = max(judged_at) OVER (PARTITION BY t.recipe, t.scope, t.version)"
 """Of a version judged under several bounds the view shows the last verdicts; the history has all."""
 
 
 def view_names() -> tuple[str, ...]:
-    """Return the views' names; each has a `_history` beside it."""
-    return tuple(SCHEMAS)
+    """Return the views' names; each has a `_history` beside it, except `runs`, which is one."""
+    return (*SCHEMAS, *(name for name in DERIVED if not name.endswith("_history")))
 
 
 def publish_views(store: Store) -> None:
@@ -72,6 +95,7 @@ def _replace(store: Store, statements: list[str]) -> None:
     try:
         with duckdb.connect(temporary) as connection:
             _run(connection, statements)
+            _run(connection, list(_comments(connection)))
         os.replace(temporary, store.path(FILE))
     finally:
         for leftover in (temporary, f"{temporary}.wal"):
@@ -80,7 +104,7 @@ def _replace(store: Store, statements: list[str]) -> None:
 
 
 def _run(connection: "duckdb.DuckDBPyConnection", statements: list[str]) -> None:
-    # One transaction: 28 commits would be 28 syncs.
+    # One transaction: a commit for each statement would be a sync for each.
     connection.begin()
     for statement in statements:
         connection.execute(statement)
@@ -99,6 +123,19 @@ def _statements(store: Store) -> Iterator[str]:
             f"FROM (SELECT DISTINCT recipe, scope, version FROM ({current})) AS c "
             f"JOIN {files} AS t USING (recipe, scope, version){LAST_JUDGEMENT if table == 'findings' else ''}"
         )
+    yield from (f"CREATE VIEW {name} AS {selected}" for name, selected in DERIVED.items())
+
+
+def _comments(connection: "duckdb.DuckDBPyConnection") -> Iterator[str]:
+    """Word every view and column, so that `DESCRIBE` is not all that a reader has."""
+    found = connection.execute("SELECT table_name, column_name FROM duckdb_columns() WHERE NOT internal").fetchall()
+    for view in dict.fromkeys(name for name, _ in found):
+        about = words.VIEWS[view.removesuffix("_history")]
+        kept = " Of all kept versions." if view.endswith("_history") else ""
+        yield f"COMMENT ON VIEW {view} IS {_quoted(about + kept)}"
+    for view, column in found:
+        about = words.of_column(view.removesuffix("_history"), column)
+        yield f'COMMENT ON COLUMN {view}."{column}" IS {_quoted(about)}'
 
 
 def _selected(schema: pa.Schema) -> Iterator[str]:
@@ -218,6 +255,6 @@ def _refused(sql: str, why: str) -> ConfigError:
     shown = " ".join(sql.split())
     shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
     return ConfigError(
-        f"query {shown!r}: {why}; there are the views {', '.join(view_names())}, each with a _history of all "
-        "versions, and current_versions; write one SELECT over them"
+        f"query {shown!r}: {why}; there are the views {', '.join(view_names())}, each but runs with a _history "
+        "of all versions, and current_versions; write one SELECT over them"
     )

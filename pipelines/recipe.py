@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from pipelines import config
 from pipelines.config import Config, kind_of
-from pipelines.errors import ConfigError, one_of
+from pipelines.errors import ConfigError, nearest, one_of
 from pipelines.filters import Filters
 from pipelines.findings import Gates
 from pipelines.formats import Auto, Format
@@ -54,6 +54,20 @@ GROUPS_READ: dict[str, frozenset[str]] = {
 }
 """Which groups a format's kind reads; another group in such a dataset is an error."""
 
+FIELDS_UNREAD: dict[str, dict[str, frozenset[str]]] = {
+    "chat": {"filters": frozenset({"min_chars", "max_chars"})},
+    "supervised": {
+        "filters": frozenset({"min_chars", "max_chars"}),
+        "loss": frozenset({"supervise", "think_loss", "lead", "end_of_turn", "trailing", "finish"}),
+        "truncation": frozenset({"token_cut"}),
+    },
+    "text": {"truncation": frozenset({"truncate_side", "token_cut"})},
+}
+"""Options of a group that a kind reads all the same without this one; given in such a dataset it is an error."""
+
+PAIR_SIDES = frozenset({"prompt", "response"})
+"""What `loss.mask` names in pairs; in conversations it names roles."""
+
 FORMAT_ALIASES = {"type": "kind"}
 KIND_ALIASES = {"instruction": "supervised"}
 FIELD_ALIASES = {"max_seq_len": "max_length"}
@@ -82,6 +96,31 @@ class Dataset(Config):
     """Which rows are held out."""
     packing: Packing = Packing()
     """How examples share sequences."""
+
+    @model_validator(mode="after")
+    def _pairs_are_not_split(self) -> "Dataset":
+        if self.format.kind == "supervised" and self.truncation.overlong == "split":
+            raise ValueError(
+                "truncation.overlong: split cannot be done to a pair, which has one response; allowed for a supervised "
+                "dataset are truncate, drop, raise and keep; choose one"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _mask_names_what_is_there(self) -> "Dataset":
+        """Refuse a mask that names sides in a conversation or roles in a pair: it would silently do nothing."""
+        named = set(self.loss.mask)
+        if self.format.kind == "supervised":
+            wrong, allowed = named - PAIR_SIDES, "prompt and response"
+        else:
+            own = {*getattr(self.format, "assistant_roles", ()), *getattr(self.format, "role_map", {}).values()}
+            wrong, allowed = (named & PAIR_SIDES) - own, "roles, such as user and assistant"
+        if wrong:
+            raise ValueError(
+                f"loss.mask: {min(wrong)!r} is not in the rows of a {self.format.kind} dataset; allowed are "
+                f"{allowed}; name one of them"
+            )
+        return self
 
     @property
     def row_kind(self) -> Kind:
@@ -276,6 +315,23 @@ def _check_defaults(defaults: Mapping[str, Any], where: str) -> None:
             )
         if group in GROUPS:
             config.check(GROUPS[group], values, f"{where}: defaults.{group}")
+        else:
+            _check_default_format(cast("dict[str, Any]", values), where)
+
+
+def _check_default_format(values: Mapping[str, Any], where: str) -> None:
+    """Refuse a key that no kind of format has: every dataset would leave it out, and nobody would notice."""
+    known = {"kind", *(name for kind in GROUPS_READ for name in _format_fields(kind))}
+    for name in values:
+        if name in known:
+            continue
+        home = next((group for group, model in GROUPS.items() if name in model.model_fields), None)
+        guess = nearest(name, known)
+        hint = f"write it under defaults.{home}" if home else f"did you mean {guess}?" if guess else "delete it"
+        raise ConfigError(
+            f"{where}: defaults.format.{name}: no kind of format has this option; allowed: {one_of(sorted(known))}; "
+            f"{hint}"
+        )
 
 
 def _dataset(name: str, value: object, defaults: Mapping[str, Any], where: str) -> object:
@@ -287,20 +343,36 @@ def _dataset(name: str, value: object, defaults: Mapping[str, Any], where: str) 
     form: object = raw.get("format", {})
     if not isinstance(form, dict):
         return raw
+    shared: dict[str, Any] = dict(defaults.get("format", {}))
     options = _aliased_format(dict(cast("dict[str, Any]", form)), at)
-    kind = str(options.get("kind", "auto"))
+    kind = str(options.get("kind", shared.get("kind", "auto")))
+    options["kind"] = kind
     read = GROUPS_READ.get(kind, _ALL)
     _move_flat_options(options, raw, read, at)
+    _refuse_unread(raw, kind, at)
     for group in GROUPS:
         if group in raw and group not in read:
             raise ConfigError(
                 f"{at}.{group}: a {kind} dataset does not read this group; it reads {one_of(sorted(read))}; delete it"
             )
         if group in read and group in defaults and isinstance(raw.get(group, {}), dict):
-            raw[group] = {**defaults[group], **raw.get(group, {})}
+            unread = FIELDS_UNREAD.get(kind, {}).get(group, frozenset())
+            raw[group] = {**{k: v for k, v in defaults[group].items() if k not in unread}, **raw.get(group, {})}
     known = _format_fields(kind)
-    raw["format"] = {**{k: v for k, v in defaults.get("format", {}).items() if k in known}, **options, "kind": kind}
+    raw["format"] = {**{k: v for k, v in shared.items() if k in known}, **options}
     return raw
+
+
+def _refuse_unread(raw: Mapping[str, Any], kind: str, at: str) -> None:
+    """Refuse an option that the dataset's kind would read over."""
+    for group, names in FIELDS_UNREAD.get(kind, {}).items():
+        given: object = raw.get(group, {})
+        for name in sorted(names & set(given)) if isinstance(given, dict) else ():
+            allowed = sorted(set(GROUPS[group].model_fields) - names)
+            raise ConfigError(
+                f"{at}.{group}.{name}: a {kind} dataset does not read this option; of {group} it reads "
+                f"{one_of(allowed)}; delete it"
+            )
 
 
 def _aliased_format(options: dict[str, Any], at: str) -> dict[str, Any]:
@@ -336,6 +408,5 @@ def _format_fields(kind: str) -> set[str]:
     members: tuple[type[Config], ...] = get_args(get_args(Format)[0])
     for member in members:
         if kind in get_args(member.model_fields["kind"].annotation):
-            aliases = {str(alias) for alias in getattr(member, "ALIASES", {})}
-            return set(member.model_fields) | aliases
+            return set(member.model_fields) | {str(alias) for alias in getattr(member, "ALIASES", {})}
     return set()

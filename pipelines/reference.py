@@ -27,7 +27,7 @@ from pipelines.config import Config
 from pipelines.findings import Bound, Expectation, Waiver
 from pipelines.mixing import BlockShuffle, Mixture
 from pipelines.partitions import Partitions
-from pipelines.recipe import GROUPS, GROUPS_READ, Dataset, Execution, Recipe
+from pipelines.recipe import FIELDS_UNREAD, GROUPS, GROUPS_READ, Dataset, Execution, Recipe
 from pipelines.rendering import TemplateChoice
 from pipelines.sources.compression import CODECS
 from pipelines.sources.files import READERS
@@ -203,6 +203,11 @@ def _dataset_section() -> Iterator[str]:
     yield f"|---|{'---|' * len(GROUPS)}"
     for kind, read in GROUPS_READ.items():
         yield f"| `{kind}` | {' | '.join('yes' if name in read else '' for name in GROUPS)} |"
+    yield from ("", "Options of these groups that a kind does not read, and refuses in a dataset of its own:", "")
+    yield from ("| kind | options |", "|---|---|")
+    for kind, groups in FIELDS_UNREAD.items():
+        names = ", ".join(f"`{group}.{name}`" for group in groups for name in sorted(groups[group]))
+        yield f"| `{kind}` | {names} |"
 
 
 def _source_section() -> Iterator[str]:

@@ -311,13 +311,28 @@ def test_report_says_what_was_noticed() -> None:
         ("chat/mt_bench_question.jsonl", Options(Auto()), {}, {"unknown_schema": 80}),
         ("chat/mt_bench_reference_gpt4.jsonl", Options(Auto()), {}, {"unknown_schema": 30}),
         ("instruct/identity.json", Options(Auto()), {"alpaca": 91}, {}),
-        ("instruct/gpteacher_roleplay.json", Options(Auto()), {"alpaca": 1923}, {}),
+        # `response` for `output`: what else belongs to the prompt must be said.
+        ("instruct/gpteacher_roleplay.json", Options(Auto()), {}, {"unknown_schema": 1923}),
+        ("instruct/gpteacher_roleplay.json", Options(Chat(dataset_schema="alpaca")), {"alpaca": 1923}, {}),
         ("instruct/identity.json", Options(Supervised()), {"alpaca": 91}, {}),
         ("tools/glaive_toolcall_en_demo.json", Options(Auto()), {"sharegpt": 300}, {}),
         ("tools/tau_airline_gpt4o.messages.jsonl", Options(Auto()), {"messages": 100}, {}),
         ("reasoning/reason_tool_use_demo_50.jsonl", Options(Auto()), {"messages": 50}, {}),
         ("reasoning/toolrl_rlla_sft.json", Options(Auto()), {"alpaca": 400}, {}),
-        ("preference/dpo_en_demo.json", Options(Auto()), {"sharegpt": 300}, {}),
+        (
+            "preference/dpo_en_demo.json",
+            Options(
+                Chat(
+                    dataset_schema="prompt_response",
+                    prompt_fields=["conversations"],
+                    response_fields=["chosen"],
+                    role_field="from",
+                    content_field="value",
+                )
+            ),
+            {"prompt_response": 300},
+            {},
+        ),
         ("preference/kto_en_demo.json", Options(Auto()), {"messages": 300}, {}),
         (
             "preference/v1_dpo_demo.jsonl",

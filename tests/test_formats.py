@@ -129,7 +129,7 @@ def test_wrong_option_is_refused(given: dict[str, Json]) -> None:
         ({"conversations": [{"from": "human", "value": "U"}, {"from": "gpt", "value": "A"}]}, "sharegpt"),
         ({"messages": [{"from": "human", "value": "U"}, {"from": "gpt", "value": "A"}]}, "sharegpt"),
         ({"instruction": "U", "output": "A"}, "alpaca"),
-        ({"instruction": "U", "input": "", "response": "A"}, "alpaca"),
+        ({"prompt": "U", "response": {"role": "assistant", "content": "A"}}, "prompt_response"),
         ({"prompt": "U", "response": "A"}, "prompt_response"),
         ({"prompt": None, "question": "U", "answer": "A"}, "prompt_response"),
         ({"prompt": [{"role": "user", "content": "U"}], "completion": "A"}, "prompt_response"),
@@ -197,6 +197,35 @@ def test_keys_of_messages_by_configuration() -> None:
     options = Chat(messages_field="dialog", role_field="speaker", content_field="text")
 
     assert turns(kept(record, options)) == [("user", "U"), ("assistant", "A")]
+
+
+def test_alpaca_with_another_response_column_must_be_named() -> None:
+    record = {"instruction": "U", "input": "more", "response": "A"}
+
+    assert reason(record) == "unknown_schema"
+    assert turns(kept(record, Chat(dataset_schema="alpaca"))) == [("user", "U\nmore"), ("assistant", "A")]
+    assert turns(kept(record, Chat(prompt_fields=["instruction"]))) == [("user", "U"), ("assistant", "A")]
+
+
+def test_shape_is_decided_record_by_record() -> None:
+    records = [
+        {"messages": None, "conversations": [{"from": "human", "value": "U"}, {"from": "gpt", "value": "A"}]},
+        chat(("user", "U"), ("assistant", "A")),
+        {"instruction": "U", "output": "A"},
+    ]
+    canonicalizer = Canonicalizer(Options(Chat()))
+
+    rows = [canonicalizer(record) for record in records]
+
+    assert [row.report.schema for row in rows if isinstance(row, Row)] == ["sharegpt", "messages", "alpaca"]
+    assert [turns(row) for row in rows if isinstance(row, Row)] == [[("user", "U"), ("assistant", "A")]] * 3
+
+
+@pytest.mark.parametrize("value", [None, "absent"])
+def test_system_prompt_absent_or_null_means_none(value: Json) -> None:
+    record = chat(("user", "U"), ("assistant", "A")) | ({} if value == "absent" else {"sys": None})
+
+    assert turns(kept(record, Chat(system_prompt="sys"))) == [("user", "U"), ("assistant", "A")]
 
 
 def test_alpaca_input_and_history() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from pipelines import recipe
 from pipelines.errors import ConfigError
+from pipelines.formats import Chat, Text
 from pipelines.recipe import Recipe
 
 SOURCE = {"train_urls": ["a.jsonl"]}
@@ -90,6 +91,70 @@ def test_an_option_in_format_and_in_its_group_is_refused() -> None:
 )  # fmt: skip
 def test_a_mistake_is_worded_in_four_parts(dataset: dict[str, Any], top: dict[str, Any], expected: str) -> None:
     assert expected in _refusal(dataset, **top)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "expected"),
+    [
+        ({"format": {"kind": "chat"}, "filters": {"min_chars": 3}},
+         ("datasets.a.filters.min_chars: a chat dataset does not read this option; of filters it reads deduplicate or "
+         "max_items; delete it")),
+        ({"format": {"kind": "chat", "min_chars": 3}}, "datasets.a.filters.min_chars: a chat dataset does not read"),
+        ({"format": {"kind": "supervised"}, "loss": {"think_loss": "answer_only"}},
+         "datasets.a.loss.think_loss: a supervised dataset does not read this option"),
+        ({"format": {"kind": "text"}, "truncation": {"token_cut": "reject"}},
+         "datasets.a.truncation.token_cut: a text dataset does not read this option"),
+        ({"format": {"kind": "supervised"}, "truncation": {"overlong": "split"}},
+         "datasets.a: truncation.overlong: split cannot be done to a pair"),
+        ({"format": {"kind": "supervised"}, "loss": {"mask": {"user": "train"}}},
+         "datasets.a: loss.mask: 'user' is not in the rows of a supervised dataset; allowed are prompt and response"),
+        ({"format": {"kind": "chat"}, "loss": {"mask": {"assistant": "train", "prompt": "train"}}},
+         "datasets.a: loss.mask: 'prompt' is not in the rows of a chat dataset; allowed are roles, such as user"),
+    ],
+)  # fmt: skip
+def test_an_option_that_the_kind_would_read_over_is_refused(dataset: dict[str, Any], expected: str) -> None:
+    assert expected in _refusal(dataset)
+
+
+def test_a_mask_may_name_the_sides_of_a_pair_and_roles_called_so() -> None:
+    sides = _parse({"format": {"kind": "supervised"}, "loss": {"mask": {"prompt": "train", "response": "mask"}}})
+    roles = _parse({"format": {"kind": "chat", "role_map": {"p": "prompt"}}, "loss": {"mask": {"prompt": "train"}}})
+
+    assert sides.datasets["a"].loss.mask["prompt"] == roles.datasets["a"].loss.mask["prompt"] == "train"
+
+
+def test_defaults_leave_out_what_a_kind_does_not_read() -> None:
+    defaults = {"filters": {"min_chars": 50, "max_items": 9}, "truncation": {"token_cut": "reject"}}
+
+    chat = _parse({"format": {"kind": "chat"}}, defaults=defaults).datasets["a"]
+    text = _parse({"format": {"kind": "text"}}, defaults=defaults).datasets["a"]
+
+    assert (chat.filters.min_chars, chat.filters.max_items, chat.truncation.token_cut) == (0, 9, "reject")
+    assert (text.filters.min_chars, text.filters.max_items, text.truncation.token_cut) == (50, 9, "allow")
+
+
+def test_defaults_of_the_format_reach_the_kinds_that_have_them() -> None:
+    defaults = {"format": {"kind": "text", "add_eos": False, "messages_key": "dialog"}}
+
+    text = _parse(defaults=defaults).datasets["a"].format
+    chat = _parse({"format": {"kind": "chat"}}, defaults=defaults).datasets["a"].format
+
+    assert isinstance(text, Text)
+    assert text.add_eos is False
+    assert isinstance(chat, Chat)
+    assert chat.messages_field == "dialog"
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"mesages_field": "m"}, "defaults.format.mesages_field: no kind of format has this option; allowed: "),
+        ({"mesages_field": "m"}, "did you mean messages_field?"),
+        ({"max_length": 8}, "write it under defaults.truncation"),
+    ],
+)
+def test_defaults_of_the_format_that_no_kind_has_are_refused(values: dict[str, Any], expected: str) -> None:
+    assert expected in _refusal(defaults={"format": values})
 
 
 def test_several_mistakes_are_told_at_once() -> None:

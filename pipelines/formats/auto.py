@@ -3,7 +3,8 @@
 What belongs here: the kind's configuration. What does not: the order in which shapes are tried (`detection.py`).
 """
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
@@ -13,6 +14,8 @@ from pipelines.rows import Json
 
 class Auto(ConversationColumns):
     """Each record is recognised by itself: messages, ShareGPT, Alpaca, prompt and response, text."""
+
+    ALIASES: ClassVar[Mapping[str, str]] = {**ConversationColumns.ALIASES, "enforce_eos": "add_eos"}
 
     kind: Literal["auto"] = "auto"
     """Conversations or documents, decided record by record."""

@@ -5,7 +5,7 @@ a record's shape (`detection.py`).
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeGuard
+from typing import Any, ClassVar, Literal, TypeGuard
 
 from pydantic import Field, field_validator, model_validator
 
@@ -71,6 +71,8 @@ def at_path(record: Mapping[str, Json], path: str) -> Json:
 class ConversationColumns(Config):
     """Where a conversation is found in a record, and how its roles are read."""
 
+    ALIASES: ClassVar[Mapping[str, str]] = {"messages_key": "messages_field"}
+
     dataset_schema: Literal["auto", "messages", "prompt_response", "sharegpt", "alpaca"] = "auto"
     """The shape of every record; `auto` decides per record. Another shape is rejected: `unknown_schema`."""
     messages_field: str = "messages"
@@ -105,7 +107,7 @@ class ConversationColumns(Config):
     @model_validator(mode="before")
     @classmethod
     def _conversation_aliases(cls, values: Json) -> Json:
-        return renamed(values, {"messages_key": "messages_field"})
+        return renamed(values, cls.ALIASES)
 
     @field_validator("role_map")
     @classmethod

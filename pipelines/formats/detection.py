@@ -6,12 +6,12 @@ message (`messages.py`).
     messages         {"messages": [{"role": …, "content": …}, …]}, or the list as JSON text
     sharegpt         {"conversations": [{"from": …, "value": …}, …], "system": …}
     alpaca           {"instruction": …, "input": …, "output": …, "system": …, "history": [[…, …], …]}
-    prompt_response  {"prompt": …, "response": …}, each text or messages
+    prompt_response  {"prompt": …, "response": …}, each text, messages or one message
     text             {"text": …}, for `auto` only
 
-The first shape that matches wins. A record with `instruction` and one of the response columns, but neither
-`output` nor a prompt column, is read as Alpaca too, after all others: nothing else could be meant, and the
-alternative is to reject it.
+The first shape that matches wins. `instruction` beside a response column, without `output`, is nobody's shape:
+what else belongs to the prompt (`input`, `context`) is not known, so such a record is rejected, unless
+`dataset_schema: alpaca` says that it is one.
 """
 
 from collections.abc import Callable, Mapping
@@ -49,7 +49,7 @@ def detect(record: Mapping[str, Json], columns: ConversationColumns) -> Found | 
             return found
     if isinstance(columns, Auto) and record.get(columns.text_key) is not None:
         return Found("text", [])
-    return _alpaca_response(record, columns) or _unknown(record, columns)
+    return _unknown(record, columns)
 
 
 def _messages(record: Mapping[str, Json], columns: ConversationColumns) -> Found | None:
@@ -70,14 +70,12 @@ def _sharegpt(record: Mapping[str, Json], columns: ConversationColumns) -> Found
 
 
 def _alpaca(record: Mapping[str, Json], columns: ConversationColumns) -> Found | Rejected | None:
-    if record.get("instruction") is None or record.get("output") is None:
+    if record.get("instruction") is None:
         return None
-    return _alpaca_turns(record, record["output"])
-
-
-def _alpaca_response(record: Mapping[str, Json], columns: ConversationColumns) -> Found | Rejected | None:
-    response = _first(record, columns.response_fields)
-    return None if record.get("instruction") is None or response is None else _alpaca_turns(record, response)
+    response = record.get("output")
+    if response is None and columns.dataset_schema == "alpaca":
+        response = _first(record, columns.response_fields)
+    return None if response is None else _alpaca_turns(record, response)
 
 
 def _prompt_response(record: Mapping[str, Json], columns: ConversationColumns) -> Found | Rejected | None:
@@ -91,6 +89,8 @@ def _prompt_response(record: Mapping[str, Json], columns: ConversationColumns) -
             turns.append({role_key: role, content_key: value})
         elif is_list(value):
             turns.extend(value)
+        elif is_mapping(value):
+            turns.append(value)
         else:
             return Rejected("content_not_text", f"the {role}'s side is {kind_of(value)}, expected text or messages")
     return Found("prompt_response", turns, role_key, content_key)
@@ -179,5 +179,9 @@ def _unknown(record: Mapping[str, Json], columns: ConversationColumns) -> Reject
     if columns.dataset_schema != "auto" or columns.messages_field != "messages":
         wanted = columns.messages_field if columns.dataset_schema in ("auto", "messages") else columns.dataset_schema
         return Rejected("missing_field", f"{wanted} is absent or null; the record has {present}")
-    hint = "; its list may be named in format.messages_field" if is_list(record.get("conversations")) else ""
+    hint = ""
+    if is_list(record.get("conversations")):
+        hint = "; its list may be named in format.messages_field"
+    elif record.get("instruction") is not None:
+        hint = "; dataset_schema: alpaca reads instruction, input and a response column"
     return Rejected("unknown_schema", f"no known shape in {present}{hint}")

@@ -5,7 +5,7 @@ as one prompt. What does not: separators and special tokens, which are ids (`tok
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -17,6 +17,14 @@ from pipelines.rows import Json, Rejected
 
 class Supervised(Config):
     """Each record is a prompt and a response."""
+
+    ALIASES: ClassVar[Mapping[str, str]] = {
+        "prompt_key": "input_field",
+        "input_key": "input_field",
+        "response_key": "output_field",
+        "target_key": "output_field",
+        "enforce_eos": "add_eos",
+    }
 
     kind: Literal["supervised"] = "supervised"
     """Pairs, joined without a template."""
@@ -37,13 +45,7 @@ class Supervised(Config):
     @model_validator(mode="before")
     @classmethod
     def _pair_aliases(cls, values: Json) -> Json:
-        aliases = {
-            "prompt_key": "input_field",
-            "input_key": "input_field",
-            "response_key": "output_field",
-            "target_key": "output_field",
-        }
-        return ended(renamed(values, aliases))
+        return ended(renamed(values, {alias: name for alias, name in cls.ALIASES.items() if alias != "enforce_eos"}))
 
 
 def read_pair(record: Mapping[str, Json], options: Supervised) -> tuple[str, str, str] | Rejected:

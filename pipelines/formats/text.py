@@ -5,7 +5,7 @@ length (`filters.py`).
 """
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
@@ -16,6 +16,8 @@ from pipelines.rows import Json, Rejected
 
 class Text(Config):
     """Each record is a document."""
+
+    ALIASES: ClassVar[Mapping[str, str]] = {"enforce_eos": "add_eos"}
 
     kind: Literal["text"] = "text"
     """Documents, without a template and without a prompt."""

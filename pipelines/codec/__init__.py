@@ -1,0 +1,26 @@
+r"""A record as one line of text, and back: the form that a model is trained on and generates.
+
+What belongs here: the options and the table of contents. Writing a record is in `writing.py`, checking and
+typing a decoded JSON object in `reading.py`, both worked out once per schema. What does not belong: finding
+objects in generated text (`parsing/`), prompts and tokens.
+
+    {"id": 7, "paid": Decimal("42.50")}  ──Serialiser──►  {"id":7,"paid":42.50}\n
+                                         ◄──Reader───── read_json
+
+`read(serialise(record)) == record` for every record that the lossless wire takes, types included. A record that
+it does not take is `Rejected`, never altered. The reference wire prints as pandas' `to_json` with ten decimals
+does, and loses what that loses.
+"""
+
+from pipelines.codec.reading import Problem, Reader, read_json
+from pipelines.codec.writing import Serialiser, Wire, serialise
+from pipelines.config import Config
+
+__all__ = ["Codec", "Problem", "Reader", "Serialiser", "Wire", "read_json", "serialise"]
+
+
+class Codec(Config):
+    """How a record is written as text."""
+
+    wire: Wire = "lossless"
+    """`lossless` reads back exactly; `reference` prints floats to 10 decimals and dates as epoch milliseconds."""

@@ -50,7 +50,13 @@ class TemplateContract:
     """For plain, tools and reasoning probes: does the render of each prefix begin the whole render?"""
     prompt_match: Mapping[str, str] = field(default_factory=dict[str, str])
     """Per predecessor role: does the generation prompt begin the assistant's span (full, partial, none)?"""
+    prompts: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Per predecessor role: the generation prompt itself; empty where the template prints none."""
     end_of_turn: Literal["own", "next_header", "tail", "missing"] = "missing"
+    end_trained: bool = False
+    """Whether the end of turn trains: with `{% generation %}` blocks, whether they hold it."""
+    end_is_one_token: bool = False
+    """Whether the end of turn is one token of the tokenizer; if not, no stop token ends generation there."""
     last_turn_differs: bool = False
     """The last assistant turn ends otherwise than the earlier ones."""
     reasoning: Literal["all", "last", "none"] = "none"
@@ -70,6 +76,8 @@ class TemplateContract:
     spans: Literal["marks", "counterfactual"] = "marks"
     marks_inert: bool = True
     generation_blocks: Literal["none", "equal", "differs"] = "none"
+    generation_differences: tuple[str, ...] = ()
+    """What the blocks train otherwise than marks would, on probes: text they add, and text they leave out."""
     lane: Literal["fast", "reference"] = "reference"
     lane_reason: str = ""
     """Why the fast lane is not used, empty where it is."""
@@ -88,6 +96,32 @@ class TemplateContract:
     """What is printed between reasoning and answer, and between reasoning and a call."""
     empty_reasoning: tuple[str, ...] = ()
     """Frames that the template prints around no reasoning at all, longest first."""
+
+
+def mismatched_prompts(contract: TemplateContract) -> list[str]:
+    """Name the roles after which inference prompts otherwise than training prints."""
+    return [role for role, asked in contract.prompts.items() if asked and contract.prompt_match.get(role) != "full"]
+
+
+def warnings(contract: TemplateContract, *, finish: str = "auto") -> list[str]:
+    """Say what about a template a trainer should know before training: each with its remedy.
+
+    `finish` is the recipe's `loss.finish`.
+    """
+    found: list[str] = []
+    if contract.end_of_turn in ("missing", "next_header") and finish == "none":
+        found.append("a conversation's last turn has no end, and loss.finish: none appends none; write auto or eos")
+    elif contract.end_of_turn == "missing" and not contract.eos_token and finish in ("auto", "eos"):
+        found.append("no end of turn is printed and the tokenizer has no EOS; write the end into loss.finish")
+    elif contract.generation_blocks != "none" and not contract.end_trained:
+        found.append("{% generation %} leaves out the end of turn, so a model would not stop; template.spans: marks")
+    if contract.end_of_turn != "missing" and not contract.end_is_one_token:
+        found.append("the end of turn is no single token of the tokenizer; use the template that belongs to it")
+    if contract.bos == "double":
+        found.append("template and tokenizer both add a BOS; rowmill keeps the template's; at inference add none")
+    if not contract.marks_inert:
+        found.append("the template reads what it printed, so every row is rendered twice; template.spans: generation")
+    return found
 
 
 class Printer(Protocol):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipelines.config import check
 from pipelines.contract import Printed
 from pipelines.errors import ConfigError
-from pipelines.rendering import Renderer, RendererSpec, Template, bundled, bundled_names, resolve, spec_of
+from pipelines.rendering import Renderer, RendererSpec, Template, bundled, resolve, spec_of
 from pipelines.rows import Message, Rejected
 
 LETTERS = (
@@ -227,14 +227,13 @@ def test_inner_keys_of_canonical_messages_are_hidden_from_templates() -> None:
         ("chatml", bundled("chatml")),
         (None, "{{ 'default' }}"),
         ({"tokenizer": "tool_use"}, "{{ 'tools' }}"),
-        ({"name": "mine"}, "{{ 'mine' }}"),
     ],
 )
 def test_resolve_finds_what_the_options_name(chosen: object, text: str) -> None:
     options = check(Template, {"chat_template": chosen}, "template")
     named = {"default": "{{ 'default' }}", "tool_use": "{{ 'tools' }}"}
 
-    found = resolve(options, tokenizer_chat_template=named, special_tokens={}, registered={"mine": "{{ 'mine' }}"})
+    found = resolve(options, tokenizer_chat_template=named, special_tokens={})
 
     assert found.text == text
 
@@ -257,14 +256,6 @@ def test_resolve_of_what_is_not_there_is_a_config_error(chosen: object) -> None:
 def test_template_options_that_cannot_be_are_refused(values: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         check(Template, values, "template")
-
-
-@pytest.mark.parametrize("name", bundled_names())
-def test_bundled_template_takes_the_fast_lane_and_has_generation_blocks(name: str) -> None:
-    renderer = Renderer(RendererSpec(bundled(name)))
-
-    assert renderer.lane == "fast", renderer.lane_reason
-    assert renderer.contract.generation_blocks == "equal"
 
 
 def test_template_that_is_no_template_is_a_config_error() -> None:

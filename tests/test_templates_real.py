@@ -90,7 +90,7 @@ def _openai(row: Mapping[str, Json]) -> tuple[list[Message], list[Json] | None]:
         if "tool_calls" in message:
             functions = [(call["id"], call["function"]) for call in message["tool_calls"]]
             message["tool_calls"] = [
-                {"id": i, "type": "function", "function": {**f, "arguments": json.loads(f["arguments"])}}
+                {"id": i, "type": "function", "function": {"name": f["name"], "arguments": json.loads(f["arguments"])}}
                 for i, f in functions
             ]
         messages.append(message)

@@ -74,7 +74,7 @@ class Locator:
                 self._assistant(index, message, adapted[index], leads.get(index))
             else:
                 self._other(index, message)
-                self._other_calls(index, adapted[index])
+                self._other_calls(index, message, adapted[index])
         return self._located
 
     def tools_missing(self, tools: Sequence[Json], assistants: Sequence[Span]) -> bool:
@@ -112,10 +112,10 @@ class Locator:
         else:
             self._located.dropped.append((_DROPPED.get(role, "unknown_role"), index))
 
-    def _other_calls(self, index: int, adapted: Message) -> None:
+    def _other_calls(self, index: int, message: Message, adapted: Message) -> None:
         """Find the calls and reasoning of a role that is not the model's: a planner's, say, in a dataset of agents."""
         start, end = self._spans.get(index, (0, 0))
-        reasoning, calls = adapted.get("reasoning_content"), adapted.get("tool_calls")
+        reasoning, calls = message.get("reasoning_content"), adapted.get("tool_calls")
         if type(reasoning) is str and reasoning and not reasoning.isspace():
             start = self._reasoning(index, reasoning, start, end)
         for call in calls if type(calls) is list else ():

@@ -8,8 +8,9 @@ in Jinja's sandbox; the fast way writes the marks into its text for another engi
 for a template only if text and spans are equal on every probe (`trust.py`); a row on which the fast engine
 complains takes the reference way.
 
-    environment   the sandbox and its budget      marks   marks in the syntax tree, marks → spans
-    adaptation    messages as a template wants    fast    marks in the text      probes   what a template does
+    library       templates that have a name        environment   the sandbox and its budget
+    adaptation    messages as a template wants      marks         marks in the syntax tree, marks → spans
+    probes        what a template does              fast          marks in the text
     trust         probes on which both ways must agree
 """
 
@@ -26,10 +27,19 @@ from pydantic import Field, model_validator
 
 from pipelines.config import Config
 from pipelines.contract import Printed, TemplateContract
-from pipelines.errors import ConfigError, nearest, one_of
+from pipelines.errors import ConfigError, one_of
 from pipelines.rendering import fast, probes, trust
 from pipelines.rendering.adaptation import Adaptation, BadArgumentsError
 from pipelines.rendering.environment import OUTPUT, STEPS, BudgetError, Sandbox, clock
+from pipelines.rendering.library import (
+    bundled,
+    bundled_names,
+    get_chat_template,
+    is_text,
+    known_names,
+    read_template,
+    register_chat_template,
+)
 from pipelines.rendering.marks import (
     MARK_CHARACTERS,
     Recorder,
@@ -41,11 +51,25 @@ from pipelines.rendering.marks import (
 )
 from pipelines.rows import Json, Message, Rejected
 
-VERSION = 1
-"""Raise it when any conversation may be printed otherwise, or other characters be a message's."""
+__all__ = [
+    "BadArgumentsError",
+    "DroppedKind",
+    "Renderer",
+    "RendererSpec",
+    "Template",
+    "TemplateChoice",
+    "TemplateSource",
+    "bundled",
+    "bundled_names",
+    "get_chat_template",
+    "known_names",
+    "register_chat_template",
+    "resolve",
+    "spec_of",
+]
 
-BUNDLED = Path(__file__).parent / "templates"
-"""Our own templates, one file per format, each with `{% generation %}`."""
+VERSION = 2
+"""Raise it when any conversation may be printed otherwise, or other characters be a message's."""
 
 DroppedKind = Literal[
     "system",
@@ -137,7 +161,6 @@ def resolve(
     *,
     tokenizer_chat_template: str | Mapping[str, str] | None,
     special_tokens: Mapping[str, str],
-    registered: Mapping[str, str] | None = None,
 ) -> TemplateSource:
     """Find the template that the options name.
 
@@ -157,15 +180,15 @@ def resolve(
     if choice.text is not None:
         return TemplateSource(choice.text, "recipe", special_tokens)
     if choice.file is not None:
-        return TemplateSource(_read_template(Path(choice.file)), Path(choice.file).name, special_tokens)
+        return TemplateSource(read_template(Path(choice.file)), Path(choice.file).name, special_tokens)
     if choice.name is not None:
-        return TemplateSource(bundled(choice.name, registered or {}), choice.name, special_tokens)
+        return TemplateSource(bundled(choice.name), choice.name, special_tokens)
     wanted = choice.tokenizer or "default"
     if not named or wanted not in named:
         has = f"it has {one_of(sorted(named))}" if named else "it has none"
         raise ConfigError(
             f"template.chat_template: the tokenizer has no chat template {wanted!r}; {has}; "
-            f"name a bundled one ({one_of(bundled_names())}), a file or the text"
+            f"name a bundled one ({one_of(known_names())}), a file or the text"
         )
     return TemplateSource(named[wanted], f"tokenizer:{wanted}", special_tokens)
 
@@ -175,35 +198,7 @@ def _as_choice(chosen: str | TemplateChoice | None) -> TemplateChoice:
         return chosen
     if chosen is None:
         return TemplateChoice(tokenizer="default")
-    return TemplateChoice(text=chosen) if "{{" in chosen or "{%" in chosen else TemplateChoice(name=chosen)
-
-
-def bundled_names() -> list[str]:
-    """List the templates that come with the project."""
-    return sorted(path.stem for path in BUNDLED.glob("*.jinja"))
-
-
-def bundled(name: str, registered: Mapping[str, str] | None = None) -> str:
-    """Return the text of a bundled or registered template."""
-    if registered and name in registered:
-        return registered[name]
-    known = [*bundled_names(), *(registered or {})]
-    if name not in known:
-        guess = nearest(name, known)
-        raise ConfigError(
-            f"template.chat_template: {name!r} is no bundled template; there are {one_of(known)}; "
-            + (f"did you mean {guess}?" if guess else "name one of them, a file or the text")
-        )
-    return _read_template(BUNDLED / f"{name}.jinja")
-
-
-def _read_template(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"template.chat_template.file: {path} cannot be read as UTF-8 text ({error}); name a template file"
-        ) from error
+    return TemplateChoice(text=chosen) if is_text(chosen) else TemplateChoice(name=chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,13 +298,14 @@ class Renderer:
             bos_token=str(self._values["bos_token"]),
             adds_bos=self.spec.adds_bos,
             control_tokens=self._control_tokens(),
+            known_tokens=frozenset((*self.spec.control_tokens, *self.spec.special_tokens.values())),
+            has_blocks=self._has_blocks(),
             adaptation=self.adaptation,
             other_clock=self._under_another_clock,
         )
         return replace(
             observed,
             marks_inert=self._marks_inert,
-            generation_blocks=self._generation_blocks(),
             lane=self.lane,
             lane_reason=self.lane_reason,
         )
@@ -394,12 +390,9 @@ class Renderer:
         printed = [value for value in self.spec.special_tokens.values() if value]
         return tuple(dict.fromkeys([*self.spec.control_tokens, *written, *printed]))
 
-    def _generation_blocks(self) -> Literal["none", "equal", "differs"]:
-        if not any(
-            isinstance(call.call.node, nodes.ExtensionAttribute) for call in self._tree.find_all(nodes.CallBlock)
-        ):
-            return "none"
-        return "equal"
+    def _has_blocks(self) -> bool:
+        calls = self._tree.find_all(nodes.CallBlock)
+        return any(isinstance(call.call.node, nodes.ExtensionAttribute) for call in calls)
 
     # ── the reference way ──
 

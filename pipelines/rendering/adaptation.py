@@ -49,8 +49,8 @@ class Adaptation:
     def _message(self, message: Message) -> Message:
         adapted = {key: value for key, value in message.items() if key not in _OURS}
         reasoning = adapted.get("reasoning_content")
-        if reasoning is not None:
-            adapted = {**dict.fromkeys(self.reasoning_keys, reasoning), **adapted}
+        if reasoning is not None and self.reasoning_keys != ("reasoning_content",):
+            adapted = self._renamed(adapted, reasoning)
         calls: list[Json] | None = adapted.get("tool_calls")
         if isinstance(calls, list):
             sources: list[str | None] = message.get("arguments_source") or [None] * len(calls)
@@ -61,6 +61,16 @@ class Adaptation:
         if self.content_form == "parts" and isinstance(adapted.get("content"), str):
             adapted["content"] = [{"type": "text", "text": adapted["content"]}]
         return adapted
+
+    def _renamed(self, message: Message, reasoning: Json) -> Message:
+        """Put reasoning under the keys that the template reads, where it stood."""
+        renamed: Message = {}
+        for key, value in message.items():
+            if key == "reasoning_content":
+                renamed |= dict.fromkeys(self.reasoning_keys, reasoning)
+            elif key not in self.reasoning_keys:
+                renamed[key] = value
+        return renamed
 
     def _call(self, call: Any, source: str | None) -> Any:
         function = call.get("function")

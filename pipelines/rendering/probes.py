@@ -7,7 +7,7 @@ rendering (`Renderer` hands in a function), or what to do about what was found (
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from jinja2 import nodes
@@ -113,9 +113,27 @@ def adaptation(observe: Observe, base: Adaptation) -> Adaptation:
         listed = replace(found, no_tools="[]")
         if isinstance(observe(_PLAIN, adaptation=listed), Printed):
             found = listed
+    found = replace(found, reasoning_keys=_reasoning_key(observe, found))
     found = replace(found, tool_ids=_ids(observe, found))
     forms = argument_forms(observe, found)
     return replace(found, arguments="string" if forms == "string" else "object", takes_text=forms != "object")
+
+
+def _reasoning_key(observe: Observe, base: Adaptation) -> tuple[str, ...]:
+    """Return the one key that the template reads, or all that it may read where no probe shows reasoning."""
+    calling: list[Message] = [
+        user("Qzuone"),
+        assistant("", tool_calls=_CALLING, reasoning_content="Qzrtwo"),
+        result("Qzresult"),
+    ]
+    for key in ("reasoning_content", "thinking", "reasoning"):
+        only = replace(base, reasoning_keys=(key,))
+        if any(
+            _shows(observe(talk, tools, adaptation=only), "Qzrtwo")
+            for talk, tools in ((_REASONING, None), (calling, [TOOL]))
+        ):
+            return (key,)
+    return base.reasoning_keys
 
 
 def _ids(observe: Observe, base: Adaptation) -> Literal["any", "nine_alphanumeric"]:
@@ -211,12 +229,19 @@ def observe(
     bos_token: str,
     adds_bos: bool,
     control_tokens: Sequence[str],
+    known_tokens: frozenset[str],
+    has_blocks: bool,
     adaptation: Adaptation,
     other_clock: Callable[[Sequence[Message], Sequence[Json] | None], str | Rejected],
 ) -> TemplateContract:
     """Read the template's contract off its probes; what depends on the renderer itself is filled in there."""
     plain = observe(_PLAIN)
     ends = _ends(plain, eos_token, control_tokens)
+    kept = _reasoning(observe)
+    prompts = {role: prompt(role, has_tools=role == "tool", kwargs={}) for role in ("user", "tool", "system")}
+    constant = _constant_lead(observe)
+    blocks = Blocks(observe, prompts, constant, ends, control_tokens) if has_blocks else None
+    differences = tuple(dict.fromkeys(blocks.differences())) if blocks else ()
     return TemplateContract(
         prefix_preserving={
             name: _prefix_preserving(observe, probe, tools)
@@ -226,9 +251,14 @@ def observe(
                 ("reasoning", _REASONING, None),
             )
         },
-        prompt_match={role: _prompt_match(observe, prompt, role) for role in ("user", "tool", "system")},
-        reasoning=_reasoning(observe),
-        reasoning_key=adaptation.reasoning_keys[-1] if _reasoning(observe) != "none" else None,
+        prompt_match={role: _prompt_match(observe, asked, role) for role, asked in prompts.items()},
+        prompts=prompts,
+        end_trained=blocks.hold_the_end() if blocks else ends.get("end_of_turn", "missing") != "missing",
+        end_is_one_token=_end(ends, eos_token) in known_tokens,
+        generation_blocks="none" if blocks is None else "differs" if differences else "equal",
+        generation_differences=differences,
+        reasoning=kept,
+        reasoning_key=adaptation.reasoning_keys[0] if kept != "none" else None,
         inline_tags_stripped=_strips_tags(observe),
         arguments=argument_forms(observe, adaptation),
         loses=tuple(_loses(observe)),
@@ -244,7 +274,7 @@ def observe(
         eos_token=eos_token,
         control_tokens=tuple(sorted(control_tokens, key=len, reverse=True)),
         heads=_heads(observe),
-        constant_lead=_constant_lead(observe),
+        constant_lead=constant,
         reasoning_close=_reasoning_close(observe),
         empty_reasoning=_empty_reasoning(observe, prompt),
         **ends,
@@ -294,10 +324,77 @@ def _ends(plain: Printed | Rejected, eos: str, control_tokens: Sequence[str]) ->
     return {"end_of_turn": "missing", "last_turn_differs": differs}
 
 
+def _end(ends: Mapping[str, Any], eos: str) -> str:
+    """Return what ends an assistant's turn, appended or printed."""
+    return str(ends.get("finish") or eos)
+
+
 def first_control(text: str, control_tokens: Sequence[str]) -> str:
     """Return the control token that begins a text after white space, or nothing."""
     start = text.lstrip()
     return max((token for token in control_tokens if start.startswith(token)), key=len, default="")
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """What `{% generation %}` blocks hold on probes, beside what marks would train there."""
+
+    observe: Observe
+    prompts: Mapping[str, str]
+    constant_lead: str
+    ends: Mapping[str, Any]
+    control_tokens: Sequence[str]
+
+    def differences(self) -> Iterator[str]:
+        """Yield text that the blocks train and marks do not, and the other way round."""
+        for probe, tools in ((_PLAIN, None), (_TOOLS, [TOOL]), (_REASONING, None)):
+            print_ = self.observe(probe, tools)
+            if isinstance(print_, Printed):
+                held = {i for block in print_.generation for i in range(block.start, block.end)}
+                marked = set(self._by_marks(print_, probe))
+                yield from (f"adds {text!r}" for text in _stretches(print_.text, held - marked))
+                yield from (f"leaves out {text!r}" for text in _stretches(print_.text, marked - held))
+
+    def hold_the_end(self) -> bool:
+        """Tell whether the end of an earlier turn is inside its block."""
+        print_ = self.observe(_PLAIN)
+        if isinstance(print_, Rejected):
+            return False
+        end = str(self.ends.get("own_end") or self.ends.get("finish") or "")
+        at = print_.text.find("Qzaone") + len("Qzaone")
+        return any(block.start <= at and at + len(end) <= block.end for block in print_.generation) and bool(end)
+
+    def _by_marks(self, print_: Printed, probe: Sequence[Message]) -> Iterator[int]:
+        text = print_.text
+        for number, span in enumerate(print_.spans):
+            if probe[span.message]["role"] != "assistant":
+                continue
+            is_first = all(other.message != span.message for other in print_.spans[:number])
+            start = span.start + (self._lead(text, span, probe) if is_first else 0)
+            yield from range(start, span.start + len(text[span.start : span.end].rstrip()))
+            following = print_.spans[number + 1 : number + 2]
+            if self.ends.get("end_of_turn") == "next_header" and following:
+                head = first_control(text[following[0].start : following[0].end], self.control_tokens)
+                at = text.find(head, following[0].start)
+                yield from range(at, at + len(head))
+
+    def _lead(self, text: str, span: Span, probe: Sequence[Message]) -> int:
+        before = probe[span.message - 1]["role"] if span.message else "user"
+        for lead in (self.prompts.get(before, ""), self.prompts.get("user", ""), self.constant_lead):
+            if lead and text.startswith(lead, span.start, span.end):
+                return len(lead)
+        return 0
+
+
+def _stretches(text: str, positions: set[int]) -> Iterator[str]:
+    """Yield the text of each run of adjacent positions."""
+    start = previous = -2
+    for position in [*sorted(positions), len(text) + 2]:
+        if position != previous + 1:
+            if start >= 0:
+                yield text[start : previous + 1]
+            start = position
+        previous = position
 
 
 def _prefix_preserving(observe: Observe, probe: Sequence[Message], tools: Sequence[Json] | None) -> bool:
@@ -311,8 +408,7 @@ def _prefix_preserving(observe: Observe, probe: Sequence[Message], tools: Sequen
     return True
 
 
-def _prompt_match(observe: Observe, prompt: Callable[..., str], role: str) -> str:
-    asked = prompt(role, has_tools=role == "tool", kwargs={})
+def _prompt_match(observe: Observe, asked: str, role: str) -> Literal["full", "partial", "none"]:
     probe = [*_ENDINGS[role][0], assistant("Qzlast")]
     print_ = observe(probe, [TOOL] if role == "tool" else None)
     if isinstance(print_, Rejected) or not asked:

@@ -121,3 +121,13 @@ class RecordSchema:
     def from_json(cls, told: Mapping[str, Json]) -> "RecordSchema":
         """Read what `to_json` returned."""
         return cls(tuple(Column.from_json(one) for one in cast("list[dict[str, Json]]", told["columns"])))
+
+
+Mode = Literal["tabular", "grouped", "sequential"]
+
+
+def mode_of(*, is_timeseries: bool, is_grouped: bool) -> Mode:
+    """Return how records stand together: the one place where this is decided, for assembly, parsing and generation."""
+    if is_timeseries:
+        return "sequential"
+    return "grouped" if is_grouped else "tabular"

@@ -78,11 +78,11 @@ class Order:
         position += previous // DAY * DAY
         return position if position >= previous else position + DAY
 
-    def series(self, values: Iterable[Value]) -> list[Position | None]:
-        """Return the positions of a series in its own order, midnights passed included."""
+    def series(self, values: Iterable[Value]) -> list[Position]:
+        """Return the positions of a series in its own order, midnights passed included; `None` where there is none."""
         if not self.is_time_of_day:
             return [self.read(value) for value in values]
-        positions: list[Position | None] = []
+        positions: list[Position] = []
         previous: Position | None = None
         for value in values:
             position = self.following(previous, value)

@@ -15,7 +15,7 @@ import dagster as dg
 from assets import metadata
 from assets.factory import only_infrastructure_errors
 from assets.resources import Storage
-from pipelines import build, manifest
+from pipelines import build, manifest, report_page
 from pipelines.build import Project, Step
 from pipelines.findings import Terms, Verdict
 from pipelines.manifest import Key
@@ -29,7 +29,6 @@ def checks_of(project: Project) -> list[dg.AssetChecksDefinition]:
 def stage_checks(project: Project, step: Step) -> dg.AssetChecksDefinition:
     """Return the checks of one stage: one step in a run, each law selectable by itself."""
     asset = dg.AssetKey(list(step.key))
-    terms = {one.law: one for one in step.terms}
 
     @dg.multi_asset_check(
         name=f"{asset.to_python_identifier()}__checks",
@@ -37,15 +36,19 @@ def stage_checks(project: Project, step: Step) -> dg.AssetChecksDefinition:
         can_subset=True,
     )
     def body(context: dg.AssetCheckExecutionContext, storage: Storage) -> Iterator[dg.AssetCheckResult]:
-        chosen = [terms[law] for law in sorted(check.name for check in context.selected_asset_check_keys)]
+        chosen = {check.name for check in context.selected_asset_check_keys}
+        served = storage.served(project.recipe.execution.reports_url)
         with only_infrastructure_errors():
             placed = replace(project, store=storage.store())
             built = manifest.by_version(placed.store, step.key, judged_version(context.instance, step.key))
-            verdicts = build.judge(placed, replace(step, terms=tuple(chosen)), built)
+            verdicts = build.judge(placed, step, built, only=chosen)
         for verdict in verdicts:
             if not verdict.passed:
                 context.log.warning("%s: %s", "/".join(step.key[1:]), verdict.sentence)
-            yield result_of(verdict, asset)
+            yield result_of(verdict, asset, metadata.of_verdict(verdict, placed.store, served))
+        # The road ends here: at its last stage, or at a gate that stays shut.
+        if step.name == "gpu_partitions" or any(verdict.blocking for verdict in verdicts):
+            context.log.info("report: %s", report_page.write(placed))
 
     return body
 
@@ -77,7 +80,7 @@ def judged_version(instance: dg.DagsterInstance, key: Key) -> str | None:
     return str(entry.value) if entry else None
 
 
-def result_of(verdict: Verdict, asset: dg.AssetKey) -> dg.AssetCheckResult:
+def result_of(verdict: Verdict, asset: dg.AssetKey, page: metadata.Page) -> dg.AssetCheckResult:
     """Word a verdict for Dagster: what blocks is an ERROR, everything else that failed is a WARN."""
     return dg.AssetCheckResult(
         asset_key=asset,
@@ -85,5 +88,5 @@ def result_of(verdict: Verdict, asset: dg.AssetKey) -> dg.AssetCheckResult:
         passed=verdict.passed,
         severity=dg.AssetCheckSeverity.ERROR if verdict.blocking else dg.AssetCheckSeverity.WARN,
         description=verdict.sentence,
-        metadata=metadata.of_verdict(verdict),
+        metadata=page,
     )

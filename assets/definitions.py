@@ -26,7 +26,11 @@ from pipelines.errors import ConfigError
 def defs() -> dg.Definitions:
     """Load every recipe of this project."""
     configs = configs_folder()
-    return build_definitions(recipe.find(configs), storage_root(configs))
+    served = os.environ.get("ROWMILL_REPORTS_URL", "")
+    store = storage_root(configs)
+    return build_definitions(
+        recipe.find(configs), store, resources={"storage": Storage(root=store, reports_url=served)}
+    )
 
 
 def configs_folder() -> Path:

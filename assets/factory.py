@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from gzip import BadGzipFile
 from typing import Any, Final
 
@@ -116,6 +117,7 @@ def stage_asset(
         kinds=kinds_of(step),
         owners=list(project.recipe.execution.owners),
         tags={"rowmill/stage": step.name},
+        freshness_policy=freshness_of(project, step),
         description=step.description,
     )
     def body(context: dg.AssetExecutionContext, config: StageRun, storage: Storage) -> dg.MaterializeResult[Any]:
@@ -135,11 +137,19 @@ def stage_asset(
             for folder in folders:
                 context.add_asset_metadata(metadata.of_rank(report.manifest, folder), partition_key=folder)
             return dg.MaterializeResult(
-                data_version=dg.DataVersion(report.manifest.version),
-                metadata=metadata.of(report, placed.store),
+                data_version=data_version(report, project),
+                metadata=metadata.of(report, placed.store, storage.served(project.recipe.execution.reports_url)),
             )
 
     return body
+
+
+def freshness_of(project: Project, step: Step) -> dg.FreshnessPolicy | None:
+    """Return when the order of training counts as overdue: it stands for all that a trainer reads."""
+    hours = project.recipe.execution.overdue_hours
+    if step.name != "training_splits" or hours is None:
+        return None
+    return dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=hours))
 
 
 def data_version(report: Report, project: Project) -> dg.DataVersion:

@@ -18,7 +18,7 @@ import dagster as dg
 from assets.automation import RECIPE_TAG, all_ranks
 from assets.definitions import build_definitions, configs_folder, open_projects, storage_root
 from assets.factory import dagster_name
-from pipelines import errors, recipe, reports
+from pipelines import errors, recipe, report_page, reports
 from pipelines.errors import ConfigError, PipelineError, one_of
 from pipelines.ui import QUIET, prepare_home
 
@@ -119,6 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(line, file=sys.stderr)
     [project] = open_projects([path], store)
     print(reports.summary(project))
+    print(f"\nreport  {project.store.path(report_page.path_of(project.recipe.name))}")
     return 0 if result.success else 1
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import dagster as dg
 
-from pipelines import plots
+from pipelines import datadocs, plots, report_page
 from pipelines.build import Report
 from pipelines.findings import Verdict
 from pipelines.ledger import KEPT
@@ -37,8 +37,8 @@ VERSION = "version"
 """The key under which every materialization and every verdict names the version of the manifest it speaks of."""
 
 
-def of(report: Report, store: Store) -> Page:
-    """Return the page of a stage that was just run or reused."""
+def of(report: Report, store: Store, reports_url: str = "") -> Page:
+    """Return the page of a stage that was just run or reused; `reports_url` is where reports are served."""
     manifest = report.manifest
     # A page shows entries in this order: pictures and tables answer the first questions, the laws' numbers the next.
     return {
@@ -49,7 +49,15 @@ def of(report: Report, store: Store) -> Page:
         **_numbers(manifest),
         **_schema(manifest),
         **_built(report, store),
+        "report": link(store, f"{report_page.path_of(manifest.key[0])}#{'/'.join(manifest.key[1:])}", reports_url),
     }
+
+
+def link(store: Store, path: str, reports_url: str) -> dg.MetadataValue:
+    """Lead to a page under `reports/`: by its address where reports are served, else by where it lies."""
+    if reports_url:
+        return dg.MetadataValue.url(f"{reports_url.rstrip('/')}/{path.removeprefix('reports/')}")
+    return dg.MetadataValue.path(store.path(path.partition("#")[0]))
 
 
 def _built(report: Report, store: Store) -> Page:
@@ -77,7 +85,7 @@ def of_rank(manifest: Manifest, rank: str) -> Page:
     return counts | {"rank content": dg.MetadataValue.text(str(facts.get("content_hash", "")))}
 
 
-def of_verdict(verdict: Verdict) -> Page:
+def of_verdict(verdict: Verdict, store: Store, reports_url: str = "") -> Page:
     """Return what is shown beside a check's verdict; the gate reads `version` and `terms` from it."""
     # Not measured: no entry, since a key that is once a number and once a text is drawn as neither.
     value = {} if verdict.value is None else {"value": dg.MetadataValue.float(verdict.value)}
@@ -90,6 +98,7 @@ def of_verdict(verdict: Verdict) -> Page:
         "rows_to_look_at": dg.MetadataValue.text(" ".join(verdict.samples[:10]) or "none"),
         VERSION: dg.MetadataValue.text(verdict.version),
         "terms": dg.MetadataValue.text(verdict.terms),
+        "expectations": link(store, f"{datadocs.path_of(verdict.key)}#{verdict.law}", reports_url),
     }
 
 

@@ -15,10 +15,16 @@ class Storage(dg.ConfigurableResource[Any]):
     """The root under which the engine writes: a folder or any fsspec URL."""
 
     root: str
+    reports_url: str = ""
+    """Where the folder of reports is served; empty where it is not."""
 
     def store(self) -> Store:
         """Return the engine's view of the root."""
         return Store(self.root)
+
+    def served(self, own: str | None) -> str:
+        """Return where reports are served: where the recipe says, else where this server does."""
+        return own or self.reports_url
 
 
 EXECUTORS: Final = {"in_process": dg.in_process_executor, "multiprocess": dg.multiprocess_executor}

@@ -12,12 +12,12 @@ kept, the step is done: nothing is read.
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pipelines import findings, manifest, recipe, stats
+from pipelines import datadocs, findings, manifest, recipe, stats
 from pipelines.errors import ConfigError, IntegrityError, PipelineError
 from pipelines.executors import LocalPool
 from pipelines.findings import Terms, Verdict
@@ -412,11 +412,15 @@ def _manifest(work: Work, step: Step, draft: Draft, fingerprint: str, started: f
     )
 
 
-def judge(project: Project, step: Step, made: Manifest) -> list[Verdict]:
-    """Judge a step's output under the recipe's terms, save the verdicts and show them in the statistics."""
+def judge(project: Project, step: Step, made: Manifest, *, only: Collection[str] | None = None) -> list[Verdict]:
+    """Judge a step's output under the recipe's terms, or some laws of them; save the verdicts and show them."""
+    chosen = [one for one in step.terms if only is None or one.law in only]
     with full_disk_named(project.store, "/".join(step.key)):
-        verdicts = findings.judge(project.store, made, step.terms)
-        stats.write_findings(project.store, made, verdicts)
+        verdicts = findings.judge(project.store, made, chosen)
+        # A law that is judged alone must not hide what is known of the others.
+        known = findings.judged(project.store, made, step.terms)
+        stats.write_findings(project.store, made, known)
+        datadocs.write(project.store, made, step.terms, known)
     return verdicts
 
 

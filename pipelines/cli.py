@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from pipelines.build import Project, Step
     from pipelines.storage import Store
 
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
 DONE, BLOCKED, WRONG, HINTED, INTERRUPTED = 0, 1, 2, 3, 130
 
 QUIET = {
@@ -132,12 +134,9 @@ def _parser() -> argparse.ArgumentParser:
 
     _verb(verbs, "template-report", _template_report, "what probes showed each dataset's chat template to do")
 
-    versions = _verb(verbs, "versions", _versions, "list the kept versions of a stage")
-    versions.add_argument("key", metavar="KEY", help="such as chats/canonical_rows, or training_splits")
+    _verb(verbs, "report", _report, "write the report: pictures, samples, rejects and findings, in one HTML file")
 
-    use = _verb(verbs, "use", _use, "make a kept version the current one again")
-    use.add_argument("key", metavar="KEY", help="such as chats/canonical_rows, or training_splits")
-    use.add_argument("version", metavar="VERSION", help="a version, or enough of its beginning")
+    _version_verbs(verbs)
 
     collect = _verb(verbs, "gc", _collect, "remove versions that nothing needs")
     collect.add_argument("--keep", type=_positive, metavar="N", default=3, help="newest versions to keep per stage (3)")
@@ -150,8 +149,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _version_verbs(verbs: "Verbs") -> None:
+    """Add the verbs that speak of kept versions."""
+    versions = _verb(verbs, "versions", _versions, "list the kept versions of a stage")
+    versions.add_argument("key", metavar="KEY", help="such as chats/canonical_rows, or training_splits")
+
+    use = _verb(verbs, "use", _use, "make a kept version the current one again")
+    use.add_argument("key", metavar="KEY", help="such as chats/canonical_rows, or training_splits")
+    use.add_argument("version", metavar="VERSION", help="a version, or enough of its beginning")
+
+
 def _verb(
-    verbs: "argparse._SubParsersAction[argparse.ArgumentParser]",  # pyright: ignore[reportPrivateUsage]
+    verbs: "Verbs",
     name: str,
     verb: Verb,
     words: str,
@@ -253,14 +262,14 @@ def _plan(given: argparse.Namespace) -> int:
 
 
 def _build(given: argparse.Namespace) -> int:
-    from pipelines import build, reports
+    from pipelines import build, report_page, reports
 
     project = _project(given)
     steps = [step for step in build.road(project) if not given.only or step.name in given.only]
     _require_stages(given.only, {step.name for step in build.road(project)})
     blocked = _run(project, steps, given.only)
     if not given.only:
-        print(f"\n{reports.summary(project)}")
+        print(f"\n{reports.summary(project)}\n\nreport  {report_page.write(project)}")
     return BLOCKED if blocked else DONE
 
 
@@ -306,6 +315,13 @@ def _verify(given: argparse.Namespace) -> int:
     checked = verification.verify(project, deep=given.deep)
     terminal.console().print(reports.verification(project, checked, facts=given.facts, deep=given.deep))
     return BLOCKED if any(one.fails for one in checked) else DONE
+
+
+def _report(given: argparse.Namespace) -> int:
+    from pipelines import report_page
+
+    print(report_page.write(_project(given)))
+    return DONE
 
 
 # ── sql ────────────────────────────────────────────────────────────────────────────────────────────

@@ -351,6 +351,12 @@ def judge(store: Store, manifest: Manifest, terms: Sequence[Terms]) -> list[Verd
     return [saved[one.law] or fresh[one.law] for one in terms]
 
 
+def judged(store: Store, manifest: Manifest, terms: Iterable[Terms]) -> list[Verdict]:
+    """Return the saved verdicts on a version under these terms; what was never judged is left out."""
+    saved = (_saved(store, manifest.key, manifest.version, one) for one in terms)
+    return [verdict for verdict in saved if verdict is not None]
+
+
 def require_open(store: Store, manifest: Manifest, terms: Iterable[Terms]) -> None:
     """Refuse a manifest that has a failed blocking finding, or one that was never judged under these terms.
 

@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -33,13 +33,14 @@ from pipelines.storage import Store
 from pipelines.tokenization import Encoder
 
 TokenClass = Literal["trained", "context", "template"]
+ClassT = TypeVar("ClassT")
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class Stretch(Generic[ClassT]):
     """Neighbouring tokens of one class, decoded."""
 
-    kind: TokenClass
+    kind: ClassT
     text: str
     tokens: int
 
@@ -53,7 +54,7 @@ class Sample:
     tokens: int
     trained_tokens: int
     removed: dict[str, int]
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[Stretch[TokenClass], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +260,7 @@ def classes(example: Mapping[str, Any]) -> list[TokenClass]:
     return ["trained" if trains else one for one, trains in zip(own, example["loss_mask"], strict=True)]
 
 
-def stretches(ids: Sequence[int], kinds: Sequence[TokenClass], encoder: Encoder) -> Iterator[Stretch]:
+def stretches(ids: Sequence[int], kinds: Sequence[ClassT], encoder: Encoder) -> Iterator[Stretch[ClassT]]:
     """Cut ids into stretches of one class; joined, their texts are the decoded text.
 
     Each edge is where the text decoded so far ends. Decoding stretches by themselves would lose the spaces

@@ -153,6 +153,8 @@ class Execution(Config):
     """Whether assets materialize themselves when what they read has changed."""
     run_executor: Literal["in_process", "multiprocess"] = "in_process"
     """How Dagster runs a job's steps; workers parallelise inside a stage either way."""
+    overdue_hours: float | None = Field(default=None, gt=0)
+    """Hours without a build after which Dagster shows the order of training as overdue; null is never."""
     owners: tuple[str, ...] = ()
     """Owners shown in Dagster: e-mail addresses or `team:name`."""
     reports_url: str | None = None

@@ -365,15 +365,16 @@ def summary(project: Project) -> str:
 
 
 def _summary(project: Project) -> list[RenderableType]:
-    datasets = [_summary_row(project, name) for name in project.recipe.datasets]
-    columns = ["dataset", "records", "rows", "rejected", "examples", "tokens", "trained", "sequences", "fill"]
+    datasets: list[tuple[object, ...]] = [
+        (Text(name), *summary_cells(project, name)[1:]) for name in project.recipe.datasets
+    ]
     if len(datasets) > 1:
         datasets.append(_summary_total(project))
     last = len(datasets) - 1 if len(datasets) > 1 else None
     lines: list[RenderableType] = [
         _title(project, "what was built"),
         Text(""),
-        grid(columns, datasets, marked=last),
+        grid(SUMMARY_COLUMNS, datasets, marked=last),
     ]
     lines += _summary_rejects(project)
     lines += _summary_places(project)
@@ -382,7 +383,11 @@ def _summary(project: Project) -> list[RenderableType]:
     return lines
 
 
-def _summary_row(project: Project, name: str) -> tuple[object, ...]:
+SUMMARY_COLUMNS = ("dataset", "records", "rows", "rejected", "examples", "tokens", "trained", "sequences", "fill")
+
+
+def summary_cells(project: Project, name: str) -> tuple[object, ...]:
+    """Return a dataset's line of the summary, in the order of `SUMMARY_COLUMNS`."""
     rows, examples = _current(project, name, "canonical_rows"), _current(project, name, "tokenized_examples")
     packed = _current(project, name, "packed_shards")
     of_rows = {} if rows is None else rows.facts
@@ -390,7 +395,7 @@ def _summary_row(project: Project, name: str) -> tuple[object, ...]:
     of_shards = {} if packed is None else packed.facts
     rejected = of_rows.get("rejected", 0) + of_examples.get("rejected", 0)
     return (
-        Text(name),
+        name,
         of_rows.get("records"),
         of_rows.get("kept"),
         rejected,

@@ -1,11 +1,12 @@
 """The user interface: a home for Dagster's history, then Dagster's own development server in our place.
 
-What belongs here: environment variables and the command line of `rowmill ui`. What does not: Dagster; it is
-another program here, started by name and never imported.
+What belongs here: environment variables and the command line of `rowmill ui`, and the small server of reports
+beside it. What does not: Dagster; it is another program here, started by name and never imported.
 """
 
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -41,10 +42,32 @@ def serve(root: Path, *, host: str = "127.0.0.1", port: int = 3000) -> None:
             "run it in the project's folder"
         )
     environment = os.environ | QUIET | {"DAGSTER_HOME": str(prepare_home(root))}
+    environment.setdefault("ROWMILL_REPORTS_URL", _serve_reports(root, host, port + 1))
     os.chdir(root)
     # Dagster has no login and who reaches the port runs code, so it listens on loopback unless told otherwise.
     command = [sys.executable, "-m", "dagster", "dev", "-h", host, "-p", str(port), "-w", "workspace.yaml"]
     os.execvpe(command[0], command, environment)  # noqa: S606  (the words are ours, and no shell is wanted)
+
+
+def _serve_reports(root: Path, host: str, port: int) -> str:
+    """Start the server of reports and return its address; empty where the storage root is no local folder."""
+    store = os.environ.get("ROWMILL_STORE") or str(_project(root) / ".rowmill")
+    if "://" in store:
+        return ""
+    reports = Path(store) / "reports"
+    reports.mkdir(parents=True, exist_ok=True)
+    reading, writing = os.pipe()
+    # What we become keeps the writing end, and its children get none of it: the server ends when Dagster does.
+    os.set_inheritable(writing, True)  # noqa: FBT003  (the standard library's own parameter)
+    command = [sys.executable, "-m", "pipelines.report_server", str(reports.absolute()), host, str(port)]
+    subprocess.Popen(command, stdin=reading)  # noqa: S603  (the words are ours)
+    os.close(reading)
+    return f"http://{host}:{port}"
+
+
+def _project(root: Path) -> Path:
+    configs = os.environ.get("ROWMILL_CONFIGS")
+    return Path(configs).absolute().parent if configs else root
 
 
 def prepare_home(root: Path) -> Path:

@@ -86,7 +86,7 @@ def test_text_from_data_stays_out_of_markdown() -> None:
         samples={"rejects": (CALLS_OUT,)},
     )  # fmt: skip
 
-    page = metadata.of(made, STORE) | metadata.of_verdict(_verdict(samples=(CALLS_OUT,)))
+    page = metadata.of(made, STORE) | metadata.of_verdict(_verdict(samples=(CALLS_OUT,)), STORE)
 
     markdown = [value.value for value in page.values() if isinstance(value, dg.MarkdownMetadataValue)]
     assert markdown
@@ -173,10 +173,20 @@ def test_table_that_repeats_a_picture_or_a_ledger_is_left_out() -> None:
 
 
 def test_law_that_was_not_measured_has_no_value_to_draw() -> None:
-    page = metadata.of_verdict(_verdict(value=None))
+    page = metadata.of_verdict(_verdict(value=None), STORE)
 
     assert "value" not in page
     assert page["wanted"].value == "at most 0.01"
+
+
+def test_page_leads_to_the_report_by_address_where_it_is_served_and_by_path_elsewhere() -> None:
+    served = metadata.of(report(), STORE, "http://127.0.0.1:3001/")
+    check = metadata.of_verdict(_verdict(), STORE, "http://127.0.0.1:3001")
+
+    assert served["report"].value == "http://127.0.0.1:3001/r/report.html#d/packed_shards"
+    assert check["expectations"].value == ("http://127.0.0.1:3001/r/expectations/d-canonical_rows.html#unknown_roles")
+    assert isinstance(served["report"], dg.UrlMetadataValue)
+    assert metadata.of(report(), STORE)["report"].value == "/store/reports/r/report.html"
 
 
 def _verdict(value: float | None = 0.2, samples: tuple[str, ...] = ()) -> Verdict:

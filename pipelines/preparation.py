@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipelines.contract import Conversation
+from pipelines.contract import Conversation, mismatched_prompts, warnings
 from pipelines.errors import ConfigError
 from pipelines.examples import EXAMPLES, KINDS
 from pipelines.masking import Masker, MaskRules
@@ -39,6 +39,9 @@ from pipelines.tokenization import (
     Ints,
     byte_positions,
     degenerate,
+    holds_added_token,
+    is_changed,
+    rejoined,
     reveal,
     token_at,
     trained_tokens,
@@ -106,12 +109,24 @@ class Counts:
     """What is counted while rows are prepared, beside the examples themselves; sums over parts are laws' facts."""
 
     dropped: dict[str, int] = field(default_factory=dict[str, int])
-    control_strings: int = 0
+    control_strings: dict[str, int] = field(default_factory=dict[str, int])
+    """Occurrences of control tokens in rows' own text, by role and string: `user <|im_end|>`."""
+    controlled_rows: int = 0
+    template: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What the template's contract says that a trainer should know."""
     usual_way: int = 0
+    altered: int = 0
+    """Texts whose ids decode to other text, because the tokenizer normalises."""
     lane_differences: int = 0
     straddles: int = 0
     dropped_tokens: int = 0
     """Tokens of rows that were encoded and then rejected: too long, or without a target."""
+
+    def add_control_strings(self, control: ControlStrings, one: Conversation) -> None:
+        """Count control tokens in a row's own text, by role and string."""
+        self.controlled_rows += 1
+        for name, count in control.occurrences(one.messages, one.tools, one.kwargs).items():
+            self.control_strings[name] = self.control_strings.get(name, 0) + count
 
     def add_dropped(self, dropped: dict[str, int]) -> None:
         """Count own text that the template did not print."""
@@ -123,6 +138,7 @@ def encode_checked(encoder: Encoder, texts: Sequence[str], counts: Counts) -> En
     """Encode a batch and compare a sample with the reference; on any difference all of it goes the usual way."""
     encoded = encoder.encode(texts)
     counts.usual_way += encoded.usual
+    counts.altered += encoded.altered
     sample = [i for i in range(0, len(texts), SAMPLE_EVERY) if len(texts[i]) <= SAMPLE_CHARS]
     if encoded.usual == len(texts) or encoder.same_as_usual(texts, encoded, sample):
         return encoded
@@ -134,22 +150,48 @@ def encode_checked(encoder: Encoder, texts: Sequence[str], counts: Counts) -> En
 
 
 def examples_of(
-    masked: Sequence[Masked], ordinary: Sequence[list[tuple[int, int]]], encoder: Encoder, counts: Counts
+    masked: Sequence[Masked],
+    ordinary: Sequence[list[tuple[int, int]]],
+    encoder: Encoder,
+    counts: Counts,
+    *,
+    split: bool = False,
 ) -> "list[Example | Rejected]":
     """Encode masked texts in one batch and find the tokens of their spans.
 
-    `ordinary[i]` are ranges of text i that must not become control tokens.
+    `ordinary[i]` are ranges of text i that must not become control tokens. With `split` a text is cut where it
+    begins to train, and the pieces are encoded apart, so that a prompt's ids are those of the prompt alone.
     """
     plain = [i for i, ranges in enumerate(ordinary) if not ranges]
-    encoded = encode_checked(encoder, [masked[i].text for i in plain], counts)
+    encoded = _encoded_texts([masked[i] for i in plain], encoder, counts, split=split)
     made: dict[int, Example | Rejected] = dict(
         zip(plain, _examples([masked[i] for i in plain], encoded, counts), strict=True)
     )
     for i, ranges in enumerate(ordinary):
         if ranges:
-            around = encoder.encode_around(masked[i].text, ranges)
+            cuts = _trained_starts(masked[i]) if split else ()
+            around = encoder.encode_around(masked[i].text, ranges, cuts)
             made[i] = _examples([masked[i]], around, counts)[0]
+            if holds_added_token(encoder.card, around, masked[i].text, ranges):
+                made[i] = Rejected("control_token_in_content", "the tokenizer makes a control token of ordinary text")
     return [made[i] for i in range(len(masked))]
+
+
+def _encoded_texts(masked: Sequence[Masked], encoder: Encoder, counts: Counts, *, split: bool) -> Encoded:
+    if not split:
+        return encode_checked(encoder, [one.text for one in masked], counts)
+    bounds = [[0, *_trained_starts(one), len(one.text)] for one in masked]
+    pieces = [one.text[a:b] for one, at in zip(masked, bounds, strict=True) for a, b in pairwise(at)]
+    sizes = np.array([len(at) - 1 for at in bounds], np.int64)
+    encoded = encode_checked(encoder, pieces, counts)
+    later = np.setdiff1d(np.arange(len(pieces)), np.cumsum(sizes) - sizes)
+    return rejoined(encoder.as_continuations(encoded, pieces, later), pieces, sizes)
+
+
+def _trained_starts(one: Masked) -> list[int]:
+    """Return the characters, other than the first, at which training begins after text that does not train."""
+    ends = {span.end for span in one.trained}
+    return [span.start for span in one.trained if span.start and span.start not in ends]
 
 
 def _examples(masked: Sequence[Masked], encoded: Encoded, counts: Counts) -> "list[Example | Rejected]":
@@ -345,6 +387,23 @@ def cut_pair(example: Example, limit: int, side: Literal["left", "right"], input
     return drop_tokens(example, keep)
 
 
+def with_bos(example: Example, bos_id: int) -> Example:
+    """Put a BOS, which does not train, before an example that does not begin with one."""
+    if len(example.ids) and int(example.ids[0]) == bos_id:
+        return example
+    opens = len(example.span_kinds) > 0 and int(example.span_kinds[0]) == TEMPLATE
+    kept = slice(1 if opens else 0, None)
+    return replace(
+        example,
+        ids=np.concatenate((np.array([bos_id], np.int32), example.ids)),
+        mask=np.concatenate((np.zeros(1, bool), example.mask)),
+        span_starts=np.concatenate((np.zeros(1, np.int64), example.span_starts[kept] + 1)),
+        span_messages=np.concatenate((np.full(1, -1, np.int64), example.span_messages[kept])),
+        span_kinds=np.concatenate((np.full(1, TEMPLATE, np.int8), example.span_kinds[kept])),
+        original_tokens=example.original_tokens + 1,
+    )
+
+
 def drop_tokens(example: Example, keep: Bools) -> Example:
     """Keep the marked tokens of an example; spans shrink, and what goes is counted as cut."""
     before = np.concatenate(([0], np.cumsum(keep)))
@@ -531,11 +590,23 @@ class Preparer:
         self._printer = None if spec is None else Renderer(spec)
         self._masker = None if self._printer is None else Masker(self._printer, dataset.loss, _rules(dataset))
         self._control = None if spec is None else ControlStrings(encoder.card, spec.text)
+        self._cuts_apart = dataset.loss.boundary == "split"
+        self._chat_bos = _wanted_bos(encoder, dataset)
 
     @property
     def raises(self) -> bool:
         """Whether rows over the limit are to stop the build; the corridor gathers them all first."""
         return self._dataset.truncation.overlong == "raise"
+
+    def _noticed(self) -> dict[str, Any]:
+        if self._printer is None:
+            return {}
+        contract = self._printer.contract
+        return {
+            "warnings": warnings(contract, finish=self._dataset.loss.finish),
+            "prompts": mismatched_prompts(contract),
+            "dated": contract.date_dependent,
+        }
 
     @property
     def printer(self) -> Renderer | None:
@@ -544,6 +615,7 @@ class Preparer:
 
     def prepare(self, table: pa.Table, counts: Counts) -> list[Outcome]:
         """Turn canonical rows into examples, one outcome per row, in row order."""
+        counts.template = self._noticed()
         outcomes: list[Outcome] = [Rejected("bad_example", "no kind")] * table.num_rows
         kinds = table.column("kind").to_numpy(zero_copy_only=False)
         for kind, prepare in (("conversation", self._conversations), ("pair", self._pairs), ("text", self._texts)):
@@ -587,6 +659,7 @@ class Preparer:
         assert self._masker is not None
         assert self._control is not None
         placeholders: dict[str, str] = {}
+        before = conversation
         policy = self._dataset.template.control_tokens
         if controlled and policy != "allow":
             if policy == "reject":
@@ -596,13 +669,16 @@ class Preparer:
             except ConfigError as error:
                 # A control token of one character, and a row that uses every letter and digit: no stand-in is free.
                 return Rejected("control_token_in_content", str(error))
-            counts.control_strings += len(placeholders)
+        if controlled:
+            counts.add_control_strings(self._control, before)
         conversation = self._within_thought_limit(conversation)
         drafts: list[_Draft] = []
         for one, only in self._masker.drafts(conversation):
             masked = self._masker.mask(self._shown(one), only=only)
             if isinstance(masked, Rejected):
                 return masked
+            if is_changed(masked.text, placeholders):
+                return Rejected("control_token_in_content", "the template changes the stand-in of a control string")
             counts.add_dropped(masked.dropped)
             masked, ordinary = show_control_strings(masked, placeholders)
             drafts.append(_Draft(place, one, only, placeholders, masked, ordinary))
@@ -622,7 +698,14 @@ class Preparer:
         return replace(conversation, messages=inlined(conversation.messages, options.think_tags[0]))
 
     def _encoded(self, drafts: "Sequence[_Draft]", counts: Counts) -> "list[Example | Rejected]":
-        return examples_of([d.masked for d in drafts], [d.ordinary for d in drafts], self._encoder, counts)
+        return self._examples_of([d.masked for d in drafts], [d.ordinary for d in drafts], counts)
+
+    def _examples_of(
+        self, masked: Sequence[Masked], ordinary: Sequence[list[tuple[int, int]]], counts: Counts
+    ) -> "list[Example | Rejected]":
+        made = examples_of(masked, ordinary, self._encoder, counts, split=self._cuts_apart)
+        bos = self._chat_bos
+        return made if bos is None else [one if isinstance(one, Rejected) else with_bos(one, bos) for one in made]
 
     def _fitted(self, draft: "_Draft", example: Example, counts: Counts) -> Outcome:
         """Apply the policy for what is too long to one example."""
@@ -698,7 +781,7 @@ class Preparer:
             return masked
         masked = _without_loss_on_reasoning(masked, frozenset(reasoning_context))
         masked, ordinary = show_control_strings(masked, draft.placeholders)
-        return examples_of([masked], [ordinary], self._encoder, counts)[0]
+        return self._examples_of([masked], [ordinary], counts)[0]
 
     def _accounted(
         self, draft: "_Draft", example: Example, original: Example | None, piece: Truncated, chosen: frozenset[int]
@@ -735,13 +818,22 @@ class Preparer:
 
     def _measure(self, draft: "_Draft", messages: Sequence[Message], tools: "Sequence[Json] | None") -> int | None:
         assert self._printer is not None
-        shown = self._shown(replace(draft.conversation, messages=messages))
+        assert self._masker is not None
+        shown = self._shown(replace(draft.conversation, messages=messages, tools=tools))
+        if self._cuts_apart:
+            # Where a text is cut is known only with its mask.
+            masked = self._masker.mask(shown)
+            if isinstance(masked, Masked):
+                masked, ordinary = show_control_strings(masked, draft.placeholders)
+                example = self._examples_of([masked], [ordinary], Counts())[0]
+                return None if isinstance(example, Rejected) else len(example.ids)
         printed = self._printer.render(shown.messages, tools, draft.conversation.kwargs)
         if isinstance(printed, Rejected):
             return None
         text, ranges = reveal(printed.text, draft.placeholders)
         encoded = self._encoder.encode_around(text, ranges) if ranges else self._encoder.encode([text])
-        return len(encoded.ids)
+        has_bos = self._chat_bos is None or (len(encoded.ids) > 0 and int(encoded.ids[0]) == self._chat_bos)
+        return len(encoded.ids) + (not has_bos)
 
     def _cut_reasoning(self, text: str, max_tokens: int) -> str:
         encoded = self._encoder.encode([text])
@@ -832,6 +924,15 @@ def _rules(dataset: Dataset) -> MaskRules:
         verify_render=template.verify_render,
         turns=template.turns,
     )
+
+
+def _wanted_bos(encoder: Encoder, dataset: Dataset) -> int | None:
+    """Return the BOS to put before chats, which the recipe has to ask for: the template decides by itself."""
+    if getattr(dataset.format, "add_bos", "auto") is not True:
+        return None
+    if encoder.card.bos_id is None:
+        raise ConfigError("format.add_bos: true, but the tokenizer has no BOS; only auto or false can stand; set auto")
+    return encoder.card.bos_id
 
 
 def _pair_loss(dataset: Dataset) -> tuple[bool, bool]:

@@ -192,13 +192,11 @@ class Recipe(Config):
     def _all_is_built(self) -> "Recipe":
         """Refuse options whose effect is not built yet: an option that is read and ignored ruins runs."""
         for name, dataset in self.datasets.items():
-            boundary = "split" if dataset.format.kind == "supervised" else "whole"
             if dataset.loss.weights:
                 raise ValueError(f"datasets.{name}.loss.weights: true is not built yet; only false is; delete it")
-            if dataset.loss.boundary not in (None, boundary):
+            if dataset.format.kind == "supervised" and dataset.loss.boundary == "whole":
                 raise ValueError(
-                    f"datasets.{name}.loss.boundary: {dataset.loss.boundary} is not built yet for this kind; "
-                    f"only {boundary} is; delete it"
+                    f"datasets.{name}.loss.boundary: whole is not built yet for pairs; only split is; delete it"
                 )
         return self
 

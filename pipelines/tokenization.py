@@ -19,8 +19,8 @@ import base64
 import hashlib
 import re
 import string
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -34,7 +34,7 @@ from pipelines.errors import ConfigError
 from pipelines.rows import Json
 from pipelines.storage import digest, digest_bytes
 
-VERSION = 1
+VERSION = 2
 """Raise it when ids or token spans of any text may come out differently."""
 
 Ints = NDArray[np.int64]
@@ -219,7 +219,7 @@ class Encoded:
     """A batch of encoded texts.
 
     `ids` int32[T], `offsets` int64[N + 1] into it; `starts` and `ends` int64[T] are each token's bytes within
-    its own text; `usual` counts texts that took the usual way.
+    its own text; `usual` counts texts that took the usual way, `altered` those whose ids decode to other text.
     """
 
     ids: NDArray[np.int32]
@@ -227,6 +227,7 @@ class Encoded:
     starts: Ints
     ends: Ints
     usual: int
+    altered: int = 0
 
 
 class Encoder:
@@ -279,7 +280,18 @@ class Encoder:
     def _encode_usual(self, texts: Sequence[str]) -> Encoded:
         encodings = self.usual.encode_batch(list(texts), add_special_tokens=False)
         pieces = [self._usual_bytes(text, one) for text, one in zip(texts, encodings, strict=True)]
-        return _joined(pieces, usual=len(texts))
+        decoded = self.usual.decode_batch([one.ids for one in encodings], skip_special_tokens=False)
+        altered = sum(self._respaced(one) != self._respaced(text) for one, text in zip(decoded, texts, strict=True))
+        return replace(_joined(pieces, usual=len(texts)), altered=altered)
+
+    def _respaced(self, text: str) -> str:
+        """Return a text without the spaces behind added tokens, which decoding may add."""
+        return self._after_added.sub(r"\1", text)
+
+    @cached_property
+    def _after_added(self) -> re.Pattern[str]:
+        added = sorted((content for _, content, _ in self.card.added if content), key=len, reverse=True)
+        return re.compile(f"({'|'.join(map(re.escape, added))}) +") if added else re.compile(r"(?!)()")
 
     def _usual_bytes(self, text: str, encoding: Any) -> "tuple[NDArray[np.int32], Ints, Ints]":
         ids = np.array(encoding.ids, np.int32)
@@ -299,13 +311,25 @@ class Encoder:
         encodings = self._continuing.encode_batch(list(texts), add_special_tokens=False)
         return _joined([self._usual_bytes(t, e) for t, e in zip(texts, encodings, strict=True)], usual=len(texts))
 
-    def encode_around(self, text: str, ordinary: Sequence[tuple[int, int]]) -> Encoded:
-        """Encode a text whose character ranges `ordinary` must not become control tokens, each in isolation."""
+    def as_continuations(self, encoded: Encoded, texts: Sequence[str], places: Ints) -> Encoded:
+        """Encode the texts in the given places again, as what follows other text; the rest stays as it is."""
+        if self._fast is not None or not len(places):
+            return encoded
+        chosen: list[int] = places.tolist()
+        return _replace(encoded, places, self.encode_continuation([texts[i] for i in chosen]), counted=False)
+
+    def encode_around(self, text: str, ordinary: Sequence[tuple[int, int]], cuts: Sequence[int] = ()) -> Encoded:
+        """Encode a text whose character ranges `ordinary` must not become control tokens, each in isolation.
+
+        Before the characters `cuts` the text is cut too, as `rejoined` has it.
+        """
         pieces: list[tuple[NDArray[np.int32], Ints, Ints]] = []
         position = 0
         at = byte_positions(text)
-        for start, end in [*ordinary, (len(text), len(text))]:
-            for chosen, left, right in ((self.usual, position, start), (self._plain, start, end)):
+        empty = [(cut, cut) for cut in cuts if not any(start < cut < end for start, end in ordinary)]
+        for start, end in sorted([*ordinary, *empty, (len(text), len(text))]):
+            between = self.usual if position == 0 else self._continuing
+            for chosen, left, right in ((between, position, start), (self._plain, start, end)):
                 if left < right:
                     encoding = chosen.encode(text[left:right], add_special_tokens=False)
                     ids, starts, ends = self._usual_bytes(text[left:right], encoding)
@@ -331,6 +355,25 @@ class Encoder:
         return cast(str, self.usual.decode(list(ids), skip_special_tokens=False))
 
 
+def rejoined(encoded: Encoded, pieces: Sequence[str], counts: Ints) -> Encoded:
+    """Return encoded pieces as the texts they were cut from: text i is the next `counts[i]` pieces, end to end."""
+    sizes = np.fromiter((len(one.encode()) for one in pieces), np.int64, len(pieces))
+    before = np.cumsum(sizes) - sizes
+    bounds = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+    nonempty = counts > 0
+    begins = np.zeros(len(counts), np.int64)
+    begins[nonempty] = before[bounds[:-1][nonempty]]
+    shift = np.repeat(before - np.repeat(begins, counts), np.diff(encoded.offsets))
+    return replace(
+        encoded,
+        offsets=encoded.offsets[bounds],
+        starts=encoded.starts + shift,
+        ends=encoded.ends + shift,
+        usual=min(encoded.usual, len(counts)),
+        altered=min(encoded.altered, len(counts)),
+    )
+
+
 def byte_positions(text: str) -> Ints:
     """Return for every character index (and the end) its byte index in UTF-8: int64[len(text) + 1]."""
     raw = text.encode()
@@ -349,15 +392,16 @@ def _joined(pieces: "Sequence[tuple[NDArray[np.int32], Ints, Ints]]", usual: int
     return Encoded(ids, offsets, starts, ends, usual)
 
 
-def _replace(encoded: Encoded, places: Ints, other: Encoded) -> Encoded:
-    """Put the texts of `other` in the given places of `encoded`."""
+def _replace(encoded: Encoded, places: Ints, other: Encoded, *, counted: bool = True) -> Encoded:
+    """Put the texts of `other` in the given places of `encoded`; `counted` adds what was counted of them."""
     chosen: dict[int, int] = {int(place): i for i, place in enumerate(places)}
     pieces: list[tuple[NDArray[np.int32], Ints, Ints]] = []
     for i in range(len(encoded.offsets) - 1):
         source, j = (other, chosen[i]) if i in chosen else (encoded, i)
         cut = slice(int(source.offsets[j]), int(source.offsets[j + 1]))
         pieces.append((source.ids[cut], source.starts[cut], source.ends[cut]))
-    return _joined(pieces, usual=encoded.usual + other.usual)
+    joined = _joined(pieces, usual=encoded.usual + counted * other.usual)
+    return replace(joined, altered=encoded.altered + counted * other.altered)
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -535,6 +579,16 @@ class ControlStrings:
         self._find = re.compile("|".join(map(re.escape, self.strings))) if self.strings else None
         self._template = template
 
+    def occurrences(self, messages: Sequence[dict[str, Json]], tools: Json, kwargs: Json) -> dict[str, int]:
+        """Count the strings in a row's own text: `role string` → how often; `tools` and `kwargs` are roles here."""
+        counts: dict[str, int] = {}
+        if self._find is None:
+            return counts
+        for role, value in [*((str(m["role"]), m) for m in messages), ("tools", tools), ("kwargs", kwargs)]:
+            for found in self._find.findall("\0".join(_strings(value))):
+                counts[f"{role} {found}"] = counts.get(f"{role} {found}", 0) + 1
+        return counts
+
     def hide(self, value: Json, row_json: str) -> "tuple[Json, dict[str, str]]":
         """Replace control strings in every string of a JSON value by placeholders of equal length.
 
@@ -564,6 +618,28 @@ def reveal(text: str, placeholders: dict[str, str]) -> tuple[str, list[tuple[int
     return pattern.sub(lambda match: placeholders[match.group()], text), ranges
 
 
+def is_changed(text: str, placeholders: dict[str, str]) -> bool:
+    """Tell whether a print holds a placeholder in other letters, as a template that lowers its text makes them.
+
+    Those of fewer than six characters could stand anywhere by chance and are not looked for.
+    """
+    long = [one for one in placeholders if len(one) >= 6]
+    if not long:
+        return False
+    lowered = text.lower()
+    return any(lowered.count(one.lower()) > text.count(one) for one in long)
+
+
+def holds_added_token(card: Card, encoded: Encoded, text: str, ranges: Sequence[tuple[int, int]]) -> bool:
+    """Tell whether an encoded text has an added token inside character ranges that must be ordinary text."""
+    at = byte_positions(text)
+    starts = at[np.array([start for start, _ in ranges], np.int64)]
+    ends = at[np.array([end for _, end in ranges], np.int64)]
+    place = np.searchsorted(starts, encoded.starts, "right") - 1
+    inside = (place >= 0) & (encoded.starts < ends[np.maximum(place, 0)])
+    return bool(np.isin(encoded.ids[inside], [token_id for token_id, _, _ in card.added]).any())
+
+
 def _placeholder(length: int, taken: str) -> str:
     """Return an ASCII word of the given length that does not occur in `taken`, always the same one."""
     letters = string.ascii_letters + string.digits
@@ -576,6 +652,18 @@ def _placeholder(length: int, taken: str) -> str:
         f"no free placeholder of {length} characters; the row uses every word of that length; "
         "reject it with template.control_tokens"
     )
+
+
+def _strings(value: Json) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in cast("list[Json]", value):
+            yield from _strings(item)
+    elif isinstance(value, dict):
+        for key, item in cast("dict[str, Json]", value).items():
+            yield key
+            yield from _strings(item)
 
 
 def _map_strings(value: Json, change: Callable[[str], str]) -> Json:

@@ -271,7 +271,12 @@ def test_control_strings_in_content_become_no_control_ids(road: Road) -> None:
     assert text_of(example).count("<|im_end|>") == 2 * spoken.count("<|im_end|>") + 3
     control = [token for token in example["input_ids"] if token < len(CONTROL)]
     assert control == [token for token in plain.examples()[1]["input_ids"] if token < len(CONTROL)]
-    assert built.manifest("rows", "tokenized_examples").facts["control_strings"] == len(CONTROL)
+    told = built.manifest("rows", "tokenized_examples")
+    assert told.facts["control_strings"] == pytest.approx(1 / 3)
+    counts = {(role, text): count for role, text, count in told.tables["control_strings"].rows}
+    assert counts["user", "<|im_end|>"] == spoken.count("<|im_end|>")
+    assert counts["assistant", "<|im_end|>"] == spoken.count("<|im_end|>") + 1
+    assert counts["assistant", "<|im_start|>"] == spoken.count("<|im_start|>") + 1
 
 
 def test_control_string_in_a_role_becomes_no_control_id(road: Road) -> None:

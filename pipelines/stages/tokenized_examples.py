@@ -152,7 +152,10 @@ def _draft(
         "tokens": tokens, "trained_tokens": classes.get("trained", 0),
         "trained_share": share(classes.get("trained", 0), tokens),
         "dropped_kinds": add_up(p.facts["dropped"] for p in made),
-        **{name: counted[name] for name in ("usual_way", "lane_differences", "control_strings", "straddles")},
+        "control_strings": share(counted["controlled_rows"], rows),
+        "text_roundtrip": share(counted["altered"], examples) if examples else 0,
+        **_of_template(made),
+        **{name: counted[name] for name in ("usual_way", "lane_differences", "straddles")},
         "rows_with_tools": counted["rows_with_tools"], "tool_tokens": counted["tool_tokens"],
         "most_tool_tokens": max((int(p.facts["most_tool_tokens"]) for p in made), default=0),
     }  # fmt: skip
@@ -176,8 +179,20 @@ def _draft(
     )
 
 
-_COUNTED = ("verified", "outside_vocabulary", "usual_way", "lane_differences", "control_strings",
+_COUNTED = ("verified", "outside_vocabulary", "usual_way", "lane_differences", "controlled_rows", "altered",
             "straddles", "original_tokens", "rows_with_tools", "tool_tokens")  # fmt: skip
+
+
+def _of_template(made: list[Part]) -> dict[str, Any]:
+    """Return what the template's contract makes of the laws; all parts were printed by the same one."""
+    found: dict[str, Any] = next((p.facts["template"] for p in made if p.facts["template"]), {})
+    return {
+        "contract": len(found.get("warnings", ())),
+        "prompt_match": len(found.get("prompts", ())),
+        "date_pinned": int(found.get("dated", False)),
+        "template_warnings": list(found.get("warnings", ())),
+        "mismatched_prompts": list(found.get("prompts", ())),
+    }
 
 
 def card_of(loaded: LoadedTokenizer, spec: RendererSpec | None) -> dict[str, Any]:
@@ -206,6 +221,14 @@ def _tables(made: list[Part], reasons: dict[str, int], facts: dict[str, Any]) ->
         "rejects": Table(("reason", "rows"), tuple(sorted(reasons.items(), key=lambda r: (-r[1], r[0]))[:30])),
         "tokens": Table(("class", "tokens"), tuple(add_up(p.facts["tokens_by_class"] for p in made).items())),
     }
+    controlled = add_up(p.facts["control_counts"] for p in made)
+    if controlled:
+        lines = sorted(controlled.items(), key=lambda found: (-found[1], found[0]))[:30]
+        tables["control_strings"] = Table(
+            ("role", "string", "occurrences"), tuple((*name.split(" ", 1), count) for name, count in lines)
+        )
+    if facts["template_warnings"]:
+        tables["template"] = Table(("warning",), tuple((one,) for one in facts["template_warnings"]))
     if facts["dropped_kinds"]:
         tables["dropped"] = Table(("kind", "pieces"), tuple(facts["dropped_kinds"].items()))
     return tables

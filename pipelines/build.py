@@ -106,10 +106,8 @@ def open_project(path: Path, root: str | None = None) -> Project:
     Relative paths in a recipe count from the project: the folder that holds `configs/`, or the recipe's own
     folder where there is none. `root` defaults to `.rowmill` there.
     """
-    path = path.resolve()
-    base = next((p.parent for p in path.parents if p.name == "configs"), path.parent)
-    loaded = recipe.load(path)
-    return Project(loaded, Store(root or str(base / ".rowmill")), base)
+    base = recipe.project_folder(path)
+    return Project(recipe.load(path), Store(root or str(base / ".rowmill")), base)
 
 
 # ── The order ──────────────────────────────────────────────────────────────────────────────────────

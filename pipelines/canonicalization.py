@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from pipelines.config import kind_of
+from pipelines.errors import ConfigError
 from pipelines.filters import Filters, check_length
-from pipelines.formats import Auto, Chat, Supervised, Text
+from pipelines.formats import Auto, Chat, Format, Python, Supervised, Text
 from pipelines.formats.columns import (
     KNOWN_ROLES,
     MAPPED_ROLES,
@@ -46,7 +47,7 @@ class RowOptions(Protocol):
     """The groups of a dataset's options that decide its canonical rows."""
 
     @property
-    def format(self) -> Chat | Supervised | Text | Auto:
+    def format(self) -> Format:
         """Which columns, which shape."""
         ...
 
@@ -75,7 +76,7 @@ class RowOptions(Protocol):
 class Options:
     """`RowOptions` put together by hand; a group left out has its defaults."""
 
-    format: Chat | Supervised | Text | Auto
+    format: Format
     reasoning: Reasoning = field(default_factory=Reasoning)
     tools: Tools = field(default_factory=Tools)
     template: Template = field(default_factory=Template)
@@ -170,14 +171,23 @@ class Canonicalizer:
             return Rejected("not_an_object", f"the record is {kind_of(record)}, expected a mapping")
         if arrow:
             record = without_nulls(record)
+        row = self.row(record)
+        return self.placed(row, record) if self._places and isinstance(row, Row) else row
+
+    def row(self, record: Mapping[str, Json]) -> Row | Rejected:
+        """Return a record's row without its place: group, order and domain."""
         match self._config.format:
             case Supervised() as pair:
-                row = self._pair(record, pair)
+                return self._pair(record, pair)
             case Text() as text:
-                row = self._text(record, text.text_key)
+                return self._text(record, text.text_key)
             case Chat() | Auto() as columns:
-                row = self._conversation(record, columns)
-        return self._placed(row, record) if self._places and isinstance(row, Row) else row
+                return self._conversation(record, columns)
+            case Python() as own:
+                raise ConfigError(
+                    f"format.class: {own.class_name} makes its rows itself; a kind with columns is needed here; "
+                    "call own_rows.OwnRows"
+                )
 
     def _pair(self, record: Mapping[str, Json], options: Supervised) -> Row | Rejected:
         pair = read_pair(record, options)
@@ -404,8 +414,10 @@ class Canonicalizer:
                 out.append(message)
         return out
 
-    def _placed(self, row: Row, record: Mapping[str, Json]) -> Row | Rejected:
+    def placed(self, row: Row, record: Mapping[str, Json]) -> Row | Rejected:
         """Add group, order and domain, each read from the record as it came."""
+        if not self._places:
+            return row
         group = order = domain = None
         if self._group_paths:
             values = [canonical_json(at_path(record, path)).decode() for path in self._group_paths]

@@ -27,6 +27,7 @@ from pipelines.errors import ConfigError, nearest
 from pipelines.examples import KINDS
 from pipelines.executors import LocalPool
 from pipelines.rendering import Renderer
+from pipelines.rows import is_place, place_of
 from pipelines.sources import FileScan, Part, RawRecord
 from pipelines.stages import Work, tokenized_examples
 from pipelines.storage import Store
@@ -159,11 +160,14 @@ def _first(project: Project, work: Work, count: int) -> Iterator[Inspected]:
 
 
 def _row(project: Project, work: Work, row_id: str) -> Iterator[Inspected]:
-    part_id, _, at = row_id.split("#", 1)[0].rpartition(":")
+    name = row_id.split("#", 1)[0]
+    if not is_place(name):
+        return
+    part_id, at = place_of(name)
     for scan in _scans(project, work, None):
         for part in scan.parts:
-            if part.part_id == part_id and at.isdecimal() and int(at) < part.records:
-                yield from _through(work, part, range(int(at), int(at) + 1))
+            if part.part_id == part_id and at < part.records:
+                yield from _through(work, part, range(at, at + 1))
 
 
 # ── Through the rooms ──────────────────────────────────────────────────────────────────────────────
@@ -186,12 +190,17 @@ def _through(work: Work, part: Part, wanted: range) -> Iterator[Inspected]:
         samples = _samples(work.store.table(tokenized.files["examples"].path), encoder)
     of_row = {row["row_id"]: row for row in rows.to_pylist()}
     refused = {one["row_id"]: one for table in rejects for one in table.to_pylist()}
-    for name, record in zip(names, records, strict=True):
-        yield _inspected(work, part, record, of_row.get(name), refused.get(name), samples.get(name, []))
+    numbered = dict(zip(names, records, strict=True))
+    further = [name for name in (*of_row, *refused) if name not in numbered]
+    for name in sorted({*names, *further}, key=lambda one: (place_of(one), len(one), one)):
+        record = numbered[name] if name in numbered else numbered[name.rpartition(".")[0]]
+        yield _inspected(work, part, name, record, of_row.get(name), refused.get(name), samples.get(name, []))
 
 
 def _only(table: pa.Table, names: Sequence[str]) -> pa.Table:
-    return table.filter(pc.is_in(table.column("row_id"), pa.array(names, pa.string())))
+    """Return the lines of some records, further rows that a class made of them included."""
+    records = pc.replace_substring_regex(table.column("row_id"), r"\.\d+$", "")
+    return table.filter(pc.is_in(records, pa.array(names, pa.string())))
 
 
 def _tokenize(work: Work, rows: pa.Table) -> tuple[manifest.Part, Encoder]:
@@ -206,6 +215,7 @@ def _tokenize(work: Work, rows: pa.Table) -> tuple[manifest.Part, Encoder]:
         limit=work.recipe.limit_of(work.dataset_name or ""),
         vocab_size=work.recipe.vocab_size or loaded.card.vocab_size,
         rows=parts.write_parquet(work.store, "chosen.parquet", rows),
+        base=str(work.base),
     )
     return parts.tokenize_part(task), Encoder(loaded)
 
@@ -213,6 +223,7 @@ def _tokenize(work: Work, rows: pa.Table) -> tuple[manifest.Part, Encoder]:
 def _inspected(
     work: Work,
     part: Part,
+    row_id: str,
     record: RawRecord,
     row: "dict[str, Any] | None",
     refused: "dict[str, Any] | None",
@@ -220,7 +231,7 @@ def _inspected(
 ) -> Inspected:
     return Inspected(
         dataset=work.dataset_name or "",
-        row_id=f"{part.part_id}:{record.number}",
+        row_id=row_id,
         source=terminal.source_text(part.url, part.reader, record.line),
         raw=record.raw,
         row=row,

@@ -29,8 +29,10 @@ import pyarrow.parquet as pq
 
 from pipelines import canonicalization, filters, preparation, sources, tokenization, tool_lengths
 from pipelines.errors import ContextOverflowError
+from pipelines.formats import Python
 from pipelines.ledger import KEPT, LEDGER, REJECTED, add_up
 from pipelines.manifest import File, Part
+from pipelines.own_rows import OwnRows
 from pipelines.preparation import Counts, Outcome, Preparer
 from pipelines.recipe import Dataset
 from pipelines.rendering import RendererSpec
@@ -128,6 +130,8 @@ def _canonicalizer(name: str, dataset: Dataset) -> "tuple[canonicalization.Canon
 
 def canonicalize_part(task: CanonicalTask) -> Part:
     """Make canonical rows of one source part."""
+    if isinstance(task.dataset.format, Python):
+        return _canonicalize_own(task)
     canonicalizer, splitter = _canonicalizer(task.dataset_name, task.dataset)
     log = RejectLog("canonical_rows")
     by_prefix = task.dataset.filters.deduplicate == "prefix200"
@@ -146,6 +150,29 @@ def canonicalize_part(task: CanonicalTask) -> Part:
         if refused is not None:
             log.add(row_id, refused, record.raw)
     return _save_rows(task, columns, log, left_out)
+
+
+def _canonicalize_own(task: CanonicalTask) -> Part:
+    """Make the rows of a part by a class of one's own, which may make several of one record."""
+    own = OwnRows(task.dataset, Path(task.base))
+    log = RejectLog("canonical_rows")
+    by_prefix = task.dataset.filters.deduplicate == "prefix200"
+    columns = _RowColumns(task.dataset_name, task.part, Splitter(task.dataset.splits), by_prefix=by_prefix)
+    left_out: list[tuple[str, str]] = []
+    further = 0
+    for record in sources.read(task.part, Path(task.base)):
+        row_id = f"{task.part.part_id}:{record.number}"
+        if task.take is not None and record.number >= task.take:
+            left_out.append((row_id, "not_taken"))
+            continue
+        made = [record.rejected] if record.rejected else own(record.value, arrow=task.part.arrow)
+        further += len(made) - 1
+        for k, row in enumerate(made):
+            name = f"{row_id}.{k}" if k else row_id
+            refused = row if isinstance(row, Rejected) else columns.add(name, row, record.value)
+            if refused is not None:
+                log.add(name, refused, record.raw)
+    return _save_rows(task, columns, log, left_out, further=further)
 
 
 class _RowColumns:
@@ -246,12 +273,20 @@ def _report_columns(reports: Sequence[ParseReport]) -> list[list[Any]]:
     return [[getattr(report, name) for report in reports] for name in names]
 
 
-def _save_rows(task: CanonicalTask, columns: _RowColumns, log: RejectLog, left_out: list[tuple[str, str]]) -> Part:
+def _save_rows(
+    task: CanonicalTask,
+    columns: _RowColumns,
+    log: RejectLog,
+    left_out: list[tuple[str, str]],
+    *,
+    further: int = 0,
+) -> Part:
     store = Store(task.root)
     at = f"{task.folder}/parts/{task.fingerprint}"
     notes = Counter(note for row in columns.rows for note in row.report.notes)
     facts: dict[str, Any] = {
         "records": task.part.records,
+        "further_rows": further,
         "kept": len(columns.ids),
         "reasons": log.counts(),
         "left_out": dict(Counter(state for _, state in left_out)),
@@ -359,6 +394,7 @@ class TokenizeTask:
     limit: int
     vocab_size: int
     rows: File
+    base: str = ""
 
 
 @lru_cache(maxsize=2)
@@ -371,10 +407,11 @@ _PREPARERS: dict[str, "Preparer"] = {}
 
 def _preparer(task: TokenizeTask) -> "Preparer":
     """Return this process's rooms for a task's options; the last ones are kept."""
-    key = repr((task.root, task.tokenizer, task.renderer, task.limit)) + task.dataset.model_dump_json()
+    key = repr((task.root, task.tokenizer, task.renderer, task.limit, task.base)) + task.dataset.model_dump_json()
     if key not in _PREPARERS:
         _PREPARERS.clear()
-        _PREPARERS[key] = Preparer(_encoder(task.root, task.tokenizer), task.dataset, task.renderer, task.limit)
+        encoder = _encoder(task.root, task.tokenizer)
+        _PREPARERS[key] = Preparer(encoder, task.dataset, task.renderer, task.limit, base=Path(task.base))
         if multiprocessing.parent_process() is not None:
             # What a worker has opened stays: walking it at every collection cost ten per cent of a part.
             gc.collect()

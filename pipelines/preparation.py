@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -26,10 +27,11 @@ from pipelines.contract import Conversation, mismatched_prompts, warnings
 from pipelines.errors import ConfigError
 from pipelines.examples import EXAMPLES, KINDS
 from pipelines.masking import Masker, MaskRules
+from pipelines.own_rows import Built, OwnExamples
 from pipelines.reasoning import inlined, limited
 from pipelines.recipe import Dataset
 from pipelines.rendering import Renderer, RendererSpec
-from pipelines.rows import Json, Kind, Masked, Message, Rejected, Span, to_json
+from pipelines.rows import Json, Kind, Masked, Message, Rejected, Span, from_json, to_json
 from pipelines.tokenization import (
     Bools,
     ControlStrings,
@@ -82,6 +84,8 @@ class Example:
     exchanges_trained: int = 0
     reasoning_trained: int = 0
     cut_trained: int = 0
+    domain: str | None = None
+    """The example's own, where a class of one's own names it; else its row's."""
 
     def cut(self, start: int, stop: int) -> "Example":
         """Keep tokens `[start, stop)`; what is removed is counted as cut. The new first token is no target."""
@@ -458,7 +462,7 @@ def to_table(
                 pa.array(np.arange(len(flat) + 1, dtype=np.int32)), pa.array([row_ids[i] for i in rows], pa.string())
             ),
             pa.array([splits[i] for i in rows], pa.string()),
-            pa.array([domains[i] for i in rows], pa.string()),
+            pa.array([one.domain or domains[i] for i, _, one in flat], pa.string()),
             _lists(lengths, _concat([one.ids for one in made], np.int32)),
             _lists(lengths, mask),
             _lists(span_counts, _concat([one.span_starts for one in made], np.int32)),
@@ -582,8 +586,12 @@ def batches(sizes: Sequence[int], limit: int) -> Iterator[slice]:
 class Preparer:
     """The rooms that turn one dataset's rows into examples, opened once per process."""
 
-    def __init__(self, encoder: Encoder, dataset: Dataset, spec: RendererSpec | None, limit: int) -> None:
-        """Open the renderer and the masker, if the dataset's kind has a template."""
+    def __init__(
+        self, encoder: Encoder, dataset: Dataset, spec: RendererSpec | None, limit: int, *, base: Path = Path()
+    ) -> None:
+        """Open the renderer and the masker, if the dataset's kind has a template; `base` is the project's folder."""
+        self._base = base
+        self._own: OwnExamples | None = None
         self._encoder = encoder
         self._dataset = dataset
         self._limit = limit
@@ -618,7 +626,8 @@ class Preparer:
         counts.template = self._noticed()
         outcomes: list[Outcome] = [Rejected("bad_example", "no kind")] * table.num_rows
         kinds = table.column("kind").to_numpy(zero_copy_only=False)
-        for kind, prepare in (("conversation", self._conversations), ("pair", self._pairs), ("text", self._texts)):
+        ways = (("conversation", self._conversations), ("pair", self._pairs), ("text", self._texts))
+        for kind, prepare in (*ways, ("record", self._own_examples)):
             places = np.flatnonzero(kinds == kind)
             if not len(places):
                 continue
@@ -633,7 +642,10 @@ class Preparer:
     # ── conversations ──
 
     def _conversations(self, rows: pa.Table, counts: Counts) -> list[Outcome]:
-        assert self._masker is not None
+        if self._masker is None:
+            return [
+                Rejected("template_error", "neither the tokenizer nor the recipe has a chat template")
+            ] * rows.num_rows
         assert self._control is not None
         decoded = conversations(rows)
         controlled = with_control_strings(rows, self._control)
@@ -890,6 +902,44 @@ class Preparer:
             return settled
         return windows(example, self._limit) if self._policy("text") == "split" else [example.cut(0, self._limit)]
 
+    # ── a class of one's own ──
+
+    def _own_examples(self, rows: pa.Table, counts: Counts) -> list[Outcome]:
+        if self._own is None:
+            self._own = OwnExamples(
+                self._dataset,
+                self._base,
+                open_tokenizer=self._encoder.as_transformers,
+                vocab_size=self._encoder.card.vocab_size,
+                max_length=self._limit,
+            )
+        return [self._fitted_own(self._own(from_json(text)), counts) for text in rows.column("record").to_pylist()]
+
+    def _fitted_own(self, built: Built | Rejected, counts: Counts) -> Outcome:
+        """Apply the policy for what is too long to an example that has no structure to shorten by."""
+        if isinstance(built, Rejected):
+            return built
+        example = Example(
+            ids=built.ids,
+            mask=built.mask,
+            span_starts=np.zeros(1, np.int64),
+            span_messages=np.full(1, -1, np.int64),
+            span_kinds=np.full(1, KINDS.index("record"), np.int8),
+            original_tokens=len(built.ids),
+            original_trained=int(built.mask.sum()),
+            domain=built.domain,
+        )
+        settled = self._settled(example, "record", counts)
+        if settled is not None:
+            return settled
+        if self._policy("record") == "split":
+            return windows(example, self._limit)
+        options = self._dataset.truncation
+        if options.token_cut == "reject":  # noqa: S105  (tokens of text)
+            counts.dropped_tokens += len(example.ids)
+            return Rejected("overlong_after_structure", f"{len(example.ids)} tokens, at most {self._limit}")
+        return [keep_tail(example, self._limit, options.truncate_side, self._encoder.card.bos_id)]
+
     def _edge(self, option: str, token_id: int | None, by_itself: bool, count: int, *, trains: bool) -> list[Stream]:
         """Return the stream of a BOS or EOS, or none: `auto` adds what the tokenizer has."""
         wanted = getattr(self._dataset.format, option, "auto")
@@ -950,7 +1000,7 @@ def _pair_loss(dataset: Dataset) -> tuple[bool, bool]:
 
 def _sizes(rows: pa.Table) -> list[int]:
     lengths = np.zeros(rows.num_rows, np.int64)
-    for name in ("messages", "tools", "text", "output"):
+    for name in ("messages", "tools", "text", "output", "record"):
         lengths += pc.fill_null(pc.binary_length(rows.column(name)), 0).to_numpy()
     return cast("list[int]", lengths.tolist())
 

@@ -19,7 +19,9 @@ from pipelines.config import Config, kind_of
 from pipelines.errors import ConfigError, nearest, one_of
 from pipelines.filters import Filters
 from pipelines.findings import Gates
-from pipelines.formats import Auto, Format
+from pipelines.formats import KINDS, Auto, Format
+from pipelines.formats.own import find as find_class
+from pipelines.formats.own import registered, source_digest, way_of
 from pipelines.masking import Loss
 from pipelines.mixing import Mixture
 from pipelines.packing import Packing
@@ -51,6 +53,7 @@ GROUPS_READ: dict[str, frozenset[str]] = {
     "auto": _ALL,
     "supervised": _ALL - {"reasoning", "tools", "template"},
     "text": _ALL - {"reasoning", "tools", "template", "loss"},
+    "python": _ALL,
 }
 """Which groups a format's kind reads; another group in such a dataset is an error."""
 
@@ -110,6 +113,8 @@ class Dataset(Config):
     def _mask_names_what_is_there(self) -> "Dataset":
         """Refuse a mask that names sides in a conversation or roles in a pair: it would silently do nothing."""
         named = set(self.loss.mask)
+        if self.format.kind == "python":
+            return self
         if self.format.kind == "supervised":
             wrong, allowed = named - PAIR_SIDES, "prompt and response"
         else:
@@ -134,7 +139,13 @@ class Dataset(Config):
         return joined or self.packing.slice_strategy is not None
 
 
-ROW_KINDS: dict[str, Kind] = {"chat": "conversation", "auto": "conversation", "supervised": "pair", "text": "text"}
+ROW_KINDS: dict[str, Kind] = {
+    "chat": "conversation",
+    "auto": "conversation",
+    "supervised": "pair",
+    "text": "text",
+    "python": "conversation",
+}
 """What most rows of a format's kind are; it decides how examples are packed."""
 
 
@@ -243,11 +254,17 @@ def load(path: Path) -> Recipe:
         One line per problem, each saying where, what, what was allowed, what to do.
 
     """
-    return parse(config.read_yaml(path), name=path.stem, where=str(path))
+    return parse(config.read_yaml(path), name=path.stem, where=str(path), base=project_folder(path))
 
 
-def parse(values: Mapping[str, Any], *, name: str, where: str) -> Recipe:
-    """Check a recipe given as a mapping; `name` becomes the recipe's."""
+def project_folder(path: Path) -> Path:
+    """Return the folder from which a recipe's paths count: the one that holds `configs/`, else the recipe's own."""
+    path = path.resolve()
+    return next((p.parent for p in path.parents if p.name == "configs"), path.parent)
+
+
+def parse(values: Mapping[str, Any], *, name: str, where: str, base: Path = Path()) -> Recipe:
+    """Check a recipe given as a mapping; `name` becomes the recipe's, `base` is the project's folder."""
     check_name(name, where)
     raw: dict[str, Any] = dict(values)
     if "name" in raw:
@@ -264,7 +281,7 @@ def parse(values: Mapping[str, Any], *, name: str, where: str) -> Recipe:
         filled = cast("dict[str, Any]", datasets)
         groups = cast("dict[str, Any]", defaults)
         _check_defaults(groups, where)
-        raw["datasets"] = {str(key): _dataset(str(key), value, groups, where) for key, value in filled.items()}
+        raw["datasets"] = {str(key): _dataset(str(key), value, groups, where, base) for key, value in filled.items()}
     return config.check(Recipe, raw, where)
 
 
@@ -278,6 +295,7 @@ def json_schema() -> dict[str, Any]:
     schema = Recipe.model_json_schema()
     groups = {name: {"$ref": f"#/$defs/{model.__name__}"} for name, model in GROUPS.items()}
     schema["properties"].pop("name")
+    schema["$defs"]["Python"]["properties"].pop("source_digest")
     schema["required"] = [field for field in schema["required"] if field != "name"]
     schema["properties"]["defaults"] = {
         "type": "object", "properties": groups | {"format": {"type": "object"}}, "additionalProperties": False,
@@ -334,7 +352,7 @@ def _check_default_format(values: Mapping[str, Any], where: str) -> None:
         )
 
 
-def _dataset(name: str, value: object, defaults: Mapping[str, Any], where: str) -> object:
+def _dataset(name: str, value: object, defaults: Mapping[str, Any], where: str, base: Path) -> object:
     check_name(name, f"{where}: datasets.{name}")
     if not isinstance(value, dict):
         return value
@@ -346,8 +364,15 @@ def _dataset(name: str, value: object, defaults: Mapping[str, Any], where: str) 
     shared: dict[str, Any] = dict(defaults.get("format", {}))
     options = _aliased_format(dict(cast("dict[str, Any]", form)), at)
     kind = str(options.get("kind", shared.get("kind", "auto")))
+    own = None if kind in KINDS else registered().get(kind)
+    if own is not None:
+        if "class" in options:
+            raise ConfigError(f"{at}.format: {kind} is registered for {own}; its class is known; delete class")
+        kind, options["class"] = "python", own
     options["kind"] = kind
     read = GROUPS_READ.get(kind, _ALL)
+    if kind == "python" and _own_format(options, f"{at}.format.class", base) == "build":
+        read -= _FOR_ROWS
     _move_flat_options(options, raw, read, at)
     _refuse_unread(raw, kind, at)
     for group in GROUPS:
@@ -361,6 +386,21 @@ def _dataset(name: str, value: object, defaults: Mapping[str, Any], where: str) 
     known = _format_fields(kind)
     raw["format"] = {**{k: v for k, v in shared.items() if k in known}, **options}
     return raw
+
+
+_FOR_ROWS = frozenset({"reasoning", "tools", "template", "loss"})
+"""Groups that say what becomes of rows; a class that builds tokens itself has none."""
+
+
+def _own_format(options: dict[str, Any], where: str, base: Path) -> str | None:
+    """Find a class of one's own before any data is read, fill in what its file holds, and say which way it goes."""
+    if "source_digest" in options:
+        raise ConfigError(f"{where}: source_digest is read from the class's file; it cannot be set; delete it")
+    path = options.get("class")
+    if not isinstance(path, str):
+        return None
+    options["source_digest"] = source_digest(path, base, where)
+    return way_of(find_class(path, base, where))
 
 
 def _refuse_unread(raw: Mapping[str, Any], kind: str, at: str) -> None:

@@ -134,9 +134,16 @@ def options(model: type[Config], names: Iterable[str] | None = None) -> Iterator
     # A kind's own fields stand behind inherited ones; which kind it is comes first.
     for name in sorted(model.model_fields, key=lambda one: one != "kind") if names is None else names:
         field = model.model_fields[name]
+        if name in getattr(model, "FILLED_IN", ()):
+            continue
         words = " ".join((field.description or "").split())
         family = f"[{FAMILIES[name]}](#{slug(FAMILIES[name])})" if name in FAMILIES and model is Dataset else None
-        yield _line(f"`{name}`", family or type_words(field.annotation, field.metadata), default_words(field), words)
+        yield _line(
+            f"`{field.alias or name}`",
+            family or type_words(field.annotation, field.metadata),
+            default_words(field),
+            words,
+        )
 
 
 def _line(*cells: str) -> str:

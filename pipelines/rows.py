@@ -179,6 +179,23 @@ REJECTS = pa.schema(
 """Rejected records with their raw bytes, as the source had them (or the canonical JSON after it)."""
 
 
+_PLACE = re.compile(r".+:\d+(\.\d+)?")
+
+
+def is_place(row_id: str) -> bool:
+    """Tell whether a text is a row's id."""
+    return _PLACE.fullmatch(row_id) is not None
+
+
+def place_of(row_id: str) -> tuple[str, int]:
+    """Return part and record number of a row's id.
+
+    `<part>:12` is record 12's row; `<part>:12.1` is the next one that a format of one's own made of it.
+    """
+    part, _, number = row_id.rpartition(":")
+    return part, int(number.partition(".")[0])
+
+
 _LONG_NUMBER = re.compile(r"\d{19}")
 """Digits that may be an integer beyond 64 bits, which the fast parser would turn into a float without a word."""
 

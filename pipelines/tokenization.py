@@ -244,6 +244,15 @@ class Encoder:
         """The reference: the `tokenizers` backend that `transformers` itself calls."""
         return _open_usual(self._backend)
 
+    def as_transformers(self) -> Any:
+        """Return the tokenizer as `transformers` would open it, chat template included; takes seconds."""
+        from transformers import PreTrainedTokenizerFast
+
+        tokens = {name: text for name, text in self.card.special_tokens.items() if name.endswith("_token")}
+        opened = PreTrainedTokenizerFast(tokenizer_object=_open_usual(self._backend), **tokens)
+        opened.chat_template = self.card.chat_template
+        return opened
+
     @cached_property
     def _plain(self) -> Any:
         """The same tokenizer without its added tokens, for strings that must stay ordinary text."""

@@ -24,6 +24,7 @@ from pipelines.build import Project
 from pipelines.errors import ConfigError, IntegrityError, SourceError, nearest
 from pipelines.examples import KINDS
 from pipelines.manifest import Manifest
+from pipelines.rows import is_place, place_of
 from pipelines.sources import Part
 from pipelines.stages import raw_dataset
 from pipelines.storage import Store
@@ -185,13 +186,13 @@ def trace_row(project: Project, row_id: str) -> list[RowTrace]:
         If no dataset has it.
 
     """
-    part_id, _, at = row_id.split("#", 1)[0].rpartition(":")
+    name = row_id.split("#", 1)[0]
     found: list[RowTrace] = []
     for dataset in project.recipe.datasets:
         lineage = _lineage(project, dataset)
         for index, part in enumerate(lineage.parts):
-            if part.part_id == part_id and at.isdecimal() and int(at) < part.records:
-                found.append(_trace(lineage, index, int(at)))
+            if is_place(name) and place_of(name)[0] == part.part_id and place_of(name)[1] < part.records:
+                found.append(_trace(lineage, index, name))
     if not found:
         raise ConfigError(
             f"{row_id}: no row of {project.recipe.name} has this id; an id as in the table rows, <part>:<number>, is "
@@ -240,7 +241,18 @@ def _trace_line(lineage: _Lineage, index: int, part: Part, line: int) -> Iterato
     if part.first_line <= line and (following is None or line < following):
         number = next((one.number for one in sources.read(part, lineage.project.base) if one.line == line), None)
         if number is not None:
-            yield _trace(lineage, index, number)
+            yield from (_trace(lineage, index, row_id) for row_id in _rows_of(lineage, index, number))
+
+
+def _rows_of(lineage: _Lineage, index: int, number: int) -> list[str]:
+    """Return the ids of a record's rows: one, unless a format of one's own made more of it."""
+    row_id = f"{lineage.parts[index].part_id}:{number}"
+    ledger = lineage.table("canonical_rows", index, "ledger", ("row_id",))
+    if ledger is None:
+        return [row_id]
+    column = ledger.column("row_id")
+    further: list[str] = column.filter(pc.starts_with(column, f"{row_id}.")).to_pylist()
+    return [row_id, *sorted(further, key=lambda one: (len(one), one))]
 
 
 def _no_record(project: Project, file: str, line: int, files: Mapping[str, list[Part]]) -> ConfigError:
@@ -260,14 +272,12 @@ def _no_record(project: Project, file: str, line: int, files: Mapping[str, list[
     )
 
 
-def _trace(lineage: _Lineage, index: int, at: int) -> RowTrace:
-    part = lineage.parts[index]
-    row_id = f"{part.part_id}:{at}"
+def _trace(lineage: _Lineage, index: int, row_id: str) -> RowTrace:
     places, note = _places(lineage, row_id)
     return RowTrace(
         dataset=lineage.dataset,
         row_id=row_id,
-        origin=_origin(lineage, part, at),
+        origin=_origin(lineage, lineage.parts[index], place_of(row_id)[1]),
         fates=tuple(_fates(lineage, index, row_id)),
         examples=tuple(_examples(lineage, index, row_id)),
         places=tuple(places),
@@ -426,7 +436,7 @@ def trace_sequence(project: Project, place: str) -> SequenceTrace:
             "allowed; name one of them"
         )
     numbered = {one.part_id: one for one in lineage.parts}
-    origins = [_origin(lineage, numbered[name.rpartition(":")[0]], int(name.rpartition(":")[2])) for name, _ in named]
+    origins = [_origin(lineage, numbered[part_id], at) for part_id, at in (place_of(name) for name, _ in named)]
     return SequenceTrace(
         dataset=dataset,
         split=split,

@@ -12,12 +12,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from pipelines import formats
 from pipelines.canonicalization import Canonicalizer, Options, canonicalize_row
-from pipelines.formats import Auto, Chat, Format, Supervised, Text
+from pipelines.formats import Auto, Chat, Format, Python, Supervised, Text
 from pipelines.rendering import Template
 from pipelines.rows import Json, Rejected, Row
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Format)
-SHARED = {"columns", "detection", "messages"}
+SHARED = {"columns", "detection", "messages", "own"}
 """Modules of the folder that are no kind: what several kinds have in common."""
 
 
@@ -51,15 +51,15 @@ def test_union_has_one_member_per_module() -> None:
     assert members == modules - {f"pipelines.formats.{name}" for name in SHARED}
 
 
-@pytest.mark.parametrize("kind", ["chat", "supervised", "text", "auto"])
+@pytest.mark.parametrize("kind", ["chat", "supervised", "text", "auto", "python"])
 def test_kind_dumped_and_loaded_is_equal(kind: str) -> None:
-    model = ADAPTER.validate_python({"kind": kind})
+    model = ADAPTER.validate_python({"kind": kind, **({"class": "a:B"} if kind == "python" else {})})
 
     assert ADAPTER.validate_python(model.model_dump()) == model
     assert ADAPTER.validate_json(model.model_dump_json()) == model
 
 
-@pytest.mark.parametrize("model", [Chat, Supervised, Text, Auto])
+@pytest.mark.parametrize("model", [Chat, Supervised, Text, Auto, Python])
 def test_every_field_is_documented(model: Any) -> None:
     assert [name for name, one in model.model_fields.items() if not one.description] == []
 

@@ -11,19 +11,26 @@ from pydantic import BeforeValidator, Field
 from pipelines.formats.auto import Auto
 from pipelines.formats.chat import Chat
 from pipelines.formats.columns import is_mapping, renamed
+from pipelines.formats.own import RowFormat, register_format, registered
+from pipelines.formats.python import Python
 from pipelines.formats.supervised import Supervised
 from pipelines.formats.text import Text
 from pipelines.rows import Json
 
-__all__ = ["Auto", "Chat", "Format", "Supervised", "Text"]
+__all__ = ["Auto", "Chat", "Format", "Python", "RowFormat", "Supervised", "Text", "register_format"]
+
+KINDS = ("chat", "supervised", "text", "auto", "python")
 
 
 def _kind_named(values: Json) -> Json:
-    """Accept `type` for `kind`, `instruction` for `supervised`, and no kind at all for `auto`."""
+    """Accept `type` for `kind`, `instruction` for `supervised`, a registered name, and no kind at all for `auto`."""
     if not is_mapping(values):
         return values
     named: dict[str, Json] = renamed(values, {"type": "kind"})
     kind = named.get("kind", "auto")
+    own = registered().get(kind) if type(kind) is str and kind not in KINDS else None
+    if own is not None:
+        return {"class": own, **named, "kind": "python"}
     return {**named, "kind": "supervised" if kind == "instruction" else kind}
 
 
@@ -31,7 +38,8 @@ Format: TypeAlias = Annotated[
     Chat  # lists of messages, and whatever can be read as one: ShareGPT, Alpaca, prompt and response
     | Supervised  # a prompt and its response, joined without a chat template
     | Text  # documents
-    | Auto,  # chat or text, decided row by row
+    | Auto  # chat or text, decided row by row
+    | Python,  # whatever a class of one's own makes of them
     Field(discriminator="kind"),
     BeforeValidator(_kind_named),
 ]

@@ -126,7 +126,8 @@ def _draft(work: Work, final: list[Part], *, records: int, reused: int, rows_mad
     largest = int(groups["rows"][0]) if len(groups) else 0
     facts = {
         "nonempty": kept,
-        "accounted": unaccounted(records, ledger),
+        # A class of one's own may make several rows of one record; each has a line of its own.
+        "accounted": unaccounted(records + sum(int(p.facts["further_rows"]) for p in final), ledger),
         "unknown_roles": share(sum(int(p.facts["rows_with_unknown_roles"]) for p in final), taken),
         "group_size": largest,
         "rejects": share(refused, taken),

@@ -26,6 +26,7 @@ from pipelines import packing
 from pipelines.ledger import KEPT, REJECTED
 from pipelines.manifest import File, Histogram, Part, Table
 from pipelines.packing import Plan
+from pipelines.rows import place_of
 from pipelines.shards import gather, native
 from pipelines.sources import Part as SourcePart
 from pipelines.stages import Draft, Work, part_folder, raw_dataset, scratch_folder, share
@@ -302,15 +303,15 @@ def _shard_table(task: _ShardTask) -> pa.Table:
 def _lineage(table: pa.Table, task: _ShardTask) -> pa.Table:
     example_ids = table.column("example_ids").combine_chunks().flatten()
     row_ids = [name.rsplit("#", 1)[0] for name in example_ids.to_pylist()]
-    places = [(row_id, *row_id.rsplit(":", 1)) for row_id in row_ids]
+    places = [place_of(row_id) for row_id in row_ids]
     counts = np.diff(task.sequence_offsets)
     numbers = np.arange(len(task.examples)) - np.repeat(task.sequence_offsets[:-1], counts)
     sequences = np.repeat(np.arange(len(counts)) + task.first_sequence, counts)
     return pa.table(
         [
             sequences, numbers.astype(np.int32), example_ids, row_ids,
-            [task.sources[part][0] for _, part, _ in places],
-            [task.sources[part][1] + int(number) for _, part, number in places],
+            [task.sources[part][0] for part, _ in places],
+            [task.sources[part][1] + number for part, number in places],
             task.ranges[:, 0], task.ranges[:, 1], [task.split] * len(row_ids),
         ],
         schema=SEGMENTS,

@@ -38,9 +38,12 @@ def open_tokenizer(work: Work) -> tuple[LoadedTokenizer, str]:
 
 def renderer_spec(work: Work, loaded: LoadedTokenizer) -> RendererSpec | None:
     """Return what the dataset's chat template is; None for kinds that have no template."""
-    if work.dataset.format.kind not in ("chat", "auto"):
-        return None
     card, options = loaded.card, work.dataset.template
+    if work.dataset.format.kind not in ("chat", "auto", "python"):
+        return None
+    if work.dataset.format.kind == "python" and options.chat_template is None and not card.chat_template:
+        # A class of one's own may make no conversation at all.
+        return None
     source = rendering.resolve(
         _at_base(options, work.base), tokenizer_chat_template=card.chat_template, special_tokens=card.special_tokens
     )
@@ -113,6 +116,7 @@ def _planned(
         limit=work.recipe.limit_of(work.dataset_name or ""),
         vocab_size=_vocabulary(work, loaded),
         rows=part.files["rows"],
+        base=str(work.base),
     )
     # Compressed rows are about a quarter of their text.
     return Planned(fingerprint, task, part.files["rows"].rows, 4 * part.files["rows"].bytes)

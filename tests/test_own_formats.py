@@ -432,7 +432,7 @@ def test_registered_name_is_a_kind(project: Road) -> None:
 
 def test_register_format_refuses_what_is_no_row_format() -> None:
     with pytest.raises(TypeError, match="it is no RowFormat"):
-        register_format("stranger")(object)  # pyright: ignore[reportArgumentType, reportUnknownVariableType]
+        register_format("stranger")(object)  # pyright: ignore[reportArgumentType]
 
 
 def test_register_format_refuses_a_name_that_is_taken() -> None:

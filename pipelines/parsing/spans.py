@@ -25,7 +25,7 @@ REASONS = (
     # An object in its series.
     "step order after_failure "
     # A completion that generation did not keep.
-    "not_chosen past_stop series_incomplete"
+    "not_chosen past_stop past_bound series_incomplete"
 ).split()
 """The closed list of reasons why an object of generated text is no record of the output."""
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import dagster as dg
 import orjson
 
-from assets.factory import dagster_name, rank_folders
+from assets.factory import dagster_name
 from assets.resources import EXECUTORS
 from pipelines import build
 from pipelines.build import Project
@@ -48,7 +48,7 @@ def job_of(project: Project) -> Any:
 
 def all_ranks(project: Project) -> dict[str, str]:
     """Return the tags that make a run cover all ranks at once; without them it fails when it reaches them."""
-    ranks = rank_folders(project.recipe.partitions.world_size)
+    ranks = build.ranks_of(project)
     return {RANGE_START: ranks[0], RANGE_END: ranks[-1]}
 
 

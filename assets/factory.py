@@ -52,17 +52,12 @@ class StageRun(dg.Config):
     """A kept version to return instead of building; verified whole and gated like a build."""
 
 
-def rank_folders(world_size: int) -> list[str]:
-    """Name the folders of all ranks; the world size is in the name, so another one is never mistaken for built."""
-    return [f"rank-{rank:05d}-of-{world_size:05d}" for rank in range(world_size)]
-
-
 def assets_of(project: Project, condition: dg.AutomationCondition[Any] | None) -> list[dg.AssetsDefinition]:
     """Return one asset per step of the recipe's road; `condition` is when they materialize themselves."""
     steps = build.road(project)
     terms = {step.key: step.terms for step in steps}
     before = order(steps)
-    ranks = dg.StaticPartitionsDefinition(rank_folders(project.recipe.partitions.world_size))
+    ranks = dg.StaticPartitionsDefinition(list(build.ranks_of(project)))
     return [
         stage_asset(
             project,

@@ -185,6 +185,8 @@ def _code_version(loaded: Recipe, dataset: str | None, stage: str) -> str:
         "truncation_stats": ("truncation", "packing"),
         "packed_shards": ("packing",),
     }[stage]
+    held_out = (whole["mixture"]["num_validation_sequences"] or {}).get(dataset)
+    carved = (held_out, options["splits"]["seed"]) if stage == "packed_shards" and held_out else ()
     top = (
         ("tokenizer", "vocab_size", "seq_len")
         if stage == "tokenized_examples"
@@ -192,7 +194,12 @@ def _code_version(loaded: Recipe, dataset: str | None, stage: str) -> str:
         if stage != "raw_dataset"
         else ()
     )
-    return digest(stage, versions[stage], {g: options[g] for g in groups}, {t: whole[t] for t in top})[:16]
+    return digest(stage, versions[stage], {g: options[g] for g in groups}, {t: whole[t] for t in top}, *carved)[:16]
+
+
+def ranks_of(project: Project) -> tuple[str, ...]:
+    """Return the folder names of a recipe's ranks, in order; the number of ranks is part of each name."""
+    return gpu_partitions.rank_names(project.recipe.partitions.world_size)
 
 
 def find_step(project: Project, key: Key) -> Step:

@@ -93,7 +93,8 @@ class Mixture(Config):
     """Batches of a dataset that are used at most, of the batch size at step 0."""
 
     num_validation_sequences: dict[str, Count] | None = None
-    """Sequences per dataset held out for validation. Not built yet."""
+    """Sequences per dataset held out for validation, instead of a share: whole groups by their hash until there
+    are enough. Sequences of such groups beyond the number are left out, not trained on."""
 
     target_budget: Count | None = None
     """Sequences (or tokens) of the run that is simulated; with `experiment_budget`."""
@@ -117,10 +118,6 @@ class Mixture(Config):
         self._weights_are_usable()
         self._stops()
         self._slices()
-        if self.num_validation_sequences is not None:
-            raise ValueError(
-                "num_validation_sequences is not built yet; shares are; delete it and set splits.validation"
-            )
         return self
 
     def _schedules_ascend(self) -> None:
@@ -180,8 +177,9 @@ class Mixture(Config):
             raise ValueError(
                 f"experiment_budget {experiment} is above target_budget {target}; it is a part of it; exchange them"
             )
-        if self.max_train_batches is not None:
-            raise ValueError("budgets with max_train_batches; one of the two may cut datasets; delete one")
+        for option in ("max_train_batches", "num_validation_sequences"):
+            if getattr(self, option) is not None:
+                raise ValueError(f"budgets with {option}; one of the two may cut datasets; delete one")
 
     @property
     def resolved_stop(self) -> StopStrategy:
@@ -256,6 +254,44 @@ def schedule(mixture: Mixture, sizes: Mapping[str, int], seed: int) -> Order:
             passes[shown] = np.arange(len(shown)) // size
     epochs = [0, length] if mixture.stages is not None else [0, *(stage.end for stage in stages)]
     return Order(labels[:length], items[:length], passes[:length], np.array(epochs, dtype=np.int64))
+
+
+def furthest_from_share(mixture: Mixture, sizes: Mapping[str, int], order: Order) -> float:
+    """Measure, in sequences, how far a dataset is from its share at the end of a block at most.
+
+    Under `carry` that is the distance since the stage began, below 1 by law; under `fixed` the distance within
+    each block, below 1 because every block is rounded by largest remainder. A block that the order's end cuts
+    short promises nothing.
+    """
+    worst = 0.0
+    for stage in _stages(mixture, _kept(mixture, sizes)):
+        ends = _block_ends(mixture, stage, len(order.datasets))
+        if not len(ends):
+            continue
+        labels = order.datasets[stage.start : stage.start + int(ends[-1])]
+        for number, weight in enumerate(stage.weights):
+            off = np.cumsum(labels == number)[ends - 1] - ends * (weight / sum(stage.weights))
+            if mixture.block_rounding == "fixed":
+                off = np.diff(off, prepend=0)
+            worst = max(worst, float(np.abs(off).max()))
+    return worst
+
+
+def wanted_shares(mixture: Mixture, sizes: Mapping[str, int], order: Order) -> list[float]:
+    """Return each dataset's share of an order as the weights want it, its stages weighed by their lengths."""
+    shares = np.zeros(len(sizes))
+    for stage in _stages(mixture, _kept(mixture, sizes)):
+        end = len(order.datasets) if stage.end is None else min(stage.end, len(order.datasets))
+        shares += np.array(stage.weights, float) / (sum(stage.weights) or 1) * max(0, end - stage.start)
+    return (shares / (len(order.datasets) or 1)).tolist()
+
+
+def _block_ends(mixture: Mixture, stage: "_Stage", length: int) -> NDArray[np.int64]:
+    """Return where the whole blocks of a stage end, counted from its start, in an order of some length."""
+    shown = max(0, min(length, length if stage.end is None else stage.end) - stage.start)
+    ends = np.arange(mixture.mixture_block_size, shown + 1, mixture.mixture_block_size, dtype=np.int64)
+    last = None if stage.end is None else stage.end - stage.start
+    return np.append(ends, last) if last is not None and last == shown and shown % mixture.mixture_block_size else ends
 
 
 # --- how many of each dataset, block by block ---

@@ -292,6 +292,15 @@ def plan_best_fit(lengths: Integers, limit: int, max_segments: int | None) -> Pl
     return _plan_of(*_in_order(grouped, sizes), lengths)
 
 
+def count_best_fit(lengths: Integers, limit: int) -> int:
+    """Return how many sequences best fit needs without a segment limit; nothing is placed."""
+    if not len(lengths):
+        return 0
+    _require_fitting(lengths, limit)
+    moves = _best_fit_moves(np.bincount(lengths, minlength=limit + 1).tolist(), limit, None)
+    return int((moves.first + moves.bins).max())
+
+
 def plan_greedy(lengths: Integers, limit: int, max_segments: int | None) -> Plan:
     """Pack in example order: an example joins the open sequence while it fits, else it opens the next."""
     _require_fitting(lengths, limit)

@@ -201,6 +201,9 @@ class _RowColumns:
         split = self.hint if self.hint == "validation" else self.splitter(row.group_key, row.order_key, content)
         if isinstance(split, Rejected):
             return split
+        # A source with rows for validation has said which they are; no share is taken from the others.
+        if self.hint == "train" and split == "validation":
+            split = "train"
         self.ids.append(row_id)
         self.rows.append(row)
         self.texts.append(texts)
@@ -299,7 +302,7 @@ def _save_rows(
         "examples_of_rejects": _first_of_each(log),
     }
     table = columns.table()
-    facts["noticed"] = _noticed(table)
+    facts["noticed"] = noticed(table)
     files = {
         "rows": write_parquet(store, f"{at}/rows.parquet", table),
         "rejects": write_parquet(store, f"{at}/rejects.parquet", log.table()),
@@ -308,7 +311,7 @@ def _save_rows(
     return Part(task.fingerprint, files, facts)
 
 
-def _noticed(table: pa.Table) -> dict[str, int]:
+def noticed(table: pa.Table) -> dict[str, int]:
     """Add up what canonicalisation noticed in the rows of a part."""
     return {name: int(pc.sum(table.column(name)).as_py() or 0) for name in NOTICED}
 
@@ -319,53 +322,6 @@ def _first_of_each(log: RejectLog) -> dict[str, list[str]]:
         if len(found.setdefault(reason, [])) < 3:
             found[reason].append(row_id)
     return dict(sorted(found.items()))
-
-
-@dataclass(frozen=True, slots=True)
-class DuplicatesTask:
-    """A finished part of which some rows repeat earlier ones; `drop` are their places, `first` what they repeat."""
-
-    root: str
-    folder: str
-    fingerprint: str
-    part: Part
-    drop: tuple[int, ...]
-    first: tuple[str, ...]
-
-
-def drop_duplicates(task: DuplicatesTask) -> Part:
-    """Write a part again without the rows that repeat earlier ones; they join its rejects."""
-    store = Store(task.root)
-    at = f"{task.folder}/parts/{task.fingerprint}"
-    rows = store.table(task.part.files["rows"].path)
-    gone = rows.take(pa.array(task.drop, pa.int64()))
-    keep = np.ones(rows.num_rows, bool)
-    keep[list(task.drop)] = False
-    log = RejectLog("canonical_rows")
-    for row, first in zip(gone.to_pylist(), task.first, strict=True):
-        log.add(row["row_id"], Rejected("duplicate", f"repeats {first}"), row_as_bytes(row))
-    rejects = pa.concat_tables([store.table(task.part.files["rejects"].path), log.table()])
-    ledger = store.table(task.part.files["ledger"].path)
-    states, reasons = ledger.column("state").to_pylist(), ledger.column("reason").to_pylist()
-    dropped = set(log.row_ids)
-    for i, row_id in enumerate(ledger.column("row_id").to_pylist()):
-        if row_id in dropped:
-            states[i], reasons[i] = REJECTED, "duplicate"
-    changed = pa.table([ledger.column("row_id"), ledger.column("stage"), states, reasons], schema=LEDGER)
-    kept = rows.filter(pa.array(keep))
-    facts = task.part.facts | {
-        "kept": kept.num_rows,
-        "noticed": _noticed(kept),
-        "reasons": dict(sorted((task.part.facts["reasons"] | {"duplicate": len(task.drop)}).items())),
-        "splits": dict(sorted(Counter(kept.column("split").to_pylist()).items())),
-        "examples_of_rejects": task.part.facts["examples_of_rejects"] | {"duplicate": log.row_ids[:3]},
-    }
-    files = {
-        "rows": write_parquet(store, f"{at}/rows.parquet", kept),
-        "rejects": write_parquet(store, f"{at}/rejects.parquet", rejects),
-        "ledger": write_parquet(store, f"{at}/ledger.parquet", changed),
-    }
-    return Part(task.fingerprint, files, facts)
 
 
 def row_as_bytes(row: dict[str, Any]) -> bytes:

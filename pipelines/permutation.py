@@ -70,6 +70,13 @@ def mix(z: int) -> int:
     return z ^ (z >> 31)
 
 
+def mix_array(z: NDArray[np.uint64]) -> None:
+    """Scramble an array of 64-bit numbers in place, each as `mix` does."""
+    for start in range(0, z.size, _CHUNK):
+        some = z[start : start + _CHUNK]
+        _mix_into(some, np.empty_like(some))
+
+
 def feistel(n: int, k: int) -> "Feistel":
     """Return the Feistel permutation of [0, n) under key `k`."""
     _require_items(n)

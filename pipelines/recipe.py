@@ -233,6 +233,23 @@ class Recipe(Config):
                         raise ValueError(f"mixture.{field}: {name!r} is no dataset; choose {one_of(self.datasets)}")
         return self
 
+    @model_validator(mode="after")
+    def _validation_is_said_once(self) -> "Recipe":
+        for name in self.mixture.num_validation_sequences or {}:
+            source, splits = self.datasets[name].source, self.datasets[name].splits
+            named = source.validation_urls if source.kind == "files" else source.validation_split
+            others = {
+                "source.validation_urls" if source.kind == "files" else "source.validation_split": bool(named),
+                "splits.validation": float(splits.validation) > 0,
+                "splits.time_key": splits.time_key is not None,
+            }
+            for option in (option for option, is_set in others.items() if is_set):
+                raise ValueError(
+                    f"mixture.num_validation_sequences.{name} with datasets.{name}.{option}; one of the two may say "
+                    "what is held out; delete one"
+                )
+        return self
+
     @property
     def total_workers(self) -> int:
         """The number of worker processes to use on this machine."""
@@ -282,6 +299,7 @@ def parse(values: Mapping[str, Any], *, name: str, where: str, base: Path = Path
         groups = cast("dict[str, Any]", defaults)
         _check_defaults(groups, where)
         raw["datasets"] = {str(key): _dataset(str(key), value, groups, where, base) for key, value in filled.items()}
+        _without_shares(raw, filled)
     return config.check(Recipe, raw, where)
 
 
@@ -382,7 +400,11 @@ def _dataset(name: str, value: object, defaults: Mapping[str, Any], where: str, 
             )
         if group in read and group in defaults and isinstance(raw.get(group, {}), dict):
             unread = FIELDS_UNREAD.get(kind, {}).get(group, frozenset())
-            raw[group] = {**{k: v for k, v in defaults[group].items() if k not in unread}, **raw.get(group, {})}
+            own = raw.get(group, {})
+            if group == "splits" and "boundaries" in own:
+                # Who cuts in time at boundaries of its own does not want the shares that the others have.
+                unread |= {"validation", "test"}
+            raw[group] = {**{k: v for k, v in defaults[group].items() if k not in unread}, **own}
     known = _format_fields(kind)
     raw["format"] = {**{k: v for k, v in shared.items() if k in known}, **options}
     return raw
@@ -413,6 +435,17 @@ def _refuse_unread(raw: Mapping[str, Any], kind: str, at: str) -> None:
                 f"{at}.{group}.{name}: a {kind} dataset does not read this option; of {group} it reads "
                 f"{one_of(allowed)}; delete it"
             )
+
+
+def _without_shares(raw: Mapping[str, Any], written: Mapping[str, Any]) -> None:
+    """Take the validation share from datasets whose validation is given by number, unless they say their own."""
+    mixture: object = raw.get("mixture")
+    given = cast("dict[str, Any]", mixture) if isinstance(mixture, dict) else {}
+    numbers: object = given.get("num_validation_sequences")
+    for name in cast("dict[str, Any]", numbers) if isinstance(numbers, dict) else ():
+        splits: object = written[name].get("splits", {}) if isinstance(written.get(name), dict) else None
+        if isinstance(splits, dict) and not {"validation", "time_key"} & splits.keys():
+            raw["datasets"][name]["splits"] = {**raw["datasets"][name].get("splits", {}), "validation": 0}
 
 
 def _aliased_format(options: dict[str, Any], at: str) -> dict[str, Any]:

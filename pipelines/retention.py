@@ -5,9 +5,9 @@ versions (`manifest.py`).
 
 Kept are, per stage, the newest versions, the current one, and every version that a kept version of a later
 stage was made of: shards without their examples could not be traced. What goes: manifests, the parts that no
-kept manifest names, verdicts, statistics, staged copies, and scratch folders that killed builds left. A part of rows
-that was written again without its duplicates is named by no manifest either: the next build that changes its
-dataset makes it anew.
+kept manifest names, verdicts, statistics, staged copies, and what killed builds left: scratch folders and files under
+a temporary name. A part that was written again, without its duplicates or with other splits, is named by its
+manifest's details, because the next build begins with it.
 """
 
 import os
@@ -63,7 +63,9 @@ def collect(project: Project, *, keep: int, dry_run: bool) -> Collected:
         for key in reversed(keys):
             kept, gone = _divided(store, key, keep, needed)
             needed |= {named for one in kept for named in one.inputs.items()}
-            items += [Item(key, kind, path, _size(store, path)) for kind, path in _superfluous(store, key, kept)]
+            found = list(_superfluous(store, key, kept))
+            found += _unfinished(store, key, [path for _, path in found])
+            items += [Item(key, kind, path, _size(store, path)) for kind, path in found]
             if not dry_run:
                 _forget(store, key, gone)
         if not dry_run:
@@ -108,10 +110,17 @@ def _superfluous(store: Store, key: Key, kept: list[Manifest]) -> Iterator[tuple
     yield from (("scratch folder", f"{at}/{name}") for name in store.list(at) if name.startswith("scratch-"))
 
 
+def _unfinished(store: Store, key: Key, going: list[str]) -> list[tuple[str, str]]:
+    """Return files under temporary names that do not lie in a folder that goes anyway."""
+    folders = tuple(f"{path}/" for path in going)
+    return [("unfinished file", path) for path in store.unfinished(folder(key)) if not path.startswith(folders)]
+
+
 def _part_names(at: str, kept: Iterable[Manifest]) -> Iterator[str]:
     for one in kept:
         for part in one.parts:
             yield from (file.path.removeprefix(f"{at}/parts/").split("/", 1)[0] for file in part.files.values())
+        yield from one.details.get("made_of", ())
 
 
 def _staged_names(kept: Iterable[Manifest]) -> Iterator[str]:

@@ -12,9 +12,11 @@ moves others from train to test.
 """
 
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from hashlib import blake2b
+from itertools import groupby
 from math import ceil
 from typing import Annotated, Literal
 
@@ -22,6 +24,7 @@ import orjson
 from pydantic import AfterValidator, Field, model_validator
 
 from pipelines.config import Config
+from pipelines.errors import ConfigError
 from pipelines.rows import Json, Rejected, canonical_json
 
 Split = Literal["train", "validation", "test"]
@@ -144,22 +147,24 @@ class Splits(Config):
                 )
 
     def _with_time(self) -> None:
-        if self.group_key is not None or self.straddle != "later":
+        if self.straddle != "later" and self.group_key is None:
             raise ValueError(
-                "time_key with group_key or straddle is not built yet; a group on both sides of a boundary "
-                "needs the whole dataset; use one of the two keys"
+                f"straddle: {self.straddle} without group_key; only a group can stand on both sides of a boundary; set "
+                "group_key or delete straddle"
             )
         if self.boundaries is None:
-            raise ValueError(
-                "time_key without boundaries is not built yet; shares of time need the whole dataset; "
-                "write boundaries: {validation: …, test: …}"
-            )
+            return
         if (self.validation, self.test) != (_DEFAULT_VALIDATION, _DEFAULT_TEST):
             raise ValueError("boundaries and shares both say how much is held out; one may; delete validation and test")
         if self.boundaries.are_numbers and str(self.gap)[-1] in _SECONDS:
             raise ValueError(
                 f"gap {self.gap} with boundaries that are numbers; it is in the field's unit; write a number"
             )
+
+    @property
+    def needs_all_rows(self) -> bool:
+        """Whether a row's split depends on others: on the times of all, or on those of its group."""
+        return self.time_key is not None and (self.boundaries is None or self.group_key is not None)
 
 
 class Splitter:
@@ -172,6 +177,7 @@ class Splitter:
         self._from_is_test = ceil((1 - test) * 2**64)
         self._labels = orjson.dumps([splits.seed, "split"])[:-1] + b","
         self._grouped = splits.group_key is not None
+        self._by_time = splits.time_key is not None
         self._boundaries = splits.boundaries
         if splits.boundaries is not None:
             self._starts = _starts(splits.boundaries)
@@ -179,25 +185,36 @@ class Splitter:
 
     def __call__(self, group_key: str | None, order_key: str | None, content_hash: bytes) -> Split | Rejected:
         """Decide by time, group or content, whichever the options say; Rejected where the key is missing."""
-        if self._boundaries is not None:
+        if self._by_time:
             return self.of_time(order_key)
-        if self._grouped:
-            return Rejected("group_missing") if group_key is None else self.of_group(group_key)
-        return self.of_content(content_hash)
+        if self._grouped and group_key is None:
+            return Rejected("group_missing")
+        return self._of(self.hash_of(group_key, content_hash))
+
+    def hash_of(self, group_key: str | None, content_hash: bytes) -> int:
+        """Return u, the number below 2^64 that decides: of a row's group, as JSON text, else of its content."""
+        if self._grouped and group_key is not None:
+            return self._u(group_key.encode())
+        return self._u(b'"' + content_hash.hex().encode() + b'"')
 
     def of_group(self, value: Json) -> Split:
         """Decide for a group's value: equal values, as canonical JSON, are one group."""
-        return self._of(canonical_json(value))
+        return self._of(self._u(canonical_json(value)))
 
     def of_content(self, content_hash: bytes) -> Split:
         """Decide for a row without a group by its content, so that exact duplicates stay together."""
-        return self._of(b'"' + content_hash.hex().encode() + b'"')
+        return self._of(self._u(b'"' + content_hash.hex().encode() + b'"'))
 
     def of_time(self, value: Timestamp | None) -> Split | Rejected:
-        """Decide for a row's time; Rejected `order_missing`, `order_unparsable` or `split_gap`."""
-        assert self._boundaries is not None
+        """Decide for a row's time; Rejected `order_missing`, `order_unparsable` or `split_gap`.
+
+        Without boundaries every row with a time is train: where shares of time end is known when all rows are.
+        """
         if value is None:
             return Rejected("order_missing")
+        if self._boundaries is None:
+            readable = any(_instant(value, are_numbers=kind) is not None for kind in (True, False))
+            return "train" if readable else Rejected("order_unparsable", str(value)[:80])
         instant = _instant(value, are_numbers=self._boundaries.are_numbers)
         if instant is None:
             return Rejected("order_unparsable", str(value)[:80])
@@ -208,10 +225,11 @@ class Splitter:
             split = name
         return split
 
-    def _of(self, key_json: bytes) -> Split:
+    def _u(self, key_json: bytes) -> int:
         # `permutation.key`, with the part of its labels that never changes encoded once.
-        digest = blake2b(self._labels + key_json + b"]", digest_size=8).digest()
-        u = int.from_bytes(digest, "little")
+        return int.from_bytes(blake2b(self._labels + key_json + b"]", digest_size=8).digest(), "little")
+
+    def _of(self, u: int) -> Split:
         if u < self._below_is_validation:
             return "validation"
         return "test" if u >= self._from_is_test else "train"
@@ -235,6 +253,47 @@ def _gap(splits: Splits) -> Fraction:
     assert found is not None
     unit = 1 if splits.boundaries is not None and splits.boundaries.are_numbers else 10**6
     return Fraction(found[1]) * _SECONDS[found[2]] * unit
+
+
+def boundaries_of(splits: Splits, times: Iterable[tuple[str, int]]) -> Boundaries | None:
+    """Turn shares into boundaries: the latest rows are test, those before them validation, never more than asked for.
+
+    `times` are the rows' times as written with how many rows have each. They are numbers if all are, else dates.
+    Rows of one time stay together. None where the shares come to no row.
+
+    Raises
+    ------
+    ConfigError
+        Where `gap` has a unit and the times are numbers.
+
+    """
+    counted = list(times)
+    are_numbers = all(_instant(value, are_numbers=True) is not None for value, _ in counted)
+    if are_numbers and counted and str(splits.gap)[-1] in _SECONDS:
+        raise ConfigError(
+            f"splits.gap: {splits.gap}, but the times of splits.time_key are numbers; it is in their unit; write one"
+        )
+    read = ((_instant(value, are_numbers=are_numbers), value, count) for value, count in counted)
+    # Whole instants as integers, which sort ten times as fast as fractions.
+    known = [
+        (int(when) if when.denominator == 1 else when, value, count) for when, value, count in read if when is not None
+    ]
+    known.sort(reverse=True)
+    total = sum(count for _, _, count in known)
+    test, validation = Fraction(str(splits.test)), Fraction(str(splits.validation))
+    starts: dict[str, Timestamp] = {}
+    after = 0
+    for when, same in groupby(known, key=lambda one: one[0]):
+        members = list(same)
+        after += sum(count for _, _, count in members)
+        written = (when if isinstance(when, int) else float(when)) if are_numbers else members[0][1]
+        if after <= test * total:
+            starts["test"] = written
+        elif after <= (test + validation) * total:
+            starts["validation"] = written
+        else:
+            break
+    return Boundaries.model_validate(starts) if starts else None
 
 
 def _instant(value: Timestamp, *, are_numbers: bool) -> Fraction | None:

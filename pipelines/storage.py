@@ -34,6 +34,9 @@ import pyarrow.parquet as pq
 
 from pipelines.errors import BusyError, ConfigError, IntegrityError, PipelineError
 
+UNFINISHED = ".tmp"
+"""How the name of a file ends while it is written."""
+
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 """What may name a recipe, a dataset or an export: it becomes a folder, an asset key and a SQL value."""
 
@@ -125,7 +128,7 @@ class Store:
             return
         os.makedirs(os.path.dirname(target), exist_ok=True)
         # No `.parquet` ending: globs of DuckDB and Polars must not see what is not finished.
-        temporary = f"{target}.{uuid.uuid4().hex}.tmp"
+        temporary = f"{target}.{uuid.uuid4().hex}{UNFINISHED}"
         try:
             with open(temporary, "wb") as handle:
                 yield handle
@@ -144,6 +147,16 @@ class Store:
             shutil.rmtree(target)
         elif os.path.exists(target):
             os.unlink(target)
+
+    def unfinished(self, relative: str) -> Sequence[str]:
+        """Return the files in a folder, however deep, that stand under their temporary names.
+
+        Only who holds the folder's lock can tell what a killed process left from what is being written.
+        """
+        if not self.is_local:
+            return []
+        folder = Path(self.path(relative))
+        return sorted(f"{relative}/{path.relative_to(folder)}" for path in folder.rglob(f"*{UNFINISHED}"))
 
     @contextmanager
     def lock(self, relative: str, *, what: str, timeout_s: float = 600.0) -> Generator[None]:

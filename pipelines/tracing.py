@@ -294,6 +294,11 @@ def _fates(lineage: _Lineage, index: int, row_id: str) -> Iterator[Fate]:
         details = {one["row_id"]: one["detail"] for one in _where(rejects, "row_id", row_id)}
         for one in _where(ledger, "row_id", row_id):
             yield Fate(stage, one["state"], one["reason"], details.get(row_id, ""))
+    packed = lineage.made.get("packed_shards")
+    for file in packed.files("left_out") if packed else ():
+        for one in _where(lineage.project.store.table(file.path), "row_id", row_id):
+            detail = f"{one['tokens']} of {counted(one['of'], 'token')} of {one['example_id']} stand in no sequence"
+            yield Fate("packed_shards", one["state"], one["reason"], detail)
 
 
 def _examples(lineage: _Lineage, index: int, row_id: str) -> Iterator[tuple[str, int, int]]:
@@ -316,7 +321,7 @@ def _places(lineage: _Lineage, row_id: str) -> tuple[list[Place], str]:
         return [], "not packed yet"
     order, note = _order(lineage)
     found: list[Place] = []
-    for part in packed.parts:
+    for part in (part for part in packed.parts if "segments" in part.files):
         segments = lineage.project.store.table(part.files["segments"].path, ("row_id", "sequence_id"))
         mine = segments.filter(pc.equal(segments.column("row_id"), row_id)).column("sequence_id").unique().to_pylist()
         for sequence in mine:
@@ -469,7 +474,7 @@ def _parsed(project: Project, place: str) -> tuple[str, str, int, int | None]:
 def _part_of(lineage: _Lineage, split: str, sequence: int, place: str) -> manifest.Part:
     packed = lineage.made.get("packed_shards")
     counts: dict[str, int] = {}
-    for part in packed.parts if packed else ():
+    for part in (part for part in (packed.parts if packed else ()) if "shard" in part.files):
         first, count = int(part.facts["first_sequence"]), int(part.facts["sequences"])
         counts[part.facts["split"]] = first + count
         if part.facts["split"] == split and first <= sequence < first + count:

@@ -93,7 +93,7 @@ def _content_damage(store: Store, made: Manifest) -> Iterator[str]:
     """Compare the content hashes of sequences, read from the shards, with those that the stage wrote down."""
     match made.stage:
         case "packed_shards":
-            files = [part.files["shard"] for part in made.parts]
+            files = made.files("shard")
             yield from _compare(store, "/".join(made.key), files, str(made.facts["content_hash"]))
         case "gpu_partitions":
             for part in made.parts:

@@ -358,7 +358,10 @@ def test_step_starts_follow_the_batch_schedule() -> None:
             {"target_budget": 5, "experiment_budget": 1, "batch_size": 1, "max_train_batches": {"a": 1}},
             "delete one",
         ),
-        ({"num_validation_sequences": {"a": 5}}, "not built yet"),
+        (
+            {"target_budget": 5, "experiment_budget": 1, "num_validation_sequences": {"a": 5}},
+            "delete one",
+        ),
         ({"shuffle": 1}, "shuffle"),
         ({"shuffle": {"io_block": 1}}, "io_block"),
         ({"permutation_type": "random"}, "permutation_type"),

@@ -1,5 +1,7 @@
 """Splits: the specification's vector; a row's split depends on its own key and on nothing else."""
 
+from collections import Counter
+from fractions import Fraction
 from hashlib import blake2b
 
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from pipelines.config import check
 from pipelines.errors import ConfigError
 from pipelines.rows import Rejected
-from pipelines.splits import Splits, Splitter
+from pipelines.splits import Splits, Splitter, boundaries_of
 
 CONTENT = b"0123456789abcdef"
 
@@ -24,10 +26,11 @@ def in_time(gap: object = 0, **boundaries: object) -> Splitter:
 
 def test_group_split_of_twelve_groups_is_as_specified() -> None:
     decide = splitter(validation=0.1, test=0.1, group_key="user")
-    decided = {f"g{i}": decide(f"g{i}", None, CONTENT) for i in range(12)}
+    decided = {f"g{i}": decide(f'"g{i}"', None, CONTENT) for i in range(12)}
 
     assert [name for name, split in decided.items() if split == "validation"] == ["g2", "g8"]
     assert [name for name, split in decided.items() if split == "test"] == ["g4"]
+    assert decided == {name: decide.of_group(name) for name in decided}
 
 
 def test_group_split_with_another_seed_is_another_one() -> None:
@@ -150,8 +153,7 @@ def test_time_split_of_a_missing_or_unreadable_time_is_rejected() -> None:
         ({"boundaries": {"test": 5}}, "boundaries without time_key"),
         ({"gap": 5}, "gap without time_key"),
         ({"straddle": "reject"}, "straddle without time_key"),
-        ({"time_key": "t"}, "not built yet"),
-        ({"time_key": "t", "boundaries": {"test": 5}, "group_key": "g"}, "not built yet"),
+        ({"time_key": "t", "boundaries": {"test": 5}, "straddle": "reject"}, "without group_key"),
         ({"time_key": "t", "boundaries": {"test": 5}, "test": 0.2}, "both say"),
         ({"time_key": "t", "boundaries": {}}, "no boundary"),
         ({"time_key": "t", "boundaries": {"validation": 5, "test": 5}}, "before test"),
@@ -165,6 +167,57 @@ def test_time_split_of_a_missing_or_unreadable_time_is_rejected() -> None:
 def test_options_that_cannot_stand_together_are_refused(values: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         splitter(**values)
+
+
+TIMES = [(f"2024-01-{day:02d}", 1) for day in range(1, 9)]
+
+
+@pytest.mark.parametrize(
+    ("shares", "times", "found"),
+    [
+        ({"validation": 0.25, "test": 0.125}, TIMES, {"validation": "2024-01-06", "test": "2024-01-08"}),
+        ({"validation": 0, "test": 0.25}, TIMES, {"test": "2024-01-07"}),
+        ({"validation": 0.25, "test": 0.25}, [(str(n), 1) for n in (10, 9, 8, 7)], {"validation": 9, "test": 10}),
+        ({"validation": 0, "test": 0.5}, [("1.5", 1), ("2.5", 1)], {"test": 2.5}),
+        # Three rows of one time stay together: too many for test, few enough for validation.
+        ({"validation": 0.25, "test": 0.2}, [("1", 7), ("2", 3)], {"validation": 2}),
+    ],
+)
+def test_shares_of_time_become_boundaries(
+    shares: dict[str, object], times: list[tuple[str, int]], found: dict[str, object]
+) -> None:
+    splits = check(Splits, {"time_key": "t", **shares}, "splits")
+    resolved = boundaries_of(splits, times)
+
+    assert resolved is not None
+    assert resolved.model_dump(exclude_none=True) == found
+
+
+def test_shares_of_time_too_small_for_a_row_hold_nothing_out() -> None:
+    assert boundaries_of(check(Splits, {"time_key": "t", "validation": 0.1}, "splits"), TIMES) is None
+
+
+def test_gap_with_a_unit_over_times_that_are_numbers_is_refused() -> None:
+    splits = check(Splits, {"time_key": "t", "validation": 0.5, "gap": "7d"}, "splits")
+
+    with pytest.raises(ConfigError, match=r"splits\.gap"):
+        boundaries_of(splits, [("1", 1), ("2", 1)])
+
+
+@given(
+    counts=st.lists(st.integers(1, 5), min_size=1, max_size=30), tenths=st.tuples(st.integers(0, 4), st.integers(0, 4))
+)
+def test_shares_of_time_are_never_exceeded(counts: list[int], tenths: tuple[int, int]) -> None:
+    validation, test = (Fraction(one, 10) for one in tenths)
+    splits = check(Splits, {"time_key": "t", "validation": float(validation), "test": float(test)}, "splits")
+    resolved = boundaries_of(splits, [(str(when), count) for when, count in enumerate(counts)])
+    decide = Splitter(splits.model_copy(update={"boundaries": resolved}))
+    rows: Counter[str] = Counter()
+    for when, count in enumerate(counts):
+        rows[str(decide.of_time(str(when)))] += count
+
+    assert rows["test"] <= test * sum(counts)
+    assert rows["validation"] + rows["test"] <= (validation + test) * sum(counts)
 
 
 @pytest.mark.parametrize("values", [{"group_key": ["a", "b"]}, {"time_key": "t", "boundaries": {"test": "2024-01-01"}}])

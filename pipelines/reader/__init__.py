@@ -21,10 +21,10 @@ what a prefetching worker has read, which makes a resumed run skip batches that 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -96,7 +96,7 @@ class Reader:
         self._published = published.open_published(Store(str(root)), recipe)
         if tokenizer is not None:
             published.check_tokenizer(self._published, tokenizer)
-        self._rank, self._world_size, self._batch_size = rank, world_size, batch_size
+        self._rank, self._world_size, self._batch_size, self._verify = rank, world_size, batch_size, verify
         self._view = View(
             length=self._number_at(self._published.places),
             fetch=_shelf(self._published, rank, world_size, verify=verify),
@@ -207,9 +207,75 @@ class Reader:
         """Return the number of sequences."""
         return await self._view.async_len()
 
+    async def current_len(self) -> int:
+        """Return the number of sequences, which does not grow."""
+        return await self._view.current_len()
+
+    async def wait_until_len_at_least(self, length: int) -> int:
+        """Return the number of sequences at once; waiting would not make it reach `length`."""
+        return await self._view.wait_until_len_at_least(length)
+
+    async def final_length_is_known(self) -> bool:
+        """Return true."""
+        return await self._view.final_length_is_known()
+
+    def is_finite(self) -> bool:
+        """Return true: the order ends, however many passes it holds."""
+        return self._view.is_finite()
+
+    def has_len(self) -> bool:
+        """Return true."""
+        return self._view.has_len()
+
     async def getitem_async(self, i: int) -> PackedSequence:
         """Return sequence i, read in a thread."""
         return await self._view.getitem_async(i)
+
+    # ── Sets: the order, and each dataset by itself ────────────────────────────────────────────────
+
+    def train_set(self) -> View:
+        """View this rank's sequences in the order of training, from the first on."""
+        return self._view
+
+    def train_sets(self) -> dict[str, View]:
+        """View each dataset's own train sequences in the order of its plan: not mixed, shuffled or dealt to ranks."""
+        return self._sets("train")
+
+    def validation_sets(self, split: Literal["validation", "test"] = "validation") -> dict[str, View]:
+        """View the held-out sequences of each dataset that has some, in recipe order; whole on every rank."""
+        return self._sets(split)
+
+    def validation_set(self, dataset: str, split: Literal["validation", "test"] = "validation") -> View:
+        """View one dataset's held-out sequences.
+
+        Raises
+        ------
+        ConfigError
+            If it has none.
+
+        """
+        held = [name for name, one in self._published.sets.items() if one.shards.get(split)]
+        if dataset not in held:
+            raise ConfigError(
+                f"{split} set of {dataset!r}: this build has none; there are those of {one_of(held) or 'no dataset'}; "
+                f"choose one, or set datasets.{dataset}.splits"
+            )
+        return self._set(dataset, split)
+
+    def tagged_eval_sets(self, split: Literal["validation", "test"] = "validation") -> list[tuple[View, list[str]]]:
+        """Return the held-out set and the tags of each dataset that has one, in recipe order.
+
+        Datasets of weight 0 are among them: evaluated, not trained. A dataset's own name is always a tag.
+        """
+        return [(view, list(self._published.sets[name].tags)) for name, view in self._sets(split).items()]
+
+    def _sets(self, split: str) -> dict[str, View]:
+        return {name: self._set(name, split) for name, one in self._published.sets.items() if one.shards.get(split)}
+
+    def _set(self, dataset: str, split: str) -> View:
+        shards, groups = published.open_set(self._published, dataset, split, verify=self._verify)
+        shelf = Shelf(self._published.store, 1, {0: (shards, groups)})
+        return replace(self._view, length=sum(shard.rows for shard in shards), fetch=shelf.at)
 
     # ── The build ──────────────────────────────────────────────────────────────────────────────────
 

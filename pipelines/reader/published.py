@@ -12,7 +12,7 @@ long its file must be; the card in it tells order, rank and tokenizer. Changed t
 length are found by `verify`, which reads everything once.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -42,6 +42,14 @@ class Shard:
     digest: str
 
 
+@dataclass(frozen=True, slots=True)
+class OwnSet:
+    """A dataset's sequences as they were packed, by split, and the names under which its evaluation is grouped."""
+
+    tags: tuple[str, ...]
+    shards: dict[str, tuple[Shard, ...]]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Published:
     """A build that trainers may read.
@@ -65,6 +73,7 @@ class Published:
     step_trained_tokens: Ints
     card: dict[str, Any]
     ranks: dict[str, tuple[Shard, ...]]
+    sets: dict[str, OwnSet]
 
     @property
     def pad_id(self) -> int:
@@ -134,7 +143,13 @@ def _from_json(store: Store, where: str, raw: dict[str, Any]) -> Published:
         step_trained_tokens=trained.astype(np.int64),
         card=dict(raw["card"]),
         ranks=ranks,
+        sets={name: _own_set(one) for name, one in raw["sets"].items()},
     )
+
+
+def _own_set(raw: dict[str, Any]) -> OwnSet:
+    shards = {split: tuple(Shard(*one) for one in files) for split, files in raw["shards"].items()}
+    return OwnSet(tuple(raw["tags"]), shards)
 
 
 def _steps(store: Store, path: str, world_size: int) -> tuple[Ints, Ints]:
@@ -179,10 +194,30 @@ def open_shards(published: Published, ranks: Iterable[int], *, verify: bool) -> 
 
     """
     names = list(published.ranks)
+    built = {"order": published.order, "world_size": str(published.world_size)}
     return {
-        rank: tuple(_checked(published, rank, shard, verify=verify) for shard in published.ranks[names[rank]])
+        rank: tuple(
+            _checked(published, shard, {**built, "rank": str(rank)}, verify=verify)
+            for shard in published.ranks[names[rank]]
+        )
         for rank in ranks
     }
+
+
+def open_set(
+    published: Published, name: str, split: str, *, verify: bool
+) -> tuple[tuple[Shard, ...], tuple[Ints, ...]]:
+    """Check a dataset's own shards of a split; return them, and where the row groups of each begin and end.
+
+    Raises
+    ------
+    IntegrityError
+        For the first file that is missing, cut short, of another dataset or tokenizer.
+
+    """
+    shards = published.sets[name].shards.get(split, ())
+    card = {"recipe": published.recipe, "dataset": name}
+    return shards, tuple(_checked(published, shard, card, verify=verify) for shard in shards)
 
 
 def parquet(store: Store, path: str) -> pq.ParquetFile:
@@ -190,7 +225,7 @@ def parquet(store: Store, path: str) -> pq.ParquetFile:
     return pq.ParquetFile(store.path(path) if store.is_local else store.open(path))
 
 
-def _checked(published: Published, rank: int, shard: Shard, *, verify: bool) -> Ints:
+def _checked(published: Published, shard: Shard, expected: Mapping[str, str], *, verify: bool) -> Ints:
     where = published.store.path(shard.path)
     if not published.store.exists(shard.path):
         _refuse_missing(where)
@@ -203,7 +238,6 @@ def _checked(published: Published, rank: int, shard: Shard, *, verify: bool) -> 
     _require(where, "rows", metadata.num_rows, shard.rows)
     _require(where, "bytes", _size(published.store, shard.path), _size_by_footer(metadata))
     card = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
-    expected = {"order": published.order, "rank": str(rank), "world_size": str(published.world_size)}
     for name, value in {**expected, "tokenizer_digest": str(published.card["tokenizer_digest"])}.items():
         _require(where, name, card.get(f"rowmill.{name}"), value)
     if verify:

@@ -109,6 +109,27 @@ class View:
         """Return the length, which is always known."""
         return self.length
 
+    async def current_len(self) -> int:
+        """Return the length: a build is whole when it is opened, so it does not grow."""
+        return self.length
+
+    async def wait_until_len_at_least(self, length: int) -> int:
+        """Return the length at once; waiting would not make it reach `length`."""
+        del length
+        return self.length
+
+    async def final_length_is_known(self) -> bool:
+        """Return true."""
+        return True
+
+    def is_finite(self) -> bool:
+        """Return true: the order of a build ends, however many passes it holds."""
+        return True
+
+    def has_len(self) -> bool:
+        """Return true."""
+        return True
+
     async def getitem_async(self, i: int) -> PackedSequence:
         """Return sequence i, read in a thread so that the event loop goes on."""
         return await asyncio.to_thread(self.__getitem__, i)

@@ -4,7 +4,8 @@ What belongs here: which parts to make, duplicates across parts, adding up. What
 one record (`canonicalization.py`), to one part (`parts.py`).
 
 Duplicates are found after all parts are made, from their hashes alone: the first of equal rows stays, in
-source order, so appended rows never displace earlier ones and a finished part stays finished.
+source order, so appended rows never displace earlier ones and a finished part stays finished. Then come splits by
+time that need all rows (`time_splits.py`).
 """
 
 import numpy as np
@@ -12,14 +13,27 @@ import polars as pl
 from numpy.typing import NDArray
 
 from pipelines import filters, parts, sources
+from pipelines.errors import ConfigError
 from pipelines.ledger import KEPT, REJECTED, add_up, unaccounted
 from pipelines.manifest import Histogram, Part, Table
-from pipelines.rows import ROWS
-from pipelines.stages import Draft, Planned, Work, first_samples, make_parts, raw_dataset, scan_rows, share
+from pipelines.rewriting import Rewrite, rewrite
+from pipelines.rows import ROWS, Rejected
+from pipelines.splits import Boundaries
+from pipelines.stages import (
+    Draft,
+    Planned,
+    Work,
+    first_samples,
+    make_parts,
+    raw_dataset,
+    scan_rows,
+    share,
+    time_splits,
+)
 from pipelines.storage import digest
 
-VERSION = 2
-"""Raise it when any record may become another row."""
+VERSION = 3
+"""Raise it when any record may become another row, or a row be in another split."""
 
 LEFT_OUT_ON_PURPOSE = frozenset({"duplicate", "too_short", "too_long", "split_gap", "straddles_split"})
 """Reasons that the recipe asked for; they do not count as rejects of the law of that name."""
@@ -37,10 +51,34 @@ def fingerprint_of(work: Work) -> str:
 def make(work: Work) -> Draft:
     """Make the rows of all parts and leave later copies out."""
     scanned = raw_dataset.parts_of(work.input("raw_dataset").details)
+    _require_one_way_to_hold_out(work, scanned)
     options = fingerprint_of(work)
     made, reused, rows_made = make_parts(work, parts.canonicalize_part, _planned(work, scanned, options))
-    final = _without_duplicates(work, made)
-    return _draft(work, final, records=sum(p.records for p in scanned), reused=reused, rows_made=rows_made)
+    distinct = _without_duplicates(work, made)
+    split = time_splits.split_by_time(work, distinct)
+    draft = _draft(work, split.parts, records=sum(p.records for p in scanned), reused=reused, rows_made=rows_made)
+    _note_boundaries(draft, split.resolved)
+    draft.facts["validation_source"] = any(part.split_hint == "validation" for part in scanned)
+    ends = {part.fingerprint for part in split.parts}
+    draft.details["made_of"] = sorted({part.fingerprint for part in (*made, *distinct)} - ends)
+    return draft
+
+
+def _require_one_way_to_hold_out(work: Work, scanned: list[sources.Part]) -> None:
+    if work.dataset.splits.time_key is not None and any(part.split_hint == "validation" for part in scanned):
+        raise ConfigError(
+            f"datasets.{work.dataset_name}.splits.time_key: the source has rows for validation of its own; one of "
+            "the two may say what is held out; delete time_key, or name a source without validation"
+        )
+
+
+def _note_boundaries(draft: Draft, resolved: Boundaries | None) -> None:
+    """Record the boundaries that shares of time came to: new rows move them, so a recipe had better pin them."""
+    found = {} if resolved is None else resolved.model_dump(mode="json", exclude_none=True)
+    draft.facts |= {"boundaries": found, "unpinned_boundaries": len(found)}
+    if found:
+        draft.tables["boundaries"] = Table(("split", "begins"), tuple((name, str(at)) for name, at in found.items()))
+        draft.samples["unpinned_boundaries"] = tuple(f"{name}: {at}" for name, at in found.items())
 
 
 def _planned(work: Work, scanned: list[sources.Part], options: str) -> list[Planned]:
@@ -78,9 +116,10 @@ def _without_duplicates(work: Work, made: list[Part]) -> list[Part]:
             continue
         originals = tuple(_row_id(work, made, starts, first[int(starts[i] + d)]) for d in drop)
         fingerprint = digest(part.fingerprint, "without", drop.tolist(), originals)
-        task = parts.DuplicatesTask(work.store.root, work.folder, fingerprint, part, tuple(drop.tolist()), originals)
+        why = tuple(Rejected("duplicate", f"repeats {original}") for original in originals)
+        task = Rewrite(work.store.root, work.folder, fingerprint, part, tuple(drop.tolist()), why)
         planned.append(Planned(fingerprint, task, 0, 0))
-    return make_parts(work, parts.drop_duplicates, planned)[0]
+    return make_parts(work, rewrite, planned)[0]
 
 
 def _first_of(hashes: NDArray[np.uint64], keep: NDArray[np.bool_]) -> dict[int, int]:

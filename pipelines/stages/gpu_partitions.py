@@ -13,6 +13,7 @@ which place belongs to which rank (`partitions.py`).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 import orjson
@@ -20,14 +21,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipelines import parts
+from pipelines import manifest, parts
 from pipelines.manifest import File, Manifest, Part, Table
 from pipelines.shards import gather, native
 from pipelines.stages import Draft, Work, keep_part, kept_part, part_folder, scratch_folder, share, training_splits
 from pipelines.storage import Store, digest, digest_bytes
 
-VERSION = 1
-"""Raise it when any rank may hold other bytes."""
+VERSION = 2
+"""Raise it when any rank may hold other bytes, or other facts are counted on the way."""
 
 Ints = NDArray[np.int64]
 SHARD_TOKENS = 2 << 20
@@ -58,6 +59,15 @@ def ranks_of(work: Work) -> tuple[str, ...]:
     return tuple(
         name for name in names if name in wanted or kept_part(work.store, work.folder, _fingerprint(work, name))
     )
+
+
+def stale_ranks(work: Work, present: Sequence[str]) -> int:
+    """Count the ranks of which a kept version tells, but none of this order over these tokens.
+
+    One rank can be built alone. Those beside it then still are of the order before, and nobody may train on both.
+    """
+    known = {name for one in manifest.versions(work.store, work.key) for name in one.card.get("ranks", ())}
+    return len(known & set(rank_names(work.recipe.partitions.world_size)) - set(present))
 
 
 def _fingerprint(work: Work, name: str) -> str:
@@ -116,7 +126,8 @@ def write_rank(task: _RankTask) -> tuple[Part, int]:
     """Write one rank's shards; return the part and the content hash of what was read back."""
     store = Store(task.root)
     files: dict[str, File] = {}
-    found, tokens, trained, fillers = 0, 0, 0, 0
+    found = 0
+    counted: dict[str, list[int]] = {}
     for number, begin in enumerate(range(0, len(task.wanted), task.per_shard)):
         table = _typed(gather.take(task.files, task.first_rows, task.wanted[begin : begin + task.per_shard]))
         sink = BytesIO()
@@ -128,12 +139,33 @@ def write_rank(task: _RankTask) -> tuple[Part, int]:
         with store.open(f"{task.at}/{name}") as handle:
             back = native.read(handle)
         found += sum(native.sequence_hashes(native.segments_of(back)))
-        tokens += int(back.column("tokens").to_numpy().sum())
-        trained += int(back.column("trained_tokens").to_numpy().sum())
-        fillers += int(pc.sum(back.column("filler")).as_py() or 0)
+        _count(back, counted)
     files["facts"] = parts.write_parquet(store, f"{task.at}/facts.parquet", task.facts)
-    facts = {"sequences": len(task.wanted), "fillers": fillers, "tokens": tokens, "trained_tokens": trained}
+    sums = [sum(column) for column in zip(*counted.values(), strict=True)] or [0, 0, 0]
+    facts = {
+        "sequences": len(task.wanted),
+        "fillers": counted.get(_FILLERS, [0])[0],
+        "tokens": sums[1],
+        "trained_tokens": sums[2],
+        "datasets": {name: values for name, values in sorted(counted.items()) if name != _FILLERS},
+    }
     return Part(task.fingerprint, files, facts), found % native.MODULUS
+
+
+_FILLERS = ""
+"""Whose sequences fillers are; no dataset has an empty name."""
+
+
+def _count(shard: pa.Table, counted: dict[str, list[int]]) -> None:
+    """Add a shard's sequences, tokens and trained tokens to those of each dataset, fillers apart."""
+    plain = shard.select(["tokens", "trained_tokens"]).append_column(
+        "dataset", shard.column("dataset").cast(pa.string())
+    )
+    sums = plain.group_by("dataset").aggregate([("tokens", "count"), ("tokens", "sum"), ("trained_tokens", "sum")])
+    names = ("dataset", "tokens_count", "tokens_sum", "trained_tokens_sum")
+    for name, *values in zip(*(sums.column(one).to_pylist() for one in names), strict=True):
+        before = counted.get(name, [0, 0, 0])
+        counted[name] = [a + int(b) for a, b in zip(before, values, strict=True)]
 
 
 def _typed(table: pa.Table) -> pa.Table:
@@ -223,7 +255,7 @@ def _draft(work: Work, names: list[str], ranks: list[Part], *, reused: int) -> D
         parts=ranks,
         facts={
             "conservation": sum(not part.facts["conserved"] for part in ranks),
-            "stale_rank": 0,
+            "stale_rank": stale_ranks(work, names),
             "ranks": len(ranks),
             "world_size": work.recipe.partitions.world_size,
             "sequences": sum(int(p.facts["sequences"]) for p in ranks),
@@ -236,12 +268,30 @@ def _draft(work: Work, names: list[str], ranks: list[Part], *, reused: int) -> D
             ("train", "trained", sum(trained)),
             ("train", "padding", sum(native.FILLER_TOKENS * int(p.facts["fillers"]) for p in ranks)),
         ],
-        tables={"ranks": Table(("rank", "sequences", "fillers", "tokens", "trained_tokens"), tuple(rows[:30]))},
+        tables={
+            "ranks": Table(("rank", "sequences", "fillers", "tokens", "trained_tokens"), tuple(rows[:30])),
+            "datasets": _dataset_table(work, ranks),
+        },
         schema=tuple((f.name, str(f.type)) for f in native.SEQUENCES),
         card={"order": work.inputs[(work.recipe.name, "training_splits")].card["order"], "ranks": names},
         parts_reused=reused,
         rows_made=sum(int(p.facts["sequences"]) for p in ranks),
     )
+
+
+def _dataset_table(work: Work, ranks: Sequence[Part]) -> Table:
+    """Say what each dataset gives the ranks: sequences, tokens, trained tokens, and its share of each."""
+    sums = {
+        name: [sum(int(part.facts["datasets"].get(name, (0, 0, 0))[i]) for part in ranks) for i in range(3)]
+        for name in work.recipe.datasets
+    }
+    totals = [sum(values[i] for values in sums.values()) for i in range(3)]
+    measures = ("sequences", "tokens", "trained_tokens")
+    rows = [
+        (name, *values, *(share(value, total) for value, total in zip(values, totals, strict=True)))
+        for name, values in sums.items()
+    ]
+    return Table(("dataset", *measures, *(f"{measure}_share" for measure in measures)), tuple(rows))
 
 
 def publish(work: Work, made: Manifest) -> None:
@@ -270,9 +320,21 @@ def publish(work: Work, made: Manifest) -> None:
         "places": splits.facts["places"],
         "steps": splits.facts["steps"],
         "has_steps": bool(work.recipe.mixture.batch_sizes),
+        "sets": {name: _sets(work, name, one) for name, one in training_splits.packed_of(work).items()},
         "inputs": made.inputs,
         "waivers": list(made.waivers),
         "card": {k: v for k, v in first.card.items() if k != "dataset"},
         "ranks": ranks,
     }
     work.store.write(f"{work.folder}/current.json", orjson.dumps(content, option=orjson.OPT_INDENT_2))
+
+
+def _sets(work: Work, name: str, packed: Manifest) -> dict[str, Any]:
+    """Name a dataset's own shards by split, in the order of its plans, and its tags: what evaluation reads."""
+    shards: dict[str, list[list[Any]]] = {}
+    for part in packed.parts:
+        if "shard" in part.files:
+            file = part.files["shard"]
+            shards.setdefault(part.facts["split"], []).append([file.path, file.rows, file.digest])
+    tags = work.recipe.datasets[name].source.tags
+    return {"tags": list(dict.fromkeys([*tags, name])), "shards": shards}

@@ -1,7 +1,7 @@
 """Sequences of all datasets → the order of training, and what leaks between splits.
 
-What belongs here: sizes for the mixture, dealing, checks across datasets. What does not: the order itself
-(`mixing.py`, `partitions.py`), tokens.
+What belongs here: sizes for the mixture, dealing. What does not: the order itself (`mixing.py`, `partitions.py`),
+tokens, what leaks between splits (`leaks.py`).
 
 The order is one line per place: dataset, sequence, pass, step. It knows no world size: rank r of W takes
 every W-th place. Validation and test sets are not mixed or shuffled; their order is their plan's.
@@ -16,16 +16,16 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipelines import manifest, mixing, partitions, parts
+from pipelines import mixing, partitions, parts
 from pipelines.ledger import KEPT
-from pipelines.manifest import Histogram, Key, Manifest, Part, Table
+from pipelines.manifest import Histogram, Manifest, Part, Table
 from pipelines.mixing import Order
 from pipelines.partitions import FILLER, Dealt
-from pipelines.stages import Draft, Work, part_folder, scan_rows, share
+from pipelines.stages import Draft, Work, leaks, part_folder
 from pipelines.storage import digest
 
-VERSION = 1
-"""Raise it when any recipe may be shown in another order."""
+VERSION = 2
+"""Raise it when any recipe may be shown in another order, or other facts are counted on the way."""
 
 Ints = NDArray[np.int64]
 
@@ -183,14 +183,14 @@ def _draft(
     )
     left = total - len(scheduled) - len(dropped)
     lines = [(KEPT, "", len(scheduled)), ("remainder", "", len(dropped)), ("not_scheduled", "", left)]
-    leaks = _leaks(work, packed)
+    leaking = leaks.find(work, packed)
     balance, empty_pairs = _balance(steps)
     rows = [row for one in packed.values() for row in one.tables["splits"].rows]
     return Draft(
         parts=[part],
         facts={
-            **leaks,
-            "mixture_share": _mixture_share(work, order, sizes),
+            **leaking.facts,
+            "mixture_share": round(mixing.furthest_from_share(work.recipe.mixture, sizes, order), 6),
             "rank_balance": balance,
             "empty_step": empty_pairs,
             "sequences": total,
@@ -206,6 +206,7 @@ def _draft(
             "mixture": _mixture_table(work, order, dealt, by_place, sizes),
         },
         histograms=_step_histogram(steps),
+        samples=leaking.samples,
         schema=tuple((f.name, str(f.type)) for f in ORDER),
         card={
             "order": part.files["order"].digest,
@@ -248,101 +249,22 @@ def _step_histogram(steps: pa.Table) -> dict[str, Histogram]:
     }
 
 
-def _mixture_share(work: Work, order: Order, sizes: dict[str, int]) -> float:
-    """Return how far, in sequences, a dataset is from its share at the end of a block at most; 0 without weights."""
-    stages = work.recipe.mixture.stages
-    if stages is None or len(stages) != 1 or not len(order.datasets):
-        return 0.0
-    names, size = list(sizes), work.recipe.mixture.mixture_block_size
-    weights = stages[0][1]
-    total = sum(weights.values(), Fraction(0))
-    ends = np.append(np.arange(size, len(order.datasets), size), len(order.datasets))
-    worst = 0.0
-    for number, name in enumerate(names):
-        given = np.cumsum(order.datasets == number)[ends - 1]
-        wanted = float(weights.get(name, Fraction(0)) / total) * ends
-        worst = max(worst, float(np.abs(given - wanted).max()))
-    return round(worst, 6)
-
-
 def _mixture_table(work: Work, order: Order, dealt: Dealt, by_place: Sequences, sizes: dict[str, int]) -> Table:
     places = dealt.order[dealt.order != FILLER]
-    stages = work.recipe.mixture.stages
-    weights = stages[0][1] if stages else {name: Fraction(size) for name, size in sizes.items()}
-    total = sum((weights.get(name, Fraction(0)) for name in sizes), Fraction(0)) or Fraction(1)
+    shares = mixing.wanted_shares(work.recipe.mixture, sizes, order)
+    first = work.recipe.mixture.stages
+    weights = first[0][1] if first else {name: Fraction(size) for name, size in sizes.items()}
     rows: list[tuple[Any, ...]] = []
     for number, (name, size) in enumerate(sizes.items()):
         mine = places[order.datasets[places] == number]
-        weight = weights.get(name, Fraction(0))
-        passes = round(len(mine) / size, 4) if size else 0.0
         rows.append(
             (
                 name,
-                round(float(weight), 6),
-                round(float(weight / total), 6),
-                passes,
+                round(float(weights.get(name, Fraction(0))), 6),
+                round(shares[number], 6),
+                round(len(mine) / size, 4) if size else 0.0,
                 len(mine),
                 int(by_place.trained[mine].sum()),
             )
         )
     return Table(("dataset", "weight", "wanted_share", "passes", "sequences", "trained_tokens"), tuple(rows))
-
-
-# ── Leaks between splits ───────────────────────────────────────────────────────────────────────────
-
-
-def _leaks(work: Work, packed: dict[str, Manifest]) -> dict[str, Any]:
-    """Count rows, groups and prompts that stand in more than one split, over all datasets."""
-    frames = [_rows(work, name, one) for name, one in packed.items()]
-    rows = pl.concat([frame for frame in frames if frame is not None]) if any(f is not None for f in frames) else None
-    if rows is None:
-        return {"same_row": 0, "same_group": 0, "same_prompt": 0.0, "split_share": 0.0}
-    held = rows.filter(pl.col("split") != "train")
-    return {
-        "same_row": _in_two_splits(rows, held, ["content_hash"]),
-        "same_group": _in_two_splits(rows, held, ["dataset", "group_key"]),
-        "same_prompt": share(
-            _in_train(rows, held, "prompt_hash"), int(held.select(pl.len()).collect(engine="streaming").item())
-        ),
-        "split_share": _split_share(work, rows),
-    }
-
-
-def _in_two_splits(rows: pl.LazyFrame, held: pl.LazyFrame, key: list[str]) -> int:
-    """Count keys with rows in more than one split; only keys that stand outside train can be such."""
-    named = held.filter(pl.col(key[-1]).is_not_null()).select(key).unique()
-    splits = rows.select([*key, "split"]).join(named, on=key, how="semi").group_by(key).agg(pl.col("split").n_unique())
-    return int(splits.filter(pl.col("split") > 1).select(pl.len()).collect(engine="streaming").item())
-
-
-def _in_train(rows: pl.LazyFrame, held: pl.LazyFrame, key: str) -> int:
-    """Count held-out rows whose key also stands in train."""
-    named = held.filter(pl.col(key).is_not_null()).select(key)
-    train = rows.filter(pl.col("split") == "train").select(key).join(named.unique(), on=key, how="semi").unique()
-    return int(named.join(train, on=key, how="semi").select(pl.len()).collect(engine="streaming").item())
-
-
-def _rows(work: Work, name: str, packed: Manifest) -> pl.LazyFrame | None:
-    """Return the rows that a dataset's shards were made of, found by the versions that its manifests name."""
-    tokenized = _input(work, packed, (work.recipe.name, name, "tokenized_examples"))
-    canonical = _input(work, tokenized, (work.recipe.name, name, "canonical_rows"))
-    paths = [file.path for file in canonical.files("rows")]
-    columns = ("dataset", "content_hash", "split", "group_key", "prompt_hash")
-    return scan_rows(work.store, paths, columns) if paths else None
-
-
-def _input(work: Work, made: Manifest, key: Key) -> Manifest:
-    return manifest.by_version(work.store, key, made.inputs.get("/".join(key)))
-
-
-def _split_share(work: Work, rows: pl.LazyFrame) -> float:
-    counts = rows.group_by("dataset", "split").len().collect(engine="streaming")
-    worst = 0.0
-    for name, dataset in work.recipe.datasets.items():
-        own = {str(split): int(n) for ds, split, n in counts.iter_rows() if ds == name}
-        total = sum(own.values())
-        if not total or dataset.splits.time_key is not None:
-            continue
-        for split in ("validation", "test"):
-            worst = max(worst, abs(own.get(split, 0) / total - float(getattr(dataset.splits, split))))
-    return round(worst, 9)

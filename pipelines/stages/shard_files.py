@@ -1,0 +1,212 @@
+"""Plans and examples → shard files: every token moves once, and what was written is read back.
+
+What belongs here: examples laid out for gathering, one shard's tokens, its lineage, the reading back. What does
+not: the plans, and what the stage makes of them (`packed_shards.py`).
+
+    examples' parts ─► scratch (mapped, not held) ─► each worker gathers one shard and writes it
+    all shards written ─► each is read again from the storage: digest, then content hash
+
+Conservation: each example part adds up the content hashes of its own segments; each shard those of what is read
+back. The two sums must be equal. Reading back begins when the last shard is written, so that whatever overwrote or
+cut short a file meanwhile is noticed, too.
+"""
+
+from dataclasses import dataclass
+from io import BytesIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from pipelines import packing
+from pipelines.manifest import File, Part
+from pipelines.packing import Plan
+from pipelines.rows import place_of
+from pipelines.shards import gather, native
+from pipelines.storage import Store, digest_bytes
+
+Ints = NDArray[np.int64]
+
+SEGMENTS = pa.schema(
+    [
+        pa.field("sequence_id", pa.int64(), nullable=False),
+        pa.field("segment", pa.int32(), nullable=False),
+        pa.field("example_id", pa.string(), nullable=False),
+        pa.field("row_id", pa.string(), nullable=False),
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("record", pa.int64(), nullable=False),
+        pa.field("start", pa.int32(), nullable=False),
+        pa.field("length", pa.int32(), nullable=False),
+        pa.field("split", pa.string(), nullable=False),
+    ]
+)
+"""Lineage beside each shard: which record of which file stands in which segment. `record` counts from 1 in the file."""
+
+
+# ── Examples to scratch, with the hashes of their own segments ─────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchTask:
+    """A part of examples to lay out for gathering; segments of it as `(row in the part, start, length, span start)`."""
+
+    root: str
+    source: str
+    target: str
+    rows: Ints
+    starts: Ints
+    lengths: Ints
+    span_begins: NDArray[np.bool_]
+    ignore_token_id: int | None
+
+
+def to_scratch(task: ScratchTask) -> int:
+    """Write a part as a mapped file; return the sum of the content hashes of its segments."""
+    table = Store(task.root).table(task.source, ("input_ids", "loss_mask", "example_id"))
+    gather.to_scratch(table, task.target)
+    return _expected_hash(table, task)
+
+
+def _expected_hash(table: pa.Table, task: ScratchTask) -> int:
+    if not len(task.rows):
+        return 0
+    ids, mask, offsets = _flat(table)
+    cut_ids, cut_mask = native.cut(ids, mask, offsets, task.rows, task.starts, task.lengths)
+    bounds = np.concatenate((np.zeros(1, np.int64), np.cumsum(task.lengths)))
+    targets = cut_mask.copy()
+    # Whether a segment's first token is a target depends on the attention spans, which the plan knows.
+    targets[bounds[:-1][task.span_begins]] = False
+    if task.ignore_token_id is not None:
+        targets &= cut_ids != task.ignore_token_id
+    names = table.column("example_id").combine_chunks().take(pa.array(task.rows))
+    segments = native.Segments(
+        cut_ids, cut_mask, bounds, np.array([0, len(task.rows)]), names, task.starts.astype(np.int32)
+    )
+    return sum(native.segment_hashes(segments, targets)) % native.MODULUS
+
+
+def _flat(table: pa.Table) -> "tuple[NDArray[np.int32], NDArray[np.bool_], Ints]":
+    ids = table.column("input_ids").combine_chunks()
+    mask = table.column("loss_mask").combine_chunks()
+    offsets = np.asarray(ids.offsets, np.int64)
+    values = ids.flatten().to_numpy(zero_copy_only=False)
+    return values, mask.flatten().to_numpy(zero_copy_only=False), offsets - offsets[0]
+
+
+# ── Shards ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTask:
+    """One shard: which examples' tokens, in which sequences, and where it is written."""
+
+    root: str
+    at: str
+    name: str
+    split: str
+    dataset: str
+    files: tuple[str, ...]
+    first_rows: Ints
+    examples: Ints
+    ranges: NDArray[np.int32]
+    sequence_offsets: Ints
+    first_sequence: int
+    blocked: bool
+    ignore_token_id: int | None
+    sources: dict[str, tuple[str, int]]
+    card: dict[str, str]
+
+
+def write_shard(task: ShardTask) -> Part:
+    """Gather one shard's tokens, write it and its segments."""
+    table = _shard_table(task)
+    store = Store(task.root)
+    sink = BytesIO()
+    native.write(table, sink, task.card)
+    shard = _save(store, f"{task.at}/data/{task.split}/{task.name}.parquet", sink.getvalue(), table.num_rows)
+    lineage = BytesIO()
+    pq.write_table(_lineage(table, task), lineage, compression="zstd")
+    segments = _save(
+        store, f"{task.at}/segments/{task.split}-{task.name}.parquet", lineage.getvalue(), len(task.examples)
+    )
+    facts = {
+        "split": task.split,
+        "first_sequence": task.first_sequence,
+        "sequences": table.num_rows,
+        "segments": len(task.examples),
+        "tokens": int(task.ranges[:, 1].sum()),
+        "trained_tokens": int(table.column("trained_tokens").to_numpy().sum()),
+    }
+    return Part(shard.digest, {"shard": shard, "segments": segments}, facts)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTask:
+    """A written shard to read again."""
+
+    root: str
+    shard: File
+    segments: File
+
+
+def read_back(task: ReadTask) -> tuple[int, int]:
+    """Return how many of a shard's files are not what was written, and the content hash of its sequences.
+
+    A damaged shard has no content: its hash is 0.
+    """
+    store = Store(task.root)
+    content = store.read(task.shard.path)
+    damaged = int(digest_bytes(store.read(task.segments.path)) != task.segments.digest)
+    if digest_bytes(content) != task.shard.digest:
+        return damaged + 1, 0
+    hashes = native.sequence_hashes(native.segments_of(native.read(BytesIO(content))))
+    return damaged, sum(hashes) % native.MODULUS
+
+
+def _shard_table(task: ShardTask) -> pa.Table:
+    wanted, inverse = np.unique(task.examples, return_inverse=True)
+    rows = gather.take(task.files, task.first_rows, wanted)
+    ids, mask, offsets = _flat(rows)
+    starts, lengths = task.ranges[:, 0].astype(np.int64), task.ranges[:, 1].astype(np.int64)
+    cut_ids, cut_mask = native.cut(ids, mask, offsets, inverse, starts, lengths)
+    segments = native.Segments(
+        ids=cut_ids,
+        mask=cut_mask,
+        offsets=np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths))),
+        sequence_offsets=task.sequence_offsets,
+        example_ids=rows.column("example_id").combine_chunks().take(pa.array(inverse)),
+        starts=task.ranges[:, 0],
+    )
+    plan = Plan(task.sequence_offsets, task.examples, task.ranges)
+    span_lengths, span_offsets = packing.attention_spans(plan, block_cross_document_attention=task.blocked)
+    spans = native.Spans(
+        labels=packing.labels(cut_ids, cut_mask, span_lengths, ignore_token_id=task.ignore_token_id),
+        position_ids=packing.position_ids(span_lengths),
+        lengths=span_lengths,
+        offsets=span_offsets,
+    )
+    return native.to_table(segments, spans, dataset=task.dataset, first_sequence=task.first_sequence)
+
+
+def _lineage(table: pa.Table, task: ShardTask) -> pa.Table:
+    example_ids = table.column("example_ids").combine_chunks().flatten()
+    row_ids = [name.rsplit("#", 1)[0] for name in example_ids.to_pylist()]
+    places = [place_of(row_id) for row_id in row_ids]
+    counts = np.diff(task.sequence_offsets)
+    numbers = np.arange(len(task.examples)) - np.repeat(task.sequence_offsets[:-1], counts)
+    sequences = np.repeat(np.arange(len(counts)) + task.first_sequence, counts)
+    return pa.table(
+        [
+            sequences, numbers.astype(np.int32), example_ids, row_ids,
+            [task.sources[part][0] for part, _ in places],
+            [task.sources[part][1] + number for part, number in places],
+            task.ranges[:, 0], task.ranges[:, 1], [task.split] * len(row_ids),
+        ],
+        schema=SEGMENTS,
+    )  # fmt: skip
+
+
+def _save(store: Store, path: str, content: bytes, rows: int) -> File:
+    store.write(path, content)
+    return File(path=path, bytes=len(content), digest=digest_bytes(content), rows=rows)

@@ -1,0 +1,49 @@
+"""Sampled n-grams: equal runs of tokens give equal hashes wherever they stand, and the sample is a sixteenth."""
+
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.ngrams import KEPT_OF, LENGTH, sampled
+
+
+def ids_of(seed: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    return np.random.default_rng(seed).integers(0, 50_000, count).astype(np.int32)
+
+
+def whole(ids: np.ndarray[tuple[int], np.dtype[np.int32]]) -> list[int]:
+    hashes, _ = sampled(ids, np.array([0, len(ids)]))
+    return hashes.tolist()
+
+
+def test_a_sixteenth_of_all_ngrams_is_kept() -> None:
+    hashes = whole(ids_of(0, 200_000))
+
+    assert abs(len(hashes) * KEPT_OF / 200_000 - 1) < 0.03
+    assert all(one % KEPT_OF == 0 for one in hashes)
+    assert len(set(hashes)) == len(hashes)
+
+
+@given(seed=st.integers(0, 1000), before=st.integers(0, 40), after=st.integers(0, 40))
+def test_ngrams_of_a_text_are_found_wherever_it_stands(seed: int, before: int, after: int) -> None:
+    text = ids_of(seed, 300)
+    around = np.concatenate([ids_of(seed + 1, before), text, ids_of(seed + 2, after)])
+
+    assert set(whole(text)) <= set(whole(around))
+
+
+@given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=12))
+def test_no_ngram_reaches_over_the_end_of_a_segment(lengths: list[int]) -> None:
+    ids = ids_of(1, sum(lengths))
+    offsets = np.cumsum([0, *lengths])
+    hashes, owners = sampled(ids, offsets)
+    alone = [sampled(ids[a:b], np.array([0, b - a]))[0].tolist() for a, b in pairwise(offsets)]
+
+    assert [hashes[owners == k].tolist() for k in range(len(lengths))] == alone
+
+
+def test_texts_shorter_than_an_ngram_have_none() -> None:
+    assert whole(ids_of(2, LENGTH - 1)) == []
+    assert whole(ids_of(2, 0)) == []

@@ -102,7 +102,27 @@ def open_tokenizer(name: str, base: Path) -> LoadedTokenizer:
 
     """
     folder = _folder(name, base)
-    hf = _load(name, folder)
+    return _loaded(_load(name, folder), name, folder)
+
+
+def opened_tokenizer(hf: Any) -> LoadedTokenizer:
+    """Return a tokenizer of `transformers` that a program has opened, and perhaps changed, as data.
+
+    Raises
+    ------
+    ConfigError
+        If it has no Rust backend.
+
+    """
+    if getattr(hf, "backend_tokenizer", None) is None:
+        raise ConfigError(
+            f"tokenizer: {type(hf).__name__} has no Rust backend; only such tokenizers can tell which characters a "
+            "token covers; open it with use_fast=True"
+        )
+    return _loaded(hf, str(hf.name_or_path), None)
+
+
+def _loaded(hf: Any, name: str, folder: Path | None) -> LoadedTokenizer:
     backend = cast(str, hf.backend_tokenizer.to_str())
     parsed: dict[str, Any] = orjson.loads(backend)
     byte_level = _is_byte_level(parsed)

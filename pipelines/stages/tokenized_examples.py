@@ -14,6 +14,7 @@ from pipelines import masking, parts, rendering, tokenization
 from pipelines.examples import EXAMPLES
 from pipelines.ledger import KEPT, REJECTED, add_up, unaccounted
 from pipelines.manifest import Part, Table
+from pipelines.recipe import Dataset
 from pipelines.rendering import RendererSpec
 from pipelines.stages import Draft, Planned, Work, first_samples, make_parts, share
 from pipelines.storage import digest
@@ -38,17 +39,22 @@ def open_tokenizer(work: Work) -> tuple[LoadedTokenizer, str]:
 
 def renderer_spec(work: Work, loaded: LoadedTokenizer) -> RendererSpec | None:
     """Return what the dataset's chat template is; None for kinds that have no template."""
-    card, options = loaded.card, work.dataset.template
-    if work.dataset.format.kind not in ("chat", "auto", "python"):
+    return spec_of_dataset(work.dataset, work.base, loaded)
+
+
+def spec_of_dataset(dataset: Dataset, base: Path, loaded: LoadedTokenizer) -> RendererSpec | None:
+    """Return what a dataset's chat template is; None for kinds that have no template."""
+    card, options = loaded.card, dataset.template
+    if dataset.format.kind not in ("chat", "auto", "python"):
         return None
-    if work.dataset.format.kind == "python" and options.chat_template is None and not card.chat_template:
+    if dataset.format.kind == "python" and options.chat_template is None and not card.chat_template:
         # A class of one's own may make no conversation at all.
         return None
     source = rendering.resolve(
-        _at_base(options, work.base), tokenizer_chat_template=card.chat_template, special_tokens=card.special_tokens
+        _at_base(options, base), tokenizer_chat_template=card.chat_template, special_tokens=card.special_tokens
     )
     control = tokenization.ControlStrings(card, source.text)
-    tools = work.dataset.tools
+    tools = dataset.tools
     return rendering.spec_of(
         options,
         source,

@@ -116,6 +116,7 @@ ROW_COUNTS = {
     "packed_shards": "sequences",
     "training_splits": "places",
     "gpu_partitions": "sequences",
+    "exports": "sequences",
 }
 """The fact that counts the rows of a stage's output, which Dagster shows as its row count."""
 

@@ -21,13 +21,14 @@ from pipelines import datadocs, findings, manifest, recipe, stats
 from pipelines.errors import ConfigError, IntegrityError, PipelineError
 from pipelines.executors import LocalPool
 from pipelines.findings import Terms, Verdict
-from pipelines.manifest import Key, Manifest
+from pipelines.manifest import EXPORTS, Key, Manifest
 from pipelines.recipe import Recipe
 from pipelines.stages import (
     Draft,
     Progress,
     Work,
     canonical_rows,
+    exports,
     gpu_partitions,
     packed_shards,
     raw_dataset,
@@ -50,6 +51,7 @@ DESCRIPTIONS = {
     "packed_shards": "Examples packed into sequences of at most seq_len tokens, as Parquet.",
     "training_splits": "The order in which sequences are shown, mixed by weight; leakage between splits checked.",
     "gpu_partitions": "One folder of shards per data-parallel rank, in the order of training.",
+    "exports": "The same tokens and masks in the form of one trainer, with an identity card.",
 }
 
 
@@ -69,6 +71,11 @@ class Step:
     code_version: str
     description: str
     terms: tuple[Terms, ...]
+
+    @property
+    def label(self) -> str:
+        """The stage's name; an export's with its own, since a recipe may have several."""
+        return f"{EXPORTS}/{self.key[-1]}" if self.name == EXPORTS else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +131,10 @@ def road(project: Project) -> tuple[Step, ...]:
     steps.append(
         _step(project, None, "gpu_partitions", (name, "gpu_partitions"), (splits, *packed), (*everything, splits))
     )
+    steps += [
+        _step(project, None, EXPORTS, (name, EXPORTS, one.name), (splits, *packed), (*everything, splits))
+        for one in project.recipe.exports
+    ]
     return tuple(steps)
 
 
@@ -155,7 +166,11 @@ def _step(
         key=key,
         inputs=inputs,
         gates=gates,
-        code_version=_code_version(project.recipe, dataset, stage),
+        code_version=(
+            _export_version(project.recipe, key[-1])
+            if stage == EXPORTS
+            else _code_version(project.recipe, dataset, stage)
+        ),
         description=DESCRIPTIONS[stage],
         terms=findings.terms_of(project.recipe.gates, stage, dataset),
     )
@@ -200,6 +215,11 @@ def _code_version(loaded: Recipe, dataset: str | None, stage: str) -> str:
 def ranks_of(project: Project) -> tuple[str, ...]:
     """Return the folder names of a recipe's ranks, in order; the number of ranks is part of each name."""
     return gpu_partitions.rank_names(project.recipe.partitions.world_size)
+
+
+def _export_version(loaded: Recipe, name: str) -> str:
+    export = next(one for one in loaded.exports if one.name == name)
+    return digest(EXPORTS, exports.VERSION, export.VERSION, export.model_dump(mode="json"), loaded.seq_len)[:16]
 
 
 def find_step(project: Project, key: Key) -> Step:
@@ -378,6 +398,8 @@ def _prepare(work: Work, step: Step) -> tuple[str, Callable[[], Draft]]:
         case "gpu_partitions":
             own = (gpu_partitions.fingerprint_of(work), gpu_partitions.ranks_of(work))
             return digest(*base, own), lambda: gpu_partitions.make(work)
+        case "exports":
+            return digest(*base, exports.fingerprint_of(work)), lambda: exports.make(work)
         case other:
             raise AssertionError(other)
 
@@ -438,7 +460,7 @@ def build(
 ) -> list[tuple[Step, Report, list[Verdict]]]:
     """Run a recipe's steps in order, judging each; stop at the first gate that stays shut.
 
-    `only` limits the build to stages of these names. `tell` hears of each step as it is done.
+    `only` limits the build to stages of these names or labels. `tell` hears of each step as it is done.
 
     Raises
     ------
@@ -449,7 +471,7 @@ def build(
     done: list[tuple[Step, Report, list[Verdict]]] = []
     run_id = f"build-{uuid.uuid4().hex[:12]}"
     for step in road(project):
-        if only and step.name not in only:
+        if only and step.name not in only and step.label not in only:
             continue
         report = run(project, step, open_inputs(project, step), progress=progress, run_id=run_id)
         verdicts = judge(project, step, report.manifest)
@@ -457,6 +479,13 @@ def build(
         if tell is not None:
             tell(step, report, verdicts)
     return done
+
+
+def copy_export(project: Project, name: str, target: Path) -> None:
+    """Put a copy of a built export into a new folder."""
+    key = (project.recipe.name, EXPORTS, name)
+    made = manifest.current(project.store, key) or manifest.by_version(project.store, key, None)
+    exports.copy_out(project.store, made, target)
 
 
 @dataclass(frozen=True, slots=True)

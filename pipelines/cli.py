@@ -91,19 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(title="verbs", metavar="VERB")
 
-    _verb(verbs, "plan", _plan, "say what a build would make, what it would reuse, and why")
-    build = _verb(verbs, "build", _build, "build what is missing or changed, stage by stage")
-    build.add_argument(
-        "--only", action="append", metavar="STAGE", default=[], help="only stages of this name; may be repeated"
-    )
-    build.add_argument("--workers", type=_positive, metavar="N", help="worker processes, instead of execution.workers")
-
-    stats = _verb(
-        verbs, "stats", _stats, "lengths, truncation, rejects, and what another limit would do; packs nothing"
-    )
-    stats.add_argument("--strict", action="store_true", help="exit with 3 if there is a hint")
-    stats.add_argument("--workers", type=_positive, metavar="N", help="worker processes, instead of execution.workers")
-
+    _building_verbs(verbs)
     inspect = _verb(
         verbs, "inspect", _inspect, "show rows as the model sees them, trained tokens marked; writes nothing"
     )
@@ -157,6 +145,29 @@ def _version_verbs(verbs: "Verbs") -> None:
     use = _verb(verbs, "use", _use, "make a kept version the current one again")
     use.add_argument("key", metavar="KEY", help="such as chats/canonical_rows, or training_splits")
     use.add_argument("version", metavar="VERSION", help="a version, or enough of its beginning")
+
+
+def _building_verbs(verbs: "Verbs") -> None:
+    """Add the verbs that build, and `stats`, which builds as far as lengths are known."""
+    _verb(verbs, "plan", _plan, "say what a build would make, what it would reuse, and why")
+    build = _verb(verbs, "build", _build, "build what is missing or changed, stage by stage")
+    build.add_argument(
+        "--only", action="append", metavar="STAGE", default=[], help="only stages of this name; may be repeated"
+    )
+    build.add_argument("--workers", type=_positive, metavar="N", help="worker processes, instead of execution.workers")
+
+    export = _verb(verbs, "export", _export, "write the recipe's exports, and say how to point their trainers at them")
+    export.add_argument(
+        "--name", action="append", metavar="N", default=[], help="only the export of this name; may be repeated"
+    )
+    export.add_argument("--to", metavar="FOLDER", help="put a copy of one export into a new folder")
+    export.add_argument("--workers", type=_positive, metavar="N", help="worker processes, instead of execution.workers")
+
+    stats = _verb(
+        verbs, "stats", _stats, "lengths, truncation, rejects, and what another limit would do; packs nothing"
+    )
+    stats.add_argument("--strict", action="store_true", help="exit with 3 if there is a hint")
+    stats.add_argument("--workers", type=_positive, metavar="N", help="worker processes, instead of execution.workers")
 
 
 def _verb(
@@ -265,8 +276,8 @@ def _build(given: argparse.Namespace) -> int:
     from pipelines import build, report_page, reports
 
     project = _project(given)
-    steps = [step for step in build.road(project) if not given.only or step.name in given.only]
-    _require_stages(given.only, {step.name for step in build.road(project)})
+    steps = [step for step in build.road(project) if not given.only or {step.name, step.label} & set(given.only)]
+    _require_stages(given.only, {name for step in build.road(project) for name in (step.name, step.label)})
     blocked = _run(project, steps, given.only)
     if not given.only:
         print(f"\n{reports.summary(project)}\n\nreport  {report_page.write(project)}")
@@ -289,6 +300,30 @@ def _run(project: "Project", steps: "Sequence[Step]", only: Sequence[str]) -> bo
     with Watch(project, steps, terminal.console(), terminal.console(sys.stderr)) as watch:
         done = build.build(project, progress=watch, tell=watch.tell, only=only)
     return any(verdict.blocking for _, _, verdicts in done for verdict in verdicts)
+
+
+def _export(given: argparse.Namespace) -> int:
+    from pipelines import reports, terminal
+
+    project = _project(given)
+    known = [one.name for one in project.recipe.exports]
+    for name in given.name or known or [""]:
+        if name not in known:
+            guess = nearest(name, known)
+            hint = f"did you mean {guess}?" if guess else "add one under exports: in the recipe"
+            raise ConfigError(f"--name {name}: no such export; there are {', '.join(known) or 'none'}; {hint}")
+    if given.to is not None and len(given.name) != 1:
+        raise ConfigError(f"--to {given.to}: a folder takes one export; name it with --name; run once per export")
+    labels = [f"exports/{name}" for name in given.name or known]
+    from pipelines import build
+
+    steps = [step for step in build.road(project) if step.label in labels]
+    if _run(project, steps, labels):
+        return BLOCKED
+    if given.to is not None:
+        build.copy_export(project, given.name[0], Path(given.to))
+    terminal.console().print(reports.pointers(project, given.name, given.to))
+    return DONE
 
 
 def _stats(given: argparse.Namespace) -> int:

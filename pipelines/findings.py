@@ -107,7 +107,7 @@ LAWS: tuple[Law, ...] = (
     Law("context_overflow", ("truncation_stats",), "at_most", 0.1, "error",
         "share of examples that were longer than the context and lost tokens, or were dropped for it",
         "raise seq_len, shorten or filter the long rows, or accept the loss in gates.context_overflow"),
-    Law("conservation", ("packed_shards", "gpu_partitions"), "at_most", 0, "error",
+    Law("conservation", ("packed_shards", "gpu_partitions", "exports"), "at_most", 0, "error",
         "tokens or segments that differ between what went in and the shards read back",
         "remove the stage's folder and build again; if it returns, report it", waivable=False),
     Law("shard_digests", ("packed_shards",), "at_most", 0, "error",

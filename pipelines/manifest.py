@@ -19,7 +19,7 @@ from pipelines.errors import IntegrityError
 from pipelines.storage import Store, digest, require_digest
 
 Key: TypeAlias = tuple[str, ...]
-"""`(recipe, dataset, stage)`, or `(recipe, stage)` for the stages of a whole recipe."""
+"""`(recipe, dataset, stage)`, `(recipe, stage)` for the stages of a whole recipe, `(recipe, "exports", name)`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,15 @@ class Manifest:
     def files(self, name: str) -> list[File]:
         """Return the files called `name` of all parts, in part order."""
         return [part.files[name] for part in self.parts if name in part.files]
+
+
+EXPORTS = "exports"
+"""The second word of an export's key, whose third is its name."""
+
+
+def stage_of(key: Key) -> str:
+    """Return the stage that a key belongs to: its last word, but of `(recipe, exports, name)` the second."""
+    return EXPORTS if key[1] == EXPORTS else key[-1]
 
 
 def folder(key: Key) -> str:

@@ -82,7 +82,7 @@ class Watch:
     def _next(self) -> None:
         self._said_s = 0.0
         if self._live is not None and self._task is not None:
-            self._live.reset(self._task, description=self._steps[0].name, total=None, rates="")
+            self._live.reset(self._task, description=self._steps[0].label, total=None, rates="")
 
     def _print(self, shown: RenderableType) -> None:
         (self._live.console if self._live is not None else self._screen).print(shown)

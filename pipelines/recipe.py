@@ -29,6 +29,7 @@ from pipelines.partitions import Partitions
 from pipelines.reasoning import Reasoning
 from pipelines.rendering import Template
 from pipelines.rows import Kind
+from pipelines.shards import AnyExport, DatasetProspect, Prospect
 from pipelines.sources import Source
 from pipelines.splits import Splits
 from pipelines.storage import check_name
@@ -139,6 +140,16 @@ class Dataset(Config):
         return joined or self.packing.slice_strategy is not None
 
 
+def _prospect(dataset: Dataset) -> DatasetProspect:
+    """Return what decides which exports a dataset can go into."""
+    return DatasetProspect(
+        kind=dataset.row_kind,
+        is_joined=dataset.packing.strategy_for(dataset.row_kind) == "concat",
+        is_open=not dataset.packing.block_cross_document_attention,
+        has_weights=bool(dataset.loss.weights),
+    )
+
+
 ROW_KINDS: dict[str, Kind] = {
     "chat": "conversation",
     "auto": "conversation",
@@ -194,6 +205,8 @@ class Recipe(Config):
     """How datasets are mixed into one order."""
     partitions: Partitions = Partitions()
     """How the order is dealt to GPUs."""
+    exports: tuple[AnyExport, ...] = ()
+    """The same tokens in trainers' own forms, one folder each."""
     gates: Gates = Gates()
     """Thresholds of the laws."""
     execution: Execution = Execution()
@@ -248,6 +261,24 @@ class Recipe(Config):
                     f"mixture.num_validation_sequences.{name} with datasets.{name}.{option}; one of the two may say "
                     "what is held out; delete one"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _exports_are_possible(self) -> "Recipe":
+        prospect = Prospect(self.seq_len, {name: _prospect(dataset) for name, dataset in self.datasets.items()})
+        taken = dict.fromkeys(self.datasets, "a dataset")
+        for number, export in enumerate(self.exports):
+            check_name(export.name, f"exports.{number}.name")
+            if export.name in taken:
+                raise ValueError(
+                    f"exports.{number}.name: {export.name!r} is already {taken[export.name]}; names must differ, since "
+                    "statistics are kept by them; rename the export"
+                )
+            taken[export.name] = "another export"
+            try:
+                export.refuse(prospect)
+            except ConfigError as error:
+                raise ValueError(f"exports.{export.name}: {error}") from error
         return self
 
     @property

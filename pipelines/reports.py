@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,10 @@ from pipelines import manifest, plots
 from pipelines.build import Forecast, Project, Report, Step, judge, road
 from pipelines.findings import Verdict
 from pipelines.ledger import KEPT
-from pipelines.manifest import Manifest, Table, folder
+from pipelines.manifest import EXPORTS, Manifest, Table, folder
 from pipelines.retention import Collected
+from pipelines.shards import Export
+from pipelines.stages import exports
 from pipelines.terminal import (
     BAD,
     DIM,
@@ -71,7 +73,7 @@ def plan(project: Project, forecasts: Sequence[Forecast]) -> RenderableType:
         for one in own:
             mark, style = _ACTIONS[one.action]
             line = Text.assemble(
-                (f"  {mark} ", style), (f"{one.step.name:<20}", ""), (f"{one.action:<{wide}}  ", style)
+                (f"  {mark} ", style), (f"{one.step.label:<20}", ""), (f"{one.action:<{wide}}  ", style)
             )
             lines.append(line.append(visible(one.why), DIM))
     return Group(*lines)
@@ -109,7 +111,7 @@ def step_line(step: Step, report: Report, verdicts: Sequence[Verdict]) -> Render
     """Show one finished step: how long it took, what came out, and the findings that failed."""
     mark, style = verdict_mark(verdicts)
     time = "reused" if report.reused else seconds_text(report.seconds)
-    line = Text.assemble((f"  {mark} ", style), f"{step.name:<20}", (f"{time:>9}  ", DIM))
+    line = Text.assemble((f"  {mark} ", style), f"{step.label:<20}", (f"{time:>9}  ", DIM))
     line.append(dotted([outcome(report.manifest), _reuse(report)]), DIM if report.reused else "")
     return Group(line, *(finding(one, indent=4) for one in verdicts if not one.passed))
 
@@ -150,6 +152,14 @@ def outcome(made: Manifest) -> str:
             return dotted([counted(facts["sequences"], "sequence"), f"{percent(facts['fill'])} full"])
         case "training_splits":
             return dotted([counted(facts["places"], "place"), counted(facts["steps"], "step")])
+        case "exports":
+            return dotted(
+                [
+                    counted(facts["segments"], "segment"),
+                    counted(facts["tokens"], "token"),
+                    size_text(facts["size_bytes"]),
+                ]
+            )
         case _:
             return dotted([counted(facts["ranks"], "rank"), counted(facts["sequences"], "sequence")])
 
@@ -474,7 +484,36 @@ def _summary_places(project: Project) -> list[RenderableType]:
             [counted(ranks.facts["ranks"], "rank"), counted(ranks.facts["tokens"], "token"), f"opened through {where}"]
         )
         lines.append(labelled("ranks", held))
+    lines += [
+        labelled("export", f"{export.name}: {project.store.path(exports.folder_of(made))}")
+        for export, made in exported(project)
+    ]
     return lines
+
+
+# ── export ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def exported(project: Project, names: Collection[str] = ()) -> list[tuple[Export, Manifest]]:
+    """Return the exports of a recipe that are built, or those of them that are named."""
+    name = project.recipe.name
+    found = [
+        (one, manifest.current(project.store, (name, EXPORTS, one.name)))
+        for one in project.recipe.exports
+        if not names or one.name in names
+    ]
+    return [(export, made) for export, made in found if made is not None]
+
+
+def pointers(project: Project, names: Collection[str], copied_to: str | None = None) -> RenderableType:
+    """Show where exports lie, or the copy of one, and the lines that point their trainer at them."""
+    lines: list[RenderableType] = []
+    for export, made in exported(project, names):
+        head = Text.assemble((f"\n{export.name}", HEAD), (f"  {export.word}, letter {export.letter}", DIM))
+        at = copied_to or project.store.path(exports.folder_of(made))
+        lines += [head, Text(f"  {at}")]
+        lines += [Text(f"    {line}", "cyan") for line in exports.pointer(export, made, at).splitlines()]
+    return Group(*lines)
 
 
 def failed_findings(project: Project) -> list[Verdict]:

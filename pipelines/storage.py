@@ -40,7 +40,7 @@ UNFINISHED = ".tmp"
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 """What may name a recipe, a dataset or an export: it becomes a folder, an asset key and a SQL value."""
 
-RESERVED_NAMES = frozenset({"training_splits", "gpu_partitions", "stats", "reports", "_recipe"})
+RESERVED_NAMES = frozenset({"training_splits", "gpu_partitions", "exports", "stats", "reports", "_recipe"})
 
 
 def check_name(name: str, where: str) -> str:

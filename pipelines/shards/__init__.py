@@ -1,7 +1,43 @@
-"""Sequences and files: the native shards, and how rows are gathered from many files in any order.
+"""Sequences and files: the native shards, and every trainer's form of them.
 
 | module | what |
 |---|---|
 | `native` | packed sequences as Parquet, readable by HF `datasets` and TRL with no glue |
 | `gather` | rows of many files in a planned order, with flat memory |
+| `sequences` | packed sequences as flat arrays, and what must be true of them |
+| `letters` | the four ways of storing which tokens are targets |
+| `export`, `cards` | what all exports have in common; identity card, manifest, opening |
+
+A kind of export is one file and one line below.
 """
+
+from typing import Annotated, TypeAlias
+
+from pydantic import Field
+
+from pipelines.shards.astrai_bin import AstrAIBin
+from pipelines.shards.astrai_h5 import AstrAIH5
+from pipelines.shards.axolotl import Axolotl
+from pipelines.shards.cards import Exported, open_export
+from pipelines.shards.export import DatasetProspect, Export, Prospect
+from pipelines.shards.hf import HuggingFace
+from pipelines.shards.mds import MDS
+from pipelines.shards.megatron_bridge import MegatronBridge
+from pipelines.shards.native import Native
+from pipelines.shards.olmo_core import OLMoCore
+from pipelines.shards.tinker import Tinker, datums
+
+__all__ = ["AnyExport", "DatasetProspect", "Export", "Exported", "Prospect", "datums", "open_export"]
+
+AnyExport: TypeAlias = Annotated[
+    Native  # our own shards, in the order of training
+    | HuggingFace  # datasets, TRL, Trainer
+    | Axolotl  # packs by itself
+    | AstrAIBin  # a river of tokens per domain, raw
+    | AstrAIH5  # the same in HDF5
+    | Tinker  # a Datum per segment
+    | MegatronBridge  # packed, with starts of segments
+    | MDS  # mosaicml-streaming
+    | OLMoCore,  # raw arrays, cut at EOS
+    Field(discriminator="kind"),
+]

@@ -1,7 +1,8 @@
 """Native shards: packed sequences in Parquet, one row each, readable by HF `datasets` and TRL with no glue.
 
 What belongs here: the columns, making a table of sequences from examples and a plan, writing and reading
-it, the content hash that proves nothing was lost or copied. What does not: the plan (`packing.py`).
+it, the content hash that proves nothing was lost or copied, the export of such shards. What does not: the plan
+(`packing.py`).
 
     input_ids      10   11  2 | 20    2
     labels       -100   11  2 | -100  2       the first token of an attention span is never a target
@@ -16,20 +17,19 @@ written shards; counts alone would not notice a packer that replaces tokens by c
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import pairwise
-from typing import BinaryIO
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import BinaryIO, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Tokens = NDArray[np.int32]
-Bools = NDArray[np.bool_]
-
-IGNORE = -100
-"""The label of a position without loss, as PyTorch's cross entropy skips it."""
+from pipelines.shards import letters
+from pipelines.shards.export import Job, Sharded, Tally, Terms, Written, write_parquet
+from pipelines.shards.letters import IGNORE, Bools, Ints, Letter, Tokens
+from pipelines.shards.sequences import WEIGHTS, Sequences, lists
 
 ROW_GROUP = 1024
 FILLER_TOKENS = 2
@@ -97,13 +97,13 @@ def to_table(segments: Segments, spans: Spans, *, dataset: str, first_sequence: 
     counted = np.concatenate((np.zeros(1, np.int64), np.cumsum(spans.labels != IGNORE)))
     count = len(segments.sequence_offsets) - 1
     columns = [
-        _lists(token_offsets, segments.ids),
-        _lists(token_offsets, spans.labels),
-        _lists(token_offsets, spans.position_ids),
-        _lists(spans.offsets, spans.lengths),
+        lists(token_offsets, segments.ids),
+        lists(token_offsets, spans.labels),
+        lists(token_offsets, spans.position_ids),
+        lists(spans.offsets, spans.lengths),
         pa.ListArray.from_arrays(pa.array(segments.sequence_offsets, pa.int32()), segments.example_ids),
-        _lists(segments.sequence_offsets, segments.starts.astype(np.int32)),
-        _lists(segments.sequence_offsets, np.diff(segments.offsets).astype(np.int32)),
+        lists(segments.sequence_offsets, segments.starts.astype(np.int32)),
+        lists(segments.sequence_offsets, np.diff(segments.offsets).astype(np.int32)),
         pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([dataset], pa.string())),
         pa.array(np.arange(first_sequence, first_sequence + count, dtype=np.int64)),
         pa.array(np.diff(token_offsets).astype(np.int32)),
@@ -132,10 +132,6 @@ def fillers(count: int, *, pad_id: int, dataset: str) -> pa.Table:
     table = to_table(segments, spans, dataset=dataset, first_sequence=0, filler=True)
     numbers = pa.array(np.full(count, -1, np.int64))
     return table.set_column(table.schema.get_field_index("sequence_id"), SEQUENCES.field("sequence_id"), numbers)
-
-
-def _lists(offsets: Ints, values: Tokens) -> pa.ListArray:
-    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values))
 
 
 def write(table: pa.Table, sink: BinaryIO, card: Mapping[str, str]) -> None:
@@ -204,3 +200,93 @@ def concat(tables: Sequence[pa.Table]) -> pa.Table:
     """Concatenate shards' rows into one table with one chunk per column."""
     unified = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
     return unified.cast(SEQUENCES) if unified.schema != SEQUENCES else unified
+
+
+# ── The export ─────────────────────────────────────────────────────────────────────────────────────
+
+
+GROUP_TOKENS = 32 << 20
+"""Tokens in a row group at most: sequences of a hundred thousand tokens make smaller groups."""
+
+
+class Native(Sharded):
+    """Packed Parquet with positions and span lengths: our own form, which HF `datasets` and TRL read unchanged."""
+
+    LETTER: ClassVar[Letter] = "A"
+    HOLDS_WEIGHTS: ClassVar[bool] = True
+
+    kind: Literal["native"] = "native"
+    """Packed sequences in the columns of our own shards."""
+    unit: Literal["packed"] = "packed"
+    """Sequences of several segments."""
+
+    def rows_at_once(self, seq_len: int) -> int:
+        """Return the rows of a group: 1,024, fewer where sequences are long."""
+        return group_rows(seq_len)
+
+    def write(self, job: Job, chunks: Iterator[Sequences], folder: Path, terms: Terms) -> list[Written]:
+        """Write one shard."""
+        path = f"data/{job.name}.parquet"
+        return [write_packed(chunks, folder, path, terms)]
+
+    def pointer(self, data: str, terms: Terms) -> str:
+        """Return TRL's configuration."""
+        return PACKED_POINTER.format(data=data)
+
+
+PACKED_POINTER = """
+rows = load_dataset("parquet", data_files="{data}/*.parquet", split="train")
+SFTConfig(packing=False, padding_free=True, max_length=None, per_device_train_batch_size=1,
+          dataset_kwargs={{"skip_prepare_dataset": True}})
+AutoModelForCausalLM.from_pretrained(…, attn_implementation="flash_attention_2")
+""".strip()
+
+
+def group_rows(seq_len: int) -> int:
+    """Return how many sequences of a length make a row group."""
+    return max(1, min(ROW_GROUP, GROUP_TOKENS // seq_len))
+
+
+def write_packed(chunks: Iterator[Sequences], folder: Path, path: str, terms: Terms) -> Written:
+    """Write packed sequences as one Parquet file with the card in its schema."""
+    tally = Tally()
+
+    def tables() -> Iterator[pa.Table]:
+        for chunk in chunks:
+            table = packed(chunk)
+            tally.add(chunk, trained=int(table.column("trained_tokens").to_numpy().sum()))
+            yield table
+
+    made = tables()
+    first = next(made)
+    schema = first.schema.with_metadata({"rowmill": terms.card})
+    write_parquet(folder / path, chain([first], made), schema, rows=group_rows(terms.seq_len))
+    return tally.written(path)
+
+
+def packed(sequences: Sequences) -> pa.Table:
+    """Return sequences in the columns of a shard, and with their weights where they have some."""
+    segments = Segments(
+        ids=sequences.ids,
+        mask=sequences.trained,
+        offsets=sequences.offsets,
+        sequence_offsets=sequences.sequence_offsets,
+        example_ids=sequences.example_ids,
+        starts=sequences.starts,
+    )
+    borders, span_offsets = sequences.spans()
+    lengths = np.diff(borders).astype(np.int32)
+    spans = Spans(
+        labels=letters.unshifted(sequences.ids, sequences.trained),
+        position_ids=(np.arange(len(sequences.ids)) - np.repeat(borders[:-1], lengths)).astype(np.int32),
+        lengths=lengths,
+        offsets=span_offsets,
+    )
+    table = to_table(segments, spans, dataset="", first_sequence=0)
+    own = {"dataset": sequences.datasets.dictionary_encode(), "sequence_id": pa.array(sequences.numbers)}
+    for name, column in own.items():
+        table = table.set_column(table.schema.get_field_index(name), SEQUENCES.field(name), column)
+    if sequences.weights is not None:
+        field = pa.field(WEIGHTS, pa.list_(pa.float32()), nullable=False)
+        table = table.append_column(field, lists(sequences.token_offsets, sequences.weights))
+    return table

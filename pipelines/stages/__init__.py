@@ -1,4 +1,4 @@
-"""The seven stages, one module each: what is done to all parts of a dataset, or to all datasets of a recipe.
+"""The eight stages, one module each: what is done to all parts of a dataset, or to all datasets of a recipe.
 
 What belongs here: composing rooms over parts, and adding up what they counted. What does not: one part's
 work (`parts.py`), the order of stages, gates and reuse of whole stages (`build.py`). Stages are halls of
@@ -13,6 +13,7 @@ the corridor: they may import rooms, and no room imports them.
 | `packed_shards` | dataset | examples | shards, segments |
 | `training_splits` | recipe | sequences' counts | the order |
 | `gpu_partitions` | recipe | the order, shards | shards per rank |
+| `exports` | export | the order, shards | a trainer's own files |
 """
 
 import tempfile
@@ -27,7 +28,7 @@ import orjson
 import polars as pl
 
 from pipelines.executors import LocalPool
-from pipelines.manifest import Histogram, Key, Manifest, Part, Table, folder, load_part
+from pipelines.manifest import Histogram, Key, Manifest, Part, Table, folder, load_part, stage_of
 from pipelines.recipe import Dataset, Recipe
 from pipelines.shards import gather
 from pipelines.storage import Store
@@ -60,7 +61,7 @@ class Work:
     @property
     def stage(self) -> str:
         """The stage's name."""
-        return self.key[-1]
+        return stage_of(self.key)
 
     @property
     def folder(self) -> str:

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 
 from pipelines.errors import SchemaError
 from pipelines.findings import Verdict
-from pipelines.manifest import File, Key, Manifest, Part, Table
+from pipelines.manifest import EXPORTS, File, Key, Manifest, Part, Table, stage_of
 from pipelines.stats.schemas import CURRENT, SCHEMAS
 from pipelines.storage import Store
 
@@ -62,7 +62,9 @@ FED_BY_TABLES: Mapping[str, tuple[str, ...]] = {
 
 
 def scope_of(key: Key) -> tuple[str, str]:
-    """Return the recipe and the scope of a stage's key: its dataset, or `_recipe`."""
+    """Return the recipe and the scope of a stage's key: its dataset, an export's name, or `_recipe`."""
+    if stage_of(key) == EXPORTS:
+        return key[0], key[2]
     return (key[0], key[1]) if len(key) == 3 else (key[0], RECIPE_SCOPE)
 
 

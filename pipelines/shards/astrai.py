@@ -1,0 +1,138 @@
+"""What both forms of AstrAI share: one folder per domain, and a river of tokens in each.
+
+What belongs here: names of folders that stay inside `data/` whatever a domain is called, which segments go into
+which shard. What does not: the bytes of a shard (`astrai_bin.py`, `astrai_h5.py`).
+
+    data/__default__/…      rows without a domain
+    data/wiki/…             one folder per value of a dataset's format.domain_key
+    data/%2E.%2Fx/…         the value ../x
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from pathlib import PurePosixPath
+from typing import Annotated, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from pipelines.errors import IntegrityError
+from pipelines.shards import letters
+from pipelines.shards.export import Export, Job, Layout, Shape, Terms, borders
+from pipelines.shards.letters import Bools, Ints, Letter, Tokens
+from pipelines.shards.sequences import Sequences
+
+DEFAULT = "__default__"
+LONGEST_NAME = 100
+"""Bytes of a folder's name; a longer one is cut and told apart by its hash."""
+KEPT_OF_LONG_NAME = 80
+
+_NEEDS_ESCAPE = re.compile(rb"^\.|[^A-Za-z0-9._-]")
+
+
+class AstrAI(Export):
+    """Unpacked tokens and masks by domain."""
+
+    LETTER: ClassVar[Letter] = "D"
+    BY_DOMAIN: ClassVar[bool] = True
+
+    max_tokens_per_shard: Annotated[int, Field(ge=1)] = 100_000_000
+    """Tokens per shard of a domain at most; a segment above it has a shard of its own."""
+
+    def takes_open(self) -> bool:
+        """Tell that segments which see each other are no problem: nothing is stored of where they end."""
+        return True
+
+    def lay_out(self, shape: Shape) -> Layout:
+        """Return a job per shard of each domain."""
+        names = folder_names(shape.domain_values)
+        jobs: list[Job] = []
+        for folder, mine in domains(shape, names):
+            runs = list(borders(shape.lengths[mine], most=None, most_tokens=self.max_tokens_per_shard))
+            for number, (first, last) in enumerate(runs):
+                at = self.place(folder, number, count=len(runs))
+                own = mine[first:last]
+                jobs.append(Job(at, own, np.arange(len(own) + 1), int(shape.lengths[own].sum())))
+        used = {values for _, values in _by_folder(shape, names)}
+        notes = {
+            "domains": {names[i]: shape.domain_values[i] for i in sorted(used)},
+            "segments_without_domain": int((shape.domains == _index(shape.domain_values)).sum()),
+            "boundaries": "not stored: a trainer cuts windows out of one river of tokens",
+            "loss_mask": "written" if has_mask(shape.kinds) else "left out: every dataset is text, all of it trains",
+        }
+        return Layout(jobs, notes=notes)
+
+    def place(self, folder: str, number: int, *, count: int) -> str:
+        """Return the name of a shard below `data/`."""
+        raise NotImplementedError
+
+    def pointer(self, data: str, terms: Terms) -> str:
+        """Return the path that AstrAI's dataset is given."""
+        return f"{data}   # the dataset's path; its storage format is {self.word.removeprefix('astrai_')}"
+
+
+def has_mask(kinds: frozenset[str]) -> bool:
+    """Tell whether masks are written: for every domain, or for none where all of it is text.
+
+    A mask that one domain had and another lacked would be cut to the shorter river, and shift.
+    """
+    return kinds != frozenset({"text"})
+
+
+def _index(values: Sequence[str | None]) -> int:
+    return list(values).index(None) if None in values else -1
+
+
+def _by_folder(shape: Shape, names: Sequence[str]) -> Iterator[tuple[str, int]]:
+    used: list[int] = np.unique(shape.domains).tolist()
+    yield from ((names[value], value) for value in used)
+
+
+def domains(shape: Shape, names: Sequence[str]) -> Iterator[tuple[str, Ints]]:
+    """Yield each folder and the numbers of its segments, in the order of the export."""
+    for folder, value in sorted(_by_folder(shape, names)):
+        yield folder, np.flatnonzero(shape.domains == value)
+
+
+def rivers(sequences: Sequences) -> tuple[Tokens, Bools]:
+    """Return tokens and mask of a chunk, end to end."""
+    return sequences.ids, letters.plain(sequences.trained)
+
+
+# ── Names of folders ───────────────────────────────────────────────────────────────────────────────
+
+
+def folder_names(values: Sequence[str | None]) -> list[str]:
+    """Return a folder's name for each of some distinct values; None and the empty value are `__default__`.
+
+    No name is another one's but for case, none leaves its parent, none is longer than a file system takes.
+
+    Raises
+    ------
+    IntegrityError
+        If a name would not lie directly below its parent after all.
+
+    """
+    plain = [DEFAULT if not value else _escaped(value) for value in values]
+    shared = Counter(name.lower() for name in set(plain))
+    named = [
+        name if not value or (shared[name.lower()] == 1 and name != DEFAULT) else f"{name}-{_hash(value)[:8]}"
+        for name, value in zip(plain, values, strict=True)
+    ]
+    for name, value in zip(named, values, strict=True):
+        if PurePosixPath("data", name).parent != PurePosixPath("data") or name in {"", ".", ".."}:
+            raise IntegrityError(f"domain {value!r}: its folder {name!r} is not below data/; report this name")
+    return named
+
+
+def _escaped(value: str) -> str:
+    # A lone surrogate is no UTF-8, but JSON can hold one.
+    raw = value.encode("utf-8", "surrogatepass")
+    name = _NEEDS_ESCAPE.sub(lambda match: b"%%%02X" % match.group()[0], raw).decode()
+    return name if len(name) <= LONGEST_NAME else f"{name[:KEPT_OF_LONG_NAME]}-{_hash(value)}"
+
+
+def _hash(value: str) -> str:
+    return blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

@@ -37,6 +37,8 @@ class AstrAI(Export):
 
     LETTER: ClassVar[Letter] = "D"
     BY_DOMAIN: ClassVar[bool] = True
+    NOTES: ClassVar[dict[str, str]] = {}
+    """What else the card says of the form."""
 
     max_tokens_per_shard: Annotated[int, Field(ge=1)] = 100_000_000
     """Tokens per shard of a domain at most; a segment above it has a shard of its own."""
@@ -62,7 +64,7 @@ class AstrAI(Export):
             "boundaries": "not stored: a trainer cuts windows out of one river of tokens",
             "loss_mask": "written" if has_mask(shape.kinds) else "left out: every dataset is text, all of it trains",
         }
-        return Layout(jobs, notes=notes)
+        return Layout(jobs, notes=notes | self.NOTES)
 
     def place(self, folder: str, number: int, *, count: int) -> str:
         """Return the name of a shard below `data/`."""

@@ -22,6 +22,8 @@ class AstrAIH5(AstrAI):
     """AstrAI's HDF5 files: tokens and masks as int64, a folder per domain."""
 
     NEEDS: ClassVar[tuple[str, str] | None] = ("h5py", "h5")
+    # Later revisions of AstrAI read no HDF5.
+    NOTES: ClassVar[dict[str, str]] = {"reader_revision": "AstrAI 553a42702d927b09710c4bb62f5f9455fd24461b"}
 
     kind: Literal["astrai_h5"] = "astrai_h5"
     """AstrAI with `storage_format: h5`."""

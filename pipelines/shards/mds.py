@@ -145,14 +145,19 @@ class MDS(Export):
 
     def _pretrain(self, chunk: Sequences, terms: Terms) -> "Iterator[tuple[dict[str, Any], tuple[int, int, int]]]":
         tokens, segments = chunk.token_offsets, np.diff(chunk.sequence_offsets)
+        untrained = ~chunk.trained
+        # With open attention a document's first token follows another one: that it trains too is what was asked for.
+        firsts = chunk.offsets[:-1]
+        untrained[firsts[np.repeat(chunk.is_open, segments)]] = False
+        untrained[tokens[:-1]] = False
         for i in range(len(chunk)):
             here = slice(int(tokens[i]), int(tokens[i + 1]))
-            trained = int(chunk.trained[here].sum())
-            if trained < terms.seq_len - 1 and not self.accept_untrained_as_trained:
+            trained, without = int(chunk.trained[here].sum()), int(untrained[here].sum())
+            if without and not self.accept_untrained_as_trained:
                 raise ConfigError(
                     f"exports.{self.name}: sequence {int(chunk.numbers[i])} of {chunk.datasets[i].as_py()} has "
-                    f"{terms.seq_len - 1 - trained} tokens without loss, and profile: pretrain stores no mask; every "
-                    "token but the first must train; choose profile: finetune, or set accept_untrained_as_trained: true"
+                    f"{without} tokens without loss, and profile: pretrain stores no mask; every token but the first must train; "
+                    "choose profile: finetune, or set accept_untrained_as_trained: true"
                 )
             yield {"tokens": chunk.ids[here]}, (int(segments[i]), terms.seq_len, trained)
 

@@ -105,17 +105,14 @@ class _Rule:
             Naming the first example that would be joined or parted, and the id that is to blame.
 
         """
-        ends = chunk.offsets[1:] - 1
-        cuts = self._cuts(chunk.ids)
-        wrong = np.setxor1d(cuts, ends)
+        firsts, ends = chunk.offsets[:-1], chunk.offsets[1:] - 1
         # A chunk's first segment follows another one in the file, which the cuts of this chunk do not see.
-        if self._bos_id is not None:
-            wrong = np.union1d(wrong, chunk.offsets[:-1][chunk.ids[chunk.offsets[:-1]] != self._bos_id])
+        wrong = firsts[chunk.ids[firsts] != self._bos_id] if self._bos_id is not None else firsts[:0]
+        if not len(wrong):
+            wrong = np.setxor1d(self._cuts(chunk.ids), ends)
         if len(wrong):
             segment = int(np.searchsorted(chunk.offsets, wrong[0], "right")) - 1
-            self._refuse(
-                str(chunk.example_ids[segment].as_py()), chunk.ids[chunk.offsets[segment] : chunk.offsets[segment + 1]]
-            )
+            self._refuse(str(chunk.example_ids[segment].as_py()), chunk.ids[firsts[segment] : ends[segment] + 1])
 
     def _cuts(self, ids: Tokens) -> "NDArray[np.int64]":
         is_end = ids == self._eos_id
@@ -127,7 +124,7 @@ class _Rule:
         eos = f"{self._eos_id} (EOS)"
         if int(segment[-1]) != self._eos_id:
             what = f"ends in {int(segment[-1])}, not in {eos}, so that it would be joined to the next one"
-        elif self._bos_id is not None and int(segment[0]) != self._bos_id:
+        elif self._bos_id not in (None, int(segment[0])):
             what = f"begins with {int(segment[0])}, not with {self._bos_id} (BOS): it would be joined to the one before"
         else:
             what = f"holds {eos} before its end, so that it would be parted there"

@@ -1,0 +1,95 @@
+"""Sequences without a build, and how one export writes them; for tests of single formats.
+
+What belongs here: the specification's vector, sequences at will, writing into a folder. What does not: reading back
+(`export_readers.py`), builds (`recipes.py`).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pydantic import TypeAdapter
+
+from pipelines.shards import AnyExport, Export
+from pipelines.shards.export import Job, Shape, Terms, Written
+from pipelines.shards.sequences import Sequences
+
+VECTOR = [[([10, 11, 2], [0, 1, 1]), ([20, 2], [0, 1])]]
+"""One sequence of two segments: ids, and which are targets; EOS 2, vocabulary 100."""
+
+
+def sequences(
+    content: Sequence[Sequence[tuple[Sequence[int], Sequence[int]]]],
+    *,
+    weights: Sequence[float] | None = None,
+    is_open: bool = False,
+) -> Sequences:
+    """Return sequences from their segments; `weights` are flat over all tokens."""
+    segments = [segment for one in content for segment in one]
+    return Sequences(
+        ids=np.array([i for ids, _ in segments for i in ids], np.int32),
+        trained=np.array([bool(m) for _, mask in segments for m in mask], bool),
+        weights=None if weights is None else np.array(weights, np.float32),
+        offsets=_firsts([len(ids) for ids, _ in segments]),
+        sequence_offsets=_firsts([len(one) for one in content]),
+        is_open=np.full(len(content), is_open),
+        example_ids=pa.array([f"e{i}#0" for i in range(len(segments))], pa.string()),
+        starts=np.zeros(len(segments), np.int32),
+        datasets=pa.array(["d"] * len(content), pa.string()),
+        numbers=np.arange(len(content), dtype=np.int64),
+    )
+
+
+def _firsts(counts: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
+
+
+def export(**options: Any) -> Export:
+    """Return an export from its options, as a recipe would."""
+    return TypeAdapter(AnyExport).validate_python({"name": "tested", **options})
+
+
+def shape(lengths: Sequence[int], per_sequence: Sequence[int], **changes: Any) -> Shape:
+    """Return what an export is told of segments of these lengths."""
+    values: dict[str, Any] = {
+        "seq_len": 64,
+        "vocab_size": 100,
+        "bos_id": None,
+        "eos_id": 2,
+        "kinds": frozenset({"conversation"}),
+        "lengths": np.array(lengths, np.int64),
+        "sequence_offsets": _firsts(per_sequence),
+        "domains": np.zeros(len(lengths), np.int64),
+        "domain_values": (None,),
+        "name_of": lambda number: f"e{number}#0",
+        "best_fit": _one_each,
+    }
+    return Shape(**{**values, **changes})
+
+
+def _one_each(lengths: Any, limit: int) -> tuple[Any, Any]:
+    return np.arange(len(lengths)), np.arange(len(lengths) + 1)
+
+
+def terms(**changes: Any) -> Terms:
+    values: dict[str, Any] = {
+        "seq_len": 64,
+        "vocab_size": 100,
+        "bos_id": None,
+        "eos_id": 2,
+        "kinds": frozenset({"conversation"}),
+    }
+    return Terms(**{**values, **changes})
+
+
+def write(one: Export, chunk: Sequences, folder: Path, **changes: Any) -> tuple[Path, list[Written]]:
+    """Write one chunk as one job; return the data folder and what was written."""
+    (folder / "data").mkdir(parents=True)
+    name = {"astrai_bin": "__default__", "astrai_h5": "__default__/data_0000.h5", "hf": "train-in-1"}.get(
+        one.word, "part-00000"
+    )
+    job = Job(name, np.arange(len(chunk.offsets) - 1), chunk.sequence_offsets, len(chunk.ids))
+    written = one.write(job, iter([chunk]), folder, terms(**changes))
+    return folder / "data", [*written, *one.finish(folder, written, terms(**changes))]

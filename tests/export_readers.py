@@ -1,0 +1,223 @@
+"""Readers of every export's files that share no code with the writers: by the formats' descriptions, or libraries.
+
+What belongs here: files of a `data` folder → segments as (ids, mask of targets), or the stream where no borders
+are stored. What does not: assertions, or anything of `pipelines`.
+
+Parquet is read with Polars, which has a Parquet reader of its own; the writers use Arrow's.
+"""
+
+import csv
+import gzip
+import json
+import struct
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import polars as pl
+
+Segment: TypeAlias = tuple[tuple[int, ...], tuple[bool, ...]]
+"""A segment's ids, and for each whether it is a target."""
+
+
+def parts(data: Path, pattern: str) -> list[Path]:
+    found = sorted(data.glob(pattern))
+    assert found, f"no {pattern} in {data}"
+    return found
+
+
+def rows(data: Path) -> list[dict[str, Any]]:
+    """Return the rows of Parquet files."""
+    return [row for path in parts(data, "*.parquet") for row in pl.read_parquet(path).to_dicts()]
+
+
+def cut(values: Sequence[Any], lengths: Sequence[int]) -> Iterator[list[Any]]:
+    """Cut a list into pieces of some lengths, which must use it up."""
+    ends = [0, *np.cumsum(lengths).tolist()]
+    assert ends[-1] == len(values)
+    return (list(values[begin:end]) for begin, end in pairwise(ends))
+
+
+# ── Letter A ──
+
+
+def by_labels(ids: Sequence[int], labels: Sequence[int]) -> Segment:
+    assert len(ids) == len(labels)
+    assert all(label in (-100, token) for token, label in zip(ids, labels, strict=True))
+    return tuple(ids), tuple(label != -100 for label in labels)
+
+
+def packed(found: Sequence[dict[str, Any]]) -> list[list[Segment]]:
+    """Return the segments of each row that has `seq_lengths`."""
+    return [
+        [
+            by_labels(ids, labels)
+            for ids, labels in zip(
+                cut(row["input_ids"], row["seq_lengths"]), cut(row["labels"], row["seq_lengths"]), strict=True
+            )
+        ]
+        for row in found
+    ]
+
+
+def unpacked(found: Sequence[dict[str, Any]]) -> list[Segment]:
+    for row in found:
+        assert set(row) == {"input_ids", "attention_mask", "labels"}
+        assert row["attention_mask"] == [1] * len(row["input_ids"])
+    return [by_labels(row["input_ids"], row["labels"]) for row in found]
+
+
+def json_rows(data: Path) -> list[dict[str, Any]]:
+    """Return the rows of JSON Lines."""
+    texts = [path.read_text(encoding="utf-8") for path in parts(data, "*.jsonl")]
+    return [json.loads(line) for text in texts for line in text.splitlines()]
+
+
+def saved(data: Path, split: str) -> list[dict[str, Any]]:
+    """Return the rows of a `DatasetDict` on disk, read as the Arrow streams that it consists of."""
+    assert json.loads((data / "dataset_dict.json").read_text(encoding="utf-8")) == {"splits": [split]}
+    names = json.loads((data / split / "state.json").read_text(encoding="utf-8"))["_data_files"]
+    return [row for one in names for row in pl.read_ipc_stream(data / split / one["filename"]).to_dicts()]
+
+
+# ── Letter B ──
+
+
+def datums(data: Path) -> list[Segment]:
+    """Return the segments of lines in tinker's wire shape; weights are 0 or 1."""
+    found: list[Segment] = []
+    for line in json_rows(data):
+        assert set(line) == {"model_input", "loss_fn_inputs"}
+        [chunk] = line["model_input"]["chunks"]
+        assert (set(chunk), chunk["type"]) == ({"type", "tokens"}, "encoded_text")
+        targets, weights = line["loss_fn_inputs"]["target_tokens"], line["loss_fn_inputs"]["weights"]
+        assert (targets["dtype"], weights["dtype"]) == ("int64", "float32")
+        assert targets["shape"] == weights["shape"] == [len(chunk["tokens"])] == [len(targets["data"])]
+        assert chunk["tokens"][1:] == targets["data"][:-1]
+        ids = [*chunk["tokens"], targets["data"][-1]]
+        found.append((tuple(ids), (False, *(weight > 0 for weight in weights["data"]))))
+    return found
+
+
+# ── Letter C ──
+
+
+def bridge(data: Path) -> list[list[Segment]]:
+    """Return the segments of each row of Megatron-Bridge's packed Parquet, the mask rolled back."""
+    found: list[list[Segment]] = []
+    for row in (row for path in parts(data, "*.idx.parquet") for row in pl.read_parquet(path).to_dicts()):
+        starts = row["seq_start_id"]
+        assert starts[0] == 0
+        assert all(first < last for first, last in pairwise([*starts, len(row["input_ids"])]))
+        lengths = [last - first for first, last in pairwise([*starts, len(row["input_ids"])])]
+        masks = list(cut(row["loss_mask"], lengths))
+        assert all(mask[-1] == 0 for mask in masks)
+        ids = cut(row["input_ids"], lengths)
+        found.append([(tuple(i), (False, *(bool(m) for m in mask[:-1]))) for i, mask in zip(ids, masks, strict=True)])
+    return found
+
+
+# ── Letter D ──
+
+
+def rivers(data: Path) -> dict[str, Segment]:
+    """Return the tokens and targets of each of AstrAI's folders, shards in the order of their names."""
+    found: dict[str, tuple[list[int], list[bool]]] = {}
+    for meta in sorted(data.rglob("meta.json")):
+        shape = json.loads(meta.read_text(encoding="utf-8"))
+        values = {key: np.fromfile(meta.parent / f"{key}.bin", "<i8") for key in shape}
+        assert {key: {"dtype": "int64", "shape": [len(one)]} for key, one in values.items()} == shape
+        domain = meta.parent.relative_to(data).parts[0]
+        ids, mask = found.setdefault(domain, ([], []))
+        ids += values["sequence"].tolist()
+        mask += [bool(one) for one in values.get("loss_mask", np.ones(len(values["sequence"]))).tolist()]
+    return {domain: (tuple(ids), tuple(mask)) for domain, (ids, mask) in found.items()}
+
+
+def h5_rivers(data: Path) -> dict[str, Segment]:
+    """Return the same of HDF5 files, as h5py reads them."""
+    import h5py
+
+    found: dict[str, tuple[list[int], list[bool]]] = {}
+    for path in sorted(data.rglob("*.h5")):
+        with h5py.File(path) as file:
+            assert {name: list(group) for name, group in file.items()} == {
+                "loss_mask": ["data_0"],
+                "sequence": ["data_0"],
+            }
+            assert {group["data_0"].dtype.str for group in file.values()} == {"<i8"}
+            ids, mask = found.setdefault(path.parent.relative_to(data).as_posix(), ([], []))
+            ids += file["sequence/data_0"][:].tolist()
+            mask += [bool(one) for one in file["loss_mask/data_0"][:].tolist()]
+    return {domain: (tuple(ids), tuple(mask)) for domain, (ids, mask) in found.items()}
+
+
+def olmo(data: Path, dtype: str) -> list[Segment]:
+    """Return the segments of OLMo-core's arrays by the borders beside them."""
+    found: list[Segment] = []
+    for path in parts(data, "token_ids_part_*.npy"):
+        ids = np.fromfile(path, dtype)
+        mask = np.fromfile(path.with_name(path.name.replace("token_ids", "labels_mask")), "u1")
+        assert set(mask.tolist()) <= {0, 1}
+        assert len(mask) == len(ids)
+        with gzip.open(path.with_suffix(".csv.gz"), "rt", encoding="ascii") as text:
+            borders = [(int(first), int(last)) for first, last in csv.reader(text)]
+        assert [first for first, _ in borders] == [0, *(last for _, last in borders[:-1])]
+        assert borders[-1][1] == len(ids)
+        found += [(tuple(ids[a:b].tolist()), tuple(bool(m) for m in mask[a:b])) for a, b in borders]
+    return found
+
+
+# ── MDS ──
+
+
+def mds(data: Path) -> list[dict[str, Any]]:
+    """Return the samples of MDS shards, decoded from their bytes.
+
+    A shard is uint32 N, uint32[N + 1] absolute offsets, the JSON of its columns, the samples; a sample is a uint32
+    size per column of variable length, in the order of names, then the values.
+    """
+    index = json.loads((data / "index.json").read_text(encoding="utf-8"))
+    assert index["version"] == 2
+    found: list[dict[str, Any]] = []
+    for shard in index["shards"]:
+        assert (shard["compression"], shard["hashes"], shard["version"]) == (None, ["sha256"], 2)
+        raw = (data / shard["raw_data"]["basename"]).read_bytes()
+        assert len(raw) == shard["raw_data"]["bytes"]
+        [count] = struct.unpack_from("<I", raw)
+        assert count == shard["samples"]
+        offsets = struct.unpack_from(f"<{count + 1}I", raw, 4)
+        assert offsets[-1] == len(raw)
+        found += [_sample(raw[begin:end], shard) for begin, end in pairwise(offsets)]
+    return found
+
+
+def _sample(raw: bytes, shard: dict[str, Any]) -> dict[str, Any]:
+    columns = list(zip(shard["column_names"], shard["column_encodings"], shard["column_sizes"], strict=True))
+    assert shard["column_names"] == sorted(shard["column_names"])
+    at, sizes = 0, {}
+    for name, _, size in columns:
+        if size is None:
+            [sizes[name]] = struct.unpack_from("<I", raw, at)
+            at += 4
+    values: dict[str, Any] = {}
+    for name, encoding, size in columns:
+        piece = raw[at : at + (sizes[name] if size is None else size)]
+        at += len(piece)
+        values[name] = struct.unpack("<q", piece)[0] if encoding == "int" else _array(piece, encoding)
+    assert at == len(raw)
+    return values
+
+
+def _array(raw: bytes, encoding: str) -> list[Any]:
+    kind, dtype = encoding.split(":")
+    assert kind == "ndarray"
+    dimensions, width = divmod(raw[0], 4)
+    assert dimensions == 1
+    size = np.dtype(("u1", "<u2", "<u4")[width])
+    [length] = np.frombuffer(raw, size, 1, 1).tolist()
+    values = np.frombuffer(raw, np.dtype(dtype).newbyteorder("<"), offset=1 + size.itemsize)
+    assert len(values) == length
+    return values.tolist()

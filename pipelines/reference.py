@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from pipelines import findings, formats, ledger, recipe, sources, stats, terminal, walk
+from pipelines import findings, formats, ledger, recipe, shards, sources, stats, terminal, walk
 from pipelines.config import Config
 from pipelines.findings import Bound, Expectation, Waiver
 from pipelines.mixing import BlockShuffle, Mixture
@@ -61,7 +61,11 @@ TITLES: dict[type[Config], str] = {
 }
 """Models that have a section of their own, and its title."""
 
-FAMILIES = {"source": "`datasets.<name>.source`", "format": "`datasets.<name>.format`"}
+FAMILIES = {
+    "source": "`datasets.<name>.source`",
+    "format": "`datasets.<name>.format`",
+    "exports": "`exports`",
+}
 """Options that choose one of several kinds, and the title of the section that lists them."""
 
 
@@ -137,7 +141,9 @@ def options(model: type[Config], names: Iterable[str] | None = None) -> Iterator
         if name in getattr(model, "FILLED_IN", ()):
             continue
         words = " ".join((field.description or "").split())
-        family = f"[{FAMILIES[name]}](#{slug(FAMILIES[name])})" if name in FAMILIES and model is Dataset else None
+        family = (
+            f"[{FAMILIES[name]}](#{slug(FAMILIES[name])})" if name in FAMILIES and model in (Dataset, Recipe) else None
+        )
         yield _line(
             f"`{field.alias or name}`",
             family or type_words(field.annotation, field.metadata),
@@ -168,6 +174,7 @@ def reference_page() -> str:
         *(_group_section(model) for model in GROUPS.values()),
         _group_section(Mixture),
         _section(Partitions),
+        _exports_section(),
         _gates_section(),
         _section(Execution),
         _names_section(),
@@ -248,6 +255,25 @@ def _format_section() -> Iterator[str]:
             yield f"It has all options of [{_kind_title(like)}](#{slug(_kind_title(like))}), and these:"
             yield from ("", *options(model, own), "")
         seen.append(model)
+
+
+def _exports_section() -> Iterator[str]:
+    pages = ", ".join(f"[{_kind(model)}]({page})" for model, page in export_pages())
+    yield from (
+        f"## {FAMILIES['exports']}",
+        "",
+        "A list; each entry is one of these kinds, and becomes a folder of its own.",
+        f"Each kind has a page that says how to point its trainer at it: {pages}.",
+        "",
+    )
+    for model in kinds(shards.AnyExport):
+        yield from (*_section(model, level=3, title=_kind_title(model)), "")
+
+
+def export_pages() -> Iterator[tuple[type[Config], str]]:
+    """Yield each kind of export and its page, relative to `docs/`."""
+    for model in kinds(shards.AnyExport):
+        yield model, f"formats/{model.__module__.rsplit('.', 1)[1]}.md"
 
 
 def _extends(model: type[Config], other: type[Config]) -> bool:
@@ -401,10 +427,12 @@ def schema_text() -> str:
 
 
 def readme_table() -> str:
-    """Return README's table of formats and sources, between its markers."""
+    """Return README's table of sources, formats and exports, between its markers."""
     lines = [TABLE_BEGINS, "", "| option | kind | what |", "|---|---|---|"]
     for option, family in (("source", sources.Source), ("format", formats.Format)):
         lines += [f"| `{option}` | `{_kind(model)}` | {_first_sentence(model)} |" for model in kinds(family)]
+    for model, page in export_pages():
+        lines.append(f"| `exports` | [`{_kind(model)}`](docs/{page}) | {_first_sentence(model)} |")
     suffixes = " ".join(f"`{suffix}`" for suffix in READERS)
     codecs = " ".join(f"`{codec}`" for codec in CODECS if codec)
     lines += ["", f"Files are read by suffix: {suffixes}, each plain or under {codecs}.", "", TABLE_ENDS]

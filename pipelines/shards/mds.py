@@ -154,10 +154,10 @@ class MDS(Export):
             here = slice(int(tokens[i]), int(tokens[i + 1]))
             trained, without = int(chunk.trained[here].sum()), int(untrained[here].sum())
             if without and not self.accept_untrained_as_trained:
+                where = f"exports.{self.name}: sequence {int(chunk.numbers[i])} of {chunk.datasets[i].as_py()}"
                 raise ConfigError(
-                    f"exports.{self.name}: sequence {int(chunk.numbers[i])} of {chunk.datasets[i].as_py()} has "
-                    f"{without} tokens without loss, and profile: pretrain stores no mask; every token but the first must train; "
-                    "choose profile: finetune, or set accept_untrained_as_trained: true"
+                    f"{where} has {without} tokens without loss, and profile: pretrain stores no mask; every token but "
+                    "the first must train; choose profile: finetune, or set accept_untrained_as_trained: true"
                 )
             yield {"tokens": chunk.ids[here]}, (int(segments[i]), terms.seq_len, trained)
 

@@ -254,7 +254,7 @@ def test_readme_shows_the_two_commands_first() -> None:
 @PAGES
 def test_yaml_of_a_page_is_a_recipe_or_a_part_of_one(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Some exports are refused where their library is missing; here nothing is written.
-    monkeypatch.setattr(export, "find_spec", object)
+    monkeypatch.setattr(export, "find_spec", str)
     for text in blocks(page, "yaml"):
         given = yaml.safe_load(text)
         if "datasets" not in given:

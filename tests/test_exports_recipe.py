@@ -37,7 +37,7 @@ def kind_of(model: type[Export]) -> str:
 @pytest.fixture
 def with_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that every optional library is there: recipes are checked, nothing is written."""
-    monkeypatch.setattr(export, "find_spec", object)
+    monkeypatch.setattr(export, "find_spec", str)
 
 
 def test_every_module_with_a_kind_is_in_the_union() -> None:

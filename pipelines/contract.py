@@ -124,6 +124,20 @@ def warnings(contract: TemplateContract, *, finish: str = "auto") -> list[str]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class OpaquePrint:
+    """A conversation of placeholders as the template prints it, and what that print rests on.
+
+    Any contents that hold none of `literals`, and neither begin nor end with the characters of their message's
+    `edges` (None: white space), stand where the placeholders `contents` stand, and the rest of the text is the same.
+    """
+
+    text: str
+    contents: tuple[str, ...]
+    literals: frozenset[str]
+    edges: Mapping[int, frozenset[str | None]]
+
+
 class Printer(Protocol):
     """What masking needs from rendering, handed in by the corridor."""
 
@@ -146,4 +160,8 @@ class Printer(Protocol):
 
     def generation_prompt(self, role: str, *, has_tools: bool, kwargs: Mapping[str, Json]) -> str:
         """Return what is printed after a message of that role to prompt the assistant."""
+        ...
+
+    def opaque(self, roles: Sequence[str]) -> OpaquePrint | None:
+        """Print a placeholder per role, with proof that any contents are printed so; null where there is none."""
         ...

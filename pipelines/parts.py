@@ -27,13 +27,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines import canonicalization, filters, preparation, sources, tokenization, tool_lengths
+from pipelines import batches, canonicalization, filters, sources, tokenization, tool_lengths
+from pipelines.batches import Counts
 from pipelines.errors import ContextOverflowError
 from pipelines.formats import Python
 from pipelines.ledger import KEPT, LEDGER, REJECTED, add_up
 from pipelines.manifest import File, Part
 from pipelines.own_rows import OwnRows
-from pipelines.preparation import Counts, Outcome, Preparer
+from pipelines.preparation import Prepared, Preparer
 from pipelines.recipe import Dataset
 from pipelines.rendering import RendererSpec
 from pipelines.rows import NOTICED, REJECTS, ROWS, Json, ParseReport, Rejected, Row, to_json
@@ -87,11 +88,20 @@ class RejectLog:
         return dict(sorted(Counter(self.reasons).items()))
 
 
-def _ledger_table(kept: Sequence[str], log: RejectLog, left_out: Sequence[tuple[str, str]] = ()) -> pa.Table:
-    row_ids = [*kept, *log.row_ids, *(row_id for row_id, _ in left_out)]
-    states = [KEPT] * len(kept) + [REJECTED] * len(log.row_ids) + [state for _, state in left_out]
-    reasons = [""] * len(kept) + log.reasons + [""] * len(left_out)
-    return pa.table([row_ids, [log.stage] * len(row_ids), states, reasons], schema=LEDGER)
+def _ledger_table(kept: pa.ChunkedArray, log: RejectLog, left_out: Sequence[tuple[str, str]] = ()) -> pa.Table:
+    others = pa.array([*log.row_ids, *(row_id for row_id, _ in left_out)], pa.string())
+    row_ids = pa.chunked_array([*kept.chunks, others], pa.string())
+    states = [REJECTED] * len(log.row_ids) + [state for _, state in left_out]
+    reasons = [*log.reasons, *[""] * len(left_out)]
+
+    def column(first: str, rest: Sequence[str]) -> pa.ChunkedArray:
+        same = pa.repeat(pa.scalar(first), len(kept))
+        return pa.chunked_array([same, pa.array(rest, pa.string())], pa.string())
+
+    stages = [log.stage] * len(others)
+    return pa.Table.from_arrays(
+        [row_ids, column(log.stage, stages), column(KEPT, states), column("", reasons)], schema=LEDGER
+    )
 
 
 # ── Canonical rows ─────────────────────────────────────────────────────────────────────────────────
@@ -286,6 +296,7 @@ def _save_rows(
 ) -> Part:
     store = Store(task.root)
     at = f"{task.folder}/parts/{task.fingerprint}"
+    table = columns.table()
     notes = Counter(note for row in columns.rows for note in row.report.notes)
     facts: dict[str, Any] = {
         "records": task.part.records,
@@ -306,7 +317,7 @@ def _save_rows(
     files = {
         "rows": write_parquet(store, f"{at}/rows.parquet", table),
         "rejects": write_parquet(store, f"{at}/rejects.parquet", log.table()),
-        "ledger": write_parquet(store, f"{at}/ledger.parquet", _ledger_table(columns.ids, log, left_out)),
+        "ledger": write_parquet(store, f"{at}/ledger.parquet", _ledger_table(table.column("row_id"), log, left_out)),
     }
     return Part(task.fingerprint, files, facts)
 
@@ -380,16 +391,14 @@ def tokenize_part(task: TokenizeTask) -> Part:
     store, preparer = Store(task.root), _preparer(task)
     rows = store.table(task.rows.path)
     counts = Counts()
-    outcomes = preparer.prepare(rows, counts)
+    prepared = preparer.prepare(rows, counts)
     log = RejectLog("tokenized_examples")
-    row_ids: list[str] = rows.column("row_id").to_pylist()
-    overlong: list[tuple[str, int]] = []
-    for place, outcome in enumerate(outcomes):
-        if isinstance(outcome, Rejected):
-            log.add(row_ids[place], outcome, row_as_bytes(rows.slice(place, 1).to_pylist()[0]))
-        elif preparer.raises:
-            overlong.extend((row_ids[place], len(one.ids)) for one in outcome if len(one.ids) > task.limit)
-    return _save_examples(task, rows, outcomes, log, counts, overlong)
+    for place, rejected in prepared.rejected:
+        row = rows.slice(place, 1).to_pylist()[0]
+        log.add(row["row_id"], rejected, row_as_bytes(row))
+    kept = np.ones(rows.num_rows, bool)
+    kept[[place for place, _ in prepared.rejected]] = False
+    return _save_examples(task, rows.filter(pa.array(kept)), prepared, log, counts)
 
 
 def too_long(limit: int, count: int, found: Sequence[tuple[str, int]], where: str) -> ContextOverflowError:
@@ -402,35 +411,24 @@ def too_long(limit: int, count: int, found: Sequence[tuple[str, int]], where: st
     )
 
 
-def _save_examples(
-    task: TokenizeTask,
-    rows: pa.Table,
-    outcomes: Sequence[Outcome],
-    log: RejectLog,
-    counts: Counts,
-    overlong: list[tuple[str, int]],
-) -> Part:
-    made = [[] if isinstance(one, Rejected) else one for one in outcomes]
-    tools = _tool_lengths(task, rows.filter(pa.array([bool(one) for one in made], pa.bool_())).column("tools"))
-    row_ids: list[str] = rows.column("row_id").to_pylist()
-    splits: list[str] = rows.column("split").to_pylist()
-    table = preparation.to_table(row_ids, splits, rows.column("domain").to_pylist(), made)
-    kept = [row_id for row_id, one in zip(row_ids, made, strict=True) if one]
+def _save_examples(task: TokenizeTask, kept: pa.Table, prepared: Prepared, log: RejectLog, counts: Counts) -> Part:
+    tools = _tool_lengths(task, kept.column("tools"))
+    table = prepared.examples
     by_split = _tokens_by_split(table)
-    longest = sorted(overlong, key=lambda found: -found[1])[:20]
+    overlong = _overlong(task, table)
     facts: dict[str, Any] = {
-        "rows": rows.num_rows,
-        "kept": len(kept),
+        "rows": kept.num_rows + len(log.row_ids),
+        "kept": kept.num_rows,
         "examples": table.num_rows,
-        "verified": table.num_rows,
+        "verified": prepared.verified,
         "reasons": log.counts(),
         "examples_of_rejects": _first_of_each(log),
         "tokens": int(table.column("tokens").to_numpy().sum()),
         "original_tokens": int(table.column("original_tokens").to_numpy().sum()),
         "tokens_by_split": by_split,
         "tokens_by_class": add_up(by_split.values()),
-        "outside_vocabulary": preparation.outside_vocabulary(table, task.vocab_size),
-        "overlong": longest,
+        "outside_vocabulary": batches.outside_vocabulary(table, task.vocab_size),
+        "overlong": overlong[:20],
         "overlong_rows": len(overlong),
         "dropped": dict(sorted(counts.dropped.items())),
         "usual_way": counts.usual_way,
@@ -450,9 +448,20 @@ def _save_examples(
     files = {
         "examples": write_parquet(store, f"{at}/examples.parquet", table),
         "rejects": write_parquet(store, f"{at}/rejects.parquet", log.table()),
-        "ledger": write_parquet(store, f"{at}/ledger.parquet", _ledger_table(kept, log)),
+        "ledger": write_parquet(store, f"{at}/ledger.parquet", _ledger_table(kept.column("row_id"), log)),
     }
     return Part(task.fingerprint, files, facts)
+
+
+def _overlong(task: TokenizeTask, table: pa.Table) -> list[tuple[str, int]]:
+    """Name the rows over the limit with their lengths, longest first, where such rows are to stop the build."""
+    if task.dataset.truncation.overlong != "raise":
+        return []
+    lengths = table.column("tokens").to_numpy()
+    places = np.flatnonzero(lengths > task.limit)
+    places = places[np.argsort(-lengths[places], kind="stable")]
+    names: list[str] = table.column("example_id").take(pa.array(places)).to_pylist()
+    return [(name.rpartition("#")[0], int(n)) for name, n in zip(names, lengths[places].tolist(), strict=True)]
 
 
 def _tool_lengths(task: TokenizeTask, tools: pa.ChunkedArray) -> tool_lengths.ToolLengths:

@@ -10,292 +10,62 @@ out. What does not: any of the rooms' own work, or files (`parts.py`). This is a
 Batches are columnar where tokens are concerned; a Python object exists per message, never per token.
 """
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from pipelines.batches import (
+    TEMPLATE,
+    Columns,
+    Counts,
+    Example,
+    Tokens,
+    columns_of,
+    encode_checked,
+    examples_of,
+    in_row_order,
+    joined,
+)
 from pipelines.contract import Conversation, mismatched_prompts, warnings
 from pipelines.errors import ConfigError
-from pipelines.examples import EXAMPLES, KINDS
+from pipelines.examples import KINDS
 from pipelines.masking import Masker, MaskRules
 from pipelines.own_rows import Built, OwnExamples
+from pipelines.plain_chats import PlainChats
 from pipelines.reasoning import inlined, limited
 from pipelines.recipe import Dataset
 from pipelines.rendering import Renderer, RendererSpec
-from pipelines.rows import Json, Kind, Masked, Message, Rejected, Span, from_json, to_json
-from pipelines.tokenization import (
-    Bools,
-    ControlStrings,
-    Encoded,
-    Encoder,
-    FlatSpans,
-    Ints,
-    byte_positions,
-    degenerate,
-    holds_added_token,
-    is_changed,
-    rejoined,
-    reveal,
-    token_at,
-    trained_tokens,
-)
+from pipelines.rows import Json, Kind, Masked, Message, Rejected, Span, from_json, from_json_column, to_json
+from pipelines.tokenization import Bools, ControlStrings, Encoded, Encoder, Ints, is_changed, reveal
 from pipelines.truncation import Overlong, Truncated, Truncater
-
-Tokens = NDArray[np.int32]
-TEMPLATE = KINDS.index("template")
 
 BATCH_CHARS = 1 << 20
 """Characters of rows per batch: enough for the columnar steps, little for memory (some 60 MB)."""
-
-SAMPLE_EVERY = 50
-"""One text in so many is encoded again by the reference tokenizer, in every batch the first unless it is very long."""
-
-SAMPLE_CHARS = 1 << 18
-"""Longer texts are not compared: the reference holds 500 bytes per token, which is 1.4 GB for 10 MB of text."""
-
-
-@dataclass(slots=True)
-class Example:
-    """One example of one row: views into its batch's arrays, and what truncation removed.
-
-    `span_starts` int64[J] with `span_messages` and `span_kinds` tell what each token is.
-    """
-
-    ids: Tokens
-    mask: Bools
-    span_starts: Ints
-    span_messages: Ints
-    span_kinds: NDArray[np.int8]
-    original_tokens: int
-    original_trained: int
-    messages_removed: int = 0
-    exchanges_removed: int = 0
-    reasoning_removed: int = 0
-    tokens_cut: int = 0
-    exchanges_trained: int = 0
-    reasoning_trained: int = 0
-    cut_trained: int = 0
-    domain: str | None = None
-    """The example's own, where a class of one's own names it; else its row's."""
-
-    def cut(self, start: int, stop: int) -> "Example":
-        """Keep tokens `[start, stop)`; what is removed is counted as cut. The new first token is no target."""
-        inside = (self.span_starts < stop) & (np.append(self.span_starts[1:], len(self.ids)) > start)
-        mask = self.mask[start:stop].copy()
-        mask[:1] = False
-        return replace(
-            self,
-            ids=self.ids[start:stop],
-            mask=mask,
-            span_starts=np.maximum(self.span_starts[inside] - start, 0),
-            span_messages=self.span_messages[inside],
-            span_kinds=self.span_kinds[inside],
-            tokens_cut=self.tokens_cut + len(self.ids) - (stop - start),
-            cut_trained=self.cut_trained + int(self.mask.sum()) - int(mask.sum()),
-        )
-
 
 Outcome = list[Example] | Rejected
 """What became of one row: its examples in order, or why there are none."""
 
 
-@dataclass(slots=True)
-class Counts:
-    """What is counted while rows are prepared, beside the examples themselves; sums over parts are laws' facts."""
-
-    dropped: dict[str, int] = field(default_factory=dict[str, int])
-    control_strings: dict[str, int] = field(default_factory=dict[str, int])
-    """Occurrences of control tokens in rows' own text, by role and string: `user <|im_end|>`."""
-    controlled_rows: int = 0
-    template: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What the template's contract says that a trainer should know."""
-    usual_way: int = 0
-    altered: int = 0
-    """Texts whose ids decode to other text, because the tokenizer normalises."""
-    lane_differences: int = 0
-    straddles: int = 0
-    dropped_tokens: int = 0
-    """Tokens of rows that were encoded and then rejected: too long, or without a target."""
-
-    def add_control_strings(self, control: ControlStrings, one: Conversation) -> None:
-        """Count control tokens in a row's own text, by role and string."""
-        self.controlled_rows += 1
-        for name, count in control.occurrences(one.messages, one.tools, one.kwargs).items():
-            self.control_strings[name] = self.control_strings.get(name, 0) + count
-
-    def add_dropped(self, dropped: dict[str, int]) -> None:
-        """Count own text that the template did not print."""
-        for kind, count in dropped.items():
-            self.dropped[kind] = self.dropped.get(kind, 0) + count
-
-
-def encode_checked(encoder: Encoder, texts: Sequence[str], counts: Counts) -> Encoded:
-    """Encode a batch and compare a sample with the reference; on any difference all of it goes the usual way."""
-    encoded = encoder.encode(texts)
-    counts.usual_way += encoded.usual
-    counts.altered += encoded.altered
-    sample = [i for i in range(0, len(texts), SAMPLE_EVERY) if len(texts[i]) <= SAMPLE_CHARS]
-    if encoded.usual == len(texts) or encoder.same_as_usual(texts, encoded, sample):
-        return encoded
-    counts.lane_differences += 1
-    return encoder.without_fast_lane().encode(texts)
-
-
-# ── Text and spans → examples ──────────────────────────────────────────────────────────────────────
-
-
-def examples_of(
-    masked: Sequence[Masked],
-    ordinary: Sequence[list[tuple[int, int]]],
-    encoder: Encoder,
-    counts: Counts,
-    *,
-    split: bool = False,
-) -> "list[Example | Rejected]":
-    """Encode masked texts in one batch and find the tokens of their spans.
-
-    `ordinary[i]` are ranges of text i that must not become control tokens. With `split` a text is cut where it
-    begins to train, and the pieces are encoded apart, so that a prompt's ids are those of the prompt alone.
-    """
-    plain = [i for i, ranges in enumerate(ordinary) if not ranges]
-    encoded = _encoded_texts([masked[i] for i in plain], encoder, counts, split=split)
-    made: dict[int, Example | Rejected] = dict(
-        zip(plain, _examples([masked[i] for i in plain], encoded, counts), strict=True)
-    )
-    for i, ranges in enumerate(ordinary):
-        if ranges:
-            cuts = _trained_starts(masked[i]) if split else ()
-            around = encoder.encode_around(masked[i].text, ranges, cuts)
-            made[i] = _examples([masked[i]], around, counts)[0]
-            if holds_added_token(encoder.card, around, masked[i].text, ranges):
-                made[i] = Rejected("control_token_in_content", "the tokenizer makes a control token of ordinary text")
-    return [made[i] for i in range(len(masked))]
-
-
-def _encoded_texts(masked: Sequence[Masked], encoder: Encoder, counts: Counts, *, split: bool) -> Encoded:
-    if not split:
-        return encode_checked(encoder, [one.text for one in masked], counts)
-    bounds = [[0, *_trained_starts(one), len(one.text)] for one in masked]
-    pieces = [one.text[a:b] for one, at in zip(masked, bounds, strict=True) for a, b in pairwise(at)]
-    sizes = np.array([len(at) - 1 for at in bounds], np.int64)
-    encoded = encode_checked(encoder, pieces, counts)
-    later = np.setdiff1d(np.arange(len(pieces)), np.cumsum(sizes) - sizes)
-    return rejoined(encoder.as_continuations(encoded, pieces, later), pieces, sizes)
-
-
-def _trained_starts(one: Masked) -> list[int]:
-    """Return the characters, other than the first, at which training begins after text that does not train."""
-    ends = {span.end for span in one.trained}
-    return [span.start for span in one.trained if span.start and span.start not in ends]
-
-
-def _examples(masked: Sequence[Masked], encoded: Encoded, counts: Counts) -> "list[Example | Rejected]":
-    to_bytes = [None if one.text.isascii() else byte_positions(one.text) for one in masked]
-    mask, straddles = trained_tokens(encoded, _trained_spans(masked, to_bytes))
-    counts.straddles += straddles
-    bad = degenerate(encoded)
-    trained = np.concatenate(([0], np.cumsum(mask)))[encoded.offsets]
-    spans = _token_spans(masked, to_bytes, encoded)
-    made: list[Example | Rejected] = []
-    bounds: list[int] = encoded.offsets.tolist()
-    cuts: list[int] = spans.offsets.tolist()
-    totals: list[int] = np.diff(trained).tolist()
-    for i, (left, right) in enumerate(pairwise(bounds)):
-        if bad[i]:
-            made.append(Rejected("offsets_degenerate", "tokens with empty or backward offsets"))
-            continue
-        own = slice(cuts[i], cuts[i + 1])
-        made.append(
-            Example(
-                ids=encoded.ids[left:right],
-                mask=mask[left:right],
-                span_starts=spans.starts[own],
-                span_messages=spans.messages[own],
-                span_kinds=spans.kinds[own],
-                original_tokens=right - left,
-                original_trained=totals[i],
-            )
-        )
-    return made
-
-
-def _trained_spans(masked: Sequence[Masked], to_bytes: "Sequence[Ints | None]") -> FlatSpans:
-    rows: list[tuple[int, int, int, int, int]] = []
-    for i, one in enumerate(masked):
-        at = to_bytes[i]
-        for span in one.trained:
-            left, right = _owner(one, span)
-            if at is None:
-                rows.append((i, span.start, span.end, left, right))
-            else:
-                rows.append((i, int(at[span.start]), int(at[span.end]), int(at[left]), int(at[right])))
-    flat = np.array(rows, np.int64).reshape(-1, 5)
-    return FlatSpans(*(np.ascontiguousarray(flat[:, column]) for column in range(5)))
-
-
-def _owner(one: Masked, trained: Span) -> tuple[int, int]:
-    """Return the span of the message around a trained span: tokens that straddle may reach so far."""
-    for span in one.spans:
-        if span.message == trained.message and span.start <= trained.start and trained.end <= span.end:
-            return span.start, span.end
-    return trained.start, trained.end
-
-
 @dataclass(frozen=True, slots=True)
-class _TokenSpans:
-    """Token spans of a batch: `[offsets[i], offsets[i + 1])` are text i's; starts count from its first token."""
+class Prepared:
+    """What became of a part's rows: examples as `examples.EXAMPLES`, in row order, and rejects by their row's place.
 
-    starts: Ints
-    messages: Ints
-    kinds: NDArray[np.int8]
-    offsets: Ints
-
-
-_KIND_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
-
-
-def _token_spans(masked: Sequence[Masked], to_bytes: "Sequence[Ints | None]", encoded: Encoded) -> _TokenSpans:
-    """Return each text's token spans: `template` from 0, then a span per piece and per gap behind it.
-
-    pieces     ···[  u  ]···[ a ]··          two pieces make five spans, empty ones left out
-    spans      t  u      t   a    t
+    `verified` counts examples whose token mask was found to agree with their spans (`batches.Columns.verified`).
     """
-    counts = np.fromiter((len(one.pieces) for one in masked), np.int64, len(masked))
-    flat = np.array(
-        [(p.start, p.end, p.message, _KIND_NUMBERS[p.kind]) for one in masked for p in one.pieces], np.int64
-    ).reshape(-1, 4)
-    firsts = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
-    for i, at in enumerate(to_bytes):
-        if at is not None:
-            flat[firsts[i] : firsts[i + 1], :2] = at[flat[firsts[i] : firsts[i + 1], :2]]
-    texts = np.repeat(np.arange(len(masked)), counts)
-    tokens = token_at(encoded, np.repeat(texts, 2), flat[:, :2].ravel())
-    # Entry 0 of each text is its beginning; every piece adds where it starts and where it ends.
-    entry_offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(2 * counts + 1)))
-    is_first = np.zeros(int(entry_offsets[-1]), bool)
-    is_first[entry_offsets[:-1]] = True
-    starts = np.empty(len(is_first), np.int64)
-    starts[is_first] = encoded.offsets[:-1]
-    starts[~is_first] = tokens
-    kinds, messages = np.full(len(is_first), TEMPLATE, np.int64), np.full(len(is_first), -1, np.int64)
-    opens = np.flatnonzero(~is_first)[::2]
-    kinds[opens], messages[opens] = flat[:, 3], flat[:, 2]
-    ends = np.append(starts[1:], 0)
-    ends[entry_offsets[1:] - 1] = encoded.offsets[1:]
-    kept = ends > starts
-    offsets = np.append(0, np.cumsum(kept, dtype=np.int64))[entry_offsets]
-    owners = np.repeat(np.arange(len(masked)), 2 * counts + 1)
-    relative = starts - encoded.offsets[owners]
-    return _TokenSpans(relative[kept], messages[kept], kinds[kept].astype(np.int8), offsets)
+
+    examples: pa.Table
+    rejected: list[tuple[int, Rejected]]
+    verified: int
+
+
+def _place(rejected: tuple[int, Rejected]) -> int:
+    return rejected[0]
 
 
 # ── Pairs and documents ────────────────────────────────────────────────────────────────────────────
@@ -440,118 +210,18 @@ def keep_tail(example: Example, limit: int, side: Literal["left", "right"], bos_
     return drop_tokens(example, keep)
 
 
-# ── Examples → columns ─────────────────────────────────────────────────────────────────────────────
-
-
-def to_table(
-    row_ids: Sequence[str], splits: Sequence[str], domains: "Sequence[str | None]", outcomes: Sequence[list[Example]]
-) -> pa.Table:
-    """Return a part's examples as `examples.EXAMPLES`; example k of a row is called `row_id#k`."""
-    flat = [(i, k, one) for i, made in enumerate(outcomes) for k, one in enumerate(made)]
-    rows = [i for i, _, _ in flat]
-    made = [one for _, _, one in flat]
-    lengths = np.array([len(one.ids) for one in made], np.int64)
-    span_counts = np.array([len(one.span_starts) for one in made], np.int64)
-    mask = _concat([one.mask for one in made], np.bool_)
-    trained = _sums(mask, lengths)
-    template = _template_tokens(made, mask)
-    return pa.table(
-        [
-            pa.array([f"{row_ids[i]}#{k}" for i, k, _ in flat], pa.string()),
-            pa.ListArray.from_arrays(
-                pa.array(np.arange(len(flat) + 1, dtype=np.int32)), pa.array([row_ids[i] for i in rows], pa.string())
-            ),
-            pa.array([splits[i] for i in rows], pa.string()),
-            pa.array([one.domain or domains[i] for i, _, one in flat], pa.string()),
-            _lists(lengths, _concat([one.ids for one in made], np.int32)),
-            _lists(lengths, mask),
-            _lists(span_counts, _concat([one.span_starts for one in made], np.int32)),
-            _lists(span_counts, _concat([one.span_messages for one in made], np.int32)),
-            _lists(span_counts, _concat([one.span_kinds for one in made], np.int8)),
-            pa.array([one.original_tokens for one in made], pa.int32()),
-            pa.array(lengths.astype(np.int32)),
-            pa.array(trained.astype(np.int32)),
-            pa.array((lengths - trained - template).astype(np.int32)),
-            pa.array(template.astype(np.int32)),
-            pa.array([one.messages_removed for one in made], pa.int32()),
-            pa.array([one.exchanges_removed for one in made], pa.int32()),
-            pa.array([one.reasoning_removed for one in made], pa.int32()),
-            pa.array([one.tokens_cut for one in made], pa.int32()),
-            pa.array([one.original_trained - int(t) for one, t in zip(made, trained, strict=True)], pa.int32()),
-            pa.array([one.exchanges_trained for one in made], pa.int32()),
-            pa.array([one.reasoning_trained for one in made], pa.int32()),
-            pa.array([one.cut_trained for one in made], pa.int32()),
-        ],
-        schema=EXAMPLES,
-    )
-
-
-def _concat(arrays: "Sequence[NDArray[Any]]", dtype: Any) -> "NDArray[Any]":
-    return np.concatenate(arrays).astype(dtype, copy=False) if arrays else np.empty(0, dtype)
-
-
-def _lists(lengths: Ints, values: "NDArray[Any]") -> pa.ListArray:
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths))).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
-
-
-def _sums(flags: Bools, lengths: Ints) -> Ints:
-    ends = np.cumsum(lengths)
-    before = np.concatenate((np.zeros(1, np.int64), np.cumsum(flags)))
-    return before[ends] - before[ends - lengths]
-
-
-def _template_tokens(made: Sequence[Example], mask: Bools) -> Ints:
-    """Count per example the untrained tokens that the template wrote."""
-    lengths = np.array([len(one.ids) for one in made], np.int64)
-    counts = np.array([len(one.span_starts) for one in made], np.int64)
-    kinds = _concat([one.span_kinds for one in made], np.int8)
-    # Each example's first span begins with it, so over all examples a span ends where the next one begins.
-    begins = _concat([one.span_starts for one in made], np.int64) + np.repeat(np.cumsum(lengths) - lengths, counts)
-    sizes = np.diff(np.append(begins, len(mask)))
-    return _sums(np.repeat(kinds == TEMPLATE, sizes) & ~mask, lengths)
-
-
 # ── Rows of a part ─────────────────────────────────────────────────────────────────────────────────
-
-
-def outside_vocabulary(table: pa.Table, vocab_size: int) -> int:
-    """Count the token ids of a part's examples that no embedding row would serve."""
-    ids = table.column("input_ids").combine_chunks().flatten().to_numpy(zero_copy_only=False)
-    return int(((ids < 0) | (ids >= vocab_size)).sum())
-
-
-def with_control_strings(table: pa.Table, control: ControlStrings) -> Bools:
-    """Tell which rows hold a control string anywhere in their JSON: bool[N]."""
-    found = np.zeros(table.num_rows, bool)
-    if not control.strings:
-        return found
-    for name in ("messages", "tools", "template_kwargs"):
-        hits = pc.match_substring_regex(table.column(name), control.pattern)
-        found |= hits.fill_null(fill_value=False).to_numpy(zero_copy_only=False)
-    return found
 
 
 def conversations(table: pa.Table) -> list[Conversation]:
     """Decode the conversations of a table of canonical rows."""
-    messages, tools, kwargs = (_decoded(table.column(name)) for name in ("messages", "tools", "template_kwargs"))
+    messages, tools, kwargs = (
+        from_json_column(table.column(name)) for name in ("messages", "tools", "template_kwargs")
+    )
     hashes = table.column("content_hash").to_pylist()
     return [
         Conversation(m, t, {} if k is None else k, h)
         for m, t, k, h in zip(messages, tools, kwargs, hashes, strict=True)
-    ]
-
-
-_BEYOND_64_BITS = "-[0-9]{19}|[0-9]{20}"
-
-
-def _decoded(column: pa.ChunkedArray) -> list[Json]:
-    """Decode a column of JSON text; orjson would turn integers beyond 64 bits into floats without a word."""
-    inexact = pc.match_substring_regex(column, _BEYOND_64_BITS).to_pylist()
-    texts: list[str | None] = column.to_pylist()
-    return [
-        None if text is None else json.loads(text) if long else orjson.loads(text)
-        for text, long in zip(texts, inexact, strict=True)
     ]
 
 
@@ -600,6 +270,20 @@ class Preparer:
         self._control = None if spec is None else ControlStrings(encoder.card, spec.text)
         self._cuts_apart = dataset.loss.boundary == "split"
         self._chat_bos = _wanted_bos(encoder, dataset)
+        self._chats = self._plain_chats()
+
+    def _plain_chats(self) -> PlainChats | None:
+        """Open the lane of plain chats; rows over the limit leave it again, unless they are to stay as they are."""
+        if self._masker is None or self._control is None or self._cuts_apart or self._chat_bos is not None:
+            return None
+        as_it_is = self._policy("conversation") in ("keep", "raise")
+        return PlainChats(
+            self._masker,
+            self._encoder,
+            self._control,
+            limit=None if as_it_is else self._limit,
+            share=self._dataset.template.verify_render,
+        )
 
     @property
     def raises(self) -> bool:
@@ -621,25 +305,45 @@ class Preparer:
         """The renderer, for whoever wants to see what it prints."""
         return self._printer
 
-    def prepare(self, table: pa.Table, counts: Counts) -> list[Outcome]:
-        """Turn canonical rows into examples, one outcome per row, in row order."""
+    def prepare(self, table: pa.Table, counts: Counts) -> Prepared:
+        """Turn canonical rows into examples; what becomes of a row does not depend on those beside it."""
+        made: list[Columns] = []
+        rejected: list[tuple[int, Rejected]] = []
         counts.template = self._noticed()
-        outcomes: list[Outcome] = [Rejected("bad_example", "no kind")] * table.num_rows
         kinds = table.column("kind").to_numpy(zero_copy_only=False)
         ways = (("conversation", self._conversations), ("pair", self._pairs), ("text", self._texts))
         for kind, prepare in (*ways, ("record", self._own_examples)):
             places = np.flatnonzero(kinds == kind)
-            if not len(places):
-                continue
             rows = table if len(places) == table.num_rows else table.take(pa.array(places))
-            sizes = _sizes(rows)
-            for part in batches(sizes, BATCH_CHARS):
-                made = prepare(rows.slice(part.start, part.stop - part.start), counts)
-                for place, outcome in zip(places[part], made, strict=True):
-                    outcomes[int(place)] = _with_targets(outcome, counts)
-        return outcomes
+            for part in batches(_sizes(rows), BATCH_CHARS):
+                some, own = rows.slice(part.start, part.stop - part.start), places[part]
+                if kind == "conversation":
+                    some, own = self._without_plain_chats(some, own, counts, made)
+                held: list[tuple[int, int, Example]] = []
+                for place, outcome in zip(own.tolist(), prepare(some, counts), strict=True):
+                    settled = _with_targets(outcome, counts)
+                    if isinstance(settled, Rejected):
+                        rejected.append((place, settled))
+                    else:
+                        held.extend((place, k, one) for k, one in enumerate(settled))
+                made += [columns_of(held)] if held else []
+        columns = joined(made or [columns_of([])])
+        names = (table.column(name).combine_chunks() for name in ("row_id", "split", "domain"))
+        examples = in_row_order(columns.table(*names), columns)
+        return Prepared(examples, sorted(rejected, key=_place), columns.verified(slack=int(counts.straddles > 0)))
 
     # ── conversations ──
+
+    def _without_plain_chats(
+        self, rows: pa.Table, places: Ints, counts: Counts, made: list[Columns]
+    ) -> tuple[pa.Table, Ints]:
+        """Take plain chats all at once; return the other rows, which go one by one."""
+        columns = None if self._chats is None else self._chats.take(rows, places, counts)
+        if columns is None:
+            return rows, places
+        made.append(columns)
+        left = ~np.isin(places, columns.rows)
+        return rows.filter(pa.array(left)), places[left]
 
     def _conversations(self, rows: pa.Table, counts: Counts) -> list[Outcome]:
         if self._masker is None:
@@ -648,7 +352,7 @@ class Preparer:
             ] * rows.num_rows
         assert self._control is not None
         decoded = conversations(rows)
-        controlled = with_control_strings(rows, self._control)
+        controlled = self._control.found_in(rows)
         drafts: list[_Draft] = []
         outcomes: list[Outcome] = [[] for _ in decoded]
         for place, conversation in enumerate(decoded):

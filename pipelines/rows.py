@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 
 Json: TypeAlias = Any
 """A decoded JSON value. The one place where `Any` is honest: sources decide its shape."""
@@ -215,6 +216,19 @@ def from_json(text: str) -> Json:
         return json.loads(text)
     except RecursionError:
         raise ValueError("nested too deep") from None
+
+
+_BEYOND_64_BITS = "-[0-9]{19}|[0-9]{20}"
+
+
+def from_json_column(column: pa.ChunkedArray) -> list[Json]:
+    """Decode a column of JSON text as `from_json` does, looking for long integers in all of it at once."""
+    inexact = pc.match_substring_regex(column, _BEYOND_64_BITS).to_pylist()
+    texts: list[str | None] = column.to_pylist()
+    return [
+        None if text is None else json.loads(text) if long else orjson.loads(text)
+        for text, long in zip(texts, inexact, strict=True)
+    ]
 
 
 def to_json(value: Json) -> str:

@@ -28,6 +28,8 @@ from typing import Any, cast
 
 import numpy as np
 import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipelines.errors import ConfigError
@@ -617,6 +619,16 @@ class ControlStrings:
             for found in self._find.findall("\0".join(_strings(value))):
                 counts[f"{role} {found}"] = counts.get(f"{role} {found}", 0) + 1
         return counts
+
+    def found_in(self, table: pa.Table) -> Bools:
+        """Tell which canonical rows hold a control string anywhere in their JSON: bool[N]."""
+        found = np.zeros(table.num_rows, bool)
+        if not self.strings:
+            return found
+        for name in ("messages", "tools", "template_kwargs"):
+            hits = pc.match_substring_regex(table.column(name), self.pattern)
+            found |= hits.fill_null(fill_value=False).to_numpy(zero_copy_only=False)
+        return found
 
     def hide(self, value: Json, row_json: str) -> "tuple[Json, dict[str, str]]":
         """Replace control strings in every string of a JSON value by placeholders of equal length.

@@ -7,6 +7,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A busy machine is slow; a law that fails for that would fail for no reason.
+settings.register_profile("rowmill", deadline=None)
+settings.load_profile("rowmill")
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -3,21 +3,20 @@
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import preparation
+from pipelines.batches import TEMPLATE, Example, columns_of
 from pipelines.examples import KINDS
 from pipelines.preparation import (
-    TEMPLATE,
-    Example,
     Stream,
     constant,
     cut_pair,
     interleave,
     keep_tail,
-    to_table,
     windows,
 )
 from tests.recipes import CHAT, PAIR, TEXT, Built, Road, chat, document, pair, text_of
@@ -107,10 +106,11 @@ def test_batches_are_consecutive_and_leave_no_row_out(sizes: list[int], limit: i
     assert [i for one in cut for i in range(one.start, one.stop)] == list(range(len(sizes)))
 
 
-def test_to_table_counts_every_token_in_one_class() -> None:
+def test_columns_count_every_token_in_one_class() -> None:
     one = _example([1, 5, 6, 2], [0, 0, 1, 1], [(0, TEMPLATE), (1, PROMPT), (2, ANSWER), (3, TEMPLATE)])
 
-    row = to_table(["a:0"], ["train"], [None], [[one, one]]).to_pylist()[1]
+    columns = columns_of([(0, 0, one), (0, 1, one)])
+    row = columns.table(pa.array(["a:0"]), pa.array(["train"]), pa.array([None], pa.string())).to_pylist()[1]
 
     assert row["example_id"] == "a:0#1"
     assert row["row_ids"] == ["a:0"]

@@ -8,13 +8,13 @@ characters, and the checks that refuse a row whose mask would be wrong. What doe
                                      └──────── lead ───────┘⟦own text + end of turn⟧└ trailing
 
     pieces   own text in the print          leads   the prompt's units at the head of an assistant's span
-    verification   the laws that every mask must keep
+    verification   the laws that every mask must keep      shapes   masks of plain chats, a batch at a time
 
 A mask is made where the text is made, from the spans that the template itself told. Nothing is searched by
 prefix lengths or by role strings; what cannot be verified is a reject with its reason, never a guess.
 """
 
-from pipelines.masking.masker import VERSION, Masker, needs_plain_check
+from pipelines.masking.masker import VERSION, Masker, needs_plain_check, share_threshold
 from pipelines.masking.options import Loss, MaskRules
 
-__all__ = ["VERSION", "Loss", "MaskRules", "Masker", "needs_plain_check"]
+__all__ = ["VERSION", "Loss", "MaskRules", "Masker", "needs_plain_check", "share_threshold"]

@@ -9,9 +9,11 @@ from dataclasses import replace
 
 from pipelines.contract import Conversation, Printed, Printer, TemplateContract
 from pipelines.errors import ConfigError
+from pipelines.examples import KINDS
 from pipelines.masking.leads import lead_length
 from pipelines.masking.options import Loss, MaskRules
 from pipelines.masking.pieces import SHORT, Located, Locator
+from pipelines.masking.shapes import Shape, learn
 from pipelines.masking.verification import verify
 from pipelines.rows import Masked, Message, Piece, Rejected, Span
 
@@ -19,9 +21,14 @@ VERSION = 1
 """Raise it when any mask may come out differently."""
 
 
+def share_threshold(share: float) -> int:
+    """Return the integer of 64 bits under which the first eight bytes of a hash, read little-endian, are in a share."""
+    return min(int(share * 2.0**64), (1 << 64) - 1)
+
+
 def needs_plain_check(row_hash: bytes, share: float) -> bool:
     """Tell whether a row is in the share that is printed a second time; decided by its hash alone."""
-    return share > 0 and int.from_bytes(row_hash[:8].ljust(8, b"\0")) < share * 2.0**64
+    return share > 0 and int.from_bytes(row_hash[:8].ljust(8, b"\0"), "little") <= share_threshold(share)
 
 
 class Masker:
@@ -176,6 +183,27 @@ class Masker:
                 pieces.append(Piece(*found, index, role))
             predecessor = role
         return Masked(text, spans, tuple(trained), tuple(pieces)) if trained else None
+
+    def shape(self, roles: Sequence[str]) -> Shape | None:
+        """Return what the template prints around contents of these roles; null where each row must be masked itself.
+
+        Law: a row of that shape has the mask that `mask` would give it. The shape is learned from placeholders
+        whose mask came out equal by the short and the long way.
+        """
+        if not self._is_usual or self._rules.turns != "whole" or not self._contract.marks_inert:
+            return None
+        printed = self._printer.opaque(roles)
+        if printed is None:
+            return None
+        messages = [{"role": role, "content": content} for role, content in zip(roles, printed.contents, strict=True)]
+        shown = self._printer.render(messages, None, {})
+        if isinstance(shown, Rejected) or shown.text != printed.text:
+            return None
+        conversation = Conversation(messages)
+        masked = self._usual(conversation, shown)
+        if masked is None or masked != self._mask(conversation, shown, self.supervised(messages)):
+            return None
+        return learn(roles, printed, masked, KINDS)
 
     def _train_all(self, conversation: Conversation, printed: Printed) -> Masked:
         located = Locator(printed, self._contract).locate(conversation.messages, self._roles, {})

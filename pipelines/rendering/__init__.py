@@ -26,9 +26,9 @@ from jinja2 import TemplateSyntaxError, nodes
 from pydantic import Field, model_validator
 
 from pipelines.config import Config
-from pipelines.contract import Printed, TemplateContract
+from pipelines.contract import OpaquePrint, Printed, TemplateContract
 from pipelines.errors import ConfigError, one_of
-from pipelines.rendering import fast, probes, trust
+from pipelines.rendering import fast, opaque, probes, trust
 from pipelines.rendering.adaptation import Adaptation, BadArgumentsError
 from pipelines.rendering.environment import OUTPUT, STEPS, BudgetError, Sandbox, clock
 from pipelines.rendering.library import (
@@ -269,6 +269,7 @@ class Renderer:
             **spec.template_kwargs,
         }
         self._fast: fast.FastEngine | None = None
+        self._opaque: opaque.OpaqueRenderer | None = None
         self._float_shy = False
         self._contract: TemplateContract | None = None
         self._prompts: dict[tuple[str, bool, bytes], str] = {}
@@ -354,6 +355,18 @@ class Renderer:
                 self._prompts.clear()
             known = self._prompts[key] = probes.generation_prompt(self._observe, role, has_tools, kwargs)
         return known
+
+    def opaque(self, roles: Sequence[str]) -> OpaquePrint | None:
+        """Print a placeholder per role, with proof that any contents are printed so; null where there is none."""
+        if self._opaque is None and not opaque.screen(self._tree):
+            self._opaque = opaque.OpaqueRenderer(self.spec.text, self.spec.now, self._values)
+        if self._opaque is None:
+            return None
+        messages = [{"role": role, "content": opaque.placeholder(index)} for index, role in enumerate(roles)]
+        # The plain render comes first: it has a budget, the other has none.
+        text = self.plain(messages, None, {})
+        printed = None if isinstance(text, Rejected) else self._opaque.render(roles)
+        return printed if printed is not None and printed.text == text else None
 
     def _chosen(self, found: Adaptation) -> Adaptation:
         """Let the recipe's choice win over what probes found."""

@@ -295,6 +295,10 @@ def _dataset_statistics(project: Project, name: str) -> RenderableType:
     rows, examples = _current(project, name, "canonical_rows"), _current(project, name, "tokenized_examples")
     lengths = _current(project, name, "truncation_stats")
     lines: list[RenderableType] = [Text(f"\n{name}", HEAD).append(f"  {_passage(rows, examples)}", DIM)]
+    if rows is not None:
+        lines += _noticed(rows)
+    if examples is not None and examples.facts["rows_with_tools"]:
+        lines += _tools(examples.facts)
     if lengths is not None:
         lines += _lengths(lengths)
     lines += _rejects(rows, examples)
@@ -311,6 +315,22 @@ def _passage(rows: Manifest | None, examples: Manifest | None) -> str:
     return f"{counted(rows.facts['records'], 'record')} → {counted(rows.facts['kept'], 'row')} → {made}"
 
 
+def _noticed(rows: Manifest) -> list[RenderableType]:
+    """Show what canonicalisation noticed in the rows that it kept."""
+    found = [(name.replace("_", " "), count) for name, count in rows.facts["noticed"].items() if count]
+    found += [(f"{name.replace('_', ' ')} (counted)", count) for name, count in rows.facts["notes"].items()]
+    return [_label("noticed in the rows"), grid(["", "times"], found, indent=4)] if found else []
+
+
+def _tools(facts: Mapping[str, Any]) -> list[RenderableType]:
+    """Show what tool schemas cost: they stand in every example of a row, and truncation never takes them."""
+    rows, tokens = int(facts["rows_with_tools"]), int(facts["tool_tokens"])
+    words = (
+        f"{counted(rows, 'row')}, {tokens:,} tokens, {tokens // rows:,} a row, at most {facts['most_tool_tokens']:,}"
+    )
+    return [_label("tool schemas"), Text(f"    {words}")]
+
+
 def _label(words: str) -> Text:
     return Text(f"\n  {words}", "cyan")
 
@@ -324,13 +344,19 @@ BUCKETS = {
 }
 
 
+STAGE_COLUMNS = ("stage", "examples", "", "messages", "tokens", "trained of them")
+
+
 def _lengths(made: Manifest) -> list[RenderableType]:
     facts, limit = made.facts, int(made.facts["limit"])
     quantiles = "   ".join(f"{name} {value:,}" for name, value in facts["quantiles"].items())
     total = sum(facts["buckets"].values())
     counts = [facts["buckets"][name] for name in BUCKETS]
     buckets = grid(list(BUCKETS.values()), [counts, [percent(count, total) for count in counts]], indent=4)
-    taken = [(stage, touched, percent(touched, total), tokens) for stage, touched, tokens in made.tables["stages"].rows]
+    taken = [
+        (stage, touched, percent(touched, total), messages, tokens, trained)
+        for stage, touched, messages, tokens, trained in made.tables["stages"].rows
+    ]
     over = [
         (one, over, percent(over, total), lost, sequences) for one, over, lost, sequences in made.tables["what_if"].rows
     ]
@@ -339,7 +365,7 @@ def _lengths(made: Manifest) -> list[RenderableType]:
         _label("original length in tokens"), Text(f"    {quantiles}"),
         *(Text(f"    {line}", DIM if line.startswith("──") else "") for line in drawn[1:]),
         _label(f"length as a share of max_length {limit:,}"), buckets,
-        _label("what truncation took"), grid(["stage", "examples", "", "tokens"], taken, indent=4),
+        _label("what truncation took"), grid(STAGE_COLUMNS, taken, indent=4),
     ]  # fmt: skip
     if facts["dropped_for_length"]:
         lines.append(Text(f"    dropped for their length: {counted(facts['dropped_for_length'], 'row')}"))

@@ -16,10 +16,11 @@ from pipelines.examples import EXAMPLES
 from pipelines.manifest import Histogram, Table
 from pipelines.stages import Draft, Work, share
 
-VERSION = 1
+VERSION = 2
 
 COLUMNS = ("split", "original_tokens", "tokens", "trained_tokens", "messages_removed", "exchanges_removed",
-           "reasoning_removed", "tokens_cut", "trained_removed")  # fmt: skip
+           "reasoning_removed", "tokens_cut", "trained_removed", "exchanges_trained", "reasoning_trained",
+           "cut_trained")  # fmt: skip
 
 
 def make(work: Work) -> Draft:
@@ -124,13 +125,19 @@ def _planner(work: Work) -> Any:
 
 
 def _stages_table(columns: pa.Table) -> Table:
-    """Say per stage of truncation how many examples it touched and how many tokens it took."""
-    stages = (("exchanges", "exchanges_removed"), ("reasoning", "reasoning_removed"), ("tokens", "tokens_cut"))
-    rows: list[tuple[str, int, int]] = []
-    for stage, name in stages:
-        taken = _ints(columns, name)
-        rows.append((stage, int((taken > 0).sum()), int(taken.sum())))
-    return Table(("stage", "examples", "tokens_removed"), tuple(rows))
+    """Say per stage of truncation how many examples it touched, and what it took: messages, tokens, trained ones."""
+    stages = (
+        ("exchanges", "exchanges_removed", "exchanges_trained"),
+        ("reasoning", "reasoning_removed", "reasoning_trained"),
+        ("tokens", "tokens_cut", "cut_trained"),
+    )
+    messages = _ints(columns, "messages_removed")
+    rows: list[tuple[str, int, int, int, int]] = []
+    for stage, name, trained in stages:
+        taken, gone = _ints(columns, name), messages if stage == "exchanges" else np.zeros(len(messages), np.int64)
+        touched = int(((taken > 0) | (gone > 0)).sum())
+        rows.append((stage, touched, int(gone.sum()), int(taken.sum()), int(_ints(columns, trained).sum())))
+    return Table(("stage", "examples", "messages_removed", "tokens_removed", "trained_removed"), tuple(rows))
 
 
 def _trained_shares(columns: pa.Table) -> Histogram:

@@ -47,6 +47,9 @@ class Permutation(Protocol):
     def __call__(self, place: int) -> int: ...
     @overload
     def __call__(self, place: NDArray[np.integer[Any]]) -> NDArray[np.int64]: ...
+    def inverse(self, places: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+        """Return the places that lead to these: `inverse(self(x))` is x."""
+        ...
 
 
 def key(*labels: int | str) -> int:
@@ -140,6 +143,17 @@ class Feistel:
             return self._array(_require_places(place, self.n))
         return self._scalar(_require_place(place, self.n))
 
+    def inverse(self, places: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+        """Return the places that lead to these: `inverse(self(x))` is x."""
+        flat = _require_places(places, self.n).ravel()
+        out = np.empty(flat.shape, dtype=np.int64)
+        round_keys = np.array(self.round_keys[::-1], dtype=np.uint64)
+        for start in range(0, flat.size, _CHUNK):
+            # Exchanged halves turn the rounds, taken backwards, into their own inverse.
+            some = _exchanged(flat[start : start + _CHUNK].astype(np.uint64), self.half_bits)
+            out[start : start + _CHUNK] = _walk_back(some, self.n, self.half_bits, round_keys)
+        return out.reshape(places.shape)
+
     def _scalar(self, place: int) -> int:
         half, low = self.half_bits, (1 << self.half_bits) - 1
         if self.n == 1:
@@ -186,6 +200,11 @@ class Linear:
         exact = [(self.a * place + self.b) % self.n for place in places.ravel().tolist()]
         return np.array(exact, dtype=np.int64).reshape(places.shape)
 
+    def inverse(self, places: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+        """Return the places that lead to these: `inverse(self(x))` is x."""
+        back = pow(self.a, -1, self.n) if self.n > 1 else 0
+        return Linear(self.n, back, -self.b * back % self.n)(places)
+
 
 def _half_bits(n: int) -> int:
     return max(1, ((n - 1).bit_length() + 1) // 2)
@@ -218,6 +237,28 @@ def _walk(
         places[outside] = again
         outside = outside[again >= n]
     return places
+
+
+def _exchanged(places: NDArray[np.uint64], half_bits: int) -> NDArray[np.uint64]:
+    half = np.uint64(half_bits)
+    return (places & np.uint64((1 << half_bits) - 1)) << half | places >> half
+
+
+def _walk_back(
+    places: NDArray[np.uint64], n: int, half_bits: int, round_keys: NDArray[np.uint64]
+) -> NDArray[np.uint64]:
+    """Undo `_walk` of places whose halves were exchanged; `round_keys` run backwards."""
+    if n == 1:
+        return np.zeros_like(places)
+    _pass(places, half_bits, round_keys)
+    found = _exchanged(places, half_bits)
+    outside = np.flatnonzero(found >= n)
+    while outside.size:
+        again = _exchanged(found[outside], half_bits)
+        _pass(again, half_bits, round_keys)
+        found[outside] = _exchanged(again, half_bits)
+        outside = outside[found[outside] >= n]
+    return found
 
 
 def _pass(places: NDArray[np.uint64], half_bits: int, round_keys: NDArray[np.uint64]) -> None:

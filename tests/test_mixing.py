@@ -1,6 +1,7 @@
 """Mixing: the specification's vectors; shares are kept at every block's end; passes are permutations."""
 
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from pipelines.config import check
 from pipelines.errors import ConfigError
-from pipelines.mixing import Mixture, Order, schedule, step_start
+from pipelines.mixing import Mixture, Order, furthest_from_share, schedule, step_start, wanted_shares
 
 ABC = {"a": 0.5, "b": 0.3, "c": 0.2}
 FIVE = {"a": 5, "b": 5, "c": 5}
@@ -387,3 +388,88 @@ def test_mixture_survives_its_own_dump() -> None:
     )
 
     assert Mixture.model_validate(chosen.model_dump()) == chosen
+
+
+# --- long mixtures
+
+
+def apportioned(weights: list[Fraction], size: int, length: int) -> list[list[int]]:
+    """Count what each block gives each dataset, as the specification words it, in fractions throughout."""
+    given, rows = [0] * len(weights), []
+    for end in range(size, length + 1, size):
+        floors = [max(0, int(weight * end) - had) for weight, had in zip(weights, given, strict=True)]
+        row = floors.copy()
+        for _ in range(size - sum(floors)):
+            had = [a + b for a, b in zip(given, row, strict=True)]
+            under = [d for d, weight in enumerate(weights) if had[d] < -(-weight * end // 1)]
+            row[min(under, key=lambda d: ((had[d] + 1) / weights[d], d))] += 1
+        given = [a + b for a, b in zip(given, row, strict=True)]
+        rows.append(row)
+    return rows
+
+
+def test_a_hundred_thousand_blocks_of_staged_weights_are_apportioned_exactly() -> None:
+    size, half = 10, 50_000
+    staged = [[0, {"a": 0.37, "b": 0.62, "c": 0.01}], [half, {"a": 1, "b": 2, "c": 4}]]
+    order = mixed(
+        {"a": 40_000, "b": 700_000, "c": 9},
+        train_weights=staged,
+        mixture_block_size=size,
+        batch_size=size,
+        steps=2 * half,
+    )
+    rows = order.datasets.reshape(2 * half, size)
+    counts = np.stack([(rows == d).sum(axis=1) for d in range(3)], axis=1)
+
+    first = apportioned([Fraction(37, 100), Fraction(62, 100), Fraction(1, 100)], size, half * size)
+    second = apportioned([Fraction(1, 7), Fraction(2, 7), Fraction(4, 7)], size, half * size)
+    assert counts.tolist() == first + second
+    for d, items in enumerate((40_000, 700_000, 9)):
+        shown = order.items[order.datasets == d]
+        # Pass after pass, each a permutation; the last may be cut short.
+        whole = shown[: len(shown) // items * items].reshape(-1, items)
+        assert (np.sort(whole, axis=1) == np.arange(items)).all()
+
+
+def test_share_is_measured_from_the_order_that_was_made() -> None:
+    weights = {"a": 0.5, "b": 0.5}
+    options = {"train_weights": weights, "mixture_block_size": 10, "batch_size": 10, "steps": 4}
+    sizes = {"a": 100, "b": 100}
+    made = schedule(mixture(**options), sizes, 0)
+    spoiled = made.datasets.copy()
+    spoiled[3:8] = 0
+
+    assert furthest_from_share(mixture(**options), sizes, made) == 0
+    assert furthest_from_share(mixture(**options), sizes, replace(made, datasets=spoiled)) > 1
+
+
+@pytest.mark.parametrize("rounding", ["carry", "fixed"])
+def test_share_of_later_stages_and_of_fixed_blocks_is_measured_too(rounding: str) -> None:
+    options = {
+        "train_weights": [[0, {"a": 1, "b": 1, "c": 1}], [7, {"a": 1, "c": 5}]],
+        "mixture_block_size": 10,
+        "batch_size": 10,
+        "steps": 40,
+        "block_rounding": rounding,
+    }
+    sizes = {"a": 1000, "b": 1000, "c": 1000}
+    made = schedule(mixture(**options), sizes, 0)
+    spoiled = made.datasets.copy()
+    spoiled[200:210] = 1
+
+    assert 0 < furthest_from_share(mixture(**options), sizes, made) < 1
+    assert furthest_from_share(mixture(**options), sizes, replace(made, datasets=spoiled)) > 1
+
+
+def test_block_that_the_orders_end_cuts_short_promises_nothing() -> None:
+    options = {"train_weights": {"a": 0.5, "b": 0.5}, "mixture_block_size": 100, "stop_strategy": "first_exhausted"}
+    sizes = {"a": 3, "b": 50}
+
+    assert furthest_from_share(mixture(**options), sizes, schedule(mixture(**options), sizes, 0)) == 0
+
+
+def test_wanted_shares_of_stages_are_weighed_by_their_lengths() -> None:
+    options = {"train_weights": [[0, {"a": 1}], [1, {"b": 1}]], "batch_size": 10, "steps": 4}
+    sizes = {"a": 5, "b": 5}
+
+    assert wanted_shares(mixture(**options), sizes, schedule(mixture(**options), sizes, 0)) == [0.25, 0.75]

@@ -113,3 +113,40 @@ def test_permutation_of_fractional_places_is_a_type_error() -> None:
 def test_permutation_of_nothing_is_a_value_error() -> None:
     with pytest.raises(ValueError, match="at least one"):
         feistel(0, K)
+
+
+# --- a billion places
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(n=st.integers(1, 2**48), k=keys, data=st.data())
+def test_inverse_of_a_permutation_leads_back(kind: PermutationType, n: int, k: int, data: st.DataObject) -> None:
+    places = np.array(data.draw(st.lists(st.integers(0, n - 1), max_size=20)), np.int64)
+    permuted = permutation(kind, n, k)
+
+    assert np.array_equal(permuted.inverse(permuted(places)), places)
+    assert np.array_equal(permuted(permuted.inverse(places)), places)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_billion_places_are_permuted_as_evenly_as_at_random(kind: PermutationType) -> None:
+    """Of a random sample, 10,000 buckets hold what a multinomial draw would: their variance is the mean's."""
+    n, buckets = 10**9, 10_000
+    places = np.random.default_rng(0).choice(n, 1 << 20, replace=False)
+    permuted = permutation(kind, n, K)
+    shown = permuted(places)
+    counts = np.bincount(shown * buckets // n, minlength=buckets)
+
+    assert np.array_equal(permuted.inverse(shown), places)
+    assert counts.var() == pytest.approx(counts.mean() * (1 - 1 / buckets), rel=0.05)
+
+
+def test_neighbours_of_a_billion_are_scattered_as_at_random() -> None:
+    """Only the Feistel network promises this; a linear permutation spreads neighbours too evenly."""
+    n, buckets = 10**9, 10_000
+    shown = feistel(n, K)(np.arange(5 * 10**8, 5 * 10**8 + (1 << 20)))
+    counts = np.bincount(shown * buckets // n, minlength=buckets)
+
+    assert np.unique(shown).size == 1 << 20
+    assert counts.var() == pytest.approx(counts.mean() * (1 - 1 / buckets), rel=0.05)
+    assert np.corrcoef(shown[:-1], shown[1:])[0, 1] == pytest.approx(0, abs=0.01)

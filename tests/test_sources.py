@@ -16,7 +16,10 @@ import os
 import re
 import tracemalloc
 from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import fsspec
@@ -728,6 +731,51 @@ def test_remote_files_are_found_staged_and_read(memory: Any, tmp_path: Path) -> 
     assert again == scans
     memory.pipe("/bucket/x/p-1.jsonl", b'{"a": 5}\n')
     assert values(scan(source, tmp_path, stage, known_of(scans))[:1], tmp_path) == [{"a": 5}]
+
+
+class _Served(SimpleHTTPRequestHandler):
+    """Serves a folder without a word; answers an unknown name with 404, as any server does."""
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the name is the base class's)
+        del format, args
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """Serve a folder over HTTP on this machine; return the address and the folder."""
+    pytest.importorskip("aiohttp", reason="web addresses need aiohttp: pip install 'rowmill[http]'")
+    folder = tmp_path / "served"
+    folder.mkdir()
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Served, directory=str(folder))) as http:
+        thread = Thread(target=http.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{http.server_port}", folder
+        http.shutdown()
+        thread.join()
+
+
+def test_web_addresses_are_read_and_what_moved_is_read_again(server: tuple[str, Path], tmp_path: Path) -> None:
+    address, folder = server
+    (folder / "a.jsonl").write_bytes(b'{"a": 1}\n{"a": 2}\n')
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress(b'{"a": 3}\n'))
+    source = Files(train_urls=[f"{address}/{{a.jsonl,b.jsonl.gz}}?download=1"])
+    stage = StageIn(Store(str(tmp_path / "stage")), "raw")
+
+    scans = scan(Files(train_urls=[f"{address}/a.jsonl?download=1", f"{address}/b.jsonl.gz"]), tmp_path, stage, {})
+
+    assert [one.url for one in scans] == [f"{address}/a.jsonl?download=1", f"{address}/b.jsonl.gz"]
+    assert values(scans, tmp_path) == [{"a": 1}, {"a": 2}, {"a": 3}]
+    assert list(expand_braces(source.train_urls[0])) == [
+        f"{address}/a.jsonl?download=1",
+        f"{address}/b.jsonl.gz?download=1",
+    ]
+    (folder / "a.jsonl").write_bytes(b'{"a": 9}\n')
+    assert values(scan(source, tmp_path, stage, known_of(scans)), tmp_path) == [{"a": 9}, {"a": 3}]
+
+
+def test_web_address_that_is_not_there_is_named(server: tuple[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"nothing\.jsonl"):
+        find_files(Files(train_urls=[f"{server[0]}/nothing.jsonl"]), tmp_path)
 
 
 def test_scheme_that_nothing_serves_is_refused(tmp_path: Path) -> None:

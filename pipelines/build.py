@@ -107,14 +107,14 @@ class Report:
         return self.manifest.version
 
 
-def open_project(path: Path, root: str | None = None) -> Project:
-    """Load a recipe and say where its work is done.
+def open_project(path: Path, root: str | None = None, overrides: Mapping[str, str] | None = None) -> Project:
+    """Load a recipe and say where its work is done; `overrides` as `recipe.overridden` takes them.
 
     Relative paths in a recipe count from the project: the folder that holds `configs/`, or the recipe's own
     folder where there is none. `root` defaults to `.rowmill` there.
     """
     base = recipe.project_folder(path)
-    return Project(recipe.load(path), Store(root or str(base / ".rowmill")), base)
+    return Project(recipe.load(path, overrides), Store(root or str(base / ".rowmill")), base)
 
 
 # ── The order ──────────────────────────────────────────────────────────────────────────────────────
@@ -193,6 +193,9 @@ def _code_version(loaded: Recipe, dataset: str | None, stage: str) -> str:
         read |= {"partitions": whole["partitions"], "datasets": list(loaded.datasets)}
         return digest(stage, versions[stage], read)[:16]
     options = whole["datasets"][dataset]
+    # What is asked of a generating backend decides no shard.
+    options["format"].pop("generation", None)
+    is_drawn = loaded.datasets[dataset].row_kind == "record" and stage == "tokenized_examples"
     groups = {
         "raw_dataset": ("source",),
         "canonical_rows": ("format", "reasoning", "tools", "filters", "splits"),
@@ -209,6 +212,7 @@ def _code_version(loaded: Recipe, dataset: str | None, stage: str) -> str:
         if stage != "raw_dataset"
         else ()
     )
+    top += ("seed",) if is_drawn else ()
     return digest(stage, versions[stage], {g: options[g] for g in groups}, {t: whole[t] for t in top}, *carved)[:16]
 
 
@@ -495,6 +499,8 @@ class Forecast:
     step: Step
     action: str
     why: str
+    manifest: Manifest | None = None
+    """What would be reused."""
 
 
 def plan(project: Project) -> list[Forecast]:
@@ -524,7 +530,7 @@ def _forecast(project: Project, step: Step, known: dict[Key, Manifest]) -> Forec
     kept = manifest.by_fingerprint(project.store, step.key, fingerprint)
     if kept is not None:
         known[step.key] = kept
-        return Forecast(step, "reuse", f"version {kept.version[:12]} of {kept.built_at[:19]}")
+        return Forecast(step, "reuse", f"version {kept.version[:12]} of {kept.built_at[:19]}", kept)
     earlier = manifest.current(project.store, step.key)
     return Forecast(step, "make", _why(step, earlier, work))
 

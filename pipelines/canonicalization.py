@@ -17,7 +17,7 @@ from typing import Protocol
 from pipelines.config import kind_of
 from pipelines.errors import ConfigError
 from pipelines.filters import Filters, check_length
-from pipelines.formats import Auto, Chat, Format, Python, Supervised, Text
+from pipelines.formats import Auto, Chat, Format, Python, Records, Supervised, Text
 from pipelines.formats.columns import (
     KNOWN_ROLES,
     MAPPED_ROLES,
@@ -188,6 +188,8 @@ class Canonicalizer:
                     f"format.class: {own.class_name} makes its rows itself; a kind with columns is needed here; "
                     "call own_rows.OwnRows"
                 )
+            case Records():
+                raise AssertionError("records have their own way to rows, `record_rows.py`")
 
     def _pair(self, record: Mapping[str, Json], options: Supervised) -> Row | Rejected:
         pair = read_pair(record, options)

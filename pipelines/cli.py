@@ -51,13 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # A pipe may speak ASCII; a mark that it cannot say must not end a build.
             stream.reconfigure(errors="replace")
     parser = _parser()
-    given = parser.parse_args(arguments)
+    given, unknown = parser.parse_known_args(arguments)
     verb: Verb | None = getattr(given, "verb", None)
     if verb is None:
         parser.print_help()
         return WRONG
     os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
     try:
+        given.overrides = _overrides(parser, unknown, allowed=verb in (_plan, _build, _advise))
         return verb(given)
     except PipelineError as error:
         _complain(str(error))
@@ -69,6 +70,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # `rowmill sql … | head`: who read us has enough. What is left to flush goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
+
+
+def _overrides(parser: argparse.ArgumentParser, words: Sequence[str], *, allowed: bool) -> dict[str, str]:
+    """Read `--data__max_sequences_per_example 3`: options of records datasets, a path with `__` between its words."""
+    found: dict[str, str] = {}
+    waiting = list(words)
+    while waiting:
+        word = waiting.pop(0)
+        name, sign, value = word.removeprefix("--").partition("=")
+        if not allowed or not word.startswith("--") or "__" not in name or (not sign and not waiting):
+            parser.error(f"unrecognized arguments: {' '.join(words)}")
+        found[name] = value if sign else waiting.pop(0)
+    return found
 
 
 def _complain(message: str) -> None:
@@ -87,7 +101,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rowmill",
         description="Raw datasets in, packed token shards and per-GPU partitions out.",
-        epilog="RECIPE is a file, or the name of one under configs/. `rowmill VERB --help` says more.",
+        epilog="RECIPE is a file, or the name of one under configs/. `rowmill VERB --help` says more. "
+        "plan, build and advise take options of records datasets, such as --data__max_sequences_per_example 3.",
     )
     verbs = parser.add_subparsers(title="verbs", metavar="VERB")
 
@@ -156,6 +171,9 @@ def _building_verbs(verbs: "Verbs") -> None:
     )
     build.add_argument("--workers", type=_positive, metavar="N", help="worker processes, instead of execution.workers")
 
+    advise = _verb(verbs, "advise", _advise, "judge the columns of records as groups, and say how long examples become")
+    advise.add_argument("--dataset", metavar="D", help="only this dataset")
+
     export = _verb(verbs, "export", _export, "write the recipe's exports, and say how to point their trainers at them")
     export.add_argument(
         "--name", action="append", metavar="N", default=[], help="only the export of this name; may be repeated"
@@ -202,7 +220,8 @@ def _positive(text: str) -> int:
 def _project(given: argparse.Namespace) -> "Project":
     from pipelines import build
 
-    project = build.open_project(recipe_path(given.recipe), _chosen_root(given))
+    overrides: dict[str, str] = getattr(given, "overrides", {})
+    project = build.open_project(recipe_path(given.recipe), _chosen_root(given), overrides)
     workers = getattr(given, "workers", None)
     if workers is None:
         return project
@@ -265,10 +284,24 @@ def _store(given: argparse.Namespace) -> "Store":
 
 
 def _plan(given: argparse.Namespace) -> int:
-    from pipelines import build, reports, terminal
+    from pipelines import build, dry_run, record_reports, reports, terminal
 
-    project = _project(given)
-    terminal.console().print(reports.plan(project, build.plan(project)))
+    project, screen = _project(given), terminal.console()
+    screen.print(reports.plan(project, build.plan(project)))
+    if not dry_run.records_datasets(project):
+        return DONE
+    planned = list(dry_run.plans(project))
+    screen.print(record_reports.plans(planned))
+    return WRONG if any(one.plan is None for one in planned) else DONE
+
+
+def _advise(given: argparse.Namespace) -> int:
+    from pipelines import dry_run, record_reports, terminal
+
+    project, screen = _project(given), terminal.console()
+    if not dry_run.records_datasets(project, given.dataset):
+        raise ConfigError(f"{project.recipe.name}: no records dataset; advice is on their columns; name another recipe")
+    screen.print(record_reports.advice(dry_run.advise(project, given.dataset)))
     return DONE
 
 

@@ -79,6 +79,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return loaded
 
 
+def read_value(text: str, where: str) -> Any:
+    """Read one value as YAML writes it: `3`, `null`, `auto`, `[a, b]`."""
+    try:
+        return yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506  (a SafeLoader subclass)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where}: {text!r} is no YAML value ({' '.join(str(error).split())}); quote it") from error
+
+
 def kind_of(value: object) -> str:
     """Name a value's type the way YAML and JSON users do."""
     names: dict[type, str] = {

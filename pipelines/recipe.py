@@ -8,6 +8,7 @@ dataset leaves out (only the groups that its kind reads), and an option of a gro
 `format`, as other tools do, is moved to its group.
 """
 
+import copy
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
@@ -19,7 +20,7 @@ from pipelines.config import Config, kind_of
 from pipelines.errors import ConfigError, nearest, one_of
 from pipelines.filters import Filters
 from pipelines.findings import Gates
-from pipelines.formats import KINDS, Auto, Format
+from pipelines.formats import KINDS, Auto, Format, Records
 from pipelines.formats.own import find as find_class
 from pipelines.formats.own import registered, source_digest, way_of
 from pipelines.masking import Loss
@@ -55,6 +56,7 @@ GROUPS_READ: dict[str, frozenset[str]] = {
     "supervised": _ALL - {"reasoning", "tools", "template"},
     "text": _ALL - {"reasoning", "tools", "template", "loss"},
     "python": _ALL,
+    "records": frozenset({"filters", "splits", "packing"}),
 }
 """Which groups a format's kind reads; another group in such a dataset is an error."""
 
@@ -66,8 +68,18 @@ FIELDS_UNREAD: dict[str, dict[str, frozenset[str]]] = {
         "truncation": frozenset({"token_cut"}),
     },
     "text": {"truncation": frozenset({"truncate_side", "token_cut"})},
+    "records": {
+        "filters": frozenset({"min_chars", "max_chars"}),
+        "packing": frozenset({"slice_strategy", "tail", "ignore_token_id"}),
+        "splits": frozenset({"gap", "straddle"}),
+    },
 }
 """Options of a group that a kind reads all the same without this one; given in such a dataset it is an error."""
+
+KIND_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
+    "records": {"filters": {"deduplicate": "off"}, "splits": {"validation": 0, "test": 0.05}},
+}
+"""Defaults of a group that are a kind's own: two equal rows of a table are two observations, not a copy."""
 
 PAIR_SIDES = frozenset({"prompt", "response"})
 """What `loss.mask` names in pairs; in conversations it names roles."""
@@ -128,6 +140,40 @@ class Dataset(Config):
             )
         return self
 
+    @model_validator(mode="after")
+    def _splits_are_of_this_kind(self) -> "Dataset":
+        """Hold the splits of records to their groups; cutting by number of rows is for records alone."""
+        splits, form = self.splits, self.format
+        if not isinstance(form, Records):
+            if splits.is_exact:
+                raise ValueError(
+                    f"splits: a number of rows, method: exact and max_rows are for records; a {form.kind} dataset "
+                    "takes "
+                    "shares by hash; write a share such as 0.05"
+                )
+            return self
+        own = form.group_columns
+        asked = (splits.group_key,) if isinstance(splits.group_key, str) else splits.group_key
+        if form.mode != "tabular" and (asked not in (None, own) or splits.time_key is not None):
+            raise ValueError(
+                f"splits.{'group_key' if asked not in (None, own) else 'time_key'}: in {form.mode} mode a split takes "
+                "whole "
+                f"groups of {one_of(own) or 'one series'}; no other key is allowed; delete it"
+            )
+        if splits.is_exact and splits.time_key is not None:
+            raise ValueError("splits.time_key with a number of rows or method: exact; one decides; delete one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _private_examples_stand_alone(self) -> "Dataset":
+        if isinstance(self.format, Records) and self.format.privacy.dp_enabled and self.packing.pack is not False:
+            raise ValueError(
+                f"packing.pack: {str(self.packing.pack).lower()} under format.privacy.dp_enabled; one example per "
+                "sequence "
+                "is allowed, so that a sequence holds one unit of privacy; set it to false, or delete it"
+            )
+        return self
+
     @property
     def row_kind(self) -> Kind:
         """What most of its rows are."""
@@ -156,6 +202,7 @@ ROW_KINDS: dict[str, Kind] = {
     "supervised": "pair",
     "text": "text",
     "python": "conversation",
+    "records": "record",
 }
 """What most rows of a format's kind are; it decides how examples are packed."""
 
@@ -233,6 +280,12 @@ class Recipe(Config):
                     f"datasets.{name}.truncation.max_length is {limit}, seq_len {self.seq_len} is the most allowed; "
                     "lower it, or raise seq_len"
                 )
+            longest = dataset.format.assembly.max_seq_length if isinstance(dataset.format, Records) else None
+            if longest is not None and longest > self.seq_len:
+                raise ValueError(
+                    f"datasets.{name}.format.assembly.max_seq_length is {longest}, seq_len {self.seq_len} is the most "
+                    "allowed; lower it, or raise seq_len"
+                )
         return self
 
     @model_validator(mode="after")
@@ -244,6 +297,11 @@ class Recipe(Config):
                 for name in weights or {}:
                     if name not in self.datasets:
                         raise ValueError(f"mixture.{field}: {name!r} is no dataset; choose {one_of(self.datasets)}")
+                    if field == "num_validation_sequences" and self.datasets[name].row_kind == "record":
+                        raise ValueError(
+                            f"mixture.{field}: {name} holds records, whose splits are decided before they are put into "
+                            f"examples; chats, pairs and texts can be named; set datasets.{name}.splits.validation"
+                        )
         return self
 
     @model_validator(mode="after")
@@ -290,11 +348,14 @@ class Recipe(Config):
 
     def limit_of(self, dataset: str) -> int:
         """Return the most tokens that an example of a dataset may have."""
-        return self.datasets[dataset].truncation.max_length or self.seq_len
+        chosen = self.datasets[dataset]
+        if isinstance(chosen.format, Records):
+            return chosen.format.assembly.max_seq_length or self.seq_len
+        return chosen.truncation.max_length or self.seq_len
 
 
-def load(path: Path) -> Recipe:
-    """Read and check a recipe file.
+def load(path: Path, overrides: Mapping[str, str] | None = None) -> Recipe:
+    """Read and check a recipe file; `overrides` are options of records datasets, as `overridden` takes them.
 
     Raises
     ------
@@ -302,7 +363,49 @@ def load(path: Path) -> Recipe:
         One line per problem, each saying where, what, what was allowed, what to do.
 
     """
-    return parse(config.read_yaml(path), name=path.stem, where=str(path), base=project_folder(path))
+    values = config.read_yaml(path)
+    given = overridden(values, overrides) if overrides else values
+    return parse(given, name=path.stem, where=str(path), base=project_folder(path))
+
+
+def overridden(values: Mapping[str, Any], overrides: Mapping[str, str]) -> dict[str, Any]:
+    """Return a recipe's mapping with options of its records datasets replaced.
+
+    A key is the option's path in `format` with `__` between its words, `data__max_sequences_per_example`, and
+    begins with the dataset's name where the recipe has several records datasets; a value is read as YAML.
+
+    Raises
+    ------
+    ConfigError
+        If it does not say which dataset, or its value is no YAML.
+
+    """
+    changed = copy.deepcopy(dict(values))
+    datasets: Any = changed.get("datasets", changed.get("configs", {}))
+    tables = [str(name) for name, one in datasets.items() if _is_records(one)] if isinstance(datasets, dict) else []
+    for key, text in overrides.items():
+        first, *rest = key.split("__")
+        name, path = (first, rest) if first in tables else (tables[0] if len(tables) == 1 else "", [first, *rest])
+        if not name or not path:
+            raise ConfigError(
+                f"--{key}: does not say whose option it is; this recipe's records datasets are "
+                f"{one_of(tables) or 'none'}; write --NAME__{key}"
+            )
+        here: Any = datasets[name]["format"]
+        for word in path[:-1]:
+            inner = here.setdefault(word, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(
+                    f"--{key}: {word} is {kind_of(inner)}, which has no options; correct the option's name"
+                )
+            here = cast("dict[str, Any]", inner)
+        here[path[-1]] = config.read_value(text, f"--{key}")
+    return changed
+
+
+def _is_records(dataset: Any) -> bool:
+    form: Any = dataset.get("format") if isinstance(dataset, dict) else None
+    return isinstance(form, dict) and "records" in (form.get("kind"), form.get("type"))
 
 
 def project_folder(path: Path) -> Path:
@@ -424,6 +527,7 @@ def _dataset(name: str, value: object, defaults: Mapping[str, Any], where: str, 
         read -= _FOR_ROWS
     _move_flat_options(options, raw, read, at)
     _refuse_unread(raw, kind, at)
+    of_kind = _kind_defaults(kind, raw, options)
     for group in GROUPS:
         if group in raw and group not in read:
             raise ConfigError(
@@ -436,6 +540,8 @@ def _dataset(name: str, value: object, defaults: Mapping[str, Any], where: str, 
                 # Who cuts in time at boundaries of its own does not want the shares that the others have.
                 unread |= {"validation", "test"}
             raw[group] = {**{k: v for k, v in defaults[group].items() if k not in unread}, **own}
+        if group in of_kind and isinstance(raw.get(group, {}), dict):
+            raw[group] = {**of_kind[group], **raw.get(group, {})}
     known = _format_fields(kind)
     raw["format"] = {**{k: v for k, v in shared.items() if k in known}, **options}
     return raw
@@ -454,6 +560,18 @@ def _own_format(options: dict[str, Any], where: str, base: Path) -> str | None:
         return None
     options["source_digest"] = source_digest(path, base, where)
     return way_of(find_class(path, base, where))
+
+
+def _kind_defaults(kind: str, raw: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the defaults that are a kind's own; splits in time have no shares, and privacy packs nothing."""
+    own = dict(KIND_DEFAULTS.get(kind, {}))
+    splits: Any = raw.get("splits")
+    if isinstance(splits, dict) and splits.get("time_key") is not None:
+        own.pop("splits", None)
+    privacy: Any = options.get("privacy")
+    if kind == "records" and isinstance(privacy, dict) and privacy.get("dp_enabled") is True:
+        own["packing"] = {"pack": False}
+    return own
 
 
 def _refuse_unread(raw: Mapping[str, Any], kind: str, at: str) -> None:

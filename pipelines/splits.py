@@ -20,7 +20,9 @@ from itertools import groupby
 from math import ceil
 from typing import Annotated, Literal
 
+import numpy as np
 import orjson
+from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, model_validator
 
 from pipelines.config import Config
@@ -38,13 +40,20 @@ _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([smhdw]?)")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
+def is_count(value: float | str) -> bool:
+    """Tell a number of rows from a share."""
+    return isinstance(value, int) and value >= 1
+
+
 def _is_share(value: float | str) -> float | str:
+    if is_count(value):
+        return value
     if not _DECIMAL.fullmatch(str(value)):
         raise ValueError(f"{value!r} is no share; a decimal from 0 to below 1 is; write one such as 0.05")
     if Fraction(str(value)) >= 1:
         raise ValueError(
-            f"{value} leaves nothing for train; a share below 1 is allowed (a count of rows is not built "
-            "yet); write one such as 0.05"
+            f"{value} leaves nothing for train; a share below 1 is allowed, or of records a whole number of rows; "
+            "write one such as 0.05"
         )
     return value
 
@@ -56,7 +65,8 @@ def _is_duration(value: float | str) -> float | str:
 
 
 Share = Annotated[float | int | str, AfterValidator(_is_share)]
-"""A decimal in [0, 1), meant as the fraction that is written: 0.1 is a tenth, not its binary neighbour."""
+"""A decimal in [0, 1), meant as the fraction that is written: 0.1 is a tenth, not its binary neighbour; of records
+also an integer from 1, a number of rows."""
 
 
 class Boundaries(Config):
@@ -119,12 +129,35 @@ class Splits(Config):
     straddle: Literal["later", "reject"] = "later"
     """Whether a group on both sides of a boundary goes whole to the later split, or is rejected."""
 
+    method: Literal["hash", "exact"] = "hash"
+    """`hash`: a unit's own hash decides, so that new rows move none; `exact` (records only): whole units in the
+    order of their hashes until the rows are nearest to what is wanted; a number of rows or `max_rows` implies it."""
+
+    max_rows: Annotated[int, Field(ge=1)] | None = None
+    """Rows that each held-out split of records may have; null: any number."""
+
     seed: int = 0
     """Seed of the hash, apart from the recipe's: reshuffling training moves no row to another split."""
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether splits are cut by number of rows, which takes all rows to decide."""
+        return self.method == "exact" or self.max_rows is not None or self.has_counts
+
+    @property
+    def has_counts(self) -> bool:
+        """Whether a split is wanted as a number of rows."""
+        return is_count(self.validation) or is_count(self.test)
+
+    def wanted_rows(self, split: Split, rows: int) -> Fraction:
+        """Return how many of so many rows a held-out split is to have."""
+        value = self.validation if split == "validation" else self.test
+        wanted = Fraction(value) if is_count(value) else Fraction(str(value)) * rows
+        return wanted if self.max_rows is None else min(wanted, Fraction(self.max_rows))
+
     @model_validator(mode="after")
     def _possible(self) -> "Splits":
-        if Fraction(str(self.validation)) + Fraction(str(self.test)) >= 1:
+        if not self.has_counts and Fraction(str(self.validation)) + Fraction(str(self.test)) >= 1:
             raise ValueError(
                 f"validation {self.validation} and test {self.test} leave nothing for train; their sum is "
                 "below 1; lower one"
@@ -171,7 +204,8 @@ class Splitter:
     """`Splits` made ready to decide row by row; decisions depend on no other row."""
 
     def __init__(self, splits: Splits) -> None:
-        validation, test = Fraction(str(splits.validation)), Fraction(str(splits.test))
+        # Exact splits are cut when all rows are known; until then every row is in train.
+        validation, test = (Fraction(0 if splits.is_exact else str(v)) for v in (splits.validation, splits.test))
         # u is an integer, so u < x exactly when u < ceil(x), and u >= x exactly when u >= ceil(x).
         self._below_is_validation = ceil(validation * 2**64)
         self._from_is_test = ceil((1 - test) * 2**64)
@@ -194,16 +228,20 @@ class Splitter:
     def hash_of(self, group_key: str | None, content_hash: bytes) -> int:
         """Return u, the number below 2^64 that decides: of a row's group, as JSON text, else of its content."""
         if self._grouped and group_key is not None:
-            return self._u(group_key.encode())
-        return self._u(b'"' + content_hash.hex().encode() + b'"')
+            return self.place(group_key.encode())
+        return self.place(b'"' + content_hash.hex().encode() + b'"')
 
     def of_group(self, value: Json) -> Split:
         """Decide for a group's value: equal values, as canonical JSON, are one group."""
-        return self._of(self._u(canonical_json(value)))
+        return self.of_key(canonical_json(value))
 
     def of_content(self, content_hash: bytes) -> Split:
         """Decide for a row without a group by its content, so that exact duplicates stay together."""
-        return self._of(self._u(b'"' + content_hash.hex().encode() + b'"'))
+        return self.of_key(b'"' + content_hash.hex().encode() + b'"')
+
+    def of_key(self, key_json: bytes) -> Split:
+        """Decide for a unit whose canonical JSON is known."""
+        return self._of(self.place(key_json))
 
     def of_time(self, value: Timestamp | None) -> Split | Rejected:
         """Decide for a row's time; Rejected `order_missing`, `order_unparsable` or `split_gap`.
@@ -225,14 +263,48 @@ class Splitter:
             split = name
         return split
 
-    def _u(self, key_json: bytes) -> int:
-        # `permutation.key`, with the part of its labels that never changes encoded once.
+    def place(self, key_json: bytes) -> int:
+        """Return where a unit stands among all, 0 … 2^64: `permutation.key` of its canonical JSON."""
+        # The part of its labels that never changes is encoded once.
         return int.from_bytes(blake2b(self._labels + key_json + b"]", digest_size=8).digest(), "little")
 
     def _of(self, u: int) -> Split:
         if u < self._below_is_validation:
             return "validation"
         return "test" if u >= self._from_is_test else "train"
+
+
+def exact(splits: Splits, places: NDArray[np.uint64], rows: NDArray[np.int64]) -> NDArray[np.int8]:
+    """Cut units into splits by number of rows; return 0 for train, 1 for validation, 2 for test.
+
+    `places[u]` and `rows[u]` are a unit's place and how many rows it has. Units are taken whole in the order of
+    their places, validation from the first on and test from the last back, until the rows are nearest to what is
+    wanted (a tie: fewer); every wanted split gets a unit, and so does train, which comes first if units are few.
+    """
+    decided = np.zeros(len(places), np.int8)
+    order = np.argsort(places, kind="stable")
+    total, left = int(rows.sum()), len(order) - 1
+    wanted = {split: splits.wanted_rows(split, total) for split in ("test", "validation")}
+    for number, split in ((2, "test"), (1, "validation")):
+        if not wanted[split] or left <= 0:
+            continue
+        spare = 1 if split == "test" and wanted["validation"] and left > 1 else 0
+        ends = np.cumsum(rows[order[::-1] if split == "test" else order])
+        count = min(_nearest(ends, wanted[split], splits.max_rows), left - spare)
+        decided[order[-count:] if split == "test" else order[:count]] = number
+        left -= count
+    return decided
+
+
+def _nearest(ends: NDArray[np.int64], wanted: Fraction, cap: int | None) -> int:
+    """Return how many units, one at least, bring the rows nearest to what is wanted, and not above the cap."""
+    above = int(np.searchsorted(ends, ceil(wanted)))
+    count = min(above + 1, len(ends))
+    if above and (above == len(ends) or wanted - int(ends[above - 1]) <= int(ends[above]) - wanted):
+        count = above
+    if cap is not None and int(ends[count - 1]) > cap:
+        count = int(np.searchsorted(ends, cap, "right"))
+    return max(count, 1)
 
 
 def _starts(boundaries: Boundaries) -> list[tuple[Split, Fraction]]:

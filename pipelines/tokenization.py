@@ -342,6 +342,14 @@ class Encoder:
         encodings = self._continuing.encode_batch(list(texts), add_special_tokens=False)
         return _joined([self._usual_bytes(t, e) for t, e in zip(texts, encodings, strict=True)], usual=len(texts))
 
+    def ids_of_continuations(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], Ints]:
+        """Encode texts as `encode_continuation` does and return ids and offsets alone, which is twice as fast."""
+        encodings = self._continuing.encode_batch_fast(list(texts), add_special_tokens=False)
+        ids = [np.array(one.ids, np.int32) for one in encodings]
+        counts = np.fromiter(map(len, ids), np.int64, len(ids))
+        offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+        return np.concatenate(ids) if ids else np.empty(0, np.int32), offsets
+
     def as_continuations(self, encoded: Encoded, texts: Sequence[str], places: Ints) -> Encoded:
         """Encode the texts in the given places again, as what follows other text; the rest stays as it is."""
         if self._fast is not None or not len(places):

@@ -85,7 +85,7 @@ def test_shares_are_met_to_within_their_deviation() -> None:
     assert abs(decided.count("test") - 4000) < 5 * 57
 
 
-@pytest.mark.parametrize("share", [-0.1, 1, 1.0, 5, True, "half", "1/3", "", None, [0.1]])
+@pytest.mark.parametrize("share", [-0.1, 1.0, 5.0, -3, True, "half", "1/3", "", None, [0.1]])
 def test_share_that_is_no_decimal_below_one_is_refused(share: object) -> None:
     with pytest.raises(ConfigError, match="splits: test"):
         splitter(test=share)

@@ -13,13 +13,14 @@ from pipelines.formats.chat import Chat
 from pipelines.formats.columns import is_mapping, renamed
 from pipelines.formats.own import RowFormat, register_format, registered
 from pipelines.formats.python import Python
+from pipelines.formats.records import Records
 from pipelines.formats.supervised import Supervised
 from pipelines.formats.text import Text
 from pipelines.rows import Json
 
-__all__ = ["Auto", "Chat", "Format", "Python", "RowFormat", "Supervised", "Text", "register_format"]
+__all__ = ["Auto", "Chat", "Format", "Python", "Records", "RowFormat", "Supervised", "Text", "register_format"]
 
-KINDS = ("chat", "supervised", "text", "auto", "python")
+KINDS = ("chat", "supervised", "text", "records", "auto", "python")
 
 
 def _kind_named(values: Json) -> Json:
@@ -38,6 +39,7 @@ Format: TypeAlias = Annotated[
     Chat  # lists of messages, and whatever can be read as one: ShareGPT, Alpaca, prompt and response
     | Supervised  # a prompt and its response, joined without a chat template
     | Text  # documents
+    | Records  # rows of tables
     | Auto  # chat or text, decided row by row
     | Python,  # whatever a class of one's own makes of them
     Field(discriminator="kind"),

@@ -37,6 +37,11 @@ def _mapped(path: str) -> pa.Table:
     return _MAPS[path]
 
 
+def whole(path: str) -> pa.Table:
+    """Return all rows of a scratch file."""
+    return _mapped(path)
+
+
 def forget() -> None:
     """Drop this process's maps of scratch files, which are about to be removed."""
     _MAPS.clear()

@@ -26,6 +26,7 @@ from pipelines.stages import (
     first_samples,
     make_parts,
     raw_dataset,
+    record_rows,
     scan_rows,
     share,
     time_splits,
@@ -42,6 +43,8 @@ LEFT_OUT_ON_PURPOSE = frozenset({"duplicate", "too_short", "too_long", "split_ga
 def fingerprint_of(work: Work) -> str:
     """Identify the options that decide rows."""
     dataset = work.dataset
+    if dataset.row_kind == "record":
+        return record_rows.fingerprint_of(work)
     groups = (dataset.format, dataset.reasoning, dataset.tools, dataset.filters, dataset.splits)
     kwargs = dataset.template.chat_template_kwargs
     options = [*(group.model_dump(mode="json") for group in groups), dataset.loss.weights, kwargs]
@@ -53,15 +56,20 @@ def make(work: Work) -> Draft:
     scanned = raw_dataset.parts_of(work.input("raw_dataset").details)
     _require_one_way_to_hold_out(work, scanned)
     options = fingerprint_of(work)
-    made, reused, rows_made = make_parts(work, parts.canonicalize_part, _planned(work, scanned, options))
+    if work.dataset.row_kind == "record":
+        made, reused, rows_made, known = record_rows.make_rows(work, _taken(work, scanned), options)
+    else:
+        made, reused, rows_made = make_parts(work, parts.canonicalize_part, _planned(work, scanned, options))
+        known = None
     distinct = _without_duplicates(work, made)
     split = time_splits.split_by_time(work, distinct)
-    draft = _draft(work, split.parts, records=sum(p.records for p in scanned), reused=reused, rows_made=rows_made)
+    final = split.parts if known is None else record_rows.with_splits(work, split.parts, known)
+    draft = _draft(work, final, records=sum(p.records for p in scanned), reused=reused, rows_made=rows_made)
     _note_boundaries(draft, split.resolved)
     draft.facts["validation_source"] = any(part.split_hint == "validation" for part in scanned)
-    ends = {part.fingerprint for part in split.parts}
-    draft.details["made_of"] = sorted({part.fingerprint for part in (*made, *distinct)} - ends)
-    return draft
+    ends = {part.fingerprint for part in final}
+    draft.details["made_of"] = sorted({part.fingerprint for part in (*made, *distinct, *split.parts)} - ends)
+    return draft if known is None else record_rows.completed(work, draft, known)
 
 
 def _require_one_way_to_hold_out(work: Work, scanned: list[sources.Part]) -> None:
@@ -81,13 +89,21 @@ def _note_boundaries(draft: Draft, resolved: Boundaries | None) -> None:
         draft.samples["unpinned_boundaries"] = tuple(f"{name}: {at}" for name, at in found.items())
 
 
-def _planned(work: Work, scanned: list[sources.Part], options: str) -> list[Planned]:
+def _taken(work: Work, scanned: list[sources.Part]) -> list[tuple[sources.Part, int | None]]:
+    """Say of each part how many of its records `max_items` lets in; None is all."""
     left = work.dataset.filters.max_items
-    planned: list[Planned] = []
+    taken: list[tuple[sources.Part, int | None]] = []
     for part in scanned:
         take = None if left is None else max(0, min(left, part.records))
         if left is not None:
             left -= take or 0
+        taken.append((part, take))
+    return taken
+
+
+def _planned(work: Work, scanned: list[sources.Part], options: str) -> list[Planned]:
+    planned: list[Planned] = []
+    for part, take in _taken(work, scanned):
         fingerprint = digest(options, part.part_id, part.sha256, part.arrow, part.split_hint, take)
         task = parts.CanonicalTask(
             work.store.root, work.folder, fingerprint, str(work.base), work.dataset_name or "", work.dataset, part, take
@@ -169,6 +185,8 @@ def _draft(work: Work, final: list[Part], *, records: int, reused: int, rows_mad
         "accounted": unaccounted(records + sum(int(p.facts["further_rows"]) for p in final), ledger),
         "unknown_roles": share(sum(int(p.facts["rows_with_unknown_roles"]) for p in final), taken),
         "group_size": largest,
+        "group_advice": 0,
+        "interval_mismatch": 0,
         "rejects": share(refused, taken),
         "duplicates": share(reasons.get("duplicate", 0), taken),
         "records": records,

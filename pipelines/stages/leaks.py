@@ -139,7 +139,7 @@ def _split_share(work: Work, rows: pl.LazyFrame, sources: Mapping[str, _Source])
             continue
         by_share = not sources[name].moved and not sources[name].canonical.facts.get("validation_source")
         for split in ("validation", "test") if by_share else ("test",):
-            worst = max(worst, abs(own.get(split, 0) / total - float(getattr(dataset.splits, split))))
+            worst = max(worst, abs(own.get(split, 0) - float(dataset.splits.wanted_rows(split, total))) / total)
     return round(worst, 9)
 
 

@@ -16,7 +16,7 @@ from pipelines.ledger import KEPT, REJECTED, add_up, unaccounted
 from pipelines.manifest import Part, Table
 from pipelines.recipe import Dataset
 from pipelines.rendering import RendererSpec
-from pipelines.stages import Draft, Planned, Work, first_samples, make_parts, share
+from pipelines.stages import Draft, Planned, Work, first_samples, make_parts, record_examples, share
 from pipelines.storage import digest
 from pipelines.tokenization import LoadedTokenizer
 
@@ -76,6 +76,8 @@ def _at_base(options: rendering.Template, base: Path) -> rendering.Template:
 def fingerprint_of(work: Work, loaded: LoadedTokenizer, spec: RendererSpec | None) -> str:
     """Identify all that decides examples, the rows themselves left out."""
     dataset = work.dataset
+    if dataset.row_kind == "record":
+        return record_examples.fingerprint_of(work, loaded)
     groups = [dataset.format, dataset.template, dataset.loss, dataset.truncation, dataset.reasoning, dataset.tools]
     options = [group.model_dump(mode="json") for group in groups]
     versions = (VERSION, tokenization.VERSION, rendering.VERSION, masking.VERSION)
@@ -100,6 +102,8 @@ def _vocabulary(work: Work, loaded: LoadedTokenizer) -> int:
 def make(work: Work) -> Draft:
     """Tokenize all parts."""
     loaded, path = open_tokenizer(work)
+    if work.dataset.row_kind == "record":
+        return record_examples.make(work, loaded, path)
     spec = renderer_spec(work, loaded)
     rows = work.input("canonical_rows").parts
     options = fingerprint_of(work, loaded, spec)
@@ -158,6 +162,7 @@ def _draft(
         "content_dropped": share(reasons.get("content_dropped", 0), rows),
         "zero_loss_rows": share(sum(n for r, n in reasons.items() if r in NO_TARGET), rows),
         "token_ids": counted["outside_vocabulary"],
+        "prompt_parity": 0,
         "rows": rows, "kept": kept, "rejected": sum(reasons.values()), "examples": examples,
         "tokens": tokens, "trained_tokens": classes.get("trained", 0),
         "trained_share": share(classes.get("trained", 0), tokens),

@@ -18,6 +18,9 @@ from pipelines.stages import Draft, Work, share
 
 VERSION = 2
 
+DROPPED = ("overlong", "overlong_after_structure", "record_overflow", "group_overflow")
+"""Reasons of rejects that are about length."""
+
 COLUMNS = ("split", "original_tokens", "tokens", "trained_tokens", "messages_removed", "exchanges_removed",
            "reasoning_removed", "tokens_cut", "trained_removed", "exchanges_trained", "reasoning_trained",
            "cut_trained")  # fmt: skip
@@ -31,7 +34,7 @@ def make(work: Work) -> Draft:
     splits = columns.column("split").combine_chunks()
     original, removed = _ints(columns, "original_tokens"), _ints(columns, "original_tokens") - _ints(columns, "tokens")
     trained = _ints(columns, "trained_tokens") + _ints(columns, "trained_removed")
-    dropped = sum(n for _, r, n in manifest.ledger if r in ("overlong", "overlong_after_structure"))
+    dropped = sum(n for _, r, n in manifest.ledger if r in DROPPED)
     shortened = removed > 0
     rows = len(original) + dropped
     buckets = stats.length_buckets(original, limit)

@@ -1,0 +1,314 @@
+"""Parts → rows of records: what is decided over all parts of a dataset before and after its rows are made.
+
+What belongs here: the schema, the order, splits by number of rows, and what a page says of groups and times. What
+does not: one part's work (`record_rows.py` of the corridor), what all kinds of rows have in common
+(`canonical_rows.py`).
+
+    all parts ─observe─► schema, order ─rows_of─► rows ─► duplicates out ─► splits ─► facts
+
+A part is observed once; its rows are made again only when the schema or the order changes, because then every
+text may change.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipelines import ordering, record_index, record_rows, sizing, sources, splits
+from pipelines.errors import ConfigError
+from pipelines.formats import Records, inference
+from pipelines.manifest import Part, Table
+from pipelines.ordering import Order
+from pipelines.record_index import Index
+from pipelines.records import RecordSchema
+from pipelines.rewriting import Rewrite, rewrite
+from pipelines.sources import FileScan
+from pipelines.splits import Splitter
+from pipelines.stages import Draft, Planned, Work, kept_part, make_parts, share
+from pipelines.storage import digest
+
+VERSION = 1
+"""Raise it when any record may get another type, text, key or split."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a dataset once all its parts were observed."""
+
+    schema: RecordSchema
+    order: Order | None
+    observed: tuple[str, ...] = ()
+    """Fingerprints of the parts that say what was seen; the next build reads them again."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a JSON value, for the manifest."""
+        return {"schema": self.schema.to_json(), "order": None if self.order is None else self.order.name}
+
+
+def known_of(details: dict[str, Any]) -> Known:
+    """Recover what a `canonical_rows` manifest says of its dataset."""
+    told = details["records"]
+    return Known(RecordSchema.from_json(told["schema"]), None if told["order"] is None else Order(told["order"]))
+
+
+def form_of(work: Work) -> Records:
+    """Return the dataset's options of records."""
+    form = work.dataset.format
+    assert isinstance(form, Records)
+    return form
+
+
+def fingerprint_of(work: Work) -> str:
+    """Identify the options that decide rows; prompts, caps and lengths decide none."""
+    form, dataset = form_of(work), work.dataset
+    own = [
+        form.group_columns,
+        isinstance(form.data.group_training_examples_by, str),
+        form.order_column,
+        form.domain_key,
+    ]
+    times = form.time_series.model_dump(
+        mode="json", include={"is_timeseries", "timestamp_format", "timestamp_interval_seconds"}
+    )
+    options = [group.model_dump(mode="json") for group in (dataset.filters, dataset.splits)]
+    return digest("canonical_rows", VERSION, sources.VERSION, work.dataset_name, own, form.mode, times, options)
+
+
+# ── Before rows are made ───────────────────────────────────────────────────────────────────────────
+
+
+def make_rows(
+    work: Work, scanned: Sequence[tuple[sources.Part, int | None]], options: str
+) -> tuple[list[Part], int, int, Known]:
+    """Observe all parts, decide schema and order, make the rows of all parts.
+
+    `scanned` are the parts, each with how many of its records are taken (None: all). Returns the parts, how many
+    were reused, how many rows were read for the others, and what is known.
+    """
+    seen = _observed(work, scanned)
+    known = _known(work, seen)
+    schema = orjson.dumps(known.schema.to_json()).decode()
+    planned: list[Planned] = []
+    for (part, take), own in zip(scanned, seen, strict=True):
+        fingerprint = digest(options, VERSION, known.to_json(), own.fingerprint, part.part_id, part.split_hint)
+        task = record_rows.RowsTask(
+            work.store.root, work.folder, fingerprint, str(work.base), work.dataset_name or "", work.dataset, part,
+            take, schema, known.order,
+        )  # fmt: skip
+        planned.append(Planned(fingerprint, task, part.records, max(part.length, part.records * 200)))
+    made, reused, rows_made = make_parts(work, record_rows.rows_of, planned)
+    return made, reused, rows_made, known
+
+
+def _observed(work: Work, scanned: Sequence[tuple[sources.Part, int | None]]) -> list[Part]:
+    column = form_of(work).order_column
+    planned: list[Planned] = []
+    for part, take in scanned:
+        fingerprint = digest("observe", VERSION, sources.VERSION, part.sha256, part.reader, take, column)
+        task = record_rows.ObserveTask(work.store.root, work.folder, fingerprint, str(work.base), part, take, column)
+        planned.append(Planned(fingerprint, task, part.records, max(part.length, part.records * 200)))
+    # Equal parts are observed once: two workers must not write one folder.
+    distinct = list({one.fingerprint: one for one in planned}.values())
+    make_parts(work, record_rows.observe, distinct)
+    found = [kept_part(work.store, work.folder, one.fingerprint) for one in planned]
+    return [one for one in found if one is not None]
+
+
+def _known(work: Work, seen: Sequence[Part]) -> Known:
+    form, where = form_of(work), f"datasets.{work.dataset_name}.format"
+    told = [orjson.loads(work.store.read(one.files["seen"].path)) for one in seen]
+    observed = inference.add_up(inference.Observed.from_json(one) for one in told)
+    if not observed.columns:
+        return Known(RecordSchema(()), None, tuple(sorted({one.fingerprint for one in seen})))
+    named = {f"data.group_training_examples_by ({name})": name for name in form.group_columns}
+    if form.order_column is not None:
+        named["data.order_training_examples_by"] = form.order_column
+    _require_columns(observed, named, where)
+    schema = inference.schema_of(observed, _declared(work), form.leading_columns)
+    return Known(schema, _order(work, schema, seen, where), tuple(sorted({one.fingerprint for one in seen})))
+
+
+def _require_columns(observed: inference.Observed, named: dict[str, str], where: str) -> None:
+    for option, name in named.items():
+        if name not in observed.columns:
+            there = ", ".join(list(observed.columns)[:20])
+            raise ConfigError(
+                f"{where}.{option.split(' ')[0]}: no record has a column {name!r}; there are {there}; name one of them"
+            )
+
+
+def _declared(work: Work) -> dict[str, str]:
+    """Return the types that typed sources declare; a column of two types is told by its values."""
+    scans = [FileScan.from_json(one) for one in work.input("raw_dataset").details["scans"]]
+    found: dict[str, set[str]] = {}
+    for scan in scans:
+        for name, kind in (scan.columns or {}).items():
+            found.setdefault(name, set()).add(kind)
+    # A source that declares nothing may hold anything.
+    if not all(scan.columns for scan in scans if scan.records):
+        return {}
+    return {name: next(iter(kinds)) for name, kinds in found.items() if len(kinds) == 1}
+
+
+def _order(work: Work, schema: RecordSchema, seen: Sequence[Part], where: str) -> Order | None:
+    form = form_of(work)
+    if form.order_column is None:
+        return None
+    tables = [work.store.table(one.files["order_texts"].path) for one in seen]
+    texts = pa.concat_tables(tables).column("text").unique().to_pylist()
+    return ordering.find_order(
+        schema.by_name[form.order_column],
+        texts,
+        timestamp_format=form.time_series.timestamp_format,
+        must_be_time=form.time_series.is_timeseries,
+        where=f"{where}.time_series.timestamp_format",
+    )
+
+
+# ── After rows are made ────────────────────────────────────────────────────────────────────────────
+
+
+def index_of(work: Work, parts: Sequence[Part], known: Known) -> Index:
+    """Return the rows of some parts as integers."""
+    form = form_of(work)
+    return record_index.load(
+        work.store,
+        [part.files["rows"].path for part in parts],
+        known.order,
+        is_grouped=bool(form.group_columns),
+        is_series=form.mode == "sequential",
+    )
+
+
+def with_splits(work: Work, made: list[Part], known: Known) -> list[Part]:
+    """Cut splits by number of rows where that is asked for, and keep a lone series in train."""
+    form = form_of(work)
+    is_lone = form.mode == "sequential" and bool(made)
+    if not work.dataset.splits.is_exact and not is_lone:
+        return made
+    index = index_of(work, made, known)
+    hinted = np.zeros(len(index.splits), bool)
+    if work.dataset.splits.is_exact:
+        wanted = _exact(work, made, index)
+        hinted = _hinted(work, index)
+        wanted[hinted] = index.splits[hinted]
+    else:
+        wanted = np.zeros(len(index.splits), np.int8)
+        if len(index.keys) != 1 or _hinted(work, index).any():
+            return made
+    return _resplit(work, made, index, wanted)
+
+
+def _hinted(work: Work, index: Index) -> NDArray[np.bool_]:
+    """Tell which rows come from a validation source and stay in validation."""
+    scans = [FileScan.from_json(one) for one in work.input("raw_dataset").details["scans"]]
+    hints = np.array([part.split_hint == "validation" for scan in scans for part in scan.parts], bool)
+    return np.repeat(hints, np.diff(index.first_rows))
+
+
+def _exact(work: Work, made: Sequence[Part], index: Index) -> NDArray[np.int8]:
+    options = work.dataset.splits
+    splitter = Splitter(options)
+    if index.groups is not None:
+        units, names = index.groups, [key.encode() for key in index.keys]
+    else:
+        units, names = _units_of_rows(work, made, by_group=options.group_key is not None)
+    places = np.array([splitter.place(name) for name in names], np.uint64)
+    decided = splits.exact(options, places, np.bincount(units, minlength=len(names)).astype(np.int64))
+    return decided[units]
+
+
+def _units_of_rows(work: Work, made: Sequence[Part], *, by_group: bool) -> tuple[NDArray[np.int64], list[bytes]]:
+    """Return the unit of each row of a table, by its group's key or its content, and the units as canonical JSON."""
+    column = "group_key" if by_group else "content_hash"
+    tables = [work.store.table(part.files["rows"].path, [column]) for part in made]
+    encoded = pa.concat_tables(tables).column(0).combine_chunks().dictionary_encode()
+    names = encoded.dictionary.to_pylist()
+    as_json = [name.encode() if by_group else b'"' + name.hex().encode() + b'"' for name in names]
+    return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), as_json
+
+
+def _resplit(work: Work, made: list[Part], index: Index, wanted: NDArray[np.int8]) -> list[Part]:
+    planned: list[Planned] = []
+    for i, part in enumerate(made):
+        own = slice(int(index.first_rows[i]), int(index.first_rows[i + 1]))
+        if (wanted[own] == index.splits[own]).all():
+            planned.append(Planned(part.fingerprint, None, 0, 0))
+            continue
+        fingerprint = digest(part.fingerprint, "splits", wanted[own].tobytes().hex())
+        task = Rewrite(work.store.root, work.folder, fingerprint, part, (), (), wanted[own].tobytes())
+        planned.append(Planned(fingerprint, task, part.files["rows"].rows, 4 * part.files["rows"].bytes))
+    return make_parts(work, rewrite, planned)[0]
+
+
+# ── What the page says ─────────────────────────────────────────────────────────────────────────────
+
+
+def completed(work: Work, draft: Draft, known: Known) -> Draft:
+    """Add to what all kinds of rows say what only records have: schema, groups, times, splits."""
+    form = form_of(work)
+    index = index_of(work, draft.parts, known)
+    characters = sum(int(part.facts["characters"]) for part in draft.parts)
+    rows = len(index.splits)
+    times = _times(form, index)
+    draft.facts |= {
+        "columns": len(known.schema.columns),
+        "interval_mismatch": times["mismatch"],
+        "group_advice": 0,
+        "characters": characters,
+    }
+    draft.tables["columns"] = Table(
+        ("column", "type", "nullable", "required"),
+        tuple((one.name, one.type, one.nullable, one.required) for one in known.schema.columns[:100]),
+    )
+    if form.mode != "tabular":
+        # A series is cut where an example is full; what must fit as a whole is a group of grouped mode alone.
+        draft.facts["group_size"] = int(index.group_sizes.max(initial=0)) if form.mode == "grouped" else 0
+        _tell_groups(work, draft, index, characters / max(rows, 1))
+    draft.details["made_of"] = sorted({*draft.details["made_of"], *known.observed})
+    draft.details["records"] = known.to_json() | {"mode": form.mode, "interval_seconds": times["interval"]}
+    return draft
+
+
+def _tell_groups(work: Work, draft: Draft, index: Index, characters_per_record: float) -> None:
+    form, sizes = form_of(work), index.group_sizes
+    room = work.recipe.limit_of(work.dataset_name or "")
+    tokens = sizes * (characters_per_record / sizing.CHARACTERS_PER_TOKEN)
+    advice = sizing.advise_group_column(
+        ", ".join(form.group_columns) or "one series",
+        sizes,
+        tokens.round().astype(np.int64),
+        room=room,
+        mode=form.mode,
+        is_ordered=form.order_column is not None,
+        is_approximate=True,
+    )
+    draft.facts["group_advice"] = len(advice.unsuitable) + len(advice.warnings)
+    draft.facts["groups"] = len(index.keys)
+    draft.tables["group_advice"] = advice.table()
+    largest = np.argsort(-sizes, kind="stable")[:10]
+    draft.tables["largest_groups"] = Table(
+        ("group", "rows", "about_tokens"),
+        tuple((index.keys[i], int(sizes[i]), round(float(tokens[i]))) for i in largest.tolist()),
+    )
+    limit = room / max(characters_per_record / sizing.CHARACTERS_PER_TOKEN, 1e-9)
+    draft.histograms["group_sizes"] = sizing.size_histogram(sizes, limit if form.mode == "grouped" else None)
+    draft.samples["group_size"] = draft.samples["group_advice"] = tuple(index.keys[i] for i in largest.tolist())
+
+
+def _times(form: Records, index: Index) -> dict[str, Any]:
+    """Return the interval of the series, set or constant in the data, and the share of steps that differ from it."""
+    wanted = form.time_series.timestamp_interval_seconds
+    found = record_index.steps(index) if form.mode == "sequential" else np.empty(0, np.int64)
+    if wanted is None or index.unit is None:
+        constant = len(found) > 0 and bool((found == found[0]).all()) and int(found[0]) > 0
+        own = None if not constant or index.unit is None else int(found[0]) * index.unit
+        return {"interval": None if own is None else format(own, "f"), "mismatch": 0}
+    units = float(wanted) / float(index.unit)
+    off = int((np.abs(found - units) > 1e-9 * max(units, 1)).sum())
+    return {"interval": str(wanted), "mismatch": share(off, len(found))}

@@ -51,8 +51,9 @@ fix: $(READY)  ## repair what format and lint can repair by themselves
 bench: $(READY)  ## run the benchmarks; one JSON line each
 	@$(BIN)/python -m benchmarks
 
-docs: $(READY)  ## write the generated reference and the JSON Schema again
+docs: $(READY)  ## write the generated pages and the JSON Schema again
 	@$(BIN)/python -m pipelines.reference
+	@$(BIN)/python -m pipelines.template_table
 
 lock:  ## write constraints.txt again from the newest versions that pyproject.toml allows (Python 3.11)
 	rm -rf build/lock && python3.11 -m venv build/lock

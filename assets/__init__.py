@@ -2,12 +2,13 @@
 
     definitions.py   recipes → Definitions, when Dagster asks
     factory.py       a recipe's road → assets; holds the only `@asset` and the gate in front of it
+    history.py       what Dagster's event log says
     checks.py        findings → asset checks
     automation.py    job, nightly schedule, watching sensor, conditions
     resources.py     where built things lie; which executor
     metadata.py      what a stage's page shows
     materialize.py   a whole recipe in one process, for `make demo`
 
-Only public names of `dagster`, with one exception that says so. Never `from __future__ import annotations`
+Only public names of `dagster`, except in `history.py`, which says so. Never `from __future__ import annotations`
 here: Dagster compares annotations when it defines an asset.
 """

@@ -22,7 +22,8 @@ from typing import Any, Final
 
 import dagster as dg
 
-from assets import metadata
+from assets import history, metadata
+from assets.history import Verdicts
 from assets.resources import Storage
 from pipelines import build, findings, manifest, reports, terminal
 from pipelines.build import Project, Report, Step
@@ -30,7 +31,7 @@ from pipelines.errors import PipelineError
 from pipelines.findings import Terms
 from pipelines.manifest import Key, Manifest
 from pipelines.progress import rates_text
-from pipelines.storage import Store, digest
+from pipelines.storage import NO_ROOM, Store, digest
 
 RETRY: Final = dg.RetryPolicy(max_retries=2, delay=10, backoff=dg.Backoff.EXPONENTIAL)
 """For disks, networks and lost workers; everything else leaves a body as a Failure that forbids retries."""
@@ -208,20 +209,21 @@ def open_inputs(
     """
     manifests: dict[Key, Manifest] = {}
     closed: list[str] = []
+    versions = history.current_versions(instance, needs)
+    verdicts = history.Verdicts(instance, [(key, one.law) for key, terms in needs.items() for one in terms])
     for key, terms in needs.items():
-        version = current_version(instance, key)
         try:
-            manifests[key] = manifest.by_version(store, key, version)
+            manifests[key] = manifest.by_version(store, key, versions[key])
         except PipelineError as missing:
             closed.append(str(missing))
             continue
-        closed += [why for one in terms if (why := why_closed(instance, store, manifests[key], one))]
+        closed += [why for one in terms if (why := why_closed(verdicts, store, manifests[key], one))]
     if closed:
         raise refused(closed)
     return {key: manifests[key] for key in inputs}
 
 
-def why_closed(instance: dg.DagsterInstance, store: Store, built: Manifest, terms: Terms) -> str | None:
+def why_closed(verdicts: Verdicts, store: Store, built: Manifest, terms: Terms) -> str | None:
     """Word what keeps one check of an input shut: the engine's saved finding, then Dagster's record; None if open."""
     try:
         findings.require_open(store, built, [terms])
@@ -230,39 +232,12 @@ def why_closed(instance: dg.DagsterInstance, store: Store, built: Manifest, term
     if terms.severity != "error":
         return None
     where = "/".join(built.key)
-    verdict = verdict_on(instance, built.key, terms, built.version)
+    verdict = verdicts.on(built.key, terms, built.version)
     if verdict is None:
         return f"{where}: {terms.law}: no verdict of Dagster on this version; wanted {terms.wanted}; run this check"
     if verdict.passed or verdict.severity == dg.AssetCheckSeverity.WARN:
         return None
     return f"{where}: {verdict.description or terms.law}"
-
-
-def current_version(instance: dg.DagsterInstance, key: Key) -> str | None:
-    """Return the data version of an asset's newest materialization; None if there is none."""
-    event = instance.get_latest_materialization_event(dg.AssetKey(list(key)))
-    materialization = event.asset_materialization if event else None
-    return (materialization.tags or {}).get("dagster/data_version") if materialization else None
-
-
-def verdict_on(
-    instance: dg.DagsterInstance, key: Key, terms: Terms, version: str | None
-) -> dg.AssetCheckEvaluation | None:
-    """Return the newest completed verdict on this version under these terms.
-
-    A verdict is a function of (content, terms): an older one stays true, so a restored version opens at
-    once, and a check that is only planned or crashed hides no verdict before it.
-    """
-    check = dg.AssetCheckKey(asset_key=dg.AssetKey(list(key)), name=terms.law)
-    # The one use of a name that Dagster does not call public; a test notices its loss.
-    history = instance.event_log_storage.get_asset_check_execution_history(check, limit=50)
-    for record in history:
-        evaluation: Any = record.evaluation
-        if isinstance(evaluation, dg.AssetCheckEvaluation):
-            seen = {name: value.value for name, value in evaluation.metadata.items()}
-            if (seen.get(metadata.VERSION), seen.get("terms")) == (version, terms.digest):
-                return evaluation
-    return None
 
 
 def refused(closed: Sequence[str]) -> dg.Failure:
@@ -302,6 +277,8 @@ def may_pass(error: BaseException | None) -> bool:
     if isinstance(error, PipelineError):
         return may_pass(error.__cause__)
     if isinstance(error, FileNotFoundError | PermissionError | BadGzipFile):
+        return False
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
         return False
     return isinstance(error, OSError | BrokenExecutor) or _is_lost_worker_of_ray(error)
 

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from pipelines import findings, formats, ledger, recipe, shards, sources, stats, terminal, walk
+from pipelines import findings, formats, ledger, reasons, recipe, shards, sources, stats, terminal, walk
 from pipelines.config import Config
 from pipelines.findings import Bound, Expectation, Waiver
 from pipelines.mixing import BlockShuffle, Mixture
@@ -399,7 +399,7 @@ def _ledger_section() -> Iterator[str]:
         "",
         f"Classes of tokens: {', '.join(f'`{one}`' for one in ledger.TOKEN_CLASSES)}.",
         "",
-        "Reasons for `rejected`, a closed list:",
+        "Reasons for `rejected`, a closed list; [Reasons](reasons.md) says what to do about each:",
         "",
     )
     yield ", ".join(f"`{reason}`" for reason in sorted(ledger.REASONS)) + "."
@@ -426,6 +426,25 @@ def _commands_section() -> Iterator[str]:
 
 
 # ── configs/schema/recipe.json and README.md ───────────────────────────────────────────────────────
+
+
+def reasons_page() -> str:
+    """Return docs/reasons.md."""
+    head = [
+        "# Reasons",
+        "",
+        GENERATED,
+        "",
+        "A record that cannot go on is rejected with one of these reasons; the list is closed.",
+        "Nothing of it is lost: the raw record and a detail are kept beside it.",
+        "",
+        "```",
+        'rowmill sql "from rejects select reason, detail, row_id limit 20" <recipe>',
+        "rowmill inspect <recipe> --row <row_id>",
+        "```",
+        "",
+    ]
+    return "\n".join([*head, *reasons.page()]).rstrip("\n") + "\n"
 
 
 def schema_text() -> str:
@@ -456,6 +475,7 @@ def pages(root: Path) -> dict[str, str]:
     """Return every file that is written from the code alone, by its path in the project."""
     return {
         "docs/reference.md": reference_page(),
+        "docs/reasons.md": reasons_page(),
         "configs/schema/recipe.json": schema_text(),
         "README.md": with_table((root / "README.md").read_text(encoding="utf-8")),
     }

@@ -190,7 +190,8 @@ class Store:
         return fsspec.core.url_to_fs(self.root)[0]
 
 
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""The operating system's words for a full disk: one that trying again does not empty."""
 
 
 @contextmanager
@@ -206,7 +207,7 @@ def full_disk_named(store: Store, what: str) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _NO_ROOM or isinstance(error, PipelineError):
+        if error.errno not in NO_ROOM or isinstance(error, PipelineError):
             raise
         raise PipelineError(
             f"{what}: no room to write under {store.root} ({os.strerror(error.errno)}); what was finished is whole and "

@@ -28,6 +28,7 @@ FINAL = [
     FileNotFoundError("gone"),
     PermissionError("no"),
     BadGzipFile("cut short"),
+    OSError(errno.ENOSPC, "no space left on device"),
     ValueError("a bug"),
     GateError("closed"),
     SourceError("found no data"),

@@ -23,6 +23,7 @@ from pipelines.rendering import (
     resolve,
 )
 from pipelines.rows import Json, Masked, Message, Rejected
+from pipelines.template_table import template_text
 from tests.test_templates_real import TOKENS, Chat, chats
 
 NAMES = set("chatml qwen2.5 qwen3 llama3 llama3.1 mistral gemma3 phi3 glm4 zephyr vicuna alpaca".split())
@@ -170,12 +171,6 @@ FAMILIES = [
 ]
 
 
-def real_template(folder: Path, name: str) -> str:
-    text = (folder / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
-    # That collection writes templates over several lines for readers and joins them before use.
-    return text.replace("    ", "").replace("\n", "") if name.startswith("chujiezheng") else text
-
-
 def talks(folder: Path) -> Iterator[tuple[list[Message], list[Json] | None]]:
     """Yield the real chats with and without system text, whole and up to the last message."""
     for chat in chats(folder):
@@ -193,7 +188,7 @@ def _talks(chat: Chat) -> Iterator[tuple[list[Message], list[Json] | None]]:
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda one: f"{one.name}-{one.real}")
 def test_bundled_template_prints_what_the_familys_own_prints(family: Family, real_data: Path) -> None:
     ours = Renderer(RendererSpec(bundled(family.name), TOKENS))
-    theirs = Renderer(RendererSpec(real_template(real_data, family.real), TOKENS))
+    theirs = Renderer(RendererSpec(template_text(real_data, family.real), TOKENS))
     compared: Counter[str] = Counter()
     for source, tools in talks(real_data):
         messages = [{**m, "content": m["content"].strip()} for m in source] if family.trims else source
@@ -228,7 +223,7 @@ def test_bundled_zephyr_prints_what_tinyllamas_own_template_prints(real_data: Pa
 @pytest.mark.real_data
 def test_bundled_mistral_prints_system_text_before_the_last_question(real_data: Path) -> None:
     ours = Renderer(RendererSpec(bundled("mistral"), TOKENS))
-    stock = Renderer(RendererSpec(real_template(real_data, "vllm__tool_chat_template_mistral"), TOKENS))
+    stock = Renderer(RendererSpec(template_text(real_data, "vllm__tool_chat_template_mistral"), TOKENS))
     asked: list[Message] = [
         {"role": "system", "content": "Be kind."},
         {"role": "user", "content": "U1"},

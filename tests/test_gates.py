@@ -1,18 +1,22 @@
 """Nothing is built on a failed blocking check: not in its run, not in any other, and not by any side door."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 
-from assets import factory, metadata
-from pipelines import findings, manifest
+from assets import factory, history, metadata
+from assets.resources import Storage
+from pipelines import build, findings, manifest
+from pipelines.errors import GateError
+from pipelines.reader import Reader
 from pipelines.storage import Store
-from tests.tiny_project import FOREIGN_WARNINGS, Tiny, built, refusals, reused
+from tests.tiny_project import FOREIGN_WARNINGS, Tiny, built, chat, refusals, reused
 
-pytestmark = FOREIGN_WARNINGS
+# Conditions are beta by name in the pinned release.
+pytestmark = [*FOREIGN_WARNINGS, pytest.mark.filterwarnings("ignore::dagster.BetaWarning")]
 ROWS = ("chats", "canonical_rows")
 BELOW = {
     ("tiny", "chats", "tokenized_examples"),
@@ -66,6 +70,101 @@ def test_refusal_is_never_retried(broken: Tiny) -> None:
     result = broken.run_only(dg.AssetSelection.assets(broken.key("gpu_partitions")))
 
     assert [event for event in result.all_events if event.is_step_up_for_retry] == []
+
+
+# ── However it is tried, nothing reaches a rank ────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
+    """Yield a project whose night was good and whose day began with broken rows, which a run found out."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        tiny = Tiny(tmp_path_factory.mktemp("besieged"), instance).write()
+        assert tiny.run().success
+        tiny.write(unknown_roles=12).run()
+        yield tiny
+
+
+def _alone(_: Tiny) -> None:
+    """Try nothing before: the ranks are materialized by themselves."""
+
+
+def _without_checks(tiny: Tiny) -> None:
+    everything = dg.AssetSelection.assets(*tiny.definitions().resolve_all_asset_keys())
+    assert not tiny.run_only(everything.without_checks()).success
+
+
+def _without_the_middle(tiny: Tiny) -> None:
+    ends = [tiny.key("chats", "raw_dataset"), tiny.key(*ROWS), tiny.key("gpu_partitions")]
+    assert not tiny.run_only(dg.AssetSelection.assets(*ends)).success
+
+
+def _rebuilt_without_checks(tiny: Tiny) -> None:
+    tiny.append("chats", chat(5000))
+    tiny.run_only(dg.AssetSelection.assets(tiny.key("chats", "raw_dataset")))
+    assert tiny.run_only(dg.AssetSelection.assets(tiny.key(*ROWS)).without_checks()).success
+
+
+def _crashed_check(tiny: Tiny) -> None:
+    """Leave the newest rows unjudged: their check dies because it cannot read their manifest."""
+    _rebuilt_without_checks(tiny)
+    kept = Path(tiny.store, *("tiny", *ROWS), "versions", f"{tiny.version(*ROWS)}.json")
+    content = kept.read_bytes()
+    kept.unlink()
+    assert not tiny.run_only(dg.AssetSelection.checks_for_assets(tiny.key(*ROWS))).success
+    kept.write_bytes(content)
+
+
+def _launched_by_a_condition(tiny: Tiny) -> None:
+    """`eager()` knows no gate; what it launches is a run like any other."""
+    assets = factory.assets_of(tiny.project, dg.AutomationCondition.eager())
+    eager = dg.Definitions(assets, resources={"storage": Storage(root=tiny.store)})
+    dg.evaluate_automation_conditions(eager, instance=tiny.instance)
+    assert not tiny.run_only(dg.AssetSelection.assets(tiny.key("chats", "tokenized_examples"))).success
+
+
+def _posted_pass(tiny: Tiny) -> None:
+    for terms in _terms(tiny):
+        told = {metadata.VERSION: tiny.version(*ROWS), "terms": terms.digest}
+        passed = dg.AssetCheckEvaluation(tiny.key(*ROWS), terms.law, passed=True, metadata=told)
+        tiny.instance.report_runless_asset_event(passed)
+
+
+def _posted_materializations(tiny: Tiny) -> None:
+    for key in tiny.definitions().resolve_all_asset_keys():
+        if key.path[-1] != "gpu_partitions":
+            tiny.instance.report_runless_asset_event(dg.AssetMaterialization(key))
+
+
+def _outside_dagster(tiny: Tiny) -> None:
+    with pytest.raises(GateError, match="unknown_roles"):
+        build.build(tiny.project)
+
+
+SIDE_DOORS = (
+    _alone, _without_checks, _without_the_middle, _rebuilt_without_checks, _crashed_check, _launched_by_a_condition,
+    _posted_pass, _outside_dagster, _posted_materializations,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("door", SIDE_DOORS, ids=lambda door: door.__name__.strip("_"))
+def test_ranks_stay_shut_behind_every_side_door_and_yesterday_s_stay_readable(
+    besieged: Tiny, door: Callable[[Tiny], None]
+) -> None:
+    published = Path(besieged.store, "tiny", "gpu_partitions", "current.json")
+    yesterday = published.read_bytes()
+    built_before = besieged.version("gpu_partitions")
+    door(besieged)
+
+    result = besieged.run_only(dg.AssetSelection.assets(besieged.key("gpu_partitions")))
+
+    assert refusals(result)[RANKS_STEP].startswith("Gate closed; nothing was built.")
+    assert besieged.version("gpu_partitions") == built_before
+    assert published.read_bytes() == yesterday
+    assert len(Reader(besieged.store, "tiny", rank=0, world_size=2, batch_size=2, verify=True)) > 0
+
+
+# ── Case by case ───────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -181,7 +280,7 @@ def test_forged_pass_in_the_event_log_opens_nothing(broken: Tiny) -> None:
     result = broken.run_only(dg.AssetSelection.assets(broken.key("chats", "tokenized_examples")))
 
     # Lock (a) believes it; lock (b) does not.
-    verdict = factory.verdict_on(broken.instance, ("tiny", *ROWS), terms, version)
+    verdict = _verdict(broken, terms, version)
     assert verdict is not None
     assert verdict.passed
     assert "unknown_roles: 0.2" in refusals(result)["tiny__chats__tokenized_examples"]
@@ -231,8 +330,8 @@ def test_verdict_of_another_version_says_nothing(tiny: Tiny) -> None:
     tiny.write().run()
     terms = _terms(tiny)[0]
 
-    assert factory.verdict_on(tiny.instance, ("tiny", *ROWS), terms, tiny.version(*ROWS)) is not None
-    assert factory.verdict_on(tiny.instance, ("tiny", *ROWS), terms, "0" * 32) is None
+    assert _verdict(tiny, terms, tiny.version(*ROWS)) is not None
+    assert _verdict(tiny, terms, "0" * 32) is None
 
 
 def test_open_gate_hands_over_exactly_the_inputs_in_dagster_s_versions(tiny: Tiny) -> None:
@@ -244,6 +343,11 @@ def test_open_gate_hands_over_exactly_the_inputs_in_dagster_s_versions(tiny: Tin
 
     assert {key: one.version for key, one in opened.items()} == {("tiny", *ROWS): tiny.version(*ROWS)}
     assert opened["tiny", *ROWS] == manifest.by_version(store, ("tiny", *ROWS), tiny.version(*ROWS))
+
+
+def _verdict(tiny: Tiny, terms: findings.Terms, version: str) -> dg.AssetCheckEvaluation | None:
+    key = ("tiny", *ROWS)
+    return history.Verdicts(tiny.instance, [(key, terms.law)]).on(key, terms, version)
 
 
 def _terms(tiny: Tiny) -> tuple[findings.Terms, ...]:

@@ -18,10 +18,18 @@ from pipelines.reader import Reader
 pytestmark = pytest.mark.real_data
 
 BLOCK, BATCH, EPOCHS = 32, 24, 2
-STAGES = [[0, {"chats": 0.5, "maths": 0.3, "texts": 0.2}], [20, {"chats": 0.1, "maths": 0.1, "texts": 0.8}]]
+STAGES: list[tuple[int, dict[str, float]]] = [
+    (0, {"chats": 0.5, "maths": 0.3, "texts": 0.2}),
+    (20, {"chats": 0.1, "maths": 0.1, "texts": 0.8}),
+]
 STEPS = 40
 MIXTURES: dict[str, dict[str, Any]] = {
-    "staged": {"batch_size": BATCH, "steps": STEPS, "train_weights": STAGES, "mixture_block_size": BLOCK},
+    "staged": {
+        "batch_size": BATCH,
+        "steps": STEPS,
+        "train_weights": [list(stage) for stage in STAGES],
+        "mixture_block_size": BLOCK,
+    },
     "epochs": {"batch_size": BATCH, "epochs": EPOCHS},
 }
 

@@ -1,6 +1,7 @@
 """Forty public chat templates on real chats: the reference's text, both engines, masks against training templates."""
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,12 +9,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pipelines.contract import Conversation, Printed
 from pipelines.masking import Loss, Masker, MaskRules
-from pipelines.rendering import Renderer, RendererSpec, bundled
+from pipelines.preparation import Counts, Example, examples_of
+from pipelines.rendering import Renderer, RendererSpec, bundled, bundled_names
 from pipelines.rows import Json, Masked, Message, Rejected, Span
+from pipelines.template_table import template_text
+from pipelines.tokenization import ControlStrings, Encoder, byte_positions, open_tokenizer
 
 pytestmark = pytest.mark.real_data
 
@@ -235,7 +240,10 @@ def _runs(text: str, positions: set[int]) -> Iterator[str]:
         previous = position
 
 
-@pytest.mark.parametrize("name", [name for name in TEMPLATES if name.startswith("trl__") or name == "axolotl__phi_4"])
+WITH_BLOCKS = [name for name in TEMPLATES if name.startswith("trl__") or name == "axolotl__phi_4"]
+
+
+@pytest.mark.parametrize("name", WITH_BLOCKS)
 def test_generation_spans_equal_the_tokenizers_assistant_mask(name: str, real_data: Path) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -325,3 +333,147 @@ def test_mask_of_a_real_template_is_the_vector(
     for span in reversed(result.trained):
         text = f"{text[: span.start]}⟦{text[span.start : span.end]}⟧{text[span.end :]}"
     assert text.replace("⟧⟦", "").endswith(expected)
+
+
+# ── an independent judge: which characters of the print follow from which message's text ──
+
+
+def _bounds(one: Renderer, messages: list[Message], tools: list[Json] | None, index: int) -> tuple[int, int] | None:
+    """Return the characters of the plain print that change with one message's text, or null if its text does more."""
+    before = one.plain(messages, tools, {})
+    changed = [{**m, "content": "Zqzqz"} if i == index else m for i, m in enumerate(messages)]
+    after = one.plain(changed, tools, {})
+    if not isinstance(before, str) or not isinstance(after, str) or "Zqzqz" not in after:
+        return None
+    start = len(os.path.commonprefix([before, after]))
+    end = len(before) - len(os.path.commonprefix([before[start:][::-1], after[start:][::-1]]))
+    own = messages[index]["content"].strip()
+    # Text that steers the template, as a think tag does, is no judge of its own place.
+    return (start, end) if before[start:end].strip() in own and len(before[start:end].strip()) > len(own) // 2 else None
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_characters_that_change_with_a_message_train_if_and_only_if_it_is_the_models(
+    name: str, real_data: Path
+) -> None:
+    one = renderer(real_data, name)
+    masker = Masker(one, Loss(), MaskRules(on_dropped=COUNT_ALL, verify_render=0))
+    judged: Counter[str] = Counter()
+    for chat in short_chats(real_data):
+        result = masker.mask(Conversation(chat.messages, chat.tools))
+        if isinstance(result, Rejected):
+            continue
+        trained = ranges(result.trained)
+        for index, message in enumerate(chat.messages[:8]):
+            bounds = _bounds(one, chat.messages, chat.tools, index) if message["content"].strip() else None
+            if bounds is not None:
+                held = {*range(*bounds)} & trained
+                is_model = message["role"] == "assistant"
+                assert len(held) == (bounds[1] - bounds[0] if is_model else 0), (chat.source, index)
+                judged[message["role"]] += 1
+
+    assert judged["assistant"] >= 5
+    assert judged["user"] >= 5
+
+
+# ── forty templates × four tokenizers ──
+
+TOKENIZERS = ("gpt2", "qwen3", "smollm3", "tinyllama")
+
+
+@lru_cache(maxsize=4)
+def opened(folder: Path, name: str) -> tuple[Any, Encoder]:
+    """Open a tokenizer once, as `transformers` does and as a build does."""
+    from transformers import AutoTokenizer
+
+    path = folder / "tokenizers" / name
+    return AutoTokenizer.from_pretrained(path), Encoder(open_tokenizer(str(path), path))
+
+
+def absent(special: Mapping[str, str]) -> dict[str, str]:
+    """Return the tokens that a tokenizer lacks, which a template may print: undefined there, empty here."""
+    return {name: "" for name in ("bos_token", "eos_token") if name not in special}
+
+
+def short_chats(folder: Path) -> list[Chat]:
+    """Take a chat or two of each source, of moderate length: ids are compared for every template and tokenizer."""
+    by_source: dict[str, list[Chat]] = {}
+    for chat in chats(folder):
+        if sum(len(m["content"]) for m in chat.messages) < 6000:
+            by_source.setdefault(chat.source, []).append(chat)
+    return [chat for found in by_source.values() for chat in found[:2]]
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+def test_ids_of_every_template_equal_transformers_and_the_mask_its_characters(tokenizer: str, real_data: Path) -> None:
+    """Under `boundary: whole`, on rows without control strings: every id, on every row, of all templates."""
+    theirs, encoder = opened(real_data, tokenizer)
+    special = {key: value for key, value in theirs.special_tokens_map.items() if isinstance(value, str)}
+    compared: Counter[str] = Counter()
+    for name in TEMPLATES:
+        text = (real_data / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
+        one = Renderer(RendererSpec(text, special, control_tokens=ControlStrings(encoder.card, text).strings))
+        masker = Masker(one, Loss(finish="none"), MaskRules(on_dropped=COUNT_ALL, verify_render=0))
+        kept: list[tuple[Chat, Masked]] = []
+        for chat in short_chats(real_data):
+            result = masker.mask(Conversation(chat.messages, chat.tools))
+            if isinstance(result, Masked):
+                kept.append((chat, result))
+        made = examples_of([masked for _, masked in kept], [[] for _ in kept], encoder, Counts())
+        for (chat, masked), example in zip(kept, made, strict=True):
+            assert isinstance(example, Example), (name, example)
+            compared[name] += 1
+            assert example.ids.tolist() == theirs(masked.text, add_special_tokens=False).input_ids, (name, chat.source)
+            if not one.contract.date_dependent:
+                adapted, tools = as_seen(one, chat)
+                given = theirs.apply_chat_template(
+                    adapted, tools=tools, chat_template=text, tokenize=True, return_dict=False, **absent(special)
+                )
+                assert example.ids.tolist() == given, (name, chat.source)
+
+    assert len(compared) == len(TEMPLATES)
+    assert min(compared.values()) >= 3
+
+
+MATCHING = {"qwen3": ("trl__qwen2_5_training", "trl__qwen3_training", "qwen2.5", "qwen3", "chatml")}
+"""Tokenizer → templates whose control tokens it has, so that no token lies across an edge of a block."""
+
+
+@pytest.mark.parametrize("tokenizer", ["qwen3", "smollm3"])
+def test_assistant_mask_of_every_template_with_blocks_equals_transformers(tokenizer: str, real_data: Path) -> None:
+    """Token by token; theirs also trains a token of which one byte is in the block, ours if no other message has it."""
+    theirs, encoder = opened(real_data, tokenizer)
+    special = {key: value for key, value in theirs.special_tokens_map.items() if isinstance(value, str)}
+    rules = MaskRules(spans="generation", on_dropped=COUNT_ALL, verify_render=0)
+    compared: Counter[str] = Counter()
+    for name in [*WITH_BLOCKS, *bundled_names()]:
+        text = template_text(real_data, name)
+        one = Renderer(RendererSpec(text, special, control_tokens=ControlStrings(encoder.card, text).strings))
+        masker = Masker(one, Loss(), rules)
+        for chat in short_chats(real_data):
+            result = masker.mask(Conversation(chat.messages, chat.tools))
+            if isinstance(result, Rejected) or one.contract.date_dependent:
+                continue
+            (example,) = examples_of([result], [[]], encoder, Counts())
+            assert isinstance(example, Example)
+            adapted, tools = as_seen(one, chat)
+            given = theirs.apply_chat_template(
+                adapted, tools=tools, chat_template=text, return_dict=True, return_assistant_tokens_mask=True,
+                **absent(special),
+            )  # fmt: skip
+            assert example.ids.tolist() == given["input_ids"]
+            different = np.flatnonzero(example.mask != np.array(given["assistant_masks"], bool))
+            assert set(different.tolist()) <= across_edges(encoder, result), name
+            assert not len(different) or name not in MATCHING.get(tokenizer, ())
+            compared[name] += 1
+
+    assert sum(compared.values()) >= 100
+    assert set(MATCHING.get(tokenizer, ())) <= set(compared)
+
+
+def across_edges(encoder: Encoder, masked: Masked) -> set[int]:
+    """Return the tokens that lie across the start or the end of a trained span."""
+    encoded, at = encoder.encode([masked.text]), byte_positions(masked.text)
+    edges = at[[place for span in masked.trained for place in (span.start, span.end)]]
+    inside = (encoded.starts[:, None] < edges) & (edges < encoded.ends[:, None])
+    return set(np.flatnonzero(inside.any(axis=1)).tolist())

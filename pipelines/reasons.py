@@ -1,0 +1,223 @@
+"""What each reason for a reject means, and what to do about it.
+
+What belongs here: words for people. What does not: the closed list itself (`ledger.py`) and who gives a reason;
+each room says in a detail which column, message or value it was.
+"""
+
+from typing import Literal, NamedTuple
+
+from pipelines.ledger import REASONS
+
+
+class Words(NamedTuple):
+    """Where a reason is given, what it means, and what to do."""
+
+    of: Literal["sources", "rows", "splits", "masks", "lengths", "records"]
+    what: str
+    remedy: str
+
+
+WORDS: dict[str, Words] = {
+    "not_utf8": Words("sources", "the line is no UTF-8", "convert the file to UTF-8"),
+    "invalid_json": Words(
+        "sources",
+        "the line is no JSON; half of a surrogate pair counts as none",
+        "write the file with a JSON library, one record a line",
+    ),
+    "not_an_object": Words("sources", "the record is no object", "write records as `{…}`"),
+    "too_deep": Words(
+        "sources", "JSON is nested deeper than can be read back", "flatten the record, or leave the column out"
+    ),
+    "unknown_schema": Words(
+        "rows",
+        "the columns are of no known shape, or of another one than `format.dataset_schema` names",
+        "name the columns in `format.messages_field` or `format.prompt_fields` and `format.response_fields`",
+    ),
+    "missing_field": Words(
+        "rows", "a column that the recipe names is absent or null", "correct the name, or leave such records out"
+    ),
+    "bad_messages": Words(
+        "rows",
+        "the messages are no list of mappings, each with a role",
+        "name the role's key in `format.role_field`, or mend the records",
+    ),
+    "empty_conversation": Words("rows", "there are no messages, or nothing but reasoning", "leave such records out"),
+    "empty_assistant": Words(
+        "rows",
+        "a message of the model has no text, call or reasoning",
+        "mend the records, or check `reasoning.think_mode` if it had only reasoning",
+    ),
+    "content_not_text": Words(
+        "rows", "content is neither text nor a list of parts", "turn it into text where the data is made"
+    ),
+    "multimodal_content": Words("rows", "a part is an image, sound, video or file", "leave such records out"),
+    "unknown_content_part": Words(
+        "rows", "a typed part is of an unknown type or without text", "use parts of type text, reasoning or tool_call"
+    ),
+    "unclosed_think": Words(
+        "rows",
+        "reasoning opens the message and is never closed: the text was cut off",
+        "generate the row again, or set `reasoning.extract_think_tags: false` if the tag is meant as text",
+    ),
+    "orphan_think": Words(
+        "rows",
+        "a message of reasoning has no answer after it",
+        "leave such records out, or set `reasoning.think_role: null` if it is an ordinary role",
+    ),
+    "unknown_role": Words(
+        "rows",
+        "a role is not known, and `format.unknown_roles` is reject",
+        "map it in `format.role_map`, or name it in `format.assistant_roles`",
+    ),
+    "bad_tools": Words(
+        "rows", "the tools are no JSON, or one has no name", "mend the column that `tools.tools_fields` finds first"
+    ),
+    "bad_tool_call": Words("rows", "a call is no mapping with a name", "mend the records"),
+    "bad_tool_arguments": Words(
+        "rows",
+        "a call's arguments are no JSON object, and the template or `tools.arguments` asks for one",
+        "mend the records, or choose a template that prints arguments as text",
+    ),
+    "flag_conflict": Words(
+        "rows", "two flags of a message contradict each other", "keep one of them in `format.message_flags`"
+    ),
+    "bad_weight": Words(
+        "rows",
+        "a weight is negative, no number, or neither 0 nor 1 without `loss.weights`",
+        "use 0 and 1, or another key for what is no loss weight",
+    ),
+    "bad_system_prompt": Words(
+        "rows",
+        "the column of `format.system_prompt` holds no text, or `format.on_existing_system: reject` met a second one",
+        "correct the column, or choose merge, replace or keep",
+    ),
+    "bad_template_kwargs": Words(
+        "rows",
+        "a row's own template variables are no mapping, or set what is not theirs",
+        "mend the column, or name another in `template.chat_template_kwargs`",
+    ),
+    "empty_text": Words("rows", "the document or response is blank", "leave such records out"),
+    "too_short": Words("rows", "the document is shorter than `filters.min_chars`", "lower it if that is not meant"),
+    "too_long": Words("rows", "the document is longer than `filters.max_chars`", "raise it if that is not meant"),
+    "duplicate": Words(
+        "rows", "an earlier row has the same content", "set `filters.deduplicate: off` if copies are meant"
+    ),
+    "skipped_by_format": Words("rows", "a class of yours returned nothing for the record", "nothing, if it is meant"),
+    "format_error": Words(
+        "rows", "a class of yours raised an exception, or returned no row", "mend the class; the detail has its words"
+    ),
+    "bad_example": Words(
+        "rows",
+        "a class of yours built unknown ids, unequal lengths, or a mask of other values than 0 and 1",
+        "mend its `build`",
+    ),
+    "group_missing": Words("splits", "the column of `splits.group_key` is absent or null", "mend it, or name another"),
+    "order_missing": Words("splits", "the column of the row's time is absent or null", "mend it, or name another"),
+    "order_unparsable": Words(
+        "splits", "the row's time is neither ISO 8601 nor a number as the boundaries are", "write times in one way"
+    ),
+    "split_gap": Words(
+        "splits", "the row's time lies in the gap before a boundary", "lower `splits.gap` if that is not meant"
+    ),
+    "straddles_split": Words(
+        "splits",
+        "the row's group lies on both sides of a boundary",
+        "set `splits.straddle: later` to keep such groups whole",
+    ),
+    "template_error": Words(
+        "masks",
+        "the chat template refused the row, or ran away on it; the detail has its message",
+        "choose another `template.chat_template`, or leave such rows out",
+    ),
+    "content_dropped": Words(
+        "masks",
+        "the template does not print some of the row's own text; the detail has the kinds",
+        "choose another template, or set `template.on_dropped` for the kind to count or untrain",
+    ),
+    "span_not_found": Words(
+        "masks",
+        "the template rebuilds messages, so that a trained one's text cannot be told",
+        "choose another template, or one with `{% generation %}` blocks",
+    ),
+    "own_text_untrained": Words(
+        "masks",
+        "text of a trained message lies outside its `{% generation %}` block",
+        "set `template.spans: marks`",
+    ),
+    "foreign_text_trained": Words(
+        "masks",
+        "a trained message's print holds text of another one",
+        "choose another template; this one would teach the model to repeat what it was asked",
+    ),
+    "assistant_untrained": Words(
+        "masks", "a message that should train has no trained token", "set `template.spans: marks`, or another template"
+    ),
+    "reasoning_not_located": Words(
+        "masks",
+        "reasoning is printed where its end cannot be told, and `loss.think_loss` must tell it from the answer",
+        "set `reasoning.extract_think_tags: true`, or `loss.think_loss: all`",
+    ),
+    "render_mismatch": Words(
+        "masks",
+        "the template prints another text when it is watched, since it reads its own output",
+        "choose another template",
+    ),
+    "control_token_in_content": Words(
+        "masks",
+        "text of the row would become a control token, or `template.control_tokens` is reject",
+        "set `template.control_tokens: as_text`, or clean the text",
+    ),
+    "offsets_degenerate": Words(
+        "masks",
+        "the tokenizer cannot say which characters a token covers",
+        "use a tokenizer whose normaliser keeps lengths, or one without trimmed offsets",
+    ),
+    "no_assistant": Words(
+        "lengths", "no message is the model's", "name its role in `format.assistant_roles`, or leave such rows out"
+    ),
+    "no_loss_tokens": Words(
+        "lengths",
+        "nothing of the row trains: by its flags, by the group `loss`, or after truncation",
+        "check flags and `loss.mask`, or raise `truncation.max_length`",
+    ),
+    "overlong": Words(
+        "lengths",
+        "the row is too long, and `truncation.overlong` is drop",
+        "raise `truncation.max_length`, or truncate",
+    ),
+    "overlong_after_structure": Words(
+        "lengths",
+        "the row is too long when all structure is cut, and `truncation.token_cut` is reject",
+        "raise `truncation.max_length`, or set `truncation.token_cut: allow`",
+    ),
+    "unserialisable": Words(
+        "records", "a value of the record has no exact text", "write it in a type that the codec knows"
+    ),
+    "record_overflow": Words(
+        "records", "a single record is longer than an example may be", "raise the limit, or drop long fields"
+    ),
+    "group_overflow": Words(
+        "records", "a group's records do not fit into one example", "raise the limit, or allow fewer of them"
+    ),
+}
+"""Reason → its words, in the order in which a row can meet them."""
+
+
+def page() -> list[str]:
+    """Return the lines of tables of all reasons, by what they are of."""
+    titles = {
+        "sources": "Records that cannot be read",
+        "rows": "Rows",
+        "splits": "Splits",
+        "masks": "Templates, masks and tokens",
+        "lengths": "Lengths and targets",
+        "records": "Records of tables",
+    }
+    lines: list[str] = []
+    for of, title in titles.items():
+        own = {reason: words for reason, words in WORDS.items() if words.of == of and reason in REASONS}
+        if own:
+            lines += [f"## {title}", "", "| reason | what it means | what to do |", "|---|---|---|"]
+            lines += [f"| `{reason}` | {words.what} | {words.remedy} |" for reason, words in own.items()]
+            lines.append("")
+    return lines

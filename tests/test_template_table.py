@@ -1,0 +1,100 @@
+"""The table of templates on real chats: what it counts, and what the committed page claims."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pipelines import template_table
+from pipelines.contract import Conversation
+from pipelines.ledger import REASONS
+from pipelines.rows import Message
+from pipelines.template_table import PAGE, REMEDIES, chats, page, study, template_names
+
+ROOT = Path(__file__).resolve().parent.parent
+NO_SYSTEM = (
+    "{% for m in messages %}{% if m.role == 'system' %}{% continue %}{% endif %}"
+    "{% if m.role not in ['user', 'assistant'] %}{{ raise_exception('only | two') }}{% endif %}"
+    "<{{ m.role }}>{{ m.content }}<e>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+TALK: list[Message] = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "response"}]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "templates" / "plain.jinja").write_text(NO_SYSTEM, encoding="utf-8")
+    return tmp_path
+
+
+def test_study_counts_every_row_once_with_its_reason(folder: Path) -> None:
+    system: Message = {"role": "system", "content": "be kind"}
+    critic: Message = {"role": "critic", "content": "hm"}
+    rows = [Conversation(TALK), Conversation([system, *TALK]), Conversation([*TALK, critic])]
+
+    line = study(folder, "plain", rows)
+
+    assert (line.rows, line.masked) == (3, 1)
+    assert dict(line.refused) == {"content_dropped": 1, "template_error": 1}
+    assert dict(line.dropped) == {"system": 1}
+    assert dict(line.ways) == {"marks": 1}
+    text = page([line])
+    assert "| `plain` | 1 | marks | content_dropped 1, template_error 1 |" in text
+    assert "| `plain` | 1 | only \\| two |" in text
+
+
+def test_study_of_a_template_with_blocks_holds_them_against_marks(folder: Path) -> None:
+    line = study(folder, "qwen3", [Conversation(TALK)])
+
+    assert (line.truth, line.compared, line.equal) == ("qwen3", 1, 1)
+    assert dict(line.ways) == {"generation": 1}
+
+
+def test_command_without_the_data_leaves_the_page_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ROWMILL_REAL_DATA", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    assert template_table.main() == 0
+
+    assert "left as it is" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_remedy_is_of_a_reason_of_the_closed_list() -> None:
+    assert set(REMEDIES) <= REASONS
+
+
+def test_committed_page_knows_no_wrong_mask_and_a_remedy_for_every_refusal() -> None:
+    text = (ROOT / PAGE).read_text(encoding="utf-8")
+    table = text.split("## What to do")[0]
+    refused = set(re.findall(r"\b([a-z_]+) \d", table)) & REASONS
+
+    equal = [
+        (int(a.replace(",", "")), int(b.replace(",", ""))) for a, b in re.findall(r"([\d,]+) of ([\d,]+) equal", text)
+    ]
+
+    assert len(equal) >= 25
+    assert all(one == other for one, other in equal)
+    assert refused == {"content_dropped", "template_error"}
+    for reason in refused:
+        assert f"| `{reason}` | {REMEDIES[reason]} |" in text
+
+
+@pytest.mark.real_data
+def test_committed_page_has_a_line_for_every_template(real_data: Path) -> None:
+    text = (ROOT / PAGE).read_text(encoding="utf-8")
+
+    for name in template_names(real_data):
+        assert f"| `{name}` |" in text
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize("name", ["llamacpp__GLM-4.6", "axolotl__mistral_v3_tekken", "trl__gptoss_training"])
+def test_study_of_real_chats_finds_no_unequal_mask(name: str, real_data: Path) -> None:
+    line = study(real_data, name, chats(real_data, 10))
+
+    assert line.rows == 120
+    assert line.masked + sum(line.refused.values()) == line.rows
+    assert line.equal == line.compared >= 80

@@ -21,9 +21,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipelines import recipe
+from pipelines.batches import Counts
 from pipelines.canonicalization import Canonicalizer
 from pipelines.filters import content_hash
-from pipelines.preparation import Counts, Preparer
+from pipelines.preparation import Preparer
 from pipelines.rows import Json, Rejected, Row, to_json
 from pipelines.stages.tokenized_examples import spec_of_dataset
 from pipelines.tokenization import Encoder, open_tokenizer, opened_tokenizer
@@ -147,10 +148,11 @@ class _Rooms:
 
     def tokenize(self, rows: Iterable[Mapping[str, Json]]) -> Iterator[list[Tokens] | Rejected]:
         made = [self._canonicalizer(row) for row in rows]
-        prepared = iter(self._preparer.prepare(_table([row for row in made if isinstance(row, Row)]), Counts()))
+        table = _table([row for row in made if isinstance(row, Row)])
+        prepared = iter(self._preparer.prepare(table, Counts()).outcomes(table.num_rows))
         for row in made:
             outcome = row if isinstance(row, Rejected) else next(prepared)
-            yield outcome if isinstance(outcome, Rejected) else [Tokens(one.ids, one.mask) for one in outcome]
+            yield outcome if isinstance(outcome, Rejected) else [Tokens(ids, mask) for ids, mask in outcome]
 
 
 def _table(rows: Sequence[Row]) -> pa.Table:
@@ -158,6 +160,9 @@ def _table(rows: Sequence[Row]) -> pa.Table:
     texts = pa.string()
     return pa.table(
         {
+            "row_id": pa.array([str(i) for i in range(len(rows))], texts),
+            "split": pa.array(["train"] * len(rows), texts),
+            "domain": pa.nulls(len(rows), texts),
             "kind": pa.array([row.kind for row in rows], texts),
             "content_hash": pa.array([content_hash(row) for row in rows], pa.binary(16)),
             "messages": pa.array([to_json(row.messages) if row.messages else None for row in rows], texts),

@@ -56,12 +56,30 @@ Outcome = list[Example] | Rejected
 class Prepared:
     """What became of a part's rows: examples as `examples.EXAMPLES`, in row order, and rejects by their row's place.
 
-    `verified` counts examples whose token mask was found to agree with their spans (`batches.Columns.verified`).
+    `places` int64[E] are the rows' places of the examples; `verified` counts examples whose token mask was found
+    to agree with their spans (`batches.Columns.verified`).
     """
 
     examples: pa.Table
+    places: Ints
     rejected: list[tuple[int, Rejected]]
     verified: int
+
+    def outcomes(self, rows: int) -> "list[list[tuple[Tokens, Bools]] | Rejected]":
+        """Return ids and masks of each row's examples, or why it has none."""
+        ids, mask = (self.examples.column(name).combine_chunks() for name in ("input_ids", "loss_mask"))
+        bounds = np.asarray(ids.offsets)
+        flat_ids = ids.flatten().to_numpy(zero_copy_only=False)
+        flat_mask = mask.flatten().to_numpy(zero_copy_only=False)
+        found: list[list[tuple[Tokens, Bools]] | Rejected] = [[] for _ in range(rows)]
+        for place, rejected in self.rejected:
+            found[place] = rejected
+        for j, place in enumerate(self.places.tolist()):
+            held = found[place]
+            if not isinstance(held, Rejected):
+                own = slice(int(bounds[j] - bounds[0]), int(bounds[j + 1] - bounds[0]))
+                held.append((flat_ids[own], flat_mask[own]))
+        return found
 
 
 def _place(rejected: tuple[int, Rejected]) -> int:
@@ -329,8 +347,12 @@ class Preparer:
                 made += [columns_of(held)] if held else []
         columns = joined(made or [columns_of([])])
         names = (table.column(name).combine_chunks() for name in ("row_id", "split", "domain"))
-        examples = in_row_order(columns.table(*names), columns)
-        return Prepared(examples, sorted(rejected, key=_place), columns.verified(slack=int(counts.straddles > 0)))
+        return Prepared(
+            examples=in_row_order(columns.table(*names), columns),
+            places=np.sort(columns.rows),
+            rejected=sorted(rejected, key=_place),
+            verified=columns.verified(slack=int(counts.straddles > 0)),
+        )
 
     # ── conversations ──
 

@@ -186,6 +186,21 @@ def test_arguments_that_engines_print_differently_take_the_reference_way() -> No
     assert result.text == "1.0;2;A"
 
 
+@pytest.mark.parametrize("space", ["\x1c", "\x1f", "\x85", "\u2003", "\u200b"])
+def test_white_space_is_trimmed_as_the_reference_trims_it(space: str) -> None:
+    """The engines differ on U+001C to U+001F."""
+    renderer = Renderer(
+        RendererSpec("{% for m in messages %}{{ m.content | trim }}/{{ m.content.strip() }};{% endfor %}")
+    )
+    messages = [user(f"{space}U{space}")]
+
+    result = renderer.render(messages, None, {})
+
+    assert renderer.lane == "fast"
+    assert isinstance(result, Printed)
+    assert result.text == renderer.plain(messages, None, {}) == "U/U;".replace("U", f"{space}U{space}".strip())
+
+
 def test_generation_block_spans_are_its_characters() -> None:
     template = "{% for m in messages %}<{{ m.role }}>{% generation %}{{ m.content }}{% endgeneration %}\n{% endfor %}"
 

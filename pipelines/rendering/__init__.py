@@ -517,7 +517,10 @@ class Renderer:
             return None
 
     def _is_clean(self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]) -> bool:
-        """Tell whether a row lacks the fast lane's mark and key; tools seen last are not searched again."""
+        """Tell whether a row lacks the fast lane's mark and key, and what both engines trim differently.
+
+        Tools seen last are not searched again.
+        """
         if not _lacks_marks(_dumped(messages)):
             return False
         if kwargs and ("messages" in kwargs or "tools" in kwargs or not _lacks_marks(_dumped(kwargs))):
@@ -588,5 +591,9 @@ def _dumped(value: Any) -> bytes:
 _MARK_BYTES, _KEY_BYTES = fast.MARK.encode(), fast.KEY.encode()
 
 
+_PYTHON_SPACES = rb"\u001"
+"""How JSON text writes U+001C to U+001F, among others: white space to Python's `strip`, not to the fast engine's."""
+
+
 def _lacks_marks(text: bytes) -> bool:
-    return _MARK_BYTES not in text and _KEY_BYTES not in text
+    return _MARK_BYTES not in text and _KEY_BYTES not in text and _PYTHON_SPACES not in text

@@ -449,8 +449,8 @@ def _template_report(given: argparse.Namespace) -> int:
     from pipelines import closeups, inspection, terminal
 
     project, screen = _project(given), terminal.console()
-    for dataset, contract in inspection.contracts(project).items():
-        screen.print(closeups.contract(dataset, contract))
+    for report in inspection.template_reports(project):
+        screen.print(closeups.contract(report))
     return DONE
 
 

@@ -8,7 +8,6 @@ stands in ⟦brackets⟧.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 import orjson
@@ -17,7 +16,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from pipelines.contract import TemplateContract
-from pipelines.inspection import Inspected, Sample, TokenClass
+from pipelines.inspection import Inspected, Sample, TemplateReport, TokenClass
 from pipelines.rows import Json
 from pipelines.terminal import (
     BAD,
@@ -266,14 +265,38 @@ def _one_line(text: str) -> str:
 # ── A template ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def contract(dataset: str, observed: TemplateContract) -> RenderableType:
-    """Show a contract, one observation a line; empty ones are left out."""
-    rows = [
-        (one.name, Text(visible(_worded(value))))
-        for one in fields(observed)
-        if (value := getattr(observed, one.name)) not in ("", (), {}, None)
-    ]
-    return Group(Text(f"{dataset}", HEAD), grid(["observed", "on probes"], rows), Text(""))
+SECTIONS: Mapping[str, tuple[str, ...]] = {
+    "what is printed": ("system", "tools", "reasoning", "inline_tags_stripped", "loses", "date_dependent", "bos"),
+    "what it asks of messages": (
+        "arguments", "tool_ids", "content_form", "reasoning_key", "no_tools", "alternation",
+    ),
+    "how a turn begins": ("prompts", "prompt_match", "prefix_preserving"),
+    "how a turn ends": ("end_of_turn", "own_end", "finish", "end_trained", "end_is_one_token", "last_turn_differs"),
+    "how spans are found": (
+        "spans", "marks_inert", "generation_blocks", "generation_differences", "lane", "lane_reason",
+    ),
+    "what masks look for": (
+        "eos_token", "control_tokens", "heads", "constant_lead", "reasoning_close", "empty_reasoning",
+    ),
+}  # fmt: skip
+"""The fields of a contract as they are shown."""
+
+
+def contract(one: TemplateReport) -> RenderableType:
+    """Show a contract, one observation a line; empty ones are left out. Warnings stand first."""
+    lines: list[RenderableType] = [Text.assemble((one.dataset, HEAD), (f"  template {one.template_digest[:16]}", DIM))]
+    lines += [labelled("look", warning, LOOK) for warning in one.warnings]
+    for title, names in SECTIONS.items():
+        rows = [(name, Text(visible(_worded(value)))) for name in names if (value := _observed(one.contract, name))]
+        if rows:
+            lines += [Text(""), grid([title, "on probes"], rows)]
+    return Group(*lines, Text(""))
+
+
+def _observed(observed: TemplateContract, name: str) -> object:
+    """Return an observation, null where there is nothing to say; a plain no is something."""
+    value: object = getattr(observed, name)
+    return "no" if value is False else value or None
 
 
 def _worded(value: object) -> str:

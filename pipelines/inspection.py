@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from pipelines import manifest, parts, sources, terminal
 from pipelines.build import Project
-from pipelines.contract import TemplateContract
+from pipelines.contract import TemplateContract, mismatched_prompts, warnings
 from pipelines.errors import ConfigError, nearest
 from pipelines.examples import KINDS
 from pipelines.executors import LocalPool
@@ -30,7 +30,7 @@ from pipelines.rendering import Renderer
 from pipelines.rows import is_place, place_of
 from pipelines.sources import FileScan, Part, RawRecord
 from pipelines.stages import Work, tokenized_examples
-from pipelines.storage import Store
+from pipelines.storage import Store, digest
 from pipelines.tokenization import Encoder
 
 TokenClass = Literal["trained", "context", "template"]
@@ -290,13 +290,30 @@ def stretches(ids: Sequence[int], kinds: Sequence[ClassT], encoder: Encoder) -> 
 # ── Templates ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def contracts(project: Project) -> dict[str, TemplateContract]:
-    """Return what probes show the chat template of each dataset to do; datasets without one are left out."""
-    found: dict[str, TemplateContract] = {}
-    for name in project.recipe.datasets:
+@dataclass(frozen=True, slots=True)
+class TemplateReport:
+    """What probes show one dataset's chat template to do, and what of it a trainer should know."""
+
+    dataset: str
+    template_digest: str
+    contract: TemplateContract
+    warnings: tuple[str, ...]
+
+
+def template_reports(project: Project) -> list[TemplateReport]:
+    """Probe the chat template of each dataset; datasets without one are left out."""
+    found: list[TemplateReport] = []
+    for name, dataset in project.recipe.datasets.items():
         with _desk(project, name) as work:
             loaded, _ = tokenized_examples.open_tokenizer(work)
             spec = tokenized_examples.renderer_spec(work, loaded)
             if spec is not None:
-                found[name] = Renderer(spec).contract
+                observed = Renderer(spec).contract
+                told = (*warnings(observed, finish=dataset.loss.finish), *_mismatches(observed))
+                found.append(TemplateReport(name, digest(spec.text), observed, told))
     return found
+
+
+def _mismatches(observed: TemplateContract) -> Iterator[str]:
+    for role in mismatched_prompts(observed):
+        yield f"after {role}, inference prompts with {observed.prompts[role]!r}, and training text goes on otherwise"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.contract import TemplateContract
+from pipelines.contract import TemplateContract, mismatched_prompts, warnings
 from pipelines.rendering import Renderer, RendererSpec, bundled
 from pipelines.rendering.adaptation import nine_alphanumeric
 
@@ -99,6 +99,79 @@ def test_contract_of_a_template_names_what_it_does(text: str, expected: dict[str
     found = asdict(contract(text, **bos))
 
     assert {key: found[key] for key in expected} == expected
+
+
+BLOCKS = (
+    "{% for m in messages %}<|s|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|e|>"
+    "{% endgeneration %}{% else %}{{ m.content }}<|e|>{% endif %}\n{% endfor %}"
+)
+
+
+END_OUTSIDE = BLOCKS.replace("<|e|>{% endgeneration %}", "{% endgeneration %}<|e|>")
+LINE_INSIDE = BLOCKS.replace("{% endgeneration %}", "\n{% endgeneration %}").replace("{% endif %}\n", "{% endif %}")
+HEADER_INSIDE = BLOCKS.replace(
+    "<|s|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}",
+    "{% if m.role == 'assistant' %}{% generation %}<|s|>assistant\n",
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "differences", "end_trained"),
+    [
+        (LOOP + PROMPT, None, True),
+        (BLOCKS + PROMPT, (), True),
+        (END_OUTSIDE + PROMPT, ("leaves out '<|e|>'",), False),
+        (LINE_INSIDE + PROMPT, ("adds '\\n'",), True),
+        (HEADER_INSIDE + PROMPT, ("adds '<|s|>assistant\\n'",), True),
+    ],
+)
+def test_contract_tells_how_generation_blocks_differ_from_marks(
+    text: str, differences: tuple[str, ...] | None, end_trained: bool
+) -> None:
+    found = contract(text)
+
+    assert found.generation_differences == (differences or ())
+    assert found.generation_blocks == ("none" if differences is None else "differs" if differences else "equal")
+    assert found.end_trained is end_trained
+
+
+@pytest.mark.parametrize(
+    ("observed", "finish", "word"),
+    [
+        ({"end_of_turn": "own", "end_is_one_token": True}, "auto", None),
+        ({"end_of_turn": "next_header", "end_is_one_token": True}, "none", "loss.finish: none"),
+        ({"end_of_turn": "next_header", "end_is_one_token": True}, "auto", None),
+        ({"end_of_turn": "missing"}, "auto", "no EOS"),
+        ({"end_of_turn": "missing", "eos_token": "</s>"}, "auto", None),
+        ({"end_of_turn": "missing"}, "<stop>", None),
+        ({"end_of_turn": "own", "end_is_one_token": True, "generation_blocks": "differs"}, "auto", "would not stop"),
+        ({"end_of_turn": "own"}, "auto", "no single token"),
+        ({"end_of_turn": "own", "end_is_one_token": True, "bos": "double"}, "auto", "BOS"),
+        ({"end_of_turn": "own", "end_is_one_token": True, "marks_inert": False}, "auto", "rendered twice"),
+    ],
+)
+def test_warning_of_a_contract_names_its_remedy(observed: dict[str, Any], finish: str, word: str | None) -> None:
+    found = warnings(TemplateContract(**observed), finish=finish)
+
+    assert len(found) == (word is not None)
+    assert (word or "") in "".join(found)
+
+
+def test_prompt_that_training_does_not_go_on_from_is_named() -> None:
+    assert mismatched_prompts(contract(LOOP + PROMPT)) == []
+    assert mismatched_prompts(contract(LOOP)) == []
+    assert mismatched_prompts(contract(LOOP + PROMPT.replace("assistant\n", "assistant\nSure"))) == [
+        "user",
+        "tool",
+        "system",
+    ]
+
+
+def test_end_of_turn_is_one_token_if_the_tokenizer_has_it() -> None:
+    known = RendererSpec(LOOP + PROMPT, {"eos_token": "</s>"}, control_tokens=("<|e|>",))
+
+    assert Renderer(known).contract.end_is_one_token
+    assert not contract(LOOP + PROMPT).end_is_one_token
 
 
 def test_contract_of_qwen3_is_its_models_behaviour() -> None:

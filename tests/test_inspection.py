@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import cli, closeups, inspection, manifest, tokenization
-from pipelines.inspection import Inspected, TokenClass
+from pipelines.contract import TemplateContract, warnings
+from pipelines.inspection import Inspected, TemplateReport, TokenClass
 from pipelines.terminal import text_of
 from tests.cli_project import CHATS, FOREIGN_WARNINGS, RECIPE, ROOT, CliProject, answer, note, task
 
@@ -240,5 +242,27 @@ def test_template_report_says_how_turns_end(built: CliProject, capsys: pytest.Ca
     observed = {line[0]: line[1].strip() for line in words if len(line) == 2}
 
     assert observed["own_end"] == repr(END)
+    assert observed["end_is_one_token"] == "yes"
+    assert "look" not in observed
     assert observed["end_of_turn"] == "own"
     assert "tasks" not in observed
+
+
+def test_template_report_shows_every_field_of_the_contract_in_one_place() -> None:
+    shown = [name for names in closeups.SECTIONS.values() for name in names]
+
+    assert sorted(shown) == sorted(field.name for field in fields(TemplateContract))
+
+
+def test_template_report_begins_with_what_a_trainer_should_know() -> None:
+    observed = TemplateContract(
+        prompts={"user": "<a>"}, prompt_match={"user": "partial"}, generation_blocks="equal", end_of_turn="own"
+    )
+    report = TemplateReport("chats", "0123456789abcdef01", observed, tuple(warnings(observed)))
+
+    lines = text_of(closeups.contract(report)).splitlines()
+
+    assert lines[0].split() == ["chats", "template", "0123456789abcdef"]
+    assert lines[1].split()[:2] == ["look", "{%"]
+    assert "a model would not stop" in " ".join(" ".join(lines[1:4]).split())
+    assert "user: partial" in "\n".join(lines)

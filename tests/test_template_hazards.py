@@ -41,9 +41,7 @@ def masked(
     text: str, messages: list[Message], tools: list[Json] | None = None, loss: Loss | None = None, **rules: Any
 ) -> Masked:
     renderer = Renderer(RendererSpec(text, TOKENS))
-    result = Masker(renderer, loss or Loss(), MaskRules(**{"verify_render": 1.0, **rules})).mask(
-        Conversation(messages, tools)
-    )
+    result = Masker(renderer, loss or Loss(), MaskRules(verify_render=1.0, **rules)).mask(Conversation(messages, tools))
     assert isinstance(result, Masked), result
     return result
 

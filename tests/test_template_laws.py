@@ -86,7 +86,7 @@ def renderer(name: str) -> Renderer:
 def masker(name: str, **options: Any) -> Masker:
     loss = Loss(**{key: value for key, value in options.items() if key in Loss.model_fields})
     rules = {key: value for key, value in options.items() if key not in Loss.model_fields}
-    return Masker(renderer(name), loss, MaskRules(**{"on_dropped": COUNT_ALL, "verify_render": 0.0, **rules}))
+    return Masker(renderer(name), loss, MaskRules(on_dropped=COUNT_ALL, verify_render=0.0, **rules))
 
 
 def characters(one: Masked) -> set[int]:

@@ -42,7 +42,7 @@ CORES: Final = "cores"
 LINE_EVERY_S: Final = 5.0
 """A progress line in Dagster's log is an event in its database, so not one per part."""
 
-ALL_CORES = frozenset({"tokenized_examples", "packed_shards"})
+ALL_CORES = frozenset({"tokenized_examples", "packed_shards", "parsed_records"})
 PER_RANK = frozenset({"gpu_partitions"})
 
 
@@ -66,7 +66,7 @@ def assets_of(project: Project, condition: dg.AutomationCondition[Any] | None) -
             deps=before[step.key],
             needs={key: terms[key] for key in step.gates},
             ranks=ranks if step.name in PER_RANK else None,
-            condition=condition,
+            condition=None if step.on_demand else condition,
         )
         for step in steps
     ]

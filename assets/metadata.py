@@ -117,6 +117,8 @@ ROW_COUNTS = {
     "training_splits": "places",
     "gpu_partitions": "sequences",
     "exports": "sequences",
+    "parsed_records": "kept",
+    "generated_series": "kept",
 }
 """The fact that counts the rows of a stage's output, which Dagster shows as its row count."""
 

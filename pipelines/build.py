@@ -29,8 +29,10 @@ from pipelines.stages import (
     Work,
     canonical_rows,
     exports,
+    generated_series,
     gpu_partitions,
     packed_shards,
+    parsed_records,
     raw_dataset,
     tokenized_examples,
     training_splits,
@@ -40,6 +42,8 @@ from pipelines.storage import Store, digest, full_disk_named
 
 DATASET_STAGES = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")
 RECIPE_STAGES = ("training_splits", "gpu_partitions")
+GENERATION_STAGES = ("parsed_records", "generated_series")
+"""Stages behind a trained model: they run only when they are asked for by name."""
 
 DESCRIPTIONS = {
     "raw_dataset": "Source files read once and cut into parts with digests; columns untouched.",
@@ -52,6 +56,8 @@ DESCRIPTIONS = {
     "training_splits": "The order in which sequences are shown, mixed by weight; leakage between splits checked.",
     "gpu_partitions": "One folder of shards per data-parallel rank, in the order of training.",
     "exports": "The same tokens and masks in the form of one trainer, with an identity card.",
+    "parsed_records": "Files of generated text taken apart: records, and refused objects with their reasons.",
+    "generated_series": "Records that the backend generated: series continued step by step, or groups and rows.",
 }
 
 
@@ -71,6 +77,8 @@ class Step:
     code_version: str
     description: str
     terms: tuple[Terms, ...]
+    on_demand: bool = False
+    """Whether a build leaves it out unless it is named: it needs a trained model."""
 
     @property
     def label(self) -> str:
@@ -135,7 +143,18 @@ def road(project: Project) -> tuple[Step, ...]:
         _step(project, None, EXPORTS, (name, EXPORTS, one.name), (splits, *packed), (*everything, splits))
         for one in project.recipe.exports
     ]
+    steps += [_dataset_step(project, dataset, stage) for dataset, stage in _generations(project.recipe)]
     return tuple(steps)
+
+
+def _generations(loaded: Recipe) -> Iterator[tuple[str, str]]:
+    """Name the stages behind a trained model that datasets ask for."""
+    for name, dataset in loaded.datasets.items():
+        generation = dataset.format.generation if dataset.format.kind == "records" else None
+        if generation is not None:
+            yield name, "parsed_records"
+            if generation.backend is not None:
+                yield name, "generated_series"
 
 
 _INPUTS = {
@@ -144,6 +163,8 @@ _INPUTS = {
     "tokenized_examples": ("canonical_rows",),
     "truncation_stats": ("tokenized_examples",),
     "packed_shards": ("tokenized_examples", "raw_dataset"),
+    "parsed_records": ("tokenized_examples",),
+    "generated_series": ("tokenized_examples", "canonical_rows"),
 }
 _GATES = _INPUTS | {"packed_shards": ("raw_dataset", "tokenized_examples", "truncation_stats")}
 """What must be open, beside what is read: shards are not packed past a failed check of the statistics."""
@@ -173,6 +194,7 @@ def _step(
         ),
         description=DESCRIPTIONS[stage],
         terms=findings.terms_of(project.recipe.gates, stage, dataset),
+        on_demand=stage in GENERATION_STAGES,
     )
 
 
@@ -187,6 +209,8 @@ def _code_version(loaded: Recipe, dataset: str | None, stage: str) -> str:
         "packed_shards": packed_shards.VERSION,
         "training_splits": training_splits.VERSION,
         "gpu_partitions": gpu_partitions.VERSION,
+        "parsed_records": parsed_records.VERSION,
+        "generated_series": generated_series.VERSION,
     }
     if dataset is None:
         read = {"seq_len": whole["seq_len"], "seed": whole["seed"], "mixture": whole["mixture"]}
@@ -194,7 +218,8 @@ def _code_version(loaded: Recipe, dataset: str | None, stage: str) -> str:
         return digest(stage, versions[stage], read)[:16]
     options = whole["datasets"][dataset]
     # What is asked of a generating backend decides no shard.
-    options["format"].pop("generation", None)
+    if stage not in GENERATION_STAGES:
+        options["format"].pop("generation", None)
     is_drawn = loaded.datasets[dataset].row_kind == "record" and stage == "tokenized_examples"
     groups = {
         "raw_dataset": ("source",),
@@ -202,6 +227,8 @@ def _code_version(loaded: Recipe, dataset: str | None, stage: str) -> str:
         "tokenized_examples": ("format", "reasoning", "tools", "template", "loss", "truncation"),
         "truncation_stats": ("truncation", "packing"),
         "packed_shards": ("packing",),
+        "parsed_records": ("format",),
+        "generated_series": ("format",),
     }[stage]
     held_out = (whole["mixture"]["num_validation_sequences"] or {}).get(dataset)
     carved = (held_out, options["splits"]["seed"]) if stage == "packed_shards" and held_out else ()
@@ -402,10 +429,21 @@ def _prepare(work: Work, step: Step) -> tuple[str, Callable[[], Draft]]:
         case "gpu_partitions":
             own = (gpu_partitions.fingerprint_of(work), gpu_partitions.ranks_of(work))
             return digest(*base, own), lambda: gpu_partitions.make(work)
-        case "exports":
-            return digest(*base, exports.fingerprint_of(work)), lambda: exports.make(work)
+        case "exports" | "parsed_records" | "generated_series":
+            own, make = _prepare_end(work, step)
+            return digest(*base, own), make
         case other:
             raise AssertionError(other)
+
+
+def _prepare_end(work: Work, step: Step) -> tuple[str, Callable[[], Draft]]:
+    """Do the same for the stages at the road's ends: exports, and those behind a trained model."""
+    if step.name == EXPORTS:
+        return exports.fingerprint_of(work), lambda: exports.make(work)
+    if step.name == "generated_series":
+        return generated_series.fingerprint_of(work), lambda: generated_series.make(work)
+    texts = parsed_records.scans_of(work)
+    return parsed_records.fingerprint_of(work, texts), lambda: parsed_records.make(work, texts)
 
 
 def _waivers_on(work: Work) -> Iterator[str]:
@@ -461,10 +499,12 @@ def build(
     progress: Progress | None = None,
     tell: Callable[[Step, Report, list[Verdict]], None] | None = None,
     only: Sequence[str] = (),
+    datasets: Collection[str] | None = None,
 ) -> list[tuple[Step, Report, list[Verdict]]]:
     """Run a recipe's steps in order, judging each; stop at the first gate that stays shut.
 
-    `only` limits the build to stages of these names or labels. `tell` hears of each step as it is done.
+    `only` limits the build to stages of these names or labels; without it, stages behind a trained model are left
+    out. `datasets` limits it to steps of these. `tell` hears of each step as it is done.
 
     Raises
     ------
@@ -475,7 +515,9 @@ def build(
     done: list[tuple[Step, Report, list[Verdict]]] = []
     run_id = f"build-{uuid.uuid4().hex[:12]}"
     for step in road(project):
-        if only and step.name not in only and step.label not in only:
+        if not {step.name, step.label} & set(only) if only else step.on_demand:
+            continue
+        if datasets is not None and step.dataset not in datasets:
             continue
         report = run(project, step, open_inputs(project, step), progress=progress, run_id=run_id)
         verdicts = judge(project, step, report.manifest)
@@ -514,6 +556,9 @@ def plan(project: Project) -> list[Forecast]:
 
 def _forecast(project: Project, step: Step, known: dict[Key, Manifest]) -> Forecast:
     """Forecast one step from the manifests `known` above it; one that would be reused joins them."""
+    if step.on_demand:
+        verb = "parse" if step.name == "parsed_records" else "generate"
+        return Forecast(step, "on request", f"`rowmill {verb} {step.recipe}` makes it, once there is a trained model")
     waiting = [key for key in step.inputs if key not in known]
     if waiting:
         return Forecast(step, "make if changed", f"{'/'.join(waiting[0][1:])} is to be made first")

@@ -139,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
 
     _verb(verbs, "report", _report, "write the report: pictures, samples, rejects and findings, in one HTML file")
 
+    _generation_verbs(verbs)
     _version_verbs(verbs)
 
     collect = _verb(verbs, "gc", _collect, "remove versions that nothing needs")
@@ -150,6 +151,18 @@ def _parser() -> argparse.ArgumentParser:
     ui.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
     ui.add_argument("--port", type=_positive, default=3000, help="port to listen on (3000)")
     return parser
+
+
+def _generation_verbs(verbs: "Verbs") -> None:
+    """Add the verbs that come after training."""
+    parse = _verb(verbs, "parse", _parse, "take generated texts apart: records, and why the rest is none")
+    parse.add_argument(
+        "files", metavar="FILE", nargs="*", help="parse these alone and store nothing; default: generation.text_urls"
+    )
+    generate = _verb(verbs, "generate", _generate, "ask the recipe's backend for series, groups or records")
+    for verb in (parse, generate):
+        verb.add_argument("--dataset", metavar="D", help="only this dataset")
+        verb.add_argument("--output", metavar="FILE", help="write the accepted records there, as JSON Lines")
 
 
 def _version_verbs(verbs: "Verbs") -> None:
@@ -309,12 +322,16 @@ def _build(given: argparse.Namespace) -> int:
     from pipelines import build, report_page, reports
 
     project = _project(given)
-    steps = [step for step in build.road(project) if not given.only or {step.name, step.label} & set(given.only)]
+    steps = [step for step in build.road(project) if _is_asked_for(step, given.only)]
     _require_stages(given.only, {name for step in build.road(project) for name in (step.name, step.label)})
     blocked = _run(project, steps, given.only)
     if not given.only:
         print(f"\n{reports.summary(project)}\n\nreport  {report_page.write(project)}")
     return BLOCKED if blocked else DONE
+
+
+def _is_asked_for(step: "Step", only: Sequence[str]) -> bool:
+    return bool({step.name, step.label} & set(only)) if only else not step.on_demand
 
 
 def _require_stages(only: Sequence[str], known: set[str]) -> None:
@@ -325,13 +342,15 @@ def _require_stages(only: Sequence[str], known: set[str]) -> None:
             raise ConfigError(f"--only {name}: no such stage; there are {', '.join(sorted(known))}; {hint}")
 
 
-def _run(project: "Project", steps: "Sequence[Step]", only: Sequence[str]) -> bool:
+def _run(
+    project: "Project", steps: "Sequence[Step]", only: Sequence[str], datasets: Sequence[str] | None = None
+) -> bool:
     """Build some stages with their progress shown; tell whether a blocking finding failed."""
     from pipelines import build, terminal
     from pipelines.progress import Watch
 
     with Watch(project, steps, terminal.console(), terminal.console(sys.stderr)) as watch:
-        done = build.build(project, progress=watch, tell=watch.tell, only=only)
+        done = build.build(project, progress=watch, tell=watch.tell, only=only, datasets=datasets)
     return any(verdict.blocking for _, _, verdicts in done for verdict in verdicts)
 
 
@@ -357,6 +376,46 @@ def _export(given: argparse.Namespace) -> int:
         build.copy_export(project, given.name[0], Path(given.to))
     terminal.console().print(reports.pointers(project, given.name, given.to))
     return DONE
+
+
+def _parse(given: argparse.Namespace) -> int:
+    from pipelines import generated_output, reports, terminal
+
+    if not given.files:
+        return _after_training(given, "parsed_records")
+    project = _project(given)
+    dataset = _only_one(generated_output.datasets_of(project, "parsed_records", given.dataset))
+    parsed = generated_output.parse_files(project, dataset, given.files)
+    terminal.console().print(reports.parsed_files(parsed))
+    if given.output:
+        generated_output.write_lines(Path(given.output), parsed.records)
+    return DONE
+
+
+def _generate(given: argparse.Namespace) -> int:
+    return _after_training(given, "generated_series")
+
+
+def _after_training(given: argparse.Namespace, stage: str) -> int:
+    """Run a stage behind a trained model, show what came of it, and write its records where that is asked for."""
+    from pipelines import build, generated_output, manifest, reports, terminal
+
+    project = _project(given)
+    datasets = generated_output.datasets_of(project, stage, given.dataset)
+    steps = [step for step in build.road(project) if step.name == stage and step.dataset in datasets]
+    blocked = _run(project, steps, [stage], datasets)
+    made = [one for step in steps if (one := manifest.current(project.store, step.key)) is not None]
+    terminal.console().print(reports.generated(made))
+    if given.output:
+        records = [text for one in made for text in generated_output.records_of(project.store, one)]
+        generated_output.write_lines(Path(given.output), records)
+    return BLOCKED if blocked else DONE
+
+
+def _only_one(datasets: Sequence[str]) -> str:
+    if len(datasets) > 1:
+        raise ConfigError(f"several datasets are generated: {', '.join(datasets)}; one is needed; add --dataset")
+    return datasets[0]
 
 
 def _stats(given: argparse.Namespace) -> int:

@@ -153,6 +153,13 @@ LAWS: tuple[Law, ...] = (
         "use partitions.balance: trained_tokens and a larger batch_size"),
     Law("empty_step", ("training_splits",), "at_most", 0, "warn",
         "(step, rank) pairs without a trained token", "use a larger batch_size or fewer ranks"),
+    Law("valid_fraction", ("parsed_records", "generated_series"), "at_least", 0.8, "warn",
+        "share of generated objects that are records of the dataset",
+        "read the reasons in the ledger; the model may need more training, another temperature, or a knob of "
+        "generation.validation"),
+    Law("failed_series", ("generated_series",), "at_most", 0, "warn",
+        "share of series that ended before their stop",
+        "read last_error and the reasons; see that the backend runs, or raise generation.patience"),
     Law("stale_rank", ("gpu_partitions",), "at_most", 0, "warn",
         "ranks that were built from another order", "materialize all ranks"),
 )  # fmt: skip

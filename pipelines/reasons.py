@@ -12,7 +12,7 @@ from pipelines.ledger import REASONS
 class Words(NamedTuple):
     """Where a reason is given, what it means, and what to do."""
 
-    of: Literal["sources", "rows", "splits", "masks", "lengths", "records"]
+    of: Literal["sources", "rows", "splits", "masks", "lengths", "records", "generated"]
     what: str
     remedy: str
 
@@ -199,6 +199,62 @@ WORDS: dict[str, Words] = {
     "group_overflow": Words(
         "records", "a group's records do not fit into one example", "raise the limit, or allow fewer of them"
     ),
+    "number_too_large": Words(
+        "generated",
+        "a number has over 4,300 digits, or is beyond what its column holds",
+        "train longer, or sample cooler",
+    ),
+    "duplicate_column": Words("generated", "a key stands twice in one object", "train longer, or sample cooler"),
+    "unknown_column": Words(
+        "generated", "a key is no column of the dataset; `detail` names it", "train longer, or sample cooler"
+    ),
+    "missing_column": Words(
+        "generated", "a column that every record has is absent", "train longer, or see that texts are not cut"
+    ),
+    "null": Words("generated", "a column is null that has no nulls in the data", "train longer, or sample cooler"),
+    "type": Words("generated", "a value is not of its column's type", "train longer, or sample cooler"),
+    "timestamp": Words(
+        "generated",
+        "the order column's value cannot be read as the data's are",
+        "train longer, or check `time_series.timestamp_format`",
+    ),
+    "group_incomplete": Words(
+        "generated",
+        "the object stands in a piece of text without the delimiters of a group",
+        "raise the tokens that a completion may have, or set `validation.group_by_accept_no_delineator`",
+    ),
+    "group_has_invalid": Words(
+        "generated",
+        "the object is a record, but another of its group is none",
+        "mend the other's reason, or set `validation.group_by_ignore_invalid_records`",
+    ),
+    "group_mixed_key": Words(
+        "generated",
+        "the records of the group, or series, have different keys",
+        "train longer, or set `validation.group_by_fix_non_unique_value`",
+    ),
+    "group_unordered": Words(
+        "generated",
+        "the records of the group are not in order",
+        "train longer, or set `validation.group_by_fix_unordered_records`",
+    ),
+    "step": Words("generated", "the time is not the interval after the one before", "train longer, or sample cooler"),
+    "order": Words("generated", "the time is before the one before", "train longer, or sample cooler"),
+    "after_failure": Words(
+        "generated", "the object comes after the first bad one of its series, or after its end", "mend the first one"
+    ),
+    "not_chosen": Words(
+        "generated", "another sample of the round had more valid records", "lower `generation.samples_per_prompt`"
+    ),
+    "past_stop": Words("generated", "the record lies behind the end of its series", "nothing; the series is complete"),
+    "past_bound": Words(
+        "generated", "there are as many records as were wanted", "raise `generation.max_records_per_group`, or nothing"
+    ),
+    "series_incomplete": Words(
+        "generated",
+        "the record's series failed before its end",
+        "raise `generation.patience`, or set `generation.on_failed_group: keep`",
+    ),
 }
 """Reason → its words, in the order in which a row can meet them."""
 
@@ -212,6 +268,7 @@ def page() -> list[str]:
         "masks": "Templates, masks and tokens",
         "lengths": "Lengths and targets",
         "records": "Records of tables",
+        "generated": "Generated text",
     }
     lines: list[str] = []
     for of, title in titles.items():

@@ -23,9 +23,12 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from pipelines import findings, formats, ledger, reasons, recipe, shards, sources, stats, terminal, walk
+from pipelines.backends import CallableBackend, OpenAIBackend
 from pipelines.config import Config
 from pipelines.findings import Bound, Expectation, Waiver
+from pipelines.generation import Generation
 from pipelines.mixing import BlockShuffle, Mixture
+from pipelines.parsing import Validation
 from pipelines.partitions import Partitions
 from pipelines.recipe import FIELDS_UNREAD, GROUPS, GROUPS_READ, Dataset, Execution, Recipe
 from pipelines.rendering import TemplateChoice
@@ -55,6 +58,10 @@ TITLES: dict[type[Config], str] = {
         for name, field in formats.Records.model_fields.items()
         if isinstance(model := field.annotation, type) and issubclass(model, Config)
     },
+    Generation: "Records: `generation`",
+    Validation: "Records: `generation.validation`",
+    CallableBackend: "Records: `generation.backend`, `kind: callable`",
+    OpenAIBackend: "Records: `generation.backend`, `kind: openai`",
     Mixture: "`mixture`",
     BlockShuffle: "Block shuffle",
     Partitions: "`partitions`",
@@ -312,8 +319,9 @@ def _inner_models(model: type[Config]) -> set[type[Config]]:
     waiting: list[Any] = [field.annotation for field in model.model_fields.values()]
     while waiting:
         one = waiting.pop()
-        if isinstance(one, type) and issubclass(one, Config):
+        if isinstance(one, type) and issubclass(one, Config) and one not in found:
             found.add(one)
+            waiting.extend(field.annotation for field in one.model_fields.values())
         waiting.extend(get_args(one))
     return found
 

@@ -152,7 +152,7 @@ def _overview(project: Project, made: _Made) -> Iterator[str]:
         yield '<h3 class="look">Waived</h3>'
         yield hypertext.table(["waiver"], [[waiver] for waiver in waivers])
     failed = [verdict for step in road(project) for verdict in _verdicts(project, step, made) if not verdict.passed]
-    missing = [step for step in road(project) if made[step.key] is None]
+    missing = [step for step in road(project) if made[step.key] is None and not step.on_demand]
     if failed:
         yield "<h3>Findings that failed</h3>"
         yield from (_finding(verdict, whole_key=True) for verdict in failed)

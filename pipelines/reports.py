@@ -21,6 +21,7 @@ from rich.text import Text
 from pipelines import manifest, plots
 from pipelines.build import Forecast, Project, Report, Step, judge, road
 from pipelines.findings import Verdict
+from pipelines.generated_output import ParsedFiles
 from pipelines.ledger import KEPT
 from pipelines.manifest import EXPORTS, Manifest, Table, folder
 from pipelines.retention import Collected
@@ -61,7 +62,7 @@ def small_table(table: Table, *, indent: int = 2) -> RenderableType:
 # ── plan ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-_ACTIONS = {"reuse": ("=", DIM), "make": ("+", GOOD), "make if changed": ("~", LOOK)}
+_ACTIONS = {"reuse": ("=", DIM), "make": ("+", GOOD), "make if changed": ("~", LOOK), "on request": ("·", DIM)}
 
 
 def plan(project: Project, forecasts: Sequence[Forecast]) -> RenderableType:
@@ -80,7 +81,12 @@ def plan(project: Project, forecasts: Sequence[Forecast]) -> RenderableType:
 
 
 def _plan_counts(forecasts: Sequence[Forecast]) -> str:
-    names = {"reuse": "reused", "make": "to make", "make if changed": "to make if what they read changes"}
+    names = {
+        "reuse": "reused",
+        "make": "to make",
+        "make if changed": "to make if what they read changes",
+        "on request": "on request",
+    }
     counts = {action: sum(one.action == action for one in forecasts) for action in names}
     return dotted(f"{count} {names[action]}" for action, count in counts.items() if count)
 
@@ -91,6 +97,33 @@ def _title(project: Project, rest: str) -> Text:
 
 def _scope(project: Project, dataset: str | None) -> Text:
     return Text(f"\n{dataset or 'all datasets'}", HEAD)
+
+
+# ── after training ─────────────────────────────────────────────────────────────────────────────────
+
+
+def generated(made: Sequence[Manifest]) -> RenderableType:
+    """Show what generated texts came to: classes, and how each series went."""
+    lines: list[RenderableType] = []
+    for one in made:
+        for name in ("classes", "series"):
+            if name in one.tables and one.tables[name].rows:
+                lines += [Text(f"\n{key_text(one.key)}", HEAD), small_table(one.tables[name])]
+    return Group(*lines)
+
+
+def parsed_files(parsed: ParsedFiles) -> RenderableType:
+    """Show what files hold that were parsed off the road."""
+    report = parsed.report
+    told = dotted(
+        [
+            counted(parsed.texts, "text"),
+            counted(report.valid, "record"),
+            f"{percent(report.valid_fraction)} valid" if report.valid + report.invalid else "",
+            f"{parsed.unreadable:,} without a text" if parsed.unreadable else "",
+        ]
+    )
+    return Group(Text(told, HEAD), small_table(parsed.table))
 
 
 # ── build ──────────────────────────────────────────────────────────────────────────────────────────
@@ -132,36 +165,44 @@ def _reuse(report: Report) -> str:
 
 def outcome(made: Manifest) -> str:
     """Say in one line what a stage's output holds."""
-    facts = made.facts
-    match made.stage:
+    return dotted(_outcome(made.stage, made.facts))
+
+
+def _outcome(stage: str, facts: Mapping[str, Any]) -> list[str]:
+    match stage:
         case "raw_dataset":
-            return dotted(
-                [counted(facts["records"], "record"), counted(facts["files"], "file"), counted(facts["parts"], "part")]
-            )
+            found = [
+                counted(facts["records"], "record"),
+                counted(facts["files"], "file"),
+                counted(facts["parts"], "part"),
+            ]
         case "canonical_rows":
-            return dotted([counted(facts["kept"], "row"), _rejected(facts)])
+            found = [counted(facts["kept"], "row"), _rejected(facts)]
         case "tokenized_examples":
             share = f"{percent(facts['trained_share'])} trained"
-            return dotted(
-                [counted(facts["examples"], "example"), counted(facts["tokens"], "token"), share, _rejected(facts)]
-            )
+            found = [counted(facts["examples"], "example"), counted(facts["tokens"], "token"), share, _rejected(facts)]
         case "truncation_stats":
             quantiles = [f"{name} {facts['quantiles'][name]:,}" for name in ("p50", "p95", "max")]
-            return dotted([*quantiles, f"{percent(facts['context_overflow'])} over {facts['limit']:,}"])
+            found = [*quantiles, f"{percent(facts['context_overflow'])} over {facts['limit']:,}"]
         case "packed_shards":
-            return dotted([counted(facts["sequences"], "sequence"), f"{percent(facts['fill'])} full"])
+            found = [counted(facts["sequences"], "sequence"), f"{percent(facts['fill'])} full"]
         case "training_splits":
-            return dotted([counted(facts["places"], "place"), counted(facts["steps"], "step")])
+            found = [counted(facts["places"], "place"), counted(facts["steps"], "step")]
         case "exports":
-            return dotted(
-                [
-                    counted(facts["segments"], "segment"),
-                    counted(facts["tokens"], "token"),
-                    size_text(facts["size_bytes"]),
-                ]
-            )
+            tokens, size = counted(facts["tokens"], "token"), size_text(facts["size_bytes"])
+            found = [counted(facts["segments"], "segment"), tokens, size]
+        case "parsed_records" | "generated_series":
+            found = _generated(facts)
         case _:
-            return dotted([counted(facts["ranks"], "rank"), counted(facts["sequences"], "sequence")])
+            found = [counted(facts["ranks"], "rank"), counted(facts["sequences"], "sequence")]
+    return found
+
+
+def _generated(facts: Mapping[str, Any]) -> list[str]:
+    texts = counted(facts["texts"], "text") if "texts" in facts else ""
+    series = counted(facts["series"], "series", "series") if facts.get("series") else ""
+    valid = f"{percent(facts['valid_fraction'])} valid" if facts["kept"] or facts["rejected"] else ""
+    return [texts, series, counted(facts["kept"], "record"), valid, _rejected(facts)]
 
 
 def _rejected(facts: Mapping[str, Any]) -> str:

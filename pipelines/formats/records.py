@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, field_validator, model_validator
 
 from pipelines.codec import Codec
 from pipelines.config import Config
+from pipelines.generation import Generation
 from pipelines.records import Mode, mode_of
 from pipelines.rows import Json
 
@@ -183,6 +184,8 @@ class Records(Config):
     """The text before the records."""
     tokens: Delimiters = Delimiters()
     """The tokens around the records."""
+    generation: Generation | None = None
+    """How a trained model is asked for records, and how its texts are parsed; null: it is not."""
     domain_key: MaybeName = None
     """Column that names the row's domain; a row without a text there is in `__default__`."""
 
@@ -285,4 +288,21 @@ class Records(Config):
             raise ValueError(
                 "assembly.on_overflow: split under privacy.dp_enabled; a group may enter once; choose error or reject"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _generates_privately(self) -> "Records":
+        """Refuse what would publish rows of the training data; beginnings and ends of series are such, too."""
+        if self.generation is None or not self.privacy.dp_enabled:
+            return self
+        if self.generation.prefill == "records":
+            raise ValueError(
+                "generation.prefill: records under privacy.dp_enabled; it would show the model, and whoever reads its "
+                "prompts, real records; auto and partial show none; choose one of them"
+            )
+        for name in ("start_timestamp", "stop_timestamp") if self.mode == "sequential" and self.order_column else ():
+            if getattr(self.time_series, name) is None:
+                raise ValueError(
+                    f"time_series.{name}: null under privacy.dp_enabled; each group's own would be used; set it"
+                )
         return self

@@ -42,6 +42,11 @@ class Generation(Config):
     """Records generated per series at most; auto: the steps to its stop, else twice the longest training group."""
     on_failed_group: Literal["drop", "keep"] = "drop"
     """What happens to the records of a failed series; drop: to the rejects, `series_incomplete`."""
+    num_records: int = Field(default=1000, ge=1)
+    """Records that are generated in tabular and grouped mode; of groups, which stay whole, a few more may come."""
+    text_urls: list[str] | None = None
+    """Files of generated text to parse, named as in `source.train_urls`: JSON Lines with a `text` each (or answers of a
+    completions server), or `.txt` files that are one text each; null: what lies in `generated/RECIPE/DATASET/`."""
     backend: Backend | None = None
     """What generates; null: nothing does, and only text that is already there is parsed."""
     validation: Validation = Validation()

@@ -46,6 +46,7 @@ SCHEMAS: Mapping[str, pa.Schema] = {
     "sequences": _schema(
         split=_TEXT, shard=_TEXT, sequence_id=_COUNT, tokens=_COUNT, trained_tokens=_COUNT, fill=_NUMBER
     ),
+    "generated_records": _schema(stage=_TEXT, text_id=_TEXT, number=_COUNT, record=_TEXT),
     "segments": _schema(
         split=_TEXT, sequence_id=_COUNT, segment=_COUNT, example_id=_TEXT, row_id=_TEXT, source=_TEXT, record=_COUNT,
         start=_COUNT, length=_COUNT,

@@ -51,6 +51,8 @@ FED_BY_FILES: Mapping[str, Mapping[str, str]] = {
     "tokenized_examples": {"examples": "examples", "rejects": "rejects"},
     "packed_shards": {"shard": "sequences", "segments": "segments", "rejects": "rejects"},
     "training_splits": {"rank_steps": "rank_steps"},
+    "parsed_records": {"records": "generated_records", "rejects": "rejects"},
+    "generated_series": {"records": "generated_records", "rejects": "rejects"},
 }
 """Stage → name of a part's file → the table it feeds. Ranks hold shards too: the same sequences again."""
 

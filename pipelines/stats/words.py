@@ -17,6 +17,7 @@ VIEWS: Final[Mapping[str, str]] = {
     "lengths": "Bins of the histogram of original lengths, for each split.",
     "what_if": "What another context length would do, estimated.",
     "sequences": "Packed sequences.",
+    "generated_records": "Records that a model generated: accepted ones, one line each, with their content.",
     "segments": "Examples in sequences: whose tokens stand where.",
     "splits": "Splits as they came out, for each dataset.",
     "mixture": "Datasets in the order of training: the share asked for and what came.",
@@ -108,6 +109,11 @@ COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
         "sequence_id": "Its number in its split, from 0.",
         "tokens": "Tokens in it.",
         "fill": "Share of seq_len that holds tokens.",
+    },
+    "generated_records": {
+        "text_id": "The generated text that it stands in; its line in the file of texts.",
+        "number": "Its number among the text's accepted records, from 0.",
+        "record": "The record as JSON text.",
     },
     "segments": {
         "sequence_id": "The sequence's number in its split, from 0.",

@@ -1,0 +1,101 @@
+"""What came of generated text, for a person: files parsed off the road, and accepted records as JSON Lines.
+
+What belongs here: parsing some files without storing anything, reading accepted records back. What does not: the
+stages (`stages/parsed_records.py`, `stages/generated_series.py`), words (`reports.py`).
+"""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines import build, generated_texts, manifest, parsing
+from pipelines.build import Project
+from pipelines.errors import ConfigError, one_of
+from pipelines.executors import LocalPool
+from pipelines.manifest import Key, Manifest, Table
+from pipelines.sources import StageIn
+from pipelines.stages import Work, parsed_records
+from pipelines.storage import Store
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedFiles:
+    """What some files of generated text hold."""
+
+    report: parsing.Report
+    texts: int
+    unreadable: int
+    records: Sequence[str]
+
+    @property
+    def table(self) -> Table:
+        """The counts by class."""
+        return parsed_records.tables_of(self.report.items, self.report.characters)["classes"]
+
+
+def datasets_of(project: Project, stage: str, dataset: str | None) -> list[str]:
+    """Return the datasets that have a stage behind a trained model, or the one that is named.
+
+    Raises
+    ------
+    ConfigError
+        If there is none, or the named one has none.
+
+    """
+    known = [step.dataset for step in build.road(project) if step.name == stage and step.dataset is not None]
+    block = "generation" if stage == "parsed_records" else "generation.backend"
+    if not known:
+        raise ConfigError(
+            f"{project.recipe.name}: no dataset has a {block} block; {stage} needs one, under format; add it"
+        )
+    if dataset is not None and dataset not in known:
+        raise ConfigError(
+            f"{project.recipe.name}: --dataset {dataset}: it has no {block} block; there is {one_of(known)}; name one"
+        )
+    return known if dataset is None else [dataset]
+
+
+def parse_files(project: Project, dataset: str, urls: Sequence[str]) -> ParsedFiles:
+    """Take the texts of some files apart as `parsed_records` would, storing nothing.
+
+    Relative paths are those of the working directory.
+
+    Raises
+    ------
+    IntegrityError
+        If `tokenized_examples` was never built.
+    SourceError
+        If a file is missing or unreadable.
+
+    """
+    key: Key = (project.recipe.name, dataset, "tokenized_examples")
+    pointed = manifest.current(project.store, key)
+    made = manifest.by_version(project.store, key, None) if pointed is None else pointed
+    with tempfile.TemporaryDirectory(prefix="rowmill-parse-") as scratch:
+        store = Store(scratch)
+        at = (project.recipe.name, dataset, "parsed_records")
+        work = Work(project.recipe, store, Path.cwd(), at, dataset, {key: made}, LocalPool(1))
+        scans = parsed_records.scan(urls, work.base, StageIn(store, "staged"), ())
+        tasks = [one.task for one in parsed_records.tasks_of(work, scans, parsed_records.meant_of(work))]
+        parts = [generated_texts.parse_texts(task) for task in tasks]
+        records = [text for part in parts for text in _records(store, part.files["records"].path)]
+    report = parsing.Report(parsed_records.added(parts, "items"), parsed_records.added(parts, "characters"))
+    texts = sum(int(part.facts["texts"]) for part in parts)
+    unreadable = sum(sum(part.facts["reasons"].values()) for part in parts) - report.invalid
+    return ParsedFiles(report, texts, unreadable, records)
+
+
+def records_of(store: Store, made: Manifest) -> Iterator[str]:
+    """Yield the accepted records of a stage as lines of JSON."""
+    for file in made.files("records"):
+        yield from _records(store, file.path)
+
+
+def _records(store: Store, path: str) -> list[str]:
+    return [str(text) for text in store.table(path, ["record"]).column(0).to_pylist()]
+
+
+def write_lines(path: Path, records: Sequence[str]) -> None:
+    """Write records as JSON Lines; the file appears whole or not at all."""
+    Store(str(path.parent)).write(path.name, "".join(f"{text}\n" for text in records).encode("utf-8", "surrogatepass"))

@@ -1,0 +1,229 @@
+"""What one worker does with generated texts: read them from files, take them apart, write records and rejects.
+
+What belongs here: the shapes in which texts come, the files of a part. What does not: the parser (`parsing/`), which
+files there are (`stages/parsed_records.py`).
+
+| file | a text is |
+|---|---|
+| `.txt` | the whole file |
+| `.jsonl`, `.json`, `.parquet`, … | the `text` of a record, with `finish_reason` where the server told one |
+| the same | each of a record's `choices`, as a completions server answers |
+
+A text continues the generation prompt: it stands behind BOS. It is closed by EOS, or where its `finish_reason` is
+`stop`, which is how servers say that they ate it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+
+from pipelines import parsing, sources
+from pipelines.codec import Serialiser, Wire
+from pipelines.manifest import File, Part
+from pipelines.ordering import Order
+from pipelines.parsing import Parser, Place, Report, Span, Validation
+from pipelines.parts import RejectLog, write_parquet
+from pipelines.records import Mode, Record, RecordSchema
+from pipelines.rows import Json, Rejected
+from pipelines.sources import urls
+from pipelines.sources.compression import open_content
+from pipelines.sources.files import reader_of
+from pipelines.storage import Store
+
+PARSED = pa.schema(
+    [
+        pa.field("stage", pa.string(), nullable=False),
+        pa.field("text_id", pa.string(), nullable=False),
+        pa.field("number", pa.int32(), nullable=False),
+        pa.field("record", pa.string(), nullable=False),
+    ]
+)
+"""A part of `parsed_records`, or of `generated_series`: records in the order of their text, as lossless JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meant:
+    """What a text is meant to be, as `tokenized_examples` tells it; goes to workers as it is."""
+
+    schema: str
+    mode: Mode
+    wire: Wire
+    bos: str
+    eos: str
+    place: Place
+    validation: str
+
+    @property
+    def record_schema(self) -> RecordSchema:
+        """The columns."""
+        return RecordSchema.from_json(orjson.loads(self.schema))
+
+
+@dataclass(frozen=True, slots=True)
+class ParseTask:
+    """Parts of one file to take apart: one part, or all of a `.txt` file, which is one text."""
+
+    root: str
+    folder: str
+    fingerprint: str
+    base: str
+    parts: tuple[sources.Part, ...]
+    meant: Meant
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A generated text, or why the record that should hold one has none."""
+
+    text_id: str
+    text: str
+    is_closed: bool
+    rejected: Rejected | None = None
+    raw: bytes = b""
+
+
+def meant_of(
+    details: dict[str, Any], *, group_columns: Sequence[str], order_column: str | None, validation: str
+) -> Meant:
+    """Recover what texts are meant to be from a `tokenized_examples` manifest of records."""
+    told = details["records"]
+    order = None if told["order"] is None else Order(told["order"])
+    interval = told["interval_seconds"]
+    return Meant(
+        schema=orjson.dumps(told["schema"]).decode(),
+        mode=told["mode"],
+        wire=told["wire"],
+        bos=told["frame"]["bos_text"],
+        eos=told["frame"]["eos_text"],
+        place=Place(tuple(group_columns), order_column, order, None if interval is None else _number(interval)),
+        validation=validation,
+    )
+
+
+def _number(text: str) -> Any:
+    from decimal import Decimal
+
+    number = Decimal(text)
+    return int(number) if number == int(number) else number
+
+
+@lru_cache(maxsize=2)
+def _opened(meant: Meant) -> tuple[Parser, Serialiser]:
+    """Compile what a run has in common, once per worker."""
+    parser = Parser(
+        meant.record_schema, meant.mode, bos=meant.bos, eos=meant.eos, place=meant.place,
+        validation=Validation.model_validate_json(meant.validation), wire=meant.wire,
+    )  # fmt: skip
+    return parser, Serialiser(meant.record_schema, special_tokens=())
+
+
+def texts_of(parts: Sequence[sources.Part], base: Path) -> Iterator[Text]:
+    """Yield the texts of some parts of one file."""
+    if parts[0].reader == "plain_text":
+        yield _whole(parts[0], base)
+        return
+    for part in parts:
+        for record in sources.read(part, base):
+            name = f"{part.part_id}:{record.number}"
+            if record.rejected is not None or record.value is None:
+                yield Text(name, "", is_closed=False, rejected=record.rejected, raw=record.raw)
+            else:
+                yield from _in_record(name, record.value, record.raw)
+
+
+def _whole(part: sources.Part, base: Path) -> Text:
+    where = urls.locate(part.url, base)
+    codec = (reader_of(part.url) or ("", "", ""))[2]
+    with open_content(urls.open_raw(where), codec, where.url) as stream:
+        content = stream.read()
+    return Text(f"{part.part_id}:0", content.decode("utf-8-sig", "replace"), is_closed=False)
+
+
+def _in_record(name: str, value: dict[str, Json], raw: bytes) -> Iterator[Text]:
+    choices = value.get("choices")
+    told: list[Json] = choices if isinstance(choices, list) else [value]
+    for number, one in enumerate(told):
+        text = one.get("text") if type(one) is dict else None
+        text_id = f"{name}.{number}" if isinstance(choices, list) else name
+        if isinstance(text, str):
+            yield Text(text_id, text, is_closed=one.get("finish_reason") == "stop")
+        else:
+            rejected = Rejected("missing_field", "neither text nor choices with a text each")
+            yield Text(text_id, "", is_closed=False, rejected=rejected, raw=raw)
+
+
+def parse_texts(task: ParseTask) -> Part:
+    """Take the texts of a part apart and write what came of them."""
+    parser, write = _opened(task.meant)
+    log = RejectLog("parsed_records")
+    made = Made()
+    reports: list[Report] = []
+    for text in texts_of(task.parts, Path(task.base)):
+        if text.rejected is not None:
+            log.add(text.text_id, text.rejected, text.raw)
+            continue
+        parsed = parser(text.text, open_at_start=True, closed_at_end=text.is_closed)
+        reports.append(parsed.report)
+        made.add(text.text_id, parsed.records, write)
+        log_spans(log, text.text_id, text.text, parsed.spans)
+    report = parsing.add_up(reports)
+    facts = {
+        "texts": len(reports),
+        "kept": report.valid,
+        "items": dict(report.items),
+        "characters": dict(report.characters),
+        "reasons": log.counts(),
+        "examples_of_rejects": _first_of_each(log),
+    }
+    return save(Store(task.root), task.folder, task.fingerprint, made, log, facts)
+
+
+def log_spans(log: RejectLog, text_id: str, text: str, spans: Sequence[Span]) -> None:
+    """Keep the objects of a text that are no records, with their own characters."""
+    for number, span in enumerate(one for one in spans if one.kind == "invalid"):
+        raw = text[span.start : span.end].encode("utf-8", "surrogatepass")
+        log.add(f"{text_id}#{number}", Rejected(span.reason, span.column), raw)
+
+
+class Made:
+    """Accepted records, column by column."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self.numbers: list[int] = []
+        self.texts: list[str] = []
+
+    def add(self, text_id: str, records: Sequence[Record], write: Serialiser) -> None:
+        """Add the records of a text."""
+        self.ids += [text_id] * len(records)
+        self.numbers += range(len(records))
+        for record in records:
+            line = write(record)
+            assert isinstance(line, str), "what was read can be written"
+            self.texts.append(line.removesuffix("\n"))
+
+
+def _first_of_each(log: RejectLog) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, reason in zip(log.row_ids, log.reasons, strict=True):
+        if len(held := found.setdefault(reason, [])) < 3:
+            held.append(name)
+    return found
+
+
+def save(store: Store, folder: str, fingerprint: str, made: Made, log: RejectLog, facts: dict[str, Any]) -> Part:
+    """Write a part's records and rejects."""
+    path = f"{folder}/parts/{fingerprint}"
+    table = pa.table(
+        [[log.stage] * len(made.ids), made.ids, pa.array(made.numbers, pa.int32()), made.texts], schema=PARSED
+    )
+    files: dict[str, File] = {
+        "records": write_parquet(store, f"{path}/records.parquet", table),
+        "rejects": write_parquet(store, f"{path}/rejects.parquet", log.table()),
+    }
+    return Part(fingerprint, files, facts)

@@ -285,6 +285,11 @@ class Reader:
         return self._published.seq_len
 
     @property
+    def vocab_size(self) -> int:
+        """One more than the largest id that a model must know."""
+        return int(self._published.card["vocab_size"])
+
+    @property
     def steps(self) -> int | None:
         """The number of steps; None where the recipe has no `batch_size`."""
         return len(self._published.step_trained_tokens) if self._published.has_steps else None

@@ -139,7 +139,9 @@ def test_recipes_load() -> None:
 
 
 def test_constraints_pin_every_dependency_to_a_version_it_allows() -> None:
-    groups = [project()["project"]["dependencies"], project()["project"]["optional-dependencies"]["dev"]]
+    optional = project()["project"]["optional-dependencies"]
+    # mosaicml-streaming has an environment of its own, since it allows none of these versions.
+    groups = [project()["project"]["dependencies"], *(optional[name] for name in optional if name != "mds")]
     wanted = [Requirement(text) for group in groups for text in group]
     locked = pins()
 

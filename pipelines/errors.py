@@ -6,7 +6,7 @@ configuration, for the outside world (files, disks) and for our own bugs.
 
     PipelineError
       + ConfigError       (ValueError)    the recipe is wrong; raised before any data is read
-        + ContextOverflowError            `overlong: raise` or `error` met something too long
+        + ContextOverflowError            `overlong: raise` or `error` met something too long; a GenerationError, too
       + SourceError       (OSError)       a source is missing, cut short or unreadable
       + SchemaError       (ValueError)    a file's columns are not what the recipe says
       + IntegrityError    (RuntimeError)  stored bytes are not what their manifest says
@@ -30,10 +30,6 @@ class ConfigError(PipelineError, ValueError):
     """The recipe asks for something impossible."""
 
 
-class ContextOverflowError(ConfigError):
-    """Something is longer than the context and the recipe says that this must not happen."""
-
-
 class SourceError(PipelineError, OSError):
     """A source cannot be found, opened or read to its end."""
 
@@ -52,6 +48,10 @@ class GateError(PipelineError, RuntimeError):
 
 class GenerationError(PipelineError, RuntimeError):
     """A generating backend failed beyond its retries."""
+
+
+class ContextOverflowError(ConfigError, GenerationError):
+    """Something is longer than the context and the recipe says that this must not happen."""
 
 
 class BusyError(PipelineError, RuntimeError):

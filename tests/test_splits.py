@@ -4,10 +4,12 @@ from collections import Counter
 from fractions import Fraction
 from hashlib import blake2b
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines import splits
 from pipelines.config import check
 from pipelines.errors import ConfigError
 from pipelines.rows import Rejected
@@ -225,3 +227,52 @@ def test_splits_survive_their_own_dump(values: dict[str, object]) -> None:
     splits = check(Splits, values, "splits")
 
     assert Splits.model_validate(splits.model_dump()) == splits
+
+
+# ── By number of rows ──────────────────────────────────────────────────────────────────────────────
+
+
+def cut(rows: list[int], **values: object) -> list[int]:
+    """Return how many units fall to train, validation and test; units stand in the order of their places."""
+    options = check(Splits, {"validation": 0, "test": 0, "method": "exact", **values}, "splits")
+    places = np.arange(1, len(rows) + 1, dtype=np.uint64) << np.uint64(40)
+    return np.bincount(splits.exact(options, places, np.array(rows, np.int64)), minlength=3).tolist()
+
+
+@pytest.mark.parametrize(("groups", "rows", "test"), [(2000, 10, 100), (1000, 20, 50), (200, 1, 10)])
+def test_exact_twentieth_of_equal_groups_is_a_twentieth_of_the_rows(groups: int, rows: int, test: int) -> None:
+    assert cut([rows] * groups, test=0.05) == [groups - test, 0, test]
+
+
+def test_exact_split_takes_the_nearest_number_of_rows_and_of_two_the_smaller() -> None:
+    assert cut([10] * 10, test=24) == [8, 0, 2]
+    assert cut([10] * 10, test=26) == [7, 0, 3]
+    assert cut([10] * 10, test=25) == [8, 0, 2]
+
+
+def test_exact_split_leaves_at_least_one_unit_everywhere() -> None:
+    assert cut([1000, 1, 1], validation=1, test=1) == [1, 1, 1]
+    assert cut([10, 10, 10], validation=0.45, test=0.45) == [1, 1, 1]
+    assert cut([10, 10], test=19) == [1, 0, 1]
+    assert cut([10], validation=5, test=5) == [1, 0, 0]
+
+
+def test_exact_split_is_never_above_its_cap_where_units_allow() -> None:
+    assert cut([10] * 100, validation=0.2, test=0.3, max_rows=55) == [90, 5, 5]
+    assert cut([10] * 100, test=0.3, max_rows=3) == [99, 0, 1]
+
+
+@given(rows=st.lists(st.integers(1, 30), min_size=1, max_size=60), wanted=st.integers(1, 200))
+def test_exact_split_is_as_near_as_whole_units_in_order_can_be(rows: list[int], wanted: int) -> None:
+    [_, _, units] = cut(rows, test=wanted)
+    held = sum(rows[len(rows) - units :])
+
+    choices = [sum(rows[len(rows) - n :]) for n in range(1, len(rows))]
+    assert abs(held - wanted) == min((abs(one - wanted) for one in choices), default=wanted)
+
+
+def test_counts_and_shares_are_told_apart() -> None:
+    options = check(Splits, {"validation": 0.1, "test": 300, "max_rows": 200}, "splits")
+
+    assert options.is_exact
+    assert (options.wanted_rows("validation", 1000), options.wanted_rows("test", 1000)) == (100, 200)

@@ -1,0 +1,82 @@
+"""Sizing and advice: the specification's figures, and each word of advice from counts that deserve it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipelines.sizing import advise_group_column, estimate
+
+
+def sized(**changes: Any) -> Any:
+    values: dict[str, Any] = {"limit": 12_288, "prompt": 100, "record_tokens": 20, "records_per_group": 17, "cap": 5}
+    return estimate("grouped", **values | changes)
+
+
+def test_estimate_of_the_specification_s_groups_fits_with_room_for_thirty_five() -> None:
+    found = sized()
+
+    assert (found.unit_tokens, found.example_tokens, found.fits) == (340, 1800, True)
+    assert sized(cap=None).units == 35
+    assert found.largest_unit == 12_186
+
+
+def test_estimate_of_the_worst_group_says_that_the_cap_is_out_of_reach() -> None:
+    five, eight = sized(records_per_group=80), sized(records_per_group=80, cap=8)
+
+    assert (five.example_tokens, five.fits, five.advice) == (8100, True, ())
+    assert (eight.example_tokens, eight.fits, eight.advice) == (12_900, False, ("cap_unreachable (flush at 7)",))
+
+
+@pytest.mark.parametrize(("tokens", "advice"), [(12_186, ()), (12_187, ("overflow",))])
+def test_estimate_of_a_lone_group_overflows_beyond_the_room(tokens: int, advice: tuple[str, ...]) -> None:
+    assert sized(record_tokens=tokens, records_per_group=1, cap=1).advice == advice
+
+
+def test_estimate_of_tables_and_series_adds_the_prompt() -> None:
+    table = estimate("tabular", limit=1000, prompt=36, cap=3, record_tokens=80)
+    series = estimate("sequential", limit=1000, prompt=36, cap=None, record_tokens=80, records_per_group=50)
+
+    assert (table.example_tokens, table.fits) == (36 + 240, True)
+    assert (series.example_tokens, series.fits) == (1000, True)
+
+
+def judged(sizes: list[int], **changes: Any) -> Any:
+    counts = np.array(sizes, np.int64)
+    values: dict[str, Any] = {"room": 12_000, "cap": 10}
+    return advise_group_column("column", counts, counts * 20, **values | changes)
+
+
+def test_advice_on_a_hundred_customers_of_ten_to_fifty_is_good() -> None:
+    found = judged([10 + (i * 7) % 41 for i in range(100)])
+
+    assert found.is_good
+    assert found.sizes["count"] == 100
+    assert found.largest == "Largest group: 50 records, 1000 tokens"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "word"),
+    [([950, 20, 15, 15], "dominant"), ([2500] * 4, "unbounded"), ([10] * 99 + [601], "overflow")],
+)
+def test_advice_against_a_column_names_why_it_is_unsuitable(sizes: list[int], word: str) -> None:
+    assert word in judged(sizes).unsuitable
+
+
+@pytest.mark.parametrize(
+    ("sizes", "changes", "word"),
+    [
+        ([3] * 99 + [61], {}, "skewed"),
+        ([10] * 200, {"is_ordered": False}, "no_order"),
+        ([10] * 89, {}, "few_examples"),
+    ],
+)
+def test_advice_warns_with_the_word_for_it(sizes: list[int], changes: dict[str, Any], word: str) -> None:
+    found = judged(sizes, **changes)
+
+    assert found.unsuitable == {}
+    assert set(found.warnings) == {word}
+
+
+def test_series_may_be_longer_than_an_example() -> None:
+    assert judged([5000] * 3, mode="sequential").unsuitable == {}

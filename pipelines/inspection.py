@@ -12,7 +12,7 @@ Copies of earlier rows are shown like the others: what repeats what is known onl
 import uuid
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Generic, Literal, TypeVar
 
@@ -29,7 +29,7 @@ from pipelines.executors import LocalPool
 from pipelines.rendering import Renderer
 from pipelines.rows import is_place, place_of
 from pipelines.sources import FileScan, Part, RawRecord
-from pipelines.stages import Work, tokenized_examples
+from pipelines.stages import Work, record_examples, record_rows, tokenized_examples
 from pipelines.storage import Store, digest
 from pipelines.tokenization import Encoder
 
@@ -156,7 +156,7 @@ def _first(project: Project, work: Work, count: int) -> Iterator[Inspected]:
                 return
             taken = min(left, part.records)
             left -= taken
-            yield from _through(work, part, range(taken))
+            yield from _through(project, work, scan, part, range(taken))
 
 
 def _row(project: Project, work: Work, row_id: str) -> Iterator[Inspected]:
@@ -167,16 +167,19 @@ def _row(project: Project, work: Work, row_id: str) -> Iterator[Inspected]:
     for scan in _scans(project, work, None):
         for part in scan.parts:
             if part.part_id == part_id and at < part.records:
-                yield from _through(work, part, range(at, at + 1))
+                yield from _through(project, work, scan, part, range(at, at + 1))
 
 
 # ── Through the rooms ──────────────────────────────────────────────────────────────────────────────
 
 
-def _through(work: Work, part: Part, wanted: range) -> Iterator[Inspected]:
+def _through(project: Project, work: Work, scan: FileScan, part: Part, wanted: range) -> Iterator[Inspected]:
     """Do with some records of a part what a build does with all."""
     records = [one for one in sources.read(part, work.base) if one.number in wanted]
     names = [f"{part.part_id}:{one.number}" for one in records]
+    if work.dataset.row_kind == "record":
+        yield from _through_assembly(project, work, scan, part, records)
+        return
     task = parts.CanonicalTask(
         work.store.root, "rows", part.sha256, str(work.base), work.dataset_name or "", work.dataset, part, wanted.stop
     )
@@ -195,6 +198,47 @@ def _through(work: Work, part: Part, wanted: range) -> Iterator[Inspected]:
     for name in sorted({*names, *further}, key=lambda one: (place_of(one), len(one), one)):
         record = numbered[name] if name in numbered else numbered[name.rpartition(".")[0]]
         yield _inspected(work, part, name, record, of_row.get(name), refused.get(name), samples.get(name, []))
+
+
+def _through_assembly(
+    project: Project, work: Work, scan: FileScan, part: Part, records: Sequence[RawRecord]
+) -> Iterator[Inspected]:
+    """Do the same with records: those shown make examples among themselves, under the schema of the last build.
+
+    Without a build their types are told by these records alone.
+    """
+    names = [f"{part.part_id}:{one.number}" for one in records]
+    at = (*work.dataset_key, "canonical_rows")
+    raw = _made(work, (*work.dataset_key, "raw_dataset"), (), {"scans": [scan.to_json()]})
+    desk = replace(work, key=at, inputs={raw.key: raw})
+    last = manifest.current(project.store, at)
+    known = None if last is None else record_rows.known_of(last.details)
+    taken = max((one.number for one in records), default=-1) + 1
+    [made], _, _, known = record_rows.make_rows(desk, [(part, taken)], "inspect", known)
+    rows = _only(work.store.table(made.files["rows"].path), names)
+    rejects = [_only(work.store.table(made.files["rejects"].path), names)]
+    samples: dict[str, list[Sample]] = {}
+    if rows.num_rows:
+        chosen = manifest.Part("chosen", {"rows": parts.write_parquet(work.store, "chosen.parquet", rows)})
+        details = {"records": known.to_json() | {"mode": "", "interval_seconds": None}}
+        loaded, path = tokenized_examples.open_tokenizer(work)
+        draft = record_examples.make(replace(work, inputs={at: _made(work, at, (chosen,), details)}), loaded, path)
+        rejects += [work.store.table(one.files["rejects"].path) for one in draft.parts if "rejects" in one.files]
+        examples = [work.store.table(one.files["examples"].path) for one in draft.parts if "examples" in one.files]
+        samples = _samples(pa.concat_tables(examples), Encoder(loaded)) if examples else {}
+    of_row = {row["row_id"]: row for row in rows.to_pylist()}
+    refused = {one["row_id"]: one for table in rejects for one in table.to_pylist()}
+    for name, record in zip(names, records, strict=True):
+        yield _inspected(work, part, name, record, of_row.get(name), refused.get(name), samples.get(name, []))
+
+
+def _made(
+    work: Work, key: manifest.Key, own: "tuple[manifest.Part, ...]", details: dict[str, Any]
+) -> manifest.Manifest:
+    """Return a manifest of rows that were made for this look alone."""
+    return manifest.Manifest(
+        key=key, stage=key[-1], fingerprint="", code_version="", inputs={}, parts=own, facts={}, details=details
+    )
 
 
 def _only(table: pa.Table, names: Sequence[str]) -> pa.Table:

@@ -10,7 +10,7 @@ Only versions that were made of each other are joined: the walk starts at the cu
 inputs that each manifest names, so a half-finished rebuild cannot mix two lineages.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -273,13 +273,14 @@ def _no_record(project: Project, file: str, line: int, files: Mapping[str, list[
 
 
 def _trace(lineage: _Lineage, index: int, row_id: str) -> RowTrace:
-    places, note = _places(lineage, row_id)
+    examples = tuple(_examples(lineage, index, row_id))
+    places, note = _places(lineage, {name for name, _, _ in examples})
     return RowTrace(
         dataset=lineage.dataset,
         row_id=row_id,
         origin=_origin(lineage, lineage.parts[index], place_of(row_id)[1]),
         fates=tuple(_fates(lineage, index, row_id)),
-        examples=tuple(_examples(lineage, index, row_id)),
+        examples=examples,
         places=tuple(places),
         order_note=note,
     )
@@ -302,10 +303,23 @@ def _fates(lineage: _Lineage, index: int, row_id: str) -> Iterator[Fate]:
 
 
 def _examples(lineage: _Lineage, index: int, row_id: str) -> Iterator[tuple[str, int, int]]:
-    table = lineage.table("tokenized_examples", index, "examples", ("example_id", "tokens", "trained_tokens"))
-    if table is not None:
-        mine = table.filter(pc.starts_with(table.column("example_id"), f"{row_id}#"))
+    """Yield the examples that a row stands in; of records, these are all that name it."""
+    columns = ("row_ids", "example_id", "tokens", "trained_tokens")
+    for path in _example_files(lineage, index):
+        table = lineage.project.store.table(path, columns)
+        rows = table.column("row_ids").combine_chunks()
+        found = pc.equal(rows.flatten(), row_id).to_numpy(zero_copy_only=False)
+        mine = table.take(pa.array(np.unique(pc.list_parent_indices(rows).to_numpy()[found])))
         yield from ((one["example_id"], one["tokens"], one["trained_tokens"]) for one in mine.to_pylist())
+
+
+def _example_files(lineage: _Lineage, index: int) -> list[str]:
+    """Return the files of examples that may hold a source part's rows: its own, or all where examples mix parts."""
+    made = lineage.made.get("tokenized_examples")
+    if made is None:
+        return []
+    own = made.parts[index].files.get("examples")
+    return [file.path for file in made.files("examples")] if own is None else [own.path]
 
 
 def _where(table: pa.Table, column: str, value: object) -> list[dict[str, Any]]:
@@ -315,17 +329,18 @@ def _where(table: pa.Table, column: str, value: object) -> list[dict[str, Any]]:
 # ── Places in shards, in the order, on ranks ───────────────────────────────────────────────────────
 
 
-def _places(lineage: _Lineage, row_id: str) -> tuple[list[Place], str]:
+def _places(lineage: _Lineage, examples: Collection[str]) -> tuple[list[Place], str]:
     packed = lineage.made.get("packed_shards")
     if packed is None:
         return [], "not packed yet"
     order, note = _order(lineage)
     found: list[Place] = []
     for part in (part for part in packed.parts if "segments" in part.files):
-        segments = lineage.project.store.table(part.files["segments"].path, ("row_id", "sequence_id"))
-        mine = segments.filter(pc.equal(segments.column("row_id"), row_id)).column("sequence_id").unique().to_pylist()
-        for sequence in mine:
-            found += [place for name, place in _of_sequence(lineage, part, sequence, order) if name == row_id]
+        segments = lineage.project.store.table(part.files["segments"].path, ("example_id", "sequence_id"))
+        holding = pc.is_in(segments.column("example_id"), pa.array(sorted(examples), pa.string()))
+        for sequence in segments.filter(holding).column("sequence_id").unique().to_pylist():
+            of_sequence = (place for _, place in _of_sequence(lineage, part, sequence, order))
+            found += [place for place in of_sequence if place.example_id in examples]
     return found, note
 
 
@@ -517,11 +532,9 @@ def _texts(encoder: Encoder, ids: Sequence[int], at: int) -> tuple[str, str, str
 def _example(lineage: _Lineage, example_id: str) -> dict[str, Any]:
     part_id = example_id.split("#", 1)[0].rpartition(":")[0]
     index = next(i for i, part in enumerate(lineage.parts) if part.part_id == part_id)
-    table = lineage.table(
-        "tokenized_examples", index, "examples", ("example_id", "span_starts", "span_messages", "span_kinds")
-    )
-    assert table is not None
-    return _where(table, "example_id", example_id)[0]
+    columns = ("example_id", "span_starts", "span_messages", "span_kinds")
+    tables = (lineage.project.store.table(path, columns) for path in _example_files(lineage, index))
+    return next(one for table in tables for one in _where(table, "example_id", example_id))
 
 
 def encoder_of(project: Project, dataset: str) -> Encoder:

@@ -83,15 +83,15 @@ def fingerprint_of(work: Work) -> str:
 
 
 def make_rows(
-    work: Work, scanned: Sequence[tuple[sources.Part, int | None]], options: str
+    work: Work, scanned: Sequence[tuple[sources.Part, int | None]], options: str, known: Known | None = None
 ) -> tuple[list[Part], int, int, Known]:
-    """Observe all parts, decide schema and order, make the rows of all parts.
+    """Observe all parts, decide schema and order unless they are `known`, make the rows of all parts.
 
     `scanned` are the parts, each with how many of its records are taken (None: all). Returns the parts, how many
     were reused, how many rows were read for the others, and what is known.
     """
     seen = _observed(work, scanned)
-    known = _known(work, seen)
+    known = known or _known(work, seen)
     schema = orjson.dumps(known.schema.to_json()).decode()
     planned: list[Planned] = []
     for (part, take), own in zip(scanned, seen, strict=True):

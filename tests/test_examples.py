@@ -3,14 +3,17 @@
 What belongs here: one build per recipe, on data of the repository. What does not: the rooms' own laws.
 """
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from pipelines import build, recipe
 from pipelines.build import Project
+from pipelines.examples import KINDS
 from pipelines.manifest import current
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,6 +59,86 @@ def test_every_example_has_a_test_and_a_page() -> None:
     for path in FOLDER.glob("*.yaml"):
         assert f'mark.example("{path.stem}")' in here
         assert path.stem in pages or path.stem.startswith("own-")
+
+
+@pytest.mark.parametrize("name", ["qlora-train", "astrai", "evsys", "levanter-formats"])
+def test_recipe_on_a_page_is_the_recipe_of_the_folder(name: str) -> None:
+    page = (ROOT / f"docs/how-to/coming-from-{name}.md").read_text(encoding="utf-8")
+    shown = page.partition("```yaml\n")[2].partition("```")[0]
+
+    assert yaml.safe_load(shown) == yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", ["qlora-train", "evsys"])
+def test_python_on_a_page_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / f"docs/how-to/coming-from-{name}.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(ROOT)
+
+    exec(compile(page.partition("```python\n")[2].partition("```")[0], name, "exec"), {})
+
+
+@pytest.mark.example("qlora-train")
+def test_qlora_train_answers_train_and_reasoning_does_not(built: Example) -> None:
+    examples = built.examples("chats")
+    reasoning = 0
+    for one in examples:
+        starts = [*one["span_starts"], one["tokens"]]
+        for kind, start, stop in zip(one["span_kinds"], starts, starts[1:], strict=False):
+            if KINDS[kind] == "reasoning":
+                reasoning += 1
+                assert stop - start <= 64
+                assert not any(one["loss_mask"][start:stop])
+            elif KINDS[kind] in ("user", "system", "tool_result"):
+                assert not any(one["loss_mask"][start:stop])
+    assert reasoning > 50
+    assert all(one["tokens"] <= 512 for one in examples)
+    assert any(one["exchanges_removed"] for one in examples)
+
+
+@pytest.mark.example("astrai")
+def test_astrai_mask_filters_and_domains(built: Example) -> None:
+    chats, tasks, texts = (built.rows_of(name, "canonical_rows", "rows") for name in ("chats", "tasks", "documents"))
+
+    assert {row["domain"] for row in chats} > {"classroom"}
+    assert {row["domain"] for row in texts} > {"Notes 1"}
+    assert all(len(row["text"]) >= 50 for row in texts)
+    assert built.rejects("documents")["too_short"] == 1
+    assert built.rejects("tasks")["duplicate"] > 0
+    assert len(chats) <= 200
+    for one in built.examples("tasks"):
+        answer = one["span_starts"][one["span_kinds"].index(KINDS.index("assistant"))]
+        assert one["loss_mask"] == [i >= answer for i in range(one["tokens"])]
+    assert tasks
+    assert built.examples("exercises")
+
+
+@pytest.mark.example("evsys")
+def test_evsys_last_answer_trains_a_part_of_every_answer(built: Example) -> None:
+    every = {one["row_ids"][0]: one for one in built.examples("every_answer")}
+    last = {one["row_ids"][0]: one for one in built.examples("last_answer")}
+
+    assert every.keys() == last.keys()
+    assert built.rejects("every_answer")["no_assistant"] == 1
+    fewer = 0
+    for name, one in last.items():
+        assert one["input_ids"] == every[name]["input_ids"]
+        assert all(wide or not narrow for narrow, wide in zip(one["loss_mask"], every[name]["loss_mask"], strict=True))
+        fewer += one["trained_tokens"] < every[name]["trained_tokens"]
+    assert fewer > 20
+
+
+@pytest.mark.example("levanter-formats")
+def test_levanter_formats_single_turns_and_everything(built: Example) -> None:
+    for row in built.rows_of("chats", "canonical_rows", "rows"):
+        roles = [message["role"] for message in json.loads(row["messages"])]
+        assert roles.count("user") <= 1
+        assert roles.count("assistant") <= 1
+    for one in built.examples("everything"):
+        assert one["loss_mask"] == [i > 0 for i in range(one["tokens"])]
+    for one in built.examples("tasks"):
+        assert one["loss_mask"][-1]
+        assert not one["loss_mask"][0]
+    assert len(built.examples("documents")) > 200
 
 
 @pytest.mark.example("own-rows")

@@ -76,6 +76,7 @@ def built(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Project:
             name: {"source": {"train_urls": [str(real_data / file)]}, "format": form}
             for name, (file, form, _, _) in FILES.items()
         },
+        "execution": {"workers": 1},
         "gates": {
             "nonempty": {"at_least": 0},
             **{law: {"at_most": 1} for law in ("rejects", "duplicates", "zero_loss_rows", "content_dropped")},

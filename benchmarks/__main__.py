@@ -3,8 +3,9 @@
 Results are appended to `benchmarks/results.jsonl`.
 """
 
-from benchmarks import road, scale
+from benchmarks import road, scale, turns
 
 if __name__ == "__main__":
     road.main(10)
     scale.main(2.0)
+    turns.main(1000)

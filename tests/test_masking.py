@@ -184,6 +184,27 @@ def test_turns_by_message_print_each_turn_as_its_prompt_would() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("template", "messages", "examples"),
+    [
+        (QWEN, TALK, 2),
+        (QWEN, TALK[:2], 1),
+        (QWEN, REASONED, 2),
+        (bundled("chatml"), REASONED, 1),
+        (bundled("llama3"), TALK, 1),
+        (bundled("mistral"), [{"role": "system", "content": "Be kind"}, *TALK], 2),
+        (bundled("mistral"), TALK, 1),
+    ],
+)
+def test_turns_auto_is_by_message_where_the_whole_lacks_what_a_turn_prints_as_the_last(
+    template: str, messages: list[Message], examples: int
+) -> None:
+    """Qwen3 prints a think block only in the last turn, and Mistral system text only before the last question."""
+    results = masker(template, {}, MaskRules(turns="auto")).examples(Conversation(messages))
+
+    assert [isinstance(one, Masked) for one in results] == [True] * examples
+
+
 def test_turns_by_exchange_cut_after_each_exchange() -> None:
     messages = [user("U1"), assistant("A1"), assistant("B1"), user("U2"), user("U3"), assistant("A3")]
 

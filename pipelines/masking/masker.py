@@ -555,16 +555,22 @@ class Masker:
     # ── more than one example per conversation ──
 
     def _rewrites_history(self, conversation: Conversation) -> bool:
-        """Tell whether a supervised turn's prompt is no prefix of the whole render."""
-        if all(self._contract.prefix_preserving.values()) and set(self._contract.prompt_match.values()) == {"full"}:
+        """Tell whether the whole render lacks a supervised turn's prompt, or what the turn prints as the last one."""
+        contract = self._contract
+        if all(contract.prefix_preserving.values()) and set(contract.prompt_match.values()) == {"full"}:
             return False
         whole = self._printer.render(conversation.messages, conversation.tools, conversation.kwargs)
         if isinstance(whole, Rejected):
             return False
         asking = {**conversation.kwargs, "add_generation_prompt": True}
+        last_differs = contract.last_turn_differs or contract.reasoning == "last"
         for index in self.supervised(conversation.messages):
-            prompt = self._printer.render(conversation.messages[:index], conversation.tools, asking) if index else whole
-            if index and isinstance(prompt, Printed) and not whole.text.startswith(prompt.text):
+            before, through = conversation.messages[:index], conversation.messages[: index + 1]
+            prompt = self._printer.render(before, conversation.tools, asking) if before else None
+            if isinstance(prompt, Printed) and not whole.text.startswith(prompt.text):
+                return True
+            turn = self._printer.render(through, conversation.tools, conversation.kwargs) if last_differs else None
+            if isinstance(turn, Printed) and not whole.text.startswith(turn.text[: turn.loop_end]):
                 return True
         return False
 

@@ -122,7 +122,8 @@ class Template(Config):
     enable_thinking: bool | None = None
     """Null: not passed; else passed in every render."""
     turns: Literal["whole", "exchange", "message", "auto"] = "whole"
-    """One example per conversation, per exchange, per supervised message, or per row what it needs."""
+    """One example per conversation, per exchange, per supervised message; auto: per message for rows in which the
+    template prints a turn otherwise once others follow."""
     spans: Literal["auto", "marks", "generation"] = "auto"
     """Where loss spans come from; auto: `{% generation %}` blocks where the template has them, else marks."""
     control_tokens: Literal["as_text", "allow", "reject"] = "as_text"

@@ -1,0 +1,118 @@
+"""One example per assistant message of long chats: renders made, and their time, against the renders it needs.
+
+    python -m benchmarks.turns [chats]
+
+What it needs is one render per supervised message, cut after it. Verification takes a share of rows twice.
+"""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks import corpus, measure
+from pipelines.contract import Conversation, OpaquePrint, Printed, TemplateContract
+from pipelines.masking import Loss, Masker, MaskRules
+from pipelines.rendering import Renderer, RendererSpec
+from pipelines.rows import Json, Masked, Message, Rejected
+from pipelines.storage import digest_bytes
+
+TURNS = 20
+"""Assistant messages per chat."""
+RUNS = 3
+
+
+@dataclass
+class Counting:
+    """A renderer that counts what it is asked for."""
+
+    renderer: Renderer
+    renders: int = 0
+    again: int = 0
+
+    @property
+    def contract(self) -> TemplateContract:
+        """Return the renderer's own."""
+        return self.renderer.contract
+
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
+    ) -> Printed | Rejected:
+        """Count a render."""
+        self.renders += 1
+        return self.renderer.render(messages, tools, kwargs)
+
+    def plain(
+        self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
+    ) -> str | Rejected:
+        """Count a second render, without marks."""
+        self.again += 1
+        return self.renderer.plain(messages, tools, kwargs)
+
+    def opaque(self, roles: Sequence[str]) -> OpaquePrint | None:
+        """Pass on; chats with reasoning do not go that way."""
+        return self.renderer.opaque(roles)
+
+    def generation_prompt(self, role: str, *, has_tools: bool, kwargs: Mapping[str, Json]) -> str:
+        """Pass on; prompts are known after the first row."""
+        return self.renderer.generation_prompt(role, has_tools=has_tools, kwargs=kwargs)
+
+
+def chat(number: int) -> Conversation:
+    """Make a chat of `TURNS` questions, each answer with reasoning, about as long as real ones."""
+    messages: list[Message] = []
+    for turn in range(TURNS):
+        words = " ".join(f"word{(number * 7 + turn * 13 + k) % 997}" for k in range(60))
+        messages.append({"role": "user", "content": f"Question {turn} of {number}: {words[:160]}?"})
+        messages.append(
+            {
+                "role": "assistant",
+                "content": f"Answer {turn}: {words}.",
+                "reasoning_content": f"Thought {turn}: {words[:200]}",
+            }
+        )
+    return Conversation(messages, row_hash=bytes.fromhex(digest_bytes(str(number).encode())))
+
+
+def main(chats: int) -> None:
+    """Print a line for each way of cutting."""
+    template = corpus.TEMPLATE.read_text(encoding="utf-8")
+    conversations = [chat(number) for number in range(chats)]
+    needed = chats * TURNS
+    prefixes = [(one.messages[: 2 * turn + 2], one.tools, one.kwargs) for one in conversations for turn in range(TURNS)]
+    renderer = Renderer(RendererSpec(template))
+
+    def renders() -> float:
+        begin = time.perf_counter()
+        for prefix in prefixes:
+            renderer.render(*prefix)
+        return time.perf_counter() - begin
+
+    bare = measure.timed(renders, runs=RUNS)
+    for turns in ("message", "auto", "exchange"):
+        printer = Counting(renderer)
+        masker = Masker(printer, Loss(), MaskRules(turns=turns))
+        made = 0
+
+        def examples(masker: Masker = masker) -> float:
+            nonlocal made
+            begin = time.perf_counter()
+            made = sum(isinstance(one, Masked) for row in conversations for one in masker.examples(row))
+            return time.perf_counter() - begin
+
+        taken = measure.timed(examples, runs=RUNS)
+        measure.emit(
+            "turns",
+            turns=turns,
+            chats=chats,
+            examples=made,
+            renders_over_needed=round(printer.renders / RUNS / needed, 3),
+            renders_again_over_needed=round(printer.again / RUNS / needed, 3),
+            time_over_bare_renders=round(taken["median_s"] / bare["median_s"], 3),
+            bare=bare,
+            **taken,
+        )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1000)

@@ -54,3 +54,9 @@ def write(path: Path, *, size_bytes: int | None = None, repeats: int | None = No
                 if size_bytes is not None and sink.tell() >= size_bytes:
                     return rows
     return rows
+
+
+def words() -> list[str]:
+    """Return words as often as they stand in real text, some hundred thousand."""
+    text = (DATA / "text/c4_demo.jsonl").read_bytes().splitlines()
+    return [word for line in text for word in orjson.loads(line)["text"].split()]

@@ -144,9 +144,7 @@ def test_world_size_that_does_not_divide_a_step_is_refused_with_two_that_do(made
         next(iter(open_reader(made["stepped"], 0, 3)))
 
 
-@pytest.mark.parametrize(
-    "options", [{"rank": 2, "world_size": 2}, {"batch_size": 0}, {"layout": "ragged"}, {"pad_to": 64}]
-)
+@pytest.mark.parametrize("options", [{"rank": 2, "world_size": 2}, {"batch_size": 0}, {"layout": "ragged"}])
 def test_impossible_options_are_refused(made: dict[str, Path], options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=";"):
         open_reader(made["stepped"], **options)
@@ -311,7 +309,7 @@ TWO = [sequence([11, 12, 13], [-100, 12, -100], [2, 1]), sequence([14, 15], [-10
 
 
 def test_flat_layout_joins_sequences_without_padding() -> None:
-    batch = flat(TWO)
+    batch = flat(TWO, pad_id=9, length=None)
 
     assert {name: np.asarray(value).tolist() for name, value in batch.items()} == {
         "input_ids": [[11, 12, 13, 14, 15]],
@@ -323,6 +321,27 @@ def test_flat_layout_joins_sequences_without_padding() -> None:
         "max_length_q": 2,
         "max_length_k": 2,
     }
+
+
+def test_flat_layout_filled_up_to_a_length_has_one_span_more() -> None:
+    batch = flat(TWO, pad_id=9, length=8)
+
+    assert {name: np.asarray(value).tolist() for name, value in batch.items()} == {
+        "input_ids": [[11, 12, 13, 14, 15, 9, 9, 9]],
+        "labels": [[-100, 12, -100, -100, 15, -100, -100, -100]],
+        "position_ids": [[0, 1, 0, 0, 1, 0, 1, 2]],
+        "seq_idx": [[0, 0, 1, 2, 2, -1, -1, -1]],
+        "cu_seq_lens_q": [0, 2, 3, 5, 8],
+        "cu_seq_lens_k": [0, 2, 3, 5, 8],
+        "max_length_q": 3,
+        "max_length_k": 3,
+    }
+
+
+def test_flat_layout_of_just_that_length_is_not_filled() -> None:
+    assert same(flat(TWO, pad_id=9, length=5), flat(TWO, pad_id=9, length=None))
+    with pytest.raises(ConfigError, match="pad_to: 4"):
+        flat(TWO, pad_id=9, length=4)
 
 
 def test_padded_layout_fills_up_at_the_right() -> None:

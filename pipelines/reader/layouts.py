@@ -28,6 +28,7 @@ from importlib.util import find_spec
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipelines.errors import ConfigError
 from pipelines.reader.sequences import PackedSequence, positions
@@ -42,7 +43,7 @@ Batch: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How batches are laid out; `pad_to` is the length of a padded batch's rows, None the longest one's."""
+    """How batches are laid out; `pad_to` is the length of a batch's rows, None that of its longest."""
 
     name: LayoutName
     pad_id: int
@@ -53,7 +54,7 @@ class Layout:
         """Make a batch of one or more sequences."""
         match self.name:
             case "flat":
-                batch = flat(rows)
+                batch = flat(rows, pad_id=self.pad_id, length=self.pad_to)
             case "padded":
                 batch = padded(rows, pad_id=self.pad_id, length=self.pad_to)
         return _tensors(batch) if self.as_torch else batch
@@ -63,10 +64,6 @@ def layout(name: LayoutName, *, pad_id: int, pad_to: int | None, as_torch: bool 
     """Check a layout that was asked for; `as_torch` None means: if torch is installed."""
     if name not in {"flat", "padded"}:
         raise ConfigError(f"layout: {name!r}; 'flat' and 'padded' are known; choose one")
-    if pad_to is not None and name != "padded":
-        raise ConfigError(
-            f"pad_to: {pad_to} with layout {name!r}, which has no padding; leave it out, or choose layout='padded'"
-        )
     installed = find_spec("torch") is not None
     if as_torch and not installed:
         raise ConfigError(
@@ -75,8 +72,17 @@ def layout(name: LayoutName, *, pad_id: int, pad_to: int | None, as_torch: bool 
     return Layout(name, pad_id, pad_to, installed if as_torch is None else as_torch)
 
 
-def flat(rows: Sequence[PackedSequence]) -> Batch:
-    """Join sequences into one row [1, T] without padding; spans are told apart by `cu_seq_lens_*` int32[K + 1]."""
+def flat(rows: Sequence[PackedSequence], *, pad_id: int, length: int | None) -> Batch:
+    """Join sequences into one row [1, T]; spans are told apart by `cu_seq_lens_*` int32[K + 1].
+
+    With `length` the row is filled up to it, for kernels that want one shape: the padding is one span more, without
+    a target, and has −1 in `seq_idx`.
+    """
+    tokens = sum(len(row.input_ids) for row in rows)
+    gap = _gap(tokens, length)
+    if gap:
+        filler = np.full(gap, pad_id, np.int32)
+        rows = [*rows, PackedSequence(filler, np.full(gap, IGNORE, np.int32), np.array([gap], np.int32))]
     lengths = np.concatenate([row.seq_lengths for row in rows])
     bounds = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=bounds[1:])
@@ -85,12 +91,30 @@ def flat(rows: Sequence[PackedSequence]) -> Batch:
         "input_ids": np.concatenate([row.input_ids for row in rows], dtype=np.int64)[None],
         "labels": np.concatenate([row.labels for row in rows], dtype=np.int64)[None],
         "position_ids": positions(lengths)[None],
-        "seq_idx": np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)[None],
+        "seq_idx": np.repeat(_numbers(len(lengths), is_filled=gap > 0), lengths)[None],
         "cu_seq_lens_q": bounds,
         "cu_seq_lens_k": bounds,
         "max_length_q": longest,
         "max_length_k": longest,
     }
+
+
+def _numbers(spans: int, *, is_filled: bool) -> NDArray[np.int32]:
+    numbers = np.arange(spans, dtype=np.int32)
+    if is_filled:
+        numbers[-1] = -1
+    return numbers
+
+
+def _gap(tokens: int, length: int | None) -> int:
+    """Return how many tokens are missing to a length; none where no length is asked for."""
+    wide = tokens if length is None else length
+    if tokens > wide:
+        raise ConfigError(
+            f"pad_to: {wide}, but a row has {tokens} tokens; at least that many are needed; raise pad_to, or lower "
+            "batch_size"
+        )
+    return wide - tokens
 
 
 def padded(rows: Sequence[PackedSequence], *, pad_id: int, length: int | None) -> Batch:
@@ -99,11 +123,7 @@ def padded(rows: Sequence[PackedSequence], *, pad_id: int, length: int | None) -
     `attention_mask` tells padding alone: segments of one row are told apart by `segment_ids` or `position_ids`.
     """
     longest = max(len(row.input_ids) for row in rows)
-    wide = longest if length is None else length
-    if longest > wide:
-        raise ConfigError(
-            f"pad_to: {wide}, but a sequence has {longest} tokens; at least that many are needed; raise pad_to"
-        )
+    wide = longest + _gap(longest, length)
     fills = {"input_ids": pad_id, "labels": IGNORE, "position_ids": 0, "segment_ids": -1, "attention_mask": 0}
     batch = {name: np.full((len(rows), wide), fill, np.int64) for name, fill in fills.items()}
     for i, row in enumerate(rows):

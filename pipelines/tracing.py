@@ -298,7 +298,8 @@ def _fates(lineage: _Lineage, index: int, row_id: str) -> Iterator[Fate]:
     packed = lineage.made.get("packed_shards")
     for file in packed.files("left_out") if packed else ():
         for one in _where(lineage.project.store.table(file.path), "row_id", row_id):
-            detail = f"{one['tokens']} of {counted(one['of'], 'token')} of {one['example_id']} stand in no sequence"
+            share = f"{one['tokens']} of {counted(one['of_tokens'], 'token')}"
+            detail = f"{share} of {one['example_id']} stand in no sequence"
             yield Fate("packed_shards", one["state"], one["reason"], detail)
 
 

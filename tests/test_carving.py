@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import tracing
+from pipelines import stats, tracing
 from pipelines.carving import carve
 from pipelines.errors import ConfigError
 from pipelines.splits import Splits, Splitter
-from tests.recipes import CHAT, TEXT, Built, Road, chat, document
+from tests.recipes import CHAT, TEXT, Built, Road, chat, document, lines
 
 
 def carved(groups: list[tuple[int, int]], wanted: int) -> list[int] | None:
@@ -116,7 +116,7 @@ def test_no_group_is_on_both_sides_and_the_surplus_on_none(built: Built, dataset
     assert train & held == set()
     assert {user[row["row_id"]] for row in surplus} & train == set()
     assert ("validation_surplus", "", len(surplus)) in built.manifest(dataset, "packed_shards").ledger
-    assert all(row["tokens"] == row["of"] for row in surplus)
+    assert all(row["tokens"] == row["of_tokens"] for row in surplus)
     # Taken in the order of the hash: all that are held out come before all that train.
     splitter = Splitter(Splits(group_key="user"))
     assert max(splitter.hash_of(one, b"") for one in held) < min(splitter.hash_of(one, b"") for one in train)
@@ -150,6 +150,14 @@ def test_row_of_the_surplus_traces_to_its_fate(built: Built) -> None:
 
     assert [(fate.stage, fate.state) for fate in traces[0].fates][-1] == ("packed_shards", "validation_surplus")
     assert traces[0].places == ()
+
+
+def test_left_out_examples_can_be_asked_for(built: Built) -> None:
+    sql = "select state, count(*), sum(tokens) from left_out where state = 'validation_surplus' group by all"
+    left = [row for name in WANTED for row in built.rows_of(name, "packed_shards", file="left_out")]
+    surplus = [row["tokens"] for row in left if row["state"] == "validation_surplus"]
+
+    assert stats.query(built.project.store, sql)[1] == [("validation_surplus", len(surplus), sum(surplus))]
 
 
 def test_second_build_reuses_everything_and_another_number_only_packs_again(road: Road, built: Built) -> None:
@@ -190,6 +198,19 @@ def test_number_beside_another_way_to_hold_out_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match="one of the two may say what is held out"):
         _ = one(tmp_path, 1, groups, source).project
+
+
+def test_number_beside_a_validation_split_that_the_hub_has_is_refused(tmp_path: Path) -> None:
+    """Whether a dataset has such a split is known only once it is read."""
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    (folder / "train.jsonl").write_bytes(lines(rows_of_users(4)))
+    (folder / "validation.jsonl").write_bytes(lines(rows_of_users(2, first=50)))
+    dataset = {"source": {"id": str(folder)}, "format": CHAT}
+    road = Road(tmp_path).recipe({"rows": dataset}, mixture={"num_validation_sequences": {"rows": 1}})
+
+    with pytest.raises(ConfigError, match="the source has rows for validation of its own"):
+        road.build()
 
 
 def test_number_for_an_unknown_dataset_is_refused(tmp_path: Path) -> None:

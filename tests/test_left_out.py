@@ -59,7 +59,7 @@ def test_example_cut_to_one_side_keeps_it_and_counts_the_rest(tmp_path: Path, al
     (line,) = built.rows_of("rows", "packed_shards", file="left_out")
 
     assert kept_tokens(built) == {0: ids[0], 1: ids[1][kept]}
-    assert (line["state"], line["tokens"], line["of"]) == ("kept", len(ids[1]) - LIMIT, len(ids[1]))
+    assert (line["state"], line["tokens"], line["of_tokens"]) == ("kept", len(ids[1]) - LIMIT, len(ids[1]))
     assert built.manifest("rows", "packed_shards").token_ledger == (("all", "dropped", len(ids[1]) - LIMIT),)
 
 

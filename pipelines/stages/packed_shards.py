@@ -45,10 +45,10 @@ LEFT_OUT = pa.schema(
         pa.field("state", pa.string(), nullable=False),
         pa.field("reason", pa.string(), nullable=False),
         pa.field("tokens", pa.int64(), nullable=False),
-        pa.field("of", pa.int64(), nullable=False),
+        pa.field("of_tokens", pa.int64(), nullable=False),
     ]
 )
-"""One line per example that is not whole in the sequences: `tokens` of its `of` tokens stand in none."""
+"""One line per example that is not whole in the sequences: `tokens` of its `of_tokens` stand in none."""
 
 
 def fingerprint_of(work: Work) -> str:

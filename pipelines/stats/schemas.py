@@ -51,6 +51,9 @@ SCHEMAS: Mapping[str, pa.Schema] = {
         split=_TEXT, sequence_id=_COUNT, segment=_COUNT, example_id=_TEXT, row_id=_TEXT, source=_TEXT, record=_COUNT,
         start=_COUNT, length=_COUNT,
     ),
+    "left_out": _schema(
+        example_id=_TEXT, row_id=_TEXT, split=_TEXT, state=_TEXT, reason=_TEXT, tokens=_COUNT, of_tokens=_COUNT
+    ),
     "splits": _schema(dataset=_TEXT, split=_TEXT, rows=_COUNT, sequences=_COUNT, trained_tokens=_COUNT),
     "mixture": _schema(
         dataset=_TEXT, weight=_NUMBER, wanted_share=_NUMBER, passes=_NUMBER, sequences=_COUNT,

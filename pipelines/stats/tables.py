@@ -49,7 +49,7 @@ FED_BY_FILES: Mapping[str, Mapping[str, str]] = {
     "raw_dataset": {"rejects": "rejects"},
     "canonical_rows": {"rows": "rows", "rejects": "rejects"},
     "tokenized_examples": {"examples": "examples", "rejects": "rejects"},
-    "packed_shards": {"shard": "sequences", "segments": "segments", "rejects": "rejects"},
+    "packed_shards": {"shard": "sequences", "segments": "segments", "left_out": "left_out"},
     "training_splits": {"rank_steps": "rank_steps"},
     "parsed_records": {"records": "generated_records", "rejects": "rejects"},
     "generated_series": {"records": "generated_records", "rejects": "rejects"},
@@ -188,8 +188,11 @@ def _write_build(store: Store, manifest: Manifest, reused: bool, parts_reused: i
 
 
 def _rows(part: Part) -> int:
-    """Count what a part kept: rejects and the index of segments are not its output."""
-    return sum(file.rows for name, file in part.files.items() if name not in ("rejects", "segments"))
+    """Count what a part kept: rejects, the index of segments and lists of what is not there are not its output."""
+    return sum(file.rows for name, file in part.files.items() if name not in _BESIDE)
+
+
+_BESIDE = frozenset({"rejects", "segments", "left_out", "moved"})
 
 
 def _short_tables(manifest: Manifest) -> Iterator[tuple[str, pa.Table]]:

@@ -19,6 +19,7 @@ VIEWS: Final[Mapping[str, str]] = {
     "sequences": "Packed sequences.",
     "generated_records": "Records that a model generated: accepted ones, one line each, with their content.",
     "segments": "Examples in sequences: whose tokens stand where.",
+    "left_out": "Examples that are not whole in the sequences: cut, dropped, a tail, or surplus of validation.",
     "splits": "Splits as they came out, for each dataset.",
     "mixture": "Datasets in the order of training: the share asked for and what came.",
     "rank_steps": "What each rank gets in each step.",
@@ -122,6 +123,12 @@ COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
         "record": "The record's number in that file, from 1.",
         "start": "Token of the example at which the segment begins.",
         "length": "Tokens of the segment.",
+    },
+    "left_out": {
+        "state": "What became of it; `kept`: the rest of it stands in sequences.",
+        "reason": "Why, if it was rejected.",
+        "tokens": "Its tokens that stand in no sequence.",
+        "of_tokens": "Its tokens.",
     },
     "splits": {
         "rows": "Examples in the split.",

@@ -3,9 +3,10 @@
 Results are appended to `benchmarks/results.jsonl`.
 """
 
-from benchmarks import road, scale, turns
+from benchmarks import road, scale, shards, turns
 
 if __name__ == "__main__":
     road.main(10)
     scale.main(2.0)
     turns.main(1000)
+    shards.main(12)

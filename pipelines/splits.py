@@ -108,19 +108,20 @@ class Splits(Config):
     """Which rows of a dataset are held out."""
 
     validation: Share = _DEFAULT_VALIDATION
-    """Share of rows (of groups, with `group_key`) in validation."""
+    """Share of rows (of groups, with `group_key`; of the latest, with `time_key`) in validation."""
 
     test: Share = _DEFAULT_TEST
-    """Share of rows (of groups, with `group_key`) in test."""
+    """Share of rows (of groups, with `group_key`; of the latest, with `time_key`) in test."""
 
     group_key: str | Annotated[tuple[str, ...], Field(min_length=1, strict=False)] | None = None
     """Field, or fields, whose equal values keep rows in one split; null: equal rows stay together."""
 
     time_key: str | None = None
-    """Field with a row's time: splits are then cut at `boundaries`, not by share."""
+    """Field with a row's time: splits are then cut in time, the latest rows being held out."""
 
     boundaries: Boundaries | None = None
-    """Where validation and test begin, with `time_key`."""
+    """Where validation and test begin, with `time_key`; null: where the shares of the latest rows begin, which is
+    recorded."""
 
     gap: Annotated[int | float | str, AfterValidator(_is_duration)] = 0
     """Time before each boundary whose rows are rejected: seconds (numbers: the field's own unit), or such as
@@ -352,16 +353,16 @@ def boundaries_of(splits: Splits, times: Iterable[tuple[str, int]]) -> Boundarie
     ]
     known.sort(reverse=True)
     total = sum(count for _, _, count in known)
-    test, validation = Fraction(str(splits.test)), Fraction(str(splits.validation))
+    test, validation = (splits.wanted_rows(split, total) for split in ("test", "validation"))
     starts: dict[str, Timestamp] = {}
     after = 0
     for when, same in groupby(known, key=lambda one: one[0]):
         members = list(same)
         after += sum(count for _, _, count in members)
         written = (when if isinstance(when, int) else float(when)) if are_numbers else members[0][1]
-        if after <= test * total:
+        if after <= test:
             starts["test"] = written
-        elif after <= (test + validation) * total:
+        elif after <= test + validation:
             starts["validation"] = written
         else:
             break

@@ -13,6 +13,7 @@ length are found by `verify`, which reads everything once.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -28,6 +29,9 @@ from pipelines.errors import ConfigError, IntegrityError
 from pipelines.storage import Store, digest, digest_bytes, digest_file
 
 Ints = NDArray[np.int64]
+
+CHECKED_AT_ONCE = 16
+"""Shards whose footers are read at the same time."""
 
 # A Parquet file ends with its footer's length and four letters.
 _PARQUET_TAIL_BYTES = 8
@@ -196,10 +200,7 @@ def open_shards(published: Published, ranks: Iterable[int], *, verify: bool) -> 
     names = list(published.ranks)
     built = {"order": published.order, "world_size": str(published.world_size)}
     return {
-        rank: tuple(
-            _checked(published, shard, {**built, "rank": str(rank)}, verify=verify)
-            for shard in published.ranks[names[rank]]
-        )
+        rank: _all_checked(published, published.ranks[names[rank]], {**built, "rank": str(rank)}, verify=verify)
         for rank in ranks
     }
 
@@ -217,7 +218,15 @@ def open_set(
     """
     shards = published.sets[name].shards.get(split, ())
     card = {"recipe": published.recipe, "dataset": name}
-    return shards, tuple(_checked(published, shard, card, verify=verify) for shard in shards)
+    return shards, _all_checked(published, shards, card, verify=verify)
+
+
+def _all_checked(
+    published: Published, shards: Sequence[Shard], expected: Mapping[str, str], *, verify: bool
+) -> tuple[Ints, ...]:
+    """Check shards side by side: a rank may have thousands, and a remote footer takes as long as the way to it."""
+    with ThreadPoolExecutor(max_workers=CHECKED_AT_ONCE) as threads:
+        return tuple(threads.map(lambda shard: _checked(published, shard, expected, verify=verify), shards))
 
 
 def parquet(store: Store, path: str) -> pq.ParquetFile:

@@ -99,6 +99,24 @@ class Stream:
     trains: bool
 
 
+def parted(encoded: Encoded, edges: Ints, *, straddlers_first: bool) -> tuple[Encoded, Encoded]:
+    """Part each encoded text at a byte; a token across the edge goes to the first part, or to the second."""
+    at = np.repeat(edges, np.diff(encoded.offsets))
+    is_first = encoded.starts < at if straddlers_first else encoded.ends <= at
+    return _chosen(encoded, is_first), _chosen(encoded, ~is_first)
+
+
+def straddling(encoded: Encoded, edges: Ints) -> int:
+    """Count the tokens that lie across the byte at which their text is parted."""
+    at = np.repeat(edges, np.diff(encoded.offsets))
+    return int(((encoded.starts < at) & (at < encoded.ends)).sum())
+
+
+def _chosen(encoded: Encoded, keep: Bools) -> Encoded:
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(keep)))[encoded.offsets]
+    return Encoded(encoded.ids[keep], offsets, encoded.starts[keep], encoded.ends[keep], 0)
+
+
 def constant(token_id: int, count: int, *, kind: int, trains: bool) -> Stream:
     """Return a stream of the same single token for each of `count` examples."""
     return Stream(np.full(count, token_id, np.int32), np.arange(count + 1), kind, trains)
@@ -587,12 +605,19 @@ class Preparer:
         count, card, form = rows.num_rows, self._encoder.card, self._dataset.format
         separator = getattr(form, "separate_with", None)
         joint = separator if isinstance(separator, str) else ""
-        inputs = [text + joint for text in rows.column("text").to_pylist()]
-        given = encode_checked(self._encoder, inputs, counts)
-        answers = self._encoder.encode_continuation(rows.column("output").to_pylist())
+        inputs: list[str] = [text + joint for text in rows.column("text").to_pylist()]
+        outputs: list[str] = rows.column("output").to_pylist()
         prompt, answer = KINDS.index("prompt"), KINDS.index("assistant")
         trains_input, trains_output = _pair_loss(self._dataset)
         streams = [*self._edge("add_bos", card.bos_id, card.adds_bos, count, trains=False)]
+        if self._dataset.loss.boundary == "whole":
+            encoded = encode_checked(self._encoder, [a + b for a, b in zip(inputs, outputs, strict=True)], counts)
+            edges = np.array([len(text.encode()) for text in inputs], np.int64)
+            given, answers = parted(encoded, edges, straddlers_first=trains_output)
+            counts.straddles += straddling(encoded, edges)
+        else:
+            given = encode_checked(self._encoder, inputs, counts)
+            answers = self._encoder.encode_continuation(outputs)
         streams.append(Stream(given.ids, given.offsets, prompt, trains_input))
         if isinstance(separator, int):
             streams.append(constant(separator, count, kind=prompt, trains=trains_input))

@@ -265,9 +265,10 @@ class Recipe(Config):
         for name, dataset in self.datasets.items():
             if dataset.loss.weights:
                 raise ValueError(f"datasets.{name}.loss.weights: true is not built yet; only false is; delete it")
-            if dataset.format.kind == "supervised" and dataset.loss.boundary == "whole":
+            if dataset.loss.boundary == "whole" and isinstance(getattr(dataset.format, "separate_with", None), int):
                 raise ValueError(
-                    f"datasets.{name}.loss.boundary: whole is not built yet for pairs; only split is; delete it"
+                    f"datasets.{name}.loss.boundary: whole encodes input and output as one text, and separate_with "
+                    "is a token id; whole goes with a text or null; write the separator's text, or split"
                 )
         return self
 

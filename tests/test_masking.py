@@ -88,6 +88,17 @@ def test_flag_on_a_user_message_trains_it_whole() -> None:
     assert mask(LETTERS, [user("U1", train=True), assistant("A1", train=False)]) == "⟦<u>U1<e>⟧\n<a>A1<e>\n"
 
 
+def test_system_text_before_all_messages_trains_by_its_own_place() -> None:
+    """Qwen2.5 prints it outside every loop, so no mark shows where it is."""
+    messages = [{"role": "system", "content": "Be kind"}, user("U1"), assistant("A1")]
+
+    maker = masker(bundled("qwen2.5"), {"mask": {"system": "train"}}, MaskRules(spans="marks", verify_render=1.0))
+
+    assert shown(maker.mask(Conversation(messages))) == (
+        "<|im_start|>system\n⟦Be kind<|im_end|>⟧\n<|im_start|>user\nU1<|im_end|>\n<|im_start|>assistant\nA1<|im_end|>\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("messages", "reason"),
     [([user("U1")], "no_assistant"), ([user("U"), assistant("A", train=False)], "no_loss_tokens")],

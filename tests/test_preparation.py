@@ -1,6 +1,7 @@
 """Rows to examples: spans and masks of batches, pairs, windows, cuts; every token in one class."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from pipelines import preparation
 from pipelines.batches import TEMPLATE, Example, columns_of
+from pipelines.errors import ConfigError
 from pipelines.examples import KINDS
 from pipelines.preparation import (
     Stream,
@@ -19,6 +21,7 @@ from pipelines.preparation import (
     keep_tail,
     windows,
 )
+from pipelines.tokenization import Encoder, open_tokenizer
 from tests.recipes import CHAT, PAIR, TEXT, Built, Road, chat, document, pair, text_of
 
 PROMPT, ANSWER = KINDS.index("prompt"), KINDS.index("assistant")
@@ -159,6 +162,30 @@ def test_pair_ids_equal_prompt_ids_plus_answer_ids(tmp_path: Path) -> None:
     assert text_of(example) == f"{pair(3)['prompt']}\n{pair(3)['answer']}<|im_end|>"
     assert [kind for kind, _ in _spans(example)] == ["prompt", "assistant", "template"]
     assert example["trained_tokens"] == sum(example["loss_mask"])
+
+
+@pytest.mark.parametrize("loss", [{}, {"mask": {"prompt": "train"}}])
+def test_pair_encoded_whole_is_one_text_and_a_token_across_its_edge_does_not_train(
+    tmp_path: Path, loss: dict[str, Any]
+) -> None:
+    rows = [{"prompt": "maps and r", "answer": "iver stones"}, {"prompt": "paper ", "answer": "boats answer"}]
+    kind = PAIR | {"add_eos": False}
+
+    built = Road(tmp_path).one("a.jsonl", rows, kind, loss={"boundary": "whole", **loss}).build()
+
+    encoder = Encoder(open_tokenizer(str(tmp_path / "tokenizer"), tmp_path))
+    for row, example in zip(rows, built.examples(), strict=True):
+        encoded, edge = encoder.encode([row["prompt"] + row["answer"]]), len(row["prompt"])
+        inside = encoded.ends <= edge if loss else encoded.starts >= edge
+        inside[0] = False
+        assert example["input_ids"] == encoded.ids.tolist()
+        assert example["loss_mask"] == inside.tolist()
+    assert built.manifest("rows", "tokenized_examples").facts["straddles"] >= 1
+
+
+def test_pair_encoded_whole_with_a_token_as_separator_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"loss\.boundary: whole"):
+        Road(tmp_path).one("a.jsonl", [pair(0)], PAIR | {"separate_with": 1}, loss={"boundary": "whole"}).build()
 
 
 @pytest.mark.parametrize(

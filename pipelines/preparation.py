@@ -113,7 +113,7 @@ def straddling(encoded: Encoded, edges: Ints) -> int:
 
 
 def _chosen(encoded: Encoded, keep: Bools) -> Encoded:
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(keep)))[encoded.offsets]
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(keep, dtype=np.int64)))[encoded.offsets]
     return Encoded(encoded.ids[keep], offsets, encoded.starts[keep], encoded.ends[keep], 0)
 
 

@@ -168,7 +168,7 @@ def test_pair_ids_equal_prompt_ids_plus_answer_ids(tmp_path: Path) -> None:
 def test_pair_encoded_whole_is_one_text_and_a_token_across_its_edge_does_not_train(
     tmp_path: Path, loss: dict[str, Any]
 ) -> None:
-    rows = [{"prompt": "maps and r", "answer": "iver stones"}, {"prompt": "paper ", "answer": "boats answer"}]
+    rows = [{"prompt": "maps and r", "answer": "iver stones"}, {"prompt": "green paper ", "answer": "boats answer"}]
     kind = PAIR | {"add_eos": False}
 
     built = Road(tmp_path).one("a.jsonl", rows, kind, loss={"boundary": "whole", **loss}).build()

@@ -47,6 +47,12 @@ from pipelines.tokenization import Encoder
 
 def write_parquet(store: Store, path: str, table: pa.Table) -> File:
     """Write a table whole or not at all; zstd at its fastest level, no dictionaries for unique columns."""
+    content = _as_parquet(table)
+    store.write(path, content)
+    return File(path=path, bytes=len(content), digest=digest_bytes(content), rows=table.num_rows)
+
+
+def _as_parquet(table: pa.Table) -> bytes:
     buffer = BytesIO()
     pq.write_table(
         table,
@@ -55,9 +61,7 @@ def write_parquet(store: Store, path: str, table: pa.Table) -> File:
         compression_level=1,
         use_dictionary=["dataset", "kind", "split", "stage", "reason", "state", "schema", "domain"],
     )
-    content = buffer.getvalue()
-    store.write(path, content)
-    return File(path=path, bytes=len(content), digest=digest_bytes(content), rows=table.num_rows)
+    return buffer.getvalue()
 
 
 @dataclass(slots=True)
@@ -86,6 +90,22 @@ class RejectLog:
     def counts(self) -> dict[str, int]:
         """Return how many rejects there are by reason."""
         return dict(sorted(Counter(self.reasons).items()))
+
+
+def write_rejects(store: Store, stage_folder: str, at: str, log: RejectLog) -> File:
+    """Write a part's rejects; the many parts that have none share one file."""
+    if log.row_ids:
+        return write_parquet(store, f"{at}/rejects.parquet", log.table())
+    path = f"{stage_folder}/parts/none/rejects.parquet"
+    content = _no_rejects()
+    if not store.exists(path):
+        store.write(path, content)
+    return File(path=path, bytes=len(content), digest=digest_bytes(content), rows=0)
+
+
+@lru_cache(maxsize=1)
+def _no_rejects() -> bytes:
+    return _as_parquet(RejectLog("none").table())
 
 
 def _ledger_table(kept: pa.ChunkedArray, log: RejectLog, left_out: Sequence[tuple[str, str]] = ()) -> pa.Table:
@@ -316,7 +336,7 @@ def _save_rows(
     facts["noticed"] = noticed(table)
     files = {
         "rows": write_parquet(store, f"{at}/rows.parquet", table),
-        "rejects": write_parquet(store, f"{at}/rejects.parquet", log.table()),
+        "rejects": write_rejects(store, task.folder, at, log),
         "ledger": write_parquet(store, f"{at}/ledger.parquet", _ledger_table(table.column("row_id"), log, left_out)),
     }
     return Part(task.fingerprint, files, facts)
@@ -364,6 +384,11 @@ class TokenizeTask:
     base: str = ""
 
 
+READ = ("row_id", "content_hash", "kind", "split", "domain", "messages", "tools", "template_kwargs", "text", "output",
+        "record")  # fmt: skip
+"""The columns of canonical rows that decide examples."""
+
+
 @lru_cache(maxsize=2)
 def _encoder(root: str, path: str) -> Encoder:
     return Encoder(tokenization.from_bytes(Store(root).read(path)))
@@ -389,7 +414,7 @@ def _preparer(task: TokenizeTask) -> "Preparer":
 def tokenize_part(task: TokenizeTask) -> Part:
     """Tokenize one part of canonical rows."""
     store, preparer = Store(task.root), _preparer(task)
-    rows = store.table(task.rows.path)
+    rows = store.table(task.rows.path, READ)
     counts = Counts()
     prepared = preparer.prepare(rows, counts)
     log = RejectLog("tokenized_examples")
@@ -447,7 +472,7 @@ def _save_examples(task: TokenizeTask, kept: pa.Table, prepared: Prepared, log: 
     at = f"{task.folder}/parts/{task.fingerprint}"
     files = {
         "examples": write_parquet(store, f"{at}/examples.parquet", table),
-        "rejects": write_parquet(store, f"{at}/rejects.parquet", log.table()),
+        "rejects": write_rejects(store, task.folder, at, log),
         "ledger": write_parquet(store, f"{at}/ledger.parquet", _ledger_table(kept.column("row_id"), log)),
     }
     return Part(task.fingerprint, files, facts)

@@ -10,6 +10,7 @@ work is done in the calling process (`inline_below_bytes`).
 """
 
 import atexit
+import gc
 import multiprocessing
 import os
 import threading
@@ -89,6 +90,8 @@ def _start_worker() -> None:
     import pyarrow as pa
 
     pa.set_cpu_count(1)
+    # A part makes some hundred thousand small objects, hardly any in cycles; looking for them took two per cent.
+    gc.set_threshold(100_000, 20, 20)
     threading.Thread(target=_die_with_parent, daemon=True).start()
 
 

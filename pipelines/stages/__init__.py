@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
@@ -142,11 +143,17 @@ def make_parts(work: Work, function: Callable[[Any], Part], planned: Sequence[Pl
     """
     kept = {p.fingerprint: part for p in planned if (part := kept_part(work.store, work.folder, p.fingerprint))}
     missing = [p for p in planned if p.fingerprint not in kept]
-    made = work.pool.map(function, [p.task for p in missing], size_bytes=sum(p.size_bytes for p in missing))
+    make = partial(_make_and_keep, function, work.store, work.folder)
+    made = work.pool.map(make, [p.task for p in missing], size_bytes=sum(p.size_bytes for p in missing))
     for part, plan in zip(_told(work, made, missing), missing, strict=True):
-        keep_part(work.store, work.folder, part)
         kept[plan.fingerprint] = part
     return [kept[p.fingerprint] for p in planned], len(planned) - len(missing), sum(p.rows for p in missing)
+
+
+def _make_and_keep(function: Callable[[TaskT], Part], store: Store, stage_folder: str, task: TaskT) -> Part:
+    part = function(task)
+    keep_part(store, stage_folder, part)
+    return part
 
 
 def _told(work: Work, made: Iterator[Part], planned: Sequence[Planned]) -> Iterator[Part]:

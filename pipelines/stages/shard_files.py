@@ -16,13 +16,13 @@ from io import BytesIO
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipelines import packing
 from pipelines.manifest import File, Part
 from pipelines.packing import Plan
-from pipelines.rows import place_of
 from pipelines.shards import gather, native
 from pipelines.storage import Store, digest_bytes
 
@@ -189,22 +189,25 @@ def _shard_table(task: ShardTask) -> pa.Table:
     return native.to_table(segments, spans, dataset=task.dataset, first_sequence=task.first_sequence)
 
 
+_PLACE = "^(?P<row_id>(?P<part>.*):(?P<record>[0-9]+)[.0-9]*)#[0-9]+$"
+"""An example's id taken apart as `rows.place_of` takes a row's, for a whole column at once."""
+
+
 def _lineage(table: pa.Table, task: ShardTask) -> pa.Table:
     example_ids = table.column("example_ids").combine_chunks().flatten()
-    row_ids = [name.rsplit("#", 1)[0] for name in example_ids.to_pylist()]
-    places = [place_of(row_id) for row_id in row_ids]
+    row_ids, parts, records = pc.extract_regex(example_ids, _PLACE).flatten()
+    named = parts.dictionary_encode()
+    urls = pa.array([task.sources[part][0] for part in named.dictionary.to_pylist()], pa.string())
+    firsts = np.array([task.sources[part][1] for part in named.dictionary.to_pylist()], np.int64)
     counts = np.diff(task.sequence_offsets)
     numbers = np.arange(len(task.examples)) - np.repeat(task.sequence_offsets[:-1], counts)
     sequences = np.repeat(np.arange(len(counts)) + task.first_sequence, counts)
-    return pa.table(
-        [
-            sequences, numbers.astype(np.int32), example_ids, row_ids,
-            [task.sources[part][0] for part, _ in places],
-            [task.sources[part][1] + number for part, number in places],
-            task.ranges[:, 0], task.ranges[:, 1], [task.split] * len(row_ids),
-        ],
-        schema=SEGMENTS,
-    )  # fmt: skip
+    columns = [
+        pa.array(sequences), pa.array(numbers.astype(np.int32)), example_ids, row_ids, urls.take(named.indices),
+        pa.array(firsts[named.indices.to_numpy()] + records.cast(pa.int64()).to_numpy()),
+        pa.array(task.ranges[:, 0]), pa.array(task.ranges[:, 1]), pa.repeat(pa.scalar(task.split), len(row_ids)),
+    ]  # fmt: skip
+    return pa.Table.from_arrays(columns, schema=SEGMENTS)
 
 
 def _save(store: Store, path: str, content: bytes, rows: int) -> File:

@@ -47,3 +47,11 @@ def test_no_ngram_reaches_over_the_end_of_a_segment(lengths: list[int]) -> None:
 def test_texts_shorter_than_an_ngram_have_none() -> None:
     assert whole(ids_of(2, LENGTH - 1)) == []
     assert whole(ids_of(2, 0)) == []
+
+
+def test_long_texts_have_the_same_ngrams_wherever_they_are_cut_into_blocks() -> None:
+    ids = ids_of(3, 70_000)
+
+    for left in (1, 5_000, 16_380):
+        hashes = whole(ids)
+        assert hashes[len(hashes) - len(whole(ids[left:])) :] == whole(ids[left:])

@@ -227,10 +227,15 @@ def held_ngrams(task: _HeldTask) -> "tuple[list[str], NDArray[np.uint64], NDArra
 def seen_in_train(task: _TrainTask) -> NDArray[np.int64]:
     """Return which of the held-out n-grams, by place in their sorted list, stand in a training shard."""
     held = np.load(task.held, mmap_mode="r")
-    segments = _segments(task.root, task.shard)
-    hashes, _ = ngrams.sampled(segments.ids, segments.offsets)
+    table = Store(task.root).table(task.shard, ("input_ids", "segment_lengths")).combine_chunks()
+    ids, lengths = (_flat(table, name) for name in table.column_names)
+    hashes, _ = ngrams.sampled(ids, np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64))))
     places = np.minimum(np.searchsorted(held, hashes), len(held) - 1)
     return np.unique(places[held[places] == hashes])
+
+
+def _flat(table: pa.Table, name: str) -> NDArray[np.int32]:
+    return table.column(name).chunk(0).flatten().to_numpy(zero_copy_only=False)
 
 
 def _segments(root: str, path: str) -> native.Segments:

@@ -20,13 +20,13 @@ export TRANSFORMERS_NO_ADVISORY_WARNINGS = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 # The demo and the tests read only what the repository holds; a look-up over the network is a mistake.
-demo test check bench docs: export HF_HUB_OFFLINE = 1
+demo test check bench docs screenshots: export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test ui check fix bench docs lock clean
+.PHONY: help demo test ui check fix bench docs lock clean screenshots
 
 help:  ## list the words
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
 demo: $(READY)  ## install what is missing, then build the demo recipe through Dagster and report
 	@$(BIN)/python -m assets.materialize demo
@@ -51,13 +51,17 @@ fix: $(READY)  ## repair what format and lint can repair by themselves
 bench: $(READY)  ## run the benchmarks; one JSON line each
 	@$(BIN)/python -m benchmarks
 
+screenshots: $(READY)  ## take the pictures of the documentation with Debian's chromium, by the test that drives it
+	@$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[browser,dev]'
+	@ROWMILL_SCREENSHOTS=docs/images $(BIN)/python -m pytest -q tests/test_browser.py
+
 docs: $(READY)  ## write the generated pages and the JSON Schema again
 	@$(BIN)/python -m pipelines.reference
 	@$(BIN)/python -m pipelines.template_table
 
 lock:  ## write constraints.txt again from the newest versions that pyproject.toml allows (Python 3.11)
 	rm -rf build/lock && python3.11 -m venv build/lock
-	build/lock/bin/pip install --quiet --editable '.[dev,train]'
+	build/lock/bin/pip install --quiet --editable '.[browser,dev,train]'
 	build/lock/bin/pip freeze --exclude-editable > build/lock/frozen.txt
 	(sed -n '/^#/p' constraints.txt; sed -n '/^[A-Za-z0-9_.-]*==/p' build/lock/frozen.txt) > build/lock/constraints.txt
 	mv build/lock/constraints.txt constraints.txt

@@ -170,6 +170,11 @@ def _version_verbs(verbs: "Verbs") -> None:
     versions = _verb(verbs, "versions", _versions, "list the kept versions of a stage")
     versions.add_argument("key", metavar="KEY", help="such as chats/canonical_rows, or training_splits")
 
+    diff = _verb(verbs, "diff", _diff, "two kept versions side by side: rows, lengths, fill, shares")
+    diff.add_argument("key", metavar="KEY", help="such as chats/packed_shards, or training_splits")
+    diff.add_argument("before", metavar="BEFORE", help="a version, or enough of its beginning")
+    diff.add_argument("after", metavar="AFTER", nargs="?", help="another; default: the current one")
+
     use = _verb(verbs, "use", _use, "make a kept version the current one again")
     use.add_argument("key", metavar="KEY", help="such as chats/canonical_rows, or training_splits")
     use.add_argument("version", metavar="VERSION", help="a version, or enough of its beginning")
@@ -523,6 +528,19 @@ def _versions(given: argparse.Namespace) -> int:
     step = _step(project, given.key)
     kept = manifest.versions(project.store, step.key)
     terminal.console().print(reports.versions(project, kept, manifest.current(project.store, step.key)))
+    return DONE
+
+
+def _diff(given: argparse.Namespace) -> int:
+    from pipelines import comparison, manifest, reports, terminal
+
+    project = _project(given)
+    step = _step(project, given.key)
+    kept = {one.version: one for one in manifest.versions(project.store, step.key)}
+    now = manifest.current(project.store, step.key)
+    chosen = (given.before, given.after or (now.version if now is not None else ""))
+    before, after = (kept[_one_of(one, list(kept), f"{project.recipe.name}/{given.key}")] for one in chosen)
+    terminal.console().print(reports.comparison(before, after, comparison.compare(project, before, after)))
     return DONE
 
 

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from pipelines import manifest, plots
 from pipelines.build import Forecast, Project, Report, Step, judge, road
+from pipelines.comparison import Compared, Line
 from pipelines.findings import Verdict
 from pipelines.generated_output import ParsedFiles
 from pipelines.ledger import KEPT
@@ -291,6 +292,32 @@ def versions(project: Project, kept: Sequence[Manifest], current: Manifest | Non
         for one in reversed(kept)
     ]
     return grid(["", "version", "built (UTC)", "holds", ""], rows, indent=0)
+
+
+def comparison(before: Manifest, after: Manifest, compared: Sequence[Compared]) -> RenderableType:
+    """Show two versions side by side."""
+    both = (("before", before), ("after ", after))
+    lines: list[RenderableType] = [
+        Text(f"{name}  {one.version}  {one.built_at[:19].replace('T', ' ')}", DIM) for name, one in both
+    ]
+    for one in compared:
+        lines.append(Text(f"\n{one.scope or 'all datasets'}", HEAD))
+        if one.added is not None:
+            lines.append(Text(f"  rows by content: {one.added:,} added, {one.removed:,} removed"))
+        rows = [(line.name, _shown(line, line.before), _shown(line, line.after), _change(line)) for line in one.lines]
+        lines.append(grid(["", "before", "after", "change"], rows, indent=2))
+    return Group(*lines)
+
+
+def _shown(line: Line, value: float | None) -> object:
+    return NOTHING if value is None else percent(value) if line.is_share else value
+
+
+def _change(line: Line) -> str:
+    if line.before is None or line.after is None or line.before == line.after:
+        return ""
+    change = line.after - line.before
+    return f"{100 * change:+.2f} points" if line.is_share else f"{change:+,.6g}"
 
 
 def collected(found: Collected, *, dry_run: bool) -> RenderableType:

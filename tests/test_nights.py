@@ -20,10 +20,8 @@ import dagster as dg
 import pytest
 
 from assets import materialize
-from pipelines import stats
 from pipelines.reader import Reader
-from pipelines.storage import Store
-from tests.tiny_project import FOREIGN_WARNINGS, RECIPE, Tiny, chat, reused
+from tests.tiny_project import FOREIGN_WARNINGS, RECIPE, Tiny, chat
 
 pytestmark = FOREIGN_WARNINGS
 ROOT = Path(__file__).resolve().parent.parent
@@ -124,21 +122,6 @@ materialize.main(["tiny"])
     assert sequences(tiny) != yesterday
 
 
-def test_one_percent_of_new_rows_makes_about_one_percent(tiny: Tiny) -> None:
-    tiny.write(rows=4000).run()
-    tiny.write_rows("chats", [chat(i) for i in range(4040)])
-
-    result = tiny.run()
-
-    made = {
-        event.asset_key.path[-1]: event.step_materialization_data.materialization.metadata["build_rows"].value
-        for event in result.get_asset_materialization_events()
-        if event.asset_key and "chats" in event.asset_key.path
-    }
-    assert made["tokenized_examples"] <= 0.15 * 4040
-    assert made["canonical_rows"] <= 0.15 * 4040
-
-
 def test_night_in_which_nothing_changed_judges_nothing_and_imports_no_judge(tiny: Tiny) -> None:
     tiny.run()
     program = """
@@ -157,18 +140,3 @@ print([name for name in ("great_expectations", "transformers", "torch", "ray") i
     )
 
     assert quiet.stdout.rstrip().endswith("[]")
-
-
-def test_statistics_answer_while_a_night_runs(tiny: Tiny) -> None:
-    tiny.run()
-    tiny.append("chats", chat(1000))
-    counts: list[int] = []
-
-    for _ in range(2):
-        result = tiny.run()
-        assert result.success
-        [(rows,)] = stats.query(Store(tiny.store), "SELECT count(*) FROM rows WHERE dataset = 'chats'")[1]
-        counts.append(int(rows))
-
-    assert counts == [61, 61]
-    assert set(reused(result).values()) == {True}

@@ -457,7 +457,21 @@ def json_schema() -> dict[str, Any]:
     return schema | {"title": "rowmill recipe"}
 
 
+_CACHE = ("cache_dir", "cache_options", "auto_build_caches")
+"""What other projects call where and how tokens are kept; here they are found by the digest of what decides them."""
+
+
+def _refuse_cache(raw: Mapping[str, Any], at: str) -> None:
+    for name in _CACHE:
+        if name in raw:
+            raise ConfigError(
+                f"{at}: {name}: a recipe holds what decides the bytes, and this decides none; the storage root is "
+                "--root or ROWMILL_STORE, workers are execution.workers; delete it"
+            )
+
+
 def _top_level_aliases(raw: dict[str, Any], where: str) -> None:
+    _refuse_cache(raw, where)
     if "configs" in raw:
         if "datasets" in raw:
             raise ConfigError(f"{where}: configs and datasets are the same key; only one may stand; delete configs")
@@ -511,6 +525,7 @@ def _dataset(name: str, value: object, defaults: Mapping[str, Any], where: str, 
         return value
     raw = dict(cast("dict[str, Any]", value))
     at = f"{where}: datasets.{name}"
+    _refuse_cache(raw, at)
     form: object = raw.get("format", {})
     if not isinstance(form, dict):
         return raw

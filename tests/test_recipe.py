@@ -85,6 +85,8 @@ def test_an_option_in_format_and_in_its_group_is_refused() -> None:
         ({}, {"mixture": {"train_weights": {"b": 1},
          "steps": 4, "batch_size": 2}}, "mixture.train_weights: 'b' is no dataset; choose a"),
         ({}, {"datasets": {"../x": {"source": SOURCE}}}, "datasets.../x: '../x' cannot be a name"),
+        ({}, {"cache_dir": "gs://b/c"}, "configs/demo.yaml: cache_dir: a recipe holds what decides the bytes"),
+        ({"cache_dir": "gs://b/c"}, {}, "datasets.a: cache_dir: a recipe holds what decides the bytes"),
         ({}, {"datasets": {}}, "datasets: dictionary should have at least 1 item"),
         ({}, {"name": "x"}, "name: the file's name is the recipe's name"),
     ],

@@ -120,7 +120,9 @@ def warnings(contract: TemplateContract, *, finish: str = "auto") -> list[str]:
     if contract.bos == "double":
         found.append("template and tokenizer both add a BOS; rowmill keeps the template's; at inference add none")
     if not contract.marks_inert:
-        found.append("the template reads what it printed, so every row is rendered twice; template.spans: generation")
+        found.append(
+            "the template reads what it printed, so every row is rendered twice; if many differ, choose another"
+        )
     return found
 
 

@@ -24,6 +24,7 @@ from pipelines.rendering import (
 )
 from pipelines.rows import Json, Masked, Message, Rejected
 from pipelines.template_table import template_text
+from tests.recipes import Road, text_of
 from tests.test_templates_real import TOKENS, Chat, chats
 
 NAMES = set("chatml qwen2.5 qwen3 llama3 llama3.1 mistral gemma3 phi3 glm4 zephyr vicuna alpaca".split())
@@ -86,9 +87,36 @@ def test_registered_template_is_found_by_name_and_its_name_is_taken() -> None:
     )
 
     assert found.text == "{{ 'registered' }}"
+    register_chat_template("test-registered", "{{ 'registered' }}")
     for taken in ("test-registered", "qwen3"):
         with pytest.raises(ValueError, match="the name is taken"):
             register_chat_template(taken, "{{ 'other' }}")
+
+
+OWN_MODULE = """
+from pipelines.formats import RowFormat
+from pipelines.rendering import register_chat_template
+from pipelines.rows import Row
+
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role | upper }}\\n{{ m.content }}<|im_end|>{% endfor %}"
+register_chat_template("test-shouted", TEMPLATE)
+
+
+class Asked(RowFormat):
+    def rows(self, record):
+        question, answer = {"role": "user", "content": "why?"}, {"role": "assistant", "content": record["a"]}
+        return Row("conversation", messages=(question, answer))
+"""
+
+
+def test_template_registered_by_the_module_of_ones_own_format_is_known_in_its_recipe(tmp_path: Path) -> None:
+    (tmp_path / "shouting.py").write_text(OWN_MODULE, encoding="utf-8")
+    kind = {"kind": "python", "class": "shouting:Asked"}
+
+    built = Road(tmp_path).one("a.jsonl", [{"a": "so"}], kind, template={"chat_template": "test-shouted"}).build()
+
+    (example,) = built.examples()
+    assert text_of(example) == "<|im_start|>USER\nwhy?<|im_end|><|im_start|>ASSISTANT\nso<|im_end|>"
 
 
 @pytest.mark.real_data

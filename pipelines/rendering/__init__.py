@@ -111,7 +111,8 @@ class Template(Config):
     """The options of the group `template`: which chat template prints the rows, and how strictly it is held."""
 
     chat_template: str | TemplateChoice | None = None
-    """Null: the tokenizer's own. Text with `{{` or `{%` is a template; other text names a bundled one."""
+    """Null: the tokenizer's own. Text with `{{` or `{%` is a template; other text names a bundled or registered one:
+    alpaca, chatml, gemma3, glm4, llama3, llama3.1, mistral, phi3, qwen2.5, qwen3, vicuna, zephyr."""
     template_kwargs: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Values passed to the template in every render; a row's own win."""
     chat_template_kwargs: str | None = "chat_template_kwargs"

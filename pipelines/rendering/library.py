@@ -27,14 +27,16 @@ Tokenizer = TypeVar("Tokenizer", bound=HasChatTemplate)
 
 
 def register_chat_template(name: str, text: str) -> None:
-    """Make a template known under a name, for this process and the workers it starts.
+    """Make a template known under a name in this process; workers are sent its text.
 
     Raises
     ------
     ValueError
-        If a template of that name is there already, or the name looks like a template's text.
+        If another template of that name is there already, or the name looks like a template's text.
 
     """
+    if _REGISTERED.get(name) == text:
+        return
     if name in known_names():
         raise ValueError(
             f"chat template {name!r}: the name is taken; there are {one_of(known_names())}; choose another"

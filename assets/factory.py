@@ -29,7 +29,7 @@ from pipelines import build, findings, manifest, reports, terminal
 from pipelines.build import Project, Report, Step
 from pipelines.errors import PipelineError
 from pipelines.findings import Terms
-from pipelines.manifest import Key, Manifest
+from pipelines.manifest import EXPORTS, Key, Manifest
 from pipelines.progress import rates_text
 from pipelines.storage import NO_ROOM, Store, digest
 
@@ -163,6 +163,8 @@ def data_version(report: Report, project: Project) -> dg.DataVersion:
 
 def kinds_of(step: Step) -> set[str]:
     """Return the chips of a graph node: it shows only the last part of its key, so one names the dataset."""
+    if step.name == EXPORTS:
+        return {"export"}
     # A kind becomes the end of a tag's key, which has at most 63 characters; a name may have 64.
     return {"parquet", step.dataset[:63]} if step.dataset else {"parquet"}
 

@@ -11,6 +11,7 @@ import gzip
 import json
 import struct
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -138,8 +139,7 @@ def rivers(data: Path) -> dict[str, Segment]:
 
 def h5_rivers(data: Path) -> dict[str, Segment]:
     """Return the same of HDF5 files, as h5py reads them."""
-    import h5py
-
+    h5py: Any = import_module("h5py")
     found: dict[str, tuple[list[int], list[bool]]] = {}
     for path in sorted(data.rglob("*.h5")):
         with h5py.File(path) as file:

@@ -8,7 +8,7 @@ import pytest
 from pipelines import recipe, reference, shards
 from pipelines.errors import ConfigError
 from pipelines.recipe import Recipe
-from pipelines.shards import AnyExport, Export, astrai, export
+from pipelines.shards import AnyExport, Export, astrai, export, letters
 
 CHATS: dict[str, Any] = {"source": {"train_urls": ["chats.jsonl"]}, "format": {"kind": "chat"}}
 TEXT: dict[str, Any] = {"source": {"train_urls": ["text.jsonl"]}, "format": {"kind": "text"}}
@@ -53,7 +53,7 @@ def test_kind_survives_its_own_dump(model: type[Export]) -> None:
     one = model(name="mine")
 
     assert model.model_validate(one.model_dump()) == one
-    assert one.letter in get_args(shards.letters.Letter)
+    assert one.letter in get_args(letters.Letter)
 
 
 @pytest.mark.usefixtures("with_libraries")

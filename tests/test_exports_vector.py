@@ -35,6 +35,20 @@ def test_packed_parquet_of_the_vector(vector: Sequences, tmp_path: Path, options
     assert row["filler"] is False
 
 
+def test_packed_parquet_has_the_specified_types_and_no_nulls(vector: Sequences, tmp_path: Path) -> None:
+    data, _ = write(export(kind="native"), vector, tmp_path, card='{"a": 1}')
+
+    [path] = data.iterdir()
+    ints = pl.List(pl.Int32)
+    assert pl.read_parquet_schema(path) == {
+        "input_ids": ints, "labels": ints, "position_ids": ints, "seq_lengths": ints, "example_ids": pl.List(pl.String),
+        "starts": ints, "segment_lengths": ints, "dataset": pl.Categorical, "sequence_id": pl.Int64, "tokens": pl.Int32,
+        "trained_tokens": pl.Int32, "filler": pl.Boolean,
+    }  # fmt: skip
+    assert pl.read_parquet_metadata(path)["rowmill"] == '{"a": 1}'
+    assert all(count == 0 for count in pl.read_parquet(path).null_count().row(0))
+
+
 def test_open_attention_is_one_span_of_several_segments(tmp_path: Path) -> None:
     one = sequences([[([10, 11], [0, 1]), ([20, 2], [1, 1])]], is_open=True)
 

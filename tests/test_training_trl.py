@@ -7,6 +7,7 @@ There is no FlashAttention on a CPU, so the model's attention is SDPA, which is 
 """
 
 import ast
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -120,9 +121,9 @@ def test_larger_batches_of_the_trainer_are_joined_rows(
 
 
 def test_collator_gives_the_positions_and_borders_of_the_plan(rows: Any) -> None:
-    from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
-
-    collator = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)
+    collator = import_module("trl.trainer.sft_trainer").DataCollatorForLanguageModeling(
+        pad_token_id=0, padding_free=True
+    )
     for row in rows.select(range(40)):
         batch = collator([row])
 

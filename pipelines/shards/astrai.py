@@ -51,15 +51,16 @@ class AstrAI(Export):
         """Return a job per shard of each domain."""
         names = folder_names(shape.domain_values)
         jobs: list[Job] = []
-        for folder, mine in domains(shape, names):
+        used: list[int] = []
+        for value, mine in sorted(by_domain(shape.domains), key=lambda one: names[one[0]]):
+            used.append(value)
             runs = list(borders(shape.lengths[mine], most=None, most_tokens=self.max_tokens_per_shard))
             for number, (first, last) in enumerate(runs):
-                at = self.place(folder, number, count=len(runs))
+                at = self.place(names[value], number, count=len(runs))
                 own = mine[first:last]
                 jobs.append(Job(at, own, np.arange(len(own) + 1), int(shape.lengths[own].sum())))
-        used = {values for _, values in _by_folder(shape, names)}
         notes = {
-            "domains": {names[i]: shape.domain_values[i] for i in sorted(used)},
+            "domains": {names[i]: shape.domain_values[i] for i in used},
             "segments_without_domain": int((shape.domains == _index(shape.domain_values)).sum()),
             "boundaries": "not stored: a trainer cuts windows out of one river of tokens",
             "loss_mask": "written" if has_mask(shape.kinds) else "left out: every dataset is text, all of it trains",
@@ -87,15 +88,12 @@ def _index(values: Sequence[str | None]) -> int:
     return list(values).index(None) if None in values else -1
 
 
-def _by_folder(shape: Shape, names: Sequence[str]) -> Iterator[tuple[str, int]]:
-    used: list[int] = np.unique(shape.domains).tolist()
-    yield from ((names[value], value) for value in used)
-
-
-def domains(shape: Shape, names: Sequence[str]) -> Iterator[tuple[str, Ints]]:
-    """Yield each folder and the numbers of its segments, in the order of the export."""
-    for folder, value in sorted(_by_folder(shape, names)):
-        yield folder, np.flatnonzero(shape.domains == value)
+def by_domain(domains: Ints) -> Iterator[tuple[int, Ints]]:
+    """Yield each domain that has segments, and the numbers of these, ascending."""
+    # One sort, not a look through all segments per domain: there may be as many domains as web sites.
+    order = np.argsort(domains, kind="stable")
+    values, begins = np.unique(domains[order], return_index=True)
+    yield from zip(values.tolist(), np.split(order, begins[1:]), strict=True)
 
 
 def rivers(sequences: Sequences) -> tuple[Tokens, Bools]:

@@ -10,8 +10,9 @@ before `data_2`.
 """
 
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pipelines.shards.astrai import AstrAI, has_mask, rivers
 from pipelines.shards.export import Job, Tally, Terms, Written
@@ -36,8 +37,8 @@ class AstrAIH5(AstrAI):
 
     def write(self, job: Job, chunks: Iterator[Sequences], folder: Path, terms: Terms) -> list[Written]:
         """Write one file."""
-        import h5py  # pyright: ignore[reportMissingImports]
-
+        # Untyped, and not everywhere installed.
+        h5py: Any = import_module("h5py")
         path, tally = f"data/{job.name}", Tally()
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         names = ("sequence", "loss_mask") if has_mask(terms.kinds) else ("sequence",)

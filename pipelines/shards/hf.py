@@ -79,8 +79,11 @@ class HuggingFace(Sharded):
         # The library draws a fingerprint from the clock where it is given none.
         rows = datasets.Dataset(datasets.table.MemoryMappedTable.from_file(str(staged)), fingerprint=_stamp(terms.card))
         shards = int(job.name.rsplit("-", 1)[1])
+        shown = not datasets.are_progress_bars_disabled()
         datasets.disable_progress_bars()
         datasets.DatasetDict({self.split: rows}).save_to_disk(folder / "data", num_shards={self.split: shards})
+        if shown:
+            datasets.enable_progress_bars()
         del rows
         staged.unlink()
         files = sorted(one.relative_to(folder).as_posix() for one in (folder / "data").rglob("*") if one.is_file())

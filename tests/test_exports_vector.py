@@ -40,7 +40,7 @@ def test_packed_parquet_has_the_specified_types_and_no_nulls(vector: Sequences, 
 
     [path] = data.iterdir()
     ints = pl.List(pl.Int32)
-    assert pl.read_parquet_schema(path) == {
+    assert dict(pl.read_parquet_schema(path)) == {
         "input_ids": ints, "labels": ints, "position_ids": ints, "seq_lengths": ints, "example_ids": pl.List(pl.String),
         "starts": ints, "segment_lengths": ints, "dataset": pl.Categorical, "sequence_id": pl.Int64, "tokens": pl.Int32,
         "trained_tokens": pl.Int32, "filler": pl.Boolean,

@@ -12,6 +12,7 @@ is written. What does not: how a format stores them (one file per format), or wh
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -83,59 +84,96 @@ def lists(offsets: Ints, values: NDArray[np.generic]) -> pa.ListArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shelf:
-    """Native shards laid out for taking: row r holds segments `[first_segments[r], first_segments[r + 1])`.
-
-    Rows and segments are numbered over all files. `first_rows` int64[F + 1] are the numbers of each file's first
-    row, and the total.
-    """
+    """Native shards laid out for taking: file f holds segments `[first_segments[f], first_segments[f + 1])`."""
 
     files: Sequence[str]
-    first_rows: Ints
     first_segments: Ints
 
 
 def take(shelf: Shelf, segments: Ints, sequence_offsets: Ints) -> Sequences:
     """Return segments by their number over all files, in the order wanted, grouped as `sequence_offsets` says.
 
-    A sequence bears the name and number of the one that its first segment stood in.
+    A sequence bears the name and number of the one that its first segment stood in. Only the pages that hold
+    these segments are read: a domain's segments may be one in a hundred.
     """
-    rows, place = np.unique(np.searchsorted(shelf.first_segments, segments, "right") - 1, return_inverse=True)
-    table = gather.take(shelf.files, shelf.first_rows, rows)
-    lengths = _flat(table, "segment_lengths").astype(np.int64)
-    bounds = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
-    names = table.column("example_ids").combine_chunks()
-    first = np.asarray(names.offsets, np.int64) - int(names.offsets[0].as_py())
-    # The number of each wanted segment among those of the rows that were read.
-    found = first[place] + segments - shelf.first_segments[rows[place]]
-    sizes = lengths[found]
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
-    index = np.repeat(bounds[found] - offsets[:-1], sizes) + np.arange(int(offsets[-1]))
-    weights = _flat(table, WEIGHTS)[index].astype(np.float32) if WEIGHTS in table.column_names else None
-    heads = place[sequence_offsets[:-1]]
-    ids = _flat(table, "input_ids")[index]
+    which = np.searchsorted(shelf.first_segments, segments, "right") - 1
+    by_file = np.argsort(which, kind="stable")
+    used, begins = np.unique(which[by_file], return_index=True)
+    pieces = [
+        _piece(gather.whole(shelf.files[int(file)]), segments[places] - shelf.first_segments[int(file)])
+        for file, places in zip(used.tolist(), np.split(by_file, begins[1:]), strict=True)
+    ]
+    back = np.empty(len(segments), np.int64)
+    back[by_file] = np.arange(len(segments))
+    sizes = np.concatenate([one.sizes for one in pieces])
+    tokens = _ranges(_firsts(sizes)[:-1][back], sizes[back])
+    heads = back[sequence_offsets[:-1]]
+    weights = [one.weights for one in pieces if one.weights is not None]
     return Sequences(
-        ids=ids,
-        trained=_flat(table, "labels")[index] != IGNORE,
-        weights=weights,
-        offsets=offsets,
+        ids=np.concatenate([one.ids for one in pieces])[tokens],
+        trained=np.concatenate([one.labels for one in pieces])[tokens] != IGNORE,
+        weights=np.concatenate(weights)[tokens].astype(np.float32) if weights else None,
+        offsets=_firsts(sizes[back]),
         sequence_offsets=sequence_offsets,
-        is_open=_is_open(table)[heads],
-        example_ids=names.flatten().take(pa.array(found)),
-        starts=_flat(table, "starts")[found],
-        datasets=table.column("dataset").combine_chunks().take(pa.array(heads)),
-        numbers=table.column("sequence_id").to_numpy()[heads],
+        is_open=np.concatenate([one.is_open for one in pieces])[heads],
+        example_ids=pa.concat_arrays([one.example_ids for one in pieces]).take(pa.array(back)),
+        starts=np.concatenate([one.starts for one in pieces])[back],
+        datasets=pa.concat_arrays([one.datasets for one in pieces]).take(pa.array(heads)),
+        numbers=np.concatenate([one.numbers for one in pieces])[heads],
     )
 
 
-def _flat(table: pa.Table, name: str) -> "NDArray[np.int32]":
-    return table.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Piece:
+    """Some segments of one file; what a sequence has, each of its segments has here."""
+
+    sizes: Ints
+    ids: Tokens
+    labels: Tokens
+    weights: Weights | None
+    example_ids: pa.Array
+    starts: Tokens
+    is_open: Bools
+    datasets: pa.Array
+    numbers: Ints
 
 
-def _is_open(table: pa.Table) -> Bools:
-    """Tell which rows hold several segments in one attention span."""
-    spans = np.diff(np.asarray(table.column("seq_lengths").combine_chunks().offsets, np.int64))
-    segments = np.diff(np.asarray(table.column("segment_lengths").combine_chunks().offsets, np.int64))
-    return spans < segments
+def _piece(table: pa.Table, wanted: Ints) -> _Piece:
+    lengths = _flat(table, "segment_lengths").astype(np.int64)
+    sizes = lengths[wanted]
+    tokens = _ranges(_firsts(lengths)[:-1][wanted], sizes)
+    segments = _offsets(table, "segment_lengths")
+    rows = np.searchsorted(segments, wanted, "right") - 1
+    is_open = np.diff(_offsets(table, "seq_lengths")) < np.diff(segments)
+    return _Piece(
+        sizes=sizes,
+        ids=_flat(table, "input_ids")[tokens],
+        labels=_flat(table, "labels")[tokens],
+        weights=_flat(table, WEIGHTS)[tokens] if WEIGHTS in table.column_names else None,
+        example_ids=table.column("example_ids").chunk(0).values.take(pa.array(wanted)),
+        starts=_flat(table, "starts")[wanted],
+        is_open=is_open[rows],
+        datasets=table.column("dataset").chunk(0).take(pa.array(rows)),
+        numbers=table.column("sequence_id").to_numpy()[rows],
+    )
+
+
+def _flat(table: pa.Table, name: str) -> Any:
+    """Return all values of a list column, without copying them."""
+    return table.column(name).chunk(0).values.to_numpy(zero_copy_only=False)
+
+
+def _offsets(table: pa.Table, name: str) -> Ints:
+    return np.asarray(table.column(name).chunk(0).offsets, np.int64)
+
+
+def _firsts(counts: Ints) -> Ints:
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
+
+
+def _ranges(begins: Ints, sizes: Ints) -> Ints:
+    """Return `begins[k]`, `begins[k] + 1`, … for each k, end to end."""
+    return np.repeat(begins - _firsts(sizes)[:-1], sizes) + np.arange(int(sizes.sum()))
 
 
 # ── Before anything is written ─────────────────────────────────────────────────────────────────────

@@ -334,7 +334,11 @@ def _laid_out(work: Work, source: _Source, scratch: Path) -> "tuple[Shelf, NDArr
         _ScratchTask(work.store.root, shard.path, target) for shard, target in zip(source.shards, targets, strict=True)
     ]
     told = b"".join(work.pool.map(to_scratch, tasks, size_bytes=4 * sum(shard.bytes for shard in source.shards)))
-    return Shelf(targets, source.first_rows, source.first_segments), np.frombuffer(told, _SEGMENT)
+    return Shelf(targets, _file_firsts(source)), np.frombuffer(told, _SEGMENT)
+
+
+def _file_firsts(source: _Source) -> Ints:
+    return source.first_segments[source.first_rows]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -98,7 +98,13 @@ def test_shape_of_a_real_template_gives_the_mask_that_the_row_itself_has(real_da
         pytest.param("{% for m in messages %}{{ (m.content + 'b') == 'ab' }}{{ m.content }}{% endfor %}", id="built"),
         pytest.param("{% for m in messages %}{{ m.content == messages[0].content }}{{ m.content }}{% endfor %}",
                      id="compares-contents"),
-        pytest.param("{% for m in messages %}{{ [m.content] | join }}{% endfor %}", id="join"),
+        pytest.param("{% for m in messages %}{{ 'x' in ([m.content] | join) }}{{ m.content }}{% endfor %}", id="join"),
+        pytest.param("{% macro f(t) %}{{ t }}{% endmacro %}{% for m in messages %}{% set t = f(m.content) %}"
+                     "{{ 'x' in t }}{{ t }}{% endfor %}", id="keeps-what-a-macro-printed"),
+        pytest.param("{{ messages | selectattr('content', 'in', 'abc') | list | length }}{% for m in messages %}"
+                     "{{ m.content }}{% endfor %}", id="test-by-name"),
+        pytest.param("{{ messages | map(attribute='content') | map('wordcount') | list | first }}"
+                     "{% for m in messages %}{{ m.content }}{% endfor %}", id="filter-by-name"),
         pytest.param("{{ messages }}", id="prints-all"),
     ],
 )  # fmt: skip

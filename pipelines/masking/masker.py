@@ -187,21 +187,20 @@ class Masker:
     def shape(self, roles: Sequence[str]) -> Shape | None:
         """Return what the template prints around contents of these roles; null where each row must be masked itself.
 
-        Law: a row of that shape has the mask that `mask` would give it. The shape is learned from placeholders
-        whose mask came out equal by the short and the long way.
+        Law: a row of that shape has the mask that `mask` would give it. The shape is learned from the verified
+        mask of placeholders, which the short and the long way must agree on where both can be gone.
         """
-        if not self._is_usual or self._rules.turns != "whole" or not self._contract.marks_inert:
+        if self._rules.turns != "whole" or not self._contract.marks_inert:
             return None
         printed = self._printer.opaque(roles)
         if printed is None:
             return None
         messages = [{"role": role, "content": content} for role, content in zip(roles, printed.contents, strict=True)]
-        shown = self._printer.render(messages, None, {})
-        if isinstance(shown, Rejected) or shown.text != printed.text:
-            return None
         conversation = Conversation(messages)
-        masked = self._usual(conversation, shown)
-        if masked is None or masked != self._mask(conversation, shown, self.supervised(messages)):
+        shown, masked = self._printer.render(messages, None, {}), self.mask(conversation)
+        if isinstance(shown, Rejected) or isinstance(masked, Rejected) or masked.dropped or masked.reasoning_untrained:
+            return None
+        if self._is_usual and masked != self._mask(conversation, shown, self.supervised(messages)):
             return None
         return learn(roles, printed, masked, KINDS)
 

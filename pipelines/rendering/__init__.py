@@ -360,9 +360,9 @@ class Renderer:
 
     def opaque(self, roles: Sequence[str]) -> OpaquePrint | None:
         """Print a placeholder per role, with proof that any contents are printed so; null where there is none."""
-        if self._opaque is None and not opaque.screen(self._tree):
-            self._opaque = opaque.OpaqueRenderer(self.spec.text, self.spec.now, self._values)
         if self._opaque is None:
+            self._opaque = opaque.OpaqueRenderer(self.spec.text, self.spec.now, self._values)
+        if self._opaque.reason:
             return None
         messages = [{"role": role, "content": opaque.placeholder(index)} for index, role in enumerate(roles)]
         # The plain render comes first: it has a budget, the other has none.

@@ -15,13 +15,14 @@ rows are printed one by one as ever.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
-from jinja2.ext import loopcontrols
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pipelines.contract import OpaquePrint
@@ -32,7 +33,10 @@ from pipelines.rows import Json, Message
 _PLACEHOLDER = "Zq{0}\"\\'<&>{{{{%s}}}}\té漢  \n{0}qZ"
 """Every character that some way of escaping or changing text would change; found again, the text was only printed."""
 
-_FILTERS = frozenset("trim length count tojson default d selectattr rejectattr list first last reverse".split())
+_FILTERS = frozenset(
+    "trim length count tojson default d selectattr rejectattr select reject map list first last reverse items string "
+    "join indent".split()
+)
 _TESTS = frozenset(
     "defined undefined none string mapping iterable sequence number boolean true false eq equalto == ne !=".split()
 )
@@ -165,25 +169,36 @@ def screen(tree: nodes.Template) -> str:
     Notes are taken by methods of the content. What Jinja or Python do with text behind their back must not
     occur: blocks that capture print, text joined and then read, methods of constants applied to contents.
     """
-    blocks = (nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock, nodes.Include, nodes.Import,
+    blocks = (nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock, nodes.Include, nodes.Import,
               nodes.FromImport, nodes.Extends, nodes.Block)  # fmt: skip
     if holds(tree, *blocks, nodes.Mul, nodes.Pow):
         return "it captures, includes or multiplies text"
-    joins = _printed_joins(tree)
+    macros = frozenset(macro.name for macro in tree.find_all(nodes.Macro))
+    printed = _printed(tree, macros)
     checks = (
-        ("it uses another filter", all(one.name in _FILTERS for one in tree.find_all(nodes.Filter))),
+        ("it uses another filter", all(map(_safe_filter, tree.find_all(nodes.Filter)))),
         ("it uses another test", all(one.name in _TESTS for one in tree.find_all(nodes.Test))),
-        ("it calls a method with values of the row", all(map(_safe_call, tree.find_all(nodes.Call)))),
+        ("it calls with values of the row", all(_safe_call(one, macros, printed) for one in tree.find_all(nodes.Call))),
         ("it looks for a value of the row in a text", all(map(_safe_compare, tree.find_all(nodes.Compare)))),
         ("it formats text", all(isinstance(one.right, nodes.Const) for one in tree.find_all(nodes.Mod))),
-        ("it joins text and keeps it", all(id(one) in joins for one in tree.find_all(nodes.Concat))),
+        ("it joins text and keeps it", all(id(one) in printed for one in tree.find_all(nodes.Concat))),
     )
     return next((why for why, holds_true in checks if not holds_true), "")
 
 
-def _safe_call(call: nodes.Call) -> bool:
+def _safe_filter(one: nodes.Filter) -> bool:
+    """Tell whether a filter, and the test or filter that it may be given by name, is a known one."""
+    given = {"select": (0, _TESTS), "reject": (0, _TESTS), "selectattr": (1, _TESTS), "rejectattr": (1, _TESTS),
+             "map": (0, _FILTERS)}  # fmt: skip
+    place, known = given.get(one.name, (0, None))
+    named = one.args[place : place + 1] if known is not None else []
+    return one.name in _FILTERS and all(isinstance(n, nodes.Const) and n.value in (known or ()) for n in named)
+
+
+def _safe_call(call: nodes.Call, macros: frozenset[str], printed: set[int]) -> bool:
     if isinstance(call.node, nodes.Name):
-        return call.node.name in _FUNCTIONS
+        # What a macro prints comes back as plain text, whose contents nobody would notice being read.
+        return call.node.name in _FUNCTIONS or (call.node.name in macros and id(call) in printed)
     arguments = [*call.args, *(one.value for one in call.kwargs), call.dyn_args, call.dyn_kwargs]
     constant = all(one is None or isinstance(one, nodes.Const) for one in arguments)
     return isinstance(call.node, nodes.Getattr) and constant
@@ -204,8 +219,8 @@ def holds_only_constants(items: nodes.List | nodes.Tuple) -> bool:
     return all(isinstance(one, nodes.Const) for one in items.items)
 
 
-def _printed_joins(tree: nodes.Template) -> set[int]:
-    """Return the joins (`~`) whose text goes straight into the print."""
+def _printed(tree: nodes.Template, macros: frozenset[str]) -> set[int]:
+    """Return the joins (`~`) and calls of macros whose text goes straight into the print."""
     found: set[int] = set()
     waiting = [child for output in tree.find_all(nodes.Output) for child in output.nodes]
     while waiting:
@@ -213,26 +228,43 @@ def _printed_joins(tree: nodes.Template) -> set[int]:
         if isinstance(one, nodes.Concat):
             found.add(id(one))
             waiting.extend(one.nodes)
+        elif isinstance(one, nodes.CondExpr):
+            waiting.extend(branch for branch in (one.expr1, one.expr2) if branch is not None)
+        elif isinstance(one, nodes.Call) and isinstance(one.node, nodes.Name) and one.node.name in macros:
+            found.add(id(one))
     return found
 
 
+class _Generation(Extension):
+    """`{% generation %}` as what it prints: which characters it marks is the masks' business."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja2 reads the attribute)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 class OpaqueRenderer:
-    """One template, compiled to be run with contents that it may only print."""
+    """One template, compiled to be run with contents that it may only print; `reason` says why it may not."""
 
     def __init__(self, source: str, now: datetime, values: Mapping[str, Json]) -> None:
-        """Compile; the caller has screened the template and rendered it within its budget before."""
+        """Screen and compile; whoever renders has rendered the same messages within the budget before."""
         # Unoptimized: the optimizer works out constants, such as a gigabyte of x, that no budget is charged for.
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[loopcontrols]
+            trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[loopcontrols, _Generation]
         )
-        environment.filters["tojson"] = _to_json
+        environment.filters |= {"tojson": _to_json, "string": _to_string, "join": _to_joined}
         known: dict[str, Any] = environment.globals
         known["raise_exception"], known["strftime_now"] = raise_exception, clock(now)
+        self.reason = screen(environment.parse(source))
         self._template = environment.from_string(source)
         self._values = values
 
     def render(self, roles: Sequence[str]) -> OpaquePrint | None:
         """Print one placeholder per role; null if the print depends on more than their place."""
+        if self.reason:
+            return None
         notes = Notes()
         messages: list[Message] = []
         for index, role in enumerate(roles):
@@ -263,3 +295,16 @@ def _read(value: Json) -> Json:
     if isinstance(value, Mapping):
         return {key: _read(one) for key, one in value.items()}
     return [_read(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _to_string(value: Json) -> str:
+    return value if isinstance(value, str) else str(_read(value))
+
+
+def _to_joined(values: Iterable[Json], separator: str = "", *_: object, **named: object) -> str:
+    """Join as Jinja does; text with a content in it may still only be joined and printed."""
+    if named:
+        raise NotOpaqueError("attributes of messages are joined")
+    parts = [_to_string(one) for one in values]
+    text = _raw(separator).join(map(_raw, parts))
+    return Printable(text) if any(isinstance(one, Printable) for one in parts) else text

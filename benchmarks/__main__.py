@@ -3,10 +3,11 @@
 Results are appended to `benchmarks/results.jsonl`.
 """
 
-from benchmarks import road, scale, shards, turns
+from benchmarks import parsing, road, scale, shards, turns
 
 if __name__ == "__main__":
     road.main(10)
+    parsing.main(20_000)
     scale.main(2.0)
     turns.main(1000)
     shards.main(12)

@@ -282,6 +282,31 @@ def test_step_of_decimals_is_exact(time: Decimal) -> None:
     assert classes(taken(text, "sequential", place, schema=schema, after=Decimal("0.2"))) == [expected]
 
 
+class CountedSchema(RecordSchema):
+    """A schema that counts how often its columns are looked at."""
+
+    looks = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in {"columns", "by_name", "names"}:
+            CountedSchema.looks += 1
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("mode", ["tabular", "grouped", "sequential"])
+def test_schema_is_compiled_once_however_many_records_there_are(mode: Mode) -> None:
+    schema = CountedSchema(SCHEMA.columns)
+    parser = Parser(schema, mode, bos=BOS, eos=EOS, place=GROUPED, validation=Validation())
+    write = Serialiser(schema, special_tokens=(EOS,))
+    looks = CountedSchema.looks
+    parsed = parser(BOS + series(*range(500)) + "{}" + EOS)
+    lines = [write(record) for record in parsed.records]
+
+    assert len(lines) == parsed.report.valid
+    assert sum(parsed.report.items.values()) > 500
+    assert CountedSchema.looks == looks
+
+
 # ── Laws ───────────────────────────────────────────────────────────────────────────────────────────
 
 MODES: tuple[Mode, ...] = ("tabular", "grouped", "sequential")

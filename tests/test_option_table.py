@@ -1,0 +1,174 @@
+"""The table of a dataset's options, line by line: where each stands, its default, and what it refuses.
+
+What belongs here: one line per option. What does not: what an option does; its room tests that.
+"""
+
+from typing import Any
+
+import pytest
+
+from pipelines import recipe
+from pipelines.errors import ConfigError
+from pipelines.recipe import Dataset
+
+SOURCE = {"train_urls": ["a.jsonl"]}
+CHAT, PAIR, TEXT = "chat", "supervised", "text"
+
+TABLE: list[tuple[str, str, str, Any, Any]] = [
+    # kind, group, option, default, a value that it refuses
+    (CHAT, "format", "dataset_schema", "auto", "openai"),
+    (CHAT, "format", "messages_field", "messages", ["messages"]),
+    (CHAT, "format", "prompt_fields", ["prompt", "question"], "prompt"),
+    (CHAT, "format", "response_fields", ["response", "completion", "answer"], "response"),
+    (CHAT, "format", "role_map", {}, ["human"]),
+    (CHAT, "format", "unknown_roles", "warn", "drop"),
+    (CHAT, "format", "system_prompt", None, 3),
+    (CHAT, "format", "on_existing_system", "merge", "append"),
+    (CHAT, "format", "single_turn", False, 1),
+    (CHAT, "format", "assistant_roles", ["assistant"], "assistant"),
+    (CHAT, "format", "message_flags", ["train", "weight", "loss", "loss_weight"], "weight"),
+    (CHAT, "format", "domain_key", None, ["source"]),
+    (CHAT, "format", "add_bos", "auto", "yes"),
+    (CHAT, "reasoning", "reasoning_keys", ["reasoning", "reasoning_content", "thinking", "reason"], "thinking"),
+    (CHAT, "reasoning", "extract_think_tags", True, "yes"),
+    (CHAT, "reasoning", "think_tags", [["<think>", "</think>"]], ["<think>", "</think>"]),
+    (CHAT, "reasoning", "think_mode", "keep", "strip"),
+    (CHAT, "reasoning", "think_max_tokens", 0, -1),
+    (CHAT, "reasoning", "think_role", "think", True),
+    (CHAT, "tools", "tools_fields", ["tools", "tool_schemas", "functions", "function_schemas"], "tools"),
+    (CHAT, "tools", "arguments", "auto", "json"),
+    (CHAT, "tools", "tool_ids", "auto", "drop"),
+    (CHAT, "template", "chat_template", None, 3),
+    (CHAT, "template", "template_kwargs", {}, "x"),
+    (CHAT, "template", "chat_template_kwargs", "chat_template_kwargs", ["kwargs"]),
+    (CHAT, "template", "template_now", "2025-01-01T00:00:00", "today"),
+    (CHAT, "template", "enable_thinking", None, "no"),
+    (CHAT, "template", "turns", "whole", "turn"),
+    (CHAT, "template", "spans", "auto", "prefix"),
+    (CHAT, "template", "control_tokens", "as_text", "keep"),
+    (CHAT, "template", "on_dropped", {}, {"reasoning": "ignore"}),
+    (CHAT, "template", "verify_render", 0.02, 1.5),
+    (CHAT, "loss", "mask", {}, {"user": "yes"}),
+    (CHAT, "loss", "mask_default", "mask", "keep"),
+    (CHAT, "loss", "mask_user_turns", True, "false"),
+    (CHAT, "loss", "mask_inputs", True, 0),
+    (CHAT, "loss", "supervise", "all_assistant", "assistant"),
+    (CHAT, "loss", "think_loss", "all", "none"),
+    (CHAT, "loss", "lead", "mask", "keep"),
+    (CHAT, "loss", "end_of_turn", "train", "keep"),
+    (CHAT, "loss", "trailing", "mask", "keep"),
+    (CHAT, "loss", "finish", "auto", 3),
+    (CHAT, "loss", "boundary", None, "merge"),
+    (CHAT, "loss", "weights", False, "true"),
+    (CHAT, "truncation", "max_length", None, 1),
+    (CHAT, "truncation", "overlong", None, "cut"),
+    (CHAT, "truncation", "truncate_side", "left", "middle"),
+    (CHAT, "truncation", "token_cut", "allow", "forbid"),
+    (CHAT, "filters", "deduplicate", "exact", "fuzzy"),
+    (CHAT, "filters", "max_items", None, 0),
+    (PAIR, "format", "input_field", "prompt", ["prompt"]),
+    (PAIR, "format", "output_field", "response", 3),
+    (PAIR, "format", "separate_with", None, True),
+    (PAIR, "format", "add_eos", "auto", 1),
+    (TEXT, "format", "text_key", "text", 3),
+    (TEXT, "filters", "min_chars", 0, -1),
+    (TEXT, "filters", "max_chars", None, "2000000"),
+]
+LINES = pytest.mark.parametrize(("kind", "group", "option", "default", "wrong"), TABLE)
+
+
+def dataset(kind: str, **groups: Any) -> Dataset:
+    form = {"kind": kind, **groups.pop("format", {})}
+    values = {"tokenizer": "t", "seq_len": 64, "datasets": {"a": {"source": SOURCE, "format": form, **groups}}}
+    return recipe.parse(values, name="demo", where="demo.yaml").datasets["a"]
+
+
+@LINES
+def test_option_stands_in_its_group_with_its_default(
+    kind: str, group: str, option: str, default: Any, wrong: Any
+) -> None:
+    value = getattr(getattr(dataset(kind), group), option)
+
+    assert value == default
+    assert type(value) is type(default)
+
+
+@LINES
+def test_option_refuses_a_wrong_value_and_says_where(
+    kind: str, group: str, option: str, default: Any, wrong: Any
+) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        dataset(kind, **{group: {option: wrong}})
+
+    text = str(refusal.value)
+    assert text.startswith("demo.yaml: datasets.a")
+    assert option in text.partition(";")[0]
+
+
+@LINES
+def test_option_may_be_written_under_format(kind: str, group: str, option: str, default: Any, wrong: Any) -> None:
+    value = default if default is not None else {"truncation": "drop", "loss": "whole"}.get(group)
+    if option == "max_length":
+        value = 32
+    if value is None or group == "format" or (option, value) == ("boundary", "whole"):
+        value = default
+
+    given = dataset(kind, format={option: value})
+
+    assert getattr(getattr(given, group), option) == value
+
+
+@LINES
+def test_option_mistyped_names_the_nearest(kind: str, group: str, option: str, default: Any, wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"unknown key; allowed here: .*; did you mean {option}\?"):
+        dataset(kind, **{group: {option[:-1] + "_" + option[-1]: default}})
+
+
+@pytest.mark.parametrize(
+    ("kind", "alias", "group", "option", "value", "meant"),
+    [
+        (CHAT, "messages_key", "format", "messages_field", "m", "m"),
+        (PAIR, "prompt_key", "format", "input_field", "p", "p"),
+        (PAIR, "input_key", "format", "input_field", "p", "p"),
+        (PAIR, "response_key", "format", "output_field", "r", "r"),
+        (PAIR, "target_key", "format", "output_field", "r", "r"),
+        (CHAT, "max_seq_len", "truncation", "max_length", 32, 32),
+        (TEXT, "enforce_eos", "format", "add_eos", True, "auto"),
+        (TEXT, "enforce_eos", "format", "add_eos", False, False),
+    ],
+)
+def test_alias_means_its_option_and_both_are_an_error(
+    kind: str, alias: str, group: str, option: str, value: Any, meant: Any
+) -> None:
+    assert getattr(getattr(dataset(kind, format={alias: value}), group), option) == meant
+    with pytest.raises(ConfigError):
+        dataset(
+            kind, **{"format": {alias: value}, group: {option: meant, **({alias: value} if group == "format" else {})}}
+        )
+
+
+@pytest.mark.parametrize(("alias", "kind"), [("instruction", "supervised"), ("chat", "chat"), ("text", "text")])
+def test_type_means_kind(alias: str, kind: str) -> None:
+    values = {"tokenizer": "t", "seq_len": 64, "datasets": {"a": {"source": SOURCE, "format": {"type": alias}}}}
+
+    assert recipe.parse(values, name="demo", where="demo.yaml").datasets["a"].format.kind == kind
+
+
+def test_kind_left_out_is_auto() -> None:
+    values = {"tokenizer": "t", "seq_len": 64, "datasets": {"a": {"source": SOURCE}}}
+
+    assert recipe.parse(values, name="demo", where="demo.yaml").datasets["a"].format.kind == "auto"
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        {"mask_user_turns": False, "supervise": "last_assistant"},
+        {"mask_inputs": False, "mask": {"user": "train"}},
+        {"mask_user_turns": False, "think_loss": "answer_only"},
+        {"mask_user_turns": False, "mask_default": "train"},
+    ],
+)
+def test_training_everything_excludes_choosing(loss: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"trains everything, but .* chooses"):
+        dataset(CHAT, loss=loss)

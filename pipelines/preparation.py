@@ -670,12 +670,16 @@ class Preparer:
         """Apply the policy for what is too long to an example that has no structure to shorten by."""
         if isinstance(built, Rejected):
             return built
+        # Nothing is known of its parts but what trains: a span for each stretch that does or does not. The first
+        # token is never a target and goes with the one behind it.
+        starts = np.append(0, np.flatnonzero(np.diff(built.mask[1:])) + 2)
+        trains = built.mask[np.minimum(np.maximum(starts, 1), len(built.mask) - 1)]
         example = Example(
             ids=built.ids,
             mask=built.mask,
-            span_starts=np.zeros(1, np.int64),
-            span_messages=np.full(1, -1, np.int64),
-            span_kinds=np.full(1, KINDS.index("record"), np.int8),
+            span_starts=starts,
+            span_messages=np.full(len(starts), -1, np.int64),
+            span_kinds=np.where(trains, KINDS.index("record"), KINDS.index("prompt")).astype(np.int8),
             original_tokens=len(built.ids),
             original_trained=int(built.mask.sum()),
             domain=built.domain,

@@ -208,6 +208,9 @@ def joined(counts: Sequence[int], most: int) -> list[int]:
     return [sum(counts[i : i + run]) for i in range(0, len(counts), run)]
 
 
+_NO_TABLE = Table((), ())
+
+
 def _tables(manifest: Manifest) -> Page:
     """Return the stage's tables; what a picture or a ledger beside them says as well is not said twice."""
     ledgers = {
@@ -217,7 +220,8 @@ def _tables(manifest: Manifest) -> Page:
     }
     said = {
         *manifest.histograms,
-        *(["rejects"] if manifest.ledger else []),
+        # A table with rows to look at says more than the ledger does.
+        *(["rejects"] if manifest.ledger and len(manifest.tables.get("rejects", _NO_TABLE).columns) == 2 else []),
         *(["tokens"] if manifest.token_ledger else []),
     }
     own = {name: table for name, table in manifest.tables.items() if name not in said}

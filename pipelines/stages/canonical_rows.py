@@ -8,6 +8,8 @@ source order, so appended rows never displace earlier ones and a finished part s
 time that need all rows (`time_splits.py`).
 """
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
@@ -202,7 +204,7 @@ def _draft(work: Work, final: list[Part], *, records: int, reused: int, rows_mad
         parts=final,
         facts=facts,
         ledger=ledger,
-        tables=_tables(reasons, roles, final, groups),
+        tables=_tables(reasons, roles, final, groups, samples),
         histograms=_histograms(groups, work),
         samples={
             "rejects": tuple(
@@ -228,11 +230,17 @@ def _groups(work: Work, final: list[Part]) -> pl.DataFrame:
 
 
 def _tables(
-    reasons: dict[str, int], roles: dict[str, int], final: list[Part], groups: pl.DataFrame
+    reasons: dict[str, int],
+    roles: dict[str, int],
+    final: list[Part],
+    groups: pl.DataFrame,
+    samples: Mapping[str, Sequence[str]],
 ) -> dict[str, Table]:
     schemas = add_up(p.facts["schemas"] for p in final)
+    most_first = sorted(reasons.items(), key=lambda r: (-r[1], r[0]))[:30]
+    rejects = tuple((reason, count, " ".join(samples.get(reason, ())[:3])) for reason, count in most_first)
     tables = {
-        "rejects": Table(("reason", "records"), tuple(sorted(reasons.items(), key=lambda r: (-r[1], r[0]))[:30])),
+        "rejects": Table(("reason", "records", "for_example"), rejects),
         "schemas": Table(("schema", "rows"), tuple(schemas.items())),
     }
     if roles:

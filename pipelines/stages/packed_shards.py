@@ -281,7 +281,7 @@ def _draft(work: Work, plans: Plans, made: list[Part], left: _LeftOut, read: _Re
         },
         ledger=[(KEPT, "", kept), *((*fate, count) for fate, count in fates.items() if count)],
         token_ledger=[("all", "dropped", total - planned)] if total > planned else [],
-        tables={"splits": _splits_table(work, plans, shards)},
+        tables={"splits": _splits_table(work, plans, shards), "packing": _packing_table(work, plans, shards)},
         histograms={"fill": _fill_histogram(work, plans.splits)},
         schema=tuple((f.name, str(f.type)) for f in native.SEQUENCES),
         card=_card(work),
@@ -310,6 +310,18 @@ def _fill_histogram(work: Work, plans: Sequence[SplitPlan]) -> Histogram:
     return Histogram(
         "fill", "share of seq_len", tuple(round(float(e), 2) for e in edges), tuple(int(c) for c in counts)
     )
+
+
+def _packing_table(work: Work, plans: Plans, shards: Sequence[Part]) -> Table:
+    """Say per split how full its sequences are, of how many segments they are made, and what of them trains."""
+    rows: list[tuple[Any, ...]] = []
+    for one in plans.splits:
+        trained = sum(int(p.facts["trained_tokens"]) for p in shards if p.facts["split"] == one.split)
+        tokens, sequences = int(one.plan.tokens.sum()), one.plan.sequences
+        segments = round(len(one.plan.examples) / sequences, 2) if sequences else 0.0
+        fill = share(tokens, sequences * work.recipe.seq_len)
+        rows.append((one.split, sequences, segments, tokens, fill, share(trained, tokens)))
+    return Table(("split", "sequences", "segments_each", "tokens", "fill", "trained_share"), tuple(rows))
 
 
 def _splits_table(work: Work, plans: Plans, shards: Sequence[Part]) -> Table:

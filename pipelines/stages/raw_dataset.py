@@ -3,7 +3,7 @@
 What belongs here: scanning, and what a person wants to know about the files. What does not: records.
 """
 
-from pipelines import sources
+from pipelines import manifest, sources
 from pipelines.manifest import Table
 from pipelines.sources import FileScan
 from pipelines.stages import Draft, Work
@@ -14,12 +14,15 @@ VERSION = 1
 
 def scans_of(work: Work) -> list[FileScan]:
     """Scan a dataset's source; files whose stamp did not move since the last build are not read again."""
-    from pipelines import manifest
+    stage = sources.StageIn(work.store, f"{work.folder}/staged")
+    return sources.scan(work.dataset.source, work.base, stage, _earlier(work))
 
+
+def _earlier(work: Work) -> dict[str, FileScan]:
+    """Return what the last build knew of each file."""
     earlier = manifest.current(work.store, work.key)
     known = [FileScan.from_json(one) for one in earlier.details["scans"]] if earlier else []
-    stage = sources.StageIn(work.store, f"{work.folder}/staged")
-    return sources.scan(work.dataset.source, work.base, stage, {scan.url: scan for scan in known})
+    return {scan.url: scan for scan in known}
 
 
 def fingerprint(scans: list[FileScan]) -> str:
@@ -31,11 +34,6 @@ def fingerprint(scans: list[FileScan]) -> str:
 def make(work: Work, scans: list[FileScan]) -> Draft:
     """Report what a scan found."""
     parts = [part for scan in scans for part in scan.parts]
-    sizes = [sum(p.length for p in scan.parts) for scan in scans]
-    files = [
-        (scan.url.rsplit("/", 1)[-1], scan.reader, scan.records, len(scan.parts), size)
-        for scan, size in zip(scans, sizes, strict=True)
-    ]
     columns = next((scan.columns for scan in scans if scan.columns), None) or {}
     return Draft(
         facts={
@@ -45,13 +43,43 @@ def make(work: Work, scans: list[FileScan]) -> Draft:
             "empty_files": sum(1 for scan in scans if not scan.records),
             "parts": len(parts),
         },
-        tables={"files": Table(("file", "reader", "records", "parts", "size"), tuple(files[:30]))},
+        tables={"files": _files_table(scans, _earlier(work))},
         schema=tuple(columns.items()),
         card={"parts": digest([[p.part_id, p.sha256] for p in parts])},
         details={"scans": [scan.to_json() for scan in scans]},
         parts_reused=0,
         rows_made=sum(scan.records for scan in scans),
     )
+
+
+FILES_SHOWN = 30
+
+
+def _files_table(scans: list[FileScan], earlier: dict[str, FileScan]) -> Table:
+    """List the files, those that this version brought or that moved in it first."""
+    news = {scan.url: _news(scan, earlier.get(scan.url)) for scan in scans}
+    order = sorted(scans, key=lambda scan: (news[scan.url] == AS_BEFORE, scan.url))
+    rows = [
+        (scan.url.rsplit("/", 1)[-1], news[scan.url], scan.reader, scan.records, len(scan.parts), _digest(scan)[:12])
+        for scan in order[:FILES_SHOWN]
+    ]
+    return Table(("file", "in_this_version", "reader", "records", "parts", "digest"), tuple(rows))
+
+
+AS_BEFORE = "as before"
+
+
+def _news(scan: FileScan, earlier: FileScan | None) -> str:
+    if earlier is None:
+        return "new"
+    if _digest(scan) == _digest(earlier):
+        return AS_BEFORE
+    added = scan.records - earlier.records
+    return f"changed, {added:+,} records" if added else "changed"
+
+
+def _digest(scan: FileScan) -> str:
+    return digest([part.sha256 for part in scan.parts])
 
 
 def parts_of(details: dict[str, object]) -> list[sources.Part]:

@@ -7,6 +7,7 @@ The order is one line per place: dataset, sequence, pass, step. It knows no worl
 every W-th place. Validation and test sets are not mixed or shuffled; their order is their plan's.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -21,7 +22,7 @@ from pipelines.ledger import KEPT
 from pipelines.manifest import Histogram, Manifest, Part, Table
 from pipelines.mixing import Order
 from pipelines.partitions import FILLER, Dealt
-from pipelines.stages import Draft, Work, leaks, part_folder
+from pipelines.stages import Draft, Work, leaks, part_folder, share
 from pipelines.storage import digest
 
 VERSION = 2
@@ -203,6 +204,7 @@ def _draft(
         ledger=[line for line in lines if line[2] or line[0] == KEPT],
         tables={
             "splits": Table(("dataset", "split", "rows", "sequences", "trained_tokens"), tuple(rows)),
+            "shares": _shares_table(work, rows),
             "mixture": _mixture_table(work, order, dealt, by_place, sizes),
         },
         histograms=_step_histogram(steps),
@@ -215,6 +217,20 @@ def _draft(
         },
         rows_made=total,
     )
+
+
+def _shares_table(work: Work, rows: Sequence[tuple[Any, ...]]) -> Table:
+    """Set the share of examples that each split of a dataset got beside the one that was asked for, where one was."""
+    lines: list[tuple[Any, ...]] = []
+    for name, dataset in work.recipe.datasets.items():
+        own = {str(row[1]): int(row[2]) for row in rows if row[0] == name}
+        asked = {split: getattr(dataset.splits, split) for split in ("validation", "test")}
+        shares = {split: float(value) for split, value in asked.items() if isinstance(value, float)}
+        if len(shares) == len(asked):
+            shares["train"] = 1 - sum(shares.values())
+        total = sum(own.values())
+        lines += [(name, split, shares.get(split), share(count, total), count) for split, count in own.items()]
+    return Table(("dataset", "split", "wanted", "got", "examples"), tuple(lines))
 
 
 def _global(order: Order, sizes: dict[str, int]) -> Ints:

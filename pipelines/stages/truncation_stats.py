@@ -4,9 +4,10 @@ What belongs here: facts for the law of context overflow, histograms, the what-i
 not: truncating (`truncation.py`).
 """
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
@@ -23,7 +24,8 @@ DROPPED = ("overlong", "overlong_after_structure", "record_overflow", "group_ove
 
 COLUMNS = ("split", "original_tokens", "tokens", "trained_tokens", "messages_removed", "exchanges_removed",
            "reasoning_removed", "tokens_cut", "trained_removed", "exchanges_trained", "reasoning_trained",
-           "cut_trained")  # fmt: skip
+           "cut_trained", "domain")  # fmt: skip
+DOMAINS_SHOWN = 30
 
 
 def make(work: Work) -> Draft:
@@ -62,6 +64,7 @@ def make(work: Work) -> Draft:
             "lengths": stats.lengths_table(by_split),
             "quantiles": Table(("quantile", "tokens"), tuple(stats.length_quantiles(original).items())),
             "stages": _stages_table(columns),
+            **_domains_table(columns),
             "advice": Table(("hint",), tuple((hint,) for hint in hints)),
         },
         histograms={"lengths": whole, "trained_share": _trained_shares(columns)},
@@ -125,6 +128,25 @@ def _planner(work: Work) -> Any:
         return packing.plan_best_fit(lengths, limit, options.segment_limit).sequences
 
     return plan
+
+
+def _domains_table(columns: pa.Table) -> dict[str, Table]:
+    """Say per domain what truncation took, most first; nothing where no row has a domain."""
+    if columns.column("domain").null_count == len(columns):
+        return {}
+    frame = cast(
+        "pl.DataFrame", pl.from_arrow(columns.select(["domain", "original_tokens", "tokens", "trained_removed"]))
+    )
+    lost = pl.col("original_tokens").cast(pl.Int64) - pl.col("tokens")
+    by_domain = frame.group_by("domain").agg(
+        pl.len().alias("examples"),
+        (lost > 0).sum().alias("shortened"),
+        lost.sum().alias("tokens_removed"),
+        pl.col("trained_removed").cast(pl.Int64).sum(),
+        (lost.sum() / pl.col("original_tokens").cast(pl.Int64).sum()).round(6).alias("share_removed"),
+    )
+    most_first = by_domain.sort(["tokens_removed", "domain"], descending=[True, False], nulls_last=True)
+    return {"domains": Table(tuple(most_first.columns), tuple(most_first.head(DOMAINS_SHOWN).iter_rows()))}
 
 
 def _stages_table(columns: pa.Table) -> Table:

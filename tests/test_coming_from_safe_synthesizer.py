@@ -1,0 +1,75 @@
+"""The page for people who come from Safe Synthesizer: its recipes are files that build and do what it says."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines import build, recipe
+from pipelines.manifest import Manifest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "configs/examples/records"
+PAGE = ROOT / "docs/how-to/coming-from-safe-synthesizer.md"
+NAMES = ("table", "groups", "series", "private")
+pytestmark = pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Manifest]]:
+    """Build every recipe of the page as far as its shards; return what each stage wrote."""
+    root = str(tmp_path_factory.mktemp("records"))
+    made: dict[str, dict[str, Manifest]] = {}
+    for name in NAMES:
+        steps = build.build(build.open_project(FOLDER / f"{name}.yaml", root), only=build.DATASET_STAGES)
+        made[name] = {step.name: report.manifest for step, report, _ in steps}
+    return made
+
+
+def split(built: dict[str, dict[str, Manifest]], name: str, which: str = "train") -> dict[str, Any]:
+    plan = built[name]["tokenized_examples"].tables["plan"]
+    return next(dict(zip(plan.columns, row, strict=True)) for row in plan.rows if row[0] == which)
+
+
+def test_page_shows_the_recipes_as_they_are() -> None:
+    block = re.compile(r"```yaml\n# configs/examples/records/([a-z]+)\.yaml\n(.*?)```", re.DOTALL)
+    shown = dict(block.findall(PAGE.read_text(encoding="utf-8")))
+
+    assert shown == {path.stem: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.yaml")}
+    assert tuple(shown) == NAMES
+
+
+def test_recipes_are_no_part_of_the_demo() -> None:
+    assert {*NAMES}.isdisjoint(path.stem for path in recipe.find(ROOT / "configs"))
+
+
+def test_table_is_shown_four_hundred_times_in_three_passes(built: dict[str, dict[str, Manifest]]) -> None:
+    train = split(built, "table")
+
+    assert (train["records"], train["flush_restart"]) == (400, 2)
+    assert train["example_records_max"] == 10
+
+
+def test_groups_are_whole_and_ten_rows_or_so_are_held_out(built: dict[str, dict[str, Manifest]]) -> None:
+    train, test = split(built, "groups"), split(built, "groups", "test")
+
+    assert train["groups"] + test["groups"] == 24
+    assert train["example_groups_max"] == 4
+    assert abs(test["records"] - 10) <= 2
+
+
+def test_series_are_cut_into_examples_and_their_beginnings_are_kept(built: dict[str, dict[str, Manifest]]) -> None:
+    made = built["series"]["tokenized_examples"]
+
+    assert split(built, "series")["groups"] == 4
+    assert split(built, "series")["flush_budget"] > 0
+    assert made.details["records"]["interval_seconds"] == "3600"
+    assert len(made.files("prefill")) == 1
+
+
+def test_private_examples_and_sequences_hold_one_customer(built: dict[str, dict[str, Manifest]]) -> None:
+    facts = built["private"]["packed_shards"].facts
+
+    assert split(built, "private")["example_groups_max"] == 1
+    assert facts["sequences"] == facts["segments"]

@@ -120,6 +120,24 @@ def test_columns_count_every_token_in_one_class() -> None:
     assert (row["trained_tokens"], row["context_tokens"], row["template_tokens"], row["tokens"]) == (2, 1, 1, 4)
 
 
+def _chat_example(mask: list[int]) -> Example:
+    return _example(
+        [1, 5, 6, 3, 7, 8, 2, 4], mask, [(0, TEMPLATE), (1, PROMPT), (3, TEMPLATE), (4, ANSWER), (6, TEMPLATE)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("mask", "verified"),
+    [([0, 0, 0, 0, 1, 1, 1, 0], 1), ([0, 0, 0, 1, 1, 1, 0, 0], 1), ([0, 1, 1, 0, 0, 0, 0, 0], 1),
+     ([0, 0, 0, 1, 1, 0, 0, 0], 0), ([0, 0, 0, 0, 0, 1, 1, 1], 0), ([0, 0, 1, 1, 1, 1, 1, 0], 0)],
+    ids=["as-it-is", "end-left-out", "prompt", "one-early", "one-late", "into-the-prompt"],
+)  # fmt: skip
+def test_verified_counts_only_masks_that_own_text_agrees_with(mask: list[int], verified: int) -> None:
+    columns = columns_of([(0, 0, _chat_example(mask)), (1, 0, _chat_example([0, 0, 0, 0, 1, 1, 1, 0]))])
+
+    assert columns.verified(slack=0) == verified + 1
+
+
 # ── Whole parts ────────────────────────────────────────────────────────────────────────────────────
 
 

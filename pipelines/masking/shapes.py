@@ -20,6 +20,7 @@ import orjson
 from numpy.typing import NDArray
 
 from pipelines.contract import OpaquePrint
+from pipelines.masking.verification import FOREIGN
 from pipelines.rows import Masked, Piece, Span
 
 Ints = NDArray[np.int64]
@@ -45,6 +46,8 @@ class Shape:
     masked: Masked
     lengths: tuple[int, ...]
     """Characters of the placeholders from which the shape was learned."""
+    frame: str
+    """All that the template prints itself; a content that stands in it could be taken for it, so its row goes alone."""
     literals: frozenset[str]
     """Texts that no content may hold."""
     edges: tuple[tuple[int, str | None], ...]
@@ -57,6 +60,8 @@ class Shape:
     def holds(self, contents: Sequence[str]) -> bool:
         """Tell whether contents keep what the print rests on, literals left out."""
         if not all(contents) or any(map(str.isspace, contents)):
+            return False
+        if any(len(content) >= FOREIGN and content.strip() in self.frame for content in contents):
             return False
         return all(contents[index].strip(characters) == contents[index] for index, characters in self.edges)
 
@@ -93,7 +98,8 @@ def learn(roles: Sequence[str], printed: OpaquePrint, masked: Masked, kinds: Seq
         pattern = pattern.replace(content.replace("%", "%%"), "%s")
     lengths = tuple(map(len, printed.contents))
     edges = tuple((index, one) for index, found in printed.edges.items() for one in sorted(found, key=str))
-    return Shape(tuple(roles), pattern, np.array(places, np.int64), masked, lengths, printed.literals, edges)
+    frame = pattern.replace("%s", "\0").replace("%%", "%")
+    return Shape(tuple(roles), pattern, np.array(places, np.int64), masked, lengths, frame, printed.literals, edges)
 
 
 def _place(text: str, masked: Masked, number: int, kinds: Sequence[str]) -> list[int] | None:

@@ -10,10 +10,13 @@ the corridor: they may import rooms, and no room imports them.
 | `canonical_rows` | dataset | parts | rows, rejects, ledger per part |
 | `tokenized_examples` | dataset | rows | examples, rejects, ledger per part |
 | `truncation_stats` | dataset | examples' lengths | histograms, what-if |
-| `packed_shards` | dataset | examples | shards, segments |
+| `packed_shards` | dataset | examples | shards, segments, what is left out |
 | `training_splits` | recipe | sequences' counts | the order |
 | `gpu_partitions` | recipe | the order, shards | shards per rank |
 | `exports` | export | the order, shards | a trainer's own files |
+
+What a stage grew too large to hold stands beside it: `time_splits` of canonical rows, `split_plans` and `shard_files`
+of packed shards, `leaks` of training splits.
 """
 
 import tempfile

@@ -199,7 +199,9 @@ def _canonicalize_own(task: CanonicalTask) -> Part:
         further += len(made) - 1
         for k, row in enumerate(made):
             name = f"{row_id}.{k}" if k else row_id
-            refused = row if isinstance(row, Rejected) else columns.add(name, row, record.value)
+            # Rows of one record are not copies of each other, whatever its first 200 characters.
+            seen = [k, record.value] if k else record.value
+            refused = row if isinstance(row, Rejected) else columns.add(name, row, seen)
             if refused is not None:
                 log.add(name, refused, record.raw)
     return _save_rows(task, columns, log, left_out, further=further)

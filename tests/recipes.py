@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from pipelines import build
 from pipelines.findings import Verdict
 from pipelines.manifest import Manifest, Part
+from pipelines.rows import place_of
 from pipelines.storage import digest_file
 
 CHATML = (
@@ -226,7 +227,7 @@ class Built:
             for stage in ("canonical_rows", "tokenized_examples")
             for row in self.rows_of(dataset, stage, file="rejects")
         ]
-        return sorted((int(row["row_id"].rsplit(":", 1)[1]), str(row["reason"])) for row in found)
+        return sorted((place_of(row["row_id"])[1], str(row["reason"])) for row in found)
 
     def details(self, dataset: str = "rows") -> list[str]:
         """Return the details of all rejects."""
@@ -236,7 +237,7 @@ class Built:
     def kept(self, dataset: str = "rows") -> list[int]:
         """Return the record numbers that became examples."""
         rows = self.rows_of(dataset, "tokenized_examples", file="examples")
-        return sorted({int(row["row_ids"][0].rsplit(":", 1)[1]) for row in rows})
+        return sorted({place_of(row["row_ids"][0])[1] for row in rows})
 
     def examples(self, dataset: str = "rows") -> list[dict[str, Any]]:
         return self.rows_of(dataset, "tokenized_examples", file="examples")

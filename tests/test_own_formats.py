@@ -158,6 +158,15 @@ def test_rows_of_one_record_have_a_line_each_and_the_records_add_up(project: Roa
     assert len(built.segments()) == 6
 
 
+def test_rows_of_one_record_are_no_copies_of_each_other_by_their_prefix(project: Road) -> None:
+    rows = [{"how": "many", "a": "x"}, {"how": "many", "a": "x"}, {"how": "many", "a": "y"}]
+
+    built = made_by(project, "Tickets", rows, filters={"deduplicate": "prefix200"})
+
+    assert built.rejects() == [(1, "duplicate")] * 3
+    assert len(built.examples()) == 6
+
+
 def test_rows_of_one_record_are_found_by_trace_and_inspect(project: Road) -> None:
     built = made_by(project, "Tickets", [{"how": "many", "a": "x"}])
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipelines.contract import Conversation
-from pipelines.examples import EXAMPLES, KINDS
+from pipelines.examples import KINDS, examples_schema
 from pipelines.rows import Masked, Rejected, Span
 from pipelines.tokenization import (
     Bools,
@@ -28,11 +28,13 @@ from pipelines.tokenization import (
     Encoder,
     FlatSpans,
     Ints,
+    Weights,
     byte_positions,
     degenerate,
     holds_added_token,
     rejoined,
     token_at,
+    token_weights,
     trained_tokens,
 )
 
@@ -89,7 +91,13 @@ def flat_trained(masked: Sequence[Masked], to_bytes: "Sequence[Ints | None]") ->
             else:
                 rows.append((i, int(at[span.start]), int(at[span.end]), int(at[left]), int(at[right])))
     flat = np.array(rows, np.int64).reshape(-1, 5)
-    return FlatSpans(*(np.ascontiguousarray(flat[:, column]) for column in range(5)))
+    return FlatSpans(*(np.ascontiguousarray(flat[:, column]) for column in range(5)), weights=_span_weights(masked))
+
+
+def _span_weights(masked: Sequence[Masked]) -> Weights | None:
+    if not any(one.weights for one in masked):
+        return None
+    return np.array([one.weights.get(span.message, 1.0) for one in masked for span in one.trained], np.float32)
 
 
 def _owner(one: Masked, trained: Span) -> tuple[int, int]:
@@ -108,11 +116,13 @@ class Batch:
     """Encoded texts with masks and spans, flat: `[offsets[i], offsets[i + 1])` are text i's tokens.
 
     `[span_offsets[i], span_offsets[i + 1])` are its spans, whose starts count from its first token. `trained`
-    int64[N] counts targets; `bad` are texts whose tokens have empty or backward offsets.
+    int64[N] counts targets; `bad` are texts whose tokens have empty or backward offsets. `weights` float32 are
+    null where every target weighs 1.
     """
 
     ids: Tokens
     mask: Bools
+    weights: Weights | None
     offsets: Ints
     span_starts: Ints
     span_messages: Ints
@@ -134,6 +144,7 @@ class Batch:
         return Example(
             ids=self.ids[left:right],
             mask=self.mask[left:right],
+            weights=None if self.weights is None else self.weights[left:right],
             span_starts=self.span_starts[own],
             span_messages=self.span_messages[own],
             span_kinds=self.span_kinds[own],
@@ -150,6 +161,7 @@ def batch_of(encoded: Encoded, pieces: FlatPieces, trained: FlatSpans) -> Batch:
     return Batch(
         ids=encoded.ids,
         mask=mask,
+        weights=None if trained.weights is None else token_weights(encoded, trained, mask),
         offsets=encoded.offsets,
         span_starts=starts,
         span_messages=messages,
@@ -204,7 +216,8 @@ def _token_spans(pieces: FlatPieces, encoded: Encoded) -> "tuple[Ints, Ints, NDA
 class Example:
     """One example of one row: views into its batch's arrays, and what truncation removed.
 
-    `span_starts` int64[J] with `span_messages` and `span_kinds` tell what each token is.
+    `span_starts` int64[J] with `span_messages` and `span_kinds` tell what each token is. `weights` float32[T] is
+    null where every target weighs 1.
     """
 
     ids: Tokens
@@ -223,22 +236,48 @@ class Example:
     cut_trained: int = 0
     domain: str | None = None
     """The example's own, where a class of one's own names it; else its row's."""
+    weights: Weights | None = None
 
     def cut(self, start: int, stop: int) -> "Example":
         """Keep tokens `[start, stop)`; what is removed is counted as cut. The new first token is no target."""
         inside = (self.span_starts < stop) & (np.append(self.span_starts[1:], len(self.ids)) > start)
-        mask = self.mask[start:stop].copy()
-        mask[:1] = False
+        mask, weights = self._targets(slice(start, stop))
         return replace(
             self,
             ids=self.ids[start:stop],
             mask=mask,
+            weights=weights,
             span_starts=np.maximum(self.span_starts[inside] - start, 0),
             span_messages=self.span_messages[inside],
             span_kinds=self.span_kinds[inside],
             tokens_cut=self.tokens_cut + len(self.ids) - (stop - start),
             cut_trained=self.cut_trained + int(self.mask.sum()) - int(mask.sum()),
         )
+
+    def keep(self, kept: Bools) -> "Example":
+        """Keep the marked tokens; spans shrink, and what goes is counted as cut. The new first token is no target."""
+        before = np.concatenate(([0], np.cumsum(kept)))
+        starts = before[self.span_starts]
+        ends = before[np.append(self.span_starts[1:], len(kept))]
+        nonempty = ends > starts
+        mask, weights = self._targets(kept)
+        return replace(
+            self,
+            ids=self.ids[kept],
+            mask=mask,
+            weights=weights,
+            span_starts=starts[nonempty],
+            span_messages=self.span_messages[nonempty],
+            span_kinds=self.span_kinds[nonempty],
+            tokens_cut=self.tokens_cut + int((~kept).sum()),
+            cut_trained=self.cut_trained + int(self.mask.sum()) - int(mask.sum()),
+        )
+
+    def _targets(self, kept: "slice | Bools") -> tuple[Bools, Weights | None]:
+        """Return mask and weights of some tokens; the first of them follows nothing and is no target."""
+        mask = self.mask[kept].copy()
+        mask[:1] = False
+        return mask, None if self.weights is None else np.where(mask, self.weights[kept], np.float32(0))
 
 
 # ── Examples as columns ────────────────────────────────────────────────────────────────────────────
@@ -269,9 +308,16 @@ class Columns:
     removed: "dict[str, Ints]"
     domains: "tuple[str | None, ...]" = ()
     """Examples' own domains, where a class of one's own names them; empty: all have their rows'."""
+    weights: Weights | None = None
+    """The loss weight of every token; null: every target weighs 1."""
 
-    def table(self, row_ids: pa.Array, splits: pa.Array, domains: pa.Array) -> pa.Table:
-        """Return the examples as `examples.EXAMPLES`; example k of a row is called `row_id#k`."""
+    @property
+    def token_weights(self) -> Weights:
+        """The loss weight of every token, 0 where it does not train."""
+        return self.mask.astype(np.float32) if self.weights is None else self.weights
+
+    def table(self, row_ids: pa.Array, splits: pa.Array, domains: pa.Array, *, weighted: bool) -> pa.Table:
+        """Return the examples as `examples_schema` says; example k of a row is called `row_id#k`."""
         rows = pa.array(self.rows)
         names = row_ids.take(rows)
         numbers = pa.array(self.ks).cast(pa.string()) if self.ks.any() else pa.scalar("0")
@@ -300,8 +346,9 @@ class Columns:
                 *removed[:4],
                 pa.array((self.original_trained - trained).astype(np.int32)),
                 *removed[4:],
+                *([_lists(self.lengths, self.token_weights)] if weighted else []),
             ],
-            schema=EXAMPLES,
+            schema=examples_schema(weighted=weighted),
         )
 
     def verified(self, *, slack: int) -> int:
@@ -346,6 +393,7 @@ def columns_of(made: "Sequence[tuple[int, int, Example]]") -> Columns:
         original_trained=np.array([one.original_trained for one in examples], np.int64),
         removed={name: np.array([getattr(one, name) for one in examples], np.int64) for name in _REMOVED},
         domains=tuple(one.domain for one in examples) if any(one.domain for one in examples) else (),
+        weights=_weights_of([(one.mask, one.weights) for one in examples]),
     )
 
 
@@ -359,6 +407,7 @@ def columns_of_batch(batch: Batch, rows: Ints, kept: Bools) -> Columns:
         lengths=batch.lengths,
         ids=batch.ids,
         mask=batch.mask,
+        weights=batch.weights,
         span_counts=np.diff(batch.span_offsets),
         span_starts=batch.span_starts,
         span_messages=batch.span_messages,
@@ -375,18 +424,26 @@ def joined(several: Sequence[Columns]) -> Columns:
         return several[0]
     removed = {name for one in several for name in one.removed}
     none = {id(one): np.zeros(len(one.rows), np.int64) for one in several}
-    names = [name for name in Columns.__slots__ if name not in ("removed", "domains")]
+    names = [name for name in Columns.__slots__ if name not in ("removed", "domains", "weights")]
     parts: dict[str, Any] = {name: np.concatenate([getattr(one, name) for one in several]) for name in names}
     taken = {name: np.concatenate([one.removed.get(name, none[id(one)]) for one in several]) for name in removed}
     own = any(one.domains for one in several)
     domains = tuple(name for one in several for name in one.domains or [None] * len(one.rows)) if own else ()
-    return Columns(**parts, removed=taken, domains=domains)
+    weights = _weights_of([(one.mask, one.weights) for one in several])
+    return Columns(**parts, removed=taken, domains=domains, weights=weights)
 
 
 def in_row_order(table: pa.Table, columns: Columns) -> pa.Table:
     """Return a table made of columns in the order of its rows and of their examples."""
     order = np.lexsort((columns.ks, columns.rows))
     return table if (np.diff(order) == 1).all() else table.take(pa.array(order))
+
+
+def _weights_of(several: "Sequence[tuple[Bools, Weights | None]]") -> Weights | None:
+    """Return weights end to end, each given with its mask; null if all of them are."""
+    if all(weights is None for _, weights in several):
+        return None
+    return np.concatenate([mask.astype(np.float32) if weights is None else weights for mask, weights in several])
 
 
 def _concat(arrays: "Sequence[NDArray[Any]]", dtype: Any) -> "NDArray[Any]":

@@ -7,7 +7,8 @@ does not: how text becomes ids (`tokenization.py`) or which characters train (`m
     loss_mask       0   0   0     0      0   0      0     0   0    1      1   0
     spans      └ template ┘ └user┘ └─────── template ──────────┘ └asst┘└template┘
 
-`loss_mask` is unshifted: position i itself is the target. Index 0 is never trained.
+`loss_mask` is unshifted: position i itself is the target. Index 0 is never trained. Where messages may weigh
+other than 0 and 1 (`loss.weights`), a column of weights stands beside it: positive where the mask is true, else 0.
 """
 
 import pyarrow as pa
@@ -53,3 +54,13 @@ messages; `original_tokens == tokens + exchanges_removed + reasoning_removed + t
 are trained tokens that went or lost their loss, and `exchanges_trained`, `reasoning_trained` and `cut_trained`
 what each stage took of them; a stage that changes what the template prints of the rest may add some.
 """
+
+WEIGHTS = "loss_weights"
+"""The column that holds a float32 per token, in examples and in shards."""
+
+WEIGHTS_FIELD = pa.field(WEIGHTS, pa.list_(pa.float32()), nullable=False)
+
+
+def examples_schema(*, weighted: bool) -> pa.Schema:
+    """Return the schema of a part; examples of a dataset with `loss.weights` have the column of weights, too."""
+    return EXAMPLES.append(WEIGHTS_FIELD) if weighted else EXAMPLES

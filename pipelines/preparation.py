@@ -194,7 +194,7 @@ def cut_pair(example: Example, limit: int, side: Literal["left", "right"], input
     keep = np.ones(len(example.ids), bool)
     keep[begin : begin + from_input] = False
     keep[len(keep) - (excess - from_input) :] = False
-    return drop_tokens(example, keep)
+    return example.keep(keep)
 
 
 def with_bos(example: Example, bos_id: int) -> Example:
@@ -207,30 +207,11 @@ def with_bos(example: Example, bos_id: int) -> Example:
         example,
         ids=np.concatenate((np.array([bos_id], np.int32), example.ids)),
         mask=np.concatenate((np.zeros(1, bool), example.mask)),
+        weights=None if example.weights is None else np.concatenate((np.zeros(1, np.float32), example.weights)),
         span_starts=np.concatenate((np.zeros(1, np.int64), example.span_starts[kept] + 1)),
         span_messages=np.concatenate((np.full(1, -1, np.int64), example.span_messages[kept])),
         span_kinds=np.concatenate((np.full(1, TEMPLATE, np.int8), example.span_kinds[kept])),
         original_tokens=example.original_tokens + 1,
-    )
-
-
-def drop_tokens(example: Example, keep: Bools) -> Example:
-    """Keep the marked tokens of an example; spans shrink, and what goes is counted as cut."""
-    before = np.concatenate(([0], np.cumsum(keep)))
-    starts = before[example.span_starts]
-    ends = before[np.append(example.span_starts[1:], len(keep))]
-    nonempty = ends > starts
-    mask = example.mask[keep]
-    mask[:1] = False
-    return replace(
-        example,
-        ids=example.ids[keep],
-        mask=mask,
-        span_starts=starts[nonempty],
-        span_messages=example.span_messages[nonempty],
-        span_kinds=example.span_kinds[nonempty],
-        tokens_cut=example.tokens_cut + int((~keep).sum()),
-        cut_trained=example.cut_trained + int(example.mask.sum()) - int(mask.sum()),
     )
 
 
@@ -243,7 +224,7 @@ def keep_tail(example: Example, limit: int, side: Literal["left", "right"], bos_
         keep[int(leads) : int(leads) + excess] = False
     else:
         keep[limit:] = False
-    return drop_tokens(example, keep)
+    return example.keep(keep)
 
 
 # ── Rows of a part ─────────────────────────────────────────────────────────────────────────────────
@@ -366,7 +347,7 @@ class Preparer:
         columns = joined(made or [columns_of([])])
         names = (table.column(name).combine_chunks() for name in ("row_id", "split", "domain"))
         return Prepared(
-            examples=in_row_order(columns.table(*names), columns),
+            examples=in_row_order(columns.table(*names, weighted=self._dataset.loss.weights), columns),
             places=np.sort(columns.rows),
             rejected=sorted(rejected, key=_place),
             verified=columns.verified(slack=int(counts.straddles > 0)),

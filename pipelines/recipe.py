@@ -64,7 +64,7 @@ FIELDS_UNREAD: dict[str, dict[str, frozenset[str]]] = {
     "chat": {"filters": frozenset({"min_chars", "max_chars"})},
     "supervised": {
         "filters": frozenset({"min_chars", "max_chars"}),
-        "loss": frozenset({"supervise", "think_loss", "lead", "end_of_turn", "trailing", "finish"}),
+        "loss": frozenset({"supervise", "think_loss", "lead", "end_of_turn", "trailing", "finish", "weights"}),
         "truncation": frozenset({"token_cut"}),
     },
     "text": {"truncation": frozenset({"truncate_side", "token_cut"})},
@@ -263,8 +263,6 @@ class Recipe(Config):
     def _all_is_built(self) -> "Recipe":
         """Refuse options whose effect is not built yet: an option that is read and ignored ruins runs."""
         for name, dataset in self.datasets.items():
-            if dataset.loss.weights:
-                raise ValueError(f"datasets.{name}.loss.weights: true is not built yet; only false is; delete it")
             if dataset.loss.boundary == "whole" and isinstance(getattr(dataset.format, "separate_with", None), int):
                 raise ValueError(
                     f"datasets.{name}.loss.boundary: whole encodes input and output as one text, and separate_with "
@@ -339,6 +337,11 @@ class Recipe(Config):
             except ConfigError as error:
                 raise ValueError(f"exports.{export.name}: {error}") from error
         return self
+
+    @property
+    def has_loss_weights(self) -> bool:
+        """Whether shards have a weight per token: all of them, as soon as one dataset has weights."""
+        return any(dataset.loss.weights for dataset in self.datasets.values())
 
     @property
     def total_workers(self) -> int:

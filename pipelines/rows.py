@@ -118,7 +118,8 @@ class Masked:
 
     `trained` are character ranges, ascending, disjoint, with the supervised message of each (−1 for
     an appended end of turn); `pieces` locate the row's own text for token classes; `dropped` counts
-    own text that the template did not print, by kind.
+    own text that the template did not print, by kind. `weights` are loss weights by the message of a trained
+    span; one that is not there weighs 1.
     """
 
     text: str
@@ -127,6 +128,7 @@ class Masked:
     pieces: tuple[Piece, ...]
     dropped: dict[str, int] = field(default_factory=dict[str, int])
     reasoning_untrained: int = 0
+    weights: dict[int, float] = field(default_factory=dict[int, float])
 
 
 ROWS = pa.schema(

@@ -41,6 +41,7 @@ VERSION = 2
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+Weights = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -516,19 +517,42 @@ def trained_tokens(encoded: Encoded, spans: "FlatSpans") -> tuple[Bools, int]:
     """
     if not len(encoded.ids):
         return np.zeros(0, bool), 0
+    first, last, straddles = _token_ranges(encoded, spans)
+    edges = np.zeros(len(encoded.ids) + 1, np.int64)
+    np.add.at(edges, first, 1)
+    np.add.at(edges, last, -1)
+    mask = np.cumsum(edges[:-1]) > 0
+    nonempty = np.diff(encoded.offsets) > 0
+    mask[encoded.offsets[:-1][nonempty]] = False
+    return mask, straddles
+
+
+def token_weights(encoded: Encoded, spans: "FlatSpans", mask: Bools) -> Weights:
+    """Return the loss weight of every token, float32[T]: its span's if it trains, else 0.
+
+    `mask` is what `trained_tokens` makes of the same spans. No token belongs to two spans of different weights.
+    """
+    weights = np.zeros(len(mask), np.float32)
+    if spans.weights is None or not len(mask):
+        return mask.astype(np.float32)
+    first, last, _ = _token_ranges(encoded, spans)
+    sizes = last - first
+    index = np.repeat(first - (np.cumsum(sizes) - sizes), sizes) + np.arange(int(sizes.sum()))
+    weights[index] = np.repeat(spans.weights, sizes)
+    weights[~mask] = 0
+    return weights
+
+
+def _token_ranges(encoded: Encoded, spans: "FlatSpans") -> tuple[Ints, Ints, int]:
+    """Return the first token of every span and the one after its last, and how many straddle an edge."""
     base = _text_bases(encoded)
     starts, ends = encoded.starts + base.per_token, encoded.ends + base.per_token
     left = np.searchsorted(starts, spans.starts + base.at(spans.texts), "left")
     right = np.searchsorted(ends, spans.ends + base.at(spans.texts), "right")
     first, last = _with_straddlers(starts, ends, left, right, spans, base)
-    edges = np.zeros(len(starts) + 1, np.int64)
     kept = (first < last) & (spans.starts < spans.ends)
-    np.add.at(edges, first[kept], 1)
-    np.add.at(edges, last[kept], -1)
-    mask = np.cumsum(edges[:-1]) > 0
-    nonempty = np.diff(encoded.offsets) > 0
-    mask[encoded.offsets[:-1][nonempty]] = False
-    return mask, int((last - first - np.maximum(right - left, 0))[kept].sum())
+    straddles = int((last - first - np.maximum(right - left, 0))[kept].sum())
+    return np.where(kept, first, 0), np.where(kept, last, 0), straddles
 
 
 def token_at(encoded: Encoded, texts: Ints, places: Ints) -> Ints:
@@ -542,7 +566,8 @@ def token_at(encoded: Encoded, texts: Ints, places: Ints) -> Ints:
 class FlatSpans:
     """Byte ranges over a batch: range i is `[starts[i], ends[i])` of text `texts[i]`, ascending.
 
-    For trained spans `owner_starts` and `owner_ends` are the bytes of the message around each.
+    For trained spans `owner_starts` and `owner_ends` are the bytes of the message around each, and `weights`
+    float32 their loss weights (null: all weigh 1).
     """
 
     texts: Ints
@@ -550,6 +575,7 @@ class FlatSpans:
     ends: Ints
     owner_starts: Ints
     owner_ends: Ints
+    weights: Weights | None = None
 
 
 @dataclass(frozen=True, slots=True)

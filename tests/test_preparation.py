@@ -113,7 +113,9 @@ def test_columns_count_every_token_in_one_class() -> None:
     one = _example([1, 5, 6, 2], [0, 0, 1, 1], [(0, TEMPLATE), (1, PROMPT), (2, ANSWER), (3, TEMPLATE)])
 
     columns = columns_of([(0, 0, one), (0, 1, one)])
-    row = columns.table(pa.array(["a:0"]), pa.array(["train"]), pa.array([None], pa.string())).to_pylist()[1]
+    row = columns.table(
+        pa.array(["a:0"]), pa.array(["train"]), pa.array([None], pa.string()), weighted=False
+    ).to_pylist()[1]
 
     assert row["example_id"] == "a:0#1"
     assert row["row_ids"] == ["a:0"]

@@ -78,7 +78,6 @@ def test_an_option_in_format_and_in_its_group_is_refused() -> None:
          "datasets.a.source.train_urls: must be a list; got 'a.jsonl', which is a string"),
         ({"format": {"kind": "text"}, "template": {}}, {},
          "datasets.a.template: a text dataset does not read this group"),
-        ({"loss": {"weights": True}}, {}, "datasets.a.loss.weights: true is not built yet"),
         ({}, {"sed": 1}, "configs/demo.yaml: sed: unknown key; allowed here: "),
         ({}, {"seq_len": 1}, "seq_len: input should be greater than or equal to 2"),
         ({}, {"defaults": {"trunc": {}}}, "defaults.trunc: unknown group; allowed: reasoning, "),

@@ -4,7 +4,6 @@ What belongs here: what a message says and whether it is trained. What does not:
 reasoning in it (`reasoning.py`); parts of those kinds are only sorted out here.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -26,6 +25,9 @@ MEDIA = (
     "input_video",
     "input_file",
 )
+LEAST_WEIGHT = 2.0**-126
+MOST_WEIGHT = (2 - 2.0**-23) * 2.0**127
+"""What a float32 holds in full: beyond it a trained message would weigh 0 or infinitely much."""
 FORBIDDEN_KWARGS = frozenset({"messages", "tools", "tokenize", "chat_template"})
 
 
@@ -98,7 +100,7 @@ def read_flags(message: Message, names: Iterable[str], *, weighted: bool) -> dic
         if type(value) is bool:
             trains = value
         elif type(value) in (int, float):
-            if not math.isfinite(value) or value < 0 or not (weighted or value in (0, 1)):
+            if not (value in (0, 1) or (weighted and LEAST_WEIGHT <= value <= MOST_WEIGHT)):
                 return Rejected("bad_weight", f"{name} is {value}")
             if weight not in (None, float(value)):
                 return Rejected("flag_conflict", f"{name} is {value}, another flag says {weight}")

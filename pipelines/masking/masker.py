@@ -136,7 +136,8 @@ class Masker:
         if problem is not None:
             return problem
         lost = _counts(dropped) if dropped else {}
-        return Masked(text, printed.spans, _merged(trained), tuple(located.pieces()), lost, untrained)
+        weights = _weights(conversation.messages, trained)
+        return Masked(text, printed.spans, _merged(trained), tuple(located.pieces()), lost, untrained, weights)
 
     def _usual(self, conversation: Conversation, printed: Printed) -> Masked | None:
         """Mask a plain chat in one pass, or return null: then the long way decides.
@@ -394,7 +395,7 @@ class Masker:
         text = printed.text
         last = len(messages) - 1
         if last in wanted and messages[last]["role"] in self._roles:
-            text = self._finish(printed, trained, located.last.get(last), regions.get(last))
+            text = self._finish(printed, trained, last, located.last.get(last), regions.get(last))
         return sorted(trained, key=_by_start), text
 
     def _assistant_span(
@@ -464,9 +465,9 @@ class Masker:
         return Span(start, end, index)
 
     def _finish(
-        self, printed: Printed, trained: list[Span], own_end: int | None, region: tuple[int, int] | None
+        self, printed: Printed, trained: list[Span], index: int, own_end: int | None, region: tuple[int, int] | None
     ) -> str:
-        """Train or append the end of a conversation whose last message does not end itself."""
+        """Train or append the end of a conversation whose last message, `index`, does not end itself."""
         text = printed.text
         finish = self._loss.finish
         if self._loss.end_of_turn == "mask" or own_end is None:
@@ -480,7 +481,7 @@ class Masker:
         if eos and region is None:
             at = text.find(eos, max(printed.loop_end, own_end))
             if at >= 0:
-                trained.append(Span(at, at + len(eos), trained[-1].message if trained else -1))
+                trained.append(Span(at, at + len(eos), index))
                 return text
         ending = {"auto": self._contract.finish or eos, "none": "", "eos": eos}.get(finish, finish)
         if ending:
@@ -614,6 +615,13 @@ def _flag(message: Message) -> bool | None:
         return bool(train)
     weight = message.get("weight")
     return None if weight is None else weight > 0
+
+
+def _weights(messages: Sequence[Message], trained: Sequence[Span]) -> dict[int, float]:
+    """Return the loss weights, other than 1, of trained spans by their message."""
+    # An appended end of turn is span −1's, and as an index −1 is the message that it ends: the last one.
+    found = {index: float(messages[index].get("weight", 1)) for index in {span.message for span in trained}}
+    return {index: weight for index, weight in sorted(found.items()) if weight != 1}
 
 
 def _by_start(one: Span | Piece) -> int:

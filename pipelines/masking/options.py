@@ -38,7 +38,7 @@ class Loss(Config):
     boundary: Literal["whole", "split"] | None = None
     """Encode the text whole, or apart before and after each trained start; null: split for pairs, else whole."""
     weights: bool = False
-    """Whether examples get a float32 column of loss weights from the messages' `weight`."""
+    """Whether messages may weigh other than 0 and 1; tokens then have a float32 `loss_weights`, 1 by default."""
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> "Loss":
@@ -49,6 +49,7 @@ class Loss(Config):
                 ("mask", bool(self.mask) or self.mask_default != "mask"),
                 ("supervise", self.supervise != "all_assistant"),
                 ("think_loss", self.think_loss != "all"),
+                ("weights", self.weights),
             )
             if given
         ]

@@ -18,8 +18,11 @@ sequences stand in a batch.
                        segment_ids    [[0 0 1] [0 0 -1]]
                        attention_mask [[1 1 1] [1 1 0]]
 
+Where the recipe has loss weights, both have `loss_weights`, float32 in the shape of `labels`: positive where there
+is a label, 0 elsewhere and on padding.
+
 `flat` has the names, shapes and dtypes that transformers' own `DataCollatorWithFlattening` gives, so it goes
-to a model as it is. Everything is int64 but `cu_seq_lens_*` and `seq_idx`, which kernels take as int32.
+to a model as it is. All other arrays are int64 but `cu_seq_lens_*` and `seq_idx`, which kernels take as int32.
 """
 
 from collections.abc import Sequence
@@ -31,7 +34,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.errors import ConfigError
-from pipelines.reader.sequences import PackedSequence, positions
+from pipelines.examples import WEIGHTS
+from pipelines.reader.sequences import PackedSequence, Weights, positions
 
 IGNORE = -100
 """The label of a position without loss, as PyTorch's cross entropy skips it."""
@@ -87,6 +91,7 @@ def flat(rows: Sequence[PackedSequence], *, pad_id: int, length: int | None) -> 
     bounds = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=bounds[1:])
     longest = int(lengths.max(initial=0))
+    weights = _weights(rows)
     return {
         "input_ids": np.concatenate([row.input_ids for row in rows], dtype=np.int64)[None],
         "labels": np.concatenate([row.labels for row in rows], dtype=np.int64)[None],
@@ -96,7 +101,7 @@ def flat(rows: Sequence[PackedSequence], *, pad_id: int, length: int | None) -> 
         "cu_seq_lens_k": bounds,
         "max_length_q": longest,
         "max_length_k": longest,
-    }
+    } | ({} if weights is None else {WEIGHTS: np.concatenate(weights)[None]})
 
 
 def _numbers(spans: int, *, is_filled: bool) -> NDArray[np.int32]:
@@ -133,7 +138,21 @@ def padded(rows: Sequence[PackedSequence], *, pad_id: int, length: int | None) -
         batch["position_ids"][i, :end] = row.position_ids
         batch["segment_ids"][i, :end] = np.repeat(np.arange(len(row.seq_lengths)), row.seq_lengths)
         batch["attention_mask"][i, :end] = 1
-    return dict(batch)
+    weights = _weights(rows)
+    if weights is None:
+        return dict(batch)
+    laid = np.zeros((len(rows), wide), np.float32)
+    for i, own in enumerate(weights):
+        laid[i, : len(own)] = own
+    return {**batch, WEIGHTS: laid}
+
+
+def _weights(rows: Sequence[PackedSequence]) -> list[Weights] | None:
+    """Return the loss weights of every sequence; null if none has any."""
+    if all(row.loss_weights is None for row in rows):
+        return None
+    # One that a function put over it left without weights has the default.
+    return [(row.labels != IGNORE).astype(np.float32) if row.loss_weights is None else row.loss_weights for row in rows]
 
 
 def _tensors(batch: Batch) -> Batch:

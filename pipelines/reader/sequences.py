@@ -20,12 +20,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from pipelines.examples import WEIGHTS
 from pipelines.reader.published import Ints, Shard, parquet
 from pipelines.storage import Store
 
 Tokens = NDArray[np.int32]
+Weights = NDArray[np.float32]
 
 _COLUMNS = ("input_ids", "labels", "seq_lengths")
+_WEIGHTED_COLUMNS = (*_COLUMNS, WEIGHTS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,12 +36,13 @@ class PackedSequence:
     """One sequence, without padding: `input_ids` and `labels` int32[T], `seq_lengths` int32[K] with sum T.
 
     Labels are unshifted: position i is itself the target, or -100. The first token of each of the K attention
-    spans is no target.
+    spans is no target. `loss_weights` float32[T] are those of a recipe that has them, 0 without a target; else null.
     """
 
     input_ids: Tokens
     labels: Tokens
     seq_lengths: Tokens
+    loss_weights: Weights | None = None
 
     @property
     def position_ids(self) -> Ints:
@@ -47,7 +51,8 @@ class PackedSequence:
 
     def copy(self) -> "PackedSequence":
         """Return a copy that does not keep a whole decoded row group in memory."""
-        return PackedSequence(self.input_ids.copy(), self.labels.copy(), self.seq_lengths.copy())
+        weights = None if self.loss_weights is None else self.loss_weights.copy()
+        return PackedSequence(self.input_ids.copy(), self.labels.copy(), self.seq_lengths.copy(), weights)
 
 
 def positions(lengths: Tokens) -> Ints:
@@ -103,8 +108,9 @@ class _StoredRank:
             if self._file is not None:
                 self._file[1].close(force=True)
             self._file = (shard, parquet(self._store, self._shards[shard].path))
-        table = self._file[1].read_row_group(int(self._group_in_shard[number]), columns=list(_COLUMNS)).combine_chunks()
-        return _Group.of(*(table.column(name).chunk(0) for name in _COLUMNS))
+        names = _WEIGHTED_COLUMNS if WEIGHTS in self._file[1].schema_arrow.names else _COLUMNS
+        table = self._file[1].read_row_group(int(self._group_in_shard[number]), columns=list(names)).combine_chunks()
+        return _Group.of(*(table.column(name).chunk(0) for name in names))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,6 +122,7 @@ class _Group:
     bounds: list[int]
     lengths: Tokens
     span_bounds: list[int]
+    weights: Weights | None = None
 
     @classmethod
     def empty(cls) -> "_Group":
@@ -123,15 +130,19 @@ class _Group:
         return cls(nothing, nothing, [0], nothing, [0])
 
     @classmethod
-    def of(cls, ids: pa.ListArray, labels: pa.ListArray, lengths: pa.ListArray) -> "_Group":
+    def of(
+        cls, ids: pa.ListArray, labels: pa.ListArray, lengths: pa.ListArray, weights: pa.ListArray | None = None
+    ) -> "_Group":
         return cls(
             ids=ids.values.to_numpy(),
             labels=labels.values.to_numpy(),
             bounds=ids.offsets.to_pylist(),
             lengths=lengths.values.to_numpy(),
             span_bounds=lengths.offsets.to_pylist(),
+            weights=None if weights is None else weights.values.to_numpy(),
         )
 
     def row(self, i: int) -> PackedSequence:
         here, spans = slice(self.bounds[i], self.bounds[i + 1]), slice(self.span_bounds[i], self.span_bounds[i + 1])
-        return PackedSequence(self.ids[here], self.labels[here], self.lengths[spans])
+        weights = None if self.weights is None else self.weights[here]
+        return PackedSequence(self.ids[here], self.labels[here], self.lengths[spans], weights)

@@ -19,10 +19,11 @@ import orjson
 from pydantic import Field
 
 from pipelines.errors import ConfigError
+from pipelines.examples import WEIGHTS
 from pipelines.shards import letters
 from pipelines.shards.export import Export, Job, Layout, Prospect, Shape, Terms, Written
 from pipelines.shards.letters import Letter
-from pipelines.shards.sequences import WEIGHTS, Sequences
+from pipelines.shards.sequences import Sequences
 
 ARRAY = "ndarray:int32"
 FINETUNE = dict.fromkeys(("input_ids", "labels", "position_ids", "seq_lengths"), ARRAY) | {"sequence_id": "int"}

@@ -9,27 +9,30 @@ it, the content hash that proves nothing was lost or copied, the export of such 
     position_ids    0    1  2 |  0    1
     seq_lengths     3           2
 
+In builds whose recipe has loss weights a column of them stands beside the labels, 0 where there is no target.
+
 The content hash is a sum over segments, so it does not depend on order: BLAKE2b-128 of (example id, start,
-token bytes, target mask) modulo 2^128. It is computed from the examples by the plan and again from the
-written shards; counts alone would not notice a packer that replaces tokens by copies of others.
+token bytes, target mask, weights if there are some) modulo 2^128. It is computed from the examples by the plan
+and again from the written shards; counts alone would not notice a packer that replaces tokens by copies of others.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import BinaryIO, ClassVar, Literal
+from typing import Any, BinaryIO, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from pipelines.examples import WEIGHTS, WEIGHTS_FIELD
 from pipelines.shards import letters
 from pipelines.shards.export import Job, Sharded, Tally, Terms, Written, write_parquet
-from pipelines.shards.letters import IGNORE, Bools, Ints, Letter, Tokens
-from pipelines.shards.sequences import WEIGHTS, Sequences, lists
+from pipelines.shards.letters import IGNORE, Bools, Ints, Letter, Tokens, Weights
+from pipelines.shards.sequences import Sequences, lists
 
 ROW_GROUP = 1024
 FILLER_TOKENS = 2
@@ -54,12 +57,18 @@ SEQUENCES = pa.schema(
 """A shard. `starts` is the first token taken of each segment's example; no sequence holds padding."""
 
 
+def schema(*, weighted: bool) -> pa.Schema:
+    """Return the columns of a shard; those of a recipe with loss weights have them, too."""
+    return SEQUENCES.append(WEIGHTS_FIELD) if weighted else SEQUENCES
+
+
 @dataclass(frozen=True, slots=True)
 class Segments:
     """The segments of some sequences, flat.
 
     `ids` and `mask` run over all tokens; `offsets` int64[K + 1] cut them into segments; `sequence_offsets`
     int64[S + 1] cut the segments into sequences; `example_ids` and `starts` have one entry per segment.
+    `weights` run over all tokens and are 0 on those without a label; null: the recipe has none.
     """
 
     ids: Tokens
@@ -68,14 +77,14 @@ class Segments:
     sequence_offsets: Ints
     example_ids: pa.Array
     starts: Tokens
+    weights: Weights | None = None
 
 
-def cut(ids: Tokens, mask: Bools, row_offsets: Ints, rows: Ints, starts: Ints, lengths: Ints) -> tuple[Tokens, Bools]:
-    """Return the tokens `[starts[k], starts[k] + lengths[k])` of row `rows[k]`, end to end."""
+def cut(row_offsets: Ints, rows: Ints, starts: Ints, lengths: Ints) -> Ints:
+    """Return the places of the tokens `[starts[k], starts[k] + lengths[k])` of row `rows[k]`, end to end."""
     first = row_offsets[rows] + starts
     begin = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))[:-1]
-    index = np.repeat(first - begin, lengths) + np.arange(int(lengths.sum()), dtype=np.int64)
-    return ids[index], mask[index]
+    return np.repeat(first - begin, lengths) + np.arange(int(lengths.sum()), dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +119,12 @@ def to_table(segments: Segments, spans: Spans, *, dataset: str, first_sequence: 
         pa.array(np.diff(counted[token_offsets]).astype(np.int32)),
         pa.array(np.full(count, filler)),
     ]
-    return pa.Table.from_arrays(columns, schema=SEQUENCES)
+    if segments.weights is not None:
+        columns.append(lists(token_offsets, segments.weights))
+    return pa.Table.from_arrays(columns, schema=schema(weighted=segments.weights is not None))
 
 
-def fillers(count: int, *, pad_id: int, dataset: str) -> pa.Table:
+def fillers(count: int, *, pad_id: int, dataset: str, weighted: bool) -> pa.Table:
     """Return sequences of two pad tokens without a target, which make ranks equally long."""
     segments = Segments(
         ids=np.full(2 * count, pad_id, np.int32),
@@ -122,6 +133,7 @@ def fillers(count: int, *, pad_id: int, dataset: str) -> pa.Table:
         sequence_offsets=np.arange(count + 1),
         example_ids=pa.array([""] * count, pa.string()),
         starts=np.zeros(count, np.int32),
+        weights=np.zeros(2 * count, np.float32) if weighted else None,
     )
     spans = Spans(
         labels=np.full(2 * count, IGNORE, np.int32),
@@ -165,26 +177,30 @@ def segments_of(table: pa.Table) -> Segments:
         sequence_offsets=sequence_offsets - sequence_offsets[0],
         example_ids=names.flatten(),
         starts=_column(table, "starts"),
+        weights=_column(table, WEIGHTS) if WEIGHTS in table.column_names else None,
     )
 
 
-def _column(table: pa.Table, name: str) -> NDArray[np.int32]:
+def _column(table: pa.Table, name: str) -> NDArray[Any]:
     return table.column(name).chunk(0).flatten().to_numpy(zero_copy_only=False)
 
 
 def segment_hashes(segments: Segments, targets: Bools) -> Iterator[int]:
     """Yield each segment's content hash as an integer below 2^128; `targets` are the tokens with a label."""
     tokens, flags = segments.ids.astype("<i4").tobytes(), targets.tobytes()
+    # Without weights nothing is added, so that the hashes of other recipes stay what they are.
+    weights = b"" if segments.weights is None else segments.weights.astype("<f4").tobytes()
     starts = segments.starts.astype("<i8").tobytes()
     bounds: list[int] = segments.offsets.tolist()
     names: list[str] = segments.example_ids.to_pylist()
     # One call per segment: a segment has some two hundred tokens, so calls cost more than hashing.
     for i, (name, left, right) in enumerate(zip(names, bounds, bounds[1:], strict=False)):
-        content = b"%b%b%b%b" % (
+        content = b"%b%b%b%b%b" % (
             name.encode(),
             starts[8 * i : 8 * i + 8],
             tokens[4 * left : 4 * right],
             flags[left:right],
+            weights[4 * left : 4 * right],
         )
         yield int.from_bytes(blake2b(content, digest_size=16).digest(), "little")
 
@@ -194,12 +210,6 @@ def sequence_hashes(segments: Segments) -> list[int]:
     hashes = list(segment_hashes(segments, segments.mask))
     bounds: list[int] = segments.sequence_offsets.tolist()
     return [sum(hashes[left:right]) % MODULUS for left, right in pairwise(bounds)]
-
-
-def concat(tables: Sequence[pa.Table]) -> pa.Table:
-    """Concatenate shards' rows into one table with one chunk per column."""
-    unified = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
-    return unified.cast(SEQUENCES) if unified.schema != SEQUENCES else unified
 
 
 # ── The export ─────────────────────────────────────────────────────────────────────────────────────
@@ -273,6 +283,7 @@ def packed(sequences: Sequences) -> pa.Table:
         sequence_offsets=sequences.sequence_offsets,
         example_ids=sequences.example_ids,
         starts=sequences.starts,
+        weights=sequences.weights,
     )
     borders, span_offsets = sequences.spans()
     lengths = np.diff(borders).astype(np.int32)
@@ -286,7 +297,4 @@ def packed(sequences: Sequences) -> pa.Table:
     own = {"dataset": sequences.datasets.dictionary_encode(), "sequence_id": pa.array(sequences.numbers)}
     for name, column in own.items():
         table = table.set_column(table.schema.get_field_index(name), SEQUENCES.field(name), column)
-    if sequences.weights is not None:
-        field = pa.field(WEIGHTS, pa.list_(pa.float32()), nullable=False)
-        table = table.append_column(field, lists(sequences.token_offsets, sequences.weights))
     return table

@@ -19,11 +19,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipelines.errors import IntegrityError
+from pipelines.examples import WEIGHTS
 from pipelines.shards import gather
 from pipelines.shards.letters import IGNORE, Bools, Ints, Tokens, Weights
-
-WEIGHTS = "loss_weights"
-"""The column that holds a float per token in builds whose recipe has such weights."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -377,6 +377,7 @@ def _flat(chunk: Sequences) -> native.Segments:
         sequence_offsets=chunk.sequence_offsets,
         example_ids=chunk.example_ids,
         starts=chunk.starts,
+        weights=chunk.weights,
     )
 
 

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipelines import manifest, parts
+from pipelines.examples import WEIGHTS
 from pipelines.manifest import File, Manifest, Part, Table
 from pipelines.shards import gather, native
 from pipelines.stages import Draft, Work, keep_part, kept_part, part_folder, scratch_folder, share, training_splits
@@ -170,9 +171,8 @@ def _count(shard: pa.Table, counted: dict[str, list[int]]) -> None:
 
 def _typed(table: pa.Table) -> pa.Table:
     column = table.column("dataset").combine_chunks().dictionary_encode()
-    return table.set_column(table.schema.get_field_index("dataset"), native.SEQUENCES.field("dataset"), column).cast(
-        native.SEQUENCES
-    )
+    typed = table.set_column(table.schema.get_field_index("dataset"), native.SEQUENCES.field("dataset"), column)
+    return typed.cast(native.schema(weighted=WEIGHTS in table.column_names))
 
 
 def _write_ranks(work: Work, names: Sequence[str]) -> list[Part]:
@@ -202,7 +202,7 @@ def _write_ranks(work: Work, names: Sequence[str]) -> list[Part]:
 def _filler_scratch(work: Work, target: str) -> bytes:
     card = next(iter(training_splits.packed_of(work).values())).card
     pad = next((card[name] for name in ("pad_id", "eos_id") if card.get(name) is not None), 0)
-    table = native.fillers(1, pad_id=int(pad), dataset="")
+    table = native.fillers(1, pad_id=int(pad), dataset="", weighted=work.recipe.has_loss_weights)
     plain = table.set_column(
         table.schema.get_field_index("dataset"), "dataset", pc.cast(table.column("dataset"), pa.string())
     )
@@ -272,7 +272,7 @@ def _draft(work: Work, names: list[str], ranks: list[Part], *, reused: int) -> D
             "ranks": Table(("rank", "sequences", "fillers", "tokens", "trained_tokens"), tuple(rows[:30])),
             "datasets": _dataset_table(work, ranks),
         },
-        schema=tuple((f.name, str(f.type)) for f in native.SEQUENCES),
+        schema=tuple((f.name, str(f.type)) for f in native.schema(weighted=work.recipe.has_loss_weights)),
         card={"order": work.inputs[(work.recipe.name, "training_splits")].card["order"], "ranks": names},
         parts_reused=reused,
         rows_made=sum(int(p.facts["sequences"]) for p in ranks),

@@ -54,7 +54,8 @@ LEFT_OUT = pa.schema(
 def fingerprint_of(work: Work) -> str:
     """Identify the options that decide shards."""
     packed = work.dataset.packing.model_dump(mode="json")
-    return digest("packed_shards", VERSION, packed, work.recipe.seq_len, work.dataset_name, *carved_of(work))
+    weighted = ["loss_weights"] if work.recipe.has_loss_weights else []
+    return digest("packed_shards", VERSION, packed, work.recipe.seq_len, work.dataset_name, *carved_of(work), *weighted)
 
 
 def make(work: Work) -> Draft:
@@ -171,6 +172,8 @@ def _to_scratch(work: Work, lengths: Lengths, plans: Sequence[SplitPlan], scratc
             lengths=sizes[cuts[i] : cuts[i + 1]],
             span_begins=begins[cuts[i] : cuts[i + 1]],
             ignore_token_id=work.dataset.packing.ignore_token_id,
+            stores_weights=work.dataset.loss.weights,
+            weighted=work.recipe.has_loss_weights,
         )
         for i, path in enumerate(lengths.paths)
     ]
@@ -283,7 +286,7 @@ def _draft(work: Work, plans: Plans, made: list[Part], left: _LeftOut, read: _Re
         token_ledger=[("all", "dropped", total - planned)] if total > planned else [],
         tables={"splits": _splits_table(work, plans, shards), "packing": _packing_table(work, plans, shards)},
         histograms={"fill": _fill_histogram(work, plans.splits)},
-        schema=tuple((f.name, str(f.type)) for f in native.SEQUENCES),
+        schema=tuple((f.name, str(f.type)) for f in native.schema(weighted=work.recipe.has_loss_weights)),
         card=_card(work),
         rows_made=len(plans.lengths.tokens),
     )

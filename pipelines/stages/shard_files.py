@@ -13,6 +13,7 @@ cut short a file meanwhile is noticed, too.
 
 from dataclasses import dataclass
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,9 +22,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipelines import packing
+from pipelines.examples import WEIGHTS, WEIGHTS_FIELD
 from pipelines.manifest import File, Part
 from pipelines.packing import Plan
 from pipelines.shards import gather, native
+from pipelines.shards.letters import IGNORE
+from pipelines.shards.sequences import lists
 from pipelines.storage import Store, digest_bytes
 
 Ints = NDArray[np.int64]
@@ -49,7 +53,10 @@ SEGMENTS = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class ScratchTask:
-    """A part of examples to lay out for gathering; segments of it as `(row in the part, start, length, span start)`."""
+    """A part of examples to lay out for gathering; segments of it as `(row in the part, start, length, span start)`.
+
+    `stores_weights`: the part has loss weights. `weighted`: the shards have, since one of the recipe's datasets does.
+    """
 
     root: str
     source: str
@@ -59,20 +66,32 @@ class ScratchTask:
     lengths: Ints
     span_begins: NDArray[np.bool_]
     ignore_token_id: int | None
+    stores_weights: bool
+    weighted: bool
 
 
 def to_scratch(task: ScratchTask) -> int:
     """Write a part as a mapped file; return the sum of the content hashes of its segments."""
-    table = Store(task.root).table(task.source, ("input_ids", "loss_mask", "example_id"))
+    names = ("input_ids", "loss_mask", "example_id", *((WEIGHTS,) if task.stores_weights else ()))
+    table = Store(task.root).table(task.source, names)
+    if task.weighted and not task.stores_weights:
+        table = _weighed_alike(table)
     gather.to_scratch(table, task.target)
     return _expected_hash(table, task)
+
+
+def _weighed_alike(table: pa.Table) -> pa.Table:
+    """Give examples of a dataset without loss weights a column of them: 1 where the mask is true."""
+    flat = _flat(table)
+    return table.append_column(WEIGHTS_FIELD, lists(flat.offsets, flat.mask.astype(np.float32)))
 
 
 def _expected_hash(table: pa.Table, task: ScratchTask) -> int:
     if not len(task.rows):
         return 0
-    ids, mask, offsets = _flat(table)
-    cut_ids, cut_mask = native.cut(ids, mask, offsets, task.rows, task.starts, task.lengths)
+    flat = _flat(table)
+    index = native.cut(flat.offsets, task.rows, task.starts, task.lengths)
+    cut_ids, cut_mask = flat.ids[index], flat.mask[index]
     bounds = np.concatenate((np.zeros(1, np.int64), np.cumsum(task.lengths)))
     targets = cut_mask.copy()
     # Whether a segment's first token is a target depends on the attention spans, which the plan knows.
@@ -81,17 +100,44 @@ def _expected_hash(table: pa.Table, task: ScratchTask) -> int:
         targets &= cut_ids != task.ignore_token_id
     names = table.column("example_id").combine_chunks().take(pa.array(task.rows))
     segments = native.Segments(
-        cut_ids, cut_mask, bounds, np.array([0, len(task.rows)]), names, task.starts.astype(np.int32)
+        cut_ids,
+        cut_mask,
+        bounds,
+        np.array([0, len(task.rows)]),
+        names,
+        task.starts.astype(np.int32),
+        flat.weights_at(index, targets),
     )
     return sum(native.segment_hashes(segments, targets)) % native.MODULUS
 
 
-def _flat(table: pa.Table) -> "tuple[NDArray[np.int32], NDArray[np.bool_], Ints]":
+@dataclass(frozen=True, slots=True)
+class _Flat:
+    """Examples end to end: `offsets` int64[N + 1] cut their tokens; `weights` are null where the recipe has none."""
+
+    ids: NDArray[np.int32]
+    mask: NDArray[np.bool_]
+    weights: "NDArray[np.float32] | None"
+    offsets: Ints
+
+    def weights_at(self, index: Ints, targets: NDArray[np.bool_]) -> "NDArray[np.float32] | None":
+        """Return the weights of some tokens, 0 on those that are no `targets` where they stand."""
+        return None if self.weights is None else np.where(targets, self.weights[index], np.float32(0))
+
+
+def _flat(table: pa.Table) -> _Flat:
     ids = table.column("input_ids").combine_chunks()
-    mask = table.column("loss_mask").combine_chunks()
     offsets = np.asarray(ids.offsets, np.int64)
-    values = ids.flatten().to_numpy(zero_copy_only=False)
-    return values, mask.flatten().to_numpy(zero_copy_only=False), offsets - offsets[0]
+    return _Flat(
+        ids=ids.flatten().to_numpy(zero_copy_only=False),
+        mask=_values(table, "loss_mask"),
+        weights=_values(table, WEIGHTS) if WEIGHTS in table.column_names else None,
+        offsets=offsets - offsets[0],
+    )
+
+
+def _values(table: pa.Table, name: str) -> "NDArray[Any]":
+    return table.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
 
 
 # ── Shards ─────────────────────────────────────────────────────────────────────────────────────────
@@ -167,9 +213,13 @@ def read_back(task: ReadTask) -> tuple[int, int]:
 def _shard_table(task: ShardTask) -> pa.Table:
     wanted, inverse = np.unique(task.examples, return_inverse=True)
     rows = gather.take(task.files, task.first_rows, wanted)
-    ids, mask, offsets = _flat(rows)
+    flat = _flat(rows)
     starts, lengths = task.ranges[:, 0].astype(np.int64), task.ranges[:, 1].astype(np.int64)
-    cut_ids, cut_mask = native.cut(ids, mask, offsets, inverse, starts, lengths)
+    index = native.cut(flat.offsets, inverse, starts, lengths)
+    cut_ids, cut_mask = flat.ids[index], flat.mask[index]
+    plan = Plan(task.sequence_offsets, task.examples, task.ranges)
+    span_lengths, span_offsets = packing.attention_spans(plan, block_cross_document_attention=task.blocked)
+    labels = packing.labels(cut_ids, cut_mask, span_lengths, ignore_token_id=task.ignore_token_id)
     segments = native.Segments(
         ids=cut_ids,
         mask=cut_mask,
@@ -177,11 +227,10 @@ def _shard_table(task: ShardTask) -> pa.Table:
         sequence_offsets=task.sequence_offsets,
         example_ids=rows.column("example_id").combine_chunks().take(pa.array(inverse)),
         starts=task.ranges[:, 0],
+        weights=flat.weights_at(index, labels != IGNORE),
     )
-    plan = Plan(task.sequence_offsets, task.examples, task.ranges)
-    span_lengths, span_offsets = packing.attention_spans(plan, block_cross_document_attention=task.blocked)
     spans = native.Spans(
-        labels=packing.labels(cut_ids, cut_mask, span_lengths, ignore_token_id=task.ignore_token_id),
+        labels=labels,
         position_ids=packing.position_ids(span_lengths),
         lengths=span_lengths,
         offsets=span_offsets,

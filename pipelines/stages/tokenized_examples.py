@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import masking, parts, rendering, tokenization
-from pipelines.examples import EXAMPLES
+from pipelines.examples import examples_schema
 from pipelines.ledger import KEPT, REJECTED, add_up, unaccounted
 from pipelines.manifest import Part, Table
 from pipelines.recipe import Dataset
@@ -187,7 +187,7 @@ def _draft(
             "zero_loss_rows": tuple(i for reason in sorted(NO_TARGET) for i in samples.get(reason, ()))[:10],
             "render_equal": samples.get("render_mismatch", ()),
         },
-        schema=tuple((f.name, str(f.type)) for f in EXAMPLES),
+        schema=tuple((f.name, str(f.type)) for f in examples_schema(weighted=work.dataset.loss.weights)),
         card=card_of(loaded, spec),
         parts_reused=reused,
         rows_made=rows_made,

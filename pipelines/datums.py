@@ -38,10 +38,14 @@ SHORTEST = 2
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """One example: `ids` int32[T] and `loss_mask` bool[T], unshifted: position i itself is the target."""
+    """One example: `ids` int32[T] and `loss_mask` bool[T], unshifted: position i itself is the target.
+
+    With `loss: {weights: true}` in the options, `loss_weights` float32[T]: positive where the mask is true, else 0.
+    """
 
     ids: NDArray[np.int32]
     loss_mask: NDArray[np.bool_]
+    loss_weights: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +57,29 @@ class Datum:
     weights: NDArray[np.float32]
 
 
-def datum_of(ids: Sequence[int], loss_mask: Sequence[bool], *, reduction: Reduction = "none") -> Datum | None:
+def datum_of(
+    ids: Sequence[int],
+    loss_mask: Sequence[bool],
+    *,
+    loss_weights: Sequence[float] | None = None,
+    reduction: Reduction = "none",
+) -> Datum | None:
     """Shift an example by one; null if it has under two tokens or nothing to learn.
 
-    `reduction: mean` divides the weights so that they add up to 1.
+    Weights are the mask, or `loss_weights` where there are some. `reduction: mean` divides them so that they add
+    up to 1.
     """
-    weights = np.asarray(loss_mask, np.float32)[1:]
-    total = float(weights.sum())
+    weights = np.asarray(loss_mask if loss_weights is None else loss_weights, np.float32)[1:]
+    total = float(weights.sum(dtype=np.float64))
     if len(ids) < SHORTEST or total <= 0:
         return None
     tokens = np.asarray(ids, np.int64)
-    return Datum(tokens[:-1], tokens[1:], weights / np.float32(total) if reduction == "mean" else weights)
+    return Datum(tokens[:-1], tokens[1:], (weights / total).astype(np.float32) if reduction == "mean" else weights)
 
 
 def datums_of(examples: Iterable[Tokens], *, reduction: Reduction = "none") -> tuple[list[Datum], int]:
     """Shift examples by one, and count those that are skipped because they teach nothing."""
-    made = [datum_of(one.ids.tolist(), one.loss_mask.tolist(), reduction=reduction) for one in examples]
+    made = [_shifted(one, reduction) for one in examples]
     kept = [one for one in made if one is not None]
     return kept, len(made) - len(kept)
 
@@ -113,7 +124,12 @@ def row_to_datum(
     (made,) = _opened(tokenizer, max_seq_len, groups).tokenize([row])
     if isinstance(made, Rejected):
         return None
-    return datum_of(made[0].ids.tolist(), made[0].loss_mask.tolist(), reduction=reduction)
+    return _shifted(made[0], reduction)
+
+
+def _shifted(one: Tokens, reduction: Reduction) -> Datum | None:
+    weights = None if one.loss_weights is None else one.loss_weights.tolist()
+    return datum_of(one.ids.tolist(), one.loss_mask.tolist(), loss_weights=weights, reduction=reduction)
 
 
 # ── The rooms, opened once ─────────────────────────────────────────────────────────────────────────
@@ -152,7 +168,11 @@ class _Rooms:
         prepared = iter(self._preparer.prepare(table, Counts()).outcomes(table.num_rows))
         for row in made:
             outcome = row if isinstance(row, Rejected) else next(prepared)
-            yield outcome if isinstance(outcome, Rejected) else [Tokens(ids, mask) for ids, mask in outcome]
+            yield (
+                outcome
+                if isinstance(outcome, Rejected)
+                else [Tokens(one.ids, one.loss_mask, one.loss_weights) for one in outcome]
+            )
 
 
 def _table(rows: Sequence[Row]) -> pa.Table:

@@ -34,7 +34,7 @@ from pipelines.batches import (
 )
 from pipelines.contract import Conversation, mismatched_prompts, warnings
 from pipelines.errors import ConfigError
-from pipelines.examples import KINDS
+from pipelines.examples import KINDS, WEIGHTS
 from pipelines.masking import Masker, MaskRules
 from pipelines.own_rows import Built, OwnExamples
 from pipelines.plain_chats import PlainChats
@@ -42,7 +42,7 @@ from pipelines.reasoning import inlined, limited
 from pipelines.recipe import Dataset
 from pipelines.rendering import Renderer, RendererSpec
 from pipelines.rows import Json, Kind, Masked, Message, Rejected, Span, from_json, from_json_column, to_json
-from pipelines.tokenization import Bools, ControlStrings, Encoded, Encoder, Ints, is_changed, reveal
+from pipelines.tokenization import Bools, ControlStrings, Encoded, Encoder, Ints, Weights, is_changed, reveal
 from pipelines.truncation import Overlong, Truncated, Truncater
 
 BATCH_CHARS = 1 << 20
@@ -50,6 +50,15 @@ BATCH_CHARS = 1 << 20
 
 Outcome = list[Example] | Rejected
 """What became of one row: its examples in order, or why there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What an example teaches: `ids` int32[T], `loss_mask` bool[T], and float32[T] where its dataset has weights."""
+
+    ids: Tokens
+    loss_mask: Bools
+    loss_weights: Weights | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +74,23 @@ class Prepared:
     rejected: list[tuple[int, Rejected]]
     verified: int
 
-    def outcomes(self, rows: int) -> "list[list[tuple[Tokens, Bools]] | Rejected]":
-        """Return ids and masks of each row's examples, or why it has none."""
-        ids, mask = (self.examples.column(name).combine_chunks() for name in ("input_ids", "loss_mask"))
-        bounds = np.asarray(ids.offsets)
-        flat_ids = ids.flatten().to_numpy(zero_copy_only=False)
-        flat_mask = mask.flatten().to_numpy(zero_copy_only=False)
-        found: list[list[tuple[Tokens, Bools]] | Rejected] = [[] for _ in range(rows)]
+    def outcomes(self, rows: int) -> "list[list[Targets] | Rejected]":
+        """Return what each row's examples teach, or why it has none."""
+        bounds = np.asarray(self.examples.column("input_ids").combine_chunks().offsets)
+        ids, mask = self._flat("input_ids"), self._flat("loss_mask")
+        weights = self._flat(WEIGHTS) if WEIGHTS in self.examples.column_names else None
+        found: list[list[Targets] | Rejected] = [[] for _ in range(rows)]
         for place, rejected in self.rejected:
             found[place] = rejected
         for j, place in enumerate(self.places.tolist()):
             held = found[place]
             if not isinstance(held, Rejected):
                 own = slice(int(bounds[j] - bounds[0]), int(bounds[j + 1] - bounds[0]))
-                held.append((flat_ids[own], flat_mask[own]))
+                held.append(Targets(ids[own], mask[own], None if weights is None else weights[own]))
         return found
+
+    def _flat(self, name: str) -> "NDArray[Any]":
+        return self.examples.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
 
 
 def _place(rejected: tuple[int, Rejected]) -> int:

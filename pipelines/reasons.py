@@ -83,8 +83,8 @@ WORDS: dict[str, Words] = {
     ),
     "bad_weight": Words(
         "rows",
-        "a weight is negative, no number, or neither 0 nor 1 without `loss.weights`",
-        "use 0 and 1, or another key for what is no loss weight",
+        "a weight is negative, no number that a float32 holds, or neither 0 nor 1 without `loss.weights`",
+        "use 0 and 1, set `loss.weights: true`, or use another key for what is no loss weight",
     ),
     "bad_system_prompt": Words(
         "rows",

@@ -464,6 +464,7 @@ def test_flags_become_train_and_weight(given: dict[str, Json], flags: dict[str, 
         ({"weight": float("nan")}, "bad_weight"),
         ({"weight": float("inf")}, "bad_weight"),
         ({"weight": 0.5}, "bad_weight"),
+        ({"weight": 10**400}, "bad_weight"),
         ({"train": "yes"}, "bad_weight"),
     ],
 )
@@ -475,6 +476,14 @@ def test_flags_weights_between_need_the_option() -> None:
     record = {"messages": [{"role": "assistant", "content": "A", "weight": 0.5}]}
 
     assert kept(record, weighted=True).messages[0]["weight"] == 0.5
+
+
+@pytest.mark.parametrize("weight", [-0.5, float("nan"), float("inf"), 1e39, 1e-46, 10**400])
+def test_flags_weights_that_no_float32_holds_are_rejected(weight: float) -> None:
+    """A weight that became 0 or infinite on its way would say something else than the row did."""
+    record = {"messages": [{"role": "assistant", "content": "A", "weight": weight}]}
+
+    assert reason(record, weighted=True) == "bad_weight"
 
 
 def test_flags_by_other_names() -> None:

@@ -20,7 +20,7 @@ class Loss(Config):
     mask_default: Literal["mask", "train"] = "mask"
     """What roles not named in `mask` do."""
     mask_user_turns: bool = True
-    """False: every token but the first trains; excludes mask, supervise and think_loss."""
+    """False: every token but the first trains; excludes mask, supervise, think_loss and weights."""
     mask_inputs: bool = True
     """The same for pairs, under the name used there."""
     supervise: Literal["all_assistant", "last_assistant", "last_turn"] = "all_assistant"

@@ -23,6 +23,7 @@ from pipelines.canonicalization import Canonicalizer, Options
 from pipelines.contract import Conversation
 from pipelines.formats import Chat
 from pipelines.masking import Loss, Masker, MaskRules
+from pipelines.reasons import WORDS
 from pipelines.rendering import Renderer, RendererSpec, bundled
 from pipelines.rows import Json, Masked, Rejected, Span, to_json
 from pipelines.storage import digest
@@ -92,19 +93,6 @@ TRUTHS: Mapping[str, Truth] = {
     "vllm__tool_chat_template_mistral": Truth("mistral"),
 }
 """Template → the training template, with `{% generation %}`, that prints the same text: theirs or a bundled one."""
-
-REMEDIES = {
-    "template_error": "The template itself refuses the row; its message is below. "
-    "Mend the rows (`format.role_map`, `format.single_turn`, `format.on_existing_system`) or choose another template.",
-    "content_dropped": "The template does not print all of the row. "
-    "Choose one that does, or allow the kinds in `template.on_dropped` (`count`, or `untrain` for their answers).",
-    "bad_tool_arguments": "A call's arguments are no JSON object and the template prints only objects. Mend the row.",
-    "span_not_found": "The template rebuilds its messages, and a message with calls cannot be found by its text. "
-    "Choose another template.",
-    "no_loss_tokens": "Nothing is left to train. Look at `template.on_dropped`, `loss.supervise` and the rows' flags.",
-    "no_assistant": "The row has no message of the model. Name its role in `format.assistant_roles`, or drop the row.",
-}
-"""What a user can do about each refusal."""
 
 
 @dataclass(slots=True)
@@ -306,10 +294,9 @@ def _counts(counted: Counter[str]) -> str:
 
 
 def _closing(lines: Sequence[Line]) -> Iterator[str]:
-    reasons = sorted({reason for one in lines for reason in one.refused})
-    yield from ("", "## What to do about a refusal", "", "| reason | remedy |", "|---|---|")
-    for reason in reasons:
-        yield f"| `{reason}` | {REMEDIES.get(reason, '')} |"
+    yield from ("", "## What to do about a refusal", "", "| reason | what it means | what to do |", "|---|---|---|")
+    for reason in sorted({reason for one in lines for reason in one.refused}):
+        yield f"| `{reason}` | {WORDS[reason].what} | {WORDS[reason].remedy} |"
     yield from ("", "## What the templates say", "", "| template | rows | its message |", "|---|---:|---|")
     for one in lines:
         for message, count in sorted(one.messages.items(), key=lambda found: (-found[1], found[0]))[:3]:

@@ -24,7 +24,8 @@ class Reply:
     drops: bool = False
     promises_bytes: int = 0
     """Bytes that the answer says it has beyond those that come."""
-    waits: threading.Event | None = None
+    is_slow: bool = False
+    """Whether the answer comes only when the server closes."""
     finish_reason: str | None = "stop"
 
 
@@ -45,6 +46,7 @@ class CompletionsServer:
 def serving(script: Script) -> Generator[CompletionsServer]:
     """Serve on a free port of this machine until the block ends."""
     running = CompletionsServer("")
+    closing = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -55,8 +57,8 @@ def serving(script: Script) -> Generator[CompletionsServer]:
             self.answer(script(request))
 
         def answer(self, reply: Reply) -> None:
-            if reply.waits is not None:
-                reply.waits.wait(10)
+            if reply.is_slow:
+                closing.wait(10)
             if reply.drops:
                 self.close_connection = True
                 self.connection.shutdown(socket.SHUT_RDWR)
@@ -90,6 +92,7 @@ def serving(script: Script) -> Generator[CompletionsServer]:
     try:
         yield running
     finally:
+        closing.set()
         server.shutdown()
         thread.join()
         server.server_close()

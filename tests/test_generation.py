@@ -6,8 +6,10 @@ What belongs here: `generation/` against functions, and once against a real serv
 
 import json
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
@@ -492,19 +494,55 @@ def test_records_of_a_series_are_a_config_error() -> None:
 # ── Over HTTP ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_series_over_http_survive_a_server_that_stumbles() -> None:
-    """A model that is perfect, behind a server that refuses, fails and drops connections now and then."""
-    troubles = iter([Reply(status=429), Reply(drops=True), Reply(status=500), Reply(body=b"{}"), *[None] * 10_000])
+def perfect_reply(request: dict[str, Any]) -> Reply:
+    return Reply([continued(request["prompt"], 1)] * request["n"], finish_reason="length")
 
-    def script(request: dict[str, Any]) -> Reply:
-        return next(troubles) or Reply([continued(request["prompt"], 1)] * request["n"], finish_reason="length")
 
+def drifting_reply(request: dict[str, Any]) -> Reply:
+    """Write one good hour, then one that is half an hour late."""
+    last = last_of(request["prompt"])
+    late = line(last["g"], f"{(int(last['t'][:2]) + 2) % 24:02d}:30")
+    return Reply([continued(request["prompt"], 1) + late] * request["n"], finish_reason="length")
+
+
+def broken_reply(request: dict[str, Any]) -> Reply:
+    return Reply(['{"g":"A","t":'] * request["n"], finish_reason="length")
+
+
+@dataclass
+class Weather:
+    """A perfect model behind a server that meets the first requests with trouble."""
+
+    troubles: list[Reply]
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __call__(self, request: dict[str, Any]) -> Reply:
+        with self.lock:
+            return self.troubles.pop(0) if self.troubles else perfect_reply(request)
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "invalid"),
+    [
+        (perfect_reply, "complete", {}),
+        (drifting_reply, "complete", {"invalid:step": 14}),
+        (broken_reply, "failed", {"truncated": 6}),
+        (Weather([Reply(is_slow=True)] * 2), "complete", {}),
+        (Weather([Reply(status=429, headers={"Retry-After": "1"})] * 3), "complete", {}),
+        (Weather([Reply(drops=True), Reply(status=500), Reply(drops=True), Reply(status=503)]), "complete", {}),
+        (Weather([Reply(body=b"{}"), Reply(status=400)]), "complete", {}),
+    ],
+    ids=["perfect", "drifting", "broken", "slow", "too many requests", "dropping connections", "refusing once"],
+)
+def test_series_over_http_come_through_any_weather(script: Any, status: str, invalid: dict[str, int]) -> None:
     with serving(script) as server:
-        completer = OpenAICompleter(OpenAIBackend(base_url=server.base_url, model="m"), None, wait=lambda _: None)
+        backend = OpenAIBackend(base_url=server.base_url, model="m", timeout_seconds=1, retries=20)
+        completer = OpenAICompleter(backend, None, wait=lambda _: None)
         result = generate_series(
-            completer, [hourly("A"), hourly("B")], trained=trained(), options=Generation(samples_per_prompt=2)
+            completer, [hourly("A"), hourly("B")], trained=trained(), options=Generation(samples_per_prompt=1)
         )
+    expected = [clock(hour) for hour in range(3, 10)] if status == "complete" else []
 
-    assert result.status == "complete"
-    assert times(result, "A") == times(result, "B") == [clock(hour) for hour in range(3, 10)]
-    assert sum(one.rounds for one in result.series) == 15
+    assert result.status == status
+    assert times(result, "A") == times(result, "B") == expected
+    assert {name: count for name, count in result.counts.items() if name != "record"} == invalid

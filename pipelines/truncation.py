@@ -1,14 +1,14 @@
 """Shortening what is too long: a conversation by its structure first, anything by its tokens last.
 
-What belongs here: which messages go, in which order, until what is left fits; which tokens stay of what has
-no structure. What does not: rendering and counting. Both are handed in as `measure`, because only a real
-render knows what a template makes of fewer messages.
+What belongs here: which messages go, in which order, until what is left fits. What does not: cutting tokens,
+rendering and counting. The last two are handed in as `measure`, because only a real render knows what a template
+makes of fewer messages.
 
     exchanges   S │ U1 A1 │ U2 A2 call result call result A3 │ U4        limit ↓
                 S │         U2 A2 call result call result A3             after the last supervised
                 S           U2 A2             call result A3             tool rounds of the last exchange
     reasoning   S           U2 A2             call result A3             oldest first, cut at a token
-    tokens      ──────────────[last tokens]                              by the caller, see `kept_tokens`
+    tokens      ──────────────[last tokens]                              by the caller (`preparation.py`)
 
 The states form one chain, each a part of the one before, and the first that fits is taken. So a larger
 limit never keeps fewer messages, and truncating twice is truncating once.
@@ -18,7 +18,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count, takewhile
-from typing import Annotated, Literal, NamedTuple, Protocol
+from typing import Annotated, Literal, Protocol
 
 from pydantic import Field, model_validator
 
@@ -364,36 +364,3 @@ def _leaving(messages: Sequence[Message], anchor: int) -> list[int]:
         if steps[caller] and not 0 < steps[result] < steps[caller]:
             steps[result] = steps[caller]
     return steps
-
-
-def kept_tokens(length: int, limit: int, side: Side, *, leading: int = 0) -> tuple[range, ...]:
-    """Return which of `length` tokens stay: the first `leading` (BOS), of the others the last (`left`) or first."""
-    if length <= limit:
-        return (range(length),)
-    head = min(leading, limit)
-    if side == "right" or head == limit:
-        return (range(limit),)
-    tail = range(length - limit + head, length)
-    return (range(head), tail) if head else (tail,)
-
-
-class PairCut(NamedTuple):
-    """Which tokens of a pair stay: of the prompt's (separator included), of the response's (EOS included)."""
-
-    prompt: range
-    response: range
-
-
-def cut_pair(prompt: int, response: int, limit: int, side: Side, *, leading: int = 0) -> PairCut:
-    """Cut a prompt of so many tokens on `side`, then, if that is not enough, the response on the right.
-
-    `leading` tokens (BOS) come before the prompt and always stay.
-    """
-    left = max(limit - leading - response, 0)
-    kept = range(max(prompt - left, 0), prompt) if side == "left" else range(min(left, prompt))
-    return PairCut(kept, range(min(response, max(limit - leading, 0))))
-
-
-def windows(length: int, limit: int) -> list[range]:
-    """Return consecutive windows of at most `limit` tokens; only the last may be shorter."""
-    return [range(start, min(start + limit, length)) for start in range(0, length, limit)]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pipelines.rows import Json, Message, Rejected
-from pipelines.truncation import Truncated, Truncater, Truncation, cut_pair, kept_tokens, windows
+from pipelines.truncation import Truncated, Truncater, Truncation
 
 KEY = "reasoning_content"
 
@@ -89,12 +89,6 @@ def test_exchanges_oldest_goes_first(limit: int, expected: str, cuts_tokens: boo
     assert (found.original_tokens, found.tokens) == (44, 44 if limit > 43 else 26)
     assert found.exchanges_removed == 44 - found.tokens
     assert found.messages_removed == 5 - len(found.messages)
-
-
-def test_tokens_last_25_of_26_stay() -> None:
-    text = t1(dialogue("S U2 A2"))
-
-    assert "".join(text[i] for part in kept_tokens(len(text), 25, "left") for i in part) == text[-25:]
 
 
 def test_reasoning_is_cut_at_a_token_and_is_context_then() -> None:
@@ -341,47 +335,6 @@ def test_split_pieces_do_not_overlap(given_: tuple[list[Message], list[bool]], l
     leading = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
     spoken = [index for piece in pieces for index in piece.kept if index >= leading]
     assert spoken == sorted(set(spoken))
-
-
-# Tokens
-
-
-@given(st.integers(0, 30), st.integers(1, 30), st.sampled_from(["left", "right"]), st.integers(0, 1))
-def test_kept_tokens_are_as_many_as_fit(length: int, limit: int, side: Any, leading: int) -> None:
-    kept = [index for part in kept_tokens(length, limit, side, leading=leading) for index in part]
-
-    assert len(kept) == min(length, limit)
-    assert kept == sorted(set(kept))
-    assert kept[:leading] == list(range(min(leading, length)))
-
-
-def test_kept_tokens_by_side() -> None:
-    assert kept_tokens(10, 4, "left", leading=1) == (range(1), range(7, 10))
-    assert kept_tokens(10, 4, "right", leading=1) == (range(4),)
-
-
-@pytest.mark.parametrize(
-    ("limit", "side", "prompt", "response"),
-    [
-        (9, "left", range(5), range(3)),
-        (6, "left", range(3, 5), range(3)),
-        (6, "right", range(2), range(3)),
-        (4, "left", range(5, 5), range(3)),
-        (3, "left", range(5, 5), range(2)),
-    ],
-)
-def test_pair_loses_its_prompt_first(limit: int, side: Any, prompt: range, response: range) -> None:
-    found = cut_pair(5, 3, limit, side, leading=1)
-
-    assert (list(found.prompt), list(found.response)) == (list(prompt), list(response))
-
-
-@given(st.integers(0, 100), st.integers(1, 20))
-def test_windows_cover_everything_once(length: int, limit: int) -> None:
-    parts = windows(length, limit)
-
-    assert [index for part in parts for index in part] == list(range(length))
-    assert all(len(part) == limit for part in parts[:-1])
 
 
 # Options

@@ -160,7 +160,7 @@ def test_bar_of_token_classes_is_shown_inline(counts: dict[str, int]) -> None:
 
 
 def test_table_that_repeats_a_picture_or_a_ledger_is_left_out() -> None:
-    table = Table(("a",), ((1,),))
+    table = Table(("reason", "records"), (("too_long", 1),))
     made = report(
         tables={"lengths": table, "rejects": table, "what_if": table},
         histograms={"lengths": Histogram("Lengths", "tokens", (0.0, 1.0), (1,))},
@@ -170,6 +170,14 @@ def test_table_that_repeats_a_picture_or_a_ledger_is_left_out() -> None:
     page = metadata.of(made, STORE)
 
     assert {key for key in page if key.startswith("table")} == {"table what_if", "table ledger"}
+
+
+def test_table_of_rejects_with_rows_to_look_at_stands_beside_the_ledger() -> None:
+    rejects = Table(("reason", "records", "for_example"), (("too_long", 1, "a:1"),))
+
+    page = metadata.of(report(tables={"rejects": rejects}, ledger=(("rejected", "too_long", 1),)), STORE)
+
+    assert {"table rejects", "table ledger"} <= set(page)
 
 
 def test_law_that_was_not_measured_has_no_value_to_draw() -> None:

@@ -12,7 +12,7 @@ missing. With ROWMILL_SCREENSHOTS set to a folder, the pictures of the visit are
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -181,9 +181,10 @@ def _see_it_green_again(visit: Visit) -> None:
 
 
 def _see_a_tick(visit: Visit) -> None:
-    visit.go("/automation", "nightly_demo")
-    switches = visit.page.locator("input[type=checkbox]")
-    _click_until(lambda: switches.nth(2).click(force=True), lambda: _schedule_is_on(visit))
+    visit.go("/locations/rowmill/schedules/nightly_demo", "Schedule has never run")
+    # The switch is drawn over its checkbox, which takes no click of a mouse itself.
+    visit.page.locator("input[type=checkbox]").first.evaluate("one => one.click()")
+    eventually(lambda: _schedule_is_on(visit), "the switch is on")
     night = eventually(lambda: _scheduled_run(visit.server), "a night was started")
     assert visit.server.ended_run(night) == "SUCCESS"
     visit.go("/locations/rowmill/schedules/nightly_demo", "1 requested")
@@ -197,11 +198,6 @@ def _schedule_is_on(visit: Visit) -> bool:
         s={"repositoryLocationName": "rowmill", "repositoryName": "__repository__", "scheduleName": "nightly_demo"},
     )
     return asked["scheduleOrError"]["scheduleState"]["status"] == "RUNNING"
-
-
-def _click_until(click: Callable[[], None], done: Callable[[], bool]) -> None:
-    click()
-    eventually(done, "the switch is on")
 
 
 def _scheduled_run(server: Server) -> str:

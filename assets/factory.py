@@ -189,13 +189,13 @@ class LogProgress:
         # Counted from the start, so that a short stage says nothing.
         self._last_s = clock()
 
-    def __call__(self, stage: str, *, done: int, total: int, rows: int, tokens: int, seconds: float) -> None:
+    def __call__(self, where: str, *, done: int, total: int, rows: int, tokens: int, seconds: float) -> None:
         """Say a line if the last one is long enough ago."""
         now_s = self._clock()
         if now_s - self._last_s < LINE_EVERY_S:
             return
         self._last_s = now_s
-        self._say(f"{stage}: {done:,} of {total:,} parts, {rates_text(done, total, rows, tokens, seconds)}")
+        self._say(f"{where}: {done:,} of {total:,} parts, {rates_text(done, total, rows, tokens, seconds)}")
 
 
 def open_inputs(

@@ -2,9 +2,6 @@
 
 What belongs here: hearing of progress and of finished steps, and showing both. What does not: the words of a
 finished step (`reports.py`).
-
-A stage reports by its name alone; which dataset it works for follows from the order of the road, of which a
-watch counts the finished steps.
 """
 
 from collections.abc import Sequence
@@ -52,15 +49,13 @@ class Watch:
         if self._live is not None:
             self._live.stop()
 
-    def __call__(self, stage: str, *, done: int, total: int, rows: int, tokens: int, seconds: float) -> None:
+    def __call__(self, where: str, *, done: int, total: int, rows: int, tokens: int, seconds: float) -> None:
         """Hear that `done` of `total` parts of the present step are finished."""
         rates = rates_text(done, total, rows, tokens, seconds)
         if self._live is not None and self._task is not None:
             self._live.update(self._task, completed=done, total=total, rates=rates)
         elif seconds - self._said_s >= EVERY_S:
             self._said_s = seconds
-            scope = self._steps[0].dataset
-            where = f"{scope}/{stage}" if scope else stage
             self._aside.print(f"{where}: {done} of {total} parts, {rates}")
 
     def tell(self, step: Step, report: Report, verdicts: Sequence[Verdict]) -> None:

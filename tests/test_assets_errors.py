@@ -70,9 +70,9 @@ def test_progress_says_a_line_every_five_seconds_with_speed_and_time_left() -> N
 
     for second in range(1, 13):
         now = float(second)
-        progress("canonical_rows", done=second, total=20, rows=100 * second, tokens=0, seconds=now)
+        progress("chats/canonical_rows", done=second, total=20, rows=100 * second, tokens=0, seconds=now)
 
     assert lines == [
-        "canonical_rows: 5 of 20 parts, 100 rows/s, 15.0 s left",
-        "canonical_rows: 10 of 20 parts, 100 rows/s, 10.0 s left",
+        "chats/canonical_rows: 5 of 20 parts, 100 rows/s, 15.0 s left",
+        "chats/canonical_rows: 10 of 20 parts, 100 rows/s, 10.0 s left",
     ]

@@ -404,3 +404,15 @@ def test_build_of_some_stages_makes_only_those(road: Road) -> None:
     built: Built = road.build(only=("raw_dataset", "canonical_rows"))
 
     assert {key[-1] for key in built.steps} == {"raw_dataset", "canonical_rows"}
+
+
+def test_progress_names_the_dataset_beside_the_stage(road: Road) -> None:
+    heard: list[str] = []
+
+    def hear(where: str, *, done: int, total: int, **_: object) -> None:
+        heard.append(f"{where} {done}/{total}")
+
+    road.build(progress=hear)
+
+    assert "chats/canonical_rows 1/1" in heard
+    assert all(where.count("/") == 2 for where in heard)

@@ -206,7 +206,7 @@ def test_worker_that_dies_is_one_error_and_the_next_build_finishes(
     monkeypatch.setattr(local, "INLINE_BELOW_BYTES", 0)
     with_data(road, execution={"workers": 2})
 
-    def kill_workers(stage: str, **_: object) -> None:
+    def kill_workers(where: str, **_: object) -> None:
         for process in multiprocessing.active_children():
             process.kill()
 

@@ -43,8 +43,8 @@ TaskT = TypeVar("TaskT")
 class Progress(Protocol):
     """Who wants to hear how far a stage is."""
 
-    def __call__(self, stage: str, *, done: int, total: int, rows: int, tokens: int, seconds: float) -> None:
-        """Hear that `done` of `total` parts are finished after so many rows, tokens and seconds."""
+    def __call__(self, where: str, *, done: int, total: int, rows: int, tokens: int, seconds: float) -> None:
+        """Hear that `done` of `total` parts of `chats/canonical_rows` are finished after so many rows and seconds."""
         ...
 
 
@@ -167,7 +167,8 @@ def _told(work: Work, made: Iterator[Part], planned: Sequence[Planned]) -> Itera
         tokens += int(part.facts.get("tokens", 0))
         if work.progress is not None:
             seconds = time.monotonic() - begin
-            work.progress(work.stage, done=done, total=len(planned), rows=rows, tokens=tokens, seconds=seconds)
+            where = "/".join(work.key[1:])
+            work.progress(where, done=done, total=len(planned), rows=rows, tokens=tokens, seconds=seconds)
         yield part
 
 

@@ -74,6 +74,8 @@ def test_checks_block_exactly_where_the_recipe_says_error(tiny: Tiny) -> None:
         "rejects": True,
         "duplicates": True,
         "unpinned_boundaries": False,
+        "group_advice": False,
+        "interval_mismatch": False,
     }
 
 

@@ -89,6 +89,8 @@ def test_record_written_again_gives_the_same_line(data: st.DataObject) -> None:
         ("decimal", Decimal("42.50"), "42.50"),
         ("decimal", Decimal("0.0000001"), "0.0000001"),
         ("decimal", Decimal("1E+5"), "1e+5"),
+        ("decimal", Decimal("-0"), "-0e0"),
+        ("decimal", Decimal("-0.0"), "-0.0"),
         ("boolean", True, "true"),
         ("string", "漢\u2028/", '"漢\u2028/"'),
         ("string", '"\\\b\f\n\r\t\x01\x7f', '"\\"\\\\\\b\\f\\n\\r\\t\\u0001\x7f"'),

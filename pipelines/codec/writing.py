@@ -172,7 +172,10 @@ def _decimal(value: Value) -> str:
         raise _UnwritableError(f"{value!r:.60} is no finite Decimal")
     exponent = value.as_tuple().exponent
     assert isinstance(exponent, int)
-    return format(value, "f") if -_LONGEST_PLAIN_SCALE <= exponent <= 0 else str(value).replace("E", "e")
+    if not -_LONGEST_PLAIN_SCALE <= exponent <= 0:
+        return str(value).replace("E", "e")
+    # A whole number is read as an integer, and of integers there is one zero.
+    return "-0e0" if not value and not exponent and value.is_signed() else format(value, "f")
 
 
 def _boolean(value: Value) -> str:

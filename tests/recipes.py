@@ -14,10 +14,12 @@ from typing import Any
 import yaml
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from pipelines import build
+from pipelines import build, parts, sources
+from pipelines.executors import LocalPool
 from pipelines.findings import Verdict
 from pipelines.manifest import Manifest, Part
 from pipelines.rows import place_of
+from pipelines.stages import Work, tokenized_examples
 from pipelines.storage import digest_file
 
 CHATML = (
@@ -175,6 +177,36 @@ class Road:
     @property
     def project(self) -> build.Project:
         return build.open_project(self.config, self.root)
+
+    def examples(self, dataset: str = "rows") -> list[dict[str, Any]]:
+        """Return a dataset's examples by the parts' own work alone: no judging, no statistics, no workers."""
+        project, found = self.project, list[dict[str, Any]]()
+        work = Work(project.recipe, project.store, project.base, ("road", dataset, "-"), dataset, {}, LocalPool(1))
+        loaded, path = tokenized_examples.open_tokenizer(work)
+        limit = project.recipe.limit_of(dataset)
+        stage = sources.StageIn(project.store, "staged")
+        for scan in sources.scan(work.dataset.source, project.base, stage, {}):
+            for part in scan.parts:
+                base = str(project.base)
+                rows = parts.canonicalize_part(
+                    parts.CanonicalTask(work.store.root, "r", part.sha256, base, dataset, work.dataset, part, None)
+                )
+                made = parts.tokenize_part(
+                    parts.TokenizeTask(
+                        root=work.store.root,
+                        folder="e",
+                        fingerprint=part.sha256,
+                        tokenizer=path,
+                        dataset=work.dataset,
+                        renderer=tokenized_examples.renderer_spec(work, loaded),
+                        limit=limit,
+                        vocab_size=loaded.card.vocab_size,
+                        rows=rows.files["rows"],
+                        base=base,
+                    )
+                )
+                found += project.store.table(made.files["examples"].path).to_pylist()
+        return found
 
     def build(self, **options: Any) -> "Built":
         """Run the whole road in this process."""

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from tests.recipes import CHAT, Built, Road
+from tests.recipes import CHAT, Road
 
 T1 = (
     "{% for m in messages %}{{ '<'+m.role[0]+'>'+m.content+'<e>\n' }}{% endfor %}"
@@ -64,10 +64,7 @@ def shown(example: dict[str, Any]) -> str:
 
 
 def examples(folder: Path, row: dict[str, Any], template: str = T1, **groups: Any) -> list[dict[str, Any]]:
-    return road(folder, template).one("a.jsonl", [row], CHAT, **groups).build(only=UP_TO_TOKENS).examples()
-
-
-UP_TO_TOKENS = ("raw_dataset", "canonical_rows", "tokenized_examples")
+    return road(folder, template).one("a.jsonl", [row], CHAT, **groups).examples()
 
 
 def trained(example: dict[str, Any]) -> list[int]:
@@ -133,9 +130,8 @@ def test_truncation_of_reasoning_keeps_13_tokens_as_context(tmp_path: Path) -> N
 def test_pair_is_bos_input_separator_output_eos(tmp_path: Path) -> None:
     form = {"kind": "supervised", "separate_with": "\n", "add_bos": True}
 
-    built = road(tmp_path).one("a.jsonl", [{"prompt": "ab", "response": "cd"}], form).build(only=UP_TO_TOKENS)
+    (one,) = road(tmp_path).one("a.jsonl", [{"prompt": "ab", "response": "cd"}], form).examples()
 
-    (one,) = built.examples()
     assert shown(one) == "[B]ab\n⟦cd[E]⟧"
     assert one["loss_mask"] == [False] * 4 + [True] * 3
 
@@ -153,9 +149,9 @@ def test_pair_is_bos_input_separator_output_eos(tmp_path: Path) -> None:
     ],
 )
 def test_pair_by_its_options(tmp_path: Path, groups: dict[str, Any], text: str) -> None:
-    built = road(tmp_path).one("a.jsonl", [{"prompt": "ab", "response": "cd"}], {"kind": "supervised", **groups})
+    row = {"prompt": "ab", "response": "cd"}
 
-    (one,) = built.build(only=UP_TO_TOKENS).examples()
+    (one,) = road(tmp_path).one("a.jsonl", [row], {"kind": "supervised", **groups}).examples()
 
     assert shown(one) == text
 
@@ -170,17 +166,12 @@ def test_pair_by_its_options(tmp_path: Path, groups: dict[str, Any], text: str) 
     ],
 )
 def test_text_by_its_options(tmp_path: Path, groups: dict[str, Any], texts: list[str]) -> None:
-    built = road(tmp_path).one("a.jsonl", [{"text": "abcdef"}], {"kind": "text", **groups}).build(only=UP_TO_TOKENS)
+    found = road(tmp_path).one("a.jsonl", [{"text": "abcdef"}], {"kind": "text", **groups}).examples()
 
-    assert [shown(one) for one in built.examples()] == texts
+    assert [shown(one) for one in found] == texts
 
 
 # Laws
-
-
-def built_split(folder: Path, row: dict[str, Any], limit: int, turns: str) -> Built:
-    groups = {"truncation": {"overlong": "split", "max_length": limit}, "template": {"turns": turns}}
-    return road(folder).one("a.jsonl", [row], CHAT, **groups).build(only=UP_TO_TOKENS)
 
 
 @pytest.mark.parametrize(("limit", "turns"), [(40, "whole"), (60, "whole"), (40, "message"), (60, "exchange")])
@@ -190,13 +181,15 @@ def test_every_supervised_message_of_a_split_row_trains_in_exactly_one_example(
     answers = [f"A{i}" for i in range(5)]
     row = talk("S " + " ".join(f"U{i} A{i}" for i in range(5)))
 
-    built = built_split(tmp_path, row, limit, turns)
+    options = {"truncation": {"overlong": "split", "max_length": limit}, "template": {"turns": turns}}
 
-    texts = [shown(one) for one in built.examples()]
+    found = road(tmp_path).one("a.jsonl", [row], CHAT, **options).examples()
+
+    texts = [shown(one) for one in found]
     for answer in answers:
         assert sum(f"⟦{answer}<e>⟧" in text for text in texts) == 1
     assert all(text.startswith("<s>S<e>") for text in texts)
-    assert all(one["tokens"] <= limit for one in built.examples())
+    assert all(one["tokens"] <= limit for one in found)
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,7 @@ def road(tmp_path_factory: pytest.TempPathFactory) -> Road:
         defaults={"splits": {"validation": 0.3}},
         mixture={"num_validation_sequences": WANTED},
         partitions={"world_size": 1},
+        exports=[{"name": "held", "kind": "astrai_bin", "split": "validation"}],
     )
 
 
@@ -135,6 +136,10 @@ def test_every_example_is_in_one_split_or_left_out_with_a_reason(built: Built, d
     assert sum(count for _, _, count in built.manifest(dataset, "packed_shards").ledger) == len(examples)
 
 
+def test_carved_validation_is_exported(built: Built) -> None:
+    assert built.manifest("exports", "held").facts["conservation"] == 0
+
+
 def test_rows_that_were_rejected_leave_train_with_their_group(built: Built) -> None:
     """A rejected row of a group that is held out is no row of train, so nothing seems to leak."""
     facts = built.manifest("training_splits").facts
@@ -167,7 +172,7 @@ def test_second_build_reuses_everything_and_another_number_only_packs_again(road
     values = dict(WANTED, packed=4)
     text = other.config.read_text(encoding="utf-8")
     other.config.write_text(text.replace("packed: 3", f"packed: {values['packed']}"), encoding="utf-8")
-    assert other.build().made() == {"packed/packed_shards", "training_splits", "gpu_partitions"}
+    assert other.build().made() == {"packed/packed_shards", "training_splits", "gpu_partitions", "exports/held"}
 
 
 # ── What cannot be ─────────────────────────────────────────────────────────────────────────────────

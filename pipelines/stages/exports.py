@@ -161,7 +161,7 @@ def _domains(work: Work, source: _Source) -> tuple[tuple[str | None, ...], Ints]
     """Return the values of all domains, and for each segment over all shards the number of its own."""
     found = [pl.Series("domain", [], pl.String)]
     for one in training_splits.packed_of(work).values():
-        lineage = [part.files["segments"].path for part in one.parts if part.files["segments"] in source.lineage]
+        lineage = [file.path for file in one.files("segments") if file in source.lineage]
         examples = [file.path for file in _input(work, one, "tokenized_examples").files("examples")]
         if not lineage:
             continue

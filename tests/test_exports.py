@@ -112,10 +112,12 @@ def folder(built: Built, name: str) -> Path:
     return built.project.store.local(folder_of(built.manifest("exports", name)))
 
 
-def examples(built: Built, names: Iterable[str] = ("chats", "pairs"), split: str = "train") -> list[Segment]:
+def examples(
+    built: Built, names: Iterable[str] = ("chats", "pairs"), split: str = "train", at_most: int = SEQ_LEN
+) -> list[Segment]:
     """Return what went in: every example of a split, whose first token is no target."""
     rows = [row for name in names for row in built.examples(name) if row["split"] == split]
-    assert all(len(row["input_ids"]) <= SEQ_LEN for row in rows)
+    assert all(len(row["input_ids"]) <= at_most for row in rows)
     return [(tuple(row["input_ids"]), (False, *row["loss_mask"][1:])) for row in rows]
 
 
@@ -168,8 +170,8 @@ def test_rivers_read_back_are_the_tokens_that_went_in(built: Built, name: str) -
     assert Counter(found) == Counter(examples(built))
 
 
-def at_eos(ids: Sequence[int], mask: Sequence[bool]) -> list[Segment]:
-    ends = [0, *(i + 1 for i, token in enumerate(ids) if token == 2)]
+def at_eos(ids: Sequence[int], mask: Sequence[bool], eos: int = 2) -> list[Segment]:
+    ends = [0, *(i + 1 for i, token in enumerate(ids) if token == eos)]
     assert ends[-1] == len(ids)
     return [(tuple(ids[a:b]), tuple(mask[a:b])) for a, b in pairwise(ends)]
 
@@ -494,6 +496,16 @@ def test_text_is_exported_in_the_pieces_that_it_was_packed_in(tmp_path: Path) ->
     # All of it is text, so there is no mask to shift.
     assert all(mask)
     assert open_export(folder_in(built, "river")).card["loss_mask"].startswith("left out")
+
+
+def test_exports_are_made_and_copied_from_an_object_store(tmp_path: Path) -> None:
+    road = with_exports(Road(tmp_path, root="memory://exports"), {"rows": {"kind": "hf"}, "river": ALWAYS["river"]})
+    built = road.build()
+
+    for name in ("rows", "river"):
+        build.copy_export(road.project, name, tmp_path / name)
+        assert open_export(tmp_path / name, verify=True).count("segments") == len(examples(built))
+    assert Counter(readers.unpacked(readers.rows(tmp_path / "rows" / "data"))) == Counter(examples(built))
 
 
 def test_open_attention_goes_into_rivers_and_packed_rows(tmp_path: Path) -> None:

@@ -7,82 +7,28 @@ What belongs here: torch and transformers over our reader, by the script that us
 import importlib.util
 import itertools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from pipelines import build
 from pipelines.reader import Reader
+from tests.real_chats import ROOT, one_thread, write_recipe
 
-ROOT = Path(__file__).resolve().parent.parent
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'rowmill[train]'")
 pytestmark = [
     pytest.mark.real_data,
     # Great Expectations, which judges the build, imports a module that Python 3.11 deprecates.
     pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning"),
 ]
+__all__ = ["one_thread"]
+
 STEPS = 200
 VOCABULARY = 4000
 """The tokenizer of the demo."""
-
-
-def chats_of(real_data: Path) -> dict[str, dict[str, Any]]:
-    """Return three files of real dialogues as datasets, in the shapes in which they came."""
-    files = {
-        "fastchat": "chat/fastchat_dummy_conversation.json",
-        "tinker": "chat/tinker_conversations.jsonl",
-        "glaive": "tools/glaive_toolcall_en_demo.json",
-    }
-    return {
-        name: {"source": {"train_urls": [str(real_data / path)]}, "format": {"kind": "chat"}}
-        for name, path in files.items()
-    }
-
-
-def write_recipe(folder: Path, real_data: Path, **changes: Any) -> build.Project:
-    """Write a recipe of the real chats with the small tokenizer of the demo."""
-    recipe = {
-        "tokenizer": str(ROOT / "configs/demo/tokenizer"),
-        "seq_len": 256,
-        "defaults": {
-            "splits": {"validation": 0},
-            "truncation": {"overlong": "truncate"},
-            "template": {"chat_template": "chatml", "on_dropped": dict.fromkeys(KINDS, "count")},
-        },
-        "datasets": chats_of(real_data),
-        "mixture": {"batch_size": 4, "epochs": 2},
-        "gates": {law: {"at_most": 1} for law in LAWS},
-    }
-    (folder / "configs").mkdir(parents=True)
-    path = folder / "configs" / "chats.yaml"
-    path.write_text(yaml.safe_dump(recipe | changes), encoding="utf-8")
-    return build.open_project(path)
-
-
-KINDS = ("tool_list", "call_name", "call_arguments", "text_beside_call")
-LAWS = (
-    "rejects",
-    "zero_loss_rows",
-    "context_overflow",
-    "content_dropped",
-    "rank_balance",
-    "duplicates",
-    "unknown_roles",
-)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Let torch use one thread: its threads wait for each other busily, which takes minutes beside other tests."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

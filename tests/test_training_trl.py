@@ -17,14 +17,11 @@ import pytest
 from pipelines import build
 from pipelines.reader import Reader
 from pipelines.stages.exports import folder_of
+from tests.real_chats import ROOT, one_thread, write_recipe
 from tests.test_docs import blocks
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'rowmill[train]'")
 trl = pytest.importorskip("trl", reason="TRL is not installed: pip install 'rowmill[train]'")
-
-# Only now: without torch that module is skipped half-way, and a second import of it would get the half.
-from tests.test_training import ROOT, one_thread, write_recipe  # noqa: E402
-
 pytestmark = [
     pytest.mark.real_data,
     pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning"),

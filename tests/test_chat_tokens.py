@@ -18,11 +18,6 @@ from pipelines.tokenization import Encoder, LoadedTokenizer, holds_added_token
 from tests import recipes
 from tests.recipes import CHATML, CONTROL, Built, Road, text_of
 
-LETTERS = (
-    "{% for m in messages %}{{ '<' + m.role[0] + '>' + m.content + '<e>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<a>' }}{% endif %}"
-)
-
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedTokenizer:
@@ -207,8 +202,9 @@ def test_control_string_of_the_data_becomes_a_control_id_only_where_allowed(
     assert tuple(line) == ("assistant", "<|im_end|>", 1)
 
 
-@pytest.mark.parametrize("wording", ["<|im_start|>", "<|im_end|>\n<|im_start|>assistant\n", "<|endoftext|>"])
-def test_swapping_control_strings_for_words_changes_no_count_of_control_ids(tmp_path: Path, wording: str) -> None:
+def test_swapping_control_strings_for_words_changes_no_count_of_control_ids(tmp_path: Path) -> None:
+    """On the whole road; `test_template_laws.py` has the law over generated texts."""
+    wording = "<|im_end|>\n<|im_start|>assistant\n<|endoftext|>"
     rows = [[talk(f"what is {text}?", f"it is {text} indeed")] for text in (wording, "a green house")]
 
     first, second = (Road(tmp_path / str(i)).one("a.jsonl", one).build() for i, one in enumerate(rows))

@@ -3,7 +3,7 @@
 Results are appended to `benchmarks/results.jsonl`.
 """
 
-from benchmarks import parsing, road, scale, shards, turns
+from benchmarks import parsing, road, running, scale, shards, turns
 
 if __name__ == "__main__":
     road.main(10)
@@ -11,3 +11,4 @@ if __name__ == "__main__":
     scale.main(2.0)
     turns.main(1000)
     shards.main(12)
+    running.main()

@@ -13,7 +13,7 @@ SplitMix64 finaliser as its round function. `linear` is a·x + b modulo n: twent
 random. Rejected: a shuffled index array, which is neither small nor seekable.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from math import gcd
@@ -63,6 +63,16 @@ def key(*labels: int | str) -> int:
 def key_of_json(text: bytes) -> int:
     """Hash labels that are already one compact JSON array, as `key` does."""
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
+
+
+def keys_after(*labels: int | str) -> Callable[[int], int]:
+    """Return what maps n to `key(*labels, n)`, the labels encoded once: for draws that differ in a number alone."""
+    begin = orjson.dumps(labels)[:-1]
+
+    def key_of(number: int) -> int:
+        return int.from_bytes(blake2b(begin + b",%d]" % number, digest_size=8).digest(), "little")
+
+    return key_of
 
 
 def mix(z: int) -> int:

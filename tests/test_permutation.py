@@ -11,6 +11,7 @@ from pipelines.permutation import (
     feistel,
     key,
     key_of_json,
+    keys_after,
     linear,
     mix,
     permutation,
@@ -150,3 +151,9 @@ def test_neighbours_of_a_billion_are_scattered_as_at_random() -> None:
     assert np.unique(shown).size == 1 << 20
     assert counts.var() == pytest.approx(counts.mean() * (1 - 1 / buckets), rel=0.05)
     assert np.corrcoef(shown[:-1], shown[1:])[0, 1] == pytest.approx(0, abs=0.01)
+
+
+def test_keys_after_labels_are_the_keys_of_labels_and_number() -> None:
+    keys = keys_after(3, "budget", 'a "name"')
+
+    assert [keys(n) for n in (0, 1, 10**9)] == [key(3, "budget", 'a "name"', n) for n in (0, 1, 10**9)]

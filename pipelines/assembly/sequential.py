@@ -37,14 +37,12 @@ def assemble(records: Records, passes: list[Pass], room: Room, draw: Draw | None
         while here < end:
             budget = room.records if budget_of is None else budget_of(ordinal)
             budget = max(budget, sums[here + 1] - sums[here])
-            stop = bisect_right(sums, sums[here] + budget, here + 1, end + 1) - 1
-            full = stop < end
-            if stop >= here + cap:
-                stop, full = here + cap, False
+            most = min(here + cap, end)
+            stop = bisect_right(sums, sums[here] + budget, here + 1, most + 1) - 1
             offsets.append(stop)
             budgets.append(budget)
             numbers.append(pass_of[run])
-            flushes.append(_BUDGET if full else _CAP if stop < end else _GROUP)
+            flushes.append(_GROUP if stop == end else _CAP if stop == most else _BUDGET)
             here, ordinal = stop, ordinal + 1
     return Assembled(
         records=order,

@@ -10,7 +10,6 @@ its examples of this very plan, and makes it before it writes any file of tokens
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -277,14 +276,8 @@ def _draw(asked: Asked, index: Index, split: str, groups: Ints) -> Draw:
 
     def of_group(number: int, group: int) -> Callable[[int], int]:
         key = index.keys[int(groups[group])]
-        labels = orjson.dumps([asked.seed, "budget", asked.dataset, split, number, key])[:-1]
-
-        def budget(ordinal: int) -> int:
-            # `permutation.key` of these labels, with what an example's neighbours share encoded once.
-            drawn = int.from_bytes(blake2b(labels + b",%d]" % ordinal, digest_size=8).digest(), "little")
-            return low + (drawn * span >> 64)
-
-        return budget
+        drawn = permutation.keys_after(asked.seed, "budget", asked.dataset, split, number, key)
+        return lambda ordinal: low + (drawn(ordinal) * span >> 64)
 
     return of_group
 

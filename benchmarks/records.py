@@ -1,0 +1,149 @@
+"""Records: planning a million of them in every mode, and what encoding costs a token, against plain documents.
+
+    python -m benchmarks.records [rows]
+
+Processor seconds are told beside elapsed ones: both are measured in one process and one thread, so they are what a
+core needs on a machine that does nothing else. The peer of encoding is our own text format on the same characters,
+ten records to a document: what a token of a record costs more is the price of encoding each record alone.
+"""
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import corpus, measure
+from pipelines import build, permutation
+from pipelines.assembly import Assembled, Draw, Records, Room, grouped, resampling, sequential, tabular
+from pipelines.build import Project
+from pipelines.recipe import parse
+from pipelines.storage import Store
+
+LENGTHS = 1_000_000
+RUNS = 3
+PER_DOCUMENT = 10
+
+
+def shuffled(number: int, count: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    """Return a pass's order as a build would draw it."""
+    return permutation.feistel(count, permutation.key(0, "assembly", "bench", "train", number))(np.arange(count))
+
+
+def assembly() -> None:
+    """Plan a million records in each mode, with the caps that matter."""
+    random = np.random.default_rng(0)
+    tokens = random.integers(20, 200, LENGTHS).astype(np.int64)
+    borders = np.sort(random.choice(np.arange(1, LENGTHS), 20_000, replace=False))
+    of = Records(tokens, np.concatenate(([0], borders, [LENGTHS])).astype(np.int64))
+
+    def draw(room: Room) -> Draw:
+        span = room.records - room.least_budget + 1
+        return lambda number, group: (
+            lambda ordinal: (
+                room.least_budget
+                + (permutation.key(0, "budget", "bench", "train", number, group, ordinal) * span >> 64)
+            )
+        )
+
+    for cap in (1, 10, None):
+        room, wide = Room(4096, 40, cap), Room(1 << 20, 40, cap)
+        ways: dict[str, Callable[[], Assembled]] = {
+            "tabular": lambda room=room: tabular.assemble(of, resampling.tabular(of, None, shuffled), room),
+            "grouped": lambda wide=wide: grouped.assemble(of, resampling.grouped(of, None, shuffled), wide),
+            "sequential": lambda room=room: sequential.assemble(
+                of, resampling.sequential(of, None, shuffled), room, draw(room)
+            ),
+        }
+        for mode, way in ways.items():
+            made, taken, worked = timed(way)
+            measure.emit(
+                "record_assembly", mode=mode, cap=cap, records=LENGTHS, examples=len(made.examples) - 1, seconds=taken,
+                cpu_s=worked,
+            )  # fmt: skip
+
+
+def timed(way: Callable[[], Any]) -> tuple[Any, float, float]:
+    """Return the last result, and the median elapsed and processor seconds of some runs."""
+    taken: list[float] = []
+    worked: list[float] = []
+    made: Any = None
+    for _ in range(RUNS):
+        begin, began = time.perf_counter(), time.process_time()
+        made = way()
+        taken.append(time.perf_counter() - begin)
+        worked.append(time.process_time() - began)
+    return made, round(statistics.median(taken), 3), round(statistics.median(worked), 3)
+
+
+def write_table(folder: Path, rows: int) -> tuple[Path, Path]:
+    """Write a table of twelve columns as CSV, and its records ten to a document as JSON Lines."""
+    random = np.random.default_rng(1)
+    names = ["station", "time", *(f"reading_{i}" for i in range(8)), "quality", "note"]
+    values = np.round(random.normal(20, 8, (rows, 8)), 2)
+    table, documents = folder / "table.csv", folder / "documents.jsonl"
+    held: list[str] = []
+    with table.open("w") as cells, documents.open("w") as texts:
+        cells.write(",".join(names) + "\n")
+        for i in range(rows):
+            day, hour = divmod(i, 24)
+            row = [f"S{i % 97:03d}", f"2024-{1 + day // 28 % 12:02d}-{1 + day % 28:02d}T{hour:02d}:00:00Z"]
+            row += [f"{value:.2f}" for value in values[i].tolist()] + ["good" if i % 7 else "poor", f"batch {i // 500}"]
+            cells.write(",".join(row) + "\n")
+            held.append(json.dumps(dict(zip(names, row, strict=True)), separators=(",", ":")))
+            if len(held) == PER_DOCUMENT:
+                texts.write(json.dumps({"text": "\n".join(held)}) + "\n")
+                held.clear()
+    return table, documents
+
+
+def encoding(folder: Path, rows: int) -> None:
+    """Tokenize a table and the same characters as documents; report what a million tokens of each cost."""
+    table, documents = write_table(folder, rows)
+    costs: dict[str, float] = {}
+    for name, source, form in (
+        ("text", documents, {"kind": "text"}),
+        ("records", table, {"kind": "records", "data": {"max_sequences_per_example": 10}}),
+    ):
+        root = folder / name
+        one = project(source, form, root)
+        build.build(one, only=measure.TO_SHARDS[:3])
+        worked: list[float] = []
+        tokens = 0
+        for _ in range(RUNS):
+            measure.fresh(root)
+            build.build(one, only=measure.TO_SHARDS[:2])
+            began = time.process_time()
+            [(_, report, _)] = build.build(one, only=measure.TO_SHARDS[2:3])
+            worked.append(time.process_time() - began)
+            tokens = int(report.manifest.facts["tokens"])
+        costs[name] = statistics.median(worked) / tokens * 1e6
+        measure.emit(
+            "record_encoding", format=name, rows=rows, tokens=tokens, cpu_s_per_million_tokens=round(costs[name], 3)
+        )
+    measure.emit("record_encoding_over_text", times=round(costs["records"] / costs["text"], 2), asked=1.5)
+
+
+def project(source: Path, form: dict[str, Any], root: Path) -> Project:
+    """Return a project of one dataset, built by one process."""
+    dataset = {"source": {"train_urls": [str(source)]}, "format": form, "splits": {"validation": 0, "test": 0}}
+    values = {
+        "tokenizer": str(corpus.TOKENIZER), "seq_len": 4096, "datasets": {"rows": dataset}, "execution": {"workers": 1},
+    }  # fmt: skip
+    return Project(parse(values, name="bench", where="benchmark"), Store(str(root)), measure.ROOT)
+
+
+def main(rows: int) -> None:
+    """Run both."""
+    assembly()
+    with tempfile.TemporaryDirectory() as name:
+        encoding(Path(name), rows)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 50_000)

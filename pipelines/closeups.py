@@ -112,8 +112,9 @@ def _structured(row: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def _message(message: Mapping[str, Json]) -> str:
-    reasoning = message.get("reasoning_content")
-    words = [f"⟨{_flat(reasoning)}⟩" if reasoning else "", _flat(message["content"])]
+    reasoning, weight = message.get("reasoning_content"), message.get("weight")
+    words = ["" if weight is None else f"weight {weight:g}"]
+    words += [f"⟨{_flat(reasoning)}⟩" if reasoning else "", _flat(message["content"])]
     words += [
         f"{c['function']['name']}({_flat(orjson.dumps(c['function']['arguments']).decode())})"
         for c in message.get("tool_calls") or ()
@@ -131,6 +132,8 @@ def _sample(sample: Sample, *, colours: bool) -> Iterator[RenderableType]:
     if sample.original_tokens != sample.tokens:
         took = ", ".join(f"{count:,} by {stage}" for stage, count in sample.removed.items())
         words.append(f"{number(sample.original_tokens)} before truncation{f', which took {took}' if took else ''}")
+    if sample.weights:
+        words.append("weights " + ", ".join(f"{weight} × {number(count)}" for weight, count in sample.weights.items()))
     yield labelled("example", dotted([sample.example_id, *words]))
     if colours:
         legend = Text("             ")
@@ -249,6 +252,7 @@ def _token_lines(token: TokenTrace, place: Place) -> Iterator[RenderableType]:
             token.kind,
             f"message {token.message}" if token.message >= 0 else "",
             "trained" if token.trained else "not trained",
+            "" if token.weight is None else f"weight {token.weight:g}",
         ]
     )
     yield labelled("token", f"{token.at} · id {token.token_id} · {visible(token.text)!r} · {what}")

@@ -12,6 +12,7 @@ other than 0 and 1 (`loss.weights`), a column of weights stands beside it: posit
 """
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 KINDS = ("system", "user", "assistant", "reasoning", "tool_call", "tool_result", "template", "prompt", "record")
 """What a span of tokens is; stored as an index into this tuple, so the order is part of the format."""
@@ -59,6 +60,12 @@ WEIGHTS = "loss_weights"
 """The column that holds a float32 per token, in examples and in shards."""
 
 WEIGHTS_FIELD = pa.field(WEIGHTS, pa.list_(pa.float32()), nullable=False)
+
+
+def tokens_by_weight(weights: pa.Array) -> dict[str, int]:
+    """Count trained tokens by their loss weight, ascending; weights as a person writes them."""
+    counts: dict[float, int] = {one["values"]: one["counts"] for one in pc.value_counts(weights).to_pylist()}
+    return {f"{weight:g}": counts[weight] for weight in sorted(counts) if weight}
 
 
 def examples_schema(*, weighted: bool) -> pa.Schema:

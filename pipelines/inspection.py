@@ -24,7 +24,7 @@ from pipelines import manifest, parts, sources, terminal
 from pipelines.build import Project
 from pipelines.contract import TemplateContract, mismatched_prompts, warnings
 from pipelines.errors import ConfigError, nearest
-from pipelines.examples import KINDS
+from pipelines.examples import KINDS, WEIGHTS, tokens_by_weight
 from pipelines.executors import LocalPool
 from pipelines.rendering import Renderer
 from pipelines.rows import is_place, place_of
@@ -48,7 +48,10 @@ class Stretch(Generic[ClassT]):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One example of a row: its lengths, what truncation took by stage, and its text in stretches."""
+    """One example of a row: its lengths, what truncation took by stage, and its text in stretches.
+
+    `weights` are trained tokens by their loss weight; empty where the dataset has no weights.
+    """
 
     example_id: str
     original_tokens: int
@@ -56,6 +59,7 @@ class Sample:
     trained_tokens: int
     removed: dict[str, int]
     stretches: tuple[Stretch[TokenClass], ...]
+    weights: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +306,7 @@ def _samples(examples: pa.Table, encoder: Encoder) -> dict[str, list[Sample]]:
             trained_tokens=one["trained_tokens"],
             removed={stage: count for stage, count in removed.items() if count},
             stretches=tuple(stretches(one["input_ids"], classes(one), encoder)),
+            weights=tokens_by_weight(pa.array(one.get(WEIGHTS, []), pa.float32())),
         )
         found.setdefault(one["row_ids"][0], []).append(sample)
     return found

@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 from pipelines import batches, canonicalization, filters, sources, tokenization, tool_lengths
 from pipelines.batches import Counts
 from pipelines.errors import ContextOverflowError
+from pipelines.examples import WEIGHTS, tokens_by_weight
 from pipelines.formats import Python
 from pipelines.ledger import KEPT, LEDGER, REJECTED, add_up
 from pipelines.manifest import File, Part
@@ -454,6 +455,7 @@ def _save_examples(task: TokenizeTask, kept: pa.Table, prepared: Prepared, log: 
         "original_tokens": int(table.column("original_tokens").to_numpy().sum()),
         "tokens_by_split": by_split,
         "tokens_by_class": add_up(by_split.values()),
+        **({"tokens_by_weight": _tokens_by_weight(table)} if WEIGHTS in table.column_names else {}),
         "outside_vocabulary": batches.outside_vocabulary(table, task.vocab_size),
         "overlong": overlong[:20],
         "overlong_rows": len(overlong),
@@ -478,6 +480,10 @@ def _save_examples(task: TokenizeTask, kept: pa.Table, prepared: Prepared, log: 
         "ledger": write_parquet(store, f"{at}/ledger.parquet", _ledger_table(kept.column("row_id"), log)),
     }
     return Part(task.fingerprint, files, facts)
+
+
+def _tokens_by_weight(table: pa.Table) -> dict[str, int]:
+    return tokens_by_weight(table.column(WEIGHTS).combine_chunks().flatten())
 
 
 def _overlong(task: TokenizeTask, table: pa.Table) -> list[tuple[str, int]]:

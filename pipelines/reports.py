@@ -373,6 +373,9 @@ def _dataset_statistics(project: Project, name: str) -> RenderableType:
     dropped = examples.tables.get("dropped") if examples is not None else None
     if dropped is not None and dropped.rows:
         lines += [_label("own text that the template did not print"), small_table(dropped, indent=4)]
+    weights = examples.tables.get("loss_weights") if examples is not None else None
+    if weights is not None:
+        lines += [_label("trained tokens by loss weight"), small_table(weights, indent=4)]
     return Group(*lines)
 
 

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from pipelines import manifest, sources, tokenization
 from pipelines.build import Project
 from pipelines.errors import ConfigError, IntegrityError, SourceError, nearest
-from pipelines.examples import KINDS
+from pipelines.examples import KINDS, WEIGHTS
 from pipelines.manifest import Manifest
 from pipelines.rows import is_place, place_of
 from pipelines.sources import Part
@@ -100,7 +100,10 @@ class RowTrace:
 
 @dataclass(frozen=True, slots=True)
 class TokenTrace:
-    """One token of a sequence: `at` counts in the sequence, `in_example` in the example as tokenized."""
+    """One token of a sequence: `at` counts in the sequence, `in_example` in the example as tokenized.
+
+    `weight` is its loss weight; null where the recipe has none.
+    """
 
     at: int
     token_id: int
@@ -108,6 +111,7 @@ class TokenTrace:
     before: str
     after: str
     trained: bool
+    weight: float | None
     kind: str
     message: int
     in_example: int
@@ -517,6 +521,7 @@ def _token(lineage: _Lineage, row: Mapping[str, Any], places: Sequence[Place], a
         before=before,
         after=after,
         trained=row["labels"][at] >= 0,
+        weight=row[WEIGHTS][at] if WEIGHTS in row else None,
         kind=KINDS[example["span_kinds"][span]],
         message=example["span_messages"][span],
         in_example=in_example,

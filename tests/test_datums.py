@@ -34,6 +34,15 @@ def test_datum_by_mean_has_weights_that_add_up_to_one() -> None:
     assert lists(datum_of([1, 2, 3], [False, True, True], reduction="mean"))[2] == [0.5, 0.5]
 
 
+def test_datum_takes_loss_weights_instead_of_the_mask() -> None:
+    mask, weights = [False, False, True, True], [0, 0, 0.5, 1.5]
+
+    plain, mean = (datum_of([1, 2, 3, 4], mask, loss_weights=weights, reduction=one) for one in ("none", "mean"))
+
+    assert lists(plain) == ([1, 2, 3], [2, 3, 4], [0, 0.5, 1.5])
+    assert lists(mean) == ([1, 2, 3], [2, 3, 4], [0, 0.25, 0.75])
+
+
 @pytest.mark.parametrize(("ids", "mask"), [([], []), ([1], [True]), ([1, 2], [True, False]), ([1, 2], [False, False])])
 def test_datum_of_what_teaches_nothing_is_none(ids: list[int], mask: list[bool]) -> None:
     assert datum_of(ids, mask) is None
@@ -114,6 +123,23 @@ def test_row_to_datum_is_the_shift_of_sft_tokenize(tokenizer: Path) -> None:
     datum = row_to_datum(chat(1), opened, max_seq_len=256)
 
     assert lists(datum) == lists(datum_of(tokens.ids.tolist(), tokens.loss_mask.tolist()))
+
+
+def test_row_to_datum_weighs_each_target_as_its_message(tokenizer: Path) -> None:
+    row = chat(1, turns=2)
+    row["messages"][1]["weight"] = 0.25
+    groups = {"format": CHAT, "loss": {"weights": True}}
+
+    datum = row_to_datum(row, tokenizer, max_seq_len=256, options=groups)
+
+    assert datum is not None
+    whole = row_to_datum(chat(1, turns=2), tokenizer, max_seq_len=256)
+    assert whole is not None
+    assert datum.target_tokens.tolist() == whole.target_tokens.tolist()
+    targets = datum.weights[whole.weights > 0]
+    assert np.array_equal(datum.weights > 0, whole.weights > 0)
+    assert sorted(set(targets.tolist())) == [0.25, 1]
+    assert np.array_equal(targets, np.sort(targets))
 
 
 def test_row_to_datum_of_a_row_with_nothing_supervised_is_none(tokenizer: Path) -> None:

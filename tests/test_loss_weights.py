@@ -1,6 +1,8 @@
 """Loss weights: from a message's number to a float per token, through cuts, packing, ranks, reader and exports."""
 
 import json
+import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines import closeups, inspection, reports, terminal, tracing
 from pipelines.batches import Example, columns_of
 from pipelines.datums import sft_tokenize
 from pipelines.errors import ConfigError
 from pipelines.examples import WEIGHTS
 from pipelines.preparation import with_bos
-from pipelines.reader import Reader
+from pipelines.reader import Reader, layouts
 from pipelines.rows import Rejected
 from tests.recipes import CHAT, PAIR, TEXT, Built, Road, chat, document, pair
 
@@ -341,6 +344,17 @@ def test_reader_gives_the_default_to_a_sequence_that_a_function_left_without_wei
     assert batch[WEIGHTS].ravel().tolist() == expected
 
 
+@pytest.mark.parametrize("layout", ["flat", "padded"])
+def test_padding_of_a_batch_has_no_weight(mixed: Built, layout: layouts.LayoutName) -> None:
+    root = str(mixed.project.base / ".rowmill")
+    reader = Reader(root, "road", rank=0, world_size=1, layout=layout, pad_to=200, as_torch=False)
+
+    batch = reader.get_batch([0])
+
+    assert batch[WEIGHTS].shape == (1, 200)
+    assert batch[WEIGHTS][0, len(reader[0].input_ids) :].tolist() == [0] * (200 - len(reader[0].input_ids))
+
+
 def test_reader_of_a_recipe_without_weights_gives_none(tmp_path: Path) -> None:
     built = Road(tmp_path).one("a.jsonl", [chat(i) for i in range(4)]).build()
 
@@ -372,6 +386,45 @@ def test_exports_hold_the_weights_of_the_shards(mixed: Built) -> None:
     tinker = [weight for line in lines for weight in line["loss_fn_inputs"]["weights"]["data"] if weight]
     assert sorted(tinker) == ranks
     assert all(mixed.manifest("exports", name).facts["conservation"] == 0 for name in at)
+
+
+# ── Seen by a person ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_statistics_count_trained_tokens_by_weight(mixed: Built) -> None:
+    examples = mixed.rows_of("chats", "tokenized_examples", file="examples")
+
+    table = mixed.manifest("chats", "tokenized_examples").tables["loss_weights"]
+
+    assert dict(table.rows) == Counter(numbers(examples))
+    assert "trained tokens by loss weight" in terminal.text_of(reports.statistics(mixed.project))
+    assert "loss_weights" not in mixed.manifest("pairs", "tokenized_examples").tables
+
+
+def test_inspection_shows_the_weight_of_messages_and_tokens(mixed: Built) -> None:
+    rows = inspection.inspect(mixed.project, count=3, dataset="chats", row_id=None)
+
+    _, _, third = (terminal.text_of(closeups.inspected(row, colours=False)) for row in rows)
+
+    assert "weight 2" not in third.split("example")[0].split("structured")[0]
+    assert "assistant  weight 1" in third
+    assert "assistant  weight 2" in third
+    assert re.search(r"weights 1 × \d+, 2 × \d+", third)
+
+
+def test_trace_of_a_token_names_its_weight(mixed: Built) -> None:
+    row = mixed.rows_of("chats", "packed_shards", file="shard")[0]
+    at = next(i for i, weight in enumerate(row[WEIGHTS]) if weight not in (0, 1))
+
+    token = tracing.trace_sequence(mixed.project, f"chats/{_split(mixed)}/{row['sequence_id']}:{at}").token
+
+    assert token is not None
+    assert token.weight == row[WEIGHTS][at]
+
+
+def _split(built: Built) -> str:
+    """Return the split of the dataset's first shard."""
+    return str(built.manifest("chats", "packed_shards").parts[0].facts["split"])
 
 
 # ── At load ────────────────────────────────────────────────────────────────────────────────────────

@@ -236,6 +236,10 @@ def _tables(made: list[Part], reasons: dict[str, int], facts: dict[str, Any]) ->
         "rejects": Table(("reason", "rows"), tuple(sorted(reasons.items(), key=lambda r: (-r[1], r[0]))[:30])),
         "tokens": Table(("class", "tokens"), tuple(add_up(p.facts["tokens_by_class"] for p in made).items())),
     }
+    weights = add_up(p.facts.get("tokens_by_weight", {}) for p in made)
+    if weights:
+        lines = sorted(weights.items(), key=lambda found: (-found[1], found[0]))[:30]
+        tables["loss_weights"] = Table(("weight", "tokens"), tuple((float(weight), count) for weight, count in lines))
     controlled = add_up(p.facts["control_counts"] for p in made)
     if controlled:
         lines = sorted(controlled.items(), key=lambda found: (-found[1], found[0]))[:30]

@@ -13,7 +13,7 @@ Batches are columnar where tokens are concerned; a Python object exists per mess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -42,7 +42,9 @@ from pipelines.reasoning import inlined, limited
 from pipelines.recipe import Dataset
 from pipelines.rendering import Renderer, RendererSpec
 from pipelines.rows import Json, Kind, Masked, Message, Rejected, Span, from_json, from_json_column, to_json
-from pipelines.tokenization import Bools, ControlStrings, Encoded, Encoder, Ints, Weights, is_changed, reveal
+from pipelines.shortening import cut_pair, keep_tail, windows, with_bos
+from pipelines.streams import Stream, constant, interleave, parted, straddling, unless_there
+from pipelines.tokenization import Bools, ControlStrings, Encoder, Ints, Weights, is_changed, reveal
 from pipelines.truncation import Overlong, Truncated, Truncater
 
 BATCH_CHARS = 1 << 20
@@ -95,147 +97,6 @@ class Prepared:
 
 def _place(rejected: tuple[int, Rejected]) -> int:
     return rejected[0]
-
-
-# ── Pairs and documents ────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """One piece of every example of a batch: its ids, its class, and whether it trains."""
-
-    ids: Tokens
-    offsets: Ints
-    kind: int
-    trains: bool
-
-
-def parted(encoded: Encoded, edges: Ints, *, straddlers_first: bool) -> tuple[Encoded, Encoded]:
-    """Part each encoded text at a byte; a token across the edge goes to the first part, or to the second."""
-    at = np.repeat(edges, np.diff(encoded.offsets))
-    is_first = encoded.starts < at if straddlers_first else encoded.ends <= at
-    return _chosen(encoded, is_first), _chosen(encoded, ~is_first)
-
-
-def straddling(encoded: Encoded, edges: Ints) -> int:
-    """Count the tokens that lie across the byte at which their text is parted."""
-    at = np.repeat(edges, np.diff(encoded.offsets))
-    return int(((encoded.starts < at) & (at < encoded.ends)).sum())
-
-
-def _chosen(encoded: Encoded, keep: Bools) -> Encoded:
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(keep, dtype=np.int64)))[encoded.offsets]
-    return Encoded(encoded.ids[keep], offsets, encoded.starts[keep], encoded.ends[keep], 0)
-
-
-def constant(token_id: int, count: int, *, kind: int, trains: bool) -> Stream:
-    """Return a stream of the same single token for each of `count` examples."""
-    return Stream(np.full(count, token_id, np.int32), np.arange(count + 1), kind, trains)
-
-
-def unless_there(edge: Stream, encoded: Encoded, at: Literal[0, -1]) -> Stream:
-    """Leave a constant stream's token out where the text begins (0) or ends (−1) with that token already."""
-    lengths = np.diff(encoded.offsets)
-    places = encoded.offsets[:-1] if at == 0 else encoded.offsets[1:] - 1
-    there = np.zeros(len(lengths), bool)
-    there[lengths > 0] = encoded.ids[places[lengths > 0]] == edge.ids[:1]
-    if not there.any():
-        return edge
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(~there, dtype=np.int64)))
-    return replace(edge, ids=edge.ids[: int(offsets[-1])], offsets=offsets)
-
-
-def interleave(streams: Sequence[Stream]) -> list[Example]:
-    """Join the streams example by example: what streams[0], streams[1] … have for it, end to end."""
-    count = len(streams[0].offsets) - 1
-    lengths = np.stack([np.diff(s.offsets) for s in streams], axis=1)
-    ends = np.cumsum(lengths.ravel())
-    begins = (ends - lengths.ravel()).reshape(count, len(streams))
-    total = int(ends[-1]) if count else 0
-    ids, mask = np.empty(total, np.int32), np.empty(total, bool)
-    for column, stream in enumerate(streams):
-        index = np.repeat(begins[:, column] - stream.offsets[:-1], lengths[:, column]) + np.arange(len(stream.ids))
-        ids[index] = stream.ids
-        mask[index] = stream.trains
-    kinds = np.array([s.kind for s in streams], np.int8)
-    row_ends = ends.reshape(count, len(streams))[:, -1] if count else ends
-    return [_joined(ids, mask, begins[i], int(row_ends[i]), lengths[i] > 0, kinds) for i in range(count)]
-
-
-def _joined(ids: Tokens, mask: Bools, begins: Ints, end: int, nonempty: Bools, kinds: NDArray[np.int8]) -> Example:
-    first = int(begins[0])
-    own = mask[first:end]
-    own[:1] = False
-    return Example(
-        ids=ids[first:end],
-        mask=own,
-        span_starts=begins[nonempty] - first,
-        span_messages=np.full(int(nonempty.sum()), -1, np.int64),
-        span_kinds=kinds[nonempty],
-        original_tokens=end - first,
-        original_trained=int(own.sum()),
-    )
-
-
-def windows(example: Example, limit: int) -> list[Example]:
-    """Cut a document into consecutive windows of at most `limit` tokens; nothing is lost.
-
-    Each window is an example of its own, so its first token has nothing before it and is no target.
-    """
-    pieces: list[Example] = []
-    for start in range(0, len(example.ids), limit):
-        piece = example.cut(start, min(start + limit, len(example.ids)))
-        size, trained = len(piece.ids), int(example.mask[start : start + limit].sum())
-        first_target = trained - int(piece.mask.sum())
-        pieces.append(
-            replace(piece, original_tokens=size, original_trained=trained, tokens_cut=0, cut_trained=first_target)
-        )
-    return pieces
-
-
-def cut_pair(example: Example, limit: int, side: Literal["left", "right"], input_tokens: int, first: int) -> Example:
-    """Shorten a pair to `limit` tokens: its input on `side` first, then its output on the right.
-
-    `first` is where the input begins (1 after a BOS), `input_tokens` how many it has. EOS goes with the
-    output's end: an answer that was cut must not teach the model to stop there.
-    """
-    excess = len(example.ids) - limit
-    from_input = min(excess, input_tokens)
-    begin = first if side == "left" else first + input_tokens - from_input
-    keep = np.ones(len(example.ids), bool)
-    keep[begin : begin + from_input] = False
-    keep[len(keep) - (excess - from_input) :] = False
-    return example.keep(keep)
-
-
-def with_bos(example: Example, bos_id: int) -> Example:
-    """Put a BOS, which does not train, before an example that does not begin with one."""
-    if len(example.ids) and int(example.ids[0]) == bos_id:
-        return example
-    opens = len(example.span_kinds) > 0 and int(example.span_kinds[0]) == TEMPLATE
-    kept = slice(1 if opens else 0, None)
-    return replace(
-        example,
-        ids=np.concatenate((np.array([bos_id], np.int32), example.ids)),
-        mask=np.concatenate((np.zeros(1, bool), example.mask)),
-        weights=None if example.weights is None else np.concatenate((np.zeros(1, np.float32), example.weights)),
-        span_starts=np.concatenate((np.zeros(1, np.int64), example.span_starts[kept] + 1)),
-        span_messages=np.concatenate((np.full(1, -1, np.int64), example.span_messages[kept])),
-        span_kinds=np.concatenate((np.full(1, TEMPLATE, np.int8), example.span_kinds[kept])),
-        original_tokens=example.original_tokens + 1,
-    )
-
-
-def keep_tail(example: Example, limit: int, side: Literal["left", "right"], bos_id: int | None) -> Example:
-    """Do the last stage of truncation: keep the last (`left` is cut) or the first `limit` tokens; a BOS stays."""
-    keep = np.ones(len(example.ids), bool)
-    leads = bos_id is not None and len(example.ids) > 0 and int(example.ids[0]) == bos_id
-    excess = len(example.ids) - limit
-    if side == "left":
-        keep[int(leads) : int(leads) + excess] = False
-    else:
-        keep[limit:] = False
-    return example.keep(keep)
 
 
 # ── Rows of a part ─────────────────────────────────────────────────────────────────────────────────

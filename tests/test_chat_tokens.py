@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models
 
 from pipelines import tokenization
+from pipelines.batches import Counts, Example, examples_of
 from pipelines.errors import ConfigError
-from pipelines.preparation import Counts, Example, examples_of, with_bos
 from pipelines.rows import Masked, Rejected, Span
+from pipelines.shortening import with_bos
 from pipelines.tokenization import Encoder, LoadedTokenizer, holds_added_token
 from tests import recipes
 from tests.recipes import CHATML, CONTROL, Built, Road, text_of

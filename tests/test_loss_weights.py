@@ -19,9 +19,9 @@ from pipelines.batches import Example, columns_of
 from pipelines.datums import sft_tokenize
 from pipelines.errors import ConfigError
 from pipelines.examples import WEIGHTS
-from pipelines.preparation import with_bos
 from pipelines.reader import Reader, layouts
 from pipelines.rows import Rejected
+from pipelines.shortening import with_bos
 from tests.recipes import CHAT, PAIR, TEXT, Built, Road, chat, document, pair
 
 WEIGHED = {"loss": {"weights": True}}

@@ -13,14 +13,8 @@ from pipelines import preparation
 from pipelines.batches import TEMPLATE, Example, columns_of
 from pipelines.errors import ConfigError
 from pipelines.examples import KINDS
-from pipelines.preparation import (
-    Stream,
-    constant,
-    cut_pair,
-    interleave,
-    keep_tail,
-    windows,
-)
+from pipelines.shortening import cut_pair, keep_tail, windows
+from pipelines.streams import Stream, constant, interleave
 from pipelines.tokenization import Encoder, open_tokenizer
 from tests.recipes import CHAT, PAIR, TEXT, Built, Road, chat, document, pair, text_of
 

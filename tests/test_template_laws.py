@@ -11,16 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines import tokenization
+from pipelines.batches import Counts, Example, examples_of
 from pipelines.contract import Conversation, Printed
 from pipelines.masking import Loss, Masker, MaskRules
-from pipelines.preparation import (
-    Counts,
-    Example,
-    conversations,
-    examples_of,
-    hide_control_strings,
-    show_control_strings,
-)
+from pipelines.preparation import conversations, hide_control_strings, show_control_strings
 from pipelines.rendering import Renderer, RendererSpec, bundled, bundled_names
 from pipelines.rows import Json, Masked, Message, Rejected, to_json
 from pipelines.tokenization import ControlStrings, Encoder

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pipelines.batches import Counts, Example, examples_of
 from pipelines.contract import Conversation, Printed
 from pipelines.masking import Loss, Masker, MaskRules
-from pipelines.preparation import Counts, Example, examples_of
 from pipelines.rendering import Renderer, RendererSpec, bundled, bundled_names
 from pipelines.rows import Json, Masked, Message, Rejected, Span
 from pipelines.template_table import template_text

@@ -3,11 +3,12 @@
 Results are appended to `benchmarks/results.jsonl`.
 """
 
-from benchmarks import parsing, road, running, scale, shards, turns
+from benchmarks import parsing, records, road, running, scale, shards, turns
 
 if __name__ == "__main__":
     road.main(10)
     parsing.main(20_000)
+    records.main(50_000)
     scale.main(2.0)
     turns.main(1000)
     shards.main(12)

@@ -93,6 +93,22 @@ def test_two_exchanges_are_36_tokens_of_which_these_train(
     assert trained(one) == positions
 
 
+def test_two_exchanges_weigh_where_they_train_and_as_much_as_their_messages(tmp_path: Path) -> None:
+    """A user's message that weighs something trains, as by any flag; the one without a number weighs 1."""
+    row = talk("U1 A1 U2 A2")
+    row["messages"][0]["loss_weight"], row["messages"][1]["weight"] = 0.25, 0.5
+
+    (one,) = examples(tmp_path, row, loss={"weights": True})
+
+    weights = {
+        **dict.fromkeys(range(1, 8), 0.25),
+        **dict.fromkeys(range(12, 17), 0.5),
+        **dict.fromkeys(range(30, 35), 1),
+    }
+    assert one["loss_weights"] == [weights.get(i, 0) for i in range(36)]
+    assert trained(one) == [*weights]
+
+
 WHOLE = "<s>S<e>\n<u>U1<e>\n<a>⟦A1<e>⟧\n<u>U2<e>\n<a>⟦A2<e>⟧\n"
 LATTER = "<s>S<e>\n<u>U2<e>\n<a>⟦A2<e>⟧\n"
 

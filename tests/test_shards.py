@@ -1,5 +1,6 @@
 """Native shards: the specification's vector, reading back, conservation, gathering in any order."""
 
+from dataclasses import replace
 from io import BytesIO
 
 import numpy as np
@@ -117,6 +118,35 @@ def test_content_hash_sees_a_shifted_mask_and_a_swapped_name() -> None:
 
     assert sum(native.segment_hashes(segments, shifted)) != before
     assert sum(native.segment_hashes(renamed, renamed.mask)) != before
+
+
+def test_content_hash_sees_a_weight_moved_or_changed() -> None:
+    segments = _segments([([10, 11, 2], [0, 1, 1]), ([20, 2], [0, 1])], [2])
+    given_weights = ([0, 0.5, 2, 0, 1], [0, 2, 0.5, 0, 1], [0, 0.5, 2, 0, 0.5], None)
+
+    hashes = [
+        sum(native.segment_hashes(replace(segments, weights=weights), segments.mask))
+        for weights in (None if one is None else np.array(one, np.float32) for one in given_weights)
+    ]
+
+    assert len(set(hashes)) == len(given_weights)
+
+
+def test_weights_are_read_back_with_the_content_hash_that_they_were_written_with() -> None:
+    segments = _segments([([10, 11, 2], [0, 1, 1]), ([20, 2], [0, 1])], [2])
+    weighted = replace(segments, weights=np.array([0, 0.5, 2, 0, 1], np.float32))
+
+    table = _back(_table(weighted))
+
+    assert table.schema.equals(native.schema(weighted=True))
+    back = native.segments_of(table)
+    assert back.weights is not None
+    assert back.weights.tolist() == [0, 0.5, 2, 0, 1]
+    assert native.sequence_hashes(back) == [sum(native.segment_hashes(weighted, segments.mask)) % native.MODULUS]
+
+
+def test_fillers_of_a_weighted_recipe_weigh_nothing() -> None:
+    assert native.fillers(1, pad_id=3, dataset="", weighted=True).to_pylist()[0]["loss_weights"] == [0, 0]
 
 
 def test_fillers_have_two_tokens_and_no_target() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.codec import Problem, Reader, Serialiser, read_json, serialise
@@ -60,11 +60,13 @@ def test_record_read_back_is_the_same_and_one_line_without_delimiters(
     assert same(Reader(schema)(read_json(line)), record)
 
 
+@settings(max_examples=40)
 @given(schemas())
 def test_schema_as_json_reads_back(schema: RecordSchema) -> None:
     assert RecordSchema.from_json(json.loads(json.dumps(schema.to_json()))) == schema
 
 
+@settings(max_examples=40)
 @given(st.data())
 def test_record_written_again_gives_the_same_line(data: st.DataObject) -> None:
     schema = data.draw(schemas())

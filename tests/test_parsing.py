@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.codec import Serialiser
@@ -338,6 +338,7 @@ def test_no_knob_turned_on_lowers_the_valid_count(
     assert on.valid >= off.valid
 
 
+@settings(max_examples=40)
 @given(st.data())
 def test_serialised_records_are_parsed_back_whatever_the_delimiters_between_them(data: st.DataObject) -> None:
     schema = data.draw(schemas())

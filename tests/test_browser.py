@@ -187,7 +187,7 @@ def _see_a_tick(visit: Visit) -> None:
     eventually(lambda: _schedule_is_on(visit), "the switch is on")
     night = eventually(lambda: _scheduled_run(visit.server), "a night was started")
     assert visit.server.ended_run(night) == "SUCCESS"
-    visit.go("/locations/rowmill/schedules/nightly_demo", "1 requested")
+    visit.go("/locations/rowmill/schedules/nightly_demo", "1 run requested")
     visit.picture("schedule")
 
 

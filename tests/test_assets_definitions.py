@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import dagster as dg
@@ -99,6 +100,18 @@ def test_execution_options_reach_dagster_and_change_no_code_version(tiny: Tiny) 
     assert definitions.resolve_sensor_def("raw_files_tiny").default_status == dg.DefaultSensorStatus.RUNNING
     assert definitions.resolve_asset_graph().get(tiny.key("training_splits")).owners == ["team:data"]
     assert _code_versions(definitions) == before
+
+
+def test_order_of_training_is_overdue_after_the_hours_that_the_recipe_names(tiny: Tiny) -> None:
+    splits = tiny.key("training_splits")
+    never = tiny.definitions().resolve_asset_graph().get(splits).freshness_policy
+
+    tiny.write_recipe(execution={"overdue_hours": 26})
+    graph = tiny.definitions().resolve_asset_graph()
+
+    assert never is None
+    assert graph.get(splits).freshness_policy == dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=26))
+    assert [key for key in graph.get_all_asset_keys() if graph.get(key).freshness_policy] == [splits]
 
 
 def test_code_version_changes_for_exactly_the_stages_that_read_an_option(tiny: Tiny) -> None:

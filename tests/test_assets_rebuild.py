@@ -79,11 +79,14 @@ def test_one_changed_option_rebuilds_only_the_stages_that_read_it(tiny: Tiny) ->
 
 def test_one_rank_alone_is_built_beside_the_others(tiny: Tiny) -> None:
     tiny.run()
+    of_all = tiny.version("gpu_partitions")
 
     result = tiny.run_only(dg.AssetSelection.assets(tiny.key("gpu_partitions")), ranks=RANKS[1:])
 
     assert refusals(result) == {}
     assert [event.partition for event in result.get_asset_materialization_events()] == [RANKS[1]]
+    # The version is the order's and the number of ranks'; what each of them holds is told beside it.
+    assert tiny.version("gpu_partitions") == of_all
 
 
 def test_another_world_size_has_other_ranks_and_builds_no_dataset_again(tiny: Tiny) -> None:

@@ -163,6 +163,17 @@ def test_plan_and_advice_of_a_table_are_printed_and_write_nothing(
     assert not list((road.store / "road" / "rows").rglob("*.parquet"))
 
 
+@pytest.mark.parametrize("verb", ["stats", "verify", "inspect"])
+def test_verbs_that_look_at_a_build_take_records_as_they_take_all_kinds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    road = Road(tmp_path).one("table.csv", as_csv(purchases(30)), records(), splits={"test": 0})
+    road.build(only=("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards"))
+
+    assert cli.main([verb, str(road.config)]) == 0
+    assert "rows" in capsys.readouterr().out
+
+
 def test_option_that_is_none_is_refused_by_the_command_line(tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         cli.main(["verify", str(tmp_path / "road.yaml"), "--data__max_sequences_per_example", "3"])

@@ -285,6 +285,7 @@ def _tell_groups(work: Work, draft: Draft, index: Index, characters_per_record: 
         tokens.round().astype(np.int64),
         room=room,
         mode=form.mode,
+        cap=form.cap,
         is_ordered=form.order_column is not None,
         is_approximate=True,
     )

@@ -45,11 +45,6 @@ class Estimate:
     is_approximate: bool
 
 
-def tokens_of_record(characters: float) -> float:
-    """Guess the tokens of a record of so many characters, for want of a tokenizer."""
-    return characters / CHARACTERS_PER_TOKEN
-
-
 def estimate(
     mode: Mode,
     *,

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from pipelines.errors import SchemaError
 from pipelines.records import MAX_DIGITS, Column, ColumnType, Record, RecordSchema, Value
 from pipelines.rows import Json
 
@@ -240,20 +239,3 @@ _CELL_READERS: dict[ColumnType, Callable[[str], Value]] = {
     "decimal": Decimal,
     "boolean": "true".__eq__,
 }
-
-
-def require_columns(schema: RecordSchema, named: Mapping[str, str], where: str) -> None:
-    """Refuse options that name columns which no record has.
-
-    `named` maps the option to the column.
-
-    Raises
-    ------
-    SchemaError
-        Naming the option, the column and those there are.
-
-    """
-    for option, name in named.items():
-        if name not in schema.by_name:
-            there = ", ".join(schema.names[:20]) or "none"
-            raise SchemaError(f"{where}.{option}: no column {name!r}; there are {there}; name one of them")

@@ -141,7 +141,8 @@ def plan(asked: Asked, index: Index, lengths: Ints, *, changed: int, options: di
             "names"
         )
     overflows = _overflows(asked, index, lengths)
-    if overflows and (form.assembly.on_overflow == "error" or _is_final(form, overflows)):
+    # Under `split` only a record above the room is left, which cutting cannot help.
+    if overflows and form.assembly.on_overflow != "reject":
         raise _too_large(asked, overflows)
     states = np.zeros(len(lengths), np.int8)
     for one in overflows:
@@ -192,11 +193,6 @@ def group_name(columns: Sequence[str], key: str) -> str:
     value = orjson.loads(key) if len(key) < 1 << 16 else key
     values = value if len(columns) > 1 and isinstance(value, list) else [value]
     return ", ".join(f"{name}={one!r}" for name, one in zip(columns, values, strict=False)) or key
-
-
-def _is_final(form: RecordsFormat, overflows: Sequence[Overflow]) -> bool:
-    """Tell whether cutting cannot help: a record above the room is one under `split`, too."""
-    return form.assembly.on_overflow == "split" and bool(overflows)
 
 
 def _too_large(asked: Asked, overflows: list[Overflow]) -> ContextOverflowError:

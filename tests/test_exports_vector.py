@@ -267,6 +267,16 @@ def test_mds_of_the_vector(vector: Sequences, tmp_path: Path) -> None:
     assert bytes.fromhex("0405 0a000000 0b000000 02000000 14000000 02000000") in (data / "shard.00000.mds").read_bytes()
 
 
+def test_mds_takes_float_weights_in_a_column_of_their_own(tmp_path: Path) -> None:
+    pytest.importorskip("streaming", reason="mosaicml-streaming is not installed: pip install 'rowmill[mds]'")
+    weighted = sequences(VECTOR, weights=[0, 0.5, 2, 0, 0.25])
+
+    data, _ = write(export(kind="mds"), weighted, tmp_path)
+
+    [sample] = readers.mds(data)
+    assert sample["loss_weights"] == [0, 0.5, 2, 0, 0.25]
+
+
 def test_mds_pretrain_refuses_untrained_tokens_unless_they_are_accepted(vector: Sequences, tmp_path: Path) -> None:
     pytest.importorskip("streaming", reason="mosaicml-streaming is not installed: pip install 'rowmill[mds]'")
 

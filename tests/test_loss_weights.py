@@ -193,6 +193,20 @@ def test_without_loss_weights_files_are_those_that_they_would_be_without_the_col
         assert [*schema, (WEIGHTS, "list<element: float>")][-1][0] == weighted.manifest("rows", stage).schema[-1][0]
 
 
+def test_plain_chats_among_weighted_ones_weigh_1_and_stay_in_their_places(tmp_path: Path) -> None:
+    """Plain chats go a lane of their own, which knows no weights; the two are joined part by part."""
+    rows = [chat(i) if i % 2 else weighed(chat(i), (0.5,)) for i in range(9)]
+
+    built = Road(tmp_path).one("a.jsonl", rows, **WEIGHED).build(only=_TO_EXAMPLES)
+
+    found = built.rows_of("rows", "tokenized_examples", file="examples")
+    assert [{*row[WEIGHTS]} for row in found] == [{0, 1} if i % 2 else {0, 0.5} for i in range(9)]
+    assert all([weight > 0 for weight in row[WEIGHTS]] == row["loss_mask"] for row in found)
+
+
+_TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
+
+
 def test_weights_reach_the_end_of_turn_that_is_appended(tmp_path: Path) -> None:
     template = "{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% endfor %}"
     rows = [weighed(chat(0), (0.5,))]

@@ -302,7 +302,7 @@ def test_state_of_the_same_order_over_other_tokens_is_refused(made: dict[str, Pa
 
 
 def sequence(ids: list[int], labels: list[int], lengths: list[int]) -> PackedSequence:
-    return PackedSequence(*(np.array(one, np.int32) for one in (ids, labels, lengths)))
+    return PackedSequence(np.array(ids, np.int32), np.array(labels, np.int32), np.array(lengths, np.int32))
 
 
 TWO = [sequence([11, 12, 13], [-100, 12, -100], [2, 1]), sequence([14, 15], [-100, 15], [2])]

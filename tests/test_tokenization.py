@@ -80,7 +80,8 @@ def test_trained_tokens_lie_in_the_span_or_straddle_within_their_message(
     left = data.draw(st.integers(0, start))
     right = data.draw(st.integers(end, size))
     encoded = encoder.encode([text])
-    spans = FlatSpans(*(np.array([value], np.int64) for value in (0, start, end, left, right)))
+    places = [np.array([value], np.int64) for value in (0, start, end, left, right)]
+    spans = FlatSpans(places[0], places[1], places[2], places[3], places[4])
 
     mask, straddles = trained_tokens(encoded, spans)
 

@@ -97,7 +97,7 @@ def write_rejects(store: Store, stage_folder: str, at: str, log: RejectLog) -> F
     """Write a part's rejects; the many parts that have none share one file."""
     if log.row_ids:
         return write_parquet(store, f"{at}/rejects.parquet", log.table())
-    path = f"{stage_folder}/parts/none/rejects.parquet"
+    path = f"{stage_folder}/no_rejects.parquet"
     content = _no_rejects()
     if not store.exists(path):
         store.write(path, content)

@@ -154,7 +154,7 @@ def test_progress_without_terminal_speaks_every_five_seconds(built: CliProject) 
     steps = build.road(project)
     with progress.Watch(project, steps, screen, aside) as watch:
         for second in range(1, 13):
-            watch(steps[0].name, done=second, total=24, rows=100 * second, tokens=0, seconds=float(second))
+            watch("chats/raw_dataset", done=second, total=24, rows=100 * second, tokens=0, seconds=float(second))
 
     assert said(aside) == [
         "chats/raw_dataset: 5 of 24 parts, 100 rows/s, 19.0 s left",

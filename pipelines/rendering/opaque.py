@@ -250,20 +250,20 @@ class OpaqueRenderer:
 
     def __init__(self, source: str, now: datetime, values: Mapping[str, Json]) -> None:
         """Screen and compile; whoever renders has rendered the same messages within the budget before."""
-        # Unoptimized: the optimizer works out constants, such as a gigabyte of x, that no budget is charged for.
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[loopcontrols, _Generation]
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
         )
         environment.filters |= {"tojson": _to_json, "string": _to_string, "join": _to_joined}
         known: dict[str, Any] = environment.globals
         known["raise_exception"], known["strftime_now"] = raise_exception, clock(now)
         self.reason = screen(environment.parse(source))
-        self._template = environment.from_string(source)
+        # Only then: compiling works out what is constant, such as a gigabyte of x, and no budget is charged for it.
+        self._template = None if self.reason else environment.from_string(source)
         self._values = values
 
     def render(self, roles: Sequence[str]) -> OpaquePrint | None:
         """Print one placeholder per role; null if the print depends on more than their place."""
-        if self.reason:
+        if self._template is None:
             return None
         notes = Notes()
         messages: list[Message] = []

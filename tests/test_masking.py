@@ -110,6 +110,44 @@ def test_row_without_supervision_is_rejected_with_its_reason(messages: list[Mess
     assert result.reason == reason
 
 
+@pytest.mark.parametrize(
+    ("template", "messages"),
+    [
+        (
+            "gemma3",
+            [{"role": "system", "content": "Answer briefly."}, user("Answer briefly."), assistant("Yes, I will.")],
+        ),
+        (
+            "llama3.1",
+            [{"role": "system", "content": "Answer briefly."}, user("Answer briefly."), assistant("Briefly so.")],
+        ),
+    ],
+)
+def test_messages_of_one_text_stand_each_in_a_place_of_its_own(template: str, messages: list[Message]) -> None:
+    """Gemma prints the system's text in the user's turn: the user's own text is the second one there."""
+    result = masker(bundled(template)).mask(Conversation(messages))
+
+    assert isinstance(result, Masked)
+    first = result.text.index("Answer briefly.")
+    second = result.text.index("Answer briefly.", first + 1)
+    assert [(piece.message, piece.start) for piece in result.pieces[:2]] == [(0, first), (1, second)]
+
+
+def test_text_of_two_messages_that_is_printed_once_counts_as_dropped() -> None:
+    """The template prints the system's text in the first user's turn, and that turn's own text nowhere."""
+    template = """{% for m in messages %}{% if m.role == 'user' %}<|im_start|>user
+{{ messages[0].content if messages[0].role == 'system' and loop.index0 == 1 else m.content }}<|im_end|>
+{% elif m.role == 'assistant' %}<|im_start|>assistant
+{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}
+{% endif %}{% endfor %}"""
+    messages = [{"role": "system", "content": "Answer briefly."}, user("Answer briefly."), assistant("Yes, I will.")]
+
+    result = masker(template).mask(Conversation(messages))
+
+    assert isinstance(result, Rejected)
+    assert result.reason == "content_dropped"
+
+
 # ── the Qwen3 format, our own template ──
 
 QWEN = bundled("qwen3")

@@ -52,7 +52,7 @@ def _is_later(one: Piece, following: Piece) -> bool:
 class Locator:
     """Finds the own text of one print."""
 
-    __slots__ = ("_contract", "_gaps", "_located", "_printed", "_spans", "_text")
+    __slots__ = ("_contract", "_folded", "_gaps", "_located", "_printed", "_spans", "_text")
 
     def __init__(self, printed: Printed, contract: TemplateContract) -> None:
         self._printed = printed
@@ -65,6 +65,7 @@ class Locator:
             # Several spans of one message: its text is looked for from the first one's start to the last one's end.
             self._spans[span.message] = (known[0] if known else span.start, span.end)
         self._gaps: list[tuple[int, int]] | None = None
+        self._folded: list[Piece] = []
 
     def locate(self, messages: Sequence[Message], assistant_roles: frozenset[str], leads: Mapping[int, int]) -> Located:
         """Find every message's own text; `leads` says where an assistant's text can begin at the earliest."""
@@ -102,13 +103,15 @@ class Locator:
         kind = _KINDS.get(role, "user")
         span = self._spans.get(index)
         if span is not None:
-            found = self._find_after_head(content, role, *span) or self._find(content, *span)
+            found = self._find_after_head(content, role, *span) or self._find_free(content, *span)
             if found is not None:
                 self._add(index, kind, found)
                 return
         found = self._find_outside(content, index)
         if found is not None:
-            self._located.own.setdefault(index, []).append(Piece(*found, index, kind))
+            piece = Piece(*found, index, kind)
+            self._folded.append(piece)
+            self._located.own.setdefault(index, []).append(piece)
         else:
             self._located.dropped.append((_DROPPED.get(role, "unknown_role"), index))
 
@@ -135,14 +138,27 @@ class Locator:
         if self._gaps is None:
             self._gaps = list(_gaps(self._printed.spans, len(self._text)))
         for start, end in self._gaps:
-            found = self._find(content, start, end)
+            found = self._find_free(content, start, end)
             if found is not None:
                 return found
         for other in sorted(self._spans, key=lambda one: abs(one - index)):
             if other != index and self._is_no_assistant(other):
-                found = self._find(content, *self._spans[other])
+                found = self._find_free(content, *self._spans[other], self._located.own.get(other, ()))
                 if found is not None:
                     return found
+        return None
+
+    def _find_free(self, content: str, start: int, end: int, own: Sequence[Piece] = ()) -> tuple[int, int] | None:
+        """Find a text where no other message's stands: neither folded in here, nor in `own`, this span's own text.
+
+        Two messages may say the same; what is printed once is not the text of both.
+        """
+        found = self._find(content, start, end)
+        while found is not None:
+            taken = [piece for piece in (*self._folded, *own) if piece.start < found[1] and found[0] < piece.end]
+            if not taken:
+                return found
+            found = self._find(content, max(piece.end for piece in taken), end)
         return None
 
     def _is_no_assistant(self, index: int) -> bool:

@@ -108,8 +108,9 @@ class _StoredRank:
             if self._file is not None:
                 self._file[1].close(force=True)
             self._file = (shard, parquet(self._store, self._shards[shard].path))
-        names = _WEIGHTED_COLUMNS if WEIGHTS in self._file[1].schema_arrow.names else _COLUMNS
-        table = self._file[1].read_row_group(int(self._group_in_shard[number]), columns=list(names)).combine_chunks()
+        file, group = self._file[1], int(self._group_in_shard[number])
+        names = _WEIGHTED_COLUMNS if WEIGHTS in file.schema_arrow.names else _COLUMNS
+        table = file.read_row_group(group, columns=list(names), use_threads=self._store.is_local).combine_chunks()
         return _Group.of(*(table.column(name).chunk(0) for name in names))
 
 

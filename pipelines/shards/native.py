@@ -33,6 +33,7 @@ from pipelines.shards import letters
 from pipelines.shards.export import Job, Sharded, Tally, Terms, Written, write_parquet
 from pipelines.shards.letters import IGNORE, Bools, Ints, Letter, Tokens, Weights
 from pipelines.shards.sequences import Sequences, lists
+from pipelines.storage import FROM_PYTHON
 
 ROW_GROUP = 1024
 FILLER_TOKENS = 2
@@ -155,7 +156,9 @@ def write(table: pa.Table, sink: BinaryIO, card: Mapping[str, str]) -> None:
 
 def read(source: str | BinaryIO) -> pa.Table:
     """Read a whole shard back."""
-    return pq.read_table(source, partitioning=None).combine_chunks()
+    if isinstance(source, str):
+        return pq.read_table(source, partitioning=None).combine_chunks()
+    return pq.read_table(source, partitioning=None, **FROM_PYTHON).combine_chunks()
 
 
 def segments_of(table: pa.Table) -> Segments:

@@ -31,7 +31,7 @@ from pipelines.errors import SchemaError
 from pipelines.findings import Verdict
 from pipelines.manifest import EXPORTS, File, Key, Manifest, Part, Table, stage_of
 from pipelines.stats.schemas import CURRENT, SCHEMAS
-from pipelines.storage import Store
+from pipelines.storage import FROM_PYTHON, Store
 
 RECIPE_SCOPE = "_recipe"
 """The scope of stages that belong to a whole recipe; no dataset can have this name."""
@@ -285,7 +285,7 @@ def _sequences(manifest: Manifest) -> _Shape:
 def _batches(store: Store, file: File, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     with pq.ParquetFile(store.path(file.path) if store.is_local else store.open(file.path)) as parquet:
         present = [name for name in schema.names if name in parquet.schema_arrow.names]
-        yield from parquet.iter_batches(batch_size=GROUP_ROWS, columns=present)
+        yield from parquet.iter_batches(batch_size=GROUP_ROWS, columns=present, use_threads=store.is_local)
 
 
 def _groups(batches: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:
@@ -345,7 +345,10 @@ def _encode(content: pa.Table) -> bytes:
 
 
 def _read(store: Store, path: str, schema: pa.Schema) -> pa.Table:
-    return pq.read_table(io.BytesIO(store.read(path)), schema=schema)
+    if store.is_local:
+        return pq.read_table(store.path(path), schema=schema, partitioning=None)
+    with store.open(path) as handle:
+        return pq.read_table(handle, schema=schema, **FROM_PYTHON)
 
 
 def _schema_of(store: Store, path: str) -> pa.Schema:

@@ -489,7 +489,7 @@ def _covered(terms: Terms, value: float) -> bool:
 Question = tuple[str, tuple[tuple[str, float | str], ...], float | None]
 """An expectation's name, its arguments, and the number that it is asked about."""
 _ANSWERS: dict[Question, bool] = {}
-"""What this process has asked the library: a number has one answer to an expectation, and asking takes ten milliseconds."""
+"""What this process has asked: a number has one answer to an expectation, and asking takes ten milliseconds."""
 _ANSWERS_KEPT = 10_000
 
 

@@ -5,8 +5,13 @@
 PYTHON ?=
 # Further words for pytest: make test PYTEST_ARGS="tests/test_layers.py -x"
 PYTEST_ARGS ?= -n auto --dist loadfile
+# `make test CI=1` also runs what takes long: servers, nights, kills, whole real datasets, the browser.
+CI ?=
+export CI
 
 READY := .venv/ready
+TESTS := .venv/tests
+CHECKS := .venv/checks
 BIN := .venv/bin
 CANDIDATES = $(if $(PYTHON),$(PYTHON),python3.13 python3.12 python3.11 python3)
 
@@ -31,29 +36,29 @@ help:  ## list the words
 demo: $(READY)  ## install what is missing, then build the demo recipe through Dagster and report
 	@$(BIN)/python -m assets.materialize demo
 
-test: $(READY)  ## install what is missing, then run the tests
+test: $(TESTS)  ## install what is missing, then run the tests; with CI=1 also the slow ones
 	@$(BIN)/python -m pytest -q $(PYTEST_ARGS)
 
 ui: $(READY)  ## open Dagster's webserver and daemon on 127.0.0.1
 	@$(BIN)/rowmill ui
 
-check: $(READY)  ## format, lint, types, import layers, spelling
+check: $(CHECKS)  ## format, lint, types, import layers, spelling
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright --project pyproject.toml --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 
-fix: $(READY)  ## repair what format and lint can repair by themselves
+fix: $(CHECKS)  ## repair what format and lint can repair by themselves
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(READY)  ## run the benchmarks; one JSON line each
+bench: $(TESTS)  ## run the benchmarks; one JSON line each
 	@$(BIN)/python -m benchmarks
 
-screenshots: $(READY)  ## take the pictures of the documentation with Debian's chromium, by the test that drives it
-	@$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[browser,dev]'
-	@ROWMILL_SCREENSHOTS=docs/images $(BIN)/python -m pytest -q tests/test_browser.py
+screenshots: $(TESTS)  ## take the pictures of the documentation with Debian's chromium, by the test that drives it
+	@$(call install,.[browser])
+	@ROWMILL_SCREENSHOTS=docs/images $(BIN)/python -m pytest -q --slow tests/test_browser.py
 
 docs: $(READY)  ## write the generated pages and the JSON Schema again
 	@$(BIN)/python -m pipelines.reference
@@ -69,21 +74,37 @@ lock:  ## write constraints.txt again from the newest versions that pyproject.to
 clean:  ## remove the environment; built data (.rowmill) and Dagster's history (.dagster) stay
 	rm -rf .venv build
 
+# Byte code is written as modules are first imported: compiling all of 1.4 GB at once takes a quarter of the time.
+install = $(BIN)/python -m pip install -qq --no-compile --constraint constraints.txt --editable '$(1)'
+
 # A name such as python3.13 may be on the PATH and still not run (a version manager's stub), or lack venv (Debian splits
 # it off), so each candidate is tried, not looked up.
+define environment
+@set -eu; chosen=; \
+for one in $(CANDIDATES); do \
+  if "$$one" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then chosen=$$one; break; fi; \
+done; \
+if [ -z "$$chosen" ]; then \
+  echo "make: none of [$(CANDIDATES)] is a Python 3.11 or newer with venv; install one" \
+    "(Debian: apt install python3-venv) or name it: make $(or $(MAKECMDGOALS),demo) PYTHON=/path/to/python3" >&2; \
+  exit 1; \
+fi; \
+if [ ! -x $(BIN)/python ] || ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+  echo "Creating .venv with $$("$$chosen" --version): once, 1.4 GB, a minute or more depending on the network"; \
+  "$$chosen" -m venv --clear .venv; \
+fi
+endef
+
 $(READY): pyproject.toml constraints.txt
-	@set -eu; chosen=; \
-	for one in $(CANDIDATES); do \
-	  if "$$one" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then chosen=$$one; break; fi; \
-	done; \
-	if [ -z "$$chosen" ]; then \
-	  echo "make: none of [$(CANDIDATES)] is a Python 3.11 or newer with venv; install one" \
-	    "(Debian: apt install python3-venv) or name it: make $(or $(MAKECMDGOALS),demo) PYTHON=/path/to/python3" >&2; \
-	  exit 1; \
-	fi; \
-	if [ ! -x $(BIN)/python ] || ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
-	  echo "Creating .venv with $$("$$chosen" --version): once, 1.6 GB, a minute or more depending on the network"; \
-	  "$$chosen" -m venv --clear .venv; \
-	fi; \
-	$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[dev]'; \
-	touch $@
+	$(environment)
+	@$(call install,.)
+	@touch $@
+
+$(TESTS): pyproject.toml constraints.txt
+	$(environment)
+	@$(call install,.[test])
+	@touch $@ $(READY)
+
+$(CHECKS): $(TESTS)
+	@$(call install,.[check])
+	@touch $@

@@ -16,6 +16,20 @@ settings.load_profile("rowmill")
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="also run what takes more than some seconds, as under CI")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave slow tests to CI, unless they are asked for."""
+    if config.getoption("--slow") or os.environ.get("CI"):
+        return
+    left_out = pytest.mark.skip(reason="slow: `make test CI=1` runs it")
+    for item in items:
+        if item.get_closest_marker("slow") is not None:
+            item.add_marker(left_out)
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """Return the folder of real datasets, tokenizers and templates, or skip with one clear line."""

@@ -35,6 +35,7 @@ def test_schedule_asks_for_one_run_over_all_ranks_each_night(tiny: Tiny) -> None
     assert (request.tags[RANGE_START], request.tags[RANGE_END]) == ("rank-00000-of-00002", "rank-00001-of-00002")
 
 
+@pytest.mark.slow
 def test_run_that_the_schedule_asks_for_succeeds(tiny: Tiny) -> None:
     definitions = tiny.definitions()
     context = dg.build_schedule_context(tiny.instance, scheduled_execution_time=datetime(2026, 3, 1, 2, 0, tzinfo=UTC))

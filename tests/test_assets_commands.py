@@ -12,6 +12,8 @@ from pipelines import ui
 from pipelines.errors import ConfigError
 from tests.tiny_project import Tiny
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -171,6 +171,7 @@ def test_missing_configs_folder_is_an_error_that_names_it(tmp_path: Path, monkey
         configs_folder()
 
 
+@pytest.mark.slow
 def test_importing_reads_nothing_and_loading_imports_no_heavy_library(tiny: Tiny) -> None:
     # The import comes before ROWMILL_CONFIGS names a folder that exists: work at import would fail there.
     program = f"""
@@ -186,6 +187,7 @@ print([name for name in {HEAVY!r} if name in sys.modules])
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_dagster_validates_the_workspace(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     root = Path(__file__).resolve().parent.parent
     monkeypatch.setenv("ROWMILL_CONFIGS", str(tiny.path.parent))

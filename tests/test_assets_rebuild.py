@@ -46,6 +46,7 @@ def test_run_materializes_every_rank_and_passes_every_blocking_check(tiny: Tiny)
     assert {one.asset_key for one in evaluations} == set(tiny.definitions().resolve_all_asset_keys())
 
 
+@pytest.mark.slow
 def test_data_version_is_the_version_that_the_engine_keeps(tiny: Tiny) -> None:
     tiny.run()
 
@@ -54,6 +55,7 @@ def test_data_version_is_the_version_that_the_engine_keeps(tiny: Tiny) -> None:
     assert tiny.version("chats", "packed_shards") == current.version
 
 
+@pytest.mark.slow
 def test_one_more_source_row_rebuilds_its_dataset_and_what_follows(tiny: Tiny) -> None:
     tiny.run()
     tiny.append("chats", chat(1000))
@@ -67,6 +69,7 @@ def test_one_more_source_row_rebuilds_its_dataset_and_what_follows(tiny: Tiny) -
     assert not any(name.startswith("tasks/") for name in made)
 
 
+@pytest.mark.slow
 def test_one_changed_option_rebuilds_only_the_stages_that_read_it(tiny: Tiny) -> None:
     tiny.run()
     tiny.write_recipe(mixture={"batch_size": 4, "shuffle": False})
@@ -77,6 +80,7 @@ def test_one_changed_option_rebuilds_only_the_stages_that_read_it(tiny: Tiny) ->
     assert made == {"training_splits", "gpu_partitions"}
 
 
+@pytest.mark.slow
 def test_one_rank_alone_is_built_beside_the_others(tiny: Tiny) -> None:
     tiny.run()
     of_all = tiny.version("gpu_partitions")
@@ -89,6 +93,7 @@ def test_one_rank_alone_is_built_beside_the_others(tiny: Tiny) -> None:
     assert tiny.version("gpu_partitions") == of_all
 
 
+@pytest.mark.slow
 def test_another_world_size_has_other_ranks_and_builds_no_dataset_again(tiny: Tiny) -> None:
     tiny.run()
     tiny.write_recipe(partitions={"world_size": 4})
@@ -102,6 +107,7 @@ def test_another_world_size_has_other_ranks_and_builds_no_dataset_again(tiny: Ti
     assert {f"rank-{rank:05d}-of-00004" for rank in range(4)} <= ranks
 
 
+@pytest.mark.slow
 def test_restored_version_becomes_current_and_opens_the_gate_at_once(tiny: Tiny) -> None:
     tiny.run()
     old = tiny.version("chats", "canonical_rows")
@@ -119,6 +125,7 @@ def test_restored_version_becomes_current_and_opens_the_gate_at_once(tiny: Tiny)
     assert reused(following) == {"chats/tokenized_examples": True}
 
 
+@pytest.mark.slow
 def test_unknown_version_is_refused_by_name(tiny: Tiny) -> None:
     tiny.run()
     rows = tiny.key("chats", "canonical_rows")

@@ -14,6 +14,8 @@ from pipelines.reader import Reader
 from tests.dagster_server import ROOT, Server, eventually, serving
 from tests.tiny_project import Tiny
 
+pytestmark = pytest.mark.slow
+
 RANKS = ("rank-00000-of-00002", "rank-00001-of-00002")
 
 

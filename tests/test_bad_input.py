@@ -248,6 +248,7 @@ def test_characters_that_could_be_marks_survive(road: Road) -> None:
     assert text_of(built.examples()[1]).count(text) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [2**63, 2**64, -(2**63) - 1, 12345678901234567890123456789, 10**60 + 7])
 @pytest.mark.parametrize("beside", ["", "<|im_end|>"])
 def test_integer_beyond_64_bits_in_an_argument_is_printed_exactly(road: Road, number: int, beside: str) -> None:
@@ -311,6 +312,7 @@ def test_row_that_leaves_no_stand_in_for_a_control_string_is_rejected(road: Road
 TEN_MB = "the river moves slowly past green houses. " * 250_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "row"),
     [
@@ -450,6 +452,7 @@ def with_template(road: Road, template: str) -> Road:
     return road
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HARMFUL_AT_ONCE)
 def test_template_without_end_is_one_error_within_seconds(road: Road, name: str) -> None:
     with_template(road, HARMFUL_AT_ONCE[name] + CHATML).one("a.jsonl", [chat(i) for i in range(20)])
@@ -464,6 +467,7 @@ def test_template_without_end_is_one_error_within_seconds(road: Road, name: str)
     assert time.process_time() - began < 15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "harm",
     [
@@ -497,6 +501,7 @@ INTERNALS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", INTERNALS)
 def test_template_that_reaches_for_internals_rejects_every_row(road: Road, name: str) -> None:
     built = with_template(road, INTERNALS[name] + CHATML).one("a.jsonl", [chat(i) for i in range(3)]).build()

@@ -21,6 +21,8 @@ import yaml
 
 from tests.dagster_server import ROOT, Server, eventually, serving
 
+pytestmark = pytest.mark.slow
+
 GRAPH = "/locations/rowmill/asset-groups/demo/lineage"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = [

@@ -85,6 +85,7 @@ def test_build_in_another_folder_gives_the_same_bytes(first: Built, road: Road) 
     assert other.digests() == first.digests()
 
 
+@pytest.mark.slow
 def test_two_workers_give_the_bytes_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = with_data(Road(tmp_path / "one"), rows=400).build()
     # As if the data were large: every map goes to worker processes.
@@ -131,6 +132,7 @@ def test_data_put_back_makes_the_earlier_version_current_again(first: Built, rea
 # ── New rows ───────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_one_percent_of_new_rows_tokenises_about_one_percent(tmp_path: Path) -> None:
     """On a file of more than 8 MB; the bound is the budget: at most 3 % of the rows are made again."""
     rows = [chat(i, words=240) for i in range(2400)]
@@ -153,6 +155,7 @@ def test_one_percent_of_new_rows_tokenises_about_one_percent(tmp_path: Path) -> 
     assert len(kept - {row["example_id"] for row in again.examples()}) <= 48
 
 
+@pytest.mark.slow
 def test_rows_built_after_the_first_build_are_those_of_one_build(tmp_path: Path) -> None:
     grown = Road(tmp_path / "grown").one("a.jsonl", [chat(i) for i in range(900)])
     grown.build()

@@ -212,6 +212,7 @@ def _talks(chat: Chat) -> Iterator[tuple[list[Message], list[Json] | None]]:
         yield messages[:-1], chat.tools
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda one: f"{one.name}-{one.real}")
 def test_bundled_template_prints_what_the_familys_own_prints(family: Family, real_data: Path) -> None:

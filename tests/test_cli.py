@@ -304,6 +304,7 @@ def test_use_of_unknown_version_names_those_there_are(copied: CliProject, capsys
     assert current(copied, "chats", "raw_dataset").version in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_gc_keeps_what_is_current_and_what_that_was_made_of(
     copied: CliProject, capsys: pytest.CaptureFixture[str]
 ) -> None:

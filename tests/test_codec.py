@@ -46,6 +46,7 @@ def written(value: Any, kind: ColumnType, **kwargs: Any) -> str | Rejected:
     return line if isinstance(line, Rejected) else line.removeprefix('{"x":').removesuffix("}\n")
 
 
+@pytest.mark.slow
 @given(schemas_with_record())
 def test_record_read_back_is_the_same_and_one_line_without_delimiters(
     drawn: tuple[RecordSchema, dict[str, Any]],

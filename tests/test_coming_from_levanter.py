@@ -56,6 +56,7 @@ def test_recipes_are_no_part_of_the_demo() -> None:
     assert {*NAMES}.isdisjoint(path.stem for path in recipe.find(ROOT / "configs"))
 
 
+@pytest.mark.slow
 def test_text_is_cut_into_full_sequences_and_shuffled_within_eras(built: dict[str, Project]) -> None:
     project = built["text"]
     tokens = [row for part in made(project, "web", "packed_shards").parts if "shard" in part.files
@@ -68,6 +69,7 @@ def test_text_is_cut_into_full_sequences_and_shuffled_within_eras(built: dict[st
     assert all(place // 64 == item // 64 for place, item in enumerate(first))
 
 
+@pytest.mark.slow
 def test_chats_are_packed_by_sixteen_and_grouped(built: dict[str, Project]) -> None:
     project = built["chat"]
     files = made(project, "dialogues", "packed_shards").files("shard")

@@ -171,6 +171,7 @@ def test_flawed_documents_are_rejected_for_the_reason_beside_them(flaws: ModuleT
     assert reasons == [reason for reason, _ in decoded]
 
 
+@pytest.mark.slow
 def test_demo_build_rejects_exactly_its_flaws_and_opens_every_gate(flaws: ModuleType, tmp_path: Path) -> None:
     planted = [*flaws.chat_flaws(), *flaws.SHAREGPT_FLAWS, *flaws.CSV_FLAWS, *flaws.DOCUMENT_FLAWS]
     wanted = Counter(reason for reason, _ in planted) + Counter({"duplicate": 10 + 8 + 4, "too_long": 1})
@@ -245,6 +246,7 @@ def test_documents_reach_from_a_paragraph_to_several_contexts(tokenizer: Tokeniz
     assert any(len(text) > (limit or 0) for text in texts)
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_tokenizer_decodes_what_it_encoded(text: str) -> None:
     tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer" / "tokenizer.json"))

@@ -83,6 +83,7 @@ def demo() -> Iterator[Project]:
         yield project
 
 
+@pytest.mark.slow
 def test_walk_is_what_a_build_of_the_demo_gives(demo: Project) -> None:
     written = (ROOT / "docs/walk.md").read_text(encoding="utf-8")
 

@@ -349,6 +349,7 @@ def by_eight(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Built:
     return Built(project, {step.key[1:]: (report, verdicts) for step, report, verdicts in done})
 
 
+@pytest.mark.slow
 @NAMES
 def test_second_build_with_eight_workers_gives_equal_bytes(built: Built, by_eight: Built, name: str) -> None:
     assert digests(folder(built, name)) == digests(folder(by_eight, name))

@@ -35,6 +35,7 @@ def test_exports_are_assets_behind_the_order_and_the_shards(tiny: Tiny) -> None:
     assert checks == {"conservation"}
 
 
+@pytest.mark.slow
 def test_run_materializes_exports_and_the_next_reuses_them(tiny: Tiny) -> None:
     first = tiny.write(exports=EXPORTS).run()
     second = tiny.run()
@@ -60,6 +61,7 @@ def versions(tiny: Tiny) -> dict[str, str | None]:
     return {key.to_user_string(): graph.get(key).code_version for key in graph.get_all_asset_keys()}
 
 
+@pytest.mark.slow
 def test_failed_check_anywhere_keeps_exports_unbuilt(tiny: Tiny) -> None:
     result = tiny.write(unknown_roles=12, exports=EXPORTS).run()
 
@@ -68,6 +70,7 @@ def test_failed_check_anywhere_keeps_exports_unbuilt(tiny: Tiny) -> None:
     assert not (tiny.folder / ".rowmill/tiny/exports").exists()
 
 
+@pytest.mark.slow
 def test_later_run_of_an_export_alone_is_refused_with_name_number_and_remedy(tiny: Tiny) -> None:
     tiny.write(unknown_roles=12, exports=EXPORTS).run()
 
@@ -79,6 +82,7 @@ def test_later_run_of_an_export_alone_is_refused_with_name_number_and_remedy(tin
     assert built(result) == set()
 
 
+@pytest.mark.slow
 def test_bound_made_tighter_closes_exports_that_were_open(tiny: Tiny) -> None:
     tiny.write(unknown_roles=1, gates={"unknown_roles": {"at_most": 0.1}}, exports=EXPORTS).run()
 

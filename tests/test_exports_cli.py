@@ -36,6 +36,7 @@ def copied(built: CliProject, tmp_path: Path) -> CliProject:
     return CliProject(tmp_path / "copied")
 
 
+@pytest.mark.slow
 def test_build_makes_exports_last_and_says_where_they_are(
     copied: CliProject, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,6 +146,7 @@ def test_collecting_keeps_current_exports_and_removes_older_ones(copied: CliProj
 # ── kill -9 ──
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moved", ["data/part-00001", "manifest.json"])
 def test_killed_export_leaves_nothing_that_a_reader_accepts_and_the_next_is_whole(tmp_path: Path, moved: str) -> None:
     road = with_exports(Road(tmp_path), {"rows": {"kind": "hf", "shard_sequences": 7}})

@@ -15,6 +15,7 @@ from tests.recipes import Built, Road
 from tests.test_exports import at_eos, examples, folder_in, segments
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.real_data,
     # Great Expectations, which judges the build, imports a module that Python 3.11 deprecates.
     pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning"),

@@ -16,7 +16,7 @@ from pipelines.storage import Store
 from tests.tiny_project import FOREIGN_WARNINGS, Tiny, built, chat, refusals, reused
 
 # Conditions are beta by name in the pinned release.
-pytestmark = [*FOREIGN_WARNINGS, pytest.mark.filterwarnings("ignore::dagster.BetaWarning")]
+pytestmark = [pytest.mark.slow, *FOREIGN_WARNINGS, pytest.mark.filterwarnings("ignore::dagster.BetaWarning")]
 ROWS = ("chats", "canonical_rows")
 BELOW = {
     ("tiny", "chats", "tokenized_examples"),

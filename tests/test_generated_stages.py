@@ -417,6 +417,7 @@ def test_plan_says_what_waits_for_a_model(grouped: Road, capsys: pytest.CaptureF
 # ── Dagster ────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_assets_of_generation_are_made_by_hand_with_their_check_and_page(tmp_path: Path) -> None:
     with dg.DagsterInstance.ephemeral() as instance, serving(following) as server:
         tiny = Tiny(tmp_path, instance)

@@ -52,6 +52,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
 # ── What is shown ──
 
 
+@pytest.mark.slow
 def test_brackets_hold_the_answer_and_its_end_of_turn_and_nothing_else(
     built: CliProject, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -488,6 +488,7 @@ def tokenizer(mixed: Built) -> Path:
 # ── Real data ──────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_real_chats_with_loss_weights_in_their_messages(real_data: Path, tmp_path: Path) -> None:
     """Every message names a `loss_weight`, 0 or 1; a second dataset weighs each answer by its place in the file."""

@@ -23,7 +23,7 @@ from assets import materialize
 from pipelines.reader import Reader
 from tests.tiny_project import FOREIGN_WARNINGS, RECIPE, Tiny, chat
 
-pytestmark = FOREIGN_WARNINGS
+pytestmark = [pytest.mark.slow, *FOREIGN_WARNINGS]
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -58,6 +58,7 @@ def test_another_mixture_makes_the_order_anew_and_nothing_above_it(road: Road) -
     assert built.made() <= ALL_STAGES_BELOW
 
 
+@pytest.mark.slow
 def test_two_workers_hold_out_as_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "INLINE_BELOW_BYTES", 0)
     rows = [pair(i) | {"user": f"u{i % 9}", "when": i} for i in range(60)]

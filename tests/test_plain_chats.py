@@ -190,6 +190,7 @@ def _rows(count: int) -> list[dict[str, object]]:
     return rows
 
 
+@pytest.mark.slow
 def test_lane_and_one_by_one_give_equal_examples(tmp_path: Path) -> None:
     """A key that no template reads sends a row the long way; nothing else may change."""
     plain = _rows(120)

@@ -142,7 +142,7 @@ def test_constraints_pin_every_dependency_to_a_version_it_allows() -> None:
     optional = project()["project"]["optional-dependencies"]
     # mosaicml-streaming has an environment of its own, since it allows none of these versions.
     groups = [project()["project"]["dependencies"], *(optional[name] for name in optional if name != "mds")]
-    wanted = [Requirement(text) for group in groups for text in group]
+    wanted = [one for group in groups for text in group if (one := Requirement(text)).name != "rowmill"]
     locked = pins()
 
     missing = [one.name for one in wanted if normal(one.name) not in locked]

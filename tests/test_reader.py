@@ -131,6 +131,7 @@ def same(one: Batch, other: Batch) -> bool:
 # ── One order ──────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", DIVISORS)
 @pytest.mark.parametrize("name", ["stepped", "unstepped"])
 def test_ranks_together_give_the_order_for_every_world_size(made: dict[str, Path], name: str, world_size: int) -> None:
@@ -179,6 +180,7 @@ def test_trained_tokens_of_a_step_are_the_targets_of_all_ranks(made: dict[str, P
 # ── Resuming ───────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 @given(
     name=st.sampled_from(["stepped", "growing", "unstepped"]),
     world_size=st.sampled_from((1, 2)),
@@ -203,6 +205,7 @@ def test_resumed_at_any_batch_equals_uninterrupted(
     assert all(map(same, seen + rest, whole))
 
 
+@pytest.mark.slow
 @given(
     case=st.sampled_from([("stepped", DIVISORS), ("unstepped", DIVISORS), ("growing", (1, 2))]),
     step=st.integers(0, 12),

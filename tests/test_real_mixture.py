@@ -15,7 +15,7 @@ from pipelines.build import Project
 from pipelines.manifest import Manifest, current
 from pipelines.reader import Reader
 
-pytestmark = pytest.mark.real_data
+pytestmark = [pytest.mark.slow, pytest.mark.real_data]
 
 BLOCK, BATCH, EPOCHS = 32, 24, 2
 STAGES: list[tuple[int, dict[str, float]]] = [

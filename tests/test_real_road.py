@@ -10,7 +10,7 @@ from pipelines import build
 from pipelines.build import Project
 from pipelines.manifest import Manifest, current
 
-pytestmark = pytest.mark.real_data
+pytestmark = [pytest.mark.slow, pytest.mark.real_data]
 
 ROWS = {"gsm8k": 7473, "glaive": 300, "fastchat": 500, "tau": 100, "rfcs": 648}
 TEMPLATES = {

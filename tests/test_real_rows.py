@@ -112,6 +112,7 @@ def records_of(path: Path) -> list[Any]:
     return [orjson.loads(line) for line in content.split(b"\n") if line.strip()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dataset", list(FILES))
 def test_every_record_of_a_file_is_kept_or_rejected_for_a_reason(built: Project, dataset: str) -> None:
     _, _, records, expected = FILES[dataset]
@@ -219,6 +220,7 @@ def _first_records(project: Project, dataset: str) -> dict[str, int]:
     return starts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dataset", list(SAID))
 def test_what_a_record_says_is_printed_or_counted_as_dropped(
     built: Project, printed: dict[str, list[tuple[Any, str]]], dataset: str

@@ -103,6 +103,7 @@ def test_tags_round_trip(thought: str, said: str) -> None:
     assert found == Extracted(said, [thought.strip()], 0)
 
 
+@pytest.mark.slow
 def test_tags_a_million_open_ones_take_no_time() -> None:
     """Quadratic work on this would take days."""
     content = "x" + "<think>" * 200_000

@@ -182,6 +182,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return road.recipe(datasets).build(only=("raw_dataset", "canonical_rows", "tokenized_examples"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reason", [*ONE_BY_ONE, *TEMPLATES])
 def test_a_flaw_has_the_reason_that_is_named_for_it(many: Built, reason: str) -> None:
     assert {found for _, found in many.rejects(reason)} == {reason}, many.details(reason)

@@ -22,7 +22,7 @@ from pipelines.tokenization import LoadedTokenizer
 from tests.recipes import Built, Road
 from tests.tables import as_written, cells, read_back, records, schema_of
 
-pytestmark = pytest.mark.real_data
+pytestmark = [pytest.mark.slow, pytest.mark.real_data]
 
 TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
 SERIES = {"is_timeseries": True}

@@ -458,6 +458,7 @@ def test_private_resampling_beyond_the_records_is_refused(tmp_path: Path) -> Non
 # ── Reuse and determinism ──────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path) -> None:
     datasets = {
         mode: {

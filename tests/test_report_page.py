@@ -194,6 +194,7 @@ def test_waiver_is_shown_in_report_and_expectations(tmp_path: Path) -> None:
 # ── Small, and written when something changed ──────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_report_of_huge_rows_and_rejects_stays_small(tmp_path: Path) -> None:
     long = [chat(i, turns=3, words=1200) for i in range(12)]
     bad = [{"messages": f"{i} " + "<&>" * 60_000} for i in range(60)]

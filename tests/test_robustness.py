@@ -27,6 +27,8 @@ from pipelines.errors import BusyError, ConfigError, IntegrityError, PipelineErr
 from pipelines.executors import local
 from tests.recipes import CHAT, CHATML, PAIR, Built, Road, chat, lines, pair, write_tokenizer
 
+pytestmark = pytest.mark.slow
+
 PROCESSES = multiprocessing.get_context("forkserver")
 """Forked from a server that has imported everything once and done nothing: as fresh as a new process, and quicker."""
 PROCESSES.set_forkserver_preload(

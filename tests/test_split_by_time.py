@@ -121,6 +121,7 @@ def test_time_key_with_a_validation_source_is_refused(tmp_path: Path) -> None:
         road.recipe({"rows": {"source": source, "format": CHAT, "splits": splits}}).build()
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.lists(st.tuples(st.integers(0, 30), st.sampled_from("abcdef")), min_size=1, max_size=12),

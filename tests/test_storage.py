@@ -82,6 +82,7 @@ def test_digest_ignores_key_order_and_sees_every_value() -> None:
     assert digest("a", "b") != digest("ab")
 
 
+@pytest.mark.slow
 def test_road_on_a_remote_root_gives_the_versions_of_a_local_one(tmp_path: Path, memory_root: str) -> None:
     local, remote = Road(tmp_path), Road(tmp_path, root=memory_root)
     local.recipe(

@@ -99,6 +99,7 @@ def test_marin_7237_template_without_generation_tags_is_never_an_all_zero_mask(n
     assert "question" not in trained(result)
 
 
+@pytest.mark.slow
 def test_unsloth_2900_row_without_a_single_target_is_rejected_and_reaches_no_shard(tmp_path: Path) -> None:
     muted = {"messages": [user("why?"), assistant("so", train=False)]}
 
@@ -219,6 +220,7 @@ def test_transformers_32573_zero_width_and_backward_offsets_are_refused(
     assert found.tolist() == [bad]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", bundled_names())
 @pytest.mark.parametrize("spans", ["marks", "generation"])
 def test_torchtune_949_the_end_of_every_turn_trains(name: str, spans: str) -> None:

@@ -20,7 +20,7 @@ from pipelines.rows import Json, Masked, Message, Rejected, Span
 from pipelines.template_table import template_text
 from pipelines.tokenization import ControlStrings, Encoder, byte_positions, open_tokenizer
 
-pytestmark = pytest.mark.real_data
+pytestmark = [pytest.mark.slow, pytest.mark.real_data]
 
 TOKENS: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>"}
 TEMPLATES = """axolotl__deepseek_v3 axolotl__gemma3 axolotl__mistral_v1 axolotl__mistral_v2v3 axolotl__mistral_v3_tekken

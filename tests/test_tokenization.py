@@ -128,6 +128,7 @@ def test_open_tokenizer_missing_folder_says_where_it_looked(tmp_path: Path) -> N
         tokenization.open_tokenizer("./nowhere", tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.parametrize(("name", "fast"), [("qwen3", True), ("smollm3", True), ("gpt2", True), ("tinyllama", False)])
 def test_encode_real_texts_equals_transformers_in_every_row(real_data: Path, name: str, fast: bool) -> None:
@@ -149,6 +150,7 @@ def test_encode_real_texts_equals_transformers_in_every_row(real_data: Path, nam
         assert ids == reference(text, add_special_tokens=False).input_ids
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_encode_text_that_the_normaliser_changes_takes_the_usual_way(real_data: Path) -> None:
     folder = real_data / "tokenizers/qwen3"
@@ -160,6 +162,7 @@ def test_encode_text_that_the_normaliser_changes_takes_the_usual_way(real_data: 
     assert not tokenization.degenerate(encoded).any()
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_control_strings_of_qwen3_in_content_give_the_specified_ids(real_data: Path) -> None:
     folder = real_data / "tokenizers/qwen3"

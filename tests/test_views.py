@@ -503,6 +503,7 @@ for number in range(1, int(sys.argv[2]) + 1):
 """
 
 
+@pytest.mark.slow
 def test_reader_that_stays_open_beside_a_busy_writer_always_sees_one_whole_version(store: Store) -> None:
     """A view that lists the table before the pointers shows no rows in one of six of these reads."""
     stats.write_table(store, "ledger", "r", "d", "v0", _ledger(0, lines=10))

@@ -120,6 +120,7 @@ def stage_asset(
         with only_infrastructure_errors():
             placed = replace(project, store=storage.store())
             folders = tuple(context.partition_keys) if ranks else ()
+            build.publish_statistics(placed)
             report = build.run(
                 placed,
                 step,

@@ -481,6 +481,12 @@ def _manifest(work: Work, step: Step, draft: Draft, fingerprint: str, started: f
     )
 
 
+def publish_statistics(project: Project) -> None:
+    """Bring `stats.duckdb` up to date, so that it answers while what follows is built."""
+    with full_disk_named(project.store, "stats.duckdb"):
+        stats.publish_views(project.store)
+
+
 def judge(project: Project, step: Step, made: Manifest, *, only: Collection[str] | None = None) -> list[Verdict]:
     """Judge a step's output under the recipe's terms, or some laws of them; save the verdicts and show them."""
     chosen = [one for one in step.terms if only is None or one.law in only]

@@ -354,6 +354,8 @@ def _run(
     from pipelines import build, terminal
     from pipelines.progress import Watch
 
+    # First of all, so that it answers while the build runs.
+    build.publish_statistics(project)
     with Watch(project, steps, terminal.console(), terminal.console(sys.stderr)) as watch:
         done = build.build(project, progress=watch, tell=watch.tell, only=only, datasets=datasets)
     return any(verdict.blocking for _, _, verdicts in done for verdict in verdicts)
@@ -548,6 +550,7 @@ def _use(given: argparse.Namespace) -> int:
     from pipelines import build, manifest, reports, terminal
 
     project = _project(given)
+    build.publish_statistics(project)
     step = _step(project, given.key)
     known = [one.version for one in manifest.versions(project.store, step.key)]
     version = _one_of(given.version, known, f"{project.recipe.name}/{given.key}")

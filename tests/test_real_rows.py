@@ -18,7 +18,7 @@ from pipelines import build
 from pipelines.build import Project
 from pipelines.manifest import Manifest, current
 
-pytestmark = pytest.mark.real_data
+pytestmark = [pytest.mark.slow, pytest.mark.real_data]
 
 FORMATS = '''
 """The desired side of a file with one answer per record and a verdict on it."""
@@ -112,7 +112,6 @@ def records_of(path: Path) -> list[Any]:
     return [orjson.loads(line) for line in content.split(b"\n") if line.strip()]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dataset", list(FILES))
 def test_every_record_of_a_file_is_kept_or_rejected_for_a_reason(built: Project, dataset: str) -> None:
     _, _, records, expected = FILES[dataset]
@@ -220,7 +219,6 @@ def _first_records(project: Project, dataset: str) -> dict[str, int]:
     return starts
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dataset", list(SAID))
 def test_what_a_record_says_is_printed_or_counted_as_dropped(
     built: Project, printed: dict[str, list[tuple[Any, str]]], dataset: str

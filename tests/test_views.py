@@ -474,6 +474,7 @@ def test_ledger_with_a_version_switched_between_listing_and_reading_shows_the_ve
     younger than the list of the table's files.
     """
     stats.record(store, ledger_of("v1", 10))
+    stats.publish_views(store)
 
     def switch() -> bool:
         stats.record(store, ledger_of("v2", 20))
@@ -527,6 +528,7 @@ def test_reader_that_stays_open_beside_a_busy_writer_always_sees_one_whole_versi
 
 def test_publish_views_while_a_reader_has_the_file_open_replaces_it_under_another_inode(store: Store) -> None:
     stats.record(store, ledger_of("v1", 10))
+    stats.publish_views(store)
     with duckdb.connect(store.path("stats.duckdb"), read_only=True) as reader:
         before = Path(store.path("stats.duckdb")).stat().st_ino
         store.remove("stats/_views.json")

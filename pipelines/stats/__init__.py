@@ -58,9 +58,9 @@ __all__ = [
 def record(store: Store, manifest: Manifest, *, reused: bool = False, parts_reused: int = 0) -> None:
     """Write all tables of a manifest, then make its version the current one of its stage.
 
-    In this order: a reader that sees the pointer must find the rows it points to.
+    In this order: a reader that sees the pointer must find the rows it points to. `stats.duckdb` is the business of
+    whoever builds for people, the command line and Dagster: its views change only with their definitions.
     """
     tables_of(store, manifest, reused=reused, parts_reused=parts_reused)
     recipe, scope = scope_of(manifest.key)
     point_current(store, recipe, scope, manifest.stage, (manifest.version,))
-    publish_views(store)

@@ -4,7 +4,7 @@
 # Set PYTHON to build the environment with an interpreter of your choice: make demo PYTHON=python3.12
 PYTHON ?=
 # Further words for pytest: make test PYTEST_ARGS="tests/test_layers.py -x"
-PYTEST_ARGS ?= -n auto --dist loadfile
+PYTEST_ARGS ?= -n auto --dist loadfile --no-loadscope-reorder
 # `make test CI=1` also runs what takes long: servers, nights, kills, whole real datasets, the browser.
 CI ?=
 export CI

@@ -250,15 +250,14 @@ class _RowColumns:
 
     def table(self) -> pa.Table:
         """Return the rows as `rows.ROWS`."""
-        rows, reports = self.rows, [row.report for row in self.rows]
-        columns: list[Sequence[Any]] = [
-            self.ids, self.hashes, self.dedupe_keys, [self.dataset] * len(rows), [r.kind for r in rows], self.splits,
-            [r.group_key for r in rows], [r.order_key for r in rows], [r.domain for r in rows],
-            *([texts[i] for texts in self.texts] for i in range(3)),
-            [r.text for r in rows], [r.output for r in rows],
-            [texts[3] for texts in self.texts],
+        rows = self.rows
+        messages, tools, kwargs, records = zip(*self.texts, strict=True) if rows else ((), (), (), ())
+        columns: list[Sequence[Any] | pa.Array] = [
+            self.ids, self.hashes, self.dedupe_keys, pa.repeat(self.dataset, len(rows)), [r.kind for r in rows],
+            self.splits, [r.group_key for r in rows], [r.order_key for r in rows], [r.domain for r in rows],
+            messages, tools, kwargs, [r.text for r in rows], [r.output for r in rows], records,
             [_prompt_hash(r) for r in rows],
-            *_report_columns(reports),
+            *_report_columns([row.report for row in rows]),
         ]  # fmt: skip
         return pa.table(columns, schema=ROWS)
 
@@ -303,9 +302,17 @@ def _prompt_hash(row: Row) -> bytes | None:
     return hashlib.blake2b(" ".join(prompt.casefold().split()).encode(errors="surrogatepass"), digest_size=8).digest()
 
 
-def _report_columns(reports: Sequence[ParseReport]) -> list[list[Any]]:
+def _report_columns(reports: Sequence[ParseReport]) -> "list[list[Any] | pa.Array]":
     names = ("schema", "extracted_think_from_content", "moved_reasoning_keys", "dropped_think_messages",
              "tools_present", "tools_parsed_from_string", "unknown_roles", "notes")  # fmt: skip
+    first = reports[0] if reports else None
+    # Rows about which there is nothing to say share one report.
+    if first is not None and all(report is first for report in reports):
+        types = (ROWS.field(name).type for name in names)
+        return [
+            pa.repeat(pa.scalar(getattr(first, name), type_), len(reports))
+            for name, type_ in zip(names, types, strict=True)
+        ]
     return [[getattr(report, name) for report in reports] for name in names]
 
 
@@ -334,9 +341,8 @@ def _save_rows(
         "notes": dict(sorted(notes.items())),
         "splits": dict(sorted(Counter(columns.splits).items())),
         "examples_of_rejects": _first_of_each(log),
+        "noticed": noticed(table),
     }
-    table = columns.table()
-    facts["noticed"] = noticed(table)
     files = {
         "rows": write_parquet(store, f"{at}/rows.parquet", table),
         "rejects": write_rejects(store, task.folder, at, log),

@@ -20,8 +20,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run what takes more than some seconds, as under CI")
 
 
+FIRST = ("test_browser.py", "test_assets_server.py", "test_records_real.py", "test_real_road.py")
+"""The files that take minutes: begun last, they would leave the other cores idle."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave slow tests to CI, unless they are asked for."""
+    """Leave slow tests to CI, unless they are asked for; begin with those that take longest."""
+    items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST))
     if config.getoption("--slow") or os.environ.get("CI"):
         return
     left_out = pytest.mark.skip(reason="slow: `make test CI=1` runs it")

@@ -332,25 +332,25 @@ def test_parts_of_long_rows_stay_within_memory() -> None:
 def test_part_sizes_grow_with_the_offset() -> None:
     kib, gib = 1 << 10, 1 << 30
 
-    assert [part_bytes(at) for at in (0, 4096 * kib, 8192 * kib, gib, 9 * gib)] == [
-        64 * kib,
-        64 * kib,
+    assert [part_bytes(at) for at in (0, 6400 * kib, 12800 * kib, gib, 9 * gib)] == [
         128 * kib,
+        128 * kib,
+        256 * kib,
         16384 * kib,
         16384 * kib,
     ]
-    assert [part_rows(at) for at in (0, 32768, 64000, 4 << 20, 9 << 20)] == [512, 512, 1000, 65536, 65536]
+    assert [part_rows(at) for at in (0, 51200, 100000, 4 << 20, 9 << 20)] == [1024, 1024, 2000, 65536, 65536]
 
 
 def test_one_percent_appended_to_a_large_file_touches_a_small_share_of_it() -> None:
-    """40 MB + 1 %: what is new or changed is at most the 1 %, one sixty-fourth, and one minimal part."""
+    """40 MB + 1 %: what is new or changed is at most the 1 %, one fiftieth, and one minimal part."""
     lines = [b'{"n": %d, "text": "%s"}\n' % (number, b"x" * 1000) for number in range(40_400)]
     old = {part.content for part in sliced(b"".join(lines[:40_000]))}
     new = sliced(b"".join(lines))
 
     redone = sum(part.length for part in new if part.content not in old)
 
-    assert redone < (0.01 + 1 / 64) * sum(map(len, lines)) + (64 << 10)
+    assert redone < (0.01 + 1 / 50) * sum(map(len, lines)) + (128 << 10)
 
 
 def test_equal_parts_are_told_apart_in_recipe_order(folder: Path) -> None:

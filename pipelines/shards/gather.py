@@ -7,8 +7,8 @@ file whose pages the operating system caches and drops by itself; a worker then 
 Rejected: `pyarrow.dataset.take`, which decodes every file again for each output shard.
 """
 
+import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -24,14 +24,15 @@ def to_scratch(table: pa.Table, target: str) -> None:
 
 
 _MAPS: dict[str, pa.Table] = {}
+"""This process's maps, all of one folder."""
 
 
 def _mapped(path: str) -> pa.Table:
     """Return a scratch file's rows; opening maps pages, it reads none, and is done once per process."""
     if path not in _MAPS:
         # A worker outlives the stage that lent the last folder: its maps would hold deleted files on the disk.
-        for gone in [known for known in _MAPS if Path(known).parent != Path(path).parent]:
-            del _MAPS[gone]
+        if os.path.dirname(next(iter(_MAPS), path)) != os.path.dirname(path):
+            _MAPS.clear()
         with pa.memory_map(path, "rb") as source:
             _MAPS[path] = pa.ipc.open_file(source).read_all()
     return _MAPS[path]

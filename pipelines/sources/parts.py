@@ -4,12 +4,12 @@ What belongs here: the nouns `Part`, `FileScan` and `Slice`, the two laws of siz
 a sequence of rows by them. What does not: file formats (one module each), where files lie (`urls.py`),
 how a part becomes records again (`reading.py`).
 
-    byte     0        64 Ki     128 Ki            4 Mi                1 Gi
-    part     └── 0 ──┘└── 1 ──┘└── 2 …  63 ──────┘└─ o/64 bytes each ┘└─ 16 Mi each …
+    byte     0        128 Ki    256 Ki            6.25 Mi             800 Mi
+    part     └── 0 ──┘└── 1 ──┘└── 2 …  49 ──────┘└─ o/50 bytes each ┘└─ 16 Mi each …
 
 A part that begins at offset o ends at the first line end at or after o + size(o). Its bounds depend on
 nothing behind it, so lines appended to a file change its last part and add new ones, at most one
-sixty-fourth of a large file. Why not equal slices or content-defined cuts: `docs/decisions/0002`.
+fiftieth of a large file. Why not equal slices or content-defined cuts: `docs/decisions/0002`.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, BinaryIO, Literal
 
-VERSION = 1
+VERSION = 2
 """Raised whenever the same file would give other parts or other staged bytes; older scans are redone."""
 
 BOM = b"\xef\xbb\xbf"
@@ -113,12 +113,12 @@ class FileScan:
 
 def part_bytes(offset: int) -> int:
     """Return the least size in bytes of a part of a line format that begins at `offset`."""
-    return min(max(offset // 64, 64 << 10), 16 << 20)
+    return min(max(offset // 50, 128 << 10), 16 << 20)
 
 
 def part_rows(offset: int) -> int:
     """Return the size in rows of a part of a row format that begins at row `offset`."""
-    return min(max(offset // 64, 512), 65536)
+    return min(max(offset // 50, 1024), 65536)
 
 
 def cut_lines(stream: BinaryIO) -> Iterator[Slice]:

@@ -252,7 +252,7 @@ class _RowColumns:
         """Return the rows as `rows.ROWS`."""
         rows = self.rows
         messages, tools, kwargs, records = zip(*self.texts, strict=True) if rows else ((), (), (), ())
-        columns: list[Sequence[Any] | pa.Array] = [
+        columns: list[Any] = [
             self.ids, self.hashes, self.dedupe_keys, pa.repeat(self.dataset, len(rows)), [r.kind for r in rows],
             self.splits, [r.group_key for r in rows], [r.order_key for r in rows], [r.domain for r in rows],
             messages, tools, kwargs, [r.text for r in rows], [r.output for r in rows], records,
@@ -302,18 +302,17 @@ def _prompt_hash(row: Row) -> bytes | None:
     return hashlib.blake2b(" ".join(prompt.casefold().split()).encode(errors="surrogatepass"), digest_size=8).digest()
 
 
-def _report_columns(reports: Sequence[ParseReport]) -> "list[list[Any] | pa.Array]":
+def _report_columns(reports: Sequence[ParseReport]) -> list[pa.Array]:
     names = ("schema", "extracted_think_from_content", "moved_reasoning_keys", "dropped_think_messages",
              "tools_present", "tools_parsed_from_string", "unknown_roles", "notes")  # fmt: skip
-    first = reports[0] if reports else None
-    # Rows about which there is nothing to say share one report.
-    if first is not None and all(report is first for report in reports):
-        types = (ROWS.field(name).type for name in names)
-        return [
-            pa.repeat(pa.scalar(getattr(first, name), type_), len(reports))
-            for name, type_ in zip(names, types, strict=True)
-        ]
-    return [[getattr(report, name) for report in reports] for name in names]
+    # Rows of one schema about which there is nothing to say share one report.
+    each = {id(report): report for report in reports}
+    places = {key: place for place, key in enumerate(each)}
+    rows = pa.array([places[id(report)] for report in reports], pa.int32())
+    return [
+        pa.array([getattr(report, name) for report in each.values()], ROWS.field(name).type).take(rows)
+        for name in names
+    ]
 
 
 def _save_rows(

@@ -44,12 +44,13 @@ def assembly() -> None:
 
     def draw(room: Room) -> Draw:
         span = room.records - room.least_budget + 1
-        return lambda number, group: (
-            lambda ordinal: (
-                room.least_budget
-                + (permutation.key(0, "budget", "bench", "train", number, group, ordinal) * span >> 64)
-            )
-        )
+
+        def of_series(number: int, group: int) -> Callable[[int], int]:
+            # As `stages/record_plan.py` draws.
+            key = permutation.keys_after(0, "budget", "bench", "train", number, group)
+            return lambda ordinal: room.least_budget + (key(ordinal) * span >> 64)
+
+        return of_series
 
     for cap in (1, 10, None):
         room, wide = Room(4096, 40, cap), Room(1 << 20, 40, cap)

@@ -30,27 +30,28 @@ def assemble(records: Records, passes: list[Pass], room: Room, draw: Draw | None
     bounds: list[int] = np.concatenate((np.zeros(1, np.int64), np.cumsum(lasts - firsts))).tolist()
     pass_of: list[int] = (np.searchsorted(starts, np.arange(len(firsts)), "right") - 1).tolist()
     offsets, budgets, flushes, numbers = [0], list[int](), list[int](), list[int]()
-    cap = room.cap if room.cap is not None else len(order)
+    cap, full = room.cap if room.cap is not None else len(order), room.records
     for run, group in enumerate(groups):
         here, end, ordinal = bounds[run], bounds[run + 1], 0
         budget_of = None if draw is None else draw(pass_of[run], group)
         while here < end:
-            budget = room.records if budget_of is None else budget_of(ordinal)
-            budget = max(budget, sums[here + 1] - sums[here])
+            budget = full if budget_of is None else budget_of(ordinal)
             most = min(here + cap, end)
-            stop = bisect_right(sums, sums[here] + budget, here + 1, most + 1) - 1
+            # One record always fits, so the search begins behind it.
+            stop = most if most == here + 1 else bisect_right(sums, sums[here] + budget, here + 2, most + 1) - 1
             offsets.append(stop)
             budgets.append(budget)
             numbers.append(pass_of[run])
             flushes.append(_GROUP if stop == end else _CAP if stop == most else _BUDGET)
             here, ordinal = stop, ordinal + 1
+    units = np.array(offsets, np.int64)
     return Assembled(
         records=order,
-        units=np.array(offsets, np.int64),
+        units=units,
         examples=np.arange(len(offsets), dtype=np.int64),
         passes=np.array(numbers, np.int64),
-        budgets=np.array(budgets, np.int64),
-        flushes=_with_restarts(np.array(flushes, np.int8), np.array(offsets, np.int64), bounds, starts),
+        budgets=np.maximum(np.array(budgets, np.int64), records.tokens[order[units[:-1]]]),
+        flushes=_with_restarts(np.array(flushes, np.int8), units, bounds, starts),
     )
 
 

@@ -1,4 +1,4 @@
-"""Records: planning a million of them in every mode, and what encoding costs a token, against plain documents.
+"""Records: planning a million of them in every mode, what encoding costs a token, and what memory a build takes.
 
     python -m benchmarks.records [rows]
 
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import corpus, measure
+from benchmarks.scale import MemoryWatch
 from pipelines import build, permutation
 from pipelines.assembly import Assembled, Draw, Records, Room, grouped, resampling, sequential, tabular
 from pipelines.build import Project
@@ -130,20 +131,49 @@ def encoding(folder: Path, rows: int) -> None:
     measure.emit("record_encoding_over_text", times=round(costs["records"] / costs["text"], 2), asked=1.5)
 
 
-def project(source: Path, form: dict[str, Any], root: Path) -> Project:
-    """Return a project of one dataset, built by one process."""
+def memory(folder: Path, rows: int) -> None:
+    """Build tables of growing size to shards; flat means that a worker of the largest holds what one of the first does.
+
+    The plan is made in the calling process, which holds some integers of every record.
+    """
+    for times in (2, 4, 8):
+        own = folder / f"memory-{times}"
+        own.mkdir()
+        table, _ = write_table(own, times * rows)
+        one = project(table, {"kind": "records", "data": {"max_sequences_per_example": 10}}, own / "store", workers=2)
+        watch = MemoryWatch()
+        watch.start()
+        build.build(one, only=measure.TO_SHARDS)
+        watch.stopped.set()
+        watch.join()
+        build.close_workers()
+        measure.emit(
+            "record_memory",
+            rows=times * rows,
+            input_mb=round(table.stat().st_size / 1e6, 1),
+            worker_peak_gb=round(max(watch.samples) / 1e9, 3),
+            main_peak_gb=round(watch.own / 1e9, 3),
+        )
+
+
+def project(source: Path, form: dict[str, Any], root: Path, *, workers: int = 1) -> Project:
+    """Return a project of one dataset."""
     dataset = {"source": {"train_urls": [str(source)]}, "format": form, "splits": {"validation": 0, "test": 0}}
     values = {
-        "tokenizer": str(corpus.TOKENIZER), "seq_len": 4096, "datasets": {"rows": dataset}, "execution": {"workers": 1},
-    }  # fmt: skip
+        "tokenizer": str(corpus.TOKENIZER),
+        "seq_len": 4096,
+        "datasets": {"rows": dataset},
+        "execution": {"workers": workers},
+    }
     return Project(parse(values, name="bench", where="benchmark"), Store(str(root)), measure.ROOT)
 
 
 def main(rows: int) -> None:
-    """Run both."""
+    """Run all."""
     assembly()
     with tempfile.TemporaryDirectory() as name:
         encoding(Path(name), rows)
+        memory(Path(name), rows)
 
 
 if __name__ == "__main__":

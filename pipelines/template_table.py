@@ -24,7 +24,7 @@ from pipelines.contract import Conversation
 from pipelines.formats import Chat
 from pipelines.masking import Loss, Masker, MaskRules
 from pipelines.reasons import WORDS
-from pipelines.rendering import Renderer, RendererSpec, bundled
+from pipelines.rendering import Renderer, RendererSpec, bundled, stretches
 from pipelines.rows import Json, Masked, Rejected, Span, to_json
 from pipelines.storage import digest
 
@@ -212,7 +212,7 @@ def _compare(line: Line, mine: Masked | Rejected, theirs: Masked | Rejected, all
         return
     line.compared += 1
     found, expected = _positions(mine.trained), _positions(theirs.trained)
-    beside = {repr(text) for text in _stretches(theirs.text, expected - found)}
+    beside = {repr(text) for text in stretches(theirs.text, expected - found)}
     if found <= expected and beside <= allowed:
         line.equal += 1
         line.beside |= beside
@@ -220,16 +220,6 @@ def _compare(line: Line, mine: Masked | Rejected, theirs: Masked | Rejected, all
 
 def _positions(spans: Iterable[Span]) -> set[int]:
     return {i for span in spans for i in range(span.start, span.end)}
-
-
-def _stretches(text: str, positions: set[int]) -> Iterator[str]:
-    start = previous = -2
-    for position in [*sorted(positions), len(text) + 2]:
-        if position != previous + 1:
-            if start >= 0:
-                yield text[start : previous + 1]
-            start = position
-        previous = position
 
 
 # ── the page ──

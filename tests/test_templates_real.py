@@ -15,7 +15,7 @@ import pytest
 from pipelines.batches import Counts, Example, examples_of
 from pipelines.contract import Conversation, Printed
 from pipelines.masking import Loss, Masker, MaskRules
-from pipelines.rendering import Renderer, RendererSpec, bundled, bundled_names
+from pipelines.rendering import Renderer, RendererSpec, bundled, bundled_names, stretches
 from pipelines.rows import Json, Masked, Message, Rejected, Span
 from pipelines.template_table import template_text
 from pipelines.tokenization import ControlStrings, Encoder, byte_positions, open_tokenizer
@@ -225,19 +225,9 @@ def test_mask_from_marks_equals_the_training_templates_blocks(name: str, real_da
                 compared[way] += 1
                 expected, found = ranges(theirs.trained), ranges(mine.trained)
                 assert found <= expected
-                assert set(_runs(theirs.text, expected - found)) <= explained
+                assert set(stretches(theirs.text, expected - found)) <= explained
 
     assert all(compared[way] >= 5 for way in range(len(ours)))
-
-
-def _runs(text: str, positions: set[int]) -> Iterator[str]:
-    start = previous = -2
-    for position in [*sorted(positions), len(text) + 2]:
-        if position != previous + 1:
-            if start >= 0:
-                yield text[start : previous + 1]
-            start = position
-        previous = position
 
 
 WITH_BLOCKS = [name for name in TEMPLATES if name.startswith("trl__") or name == "axolotl__phi_4"]

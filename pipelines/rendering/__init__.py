@@ -49,6 +49,7 @@ from pipelines.rendering.marks import (
     read_marks,
     silent_loops,
 )
+from pipelines.rendering.probes import stretches
 from pipelines.rows import Json, Message, Rejected
 
 __all__ = [
@@ -66,6 +67,7 @@ __all__ = [
     "register_chat_template",
     "resolve",
     "spec_of",
+    "stretches",
 ]
 
 VERSION = 2

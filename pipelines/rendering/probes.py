@@ -352,8 +352,8 @@ class Blocks:
             if isinstance(print_, Printed):
                 held = {i for block in print_.generation for i in range(block.start, block.end)}
                 marked = set(self._by_marks(print_, probe))
-                yield from (f"adds {text!r}" for text in _stretches(print_.text, held - marked))
-                yield from (f"leaves out {text!r}" for text in _stretches(print_.text, marked - held))
+                yield from (f"adds {text!r}" for text in stretches(print_.text, held - marked))
+                yield from (f"leaves out {text!r}" for text in stretches(print_.text, marked - held))
 
     def hold_the_end(self) -> bool:
         """Tell whether the end of an earlier turn is inside its block."""
@@ -386,7 +386,7 @@ class Blocks:
         return 0
 
 
-def _stretches(text: str, positions: set[int]) -> Iterator[str]:
+def stretches(text: str, positions: set[int]) -> Iterator[str]:
     """Yield the text of each run of adjacent positions."""
     start = previous = -2
     for position in [*sorted(positions), len(text) + 2]:

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from pipelines.contract import Conversation
 from pipelines.masking import Loss, Masker, MaskRules
 from pipelines.masking.pieces import SHORT
-from pipelines.rendering import Renderer, RendererSpec
-from pipelines.rendering.library import bundled
+from pipelines.rendering import Renderer, RendererSpec, bundled
 from pipelines.rendering.opaque import OpaqueRenderer, screen
 from pipelines.rows import Masked
 from tests.recipes import CHAT, Built, Road

@@ -8,7 +8,7 @@ in Jinja's sandbox; the fast way writes the marks into its text for another engi
 for a template only if text and spans are equal on every probe (`trust.py`); a row on which the fast engine
 complains takes the reference way.
 
-    library       templates that have a name        environment   the sandbox and its budget
+    catalog       templates that have a name        environment   the sandbox and its budget
     adaptation    messages as a template wants      marks         marks in the syntax tree, marks → spans
     probes        what a template does              fast          marks in the text
     trust         probes on which both ways must agree
@@ -30,8 +30,7 @@ from pipelines.contract import OpaquePrint, Printed, TemplateContract
 from pipelines.errors import ConfigError, one_of
 from pipelines.rendering import fast, opaque, probes, trust
 from pipelines.rendering.adaptation import Adaptation, BadArgumentsError
-from pipelines.rendering.environment import OUTPUT, STEPS, BudgetError, Sandbox, clock
-from pipelines.rendering.library import (
+from pipelines.rendering.catalog import (
     bundled,
     bundled_names,
     get_chat_template,
@@ -40,6 +39,7 @@ from pipelines.rendering.library import (
     read_template,
     register_chat_template,
 )
+from pipelines.rendering.environment import OUTPUT, STEPS, BudgetError, Sandbox, clock
 from pipelines.rendering.marks import (
     MARK_CHARACTERS,
     Recorder,

@@ -22,11 +22,10 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
 from typing import Any, BinaryIO, cast
 
 import fsspec
@@ -40,13 +39,6 @@ UNFINISHED = ".tmp"
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 """What may name a recipe, a dataset or an export: it becomes a folder, an asset key and a SQL value."""
-
-FROM_PYTHON: Mapping[str, bool] = MappingProxyType({"pre_buffer": False, "use_threads": False})
-"""How Arrow reads Parquet from a Python file object: on the thread that asks.
-
-Arrow's own threads may let go of the bytes they got only when the interpreter is ending; they then wait for
-its lock, are ended by it, and the process aborts ("terminate called without an active exception"), its work done.
-"""
 
 RESERVED_NAMES = frozenset({"training_splits", "gpu_partitions", "exports", "stats", "reports", "_recipe"})
 
@@ -105,6 +97,8 @@ class Store:
         if self.is_local:
             with pq.ParquetFile(self.path(relative), memory_map=True) as file:
                 return file.read(wanted)
+        # On this thread: Arrow's own may let go of a Python buffer only when the interpreter is ending; they then wait
+        # for its lock, are ended by it, and the process aborts ("terminate called without an active exception").
         with self.open(relative) as handle, pq.ParquetFile(handle) as file:
             return file.read(wanted, use_threads=False)
 

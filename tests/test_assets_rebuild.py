@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import dagster as dg
+import duckdb
 import pytest
 
 from assets import materialize
@@ -44,6 +45,14 @@ def test_run_materializes_every_rank_and_passes_every_blocking_check(tiny: Tiny)
         one.description for one in evaluations if not one.passed and one.severity == dg.AssetCheckSeverity.ERROR
     ] == []
     assert {one.asset_key for one in evaluations} == set(tiny.definitions().resolve_all_asset_keys())
+
+
+def test_statistics_file_answers_after_a_run(tiny: Tiny) -> None:
+    tiny.run()
+
+    with duckdb.connect(f"{tiny.store}/stats.duckdb", read_only=True) as reader:
+        counted = reader.execute("select dataset, count(*) from rows group by all order by all").fetchall()
+    assert counted == [("chats", 60), ("tasks", 60)]
 
 
 @pytest.mark.slow

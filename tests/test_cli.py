@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from pipelines import cli, manifest
@@ -279,6 +280,33 @@ def test_sql_without_statistics_makes_no_folder(tmp_path: Path, capsys: pytest.C
     assert not (tmp_path / "none").exists()
 
 
+def rows_in_statistics(project: CliProject) -> int:
+    """Count the rows of a dataset in `stats.duckdb`, as any program that opens the file would."""
+    with duckdb.connect(project.project.store.path("stats.duckdb"), read_only=True) as reader:
+        [count] = reader.execute("select count(*) from rows where dataset = 'chats'").fetchone() or (0,)
+    return int(count)
+
+
+def test_statistics_file_answers_after_a_build(built: CliProject) -> None:
+    assert rows_in_statistics(built) == CHATS
+
+
+def test_statistics_file_answers_behind_a_shut_gate(tmp_path: Path) -> None:
+    project = CliProject(tmp_path).write(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}})
+
+    assert project.rowmill("build") == cli.BLOCKED
+    assert rows_in_statistics(project) == CHATS
+
+
+@pytest.mark.slow
+def test_statistics_file_that_is_gone_is_made_again_by_use(copied: CliProject) -> None:
+    Path(copied.project.store.path("stats.duckdb")).unlink()
+    version = current(copied, "chats", "raw_dataset").version
+
+    assert copied.rowmill("use", "chats/raw_dataset", version) == cli.DONE
+    assert rows_in_statistics(copied) == CHATS
+
+
 # ── versions, use, gc ──
 
 
@@ -304,6 +332,9 @@ def test_use_of_unknown_version_names_those_there_are(copied: CliProject, capsys
     assert current(copied, "chats", "raw_dataset").version in capsys.readouterr().err
 
 
+SHARED = "small/chats/tokenized_examples"
+
+
 @pytest.mark.slow
 def test_gc_keeps_what_is_current_and_what_that_was_made_of(
     copied: CliProject, capsys: pytest.CaptureFixture[str]
@@ -322,7 +353,10 @@ def test_gc_keeps_what_is_current_and_what_that_was_made_of(
     assert [one.version for one in manifest.versions(store, ("small", "chats", "packed_shards"))] == [
         kept["packed_shards"]
     ]
-    assert not any(store.exists(part.files["examples"].path) for part in old.parts)
+    # All but the one file that every part without rejects shares.
+    own = {file.path for part in old.parts for file in part.files.values()} - {f"{SHARED}/no_rejects.parquet"}
+    assert own
+    assert not any(map(store.exists, own))
     assert copied.rowmill("verify", "--deep") == cli.DONE
     capsys.readouterr()
     assert copied.rowmill("build") == cli.DONE

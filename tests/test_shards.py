@@ -38,8 +38,7 @@ def _table(segments: Segments, *, blocked: bool = True) -> pa.Table:
 def _back(table: pa.Table) -> pa.Table:
     sink = BytesIO()
     native.write(table, sink, {"recipe": "demo"})
-    sink.seek(0)
-    return native.read(sink)
+    return native.read(sink.getvalue())
 
 
 def test_to_table_of_the_specified_vector() -> None:

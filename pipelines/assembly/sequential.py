@@ -30,12 +30,12 @@ def assemble(records: Records, passes: list[Pass], room: Room, draw: Draw | None
     bounds: list[int] = np.concatenate((np.zeros(1, np.int64), np.cumsum(lasts - firsts))).tolist()
     pass_of: list[int] = (np.searchsorted(starts, np.arange(len(firsts)), "right") - 1).tolist()
     offsets, budgets, flushes, numbers = [0], list[int](), list[int](), list[int]()
-    cap, full = room.cap if room.cap is not None else len(order), room.records
+    cap = room.cap if room.cap is not None else len(order)
     for run, group in enumerate(groups):
         here, end, ordinal = bounds[run], bounds[run + 1], 0
         budget_of = None if draw is None else draw(pass_of[run], group)
         while here < end:
-            budget = full if budget_of is None else budget_of(ordinal)
+            budget = room.records if budget_of is None else budget_of(ordinal)
             most = min(here + cap, end)
             # One record always fits, so the search begins behind it.
             stop = most if most == here + 1 else bisect_right(sums, sums[here] + budget, here + 2, most + 1) - 1

@@ -33,7 +33,6 @@ from pipelines.shards import letters
 from pipelines.shards.export import Job, Sharded, Tally, Terms, Written, write_parquet
 from pipelines.shards.letters import IGNORE, Bools, Ints, Letter, Tokens, Weights
 from pipelines.shards.sequences import Sequences, lists
-from pipelines.storage import FROM_PYTHON
 
 ROW_GROUP = 1024
 FILLER_TOKENS = 2
@@ -154,11 +153,10 @@ def write(table: pa.Table, sink: BinaryIO, card: Mapping[str, str]) -> None:
     pq.write_table(typed, sink, compression="zstd", row_group_size=ROW_GROUP, use_dictionary=["dataset"])
 
 
-def read(source: str | BinaryIO) -> pa.Table:
-    """Read a whole shard back."""
-    if isinstance(source, str):
-        return pq.read_table(source, partitioning=None).combine_chunks()
-    return pq.read_table(source, partitioning=None, **FROM_PYTHON).combine_chunks()
+def read(content: bytes) -> pa.Table:
+    """Read a whole shard back from its bytes; one that lies in a store is `Store.table`'s."""
+    with pq.ParquetFile(pa.BufferReader(content)) as file:
+        return file.read(use_threads=False).combine_chunks()
 
 
 def segments_of(table: pa.Table) -> Segments:

@@ -137,8 +137,7 @@ def write_rank(task: _RankTask) -> tuple[Part, int]:
         name = f"data/part-{number:05d}.parquet"
         store.write(f"{task.at}/{name}", content)
         files[name] = File(f"{task.at}/{name}", len(content), digest_bytes(content), table.num_rows)
-        with store.open(f"{task.at}/{name}") as handle:
-            back = native.read(handle)
+        back = store.table(f"{task.at}/{name}").combine_chunks()
         found += sum(native.sequence_hashes(native.segments_of(back)))
         _count(back, counted)
     files["facts"] = parts.write_parquet(store, f"{task.at}/facts.parquet", task.facts)

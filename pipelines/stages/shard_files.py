@@ -206,7 +206,7 @@ def read_back(task: ReadTask) -> tuple[int, int]:
     damaged = int(digest_bytes(store.read(task.segments.path)) != task.segments.digest)
     if digest_bytes(content) != task.shard.digest:
         return damaged + 1, 0
-    hashes = native.sequence_hashes(native.segments_of(native.read(BytesIO(content))))
+    hashes = native.sequence_hashes(native.segments_of(native.read(content)))
     return damaged, sum(hashes) % native.MODULUS
 
 

@@ -31,7 +31,7 @@ from pipelines.errors import SchemaError
 from pipelines.findings import Verdict
 from pipelines.manifest import EXPORTS, File, Key, Manifest, Part, Table, stage_of
 from pipelines.stats.schemas import CURRENT, SCHEMAS
-from pipelines.storage import FROM_PYTHON, Store
+from pipelines.storage import Store
 
 RECIPE_SCOPE = "_recipe"
 """The scope of stages that belong to a whole recipe; no dataset can have this name."""
@@ -345,10 +345,8 @@ def _encode(content: pa.Table) -> bytes:
 
 
 def _read(store: Store, path: str, schema: pa.Schema) -> pa.Table:
-    if store.is_local:
-        return pq.read_table(store.path(path), schema=schema, partitioning=None)
-    with store.open(path) as handle:
-        return pq.read_table(handle, schema=schema, **FROM_PYTHON)
+    """Read a table; a column that an older writer did not know is null."""
+    return pa.concat_tables([schema.empty_table(), store.table(path)], promote_options="default").select(schema.names)
 
 
 def _schema_of(store: Store, path: str) -> pa.Schema:

@@ -3,12 +3,13 @@
     definitions.py   recipes → Definitions, when Dagster asks
     factory.py       a recipe's road → assets; holds the only `@asset` and the gate in front of it
     history.py       what Dagster's event log says
+    event_log.py     where it writes: its own files, kept open
     checks.py        findings → asset checks
     automation.py    job, nightly schedule, watching sensor, conditions
     resources.py     where built things lie; which executor
     metadata.py      what a stage's page shows
     materialize.py   a whole recipe in one process, for `make demo`
 
-Only public names of `dagster`, except in `history.py`, which says so. Never `from __future__ import annotations`
-here: Dagster compares annotations when it defines an asset.
+Only public names of `dagster`, except in `history.py` and `event_log.py`, which say so. Never
+`from __future__ import annotations` here: Dagster compares annotations when it defines an asset.
 """

@@ -1,7 +1,7 @@
 """What Dagster's event log says about assets: their newest versions, and the verdicts of their checks.
 
-What belongs here: reading the log, and the only names in this repository that Dagster does not call public;
-tests notice their loss. What does not: deciding anything from what was read (`factory.py`).
+What belongs here: reading the log, by names that Dagster does not call public; tests notice their loss. What does
+not: deciding anything from what was read (`factory.py`), or how the log is kept (`event_log.py`).
 
 Both questions are asked for all assets at once: a gate before the ranks of three datasets has sixty checks, and a
 query for each of them was a quarter of a quiet night.

@@ -8,12 +8,14 @@ thousand commits of a night; with TMPDIR on a disk in memory that wait is left o
 
 import contextlib
 import io
+import os
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ import yaml
 
 from benchmarks.measure import ROOT, emit
 from pipelines import report_page
+from pipelines.ui import prepare_home
 
 RECIPES, DATASETS, RANKS, NIGHTS = 20, 5, 8, 5
 LOAD = """
@@ -71,11 +74,7 @@ def quiet_night() -> None:
     """Run the demo's three datasets with eight ranks again and again; nothing changed since the first time."""
     from assets.materialize import materialize_recipe
 
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        tempfile.TemporaryDirectory() as home,
-        dg.DagsterInstance.local_temp(home) as instance,
-    ):
+    with tempfile.TemporaryDirectory() as folder, _instance(folder) as instance:
         recipe = Path(folder) / "configs" / "demo" / "demo.yaml"
         shutil.copytree(ROOT / "configs" / "demo", recipe.parent)
         values = yaml.safe_load(recipe.read_text(encoding="utf-8"))
@@ -101,6 +100,15 @@ def quiet_night() -> None:
         median_cpu_s=round(statistics.median(cpu[1:]), 2),
         report_bytes=report,
     )
+
+
+@contextlib.contextmanager
+def _instance(folder: str) -> Generator[dg.DagsterInstance, None, None]:
+    """Open Dagster's instance as `rowmill ui` does, with the settings that we ship."""
+    os.environ["DAGSTER_HOME"] = f"{folder}/home"
+    prepare_home(Path(folder))
+    with dg.DagsterInstance.get() as instance:
+        yield instance
 
 
 def main() -> None:

@@ -32,7 +32,9 @@ def tiny(tmp_path: Path) -> Tiny:
     return Tiny(tmp_path, dg.DagsterInstance.ephemeral()).write()
 
 
-def test_materialize_says_a_line_per_stage_reports_and_is_seen_by_the_user_interface(tiny: Tiny) -> None:
+def test_materialize_says_a_line_per_stage_reports_and_is_seen_by_the_user_interface(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done = materialize(tiny, "tiny")
 
     stages = [line.split(":")[0] for line in done.stdout.splitlines() if ": made in " in line]
@@ -41,7 +43,8 @@ def test_materialize_says_a_line_per_stage_reports_and_is_seen_by_the_user_inter
     assert stages[-1] == "gpu_partitions"
     assert "tiny  what was built" in done.stdout
     assert " - DEBUG - " not in done.stdout + done.stderr
-    with dg.DagsterInstance.from_config(str(tiny.folder / "home")) as instance:
+    monkeypatch.setenv("DAGSTER_HOME", str(tiny.folder / "home"))
+    with dg.DagsterInstance.get() as instance:
         assert [(run.job_name, run.is_success) for run in instance.get_runs()] == [("rebuild_tiny", True)]
 
 

@@ -78,10 +78,15 @@ def test_engine_module_loads_nothing_heavy_at_import(path: Path) -> None:
     assert loaded & HEAVY == set(), "import it inside the function that needs it"
 
 
+EXTENDED = {"event_log": ["dagster._core.storage.event_log"]}
+"""What a class that `dagster.yaml` names extends (decision 17); Dagster names its own there by this module, too."""
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "assets").rglob("*.py")), ids=lambda path: path.stem)
 def test_asset_module_keeps_its_annotations_and_to_public_dagster(path: Path) -> None:
     """Dagster compares annotations when it loads definitions, so they must not become strings."""
     every = set(imports_of(path.read_text(encoding="utf-8"), at_load=False))
 
     assert "__future__" not in every
-    assert [name for name in every if name.startswith(("dagster._", "dagster_shared", "dagster_pipes"))] == []
+    private = [name for name in every if name.startswith(("dagster._", "dagster_shared", "dagster_pipes"))]
+    assert private == EXTENDED.get(path.stem, [])

@@ -4,6 +4,7 @@ What belongs here: that the contracts of pyproject.toml hold, and that they woul
 """
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -90,3 +91,18 @@ def test_asset_module_keeps_its_annotations_and_to_public_dagster(path: Path) ->
     assert "__future__" not in every
     private = [name for name in every if name.startswith(("dagster._", "dagster_shared", "dagster_pipes"))]
     assert private == EXTENDED.get(path.stem, [])
+
+
+POSSESSIVE_GROUP = re.compile(r"(?<!\\)\)(?:[*+?]|\{[0-9,]+\})\+|\(\?>")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "pipelines").rglob("*.py")), ids=lambda path: path.stem)
+def test_pattern_has_no_group_that_gives_nothing_back(path: Path) -> None:
+    """Python before 3.11.5, Debian 12's among them, forgets where such a group began when it fails half-way."""
+    patterns = [
+        ast.unparse(node.args[0])
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("re.") and node.args
+    ]
+
+    assert [text for text in patterns if POSSESSIVE_GROUP.search(text)] == []

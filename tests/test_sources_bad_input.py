@@ -87,6 +87,9 @@ BAD_LINES = [
     (DEEP_65.encode(), "too_deep", "64"),
     (b"[" * 100_000, "too_deep", "64"),
     (b'{"a":' * 1500 + b"1" + b"}" * 1500, "too_deep", "64"),
+    # Cut inside a string, and full of quotes: brackets in it do not nest, and looking for them takes no longer.
+    (b'{"page":"' + b'[\\"' * 200_000, "invalid_json", ""),
+    (b'{"page":"' + b'[\\"' * 200_000 + b"\\", "invalid_json", ""),
     (b'{"n":' + b"1" * 30 + b',"a":' + b"[" * 900 + b"]" * 900 + b"}", "too_deep", "64"),
 ]
 

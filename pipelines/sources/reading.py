@@ -29,7 +29,9 @@ DEPTH_LIMIT = 64
 _LONG_INTEGER = re.compile(rb"-\d{19}|\d{20}")
 """What integers beyond 64 bits look like; other text that does is parsed twice for nothing."""
 
-_STRING_OR_BRACKET = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]', re.DOTALL)
+_STRING_OR_BRACKET = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
+"""A string may be cut by the end of the text: else the search would begin again inside it, at each of its quotes."""
+
 _STRIDE = 4
 _ZERO = np.uint8(ord("0"))
 

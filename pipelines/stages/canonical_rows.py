@@ -35,7 +35,7 @@ from pipelines.stages import (
 )
 from pipelines.storage import digest
 
-VERSION = 3
+VERSION = 4
 """Raise it when any record may become another row, or a row be in another split."""
 
 LEFT_OUT_ON_PURPOSE = frozenset({"duplicate", "too_short", "too_long", "split_gap", "straddles_split"})

@@ -21,7 +21,7 @@ from pipelines.sources.files import reader_of
 from pipelines.stages import Draft, Planned, Work, first_samples, make_parts, share
 from pipelines.storage import digest
 
-VERSION = 1
+VERSION = 2
 """Raise it when any text may give other records."""
 
 FOLDER = "generated"

@@ -4,7 +4,8 @@ What belongs here: deciding what no kept version needs, and removing it. What do
 versions (`manifest.py`).
 
 Kept are, per stage, the newest versions, the current one, and every version that a kept version of a later
-stage was made of: shards without their examples could not be traced. What goes: manifests, the parts that no
+stage was made of: shards without their examples could not be traced. Of the ranks that version is kept, too, which
+`current.json` names: trainers read it, whatever was built since. What goes: manifests, the parts that no
 kept manifest names, verdicts, statistics, staged copies, and what killed builds left: scratch folders and files under
 a temporary name. A part that was written again, without its duplicates or with other splits, is named by its
 manifest's details, because the next build begins with it.
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pipelines import manifest, stats
 from pipelines.build import Project, road
 from pipelines.manifest import Key, Manifest, folder
+from pipelines.reader.published import published_version
 from pipelines.storage import Store
 
 LOCK_WAIT_S = 10.0
@@ -44,12 +46,15 @@ class Collected:
 def collect(project: Project, *, keep: int, dry_run: bool) -> Collected:
     """Remove what is neither among the newest `keep` versions of its stage, nor current, nor needed by such a version.
 
-    Holds the locks of all stages meanwhile, so that no build reuses what is about to go.
+    What trainers open, and all that it was made of, stays. Holds the locks of all stages meanwhile, so that no build
+    reuses what is about to go, or publishes it.
 
     Raises
     ------
     BusyError
         If a build of the recipe is running.
+    IntegrityError
+        If it cannot be told what trainers open.
 
     """
     store, keys = project.store, [step.key for step in road(project)]
@@ -58,6 +63,8 @@ def collect(project: Project, *, keep: int, dry_run: bool) -> Collected:
             if store.exists(folder(key)):
                 locks.enter_context(store.lock(f"{folder(key)}/.lock", what="/".join(key), timeout_s=LOCK_WAIT_S))
         needed: set[tuple[str, str]] = set()
+        if (published := published_version(store, project.recipe.name)) is not None:
+            needed.add((f"{project.recipe.name}/gpu_partitions", published))
         items: list[Item] = []
         # Against the road: a stage's kept versions say which versions of its inputs are needed.
         for key in reversed(keys):

@@ -2,7 +2,12 @@
 
 from pathlib import Path
 
+import orjson
+import pytest
+
 from pipelines import build, verification
+from pipelines.errors import IntegrityError
+from pipelines.reader import Reader
 from pipelines.retention import collect
 from tests.recipes import PAIR, Road, pair
 
@@ -63,3 +68,75 @@ def test_versions_that_go_take_the_parts_they_began_with_along(tmp_path: Path) -
         *(part.fingerprint for part in kept.parts),
         *kept.details["made_of"],
     }
+
+
+# ── What trainers open ─────────────────────────────────────────────────────────────────────────────
+
+RANKS = "gpu_partitions"
+BEFORE_RANKS = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards",
+                "training_splits")  # fmt: skip
+
+
+def night(road: Road, rows: range, *ranks: str) -> None:
+    """Let the data be these rows, and build everything; of the ranks those alone that are named, if any are."""
+    content = [pair(i) for i in rows]
+    road.one("rows.jsonl", content, PAIR, splits={"validation": 0.3})
+    road.build(only=BEFORE_RANKS)
+    step = build.find_step(road.project, ("road", RANKS))
+    build.run(road.project, step, build.open_inputs(road.project, step), ranks=ranks)
+
+
+def read_by_trainers(road: Road) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the ids of the sequences in the order of training and of the held-out ones; every digest is compared."""
+    reader = Reader(road.store, "road", rank=0, world_size=1, as_torch=False, verify=True)
+    held_out = reader.validation_set("rows")
+    trained = [batch["input_ids"].tolist() for batch in reader]
+    return trained, [held_out[i].input_ids.tolist() for i in range(len(held_out))]
+
+
+def test_ranks_that_trainers_open_stay_while_one_newer_rank_is_current(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+    night(road, range(40))
+    published = read_by_trainers(road)
+    names = orjson.loads((road.store / "road" / RANKS / "current.json").read_bytes())
+    night(road, range(20, 70), "rank-00000-of-00002")
+    assert read_by_trainers(road) == published
+
+    collect(road.project, keep=1, dry_run=False)
+
+    assert read_by_trainers(road) == published
+    assert (road.store / names["order_file"]).exists()
+    # All that they were made of, back to the source: a row that a trainer meets can still be traced.
+    versions, store = {f"road/{RANKS}": names["version"]}, road.project.store
+    while versions:
+        key, version = versions.popitem()
+        made = build.manifest.by_version(store, tuple(key.split("/")), version)
+        assert all(store.exists(file.path) for part in made.parts for file in part.files.values())
+        versions |= made.inputs
+
+
+def test_ranks_that_trainers_no_longer_open_go(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+    night(road, range(40))
+    first = orjson.loads((road.store / "road" / RANKS / "current.json").read_bytes())
+    night(road, range(20, 70))
+    now = read_by_trainers(road)
+
+    collect(road.project, keep=1, dry_run=False)
+
+    assert read_by_trainers(road) == now
+    assert not (road.store / first["order_file"]).exists()
+    assert not any((road.store / one["folder"]).exists() for one in first["ranks"].values())
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"{}"])
+def test_nothing_goes_while_it_cannot_be_told_what_trainers_open(tmp_path: Path, content: bytes) -> None:
+    road = Road(tmp_path)
+    night(road, range(10))
+    (road.store / "road" / RANKS / "current.json").write_bytes(content)
+    before = sorted(road.store.rglob("*"))
+
+    with pytest.raises(IntegrityError, match=r"current\.json: .*; it must name the version .*; build"):
+        collect(road.project, keep=1, dry_run=False)
+
+    assert sorted(road.store.rglob("*")) == before

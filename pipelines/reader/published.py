@@ -85,6 +85,33 @@ class Published:
         return int(next((self.card[name] for name in ("pad_id", "eos_id") if self.card.get(name) is not None), 0))
 
 
+def _place(recipe: str) -> str:
+    return f"{recipe}/gpu_partitions/current.json"
+
+
+def published_version(store: Store, recipe: str) -> str | None:
+    """Return which version of a recipe's ranks trainers open, or None if nothing was published.
+
+    It need not be the newest, nor the current one: a rank that was built alone is both, and is not published.
+
+    Raises
+    ------
+    IntegrityError
+        If `current.json` does not tell.
+
+    """
+    at = _place(recipe)
+    if not store.exists(at):
+        return None
+    try:
+        return str(orjson.loads(store.read(at))["version"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise IntegrityError(
+            f"{store.path(at)}: {type(error).__name__} {error}; it must name the version that trainers read; build "
+            f"{recipe!r} again"
+        ) from error
+
+
 def open_published(store: Store, recipe: str) -> Published:
     """Read what a recipe last published.
 
@@ -94,7 +121,7 @@ def open_published(store: Store, recipe: str) -> Published:
         If nothing was published, or what was is not whole.
 
     """
-    at = f"{recipe}/gpu_partitions/current.json"
+    at = _place(recipe)
     where = store.path(at)
     if not store.exists(at):
         raise IntegrityError(

@@ -8,6 +8,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,26 +66,64 @@ def build_definitions(
         Listing what is wrong with every bad recipe, not only with the first.
 
     """
-    projects = open_projects(recipes, store)
-    jobs = [job_of(project) for project in projects]
+    projects, wrong = _opened(recipes, store)
     # Backfill policies, and the conditions where a recipe asks for them, are beta by name in the pinned release.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)
+        defined: list[_Defined] = []
+        for project in projects:
+            try:
+                defined.append(_defined(project))
+            except dg.DagsterInvalidDefinitionError as error:
+                said = " ".join(str(error).split())
+                wrong.append(f"{project.recipe.name}: execution: Dagster does not take it: {said}; mend that option")
+        if wrong:
+            raise ConfigError("\n".join(wrong))
         return dg.Definitions(
-            assets=[asset for project in projects for asset in assets_of(project, condition_of(project))],
-            asset_checks=[check for project in projects for check in checks_of(project)],
+            assets=[asset for one in defined for asset in one.assets],
+            asset_checks=[check for one in defined for check in one.checks],
             loggers=loggers,
             resources={"storage": Storage(root=store), **(resources or {})},
             # Runs of hand-picked assets too: a process per step costs two seconds of imports each.
             executor=dg.in_process_executor,
-            jobs=jobs,
-            schedules=[nightly_of(project, job) for project, job in zip(projects, jobs, strict=True)],
-            sensors=[watcher_of(project, job) for project, job in zip(projects, jobs, strict=True)],
+            jobs=[one.job for one in defined],
+            schedules=[one.schedule for one in defined],
+            sensors=[one.sensor for one in defined],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Defined:
+    """What one recipe becomes."""
+
+    assets: list[dg.AssetsDefinition]
+    checks: list[dg.AssetChecksDefinition]
+    job: Any
+    schedule: dg.ScheduleDefinition
+    sensor: dg.SensorDefinition
+
+
+def _defined(project: Project) -> _Defined:
+    job = job_of(project)
+    return _Defined(
+        assets=assets_of(project, condition_of(project)),
+        checks=checks_of(project),
+        job=job,
+        schedule=nightly_of(project, job),
+        sensor=watcher_of(project, job),
+    )
 
 
 def open_projects(recipes: Sequence[Path], store: str) -> list[Project]:
     """Open every recipe file; all that is wrong with any of them is one error."""
+    projects, wrong = _opened(recipes, store)
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+    return projects
+
+
+def _opened(recipes: Sequence[Path], store: str) -> tuple[list[Project], list[str]]:
+    """Return the projects that could be opened, and what is wrong with the others."""
     projects: list[Project] = []
     wrong: list[str] = []
     for path in recipes:
@@ -93,9 +132,7 @@ def open_projects(recipes: Sequence[Path], store: str) -> list[Project]:
         except ConfigError as error:
             wrong.append(str(error))
     wrong += _same_names(recipes, projects)
-    if wrong:
-        raise ConfigError("\n".join(wrong))
-    return projects
+    return projects, wrong
 
 
 def _same_names(recipes: Sequence[Path], projects: Sequence[Project]) -> list[str]:

@@ -60,7 +60,7 @@ class KeptEventLog(SqliteEventLogStorage):
                 "DAGSTER_HOME: not set, so there is no place for Dagster's events; it is the absolute path of a "
                 "folder that holds dagster.yaml; set it, or start with `rowmill ui`"
             )
-        return cls(str(Path(home) / "history" / "runs"), inst_data)
+        return cls(str(Path(home).expanduser() / "history" / "runs"), inst_data)
 
     def run_connection(self, run_id: str | None = None) -> AbstractContextManager[sa.Connection]:
         """Lend the connection to the file of a run."""

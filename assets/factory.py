@@ -5,7 +5,8 @@ What does not: what a stage does (`pipelines/`), what its page shows (`metadata.
 
     step ──► open_inputs ──► build.run ──► MaterializeResult(data version = content digest, page)
               │  lock (a): Dagster's event log holds a passing verdict on this version under these terms
-              └  lock (b): so do the engine's own saved findings, which no posted event can forge
+              └  lock (b): so do the engine's own saved findings, which no posted event can forge,
+                           for this version and for all that it was made of
 
 Dagster's blocking checks hold back later steps of one run only. Materializing downstream alone, deselecting
 the checks, a backfill, a check that crashed or a bound made tighter all walk past them; the gate does not.
@@ -121,10 +122,12 @@ def stage_asset(
             placed = replace(project, store=storage.store())
             folders = tuple(context.partition_keys) if ranks else ()
             build.publish_statistics(placed)
+            # A kept version is gated by what it was made of, whatever is current now.
+            inputs = {} if config.version else open_inputs(context.instance, placed, needs, step.inputs)
             report = build.run(
                 placed,
                 step,
-                open_inputs(context.instance, placed.store, needs, step.inputs),
+                inputs,
                 ranks=folders,
                 version=config.version,
                 progress=LogProgress(context.log.info),
@@ -200,7 +203,7 @@ class LogProgress:
 
 
 def open_inputs(
-    instance: dg.DagsterInstance, store: Store, needs: Mapping[Key, Sequence[Terms]], inputs: Sequence[Key]
+    instance: dg.DagsterInstance, project: Project, needs: Mapping[Key, Sequence[Terms]], inputs: Sequence[Key]
 ) -> dict[Key, Manifest]:
     """Return the vouched-for manifest of every input, or refuse with all that stands in the way.
 
@@ -212,6 +215,7 @@ def open_inputs(
     """
     manifests: dict[Key, Manifest] = {}
     closed: list[str] = []
+    store = project.store
     versions = history.current_versions(instance, needs)
     verdicts = history.Verdicts(instance, [(key, one.law) for key, terms in needs.items() for one in terms])
     for key, terms in needs.items():
@@ -221,6 +225,11 @@ def open_inputs(
             closed.append(str(missing))
             continue
         closed += [why for one in terms if (why := why_closed(verdicts, store, manifests[key], one))]
+    if not closed:
+        try:
+            build.require_open_ancestry(project, [manifests[key] for key in inputs], gated=manifests.values())
+        except PipelineError as refusal:
+            closed.append(str(refusal))
     if closed:
         raise refused(closed)
     return {key: manifests[key] for key in inputs}

@@ -12,12 +12,12 @@ kept, the step is done: nothing is read.
 
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pipelines import datadocs, findings, manifest, recipe, stats
+from pipelines import ancestry, datadocs, findings, manifest, recipe, stats
 from pipelines.errors import ConfigError, IntegrityError, PipelineError
 from pipelines.executors import LocalPool
 from pipelines.findings import Terms, Verdict
@@ -290,7 +290,25 @@ def open_inputs(project: Project, step: Step) -> dict[Key, Manifest]:
             closed.append(error)
     if closed:
         raise type(closed[0])("\n".join(str(error) for error in closed))
-    return {key: found[key] for key in step.inputs}
+    inputs = {key: found[key] for key in step.inputs}
+    require_open_ancestry(project, inputs.values(), gated=[found[key] for key in step.gates])
+    return inputs
+
+
+def require_open_ancestry(project: Project, inputs: Iterable[Manifest], *, gated: Iterable[Manifest] = ()) -> None:
+    """Refuse inputs that were made, however far up, of a version that fails today; see `ancestry`.
+
+    Raises
+    ------
+    GateError
+        Naming each closed check with its number, threshold and remedy.
+
+    """
+    steps = road(project)
+    # The stages of a whole recipe wait for all others, which is what their ancestors are.
+    beside = {one.key: set(one.gates) - set(one.inputs) for one in steps if one.dataset is not None}
+    terms = {one.key: one.terms for one in steps}
+    ancestry.require_open(project.store, inputs, terms=terms, beside=beside, gated=gated)
 
 
 # ── Running ────────────────────────────────────────────────────────────────────────────────────────
@@ -322,7 +340,8 @@ def run(
 ) -> Report:
     """Make one step's output, or find that it is there already; `ranks` are folder names such as `rank-00003-of-00008`.
 
-    With `version`, return that kept version instead, verified whole, and make it the current one.
+    With `version`, return that kept version instead, verified whole and gated, and make it the current one; `inputs`
+    are then those that it was made of, whatever is handed in.
     """
     started = time.monotonic()
     _require_one_history(inputs)
@@ -340,7 +359,7 @@ def run(
     name = "/".join(step.key)
     with full_disk_named(project.store, name), project.store.lock(f"{manifest.folder(step.key)}/.lock", what=name):
         if version is not None:
-            return _restore(work, version, started)
+            return _restore(project, work, version, started)
         fingerprint, make = _prepare(work, step)
         kept = manifest.by_fingerprint(work.store, step.key, fingerprint)
         if kept is not None:
@@ -392,18 +411,19 @@ def _reported(work: Work, report: Report) -> Report:
     return report
 
 
-def _restore(work: Work, version: str, started: float) -> Report:
+def _restore(project: Project, work: Work, version: str, started: float) -> Report:
     kept = manifest.by_version(work.store, work.key, version)
+    inputs = ancestry.inputs_of(work.store, kept)
+    require_open_ancestry(project, inputs.values())
     manifest.verify_files(work.store, kept)
     manifest.make_current(work.store, kept)
-    return _reported(work, _nothing_new(kept, started))
+    return _reported(replace(work, inputs=inputs), _nothing_new(kept, started))
 
 
 def _prepare(work: Work, step: Step) -> tuple[str, Callable[[], Draft]]:
     """Return a step's fingerprint and the function that makes its output."""
     versions = {"/".join(key): one.version for key, one in sorted(work.inputs.items())}
-    waivers = sorted({waiver for one in work.inputs.values() for waiver in one.waivers} | set(_waivers_on(work)))
-    base = (step.name, versions, waivers)
+    base = (step.name, versions, _waivers(work, step))
     match step.name:
         case "raw_dataset":
             scans = raw_dataset.scans_of(work)
@@ -446,18 +466,21 @@ def _prepare_end(work: Work, step: Step) -> tuple[str, Callable[[], Draft]]:
     return parsed_records.fingerprint_of(work, texts), lambda: parsed_records.make(work, texts)
 
 
-def _waivers_on(work: Work) -> Iterator[str]:
-    """Name the waivers that cover findings of this stage's inputs; they are part of what is built on them."""
+def _waivers(work: Work, step: Step) -> list[str]:
+    """Name the waivers on all that a step waits for, and those below its inputs; they are part of what is built."""
+    return sorted({waiver for one in work.inputs.values() for waiver in one.waivers} | set(_waivers_on(work, step)))
+
+
+def _waivers_on(work: Work, step: Step) -> Iterator[str]:
     for waiver in work.recipe.gates.waivers:
         law = findings.BY_NAME[waiver.law]
         if any(
-            key[-1] in law.stages and waiver.dataset in (None, key[1] if len(key) == 3 else None) for key in work.inputs
+            key[-1] in law.stages and waiver.dataset in (None, key[1] if len(key) == 3 else None) for key in step.gates
         ):
             yield f"{waiver.law}{f' on {waiver.dataset}' if waiver.dataset else ''}: {waiver.reason}"
 
 
 def _manifest(work: Work, step: Step, draft: Draft, fingerprint: str, started: float, run_id: str) -> Manifest:
-    waivers = {waiver for one in work.inputs.values() for waiver in one.waivers} | set(_waivers_on(work))
     return Manifest(
         key=step.key,
         stage=step.name,
@@ -473,7 +496,7 @@ def _manifest(work: Work, step: Step, draft: Draft, fingerprint: str, started: f
         samples=draft.samples,
         schema=tuple(draft.schema),
         card=draft.card,
-        waivers=tuple(sorted(waivers)),
+        waivers=tuple(_waivers(work, step)),
         details=draft.details,
         built_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         run_id=run_id,

@@ -253,11 +253,24 @@ class GatesBase(Config):
                 raise ValueError(
                     f"{law.name} has an {law.direction} bound, {other} means nothing for it; use {law.direction}"
                 )
+            if bound is not None and not law.waivable and _is_loosened(law, bound):
+                raise ValueError(
+                    f"{law.name} guards correctness; allowed is {law.direction} {law.bound:g} or stricter, and "
+                    "severity error; take the line out and mend the cause"
+                )
         for stage in self.expectations:
             stages = {s for law in LAWS for s in law.stages}
             if stage not in stages:
                 raise ValueError(f"expectations.{stage}: no such stage; choose {one_of(sorted(stages))}")
         return self
+
+
+def _is_loosened(law: Law, bound: Bound) -> bool:
+    own = getattr(bound, law.direction)
+    if own is None:
+        return bound.severity == "warn"
+    looser = own > law.bound if law.direction == "at_most" else own < law.bound
+    return looser or bound.severity == "warn"
 
 
 def _law_field(law: Law) -> tuple[Any, Any]:
@@ -358,7 +371,9 @@ def terms_of(gates: GatesBase, stage: str, dataset: str | None) -> tuple[Terms, 
 def _terms(law: Law, gates: GatesBase, dataset: str | None) -> Terms:
     bound: Bound | None = getattr(gates, law.name, None)
     own = getattr(bound, law.direction) if bound else None
-    waiver = next((w for w in gates.waivers if w.law == law.name and w.dataset in (None, dataset)), None)
+    covering = [w for w in gates.waivers if w.law == law.name and w.dataset in (None, dataset)]
+    # One that names the dataset goes before one for all.
+    waiver = min(covering, key=lambda w: w.dataset is None, default=None)
     return Terms(
         law=law.name,
         direction=law.direction,

@@ -288,6 +288,16 @@ class Recipe(Config):
         return self
 
     @model_validator(mode="after")
+    def _waivers_name_datasets(self) -> "Recipe":
+        for waiver in self.gates.waivers:
+            if waiver.dataset is not None and waiver.dataset not in self.datasets:
+                raise ValueError(
+                    f"gates.waivers: {waiver.dataset!r} is no dataset; choose {one_of(self.datasets)}; a waiver that "
+                    "covers nothing would be believed to cover something"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _weights_name_datasets(self) -> "Recipe":
         for field in ("train_weights", "max_train_batches", "num_validation_sequences"):
             value = getattr(self.mixture, field)

@@ -76,7 +76,7 @@ def prepare_home(root: Path) -> Path:
     Without one, Dagster keeps its history in a temporary folder and deletes it on exit. Settings that are
     there are never overwritten.
     """
-    home = Path(os.environ.get("DAGSTER_HOME") or root / ".dagster").absolute()
+    home = Path(os.environ.get("DAGSTER_HOME") or root / ".dagster").expanduser().absolute()
     home.mkdir(parents=True, exist_ok=True)
     settings = home / "dagster.yaml"
     if not settings.exists():

@@ -86,6 +86,17 @@ def test_home_that_is_set_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert ui.prepare_home(tmp_path / "project") == tmp_path / "mine"
 
 
+def test_home_of_the_user_is_expanded_as_dagster_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("DAGSTER_HOME", "~/mine")
+    monkeypatch.chdir(tmp_path)
+
+    assert ui.prepare_home(tmp_path / "project") == tmp_path / "mine"
+    with dg.DagsterInstance.get():
+        assert (tmp_path / "mine" / "history" / "runs" / "index.db").is_file()
+    assert not (tmp_path / "~").exists()
+
+
 def test_settings_of_the_home_are_accepted_by_dagster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -162,6 +163,20 @@ def test_every_bad_recipe_is_named_in_one_error(tmp_path: Path) -> None:
     assert str(first.path) in str(caught.value)
     assert str(second.path) in str(caught.value)
     assert str(good.path) not in str(caught.value)
+
+
+@pytest.mark.parametrize("option", [{"cron": "0 25 * * *"}, {"owners": ["nonsense"]}])
+def test_option_that_dagster_does_not_take_is_in_the_same_error(tmp_path: Path, option: dict[str, Any]) -> None:
+    instance = dg.DagsterInstance.ephemeral()
+    first = Tiny(tmp_path, instance, name="first").write_recipe(execution={"workers": 1} | option)
+    second = Tiny(tmp_path, instance, name="second").write_recipe(seq_len=1)
+
+    with pytest.raises(ConfigError) as caught:
+        build_definitions([first.path, second.path], first.store)
+
+    assert "first: execution: Dagster does not take it: " in str(caught.value)
+    assert str(next(iter(option.values()))).strip("[']") in str(caught.value)
+    assert str(second.path) in str(caught.value)
 
 
 def test_missing_configs_folder_is_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

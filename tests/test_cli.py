@@ -327,6 +327,23 @@ def test_use_makes_an_older_version_current_and_build_goes_on_from_it(
     assert second in out
 
 
+@pytest.mark.slow
+def test_use_of_older_ranks_publishes_them_with_their_order(copied: CliProject) -> None:
+    published = Path(copied.project.store.path("small/gpu_partitions/current.json"))
+    before = json.loads(published.read_bytes())
+    for number in range(1000, 1030):
+        copied.append_chat(number)
+    assert copied.rowmill("build") == cli.DONE
+    assert json.loads(published.read_bytes())["order"] != before["order"]
+
+    assert copied.rowmill("use", "gpu_partitions", before["version"]) == cli.DONE
+
+    assert json.loads(published.read_bytes()) == before
+    # The newest comes back by itself.
+    assert copied.rowmill("build") == cli.DONE
+    assert json.loads(published.read_bytes())["order"] != before["order"]
+
+
 def test_use_of_unknown_version_names_those_there_are(copied: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
     assert copied.rowmill("use", "chats/raw_dataset", "zzz") == cli.WRONG
     assert current(copied, "chats", "raw_dataset").version in capsys.readouterr().err

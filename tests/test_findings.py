@@ -8,7 +8,7 @@ import pytest
 from pipelines import findings, manifest
 from pipelines.config import check
 from pipelines.errors import ConfigError, GateError
-from pipelines.findings import LAWS, Gates, Verdict
+from pipelines.findings import LAWS, Gates, Law, Verdict
 from pipelines.manifest import Manifest
 from pipelines.storage import Store
 
@@ -98,6 +98,24 @@ def test_waiver_of_another_dataset_covers_nothing(tmp_path: Path) -> None:
     _, verdicts = _judged(Store(str(tmp_path)), {**GOOD, "unknown_roles": 0.2}, waivers=waivers)
 
     assert verdicts["unknown_roles"].blocking
+
+
+def test_waiver_that_names_the_dataset_goes_before_one_for_all(tmp_path: Path) -> None:
+    everywhere = {"law": "unknown_roles", "at_most": 0.05, "reason": REASON}
+    here = everywhere | {"dataset": "chats", "at_most": 0.3}
+
+    for waivers in ([everywhere, here], [here, everywhere]):
+        _, verdicts = _judged(Store(str(tmp_path)), {**GOOD, "unknown_roles": 0.2}, waivers=waivers)
+        assert not verdicts["unknown_roles"].blocking
+
+
+@pytest.mark.parametrize("law", [law for law in LAWS if not law.waivable], ids=lambda law: law.name)
+def test_bound_of_a_law_that_guards_correctness_can_only_be_tightened(law: Law) -> None:
+    looser, stricter = (1, -1) if law.direction == "at_most" else (-1, 1)
+    for bound in ({"severity": "warn"}, {law.direction: law.bound + looser}):
+        with pytest.raises(ConfigError, match=f"{law.name} guards correctness"):
+            check(Gates, {law.name: bound}, "gates")
+    assert check(Gates, {law.name: {law.direction: law.bound + stricter, "severity": "error"}}, "gates")
 
 
 @pytest.mark.parametrize("law", [law.name for law in LAWS if not law.waivable])

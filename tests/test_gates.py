@@ -1,10 +1,11 @@
 """Nothing is built on a failed blocking check: not in its run, not in any other, and not by any side door."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import orjson
 import pytest
 
 from assets import factory, history, metadata
@@ -13,7 +14,7 @@ from pipelines import build, findings, manifest
 from pipelines.errors import GateError
 from pipelines.reader import Reader
 from pipelines.storage import Store
-from tests.tiny_project import FOREIGN_WARNINGS, Tiny, built, chat, refusals, reused
+from tests.tiny_project import FOREIGN_WARNINGS, RECIPE, Tiny, built, chat, refusals, reused
 
 # Conditions are beta by name in the pinned release.
 pytestmark = [pytest.mark.slow, *FOREIGN_WARNINGS, pytest.mark.filterwarnings("ignore::dagster.BetaWarning")]
@@ -339,10 +340,108 @@ def test_open_gate_hands_over_exactly_the_inputs_in_dagster_s_versions(tiny: Tin
     needs = {("tiny", *ROWS): _terms(tiny)}
     store = Store(tiny.store)
 
-    opened = factory.open_inputs(tiny.instance, store, needs, [("tiny", *ROWS)])
+    opened = factory.open_inputs(tiny.instance, tiny.project, needs, [("tiny", *ROWS)])
 
     assert {key: one.version for key, one in opened.items()} == {("tiny", *ROWS): tiny.version(*ROWS)}
     assert opened["tiny", *ROWS] == manifest.by_version(store, ("tiny", *ROWS), tiny.version(*ROWS))
+
+
+# ── What the present versions say nothing of ───────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def outdated(tiny: Tiny) -> Tiny:
+    """Return a project whose ranks hold rows that fail today: a tighter bound came, and the rows alone were mended."""
+    loose = {"unknown_roles": {"at_most": 0.5}}
+    assert tiny.write(unknown_roles=12, gates=RECIPE["gates"] | loose).run().success
+    tiny.write(rows=61)
+    assert tiny.run_only(_with_checks(tiny, "chats", ("raw_dataset", "canonical_rows"))).success
+    everything = [tiny.key(*step.key[1:]) for step in build.road(tiny.project)]
+    tiny.run_only(dg.AssetSelection.checks_for_assets(*everything))
+    return tiny
+
+
+def test_ranks_of_shards_made_of_rows_that_fail_today_stay_shut(outdated: Tiny) -> None:
+    result = outdated.run_only(dg.AssetSelection.assets(outdated.key("gpu_partitions")))
+
+    said = refusals(result)[RANKS_STEP]
+    assert "tiny/chats/canonical_rows, version" in said
+    assert "of which this was made: unknown_roles: 0.2" in said
+    with pytest.raises(GateError, match=r"of which this was made: unknown_roles: 0\.2 .*; wanted at most 0\.01"):
+        build.build(outdated.project, only=["gpu_partitions"])
+
+
+def test_kept_version_made_of_rows_that_fail_today_is_refused(outdated: Tiny) -> None:
+    old = outdated.version("chats", "packed_shards")
+    assert outdated.run().success
+    now = outdated.version("chats", "packed_shards")
+
+    packed = dg.AssetSelection.assets(outdated.key("chats", "packed_shards"))
+    result = outdated.run_only(packed, config=_version("tiny__chats__packed_shards", old))
+
+    assert "of which this was made: unknown_roles: 0.2" in refusals(result)["tiny__chats__packed_shards"]
+    current = manifest.current(Store(outdated.store), ("tiny", "chats", "packed_shards"))
+    assert current is not None
+    assert current.version == now != old
+
+
+def test_kept_version_of_the_ranks_is_published_whole_and_read(tiny: Tiny) -> None:
+    """Its order, its shards and its ranks: of nothing that was built since."""
+    tiny.write().run()
+    old, rows = _kept(tiny), _sequences(tiny)
+    tiny.write(rows=80).run()
+    assert len(_sequences(tiny)) > len(rows)
+
+    ranks = dg.AssetSelection.assets(tiny.key("gpu_partitions"))
+    result = tiny.run_only(ranks, config=_version(RANKS_STEP, old))
+
+    assert refusals(result) == {}
+    assert _kept(tiny) == old
+    assert _sequences(tiny) == rows
+
+
+def test_kept_version_opens_though_what_is_current_is_shut(tiny: Tiny) -> None:
+    tiny.write().run()
+    old, rows = _kept(tiny), _sequences(tiny)
+    assert tiny.write(rows=80).run().success
+    assert not tiny.write(rows=90, unknown_roles=20).run().success
+
+    ranks = dg.AssetSelection.assets(tiny.key("gpu_partitions"))
+    result = tiny.run_only(ranks, config=_version(RANKS_STEP, old))
+
+    assert refusals(result) == {}
+    assert _sequences(tiny) == rows
+
+
+def test_waiver_on_what_is_only_waited_for_is_named_by_all_that_is_built_on_it(tiny: Tiny) -> None:
+    waiver = {"law": "context_overflow", "dataset": "chats", "at_most": 1, "reason": "only the beginnings matter"}
+    tiny.write(seq_len=16, gates=RECIPE["gates"] | {"waivers": [waiver, waiver | {"dataset": "tasks"}]})
+
+    result = tiny.run()
+
+    assert refusals(result) == {}
+    published = orjson.loads(Path(tiny.store, "tiny", "gpu_partitions", "current.json").read_bytes())
+    assert "context_overflow on chats: only the beginnings matter" in published["waivers"]
+
+
+def _with_checks(tiny: Tiny, dataset: str, stages: Sequence[str]) -> dg.AssetSelection:
+    chosen = dg.AssetSelection.assets(*(tiny.key(dataset, stage) for stage in stages))
+    return chosen | dg.AssetSelection.checks_for_assets(*(tiny.key(dataset, stage) for stage in stages))
+
+
+def _version(step: str, version: str) -> dict[str, Any]:
+    return {"ops": {step: {"config": {"version": version}}}}
+
+
+def _kept(tiny: Tiny) -> str:
+    made = manifest.current(Store(tiny.store), ("tiny", "gpu_partitions"))
+    assert made is not None
+    return made.version
+
+
+def _sequences(tiny: Tiny) -> list[list[int]]:
+    reader = Reader(tiny.store, "tiny", rank=0, world_size=2, batch_size=2, verify=True)
+    return [reader[i].input_ids.tolist() for i in range(len(reader))]
 
 
 def _verdict(tiny: Tiny, terms: findings.Terms, version: str) -> dg.AssetCheckEvaluation | None:

@@ -294,8 +294,11 @@ def _dataset_table(work: Work, ranks: Sequence[Part]) -> Table:
 
 
 def publish(work: Work, made: Manifest) -> None:
-    """Write `current.json` for trainers, once every rank of this order is there and its tokens are conserved."""
-    world = work.recipe.partitions.world_size
+    """Write `current.json` for trainers, once every rank of this order is there and its tokens are conserved.
+
+    What it says is read from what was built: a kept version may be of another recipe than today's.
+    """
+    world = int(made.facts["world_size"])
     if made.facts["conservation"] or int(made.facts["ranks"]) != world:
         return
     splits = work.inputs[(work.recipe.name, "training_splits")]
@@ -307,7 +310,8 @@ def publish(work: Work, made: Manifest) -> None:
         }
         for name, part in zip(rank_names(world), made.parts, strict=True)
     }
-    first = next(iter(training_splits.packed_of(work).values()))
+    packed = {name: work.inputs[(work.recipe.name, name, "packed_shards")] for name in splits.card["datasets"]}
+    first = next(iter(packed.values()))
     content = {
         "version": made.version,
         "recipe": work.recipe.name,
@@ -315,11 +319,12 @@ def publish(work: Work, made: Manifest) -> None:
         "order_file": splits.parts[0].files["order"].path,
         "datasets": splits.card["datasets"],
         "world_size": world,
-        "seq_len": work.recipe.seq_len,
+        "seq_len": int(first.card["seq_len"]),
         "places": splits.facts["places"],
         "steps": splits.facts["steps"],
-        "has_steps": bool(work.recipe.mixture.batch_sizes),
-        "sets": {name: _sets(work, name, one) for name, one in training_splits.packed_of(work).items()},
+        # Orders that were kept by a version before 3 do not say.
+        "has_steps": splits.card.get("has_steps", bool(work.recipe.mixture.batch_sizes)),
+        "sets": {name: _sets(work, name, one) for name, one in packed.items()},
         "inputs": made.inputs,
         "waivers": list(made.waivers),
         "card": {k: v for k, v in first.card.items() if k != "dataset"},
@@ -335,5 +340,6 @@ def _sets(work: Work, name: str, packed: Manifest) -> dict[str, Any]:
         if "shard" in part.files:
             file = part.files["shard"]
             shards.setdefault(part.facts["split"], []).append([file.path, file.rows, file.digest])
-    tags = work.recipe.datasets[name].source.tags
+    dataset = work.recipe.datasets.get(name)
+    tags = dataset.source.tags if dataset is not None else ()
     return {"tags": list(dict.fromkeys([*tags, name])), "shards": shards}

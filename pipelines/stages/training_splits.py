@@ -25,7 +25,7 @@ from pipelines.partitions import FILLER, Dealt
 from pipelines.stages import Draft, Work, leaks, part_folder, share
 from pipelines.storage import digest
 
-VERSION = 2
+VERSION = 3
 """Raise it when any recipe may be shown in another order, or other facts are counted on the way."""
 
 Ints = NDArray[np.int64]
@@ -214,6 +214,7 @@ def _draft(
             "order": part.files["order"].digest,
             "datasets": list(sizes),
             "packed": {name: one.version for name, one in packed.items()},
+            "has_steps": bool(work.recipe.mixture.batch_sizes),
         },
         rows_made=total,
     )

@@ -1,0 +1,95 @@
+"""What an output was made of, all the way up, and whether every part of that may be used today.
+
+What belongs here: walking from manifests to those that they name, and judging on the way. What does not: the current
+versions and their gates (`build.py`), what a judgement is (`findings.py`).
+
+    packed_shards ──► tokenized_examples v1 ──► canonical_rows v1 ──► raw_dataset v1
+          └╌╌╌╌╌╌╌╌╌► truncation_stats of v1
+                                          canonical_rows v2 is current, passed, and says nothing of v1
+
+A gate looks at the versions that are current. What a step reads may be older than these: made before a bound was
+tightened, or a kept version made current again. So every version that went into it is held against the recipe's
+present terms, too. A verdict is a function of content and terms, so one that nobody asked for yet is made here.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from pipelines import findings, manifest
+from pipelines.errors import GateError
+from pipelines.findings import Terms
+from pipelines.manifest import Key, Manifest
+from pipelines.storage import Store
+
+
+def inputs_of(store: Store, made: Manifest) -> dict[Key, Manifest]:
+    """Return what an output was made of, at the versions that it names.
+
+    Raises
+    ------
+    IntegrityError
+        If one of them is not kept.
+
+    """
+    named = ((tuple(name.split("/")), version) for name, version in made.inputs.items())
+    return {key: manifest.by_version(store, key, version) for key, version in named}
+
+
+def require_open(
+    store: Store,
+    inputs: Iterable[Manifest],
+    *,
+    terms: Mapping[Key, Sequence[Terms]],
+    beside: Mapping[Key, Collection[Key]],
+    gated: Iterable[Manifest] = (),
+) -> None:
+    """Refuse inputs of which any ancestor fails a blocking check under the present terms.
+
+    `beside` names the stages that an output waits for without reading them; `gated` are manifests whose gates were
+    looked at already.
+
+    Raises
+    ------
+    GateError
+        Naming each closed check with its number, threshold and remedy.
+    IntegrityError
+        If an ancestor is not kept.
+
+    """
+    seen = {(one.key, one.version) for one in gated}
+    closed = [
+        f"{'/'.join(one.key)}, version {one.version[:12]}, of which this was made: {verdict.sentence}"
+        for one in _ancestors(store, inputs, beside)
+        if (one.key, one.version) not in seen and one.key in terms
+        for verdict in findings.judge(store, one, [law for law in terms[one.key] if law.severity == "error"])
+        if verdict.blocking
+    ]
+    if closed:
+        raise GateError("\n".join(closed))
+
+
+def _ancestors(store: Store, inputs: Iterable[Manifest], beside: Mapping[Key, Collection[Key]]) -> Iterator[Manifest]:
+    """Yield some manifests and all that they were made of, each version once."""
+    waiting, seen = list(inputs), set[tuple[Key, str]]()
+    while waiting:
+        one = waiting.pop()
+        if (one.key, one.version) in seen:
+            continue
+        seen.add((one.key, one.version))
+        yield one
+        waiting += inputs_of(store, one).values()
+        waiting += (_made_beside(store, one, key) for key in beside.get(one.key, ()))
+
+
+def _made_beside(store: Store, made: Manifest, key: Key) -> Manifest:
+    """Return the version of a stage that was made of the same inputs as an output beside it."""
+    now = manifest.current(store, key)
+    candidates = ([now] if now is not None else []) + manifest.versions(store, key)[::-1]
+    for one in candidates:
+        if all(made.inputs.get(name) in (None, version) for name, version in one.inputs.items()):
+            return one
+    named = ", ".join(f"version {version[:12]} of {name}" for name, version in sorted(made.inputs.items()))
+    raise GateError(
+        f"{'/'.join(key)}: no kept version belongs to version {made.version[:12]} of {'/'.join(made.key)}, which was "
+        f"made of {named}; what was not judged cannot be used; make these current with `rowmill use`, and build "
+        f"{key[-1]} again"
+    )

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import dagster as dg
 
-from pipelines import datadocs, plots, report_page
+from pipelines import datadocs, plots, report_page, stats
 from pipelines.build import Report
 from pipelines.findings import Verdict
 from pipelines.ledger import KEPT
@@ -104,28 +104,8 @@ def of_verdict(verdict: Verdict, store: Store, reports_url: str = "") -> Page:
 
 def _numbers(manifest: Manifest) -> Page:
     page: Page = {name: _metadata_number(value) for name, value in manifest.facts.items() if _is_number(value)}
-    rows = _row_count(manifest)
-    return page if rows is None else {"dagster/row_count": dg.MetadataValue.int(rows), **page}
-
-
-ROW_COUNTS = {
-    "raw_dataset": "records",
-    "canonical_rows": "kept",
-    "tokenized_examples": "examples",
-    "truncation_stats": "examples",
-    "packed_shards": "sequences",
-    "training_splits": "places",
-    "gpu_partitions": "sequences",
-    "exports": "sequences",
-    "parsed_records": "kept",
-    "generated_series": "kept",
-}
-"""The fact that counts the rows of a stage's output, which Dagster shows as its row count."""
-
-
-def _row_count(manifest: Manifest) -> int | None:
-    count = manifest.facts.get(ROW_COUNTS.get(manifest.stage, ""))
-    return count if isinstance(count, int) else None
+    rows = stats.rows_of(manifest)
+    return page if rows is None else {"dagster/row_count": dg.MetadataValue.int(rows.count), **page}
 
 
 def _is_number(value: object) -> bool:

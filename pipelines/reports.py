@@ -18,7 +18,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from pipelines import manifest, plots
+from pipelines import manifest, plots, stats
 from pipelines.build import Forecast, Project, Report, Step, judge, road
 from pipelines.comparison import Compared, Line
 from pipelines.findings import Verdict
@@ -166,44 +166,40 @@ def _reuse(report: Report) -> str:
 
 def outcome(made: Manifest) -> str:
     """Say in one line what a stage's output holds."""
-    return dotted(_outcome(made.stage, made.facts))
+    told = stats.rows_of(made)
+    return dotted(_outcome(made.stage, made.facts, counted(told.count, told.noun) if told else ""))
 
 
-def _outcome(stage: str, facts: Mapping[str, Any]) -> list[str]:
+def _outcome(stage: str, facts: Mapping[str, Any], rows: str) -> list[str]:
     match stage:
         case "raw_dataset":
-            found = [
-                counted(facts["records"], "record"),
-                counted(facts["files"], "file"),
-                counted(facts["parts"], "part"),
-            ]
+            found = [rows, counted(facts["files"], "file"), counted(facts["parts"], "part")]
         case "canonical_rows":
-            found = [counted(facts["kept"], "row"), _rejected(facts)]
+            found = [rows, _rejected(facts)]
         case "tokenized_examples":
             share = f"{percent(facts['trained_share'])} trained"
-            found = [counted(facts["examples"], "example"), counted(facts["tokens"], "token"), share, _rejected(facts)]
+            found = [rows, counted(facts["tokens"], "token"), share, _rejected(facts)]
         case "truncation_stats":
             quantiles = [f"{name} {facts['quantiles'][name]:,}" for name in ("p50", "p95", "max")]
             found = [*quantiles, f"{percent(facts['context_overflow'])} over {facts['limit']:,}"]
         case "packed_shards":
-            found = [counted(facts["sequences"], "sequence"), f"{percent(facts['fill'])} full"]
+            found = [rows, f"{percent(facts['fill'])} full"]
         case "training_splits":
-            found = [counted(facts["places"], "place"), counted(facts["steps"], "step")]
+            found = [rows, counted(facts["steps"], "step")]
         case "exports":
-            tokens, size = counted(facts["tokens"], "token"), size_text(facts["size_bytes"])
-            found = [counted(facts["segments"], "segment"), tokens, size]
+            found = [rows, counted(facts["tokens"], "token"), size_text(facts["size_bytes"])]
         case "parsed_records" | "generated_series":
-            found = _generated(facts)
+            found = _generated(rows, facts)
         case _:
-            found = [counted(facts["ranks"], "rank"), counted(facts["sequences"], "sequence")]
+            found = [counted(facts["ranks"], "rank"), rows]
     return found
 
 
-def _generated(facts: Mapping[str, Any]) -> list[str]:
+def _generated(rows: str, facts: Mapping[str, Any]) -> list[str]:
     texts = counted(facts["texts"], "text") if "texts" in facts else ""
     series = counted(facts["series"], "series", "series") if facts.get("series") else ""
     valid = f"{percent(facts['valid_fraction'])} valid" if facts["kept"] or facts["rejected"] else ""
-    return [texts, series, counted(facts["kept"], "record"), valid, _rejected(facts)]
+    return [texts, series, rows, valid, _rejected(facts)]
 
 
 def _rejected(facts: Mapping[str, Any]) -> str:

@@ -161,7 +161,7 @@ def test_tables_of_canonical_rows_over_two_parts_holds_rows_and_rejects(store: S
     reject = {"row_id": "a:9", "stage": "canonical_rows", "reason": "duplicate", "detail": "of a:1", "raw": b"{}"}
     first = part_of(store, "p1", rows=filled(ROWS, rows[:2]), rejects=filled(REJECTS, [reject]))
     second = part_of(store, "p2", rows=filled(ROWS, rows[2:]), rejects=filled(REJECTS, []))
-    stats.record(store, manifest_of("canonical_rows", "v1", parts=(first, second)))
+    stats.record(store, manifest_of("canonical_rows", "v1", parts=(first, second), facts={"kept": 3}))
 
     assert answer(store, "SELECT recipe, dataset, version, row_id, unknown_roles FROM rows ORDER BY row_id") == [
         ("support", "chats", "v1", f"a:{i}", ["critic"]) for i in range(3)
@@ -169,7 +169,6 @@ def test_tables_of_canonical_rows_over_two_parts_holds_rows_and_rejects(store: S
     assert answer(store, "SELECT stage, row_id, reason, detail FROM rejects") == [
         ("canonical_rows", "a:9", "duplicate", "of a:1")
     ]
-    # Rejects are no output of the build.
     assert answer(store, "SELECT stage, reused, parts, rows FROM builds") == [("canonical_rows", False, 2, 3)]
 
 

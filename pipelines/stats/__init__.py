@@ -1,5 +1,6 @@
 """Facts about a build for people: length distributions, and tables that DuckDB answers questions from.
 
+    counts.py    rows and parts of an output, and what a row of it is called
     lengths.py   integers in, facts out: histogram, quantiles, buckets, advice, what-if table
     schemas.py   the columns that users write SQL against
     tables.py    a manifest → Parquet files under `stats/`, one partition per version
@@ -12,6 +13,7 @@ fingerprint.
 """
 
 from pipelines.manifest import Manifest
+from pipelines.stats.counts import parts_of, rows_of
 from pipelines.stats.lengths import (
     advice,
     candidate_seq_lens,
@@ -42,10 +44,12 @@ __all__ = [
     "length_histogram",
     "length_quantiles",
     "lengths_table",
+    "parts_of",
     "point_current",
     "publish_views",
     "query",
     "record",
+    "rows_of",
     "scope_of",
     "tables_of",
     "view_names",

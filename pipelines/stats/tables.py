@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 from pipelines.errors import SchemaError
 from pipelines.findings import Verdict
 from pipelines.manifest import EXPORTS, File, Key, Manifest, Part, Table, stage_of
+from pipelines.stats.counts import parts_of, rows_of
 from pipelines.stats.schemas import CURRENT, SCHEMAS
 from pipelines.storage import Store
 
@@ -169,15 +170,17 @@ def _finding(stage: str, verdict: Verdict) -> dict[str, Any]:
 
 def _write_build(store: Store, manifest: Manifest, reused: bool, parts_reused: int) -> None:
     folder = _partition("builds", *scope_of(manifest.key), manifest.version)
+    rows, parts = rows_of(manifest), parts_of(manifest)
     line = {
         "stage": manifest.stage,
         "built_at": manifest.built_at,
         "run_id": manifest.run_id,
         "seconds": manifest.seconds,
         "reused": reused,
-        "parts": len(manifest.parts),
-        "parts_reused": parts_reused,
-        "rows": sum(_rows(part) for part in manifest.parts),
+        "parts": parts,
+        # Whoever finds an output made has made none of it.
+        "parts_reused": parts if reused else parts_reused,
+        "rows": rows.count if rows else None,
     }
     content = pa.Table.from_pylist([line], schema=SCHEMAS["builds"])
     prefix = "reused" if reused else "made"
@@ -185,14 +188,6 @@ def _write_build(store: Store, manifest: Manifest, reused: bool, parts_reused: i
     if newest is not None and newest.equals(content):
         return
     _append(store, folder, prefix, lambda _: content, prune=reused)
-
-
-def _rows(part: Part) -> int:
-    """Count what a part kept: rejects, the index of segments and lists of what is not there are not its output."""
-    return sum(file.rows for name, file in part.files.items() if name not in _BESIDE)
-
-
-_BESIDE = frozenset({"rejects", "segments", "left_out", "moved"})
 
 
 def _short_tables(manifest: Manifest) -> Iterator[tuple[str, pa.Table]]:

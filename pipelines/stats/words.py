@@ -46,9 +46,9 @@ COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
         "run_id": "The run of Dagster that made it, or build-… for `rowmill build`.",
         "seconds": "How long it took to make.",
         "reused": "Whether this line tells of finding it made.",
-        "parts": "Parts of the output.",
+        "parts": "Parts of the output; of raw_dataset, parts of its source files.",
         "parts_reused": "Parts that an earlier build had made.",
-        "rows": "Rows, examples or sequences in the output.",
+        "rows": "Rows of the output, as its page counts them: records, rows, examples, sequences, places or segments.",
     },
     "findings": {
         "law": "The law, or the name of an expectation of the recipe's own.",

@@ -1,8 +1,11 @@
-"""Ranks follow the content of sequences, not only their numbers."""
+"""Ranks follow the content of sequences, not only their numbers, and account for each of its tokens."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
-from tests.recipes import Road, chat
+from pipelines.manifest import Manifest
+from pipelines.shards.letters import IGNORE
+from tests.recipes import CHAT, Road, chat
 
 
 def test_a_word_changed_in_the_source_reaches_the_ranks(tmp_path: Path) -> None:
@@ -37,3 +40,38 @@ def test_a_word_changed_in_the_source_reaches_the_ranks(tmp_path: Path) -> None:
     ids = [row["input_ids"] for shard in shards for row in shard.to_pylist()]
     new = next(one["input_ids"] for one in after.examples() if one["row_ids"][0].endswith(":7"))
     assert any(row[i : i + len(new)] == new for row in ids for i in range(len(row)))
+
+
+def test_token_ledgers_of_ranks_and_exports_place_every_token_of_their_files(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+    source = {"train_urls": [road.write("a.jsonl", [chat(i) for i in range(31)])]}
+    options = {"seq_len": 64, "mixture": {"batch_size": 8}}
+    made = road.recipe(
+        {"rows": {"source": source, "format": CHAT}}, exports=[{"kind": "native", "name": "own"}], **options
+    ).build()
+    ranks, export = made.manifest("gpu_partitions"), made.manifest("exports", "own")
+    held = [
+        row
+        for part in ranks.parts
+        for name, file in part.files.items()
+        if name.startswith("data/")
+        for row in made.project.store.table(file.path, ["labels", "filler"]).to_pylist()
+    ]
+    exported = [row["labels"] for row in made.rows_of("exports", "own", file="data/part-00000.parquet")]
+
+    assert counted(ranks) == classes(row["labels"] for row in held if not row["filler"]) | {
+        "padding": sum(len(row["labels"]) for row in held if row["filler"])
+    }
+    assert counted(ranks)["padding"] > 0
+    assert sum(counted(ranks).values()) == ranks.facts["tokens"]
+    assert counted(export) == classes(exported)
+    assert sum(counted(export).values()) == export.facts["tokens"]
+
+
+def counted(made: Manifest) -> dict[str, int]:
+    return {name: tokens for _, name, tokens in made.token_ledger}
+
+
+def classes(labels: Iterable[list[int]]) -> dict[str, int]:
+    flat = [label != IGNORE for one in labels for label in one]
+    return {"trained": sum(flat), "context": len(flat) - sum(flat)}

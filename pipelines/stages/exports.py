@@ -36,8 +36,8 @@ from pipelines.shards.sequences import Sequences, Shelf, require_sound, take
 from pipelines.stages import Draft, Work, keep_part, kept_part, part_folder, scratch_folder, training_splits
 from pipelines.storage import Store, digest
 
-VERSION = 1
-"""Raise it when any export may hold other bytes."""
+VERSION = 2
+"""Raise it when any export may hold other bytes, or its manifest say other things of them."""
 
 Ints = NDArray[np.int64]
 
@@ -454,7 +454,11 @@ def _draft(work: Work, part: Part, *, reused: bool) -> Draft:
             "content_hash": facts["content_hash"],
         },
         ledger=[(KEPT, "", counts["segments"]), *((state, "", n) for state, n in card["left_out"].items() if n)],
-        token_ledger=[(card["split"], "trained", counts["trained_tokens"])],
+        # Exports have targets, but no kinds of spans: what is no target is context.
+        token_ledger=[
+            (card["split"], "trained", counts["trained_tokens"]),
+            (card["split"], "context", counts["tokens"] - counts["trained_tokens"]),
+        ],
         tables={"files": Table(("file", "segments", "size"), tuple(rows[:30]))},
         card=card,
         parts_reused=int(reused),

@@ -28,7 +28,7 @@ from pipelines.shards import gather, native
 from pipelines.stages import Draft, Work, keep_part, kept_part, part_folder, scratch_folder, share, training_splits
 from pipelines.storage import Store, digest, digest_bytes
 
-VERSION = 2
+VERSION = 3
 """Raise it when any rank may hold other bytes, or other facts are counted on the way."""
 
 Ints = NDArray[np.int64]
@@ -263,10 +263,7 @@ def _draft(work: Work, names: list[str], ranks: list[Part], *, reused: int) -> D
             "trained_tokens": sum(trained),
             "trained_spread": share(max(trained) - min(trained), max(trained)) if trained else 0.0,
         },
-        token_ledger=[
-            ("train", "trained", sum(trained)),
-            ("train", "padding", sum(native.FILLER_TOKENS * int(p.facts["fillers"]) for p in ranks)),
-        ],
+        token_ledger=_token_ledger(ranks),
         tables={
             "ranks": Table(("rank", "sequences", "fillers", "tokens", "trained_tokens"), tuple(rows[:30])),
             "datasets": _dataset_table(work, ranks),
@@ -276,6 +273,17 @@ def _draft(work: Work, names: list[str], ranks: list[Part], *, reused: int) -> D
         parts_reused=reused,
         rows_made=sum(int(p.facts["sequences"]) for p in ranks),
     )
+
+
+def _token_ledger(ranks: Sequence[Part]) -> list[tuple[str, str, int]]:
+    """Place every token of the ranks; shards have labels, but no kinds of spans: what has no label is context."""
+    tokens, trained = (sum(int(part.facts[name]) for part in ranks) for name in ("tokens", "trained_tokens"))
+    padding = native.FILLER_TOKENS * sum(int(part.facts["fillers"]) for part in ranks)
+    return [
+        ("train", "trained", trained),
+        ("train", "context", tokens - trained - padding),
+        ("train", "padding", padding),
+    ]
 
 
 def _dataset_table(work: Work, ranks: Sequence[Part]) -> Table:

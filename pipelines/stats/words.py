@@ -10,7 +10,7 @@ VIEWS: Final[Mapping[str, str]] = {
     "builds": "Stages built: one line for each version, and for its last reuse.",
     "findings": "Laws judged: the last verdict of each law on each current version.",
     "ledger": "Where records ended: every record of a stage is in exactly one state.",
-    "token_ledger": "Where tokens ended: every token of a stage is of exactly one class.",
+    "token_ledger": "Where tokens ended, each in exactly one class; of packed_shards, what stands in no sequence.",
     "rejects": "Records that were refused, one line each.",
     "rows": "Canonical rows, without their content.",
     "examples": "Tokenized examples, without their tokens.",
@@ -66,7 +66,7 @@ COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "token_ledger": {
         "split": "train, validation or test; rejected or all where no split is known.",
-        "class": "trained, context, template, truncated, dropped or padding.",
+        "class": "trained, context, template, truncated, dropped or padding; template is context behind packing.",
         "tokens": "Tokens of this class.",
     },
     "rejects": {

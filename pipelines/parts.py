@@ -38,7 +38,7 @@ from pipelines.own_rows import OwnRows
 from pipelines.preparation import Prepared, Preparer
 from pipelines.recipe import Dataset
 from pipelines.rendering import RendererSpec
-from pipelines.rows import NOTICED, REJECTS, ROWS, Json, ParseReport, Rejected, Row, to_json
+from pipelines.rows import NOTICED, REJECTS, ROWS, Json, ParseReport, Rejected, Row, message_counts, to_json
 from pipelines.splits import Splitter
 from pipelines.storage import Store, digest_bytes
 from pipelines.tokenization import Encoder
@@ -341,6 +341,7 @@ def _save_rows(
         "splits": dict(sorted(Counter(columns.splits).items())),
         "examples_of_rejects": _first_of_each(log),
         "noticed": noticed(table),
+        **message_counts(row.messages for row in columns.rows),
     }
     files = {
         "rows": write_parquet(store, f"{at}/rows.parquet", table),

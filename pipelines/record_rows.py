@@ -35,7 +35,7 @@ from pipelines.ordering import Order
 from pipelines.parts import RejectLog, write_parquet
 from pipelines.recipe import Dataset
 from pipelines.records import Column, Record, RecordSchema, Value
-from pipelines.rows import ROWS, Json, Rejected, canonical_json
+from pipelines.rows import ROWS, Json, Rejected, canonical_json, message_counts
 from pipelines.sources import RawRecord
 from pipelines.splits import Splitter
 from pipelines.storage import Store, digest_bytes
@@ -328,6 +328,7 @@ def _save(task: RowsTask, columns: _Columns, log: RejectLog, left_out: list[str]
         "schemas": {"record": len(columns.ids)} if columns.ids else {},
         "notes": {},
         "noticed": {},
+        **message_counts(()),
         "splits": dict(sorted(Counter(columns.splits).items())),
         "examples_of_rejects": first_of_each(log.row_ids, log.reasons),
         "characters": sum(map(len, texts)) + len(texts),

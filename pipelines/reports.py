@@ -26,6 +26,7 @@ from pipelines.generated_output import ParsedFiles
 from pipelines.ledger import KEPT
 from pipelines.manifest import EXPORTS, Manifest, Table, folder
 from pipelines.retention import Collected
+from pipelines.rows import NOTICED
 from pipelines.shards import Export
 from pipelines.stages import exports
 from pipelines.terminal import (
@@ -384,7 +385,7 @@ def _passage(rows: Manifest | None, examples: Manifest | None) -> str:
 
 def _noticed(rows: Manifest) -> list[RenderableType]:
     """Show what canonicalisation noticed in the rows that it kept."""
-    found = [(name.replace("_", " "), count) for name, count in rows.facts["noticed"].items() if count]
+    found = [(name.replace("_", " "), count) for name in NOTICED if (count := rows.facts.get(name))]
     found += [(f"{name.replace('_', ' ')} (counted)", count) for name, count in rows.facts["notes"].items()]
     return [_label("noticed in the rows"), grid(["", "times"], found, indent=4)] if found else []
 

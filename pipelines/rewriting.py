@@ -19,7 +19,7 @@ import pyarrow as pa
 from pipelines.ledger import LEDGER, REJECTED
 from pipelines.manifest import Part
 from pipelines.parts import RejectLog, noticed, row_as_bytes, write_parquet
-from pipelines.rows import Rejected
+from pipelines.rows import Rejected, from_json, without_messages
 from pipelines.storage import Store
 
 SPLITS = ("train", "validation", "test")
@@ -48,7 +48,8 @@ def rewrite(task: Rewrite) -> Part:
         names = np.array(SPLITS)[np.frombuffer(task.splits, np.int8)]
         rows = rows.set_column(rows.schema.get_field_index("split"), rows.schema.field("split"), pa.array(names))
     log = RejectLog("canonical_rows")
-    for row, rejected in zip(rows.take(pa.array(task.drop, pa.int64())).to_pylist(), task.why, strict=True):
+    dropped = rows.take(pa.array(task.drop, pa.int64())).to_pylist()
+    for row, rejected in zip(dropped, task.why, strict=True):
         log.add(row["row_id"], rejected, row_as_bytes(row))
     keep = np.ones(rows.num_rows, bool)
     keep[list(task.drop)] = False
@@ -63,6 +64,7 @@ def rewrite(task: Rewrite) -> Part:
     facts = task.part.facts | {
         "kept": kept.num_rows,
         "noticed": noticed(kept),
+        **without_messages(task.part.facts, (from_json(row["messages"] or "[]") for row in dropped)),
         "reasons": dict(sorted((Counter(task.part.facts["reasons"]) + Counter(log.counts())).items())),
         "splits": dict(sorted(Counter(kept.column("split").to_pylist()).items())),
         "examples_of_rejects": _first_of_each(task.part.facts["examples_of_rejects"], log),

@@ -12,7 +12,11 @@ the union of all keys and fill the gaps with nulls, and templates print those nu
 
 import json
 import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import itemgetter
 from typing import Any, Literal, TypeAlias
 
 import orjson
@@ -169,6 +173,35 @@ NOTICED = (
     "tools_parsed_from_string",
 )
 """Columns of `ROWS` that count what was noticed in a row; `rowmill stats` shows their sums."""
+
+REASONING_AND_CALLS = ("reasoning_messages", "tool_call_messages", "tool_calls")
+"""What `message_counts` counts beside roles."""
+
+
+def message_counts(conversations: Iterable[Sequence[Message]]) -> dict[str, dict[str, int]]:
+    """Count messages by role, those that hold reasoning or calls, and the calls."""
+    messages = list(chain.from_iterable(conversations))
+    # Most messages are a role and a content, so all others are looked into, and they are few.
+    others = [one for one in messages if len(one) > 2]
+    calls = [len(one["tool_calls"]) for one in others if one.get("tool_calls")]
+    reasons = sum(bool(one.get("reasoning_content")) for one in others)
+    return {
+        "messages_by_role": dict(sorted(Counter(map(itemgetter("role"), messages)).items())),
+        "reasoning_and_calls": dict(zip(REASONING_AND_CALLS, (reasons, len(calls), sum(calls)), strict=True)),
+    }
+
+
+def without_messages(
+    counts: Mapping[str, Mapping[str, int]], gone: Iterable[Sequence[Message]]
+) -> dict[str, dict[str, int]]:
+    """Take the messages of some rows out of the `message_counts` of all; a role that nobody has left is not named."""
+    roles, others = message_counts(gone).values()
+    left = {role: count - roles.get(role, 0) for role, count in counts["messages_by_role"].items()}
+    return {
+        "messages_by_role": {role: count for role, count in left.items() if count},
+        "reasoning_and_calls": {name: counts["reasoning_and_calls"][name] - others[name] for name in others},
+    }
+
 
 REJECTS = pa.schema(
     [

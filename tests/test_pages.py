@@ -4,6 +4,9 @@ What belongs here: the tables and numbers that a build hands to pages. What does
 (`test_assets_metadata.py`, `test_report_page.py`).
 """
 
+import html
+import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,8 @@ import dagster as dg
 import pytest
 
 from assets import metadata
+from pipelines import report_page
+from pipelines.formats.columns import KNOWN_ROLES
 from pipelines.storage import Store
 from tests.recipes import PAIR, Built, Road, chat, pair
 
@@ -60,6 +65,79 @@ def test_rows_page_names_rows_to_look_at_for_each_reason(twice: tuple[Built, Bui
 
     assert (reject["reason"], reject["records"]) == ("bad_messages", 1)
     assert reject["for_example"].endswith(":20")
+
+
+CALLS_OUT = "![x](https://calls.invalid/x.png)<img src=x>"
+"""A role that a page must show as text: as Markdown or HTML it would load a picture."""
+
+
+def telling(i: int) -> dict[str, Any]:
+    """Return a chat: some with reasoning, one way or another, some with tools, one with a role of its own."""
+    row = chat(i)
+    answer = row["messages"][-1]
+    if i % 3 == 0:
+        answer["reasoning_content"] = f"think {i}"
+    if i % 4 == 0:
+        answer["content"] = f"<think>again {i}</think>{answer['content']}"
+    if i % 5 == 0:
+        row["tools"] = [{"name": "find", "parameters": {}}]
+        calls = [{"function": {"name": "find", "arguments": {"n": n}}} for n in range(1 + i % 2)]
+        row["messages"] += [
+            {"role": "assistant", "content": "", "tool_calls": calls},
+            *({"role": "tool", "content": f"{i}"} for _ in calls),
+            {"role": "assistant", "content": "Found."},
+        ]
+    if i == 7:
+        row["messages"][0]["role"] = CALLS_OUT
+    return row
+
+
+def test_rows_page_and_report_count_roles_reasoning_and_tools_of_the_rows_that_were_kept(tmp_path: Path) -> None:
+    # Two copies, one of them with all there is, so that the counts of a part that is written again are tested too.
+    rows = [telling(i) for i in (*range(20), 0, 15)]
+    built = Road(tmp_path).one("a.jsonl", rows, {"kind": "chat", "unknown_roles": "warn"}).build()
+    made = built.manifest("rows", "canonical_rows")
+    stored = built.rows_of("rows", "canonical_rows", file="rows")
+    messages = [message for row in stored for message in json.loads(row["messages"])]
+    roles = Counter(message["role"] for message in messages)
+    calls = [message["tool_calls"] for message in messages if message.get("tool_calls")]
+
+    page = metadata.of(built.report("rows", "canonical_rows"), Store(str(tmp_path)))
+    report = Path(report_page.write(built.project)).read_text(encoding="utf-8")
+
+    assert made.facts["kept"] == 20
+    assert {one["role"]: one["messages"] for one in lines(built, "rows", "canonical_rows", table="roles")} == roles
+    shown = {f"{role}_messages": roles[role] for role in KNOWN_ROLES} | {
+        "messages": len(messages),
+        "other_messages": roles[CALLS_OUT],
+        "reasoning_messages": sum("reasoning_content" in message for message in messages),
+        "tool_call_messages": len(calls),
+        "tool_calls": sum(map(len, calls)),
+        "tools_present": sum(row["tools"] is not None for row in stored),
+        "extracted_think_from_content": sum(row["extracted_think_from_content"] for row in stored),
+    }
+    assert {name: page[name].value for name in shown} == shown
+    assert all(count > 0 for name, count in shown.items() if name != "system_messages")
+    assert [one.data["role"] for one in page["table roles"].records] == [
+        role for role, _ in sorted(roles.items(), key=lambda found: (-found[1], found[0]))
+    ]
+    found = {one.data["found"]: one.data["times"] for one in page["table reasoning_and_tools"].records}
+    assert found["reasoning messages"] == shown["reasoning_messages"]
+    assert found["tools present"] == shown["tools_present"]
+    assert "reasoning and tools" in report
+    assert html.escape(CALLS_OUT) in report
+    assert CALLS_OUT not in report
+    assert not any("calls.invalid" in one.value for one in page.values() if isinstance(one, dg.MarkdownMetadataValue))
+
+
+def test_keys_of_the_rows_page_are_the_same_whatever_the_rows_are(twice: tuple[Built, Built]) -> None:
+    chats, pairs = (metadata.of(twice[0].report(name, "canonical_rows"), Store("x")) for name in ("chats", "pairs"))
+    numbers = (dg.IntMetadataValue, dg.FloatMetadataValue)
+
+    assert {key for key, one in chats.items() if isinstance(one, numbers)} == {
+        key for key, one in pairs.items() if isinstance(one, numbers)
+    }
+    assert pairs["messages"].value == 0
 
 
 def test_truncation_page_tells_which_domains_lose(twice: tuple[Built, Built]) -> None:

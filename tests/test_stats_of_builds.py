@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from pipelines import build, cli, reports, terminal
+from pipelines.rows import NOTICED
 from tests.recipes import CHAT, PAIR, Built, Road, chat, pair, sentence, write_tokenizer
 
 TEMPLATE = (
@@ -96,12 +97,12 @@ def test_stages_of_truncation_are_those_of_the_examples(built: Built) -> None:
 
 
 def test_noticed_are_the_sums_over_the_rows_that_were_kept(built: Built) -> None:
-    rows, noticed = built.rows_of("rows", "canonical_rows", file="rows"), built.manifest("rows", "canonical_rows").facts
+    rows, facts = built.rows_of("rows", "canonical_rows", file="rows"), built.manifest("rows", "canonical_rows").facts
 
-    assert noticed["noticed"] == {name: sum(row[name] for row in rows) for name in noticed["noticed"]}
-    assert noticed["noticed"]["moved_reasoning_keys"] > 0
-    assert noticed["noticed"]["extracted_think_from_content"] > 0
-    assert noticed["noticed"]["tools_parsed_from_string"] > 0
+    assert {name: facts[name] for name in NOTICED} == {name: sum(row[name] for row in rows) for name in NOTICED}
+    assert facts["moved_reasoning_keys"] > 0
+    assert facts["extracted_think_from_content"] > 0
+    assert facts["tools_parsed_from_string"] > 0
 
 
 def test_report_shows_all_of_it(built: Built) -> None:

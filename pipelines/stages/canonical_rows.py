@@ -9,6 +9,7 @@ time that need all rows (`time_splits.py`).
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -16,10 +17,11 @@ from numpy.typing import NDArray
 
 from pipelines import filters, parts, sources
 from pipelines.errors import ConfigError
+from pipelines.formats.columns import KNOWN_ROLES
 from pipelines.ledger import KEPT, REJECTED, add_up, unaccounted
 from pipelines.manifest import Histogram, Part, Table
 from pipelines.rewriting import Rewrite, rewrite
-from pipelines.rows import ROWS, Rejected
+from pipelines.rows import NOTICED, REASONING_AND_CALLS, ROWS, Rejected
 from pipelines.splits import Boundaries
 from pipelines.stages import (
     Draft,
@@ -35,8 +37,8 @@ from pipelines.stages import (
 )
 from pipelines.storage import digest
 
-VERSION = 4
-"""Raise it when any record may become another row, or a row be in another split."""
+VERSION = 5
+"""Raise it when any record may become another row, or a row be in another split, or other facts are counted."""
 
 LEFT_OUT_ON_PURPOSE = frozenset({"duplicate", "too_short", "too_long", "split_gap", "straddles_split"})
 """Reasons that the recipe asked for; they do not count as rejects of the law of that name."""
@@ -197,14 +199,14 @@ def _draft(work: Work, final: list[Part], *, records: int, reused: int, rows_mad
         "groups": int(groups["rows"].len()),
         "splits": add_up(p.facts["splits"] for p in final),
         "notes": add_up(p.facts["notes"] for p in final),
-        "noticed": add_up(p.facts["noticed"] for p in final),
+        **_messages(final),
     }
     samples = first_samples(final, "examples_of_rejects")
     return Draft(
         parts=final,
         facts=facts,
         ledger=ledger,
-        tables=_tables(reasons, roles, final, groups, samples),
+        tables=_tables(reasons, roles, final, groups, samples) | _message_tables(final, facts),
         histograms=_histograms(groups, work),
         samples={
             "rejects": tuple(
@@ -252,6 +254,34 @@ def _tables(
             ("group", "rows"), tuple((str(g), int(n)) for g, n in groups.head(10).iter_rows())
         )
     return tables
+
+
+def _messages(final: Sequence[Part]) -> dict[str, int]:
+    """Add up messages, reasoning and tools, under names that are the same whatever the data holds."""
+    by_role = add_up(p.facts["messages_by_role"] for p in final)
+    counts = add_up(p.facts["reasoning_and_calls"] for p in final) | add_up(p.facts["noticed"] for p in final)
+    total = sum(by_role.values())
+    # Roles that only some data names are counted together.
+    counted = {f"{role}_messages": by_role.get(role, 0) for role in KNOWN_ROLES}
+    return {
+        "messages": total,
+        **counted,
+        "other_messages": total - sum(counted.values()),
+        **{name: counts.get(name, 0) for name in (*REASONING_AND_CALLS, *NOTICED)},
+    }
+
+
+def _message_tables(final: Sequence[Part], facts: Mapping[str, Any]) -> dict[str, Table]:
+    """Show the messages of each role, and what there is of reasoning and tools; nothing where there are no messages."""
+    by_role = add_up(p.facts["messages_by_role"] for p in final)
+    if not by_role:
+        return {}
+    most_first = sorted(by_role.items(), key=lambda found: (-found[1], found[0]))[:30]
+    found = [(name.replace("_", " "), int(facts[name])) for name in (*REASONING_AND_CALLS, *NOTICED)]
+    return {
+        "roles": Table(("role", "messages"), tuple(most_first)),
+        "reasoning_and_tools": Table(("found", "times"), tuple(found)),
+    }
 
 
 def _histograms(groups: pl.DataFrame, work: Work) -> dict[str, Histogram]:

@@ -32,8 +32,8 @@ from pipelines.splits import Splitter
 from pipelines.stages import Draft, Planned, Work, kept_part, make_parts, share
 from pipelines.storage import digest
 
-VERSION = 1
-"""Raise it when any record may get another type, text, key or split."""
+VERSION = 2
+"""Raise it when any record may get another type, text, key or split, or other facts are counted."""
 
 
 @dataclass(frozen=True, slots=True)

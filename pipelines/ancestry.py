@@ -30,7 +30,7 @@ def inputs_of(store: Store, made: Manifest) -> dict[Key, Manifest]:
         If one of them is not kept.
 
     """
-    named = ((tuple(name.split("/")), version) for name, version in made.inputs.items())
+    named = ((_key(name), version) for name, version in made.inputs.items())
     return {key: manifest.by_version(store, key, version) for key, version in named}
 
 
@@ -55,11 +55,11 @@ def require_open(
         If an ancestor is not kept.
 
     """
-    seen = {(one.key, one.version) for one in gated}
+    known = {(one.key, one.version): one for one in gated}
     closed = [
         f"{'/'.join(one.key)}, version {one.version[:12]}, of which this was made: {verdict.sentence}"
-        for one in _ancestors(store, inputs, beside)
-        if (one.key, one.version) not in seen and one.key in terms
+        for one in _ancestors(store, inputs, beside, known)
+        if (one.key, one.version) not in known and one.key in terms
         for verdict in findings.judge(store, one, [law for law in terms[one.key] if law.severity == "error"])
         if verdict.blocking
     ]
@@ -67,8 +67,13 @@ def require_open(
         raise GateError("\n".join(closed))
 
 
-def _ancestors(store: Store, inputs: Iterable[Manifest], beside: Mapping[Key, Collection[Key]]) -> Iterator[Manifest]:
-    """Yield some manifests and all that they were made of, each version once."""
+def _ancestors(
+    store: Store,
+    inputs: Iterable[Manifest],
+    beside: Mapping[Key, Collection[Key]],
+    known: Mapping[tuple[Key, str], Manifest],
+) -> Iterator[Manifest]:
+    """Yield some manifests and all that they were made of, each version once; those `known` are not read again."""
     waiting, seen = list(inputs), set[tuple[Key, str]]()
     while waiting:
         one = waiting.pop()
@@ -76,15 +81,18 @@ def _ancestors(store: Store, inputs: Iterable[Manifest], beside: Mapping[Key, Co
             continue
         seen.add((one.key, one.version))
         yield one
-        waiting += inputs_of(store, one).values()
-        waiting += (_made_beside(store, one, key) for key in beside.get(one.key, ()))
+        named = [(_key(name), version) for name, version in one.inputs.items()]
+        waiting += [known.get(name) or manifest.by_version(store, *name) for name in named if name not in seen]
+        waiting += [_made_beside(store, one, key, known) for key in beside.get(one.key, ())]
 
 
-def _made_beside(store: Store, made: Manifest, key: Key) -> Manifest:
+def _key(name: str) -> Key:
+    return tuple(name.split("/"))
+
+
+def _made_beside(store: Store, made: Manifest, key: Key, known: Mapping[tuple[Key, str], Manifest]) -> Manifest:
     """Return the version of a stage that was made of the same inputs as an output beside it."""
-    now = manifest.current(store, key)
-    candidates = ([now] if now is not None else []) + manifest.versions(store, key)[::-1]
-    for one in candidates:
+    for one in _candidates(store, key, known):
         if all(made.inputs.get(name) in (None, version) for name, version in one.inputs.items()):
             return one
     named = ", ".join(f"version {version[:12]} of {name}" for name, version in sorted(made.inputs.items()))
@@ -93,3 +101,12 @@ def _made_beside(store: Store, made: Manifest, key: Key) -> Manifest:
         f"made of {named}; what was not judged cannot be used; make these current with `rowmill use`, and build "
         f"{key[-1]} again"
     )
+
+
+def _candidates(store: Store, key: Key, known: Mapping[tuple[Key, str], Manifest]) -> Iterator[Manifest]:
+    """Yield a stage's versions, the likeliest first, so that the others are seldom read."""
+    yield from (one for (of, _), one in known.items() if of == key)
+    now = manifest.current(store, key)
+    if now is not None:
+        yield now
+    yield from reversed(manifest.versions(store, key))

@@ -5,6 +5,7 @@ besides (`test_views.py`).
 """
 
 import json
+from collections import Counter
 from itertools import chain
 from typing import Any
 
@@ -63,7 +64,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     texts = road.folder / "generated" / "road" / "sales"
     texts.mkdir(parents=True)
     records = "".join(f"{json.dumps(sale(1, day))}\n" for day in range(1, 4))
-    (texts / "a.jsonl").write_text(json.dumps({"text": f"{records}{{}}"}))
+    (texts / "a.jsonl").write_text(
+        "".join(f"{json.dumps({'text': text, 'finish_reason': 'stop'})}\n" for text in (records, "{}"))
+    )
     parsed = road.build(only=["parsed_records"])
     return Built(made.project, {**made.steps, **parsed.steps})
 
@@ -116,6 +119,7 @@ def test_rows_of_every_stage_are_those_in_its_files(built: Built) -> None:
     files = {name for report, _ in built.steps.values() for part in report.manifest.parts for name in part.files}
     assert {"rejects", "ledger", "segments", "left_out", "rank_steps", "facts"} <= files
     assert truth(built, "chats", "canonical_rows") == len(CONTENT["chats"]) - 3
+    assert truth(built, "sales", "parsed_records") == 3
 
 
 def test_page_and_builds_give_one_number_and_the_terminal_names_it(built: Built) -> None:
@@ -138,6 +142,23 @@ def test_source_has_the_parts_that_its_rows_are_named_by(built: Built) -> None:
         parts = {str(row_id).split(":", 1)[0] for row_id in rows}
 
         assert lines_of_builds(built)[(name, "raw_dataset")][1] == len(parts) > 0
+
+
+def test_run_that_made_nothing_has_no_line_in_runs_as_the_view_says(built: Built) -> None:
+    store = built.project.store
+    # Without seconds: DuckDB adds floats up in any order.
+    runs = "SELECT COLUMNS(* EXCLUDE seconds) FROM runs ORDER BY run_id"
+    before = stats.query(store, runs)
+    made = {report.manifest.run_id for report, _ in built.steps.values()}
+
+    build.build(built.project)
+
+    assert stats.query(store, runs) == before
+    _, lines = stats.query(store, "SELECT run_id, stages FROM runs")
+    assert dict(lines) == Counter(report.manifest.run_id for report, _ in built.steps.values())
+    assert {run_id for (run_id,) in stats.query(store, "SELECT DISTINCT run_id FROM builds WHERE reused")[1]} <= made
+    _, [(said,)] = stats.query(store, "SELECT comment FROM duckdb_views() WHERE view_name = 'runs'")
+    assert "found everything made has no line" in said
 
 
 def test_output_that_was_found_made_is_reused_in_all_its_parts(built: Built) -> None:

@@ -24,7 +24,7 @@ VIEWS: Final[Mapping[str, str]] = {
     "mixture": "Datasets in the order of training: the share asked for and what came.",
     "rank_steps": "What each rank gets in each step.",
     "truncation": "What truncation took, for each dataset and split.",
-    "runs": "Builds from end to end: the stages that one run made or found made.",
+    "runs": "Runs from end to end: what each made. A run that found everything made has no line.",
     "current_versions": "Which version of each stage the views show.",
 }
 
@@ -45,7 +45,7 @@ COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
         "built_at": "When it was made, ISO 8601 in UTC.",
         "run_id": "The run of Dagster that made it, or build-… for `rowmill build`.",
         "seconds": "How long it took to make.",
-        "reused": "Whether this line tells of finding it made.",
+        "reused": "Whether this line tells of finding it made; who made it, when and in what time stays as it was.",
         "parts": "Parts of the output; of raw_dataset, parts of its source files.",
         "parts_reused": "Parts that an earlier build had made.",
         "rows": "Rows of the output, as its page counts them: records, rows, examples, sequences, places or segments.",
@@ -160,11 +160,11 @@ COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "runs": {
         "run_id": "The run of Dagster, or build-… for `rowmill build`.",
-        "began": "When its first stage was done, ISO 8601 in UTC.",
-        "ended": "When its last stage was done.",
+        "began": "When the first stage that it made was done, ISO 8601 in UTC.",
+        "ended": "When the last one was done.",
         "stages": "Stages that it made; what it found made is not counted.",
         "seconds": "Seconds spent in them.",
-        "rows": "Rows, examples and sequences in what it made.",
+        "rows": "The sum of their rows, as builds has them.",
         "parts": "Parts of what it made.",
         "parts_reused": "Of these, parts that an earlier run had made.",
     },

@@ -4,7 +4,8 @@ What belongs here: deciding what no kept version needs, and removing it. What do
 versions (`manifest.py`).
 
 Kept are, per stage, the newest versions, the current one, and every version that a kept version of a later
-stage was made of: shards without their examples could not be traced. Of the ranks that version is kept, too, which
+stage was made of: shards without their examples could not be traced. The statistics of such examples stay with them:
+the gate asks for them when the shards are used again. Of the ranks that version is kept, too, which
 `current.json` names: trainers read it, whatever was built since. What goes: manifests, the parts that no
 kept manifest names, verdicts, statistics, staged copies, and what killed builds left: scratch folders and files under
 a temporary name. A part that was written again, without its duplicates or with other splits, is named by its
@@ -57,7 +58,9 @@ def collect(project: Project, *, keep: int, dry_run: bool) -> Collected:
         If it cannot be told what trainers open.
 
     """
-    store, keys = project.store, [step.key for step in road(project)]
+    steps = road(project)
+    store, keys = project.store, [step.key for step in steps]
+    beside = {key for step in steps if step.dataset is not None for key in set(step.gates) - set(step.inputs)}
     with ExitStack() as locks:
         for key in keys:
             if store.exists(folder(key)):
@@ -68,7 +71,7 @@ def collect(project: Project, *, keep: int, dry_run: bool) -> Collected:
         items: list[Item] = []
         # Against the road: a stage's kept versions say which versions of its inputs are needed.
         for key in reversed(keys):
-            kept, gone = _divided(store, key, keep, needed)
+            kept, gone = _divided(store, key, keep, needed, beside=key in beside)
             needed |= {named for one in kept for named in one.inputs.items()}
             found = list(_superfluous(store, key, kept))
             found += _unfinished(store, key, [path for _, path in found])
@@ -82,14 +85,18 @@ def collect(project: Project, *, keep: int, dry_run: bool) -> Collected:
     return Collected(tuple(items))
 
 
-def _divided(store: Store, key: Key, keep: int, needed: set[tuple[str, str]]) -> tuple[list[Manifest], list[Manifest]]:
-    """Part a stage's versions into those that stay and those that go."""
+def _divided(
+    store: Store, key: Key, keep: int, needed: set[tuple[str, str]], *, beside: bool
+) -> tuple[list[Manifest], list[Manifest]]:
+    """Part a stage's versions into those that stay and those that go; `beside` stages stay with what they are of."""
     known = manifest.versions(store, key)
     newest = {one.version for one in known[max(len(known) - keep, 0) :]}
     pointed = manifest.current(store, key)
     stays = (
         newest | {pointed.version if pointed else ""} | {version for name, version in needed if name == "/".join(key)}
     )
+    if beside:
+        stays |= {one.version for one in known if one.inputs.items() <= needed}
     return [one for one in known if one.version in stays], [one for one in known if one.version not in stays]
 
 

@@ -140,3 +140,18 @@ def test_nothing_goes_while_it_cannot_be_told_what_trainers_open(tmp_path: Path,
         collect(road.project, keep=1, dry_run=False)
 
     assert sorted(road.store.rglob("*")) == before
+
+
+def test_shards_that_are_current_again_keep_the_statistics_that_their_gate_asks_for(tmp_path: Path) -> None:
+    road = Road(tmp_path).one("rows.jsonl", [pair(i) for i in range(40)], PAIR)
+    old = road.build().manifest("rows", "packed_shards")
+    road.write("rows.jsonl", [pair(i) for i in range(60)])
+    road.build()
+    project = road.project
+    build.run(project, build.find_step(project, old.key), {}, version=old.version)
+
+    collect(project, keep=1, dry_run=False)
+    again = build.build(project, only=["training_splits", "gpu_partitions"])
+
+    assert [step.name for step, _, _ in again] == ["training_splits", "gpu_partitions"]
+    assert again[0][1].manifest.inputs == {"road/rows/packed_shards": old.version}

@@ -205,7 +205,13 @@ def _tables(manifest: Manifest) -> Page:
         *(["tokens"] if manifest.token_ledger else []),
     }
     own = {name: table for name, table in manifest.tables.items() if name not in said}
-    return {f"table {name}": _table(table) for name, table in (own | ledgers).items() if table.rows}
+    page: Page = {}
+    for name, table in (own | ledgers).items():
+        if table.rows:
+            page[f"table {name}"] = _table(table)
+            if name in stats.ESTIMATES:
+                page[f"about {name}"] = dg.MetadataValue.text(stats.ESTIMATES[name])
+    return page
 
 
 def _most_first(ledger: Sequence[tuple[str, str, int]]) -> tuple[tuple[str, str, int], ...]:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipelines import datadocs, hypertext, inspection, manifest, plots, reports, terminal
+from pipelines import datadocs, hypertext, inspection, manifest, plots, reports, stats, terminal
 from pipelines.build import Project, Step, road
 from pipelines.examples import KINDS
 from pipelines.executors import LocalPool
@@ -238,6 +238,8 @@ def _tables(one: Manifest) -> Iterator[str]:
         if table.rows:
             yield f'<p class="dim">{text(name.replace("_", " "))}</p>'
             yield hypertext.table(table.columns, table.rows[:TABLE_ROWS])
+            if name in stats.ESTIMATES:
+                yield f'<p class="dim">{text(stats.ESTIMATES[name])}</p>'
 
 
 # ── Samples ────────────────────────────────────────────────────────────────────────────────────────

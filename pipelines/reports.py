@@ -445,6 +445,7 @@ def _lengths(made: Manifest) -> list[RenderableType]:
             indent=4,
             marked=next((i for i, row in enumerate(over) if row[0] == limit), None),
         ),
+        Padding(Text(stats.ESTIMATES["what_if"], DIM), (0, 0, 0, 4), expand=False),
     ]
     return lines + [Text(f"\n  ! {hint}", LOOK) for hint in facts["hints"]]
 

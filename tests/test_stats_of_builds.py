@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines import build, cli, reports, terminal
+from assets import metadata
+from pipelines import build, cli, report_page, reports, stats, terminal
 from pipelines.rows import NOTICED
 from tests.recipes import CHAT, PAIR, Built, Road, chat, pair, sentence, write_tokenizer
 
@@ -117,3 +118,26 @@ def test_report_shows_all_of_it(built: Built) -> None:
         assert words in text
     for reason in ("duplicate", "unknown_schema", "no_assistant"):
         assert reason in text
+
+
+def test_what_if_is_called_an_estimate_wherever_it_is_shown(built: Built) -> None:
+    """At the present limit it is not what truncation took, so nobody may take it for a count."""
+    made = built.manifest("rows", "truncation_stats")
+    [(lost, sequences)] = [(row[2], row[3]) for row in made.tables["what_if"].rows if row[0] == made.facts["limit"]]
+    assert lost < made.facts["trained_removed"]
+    assert sequences > built.manifest("rows", "packed_shards").facts["sequences"]
+
+    said = stats.ESTIMATES["what_if"]
+    page = metadata.of(built.report("rows", "truncation_stats"), built.project.store)
+    _, [(comment,)] = stats.query(built.project.store, "SELECT comment FROM duckdb_views() WHERE view_name = 'what_if'")
+    report = built.project.store.local(report_page.path_of("road"))
+    report_page.write(built.project)
+    places = (page["about what_if"].value, comment, report.read_text("utf-8"), reports_text(built))
+
+    assert page["table what_if"].value
+    for place in places:
+        assert said in " ".join(place.split())
+
+
+def reports_text(built: Built) -> str:
+    return terminal.text_of(reports.statistics(built.project))

@@ -33,9 +33,11 @@ from pipelines.stats.tables import (
     write_table,
 )
 from pipelines.stats.views import publish_views, query, view_names
+from pipelines.stats.words import ESTIMATES
 from pipelines.storage import Store
 
 __all__ = [
+    "ESTIMATES",
     "SCHEMAS",
     "advice",
     "candidate_seq_lens",

@@ -122,7 +122,8 @@ def what_if(
 
     `trained_tokens[i]` are the trained tokens of example i before any truncation. What an example loses
     is taken in proportion to its length: which exchanges go is known only after rendering, and that is
-    the build. `plan(lengths, limit)` returns a number of sequences for lengths of at most the limit.
+    the build. So the line of the present limit need not be what truncation took (`words.ESTIMATES`).
+    `plan(lengths, limit)` returns a number of sequences for lengths of at most the limit.
     """
     whole = original_tokens.astype(np.int64)
     trained = trained_tokens.astype(np.int64)

@@ -6,6 +6,15 @@ What belongs here: words. What does not: names and types (`schemas.py`), how a v
 from collections.abc import Mapping
 from typing import Final
 
+ESTIMATES: Final[Mapping[str, str]] = {
+    "what_if": (
+        "Estimated from lengths alone: an example above the length loses trained tokens in proportion to what is "
+        "above, and is packed at just that length; documents that are cut into pieces lose none. Truncation that takes "
+        "whole exchanges may lose more and pack into fewer sequences, at the present limit, too."
+    ),
+}
+"""Tables that hold no counts, and how they come about; whoever shows such a table says it."""
+
 VIEWS: Final[Mapping[str, str]] = {
     "builds": "Stages built: one line for each version, and for its last reuse.",
     "findings": "Laws judged: the last verdict of each law on each current version.",
@@ -15,7 +24,7 @@ VIEWS: Final[Mapping[str, str]] = {
     "rows": "Canonical rows, without their content.",
     "examples": "Tokenized examples, without their tokens.",
     "lengths": "Bins of the histogram of original lengths, for each split.",
-    "what_if": "What another context length would do, estimated.",
+    "what_if": f"What another context length would do. {ESTIMATES['what_if']}",
     "sequences": "Packed sequences.",
     "generated_records": "Records that a model generated: accepted ones, one line each, with their content.",
     "segments": "Examples in sequences: whose tokens stand where.",
@@ -102,8 +111,8 @@ COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
     "what_if": {
         "seq_len": "Tokens: a context length that might be chosen.",
         "examples_over": "Examples that would be longer.",
-        "trained_lost": "Trained tokens that would be lost.",
-        "sequences": "Sequences that packing would give.",
+        "trained_lost": "Trained tokens that would be lost, estimated.",
+        "sequences": "Sequences that packing would give, estimated.",
     },
     "sequences": {
         "shard": "The file, relative to the storage root.",

@@ -370,7 +370,7 @@ def run(
         report = Report(
             made,
             reused=False,
-            parts=len(made.parts),
+            parts=stats.parts_of(made),
             parts_reused=draft.parts_reused,
             rows_made=draft.rows_made,
             seconds=time.monotonic() - started,
@@ -379,7 +379,7 @@ def run(
 
 
 def _nothing_new(kept: Manifest, started: float) -> Report:
-    parts = len(kept.parts)
+    parts = stats.parts_of(kept)
     return Report(kept, reused=True, parts=parts, parts_reused=parts, rows_made=0, seconds=time.monotonic() - started)
 
 

@@ -127,8 +127,8 @@ def test_page_and_builds_give_one_number_and_the_terminal_names_it(built: Built)
 
     for key, (report, _) in built.steps.items():
         page = metadata.of(report, built.project.store)
-        rows, _, _ = told[key]
-        assert page["dagster/row_count"].value == rows
+        rows, parts, _ = told[key]
+        assert (page["dagster/row_count"].value, page["build_parts"].value) == (rows, parts)
         if key[-1] != "truncation_stats":  # its line tells quantiles
             found = stats.rows_of(report.manifest)
             assert found is not None

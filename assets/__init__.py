@@ -8,6 +8,7 @@
     automation.py    job, nightly schedule, watching sensor, conditions
     resources.py     where built things lie; which executor
     metadata.py      what a stage's page shows
+    reporting.py     which step of a run writes the recipe's report
     materialize.py   a whole recipe in one process, for `make demo`
 
 Only public names of `dagster`, except in `history.py` and `event_log.py`, which say so. Never

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import dagster as dg
 
-from assets import metadata
+from assets import metadata, reporting
 from assets.factory import only_infrastructure_errors
 from assets.resources import Storage
-from pipelines import build, manifest, report_page
+from pipelines import build, manifest
 from pipelines.build import Project, Step
 from pipelines.findings import Terms, Verdict
 from pipelines.manifest import Key
@@ -31,7 +31,7 @@ def stage_checks(project: Project, step: Step) -> dg.AssetChecksDefinition:
     asset = dg.AssetKey(list(step.key))
 
     @dg.multi_asset_check(
-        name=f"{asset.to_python_identifier()}__checks",
+        name=reporting.check_name(asset),
         specs=[_spec(one, asset) for one in step.terms],
         can_subset=True,
     )
@@ -46,9 +46,7 @@ def stage_checks(project: Project, step: Step) -> dg.AssetChecksDefinition:
             if not verdict.passed:
                 context.log.warning("%s: %s", "/".join(step.key[1:]), verdict.sentence)
             yield result_of(verdict, asset, metadata.of_verdict(verdict, placed.store, served))
-        # The road ends here: at its last stage, or at a gate that stays shut.
-        if step.name == "gpu_partitions" or any(verdict.blocking for verdict in verdicts):
-            context.log.info("report: %s", report_page.write(placed))
+        reporting.write_behind_checks(context, placed, step, shut=any(verdict.blocking for verdict in verdicts))
 
     return body
 

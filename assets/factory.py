@@ -16,14 +16,13 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from gzip import BadGzipFile
 from typing import Any, Final
 
 import dagster as dg
 
-from assets import history, metadata
+from assets import history, metadata, reporting
 from assets.history import Verdicts
 from assets.resources import Storage
 from pipelines import build, findings, manifest, reports, terminal
@@ -118,8 +117,7 @@ def stage_asset(
         description=step.description,
     )
     def body(context: dg.AssetExecutionContext, config: StageRun, storage: Storage) -> dg.MaterializeResult[Any]:
-        with only_infrastructure_errors():
-            placed = replace(project, store=storage.store())
+        with only_infrastructure_errors(), reporting.reported(context, project, step, storage) as placed:
             folders = tuple(context.partition_keys) if ranks else ()
             build.publish_statistics(placed)
             # A kept version is gated by what it was made of, whatever is current now.

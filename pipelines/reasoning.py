@@ -68,6 +68,11 @@ class _Tag(NamedTuple):
 _FENCES = ("```", "~~~")
 _AFTER_LONE_CLOSE = re.compile(r"[ \t\r]*(?:\n|\Z)")
 _SPACE = re.compile(r"\s*")
+_BACKTICKS = re.compile("`+")
+_BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
+_QUOTES = frozenset("\"'`‘’“”‚„‹›«»「」『』《》")
+_OPENING_BRACKETS = frozenset("([{<（【")
+_EMPHASIS = frozenset("*_~|")
 
 
 class TagReader:
@@ -99,7 +104,7 @@ class TagReader:
             close = tag if lone else self._close(content, tag, endless)
             if close is None and tag.opens and _is_blank("".join([*kept, content[position : tag.start]])):
                 return None
-            if close is None or (lone and not _AFTER_LONE_CLOSE.match(content, tag.end)):
+            if close is None or (lone and not self._ends_reasoning(content, tag)):
                 literal += 1
                 after = tag.end
                 continue
@@ -110,6 +115,17 @@ class TagReader:
         if not blocks:
             return Extracted(content, [], literal)
         return Extracted("".join([*kept, content[position:]]).lstrip(), blocks, literal)
+
+    def _ends_reasoning(self, content: str, tag: _Tag) -> bool:
+        """Tell whether a closing tag without an opening one ends reasoning, rather than being mentioned in prose.
+
+        It does at the end of a line. Before text it does as R1 writes it, `reasoning</think>answer`: directly
+        between the two, unquoted, outside code spans, in content without an opening tag.
+        """
+        if _AFTER_LONE_CLOSE.match(content, tag.end):
+            return True
+        opening = self._pairs[tag.pair][0]
+        return opening not in content and not _is_set_off(content, tag) and not _is_in_code_span(content, tag.start)
 
     def _close(self, content: str, tag: _Tag, endless: set[int]) -> _Tag | None:
         """Find the end of a block: outside the fences of what is thought, or, if only those hide it, anywhere.
@@ -142,6 +158,45 @@ class TagReader:
 def _end_of_space(content: str, position: int) -> int:
     found = _SPACE.match(content, position)
     return position if found is None else found.end()
+
+
+def _is_set_off(content: str, tag: _Tag) -> bool:
+    """Tell whether a tag is set off from the text around it: by space, quotes, brackets or emphasis."""
+    if content[tag.end].isspace():
+        return True
+    if tag.start == 0:
+        return False
+    before = content[tag.start - 1]
+    if before in _EMPHASIS:
+        return content[tag.end] == before
+    return before.isspace() or before in _QUOTES or before in _OPENING_BRACKETS
+
+
+def _is_in_code_span(content: str, position: int) -> bool:
+    """Tell whether a position is in an inline code span: between two equally long runs of backticks of a paragraph."""
+    begin = max((found.end() for found in _BLANK_LINE.finditer(content, 0, position)), default=0)
+    blank_line = _BLANK_LINE.search(content, position)
+    end = len(content) if blank_line is None else blank_line.start()
+    runs = [found.span() for found in _BACKTICKS.finditer(content, begin, end)]
+    closing = _next_of_same_length(runs)
+    index = 0
+    while index < len(runs) and runs[index][0] < position:
+        close = closing[index]
+        if close is not None and runs[close][0] >= position:
+            return True
+        index = index + 1 if close is None else close + 1
+    return False
+
+
+def _next_of_same_length(runs: Sequence[tuple[int, int]]) -> list[int | None]:
+    """Return for each run the index of the next one that is as long, in one pass from the end."""
+    nearest: dict[int, int] = {}
+    found: list[int | None] = [None] * len(runs)
+    for index in range(len(runs) - 1, -1, -1):
+        length = runs[index][1] - runs[index][0]
+        found[index] = nearest.get(length)
+        nearest[length] = index
+    return found
 
 
 def _after_fence(content: str, start: int) -> int:

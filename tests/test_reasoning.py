@@ -44,7 +44,22 @@ def reason(messages: list[Json], **options: Any) -> str:
         ("r\n</think>\n\nA", "A", ["r"], 0),
         ("r</think>", "", ["r"], 0),
         ("r</think>  \nA", "A", ["r"], 0),
+        ("r</think>A", "A", ["r"], 0),
+        ("It is 4.\nSure.</think>Four.\n\nDone", "Four.\n\nDone", ["It is 4.\nSure."], 0),
+        ("</think>A", "A", [""], 0),
+        ("r `x` s</think>A `y`", "A `y`", ["r `x` s"], 0),
+        ("one ` only.</think>A", "A", ["one ` only."], 0),
+        ("```\nx</think>y\n```\nr</think>A", "A", ["```\nx</think>y\n```\nr"], 0),
         ("the </think> tag", "the </think> tag", [], 1),
+        ("Use </think> to close it", "Use </think> to close it", [], 1),
+        ("`</think>`", "`</think>`", [], 1),
+        ("Write `r</think>A` so", "Write `r</think>A` so", [], 1),
+        ("Write ``a ` r</think>A`` so", "Write ``a ` r</think>A`` so", [], 1),
+        ('the tag "</think>" ends it', 'the tag "</think>" ends it', [], 1),
+        ("the tag (</think>) ends it", "the tag (</think>) ends it", [], 1),
+        ("the tag **</think>** ends it", "the tag **</think>** ends it", [], 1),
+        ("the tag</think> ends it", "the tag</think> ends it", [], 1),
+        ("r</think>A, not <think>", "r</think>A, not <think>", [], 2),
         ("the </think> tag <think>r</think> A", "the </think> tag A", ["r"], 1),
         ("<think>a<think>b</think>c</think>d", "c</think>d", ["a<think>b"], 1),
         ("r\n</think>\n<think>s</think>A", "A", ["r", "s"], 0),
@@ -161,6 +176,12 @@ def test_key_that_is_no_text_is_rejected() -> None:
 def test_key_and_tags_are_joined_and_equal_text_stands_once() -> None:
     assert spoken({"content": "<think>s</think>A", "reasoning": "r"})["reasoning_content"] == "r\n\ns"
     assert spoken({"content": "<think> r </think>A", "reasoning": "r"})["reasoning_content"] == "r"
+
+
+def test_tags_closed_before_the_answer_give_what_qwen3_splits() -> None:
+    message = spoken({"content": "2 and 2 is 4.</think>Four."})
+
+    assert message == {"role": "assistant", "content": "Four.", "reasoning_content": "2 and 2 is 4."}
 
 
 def test_tags_stay_where_extraction_is_off() -> None:

@@ -37,7 +37,7 @@ from pipelines.stages import (
 )
 from pipelines.storage import digest
 
-VERSION = 5
+VERSION = 6
 """Raise it when any record may become another row, or a row be in another split, or other facts are counted."""
 
 LEFT_OUT_ON_PURPOSE = frozenset({"duplicate", "too_short", "too_long", "split_gap", "straddles_split"})

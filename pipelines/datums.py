@@ -25,7 +25,7 @@ from pipelines.batches import Counts
 from pipelines.canonicalization import Canonicalizer
 from pipelines.filters import content_hash
 from pipelines.preparation import Preparer
-from pipelines.rows import Json, Rejected, Row, to_json
+from pipelines.rows import Json, Rejected, Row, path_of_lone_surrogate, to_json
 from pipelines.stages.tokenized_examples import spec_of_dataset
 from pipelines.tokenization import Encoder, open_tokenizer, opened_tokenizer
 
@@ -163,7 +163,7 @@ class _Rooms:
         )
 
     def tokenize(self, rows: Iterable[Mapping[str, Json]]) -> Iterator[list[Tokens] | Rejected]:
-        made = [self._canonicalizer(row) for row in rows]
+        made = [_reject_lone_surrogate(row) or self._canonicalizer(row) for row in rows]
         table = _table([row for row in made if isinstance(row, Row)])
         prepared = iter(self._preparer.prepare(table, Counts()).outcomes(table.num_rows))
         for row in made:
@@ -173,6 +173,12 @@ class _Rooms:
                 if isinstance(outcome, Rejected)
                 else [Tokens(one.ids, one.loss_mask, one.loss_weights) for one in outcome]
             )
+
+
+def _reject_lone_surrogate(row: Mapping[str, Json]) -> Rejected | None:
+    """Reject a row with text that is no Unicode, as a line of a file with it is rejected."""
+    path = path_of_lone_surrogate(row)
+    return None if path is None else Rejected("invalid_json", f"{path} holds a lone surrogate; UTF-8 cannot encode it")
 
 
 def _table(rows: Sequence[Row]) -> pa.Table:

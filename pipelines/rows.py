@@ -235,6 +235,8 @@ def place_of(row_id: str) -> tuple[str, int]:
 _LONG_NUMBER = re.compile(r"\d{19}")
 """Digits that may be an integer beyond 64 bits, which the fast parser would turn into a float without a word."""
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
 
 def from_json(text: str) -> Json:
     """Decode JSON text exactly, integers of any size included.
@@ -248,9 +250,37 @@ def from_json(text: str) -> Json:
     if _LONG_NUMBER.search(text) is None:
         return orjson.loads(text)
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        # What the fast parser refuses stays refused: infinite numbers and lone surrogates, which cannot be stored.
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("nested too deep") from None
+    return value
+
+
+def path_of_lone_surrogate(value: Json) -> str | None:
+    """Return where a value holds text that UTF-8 cannot encode, such as `messages[1].content`; None: nowhere."""
+    try:
+        orjson.dumps(value)
+    except TypeError:
+        pass
+    else:
+        return None
+    waiting: list[tuple[str, Json]] = [("", value)]
+    while waiting:
+        path, here = waiting.pop()
+        if isinstance(here, str):
+            if _SURROGATE.search(here):
+                return path
+        elif isinstance(here, Mapping):
+            mapping: Mapping[Any, Json] = here
+            if any(isinstance(key, str) and _SURROGATE.search(key) for key in mapping):
+                return f"a key of {path or 'the record'}"
+            waiting += [(f"{path}.{key}" if path else f"{key}", one) for key, one in [*mapping.items()][::-1]]
+        elif isinstance(here, list | tuple):
+            items: Sequence[Json] = here
+            waiting += [(f"{path}[{i}]", items[i]) for i in range(len(items) - 1, -1, -1)]
+    return None
 
 
 _BEYOND_64_BITS = "-[0-9]{19}|[0-9]{20}"

@@ -203,6 +203,17 @@ def through_arrow(records: list[Json]) -> list[Json]:
     return pa.Table.from_pylist(records).to_pylist()
 
 
+@pytest.mark.parametrize("odd", ['"\\ud800"', "NaN", "1e999"])
+@pytest.mark.parametrize("number", ["1", "12345678901234567890123"])
+def test_json_text_is_refused_whether_or_not_it_holds_a_long_integer(odd: str, number: str) -> None:
+    talk = f'[{{"role": "user", "content": "q"}}, {{"role": "assistant", "content": "a", "x": {odd}, "y": {number}}}]'
+
+    made = canonicalize_row({"messages": talk}, Options(Chat()))
+
+    assert isinstance(made, Rejected)
+    assert made.reason == "bad_messages"
+
+
 def test_rows_through_arrow_are_the_rows_from_json() -> None:
     canonicalizer = Canonicalizer(Options(Chat()))
 

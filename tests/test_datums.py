@@ -114,6 +114,25 @@ def test_sft_tokenize_gives_what_a_build_gives(tmp_path: Path, kind: str, superv
     assert reasons == found.rejects()
 
 
+@pytest.mark.parametrize(
+    ("row", "path"),
+    [
+        (chat(2) | {"note": "a\ud800b"}, "note"),
+        (chat(2) | {"note": {"list": [1 << 70, {"deep": "\udfff"}]}}, "note.list[1].deep"),
+        (chat(2) | {"a\ud800b": 1}, "a key of the record"),
+        ({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "\ud800"}]}, "[1].content"),
+    ],
+)
+def test_sft_tokenize_rejects_a_row_with_a_lone_surrogate_alone(tokenizer: Path, row: Json, path: str) -> None:
+    first, bad, last = sft_tokenize([chat(1), row, chat(3)], tokenizer, max_seq_len=256)
+
+    assert isinstance(bad, Rejected)
+    assert bad.reason == "invalid_json"
+    assert f"{path} holds a lone surrogate" in bad.detail
+    assert isinstance(first, list)
+    assert isinstance(last, list)
+
+
 def test_row_to_datum_is_the_shift_of_sft_tokenize(tokenizer: Path) -> None:
     from transformers import AutoTokenizer
 

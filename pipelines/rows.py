@@ -258,6 +258,30 @@ def from_json(text: str) -> Json:
     return value
 
 
+def from_json_without_repeats(text: str) -> Json:
+    """Decode JSON text as `from_json` does, and refuse an object that repeats a key: one of its values would be lost.
+
+    Raises
+    ------
+    ValueError
+        If a key is repeated, at any depth, or for what `from_json` refuses.
+
+    """
+    value = from_json(text)
+    # Each key has its colon: a flat object with as many colons as keys repeats none, and needs no slow second parse.
+    if text.count(":") > (len(value) if type(value) is dict else 0):
+        json.loads(text, object_pairs_hook=_refuse_repeats)
+    return value
+
+
+def _refuse_repeats(pairs: list[tuple[str, Json]]) -> None:
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise ValueError(f"the key {key!r} is repeated")
+        seen.add(key)
+
+
 def path_of_lone_surrogate(value: Json) -> str | None:
     """Return where a value holds text that UTF-8 cannot encode, such as `messages[1].content`; None: nowhere."""
     try:

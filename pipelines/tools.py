@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeGuard
 from pydantic import Field
 
 from pipelines.config import Config, kind_of
-from pipelines.rows import Json, Message, Rejected, from_json
+from pipelines.rows import Json, Message, Rejected, from_json, from_json_without_repeats
 
 ARGUMENT_KEYS = ("arguments", "parameters", "input")
 
@@ -155,7 +155,7 @@ def _calls_in(value: Json) -> list[Json] | Rejected:
         if not value or value.isspace():
             return []
         try:
-            value = from_json(value)
+            value = from_json_without_repeats(value)
         except ValueError as error:
             return Rejected("bad_tool_call", f"not JSON: {error}")
     if value is None:
@@ -168,7 +168,7 @@ def _calls_in(value: Json) -> list[Json] | Rejected:
 def _call(value: Json, form: str) -> tuple[Json, str | None] | Rejected:
     if type(value) is str:
         try:
-            value = from_json(value)
+            value = from_json_without_repeats(value)
         except ValueError as error:
             return Rejected("bad_tool_call", f"not JSON: {error}")
     if not _is_mapping(value):
@@ -194,14 +194,14 @@ def _call(value: Json, form: str) -> tuple[Json, str | None] | Rejected:
 
 
 def _object(value: Json) -> dict[str, Json] | None:
-    """Read arguments that may be text, or text of text; null if they are no object in the end."""
+    """Read arguments that may be text, or text of text; null if they are no object in the end, or repeat a key."""
     for _ in range(2):
         if type(value) is not str:
             break
         if not value or value.isspace():
             return {}
         try:
-            value = from_json(value)
+            value = from_json_without_repeats(value)
         except ValueError:
             return None
     if value is None:

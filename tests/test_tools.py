@@ -202,6 +202,38 @@ def test_arguments_unparsable_are_kept_unless_objects_are_asked_for(text: str) -
     assert reason([message], arguments="object") == "bad_tool_arguments"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": 1, "a": 2}',
+        '{"a": 1, "a": 1}',
+        '{"x": {"a": 1, "b": 2, "a": 3}}',
+        '{"x": [{"a": {"b": 1, "b": 2}}]}',
+        '{"a": 1, "\\u0061": 2}',
+        '{"a": 12345678901234567890123, "a": 2}',
+        orjson.dumps('{"a": 1, "a": 2}').decode(),
+    ],
+)
+def test_arguments_that_repeat_a_key_count_as_unparsable(text: str) -> None:
+    message = {"role": "assistant", "content": "", "tool_calls": [call(text)]}
+
+    assert arguments_of(text) == text
+    assert reason([message], arguments="object") == "bad_tool_arguments"
+
+
+def test_arguments_may_use_a_key_at_several_levels() -> None:
+    nested = {"a": {"a": [{"a": 1}, {"a": "a:a"}]}, "b": ":"}
+
+    assert arguments_of(orjson.dumps(nested).decode()) == nested
+
+
+def test_call_text_that_repeats_a_key_is_rejected() -> None:
+    text = '{"name": "f", "arguments": {"a": 1, "a": 2}}'
+
+    assert reason([{"role": "function_call", "content": text}]) == "bad_tool_call"
+    assert reason([{"role": "assistant", "content": "", "tool_calls": f"[{text}]"}]) == "bad_tool_call"
+
+
 @pytest.mark.parametrize("value", [3, [1], True])
 def test_arguments_of_another_type_are_rejected(value: Json) -> None:
     assert reason([{"role": "assistant", "content": "", "tool_calls": [call(value)]}]) == "bad_tool_arguments"

@@ -204,7 +204,41 @@ def test_alpaca_with_another_response_column_must_be_named() -> None:
 
     assert reason(record) == "unknown_schema"
     assert turns(kept(record, Chat(dataset_schema="alpaca"))) == [("user", "U\nmore"), ("assistant", "A")]
-    assert turns(kept(record, Chat(prompt_fields=["instruction"]))) == [("user", "U"), ("assistant", "A")]
+    assert turns(kept(record, Chat(prompt_fields=["instruction"]))) == [("user", "U\nmore"), ("assistant", "A")]
+
+
+INSTRUCTIONS = Chat(prompt_fields=["question", "instruction"], response_fields=["answer", "input"])
+
+
+@pytest.mark.parametrize(
+    ("record", "prompt"),
+    [
+        ({"instruction": "I", "input": "X", "answer": "A"}, "I\nX"),
+        ({"instruction": "I", "input": " ", "answer": "A"}, "I"),
+        ({"instruction": "I", "input": None, "answer": "A"}, "I"),
+        ({"instruction": [{"role": "user", "content": "I"}], "input": "X", "answer": "A"}, "I"),
+        ({"instruction": "I", "input": "X", "question": "Q", "answer": "A"}, "Q"),
+        ({"instruction": "I", "input": "A"}, "I"),
+    ],
+)
+def test_prompt_in_instruction_joins_the_input(record: Json, prompt: str) -> None:
+    row = kept(record, INSTRUCTIONS)
+
+    assert row.report.schema == "prompt_response"
+    assert turns(row) == [("user", prompt), ("assistant", "A")]
+
+
+def test_prompt_in_instruction_with_an_input_that_is_no_text_is_rejected() -> None:
+    record = {"instruction": "I", "input": {"a": 1}, "answer": "A"}
+
+    assert reason(record, INSTRUCTIONS) == "content_not_text"
+
+
+def test_prompt_in_instruction_is_that_of_a_pair() -> None:
+    record = {"instruction": "I", "input": "X", "answer": "A"}
+    pair = kept(record, Supervised(input_field="instruction", output_field="answer"))
+
+    assert turns(kept(record, INSTRUCTIONS))[0] == ("user", pair.text)
 
 
 def test_shape_is_decided_record_by_record() -> None:

@@ -78,7 +78,8 @@ class ConversationColumns(Config):
     messages_field: str = "messages"
     """Column with the list of messages, or its JSON text."""
     prompt_fields: list[str] = Field(default=["prompt", "question"], min_length=1)
-    """Columns that may hold the prompt, text or messages; the first that is not null wins."""
+    """Columns that may hold the prompt, text or messages; the first that is not null wins. `instruction` joins
+    Alpaca's `input` to it."""
     response_fields: list[str] = Field(default=["response", "completion", "answer"], min_length=1)
     """Columns that may hold the response, text or messages; the first that is not null wins."""
     role_field: str | None = None

@@ -6,7 +6,8 @@ message (`messages.py`).
     messages         {"messages": [{"role": …, "content": …}, …]}, or the list as JSON text
     sharegpt         {"conversations": [{"from": …, "value": …}, …], "system": …}
     alpaca           {"instruction": …, "input": …, "output": …, "system": …, "history": [[…, …], …]}
-    prompt_response  {"prompt": …, "response": …}, each text, messages or one message
+    prompt_response  {"prompt": …, "response": …}, each text, messages or one message;
+                     a prompt column `instruction` joins `input` as Alpaca does
     text             {"text": …}, for `auto` only
 
 The first shape that matches wins. `instruction` beside a response column, without `output`, is nobody's shape:
@@ -14,7 +15,7 @@ what else belongs to the prompt (`input`, `context`) is not known, so such a rec
 `dataset_schema: alpaca` says that it is one.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from pipelines.config import kind_of
@@ -74,14 +75,19 @@ def _alpaca(record: Mapping[str, Json], columns: ConversationColumns) -> Found |
         return None
     response = record.get("output")
     if response is None and columns.dataset_schema == "alpaca":
-        response = _first(record, columns.response_fields)
+        _, response = _first_column(record, columns.response_fields)
     return None if response is None else _alpaca_turns(record, response)
 
 
 def _prompt_response(record: Mapping[str, Json], columns: ConversationColumns) -> Found | Rejected | None:
-    prompt, response = _first(record, columns.prompt_fields), _first(record, columns.response_fields)
+    prompt_field, prompt = _first_column(record, columns.prompt_fields)
+    response_field, response = _first_column(record, columns.response_fields)
     if prompt is None or response is None:
         return None
+    if prompt_field == "instruction" and type(prompt) is str and response_field != "input":
+        prompt = alpaca_prompt(record)
+        if isinstance(prompt, Rejected):
+            return prompt
     role_key, content_key = columns.role_field or "role", columns.content_field or "content"
     turns: list[Json] = []
     for role, value in (("user", prompt), ("assistant", response)):
@@ -153,12 +159,9 @@ def _list_in(text: str) -> Json:
         return None
 
 
-def _first(record: Mapping[str, Json], names: list[str]) -> Json:
-    for name in names:
-        value = record.get(name)
-        if value is not None:
-            return value
-    return None
+def _first_column(record: Mapping[str, Json], names: Iterable[str]) -> tuple[str, Json]:
+    """Return the name and the value of the first column that is not null; without one, an empty name and None."""
+    return next(((name, value) for name in names if (value := record.get(name)) is not None), ("", None))
 
 
 def _mismatch(record: Mapping[str, Json], columns: ConversationColumns) -> Rejected:

@@ -27,6 +27,7 @@ from pipelines.formats.columns import (
     is_mapping,
 )
 from pipelines.formats.detection import Found, detect
+from pipelines.formats.media_placeholders import reject_placeholders
 from pipelines.formats.messages import read_flags, read_kwargs, read_parts
 from pipelines.formats.supervised import read_pair
 from pipelines.formats.text import read_text
@@ -176,6 +177,11 @@ class Canonicalizer:
 
     def row(self, record: Mapping[str, Json]) -> Row | Rejected:
         """Return a record's row without its place: group, order and domain."""
+        row = self._read(record)
+        return row if isinstance(row, Rejected) else reject_placeholders(row, record) or row
+
+    def _read(self, record: Mapping[str, Json]) -> Row | Rejected:
+        """Read the columns that the format names."""
         match self._config.format:
             case Supervised() as pair:
                 return self._pair(record, pair)

@@ -50,7 +50,11 @@ WORDS: dict[str, Words] = {
     "content_not_text": Words(
         "rows", "content is neither text nor a list of parts", "turn it into text where the data is made"
     ),
-    "multimodal_content": Words("rows", "a part is an image, sound, video or file", "leave such records out"),
+    "multimodal_content": Words(
+        "rows",
+        "a part is an image, sound, video or file, or a placeholder such as `<image>` stands for one in a column",
+        "leave such records out",
+    ),
     "unknown_content_part": Words(
         "rows", "a typed part is of an unknown type or without text", "use parts of type text, reasoning or tool_call"
     ),

@@ -17,7 +17,7 @@ from pipelines.rendering import Template
 from pipelines.rows import Json, Rejected, Row
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Format)
-SHARED = {"columns", "inference", "detection", "messages", "own"}
+SHARED = {"columns", "inference", "detection", "media_placeholders", "messages", "own"}
 """Modules of the folder that are no kind: what several kinds have in common."""
 
 
@@ -239,6 +239,52 @@ def test_prompt_in_instruction_is_that_of_a_pair() -> None:
     pair = kept(record, Supervised(input_field="instruction", output_field="answer"))
 
     assert turns(kept(record, INSTRUCTIONS))[0] == ("user", pair.text)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "text"),
+    [
+        ("images", ["cat.jpg"], "<image>\nWhat is it?"),
+        ("image", "cat.jpg", "What is it? <image>"),
+        ("image", {"bytes": "…"}, "<image>"),
+        ("videos", [None, "cat.mp4"], "<video>"),
+        ("video", "cat.mp4", "<video>"),
+        ("audios", ["cat.wav"], "<audio>"),
+        ("audio", "cat.wav", "<audio>"),
+    ],
+)
+def test_placeholder_of_a_media_column_is_rejected(column: str, value: Json, text: str) -> None:
+    records = [
+        (chat(("user", text), ("assistant", "A")), Chat()),
+        (chat(("user", "U"), ("assistant", text)), Chat()),
+        (chat(("user", "U"), ("assistant", f"<think>{text}</think>A")), Chat()),
+        ({"prompt": text, "response": "A"}, Supervised()),
+        ({"prompt": "U", "response": text}, Supervised()),
+        ({"text": text}, Text()),
+    ]
+
+    for record, options in records:
+        row = Canonicalizer(Options(options))(record | {column: value})
+        assert isinstance(row, Rejected)
+        assert row.reason == "multimodal_content"
+        assert row.detail.endswith(f"the column {column} is not empty")
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        ("<image>", {}),
+        ("<image>", {"images": None}),
+        ("<image>", {"images": [], "image": " "}),
+        ("<image>", {"images": [None, {}]}),
+        ("<image>", {"videos": ["cat.mp4"]}),
+        ("no placeholder", {"images": ["cat.jpg"]}),
+    ],
+)
+def test_placeholder_without_its_media_stays_text(text: str, columns: dict[str, Json]) -> None:
+    row = kept(chat(("user", text), ("assistant", "A")) | columns, Chat())
+
+    assert turns(row) == [("user", text), ("assistant", "A")]
 
 
 def test_shape_is_decided_record_by_record() -> None:

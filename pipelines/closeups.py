@@ -10,14 +10,13 @@ stands in ⟦brackets⟧.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import orjson
 from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.text import Text
 
 from pipelines.contract import TemplateContract
 from pipelines.inspection import Inspected, Sample, TemplateReport, TokenClass
-from pipelines.rows import Json
+from pipelines.rows import Json, from_json, to_json
 from pipelines.terminal import (
     BAD,
     DIM,
@@ -102,7 +101,7 @@ def _structured(row: Mapping[str, Any]) -> Iterator[RenderableType]:
         return
     if row["tools"] is not None:
         yield labelled("tools", _flat(row["tools"]))
-    messages: list[dict[str, Json]] = orjson.loads(row["messages"])
+    messages: list[dict[str, Json]] = from_json(row["messages"])
     left_out = range(MESSAGES - 4, len(messages) - 4) if len(messages) > MESSAGES else range(0)
     for i, message in enumerate(messages):
         if i not in left_out:
@@ -116,7 +115,7 @@ def _message(message: Mapping[str, Json]) -> str:
     words = ["" if weight is None else f"weight {weight:g}"]
     words += [f"⟨{_flat(reasoning)}⟩" if reasoning else "", _flat(message["content"])]
     words += [
-        f"{c['function']['name']}({_flat(orjson.dumps(c['function']['arguments']).decode())})"
+        f"{c['function']['name']}({_flat(to_json(c['function']['arguments']))})"
         for c in message.get("tool_calls") or ()
     ]
     return "  ".join(word for word in words if word)

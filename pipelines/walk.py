@@ -19,7 +19,6 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
@@ -31,7 +30,7 @@ from pipelines.executors import LocalPool
 from pipelines.manifest import Manifest
 from pipelines.masking import Masker
 from pipelines.preparation import Preparer
-from pipelines.rows import Masked, Rejected
+from pipelines.rows import Masked, Rejected, from_json
 from pipelines.stages import Work, raw_dataset, tokenized_examples
 from pipelines.tokenization import Encoder
 
@@ -179,7 +178,7 @@ def _row(walker: _Walker) -> Iterator[str]:
 def _plain(name: str, value: Any) -> Any:
     if isinstance(value, bytes):
         return value.hex()
-    return orjson.loads(value) if name in ("messages", "tools", "template_kwargs") else value
+    return from_json(value) if name in ("messages", "tools", "template_kwargs") else value
 
 
 # ── From the row to tokens ─────────────────────────────────────────────────────────────────────────
@@ -193,7 +192,7 @@ def _printed(walker: _Walker) -> Masked:
     printer = Preparer(Encoder(loaded), work.dataset, spec, work.recipe.limit_of(DATASET)).printer
     assert printer is not None
     row = walker.one("canonical_rows", "rows", "row_id", walker.trace.row_id)
-    masked = Masker(printer, work.dataset.loss).mask(Conversation(orjson.loads(row["messages"])))
+    masked = Masker(printer, work.dataset.loss).mask(Conversation(from_json(row["messages"])))
     assert not isinstance(masked, Rejected)
     return masked
 

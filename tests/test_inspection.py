@@ -156,6 +156,18 @@ def test_truncated_row_says_what_each_stage_took(tmp_path: Path, capsys: pytest.
     assert f"which took {sample.removed['exchanges']:,} by exchanges" in capsys.readouterr().out
 
 
+def test_integers_beyond_64_bits_are_shown_as_the_source_has_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = CliProject(tmp_path).write(datasets={"chats": RECIPE["datasets"]["chats"]})
+    call = {"name": "f", "arguments": {"id": 123456789012345678901234567890}}
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "tool_calls": [call]}]
+    project.write_data("chats.jsonl", json.dumps({"messages": turns}) + "\n")
+
+    assert project.rowmill("inspect") == cli.DONE
+    assert 'f({"id":123456789012345678901234567890})' in capsys.readouterr().out
+
+
 def chat_of(i: int) -> list[dict[str, str]]:
     return [{"role": "user", "content": f"Question {i}?"}, {"role": "assistant", "content": answer(i)}]
 

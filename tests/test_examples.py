@@ -5,6 +5,7 @@ What belongs here: one build per recipe, on data of the repository. What does no
 
 import json
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import yaml
 
 from pipelines import build, recipe
 from pipelines.build import Project
+from pipelines.datums import sft_tokenize
 from pipelines.examples import KINDS
 from pipelines.manifest import current
+from pipelines.rows import Rejected
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "configs/examples/rows"
@@ -69,12 +72,14 @@ def test_recipe_on_a_page_is_the_recipe_of_the_folder(name: str) -> None:
     assert yaml.safe_load(shown) == yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("name", ["qlora-train", "evsys"])
+@pytest.mark.parametrize("name", ["qlora-train", "evsys", "astrai"])
 def test_python_on_a_page_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (ROOT / f"docs/how-to/coming-from-{name}.md").read_text(encoding="utf-8")
     monkeypatch.chdir(ROOT)
 
-    exec(compile(page.partition("```python\n")[2].partition("```")[0], name, "exec"), {})
+    shown = page.partition("```python\n")[2].partition("```")[0]
+    assert "assert" in shown
+    exec(compile(shown, name, "exec"), {})
 
 
 @pytest.mark.example("qlora-train")
@@ -111,6 +116,28 @@ def test_astrai_mask_filters_and_domains(built: Example) -> None:
         assert one["loss_mask"] == [i >= answer for i in range(one["tokens"])]
     assert tasks
     assert built.examples("exercises")
+
+
+@pytest.mark.parametrize("template", [None, "chatml"])
+def test_astrai_masks_whole_messages_with_the_options_of_the_page(template: str | None) -> None:
+    from transformers import AutoTokenizer
+
+    page = (ROOT / "docs/how-to/coming-from-astrai.md").read_text(encoding="utf-8")
+    options = yaml.safe_load(page.split("```yaml\n")[2].partition("```")[0])
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "configs/demo/tokenizer", bos_token="<|endoftext|>")
+    roles = ["system", "user", "assistant", "user", "assistant"]
+    messages = [{"role": role, "content": f"Text {i}."} for i, role in enumerate(roles)]
+
+    options["template"] = {"chat_template": template}
+    [made] = sft_tokenize([{"messages": messages}], tokenizer, max_seq_len=512, options=options)
+
+    assert not isinstance(made, Rejected)
+    [tokens] = made
+    texts = [f"<|im_start|>{one['role']}\n{one['content']}<|im_end|>\n" for one in messages]
+    alone = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    assert tokens.ids.tolist() == [tokenizer.bos_token_id, *chain.from_iterable(alone)]
+    trains = ([role == "assistant"] * len(ids) for role, ids in zip(roles, alone, strict=True))
+    assert tokens.loss_mask.tolist() == [False, *chain.from_iterable(trains)]
 
 
 @pytest.mark.example("evsys")

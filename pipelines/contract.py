@@ -73,7 +73,7 @@ class TemplateContract:
     no_tools: Literal["null", "[]"] = "null"
     tool_ids: Literal["any", "nine_alphanumeric"] = "any"
     content_form: Literal["string", "parts"] = "string"
-    spans: Literal["marks", "counterfactual"] = "marks"
+    spans: Literal["marks", "proof"] = "marks"
     marks_inert: bool = True
     generation_blocks: Literal["none", "equal", "differs"] = "none"
     generation_differences: tuple[str, ...] = ()
@@ -126,6 +126,36 @@ def warnings(contract: TemplateContract, *, finish: str = "auto") -> list[str]:
     return found
 
 
+Part = Literal["content", "reasoning", "call_name", "call_key", "call_value"]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedText:
+    """One own text of a row and the characters `[start, end)` of the render that are it.
+
+    `call` is the number of the message's call that it is part of, −1 for other texts.
+    """
+
+    start: int
+    end: int
+    message: int
+    part: Part
+    call: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """What a render with private code points proved: whose its characters are.
+
+    `texts` are the own texts that are printed whole, in the order of the render, each at the first place where it
+    is. `missing` are printed not at all or in part. `hidden` could not be covered, so nothing is known of them.
+    """
+
+    texts: tuple[OwnedText, ...]
+    missing: tuple[OwnedText, ...]
+    hidden: tuple[tuple[OwnedText, str], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class OpaquePrint:
     """A conversation of placeholders as the template prints it, and what that print rests on.
@@ -144,6 +174,11 @@ class Printer(Protocol):
     """What masking needs from rendering, handed in by the corridor."""
 
     @property
+    def identity(self) -> str:
+        """A digest of all that decides what is printed."""
+        ...
+
+    @property
     def contract(self) -> TemplateContract:
         """What the template does."""
         ...
@@ -158,6 +193,17 @@ class Printer(Protocol):
         self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
     ) -> str | Rejected:
         """Print without marks."""
+        ...
+
+    def ownership(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Json] | None,
+        kwargs: Mapping[str, Json],
+        text: str,
+        roles: frozenset[str],
+    ) -> Ownership | None:
+        """Prove whose the characters of a render are, by private code points; None where the template hinders it."""
         ...
 
     def generation_prompt(self, role: str, *, has_tools: bool, kwargs: Mapping[str, Json]) -> str:

@@ -12,12 +12,14 @@ complains takes the reference way.
     adaptation    messages as a template wants      marks         marks in the syntax tree, marks → spans
     probes        what a template does              fast          marks in the text
     trust         probes on which both ways must agree
+    ownership     whose every character is, proven by private code points
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +28,7 @@ from jinja2 import TemplateSyntaxError, nodes
 from pydantic import Field, model_validator
 
 from pipelines.config import Config
-from pipelines.contract import OpaquePrint, Printed, TemplateContract
+from pipelines.contract import OpaquePrint, Ownership, Printed, TemplateContract
 from pipelines.errors import ConfigError, one_of
 from pipelines.rendering import fast, opaque, probes, trust
 from pipelines.rendering.adaptation import Adaptation, BadArgumentsError
@@ -49,6 +51,7 @@ from pipelines.rendering.marks import (
     read_marks,
     silent_loops,
 )
+from pipelines.rendering.ownership import ATTEMPTS, Cover, Literals
 from pipelines.rendering.probes import stretches
 from pipelines.rows import Json, Message, Rejected
 
@@ -70,7 +73,7 @@ __all__ = [
     "stretches",
 ]
 
-VERSION = 2
+VERSION = 3
 """Raise it when any conversation may be printed otherwise, or other characters be a message's."""
 
 DroppedKind = Literal[
@@ -249,7 +252,7 @@ def spec_of(
     )
 
 
-_CONTROL_LIKE = re.compile(r"<[|｜][^<>|｜\s]{1,40}[|｜]>")
+_CONTROL_LIKE = re.compile(r"<[|｜][^<>|｜\s]{1,40}[|｜]?>|<[^<>|｜\s]{1,40}[|｜]>")
 
 
 class Renderer:
@@ -275,9 +278,12 @@ class Renderer:
         self._fast: fast.FastEngine | None = None
         self._opaque: opaque.OpaqueRenderer | None = None
         self._float_shy = False
+        self._compares_messages = fast.compares_messages(self._tree)
         self._contract: TemplateContract | None = None
         self._prompts: dict[tuple[str, bool, bytes], str] = {}
         self._clean_tools: object = None
+        self._literals: Literals | None = None
+        self._identity = ""
         self.adaptation = Adaptation(reasoning_keys=probes.reasoning_keys(self._tree))
         self.lane_reason = "not probed"
         self.adaptation = self._chosen(probes.adaptation(self._observe, self.adaptation))
@@ -287,6 +293,13 @@ class Renderer:
     def lane(self) -> Literal["fast", "reference"]:
         """Which way rows go: fast only if every probe gave equal text and spans."""
         return "reference" if self._fast is None else "fast"
+
+    @property
+    def identity(self) -> str:
+        """A digest of all that decides what is printed."""
+        if not self._identity:
+            self._identity = sha256(_dumped(asdict(self.spec) | {"now": self.spec.now.isoformat()})).hexdigest()
+        return self._identity
 
     @property
     def contract(self) -> TemplateContract:
@@ -349,6 +362,50 @@ class Renderer:
         size = len(_dumped([adapted, offered]))
         self._recorder.watch((), "")
         return self._run(self._plain, adapted, offered, kwargs, size)
+
+    def ownership(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Json] | None,
+        kwargs: Mapping[str, Json],
+        text: str,
+        roles: frozenset[str],
+    ) -> Ownership | None:
+        """Prove whose the characters of `text`, the plain render, are; `roles` are the model's.
+
+        None if the template looks at texts that it only sees as private code points, however few are hidden.
+        """
+        if self._literals is None:
+            self._literals = Literals(self._tree)
+        try:
+            adapted = self.adaptation.messages(messages)
+        except BadArgumentsError:
+            return None
+        offered = self.adaptation.tools(tools)
+        heads = {i: int(m["inline_reasoning"]) for i, m in enumerate(messages) if m.get("inline_reasoning")}
+        for attempt in ATTEMPTS:
+            cover = Cover(adapted, roles, self.adaptation.reasoning_keys, self._literals, attempt, heads, text)
+            covered = self._print_covered(cover.messages, offered, kwargs)
+            proof = None if covered is None else cover.prove(covered, text)
+            if proof is not None:
+                return proof
+        return None
+
+    def _print_covered(
+        self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
+    ) -> str | None:
+        """Print adapted messages without marks, the fast way where there is one."""
+        if self._fast is not None:
+            self._sandbox.budget.refill(0)
+            try:
+                fuel = fast.FUEL + fast.FUEL_PER_MESSAGE * (len(messages) + len(tools or ()))
+                return self._fast.plain(messages, tools, kwargs, fuel=fuel)
+            except Exception:  # noqa: BLE001, S110  (the reference way says what is wrong, or renders it)
+                pass
+        size = sum(len(str(message)) for message in messages)
+        self._recorder.watch((), "")
+        text = self._run(self._plain, messages, tools, kwargs, size)
+        return None if isinstance(text, Rejected) else text
 
     def generation_prompt(self, role: str, *, has_tools: bool, kwargs: Mapping[str, Json]) -> str:
         """Return what the template prints after a message of that role to prompt the assistant."""
@@ -507,6 +564,8 @@ class Renderer:
     ) -> Printed | None:
         engine = self._fast
         if engine is None or not self._is_clean(messages, tools, kwargs):
+            return None
+        if self._compares_messages and fast.has_equal_messages(messages):
             return None
         if self._float_shy and any(
             _WHOLE_FLOAT.search(_dumped(m["tool_calls"])) for m in messages if "tool_calls" in m

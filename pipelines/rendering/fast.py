@@ -7,8 +7,9 @@ engine at all, and one render. What does not: the decision to trust it, which `R
     {%- endfor %}             →  {%- endfor %}{% if true %}C7C{% endif %}
 
 Every message carries its index under a private key `K`; for anything else the inserted block prints
-nothing. It is written as a block, with the tag's own white-space sign copied to its end, so that
-`trim_blocks` and `-%}` act on the text after it as before.
+nothing. A template that compares messages would see the key, so its rows with equal messages take the reference
+way. The block is written with the tag's own white-space sign copied to its end, so that `trim_blocks` and `-%}` act
+on the text after it as before.
 
 minijinja's own limits (fuel, recursion, range) end loops, but not growth by doubling, so templates whose
 variables could double are screened out here; they take the reference way, which counts characters.
@@ -78,6 +79,29 @@ def screen(tree: nodes.Template) -> str:
         if one.name not in _SAFE_FILTERS:
             return f"it uses the filter {one.name}"
     return _screen_growth(tree, macros)
+
+
+def compares_messages(tree: nodes.Template) -> bool:
+    """Tell whether a template may compare two messages, which the private index key would make unequal."""
+    for compare in tree.find_all(nodes.Compare):
+        sides = [compare.expr, *(one.expr for one in compare.ops)]
+        if sum(not isinstance(side, nodes.Const | nodes.List | nodes.Tuple) for side in sides) > 1:
+            return True
+    by_filter = any(one.name in ("unique", "groupby") for one in tree.find_all(nodes.Filter))
+    methods = (one.attr for one in tree.find_all(nodes.Getattr))
+    return by_filter or any(name in ("index", "count") for name in methods)
+
+
+def has_equal_messages(messages: Sequence[Message]) -> bool:
+    """Tell whether two messages of a row are equal."""
+    known: dict[tuple[str, str], list[Message]] = {}
+    for message in messages:
+        content = message.get("content")
+        alike = known.setdefault((message["role"], content if isinstance(content, str) else ""), [])
+        if message in alike:
+            return True
+        alike.append(message)
+    return False
 
 
 def _safe_call(call: nodes.Call, macros: set[str]) -> bool:
@@ -259,6 +283,26 @@ class FastEngine:
         self._environment.fuel = fuel
         text = self._environment.render_template("chat", messages=messages, tools=tools, **values)
         return read_marks(text, MARK, messages)
+
+    def plain(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Json] | None,
+        values: Mapping[str, Json],
+        *,
+        fuel: int,
+    ) -> str:
+        """Render messages that carry no index and drop the marks that loops print all the same.
+
+        Raises
+        ------
+        Exception
+            Whatever the engine or the template complains of.
+
+        """
+        self._environment.fuel = fuel
+        text = self._environment.render_template("chat", messages=messages, tools=tools, **values)
+        return "".join(text.split(MARK)[::2])
 
 
 def _no_escape(_: str) -> bool:

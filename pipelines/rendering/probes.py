@@ -270,7 +270,7 @@ def observe(
         no_tools=adaptation.no_tools,
         tool_ids=adaptation.tool_ids,
         content_form=adaptation.content_form,
-        spans="marks" if isinstance(plain, Printed) and plain.spans else "counterfactual",
+        spans="marks" if isinstance(plain, Printed) and plain.spans else "proof",
         eos_token=eos_token,
         control_tokens=tuple(sorted(control_tokens, key=len, reverse=True)),
         heads=_heads(observe),

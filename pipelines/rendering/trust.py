@@ -51,6 +51,8 @@ def _trusted_conversations() -> Iterator[tuple[str, list[Message], list[Json] | 
         yield f"{what}, call", _tool_talk("", calls[:1]), [TOOL]
         yield f"{what}, two calls", _tool_talk(b, calls), [_rich_tool()]
         yield f"{what}, reasoned call", _tool_talk("", calls[:1], reasoning_content=d), [TOOL]
+    yield "equal messages", [user(a), assistant(b), user(a), assistant(b), user(a), assistant(d)], None
+    yield "equal messages and tools", [user(a), assistant(b), user(a), assistant(b)], [TOOL]
     yield "odd role", [user(a), {"role": "critic", "content": b}, assistant(c)], None
     yield "extras", [{**user(a), "name": "Ann", "note": None, "score": 1.5, "flag": True}, assistant(b)], None
 
@@ -65,7 +67,7 @@ def _tool_talk(text: str, calls: list[Json], **more: Json) -> list[Message]:
         assistant(d),
         user(b),
         assistant("", tool_calls=calls[:1], **more),
-        results[0],
+        {**results[0], "content": "again"},
         assistant(b, **more),
     ]
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks import corpus, measure
-from pipelines.contract import Conversation, OpaquePrint, Printed, TemplateContract
+from pipelines.contract import Conversation, OpaquePrint, Ownership, Printed, TemplateContract
 from pipelines.masking import Loss, Masker, MaskRules
 from pipelines.rendering import Renderer, RendererSpec
 from pipelines.rows import Json, Masked, Message, Rejected
@@ -31,6 +31,11 @@ class Counting:
     again: int = 0
 
     @property
+    def identity(self) -> str:
+        """Return the renderer's own."""
+        return self.renderer.identity
+
+    @property
     def contract(self) -> TemplateContract:
         """Return the renderer's own."""
         return self.renderer.contract
@@ -48,6 +53,18 @@ class Counting:
         """Count a second render, without marks."""
         self.again += 1
         return self.renderer.plain(messages, tools, kwargs)
+
+    def ownership(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Json] | None,
+        kwargs: Mapping[str, Json],
+        text: str,
+        roles: frozenset[str],
+    ) -> Ownership | None:
+        """Pass on: it prints again for the rows that are proven."""
+        self.again += 1
+        return self.renderer.ownership(messages, tools, kwargs, text, roles)
 
     def opaque(self, roles: Sequence[str]) -> OpaquePrint | None:
         """Pass on; chats with reasoning do not go that way."""

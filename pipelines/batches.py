@@ -8,6 +8,7 @@ how rows become texts (`preparation.py`).
     spans    t  u      t   a    t      tokens: `template` from 0, then one span per piece and per gap behind it
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from pipelines.contract import Conversation
 from pipelines.examples import KINDS, examples_schema
-from pipelines.rows import Masked, Rejected, Span
+from pipelines.rows import Masked, Piece, Rejected, Span
 from pipelines.tokenization import (
     Bools,
     ControlStrings,
@@ -79,17 +80,22 @@ def flat_pieces(masked: Sequence[Masked], to_bytes: "Sequence[Ints | None]") -> 
     return FlatPieces(counts, flat[:, 0], flat[:, 1], flat[:, 2], flat[:, 3])
 
 
+NO_TEXT_BEHIND = 1 << 62
+"""Where the own text behind a range begins if there is none; added to a text's place it is still an int64."""
+
+
 def flat_trained(masked: Sequence[Masked], to_bytes: "Sequence[Ints | None]") -> FlatSpans:
-    """Return the trained ranges of masked texts, each with the message around it."""
+    """Return the trained ranges of masked texts, each with the own text of other messages beside it."""
     rows: list[tuple[int, int, int, int, int]] = []
     for i, one in enumerate(masked):
         at = to_bytes[i]
         for span in one.trained:
-            left, right = _owner(one, span)
+            before, behind = _neighbours(one, span)
             if at is None:
-                rows.append((i, span.start, span.end, left, right))
+                rows.append((i, span.start, span.end, before, behind))
             else:
-                rows.append((i, int(at[span.start]), int(at[span.end]), int(at[left]), int(at[right])))
+                known = int(at[behind]) if behind < NO_TEXT_BEHIND else behind
+                rows.append((i, int(at[span.start]), int(at[span.end]), int(at[before]), known))
     flat = np.array(rows, np.int64).reshape(-1, 5)
     return FlatSpans(*(np.ascontiguousarray(flat[:, column]) for column in range(5)), weights=_span_weights(masked))
 
@@ -100,12 +106,17 @@ def _span_weights(masked: Sequence[Masked]) -> Weights | None:
     return np.array([one.weights.get(span.message, 1.0) for one in masked for span in one.trained], np.float32)
 
 
-def _owner(one: Masked, trained: Span) -> tuple[int, int]:
-    """Return the span of the message around a trained span: tokens that straddle may reach so far."""
-    for span in one.spans:
-        if span.message == trained.message and span.start <= trained.start and trained.end <= span.end:
-            return span.start, span.end
-    return trained.start, trained.end
+def _neighbours(one: Masked, trained: Span) -> tuple[int, int]:
+    """Return where other messages' own text ends before a trained range, and where it begins behind it."""
+    pieces = one.pieces
+    at = bisect_left(pieces, trained.start, key=_start)
+    before = next((p.end for p in reversed(pieces[:at]) if p.message != trained.message), 0)
+    behind = next((p.start for p in pieces[at:] if p.message != trained.message and p.start >= trained.end), None)
+    return before, NO_TEXT_BEHIND if behind is None else behind
+
+
+def _start(piece: Piece) -> int:
+    return piece.start
 
 
 # ── Tokens of a batch ──────────────────────────────────────────────────────────────────────────────
@@ -191,6 +202,11 @@ def _token_spans(pieces: FlatPieces, encoded: Encoded) -> "tuple[Ints, Ints, NDA
     texts = np.repeat(np.arange(len(counts)), counts)
     places = np.stack((pieces.starts, pieces.ends), axis=1).ravel()
     tokens = token_at(encoded, np.repeat(texts, 2), places)
+    # A token that reaches from one message's own text into another's is nobody's: it ends the first piece early.
+    follows = (texts[1:] == texts[:-1]) & (pieces.messages[1:] != pieces.messages[:-1])
+    last = np.maximum(tokens[1:-1:2] - 1, 0)
+    shared = follows & (encoded.ends[last] > pieces.starts[1:]) & (encoded.starts[last] < pieces.ends[:-1])
+    tokens[1:-1:2] -= shared
     # Entry 0 of each text is its beginning; every piece adds where it starts and where it ends.
     entry_offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(2 * counts + 1)))
     is_first = np.zeros(int(entry_offsets[-1]), bool)
@@ -351,11 +367,11 @@ class Columns:
             schema=examples_schema(weighted=weighted),
         )
 
-    def verified(self, *, slack: int) -> int:
+    def verified(self) -> int:
         """Count examples whose token mask agrees with what their tokens are.
 
-        Law: the own text of a message trains as a whole or not at all, but for an example's first token and
-        for `slack` tokens at each edge, where tokens straddle it. A mask moved by one token breaks it.
+        The own text of a message trains as a whole or not at all, but for an example's first token. A mask moved by
+        one token breaks this.
         """
         begins = np.repeat(np.cumsum(self.lengths) - self.lengths, self.span_counts)
         starts = self.span_starts + begins
@@ -363,8 +379,7 @@ class Columns:
         counted = np.concatenate((np.zeros(1, np.int64), np.cumsum(self.mask)))
         trained = counted[starts + sizes] - counted[starts]
         sizes = sizes - ((self.span_starts == 0) & (sizes > 0))
-        partly = (trained > 2 * slack) & (trained < sizes - 2 * slack) if slack else (trained > 0) & (trained < sizes)
-        partly &= self.span_kinds != TEMPLATE
+        partly = (trained > 0) & (trained < sizes) & (self.span_kinds != TEMPLATE)
         examples = np.repeat(np.arange(len(self.rows)), self.span_counts)
         return len(self.rows) - len(np.unique(examples[partly]))
 

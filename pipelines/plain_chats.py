@@ -18,7 +18,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipelines.batches import Batch, Columns, Counts, FlatPieces, batch_of, columns_of_batch, encode_checked
+from pipelines.batches import (
+    NO_TEXT_BEHIND,
+    Batch,
+    Columns,
+    Counts,
+    FlatPieces,
+    batch_of,
+    columns_of_batch,
+    encode_checked,
+)
 from pipelines.contract import Conversation
 from pipelines.masking import Masker, share_threshold
 from pipelines.masking.pieces import SHORT
@@ -26,11 +35,10 @@ from pipelines.masking.shapes import (
     KIND,
     MESSAGE,
     MOST_SHAPES,
-    OWNED_AFTER,
-    OWNED_BEFORE,
     TRAINED_AFTER,
     TRAINED_BEFORE,
     TRAINS,
+    FlatRows,
     Shape,
     lay_out,
     literal_pattern,
@@ -136,13 +144,14 @@ class PlainChats:
         encoded = encode_checked(self._encoder, chosen.texts, counts)
         flat = lay_out(chosen.shapes, _sizes(chosen))
         trains = flat.places[:, TRAINS] > 0
+        before, behind = _neighbours(flat)
         starts, ends, places = flat.starts[trains], flat.ends[trains], flat.places[trains]
         trained = FlatSpans(
             texts=np.repeat(np.arange(len(flat.counts)), flat.counts)[trains],
             starts=starts - places[:, TRAINED_BEFORE],
             ends=ends + places[:, TRAINED_AFTER],
-            owner_starts=starts - places[:, OWNED_BEFORE],
-            owner_ends=ends + places[:, OWNED_AFTER],
+            before=before[trains],
+            behind=behind[trains],
         )
         pieces = FlatPieces(flat.counts, flat.starts, flat.ends, flat.places[:, MESSAGE], flat.places[:, KIND])
         return batch_of(encoded, pieces, trained)
@@ -157,7 +166,10 @@ class PlainChats:
             pairs = zip(shape.roles, contents, strict=True)
             messages = [{"role": role, "content": content} for role, content in pairs]
             one = Conversation(messages, row_hash=hashes[chosen.places[i]].as_py())
-            if not _same(self._masker.mask(one), shape.mask(contents), exactly=min(map(len, contents)) >= SHORT):
+            # The shape itself was proven when it was learned.
+            if not _same(
+                self._masker.mask(one, judge=False), shape.mask(contents), exactly=min(map(len, contents)) >= SHORT
+            ):
                 return False
         return True
 
@@ -167,6 +179,14 @@ def _same(one: Masked | Rejected, other: Masked, *, exactly: bool) -> bool:
     if isinstance(one, Rejected) or exactly:
         return one == other
     return (one.text, one.spans, one.trained) == (other.text, other.spans, other.trained)
+
+
+def _neighbours(flat: FlatRows) -> tuple[Ints, Ints]:
+    """Return per content where the one before it ends in its row, and where the one behind it begins."""
+    lasts = np.cumsum(flat.counts)
+    before, behind = np.roll(flat.ends, 1), np.roll(flat.starts, -1)
+    before[lasts - flat.counts], behind[lasts - 1] = 0, NO_TEXT_BEHIND
+    return before, behind
 
 
 def _has_more(message: Message) -> bool:

@@ -222,7 +222,7 @@ class Preparer:
             examples=in_row_order(columns.table(*names, weighted=self._dataset.loss.weights), columns),
             places=np.sort(columns.rows),
             rejected=sorted(rejected, key=_place),
-            verified=columns.verified(slack=int(counts.straddles > 0)),
+            verified=columns.verified(),
         )
 
     # ── conversations ──

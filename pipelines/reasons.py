@@ -140,8 +140,8 @@ WORDS: dict[str, Words] = {
     ),
     "span_not_found": Words(
         "masks",
-        "the template rebuilds messages, so that a trained one's text cannot be told",
-        "choose another template, or one with `{% generation %}` blocks",
+        "the template reads the row's own text, so that its place in the render can be neither found nor proven",
+        "run `rowmill template-report --prove` to see which rows it prints, and choose another template for these",
     ),
     "own_text_untrained": Words(
         "masks",
@@ -150,11 +150,15 @@ WORDS: dict[str, Words] = {
     ),
     "foreign_text_trained": Words(
         "masks",
-        "a trained message's print holds text of another one",
-        "choose another template; this one would teach the model to repeat what it was asked",
+        "template text would train that is not known to belong to the model's turn, or text of another message",
+        "run `rowmill template-report --prove`, and choose another template for these rows; "
+        "rows of other shapes are not affected",
     ),
     "assistant_untrained": Words(
-        "masks", "a message that should train has no trained token", "set `template.spans: marks`, or another template"
+        "masks",
+        "a message that should train has no trained token: nothing of it is printed, or it lies outside the template's "
+        "`{% generation %}` blocks",
+        "choose a template that prints it, such as reasoning without an answer; for blocks set `template.spans: marks`",
     ),
     "reasoning_not_located": Words(
         "masks",
@@ -163,7 +167,8 @@ WORDS: dict[str, Words] = {
     ),
     "render_mismatch": Words(
         "masks",
-        "the template prints another text when it is watched, since it reads its own output",
+        "the template prints another text when it is watched, since it reads its own output; or the row's text is "
+        "found elsewhere than it is proven to be",
         "choose another template",
     ),
     "control_token_in_content": Words(

@@ -120,10 +120,10 @@ class Rendered:
 class Masked:
     """A rendered conversation with its verified loss spans.
 
-    `trained` are character ranges, ascending, disjoint, with the supervised message of each (−1 for
-    an appended end of turn); `pieces` locate the row's own text for token classes; `dropped` counts
-    own text that the template did not print, by kind. `weights` are loss weights by the message of a trained
-    span; one that is not there weighs 1.
+    `trained` are character ranges, ascending, disjoint, with the supervised message of each (−1 where everything
+    trains); an appended end of turn is its last message's. `pieces` locate the row's own text for token classes;
+    `dropped` counts own text that the template did not print, by kind. `weights` are loss weights by the message of
+    a trained span; one that is not there weighs 1.
     """
 
     text: str

@@ -103,7 +103,7 @@ class Line:
     rows: int = 0
     masked: int = 0
     ways: Counter[str] = field(default_factory=Counter[str])
-    """How the spans of masked rows were found: marks, generation or counterfactual."""
+    """How the spans of masked rows were found: marks, generation or proof."""
     refused: Counter[str] = field(default_factory=Counter[str])
     messages: Counter[str] = field(default_factory=Counter[str])
     """What the template said where it refused a row."""
@@ -201,7 +201,7 @@ def _count(line: Line, result: Masked | Rejected, way: str) -> None:
     line.dropped.update(result.dropped.keys())
     owned = {span.message for span in result.spans}
     own_spans = all(span.message < 0 or span.message in owned for span in result.trained)
-    line.ways[way if own_spans else "counterfactual"] += 1
+    line.ways[way if own_spans else "proof"] += 1
 
 
 def _compare(line: Line, mine: Masked | Rejected, theirs: Masked | Rejected, allowed: frozenset[str]) -> None:

@@ -36,7 +36,7 @@ from pipelines.errors import ConfigError
 from pipelines.rows import Json
 from pipelines.storage import digest, digest_bytes
 
-VERSION = 2
+VERSION = 3
 """Raise it when ids or token spans of any text may come out differently."""
 
 Ints = NDArray[np.int64]
@@ -512,8 +512,8 @@ def _without_dummy_prefix(backend: str) -> str:
 def trained_tokens(encoded: Encoded, spans: "FlatSpans") -> tuple[Bools, int]:
     """Return which tokens train, bool[T], and how many of them straddle a span's edge.
 
-    A token trains if all its bytes lie in a trained span; one across a span's edge trains if its other
-    bytes are the same message's. The first token of a text never trains: nothing precedes it.
+    A token trains if a byte of it lies in a trained span and none is another message's own text, as `transformers`
+    and TRL have it; at both edges alike. The first token of a text never trains: nothing precedes it.
     """
     if not len(encoded.ids):
         return np.zeros(0, bool), 0
@@ -530,7 +530,7 @@ def trained_tokens(encoded: Encoded, spans: "FlatSpans") -> tuple[Bools, int]:
 def token_weights(encoded: Encoded, spans: "FlatSpans", mask: Bools) -> Weights:
     """Return the loss weight of every token, float32[T]: its span's if it trains, else 0.
 
-    `mask` is what `trained_tokens` makes of the same spans. No token belongs to two spans of different weights.
+    `mask` is what `trained_tokens` makes of the same spans. A token in two spans has the weight of the later one.
     """
     weights = np.zeros(len(mask), np.float32)
     if spans.weights is None or not len(mask):
@@ -547,11 +547,21 @@ def _token_ranges(encoded: Encoded, spans: "FlatSpans") -> tuple[Ints, Ints, int
     """Return the first token of every span and the one after its last, and how many straddle an edge."""
     base = _text_bases(encoded)
     starts, ends = encoded.starts + base.per_token, encoded.ends + base.per_token
-    left = np.searchsorted(starts, spans.starts + base.at(spans.texts), "left")
-    right = np.searchsorted(ends, spans.ends + base.at(spans.texts), "right")
-    first, last = _with_straddlers(starts, ends, left, right, spans, base)
-    kept = (first < last) & (spans.starts < spans.ends)
-    straddles = int((last - first - np.maximum(right - left, 0))[kept].sum())
+    offset = base.at(spans.texts)
+    left, right = spans.starts + offset, spans.ends + offset
+    # The first token that ends behind the span's start, and the first that begins at or behind its end.
+    first = np.searchsorted(ends, left, "right")
+    last = np.searchsorted(starts, right, "left")
+    kept = (first < last) & (left < right)
+    begins, stops = starts[np.minimum(first, len(starts) - 1)], ends[np.maximum(last - 1, 0)]
+    # A straddling token is not this message's alone if it reaches the own text of the message beside it.
+    shares_left = kept & (begins < left) & (begins < spans.before + offset)
+    first = first + shares_left
+    shares_right = kept & (stops > right) & (stops > spans.behind + offset) & (last > first)
+    last = last - shares_right
+    kept &= first < last
+    whole_left, whole_right = np.searchsorted(starts, left, "left"), np.searchsorted(ends, right, "right")
+    straddles = int((last - first - np.maximum(whole_right - whole_left, 0))[kept].sum())
     return np.where(kept, first, 0), np.where(kept, last, 0), straddles
 
 
@@ -566,15 +576,16 @@ def token_at(encoded: Encoded, texts: Ints, places: Ints) -> Ints:
 class FlatSpans:
     """Byte ranges over a batch: range i is `[starts[i], ends[i])` of text `texts[i]`, ascending.
 
-    For trained spans `owner_starts` and `owner_ends` are the bytes of the message around each, and `weights`
-    float32 their loss weights (null: all weigh 1).
+    `before` int64 is where the nearest own text of another message ends before each range, 0 without one; `behind`
+    where the next one begins, the text's length or more without one. `weights` float32 are the ranges' loss weights
+    (null: all weigh 1).
     """
 
     texts: Ints
     starts: Ints
     ends: Ints
-    owner_starts: Ints
-    owner_ends: Ints
+    before: Ints
+    behind: Ints
     weights: Weights | None = None
 
 
@@ -597,21 +608,6 @@ def _text_bases(encoded: Encoded) -> _Bases:
     # The gap keeps a token that ends one text from touching one that starts the next.
     per_text = np.concatenate((np.zeros(1, np.int64), np.cumsum(last + 2)))[:-1]
     return _Bases(per_text, np.repeat(per_text, counts))
-
-
-def _with_straddlers(
-    starts: Ints, ends: Ints, left: Ints, right: Ints, spans: FlatSpans, base: _Bases
-) -> tuple[Ints, Ints]:
-    offset = base.at(spans.texts)
-    before = np.maximum(left - 1, 0)
-    joins_left = (left > 0) & (ends[before] > spans.starts + offset) & (starts[before] >= spans.owner_starts + offset)
-    joins_left &= ends[before] <= spans.owner_ends + offset
-    after = np.minimum(right, max(len(starts) - 1, 0))
-    joins_right = (
-        (right < len(starts)) & (starts[after] < spans.ends + offset) & (ends[after] <= spans.owner_ends + offset)
-    )
-    joins_right &= starts[after] >= spans.owner_starts + offset
-    return left - joins_left, right + joins_right
 
 
 def degenerate(encoded: Encoded) -> Bools:

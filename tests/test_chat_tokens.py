@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models
 
 from pipelines import tokenization
-from pipelines.batches import Counts, Example, examples_of
+from pipelines.batches import Counts, Example, columns_of, examples_of
 from pipelines.errors import ConfigError
-from pipelines.rows import Masked, Rejected, Span
+from pipelines.rows import Masked, Piece, Rejected, Span
 from pipelines.shortening import with_bos
 from pipelines.tokenization import Encoder, LoadedTokenizer, holds_added_token
 from tests import recipes
@@ -89,7 +89,8 @@ def test_merge_over_a_trained_start_moves_the_mask_only_where_the_text_is_encode
     """A merge of prompt and answer (tinker-cookbook#877) gives ids that inference never sees; split gives its own."""
     encoder = merging(tmp_path)
     text = "xaby"
-    row = Masked(text, (Span(0, 2, 0), Span(2, 4, 1)), (Span(2, 4, 1),), ())
+    pieces = (Piece(0, 2, 0, "user"), Piece(2, 4, 1, "assistant"))
+    row = Masked(text, (Span(0, 2, 0), Span(2, 4, 1)), (Span(2, 4, 1),), pieces)
 
     whole, apart = (example_of(encoder, row, split=split) for split in (False, True))
 
@@ -99,7 +100,7 @@ def test_merge_over_a_trained_start_moves_the_mask_only_where_the_text_is_encode
     assert apart.mask.tolist() == [False, False, True, True]
 
 
-def test_straddling_token_trains_if_its_other_bytes_are_the_same_messages(tmp_path: Path) -> None:
+def test_straddling_token_trains_if_no_other_messages_text_is_in_it(tmp_path: Path) -> None:
     encoder = merging(tmp_path)
     counts = Counts()
     row = Masked("xaby", (Span(0, 4, 0),), (Span(2, 4, 0),), ())
@@ -109,6 +110,28 @@ def test_straddling_token_trains_if_its_other_bytes_are_the_same_messages(tmp_pa
     assert isinstance(made, Example)
     assert made.mask.tolist() == [False, True, True]
     assert counts.straddles == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces", "trained"),
+    [
+        # The header's last character and the answer's first are one token, as a space and a SentencePiece word are.
+        ("xaby", (Piece(0, 1, 0, "user"), Piece(2, 4, 1, "assistant")), (Span(2, 4, 1),)),
+        # The answer's last character and the first one of its end are one token, as a full stop and a line break are.
+        ("xyab", (Piece(0, 1, 0, "user"), Piece(1, 3, 1, "assistant")), (Span(1, 4, 1),)),
+        ("xyab", (Piece(0, 1, 0, "user"), Piece(1, 3, 1, "assistant")), (Span(1, 3, 1),)),
+    ],
+    ids=["header", "end", "masked-end"],
+)
+def test_token_shared_with_the_template_trains_at_both_edges(
+    tmp_path: Path, text: str, pieces: tuple[Piece, ...], trained: tuple[Span, ...]
+) -> None:
+    row = Masked(text, (), trained, pieces)
+
+    made = example_of(merging(tmp_path), row, split=False)
+
+    assert made.mask.tolist() == [False, True, True]
+    assert columns_of([(0, 0, made)]).verified() == 1
 
 
 def test_recipe_with_split_boundary_keeps_inference_ids_in_every_turn(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def calls(arguments: str) -> str:
             ),
             {"alternation": ("two_users",)},
         ),
-        ("{{ messages | map(attribute='content') | join(';') }}", {"spans": "counterfactual"}),
+        ("{{ messages | map(attribute='content') | join(';') }}", {"spans": "proof"}),
         ("{% for m in messages %}{{ m.thinking or '' }}/{{ m.content }}{% endfor %}", {"reasoning": "all"}),
         ("{% for m in messages %}{{ m.reasoning or '' }}/{{ m.content }}{% endfor %}", {"reasoning": "all"}),
         (

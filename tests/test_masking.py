@@ -289,7 +289,7 @@ def test_next_header_ends_a_turn_where_none_is_its_own() -> None:
 
     assert shown(result) == "<|user|>\nU1<|assistant|>\n⟦A1<|user|>⟧\nU2<|assistant|>\n⟦A2<|user|>⟧"
     assert isinstance(result, Masked)
-    assert result.trained[-1].message == -1
+    assert result.trained[-1].message == 3
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_finish_ends_a_render_that_does_not_end_itself(finish: str, end: str) ->
 
 
 def test_tail_trains_only_where_nothing_else_ended_the_turn() -> None:
-    assert mask(TAIL, TALK).endswith("assistant: ⟦A2⟧\n⟦</s>⟧")
+    assert mask(TAIL, TALK).endswith("assistant: ⟦A2\n</s>⟧")
     assert mask(LETTERS.replace("{% endif %}", "{% else %}{{ eos_token }}{% endif %}"), TALK).endswith(
         "<a>⟦A2<e>⟧\n</s>"
     )
@@ -318,7 +318,7 @@ COPIES = (
 @pytest.mark.parametrize(
     "messages", [TALK, [user("A"), assistant("A"), user("A"), assistant("A")], [user("ab"), assistant("ba")]]
 )
-def test_copied_messages_get_counterfactual_spans(messages: list[Message]) -> None:
+def test_copied_messages_have_proven_spans(messages: list[Message]) -> None:
     expected = "".join(
         f"<u>{m['content']}<e>\n" if m["role"] == "user" else f"<a>⟦{m['content']}<e>⟧\n" for m in messages
     )
@@ -332,7 +332,7 @@ def test_copied_message_with_calls_is_refused_not_guessed() -> None:
     assert mask(
         COPIES.replace("m.content)]", "m.content + (m.tool_calls or [])|tojson)]"),
         [user("U"), assistant("A", tool_calls=calls)],
-    ).startswith("span_not_found")
+    ).startswith("foreign_text_trained")
 
 
 def test_inner_loop_text_is_its_own_messages() -> None:

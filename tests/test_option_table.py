@@ -54,9 +54,9 @@ TABLE: list[tuple[str, str, str, Any, Any]] = [
     (CHAT, "loss", "mask_inputs", True, 0),
     (CHAT, "loss", "supervise", "all_assistant", "assistant"),
     (CHAT, "loss", "think_loss", "all", "none"),
-    (CHAT, "loss", "lead", "mask", "keep"),
-    (CHAT, "loss", "end_of_turn", "train", "keep"),
-    (CHAT, "loss", "trailing", "mask", "keep"),
+    (CHAT, "loss", "lead", None, "keep"),
+    (CHAT, "loss", "end_of_turn", None, "keep"),
+    (CHAT, "loss", "trailing", None, "keep"),
     (CHAT, "loss", "finish", "auto", 3),
     (CHAT, "loss", "boundary", None, "merge"),
     (CHAT, "loss", "weights", False, "true"),
@@ -107,7 +107,8 @@ def test_option_refuses_a_wrong_value_and_says_where(
 
 @LINES
 def test_option_may_be_written_under_format(kind: str, group: str, option: str, default: Any, wrong: Any) -> None:
-    value = default if default is not None else {"truncation": "drop", "loss": "whole"}.get(group)
+    choices = {"truncation": "drop", "boundary": "whole", "lead": "train", "end_of_turn": "mask", "trailing": "train"}
+    value = default if default is not None else choices.get(group, choices.get(option))
     if option == "max_length":
         value = 32
     if value is None or group == "format" or (option, value) == ("boundary", "whole"):

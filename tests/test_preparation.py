@@ -131,7 +131,7 @@ def _chat_example(mask: list[int]) -> Example:
 def test_verified_counts_only_masks_that_own_text_agrees_with(mask: list[int], verified: int) -> None:
     columns = columns_of([(0, 0, _chat_example(mask)), (1, 0, _chat_example([0, 0, 0, 0, 1, 1, 1, 0]))])
 
-    assert columns.verified(slack=0) == verified + 1
+    assert columns.verified() == verified + 1
 
 
 # ── Whole parts ────────────────────────────────────────────────────────────────────────────────────

@@ -110,11 +110,11 @@ ONE_BY_ONE: dict[str, Case] = {
 
 TEMPLATES: dict[str, str] = {
     "template_error": "{{ raise_exception('roles must alternate') }}" + CHATML,
-    # Messages are rebuilt, and a call is printed into the same string: nothing can stand in for the message's text.
+    # What is printed depends on the letters of every text: nothing can stand in for any of them.
     "span_not_found": (
         "{% set ns = namespace(l=[]) %}{% for m in messages %}"
-        "{% set ns.l = ns.l + [dict(role=m.role, content=m.content + (m.tool_calls or [])|tojson)] %}{% endfor %}"
-        "{% for m in ns.l %}" + TURN + "{% endfor %}"
+        "{% set ns.l = ns.l + [dict(role=m.role, content=m.content, n=m.content | upper)] %}{% endfor %}"
+        "{% for m in ns.l %}{{ m.n }}" + TURN + "{% endfor %}"
     ),
     "own_text_untrained": (
         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}"

@@ -164,7 +164,10 @@ def test_transformers_44301_reasoning_reaches_a_template_under_the_key_it_reads(
 
 
 def test_ms_swift_6467_nulls_that_arrow_added_reach_no_prompt(tmp_path: Path) -> None:
-    printing = CHATML.replace("m['content']", "m | tojson", 1)
+    printing = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m | tojson }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
     called = {"role": "assistant", "content": None, "tool_calls": [call({"at": "this"}), call({"n": 2})]}
     table = pa.Table.from_pylist([{"messages": [user("why?"), called]}, {"messages": [user("so?"), assistant("yes")]}])
     sink = pa.BufferOutputStream()

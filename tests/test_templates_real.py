@@ -463,7 +463,7 @@ def test_assistant_mask_of_every_template_with_blocks_equals_transformers(tokeni
         masker = Masker(one, Loss(), rules)
         for chat in short_chats(real_data):
             result = masker.mask(Conversation(chat.messages, chat.tools))
-            if isinstance(result, Rejected) or one.contract.date_dependent:
+            if isinstance(result, Rejected) or one.contract.date_dependent or is_silent(result, chat):
                 continue
             (example,) = examples_of([result], [[]], encoder, Counts())
             assert isinstance(example, Example)
@@ -480,6 +480,12 @@ def test_assistant_mask_of_every_template_with_blocks_equals_transformers(tokeni
 
     assert sum(compared.values()) >= 100
     assert set(MATCHING.get(tokenizer, ())) <= set(compared)
+
+
+def is_silent(masked: Masked, chat: Chat) -> bool:
+    """Tell whether nothing of an assistant is printed; ours does not train its end, theirs does."""
+    printed = {piece.message for piece in masked.pieces}
+    return any(message["role"] == "assistant" and i not in printed for i, message in enumerate(chat.messages))
 
 
 def across_edges(encoder: Encoder, masked: Masked) -> set[int]:

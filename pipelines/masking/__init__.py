@@ -7,11 +7,12 @@ characters, and the checks that refuse a row whose mask would be wrong. What doe
     <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n
                                      └──────── lead ───────┘⟦own text + end of turn⟧└ trailing
 
-    pieces   own text in the print          leads   the prompt's units at the head of an assistant's span
-    verification   the laws that every mask must keep      shapes   masks of plain chats, a batch at a time
+    pieces, owned      own text in the print, by search and by proof
+    frames             the closed list of template text that may train; frame_probes, probe_shapes: learning it
+    cutting            the parts of a turn, and which of them train
+    verification       the checks that every mask must pass        shapes   masks of plain chats, a batch at a time
 
-A mask is made where the text is made, from the spans that the template itself told. Nothing is searched by
-prefix lengths or by role strings; what cannot be verified is a reject with its reason, never a guess.
+What cannot be verified is a reject with its reason, never a guess.
 """
 
 from pipelines.masking.masker import VERSION, Masker, needs_plain_check, share_threshold

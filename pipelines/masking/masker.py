@@ -1,7 +1,15 @@
-"""The road from a conversation to its mask: print, choose, find own text, cut the spans, verify.
+"""The steps from a conversation to its mask: print, choose, find own text, cut the turns, verify.
 
-What belongs here: the order of those steps and the cutting. What does not: finding own text (`pieces.py`),
-the prompt's units (`leads.py`), the laws (`verification.py`).
+What belongs here: the order of those steps. What does not: finding own text (`pieces.py` by search, `owned.py` by
+proof), what of a turn trains (`cutting.py`), the template text that may (`frames.py`), the checks
+(`verification.py`).
+
+    marks     search in each message's span ─┐
+                                             ├─► closed list ─► trained ─► verified
+    proof     private code points ───────────┘
+
+Rows are searched, which is cheap, and proven where the search cannot decide or does not fit the closed list. Of the
+searched rows a share, chosen by their hash, is proven as well and must be equal.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,15 +18,25 @@ from dataclasses import replace
 from pipelines.contract import Conversation, Printed, Printer, TemplateContract
 from pipelines.errors import ConfigError
 from pipelines.examples import KINDS
-from pipelines.masking.leads import lead_length
+from pipelines.masking.cutting import Cutter
+from pipelines.masking.frame_probes import learn_frames
+from pipelines.masking.frames import Frames
 from pipelines.masking.options import Loss, MaskRules
-from pipelines.masking.pieces import SHORT, Located, Locator
+from pipelines.masking.owned import owned_pieces
+from pipelines.masking.pieces import SHORT, Located, Locator, missing_tool
 from pipelines.masking.shapes import Shape, learn
 from pipelines.masking.verification import verify
-from pipelines.rows import Masked, Message, Piece, Rejected, Span
+from pipelines.rows import Json, Masked, Message, Piece, Rejected, Span, to_json
 
-VERSION = 3
+VERSION = 4
 """Raise it when any mask may come out differently."""
+
+
+MOST_FRAMES = 512
+"""Templates with sets of values whose frames a process keeps."""
+
+_LEARNED: dict[str, Frames] = {}
+"""Frames by the identity of what prints: datasets and maskers with one template share them."""
 
 
 def share_threshold(share: float) -> int:
@@ -49,16 +67,14 @@ class Masker:
             )
         self._by_blocks = self._rules.spans != "marks" and blocks and not loss.everything
         usual = Loss(boundary=loss.boundary, weights=loss.weights, finish=loss.finish)
-        ends_itself = self._contract.end_of_turn == "own" and bool(self._contract.own_end)
-        self._is_usual = loss == usual and ends_itself and not self._by_blocks and "assistant" in self._roles
-        self._prompts: dict[tuple[str, bool], str] = {}
+        self._is_usual = loss == usual and not self._by_blocks and "assistant" in self._roles
+        self._frames: dict[str, Frames] = {}
         enders = [t for t in self._contract.control_tokens if not t.startswith("</")]
         ends = [self._contract.own_end, self._contract.eos_token, *enders]
         frames = [*self._contract.empty_reasoning, *self._contract.reasoning_close, self._contract.finish]
         self._constants = frozenset(text.strip() for text in (*frames, *ends))
-        self._enders = tuple(dict.fromkeys(end for end in ends if end))
 
-    # ── the road of one conversation ──
+    # ── one conversation ──
 
     def render_and_mask(self, batch: Iterable[Conversation]) -> list[Masked | Rejected]:
         """Print and mask a batch, one result per conversation, whole conversations only."""
@@ -82,77 +98,141 @@ class Masker:
         drafts = [(replace(conversation, messages=conversation.messages[:end]), only) for end, only in groups]
         return [*drafts] or [(conversation, None)]
 
-    def mask(self, conversation: Conversation, *, only: frozenset[int] | None = None) -> Masked | Rejected:
+    def frames(self, kwargs: Mapping[str, Json]) -> Frames:
+        """Return the template text that may train in rows with these template values; learned at the first one."""
+        key = to_json(dict(kwargs)) if kwargs else ""
+        known = self._frames.get(key)
+        if known is None:
+            whose = f"{self._printer.identity} {sorted(self._roles)} {key}"
+            known = _LEARNED.get(whose)
+            if known is None:
+                if len(_LEARNED) >= MOST_FRAMES:
+                    _LEARNED.clear()
+                known = _LEARNED[whose] = learn_frames(self._printer, self._roles, kwargs)
+            if len(self._frames) >= MOST_FRAMES:
+                self._frames.clear()
+            self._frames[key] = known
+        return known
+
+    def mask(
+        self, conversation: Conversation, *, only: frozenset[int] | None = None, judge: bool = True
+    ) -> Masked | Rejected:
         """Print a conversation and find what trains; `only` limits supervision to some messages.
 
-        A reject's reason is one of the closed list; its detail names messages and kinds.
+        A reject's reason is one of the closed list; its detail names messages and kinds. With `judge` rows in the
+        share that is checked are proven, too, if they were searched.
         """
         printed = self._printer.render(conversation.messages, conversation.tools, conversation.kwargs)
         if isinstance(printed, Rejected):
             return printed
-        again = not self._contract.marks_inert or needs_plain_check(conversation.row_hash, self._rules.verify_render)
-        if again:
+        sampled = needs_plain_check(conversation.row_hash, self._rules.verify_render)
+        if sampled or not self._contract.marks_inert:
             plain = self._printer.plain(conversation.messages, conversation.tools, conversation.kwargs)
             if plain != printed.text:
                 return Rejected("render_mismatch", _difference(printed.text, plain))
         if self._loss.everything:
             return self._train_all(conversation, printed)
-        if self._is_usual and only is None:
-            masked = self._usual(conversation, printed)
-            if masked is not None:
-                return masked
         supervised = self.supervised(conversation.messages)
         if only is not None:
             supervised = [index for index in supervised if index in only]
         if not supervised:
             return self._nothing_supervised(conversation.messages)
-        return self._mask(conversation, printed, supervised)
+        searched = self._searched(conversation, printed, supervised, plain_only=only is None)
+        if isinstance(searched, Masked) and not (sampled and judge):
+            return searched
+        proven = self._proven(conversation, printed, supervised)
+        return proven if searched is None else _agreed(searched, proven)
 
-    def _mask(self, conversation: Conversation, printed: Printed, supervised: list[int]) -> Masked | Rejected:
-        leads = self._lead_ends(conversation, printed)
-        locator = Locator(printed, self._contract)
-        located = locator.locate(conversation.messages, self._roles, leads)
+    def _searched(
+        self, conversation: Conversation, printed: Printed, supervised: list[int], *, plain_only: bool
+    ) -> Masked | Rejected | None:
+        """Mask a row whose own text is searched in its messages' spans; None if a search cannot decide it."""
+        if self._is_usual and plain_only and not conversation.tools:
+            masked = self._usual(conversation, printed)
+            if masked is not None:
+                return masked
+        if not printed.spans:
+            return None
+        locator = Locator(printed, self.frames(conversation.kwargs), self._roles)
+        located = locator.locate(conversation.messages)
+        return self._cut(conversation, printed, supervised, located) if locator.decides else None
+
+    def _proven(self, conversation: Conversation, printed: Printed, supervised: list[int]) -> Masked | Rejected:
+        """Mask a row whose own text is proven by private code points."""
+        located = self._proven_pieces(conversation, printed)
+        if located is None:
+            return Rejected(
+                "span_not_found", "the template looks at texts that are hidden from it to prove their place"
+            )
+        return self._cut(conversation, printed, supervised, located)
+
+    def _proven_pieces(self, conversation: Conversation, printed: Printed) -> Located | None:
+        messages = conversation.messages
+        proof = self._printer.ownership(messages, conversation.tools, conversation.kwargs, printed.text, self._roles)
+        if proof is None:
+            return None
+        return owned_pieces(proof, messages, printed.messages, printed.text, self._roles)
+
+    def _cut(
+        self, conversation: Conversation, printed: Printed, supervised: list[int], located: Located
+    ) -> Masked | Rejected:
         dropped = list(located.dropped)
-        if conversation.tools:
-            owners = {i for i, m in enumerate(conversation.messages) if m["role"] in self._roles}
-            if locator.tools_missing(conversation.tools, [s for s in printed.spans if s.message in owners]):
-                dropped.append(("tool_list", -1))
-        missing = self._unprinted(conversation, printed, supervised, located, dropped)
-        if isinstance(missing, Rejected):
-            return missing
+        if conversation.tools and missing_tool(conversation.tools, printed.text, self._model_ranges(printed, located)):
+            dropped.append(("tool_list", -1))
         if dropped:
             kept = self._after_drops(conversation.messages, supervised, dropped)
             if isinstance(kept, Rejected):
                 return kept
-            supervised = kept
+            supervised = [index for index in kept if index in located.own or not self._may_be_silent(index, dropped)]
             if not supervised:
                 return Rejected("no_loss_tokens", "the template dropped text of every supervised message")
-        trained, text = self._trained(conversation, printed, supervised, located, leads, missing)
-        region = self._without_reasoning(conversation.messages, printed, trained, located)
+        frames = self.frames(conversation.kwargs)
+        cutter = Cutter(
+            printed, conversation.messages, frames, self._contract, self._loss, self._roles, by_blocks=self._by_blocks
+        )
+        cut = cutter.cut(located, supervised)
+        if isinstance(cut, Rejected):
+            return cut
+        region = self._without_reasoning(conversation.messages, cut.text, cut.trained, located)
         if isinstance(region, Rejected):
             return region
         trained, untrained, excluded = region
-        problem = verify(printed.text, trained, supervised, located, excluded, self._constants)
+        constants = self._constants if self._by_blocks else None
+        problem = verify(cut.text, trained, supervised, located, excluded, constants)
         if problem is not None:
             return problem
         lost = _counts(dropped) if dropped else {}
         weights = _weights(conversation.messages, trained)
-        return Masked(text, printed.spans, _merged(trained), tuple(located.pieces()), lost, untrained, weights)
+        return Masked(cut.text, printed.spans, _merged(trained), tuple(located.pieces()), lost, untrained, weights)
+
+    def _may_be_silent(self, index: int, dropped: Sequence[tuple[str, int]]) -> bool:
+        """Tell whether the recipe allows that nothing of a message is printed; then nothing of it trains either."""
+        kinds = {kind for kind, origin in dropped if origin == index}
+        allowed = self._rules.on_dropped or {}
+        return bool(kinds) and all(allowed.get(kind) == "count" for kind in kinds)
+
+    def _model_ranges(self, printed: Printed, located: Located) -> list[tuple[int, int]]:
+        """Return where the model's own messages stand, by their spans or by their own text."""
+        messages = printed.messages
+        spans = [(s.start, s.end) for s in printed.spans if messages[s.message].get("role") in self._roles]
+        if spans:
+            return spans
+        return [(p.start, p.end) for p in located.pieces() if messages[p.message].get("role") in self._roles]
 
     def _usual(self, conversation: Conversation, printed: Printed) -> Masked | None:
-        """Mask a plain chat in one pass, or return null: then the long way decides.
+        """Mask a plain chat in one pass, or return None: then it is searched piece by piece.
 
-        Law: the result is the long way's. A row is usual if every message stands whole in its own span, every
-        assistant span is lead, own text, the known end of turn and white space, and nothing else is in play.
+        The result is the other ways'. A row is usual if every message stands whole in its own span, every
+        assistant span is header, rest, own text, the known end of turn and white space, and nothing else is in play.
         """
         text, spans, messages = printed.text, printed.spans, conversation.messages
         before = len(messages) - len(spans)
-        if conversation.tools or not spans or before not in (0, 1):
+        if not spans or before not in (0, 1):
             return None
         pieces: list[Piece] = []
         trained: list[Span] = []
         predecessor = "user"
-        own_end = self._contract.own_end
+        frames = self.frames(conversation.kwargs)
         if before:
             found = _plain_content(messages[0], text, 0, spans[0].start)
             predecessor = messages[0]["role"]
@@ -165,15 +245,17 @@ class Masker:
             if span.message != index:
                 return None
             if role in self._roles:
-                prompt = self._prompt(predecessor, conversation.kwargs, has_tools=False)
+                prompt = self._printer.generation_prompt(predecessor, has_tools=False, kwargs=conversation.kwargs)
                 start = span.start + len(prompt)
                 found = _plain_content(message, text, start, span.end)
                 if found is None or not prompt or not text.startswith(prompt, span.start):
                     return None
+                follower = messages[index + 1]["role"] if index + 1 < len(messages) else ""
+                own_end = frames.only_end("assistant", follower)
+                if not own_end or text[start : found[0]] not in frames.plain_rests(prompt):
+                    return None
                 stop = found[1] + len(own_end)
                 if not text.startswith(own_end, found[1]) or not (stop == span.end or text[stop : span.end].isspace()):
-                    return None
-                if found[0] != start and text[start : found[0]] not in self._contract.empty_reasoning:
                     return None
                 trained.append(Span(start, stop, index))
                 pieces.append(Piece(*found, index, "assistant"))
@@ -188,8 +270,8 @@ class Masker:
     def shape(self, roles: Sequence[str]) -> Shape | None:
         """Return what the template prints around contents of these roles; null where each row must be masked itself.
 
-        Law: a row of that shape has the mask that `mask` would give it. The shape is learned from the verified
-        mask of placeholders, which the short and the long way must agree on where both can be gone.
+        A row of that shape has the mask that `mask` would give it. The shape is learned from the verified mask of
+        placeholders, whose ownership is proven.
         """
         if self._rules.turns != "whole" or not self._contract.marks_inert:
             return None
@@ -201,12 +283,13 @@ class Masker:
         shown, masked = self._printer.render(messages, None, {}), self.mask(conversation)
         if isinstance(shown, Rejected) or isinstance(masked, Rejected) or masked.dropped or masked.reasoning_untrained:
             return None
-        if self._is_usual and masked != self._mask(conversation, shown, self.supervised(messages)):
+        proven = self._proven(conversation, shown, self.supervised(messages))
+        if isinstance(proven, Rejected) or (masked.text, masked.trained) != (proven.text, proven.trained):
             return None
         return learn(roles, printed, masked, KINDS)
 
     def _train_all(self, conversation: Conversation, printed: Printed) -> Masked:
-        located = Locator(printed, self._contract).locate(conversation.messages, self._roles, {})
+        located = self._proven_pieces(conversation, printed) or Located()
         whole = (Span(0, len(printed.text), -1),) if printed.text else ()
         return Masked(printed.text, printed.spans, whole, tuple(located.pieces()), _counts(located.dropped))
 
@@ -249,45 +332,6 @@ class Masker:
             return Rejected("no_assistant", "no message has one of the model's roles")
         return Rejected("no_loss_tokens", "every message is context by its flag, role or the supervise option")
 
-    # ── leads ──
-
-    def _lead_ends(self, conversation: Conversation, printed: Printed) -> dict[int, int]:
-        """Return where each assistant's text begins after the prompt's units."""
-        messages = conversation.messages
-        ends: dict[int, int] = {}
-        seen: set[int] = set()
-        has_tools = bool(conversation.tools)
-        for span in printed.spans:
-            index = span.message
-            if index < 0 or index in seen or messages[index]["role"] not in self._roles:
-                continue
-            seen.add(index)
-            predecessor = messages[index - 1]["role"] if index else "user"
-            ends[index] = span.start + self._lead(printed.text, span.start, predecessor, has_tools, conversation.kwargs)
-        return ends
-
-    def _lead(self, text: str, start: int, predecessor: str, has_tools: bool, kwargs: Mapping[str, object]) -> int:
-        tokens = self._contract.control_tokens
-        prompt = self._prompt(predecessor, kwargs, has_tools=has_tools)
-        if prompt and text.startswith(prompt, start):
-            return len(prompt)
-        found = lead_length(text, start, prompt, tokens)
-        if not found and predecessor != "user":
-            found = lead_length(text, start, self._prompt("user", kwargs, has_tools=has_tools), tokens)
-        constant = self._contract.constant_lead
-        if not found and constant and text.startswith(constant, start):
-            found = len(constant)
-        return found
-
-    def _prompt(self, role: str, kwargs: Mapping[str, object], *, has_tools: bool) -> str:
-        if kwargs:
-            return self._printer.generation_prompt(role, has_tools=has_tools, kwargs=kwargs)
-        known = self._prompts.get((role, has_tools))
-        if known is None:
-            known = self._printer.generation_prompt(role, has_tools=has_tools, kwargs=kwargs)
-            self._prompts[role, has_tools] = known
-        return known
-
     # ── dropped content ──
 
     def _after_drops(
@@ -313,201 +357,10 @@ class Masker:
         everywhere = origin < 0 or messages[origin]["role"] == "system"
         yield from following if everywhere else following[:1]
 
-    # ── trained characters ──
-
-    def _unprinted(
-        self,
-        conversation: Conversation,
-        printed: Printed,
-        supervised: Sequence[int],
-        located: Located,
-        dropped: list[tuple[str, int]],
-    ) -> dict[int, tuple[int, int]] | Rejected:
-        """Find supervised messages that no mark showed, by printing again with other text in their place."""
-        owned = {span.message for span in printed.spans}
-        found: dict[int, tuple[int, int]] = {}
-        if owned.issuperset(supervised):
-            return found
-        for index in supervised:
-            if index in owned:
-                continue
-            region = self._counterfactual(conversation, printed, index)
-            if region is None:
-                return Rejected("span_not_found", f"message {index} ({conversation.messages[index]['role']})")
-            found[index] = region
-            dropped[:] = [one for one in dropped if one[1] != index]
-            is_model = conversation.messages[index]["role"] in self._roles
-            located.own[index] = [Piece(*region, index, "assistant" if is_model else "system")]
-            located.first[index], located.last[index] = region
-        return found
-
-    def _counterfactual(self, conversation: Conversation, printed: Printed, index: int) -> tuple[int, int] | None:
-        message = conversation.messages[index]
-        content = message.get("content")
-        if message.get("tool_calls") or message.get("reasoning_content") or type(content) is not str:
-            return None
-        own = content.strip()
-        if not own:
-            return None
-        sentinel = next(s for s in ("qzsentinelzq", "xwsentinelwx", "vksentinelkv") if not {s[0]} & {own[0], own[-1]})
-        others = list(conversation.messages)
-        others[index] = {**message, "content": sentinel}
-        other = self._printer.render(others, conversation.tools, conversation.kwargs)
-        if isinstance(other, Rejected):
-            return None
-        start = _common(printed.text, other.text)
-        limit = min(len(printed.text), len(other.text)) - start
-        end = len(printed.text) - min(_common(printed.text[::-1], other.text[::-1]), limit)
-        region = printed.text[start:end]
-        if region in (content, own):
-            return start, end
-        if region.strip() == own:
-            at = printed.text.find(own, start)
-            return at, at + len(own)
-        return None
-
-    def _trained(
-        self,
-        conversation: Conversation,
-        printed: Printed,
-        supervised: Sequence[int],
-        located: Located,
-        leads: Mapping[int, int],
-        regions: Mapping[int, tuple[int, int]],
-    ) -> tuple[list[Span], str]:
-        if self._by_blocks:
-            return self._block_spans(conversation, printed, set(supervised)), printed.text
-        trained: list[Span] = []
-        messages = conversation.messages
-        position = {span.message: k for k, span in enumerate(printed.spans)}
-        wanted = set(supervised)
-        for k, span in enumerate(printed.spans):
-            index = span.message
-            if index not in wanted or index in regions:
-                continue
-            if messages[index]["role"] in self._roles:
-                trained += self._assistant_span(printed, span, k, position[index] == k, located, leads, messages)
-            else:
-                trained.append(self._other_span(printed.text, span))
-        for index, region in regions.items():
-            trained.append(self._region_span(printed.text, region, index))
-        trained = [span for span in trained if span.end > span.start]
-        text = printed.text
-        last = len(messages) - 1
-        if last in wanted and messages[last]["role"] in self._roles:
-            text = self._finish(printed, trained, last, located.last.get(last), regions.get(last))
-        return sorted(trained, key=_by_start), text
-
-    def _assistant_span(
-        self,
-        printed: Printed,
-        span: Span,
-        k: int,
-        is_last: bool,
-        located: Located,
-        leads: Mapping[int, int],
-        messages: Sequence[Message],
-    ) -> list[Span]:
-        """Return one span of an assistant message without its lead, through its end of turn."""
-        text, index = printed.text, span.message
-        start, end = span.start, span.end
-        lead_end = leads.get(index, start)
-        if self._loss.lead == "mask" and start <= lead_end <= end:
-            start = min(lead_end, max(start, located.first.get(index, lead_end)))
-        if not is_last:
-            return [Span(start, end, index)]
-        own_end = min(max(located.last.get(index, start), start), end)
-        stop = end if self._loss.trailing == "train" else own_end + len(text[own_end:end].rstrip())
-        if self._loss.end_of_turn == "mask":
-            return [Span(start, self._before_end(text, own_end, stop), index)]
-        spans = [Span(start, stop, index)]
-        if self._contract.end_of_turn == "next_header":
-            spans += self._next_header(printed, k, messages)
-        return spans
-
-    def _before_end(self, text: str, own_end: int, stop: int) -> int:
-        tail = text[own_end:stop]
-        ender = next((end for end in self._enders if tail.rstrip().endswith(end)), "")
-        return own_end + len(tail.rstrip()) - len(ender) if ender else own_end
-
-    def _next_header(self, printed: Printed, k: int, messages: Sequence[Message]) -> list[Span]:
-        """Return the control token that begins the next message, where that is what ends a turn."""
-        if k + 1 >= len(printed.spans):
-            return []
-        following = printed.spans[k + 1]
-        if messages[following.message]["role"] in self._roles:
-            return []
-        start = (
-            following.start
-            + len(printed.text[following.start : following.end])
-            - len(printed.text[following.start : following.end].lstrip())
-        )
-        token = self._control_at(printed.text, start)
-        return [Span(start, start + len(token), printed.spans[k].message)] if token else []
-
-    def _control_at(self, text: str, start: int) -> str:
-        # The contract lists the longest token first.
-        return next((token for token in self._contract.control_tokens if text.startswith(token, start)), "")
-
-    def _other_span(self, text: str, span: Span) -> Span:
-        """Return a message of another role: header included, white space after it not."""
-        if self._loss.trailing == "train":
-            return span
-        return Span(span.start, span.start + len(text[span.start : span.end].rstrip()), span.message)
-
-    def _region_span(self, text: str, region: tuple[int, int], index: int) -> Span:
-        """Return own text found by a counterfactual, through an end of turn that follows at once."""
-        start, end = region
-        if self._loss.end_of_turn == "train":
-            own = self._contract.own_end
-            ending = own if own and text.startswith(own, end) else self._control_at(text, end)
-            end += len(ending)
-        return Span(start, end, index)
-
-    def _finish(
-        self, printed: Printed, trained: list[Span], index: int, own_end: int | None, region: tuple[int, int] | None
-    ) -> str:
-        """Train or append the end of a conversation whose last message, `index`, does not end itself."""
-        text = printed.text
-        finish = self._loss.finish
-        if self._loss.end_of_turn == "mask" or own_end is None:
-            return text
-        last = trained[-1].end if trained else own_end
-        stop = max(last, own_end)
-        tail = text[own_end:stop].rstrip()
-        if tail and any(tail.endswith(end) for end in self._enders):
-            return text
-        eos = self._contract.eos_token
-        if eos and region is None:
-            at = text.find(eos, max(printed.loop_end, own_end))
-            if at >= 0:
-                trained.append(Span(at, at + len(eos), index))
-                return text
-        ending = {"auto": self._contract.finish or eos, "none": "", "eos": eos}.get(finish, finish)
-        if ending:
-            trained.append(Span(len(text), len(text) + len(ending), -1))
-        return text + ending
-
-    def _block_spans(self, conversation: Conversation, printed: Printed, wanted: set[int]) -> list[Span]:
-        """Return exactly the characters of generation blocks that lie in supervised messages."""
-        trained: list[Span] = []
-        last = len(conversation.messages) - 1
-        for block in printed.generation:
-            if block.message < 0:
-                # Outside every message, as an EOS after the loop: the last message's, if it trains.
-                if last in wanted and block.end > block.start:
-                    trained.append(Span(block.start, block.end, last))
-                continue
-            for span in printed.spans:
-                start, end = max(span.start, block.start), min(span.end, block.end)
-                if start < end and span.message in wanted:
-                    trained.append(Span(start, end, span.message))
-        return trained
-
     # ── reasoning ──
 
     def _without_reasoning(
-        self, messages: Sequence[Message], printed: Printed, trained: list[Span], located: Located
+        self, messages: Sequence[Message], text: str, trained: list[Span], located: Located
     ) -> tuple[list[Span], int, set[int]] | Rejected:
         """Take the loss off reasoning regions; return the spans, how many regions, and whose reasoning is out."""
         if self._loss.think_loss == "all":
@@ -522,14 +375,14 @@ class Masker:
                 kept.append(span)
                 continue
             seen.add(index)
-            end = self._region_end(printed.text, span, index, located)
+            end = self._region_end(text, span, index, located)
             if end is None:
                 return Rejected("reasoning_not_located", f"message {index}")
             if end <= span.start:
                 kept.append(span)
                 continue
             count += 1
-            reasoning = located.reasoning.get(index)
+            reasoning = located.reasoning(index)
             if self._loss.think_loss == "answer_plus_think" and reasoning is not None:
                 kept.append(Span(*reasoning, index))
             else:
@@ -540,16 +393,17 @@ class Masker:
 
     def _region_end(self, text: str, span: Span, index: int, located: Located) -> int | None:
         """Return where a message's reasoning region ends: after the frame that closes it, or at its start."""
-        reasoning = located.reasoning.get(index)
+        reasoning, first = located.reasoning(index), located.answer(index)
+        answer = span.end if first is None else first
         if reasoning is not None:
             for close in self._contract.reasoning_close:
                 if close and text.startswith(close, reasoning[1]):
-                    return min(reasoning[1] + len(close), located.answer.get(index, span.end))
+                    return min(reasoning[1] + len(close), answer)
             # Tags that the row itself brought stand inside the piece.
             return reasoning[1] if text[reasoning[0] : reasoning[1]].rstrip().endswith(">") else None
         for frame in self._contract.empty_reasoning:
             if text.startswith(frame, span.start):
-                return min(span.start + len(frame), located.answer.get(index, span.end))
+                return min(span.start + len(frame), answer)
         return span.start
 
     # ── more than one example per conversation ──
@@ -619,13 +473,8 @@ def _flag(message: Message) -> bool | None:
 
 def _weights(messages: Sequence[Message], trained: Sequence[Span]) -> dict[int, float]:
     """Return the loss weights, other than 1, of trained spans by their message."""
-    # An appended end of turn is span −1's, and as an index −1 is the message that it ends: the last one.
     found = {index: float(messages[index].get("weight", 1)) for index in {span.message for span in trained}}
     return {index: weight for index, weight in sorted(found.items()) if weight != 1}
-
-
-def _by_start(one: Span | Piece) -> int:
-    return one.start
 
 
 def _merged(trained: Sequence[Span]) -> tuple[Span, ...]:
@@ -656,6 +505,27 @@ def _common(left: str, right: str) -> int:
         else:
             high = middle - 1
     return low
+
+
+def _agreed(searched: Masked | Rejected, proven: Masked | Rejected) -> Masked | Rejected:
+    """Return what both ways say; where the search refused, what is proven."""
+    if isinstance(searched, Rejected) or isinstance(proven, Rejected):
+        return proven
+    if (searched.text, searched.trained) != (proven.text, proven.trained):
+        return Rejected("render_mismatch", _first_difference(searched, proven))
+    return searched
+
+
+def _first_difference(searched: Masked, proven: Masked) -> str:
+    """Show the first trained character range that only one of two masks has."""
+    mine, other = set(searched.trained), set(proven.trained)
+    apart = sorted(mine ^ other, key=lambda span: (span.start, span.end))
+    if not apart:
+        return "the appended ends differ"
+    span = apart[0]
+    which = "search" if span in mine else "proof"
+    text = (searched if span in mine else proven).text
+    return f"message {span.message}: only the {which} trains {text[span.start : span.end][:60]!r}"
 
 
 def _difference(marked: str, plain: str | Rejected) -> str:

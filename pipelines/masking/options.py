@@ -27,12 +27,14 @@ class Loss(Config):
     """Which of the model's messages train: all, the final one, or all after the last user message."""
     think_loss: Literal["all", "answer_only", "answer_plus_think"] = "all"
     """Whether reasoning trains with its frame, not at all, or only its own text."""
-    lead: Literal["mask", "train"] = "mask"
-    """Whether the assistant's header, which the prompt prints at inference, trains."""
-    end_of_turn: Literal["train", "mask"] = "train"
-    """Whether the token that ends the turn trains; a model that never sees it trained never stops."""
-    trailing: Literal["mask", "train"] = "mask"
-    """Whether white space after the end of turn trains."""
+    lead: Literal["mask", "train"] | None = None
+    """Whether the assistant's header, which the prompt prints at inference, trains; null: as the template's
+    `{% generation %}` blocks say, mask where it has none."""
+    end_of_turn: Literal["train", "mask"] | None = None
+    """Whether the token that ends the turn trains; a model that never sees it trained never stops; null: as the
+    blocks say, train where there are none."""
+    trailing: Literal["mask", "train"] | None = None
+    """Whether white space after the end of turn trains; null: as the blocks say, mask where there are none."""
     finish: str = "auto"
     """What is appended where a render ends without an end of turn: auto, none, eos, or the text itself."""
     boundary: Literal["whole", "split"] | None = None

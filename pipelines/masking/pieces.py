@@ -1,21 +1,44 @@
-"""Where a row's own text stands in its print: content, reasoning, calls, results; and what is not there.
+"""Where a row's own text stands in its print: content and reasoning by search inside the messages' own spans.
 
-What belongs here: finding own text as printed (as it is, trimmed, or JSON-escaped). What does not: what
-follows from a missing piece (`on_dropped`) or from its place (loss); both are decided in `Masker`.
+What belongs here: `Located`, what is known of own text, and finding it as printed (as it is, trimmed, or
+JSON-escaped) where marks tell each message's characters. What does not: rows that a search cannot decide, such as
+calls that are not printed as JSON, whose places are proven (`owned.py`); what follows from a missing piece
+(`on_dropped`) or from its place.
+
+A search is cheap and may be fooled, so what it finds is held against the closed list of template text
+(`frames.py`); a row that does not fit is proven instead.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pipelines.contract import Printed, TemplateContract
+from pipelines.contract import Part, Printed
+from pipelines.masking.frames import Frames
 from pipelines.rows import Json, Message, Piece, Span
 
 SHORT = 8
 """Characters under which a text may stand somewhere by chance, so that its place must be confirmed."""
 
+NEAR = 128
+"""Characters behind a call's name within which its arguments begin."""
+
 _KINDS = {"system": "system", "user": "user", "tool": "tool_result"}
 _DROPPED = {"system": "system", "user": "user", "tool": "tool_result"}
+
+
+def own_kind(role: str, roles: frozenset[str]) -> str:
+    """Return the kind of a message's content."""
+    return "assistant" if role in roles else _KINDS.get(role, "user")
+
+
+def dropped_kind(message: Message, part: Part, roles: frozenset[str]) -> str:
+    """Return the kind of own text under which a missing one is counted."""
+    if part != "content":
+        return {"reasoning": "reasoning", "call_name": "call_name"}.get(part, "call_arguments")
+    if message["role"] in roles:
+        return "text_beside_call" if message.get("tool_calls") else "assistant_text"
+    return _DROPPED.get(message["role"], "unknown_role")
 
 
 @dataclass(slots=True)
@@ -23,22 +46,43 @@ class Located:
     """Own text found, by message, and own text that was not printed."""
 
     own: dict[int, list[Piece]] = field(default_factory=dict[int, list[Piece]])
-    """Each message's pieces, in the order in which they were looked for."""
-    first: dict[int, int] = field(default_factory=dict[int, int])
-    """Start of each message's first piece inside its own span."""
-    last: dict[int, int] = field(default_factory=dict[int, int])
-    """End of each message's last piece inside its own span."""
-    reasoning: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
-    answer: dict[int, int] = field(default_factory=dict[int, int])
-    """Start of each message's first piece that is not reasoning."""
+    """Each message's pieces; after `sort` in the order of the text."""
     dropped: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+
+    def add(self, piece: Piece) -> None:
+        """Add a piece of its message."""
+        self.own.setdefault(piece.message, []).append(piece)
+
+    def discard_inside(self, message: int, start: int, end: int) -> None:
+        """Forget a message's pieces inside a range, because the range becomes one piece."""
+        kept = [p for p in self.own.get(message, []) if not (start <= p.start and p.end <= end)]
+        self.own[message] = kept
+
+    def sort(self) -> None:
+        """Put each message's pieces in the order of the text."""
+        for pieces in self.own.values():
+            pieces.sort(key=_start)
+
+    def every(self) -> Iterator[Piece]:
+        """Yield all pieces, message by message."""
+        for pieces in self.own.values():
+            yield from pieces
 
     def pieces(self) -> list[Piece]:
         """Return all pieces in the order of the text."""
-        pieces = [piece for own in self.own.values() for piece in own]
+        pieces = list(self.every())
         if any(map(_is_later, pieces, pieces[1:])):
             pieces.sort(key=_start)
         return pieces
+
+    def reasoning(self, message: int) -> tuple[int, int] | None:
+        """Return where a message's reasoning stands."""
+        found = [p for p in self.own.get(message, ()) if p.kind == "reasoning"]
+        return (found[0].start, found[-1].end) if found else None
+
+    def answer(self, message: int) -> int | None:
+        """Return where a message's first piece that is no reasoning begins."""
+        return min((p.start for p in self.own.get(message, ()) if p.kind != "reasoning"), default=None)
 
 
 def _start(piece: Piece) -> int:
@@ -50,15 +94,17 @@ def _is_later(one: Piece, following: Piece) -> bool:
 
 
 class Locator:
-    """Finds the own text of one print."""
+    """Finds the own text of one print; `decides` turns false where only a proof can tell."""
 
-    __slots__ = ("_contract", "_folded", "_gaps", "_located", "_printed", "_spans", "_text")
+    __slots__ = ("_folded", "_frames", "_gaps", "_located", "_printed", "_roles", "_spans", "_text", "decides")
 
-    def __init__(self, printed: Printed, contract: TemplateContract) -> None:
+    def __init__(self, printed: Printed, frames: Frames, roles: frozenset[str]) -> None:
         self._printed = printed
         self._text = printed.text
-        self._contract = contract
+        self._frames = frames
+        self._roles = roles
         self._located = Located()
+        self.decides = True
         self._spans: dict[int, tuple[int, int]] = {}
         for span in printed.spans:
             known = self._spans.get(span.message)
@@ -67,71 +113,50 @@ class Locator:
         self._gaps: list[tuple[int, int]] | None = None
         self._folded: list[Piece] = []
 
-    def locate(self, messages: Sequence[Message], assistant_roles: frozenset[str], leads: Mapping[int, int]) -> Located:
-        """Find every message's own text; `leads` says where an assistant's text can begin at the earliest."""
-        adapted = self._printed.messages
+    def locate(self, messages: Sequence[Message]) -> Located:
+        """Find every message's own text."""
         for index, message in enumerate(messages):
-            if message["role"] in assistant_roles:
-                self._assistant(index, message, adapted[index], leads.get(index))
+            if message["role"] in self._roles:
+                self._assistant(index, message)
+            elif "tool_calls" in message:
+                self.decides = False
             else:
                 self._other(index, message)
-                self._other_calls(index, message, adapted[index])
+            if not self.decides:
+                break
         return self._located
-
-    def tools_missing(self, tools: Sequence[Json], assistants: Sequence[Span]) -> bool:
-        """Tell whether the name of a tool is printed nowhere outside the assistant's own messages."""
-        text = self._text
-        for tool in tools:
-            name = _tool_name(tool)
-            at = text.find(name) if name else 0
-            while at >= 0:
-                inside = next((span for span in assistants if span.start <= at < span.end), None)
-                if inside is None:
-                    break
-                at = text.find(name, inside.end)
-            if at < 0:
-                return True
-        return False
 
     # ── other roles ──
 
     def _other(self, index: int, message: Message) -> None:
         content = message.get("content")
+        role = message["role"]
+        start, end = self._spans.get(index, (0, 0))
+        reasoning = message.get("reasoning_content")
+        if type(reasoning) is str and reasoning and not reasoning.isspace():
+            start = self._reasoning(index, reasoning, start, end)
         if type(content) is not str or not content or content.isspace():
             return
-        role = message["role"]
-        kind = _KINDS.get(role, "user")
-        span = self._spans.get(index)
-        if span is not None:
-            found = self._find_after_head(content, role, *span) or self._find_free(content, *span)
+        kind = own_kind(role, self._roles)
+        if index in self._spans:
+            found = self._find_after_header(content, role, start, end) or self._find_free(content, start, end)
             if found is not None:
-                self._add(index, kind, found)
+                self._located.add(Piece(*found, index, kind))
                 return
         found = self._find_outside(content, index)
         if found is not None:
             piece = Piece(*found, index, kind)
             self._folded.append(piece)
-            self._located.own.setdefault(index, []).append(piece)
+            self._located.add(piece)
         else:
-            self._located.dropped.append((_DROPPED.get(role, "unknown_role"), index))
+            self._located.dropped.append((dropped_kind(message, "content", self._roles), index))
 
-    def _other_calls(self, index: int, message: Message, adapted: Message) -> None:
-        """Find the calls and reasoning of a role that is not the model's: a planner's, say, in a dataset of agents."""
-        start, end = self._spans.get(index, (0, 0))
-        reasoning, calls = message.get("reasoning_content"), adapted.get("tool_calls")
-        if type(reasoning) is str and reasoning and not reasoning.isspace():
-            start = self._reasoning(index, reasoning, start, end)
-        for call in calls if type(calls) is list else ():
-            start = self._call(index, call, start, end)
-
-    def _find_after_head(self, content: str, role: str, start: int, end: int) -> tuple[int, int] | None:
-        if len(content) >= SHORT:
+    def _find_after_header(self, content: str, role: str, start: int, end: int) -> tuple[int, int] | None:
+        header = self._frames.headers.get(role)
+        if len(content) >= SHORT or not header:
             return None
-        for head in self._contract.heads.get(role, ()):
-            at = start + len(head)
-            if self._text.startswith(head, start) and self._text.startswith(content, at) and at + len(content) <= end:
-                return at, at + len(content)
-        return None
+        at = self._text.find(header + content, start, end)
+        return None if at < 0 else (at + len(header), at + len(header) + len(content))
 
     def _find_outside(self, content: str, index: int) -> tuple[int, int] | None:
         """Find text that a template prints elsewhere: before the messages, or folded into another one."""
@@ -166,116 +191,72 @@ class Locator:
 
     # ── the assistant ──
 
-    def _assistant(self, index: int, message: Message, adapted: Message, lead_end: int | None) -> None:
+    def _assistant(self, index: int, message: Message) -> None:
         span = self._spans.get(index)
-        start, end = span if span is not None else (0, 0)
-        cursor = lead_end if lead_end is not None else start
+        cursor, end = span if span is not None else (0, 0)
         content = message.get("content")
         text = content if type(content) is str else ""
         inline = message.get("inline_reasoning")
         reasoning = message.get("reasoning_content")
         if type(inline) is int and 0 < inline <= len(text):
-            cursor = self._inline(index, text[:inline], cursor, end)
+            cursor = self._reasoning(index, text[:inline], cursor, end)
             text = text[inline:]
         elif type(reasoning) is str and reasoning and not reasoning.isspace():
             cursor = self._reasoning(index, reasoning, cursor, end)
-        calls = adapted.get("tool_calls")
+        calls = self._printed.messages[index].get("tool_calls")
         if text and not text.isspace():
-            found = self._find(text, cursor, end) if span else None
-            if found is None and span is not None:
-                found = self._find(text, start, end)
-            if found is None:
-                self._located.dropped.append(("text_beside_call" if calls else "assistant_text", index))
-            else:
-                self._add(index, "assistant", found)
-                cursor = max(cursor, found[1])
-        if type(calls) is list:
-            for call in calls:
-                cursor = self._call(index, call, cursor, end)
-
-    def _reasoning(self, index: int, reasoning: str, start: int, end: int) -> int:
-        found = self._find(reasoning, start, end)
-        if found is not None and len(reasoning) < SHORT and not self._closes(found[1]):
-            found = None
-        if found is None:
-            self._located.dropped.append(("reasoning", index))
-            return start
-        self._located.reasoning[index] = found
-        self._add(index, "reasoning", found)
-        return found[1]
-
-    def _inline(self, index: int, block: str, start: int, end: int) -> int:
-        """Find reasoning that stands with its tags at the head of content, if the template left it there."""
-        found = self._find(block, start, end)
-        if found is None:
-            self._located.dropped.append(("reasoning", index))
-            return start
-        self._located.reasoning[index] = found
-        self._add(index, "reasoning", found)
-        return found[1]
-
-    def _closes(self, at: int) -> bool:
-        return any(close and self._text.startswith(close, at) for close in self._contract.reasoning_close)
+            found = self._find_after_lead(text, cursor, end) or self._find(text, cursor, end) if span else None
+            if found is None or (calls and len(text) < SHORT):
+                # Whether an answer is printed, and short text or text behind a call, is not a matter of search.
+                self.decides = False
+                self._located.dropped.append((dropped_kind(message, "content", self._roles), index))
+                return
+            self._located.add(Piece(*found, index, "assistant"))
+            cursor = found[1]
+        for call in calls if type(calls) is list else ():
+            cursor = self._call(index, call, cursor, end)
 
     def _call(self, index: int, call: Json, start: int, end: int) -> int:
+        """Find a call whose arguments are printed as JSON behind its name."""
         function = call.get("function") or {}
-        name = function.get("name")
-        cursor = start
-        if type(name) is str and name:
-            found = self._find(name, start, end)
-            if found is None:
-                self._located.dropped.append(("call_name", index))
-            else:
-                self._add(index, "tool_call", found)
-                cursor = found[1]
-        arguments = function.get("arguments")
+        name, arguments = function.get("name"), function.get("arguments")
+        at = self._text.find(name, start, end) if type(name) is str and name else -1
+        if at < 0:
+            self.decides = False
+            return start
+        stop = at + len(str(name))
+        self._located.add(Piece(at, stop, index, "tool_call"))
         if arguments is None or arguments in ({}, ""):
-            return cursor
-        whole = arguments if type(arguments) is str else json.dumps(arguments, ensure_ascii=False)
-        at = self._text.find(whole, cursor, end)
-        if at >= 0:
-            self._add(index, "tool_call", (at, at + len(whole)))
-            return at + len(whole)
-        return self._leaves(index, arguments, start, cursor, end)
+            return stop
+        whole = str(arguments) if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        at = self._text.find(whole, stop, min(end, stop + len(whole) + NEAR))
+        if at < 0:
+            self.decides = False
+            return stop
+        self._located.add(Piece(at, at + len(whole), index, "tool_call"))
+        return at + len(whole)
 
-    def _leaves(self, index: int, arguments: Json, start: int, cursor: int, end: int) -> int:
-        """Find arguments leaf by leaf, for templates that print them in a form of their own."""
-        last = cursor
-        if type(arguments) is str:
-            try:
-                arguments = json.loads(arguments)
-            except ValueError:
-                self._located.dropped.append(("call_arguments", index))
-                return cursor
-        for leaf in _leaves(arguments):
-            found = next(
-                (f for form in _forms(leaf) if (f := self._find(form, cursor, end) or self._find(form, start, end))),
-                None,
-            )
-            if found is None:
-                self._located.dropped.append(("call_arguments", index))
-                return last
-            self._add(index, "tool_call", found)
-            last = max(last, found[1])
-        return last
+    def _find_after_lead(self, content: str, start: int, end: int) -> tuple[int, int] | None:
+        if len(content) >= SHORT:
+            return None
+        for lead in self._frames.leads:
+            before = lead.header + lead.rest
+            at = self._text.find(before + content, start, end) if before else -1
+            if at >= 0:
+                return at + len(before), at + len(before) + len(content)
+        return None
+
+    def _reasoning(self, index: int, reasoning: str, start: int, end: int) -> int:
+        found = self._find(reasoning, start, end) if start < end else None
+        if len(reasoning) < SHORT:
+            self.decides = False
+        if found is None:
+            self._located.dropped.append(("reasoning", index))
+            return start
+        self._located.add(Piece(*found, index, "reasoning"))
+        return found[1]
 
     # ── finding ──
-
-    def _add(self, index: int, kind: str, found: tuple[int, int]) -> None:
-        start, end = found
-        located = self._located
-        piece = Piece(start, end, index, kind)
-        if index in located.own:
-            located.own[index].append(piece)
-            located.first[index] = min(located.first.get(index, start), start)
-            located.last[index] = max(located.last.get(index, end), end)
-        else:
-            located.own[index] = [piece]
-            located.first[index] = start
-            located.last[index] = end
-        if kind != "reasoning":
-            known = located.answer.get(index)
-            located.answer[index] = start if known is None else min(known, start)
 
     def _find(self, wanted: str, start: int, end: int) -> tuple[int, int] | None:
         """Find a text as it is, trimmed, or JSON-escaped."""
@@ -309,24 +290,28 @@ def _gaps(spans: Sequence[Span], length: int) -> Iterator[tuple[int, int]]:
         yield position, length
 
 
+def missing_tool(tools: Sequence[Json], text: str, models: Sequence[tuple[int, int]]) -> bool:
+    """Tell whether the name of a tool is printed nowhere outside the model's own ranges `models`, in order."""
+    for tool in tools:
+        name = _tool_name(tool)
+        at = text.find(name) if name else 0
+        while at >= 0:
+            inside = next((end for start, end in models if start <= at < end), None)
+            if inside is None:
+                break
+            at = text.find(name, inside)
+        if at < 0:
+            return True
+    return False
+
+
 def _tool_name(tool: Json) -> str:
     function = tool.get("function", tool) if isinstance(tool, dict) else {}
     name = function.get("name") if isinstance(function, dict) else None
     return name if isinstance(name, str) else ""
 
 
-def _leaves(value: Json) -> Iterator[Json]:
-    if isinstance(value, dict):
-        for item in value.values():
-            yield from _leaves(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _leaves(item)
-    elif value != "":
-        yield value
-
-
-def _forms(leaf: Json) -> Sequence[str]:
+def leaf_forms(leaf: Json) -> Sequence[str]:
     """Return the ways in which templates print one value."""
     if isinstance(leaf, str):
         return (leaf,)

@@ -25,9 +25,9 @@ from pipelines.rows import Masked, Piece, Span
 
 Ints = NDArray[np.int64]
 
-BEFORE, KIND, MESSAGE, TRAINS, TRAINED_BEFORE, TRAINED_AFTER, OWNED_BEFORE, OWNED_AFTER = range(8)
+BEFORE, KIND, MESSAGE, TRAINS, TRAINED_BEFORE, TRAINED_AFTER = range(6)
 """The columns of `Shape.places`. In bytes: constant text before a content; how much of the text around it trains
-with it; how much of it its message's span holds."""
+with it."""
 
 MOST_SHAPES = 4096
 """Shapes that a worker keeps; conversations of very many turns are nearly all different."""
@@ -37,7 +37,7 @@ MOST_SHAPES = 4096
 class Shape:
     """What a template prints around the contents of a sequence of roles.
 
-    `pattern` is the text with `%s` for each content; `places` int64[contents, 8] as the columns above say.
+    `pattern` is the text with `%s` for each content; `places` int64[contents, 6] as the columns above say.
     """
 
     roles: tuple[str, ...]
@@ -106,12 +106,8 @@ def _place(text: str, masked: Masked, number: int, kinds: Sequence[str]) -> list
     piece = masked.pieces[number]
     before = masked.pieces[number - 1].end if number else 0
     trained = [s for s in masked.trained if s.start <= piece.start and piece.end <= s.end]
-    own = [s for s in masked.spans if s.message == piece.message and s.start <= piece.start and piece.end <= s.end]
     span = trained[0] if trained else Span(piece.start, piece.end, piece.message)
-    owner = own[0] if own else span
     if piece.message != number or len(trained) > 1 or span.message != number or span.start < before:
-        return None
-    if not (owner.start <= span.start and span.end <= owner.end):
         return None
 
     def size(start: int, end: int) -> int:
@@ -120,7 +116,6 @@ def _place(text: str, masked: Masked, number: int, kinds: Sequence[str]) -> list
     return [
         size(before, piece.start), kinds.index(piece.kind), number, int(bool(trained)),
         size(span.start, piece.start), size(piece.end, span.end),
-        size(owner.start, piece.start), size(piece.end, owner.end),
     ]  # fmt: skip
 
 
@@ -128,7 +123,7 @@ def _place(text: str, masked: Masked, number: int, kinds: Sequence[str]) -> list
 class FlatRows:
     """Rows of known shapes as arrays: `counts` int64[N] contents each, and for every content of every row its place.
 
-    `starts` and `ends` are the bytes of contents in their row's text; `places` int64[contents, 8] as in `Shape`.
+    `starts` and `ends` are the bytes of contents in their row's text; `places` int64[contents, 6] as in `Shape`.
     """
 
     counts: Ints

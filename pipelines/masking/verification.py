@@ -19,11 +19,12 @@ def verify(
     supervised: Sequence[int],
     located: Located,
     excluded: set[int],
-    constants: frozenset[str],
+    constants: frozenset[str] | None,
 ) -> Rejected | None:
-    """Check laws (b), (c) and (d) of the mask; (a) holds because spans are cut from supervised messages.
+    """Check that own text trains, that no other text does, and that every supervised message has some that trains.
 
-    `constants` is text that the template prints in every such message; a user who quotes it makes it not foreign.
+    With `constants` spans come from the template's blocks, about whose text nothing is known but that it holds these
+    texts in every such message; without, their template text is on the closed list already.
     """
     by_message: dict[int, list[Span]] = {}
     for span in trained:
@@ -35,7 +36,10 @@ def verify(
         spans = by_message.get(index)
         if spans is None:
             return Rejected("assistant_untrained", f"message {index}")
-        own = located.own.get(index, [])
+        own = located.own.get(index)
+        if not own:
+            # Template text alone: an empty answer that the row does not have.
+            return Rejected("assistant_untrained", f"message {index}: nothing of it is printed")
         for piece in own:
             if piece.kind == "reasoning" and index in excluded:
                 continue
@@ -44,7 +48,7 @@ def verify(
                 span.start <= start and end <= span.end for span in spans
             ):
                 return Rejected("own_text_untrained", f"message {index}: {piece.kind}; remedy: template.spans: marks")
-        problem = _foreign(text, index, spans, own, located, constants)
+        problem = None if constants is None else _foreign(text, index, spans, own, located, constants)
         if problem is not None:
             return problem
     return None

@@ -20,7 +20,7 @@ from pipelines.stages import Draft, Planned, Work, first_samples, make_parts, re
 from pipelines.storage import digest
 from pipelines.tokenization import LoadedTokenizer
 
-VERSION = 2
+VERSION = 3
 """Raise it when any row may become another example."""
 
 LENGTH_REASONS = frozenset({"overlong", "overlong_after_structure"})

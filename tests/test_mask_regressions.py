@@ -1,0 +1,324 @@
+"""Templates that once had wrong masks, one shape each, and ten hostile ones; all written for these tests."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from pipelines.config import check
+from pipelines.contract import Conversation, Printed
+from pipelines.masking import Loss, Masker, MaskRules
+from pipelines.rendering import Renderer, RendererSpec, bundled
+from pipelines.rows import Json, Masked, Message, Rejected
+
+PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT
+TOOLS: list[Json] = [{"type": "function", "function": {"name": "look", "description": "d", "parameters": {}}}]
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str, **more: Json) -> Message:
+    return {"role": "assistant", "content": text, **more}
+
+
+def calling(*arguments: Json, text: str = "", name: str = "look") -> Message:
+    calls = [
+        {"id": f"call_{number:05}", "type": "function", "function": {"name": name, "arguments": one}}
+        for number, one in enumerate(arguments)
+    ]
+    return assistant(text, tool_calls=calls)
+
+
+def result(text: str, number: int = 0) -> Message:
+    return {"role": "tool", "content": text, "tool_call_id": f"call_{number:05}"}
+
+
+def mask(
+    template: str,
+    messages: Sequence[Message],
+    loss: dict[str, Any] | None = None,
+    *,
+    tools: list[Json] | None = None,
+    rules: MaskRules | None = None,
+    **special: str,
+) -> str:
+    """Mask a conversation, every row checked by proof, and draw it: trained characters stand in brackets."""
+    renderer = Renderer(RendererSpec(template, {"bos_token": "<s>", "eos_token": "</s>", **special}))
+    masker = Masker(renderer, check(Loss, loss or {}, "loss"), rules or MaskRules(verify_render=1.0))
+    made = masker.mask(Conversation(messages, tools))
+    if isinstance(made, Rejected):
+        return f"{made.reason}: {made.detail}"
+    return drawn(made)
+
+
+def drawn(made: Masked) -> str:
+    pieces: list[str] = []
+    position = 0
+    for span in made.trained:
+        pieces += [made.text[position : span.start], "⟦", made.text[span.start : span.end], "⟧"]
+        position = span.end
+    return "".join([*pieces, made.text[position:]]).replace("⟧⟦", "")
+
+
+TALK = [user("Hello there"), assistant("Good day")]
+
+
+# ── the nine defects ──
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        ({}, "<|im_start|>assistant\n⟦<think>\n\n</think>\n\nGood day<|im_end|>⟧\n"),
+        ({"end_of_turn": "mask"}, "<|im_start|>assistant\n⟦<think>\n\n</think>\n\nGood day⟧<|im_end|>\n"),
+        ({"trailing": "train"}, "<|im_start|>assistant\n⟦<think>\n\n</think>\n\nGood day<|im_end|>\n⟧"),
+        ({"lead": "train"}, "⟦<|im_start|>assistant\n<think>\n\n</think>\n\nGood day<|im_end|>⟧\n"),
+    ],
+)
+def test_loss_options_are_obeyed_where_spans_come_from_generation_blocks(loss: dict[str, str], expected: str) -> None:
+    assert mask(bundled("qwen3"), TALK, loss).endswith(expected)
+
+
+def test_blocks_decide_what_no_option_names() -> None:
+    blocks = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}<a>{{ m.content }}<e>\n"
+        "{% endgeneration %}{% else %}<u>{{ m.content }}<e>\n{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<a>{% endif %}"
+    )
+
+    assert mask(blocks, TALK) == "<u>Hello there<e>\n⟦<a>Good day<e>\n⟧"
+    assert mask(blocks, TALK, {"lead": "mask", "trailing": "mask"}) == "<u>Hello there<e>\n<a>⟦Good day<e>⟧\n"
+
+
+def test_default_system_turn_before_a_leading_assistant_does_not_train() -> None:
+    template = (
+        "{% for m in messages %}{% if loop.first %}{{ bos_token }}{% if m.role != 'system' %}"
+        "<|im_start|>system\nBe helpful.<|im_end|>\n{% endif %}{% endif %}"
+        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT
+    )
+
+    assert mask(template, [assistant("How may I help?"), user("Hi there"), assistant("Gladly")]) == (
+        "<s><|im_start|>system\nBe helpful.<|im_end|>\n<|im_start|>assistant\n⟦How may I help?<|im_end|>⟧\n"
+        "<|im_start|>user\nHi there<|im_end|>\n<|im_start|>assistant\n⟦Gladly<|im_end|>⟧\n"
+    )
+
+
+def test_end_that_the_next_turn_or_the_tail_prints_trains_and_is_not_appended_again() -> None:
+    template = (
+        "{% for m in messages %}{% if not loop.first %}<|eom|>{% endif %}<|bom|><|{{ m.role }}|> {{ m.content }}"
+        "{% endfor %}{% if add_generation_prompt %}<|eom|><|bom|><|assistant|>{% else %}<|eom|>{% endif %}"
+    )
+
+    assert mask(template, [*TALK, *TALK]) == (
+        "<|bom|><|user|> Hello there<|eom|><|bom|><|assistant|>⟦ Good day<|eom|>⟧"
+        "<|bom|><|user|> Hello there<|eom|><|bom|><|assistant|>⟦ Good day<|eom|>⟧"
+    )
+
+
+HEADERS = (
+    "{% for m in messages %}{% if m.role == 'tool' %}<|observation|>\n{{ m.content }}{% else %}<|{{ m.role }}|>\n"
+    "{{ m.content }}{% for c in m.tool_calls or [] %}\n<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+
+
+def test_appended_end_of_a_call_is_what_ends_calls_and_of_an_answer_what_ends_answers() -> None:
+    called = [user("Where is it"), calling({"at": "home"})]
+
+    assert mask(HEADERS, called).endswith('"arguments": {"at": "home"}}</tool_call><|observation|>⟧')
+    assert mask(HEADERS, [*called, result("found"), assistant("There")]).endswith("<|assistant|>\n⟦There<|user|>⟧")
+    assert "</tool_call><|observation|>⟧\nfound" in mask(HEADERS, [*called, result("found"), assistant("There")])
+
+
+def test_token_that_opens_a_result_is_not_the_calls_end() -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'tool' %}{% if loop.previtem.role == 'tool' %}<|response>{% endif %}"
+        "{{ m.content }}<response|>{% else %}{% if not (loop.previtem is defined and loop.previtem.role == 'tool') %}"
+        "<|turn>{{ m.role }}\n{% endif %}{% for c in m.tool_calls or [] %}<|call>{{ c.function | tojson }}<call|>"
+        "{% endfor %}{{ m.content }}{% if m.tool_calls %}<|response>{% else %}<turn|>\n{% endif %}{% endif %}"
+        "{% endfor %}{% if add_generation_prompt and messages[-1].role != 'tool' %}<|turn>assistant\n{% endif %}"
+    )
+
+    shown = mask(template, [user("Where is it"), calling({"at": "home"})], tools=None)
+
+    assert shown.endswith('{"at": "home"}}<call|>⟧<|response>')
+
+
+def test_header_with_other_white_space_than_the_prompts_does_not_train() -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}<｜User｜>{{ m.content }}{% else %}"
+        "      <｜Assistant｜>        </think>      {{ m.content }}<｜end｜>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}  <｜Assistant｜>\n    </think>\n{% endif %}"
+    )
+
+    assert mask(template, TALK) == (
+        "<｜User｜>Hello there      <｜Assistant｜>        </think>      ⟦Good day<｜end｜>⟧"
+    )
+
+
+def test_header_of_a_second_answer_in_a_row_does_not_train() -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}Ask: {{ m.content }}{% else %}{{ '\nReply: ' + m.content }}"
+        "{% if not loop.last %}{{ '\n' }}{% endif %}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt and messages[-1].role != 'assistant' %}{{ '\nReply: ' }}{% endif %}"
+    )
+
+    assert mask(template, [*TALK, assistant("And more")]) == (
+        "Ask: Hello there\nReply: ⟦Good day⟧\n\nReply: ⟦And more</s>⟧"
+    )
+
+
+def test_index_looked_up_in_a_tool_result_does_not_train() -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'tool' %}<|sys|>[{% for o in messages %}{% if o.tool_calls %}"
+        '{% for c in o.tool_calls %}{% if c.id == m.tool_call_id %}"{{ loop.index0 }}"{% endif %}{% endfor %}'
+        "{% endif %}{% endfor %}: {{ m.content }}]<|end|>{% else %}<|{{ m.role }}|>{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}<call>{{ c.function | tojson }}</call>{% endfor %}<|end|>{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+
+    assert mask(template, [user("Where is it"), calling({"at": "home"}), result("found"), assistant("There")]) == (
+        '<|user|>Where is it<|end|><|assistant|>⟦<call>{"name": "look", "arguments": {"at": "home"}}</call><|end|>⟧'
+        '<|sys|>["0": found]<|end|><|assistant|>⟦There<|end|>⟧'
+    )
+
+
+def test_fast_and_reference_way_agree_where_a_template_compares_messages() -> None:
+    template = (
+        "{% set users = messages | selectattr('role', 'equalto', 'user') | list %}{% for m in messages %}"
+        "{% if m.role == 'user' %}{% if m == users[-1] %}[TOOLS]{% endif %}[INST]{{ m.content }}[/INST]{% else %}"
+        "{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+    )
+    renderer = Renderer(RendererSpec(template, {"eos_token": "</s>"}))
+    again = [user("Go on, please."), assistant("One thing"), user("Go on, please."), assistant("Another")]
+
+    printed, reference = renderer.render(again, None, {}), renderer.reference(again, None, {})
+
+    assert renderer.lane == "fast"
+    assert isinstance(printed, Printed) and isinstance(reference, Printed)
+    assert printed.text == reference.text == renderer.plain(again, None, {})
+    assert printed.text.count("[TOOLS]") == 2
+    assert mask(template, again).count("⟦") == 2
+
+
+def test_end_that_begins_with_a_line_break_is_appended_whole() -> None:
+    template = (
+        "{% for m in messages %}<|begin_{{ m.role }}|>\n{{ m.content }}"
+        "{% if not loop.last %}{{ '\n<|end|>\n' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '\n<|end|>\n<|begin_assistant|>\n' }}{% endif %}"
+    )
+
+    assert mask(template, [*TALK, *TALK]).endswith("<|begin_assistant|>\n⟦Good day\n<|end|>⟧")
+
+
+def test_answer_of_reasoning_alone_that_is_not_printed_is_refused() -> None:
+    rows = [user("Hello there"), assistant("", reasoning_content="only a thought")]
+
+    assert mask(CHATML, rows) == "assistant_untrained: message 1"
+    assert mask(bundled("zephyr"), rows) == "assistant_untrained: message 1: nothing of it is printed"
+
+
+def test_white_space_before_an_appended_end_trains_with_it() -> None:
+    template = (
+        "{% for m in messages %}{{ '### Human: ' if m.role == 'user' else '### Assistant: ' }}{{ m.content }}\n"
+        "{% endfor %}{% if add_generation_prompt %}### Assistant: {% endif %}"
+    )
+
+    assert mask(template, TALK) == "### Human: Hello there\n### Assistant: ⟦Good day\n</s>⟧"
+
+
+# ── hostile templates ──
+
+REBUILT = (
+    "{% set ns = namespace(all=[]) %}{% for m in messages %}{% if m.role == 'system' %}"
+    "{% set ns.all = ns.all + [dict(role='user', content='(' + m.content + ')')] %}{% else %}"
+    "{% set ns.all = ns.all + [dict(role=m.role, content=m.content | trim)] %}{% endif %}{% endfor %}"
+    "{% for m in ns.all %}<|{{ m.role }}|>{{ m.content }}<|e|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+MERGED = (
+    "{% set ns = namespace(text='') %}{% for m in messages %}{% if m.role == 'user' %}"
+    "{% set ns.text = ns.text + '[U]' + m.content + '[/U]' %}{% else %}"
+    "{% set ns.text = ns.text + m.content + eos_token %}{% endif %}{% endfor %}{{ ns.text }}"
+)
+MACRO = (
+    "{% macro turn(m, last) %}<|{{ m.role }}|>{{ m.content }}{% if last %}<|final|>{% else %}<|e|>{% endif %}"
+    "{% endmacro %}{% for m in messages %}{{ turn(m, loop.last) }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+COUNTED = (
+    "{% for m in messages %}{% if m.role == 'user' %}[Round {{ loop.index }}] {{ m.content }}<|e|>{% else %}"
+    "<|assistant|>{{ m.content }}<|e|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+REVERSED_LOOKUP = (
+    "{% for i in range(messages | length) %}{% set m = messages[i] %}{% for o in messages %}"
+    "{% if o.role == 'user' and loop.last %}!{% endif %}{% endfor %}<|{{ m.role }}|>{{ m.content }}<|e|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+QUOTING = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' and loop.index0 %}"
+    "(to: {{ messages[loop.index0 - 1].content }}) {% endif %}{{ m.content }}<|e|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+NAMED_END = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+    "{% if m.role == 'assistant' %}{{ '<|go|>' if loop.last else '<|to_' + messages[loop.index].role + '|>' }}"
+    "{% else %}<|e|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+INDENTED = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content | replace('\n', '\n    ') }}<|e|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SPLIT_THOUGHT = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{% set parts = m.content.split('</think>') %}"
+    "<|assistant|>{{ parts[-1] | trim }}<|e|>{% else %}<|{{ m.role }}|>{{ m.content }}<|e|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
+)
+SORTED_ARGUMENTS = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}("
+    "{% for k, v in c.function.arguments | dictsort %}{{ k }}={{ v }};{% endfor %}){% endfor %}<|e|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "expected"),
+    [
+        (REBUILT, [{"role": "system", "content": "Be kind"}, *TALK],
+         "<|user|>(Be kind)<|e|><|user|>Hello there<|e|><|assistant|>⟦Good day<|e|>⟧"),
+        (MERGED, [*TALK, user("More?"), assistant("No.")],
+         "[U]Hello there[/U]⟦Good day</s>⟧[U]More?[/U]⟦No.</s>⟧"),
+        (MACRO, [*TALK, *TALK],
+         ("<|user|>Hello there<|e|><|assistant|>⟦Good day<|e|>⟧<|user|>Hello there<|e|>"
+         "<|assistant|>⟦Good day<|final|>⟧")),
+        (COUNTED, [*TALK, *TALK],
+         ("[Round 1] Hello there<|e|><|assistant|>⟦Good day<|e|>⟧[Round 3] Hello there<|e|>"
+         "<|assistant|>⟦Good day<|e|>⟧")),
+        (REVERSED_LOOKUP, [assistant("Welcome"), user("Hello there"), assistant("Good day"), user("Bye now")],
+         "!<|assistant|>⟦Welcome<|e|>⟧!<|user|>Hello there<|e|>!<|assistant|>⟦Good day<|e|>⟧!<|user|>Bye now<|e|>"),
+        (NAMED_END, [*TALK, user("More?"), assistant("No.")],
+         "<|user|>Hello there<|e|><|assistant|>⟦Good day<|to_user|>⟧<|user|>More?<|e|><|assistant|>⟦No.<|go|>⟧"),
+        (INDENTED, [user("a"), assistant("b")], "<|user|>a<|e|><|assistant|>⟦b<|e|>⟧"),
+        (SPLIT_THOUGHT, TALK, "<|user|>Hello there<|e|><|assistant|>⟦Good day<|e|>⟧"),
+        (SORTED_ARGUMENTS, [user("Where is it"), calling({"to": "b c", "at": "home", "n": 3}), result("found"),
+                            assistant("There")],
+         ("<|user|>Where is it<|e|><|assistant|>⟦look(at=home;n=3;to=b c;)<|e|>⟧<|tool|>found<|e|>"
+         "<|assistant|>⟦There<|e|>⟧")),
+    ],
+    ids=["rebuilt", "merged", "macro", "counted", "lookup", "named-end", "indented", "split-thought", "sorted"],
+)  # fmt: skip
+def test_hostile_template_has_exact_masks(template: str, messages: list[Message], expected: str) -> None:
+    assert mask(template, messages).replace("⟦!", "!⟦") == expected
+
+
+def test_template_that_quotes_the_question_inside_the_answers_turn_is_refused() -> None:
+    assert mask(QUOTING, TALK).startswith("foreign_text_trained: message 1")
+
+
+def test_text_that_the_template_changes_inside_is_refused_or_dropped() -> None:
+    shown = mask(INDENTED, [user("a"), assistant("first line\nsecond line")])
+
+    assert shown.partition(":")[0] in {"content_dropped", "span_not_found", "foreign_text_trained"}

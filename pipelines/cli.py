@@ -135,7 +135,12 @@ def _parser() -> argparse.ArgumentParser:
         "--sequence", metavar="DATASET/SPLIT/N[:TOKEN]", help="a sequence, or one token in it: whence it came"
     )
 
-    _verb(verbs, "template-report", _template_report, "what probes showed each dataset's chat template to do")
+    template = _verb(
+        verbs, "template-report", _template_report, "what probes showed each dataset's chat template to do"
+    )
+    template.add_argument(
+        "--prove", action="store_true", help="prove its masks on conversations of all shapes; status 1 if one is wrong"
+    )
 
     _verb(verbs, "report", _report, "write the report: pictures, samples, rejects and findings, in one HTML file")
 
@@ -515,9 +520,21 @@ def _template_report(given: argparse.Namespace) -> int:
     from pipelines import closeups, inspection, terminal
 
     project, screen = _project(given), terminal.console()
+    if given.prove:
+        return _prove_templates(project)
     for report in inspection.template_reports(project):
         screen.print(closeups.contract(report))
     return DONE
+
+
+def _prove_templates(project: "Project") -> int:
+    from pipelines import inspection, template_proof_text, terminal
+
+    screen, are_right = terminal.console(), True
+    for dataset, proof in inspection.template_proofs(project):
+        screen.print(template_proof_text.render_proof(dataset, proof))
+        are_right = are_right and not proof.findings
+    return DONE if are_right else BLOCKED
 
 
 # ── versions, use, gc, ui ──────────────────────────────────────────────────────────────────────────

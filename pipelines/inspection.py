@@ -26,11 +26,13 @@ from pipelines.contract import TemplateContract, mismatched_prompts, warnings
 from pipelines.errors import ConfigError, nearest
 from pipelines.examples import KINDS, WEIGHTS, tokens_by_weight
 from pipelines.executors import LocalPool
+from pipelines.masking import MaskRules
 from pipelines.rendering import Renderer
 from pipelines.rows import is_place, place_of
 from pipelines.sources import FileScan, Part, RawRecord
 from pipelines.stages import Work, record_examples, record_rows, tokenized_examples
 from pipelines.storage import Store, digest
+from pipelines.template_proof import TemplateProof, prove_template
 from pipelines.tokenization import Encoder
 
 TokenClass = Literal["trained", "context", "template"]
@@ -361,6 +363,18 @@ def template_reports(project: Project) -> list[TemplateReport]:
                 told = (*warnings(observed, finish=dataset.loss.finish), *_mismatches(observed))
                 found.append(TemplateReport(name, digest(spec.text), observed, told))
     return found
+
+
+def template_proofs(project: Project) -> Iterator[tuple[str, TemplateProof]]:
+    """Prove the masks of each dataset's chat template on probes of all shapes; datasets without one are left out."""
+    for name, dataset in project.recipe.datasets.items():
+        with _desk(project, name) as work:
+            loaded, _ = tokenized_examples.open_tokenizer(work)
+            spec = tokenized_examples.renderer_spec(work, loaded)
+            if spec is not None:
+                on_dropped = {str(kind): policy for kind, policy in dataset.template.on_dropped.items()}
+                rules = MaskRules(spans=dataset.template.spans, on_dropped=on_dropped)
+                yield name, prove_template(Renderer(spec), rules)
 
 
 def _mismatches(observed: TemplateContract) -> Iterator[str]:

@@ -1,0 +1,305 @@
+"""The judge of masks: silent on right masks of bundled and public templates, and names every defect put in by hand."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from pipelines import cli
+from pipelines.contract import Conversation
+from pipelines.mask_judge import FindingKind, Judge, TransformersTemplate
+from pipelines.masking import Loss, Masker, MaskRules
+from pipelines.reasons import WORDS
+from pipelines.rendering import Renderer, RendererSpec, bundled, bundled_names
+from pipelines.rows import Masked
+from pipelines.template_proof import (
+    ProbeConversation,
+    ShapeProof,
+    TemplateProof,
+    probe_conversations,
+    prove_template,
+)
+from pipelines.template_proof_text import FINDING_SENTENCES, render_proof, word_finding
+from pipelines.template_table import template_names, template_text
+from pipelines.terminal import text_of
+from tests.cli_project import FOREIGN_WARNINGS, CliProject
+from tests.test_templates_real import TEMPLATES
+
+pytestmark = FOREIGN_WARNINGS
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+END = "<|im_end|>"
+
+UNENDED = "llamacpp__CohereForAI-c4ai-command-r-plus-tool_use"
+"""This template prints no end after a call, and the next header follows whatever comes."""
+
+
+def prove(text: str, spans: Any = "auto") -> TemplateProof:
+    return prove_template(Renderer(RendererSpec(text, TOKENS)), MaskRules(spans=spans))
+
+
+def findings_of(proof: TemplateProof) -> list[tuple[str, str]]:
+    """Return the findings of all shapes, each with the words of its shape."""
+    return [(shape.probe.words, word_finding(finding)) for shape in proof.shapes for finding in shape.findings]
+
+
+# ── right masks ──
+
+
+@pytest.mark.parametrize("spans", ["auto", pytest.param("marks", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", bundled_names())
+def test_judge_of_bundled_template_finds_nothing_wrong(name: str, spans: str) -> None:
+    proof = prove(bundled(name), spans)
+
+    assert findings_of(proof) == []
+    assert proof.count("not_provable") == 0
+    assert proof.count("proven") >= 7
+    assert all(reason in WORDS for reason, _ in proof.refusals)
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_judge_of_public_template_finds_nothing_wrong(name: str, real_data: Path) -> None:
+    assert name in template_names(real_data)
+    for spans in ("auto", "marks"):
+        proof = prove(template_text(real_data, name), spans)
+
+        found = findings_of(proof)
+        if name == UNENDED:
+            found = [one for one in found if not one[0].endswith(("call (tools)", "calls (tools)"))]
+        assert found == []
+        assert proof.count("not_provable") == 0
+        assert all(WORDS[reason].remedy for reason, _ in proof.refusals)
+
+
+def test_probe_conversations_are_all_different_and_of_both_kinds() -> None:
+    probes = list(probe_conversations())
+
+    assert len({probe.words for probe in probes}) == len(probes)
+    assert {probe.tools is None for probe in probes} == {True, False}
+
+
+# ── wrong masks ──
+
+
+@dataclass
+class Mask:
+    """A right mask, to be spoilt by hand."""
+
+    judge: Judge
+    conversation: Conversation
+    text: str
+    trains: bytearray
+
+    @classmethod
+    def of(cls, name: str, shape: str) -> "Mask":
+        renderer = Renderer(RendererSpec(bundled(name), TOKENS))
+        [probe, *_] = [one for one in probe_conversations() if one.shape == shape]
+        adaptation = renderer.adaptation
+        conversation = Conversation(adaptation.messages(probe.messages), adaptation.tools(probe.tools))
+        template = TransformersTemplate(bundled(name), TOKENS, {}, renderer.spec.now)
+        masked = Masker(renderer, Loss(), MaskRules(spans="marks")).mask(Conversation(probe.messages, probe.tools))
+        text = masked.text if isinstance(masked, Masked) else template.render(conversation.messages, conversation.tools)
+        assert text is not None
+        mask = cls(Judge(template), conversation, text, bytearray(len(text)))
+        for span in masked.trained if isinstance(masked, Masked) else ():
+            mask.set(span.start, span.end, train=True)
+        return mask
+
+    def set(self, start: int, end: int, *, train: bool) -> None:
+        self.trains[start:end] = bytes([train]) * (end - start)
+
+    def set_text(self, text: str, *, train: bool, after: str = "") -> None:
+        start = self.text.index(text, self.text.index(after))
+        self.set(start, start + len(text), train=train)
+
+    def append(self, text: str) -> None:
+        self.text += text
+        self.trains += b"\1" * len(text)
+
+    def kinds(self) -> list[str]:
+        ranges = [(i, i + 1) for i, trains in enumerate(self.trains) if trains]
+        found = self.judge.judge(self.conversation.messages, self.conversation.tools, self.text, ranges)
+        assert found is not None
+        return [finding.kind for finding in found]
+
+
+def _end_masked(mask: Mask) -> None:
+    mask.set_text(END, train=False, after="It is four, a1.")
+
+
+def _last_end_masked(mask: Mask) -> None:
+    mask.set_text(END, train=False, after="It is four, a3.")
+
+
+def _header_trained(mask: Mask) -> None:
+    mask.set_text("<|im_start|>assistant\n", train=True, after="u2")
+
+
+def _preamble_trained(mask: Mask) -> None:
+    mask.set(0, mask.text.index(END), train=True)
+
+
+def _first_token_untrained(mask: Mask) -> None:
+    mask.set_text("It", train=False)
+
+
+def _last_character_untrained(mask: Mask) -> None:
+    mask.set_text("3", train=False, after="It is four, a")
+
+
+def _second_end_trained(mask: Mask) -> None:
+    mask.append(END)
+
+
+def _next_header_trained(mask: Mask) -> None:
+    mask.set_text("<|im_start|>user", train=True, after="It is four, a1.")
+
+
+def _text_changed(mask: Mask) -> None:
+    mask.text = mask.text.replace("What", "Whot")
+
+
+def _question_trained(mask: Mask) -> None:
+    mask.set_text("it", train=True, after="What is it, u2")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind"),
+    [
+        (_end_masked, "end_untrained"),
+        (_last_end_masked, "end_untrained"),
+        (_header_trained, "header_trained"),
+        (_preamble_trained, "header_trained"),
+        (_first_token_untrained, "own_text_untrained"),
+        (_last_character_untrained, "own_text_untrained"),
+        (_second_end_trained, "wrong_end"),
+        (_next_header_trained, "wrong_end"),
+        (_text_changed, "text_differs"),
+        (_question_trained, "other_text_trained"),
+    ],
+)
+def test_judge_names_a_defect_in_a_chat(spoil: Callable[[Mask], None], kind: FindingKind) -> None:
+    mask = Mask.of("qwen2.5", "uaua")
+    assert mask.kinds() == []
+
+    spoil(mask)
+    assert set(mask.kinds()) == {kind}
+
+
+@pytest.mark.parametrize(
+    ("text", "after", "train", "kind"),
+    [
+        ("found", "<tool_response>", True, "other_text_trained"),
+        ('": "', '{"result', True, "other_text_trained"),
+        ('<tool_call>\n{"name', "assistant\n", False, "start_untrained"),
+        ("arguments", "assistant\n<tool_call>", False, "frame_untrained"),
+        ("</tool_call>", "assistant\n<tool_call>", False, "end_untrained"),
+        ("Weather", "", True, "other_text_trained"),
+    ],
+)
+def test_judge_names_a_defect_in_a_tool_dialogue(text: str, after: str, train: bool, kind: FindingKind) -> None:
+    mask = Mask.of("qwen2.5", "ucta")
+    assert mask.kinds() == []
+
+    mask.set_text(text, train=train, after=after)
+    assert set(mask.kinds()) == {kind}
+
+
+def test_judge_of_leading_assistant_names_the_default_system_turn_that_trains() -> None:
+    mask = Mask.of("qwen2.5", "aua")
+    assert mask.kinds() == []
+
+    mask.set_text("You are", train=True)
+    assert set(mask.kinds()) == {"header_trained"}
+
+
+def test_judge_names_an_answer_that_is_not_printed_and_trains() -> None:
+    mask = Mask.of("zephyr", "uo")
+    assert mask.kinds() == []
+
+    mask.set(mask.text.rindex("</s>"), len(mask.text), train=True)
+    assert set(mask.kinds()) == {"empty_answer_trained"}
+
+
+def test_judge_names_an_empty_think_block_that_does_not_train() -> None:
+    mask = Mask.of("qwen3", "ua")
+    assert mask.kinds() == []
+
+    mask.set_text("<think>\n\n</think>", train=False)
+    assert set(mask.kinds()) == {"start_untrained"}
+
+
+def test_judge_cannot_prove_a_template_that_looks_at_the_text() -> None:
+    text = "{% for m in messages %}{{ m.content | length if 'What' in m.content else m.content }};{% endfor %}"
+    template = TransformersTemplate(text, TOKENS, {}, Renderer(RendererSpec(text)).spec.now)
+    messages = [{"role": "user", "content": "What"}, {"role": "assistant", "content": "Four"}]
+
+    assert Judge(template).judge(messages, None, "4;Four;", [(2, 7)]) is None
+
+
+def test_clock_of_the_judged_template_stands_still() -> None:
+    text = "\n{{ strftime_now('%Y') }} {{ messages[0].content }}"
+    template = TransformersTemplate(text, TOKENS, {}, Renderer(RendererSpec(text)).spec.now)
+
+    assert template.render([{"role": "user", "content": "Hi"}], None) == "\n2025 Hi"
+
+
+# ── the page ──
+
+
+def page_of(shapes: Sequence[ShapeProof]) -> str:
+    return text_of(render_proof("chats", TemplateProof(("Reasoning is not printed.",), tuple(shapes))))
+
+
+def test_page_says_what_is_refused_and_what_to_do() -> None:
+    shape = ShapeProof(
+        ProbeConversation("ua", "user → answer", (), None), "refused", reason="content_dropped", detail="tool_list"
+    )
+
+    lines = page_of([shape]).splitlines()
+
+    assert lines[1].split(maxsplit=1)[1] == "1 shape: 0 proven · 1 refused · 0 wrong masks"
+    assert "Reasoning is not printed." in lines[2]
+    assert "content_dropped · tool_list" in lines[3]
+    assert WORDS["content_dropped"].remedy in lines[4]
+
+
+def test_every_kind_of_finding_has_a_sentence() -> None:
+    assert set(FINDING_SENTENCES) == set(get_args(FindingKind))
+
+
+def test_template_report_with_prove_shows_trained_text_and_ends_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = CliProject(tmp_path).write()
+    project.write_recipe(datasets=project_datasets(chat_template="chatml"))
+
+    assert project.rowmill("template-report", "--prove") == cli.DONE
+    out = capsys.readouterr().out
+    assert "42 shapes: 42 proven" in out
+    assert "<|im_start|>assistant\n⟦It is four, a1.<|im_end|>⟧" in out
+
+
+def test_template_report_with_prove_of_a_template_without_ends_blocks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocks = (
+        "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+        "{% endgeneration %}{% else %}{{ m.content }}{% endif %}<end>\n{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    project = CliProject(tmp_path).write()
+    project.write_recipe(datasets=project_datasets(chat_template=blocks))
+
+    assert project.rowmill("template-report", "--prove") == cli.BLOCKED
+    out = capsys.readouterr().out
+    assert "end of turn '<end>' does not train" in " ".join(out.split())
+    assert "set template.spans: marks" in out
+
+
+def project_datasets(**template: str) -> dict[str, Any]:
+    source = {"train_urls": ["data/chats.jsonl"]}
+    return {"chats": {"source": source, "format": {"kind": "chat"}, "template": template}}

@@ -23,7 +23,7 @@ from functools import lru_cache
 from pipelines.contract import Printed, TemplateContract
 from pipelines.masking.frames import Frames, Lead, closing_length, ids_of
 from pipelines.masking.options import Loss
-from pipelines.masking.pieces import Located
+from pipelines.masking.pieces import Located, by_message
 from pipelines.rows import Message, Piece, Rejected, Span
 
 
@@ -289,12 +289,7 @@ class Cutter:
 
 def _groups(pieces: Sequence[Piece], text: str) -> list[_Group]:
     """Return pieces grouped by message, in the order of the text."""
-    groups: list[list[Piece]] = []
-    for piece in pieces:
-        if groups and groups[-1][-1].message == piece.message:
-            groups[-1].append(piece)
-        else:
-            groups.append([piece])
+    groups = by_message(pieces)
     found: list[_Group] = []
     before = 0
     for i, group in enumerate(groups):

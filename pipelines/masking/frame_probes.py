@@ -27,7 +27,7 @@ from pipelines.masking.frames import (
     without_ids,
 )
 from pipelines.masking.owned import owned_pieces
-from pipelines.masking.pieces import missing_tool
+from pipelines.masking.pieces import by_message, missing_tool
 from pipelines.masking.probe_shapes import shapes
 from pipelines.rows import Json, Message, Piece, to_json
 
@@ -71,14 +71,9 @@ class _Seen:
     """Per message the identifiers of its calls, as printed."""
 
 
-def runs_of(pieces: Sequence[Piece], length: int) -> Iterator[_Run]:
+def _runs_of(pieces: Sequence[Piece], length: int) -> Iterator[_Run]:
     """Yield pieces of a render grouped by message, with the bounds of the template text around each group."""
-    groups: list[list[Piece]] = []
-    for piece in pieces:
-        if groups and groups[-1][-1].message == piece.message:
-            groups[-1].append(piece)
-        else:
-            groups.append([piece])
+    groups = by_message(pieces)
     ends = [0, *(max(p.end for p in group) for group in groups)]
     starts = [*(group[0].start for group in groups), length]
     for i, group in enumerate(groups):
@@ -145,7 +140,7 @@ class FrameLearner:
         if any(i not in located.own for i in wanted):
             # Template text of a message without own text cannot be told from its neighbours'.
             return None
-        runs = list(runs_of(located.pieces(), len(printed.text)))
+        runs = list(_runs_of(located.pieces(), len(printed.text)))
         before = {
             run.message: printed.text[run.start : run.pieces[0].start]
             for run in runs

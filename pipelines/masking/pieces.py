@@ -85,6 +85,17 @@ class Located:
         return min((p.start for p in self.own.get(message, ()) if p.kind != "reasoning"), default=None)
 
 
+def by_message(pieces: Sequence[Piece]) -> list[list[Piece]]:
+    """Return pieces of a render, in its order, in groups of one message that no other message interrupts."""
+    groups: list[list[Piece]] = []
+    for piece in pieces:
+        if groups and groups[-1][-1].message == piece.message:
+            groups[-1].append(piece)
+        else:
+            groups.append([piece])
+    return groups
+
+
 def _start(piece: Piece) -> int:
     return piece.start
 

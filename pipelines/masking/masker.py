@@ -260,7 +260,8 @@ class Masker:
                 trained.append(Span(start, stop, index))
                 pieces.append(Piece(*found, index, "assistant"))
             else:
-                found = _plain_content(message, text, span.start, span.end)
+                header = frames.headers.get(role, "") if role in ("user", "system") else ""
+                found = _plain_content(message, text, span.start, span.end, header)
                 if found is None or role not in ("user", "system"):
                     return None
                 pieces.append(Piece(*found, index, role))
@@ -449,12 +450,18 @@ class Masker:
 _UNUSUAL = frozenset({"tool_calls", "reasoning_content", "inline_reasoning", "train", "weight"})
 
 
-def _plain_content(message: Message, text: str, start: int, end: int) -> tuple[int, int] | None:
-    """Find the content of a message that has nothing else, long enough to stand nowhere by chance."""
+def _plain_content(message: Message, text: str, start: int, end: int, header: str = "") -> tuple[int, int] | None:
+    """Find the content of a message that has nothing else.
+
+    It is long enough to stand nowhere by chance, or stands directly behind a header and nowhere else.
+    """
     content = message["content"]
-    if not _UNUSUAL.isdisjoint(message) or type(content) is not str or len(content) < SHORT or content.isspace():
+    if not _UNUSUAL.isdisjoint(message) or type(content) is not str or not content or content.isspace():
         return None
     at = text.find(content, start, end)
+    if len(content) < SHORT:
+        only = bool(header) and text.endswith(header, start, at) and text.find(content, at + 1, end) < 0
+        at = at if only else -1
     return None if at < 0 else (at, at + len(content))
 
 

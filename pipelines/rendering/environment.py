@@ -153,7 +153,7 @@ class ToJson:
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
-        self._known: dict[bytes, str] = {}
+        self._known: dict[tuple[bytes, tuple[object, ...]], str] = {}
 
     def __call__(
         self,
@@ -166,30 +166,39 @@ class ToJson:
         """Encode with the arguments that `json.dumps` has."""
         if indent is not None and _is_wide(indent):
             raise BudgetError("the template asks tojson for an enormous indent")
-        if ensure_ascii is False and indent is None and separators is None and sort_keys is False:
-            return self._plain(value)
-        self._budget.grow(measure(value))
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
-    def _plain(self, value: Json) -> str:
+        def encode() -> str:
+            return json.dumps(
+                value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+            )
+
         if type(value) is str:
             self._budget.grow(len(value))
-            return json.dumps(value, ensure_ascii=False)
-        try:
-            key = orjson.dumps(value)
-        except (TypeError, ValueError):
-            key = b""
-        # orjson writes NaN as null: then equal keys do not mean equal values.
-        if not key or len(key) > 65_536 or b"null" in key:
+            return encode()
+        key = _key_of(value)
+        if not key:
             self._budget.grow(measure(value))
-            return json.dumps(value, ensure_ascii=False)
-        text = self._known.get(key)
+            return encode()
+        options = (ensure_ascii, indent, repr(separators), sort_keys)
+        text = self._known.get((key, options))
         if text is None:
             if len(self._known) >= _TOJSON_CACHED:
                 self._known.clear()
-            text = self._known[key] = json.dumps(value, ensure_ascii=False)
+            text = self._known[key, options] = encode()
         self._budget.grow(len(text))
         return text
+
+
+def _key_of(value: Json) -> bytes:
+    """Return bytes that are equal for equal values only; nothing for a value that is not worth keeping, or has none.
+
+    orjson writes NaN as null: then equal bytes do not mean equal values.
+    """
+    try:
+        key = orjson.dumps(value)
+    except (TypeError, ValueError):
+        return b""
+    return b"" if len(key) > 65_536 or b"null" in key else key
 
 
 def _is_wide(indent: Any) -> bool:

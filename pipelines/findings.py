@@ -127,7 +127,8 @@ LAWS: tuple[Law, ...] = (
         "raise packing.max_segments_per_example, or set it to null"),
     Law("fill", ("packed_shards",), "at_least", 0.9, "warn",
         "share of each sequence's room that holds tokens",
-        "raise packing.max_segments_per_example, or lower seq_len if most rows are short"),
+        "set packing.pack_strategy to best_fit where it is greedy, raise packing.max_segments_per_example, or lower "
+        "seq_len if most rows are short"),
     Law("same_row", ("training_splits",), "at_most", 0, "error",
         "rows with equal content in two splits",
         "this is a bug of rowmill: report it with the manifest", waivable=False),

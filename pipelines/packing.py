@@ -9,13 +9,16 @@ the facts that follow from it (positions, labels, spans). What does not: moving 
 
 Best fit decreasing is done on the histogram of lengths, never example by example: all bins with the same free
 space (and segments left) are alike, so a whole run of them is filled in one move. The plan is exactly the one
-that the loop over examples would make, in thousands of moves for millions of examples. Rejected: packing in
+that the loop over examples would make, in thousands of moves for millions of examples. Where a limit of segments
+binds, bins are also filled evenly in tokens and in segments, and the shorter plan is taken. Rejected: packing in
 shards or with shuffled look-ahead windows, which leaves 10 to 25 % of every sequence empty.
 """
 
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
@@ -61,12 +64,12 @@ class Packing(Config):
     """Examples per sequence: true up to `max_segments_per_example`, false one, n at most n; unset is true,
     and lets text datasets join their documents (`concat`)."""
 
-    max_segments_per_example: Annotated[int, Field(ge=1)] | None = 64
-    """Examples per sequence at most, where `pack` names no number; null for no limit."""
+    max_segments_per_example: Annotated[int, Field(ge=1)] | None = None
+    """Examples per sequence at most, where `pack` names no number; null for no limit. Levanter's is 64."""
 
     pack_strategy: PackStrategy | None = None
-    """`best_fit` fills globally, `greedy` keeps example order, `concat` (text only) joins documents and cuts
-    every `seq_len` tokens; unset is `best_fit`, for text with `pack` unset `concat`."""
+    """`best_fit` needs the fewest sequences, `greedy` keeps example order, `concat` (text only) joins documents
+    and cuts every `seq_len` tokens; unset is `best_fit`, for text with `pack` unset `concat`."""
 
     tail: Literal["keep", "drop"] = "keep"
     """What `concat` does with the last, shorter sequence; what is dropped is recorded."""
@@ -277,17 +280,22 @@ def plan_slices(
 
 
 def plan_best_fit(lengths: Integers, limit: int, max_segments: int | None) -> Plan:
-    """Pack by best fit decreasing: longest first, ties by number, each where the least sufficient space is.
+    """Pack into few sequences, never more than `plan_greedy` makes where a thousandth could be saved.
 
-    Among bins with equal space the one with the fewest segments left is filled first, then the one that has
-    been in that state longest. Without a segment limit the number of sequences is within a thousandth of
-    `lower_bound` wherever short examples exist.
+    The plan is best fit decreasing: longest first, ties by number, each where the least sufficient space is; among
+    bins with equal space the one with the fewest segments left is filled first, then the one that has been in that
+    state longest. Where a segment limit costs it sequences, bins are filled evenly as well (`_even_moves`), and the
+    plan with fewer sequences is taken. Without a limit that binds the number of sequences is within a thousandth of
+    `lower_bound` wherever short examples exist; with one, within two hundredths.
     """
     _require_fitting(lengths, limit)
     if not len(lengths):
         return _plan_of(np.zeros(1, dtype=np.int64), np.empty(0, dtype=np.int64), lengths)
-    histogram = np.bincount(lengths, minlength=limit + 1).tolist()
-    moves = _best_fit_moves(histogram, limit, max_segments)
+    moves = _fewest_bins(np.bincount(lengths, minlength=limit + 1).tolist(), limit, max_segments)
+    if moves.made > lower_bound(lengths, limit, max_segments) * 1.001:
+        greedy = plan_greedy(lengths, limit, max_segments)
+        if greedy.sequences < moves.made:
+            return greedy
     grouped, sizes = _place(_longest_first(lengths, limit), moves)
     return _plan_of(*_in_order(grouped, sizes), lengths)
 
@@ -297,8 +305,7 @@ def count_best_fit(lengths: Integers, limit: int) -> int:
     if not len(lengths):
         return 0
     _require_fitting(lengths, limit)
-    moves = _best_fit_moves(np.bincount(lengths, minlength=limit + 1).tolist(), limit, None)
-    return int((moves.first + moves.bins).max())
+    return _best_fit_moves(np.bincount(lengths, minlength=limit + 1).tolist(), limit, None).made
 
 
 def plan_greedy(lengths: Integers, limit: int, max_segments: int | None) -> Plan:
@@ -370,6 +377,20 @@ class _Moves:
     each: NDArray[np.int64]
     filled: NDArray[np.int64]
 
+    @property
+    def made(self) -> int:
+        """The number of bins."""
+        return int((self.first + self.bins).max())
+
+
+def _fewest_bins(histogram: Sequence[int], limit: int, max_segments: int | None) -> _Moves:
+    """Fill bins by best fit, and evenly where a segment limit costs bins; return the moves with fewer."""
+    moves = _best_fit_moves(histogram, limit, max_segments)
+    if max_segments is None or moves.made == _best_fit_moves(histogram, limit, None).made:
+        return moves
+    even = _even_moves(histogram, limit, max_segments)
+    return even if even.made < moves.made else moves
+
 
 def _best_fit_moves(histogram: Sequence[int], limit: int, max_segments: int | None) -> _Moves:
     """Fill bins by length, descending; `histogram[l]` counts the examples of length l.
@@ -414,6 +435,52 @@ def _best_fit_moves(histogram: Sequence[int], limit: int, max_segments: int | No
                     free_spaces |= 1 << free
                 states[free].setdefault(left, deque()).append((first, moved, filled + each))
     return _Moves(*np.array(moves, dtype=np.int64).reshape(-1, 4).T)
+
+
+def _even_moves(histogram: Sequence[int], limit: int, max_segments: int) -> _Moves:
+    """Fill bin after bin so that its space and its segments run out together.
+
+    Best fit decreasing leaves the short examples for bins of their own, which are then full by count and nearly
+    empty. Here each bin takes the longest example left, then the longest that is at most its space divided by its
+    segments left. Bins with the same lengths are filled at once: each time some length runs out.
+    """
+    counts = {length: count for length, count in enumerate(histogram) if count}
+    available = sorted(counts)
+    moves: list[tuple[int, int, int, int, int]] = []
+    made = 0
+    while available:
+        members = _even_bin(available, counts, limit, max_segments)
+        bins = min(counts[length] // each for length, each in members.items())
+        filled = 0
+        for length, each in members.items():
+            moves.append((length, made, bins, each, filled))
+            filled += each
+            counts[length] -= bins * each
+            if not counts[length]:
+                del available[bisect_left(available, length)]
+        made += bins
+    moves.sort(key=lambda move: -move[0])
+    return _Moves(*np.array([move[1:] for move in moves], dtype=np.int64).reshape(-1, 4).T)
+
+
+def _even_bin(available: Sequence[int], counts: Mapping[int, int], limit: int, max_segments: int) -> dict[int, int]:
+    """Choose the lengths of one bin: length to number. `available` are the lengths left, ascending."""
+    longest = available[-1]
+    members = {longest: 1}
+    free, left = limit - longest, max_segments - 1
+    while left and available[0] <= free:
+        share = bisect_right(available, free // left)
+        longest_first = range(share - 1, -1, -1) if share else range(bisect_right(available, free) - 1, -1, -1)
+        others = range(share, bisect_right(available, free)) if share else range(0)
+        found = (
+            available[i] for i in chain(longest_first, others) if members.get(available[i], 0) < counts[available[i]]
+        )
+        length = next(found, None)
+        if length is None:
+            break
+        members[length] = members.get(length, 0) + 1
+        free, left = free - length, left - 1
+    return members
 
 
 def _longest_first(lengths: Integers, limit: int) -> NDArray[np.int64]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from pipelines.packing import (
     Slices,
     SliceStrategy,
     attention_spans,
+    count_best_fit,
     cu_seqlens,
     keep_pieces,
     labels,
@@ -55,10 +57,10 @@ def sliced(lengths: list[int], limit: int, strategy: SliceStrategy) -> Slices:
 # --- options
 
 
-def test_packing_without_options_packs_up_to_64_by_best_fit() -> None:
+def test_packing_without_options_packs_by_best_fit_without_a_segment_limit() -> None:
     chosen = packing()
 
-    assert chosen.segment_limit == 64
+    assert chosen.segment_limit is None
     assert chosen.strategy_for("conversation") == "best_fit"
 
 
@@ -324,13 +326,62 @@ def best_fit_one_by_one(lengths: list[int], limit: int, max_segments: int | None
 
 
 @given(case=lengths_and_limit, max_segments=segment_limits)
-def test_best_fit_on_the_histogram_equals_best_fit_one_by_one(
+def test_best_fit_on_the_histogram_equals_best_fit_one_by_one_or_needs_fewer_sequences(
     case: tuple[list[int], int], max_segments: int | None
 ) -> None:
     lengths, limit = case
-    plan = plan_best_fit(np.array(lengths or [1]), limit, max_segments)
+    sequences = sequences_of(plan_best_fit(np.array(lengths or [1]), limit, max_segments))
+    one_by_one = best_fit_one_by_one(lengths or [1], limit, max_segments)
 
-    assert sequences_of(plan) == best_fit_one_by_one(lengths or [1], limit, max_segments)
+    assert sequences == one_by_one if len(sequences) == len(one_by_one) else len(sequences) < len(one_by_one)
+
+
+def random_lengths(seed: int) -> tuple[Integers, int]:
+    """Draw a set of lengths of one of six families, and the tokens of a sequence."""
+    rng = np.random.default_rng(seed)
+    count, limit = int(rng.integers(1, int(10 ** rng.uniform(0.5, 4)))), int(2 ** rng.uniform(5, 14))
+    short = rng.random(count) < rng.random()
+    drawn = (
+        lambda: rng.uniform(1, limit, count),
+        lambda: rng.lognormal(np.log(limit) * rng.uniform(0.3, 0.9), rng.uniform(0.2, 1.5), count),
+        lambda: rng.exponential(limit * 10 ** rng.uniform(-2.5, -0.2), count),
+        lambda: np.where(short, rng.uniform(1, limit / 50 + 2, count), rng.uniform(limit / 10, limit, count)),
+        lambda: rng.integers(1, max(2, limit // 8), count),
+        lambda: np.where(short, limit // 2 + 1, limit // int(rng.integers(3, 40)) + 1),
+    )[seed % 6]()
+    return np.clip(drawn, 1, limit).astype(np.int64), limit
+
+
+def batched_best_fit(lengths: Integers, limit: int) -> int:
+    """Count the sequences of best fit decreasing in batches of a thousand examples, as a trainer packs them."""
+    batches = [lengths[i : i + 1000] for i in range(0, len(lengths), 1000)]
+    return sum(count_best_fit(batch, limit) for batch in batches)
+
+
+def test_best_fit_needs_no_more_sequences_than_greedy_or_batches_on_any_of_a_thousand_sets() -> None:
+    for seed in range(1000):
+        lengths, limit = random_lengths(seed)
+        max_segments = (None, 64, 2 + seed % 50)[seed % 3]
+        found = plan_best_fit(lengths, limit, max_segments).sequences
+
+        assert found <= plan_greedy(lengths, limit, max_segments).sequences, seed
+        assert max_segments is not None or found <= batched_best_fit(lengths, limit), seed
+
+
+@pytest.mark.parametrize(("mean", "limit", "max_segments"), [(3.8, 4096, 64), (4.5, 8192, 64), (5.8, 4096, 8)])
+def test_best_fit_with_a_limit_that_binds_is_near_the_lower_bound(mean: float, limit: int, max_segments: int) -> None:
+    lengths = np.clip(np.random.default_rng(0).lognormal(mean, 0.8, 20_000), 1, limit).astype(np.int64)
+
+    assert plan_best_fit(lengths, limit, max_segments).sequences <= 1.02 * lower_bound(lengths, limit, max_segments)
+
+
+def test_best_fit_of_speeches_needs_fewer_sequences_than_greedy(real_data: Path) -> None:
+    text = (real_data / "text" / "tinyshakespeare.txt").read_text(encoding="utf-8")
+    lengths = np.array([len(speech.split()) + 1 for speech in text.split("\n\n")])
+    found = plan_best_fit(lengths, 2048, 64).sequences
+
+    assert found < plan_greedy(lengths, 2048, 64).sequences
+    assert found <= 1.02 * lower_bound(lengths, 2048, 64)
 
 
 def test_best_fit_above_sixteen_bits_equals_best_fit_one_by_one() -> None:

@@ -30,7 +30,7 @@ from pipelines.stages.shard_files import ReadTask, ScratchTask, ShardTask, read_
 from pipelines.stages.split_plans import SPLITS, SURPLUS, Lengths, Plans, SplitPlan, carved_of, plan_splits
 from pipelines.storage import digest, digest_bytes
 
-VERSION = 2
+VERSION = 3
 """Raise it when any shard may hold other bytes, or other facts are counted on the way."""
 
 Ints = NDArray[np.int64]

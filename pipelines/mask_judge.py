@@ -22,6 +22,9 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pipelines.rows import Json, Message
 
 FindingKind = Literal[
@@ -49,7 +52,11 @@ _ATTEMPTS: tuple[frozenset[TextPart], ...] = (
 )
 """Sets of texts that are replaced, tried in turn: a template may compare a call's name with a word of its own."""
 
-_PRIVATE = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+_PRIVATE_BLOCKS = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+_PRIVATE = "".join(chr(point) for block in _PRIVATE_BLOCKS for point in block)
+"""The code points that stand for own characters: a conversation with more of these is not provable."""
+_LETTERS = re.compile(r"[^\W_]+")
+"""A run of characters that are replaced: those of `str.isalnum`."""
 _TOKEN = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Za-z_]{2,40}\]")
 """What looks like a control token."""
 _STOP_WORDS = re.compile(
@@ -166,18 +173,24 @@ class ProvenText:
     """A render in which the owner of every letter and digit of own text is proven."""
 
     text: str
-    codes: tuple[int, ...]
+    codes: Sequence[int]
     """Per character the number of the own character that it prints, −1 for the template's."""
-    owners: tuple[Owner, ...]
+    owners: Sequence[Owner]
     """By number of the own character."""
 
     @cached_property
     def first_printing(self) -> dict[int, int]:
         """Own character → the first position where it is printed."""
+        codes, positions = np.unique(np.array(self.codes, dtype=np.int64), return_index=True)
+        return {code: at for code, at in zip(codes.tolist(), positions.tolist(), strict=True) if code >= 0}
+
+    @cached_property
+    def first_position(self) -> dict[int, int]:
+        """Message → where the first of its own characters is printed."""
         found: dict[int, int] = {}
-        for position, code in enumerate(self.codes):
-            if code >= 0:
-                found.setdefault(code, position)
+        for code, at in self.first_printing.items():
+            message = self.owners[code].message
+            found[message] = min(at, found.get(message, at))
         return found
 
     @cached_property
@@ -207,19 +220,25 @@ class _Hiding:
         self._parts, self._kept = parts, kept
         self._known: dict[tuple[int, TextPart, str], str] = {}
         self.owners: list[Owner] = []
-        self.originals: list[str] = []
+        self._originals: list[str] = []
+
+    @property
+    def originals(self) -> str:
+        """The own characters by their number."""
+        return "".join(self._originals)
 
     def hide(self, text: str, message: int, part: TextPart, where: str = "") -> str:
         key = (message, part, f"{where}\0{text}")
         if key not in self._known:
-            hidden = (self._replaced(one, message, part) if one.isalnum() else one for one in text)
-            self._known[key] = "".join(hidden)
+            owner = Owner(message, part)
+            self._known[key] = _LETTERS.sub(lambda run: self._replaced(run.group(), owner), text)
         return self._known[key] if part in self._parts else text
 
-    def _replaced(self, character: str, message: int, part: TextPart) -> str:
-        self.owners.append(Owner(message, part))
-        self.originals.append(character)
-        return _private(len(self.owners) - 1)
+    def _replaced(self, run: str, owner: Owner) -> str:
+        first = len(self.owners)
+        self.owners += [owner] * len(run)
+        self._originals.append(run)
+        return _PRIVATE[first : len(self.owners)]
 
     def message(self, message: Message, index: int) -> Message:
         hidden = dict(message)
@@ -271,17 +290,20 @@ class _Hiding:
         return None if tools is None else [_map_strings(tool, hide, f"/{i}") for i, tool in enumerate(tools)]
 
 
-def _private(number: int) -> str:
-    first, second = _PRIVATE
-    return chr(first[number] if number < len(first) else second[number - len(first)])
+def _code_points(text: str) -> NDArray[np.int64]:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32).astype(np.int64)
 
 
-def _number(character: str) -> int:
-    """Return the number of an own character, −1 for any other."""
-    point, (first, second) = ord(character), _PRIVATE
-    if point < first.start:
-        return -1
-    return point - first.start if point in first else len(first) + point - second.start
+def _codes(hidden: str) -> NDArray[np.int64]:
+    """Return per character the number of the own character that it stands for, −1 for any other."""
+    points = _code_points(hidden)
+    codes = np.full(len(points), -1)
+    begin = 0
+    for block in _PRIVATE_BLOCKS:
+        inside = (points >= block.start) & (points < block.stop)
+        codes[inside] = points[inside] - block.start + begin
+        begin += len(block)
+    return codes
 
 
 def _map_strings(value: Json, change: Callable[[str, str], str], path: str = "") -> Json:
@@ -313,12 +335,16 @@ def prove_owners(
         hidden = template.render([hiding.message(one, i) for i, one in enumerate(messages)], offered)
         if hidden is None:
             continue
-        codes = tuple(_number(character) for character in hidden)
-        back = (
-            character if code < 0 else hiding.originals[code] for character, code in zip(hidden, codes, strict=True)
-        )
-        if "".join(back) == plain:
-            return ProvenText(plain, codes, tuple(hiding.owners))
+        originals = _code_points(hiding.originals)
+        if len(originals) > len(_PRIVATE):
+            return None
+        codes = _codes(hidden)
+        if len(codes) != len(plain) or codes.max(initial=-1) >= len(originals):
+            continue
+        back = _code_points(hidden)
+        back[codes >= 0] = originals[codes[codes >= 0]]
+        if np.array_equal(back, _code_points(plain)):
+            return ProvenText(plain, codes.tolist(), hiding.owners)
     return None
 
 
@@ -394,10 +420,11 @@ class _Judgement:
             if code < 0:
                 continue
             owner = self.proven.owners[code].message
-            if not self._is_supervised(owner):
-                self._expect(position, position + 1, owner, "other_text_trained", train=False)
-            elif first[code] == position:
-                self._expect(position, position + 1, owner, "own_text_untrained", train=True)
+            train = self._is_supervised(owner)
+            if bool(self._trains[position]) == train or (train and first[code] != position):
+                continue
+            kind: FindingKind = "own_text_untrained" if train else "other_text_trained"
+            self._expect(position, position + 1, owner, kind, train=train)
 
     def _is_supervised(self, message: int) -> bool:
         return message >= 0 and self.messages[message]["role"] in self.judge.roles
@@ -445,8 +472,7 @@ class _Judgement:
 
     def _begins_at(self, message: int, position: int) -> bool:
         """Tell whether a message's own text begins there; some templates print a call, its result, then the text."""
-        first, owners = self.proven.first_printing, self.proven.owners
-        return position == min(at for code, at in first.items() if owners[code].message == message)
+        return position == self.proven.first_position[message]
 
     def _goes_on_after(self, message: int, start: int) -> bool:
         """Tell whether a tool result is printed inside the model's turn, which then ends after it."""
@@ -509,6 +535,9 @@ class _Judgement:
 
     def _closing(self, index: int, start: int, end: int, right: int | None) -> _Region:
         """Return what must and may train after an answer's last own character; `right` owns the next one."""
+        if right is None and index + 1 < len(self.messages):
+            # What follows has no letter that could be proven, as a tool's result `[]`.
+            right = index + 1
         after = self.text[start : min(end, len(self.proven.text))]
         other = self._other_continuation(index, start, is_last=right is None)
         common = after if other is None else _common_tokens(after, other)
@@ -547,6 +576,10 @@ class _Judgement:
     def _last_open(self, index: int, required: int, common: str) -> _Region:
         """Judge the last answer where no known end is printed: a token after it, or an appended end, must train."""
         end, appended = len(self.text), len(self.proven.text)
+        opener = self.judge.template.header_token(self.tools)
+        if opener and self.text.startswith(opener, required + _blank_length(self.text[required:end])):
+            # The next turn opens at once, whatever comes: no end is printed that could train.
+            return _Region(required, required)
         trains = any(self._trains[i] and not self.text[i].isspace() for i in range(required, end))
         is_stop = _STOP_WORDS.search(common) or (self._calls() and re.search(r"<[^/<>][^<>]*>$", common))
         rest = self.judge.template.without_header(self.text[required:end], self.tools)
@@ -622,13 +655,16 @@ class _Judgement:
 # ── texts ──
 
 
+def _blank_length(text: str) -> int:
+    return len(text) - len(text.lstrip())
+
+
 def _common_length(left: str, right: str) -> int:
-    length = 0
-    for one, other in zip(left, right, strict=False):
-        if one != other:
-            break
-        length += 1
-    return length
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if left[low:middle] == right[low:middle] else (low, middle - 1)
+    return low
 
 
 def _common_tokens(left: str, right: str) -> str:

@@ -17,7 +17,7 @@ from pipelines.mask_judge import Finding, Judge, TransformersTemplate
 from pipelines.masking import Loss, Masker, MaskRules
 from pipelines.reasons import WORDS
 from pipelines.rendering import Renderer
-from pipelines.rows import Json, Message, Rejected
+from pipelines.rows import Json, Masked, Message, Rejected, to_json
 
 MESSAGE_NAMES: Mapping[str, str] = {
     "s": "system",
@@ -225,21 +225,43 @@ def prove_template(renderer: Renderer, rules: MaskRules | None = None) -> Templa
     """Mask a conversation of every shape with the default loss options, and judge every mask."""
     rules = replace(rules or MaskRules(), assistant_roles=frozenset({"assistant"}), verify_render=1.0, turns="whole")
     masker = Masker(renderer, Loss(), rules)
-    spec, contract = renderer.spec, renderer.contract
-    template = TransformersTemplate(spec.text, spec.special_tokens, spec.template_kwargs, spec.now)
-    judge = Judge(template, by_blocks=contract.generation_blocks != "none" and rules.spans != "marks")
-    shapes = tuple(_prove_shape(renderer, masker, judge, probe) for probe in probe_conversations())
-    return TemplateProof(tuple(_facts(contract, shapes, rules)), shapes)
+    mask_judge = MaskJudge(renderer, rules)
+    shapes = tuple(_prove_shape(masker, mask_judge, probe) for probe in probe_conversations())
+    return TemplateProof(tuple(_facts(renderer.contract, shapes, rules)), shapes)
 
 
-def _prove_shape(renderer: Renderer, masker: Masker, judge: Judge, probe: ProbeConversation) -> ShapeProof:
-    masked = masker.mask(Conversation(probe.messages, probe.tools))
+class MaskJudge:
+    """Judges masks of one template in which every assistant message is supervised."""
+
+    def __init__(self, renderer: Renderer, rules: MaskRules) -> None:
+        self._renderer = renderer
+        self._by_blocks = renderer.contract.generation_blocks != "none" and rules.spans != "marks"
+        self._judges: dict[str, Judge] = {}
+
+    def judge(self, conversation: Conversation, masked: Masked) -> list[Finding] | None:
+        """Return what is wrong with a conversation's mask; None if the owners of its text cannot be proven."""
+        adaptation = self._renderer.adaptation
+        messages, tools = adaptation.messages(conversation.messages), adaptation.tools(conversation.tools)
+        trained = [(span.start, span.end) for span in masked.trained]
+        return self._judge_with(conversation.kwargs).judge(messages, tools, masked.text, trained)
+
+    def _judge_with(self, kwargs: Mapping[str, Json]) -> Judge:
+        key = to_json(dict(kwargs))
+        if key not in self._judges:
+            spec = self._renderer.spec
+            values = {**spec.template_kwargs, **kwargs}
+            template = TransformersTemplate(spec.text, spec.special_tokens, values, spec.now)
+            self._judges[key] = Judge(template, by_blocks=self._by_blocks)
+        return self._judges[key]
+
+
+def _prove_shape(masker: Masker, judge: MaskJudge, probe: ProbeConversation) -> ShapeProof:
+    conversation = Conversation(probe.messages, probe.tools)
+    masked = masker.mask(conversation)
     if isinstance(masked, Rejected):
         return ShapeProof(probe, "refused", reason=masked.reason, detail=masked.detail)
     trained = tuple((span.start, span.end) for span in masked.trained)
-    adaptation = renderer.adaptation
-    messages, tools = adaptation.messages(probe.messages), adaptation.tools(probe.tools)
-    findings = judge.judge(messages, tools, masked.text, trained)
+    findings = judge.judge(conversation, masked)
     if findings is None:
         return ShapeProof(probe, "not_provable", masked.text, trained)
     return ShapeProof(probe, "wrong" if findings else "proven", masked.text, trained, tuple(findings))
@@ -259,6 +281,7 @@ def _facts(contract: TemplateContract, shapes: Sequence[ShapeProof], rules: Mask
         yield "Refuses a list of tools."
     yield from _dropped_facts(shapes, rules)
     yield from _end_facts(contract)
+    yield from _unended_calls(shapes)
     if contract.generation_blocks != "none" and rules.spans != "marks":
         yield "Its {% generation %} blocks say what trains; template.spans: marks does without them."
 
@@ -288,6 +311,18 @@ def _end_facts(contract: TemplateContract) -> Iterator[str]:
             ending = contract.finish or contract.eos_token
             added = f"; {ending!r} is appended to the last one" if ending else ""
             yield f"The template prints no end of turn{added}."
+
+
+def _unended_calls(shapes: Sequence[ShapeProof]) -> Iterator[str]:
+    """Say what is printed behind a final call without being its end: then nothing teaches the model to stop."""
+    for shape in shapes:
+        rest = shape.text[shape.trained[-1][1] :].strip() if shape.trained else ""
+        if shape.outcome == "proven" and shape.probe.shape[-1] in "cdbef" and rest:
+            yield (
+                f"After a final call it prints {rest[:40]!r} and no end, so nothing there trains: "
+                "a model may not learn to stop after its calls."
+            )
+            return
 
 
 def remedy_of(reason: str) -> str:

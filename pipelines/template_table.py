@@ -1,7 +1,8 @@
 """The table of chat templates: what each of a folder of real templates makes of real chats, row by row.
 
-What belongs here: reading the chats, printing and masking all of them with every template, comparing masks with
-those of training templates, and the page. What does not: rendering and masking, which are a build's own.
+What belongs here: reading the chats, printing, masking and judging all of them with every template, comparing masks
+with those of training templates, and the page. What does not: rendering and masking, which are a build's own, the
+judge (`mask_judge.py`) and the probes of all shapes (`template_proof.py`).
 
     python -m pipelines.template_table      docs/templates.md
 
@@ -14,19 +15,22 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from pipelines.canonicalization import Canonicalizer, Options
 from pipelines.contract import Conversation
 from pipelines.formats import Chat
+from pipelines.mask_judge import Finding
 from pipelines.masking import Loss, Masker, MaskRules
 from pipelines.reasons import WORDS
 from pipelines.rendering import Renderer, RendererSpec, bundled, stretches
 from pipelines.rows import Json, Masked, Rejected, Span, to_json
 from pipelines.storage import digest
+from pipelines.template_proof import MaskJudge, TemplateProof, probe_conversations, prove_template
 
 PAGE = Path("docs/templates.md")
 ROWS_OF_EACH = 300
@@ -109,6 +113,10 @@ class Line:
     """What the template said where it refused a row."""
     dropped: Counter[str] = field(default_factory=Counter[str])
     """Rows, kept or refused, by kind of own text that was not printed."""
+    judged: Counter[str] = field(default_factory=Counter[str])
+    """Masked rows by what the judge says of them: right, wrong, not provable, or not judged."""
+    findings: list[Finding] = field(default_factory=list[Finding])
+    proof: TemplateProof = field(default_factory=lambda: TemplateProof((), ()))
     truth: str = ""
     compared: int = 0
     equal: int = 0
@@ -147,12 +155,13 @@ def _records(path: Path) -> list[Json]:
 
 def study(data: Path, name: str, conversations: Sequence[Conversation]) -> Line:
     """Print and mask all chats with one template, every row also plainly, and compare with its training template."""
-    line = Line(name)
-    masker = _masker(data, Truth(name))
-    has_blocks = _renderer(data, Truth(name)).contract.generation_blocks != "none"
+    renderer, rules = _renderer(data, Truth(name)), MaskRules()
+    line = Line(name, proof=prove_template(renderer, rules))
+    masker, judge = _masker(data, Truth(name)), MaskJudge(renderer, rules)
+    has_blocks = renderer.contract.generation_blocks != "none"
     # A training template is held against itself: its own blocks against marks.
     truth = Truth(name) if has_blocks else TRUTHS.get(name)
-    judged = _masker(data, Truth(name), spans="marks") if has_blocks else masker
+    by_marks = _masker(data, Truth(name), spans="marks") if has_blocks else masker
     theirs = _masker(data, truth, spans="generation") if truth else None
     if truth is not None:
         line.truth = truth.name
@@ -161,8 +170,11 @@ def study(data: Path, name: str, conversations: Sequence[Conversation]) -> Line:
         line.rows += 1
         result = masker.mask(one)
         _count(line, result, "generation" if has_blocks else "marks")
-        if theirs is not None and isinstance(result, Masked):
-            _compare(line, judged.mask(one), theirs.mask(one), allowed)
+        if isinstance(result, Rejected):
+            continue
+        _judge(line, judge, one, result)
+        if theirs is not None:
+            _compare(line, by_marks.mask(one), theirs.mask(one), allowed)
     return line
 
 
@@ -204,6 +216,19 @@ def _count(line: Line, result: Masked | Rejected, way: str) -> None:
     line.ways[way if own_spans else "proof"] += 1
 
 
+def _judge(line: Line, judge: MaskJudge, conversation: Conversation, masked: Masked) -> None:
+    if any(
+        message.get("train", message["role"] == "assistant") != (message["role"] == "assistant")
+        for message in conversation.messages
+    ):
+        # The judge takes every assistant message for supervised, and no other.
+        line.judged["not judged"] += 1
+        return
+    findings = judge.judge(conversation, masked)
+    line.judged["not provable" if findings is None else "wrong" if findings else "right"] += 1
+    line.findings += findings or []
+
+
 def _compare(line: Line, mine: Masked | Rejected, theirs: Masked | Rejected, allowed: frozenset[str]) -> None:
     if isinstance(mine, Rejected) or isinstance(theirs, Rejected):
         return
@@ -233,7 +258,8 @@ def template_names(data: Path) -> list[str]:
 def page(lines: Sequence[Line]) -> str:
     """Write the table and what stands behind its refusals."""
     rows = lines[0].rows if lines else 0
-    opening = OPENING.format(templates=len(lines), rows=rows, each=ROWS_OF_EACH)
+    shapes = sum(1 for _ in probe_conversations())
+    opening = OPENING.format(templates=len(lines), rows=rows, each=ROWS_OF_EACH, shapes=shapes)
     return "\n".join([opening, *_table(lines), *_closing(lines), ""])
 
 
@@ -245,9 +271,15 @@ The rows are the first {each} of every chat, instruction, tool, reasoning and pr
 a preference it is the chosen side.
 Every row is rendered with marks and without them, its mask is verified, and a row that cannot be masked with
 certainty is refused with its reason.
+Every mask is judged a second time by code that shares nothing with the masker: it renders with `transformers`, proves
+whose every letter is, and says which characters train wrongly or wrongly do not.
+`rowmill template-report RECIPE --prove` does the same for your template, on conversations of {shapes} shapes.
 All options have their defaults: of what a template does not print, only reasoning is let go.
 
 * **masked**: rows with a verified mask; **by**: how the spans were found.
+* **judged**: what the judge says of the masks of real rows; "not provable" where a template changes or inspects the
+  text by which the judge tells owners apart.
+* **shapes**: what it says of conversations of all shapes, from a leading assistant to two calls at once.
 * **refused**: rows by reason; what to do about each stands below.
 * **training template**: rows on which a template with `{{% generation %}}` blocks prints the same text, and on how
   many of them the masks are equal.
@@ -258,12 +290,18 @@ All options have their defaults: of what a template does not print, only reasoni
 
 
 def _table(lines: Sequence[Line]) -> Iterator[str]:
-    yield "| template | masked | by | refused | training template | not printed |"
-    yield "|---|---:|---|---|---|---|"
+    yield "| template | masked | by | judged | shapes | refused | training template | not printed |"
+    yield "|---|---:|---|---|---|---|---|---|"
     for one in lines:
         ways = ", ".join(f"{way}" if len(one.ways) == 1 else f"{way} {n}" for way, n in one.ways.most_common())
-        cells = [f"`{one.name}`", f"{one.masked:,}", ways, _counts(one.refused), _truth(one), _counts(one.dropped)]
+        cells = [f"`{one.name}`", f"{one.masked:,}", ways, _counts(one.judged), _shapes(one.proof)]
+        cells += [_counts(one.refused), _truth(one), _counts(one.dropped)]
         yield f"| {' | '.join(_cell(text) for text in cells)} |"
+
+
+def _shapes(proof: TemplateProof) -> str:
+    found = {one: proof.count(one) for one in ("proven", "wrong", "not_provable", "refused")}
+    return ", ".join(f"{one.replace('_', ' ')} {count}" for one, count in found.items() if count)
 
 
 def _cell(text: str) -> str:
@@ -287,10 +325,21 @@ def _closing(lines: Sequence[Line]) -> Iterator[str]:
     yield from ("", "## What to do about a refusal", "", "| reason | what it means | what to do |", "|---|---|---|")
     for reason in sorted({reason for one in lines for reason in one.refused}):
         yield f"| `{reason}` | {WORDS[reason].what} | {WORDS[reason].remedy} |"
+    yield from ("", "## What the templates do", "", "| template | facts |", "|---|---|")
+    for one in lines:
+        yield f"| `{one.name}` | {_cell(' '.join(one.proof.facts))} |"
     yield from ("", "## What the templates say", "", "| template | rows | its message |", "|---|---:|---|")
     for one in lines:
         for message, count in sorted(one.messages.items(), key=lambda found: (-found[1], found[0]))[:3]:
             yield f"| `{one.name}` | {count:,} | {_cell(message.partition(': ')[2])} |"
+
+
+def _study_all(data: Path, name: str) -> Line:
+    line = study(data, name, chats(data))
+    print(f"{name}  {_counts(line.judged)}", file=sys.stderr, flush=True)  # noqa: T201
+    for finding in line.findings[:3]:
+        print(f"  {finding}", file=sys.stderr, flush=True)  # noqa: T201
+    return line
 
 
 def main() -> int:
@@ -299,8 +348,8 @@ def main() -> int:
     if not (data / "templates").is_dir():
         print(f"{PAGE}  left as it is: no templates at {data / 'templates'}; set ROWMILL_REAL_DATA")  # noqa: T201
         return 0
-    conversations = chats(data)
-    text = page([study(data, name, conversations) for name in template_names(data)])
+    with ProcessPoolExecutor() as workers:
+        text = page(list(workers.map(partial(_study_all, data), template_names(data))))
     changed = not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text
     PAGE.write_text(text, encoding="utf-8")
     print(f"{PAGE}  {'written' if changed else 'unchanged'}")  # noqa: T201

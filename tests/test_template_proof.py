@@ -15,6 +15,7 @@ from pipelines.reasons import WORDS
 from pipelines.rendering import Renderer, RendererSpec, bundled, bundled_names
 from pipelines.rows import Masked
 from pipelines.template_proof import (
+    MaskJudge,
     ProbeConversation,
     ShapeProof,
     TemplateProof,
@@ -30,9 +31,6 @@ from tests.test_templates_real import TEMPLATES
 pytestmark = FOREIGN_WARNINGS
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 END = "<|im_end|>"
-
-UNENDED = "llamacpp__CohereForAI-c4ai-command-r-plus-tool_use"
-"""This template prints no end after a call, and the next header follows whatever comes."""
 
 
 def prove(text: str, spans: Any = "auto") -> TemplateProof:
@@ -66,12 +64,33 @@ def test_judge_of_public_template_finds_nothing_wrong(name: str, real_data: Path
     for spans in ("auto", "marks"):
         proof = prove(template_text(real_data, name), spans)
 
-        found = findings_of(proof)
-        if name == UNENDED:
-            found = [one for one in found if not one[0].endswith(("call (tools)", "calls (tools)"))]
-        assert found == []
+        assert findings_of(proof) == []
         assert proof.count("not_provable") == 0
         assert all(WORDS[reason].remedy for reason, _ in proof.refusals)
+
+
+def test_proof_of_a_template_without_an_end_after_calls_says_so() -> None:
+    turn = "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content or '' }}"
+    printed = "<call>{{ c.function.name }} {{ c.function.arguments | tojson }}</call>"
+    call = "{% if m.tool_calls %}{% for c in m.tool_calls %}" + printed + "{% endfor %}\n"
+    ending = "{% else %}<|end|>{% endif %}{% endfor %}"
+    prompt = "{% if add_generation_prompt or messages[-1].tool_calls %}<|start|>assistant\n{% endif %}"
+    renderer = Renderer(RendererSpec(turn + call + ending + prompt, TOKENS))
+    proof = prove_template(renderer, MaskRules(on_dropped={"tool_list": "count"}))
+
+    assert findings_of(proof) == []
+    assert any("prints '<|start|>assistant' and no end" in fact for fact in proof.facts)
+
+
+def test_judge_takes_a_result_without_letters_for_no_end_of_the_call() -> None:
+    renderer = Renderer(RendererSpec(bundled("glm4"), TOKENS))
+    [probe, *_] = [one for one in probe_conversations() if one.shape == "ucta"]
+    conversation = Conversation([*probe.messages[:2], {**probe.messages[2], "content": "[]"}], probe.tools)
+    masked = Masker(renderer, Loss(), MaskRules()).mask(conversation)
+
+    assert isinstance(masked, Masked)
+    assert "[]" in masked.text
+    assert MaskJudge(renderer, MaskRules(spans="marks")).judge(conversation, masked) == []
 
 
 def test_probe_conversations_are_all_different_and_of_both_kinds() -> None:

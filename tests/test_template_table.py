@@ -1,6 +1,7 @@
 """The table of templates on real chats: what it counts, and what the committed page claims."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,9 @@ import pytest
 from pipelines import template_table
 from pipelines.contract import Conversation
 from pipelines.ledger import REASONS
+from pipelines.masking import Masker
 from pipelines.reasons import WORDS
-from pipelines.rows import Message
+from pipelines.rows import Masked, Message, Rejected
 from pipelines.template_table import PAGE, chats, page, study, template_names
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,9 +41,25 @@ def test_study_counts_every_row_once_with_its_reason(folder: Path) -> None:
     assert dict(line.refused) == {"content_dropped": 1, "template_error": 1}
     assert dict(line.dropped) == {"system": 1}
     assert dict(line.ways) == {"marks": 1}
+    assert dict(line.judged) == {"right": 1}
+    assert line.findings == []
+    assert line.proof.count("proven") > 3
     text = page([line])
-    assert "| `plain` | 1 | marks | content_dropped 1, template_error 1 |" in text
+    assert re.search(r"\| `plain` \| 1 \| marks \| right 1 \| proven \d+, refused \d+ \| content_dropped 1, ", text)
     assert "| `plain` | 1 | only \\| two |" in text
+
+
+def test_study_counts_a_wrong_mask(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spoilt(masker: Masker, conversation: Conversation) -> Masked | Rejected:
+        masked = mask(masker, conversation)
+        return replace(masked, trained=()) if isinstance(masked, Masked) else masked
+
+    mask = Masker.mask
+    monkeypatch.setattr(template_table.Masker, "mask", lambda masker, one, **_: spoilt(masker, one))
+    line = study(folder, "plain", [Conversation(TALK)])
+
+    assert dict(line.judged) == {"wrong": 1}
+    assert {finding.kind for finding in line.findings} == {"own_text_untrained", "end_untrained"}
 
 
 def test_study_of_a_template_with_blocks_holds_them_against_marks(folder: Path) -> None:

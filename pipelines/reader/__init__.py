@@ -11,17 +11,20 @@
 | `sequences` | places of the order → sequences |
 | `layouts` | sequences → a batch, flat or padded, NumPy or torch |
 | `views` | slices, shuffles and functions, for looking and evaluation |
+| `workers` | which batches a `DataLoader` worker delivers |
 
 What belongs here: whose turn it is, and where a run stands. What does not: the order itself, which is built,
 holds all epochs and knows no world size: rank r of W takes the places p with p mod W = r.
 
 The reader is the loader: one core lays out some 40 million tokens per second, many times what a GPU trains on,
-so it has no worker processes, and needs no `DataLoader` around it. Rejected: counting
-what a prefetching worker has read, which makes a resumed run skip batches that nobody was given.
+so it has no worker processes, and needs no `DataLoader` around it. Inside one, each worker's copy delivers its own
+share of the batches and counts these alone. Rejected: counting what a prefetching worker has read, which makes a
+resumed run skip batches that nobody was given.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import gcd
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +37,7 @@ from pipelines.reader.layouts import Batch, LayoutName
 from pipelines.reader.published import Ints, Published
 from pipelines.reader.sequences import PackedSequence, Shelf
 from pipelines.reader.views import OnBatch, OnSequence, View
+from pipelines.reader.workers import WHOLE, WorkerShare, current_worker
 from pipelines.storage import Store
 
 __all__ = ["Batch", "PackedSequence", "Reader", "Step", "View"]
@@ -106,19 +110,50 @@ class Reader:
         self._next = 0
         self._origin = 0
         self._step: Step | None = None
+        self._share: WorkerShare | None = None
+        """The share that `_next` is the next batch of; None: where the whole rank stands, to be shared out."""
+        self._is_begun_in_worker = False
 
     # ── Batches in the order of training ───────────────────────────────────────────────────────────
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield batches from where deliveries stopped to the end of the order, which holds all epochs."""
+        """Yield batches from where deliveries stopped to the end of the order, which holds all epochs.
+
+        In a `DataLoader` worker: this worker's share of them (`workers.py`).
+
+        Raises
+        ------
+        ConfigError
+            If the ranks' shares of a step are unequal, or if a worker that has delivered a part is to begin again.
+
+        """
         self._require_equal_shares(self._position())
+        share = self._begin_share()
         while self._next < len(self):
-            begin, step_end = self._next, self._step_end()
-            end = min(begin + self._size(step_end - begin), step_end)
+            begin, step_end = self._next, self._step_end(self._next)
+            end = self._batch_end(begin)
             batch = self._view.get_batch(np.arange(begin, end))
             # Counted before it is handed over: a state taken inside the loop includes the batch in hand.
-            self._next, self._step = end, self._step_of(begin, is_complete=end == step_end)
+            self._next = self._skip_batches(end, share.workers - 1)
+            self._step = self._step_of(begin, is_complete=end == step_end)
             yield batch
+
+    def _begin_share(self) -> WorkerShare:
+        """Move on to the first batch of this process's share, and return that share."""
+        worker = current_worker()
+        if worker is None:
+            return WHOLE
+        if self._is_begun_in_worker and self._next < len(self):
+            raise ConfigError(
+                f"{self._published.where}: DataLoader {worker} is to begin a reader of which it has delivered a part; "
+                "batches that it had read ahead would be lost; set persistent_workers=False, call rewind() first, or "
+                "iterate the reader itself"
+            )
+        self._is_begun_in_worker = True
+        if self._share is None:
+            self._next = self._skip_batches(self._next, worker.worker)
+            self._share = worker
+        return worker
 
     @property
     def step(self) -> Step | None:
@@ -127,15 +162,21 @@ class Reader:
 
     def rewind(self) -> None:
         """Begin anew at the first batch of the order."""
-        self._next, self._origin, self._step = 0, 0, None
+        self._stand_at(0, origin=0, share=None)
+
+    def _stand_at(self, number: int, *, origin: int, share: WorkerShare | None) -> None:
+        self._next, self._origin, self._step = number, origin, None
+        self._share, self._is_begun_in_worker = share, False
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the run stands, counting batches that were delivered: plain strings and integers.
 
         `position` is the place at which the current step starts, `taken` how many of its sequences this rank was
-        given. On every rank the position is the same.
+        given. On every rank the position is the same. In one of several `DataLoader` workers both lead to the next
+        batch of this worker's share.
         """
         position = self._position()
+        share = self._share or WHOLE
         return {
             "version": STATE_VERSION,
             "order": self._published.order,
@@ -143,20 +184,27 @@ class Reader:
             "position": position,
             "taken": self._next - self._number_at(position),
             "world_size": self._world_size,
+            "batch_size": self._batch_size,
+            "worker": share.worker,
+            "workers": share.workers,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a run stood: inside a step with the same world size, between steps with any that fits.
+
+        The state of one of several `DataLoader` workers is for the same worker of as many.
 
         Raises
         ------
         IntegrityError
             If the state is of another build.
         ConfigError
-            If the world size does not divide the steps to come, or differs inside a step.
+            If the world size does not divide the steps to come, or differs inside a step; or if the state is of
+            another `DataLoader` worker.
 
         """
         self._require_own(state)
+        share = self._require_own_share(state)
         position, taken, before = int(state["position"]), int(state["taken"]), int(state["world_size"])
         if taken and before != self._world_size:
             raise ConfigError(
@@ -164,7 +212,7 @@ class Reader:
                 f"inside a step the same number is needed; go on with {before} ranks, or from a state between steps"
             )
         self._require_equal_shares(position)
-        self._next, self._origin, self._step = self._number_at(position) + taken, position, None
+        self._stand_at(self._number_at(position) + taken, origin=position, share=share)
 
     # ── Sequences by number ────────────────────────────────────────────────────────────────────────
 
@@ -308,9 +356,22 @@ class Reader:
     def _step_number(self, number: int) -> int:
         return int(np.searchsorted(self._published.step_offsets, self._rank + number * self._world_size, "right")) - 1
 
-    def _step_end(self) -> int:
-        """Return the number that follows the current step's last sequence of this rank."""
-        return self._number_at(int(self._published.step_offsets[self._step_number(self._next) + 1]))
+    def _step_end(self, number: int) -> int:
+        """Return the number that follows the last sequence of this rank in a sequence's step."""
+        return self._number_at(int(self._published.step_offsets[self._step_number(number) + 1]))
+
+    def _batch_end(self, begin: int) -> int:
+        """Return the number that follows the last sequence of the batch that begins at a number."""
+        step_end = self._step_end(begin)
+        return min(begin + self._size(step_end - begin), step_end)
+
+    def _skip_batches(self, number: int, batches: int) -> int:
+        """Return the number at which the batch so many batches later begins, at most the end."""
+        for _ in range(batches):
+            if number >= len(self):
+                break
+            number = self._batch_end(number)
+        return number
 
     def _step_of(self, number: int, *, is_complete: bool) -> Step | None:
         if not self._published.has_steps:
@@ -338,6 +399,28 @@ class Reader:
                     "build's; make the build that the run began with current again, or begin anew"
                 )
 
+    def _require_own_share(self, state: Mapping[str, Any]) -> WorkerShare | None:
+        """Return the share that a state is of, None for the whole rank; refuse another worker's."""
+        share = WorkerShare(int(state.get("worker", 0)), int(state.get("workers", 1)))
+        if share == WHOLE:
+            return None
+        where, here = self._published.where, current_worker()
+        if here != share:
+            raise ConfigError(
+                f"{where}: the state is of DataLoader {share}, and this is {here or 'a process without workers'}; each "
+                f"worker goes on from its own state; go on with {share.workers} workers of torchdata's "
+                "StatefulDataLoader, or from a state of a reader outside of workers"
+            )
+        # Workers stand at different batches: cut anew, their shares would overlap.
+        for name, value in {"world_size": self._world_size, "batch_size": self._batch_size}.items():
+            if state[name] != value:
+                raise ConfigError(
+                    f"{name}: {value}, but the state is of DataLoader {share} with {state[name]}; between workers "
+                    f"the batches must stay the same; go on with {state[name]}, or from a state of a reader outside "
+                    "of workers"
+                )
+        return share
+
     def _require_equal_shares(self, position: int) -> None:
         """Refuse a world size that gives ranks unequal shares of a step that begins at a place or later."""
         offsets = self._published.step_offsets
@@ -360,4 +443,8 @@ def _shelf(build: Published, rank: int, world_size: int, *, verify: bool) -> Any
     groups = published.open_shards(build, needed, verify=verify)
     shards = list(build.ranks.values())
     shelf = Shelf(build.store, build.world_size, {one: (shards[one], groups[one]) for one in needed})
-    return lambda numbers: shelf.at(rank + numbers * world_size)
+    return partial(_sequences_of_rank, shelf, rank, world_size)
+
+
+def _sequences_of_rank(shelf: Shelf, rank: int, world_size: int, numbers: Ints) -> list[PackedSequence]:
+    return shelf.at(rank + numbers * world_size)

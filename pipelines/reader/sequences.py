@@ -11,9 +11,11 @@ stored rank is enough: memory does not grow with the data. Position ids are comp
 is faster than decoding the column that holds the same numbers.
 """
 
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -62,20 +64,34 @@ def positions(lengths: Tokens) -> Ints:
 
 
 class Shelf:
-    """The stored ranks that one reader needs, each with one decoded row group. Safe to share among threads."""
+    """The stored ranks that one reader needs, each with one decoded row group.
+
+    Safe to share among threads. A copy in another process, forked or pickled, opens its own files.
+    """
 
     def __init__(
         self, store: Store, world_size: int, ranks: Mapping[int, tuple[Sequence[Shard], Sequence[Ints]]]
     ) -> None:
-        self._world_size = world_size
-        self._ranks = {rank: _StoredRank(store, shards, groups) for rank, (shards, groups) in ranks.items()}
+        self._store, self._world_size, self._stored = store, world_size, ranks
+        self._open()
+
+    def _open(self) -> None:
+        self._process = os.getpid()
+        self._ranks = {rank: _StoredRank(self._store, *stored) for rank, stored in self._stored.items()}
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how another process opens the same stored ranks."""
+        return Shelf, (self._store, self._world_size, self._stored)
 
     def at(self, places: Ints) -> list[PackedSequence]:
         """Return the sequences at some places of the order, which may come in any order.
 
         They are views of decoded row groups: use them up or copy them.
         """
+        if self._process != os.getpid():
+            # Forked: the position in an inherited file is the parent's too, and its lock may never be released.
+            self._open()
         ranks, rows = places % self._world_size, places // self._world_size
         found: dict[int, PackedSequence] = {}
         with self._lock:

@@ -18,6 +18,7 @@ from pipelines import permutation
 from pipelines.errors import ConfigError
 from pipelines.reader.layouts import Layout
 from pipelines.reader.sequences import PackedSequence
+from pipelines.reader.workers import WHOLE, current_worker
 
 Ints = NDArray[np.int64]
 OnSequence: TypeAlias = Callable[[PackedSequence], PackedSequence]
@@ -44,8 +45,12 @@ class View:
         return self.fetch(np.array([i % self.length], np.int64))[0].copy()
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield batches of `batch_size` sequences from the first on; the last may be smaller."""
-        for begin in range(0, self.length, self.batch_size):
+        """Yield batches of `batch_size` sequences from the first on; the last may be smaller.
+
+        In a `DataLoader` worker: this worker's share of them.
+        """
+        share = current_worker() or WHOLE
+        for begin in range(0, self.length, self.batch_size)[share.worker :: share.workers]:
             yield self.get_batch(range(begin, min(begin + self.batch_size, self.length)))
 
     def get_batch(self, indices: Sequence[int] | Ints) -> Any:

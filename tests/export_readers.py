@@ -123,35 +123,74 @@ def bridge(data: Path) -> list[list[Segment]]:
 # ── Letter D ──
 
 
-def rivers(data: Path) -> dict[str, Segment]:
-    """Return the tokens and targets of each of AstrAI's folders, shards in the order of their names."""
-    found: dict[str, tuple[list[int], list[bool]]] = {}
+def astrai_bin(data: Path) -> dict[str, list[Segment]]:
+    """Return the segments of each of AstrAI's folders, shards in the order of their names."""
+    found: dict[str, list[Segment]] = {}
     for meta in sorted(data.rglob("meta.json")):
         shape = json.loads(meta.read_text(encoding="utf-8"))
-        values = {key: np.fromfile(meta.parent / f"{key}.bin", "<i8") for key in shape}
-        assert {key: {"dtype": "int64", "shape": [len(one)]} for key, one in values.items()} == shape
-        domain = meta.parent.relative_to(data).parts[0]
-        ids, mask = found.setdefault(domain, ([], []))
-        ids += values["sequence"].tolist()
-        mask += [bool(one) for one in values.get("loss_mask", np.ones(len(values["sequence"]))).tolist()]
-    return {domain: (tuple(ids), tuple(mask)) for domain, (ids, mask) in found.items()}
+        arrays = {key: np.fromfile(meta.parent / f"{key}.bin", "<i8") for key in shape}
+        assert {key: {"dtype": "int64", "shape": [len(one)]} for key, one in arrays.items()} == shape
+        found.setdefault(meta.parent.relative_to(data).parts[0], []).extend(_by_positions(arrays))
+    return found
 
 
-def h5_rivers(data: Path) -> dict[str, Segment]:
+def astrai_h5(data: Path) -> dict[str, list[Segment]]:
     """Return the same of HDF5 files, as h5py reads them."""
     h5py: Any = import_module("h5py")
-    found: dict[str, tuple[list[int], list[bool]]] = {}
+    found: dict[str, list[Segment]] = {}
     for path in sorted(data.rglob("*.h5")):
         with h5py.File(path) as file:
-            assert {name: list(group) for name, group in file.items()} == {
-                "loss_mask": ["data_0"],
-                "sequence": ["data_0"],
-            }
+            assert {tuple(group) for group in file.values()} == {("data_0",)}
             assert {group["data_0"].dtype.str for group in file.values()} == {"<i8"}
-            ids, mask = found.setdefault(path.parent.relative_to(data).as_posix(), ([], []))
-            ids += file["sequence/data_0"][:].tolist()
-            mask += [bool(one) for one in file["loss_mask/data_0"][:].tolist()]
-    return {domain: (tuple(ids), tuple(mask)) for domain, (ids, mask) in found.items()}
+            arrays = {name: group["data_0"][:] for name, group in file.items()}
+        found.setdefault(path.parent.relative_to(data).as_posix(), []).extend(_by_positions(arrays))
+    return found
+
+
+def _by_positions(arrays: dict[str, Any]) -> Iterator[Segment]:
+    """Cut a stream where positions begin again; without a mask everything trains."""
+    ids, positions = arrays["sequence"].tolist(), arrays["position_ids"].tolist()
+    mask = arrays.get("loss_mask", np.ones(len(ids), np.int64)).tolist()
+    assert set(arrays) - {"loss_mask"} == {"sequence", "position_ids"}
+    assert set(mask) <= {0, 1}
+    begins = [i for i, position in enumerate(positions) if position == 0]
+    for first, last in pairwise([*begins, len(ids)]):
+        assert positions[first:last] == list(range(last - first))
+        yield tuple(ids[first:last]), tuple(bool(one) for one in mask[first:last])
+
+
+def astrai_sft_windows(data: Path, window: int) -> list[dict[str, Any]]:
+    """Return what AstrAI's train type `sft` hands its model: windows of the stream that all folders make together.
+
+    Inputs and positions of a window are those of its tokens, targets and their mask those of the following ones.
+    `document` numbers the documents that attention keeps apart: another one begins where a position is not above the
+    one before it.
+    """
+    streams: dict[str, list[Any]] = {}
+    for meta in sorted(data.rglob("meta.json")):
+        for key, said in json.loads(meta.read_text(encoding="utf-8")).items():
+            values = np.memmap(meta.parent / f"{key}.bin", said["dtype"], "r", shape=tuple(said["shape"]))
+            streams.setdefault(key, []).append(values)
+    missing = {"sequence", "loss_mask", "position_ids"} - set(streams)
+    if missing:
+        raise KeyError(*missing)
+    joined = {key: np.concatenate(parts) for key, parts in streams.items()}
+    total = min(map(len, joined.values()))
+    found: list[dict[str, Any]] = []
+    for begin in range(0, total - window, window):
+        here, following = slice(begin, begin + window), slice(begin + 1, begin + window + 1)
+        positions = joined["position_ids"][here]
+        begins = np.diff(positions, prepend=positions[0] - 1) <= 0
+        found.append(
+            {
+                "begin": begin,
+                "input_ids": joined["sequence"][here],
+                "target_ids": joined["sequence"][following],
+                "loss_mask": joined["loss_mask"][following].astype(bool),
+                "document": np.cumsum(begins),
+            }
+        )
+    return found
 
 
 def olmo(data: Path, dtype: str) -> list[Segment]:

@@ -8,11 +8,10 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from hashlib import sha256
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +148,8 @@ READERS: dict[str, Callable[[Path], list[Segment]]] = {
     "bridge": lambda data: flat(readers.bridge(data)),
     "padded": lambda data: [unpadded(one) for one in flat(readers.bridge(data))],
     "olmo": lambda data: readers.olmo(data, "<u2"),
+    "river": lambda data: flat(readers.astrai_bin(data).values()),
+    "h5": lambda data: flat(readers.astrai_h5(data).values()),
     "mds": lambda data: flat(readers.packed(readers.mds(data))),
 }
 
@@ -160,20 +161,24 @@ def test_export_read_back_is_the_examples_that_went_in(built: Built, name: str) 
     assert Counter(found) == Counter(examples(built))
 
 
-@pytest.mark.parametrize("name", ["river", "h5"])
-def test_rivers_read_back_are_the_tokens_that_went_in(built: Built, name: str) -> None:
-    at = folder(built, name)
-    rivers = readers.rivers(at / "data") if name == "river" else readers.h5_rivers(at / "data")
+@pytest.mark.parametrize("window", [16, SEQ_LEN, 1000])
+def test_astrai_trains_the_targets_and_sees_no_other_segment(built: Built, window: int) -> None:
+    data = folder(built, "river") / "data"
+    stored = flat(readers.astrai_bin(data).values())
+    targets = np.array([one for _, mask in stored for one in mask])
+    segment_of = np.repeat(np.arange(len(stored)), [len(ids) for ids, _ in stored])
 
-    # Borders are not stored, so the stream is cut at EOS, which ends every example here and stands nowhere else.
-    found = [one for ids, mask in rivers.values() for one in at_eos(ids, mask)]
-    assert Counter(found) == Counter(examples(built))
+    windows = readers.astrai_sft_windows(data, window)
 
-
-def at_eos(ids: Sequence[int], mask: Sequence[bool], eos: int = 2) -> list[Segment]:
-    ends = [0, *(i + 1 for i, token in enumerate(ids) if token == eos)]
-    assert ends[-1] == len(ids)
-    return [(tuple(ids[a:b]), tuple(mask[a:b])) for a, b in pairwise(ends)]
+    assert len(windows) == (len(targets) - 1) // window
+    for one in windows:
+        following = slice(one["begin"] + 1, one["begin"] + 1 + window)
+        inputs = segment_of[one["begin"] : one["begin"] + window]
+        assert (one["loss_mask"] == targets[following]).all()
+        # A target follows a token of its own segment.
+        assert (segment_of[following] == inputs)[one["loss_mask"]].all()
+        # Documents of the window are segments, no more and no fewer.
+        assert (np.diff(one["document"]) == np.diff(inputs)).all()
 
 
 @NAMES
@@ -313,11 +318,9 @@ def test_domain_larger_than_a_shard_has_several_and_splits_no_example(built: Bui
     assert shards == [f"shard_{i:04d}" for i in range(len(shards))]
     assert len(shards) > 1
     wanted = {ids for ids, _ in examples(built)}
-    for shard in (data / "__default__").iterdir():
-        ids = np.fromfile(shard / "sequence.bin", "<i8").tolist()
-        found = [one for one, _ in at_eos(ids, ids)]
-        assert set(found) <= wanted
-        assert len(ids) <= 900 or len(found) == 1
+    for found in readers.astrai_bin(data / "__default__").values():
+        assert {ids for ids, _ in found} <= wanted
+        assert sum(len(ids) for ids, _ in found) <= 900 or len(found) == 1
 
 
 # ── The same bytes, or nothing ─────────────────────────────────────────────────────────────────────
@@ -492,11 +495,15 @@ def test_text_is_exported_in_the_pieces_that_it_was_packed_in(tmp_path: Path) ->
 
     pieces = [one for row in readers.packed(readers.rows(folder_in(built, "native"))) for one in row]
     assert Counter(segments("unpacked", folder_in(built, "unpacked"))) == Counter(pieces)
-    [(ids, mask)] = readers.rivers(folder_in(built, "river")).values()
-    assert ids == tuple(token for piece, _ in pieces for token in piece)
+    [found] = readers.astrai_bin(folder_in(built, "river")).values()
+    assert [ids for ids, _ in found] == [ids for ids, _ in pieces]
     # All of it is text, so there is no mask to shift.
-    assert all(mask)
-    assert open_export(folder_in(built, "river")).card["loss_mask"].startswith("left out")
+    assert all(all(mask) for _, mask in found)
+    with pytest.raises(KeyError, match="loss_mask"):
+        readers.astrai_sft_windows(folder_in(built, "river"), 64)
+    card = open_export(folder_in(built, "river")).card
+    assert card["loss_mask"].startswith("left out")
+    assert card["train_type"] == "seq"
 
 
 def test_exports_are_made_and_copied_from_an_object_store(tmp_path: Path) -> None:

@@ -125,6 +125,7 @@ def test_missing_library_is_named_with_its_extra(
         ({"kind": "hf"}, {"text": OPEN}, "kind hf holds segments one by one, but attention of datasets.text crosses"),
         ({"kind": "tinker"}, {"text": OPEN}, "kind tinker holds segments one by one"),
         ({"kind": "olmo_core"}, {"text": OPEN}, "kind olmo_core holds segments one by one"),
+        ({"kind": "astrai_bin"}, {"text": OPEN, "chats": CHATS}, "sft, which parts all segments, but attention of"),
         ({"kind": "megatron_bridge", "pad_segments_to": 4}, {"text": OPEN}, "plan segments anew, but attention of"),
         ({"kind": "megatron_bridge", "pack_size": 128}, {"text": OPEN}, "plan segments anew, but attention of"),
     ],

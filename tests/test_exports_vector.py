@@ -173,17 +173,21 @@ def test_astrai_bin_of_the_vector(vector: Sequences, tmp_path: Path) -> None:
     assert (folder / "sequence.bin").stat().st_size == 40
     assert np.fromfile(folder / "sequence.bin", "<i8").tolist() == [10, 11, 2, 20, 2]
     assert np.fromfile(folder / "loss_mask.bin", "<i8").tolist() == [0, 1, 1, 0, 1]
+    assert np.fromfile(folder / "position_ids.bin", "<i8").tolist() == [0, 1, 2, 0, 1]
     assert (folder / "meta.json").read_bytes() == (
-        b'{"loss_mask":{"dtype":"int64","shape":[5]},"sequence":{"dtype":"int64","shape":[5]}}'
+        b'{"loss_mask":{"dtype":"int64","shape":[5]},"position_ids":{"dtype":"int64","shape":[5]},'
+        b'"sequence":{"dtype":"int64","shape":[5]}}'
     )
 
 
 def test_astrai_bin_of_text_alone_has_no_mask(vector: Sequences, tmp_path: Path) -> None:
     data, _ = write(export(kind="astrai_bin"), vector, tmp_path, kinds=frozenset({"text"}))
 
-    assert sorted(path.name for path in (data / "__default__").iterdir()) == ["meta.json", "sequence.bin"]
+    names = ["meta.json", "position_ids.bin", "sequence.bin"]
+    assert sorted(path.name for path in (data / "__default__").iterdir()) == names
     assert json.loads((data / "__default__" / "meta.json").read_text(encoding="utf-8")) == {
-        "sequence": {"dtype": "int64", "shape": [5]}
+        "position_ids": {"dtype": "int64", "shape": [5]},
+        "sequence": {"dtype": "int64", "shape": [5]},
     }
 
 
@@ -192,7 +196,7 @@ def test_astrai_h5_of_the_vector(vector: Sequences, tmp_path: Path) -> None:
 
     data, _ = write(export(kind="astrai_h5"), vector, tmp_path)
 
-    assert readers.h5_rivers(data) == {"__default__": ((10, 11, 2, 20, 2), (False, True, True, False, True))}
+    assert readers.astrai_h5(data) == {"__default__": SEGMENTS}
 
 
 def test_olmo_core_of_the_vector(vector: Sequences, tmp_path: Path) -> None:

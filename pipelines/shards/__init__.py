@@ -33,7 +33,7 @@ AnyExport: TypeAlias = Annotated[
     Native  # our own shards, in the order of training
     | HuggingFace  # datasets, TRL, Trainer
     | Axolotl  # packs by itself
-    | AstrAIBin  # a river of tokens per domain, raw
+    | AstrAIBin  # a stream of tokens per domain, raw
     | AstrAIH5  # the same in HDF5
     | Tinker  # a Datum per segment
     | MegatronBridge  # packed, with starts of segments

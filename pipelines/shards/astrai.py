@@ -1,11 +1,18 @@
-"""What both forms of AstrAI share: one folder per domain, and a river of tokens in each.
+"""What both forms of AstrAI share: one folder per domain, and in each a stream of tokens with its arrays.
 
 What belongs here: names of folders that stay inside `data/` whatever a domain is called, which segments go into
-which shard. What does not: the bytes of a shard (`astrai_bin.py`, `astrai_h5.py`).
+which shard, which arrays a shard has. What does not: the bytes of a shard (`astrai_bin.py`, `astrai_h5.py`).
 
     data/__default__/…      rows without a domain
     data/wiki/…             one folder per value of a dataset's format.domain_key
     data/%2E.%2Fx/…         the value ../x
+
+    sequence       10 11  2 20  2      int64, segments end to end
+    loss_mask       0  1  1  0  1      whether a token is itself a target; only where not all tokens train
+    position_ids    0  1  2  0  1      from 0 in each segment
+
+Its train type `sft` reads all three, cuts windows out of the stream, and parts documents where positions begin
+again. Its train type `seq` reads `sequence` alone: it trains every token, and attention crosses documents.
 """
 
 import re
@@ -18,10 +25,10 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from pipelines.errors import IntegrityError
+from pipelines.errors import ConfigError, IntegrityError
 from pipelines.shards import letters
-from pipelines.shards.export import Export, Job, Layout, Shape, Terms, borders
-from pipelines.shards.letters import Bools, Ints, Letter, Tokens
+from pipelines.shards.export import Export, Job, Layout, Prospect, Shape, Terms, borders
+from pipelines.shards.letters import Ints, Letter
 from pipelines.shards.sequences import Sequences
 
 DEFAULT = "__default__"
@@ -37,6 +44,7 @@ class AstrAI(Export):
 
     LETTER: ClassVar[Letter] = "D"
     BY_DOMAIN: ClassVar[bool] = True
+    VERSION: ClassVar[int] = 2
     NOTES: ClassVar[dict[str, str]] = {}
     """What else the card says of the form."""
 
@@ -44,8 +52,19 @@ class AstrAI(Export):
     """Tokens per shard of a domain at most; a segment above it has a shard of its own."""
 
     def takes_open(self) -> bool:
-        """Tell that segments which see each other are no problem: nothing is stored of where they end."""
+        """Return true: `refuse` says where segments that see each other are possible."""
         return True
+
+    def refuse(self, prospect: Prospect) -> None:
+        """Refuse segments that see each other beside a mask: `sft`, which alone reads it, parts all segments."""
+        super().refuse(prospect)
+        opened = [name for name, one in prospect.datasets.items() if one.is_open]
+        if opened and has_mask(frozenset(one.kind for one in prospect.datasets.values())):
+            raise ConfigError(
+                f"kind {self.word} is read by AstrAI's train type sft, which parts all segments, but attention of "
+                f"datasets.{opened[0]} crosses from one to the next; that is possible only where every dataset is "
+                "text, for its train type seq; set packing.block_cross_document_attention: true"
+            )
 
     def lay_out(self, shape: Shape) -> Layout:
         """Return a job per shard of each domain."""
@@ -62,7 +81,8 @@ class AstrAI(Export):
         notes = {
             "domains": {names[i]: shape.domain_values[i] for i in used},
             "segments_without_domain": int((shape.domains == _index(shape.domain_values)).sum()),
-            "boundaries": "not stored: a trainer cuts windows out of one river of tokens",
+            "train_type": train_type(shape.kinds),
+            "boundaries": "where position_ids begin again: train type sft parts segments there, seq does not",
             "loss_mask": "written" if has_mask(shape.kinds) else "left out: every dataset is text, all of it trains",
         }
         return Layout(jobs, notes=notes | self.NOTES)
@@ -72,16 +92,35 @@ class AstrAI(Export):
         raise NotImplementedError
 
     def pointer(self, data: str, terms: Terms) -> str:
-        """Return the path that AstrAI's dataset is given."""
-        return f"{data}   # the dataset's path; its storage format is {self.word.removeprefix('astrai_')}"
+        """Return the options of AstrAI's training script."""
+        return f"--train_type={train_type(terms.kinds)} --data_root_path={data} --window_size={terms.seq_len}"
 
 
 def has_mask(kinds: frozenset[str]) -> bool:
     """Tell whether masks are written: for every domain, or for none where all of it is text.
 
-    A mask that one domain had and another lacked would be cut to the shorter river, and shift.
+    A mask that one domain had and another lacked would be cut to the shorter stream, and shift.
     """
     return kinds != frozenset({"text"})
+
+
+def train_type(kinds: frozenset[str]) -> str:
+    """Return AstrAI's name for the training that these files are for."""
+    return "sft" if has_mask(kinds) else "seq"
+
+
+def array_names(kinds: frozenset[str]) -> tuple[str, ...]:
+    """Return the names of a shard's arrays."""
+    return ("sequence", "loss_mask", "position_ids") if has_mask(kinds) else ("sequence", "position_ids")
+
+
+def arrays(sequences: Sequences) -> dict[str, Ints]:
+    """Return every array of a chunk whose sequences are single segments, int64 and end to end."""
+    return {
+        "sequence": sequences.ids.astype("<i8"),
+        "loss_mask": letters.plain(sequences.trained).astype("<i8"),
+        "position_ids": sequences.position_ids.astype("<i8"),
+    }
 
 
 def _index(values: Sequence[str | None]) -> int:
@@ -94,11 +133,6 @@ def by_domain(domains: Ints) -> Iterator[tuple[int, Ints]]:
     order = np.argsort(domains, kind="stable")
     values, begins = np.unique(domains[order], return_index=True)
     yield from zip(values.tolist(), np.split(order, begins[1:]), strict=True)
-
-
-def rivers(sequences: Sequences) -> tuple[Tokens, Bools]:
-    """Return tokens and mask of a chunk, end to end."""
-    return sequences.ids, letters.plain(sequences.trained)
 
 
 # ── Names of folders ───────────────────────────────────────────────────────────────────────────────

@@ -1,33 +1,35 @@
-"""AstrAI, raw binary: two files of int64 per shard, and the two shapes that its reader asks for.
+"""AstrAI, raw binary: a file of int64 per array of a shard, and the shapes that its reader asks for.
 
-What belongs here: `sequence.bin`, `loss_mask.bin`, `meta.json`. What does not: which segments (`astrai.py`).
+What belongs here: `meta.json` and a `.bin` per array. What does not: which segments, which arrays (`astrai.py`).
 
-    data/wiki/meta.json        {"loss_mask": {"dtype": "int64", "shape": [N]}, "sequence": {…}}
-    data/wiki/sequence.bin     N × int64, little-endian
-    data/wiki/loss_mask.bin    N × int64, 0 or 1
+    data/wiki/meta.json           {"loss_mask": {"dtype": "int64", "shape": [N]}, "position_ids": {…}, "sequence": {…}}
+    data/wiki/sequence.bin        N × int64, little-endian
+    data/wiki/loss_mask.bin       N × int64, 0 or 1
+    data/wiki/position_ids.bin    N × int64
 
-A domain of several shards has folders `shard_0000`, `shard_0001`, … with the three files each; the reader looks
+A domain of several shards has folders `shard_0000`, `shard_0001`, … with these files each; the reader looks
 for `meta.json` at any depth. It opens a `.bin` for every key, so nothing else stands in `meta.json`.
 """
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
 import orjson
 
-from pipelines.shards.astrai import AstrAI, has_mask, rivers
+from pipelines.shards.astrai import AstrAI, array_names, arrays
 from pipelines.shards.export import Job, Tally, Terms, Written
 from pipelines.shards.sequences import Sequences
 
 
 class AstrAIBin(AstrAI):
-    """AstrAI's raw binary files: tokens and masks as int64, a folder per domain."""
+    """AstrAI's raw binary files: tokens, masks and positions as int64, a folder per domain."""
 
     kind: Literal["astrai_bin"] = "astrai_bin"
     """AstrAI with `storage_format: bin`."""
     unit: Literal["unpacked"] = "unpacked"
-    """A river of tokens per domain."""
+    """A stream of tokens per domain."""
 
     def place(self, folder: str, number: int, *, count: int) -> str:
         """Return the domain's folder, or a folder in it where there are several."""
@@ -37,18 +39,16 @@ class AstrAIBin(AstrAI):
         """Write one shard's files."""
         at = folder / "data" / job.name
         at.mkdir(parents=True)
-        masked, tally = has_mask(terms.kinds), Tally()
-        with (at / "sequence.bin").open("wb") as sequence, (at / "loss_mask.bin").open("wb") as loss_mask:
+        names, tally = array_names(terms.kinds), Tally()
+        with ExitStack() as opened:
+            files = {name: opened.enter_context((at / f"{name}.bin").open("wb")) for name in names}
             for chunk in chunks:
-                ids, mask = rivers(chunk)
-                sequence.write(ids.astype("<i8").tobytes())
-                loss_mask.write(mask.astype("<i8").tobytes())
-                tally.add(chunk, trained=int(mask.sum()))
-        if not masked:
-            (at / "loss_mask.bin").unlink()
-        keys = ["sequence", "loss_mask"] if masked else ["sequence"]
+                values = arrays(chunk)
+                for name, file in files.items():
+                    file.write(values[name].tobytes())
+                tally.add(chunk, trained=int(values["loss_mask"].sum()))
         shape = {"dtype": "int64", "shape": [tally.tokens]}
-        (at / "meta.json").write_bytes(orjson.dumps(dict.fromkeys(keys, shape), option=orjson.OPT_SORT_KEYS))
-        side = ["loss_mask.bin", "meta.json"] if masked else ["meta.json"]
+        (at / "meta.json").write_bytes(orjson.dumps(dict.fromkeys(names, shape), option=orjson.OPT_SORT_KEYS))
         path = f"data/{job.name}"
-        return [tally.written(f"{path}/sequence.bin"), *(Written(f"{path}/{name}") for name in side)]
+        beside = [*(f"{name}.bin" for name in names if name != "sequence"), "meta.json"]
+        return [tally.written(f"{path}/sequence.bin"), *(Written(f"{path}/{name}") for name in beside)]

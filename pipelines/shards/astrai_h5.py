@@ -1,9 +1,10 @@
-"""AstrAI, HDF5: one file per shard with a group for tokens and one for masks.
+"""AstrAI, HDF5: one file per shard with a group per array.
 
 What belongs here: `data_0000.h5` and what is in it. What does not: which segments (`astrai.py`).
 
-    data/wiki/data_0000.h5     sequence/data_0    1-D int64
-                               loss_mask/data_0   1-D int64, 0 or 1
+    data/wiki/data_0000.h5     sequence/data_0       1-D int64
+                               loss_mask/data_0      1-D int64, 0 or 1
+                               position_ids/data_0   1-D int64
 
 Each group holds one data set: the reader takes them in the order of their names, in which `data_10` comes
 before `data_2`.
@@ -14,13 +15,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pipelines.shards.astrai import AstrAI, has_mask, rivers
+from pipelines.shards.astrai import AstrAI, array_names, arrays
 from pipelines.shards.export import Job, Tally, Terms, Written
 from pipelines.shards.sequences import Sequences
 
 
 class AstrAIH5(AstrAI):
-    """AstrAI's HDF5 files: tokens and masks as int64, a folder per domain."""
+    """AstrAI's HDF5 files: tokens, masks and positions as int64, a folder per domain."""
 
     NEEDS: ClassVar[tuple[str, str] | None] = ("h5py", "h5")
     # Later revisions of AstrAI read no HDF5.
@@ -29,7 +30,7 @@ class AstrAIH5(AstrAI):
     kind: Literal["astrai_h5"] = "astrai_h5"
     """AstrAI with `storage_format: h5`."""
     unit: Literal["unpacked"] = "unpacked"
-    """A river of tokens per domain."""
+    """A stream of tokens per domain."""
 
     def place(self, folder: str, number: int, *, count: int) -> str:
         """Return a file in the domain's folder."""
@@ -41,16 +42,17 @@ class AstrAIH5(AstrAI):
         h5py: Any = import_module("h5py")
         path, tally = f"data/{job.name}", Tally()
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        names = ("sequence", "loss_mask") if has_mask(terms.kinds) else ("sequence",)
         with h5py.File(folder / path, "w") as file:
             # Times of creation would make every build another file.
-            made = [
-                file.create_group(name).create_dataset("data_0", shape=(job.tokens,), dtype="<i8", track_times=False)
-                for name in names
-            ]
+            made = {
+                name: file.create_group(name).create_dataset(
+                    "data_0", shape=(job.tokens,), dtype="<i8", track_times=False
+                )
+                for name in array_names(terms.kinds)
+            }
             for chunk in chunks:
-                begin, (ids, mask) = tally.tokens, rivers(chunk)
-                tally.add(chunk, trained=int(mask.sum()))
-                for dataset, values in zip(made, (ids, mask), strict=False):
-                    dataset[begin : tally.tokens] = values.astype("<i8")
+                begin, values = tally.tokens, arrays(chunk)
+                tally.add(chunk, trained=int(values["loss_mask"].sum()))
+                for name, dataset in made.items():
+                    dataset[begin : tally.tokens] = values[name]
         return [tally.written(path)]

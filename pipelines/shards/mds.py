@@ -127,7 +127,7 @@ class MDS(Export):
         borders, in_sequences = chunk.spans()
         labels = letters.unshifted(chunk.ids, chunk.trained)
         lengths = np.diff(borders).astype(np.int32)
-        positions = (np.arange(len(chunk.ids)) - np.repeat(borders[:-1], lengths)).astype(np.int32)
+        positions = chunk.position_ids
         segments = np.diff(chunk.sequence_offsets)
         tokens = chunk.token_offsets
         for i in range(len(chunk)):

@@ -290,7 +290,7 @@ def packed(sequences: Sequences) -> pa.Table:
     lengths = np.diff(borders).astype(np.int32)
     spans = Spans(
         labels=letters.unshifted(sequences.ids, sequences.trained),
-        position_ids=(np.arange(len(sequences.ids)) - np.repeat(borders[:-1], lengths)).astype(np.int32),
+        position_ids=sequences.position_ids,
         lengths=lengths,
         offsets=span_offsets,
     )

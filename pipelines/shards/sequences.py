@@ -58,6 +58,12 @@ class Sequences:
         """Tokens per segment."""
         return np.diff(self.offsets).astype(np.int32)
 
+    @property
+    def position_ids(self) -> Tokens:
+        """Positions int32[T], from 0 in each attention span."""
+        borders, _ = self.spans()
+        return (np.arange(len(self.ids)) - np.repeat(borders[:-1], np.diff(borders))).astype(np.int32)
+
     def spans(self) -> tuple[Ints, Ints]:
         """Return the borders of attention spans in the tokens, and of sequences in the spans.
 

@@ -245,9 +245,32 @@ def _sample(raw: bytes, shard: dict[str, Any]) -> dict[str, Any]:
     for name, encoding, size in columns:
         piece = raw[at : at + (sizes[name] if size is None else size)]
         at += len(piece)
-        values[name] = struct.unpack("<q", piece)[0] if encoding == "int" else _array(piece, encoding)
+        values[name] = _value(piece, encoding)
     assert at == len(raw)
     return values
+
+
+def _value(piece: bytes, encoding: str) -> Any:
+    if encoding == "json":
+        return json.loads(piece)
+    return struct.unpack("<q", piece)[0] if encoding == "int" else _array(piece, encoding)
+
+
+def llm_foundry(samples: Sequence[dict[str, Any]], eos: int | None) -> list[Segment]:
+    """Return what LLM Foundry's finetuning loader makes of samples, with `target_responses: all`.
+
+    A sample without turns is one turn. Turns are joined, contexts without loss and responses with it; an EOS is put
+    after a last response that does not end in one. Each example's labels are letter A.
+    """
+    found: list[Segment] = []
+    for sample in samples:
+        joined = sample.get("turns") or [sample]
+        if eos is not None and joined[-1]["labels"][-1] != eos:
+            joined = [*joined[:-1], joined[-1] | {"labels": [*joined[-1]["labels"], eos]}]
+        ids = [token for turn in joined for token in [*turn["input_ids"], *turn["labels"]]]
+        masks = [[False] * len(turn["input_ids"]) + [True] * len(turn["labels"]) for turn in joined]
+        found.append((tuple(ids), tuple(one for mask in masks for one in mask)))
+    return found
 
 
 def _array(raw: bytes, encoding: str) -> list[Any]:

@@ -65,6 +65,7 @@ ALWAYS: dict[str, dict[str, Any]] = {
 WITH_LIBRARY: dict[str, tuple[str, dict[str, Any]]] = {
     "h5": ("h5py", {"kind": "astrai_h5", "max_tokens_per_shard": 900}),
     "mds": ("streaming", {"kind": "mds", "size_limit_bytes": 10_000}),
+    "foundry": ("streaming", {"kind": "llm_foundry", "size_limit_bytes": 10_000}),
 }
 """Exports that are written with an optional library: its module, and their options."""
 OPTIONS = ALWAYS | {name: one for name, (module, one) in WITH_LIBRARY.items() if find_spec(module) is not None}
@@ -151,6 +152,7 @@ READERS: dict[str, Callable[[Path], list[Segment]]] = {
     "river": lambda data: flat(readers.astrai_bin(data).values()),
     "h5": lambda data: flat(readers.astrai_h5(data).values()),
     "mds": lambda data: flat(readers.packed(readers.mds(data))),
+    "foundry": lambda data: readers.llm_foundry(readers.mds(data), 2),
 }
 
 

@@ -163,6 +163,7 @@ def test_open_attention_is_possible_where_spans_or_rivers_are_stored(options: di
         ({"kind": "astrai_bin"}, False),
         ({"kind": "megatron_bridge"}, False),
         ({"kind": "olmo_core"}, False),
+        ({"kind": "llm_foundry"}, False),
     ],
 )
 @pytest.mark.usefixtures("with_libraries")

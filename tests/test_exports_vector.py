@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipelines.errors import ConfigError
+from pipelines.shards.llm_foundry import turns
 from pipelines.shards.sequences import Sequences
 from tests import export_readers as readers
 from tests.export_cases import VECTOR, export, sequences, shape, terms, write
@@ -293,7 +296,83 @@ def test_mds_pretrain_refuses_untrained_tokens_unless_they_are_accepted(vector: 
     assert readers.mds(data) == [{"tokens": [10, 11, 2, 20, 2]}]
 
 
+TURNS = [([10, 11, 12, 13, 14, 2, 15], [0, 0, 1, 0, 1, 1, 0]), ([20, 2], [0, 1])]
+"""A segment with two runs of targets and context after them, and one of the vector's."""
+
+
+def test_llm_foundry_of_turns_is_read_as_the_targets_that_went_in(tmp_path: Path) -> None:
+    pytest.importorskip("streaming", reason="mosaicml-streaming is not installed: pip install 'rowmill[mds]'")
+
+    data, written = write(export(kind="llm_foundry"), sequences([[one] for one in TURNS]), tmp_path)
+
+    samples = readers.mds(data)
+    assert samples == [
+        {"turns": [{"input_ids": [10, 11], "labels": [12]}, {"input_ids": [13], "labels": [14, 2]}]},
+        {"turns": [{"input_ids": [20], "labels": [2]}]},
+    ]
+    assert readers.llm_foundry(samples, 2) == [
+        ((10, 11, 12, 13, 14, 2), (False, False, True, False, True, True)),
+        ((20, 2), (False, True)),
+    ]
+    assert (sum(one.tokens for one in written), sum(one.trained_tokens for one in written)) == (8, 4)
+
+
+@pytest.mark.parametrize(
+    ("segment", "said"),
+    [
+        (([10, 11, 12], [0, 1, 1]), r"its last target is 12, .* append 2 \(EOS\).*accept_appended_eos: true"),
+        (([10, 11, 2], [0, 0, 0]), "has no target"),
+    ],
+)
+def test_llm_foundry_refuses_what_its_loader_would_change(tmp_path: Path, segment: Any, said: str) -> None:
+    pytest.importorskip("streaming", reason="mosaicml-streaming is not installed: pip install 'rowmill[mds]'")
+
+    with pytest.raises(ConfigError, match=rf"exports\.tested: example e0#0.* {said}"):
+        write(export(kind="llm_foundry"), sequences([[segment]]), tmp_path)
+
+
+def test_llm_foundry_with_accepted_eos_trains_one_more(tmp_path: Path) -> None:
+    pytest.importorskip("streaming", reason="mosaicml-streaming is not installed: pip install 'rowmill[mds]'")
+
+    cut = sequences([[([10, 11, 12], [0, 1, 1])]])
+    data, _ = write(export(kind="llm_foundry", accept_appended_eos=True), cut, tmp_path)
+
+    assert readers.llm_foundry(readers.mds(data), 2) == [((10, 11, 12, 2), (False, True, True, True))]
+
+
+def test_mds_finetune_is_no_form_for_llm_foundry(vector: Sequences, tmp_path: Path) -> None:
+    """Its loader takes `labels` for a response: the page sends such users to `llm_foundry`."""
+    pytest.importorskip("streaming", reason="mosaicml-streaming is not installed: pip install 'rowmill[mds]'")
+
+    data, _ = write(export(kind="mds"), vector, tmp_path)
+
+    [(ids, _)] = readers.llm_foundry(readers.mds(data), 2)
+    assert len(ids) == 2 * 5
+
+
+@given(trained=st.lists(st.booleans(), min_size=1, max_size=40).filter(any))
+def test_turns_are_the_segment_up_to_its_last_target(trained: list[bool]) -> None:
+    mask = np.array([False, *trained])
+    ids = np.arange(len(mask), dtype=np.int32)
+
+    made, held = turns(ids, mask)
+
+    assert all(turn["input_ids"] and turn["labels"] for turn in made)
+    [(found, targets)] = readers.llm_foundry([{"turns": made}], None)
+    assert found == tuple(ids[:held].tolist())
+    assert targets == tuple(mask[:held].tolist())
+    assert not mask[held:].any()
+
+
 # ── Which segments go into which files ──
+
+
+def test_llm_foundry_leaves_out_segments_of_one_token() -> None:
+    layout = export(kind="llm_foundry").lay_out(shape([3, 1, 1, 2, 4], [2, 1, 2]))
+
+    [job] = layout.jobs
+    assert job.segments.tolist() == [0, 3, 4]
+    assert layout.left_out == {"not_taken": 2}
 
 
 def test_mds_pretrain_leaves_short_sequences_to_the_ledger() -> None:

@@ -21,6 +21,7 @@ from pipelines.shards.axolotl import Axolotl
 from pipelines.shards.cards import Exported, open_export
 from pipelines.shards.export import DatasetProspect, Export, Prospect
 from pipelines.shards.hf import HuggingFace
+from pipelines.shards.llm_foundry import LLMFoundry
 from pipelines.shards.mds import MDS
 from pipelines.shards.megatron_bridge import MegatronBridge
 from pipelines.shards.native import Native
@@ -38,6 +39,7 @@ AnyExport: TypeAlias = Annotated[
     | Tinker  # a Datum per segment
     | MegatronBridge  # packed, with starts of segments
     | MDS  # mosaicml-streaming
+    | LLMFoundry  # the same shards with turns
     | OLMoCore,  # raw arrays, cut at EOS
     Field(discriminator="kind"),
 ]

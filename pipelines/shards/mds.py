@@ -1,4 +1,4 @@
-"""MDS: the shards of mosaicml-streaming, written by its own writer.
+"""MDS: packed sequences in the shards of mosaicml-streaming, written by its own writer.
 
 What belongs here: which columns a sample has, per profile, and what the writer is asked for. What does not: the
 bytes of a shard, which are the library's.
@@ -6,11 +6,13 @@ bytes of a shard, which are the library's.
     profile finetune    input_ids, labels, position_ids, seq_lengths   ndarray:int32      sequence_id   int
     profile pretrain    tokens                                         ndarray:int32, each exactly seq_len
 
-The library has no place for a mask in `tokens`, so `pretrain` takes what trains throughout. It is one job: the
+`finetune` is for loops over a StreamingDataset. LLM Foundry's finetuning loader takes `input_ids` for a prompt and
+`labels` for its response, and would train the sequence twice over: it reads `llm_foundry.py`. Its text loader reads
+`pretrain`. There is no place for a mask in `tokens`, so `pretrain` takes what trains throughout. It is one job: the
 writer closes a shard by size, so the borders are those of the whole order.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -30,7 +32,7 @@ FINETUNE = dict.fromkeys(("input_ids", "labels", "position_ids", "seq_lengths"),
 
 
 class MDS(Export):
-    """Shards of mosaicml-streaming, for its StreamingDataset and the trainers built on it."""
+    """Packed sequences in shards of mosaicml-streaming, for loops over its StreamingDataset."""
 
     LETTER: ClassVar[Letter] = "A"
     HOLDS_WEIGHTS: ClassVar[bool] = True
@@ -100,23 +102,18 @@ class MDS(Export):
 
     def write(self, job: Job, chunks: Iterator[Sequences], folder: Path, terms: Terms) -> list[Written]:
         """Write all shards and their index."""
-        from streaming import MDSWriter  # pyright: ignore[reportMissingImports]
-
         counts: list[tuple[int, int, int]] = []
         writer: Any = None
         for chunk in chunks:
             if writer is None:
                 # Opened with the first chunk: only it tells whether there are weights.
-                writer = MDSWriter(
-                    out=str(folder / "data"), columns=self._columns(chunk), compression=None, hashes=["sha256"],
-                    size_limit=self.size_limit_bytes, exist_ok=True,
-                )  # fmt: skip
+                writer = open_writer(folder, self._columns(chunk), self.size_limit_bytes)
             samples = self._finetune(chunk) if self.profile == "finetune" else self._pretrain(chunk, terms)
             for sample, count in samples:
                 writer.write(sample)
                 counts.append(count)
         writer.finish()
-        return _files(folder, counts)
+        return describe_shards(folder, counts)
 
     def _columns(self, chunk: Sequences) -> dict[str, str]:
         if self.profile == "pretrain":
@@ -163,11 +160,25 @@ class MDS(Export):
             yield {"tokens": chunk.ids[here]}, (int(segments[i]), terms.seq_len, trained)
 
     def pointer(self, data: str, terms: Terms) -> str:
-        """Return how to open it."""
+        """Return how to open it, by LLM Foundry where it has a loader for the profile."""
+        if self.profile == "pretrain":
+            loader = f"train_loader: {{name: text, dataset: {{streams: {{rowmill: {{local: {data}}}}}, max_seq_len: "
+            return f"{loader}{terms.seq_len}, shuffle: true}}}}   # LLM Foundry"
         return f'StreamingDataset(local="{data}", remote=None, batch_size=1)'
 
 
-def _files(folder: Path, counts: Sequence[tuple[int, int, int]]) -> list[Written]:
+def open_writer(folder: Path, columns: Mapping[str, str], size_limit_bytes: int) -> Any:
+    """Return the library's writer of shards below an export's folder."""
+    from streaming import MDSWriter  # pyright: ignore[reportMissingImports]
+
+    return MDSWriter(
+        out=str(folder / "data"), columns=dict(columns), compression=None, hashes=["sha256"],
+        size_limit=size_limit_bytes, exist_ok=True,
+    )  # fmt: skip
+
+
+def describe_shards(folder: Path, counts: Sequence[tuple[int, int, int]]) -> list[Written]:
+    """Return the shards that a writer left, and their index; `counts` are each sample's segments, tokens, targets."""
     index = orjson.loads((folder / "data" / "index.json").read_bytes())
     written: list[Written] = []
     first = 0

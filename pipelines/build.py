@@ -263,6 +263,17 @@ def find_step(project: Project, key: Key) -> Step:
     raise ConfigError(f"{'/'.join(key)}: no such asset; there are {names}; choose one")
 
 
+def followers(project: Project, key: Key) -> tuple[Step, ...]:
+    """Return the steps that read a step's output, or that of one that does, in order."""
+    reached = {key}
+    found: list[Step] = []
+    for step in road(project):
+        if reached & set(step.inputs):
+            reached.add(step.key)
+            found.append(step)
+    return tuple(found)
+
+
 # ── The gate ───────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -122,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     sql.set_defaults(verb=_sql)
     sql.add_argument("query", metavar="QUERY", help="one SELECT; a wrong one names the views there are")
     sql.add_argument(
-        "recipe", metavar="RECIPE", nargs="?", help="whose storage to ask; default: the project of this folder"
+        "recipe", metavar="RECIPE", nargs="?", help="ask of this recipe alone; default: all of this folder's storage"
     )
     sql.add_argument("--format", choices=["table", "csv", "json"], default="table", help="table (default), csv or json")
     _root(sql)
@@ -293,11 +293,10 @@ def recipe_path(name: str) -> Path:
     return known[name]
 
 
-def _store(given: argparse.Namespace) -> "Store":
+def _folder_store(given: argparse.Namespace) -> "Store":
+    """Return the storage of the folder's recipes, whichever they are."""
     from pipelines.storage import Store
 
-    if given.recipe is not None:
-        return _project(given).store
     configs = configs_folder()
     root = _chosen_root(given) or str((configs.parent if configs else Path.cwd()) / ".rowmill")
     return Store(root)
@@ -469,13 +468,14 @@ def _report(given: argparse.Namespace) -> int:
 def _sql(given: argparse.Namespace) -> int:
     from pipelines import reports, stats, terminal
 
-    store = _store(given)
+    project = None if given.recipe is None else _project(given)
+    store = _folder_store(given) if project is None else project.store
     if not store.exists("stats"):
         raise ConfigError(
             f"{store.path('')}: no statistics here; a storage root with a build in it is needed; build a recipe, or "
             "name another --root"
         )
-    columns, rows = stats.query(store, given.query)
+    columns, rows = stats.query(store, given.query, recipe=project.recipe.name if project else None)
     if given.format == "csv":
         import csv
 
@@ -574,7 +574,7 @@ def _use(given: argparse.Namespace) -> int:
     report = build.run(project, step, {}, version=version)
     verdicts = build.judge(project, step, report.manifest)
     screen = terminal.console()
-    screen.print(f"{reports.key_text(step.key)} is at version {version}; later stages follow with the next build")
+    screen.print(reports.used(project, step, report.version))
     screen.print(reports.step_line(step, report, verdicts))
     return BLOCKED if any(verdict.blocking for verdict in verdicts) else DONE
 

@@ -45,13 +45,14 @@ class Law:
     severity: Severity
     what: str
     remedy: str
+    """`{recipe}` in it stands for the recipe's name; see `for_recipe`."""
     waivable: bool = True
 
 
 LAWS: tuple[Law, ...] = (
     Law("nonempty", ("raw_dataset", "canonical_rows", "tokenized_examples"), "at_least", 1, "error",
         "records, rows or examples that came out",
-        "check the source's paths and files, or read the rejects with `rowmill sql \"select * from rejects\"`"),
+        "check the source's paths and files, or read the rejects with `rowmill sql \"from rejects\" {recipe}`"),
     Law("accounted", ("canonical_rows", "tokenized_examples"), "at_most", 0, "error",
         "records or tokens that the ledger cannot place",
         "this is a bug of rowmill: report it with the manifest", waivable=False),
@@ -65,13 +66,13 @@ LAWS: tuple[Law, ...] = (
         "choose a finer splits.group_key, or raise gates.group_size if one group may be that large"),
     Law("group_advice", ("canonical_rows",), "at_most", 0, "warn",
         "points against the chosen group column",
-        "read table group_advice on this page, or try other columns with `rowmill advise`"),
+        "read table group_advice on this page, or try other columns with `rowmill advise {recipe}`"),
     Law("interval_mismatch", ("canonical_rows",), "at_most", 0, "warn",
         "share of steps in time that are not timestamp_interval_seconds",
         "set the interval of the data, or leave it out: a constant one is found"),
     Law("rejects", ("canonical_rows", "tokenized_examples"), "at_most", 0.05, "error",
         "share of records rejected at this stage",
-        'read the reasons with `rowmill sql "select reason, count(*) from rejects group by 1"` '
+        'read the reasons with `rowmill sql "from rejects select dataset, reason, count(*) group by all" {recipe}` '
         "and mend the data or the format options"),
     Law("unpinned_boundaries", ("canonical_rows",), "at_most", 0, "warn",
         "boundaries in time that came from shares, so that new rows move them",
@@ -93,10 +94,10 @@ LAWS: tuple[Law, ...] = (
         "check loss.supervise, loss.mask and the rows' train flags, or raise seq_len if truncation took the answer"),
     Law("contract", ("tokenized_examples",), "at_most", 0, "warn",
         "warnings about what the chat template does",
-        "read them with `rowmill template-report`; each says what to write"),
+        "read them with `rowmill template-report {recipe}`; each says what to write"),
     Law("prompt_match", ("tokenized_examples",), "at_most", 0, "warn",
         "roles after which inference prompts otherwise than the training text goes on",
-        "read prompts and prompt_match in `rowmill template-report`; set template.template_kwargs or "
+        "read prompts and prompt_match in `rowmill template-report {recipe}`; set template.template_kwargs or "
         "template.enable_thinking as at inference"),
     Law("date_pinned", ("tokenized_examples",), "at_most", 0, "warn",
         "templates that print a date, which is template.template_now in every row",
@@ -489,11 +490,16 @@ def _verdict(manifest: Manifest, terms: Terms, success: bool | None) -> Verdict:
         passed=passed,
         blocking=not passed and terms.severity == "error" and not covered,
         what=terms.what,
-        remedy=terms.remedy,
+        remedy=for_recipe(terms.remedy, manifest.key[0]),
         waiver=terms.waiver_reason if covered else "",
         note=note,
         samples=manifest.samples.get(terms.law, ()),
     )
+
+
+def for_recipe(remedy: str, name: str) -> str:
+    """Return a law's remedy with its commands written out for a recipe."""
+    return remedy.replace("{recipe}", name)
 
 
 def _covered(terms: Terms, value: float) -> bool:

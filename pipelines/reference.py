@@ -373,7 +373,7 @@ def _laws_section() -> Iterator[str]:
             f"{sign} {law.bound:,.6g}",
             law.severity,
             law.what,
-            law.remedy,
+            findings.for_recipe(law.remedy, "RECIPE"),
             "yes" if law.waivable else "no",
         )
         yield _line(*cells)

@@ -19,7 +19,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from pipelines import manifest, plots, stats
-from pipelines.build import Forecast, Project, Report, Step, judge, road
+from pipelines.build import Forecast, Project, Report, Step, followers, judge, road
 from pipelines.comparison import Compared, Line
 from pipelines.findings import Verdict
 from pipelines.generated_output import ParsedFiles
@@ -640,10 +640,28 @@ def _command() -> str:
     return "rowmill" if shutil.which("rowmill") or not beside.is_file() else os.path.relpath(beside)
 
 
-def _summary_next(project: Project) -> list[RenderableType]:
+def _arguments(project: Project) -> str:
+    """Return how a command names the recipe and its storage."""
     name, root = project.recipe.name, project.store.root
-    if root != str(project.base / ".rowmill"):
-        name += f" --root {root}"
+    return name if root == str(project.base / ".rowmill") else f"{name} --root {root}"
+
+
+def used(project: Project, step: Step, version: str) -> RenderableType:
+    """Say that a stage is at a kept version, and what becomes of the stages after it."""
+    lines = [Text(f"{key_text(step.key)} is at version {version}")]
+    labels = dict.fromkeys(one.label for one in followers(project, step.key) if not one.on_demand)
+    if labels:
+        only = " ".join(f"--only {label}" for label in labels)
+        lines.append(Text("  what follows was made of another version; make it of this one", DIM))
+        lines.append(Text(f"    {_command()} build {_arguments(project)} {only}", "cyan"))
+    lines.append(
+        Text("  a build of everything, such as the nightly one, makes what the recipe says current again", LOOK)
+    )
+    return Group(*lines)
+
+
+def _summary_next(project: Project) -> list[RenderableType]:
+    name = _arguments(project)
     built = _current(project, None, "gpu_partitions") is not None
     rowmill = _command()
     pairs = [

@@ -1,6 +1,8 @@
 """`rowmill …` as a user types it: what it prints, what it leaves behind, and its exit status."""
 
 import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import duckdb
 import pytest
+import yaml
 
 from pipelines import cli, manifest
 from tests.cli_project import CHATS, FOREIGN_WARNINGS, NOTES, RECIPE, ROOT, TASKS, CliProject
@@ -262,6 +265,41 @@ def test_sql_answers_in_each_form(
     assert [line for line in shown if line] == [line.strip() for line in wanted.splitlines()]
 
 
+def test_sql_with_a_recipe_answers_for_that_recipe_alone(
+    copied: CliProject, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = Path(copied.recipe).with_name("other.yaml")
+    other.write_text(
+        yaml.safe_dump(RECIPE | {"datasets": {"notes": RECIPE["datasets"]["notes"]}}, sort_keys=False), encoding="utf-8"
+    )
+    assert cli.main(["build", str(other)]) == cli.DONE
+    query = "select dataset, count(*) as n from rows group by all order by all"
+    notes = [{"dataset": "notes", "n": NOTES}]
+
+    assert rows_of(copied, query, capsys) == [
+        {"dataset": "chats", "n": CHATS},
+        *notes,
+        {"dataset": "tasks", "n": TASKS},
+    ]
+    assert cli.main(["sql", query, str(other), "--format", "json"]) == cli.DONE
+    assert json.loads(capsys.readouterr().out) == notes
+    assert cli.main(["sql", query, "--root", str(copied.folder / ".rowmill"), "--format", "csv"]) == cli.DONE
+    assert f"notes,{2 * NOTES}\n" in capsys.readouterr().out
+
+
+def test_remedy_of_rejects_is_a_command_that_answers_for_the_recipe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = CliProject(tmp_path).write(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}})
+    assert project.rowmill("build") == cli.BLOCKED
+    [command] = re.findall(r"read the reasons with `rowmill ([^`]*)`", capsys.readouterr().err)
+
+    verb, query, name = shlex.split(command)
+
+    assert (verb, name) == ("sql", "small")
+    assert rows_of(project, query, capsys) == [{"dataset": "chats", "reason": "invalid_json", "count_star()": 1}]
+
+
 def test_sql_finds_the_storage_by_root_alone(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
     root = str(built.folder / ".rowmill")
 
@@ -310,7 +348,7 @@ def test_statistics_file_that_is_gone_is_made_again_by_use(copied: CliProject) -
 # ── versions, use, gc ──
 
 
-def test_use_makes_an_older_version_current_and_build_goes_on_from_it(
+def test_use_makes_an_older_version_current_and_says_how_to_go_on_from_it(
     copied: CliProject, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = current(copied, "chats", "raw_dataset").version
@@ -318,6 +356,7 @@ def test_use_makes_an_older_version_current_and_build_goes_on_from_it(
     copied.rowmill("build")
     second = current(copied, "chats", "raw_dataset").version
     assert copied.rowmill("use", "chats/raw_dataset", first[:8]) == cli.DONE
+    said = capsys.readouterr().out
     assert copied.rowmill("versions", "chats/raw_dataset") == cli.DONE
     out = capsys.readouterr().out
 
@@ -325,6 +364,14 @@ def test_use_makes_an_older_version_current_and_build_goes_on_from_it(
     assert current(copied, "chats", "raw_dataset").version == first
     assert [line.split()[1] for line in out.splitlines() if line.lstrip().startswith("●")] == [first]
     assert second in out
+    # The printed command makes what follows of the version in use; a build of everything goes forward again.
+    assert "a build of everything" in said
+    [stages] = re.findall(r"build small((?: --only \S+)+)", " ".join(said.split()))
+    assert copied.rowmill("build", *stages.split()) == cli.DONE
+    assert current(copied, "chats", "canonical_rows").inputs["small/chats/raw_dataset"] == first
+    assert current(copied, "chats", "raw_dataset").version == first
+    assert copied.rowmill("build") == cli.DONE
+    assert current(copied, "chats", "raw_dataset").version == second
 
 
 @pytest.mark.slow

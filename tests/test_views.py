@@ -88,6 +88,20 @@ def ledger_of(version: str, kept: int, *, dataset: str = "chats") -> Manifest:
     return manifest_of("canonical_rows", version, key=key, ledger=(("kept", "", kept), ("rejected", "duplicate", 2)))
 
 
+@pytest.mark.parametrize("root", ["folder", "memory://one-recipe"])
+def test_query_of_one_recipe_shows_that_recipe_in_every_view(tmp_path: Path, root: str) -> None:
+    store = Store(str(tmp_path) if root == "folder" else root)
+    for recipe, kept in (("mine", 3), ("yours", 5)):
+        key = (recipe, "chats", "canonical_rows")
+        stats.record(store, manifest_of("canonical_rows", "v1", key=key, ledger=(("kept", "", kept),)))
+
+    for recipe, kept in (("mine", 3), ("yours", 5)):
+        assert stats.query(store, "SELECT recipe, records FROM ledger", recipe=recipe)[1] == [(recipe, kept)]
+    for view in (*stats.view_names(), *(f"{name}_history" for name in stats.view_names() if name != "runs")):
+        for name in ("mine", "none"):
+            assert set(stats.query(store, f"SELECT recipe FROM {view}", recipe=name)[1]) <= {(name,)}
+
+
 # ── The questions of the specification ────────────────────────────────────────────────────────────
 
 

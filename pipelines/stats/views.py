@@ -182,8 +182,8 @@ def _base(store: Store) -> str:
     return os.path.abspath(store.path("")) if store.is_local else store.path("")
 
 
-def query(store: Store, sql: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-    """Answer one SELECT over the views: column names and rows.
+def query(store: Store, sql: str, *, recipe: str | None = None) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    """Answer one SELECT over the views, of one recipe or of all in the store: column names and rows.
 
     It may read the statistics and nothing else: no other file, no network, no extension, no Python
     variable; and it may write nothing.
@@ -197,7 +197,7 @@ def query(store: Store, sql: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]
     import duckdb
 
     publish_views(store)
-    with _connect(store) as connection:
+    with _connect(store, recipe) as connection:
         try:
             statements = connection.extract_statements(sql)
             if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
@@ -209,11 +209,12 @@ def query(store: Store, sql: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]
             raise _refused(sql, " ".join(str(error).split("\n\nLINE", 1)[0].split())) from error
 
 
-def _connect(store: Store) -> "duckdb.DuckDBPyConnection":
+def _connect(store: Store, recipe: str | None) -> "duckdb.DuckDBPyConnection":
     """Open an engine of our own with the views in it and every door but the statistics shut.
 
-    In memory, with the file attached: connections to one file share an engine within a process, and a
-    second query would find the configuration locked by the first.
+    With a recipe's name the views show that recipe alone: DuckDB looks a name up among temporary views first.
+    In memory, with the file attached: connections to one file share an engine within a process, and a second query
+    would find the configuration locked by the first.
     """
     import duckdb
 
@@ -232,11 +233,20 @@ def _connect(store: Store) -> "duckdb.DuckDBPyConnection":
 
         connection.register_filesystem(fsspec.core.url_to_fs(store.root)[0])
         _run(connection, list(_statements(store)))
+    if recipe is not None:
+        _run(connection, [*_limited_to(recipe, "stats" if store.is_local else "memory")])
     allowed = ", ".join(_quoted(folder) for folder in _folders(store))
     connection.execute(f"SET allowed_directories = [{allowed}]")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
     return connection
+
+
+def _limited_to(recipe: str, catalog: str) -> Iterator[str]:
+    """Put a temporary view of one recipe before each view of a catalog; all of them have the column `recipe`."""
+    for name in (*SCHEMAS, *(f"{table}_history" for table in SCHEMAS), *DERIVED, "current_versions"):
+        selected = f"SELECT * FROM {catalog}.main.{name} WHERE recipe = {_quoted(recipe)}"  # noqa: S608  (quoted)
+        yield f"CREATE TEMP VIEW {name} AS {selected}"
 
 
 def _folders(store: Store) -> tuple[str, ...]:

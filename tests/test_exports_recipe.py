@@ -1,5 +1,6 @@
 """Exports in a recipe: what is impossible is an error when the recipe loads, in four parts."""
 
+import ast
 from pathlib import Path
 from typing import Any, get_args
 
@@ -9,6 +10,9 @@ from pipelines import recipe, reference, shards
 from pipelines.errors import ConfigError
 from pipelines.recipe import Recipe
 from pipelines.shards import AnyExport, Export, astrai, export, letters
+from tests.export_cases import export as export_of
+from tests.export_cases import terms
+from tests.test_docs import ROOT, blocks
 
 CHATS: dict[str, Any] = {"source": {"train_urls": ["chats.jsonl"]}, "format": {"kind": "chat"}}
 TEXT: dict[str, Any] = {"source": {"train_urls": ["text.jsonl"]}, "format": {"kind": "text"}}
@@ -150,6 +154,25 @@ def test_impossible_combination_is_refused_at_load(
 )
 def test_open_attention_is_possible_where_spans_or_rivers_are_stored(options: dict[str, Any]) -> None:
     assert load({"name": "mine", **options}, text=OPEN).exports[0].name == "mine"
+
+
+def options_of_trl(code: str) -> dict[str, Any]:
+    """Return what the one `SFTConfig` in a piece of Python is called with, but for the output folder."""
+    calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
+    [call] = [node for node in calls if isinstance(node.func, ast.Name) and node.func.id == "SFTConfig"]
+    return {str(one.arg): ast.literal_eval(one.value) for one in call.keywords if one.arg != "output_dir"}
+
+
+@pytest.mark.parametrize("page", ["docs/formats/native.md", "docs/how-to/train.md"])
+@pytest.mark.parametrize(
+    "options", [{"kind": "native"}, {"kind": "hf", "unit": "packed"}, {"kind": "hf", "unit": "packed", "arrow": True}]
+)
+def test_printed_trl_options_are_those_of_the_pages(options: dict[str, Any], page: str) -> None:
+    printed = export_of(name="mine", **options).pointer("data", terms()).replace("…", "'model'")
+    shown = [block for block in blocks(ROOT / page, "python") if "SFTConfig(" in block]
+
+    assert options_of_trl(printed) == options_of_trl("\n".join(shown))
+    assert options_of_trl(printed)["train_sampling_strategy"] == "sequential"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,13 @@ def test_thirds_carry_their_fractions_from_block_to_block() -> None:
 
     assert block_counts(thirds, 10, 4) == [[4, 3, 3], [3, 4, 3], [3, 3, 4], [4, 3, 3]]
     assert block_counts(thirds, 10, 4, block_rounding="fixed") == [[4, 3, 3]] * 4
+
+
+def test_fixed_blocks_round_by_largest_remainder_not_as_levanter_does() -> None:
+    """Levanter rounds each share down and gives the rest to the largest: 4 and 16, says the page for its users."""
+    assert block_counts({"a": 0.123, "b": 0.397}, 20, 3, block_rounding="fixed") == [[5, 15]] * 3
+    page = Path(__file__).resolve().parent.parent / "docs/how-to/coming-from-levanter.md"
+    assert "are 4 and 16 sequences there, 5 and 15 here" in page.read_text(encoding="utf-8")
 
 
 def test_twenty_nine_hundredths_of_a_hundred_are_29() -> None:

@@ -92,13 +92,15 @@ class HuggingFace(Sharded):
 
     def pointer(self, data: str, terms: Terms) -> str:
         """Return how to load it, and the collator that plain `Trainer` packs with."""
-        if self.unit == "packed" and not self.arrow:
-            return native.PACKED_POINTER.format(data=data)
-        load = f'rows = load_from_disk("{data}")["{self.split}"]' if self.arrow else _LOAD.format(data=data)
+        load = native.PARQUET_LOAD.format(data=data)
+        if self.arrow:
+            load = f'rows = load_from_disk("{data}")["{self.split}"]'
+        if self.unit == "packed":
+            return native.trl_pointer(load)
         collator = (
             "DataCollatorWithFlattening(return_position_ids=True, return_flash_attn_kwargs=True, return_seq_idx=True)"
         )
-        return load if self.unit == "packed" else f"{load}\nTrainer(…, data_collator={collator})"
+        return f"{load}\nTrainer(…, data_collator={collator})"
 
     def refuse(self, prospect: Prospect) -> None:
         """Refuse file sizes where `save_to_disk` has no say in rows."""
@@ -108,9 +110,6 @@ class HuggingFace(Sharded):
                 "shard_sequences with arrow: true; save_to_disk cuts rows evenly, into as many files as shard_bytes "
                 "makes; delete shard_sequences"
             )
-
-
-_LOAD = 'rows = load_dataset("parquet", data_files="{data}/*.parquet", split="train")'
 
 
 def _stamp(card: str) -> str:

@@ -242,15 +242,27 @@ class Native(Sharded):
 
     def pointer(self, data: str, terms: Terms) -> str:
         """Return TRL's configuration."""
-        return PACKED_POINTER.format(data=data)
+        return trl_pointer(PARQUET_LOAD.format(data=data))
 
 
-PACKED_POINTER = """
-rows = load_dataset("parquet", data_files="{data}/*.parquet", split="train")
-SFTConfig(packing=False, padding_free=True, max_length=None, per_device_train_batch_size=1,
-          dataset_kwargs={{"skip_prepare_dataset": True}})
-AutoModelForCausalLM.from_pretrained(…, attn_implementation="flash_attention_2")
-""".strip()
+TRL_OPTIONS: dict[str, Any] = {
+    "packing": False,
+    "padding_free": True,
+    "max_length": None,
+    "per_device_train_batch_size": 1,
+    "train_sampling_strategy": "sequential",
+    "dataset_kwargs": {"skip_prepare_dataset": True},
+}
+"""What TRL's `SFTConfig` needs to train packed rows unchanged and in order; the pages on TRL show the same."""
+
+PARQUET_LOAD = 'rows = load_dataset("parquet", data_files="{data}/*.parquet", split="train")'
+
+
+def trl_pointer(load: str) -> str:
+    """Return the lines that train packed rows with TRL, after the one that loads them."""
+    options = [f"    {name}={value!r}," for name, value in TRL_OPTIONS.items()]
+    model = 'AutoModelForCausalLM.from_pretrained(…, attn_implementation="flash_attention_2")'
+    return "\n".join([load, "SFTConfig(", *options, ")", model])
 
 
 def group_rows(seq_len: int) -> int:

@@ -5,9 +5,9 @@ not: any stage's work (`stages/`). No room imports another; the corridor hands e
 
     road(project) ─► steps ─► open_inputs (the gate) ─► run ─► manifest ─► findings.judge ─► next step
 
-A step's fingerprint is a digest of the options it reads, its inputs' versions (content, not time), the
-stage's VERSION, tokenizer files, template text and waivers below. If a manifest with that fingerprint is
-kept, the step is done: nothing is read.
+A step's code version is a digest of the options it reads, the stage's VERSION and the waivers it is built under:
+what Dagster compares. Its fingerprint is a digest of that, its inputs' versions (content, not time), tokenizer
+files and template text. If a manifest with that fingerprint is kept, the step is done: nothing is read.
 """
 
 import time
@@ -26,6 +26,7 @@ from pipelines.recipe import Recipe
 from pipelines.stages import (
     Draft,
     Progress,
+    StageDeclaration,
     Work,
     canonical_rows,
     exports,
@@ -38,12 +39,29 @@ from pipelines.stages import (
     training_splits,
     truncation_stats,
 )
-from pipelines.storage import Store, digest, full_disk_named
+from pipelines.storage import Store, full_disk_named
 
 DATASET_STAGES = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")
 RECIPE_STAGES = ("training_splits", "gpu_partitions")
 GENERATION_STAGES = ("parsed_records", "generated_series")
 """Stages behind a trained model: they run only when they are asked for by name."""
+
+_STAGES: dict[str, StageDeclaration] = {
+    module.STAGE.name: module.STAGE
+    for module in (
+        raw_dataset,
+        canonical_rows,
+        tokenized_examples,
+        truncation_stats,
+        packed_shards,
+        training_splits,
+        gpu_partitions,
+        exports,
+        parsed_records,
+        generated_series,
+    )
+}
+"""What each stage reads of a recipe, and how it is run."""
 
 DESCRIPTIONS = {
     "raw_dataset": "Source files read once and cut into parts with digests; columns untouched.",
@@ -187,10 +205,10 @@ def _step(
         key=key,
         inputs=inputs,
         gates=gates,
-        code_version=(
-            _export_version(project.recipe, key[-1])
-            if stage == EXPORTS
-            else _code_version(project.recipe, dataset, stage)
+        code_version=_STAGES[stage].code_version(
+            project.recipe,
+            key[-1] if stage == EXPORTS else dataset or "",
+            sorted(set(_waivers_on(project.recipe, gates))),
         ),
         description=DESCRIPTIONS[stage],
         terms=findings.terms_of(project.recipe.gates, stage, dataset),
@@ -198,59 +216,9 @@ def _step(
     )
 
 
-def _code_version(loaded: Recipe, dataset: str | None, stage: str) -> str:
-    """Digest the part of the recipe that a stage reads, and its VERSION: what marks an asset as out of date."""
-    whole = loaded.model_dump(mode="json", exclude={"execution", "gates"})
-    versions = {
-        "raw_dataset": raw_dataset.VERSION,
-        "canonical_rows": canonical_rows.VERSION,
-        "tokenized_examples": tokenized_examples.VERSION,
-        "truncation_stats": truncation_stats.VERSION,
-        "packed_shards": packed_shards.VERSION,
-        "training_splits": training_splits.VERSION,
-        "gpu_partitions": gpu_partitions.VERSION,
-        "parsed_records": parsed_records.VERSION,
-        "generated_series": generated_series.VERSION,
-    }
-    if dataset is None:
-        read = {"seq_len": whole["seq_len"], "seed": whole["seed"], "mixture": whole["mixture"]}
-        read |= {"partitions": whole["partitions"], "datasets": list(loaded.datasets)}
-        return digest(stage, versions[stage], read)[:16]
-    options = whole["datasets"][dataset]
-    # What is asked of a generating backend decides no shard.
-    if stage not in GENERATION_STAGES:
-        options["format"].pop("generation", None)
-    is_drawn = loaded.datasets[dataset].row_kind == "record" and stage == "tokenized_examples"
-    groups = {
-        "raw_dataset": ("source",),
-        "canonical_rows": ("format", "reasoning", "tools", "filters", "splits"),
-        "tokenized_examples": ("format", "reasoning", "tools", "template", "loss", "truncation"),
-        "truncation_stats": ("truncation", "packing"),
-        "packed_shards": ("packing",),
-        "parsed_records": ("format",),
-        "generated_series": ("format",),
-    }[stage]
-    held_out = (whole["mixture"]["num_validation_sequences"] or {}).get(dataset)
-    carved = (held_out, options["splits"]["seed"]) if stage == "packed_shards" and held_out else ()
-    top = (
-        ("tokenizer", "vocab_size", "seq_len")
-        if stage == "tokenized_examples"
-        else ("seq_len",)
-        if stage != "raw_dataset"
-        else ()
-    )
-    top += ("seed",) if is_drawn else ()
-    return digest(stage, versions[stage], {g: options[g] for g in groups}, {t: whole[t] for t in top}, *carved)[:16]
-
-
 def ranks_of(project: Project) -> tuple[str, ...]:
     """Return the folder names of a recipe's ranks, in order; the number of ranks is part of each name."""
     return gpu_partitions.rank_names(project.recipe.partitions.world_size)
-
-
-def _export_version(loaded: Recipe, name: str) -> str:
-    export = next(one for one in loaded.exports if one.name == name)
-    return digest(EXPORTS, exports.VERSION, export.VERSION, export.model_dump(mode="json"), loaded.seq_len)[:16]
 
 
 def find_step(project: Project, key: Key) -> Step:
@@ -434,60 +402,29 @@ def _restore(project: Project, work: Work, version: str, started: float) -> Repo
 def _prepare(work: Work, step: Step) -> tuple[str, Callable[[], Draft]]:
     """Return a step's fingerprint and the function that makes its output."""
     versions = {"/".join(key): one.version for key, one in sorted(work.inputs.items())}
-    base = (step.name, versions, _waivers(work, step))
-    match step.name:
-        case "raw_dataset":
-            scans = raw_dataset.scans_of(work)
-            return raw_dataset.fingerprint(scans), lambda: raw_dataset.make(work, scans)
-        case "canonical_rows":
-            return digest(*base, canonical_rows.fingerprint_of(work)), lambda: canonical_rows.make(work)
-        case "tokenized_examples":
-            loaded, _ = tokenized_examples.open_tokenizer(work)
-            spec = tokenized_examples.renderer_spec(work, loaded)
-            own = tokenized_examples.fingerprint_of(work, loaded, spec)
-            return digest(*base, own), lambda: tokenized_examples.make(work)
-        case "truncation_stats":
-            own = (
-                truncation_stats.VERSION,
-                work.recipe.limit_of(work.dataset_name or ""),
-                work.dataset.packing.model_dump(mode="json"),
-            )
-            return digest(*base, own), lambda: truncation_stats.make(work)
-        case "packed_shards":
-            return digest(*base, packed_shards.fingerprint_of(work)), lambda: packed_shards.make(work)
-        case "training_splits":
-            return digest(*base, training_splits.fingerprint_of(work)), lambda: training_splits.make(work)
-        case "gpu_partitions":
-            own = (gpu_partitions.fingerprint_of(work), gpu_partitions.ranks_of(work))
-            return digest(*base, own), lambda: gpu_partitions.make(work)
-        case "exports" | "parsed_records" | "generated_series":
-            own, make = _prepare_end(work, step)
-            return digest(*base, own), make
-        case other:
-            raise AssertionError(other)
+    stage = _STAGES[step.name]
+    prepared = stage.prepare(work)
+    return stage.fingerprint(step.code_version, versions, _waivers(work, step), prepared.outside), prepared.make
 
 
-def _prepare_end(work: Work, step: Step) -> tuple[str, Callable[[], Draft]]:
-    """Do the same for the stages at the road's ends: exports, and those behind a trained model."""
-    if step.name == EXPORTS:
-        return exports.fingerprint_of(work), lambda: exports.make(work)
-    if step.name == "generated_series":
-        return generated_series.fingerprint_of(work), lambda: generated_series.make(work)
-    texts = parsed_records.scans_of(work)
-    return parsed_records.fingerprint_of(work, texts), lambda: parsed_records.make(work, texts)
+def fingerprint_of(project: Project, step: Step, inputs: Mapping[Key, Manifest]) -> str:
+    """Identify what a step would make of some inputs, making nothing."""
+    work = Work(project.recipe, project.store, project.base, step.key, step.dataset, inputs, _pool(1))
+    return _prepare(work, step)[0]
 
 
 def _waivers(work: Work, step: Step) -> list[str]:
     """Name the waivers on all that a step waits for, and those below its inputs; they are part of what is built."""
-    return sorted({waiver for one in work.inputs.values() for waiver in one.waivers} | set(_waivers_on(work, step)))
+    return sorted(
+        {waiver for one in work.inputs.values() for waiver in one.waivers} | set(_waivers_on(work.recipe, step.gates))
+    )
 
 
-def _waivers_on(work: Work, step: Step) -> Iterator[str]:
-    for waiver in work.recipe.gates.waivers:
+def _waivers_on(loaded: Recipe, gates: Sequence[Key]) -> Iterator[str]:
+    """Name the waivers on what a step waits for."""
+    for waiver in loaded.gates.waivers:
         law = findings.BY_NAME[waiver.law]
-        if any(
-            key[-1] in law.stages and waiver.dataset in (None, key[1] if len(key) == 3 else None) for key in step.gates
-        ):
+        if any(key[-1] in law.stages and waiver.dataset in (None, key[1] if len(key) == 3 else None) for key in gates):
             yield f"{waiver.law}{f' on {waiver.dataset}' if waiver.dataset else ''}: {waiver.reason}"
 
 
@@ -602,30 +539,22 @@ def _forecast(project: Project, step: Step, known: dict[Key, Manifest]) -> Forec
     waiting = [key for key in step.inputs if key not in known]
     if waiting:
         return Forecast(step, "make if changed", f"{'/'.join(waiting[0][1:])} is to be made first")
-    work = Work(
-        project.recipe,
-        project.store,
-        project.base,
-        step.key,
-        step.dataset,
-        {k: known[k] for k in step.inputs},
-        _pool(1),
-    )
-    fingerprint, _ = _prepare(work, step)
+    inputs = {k: known[k] for k in step.inputs}
+    fingerprint = fingerprint_of(project, step, inputs)
     kept = manifest.by_fingerprint(project.store, step.key, fingerprint)
     if kept is not None:
         known[step.key] = kept
         return Forecast(step, "reuse", f"version {kept.version[:12]} of {kept.built_at[:19]}", kept)
     earlier = manifest.current(project.store, step.key)
-    return Forecast(step, "make", _why(step, earlier, work))
+    return Forecast(step, "make", _why(step, earlier, inputs))
 
 
-def _why(step: Step, earlier: Manifest | None, work: Work) -> str:
+def _why(step: Step, earlier: Manifest | None, inputs: Mapping[Key, Manifest]) -> str:
     if earlier is None:
         return "never built"
     if earlier.code_version != step.code_version:
         return "its options changed"
-    moved = [key for key, one in work.inputs.items() if earlier.inputs.get("/".join(key)) != one.version]
+    moved = [key for key, one in inputs.items() if earlier.inputs.get("/".join(key)) != one.version]
     if moved:
         return f"{'/'.join(moved[0][1:])} changed"
     return "its source files changed" if step.name == "raw_dataset" else "its tokenizer, template or kept files changed"

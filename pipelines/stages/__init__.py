@@ -35,7 +35,7 @@ from pipelines.executors import LocalPool
 from pipelines.manifest import Histogram, Key, Manifest, Part, Table, folder, load_part, stage_of
 from pipelines.recipe import Dataset, Recipe
 from pipelines.shards import gather
-from pipelines.storage import Store
+from pipelines.storage import Store, digest
 
 TaskT = TypeVar("TaskT")
 
@@ -105,6 +105,48 @@ class Draft:
     details: dict[str, Any] = field(default_factory=dict[str, Any])
     parts_reused: int = 0
     rows_made: int = 0
+
+
+# ── What a stage is ────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A stage ready to run: `outside` identifies what it reads beside its recipe and inputs, `make` does the work.
+
+    `outside` holds JSON values: digests of source files, of tokenizer files, of the template's text.
+    """
+
+    outside: tuple[Any, ...]
+    make: Callable[[], Draft]
+
+
+@dataclass(frozen=True, slots=True)
+class StageDeclaration:
+    """A stage's name, what it reads of a recipe, and how it is run: the one declaration of each.
+
+    `identity(recipe, name)` returns every option that the stage reads (of the dataset, or for an export of the
+    export, called `name`) and the versions of the code that reads them, as explicit JSON values. Both identities
+    below are computed from it, so a build never remakes what Dagster calls fresh.
+    """
+
+    name: str
+    identity: Callable[[Recipe, str], dict[str, Any]]
+    prepare: Callable[[Work], Prepared]
+
+    def code_version(self, recipe: Recipe, name: str, waivers: Sequence[str]) -> str:
+        """Identify the options, waivers and code: what Dagster compares before anything is read."""
+        return digest(self.name, name, self.identity(recipe, name), list(waivers))[:16]
+
+    @staticmethod
+    def fingerprint(
+        code_version: str, inputs: Mapping[str, str], waivers: Sequence[str], outside: Sequence[Any]
+    ) -> str:
+        """Identify an output before it is made: the code version, and all that is not in the recipe.
+
+        `inputs` are the content versions of its inputs by key, `waivers` all those it is built under.
+        """
+        return digest(code_version, dict(inputs), list(waivers), list(outside))
 
 
 # ── Parts are kept under their own fingerprints ────────────────────────────────────────────────────

@@ -17,15 +17,19 @@ from numpy.typing import NDArray
 
 from pipelines import filters, parts, sources
 from pipelines.errors import ConfigError
+from pipelines.formats import Records
 from pipelines.formats.columns import KNOWN_ROLES
 from pipelines.ledger import KEPT, REJECTED, add_up, unaccounted
 from pipelines.manifest import Histogram, Part, Table
+from pipelines.recipe import Recipe
 from pipelines.rewriting import Rewrite, rewrite
 from pipelines.rows import NOTICED, REASONING_AND_CALLS, ROWS, Rejected
 from pipelines.splits import Boundaries
 from pipelines.stages import (
     Draft,
     Planned,
+    Prepared,
+    StageDeclaration,
     Work,
     first_samples,
     make_parts,
@@ -44,22 +48,29 @@ LEFT_OUT_ON_PURPOSE = frozenset({"duplicate", "too_short", "too_long", "split_ga
 """Reasons that the recipe asked for; they do not count as rejects of the law of that name."""
 
 
-def fingerprint_of(work: Work) -> str:
-    """Identify the options that decide rows."""
-    dataset = work.dataset
-    if dataset.row_kind == "record":
-        return record_rows.fingerprint_of(work)
-    groups = (dataset.format, dataset.reasoning, dataset.tools, dataset.filters, dataset.splits)
-    kwargs = dataset.template.chat_template_kwargs
-    options = [*(group.model_dump(mode="json") for group in groups), dataset.loss.weights, kwargs]
-    return digest("canonical_rows", VERSION, sources.VERSION, work.dataset_name, options)
+def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
+    """Return the options and versions that decide rows (`rows`), and those that decide only what is said of them."""
+    dataset = recipe.datasets[name]
+    if isinstance(dataset.format, Records):
+        own = record_rows.identity_of(recipe, name)
+        return {"versions": [VERSION], **own}
+    groups = ("format", "reasoning", "tools", "filters", "splits")
+    rows = {group: getattr(dataset, group).model_dump(mode="json") for group in groups}
+    rows |= {"weights": dataset.loss.weights, "chat_template_kwargs": dataset.template.chat_template_kwargs}
+    return {"rows": {"versions": [VERSION, sources.VERSION], **rows}}
+
+
+def _rows_digest(work: Work) -> str:
+    """Identify what decides the rows of a part, the part itself left out."""
+    name = work.dataset_name or ""
+    return digest("canonical_rows", name, identity_of(work.recipe, name)["rows"])
 
 
 def make(work: Work) -> Draft:
     """Make the rows of all parts and leave later copies out."""
     scanned = raw_dataset.parts_of(work.input("raw_dataset").details)
     _require_one_way_to_hold_out(work, scanned)
-    options = fingerprint_of(work)
+    options = _rows_digest(work)
     if work.dataset.row_kind == "record":
         made, reused, rows_made, known = record_rows.make_rows(work, _taken(work, scanned), options)
     else:
@@ -297,3 +308,6 @@ def _histograms(groups: pl.DataFrame, work: Work) -> dict[str, Histogram]:
             "rows per group", "rows", tuple(float(e) for e in edges), tuple(int(c) for c in counts), float(limit)
         )
     }
+
+
+STAGE = StageDeclaration("canonical_rows", identity_of, lambda work: Prepared((), lambda: make(work)))

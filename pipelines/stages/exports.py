@@ -28,15 +28,26 @@ from numpy.typing import NDArray
 from pipelines import manifest, packing
 from pipelines.errors import ConfigError
 from pipelines.ledger import KEPT
-from pipelines.manifest import File, Key, Manifest, Part, Table
+from pipelines.manifest import EXPORTS, File, Key, Manifest, Part, Table
+from pipelines.recipe import Recipe
 from pipelines.shards import astrai, cards, gather, native
 from pipelines.shards.cards import CARD, DATA, MANIFEST, Described
 from pipelines.shards.export import Export, Job, Layout, Shape, Terms
 from pipelines.shards.sequences import Sequences, Shelf, require_sound, take
-from pipelines.stages import Draft, Work, keep_part, kept_part, part_folder, scratch_folder, training_splits
+from pipelines.stages import (
+    Draft,
+    Prepared,
+    StageDeclaration,
+    Work,
+    keep_part,
+    kept_part,
+    part_folder,
+    scratch_folder,
+    training_splits,
+)
 from pipelines.storage import Store, digest
 
-VERSION = 2
+VERSION = 3
 """Raise it when any export may hold other bytes, or its manifest say other things of them."""
 
 Ints = NDArray[np.int64]
@@ -50,15 +61,16 @@ def export_of(work: Work) -> Export:
     return next(one for one in work.recipe.exports if one.name == work.key[-1])
 
 
-def fingerprint_of(work: Work) -> str:
-    """Identify the options that decide an export's files and its card."""
-    export = export_of(work)
-    return digest("exports", VERSION, export.VERSION, cards.builder(), export.model_dump(mode="json"), _recipe(work))
-
-
-def _recipe(work: Work) -> str:
-    """Digest what decides the tokens and their order; other exports, gates and execution decide neither."""
-    return digest(work.recipe.model_dump(mode="json", exclude={"execution", "gates", "exports"}))
+def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
+    """Return the options that decide an export's files and its card; tokens and their order are its inputs'."""
+    export = next(one for one in recipe.exports if one.name == name)
+    return {
+        "versions": [VERSION, export.VERSION, cards.builder()],
+        "export": export.model_dump(mode="json"),
+        "seq_len": recipe.seq_len,
+        "vocab_size": recipe.vocab_size,
+        "kinds": sorted({dataset.row_kind for dataset in recipe.datasets.values()}),
+    }
 
 
 # ── What there is to export ────────────────────────────────────────────────────────────────────────
@@ -204,7 +216,6 @@ def _card(work: Work, export: Export, layout: Layout, counts: Mapping[str, int],
         "seq_len": work.recipe.seq_len,
         "kinds": sorted({one.row_kind for one in work.recipe.datasets.values()}),
         "recipe": work.recipe.name,
-        "recipe_digest": _recipe(work),
         "order": work.inputs[(work.recipe.name, "training_splits")].card["order"],
         "datasets": {name: _dataset_card(work, one) for name, one in packed.items()},
         "waivers": sorted({waiver for one in work.inputs.values() for waiver in one.waivers}),
@@ -256,7 +267,7 @@ def make(work: Work) -> Draft:
 def _part_fingerprint(work: Work) -> str:
     versions = sorted(("/".join(key), one.version) for key, one in work.inputs.items())
     waivers = sorted({waiver for one in work.inputs.values() for waiver in one.waivers})
-    return digest(fingerprint_of(work), versions, waivers)
+    return digest("exports", identity_of(work.recipe, work.key[-1]), versions, waivers)
 
 
 def _make(work: Work, at: str) -> Part:
@@ -493,3 +504,6 @@ def copy_out(store: Store, made: Manifest, target: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with store.open(file.path) as content, path.open("wb") as sink:
             shutil.copyfileobj(content, sink, 1 << 20)
+
+
+STAGE = StageDeclaration(EXPORTS, identity_of, lambda work: Prepared((), lambda: make(work)))

@@ -10,6 +10,7 @@ came leaves nothing behind.
 
 from collections import Counter
 from decimal import Decimal
+from typing import Any
 
 import pyarrow.compute as pc
 
@@ -17,14 +18,16 @@ from pipelines import generated_texts, generation
 from pipelines.backends import PromptText, open_backend
 from pipelines.codec import Problem, Reader, Serialiser, read_json
 from pipelines.errors import GenerationError
+from pipelines.formats import Records
 from pipelines.generated_texts import PARSED, Made, Meant
 from pipelines.generation import Generated, Prefill, Trained
 from pipelines.ledger import KEPT, REJECTED
 from pipelines.manifest import Table
 from pipelines.parts import RejectLog
+from pipelines.recipe import Recipe
 from pipelines.records import RecordSchema, Value
 from pipelines.rows import Rejected
-from pipelines.stages import Draft, Work, parsed_records, share, tokenized_examples
+from pipelines.stages import Draft, Prepared, StageDeclaration, Work, parsed_records, share, tokenized_examples
 from pipelines.storage import digest
 from pipelines.tokenization import Encoder
 
@@ -36,13 +39,23 @@ UNUSED = frozenset({"not_chosen", "past_stop", "past_bound", "series_incomplete"
 """Reasons that say nothing against an object: another was taken, or the series had ended or failed."""
 
 
-def fingerprint_of(work: Work) -> str:
-    """Identify how the model is asked; where it is reached and with which key is not part of what it says."""
-    form, options = parsed_records.options_of(work)
-    told = options.model_dump(mode="json", exclude={"text_urls", "backend"})
+def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
+    """Return how the model is asked; the key with which it is reached is not part of what it says."""
+    form = recipe.datasets[name].format
+    assert isinstance(form, Records)
+    assert form.generation is not None
+    options = form.generation
     backend = None if options.backend is None else options.backend.model_dump(mode="json", exclude={"api_key_env"})
-    times = form.time_series.model_dump(mode="json", include={"start_timestamp", "stop_timestamp"})
-    return digest("generated_series", VERSION, told, backend, times, work.recipe.seed)
+    return {
+        "versions": [VERSION],
+        "generation": options.model_dump(mode="json", exclude={"text_urls", "backend"}),
+        "backend": backend,
+        "time_series": form.time_series.model_dump(mode="json", include={"start_timestamp", "stop_timestamp"}),
+        "group_columns": form.group_columns,
+        "order_column": form.order_column,
+        "limit": recipe.limit_of(name),
+        "seed": recipe.seed,
+    }
 
 
 def trained_of(work: Work) -> Trained:
@@ -197,3 +210,6 @@ def _tables(result: Generated) -> dict[str, Table]:
     worst = sorted(result.series, key=lambda one: (one.status != "failed", one.source))
     lines = tuple((one.source, one.status, one.records, one.rounds, one.error[:200]) for one in worst[:30])
     return {"classes": classes, "series": Table(("series", "status", "records", "rounds", "last_error"), lines)}
+
+
+STAGE = StageDeclaration("generated_series", identity_of, lambda work: Prepared((), lambda: make(work)))

@@ -24,8 +24,20 @@ from numpy.typing import NDArray
 from pipelines import manifest, parts
 from pipelines.examples import WEIGHTS
 from pipelines.manifest import File, Manifest, Part, Table
+from pipelines.recipe import Recipe
 from pipelines.shards import gather, native
-from pipelines.stages import Draft, Work, keep_part, kept_part, part_folder, scratch_folder, share, training_splits
+from pipelines.stages import (
+    Draft,
+    Prepared,
+    StageDeclaration,
+    Work,
+    keep_part,
+    kept_part,
+    part_folder,
+    scratch_folder,
+    share,
+    training_splits,
+)
 from pipelines.storage import Store, digest, digest_bytes
 
 VERSION = 3
@@ -45,12 +57,22 @@ def rank_names(world_size: int) -> tuple[str, ...]:
     return tuple(rank_name(rank, world_size) for rank in range(world_size))
 
 
-def fingerprint_of(work: Work) -> str:
-    """Identify the order, the sequences that it orders, and the world size."""
-    splits = work.inputs[(work.recipe.name, "training_splits")]
-    # The order alone knows sequences by number: other tokens under the same numbers are other ranks.
-    packed = [one.version for one in training_splits.packed_of(work).values()]
-    return digest("gpu_partitions", VERSION, splits.version, packed, work.recipe.partitions.world_size)
+def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
+    """Return the options that decide ranks (`ranks`), and the tags that trainers are told."""
+    return {
+        "ranks": {
+            "versions": [VERSION],
+            "world_size": recipe.partitions.world_size,
+            "seq_len": recipe.seq_len,
+            "weighted": recipe.has_loss_weights,
+        },
+        "tags": {name: list(dataset.source.tags) for name, dataset in recipe.datasets.items()},
+    }
+
+
+def prepare(work: Work) -> Prepared:
+    """Find which ranks there will be: one can be built without the others."""
+    return Prepared(ranks_of(work), lambda: make(work))
 
 
 def ranks_of(work: Work) -> tuple[str, ...]:
@@ -72,7 +94,11 @@ def stale_ranks(work: Work, present: Sequence[str]) -> int:
 
 
 def _fingerprint(work: Work, name: str) -> str:
-    return digest(fingerprint_of(work), name)
+    """Identify a rank's files: the order, the sequences that it orders, the world size."""
+    splits = work.inputs[(work.recipe.name, "training_splits")]
+    # The order alone knows sequences by number: other tokens under the same numbers are other ranks.
+    packed = [one.version for one in training_splits.packed_of(work).values()]
+    return digest("gpu_partitions", identity_of(work.recipe, "")["ranks"], splits.version, packed, name)
 
 
 def make(work: Work) -> Draft:
@@ -331,7 +357,7 @@ def publish(work: Work, made: Manifest) -> None:
         "places": splits.facts["places"],
         "steps": splits.facts["steps"],
         # Orders that were kept by a version before 3 do not say.
-        "has_steps": splits.card.get("has_steps", bool(work.recipe.mixture.batch_sizes)),
+        "has_steps": splits.card["has_steps"] if "has_steps" in splits.card else bool(work.recipe.mixture.batch_sizes),
         "sets": {name: _sets(work, name, one) for name, one in packed.items()},
         "inputs": made.inputs,
         "waivers": list(made.waivers),
@@ -351,3 +377,6 @@ def _sets(work: Work, name: str, packed: Manifest) -> dict[str, Any]:
     dataset = work.recipe.datasets.get(name)
     tags = dataset.source.tags if dataset is not None else ()
     return {"tags": list(dict.fromkeys([*tags, name])), "shards": shards}
+
+
+STAGE = StageDeclaration("gpu_partitions", identity_of, prepare)

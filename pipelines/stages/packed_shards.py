@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from pipelines import packing
 from pipelines.ledger import KEPT, REJECTED
 from pipelines.manifest import File, Histogram, Part, Table
+from pipelines.recipe import Recipe
 from pipelines.shards import native
 from pipelines.sources import Part as SourcePart
-from pipelines.stages import Draft, Work, part_folder, raw_dataset, scratch_folder, share
+from pipelines.stages import Draft, Prepared, StageDeclaration, Work, part_folder, raw_dataset, scratch_folder, share
 from pipelines.stages.shard_files import ReadTask, ScratchTask, ShardTask, read_back, to_scratch, write_shard
 from pipelines.stages.split_plans import SPLITS, SURPLUS, Lengths, Plans, SplitPlan, carved_of, plan_splits
 from pipelines.storage import digest, digest_bytes
@@ -51,11 +52,18 @@ LEFT_OUT = pa.schema(
 """One line per example that is not whole in the sequences: `tokens` of its `of_tokens` stand in none."""
 
 
-def fingerprint_of(work: Work) -> str:
-    """Identify the options that decide shards."""
-    packed = work.dataset.packing.model_dump(mode="json")
-    weighted = ["loss_weights"] if work.recipe.has_loss_weights else []
-    return digest("packed_shards", VERSION, packed, work.recipe.seq_len, work.dataset_name, *carved_of(work), *weighted)
+def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
+    """Return the options that decide shards; all have weights as soon as one dataset of the recipe has."""
+    dataset = recipe.datasets[name]
+    carved = carved_of(recipe, name)
+    return {
+        "versions": [VERSION],
+        "packing": dataset.packing.model_dump(mode="json"),
+        "row_kind": dataset.row_kind,
+        "seq_len": recipe.seq_len,
+        "carved": None if carved is None else [carved, dataset.splits.model_dump(mode="json")],
+        "weights": [dataset.loss.weights, recipe.has_loss_weights],
+    }
 
 
 def make(work: Work) -> Draft:
@@ -130,7 +138,7 @@ def _beside(work: Work, plans: Plans, left: _LeftOut) -> list[Part]:
         fates = [list(column) for column in zip(*left.fates, strict=True)]
         columns = [names, row_ids, *fates, left.tokens, plans.lengths.tokens[left.examples]]
         tables["left_out"] = pa.table(columns, schema=LEFT_OUT)
-    if carved_of(work):
+    if carved_of(work.recipe, work.dataset_name or "") is not None:
         tables["moved"] = plans.moved
     at = part_folder(work.folder, _plan_digest(work, plans.lengths, plans.splits))
     files: dict[str, File] = {}
@@ -206,7 +214,8 @@ def _write_shards(work: Work, lengths: Lengths, plans: Sequence[SplitPlan], file
 def _plan_digest(work: Work, lengths: Lengths, plans: Sequence[SplitPlan]) -> str:
     examples = [file.digest for file in work.input("tokenized_examples").files("examples")]
     arrays = [[p.split, digest_bytes(p.plan.examples.tobytes()), digest_bytes(p.plan.ranges.tobytes())] for p in plans]
-    return digest(fingerprint_of(work), examples, arrays)
+    name = work.dataset_name or ""
+    return digest("packed_shards", name, identity_of(work.recipe, name), examples, arrays)
 
 
 def _card(work: Work) -> dict[str, Any]:
@@ -336,3 +345,6 @@ def _splits_table(work: Work, plans: Plans, shards: Sequence[Part]) -> Table:
             (work.dataset_name, one.split, examples, one.plan.sequences, sum(int(f["trained_tokens"]) for f in own))
         )
     return Table(("dataset", "split", "rows", "sequences", "trained_tokens"), tuple(rows))
+
+
+STAGE = StageDeclaration("packed_shards", identity_of, lambda work: Prepared((), lambda: make(work)))

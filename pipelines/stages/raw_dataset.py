@@ -3,10 +3,13 @@
 What belongs here: scanning, and what a person wants to know about the files. What does not: records.
 """
 
+from typing import Any
+
 from pipelines import manifest, sources
 from pipelines.manifest import Table
+from pipelines.recipe import Recipe
 from pipelines.sources import FileScan
-from pipelines.stages import Draft, Work
+from pipelines.stages import Draft, Prepared, StageDeclaration, Work
 from pipelines.storage import digest
 
 VERSION = 1
@@ -25,10 +28,20 @@ def _earlier(work: Work) -> dict[str, FileScan]:
     return {scan.url: scan for scan in known}
 
 
-def fingerprint(scans: list[FileScan]) -> str:
-    """Identify what the source holds: the parts' digests and places, not where the files lie."""
+def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
+    """Return what decides how sources are read; tags are for whoever evaluates."""
+    source = recipe.datasets[name].source.model_dump(mode="json", exclude={"tags"})
+    return {"versions": [VERSION, sources.VERSION], "source": source}
+
+
+def prepare(work: Work) -> Prepared:
+    """Scan the source: what it holds is the parts' digests and places."""
+    scans = scans_of(work)
     parts = [[p.part_id, p.sha256, p.split_hint, p.reader, p.arrow] for scan in scans for p in scan.parts]
-    return digest("raw_dataset", VERSION, sources.VERSION, [[scan.url, scan.records] for scan in scans], parts)
+    return Prepared(([[scan.url, scan.records] for scan in scans], parts), lambda: make(work, scans))
+
+
+STAGE = StageDeclaration("raw_dataset", identity_of, prepare)
 
 
 def make(work: Work, scans: list[FileScan]) -> Draft:

@@ -32,6 +32,7 @@ from pipelines.formats import Records
 from pipelines.ledger import KEPT, REJECTED, add_up, unaccounted
 from pipelines.manifest import File, Histogram, Part, Table
 from pipelines.prompting import Frame
+from pipelines.recipe import Recipe
 from pipelines.record_index import Index
 from pipelines.record_tokens import RECORD_EXAMPLES, AccountTask, BuildTask, Encoded, EncodeTask
 from pipelines.shards import gather
@@ -62,14 +63,15 @@ NAMES = ("kept", "not_sampled", "record_overflow", "group_overflow", "unserialis
 """What becomes of a row, numbered as plans and account tasks do; from `FIRST_REASON` on, reasons of rejects."""
 
 
-def fingerprint_of(work: Work, loaded: LoadedTokenizer) -> str:
-    """Identify all that decides examples, the rows themselves left out."""
-    form = form_of(work).model_dump(mode="json", exclude={"generation"})
-    limit = work.recipe.limit_of(work.dataset_name or "")
-    return digest(
-        "tokenized_examples", VERSION, tokenization.VERSION, loaded.card.digest, form, limit, work.recipe.seed,
-        work.recipe.vocab_size or loaded.card.vocab_size, work.dataset_name,
-    )  # fmt: skip
+def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
+    """Return the options that decide examples; what a trained model is asked for decides none."""
+    return {
+        "versions": [VERSION, tokenization.VERSION],
+        "format": recipe.datasets[name].format.model_dump(mode="json", exclude={"generation"}),
+        "limit": recipe.limit_of(name),
+        "seed": recipe.seed,
+        "vocab_size": recipe.vocab_size,
+    }
 
 
 def frame_of(work: Work, loaded: LoadedTokenizer, known: Known) -> Frame:

@@ -24,6 +24,7 @@ from pipelines.errors import ConfigError
 from pipelines.formats import Records, inference
 from pipelines.manifest import Part, Table
 from pipelines.ordering import Order
+from pipelines.recipe import Recipe
 from pipelines.record_index import Index
 from pipelines.records import RecordSchema
 from pipelines.rewriting import Rewrite, rewrite
@@ -63,20 +64,24 @@ def form_of(work: Work) -> Records:
     return form
 
 
-def fingerprint_of(work: Work) -> str:
-    """Identify the options that decide rows; prompts, caps and lengths decide none."""
-    form, dataset = form_of(work), work.dataset
-    own = [
-        form.group_columns,
-        isinstance(form.data.group_training_examples_by, str),
-        form.order_column,
-        form.domain_key,
-    ]
-    times = form.time_series.model_dump(
-        mode="json", include={"is_timeseries", "timestamp_format", "timestamp_interval_seconds"}
-    )
-    options = [group.model_dump(mode="json") for group in (dataset.filters, dataset.splits)]
-    return digest("canonical_rows", VERSION, sources.VERSION, work.dataset_name, own, form.mode, times, options)
+def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
+    """Return the options that decide rows, and apart from them those of the advice on groups; prompts decide none."""
+    dataset = recipe.datasets[name]
+    form = dataset.format
+    assert isinstance(form, Records)
+    times = {"is_timeseries", "timestamp_format", "timestamp_interval_seconds"}
+    rows = {
+        "versions": [VERSION, sources.VERSION],
+        "group_columns": form.group_columns,
+        "is_one_group_column": isinstance(form.data.group_training_examples_by, str),
+        "order_column": form.order_column,
+        "domain_key": form.domain_key,
+        "mode": form.mode,
+        "time_series": form.time_series.model_dump(mode="json", include=times),
+        "filters": dataset.filters.model_dump(mode="json"),
+        "splits": dataset.splits.model_dump(mode="json"),
+    }
+    return {"rows": rows, "advice": {"limit": recipe.limit_of(name), "cap": form.cap}}
 
 
 # ── Before rows are made ───────────────────────────────────────────────────────────────────────────

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pipelines import carving, manifest, packing
 from pipelines.errors import ConfigError
 from pipelines.packing import Plan, Slices
+from pipelines.recipe import Recipe
 from pipelines.splits import Splitter
 from pipelines.stages import Work, raw_dataset
 
@@ -64,10 +65,9 @@ def plan_splits(work: Work) -> Plans:
     return Plans(lengths, tuple(plan for plan in planned if plan is not None), moved)
 
 
-def carved_of(work: Work) -> tuple[int, int] | tuple[()]:
-    """Return how many validation sequences are carved and under which seed; nothing where shares decide."""
-    wanted = (work.recipe.mixture.num_validation_sequences or {}).get(work.dataset_name or "")
-    return () if wanted is None else (wanted, work.dataset.splits.seed)
+def carved_of(recipe: Recipe, name: str) -> int | None:
+    """Return how many validation sequences are carved out of a dataset; None where shares decide."""
+    return (recipe.mixture.num_validation_sequences or {}).get(name)
 
 
 def _lengths(work: Work) -> Lengths:
@@ -163,10 +163,9 @@ def _hold_out(work: Work, lengths: Lengths) -> tuple[Lengths, SplitPlan | None, 
 
     Returns the lengths with each example's split, the plan of validation, and the rows that left train.
     """
-    carved = carved_of(work)
-    if not carved:
+    wanted = carved_of(work.recipe, work.dataset_name or "")
+    if wanted is None:
         return lengths, None, MOVED.empty_table()
-    wanted = carved[0]
     _require_no_other_validation(work)
     rows = _row_hashes(work, lengths)
     u = np.concatenate([one.of_examples for one in rows]) if rows else np.empty(0, np.uint64)

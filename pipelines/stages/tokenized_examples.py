@@ -7,16 +7,28 @@ The tokenizer is loaded through `transformers` once and kept as data under the s
 and later builds need neither that library nor its two seconds.
 """
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from pipelines import masking, parts, rendering, tokenization
 from pipelines.examples import examples_schema
+from pipelines.formats import Records
 from pipelines.ledger import KEPT, REJECTED, add_up, unaccounted
 from pipelines.manifest import Part, Table
-from pipelines.recipe import Dataset
+from pipelines.recipe import Dataset, Recipe
 from pipelines.rendering import RendererSpec
-from pipelines.stages import Draft, Planned, Work, first_samples, make_parts, record_examples, share
+from pipelines.stages import (
+    Draft,
+    Planned,
+    Prepared,
+    StageDeclaration,
+    Work,
+    first_samples,
+    make_parts,
+    record_examples,
+    share,
+)
 from pipelines.storage import digest
 from pipelines.tokenization import LoadedTokenizer
 
@@ -73,26 +85,38 @@ def _at_base(options: rendering.Template, base: Path) -> rendering.Template:
     return options.model_copy(update={"chat_template": choice.model_copy(update={"file": str(base / choice.file)})})
 
 
-def fingerprint_of(work: Work, loaded: LoadedTokenizer, spec: RendererSpec | None) -> str:
-    """Identify all that decides examples, the rows themselves left out."""
-    dataset = work.dataset
-    if dataset.row_kind == "record":
-        return record_examples.fingerprint_of(work, loaded)
-    groups = [dataset.format, dataset.template, dataset.loss, dataset.truncation, dataset.reasoning, dataset.tools]
-    options = [group.model_dump(mode="json") for group in groups]
-    versions = (VERSION, tokenization.VERSION, rendering.VERSION, masking.VERSION)
-    printed = None if spec is None else repr(spec)
-    sliced = dataset.keeps_overlong
-    return digest(
-        "tokenized_examples",
-        versions,
-        loaded.card.digest,
-        printed,
-        options,
-        work.recipe.limit_of(work.dataset_name or ""),
-        sliced,
-        _vocabulary(work, loaded),
-    )
+def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
+    """Return the options that decide examples; of the tokenizer's name alone what it names decides."""
+    dataset = recipe.datasets[name]
+    if isinstance(dataset.format, Records):
+        own = record_examples.identity_of(recipe, name)
+    else:
+        groups = ("format", "template", "loss", "truncation", "reasoning", "tools")
+        own = {
+            "versions": [VERSION, tokenization.VERSION, rendering.VERSION, masking.VERSION],
+            **{group: getattr(dataset, group).model_dump(mode="json") for group in groups},
+            "keeps_overlong": dataset.keeps_overlong,
+            "limit": recipe.limit_of(name),
+            "vocab_size": recipe.vocab_size,
+        }
+    return {"tokenizer": recipe.tokenizer, "examples": own}
+
+
+def prepare(work: Work) -> Prepared:
+    """Open tokenizer and template: their content decides, wherever it lies."""
+    loaded, _ = open_tokenizer(work)
+    spec = renderer_spec(work, loaded)
+    return Prepared((loaded.card.digest, _spec_values(spec)), lambda: make(work))
+
+
+def _spec_values(spec: RendererSpec | None) -> dict[str, Any] | None:
+    return None if spec is None else asdict(spec) | {"now": spec.now.isoformat()}
+
+
+def _examples_digest(work: Work, loaded: LoadedTokenizer, spec: RendererSpec | None) -> str:
+    """Identify what decides the examples of a part of rows, the rows themselves left out."""
+    own = identity_of(work.recipe, work.dataset_name or "")["examples"]
+    return digest("tokenized_examples", own, loaded.card.digest, _spec_values(spec))
 
 
 def _vocabulary(work: Work, loaded: LoadedTokenizer) -> int:
@@ -106,7 +130,7 @@ def make(work: Work) -> Draft:
         return record_examples.make(work, loaded, path)
     spec = renderer_spec(work, loaded)
     rows = work.input("canonical_rows").parts
-    options = fingerprint_of(work, loaded, spec)
+    options = _examples_digest(work, loaded, spec)
     planned = [_planned(work, path, spec, part, digest(options, part.files["rows"].digest), loaded) for part in rows]
     made, reused, rows_made = make_parts(work, parts.tokenize_part, planned)
     _raise_overlong(work, made)
@@ -251,3 +275,6 @@ def _tables(made: list[Part], reasons: dict[str, int], facts: dict[str, Any]) ->
     if facts["dropped_kinds"]:
         tables["dropped"] = Table(("kind", "pieces"), tuple(facts["dropped_kinds"].items()))
     return tables
+
+
+STAGE = StageDeclaration("tokenized_examples", identity_of, prepare)

@@ -22,7 +22,8 @@ from pipelines.ledger import KEPT
 from pipelines.manifest import Histogram, Manifest, Part, Table
 from pipelines.mixing import Order
 from pipelines.partitions import FILLER, Dealt
-from pipelines.stages import Draft, Work, leaks, part_folder, share
+from pipelines.recipe import Recipe
+from pipelines.stages import Draft, Prepared, StageDeclaration, Work, leaks, part_folder, share
 from pipelines.storage import digest
 
 VERSION = 3
@@ -52,11 +53,18 @@ class Sequences:
     longest: Ints
 
 
-def fingerprint_of(work: Work) -> str:
-    """Identify the options that decide the order."""
-    recipe = work.recipe
-    options = [recipe.mixture.model_dump(mode="json"), recipe.partitions.model_dump(mode="json"), recipe.seed]
-    return digest("training_splits", VERSION, options, list(recipe.datasets))
+def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
+    """Return the options that decide the order (`order`), and the splits that it is compared with."""
+    return {
+        "order": {
+            "versions": [VERSION],
+            "mixture": recipe.mixture.model_dump(mode="json"),
+            "partitions": recipe.partitions.model_dump(mode="json"),
+            "seed": recipe.seed,
+            "datasets": list(recipe.datasets),
+        },
+        "splits": {name: dataset.splits.model_dump(mode="json") for name, dataset in recipe.datasets.items()},
+    }
 
 
 def packed_of(work: Work) -> dict[str, Manifest]:
@@ -155,7 +163,7 @@ def _save(work: Work, order: Order, dealt: Dealt, steps: pa.Table) -> Part:
     step = np.repeat(np.arange(len(dealt.step_offsets) - 1), np.diff(dealt.step_offsets))
     table = pa.table([columns[0].astype(np.int32), columns[1], passes.astype(np.int32), step, filler], schema=ORDER)
     packed = [one.version for one in packed_of(work).values()]
-    fingerprint = digest(fingerprint_of(work), packed)
+    fingerprint = digest("training_splits", identity_of(work.recipe, "")["order"], packed)
     at = part_folder(work.folder, fingerprint)
     files = {
         "order": parts.write_parquet(work.store, f"{at}/order.parquet", table),
@@ -285,3 +293,6 @@ def _mixture_table(work: Work, order: Order, dealt: Dealt, by_place: Sequences, 
             )
         )
     return Table(("dataset", "weight", "wanted_share", "passes", "sequences", "trained_tokens"), tuple(rows))
+
+
+STAGE = StageDeclaration("training_splits", identity_of, lambda work: Prepared((), lambda: make(work)))

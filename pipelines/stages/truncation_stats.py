@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from pipelines import packing, stats
 from pipelines.examples import EXAMPLES
 from pipelines.manifest import Histogram, Table
-from pipelines.stages import Draft, Work, share
+from pipelines.recipe import Recipe
+from pipelines.stages import Draft, Prepared, StageDeclaration, Work, share
 
 VERSION = 2
 
@@ -26,6 +27,18 @@ COLUMNS = ("split", "original_tokens", "tokens", "trained_tokens", "messages_rem
            "reasoning_removed", "tokens_cut", "trained_removed", "exchanges_trained", "reasoning_trained",
            "cut_trained", "domain")  # fmt: skip
 DOMAINS_SHOWN = 30
+
+
+def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
+    """Return the options that decide what is counted; what other limits would do depends on cutting and packing too."""
+    dataset = recipe.datasets[name]
+    return {
+        "versions": [VERSION],
+        "limit": recipe.limit_of(name),
+        "row_kind": dataset.row_kind,
+        "truncation": dataset.truncation.model_dump(mode="json"),
+        "packing": dataset.packing.model_dump(mode="json"),
+    }
 
 
 def make(work: Work) -> Draft:
@@ -171,3 +184,6 @@ def _trained_shares(columns: pa.Table) -> Histogram:
     return Histogram(
         "trained share", "share of tokens", tuple(round(float(e), 2) for e in edges), tuple(int(c) for c in counts)
     )
+
+
+STAGE = StageDeclaration("truncation_stats", identity_of, lambda work: Prepared((), lambda: make(work)))

@@ -27,7 +27,7 @@ from pipelines.manifest import Key, Manifest, folder
 from pipelines.storage import Store, digest
 
 Severity = Literal["error", "warn"]
-VERSION = 2
+VERSION = 3
 """Raise it when the meaning of a law or the shape of a verdict changes: what was saved is then judged anew."""
 
 
@@ -47,6 +47,8 @@ class Law:
     remedy: str
     """`{recipe}` in it stands for the recipe's name; see `for_recipe`."""
     waivable: bool = True
+    warn_from: float | None = None
+    """A value beyond it fails, and blocks only beyond `bound`; None: whatever fails blocks."""
 
 
 LAWS: tuple[Law, ...] = (
@@ -130,6 +132,16 @@ LAWS: tuple[Law, ...] = (
         "share of each sequence's room that holds tokens",
         "set packing.pack_strategy to best_fit where it is greedy, raise packing.max_segments_per_example, or lower "
         "seq_len if most rows are short"),
+    Law("order_nonempty", ("training_splits",), "at_least", 1, "error",
+        "places of the training order that hold a sequence",
+        "lower mixture.batch_size below the number of train sequences, or set partitions.remainder: pad"),
+    Law("dropped_share", ("training_splits",), "at_most", 0.1, "error",
+        "share of the scheduled sequences that partitions.remainder: drop leaves out of the training order",
+        "lower mixture.batch_size, or set partitions.remainder: pad or carry", warn_from=0.01),
+    Law("filler_share", ("training_splits",), "at_most", 0.1, "error",
+        "share of the training order's places that hold no sequence but a filler, which trains nothing",
+        "lower mixture.batch_size or partitions.world_size, or set partitions.remainder: carry or drop",
+        warn_from=0.01),
     Law("same_row", ("training_splits",), "at_most", 0, "error",
         "rows with equal content in two splits",
         "this is a bug of rowmill: report it with the manifest", waivable=False),
@@ -278,6 +290,8 @@ def _is_loosened(law: Law, bound: Bound) -> bool:
 def _law_field(law: Law) -> tuple[Any, Any]:
     sign = "≤" if law.direction == "at_most" else "≥"
     text = f"{law.what[0].upper()}{law.what[1:]}; default {sign} {law.bound:g}, {law.severity}."
+    if law.warn_from is not None:
+        text = f"{text[:-1]}; a warning from {law.warn_from:g} on."
     return Bound | None, Field(default=None, description=text)
 
 
@@ -303,6 +317,13 @@ class Terms:
     waiver_bound: float | None = None
     waiver_reason: str = ""
     expectation: dict[str, Any] | None = None
+    warn_from: float | None = None
+    """A value beyond it fails, and blocks only beyond `bound`."""
+
+    @property
+    def passing(self) -> float:
+        """The bound of what passes."""
+        return self.bound if self.warn_from is None else self.warn_from
 
     @property
     def digest(self) -> str:
@@ -315,7 +336,8 @@ class Terms:
         own = self.expectation or {}
         if own.get("min_value") is not None and own.get("max_value") is not None:
             return f"from {own['min_value']:g} to {own['max_value']:g}"
-        return f"{self.direction.replace('_', ' ')} {self.bound:g}"
+        blocks = "" if self.passing == self.bound else f", and {self.bound:g} before it blocks"
+        return f"{self.direction.replace('_', ' ')} {self.passing:g}{blocks}"
 
     @property
     def rule(self) -> tuple[str, dict[str, float | str]]:
@@ -327,8 +349,8 @@ class Terms:
             limits = {k: self.expectation[k] for k in ("min_value", "max_value") if self.expectation[k] is not None}
             return str(self.expectation["type"]), {"column": self.expectation["column"], **limits}
         if self.direction == "at_most":
-            return "expect_column_max_to_be_between", {"column": self.law, "max_value": self.bound}
-        return "expect_column_min_to_be_between", {"column": self.law, "min_value": self.bound}
+            return "expect_column_max_to_be_between", {"column": self.law, "max_value": self.passing}
+        return "expect_column_min_to_be_between", {"column": self.law, "min_value": self.passing}
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,15 +398,18 @@ def _terms(law: Law, gates: GatesBase, dataset: str | None) -> Terms:
     covering = [w for w in gates.waivers if w.law == law.name and w.dataset in (None, dataset)]
     # One that names the dataset goes before one for all.
     waiver = min(covering, key=lambda w: w.dataset is None, default=None)
+    limit = law.bound if own is None else own
+    stricter = min if law.direction == "at_most" else max
     return Terms(
         law=law.name,
         direction=law.direction,
-        bound=law.bound if own is None else own,
+        bound=limit,
         severity=(bound.severity if bound else None) or law.severity,
         what=law.what,
         remedy=law.remedy,
         waiver_bound=getattr(waiver, law.direction) if waiver else None,
         waiver_reason=waiver.reason if waiver else "",
+        warn_from=None if law.warn_from is None else stricter(law.warn_from, limit),
     )
 
 
@@ -477,7 +502,9 @@ def _verdict(manifest: Manifest, terms: Terms, success: bool | None) -> Verdict:
     value = _number(manifest.facts, terms)
     note = "not_measured" if value is None else "not_judged" if success is None else ""
     passed = bool(success)
-    covered = not passed and value is not None and _covered(terms, value)
+    covered = not passed and value is not None and _is_within(value, terms.waiver_bound, terms.direction)
+    # Between where a warning begins and the bound, a failure only shows.
+    severity = "warn" if terms.warn_from is not None and _is_within(value, terms.bound, terms.direction) else None
     return Verdict(
         law=terms.law,
         key=manifest.key,
@@ -486,9 +513,9 @@ def _verdict(manifest: Manifest, terms: Terms, success: bool | None) -> Verdict:
         value=value,
         bound=float(terms.bound),
         wanted=terms.wanted,
-        severity=terms.severity,
+        severity=severity or terms.severity,
         passed=passed,
-        blocking=not passed and terms.severity == "error" and not covered,
+        blocking=not passed and (severity or terms.severity) == "error" and not covered,
         what=terms.what,
         remedy=for_recipe(terms.remedy, manifest.key[0]),
         waiver=terms.waiver_reason if covered else "",
@@ -502,10 +529,10 @@ def for_recipe(remedy: str, name: str) -> str:
     return remedy.replace("{recipe}", name)
 
 
-def _covered(terms: Terms, value: float) -> bool:
-    if terms.waiver_bound is None:
+def _is_within(value: float | None, bound: float | None, direction: str) -> bool:
+    if value is None or bound is None:
         return False
-    return value <= terms.waiver_bound if terms.direction == "at_most" else value >= terms.waiver_bound
+    return value <= bound if direction == "at_most" else value >= bound
 
 
 Question = tuple[str, tuple[tuple[str, float | str], ...], float | None]

@@ -29,8 +29,6 @@ from pipelines.errors import ConfigError, one_of
 
 FILLER = -1
 """Stands in a dealt order where a sequence is missing to a whole step."""
-FILLER_TOKENS = 2
-"""Tokens of a filler: one segment of two pad tokens, none of them a target."""
 
 Integers: TypeAlias = NDArray[np.integer[Any]]
 _FULL = 1 << 62
@@ -73,7 +71,10 @@ class Dealt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepFacts:
-    """What one rank gets, int64[T] each; `step_trained_tokens` counts the whole step, all ranks together."""
+    """What one rank gets, int64[T] each; `step_trained_tokens` counts the whole step, all ranks together.
+
+    A filler is one of the `sequences`; its two pad tokens are in none of the other counts.
+    """
 
     sequences: NDArray[np.int64]
     fillers: NDArray[np.int64]
@@ -169,21 +170,21 @@ def step_facts(
 
     longest = np.zeros(len(begins) - 1, dtype=np.int64)
     steps = np.repeat(np.arange(len(begins) - 1), np.diff(begins))
-    np.maximum.at(longest, steps, _at(longest_segments, mine, FILLER_TOKENS))
+    np.maximum.at(longest, steps, _at(longest_segments, mine))
     return StepFacts(
         sequences=np.diff(begins).astype(np.int64),
         fillers=summed((mine == FILLER).astype(np.int64), begins),
-        segments=summed(_at(segments, mine, 1), begins),
-        tokens=summed(_at(tokens, mine, FILLER_TOKENS), begins),
-        trained_tokens=summed(_at(trained_tokens, mine, 0), begins),
+        segments=summed(_at(segments, mine), begins),
+        tokens=summed(_at(tokens, mine), begins),
+        trained_tokens=summed(_at(trained_tokens, mine), begins),
         longest_segment=longest,
-        step_trained_tokens=summed(_at(trained_tokens, dealt.order, 0), dealt.step_offsets),
+        step_trained_tokens=summed(_at(trained_tokens, dealt.order), dealt.step_offsets),
     )
 
 
-def _at(values: Integers, places: NDArray[np.int64], filler: int) -> NDArray[np.int64]:
-    # Index -1 finds the filler's value.
-    return np.append(values, filler).astype(np.int64)[places]
+def _at(values: Integers, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    # Index -1, a filler, finds the 0 at the end: fillers hold nothing of the data.
+    return np.append(values, 0).astype(np.int64)[places]
 
 
 def _nearest_divisors(number: int, wanted: int) -> list[int]:

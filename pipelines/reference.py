@@ -371,7 +371,7 @@ def _laws_section() -> Iterator[str]:
             f"`{law.name}`",
             stages,
             f"{sign} {law.bound:,.6g}",
-            law.severity,
+            law.severity if law.warn_from is None else f"{law.severity}; warn from {law.warn_from:g}",
             law.what,
             findings.for_recipe(law.remedy, "RECIPE"),
             "yes" if law.waivable else "no",

@@ -40,7 +40,12 @@ RECIPE: dict[str, Any] = {
     },
     "partitions": {"world_size": 2},
     # Few rows: what is a share of nothing says nothing here.
-    "gates": {"split_share": {"at_most": 1}, "rank_balance": {"at_most": 9}, "fill": {"at_least": 0}},
+    "gates": {
+        "split_share": {"at_most": 1},
+        "rank_balance": {"at_most": 9},
+        "fill": {"at_least": 0},
+        "filler_share": {"at_most": 1},
+    },
     "execution": {"workers": 1},
 }
 

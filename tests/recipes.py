@@ -48,9 +48,12 @@ _SHARES = (
     "rank_balance",
     "split_share",
     "content_dropped",
+    "dropped_share",
+    "filler_share",
 )
 LENIENT: dict[str, Any] = {
     "nonempty": {"at_least": 0},
+    "order_nonempty": {"at_least": 0},
     "fill": {"at_least": 0},
     **{law: {"at_most": 1} for law in _SHARES},
 }

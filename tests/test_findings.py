@@ -53,6 +53,39 @@ def test_judge_fact_just_beyond_its_bound_fails_and_at_it_passes(tmp_path: Path,
     assert failed[law.name].blocking is (law.severity == "error")
 
 
+def judged_order(store: Store, value: float, **gates: Any) -> Verdict:
+    made = Manifest(
+        key=("demo", "training_splits"), stage="training_splits", fingerprint="f", code_version="1", inputs={},
+        parts=(), facts={"dropped_share": value},
+    )  # fmt: skip
+    terms = findings.terms_of(check(Gates, gates, "gates"), "training_splits", None)
+    own = [one for one in terms if one.law == "dropped_share"]
+    return findings.judge(store, manifest.save(store, made), own)[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "passed", "severity", "blocking"),
+    [(0.01, True, "error", False), (0.011, False, "warn", False), (0.1, False, "warn", False),
+     (0.101, False, "error", True)],
+)  # fmt: skip
+def test_judge_law_that_warns_first_blocks_only_beyond_its_bound(
+    tmp_path: Path, value: float, passed: bool, severity: str, blocking: bool
+) -> None:
+    verdict = judged_order(Store(str(tmp_path)), value)
+
+    assert (verdict.passed, verdict.blocking) == (passed, blocking)
+    assert passed or verdict.severity == severity
+    assert "wanted at most 0.01, and 0.1 before it blocks" in verdict.sentence
+
+
+def test_judge_law_that_warns_first_under_a_recipe_s_own_bound(tmp_path: Path) -> None:
+    stricter = judged_order(Store(str(tmp_path / "stricter")), 0.006, dropped_share={"at_most": 0.005})
+    looser = judged_order(Store(str(tmp_path / "looser")), 0.4, dropped_share={"at_most": 0.5})
+
+    assert stricter.blocking
+    assert (looser.passed, looser.blocking, looser.severity) == (False, False, "warn")
+
+
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), "0", True])
 def test_judge_fact_that_is_no_number_fails_as_not_measured(tmp_path: Path, value: object) -> None:
     _, verdicts = _judged(Store(str(tmp_path)), {**GOOD, "unknown_roles": value})

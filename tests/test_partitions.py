@@ -234,20 +234,20 @@ def test_step_facts_of_all_ranks_add_up(
 
     assert sum(int(f.sequences.sum()) for f in facts) == len(found.order)
     assert sum(int(f.fillers.sum()) for f in facts) == fillers
-    assert sum(int(f.segments.sum()) for f in facts) == 3 * count + fillers
-    assert sum(int(f.tokens.sum()) for f in facts) == int(tokens.sum()) + 2 * fillers
+    assert sum(int(f.segments.sum()) for f in facts) == 3 * count
+    assert sum(int(f.tokens.sum()) for f in facts) == int(tokens.sum())
     assert np.array_equal(sum(f.trained_tokens for f in facts), facts[0].step_trained_tokens)
     assert max((int(f.longest_segment.max(initial=0)) for f in facts), default=0) == tokens.max(initial=0)
     assert len({int(f.sequences.sum()) for f in facts}) == 1
 
 
-def test_step_facts_of_a_filler_are_two_tokens_without_a_target() -> None:
+def test_step_facts_count_nothing_of_a_filler_but_itself() -> None:
     found = dealt([7], batch_sizes=[(0, 2)])
     ones = np.array([1])
     facts = step_facts(found, 1, 2, tokens=ones * 9, trained_tokens=ones * 7, segments=ones, longest_segments=ones * 9)
 
-    assert [v.tolist() for v in (facts.fillers, facts.tokens, facts.trained_tokens)] == [[1], [2], [0]]
-    assert [v.tolist() for v in (facts.longest_segment, facts.step_trained_tokens)] == [[2], [7]]
+    assert [v.tolist() for v in (facts.fillers, facts.tokens, facts.trained_tokens)] == [[1], [0], [0]]
+    assert [v.tolist() for v in (facts.longest_segment, facts.step_trained_tokens)] == [[0], [7]]
 
 
 @pytest.mark.parametrize("values", [{"world_size": 0}, {"world_size": True}, {"remainder": "cut"}, {"balance": True}])

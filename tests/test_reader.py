@@ -63,7 +63,7 @@ def make(folder: Path, *, word: str = "number", **options: Any) -> Path:
             },
             "texts": {"source": {"train_urls": ["texts.jsonl"]}, "format": {"kind": "text"}},
         },
-        "gates": {"fill": {"at_least": 0}, "rank_balance": {"at_most": 9}},
+        "gates": {"fill": {"at_least": 0}, "filler_share": {"at_most": 1}, "rank_balance": {"at_most": 9}},
         "execution": {"workers": 1},
     }
     path = folder / "configs" / "tiny.yaml"

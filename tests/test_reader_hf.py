@@ -34,7 +34,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "defaults": {"splits": {"validation": 0, "test": 0}},
         "datasets": {"texts": {"source": {"train_urls": ["texts.jsonl"]}, "format": {"kind": "text"}}},
         "partitions": {"world_size": 2},
-        "gates": {"fill": {"at_least": 0}, "rank_balance": {"at_most": 9}},
+        "gates": {"fill": {"at_least": 0}, "filler_share": {"at_most": 1}, "rank_balance": {"at_most": 9}},
         "execution": {"workers": 1},
     }
     (folder / "configs" / "tiny.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")

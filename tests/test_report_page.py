@@ -179,7 +179,8 @@ def test_waiver_is_shown_in_report_and_expectations(tmp_path: Path) -> None:
     road.recipe(
         {"rows": {"source": {"train_urls": ["data/chats.jsonl"]}, "format": {"kind": "chat"}}},
         gates={"rejects": {"at_most": 0.01}, "waivers": [{"law": "rejects", "at_most": 0.2, "reason": reason}],
-               "split_share": {"at_most": 1}, "fill": {"at_least": 0}, "rank_balance": {"at_most": 1}},
+               "split_share": {"at_most": 1}, "fill": {"at_least": 0}, "filler_share": {"at_most": 1},
+               "rank_balance": {"at_most": 1}},
     )  # fmt: skip
     built = road.build()
 

@@ -39,7 +39,12 @@ RECIPE: dict[str, Any] = {
     "mixture": {"batch_size": 4},
     "partitions": {"world_size": 2},
     # Few rows: what is a share of nothing says nothing here.
-    "gates": {"split_share": {"at_most": 1}, "rank_balance": {"at_most": 1}, "fill": {"at_least": 0}},
+    "gates": {
+        "split_share": {"at_most": 1},
+        "rank_balance": {"at_most": 1},
+        "fill": {"at_least": 0},
+        "filler_share": {"at_most": 1},
+    },
     "execution": {"workers": 1},
 }
 """Two datasets of two kinds; every path is relative to the project."""

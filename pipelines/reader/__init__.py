@@ -75,7 +75,7 @@ class Reader:
     IntegrityError
         If the build is not there, not whole, or made with another tokenizer.
     ConfigError
-        If the rank, layout or batch size is impossible.
+        If the rank, layout or batch size is impossible, or the rank has no sequence.
 
     """
 
@@ -101,6 +101,7 @@ class Reader:
         if tokenizer is not None:
             published.check_tokenizer(self._published, tokenizer)
         self._rank, self._world_size, self._batch_size, self._verify = rank, world_size, batch_size, verify
+        published.require_sequences(self._published, rank, self._number_at(self._published.places))
         self._view = View(
             length=self._number_at(self._published.places),
             fetch=_shelf(self._published, rank, world_size, verify=verify),

@@ -78,6 +78,7 @@ class Published:
     card: dict[str, Any]
     ranks: dict[str, tuple[Shard, ...]]
     sets: dict[str, OwnSet]
+    waivers: tuple[str, ...]
 
     @property
     def pad_id(self) -> int:
@@ -175,6 +176,7 @@ def _from_json(store: Store, where: str, raw: dict[str, Any]) -> Published:
         card=dict(raw["card"]),
         ranks=ranks,
         sets={name: _own_set(one) for name, one in raw["sets"].items()},
+        waivers=tuple(raw["waivers"]),
     )
 
 
@@ -193,6 +195,25 @@ def _steps(store: Store, path: str, world_size: int) -> tuple[Ints, Ints]:
 
 
 # ── Checks ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def require_sequences(published: Published, rank: int, sequences: int) -> None:
+    """Refuse a rank without a sequence: a loop over it would end at once and say nothing.
+
+    Raises
+    ------
+    ConfigError
+        If the rank has none, unless the build was made under a waiver of `order_nonempty`: it is then opened for
+        its held-out sets.
+
+    """
+    if sequences or any(waiver.startswith("order_nonempty:") for waiver in published.waivers):
+        return
+    raise ConfigError(
+        f"{published.where}: rank {rank} has no sequence: the order has {published.places} places; every rank needs "
+        "one at least; build with a smaller mixture.batch_size or more data, open fewer ranks, or waive order_nonempty "
+        "to read held-out sets alone"
+    )
 
 
 def check_tokenizer(published: Published, folder: str | Path) -> None:

@@ -40,7 +40,7 @@ from pipelines.stages import (
 )
 from pipelines.storage import Store, digest, digest_bytes
 
-VERSION = 3
+VERSION = 4
 """Raise it when any rank may hold other bytes, or other facts are counted on the way."""
 
 Ints = NDArray[np.int64]
@@ -167,13 +167,13 @@ def write_rank(task: _RankTask) -> tuple[Part, int]:
         found += sum(native.sequence_hashes(native.segments_of(back)))
         _count(back, counted)
     files["facts"] = parts.write_parquet(store, f"{task.at}/facts.parquet", task.facts)
-    sums = [sum(column) for column in zip(*counted.values(), strict=True)] or [0, 0, 0]
+    fillers = counted.pop(_FILLERS, [0])[0]
     facts = {
         "sequences": len(task.wanted),
-        "fillers": counted.get(_FILLERS, [0])[0],
-        "tokens": sums[1],
-        "trained_tokens": sums[2],
-        "datasets": {name: values for name, values in sorted(counted.items()) if name != _FILLERS},
+        "fillers": fillers,
+        "tokens": sum(tokens for _, tokens, _ in counted.values()),
+        "trained_tokens": sum(trained for _, _, trained in counted.values()),
+        "datasets": dict(sorted(counted.items())),
     }
     return Part(task.fingerprint, files, facts), found % native.MODULUS
 
@@ -307,7 +307,7 @@ def _token_ledger(ranks: Sequence[Part]) -> list[tuple[str, str, int]]:
     padding = native.FILLER_TOKENS * sum(int(part.facts["fillers"]) for part in ranks)
     return [
         ("train", "trained", trained),
-        ("train", "context", tokens - trained - padding),
+        ("train", "context", tokens - trained),
         ("train", "padding", padding),
     ]
 

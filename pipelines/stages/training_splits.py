@@ -26,7 +26,7 @@ from pipelines.recipe import Recipe
 from pipelines.stages import Draft, Prepared, StageDeclaration, Work, leaks, part_folder, share
 from pipelines.storage import digest
 
-VERSION = 3
+VERSION = 4
 """Raise it when any recipe may be shown in another order, or other facts are counted on the way."""
 
 Ints = NDArray[np.int64]
@@ -194,17 +194,22 @@ def _draft(
     lines = [(KEPT, "", len(scheduled)), ("remainder", "", len(dropped)), ("not_scheduled", "", left)]
     leaking = leaks.find(work, packed)
     balance, empty_pairs = _balance(steps)
+    places, fillers = int(part.facts["places"]), int(part.facts["fillers"])
+    held = places - fillers
     rows = [row for one in packed.values() for row in one.tables["splits"].rows]
     return Draft(
         parts=[part],
         facts={
             **leaking.facts,
             "mixture_share": round(mixing.furthest_from_share(work.recipe.mixture, sizes, order), 6),
+            "order_nonempty": held,
+            "dropped_share": share(len(dealt.dropped), held + len(dealt.dropped)),
+            "filler_share": share(fillers, places),
             "rank_balance": balance,
             "empty_step": empty_pairs,
             "sequences": total,
-            "places": int(part.facts["places"]),
-            "fillers": int(part.facts["fillers"]),
+            "places": places,
+            "fillers": fillers,
             "steps": len(dealt.step_offsets) - 1,
             "tokens": int(by_place.tokens[dealt.order[dealt.order != FILLER]].sum()),
             "trained_tokens": int(by_place.trained[dealt.order[dealt.order != FILLER]].sum()),

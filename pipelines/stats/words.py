@@ -155,7 +155,7 @@ COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
         "step": "The step, from 0.",
         "sequences": "Sequences that the rank gets.",
         "fillers": "How many of them are empty and only make the numbers even.",
-        "tokens": "Tokens in them.",
+        "tokens": "Tokens in the others.",
     },
     "truncation": {
         "examples": "Examples.",

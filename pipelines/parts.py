@@ -39,7 +39,8 @@ from pipelines.preparation import Prepared, Preparer
 from pipelines.recipe import Dataset
 from pipelines.rendering import RendererSpec
 from pipelines.rows import NOTICED, REJECTS, ROWS, Json, ParseReport, Rejected, Row, message_counts, to_json
-from pipelines.splits import Splitter
+from pipelines.sources.parts import SplitHint
+from pipelines.splits import Splitter, assign_split
 from pipelines.storage import Store, digest_bytes
 from pipelines.tokenization import Encoder
 
@@ -214,7 +215,7 @@ class _RowColumns:
     def __init__(self, dataset: str, part: sources.Part, splitter: Splitter, *, by_prefix: bool) -> None:
         self.dataset = dataset
         self.by_prefix = by_prefix
-        self.hint = part.split_hint
+        self.hint: SplitHint | None = part.split_hint
         self.splitter = splitter
         self.ids: list[str] = []
         self.rows: list[Row] = []
@@ -231,12 +232,15 @@ class _RowColumns:
         if isinstance(texts, Rejected):
             return texts
         content = filters.content_hash(row)
-        split = self.hint if self.hint == "validation" else self.splitter(row.group_key, row.order_key, content)
+        split = assign_split(
+            self.splitter,
+            source=self.hint,
+            group_key=row.group_key,
+            order_key=row.order_key,
+            content_hash=content,
+        )
         if isinstance(split, Rejected):
             return split
-        # A source with rows for validation has said which they are; no share is taken from the others.
-        if self.hint == "train" and split == "validation":
-            split = "train"
         self.ids.append(row_id)
         self.rows.append(row)
         self.texts.append(texts)

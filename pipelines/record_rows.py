@@ -37,7 +37,7 @@ from pipelines.recipe import Dataset
 from pipelines.records import Column, Record, RecordSchema, Value
 from pipelines.rows import ROWS, Json, Rejected, canonical_json, message_counts
 from pipelines.sources import RawRecord
-from pipelines.splits import Splitter
+from pipelines.splits import Splits, Splitter, assign_split
 from pipelines.storage import Store, digest_bytes
 
 DEFAULT_DOMAIN = "__default__"
@@ -147,7 +147,6 @@ class RowMaker:
         self._many = not isinstance(form.data.group_training_examples_by or splits.group_key, str)
         self._keys = {name: key_writer(schema.by_name[name]) for name in self._group_columns if name in schema.by_name}
         self._time_key = splits.time_key
-        self._is_one_series = form.mode == "sequential" and not form.group_columns
 
     def typed(self, decoded: Mapping[str, Json], *, are_cells: bool) -> Record | Rejected:
         """Return a decoded object's record."""
@@ -172,14 +171,6 @@ class RowMaker:
         domain = None if self._domain_key is None else record.get(self._domain_key)
         named = domain if type(domain) is str and domain.strip() else DEFAULT_DOMAIN
         return _Typed(text.removesuffix("\n"), group, order, None if self._domain_key is None else named)
-
-    def split(self, splitter: Splitter, made: _Typed, content: bytes) -> str | Rejected:
-        """Decide a row's split: by time, by its group, or by its content; one series without groups is train's."""
-        if self._time_key is not None:
-            return splitter(made.group, made.order, content)
-        if made.group is not None:
-            return splitter.of_key(made.group.encode("utf-8", "surrogatepass"))
-        return "train" if self._is_one_series else splitter.of_content(content)
 
     def _group(self, record: Record) -> str | Rejected | None:
         if not self._group_columns:
@@ -233,7 +224,14 @@ def _maker(dataset_json: str, schema_json: str, order: Order | None) -> tuple[Ro
     dataset = Dataset.model_validate_json(dataset_json)
     assert isinstance(dataset.format, Records)
     schema = RecordSchema.from_json(orjson.loads(schema_json))
-    return RowMaker(dataset.format, schema, order, dataset), Splitter(dataset.splits)
+    return RowMaker(dataset.format, schema, order, dataset), splitter_of(dataset.format, dataset.splits)
+
+
+def splitter_of(form: Records, splits: Splits) -> Splitter:
+    """Return what decides splits of records: whole groups, however they are named; one series alone is train's."""
+    if form.mode == "sequential" and not form.group_columns:
+        splits = splits.model_copy(update={"validation": 0, "test": 0})
+    return Splitter(splits, by_group=bool(form.group_columns))
 
 
 def rows_of(task: RowsTask) -> Part:
@@ -249,8 +247,13 @@ def rows_of(task: RowsTask) -> Part:
             log.add(row_id, made if isinstance(made, Rejected) else Rejected("unserialisable"), raw.raw)
             continue
         content = content_of(decoded)
-        hinted = task.part.split_hint == "validation"
-        split = "validation" if hinted else maker.split(splitter, made, content)
+        split = assign_split(
+            splitter,
+            source=task.part.split_hint,
+            group_key=made.group,
+            order_key=made.order,
+            content_hash=content,
+        )
         if isinstance(split, Rejected):
             log.add(row_id, split, raw.raw)
             continue

@@ -108,7 +108,8 @@ class Splits(Config):
     """Which rows of a dataset are held out."""
 
     validation: Share = _DEFAULT_VALIDATION
-    """Share of rows (of groups, with `group_key`; of the latest, with `time_key`) in validation."""
+    """Share of rows (of groups, with `group_key`; of the latest, with `time_key`) in validation. Where the source has
+    rows for validation of its own, those are validation, and no share of the others is."""
 
     test: Share = _DEFAULT_TEST
     """Share of rows (of groups, with `group_key`; of the latest, with `time_key`) in test."""
@@ -204,14 +205,15 @@ class Splits(Config):
 class Splitter:
     """`Splits` made ready to decide row by row; decisions depend on no other row."""
 
-    def __init__(self, splits: Splits) -> None:
+    def __init__(self, splits: Splits, *, by_group: bool = False) -> None:
+        """Prepare the decision; `by_group` where rows have groups by other options than `group_key`."""
         # Exact splits are cut when all rows are known; until then every row is in train.
         validation, test = (Fraction(0 if splits.is_exact else str(v)) for v in (splits.validation, splits.test))
         # u is an integer, so u < x exactly when u < ceil(x), and u >= x exactly when u >= ceil(x).
         self._below_is_validation = ceil(validation * 2**64)
         self._from_is_test = ceil((1 - test) * 2**64)
         self._labels = orjson.dumps([splits.seed, "split"])[:-1] + b","
-        self._grouped = splits.group_key is not None
+        self._grouped = by_group or splits.group_key is not None
         self._by_time = splits.time_key is not None
         self._boundaries = splits.boundaries
         if splits.boundaries is not None:
@@ -229,7 +231,7 @@ class Splitter:
     def hash_of(self, group_key: str | None, content_hash: bytes) -> int:
         """Return u, the number below 2^64 that decides: of a row's group, as JSON text, else of its content."""
         if self._grouped and group_key is not None:
-            return self.place(group_key.encode())
+            return self.place(group_key.encode("utf-8", "surrogatepass"))
         return self.place(b'"' + content_hash.hex().encode() + b'"')
 
     def of_group(self, value: Json) -> Split:
@@ -273,6 +275,25 @@ class Splitter:
         if u < self._below_is_validation:
             return "validation"
         return "test" if u >= self._from_is_test else "train"
+
+
+def assign_split(
+    splitter: Splitter,
+    *,
+    source: Literal["train", "validation"] | None,
+    group_key: str | None,
+    order_key: str | None,
+    content_hash: bytes,
+) -> Split | Rejected:
+    """Decide the split of a row of any kind, or why it has none.
+
+    `source` is what its file is for, where the dataset has files of its own for validation: their rows are
+    validation, and of the other rows no share is taken for it.
+    """
+    if source == "validation":
+        return "validation"
+    split = splitter(group_key, order_key, content_hash)
+    return "train" if source == "train" and split == "validation" else split
 
 
 def exact(splits: Splits, places: NDArray[np.uint64], rows: NDArray[np.int64]) -> NDArray[np.int8]:

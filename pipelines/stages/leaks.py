@@ -134,10 +134,12 @@ def _split_share(work: Work, rows: pl.LazyFrame, sources: Mapping[str, _Source])
     worst = 0.0
     for name, dataset in work.recipe.datasets.items():
         own = {str(split): int(n) for ds, split, n in counts.iter_rows() if ds == name}
-        total = sum(own.values())
+        has_source = bool(sources[name].canonical.facts.get("validation_source"))
+        # Rows of a validation source are not among those of which a share was asked for.
+        total = sum(count for split, count in own.items() if not (has_source and split == "validation"))
         if not total or dataset.splits.time_key is not None:
             continue
-        by_share = not sources[name].moved and not sources[name].canonical.facts.get("validation_source")
+        by_share = not sources[name].moved and not has_source
         for split in ("validation", "test") if by_share else ("test",):
             worst = max(worst, abs(own.get(split, 0) - float(dataset.splits.wanted_rows(split, total))) / total)
     return round(worst, 9)

@@ -33,7 +33,7 @@ from pipelines.splits import Splitter
 from pipelines.stages import Draft, Planned, Work, kept_part, make_parts, share
 from pipelines.storage import digest
 
-VERSION = 2
+VERSION = 3
 """Raise it when any record may get another type, text, key or split, or other facts are counted."""
 
 
@@ -197,11 +197,8 @@ def with_splits(work: Work, made: list[Part], known: Known) -> list[Part]:
     if not work.dataset.splits.is_exact and not is_lone:
         return made
     index = index_of(work, made, known)
-    hinted = np.zeros(len(index.splits), bool)
     if work.dataset.splits.is_exact:
         wanted = _exact(work, made, index)
-        hinted = _hinted(work, index)
-        wanted[hinted] = index.splits[hinted]
     else:
         wanted = np.zeros(len(index.splits), np.int8)
         if len(index.keys) != 1 or _hinted(work, index).any():
@@ -217,15 +214,22 @@ def _hinted(work: Work, index: Index) -> NDArray[np.bool_]:
 
 
 def _exact(work: Work, made: Sequence[Part], index: Index) -> NDArray[np.int8]:
+    """Cut by number of rows those that no validation source holds; of the others no share is taken for validation."""
     options = work.dataset.splits
     splitter = Splitter(options)
+    hinted = _hinted(work, index)
+    if hinted.any():
+        options = options.model_copy(update={"validation": 0})
     if index.groups is not None:
         units, names = index.groups, [key.encode() for key in index.keys]
     else:
         units, names = _units_of_rows(work, made, by_group=options.group_key is not None)
-    places = np.array([splitter.place(name) for name in names], np.uint64)
-    decided = splits.exact(options, places, np.bincount(units, minlength=len(names)).astype(np.int64))
-    return decided[units]
+    rows = np.bincount(units[~hinted], minlength=len(names)).astype(np.int64)
+    own = np.flatnonzero(rows)
+    places = np.array([splitter.place(names[unit]) for unit in own.tolist()], np.uint64)
+    decided = np.zeros(len(names), np.int8)
+    decided[own] = splits.exact(options, places, rows[own])
+    return np.where(hinted, index.splits, decided[units]).astype(np.int8)
 
 
 def _units_of_rows(work: Work, made: Sequence[Part], *, by_group: bool) -> tuple[NDArray[np.int64], list[bytes]]:

@@ -5,7 +5,7 @@ files there are (`stages/parsed_records.py`).
 
 | file | a text is |
 |---|---|
-| `.txt` | the whole file |
+| `.txt` | the whole file (`sample_by: document`) |
 | `.jsonl`, `.json`, `.parquet`, … | the `text` of a record, with `finish_reason` where the server told one |
 | the same | each of a record's `choices`, as a completions server answers |
 
@@ -66,13 +66,13 @@ class Meant:
 
 @dataclass(frozen=True, slots=True)
 class ParseTask:
-    """Parts of one file to take apart: one part, or all of a `.txt` file, which is one text."""
+    """A part of a file to take apart."""
 
     root: str
     folder: str
     fingerprint: str
     base: str
-    parts: tuple[sources.Part, ...]
+    part: sources.Part
     meant: Meant
 
 
@@ -122,21 +122,21 @@ def _opened(meant: Meant) -> tuple[Parser, Serialiser]:
     return parser, Serialiser(meant.record_schema, special_tokens=())
 
 
-def texts_of(parts: Sequence[sources.Part], base: Path) -> Iterator[Text]:
-    """Yield the texts of some parts of one file."""
-    if parts[0].reader == "plain_text":
-        yield _whole(parts[0], base)
+def texts_of(part: sources.Part, base: Path) -> Iterator[Text]:
+    """Yield the texts of a part."""
+    if part.reader == "plain_text":
+        yield _whole(part, base)
         return
-    for part in parts:
-        for record in sources.read(part, base):
-            name = f"{part.part_id}:{record.number}"
-            if record.rejected is not None or record.value is None:
-                yield Text(name, "", is_closed=False, rejected=record.rejected, raw=record.raw)
-            else:
-                yield from _in_record(name, record.value, record.raw)
+    for record in sources.read(part, base):
+        name = f"{part.part_id}:{record.number}"
+        if record.rejected is not None or record.value is None:
+            yield Text(name, "", is_closed=False, rejected=record.rejected, raw=record.raw)
+        else:
+            yield from _in_record(name, record.value, record.raw)
 
 
 def _whole(part: sources.Part, base: Path) -> Text:
+    """Return a text file as it is: a character that is damaged must not cost the records around it."""
     where = urls.locate(part.url, base)
     codec = (reader_of(part.url) or ("", "", ""))[2]
     with open_content(urls.open_raw(where), codec, where.url) as stream:
@@ -163,7 +163,7 @@ def parse_texts(task: ParseTask) -> Part:
     log = RejectLog("parsed_records")
     made = Made()
     reports: list[Report] = []
-    for text in texts_of(task.parts, Path(task.base)):
+    for text in texts_of(task.part, Path(task.base)):
         if text.rejected is not None:
             log.add(text.text_id, text.rejected, text.raw)
             continue

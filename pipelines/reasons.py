@@ -28,6 +28,11 @@ WORDS: dict[str, Words] = {
     "too_deep": Words(
         "sources", "JSON is nested deeper than can be read back", "flatten the record, or leave the column out"
     ),
+    "blank": Words(
+        "sources",
+        "the line, paragraph or document of a text file is white space alone; does not count as a reject in the check",
+        "nothing; `source.sample_by` says what a text is",
+    ),
     "unknown_schema": Words(
         "rows",
         "the columns are of no known shape, or of another one than `format.dataset_schema` names",

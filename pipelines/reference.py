@@ -247,6 +247,7 @@ def _source_section() -> Iterator[str]:
         yield from (*_section(model, level=3, title=_kind_title(model)), "")
     suffixes = ", ".join(f"`{suffix}`" for suffix in READERS)
     yield f"Files are read by their suffix: {suffixes}, each also with {_listed(codec for codec in CODECS if codec)}."
+    yield "A `.txt` file is one document, unless `sample_by` cuts it into paragraphs or lines."
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -469,7 +470,12 @@ def readme_table() -> str:
         lines.append(f"| `exports` | [`{_kind(model)}`](docs/{page}) | {_first_sentence(model)} |")
     suffixes = " ".join(f"`{suffix}`" for suffix in READERS)
     codecs = " ".join(f"`{codec}`" for codec in CODECS if codec)
-    lines += ["", f"Files are read by suffix: {suffixes}, each plain or under {codecs}.", "", TABLE_ENDS]
+    lines += ["", f"Files are read by suffix: {suffixes}, each plain or under {codecs}."]
+    lines += [
+        "A `.txt` file is one document, unless `source.sample_by` cuts it into paragraphs or lines.",
+        "",
+        TABLE_ENDS,
+    ]
     return "\n".join(lines)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pipelines import ledger, reasons, recipe
-from tests.recipes import CHAT, CHATML, TEXT, Built, Road, chat, tokenizer_json, write_tokenizer
+from tests.recipes import CHAT, CHATML, TEXT, Built, Road, chat, sentence, tokenizer_json, write_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -188,6 +188,22 @@ def test_a_flaw_has_the_reason_that_is_named_for_it(many: Built, reason: str) ->
     assert {found for _, found in many.rejects(reason)} == {reason}, many.details(reason)
 
 
+def test_a_blank_line_of_a_text_file_is_accounted_for_and_is_no_reject_of_the_check(tmp_path: Path) -> None:
+    path = Road(tmp_path).write("a.txt", f"{sentence(1, 30)}\n\n \n{sentence(1, 30)}\n".encode())
+    rows = {"source": {"train_urls": [path], "sample_by": "line"}, "format": TEXT}
+    built = Road(tmp_path).recipe({"rows": rows}).build(only=("raw_dataset", "canonical_rows"))
+    made = built.manifest("rows", "canonical_rows")
+
+    assert {(state, reason): count for state, reason, count in made.ledger} == {
+        ("kept", ""): 1,
+        ("rejected", "blank"): 2,
+        ("rejected", "duplicate"): 1,
+    }
+    assert (made.facts["rejects"], made.facts["accounted"]) == (0, 0)
+    # Of two lines that say something one repeats the other; blank ones do not make that share smaller.
+    assert made.facts["duplicates"] == 0.5
+
+
 def test_offsets_that_cannot_be_trusted_are_a_reject(tmp_path: Path) -> None:
     write_tokenizer(tmp_path / "tokenizer")
     backend = json.loads(tokenizer_json())
@@ -210,7 +226,7 @@ def test_offsets_that_cannot_be_trusted_are_a_reject(tmp_path: Path) -> None:
 
 
 def test_every_reason_is_reached_by_one_of_these_rows() -> None:
-    reached = {*CHATS, *ONE_BY_ONE, *TEMPLATES, "offsets_degenerate"}
+    reached = {*CHATS, *ONE_BY_ONE, *TEMPLATES, "offsets_degenerate", "blank"}
 
     of_records = {reason for reason, words in reasons.WORDS.items() if words.of in {"records", "generated"}}
     assert reached == set(ledger.REASONS) - of_records

@@ -18,6 +18,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import accumulate, groupby
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -44,10 +45,11 @@ from pipelines.sources import (
     find_files,
     json_array,
     number_equal_parts,
+    plain_text,
     read,
     scan,
 )
-from pipelines.sources.parts import Slice, cut_lines, cut_rows, part_bytes, part_rows
+from pipelines.sources.parts import SampleBy, Slice, cut_lines, cut_rows, part_bytes, part_rows
 from pipelines.sources.urls import expand_braces
 from pipelines.storage import Store
 
@@ -70,10 +72,12 @@ def validated(**source: Any) -> Files | HuggingFace:
     return Holder.model_validate({"source": source}).source
 
 
-def scan_all(folder: Path, *urls: str, known: dict[str, FileScan] | None = None) -> list[FileScan]:
+def scan_all(
+    folder: Path, *urls: str, known: dict[str, FileScan] | None = None, sample_by: SampleBy = "document"
+) -> list[FileScan]:
     """Scan the files of a folder, staging beside it."""
     stage = StageIn(Store(str(folder.parent / "stage")), "raw")
-    return scan(Files(train_urls=list(urls or ["."])), folder, stage, known or {})
+    return scan(Files(train_urls=list(urls or ["."]), sample_by=sample_by), folder, stage, known or {})
 
 
 def records(scans: list[FileScan], base: Path) -> list[RawRecord]:
@@ -424,7 +428,137 @@ def test_staged_copy_that_is_gone_is_made_again(folder: Path) -> None:
     assert staged is not None
     Path(staged).unlink()
 
-    assert values(scan_all(folder, known=known_of(scans)), folder) == [{"text": "one"}]
+    assert values(scan_all(folder, known=known_of(scans)), folder) == [{"text": "one\n"}]
+
+
+def test_unmoved_text_file_is_read_again_when_it_is_cut_otherwise(folder: Path) -> None:
+    (folder / "a.txt").write_text("one\ntwo\n")
+    (folder / "b.jsonl").write_text('{"b": 1}\n')
+    by_line = scan_all(folder, sample_by="line")
+    whole = scan_all(folder, known=known_of(by_line))
+
+    assert values(by_line, folder) == [{"text": "one"}, {"text": "two"}, {"b": 1}]
+    assert values(whole, folder) == [{"text": "one\ntwo\n"}, {"b": 1}]
+    assert whole[1] == by_line[1]
+
+
+# Texts
+
+
+def texts_in(folder: Path, content: bytes, sample_by: SampleBy) -> list[tuple[int, str]]:
+    """Return the texts of a file with their lines, and the lines of blank ones with the reason."""
+    (folder / "a.txt").write_bytes(content)
+    found = records(scan_all(folder, sample_by=sample_by), folder)
+    assert [one.number for one in found] == list(range(len(found)))
+    said = [(one.line, one.value["text"]) for one in found if one.value]
+    return sorted([*said, *((one.line, one.rejected.reason) for one in found if one.rejected)])
+
+
+@pytest.mark.parametrize(
+    ("sample_by", "expected"),
+    [
+        (
+            "line",
+            [(1, "A"), (2, " b"), (3, "blank"), (4, "blank"), (5, "blank"), (6, "c\u3000"), (7, "blank"), (8, "d")],
+        ),
+        ("paragraph", [(1, "A\n b"), (4, "blank"), (5, "blank"), (6, "c\u3000"), (8, "d")]),
+        ("document", [(1, "A\n b\n\n \t\n\nc\u3000\n\nd")]),
+    ],
+)
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+@pytest.mark.parametrize("last", ["", "end"])
+def test_text_file_is_cut_into_lines_paragraphs_or_one_document(
+    folder: Path, sample_by: SampleBy, expected: list[tuple[int, str]], line_end: str, last: str
+) -> None:
+    text = "A\n b\n\n \t\n\nc\u3000\n\nd" + ("\n" if last else "")
+
+    found = texts_in(folder, text.replace("\n", line_end).encode(), sample_by)
+
+    assert found == ([(1, text)] if sample_by == "document" else expected)
+
+
+def test_texts_are_those_of_the_text_builder_of_datasets(folder: Path) -> None:
+    import datasets
+
+    content = "Act I\nScene I\n\nFirst Citizen:\nBefore we proceed\n\nAll:\nSpeak.\n"
+    (folder / "a.txt").write_text(content)
+    for sample_by in ("line", "paragraph", "document"):
+        rows = datasets.load_dataset(
+            "text",
+            data_files=str(folder / "a.txt"),
+            sample_by=sample_by,
+            split="train",
+            cache_dir=str(folder.parent / "cache"),
+        )
+        theirs = [text for text in rows["text"] if text.strip()]
+
+        ours = [text for _, text in texts_in(folder, content.encode(), sample_by) if text != "blank"]
+
+        # Their last paragraph keeps the file's line end.
+        assert ours == ([text.removesuffix("\n") for text in theirs] if sample_by == "paragraph" else theirs)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(["", " ", "\r", "a", "b c", "x" * 70_000]), max_size=12), st.booleans())
+def test_parts_of_a_text_file_hold_the_same_texts_wherever_they_are_cut(lines: list[str], ends: bool) -> None:
+    content = "\n".join(lines) + "\n" * ends
+    for sample_by in ("line", "paragraph"):
+        parts = list(plain_text.cut(io.BytesIO(content.encode()), "a.txt", sample_by))
+        staged = [line for part in parts for line in part.content.splitlines() if line]
+        whole = content.split("\n")[: None if content.split("\n")[-1] else -1]
+        said = [line for line in (one.removesuffix("\r") for one in whole) if line.strip(" \t\r")]
+
+        texts = [orjson.loads(line)["text"] for line in staged]
+
+        # Every line that says something is in one text, in order; every part begins where the last one ended.
+        assert [line for text in texts for line in text.split("\n") if line.strip(" \t\r")] == said
+        assert [part.offset for part in parts] == list(accumulate([0, *(part.length for part in parts)]))[:-1]
+        assert sum(part.length for part in parts) == len(content)
+        assert [part.first_record for part in parts] == list(accumulate([1, *(part.records for part in parts)]))[:-1]
+        if sample_by == "paragraph":
+            blocks = [
+                "\n".join(block)
+                for says, block in groupby(
+                    (one.removesuffix("\r") for one in whole), key=lambda one: bool(one.strip(" \t\r"))
+                )
+                if says
+            ]
+            assert [text for text in texts if text.strip()] == blocks
+
+
+def test_paragraphs_appended_change_no_finished_part() -> None:
+    paragraphs = [f"{number} " + "word " * (number % 90) + "\n" * (number % 4 + 1) for number in range(9_000)]
+    content = "".join(paragraphs).encode()
+
+    for kept in (len(content) // 3, len(content) // 2):
+        parts = list(plain_text.cut(io.BytesIO(content[:kept]), "a.txt", "paragraph"))
+        grown = list(plain_text.cut(io.BytesIO(content), "a.txt", "paragraph"))
+
+        assert len(parts) > 3
+        assert grown[: len(parts) - 1] == parts[:-1]
+
+
+@pytest.mark.parametrize(("sample_by", "finer"), [("document", "paragraph or line"), ("paragraph", "line")])
+def test_text_that_cannot_be_held_is_an_error_that_says_the_limit(
+    folder: Path, sample_by: SampleBy, finer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain_text, "TEXT_LIMIT_BYTES", 3 << 20)
+    (folder / "a.txt").write_bytes(b"four megabytes in lines\n" * (4 << 20 >> 4))
+
+    with pytest.raises(SourceError, match=r"^a\.txt: has a ") as caught:
+        scan_all(folder, "a.txt", sample_by=sample_by)
+
+    assert "at most 3,145,728 are allowed" in str(caught.value)
+    assert f"set source.sample_by to {finer}, or" in str(caught.value)
+    assert scan_all(folder, sample_by="line")[0].records == 4 << 20 >> 4
+
+
+@pytest.mark.parametrize("urls", [["a.jsonl"], ["a.{csv,parquet.zst}"]])
+def test_sample_by_without_a_text_file_is_refused(urls: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"sample_by: line cuts \.txt files, and no URL names one"):
+        check(Holder, {"source": {"train_urls": urls, "sample_by": "line"}}, "datasets.x")
+    for other in ("a.txt.gz", "data/", "data/*"):
+        assert Files(train_urls=[*urls, other], sample_by="line").sample_by == "line"
 
 
 # Reading
@@ -436,14 +570,14 @@ def test_only_a_line_feed_ends_a_line(folder: Path) -> None:
     (folder / "b.txt").write_bytes(f"x{odd}y\r\n\n  z\r\r\n".encode())
 
     lines = records(scan_all(folder, "a.jsonl"), folder)
-    texts = records(scan_all(folder, "b.txt"), folder)
+    texts = records(scan_all(folder, "b.txt", sample_by="line"), folder)
 
     assert [(one.number, one.line, one.value) for one in lines] == [
         (0, 1, {"a": odd[:3]}),
         (1, 4, {"b": 1}),
         (2, 5, {"c": 3}),
     ]
-    assert [(one.line, one.value) for one in texts] == [(1, {"text": f"x{odd}y"}), (3, {"text": "  z\r"})]
+    assert [(one.line, one.value) for one in texts] == [(1, {"text": f"x{odd}y"}), (2, None), (3, {"text": "  z\r"})]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "array.json", "a.txt", "a.csv", "a.jsonl.gz"])
@@ -681,7 +815,7 @@ def test_compressed_file_gives_the_records_of_the_plain_one(folder: Path, name: 
         name, "\n".join(rows)
     )
     (folder / name).write_text(text, encoding="utf-8")
-    plain = scan_all(folder)
+    plain = scan_all(folder, sample_by="line")
     expected = records(plain, folder)
     (folder / name).unlink()
     # Two members, one after the other, as `cat a.gz b.gz` makes them.
@@ -689,7 +823,7 @@ def test_compressed_file_gives_the_records_of_the_plain_one(folder: Path, name: 
     pack = COMPRESS[suffix]
     (folder / (name + suffix)).write_bytes(pack(text.encode()[:half]) + pack(text.encode()[half:]))
 
-    assert records(scan_all(folder), folder) == expected
+    assert records(scan_all(folder, sample_by="line"), folder) == expected
     assert len(expected) > 1900
 
 
@@ -872,16 +1006,38 @@ def rows_of_sources(text: str) -> dict[str, int]:
 @pytest.mark.real_data
 def test_real_files_are_read_to_the_last_row(real_data: Path, tmp_path: Path) -> None:
     expected = rows_of_sources((real_data / "SOURCES.md").read_text(encoding="utf-8"))
-    source = Files(train_urls=sorted(expected))
+    source = Files(train_urls=sorted(expected), sample_by="line")
 
     scans = scan(source, real_data, StageIn(Store(str(tmp_path)), "raw"), {})
 
     assert len(expected) >= 40
-    assert {one.url: one.records for one in scans} == expected
     for one in scans:
         found = records([one], real_data)
         assert len(found) == one.records
-        assert [record.line for record in found if record.rejected] == []
+        blank = [record for record in found if record.rejected and record.rejected.reason == "blank"]
+        assert [record.line for record in found if record.rejected] == [record.line for record in blank]
+        assert len(found) - len(blank) == expected[one.url]
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize(
+    ("sample_by", "texts", "blank"), [("line", 32_777, 7_223), ("paragraph", 7_222, 2), ("document", 1, 0)]
+)
+def test_every_line_of_a_real_play_is_in_a_text_or_blank(
+    real_data: Path, tmp_path: Path, sample_by: SampleBy, texts: int, blank: int
+) -> None:
+    source = Files(train_urls=["text/tinyshakespeare.txt"], sample_by=sample_by)
+    content = (real_data / "text/tinyshakespeare.txt").read_text(encoding="utf-8")
+
+    scans = scan(source, real_data, StageIn(Store(str(tmp_path)), "raw"), {})
+    found = records(scans, real_data)
+
+    said = [one.value["text"] for one in found if one.value]
+    assert (len(said), len(found) - len(said)) == (texts, blank)
+    # What ends a text, and what a blank one is.
+    end, blank_text = {"line": ("\n", "\n"), "paragraph": ("\n\n", "\n"), "document": ("", "")}[sample_by]
+    joined = "".join(one.value["text"] + end if one.value else blank_text for one in found)
+    assert joined.rstrip("\n") == content.rstrip("\n")
 
 
 @pytest.mark.real_data

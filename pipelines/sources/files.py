@@ -20,7 +20,7 @@ from pipelines.config import Config
 from pipelines.errors import ConfigError, SourceError, one_of
 from pipelines.sources import delimited, json_array, json_lines, parquet, plain_text, urls
 from pipelines.sources.compression import CODECS, open_content
-from pipelines.sources.parts import VERSION, FileScan, Part, Reader, Slice, SplitHint, name_part
+from pipelines.sources.parts import VERSION, FileScan, Part, Reader, SampleBy, Slice, SplitHint, name_part
 from pipelines.storage import Store
 
 Stage = Callable[[str, bytes], str]
@@ -52,6 +52,11 @@ class Files(Config):
     validation_urls: list[str] = Field(default=[])
     """URLs of rows that are only evaluated."""
 
+    sample_by: SampleBy = "document"
+    """What one record of a `.txt` file is: a `line`, a `paragraph` (the lines up to a blank line) or a `document` (the
+    whole file, of at most 64 MiB). Blank ones are left out as `blank`. Files of other kinds have records of their
+    own."""
+
     tags: list[str] = Field(default=[])
     """Names under which the dataset's evaluation is grouped; the dataset's own is always added."""
 
@@ -70,6 +75,23 @@ class Files(Config):
                 "names no data; a source needs train_urls, validation_urls or id; add train_urls: [path or URL, …]"
             )
         return self
+
+    @model_validator(mode="after")
+    def _samples_texts(self) -> "Files":
+        """Refuse `sample_by` where no file can be a text file: it would silently do nothing."""
+        given = [one for url in (*self.train_urls, *self.validation_urls) for one in urls.expand_braces(url)]
+        if self.sample_by != "document" and all(_is_another_kind(url) for url in given):
+            raise ValueError(
+                f"sample_by: {self.sample_by} cuts .txt files, and no URL names one; records of other files are their "
+                "own; delete it"
+            )
+        return self
+
+
+def _is_another_kind(url: str) -> bool:
+    """Tell whether a URL's suffix says that its files are no text files."""
+    asked = reader_of(url)
+    return asked is not None and asked[0] != "plain_text"
 
 
 def _require_known_suffix(url: str) -> None:
@@ -104,6 +126,7 @@ class SourceFile:
 
     url: str
     split_hint: SplitHint | None
+    sample_by: SampleBy = "document"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +161,7 @@ def find_files(source: Files, base: Path) -> list[SourceFile]:
     misses: list[str] = []
     hints: tuple[SplitHint | None, SplitHint] = ("train" if source.validation_urls else None, "validation")
     found = [
-        SourceFile(url, hint)
+        SourceFile(url, hint, source.sample_by)
         for patterns, hint in zip((source.train_urls, source.validation_urls), hints, strict=True)
         for url in _found(patterns, base, misses)
     ]
@@ -183,14 +206,16 @@ def scan_file(file: SourceFile, base: Path, stage: Stage, known: Mapping[str, Fi
     # Taken before the bytes: a file that moves meanwhile will not match it the next time.
     stamp = urls.stamp(where)
     earlier = known.get(file.url)
-    if earlier is not None and _still_holds(earlier, stamp, base):
+    if earlier is not None and _still_holds(earlier, file, stamp, base):
         parts = tuple(replace(part, split_hint=file.split_hint) for part in earlier.parts)
         return replace(earlier, split_hint=file.split_hint, parts=parts)
     return _Scanner(file, where, stamp, stage).scan()
 
 
-def _still_holds(scan: FileScan, stamp: str, base: Path) -> bool:
+def _still_holds(scan: FileScan, file: SourceFile, stamp: str, base: Path) -> bool:
     if scan.version != VERSION or not stamp or scan.stamp != stamp:
+        return False
+    if scan.sample_by not in (None, file.sample_by):
         return False
     return all(part.staged is None or urls.exists(urls.locate(part.staged, base)) for part in scan.parts)
 
@@ -212,7 +237,10 @@ class _Scanner:
         if self._suffix == ".json":
             with self._open() as stream:
                 self._reader = json_array.kind_of_json(stream)
-        scan = FileScan(self._file.url, self._file.split_hint, self._reader, self._stamp, records=0, parts=())
+        sample_by = self._file.sample_by if self._reader == "plain_text" else None
+        scan = FileScan(
+            self._file.url, self._file.split_hint, self._reader, self._stamp, records=0, parts=(), sample_by=sample_by
+        )
         with self._open() as stream:
             parts = stage_parts(self._cut(stream), scan, self._stage if self._is_staged() else None)
         return replace(scan, parts=parts, records=sum(part.records for part in parts), columns=self._columns())
@@ -241,7 +269,7 @@ class _Scanner:
             case "delimited":
                 return delimited.cut(stream, url, delimiter="\t" if self._suffix == ".tsv" else ",")
             case "plain_text":
-                return plain_text.cut(stream)
+                return plain_text.cut(stream, url, self._file.sample_by)
             case "huggingface":
                 raise AssertionError(f"{url} is a file")
 

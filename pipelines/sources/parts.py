@@ -13,11 +13,11 @@ fiftieth of a large file. Why not equal slices or content-defined cuts: `docs/de
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, BinaryIO, Literal
 
-VERSION = 2
+VERSION = 3
 """Raised whenever the same file would give other parts or other staged bytes; older scans are redone."""
 
 BOM = b"\xef\xbb\xbf"
@@ -29,6 +29,7 @@ _CONTENT_LIMIT_BYTES = 16 << 20
 
 Reader = Literal["json_lines", "json_array", "json_value", "parquet", "delimited", "plain_text", "huggingface"]
 SplitHint = Literal["train", "validation"]
+SampleBy = Literal["line", "paragraph", "document"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ class FileScan:
 
     `stamp` tells cheaply whether the file moved since; "" never vouches for it. `columns` are the
     names and types that a typed format declares. `revision` is the commit of a Hugging Face dataset.
+    `sample_by` is what a text file was cut into, None for other files.
     """
 
     url: str
@@ -96,6 +98,7 @@ class FileScan:
     parts: tuple[Part, ...]
     columns: dict[str, str] | None = None
     revision: str | None = None
+    sample_by: SampleBy | None = None
     version: int = VERSION
 
     def to_json(self) -> dict[str, Any]:
@@ -123,26 +126,57 @@ def part_rows(offset: int) -> int:
 
 def cut_lines(stream: BinaryIO) -> Iterator[Slice]:
     r"""Cut a stream at `\n` into parts that, joined, are the stream; memory holds one part and one block."""
+    line, record = 1, 1
+    for offset, content in cut_at(stream, find_line_end):
+        records = _count_records(content, at_start=offset == 0)
+        yield Slice(offset, len(content), line, record, records, content)
+        line, record = line + content.count(b"\n"), record + records
+
+
+def find_line_end(buffer: bytearray, start: int) -> int:
+    """Return where the first line ends that does so after `start`, 0 if none does."""
+    return buffer.find(b"\n", start) + 1
+
+
+def cut_at(
+    stream: BinaryIO,
+    find_end: Callable[[bytearray, int], int],
+    *,
+    check_length: Callable[[int], None] | None = None,
+) -> Iterator[tuple[int, bytes]]:
+    """Cut a stream into pieces that, joined, are the stream; yield each with its offset.
+
+    A piece that begins at offset o ends at the first end at or after o + `part_bytes(o)`; `find_end(buffer, start)`
+    returns the first end after `start`, 0 if there is none. `check_length` may refuse a stream: before more is read
+    it is given how many bytes have no end in them.
+    """
     buffer = bytearray()
-    offset, line, record = 0, 1, 1
-    while end := _fill(buffer, stream, part_bytes(offset)):
+    offset = 0
+    while end := _fill(buffer, stream, part_bytes(offset), find_end, check_length):
         content = bytes(memoryview(buffer)[:end])
         del buffer[:end]
-        records = _count_records(content, at_start=offset == 0)
-        yield Slice(offset, end, line, record, records, content)
-        offset, line, record = offset + end, line + content.count(b"\n"), record + records
+        yield offset, content
+        offset += end
 
 
-def _fill(buffer: bytearray, stream: BinaryIO, size: int) -> int:
-    """Read on until the buffer holds a line end at or after `size`; return where the part ends, 0 at the very end."""
+def _fill(
+    buffer: bytearray,
+    stream: BinaryIO,
+    size: int,
+    find_end: Callable[[bytearray, int], int],
+    check_length: Callable[[int], None] | None,
+) -> int:
+    """Read on until the buffer holds an end at or after `size`; return where the piece ends, 0 at the very end."""
     searched = size - 1
-    while (newline := buffer.find(b"\n", searched)) < 0:
+    while not (end := find_end(buffer, searched)):
         searched = max(searched, len(buffer))
+        if check_length is not None:
+            check_length(len(buffer) - size)
         block = stream.read(_BLOCK_BYTES)
         if not block:
             return len(buffer)
         buffer += block
-    return newline + 1
+    return end
 
 
 def _count_records(content: bytes, *, at_start: bool) -> int:

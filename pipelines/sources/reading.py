@@ -61,8 +61,16 @@ def read(part: Part, base: Path) -> Iterator[RawRecord]:
         When they are not those that were scanned.
 
     """
-    content = _fetch(part, base)
-    return _records(part, content)
+    records = _records(part, _fetch(part, base))
+    return map(_without_blank, records) if part.reader == "plain_text" else records
+
+
+def _without_blank(record: RawRecord) -> RawRecord:
+    """Reject a line, paragraph or document of a text file that is nothing but white space."""
+    text = "" if record.value is None else record.value["text"]
+    if record.value is None or text.strip():
+        return record
+    return record._replace(value=None, rejected=Rejected("blank", f"{len(text)} characters of white space"))
 
 
 def _fetch(part: Part, base: Path) -> bytes:

@@ -41,10 +41,10 @@ from pipelines.stages import (
 )
 from pipelines.storage import digest
 
-VERSION = 6
+VERSION = 7
 """Raise it when any record may become another row, or a row be in another split, or other facts are counted."""
 
-LEFT_OUT_ON_PURPOSE = frozenset({"duplicate", "too_short", "too_long", "split_gap", "straddles_split"})
+LEFT_OUT_ON_PURPOSE = frozenset({"blank", "duplicate", "too_short", "too_long", "split_gap", "straddles_split"})
 """Reasons that the recipe asked for; they do not count as rejects of the law of that name."""
 
 
@@ -192,7 +192,8 @@ def _draft(work: Work, final: list[Part], *, records: int, reused: int, rows_mad
     roles = add_up(p.facts["roles"] for p in final)
     groups = _groups(work, final)
     refused = sum(n for r, n in reasons.items() if r not in LEFT_OUT_ON_PURPOSE)
-    taken = records - sum(left_out.values())
+    # Blank lines are no rows that anyone wrote: they must not make a share of bad rows smaller.
+    taken = records - sum(left_out.values()) - reasons.get("blank", 0)
     largest = int(groups["rows"][0]) if len(groups) else 0
     facts = {
         "nonempty": kept,

@@ -86,7 +86,7 @@ def scan(chosen: Sequence[str], base: Path, stage: sources.Stage, known: Sequenc
 
     """
     try:
-        files = Files(train_urls=list(chosen))
+        files = Files(train_urls=list(chosen), sample_by="document")
     except ValueError as error:
         raise ConfigError(f"generation.text_urls: {error}") from None
     return sources.scan(files, base, stage, {one.url: one for one in known})
@@ -118,16 +118,12 @@ def prepare(work: Work) -> Prepared:
 
 
 def tasks_of(work: Work, scans: Sequence[FileScan], meant: Meant) -> list[Planned]:
-    """Return the parts to make: a text file is one, other files have one for each of theirs."""
+    """Return the parts to make, one for each of the files' own; a text file has one."""
     planned: list[Planned] = []
-    for one in scans:
-        pieces = [one.parts] if one.reader == "plain_text" and one.parts else [(part,) for part in one.parts]
-        for piece in pieces:
-            named = [[part.part_id, part.sha256] for part in piece]
-            fingerprint = digest("parsed", VERSION, sources.VERSION, named, asdict(meant))
-            task = ParseTask(work.store.root, work.folder, fingerprint, str(work.base), tuple(piece), meant)
-            size = sum(part.length for part in piece)
-            planned.append(Planned(fingerprint, task, sum(part.records for part in piece), size))
+    for part in (part for one in scans for part in one.parts):
+        fingerprint = digest("parsed", VERSION, sources.VERSION, [part.part_id, part.sha256], asdict(meant))
+        task = ParseTask(work.store.root, work.folder, fingerprint, str(work.base), part, meant)
+        planned.append(Planned(fingerprint, task, part.records, part.length))
     return planned
 
 

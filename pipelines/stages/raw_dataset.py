@@ -12,7 +12,7 @@ from pipelines.sources import FileScan
 from pipelines.stages import Draft, Prepared, StageDeclaration, Work
 from pipelines.storage import digest
 
-VERSION = 1
+VERSION = 2
 
 
 def scans_of(work: Work) -> list[FileScan]:

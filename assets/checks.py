@@ -43,7 +43,7 @@ def stage_checks(project: Project, step: Step) -> dg.AssetChecksDefinition:
             built = manifest.by_version(placed.store, step.key, judged_version(context.instance, step.key))
             verdicts = build.judge(placed, step, built, only=chosen)
         for verdict in verdicts:
-            if not verdict.passed:
+            if verdict.failed:
                 context.log.warning("%s: %s", "/".join(step.key[1:]), verdict.sentence)
             yield result_of(verdict, asset, metadata.of_verdict(verdict, placed.store, served))
         reporting.write_behind_checks(context, placed, step, shut=any(verdict.blocking for verdict in verdicts))
@@ -79,11 +79,15 @@ def judged_version(instance: dg.DagsterInstance, key: Key) -> str | None:
 
 
 def result_of(verdict: Verdict, asset: dg.AssetKey, page: metadata.Page) -> dg.AssetCheckResult:
-    """Word a verdict for Dagster: what blocks is an ERROR, everything else that failed is a WARN."""
+    """Word a verdict for Dagster: what blocks is an ERROR, everything else that failed is a WARN.
+
+    Dagster knows no third outcome. What is not applicable raises no alarm there; its description and its metadata
+    `outcome` say that nothing was judged.
+    """
     return dg.AssetCheckResult(
         asset_key=asset,
         check_name=verdict.law,
-        passed=verdict.passed,
+        passed=not verdict.failed,
         severity=dg.AssetCheckSeverity.ERROR if verdict.blocking else dg.AssetCheckSeverity.WARN,
         description=verdict.sentence,
         metadata=page,

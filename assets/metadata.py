@@ -19,7 +19,7 @@ from pipelines import datadocs, plots, report_page, stats
 from pipelines.build import Report
 from pipelines.findings import Verdict
 from pipelines.ledger import KEPT
-from pipelines.manifest import Histogram, Manifest, Table, folder
+from pipelines.manifest import NOT_APPLICABLE, Histogram, Manifest, Table, folder
 from pipelines.storage import Store
 
 Page: TypeAlias = dict[str, Any]
@@ -47,6 +47,7 @@ def of(report: Report, store: Store, reports_url: str = "") -> Page:
         **_tokens(manifest),
         **_tables(manifest),
         **_numbers(manifest),
+        **_idle_laws(manifest),
         **_schema(manifest),
         **_built(report, store),
         "report": link(store, f"{report_page.path_of(manifest.key[0])}#{'/'.join(manifest.key[1:])}", reports_url),
@@ -87,10 +88,11 @@ def of_rank(manifest: Manifest, rank: str) -> Page:
 
 def of_verdict(verdict: Verdict, store: Store, reports_url: str = "") -> Page:
     """Return what is shown beside a check's verdict; the gate reads `version` and `terms` from it."""
-    # Not measured: no entry, since a key that is once a number and once a text is drawn as neither.
+    # Not measured or not applicable: no entry, since a key that is once a number and once a text is drawn as neither.
     value = {} if verdict.value is None else {"value": dg.MetadataValue.float(verdict.value)}
     return {
         "law": dg.MetadataValue.text(verdict.law),
+        "outcome": dg.MetadataValue.text(verdict.outcome.replace("_", " ")),
         **value,
         "wanted": dg.MetadataValue.text(verdict.wanted),
         "remedy": dg.MetadataValue.text(verdict.remedy),
@@ -106,6 +108,12 @@ def _numbers(manifest: Manifest) -> Page:
     page: Page = {name: _metadata_number(value) for name, value in manifest.facts.items() if _is_number(value)}
     rows = stats.rows_of(manifest)
     return page if rows is None else {"dagster/row_count": dg.MetadataValue.int(rows.count), **page}
+
+
+def _idle_laws(manifest: Manifest) -> Page:
+    """Name the laws that have no meaning for this data; a number of them would claim that something was measured."""
+    names = ", ".join(name for name, value in manifest.facts.items() if value == NOT_APPLICABLE)
+    return {NOT_APPLICABLE: dg.MetadataValue.text(names)} if names else {}
 
 
 def _is_number(value: object) -> bool:

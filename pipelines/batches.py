@@ -500,6 +500,10 @@ class Counts:
     """Texts whose ids decode to other text, because the tokenizer normalises."""
     lane_differences: int = 0
     straddles: int = 0
+    prompts_compared: int = 0
+    """Rows whose generation prompt was encoded alone and held against the row's ids."""
+    prompts_that_differ: list[str] = field(default_factory=list[str])
+    """Ids of those of them whose ids do not begin with the prompt's."""
     dropped_tokens: int = 0
     """Tokens of rows that were encoded and then rejected: too long, or without a target."""
 

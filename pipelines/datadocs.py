@@ -36,8 +36,10 @@ def page(manifest: Manifest, terms: Sequence[Terms], verdicts: Sequence[Verdict]
 
 
 def _body(manifest: Manifest, terms: Sequence[Terms], judged: Mapping[str, Verdict]) -> Iterator[str]:
-    failed = sum(not verdict.passed for verdict in judged.values())
-    counts = f"{len(judged)} of {len(terms)} judged, {failed} failed"
+    outcomes = [verdict.outcome for verdict in judged.values()]
+    counts = f"{len(judged)} of {len(terms)} judged, {outcomes.count('failed')} failed"
+    if "not_applicable" in outcomes:
+        counts += f", {outcomes.count('not_applicable')} not applicable"
     yield f"<h1>{text('/'.join(manifest.key[1:]))}</h1>"
     yield (
         f'<p class="dim">{text(manifest.key[0])} · suite of {len(terms)} expectations over the facts · '
@@ -54,7 +56,11 @@ def _law(terms: Terms, verdict: Verdict | None) -> Iterator[str]:
     yield f"<p>{text(terms.what[0].upper() + terms.what[1:])}; wanted {text(terms.wanted)}.</p>"
     yield f"<p><code>{text(kind)}({text(shown)})</code></p>"
     lines = [("severity", terms.severity)]
-    if verdict is not None:
+    if terms.applies_to:
+        lines.append(("applies to", terms.applies_to))
+    if verdict is not None and verdict.outcome == "not_applicable":
+        lines.append(("observed", "not applicable"))
+    elif verdict is not None:
         observed = "not measured" if verdict.value is None else f"{verdict.value:.9g}"
         lines += [("observed", observed), ("success", "yes" if verdict.passed else "no")]
         lines += [("note", verdict.note)] if verdict.note else []
@@ -67,8 +73,8 @@ def _law(terms: Terms, verdict: Verdict | None) -> Iterator[str]:
 
 
 def mark(verdict: Verdict | None) -> str:
-    """Return the mark of a verdict: passed, failed and waived or warned, failed and blocking, not judged."""
-    if verdict is None:
+    """Return the mark of a verdict: passed, failed and waived or warned, failed and blocking, or none of these."""
+    if verdict is None or verdict.outcome == "not_applicable":
         return f'<span class="dim">{terminal.NOTHING}</span>'
     if verdict.passed:
         return '<span class="good">✓</span>'

@@ -10,6 +10,9 @@ its range expectations pass on null, NaN and empty columns, so a missing or non-
 the suite runs as `not_measured`; and an expectation that raised is reported as unsuccessful without a
 value, so it becomes `not_judged`. Verdicts are saved per (content version, terms) and never judged twice:
 a quiet night does not import the library, which takes two seconds.
+
+A fact that is `manifest.NOT_APPLICABLE` neither passes nor fails. Only a law that says where it applies may have such
+a fact; for every other law it is not measured, which fails.
 """
 
 import math
@@ -23,10 +26,11 @@ from pydantic import Field, create_model, model_validator
 
 from pipelines.config import Config
 from pipelines.errors import ConfigError, GateError, nearest, one_of
-from pipelines.manifest import Key, Manifest, folder
+from pipelines.manifest import NOT_APPLICABLE, Key, Manifest, folder
 from pipelines.storage import Store, digest
 
 Severity = Literal["error", "warn"]
+Outcome = Literal["passed", "failed", "not_applicable"]
 VERSION = 3
 """Raise it when the meaning of a law or the shape of a verdict changes: what was saved is then judged anew."""
 
@@ -35,7 +39,8 @@ VERSION = 3
 class Law:
     """A number that a stage's output must keep within a bound.
 
-    `fact` is its key in `Manifest.facts`. A law without `waivable` guards correctness itself.
+    `name` is its key in `Manifest.facts`. A law without `waivable` guards correctness itself. `applies_to` names the
+    data that it has a meaning for, "" is all; a stage says of other data that it is not applicable.
     """
 
     name: str
@@ -49,6 +54,7 @@ class Law:
     waivable: bool = True
     warn_from: float | None = None
     """A value beyond it fails, and blocks only beyond `bound`; None: whatever fails blocks."""
+    applies_to: str = ""
 
 
 LAWS: tuple[Law, ...] = (
@@ -62,60 +68,69 @@ LAWS: tuple[Law, ...] = (
         "source files without a single record", "take them out of the source, or fetch them again"),
     Law("unknown_roles", ("canonical_rows",), "at_most", 0.01, "error",
         "share of rows with a role that no template is known to print",
-        "map the role in format.role_map, or set format.unknown_roles: reject"),
+        "map the role in format.role_map, or set format.unknown_roles: reject", applies_to="conversations"),
     Law("group_size", ("canonical_rows",), "at_most", 10_000, "error",
         "rows in the largest group of splits.group_key",
-        "choose a finer splits.group_key, or raise gates.group_size if one group may be that large"),
+        "choose a finer splits.group_key, or raise gates.group_size if one group may be that large",
+        applies_to="datasets with splits.group_key, and records in groups"),
     Law("group_advice", ("canonical_rows",), "at_most", 0, "warn",
         "points against the chosen group column",
-        "read table group_advice on this page, or try other columns with `rowmill advise {recipe}`"),
+        "read table group_advice on this page, or try other columns with `rowmill advise {recipe}`",
+        applies_to="records in groups, and time series"),
     Law("interval_mismatch", ("canonical_rows",), "at_most", 0, "warn",
         "share of steps in time that are not timestamp_interval_seconds",
-        "set the interval of the data, or leave it out: a constant one is found"),
+        "set the interval of the data, or leave it out: a constant one is found",
+        applies_to="time series with timestamp_interval_seconds"),
     Law("rejects", ("canonical_rows", "tokenized_examples"), "at_most", 0.05, "error",
         "share of records rejected at this stage",
         'read the reasons with `rowmill sql "from rejects select dataset, reason, count(*) group by all" {recipe}` '
         "and mend the data or the format options"),
     Law("unpinned_boundaries", ("canonical_rows",), "at_most", 0, "warn",
         "boundaries in time that came from shares, so that new rows move them",
-        "write them into splits.boundaries, as they stand in the table of this page"),
+        "write them into splits.boundaries, as they stand in the table of this page",
+        applies_to="splits by time"),
     Law("duplicates", ("canonical_rows",), "at_most", 0.2, "warn",
         "share of rows that repeat an earlier row",
         "look where the copies come from; filters.deduplicate: off keeps them"),
     Law("mask_verified", ("tokenized_examples",), "at_least", 1, "error",
         "share of examples whose loss mask was verified",
-        "this is a bug of rowmill: report it with the manifest", waivable=False),
+        "this is a bug of rowmill: report it with the manifest", waivable=False, applies_to="datasets with examples"),
     Law("render_equal", ("tokenized_examples",), "at_most", 0, "error",
         "sampled rows whose marked render differs from the plain one",
-        "set template.verify_render: 1 and read the rejects named render_mismatch; report the template"),
+        "set template.verify_render: 1 and read the rejects named render_mismatch; report the template",
+        applies_to="chat templates, unless template.verify_render is 0"),
     Law("content_dropped", ("tokenized_examples",), "at_most", 0.02, "error",
         "share of rows rejected because the template does not print all of their content",
-        "choose another template, or allow the kind in template.on_dropped"),
+        "choose another template, or allow the kind in template.on_dropped", applies_to="chat templates"),
     Law("zero_loss_rows", ("tokenized_examples",), "at_most", 0.05, "error",
         "share of rows without a single trained token",
         "check loss.supervise, loss.mask and the rows' train flags, or raise seq_len if truncation took the answer"),
     Law("contract", ("tokenized_examples",), "at_most", 0, "warn",
         "warnings about what the chat template does",
-        "read them with `rowmill template-report {recipe}`; each says what to write"),
+        "read them with `rowmill template-report {recipe}`; each says what to write", applies_to="chat templates"),
     Law("prompt_match", ("tokenized_examples",), "at_most", 0, "warn",
         "roles after which inference prompts otherwise than the training text goes on",
         "read prompts and prompt_match in `rowmill template-report {recipe}`; set template.template_kwargs or "
-        "template.enable_thinking as at inference"),
+        "template.enable_thinking as at inference", applies_to="chat templates"),
     Law("date_pinned", ("tokenized_examples",), "at_most", 0, "warn",
         "templates that print a date, which is template.template_now in every row",
-        "set template.template_now to the date the model shall believe in"),
+        "set template.template_now to the date the model shall believe in", applies_to="chat templates"),
     Law("control_strings", ("tokenized_examples",), "at_most", 0.05, "warn",
         "share of rows whose own text holds strings of control tokens",
-        "look at the table control_strings; template.control_tokens: as_text keeps them text, reject refuses the rows"),
+        "look at the table control_strings; template.control_tokens: as_text keeps them text, reject refuses the rows",
+        applies_to="chat templates, and records"),
     Law("text_roundtrip", ("tokenized_examples",), "at_most", 0.01, "warn",
         "share of texts whose ids decode to other text, because the tokenizer normalises",
-        "expected of tokenizers that lower or recompose text; normalise the source yourself if it must not happen"),
+        "expected of tokenizers that lower or recompose text; normalise the source yourself if it must not happen",
+        applies_to="datasets with examples"),
     Law("token_ids", ("tokenized_examples",), "at_most", 0, "error",
         "token ids outside the vocabulary",
         "set vocab_size to the model's embedding rows, or use the model's tokenizer", waivable=False),
     Law("prompt_parity", ("tokenized_examples",), "at_most", 0, "warn",
-        "generation prompts whose text is tokenized otherwise than in training",
-        "send the generation prompt as ids (`prompt_as: ids`), not as text"),
+        "share of generation prompts whose text is tokenized otherwise than in training",
+        "records: send the generation prompt as ids (`prompt_as: ids`), not as text; chats: set loss.boundary: split, "
+        "so that a prompt is tokenized apart from its answer",
+        applies_to="records, and chats of which a sample has a generation prompt to compare"),
     Law("context_overflow", ("truncation_stats",), "at_most", 0.1, "error",
         "share of examples that were longer than the context and lost tokens, or were dropped for it",
         "raise seq_len, shorten or filter the long rows, or accept the loss in gates.context_overflow"),
@@ -146,10 +161,11 @@ LAWS: tuple[Law, ...] = (
         "rows with equal content in two splits",
         "this is a bug of rowmill: report it with the manifest", waivable=False),
     Law("same_group", ("training_splits",), "at_most", 0, "error",
-        "groups with rows in two splits", "set splits.group_key to the field that names the group"),
+        "groups with rows in two splits", "set splits.group_key to the field that names the group",
+        applies_to="datasets with groups"),
     Law("time_order", ("training_splits",), "at_most", 0, "error",
         "rows in an earlier split than their time belongs to, or inside splits.gap",
-        "this is a bug of rowmill: report it with the manifest"),
+        "this is a bug of rowmill: report it with the manifest", applies_to="splits by time"),
     Law("mixture_share", ("training_splits",), "at_most", 1, "error",
         "largest distance, in sequences, of a dataset from its share at the end of a block",
         "this is a bug of rowmill: report it with the manifest"),
@@ -289,9 +305,9 @@ def _is_loosened(law: Law, bound: Bound) -> bool:
 
 def _law_field(law: Law) -> tuple[Any, Any]:
     sign = "≤" if law.direction == "at_most" else "≥"
-    text = f"{law.what[0].upper()}{law.what[1:]}; default {sign} {law.bound:g}, {law.severity}."
-    if law.warn_from is not None:
-        text = f"{text[:-1]}; a warning from {law.warn_from:g} on."
+    where = f" Applies to {law.applies_to}." if law.applies_to else ""
+    warned = "" if law.warn_from is None else f"; a warning from {law.warn_from:g} on"
+    text = f"{law.what[0].upper()}{law.what[1:]}; default {sign} {law.bound:g}, {law.severity}{warned}.{where}"
     return Bound | None, Field(default=None, description=text)
 
 
@@ -317,6 +333,7 @@ class Terms:
     waiver_bound: float | None = None
     waiver_reason: str = ""
     expectation: dict[str, Any] | None = None
+    applies_to: str = ""
     warn_from: float | None = None
     """A value beyond it fails, and blocks only beyond `bound`."""
 
@@ -357,7 +374,8 @@ class Terms:
 class Verdict:
     """One law judged on one version of one stage's output.
 
-    `blocking` is true when it failed, its severity is error and no waiver covers the value.
+    `blocking` is true when it failed, its severity is error and no waiver covers the value. What is not applicable
+    has neither passed nor failed: ask for the `outcome`, or for `failed`.
     """
 
     law: str
@@ -375,10 +393,25 @@ class Verdict:
     waiver: str = ""
     note: str = ""
     samples: tuple[str, ...] = ()
+    applies_to: str = ""
+
+    @property
+    def outcome(self) -> Outcome:
+        """Which of the three ways of ending it is."""
+        if self.note == NOT_APPLICABLE:
+            return "not_applicable"
+        return "passed" if self.passed else "failed"
+
+    @property
+    def failed(self) -> bool:
+        """Whether something is wrong, waived or not."""
+        return self.outcome == "failed"
 
     @property
     def sentence(self) -> str:
         """Say it in one line: law, number, bound, remedy."""
+        if self.outcome == "not_applicable":
+            return f"{self.law}: not applicable ({self.what}); applies to {self.applies_to}"
         shown = "not measured" if self.value is None else f"{self.value:.6g}"
         if self.passed:
             return f"{self.law}: {shown} ({self.what}); wanted {self.wanted}"
@@ -410,6 +443,7 @@ def _terms(law: Law, gates: GatesBase, dataset: str | None) -> Terms:
         waiver_bound=getattr(waiver, law.direction) if waiver else None,
         waiver_reason=waiver.reason if waiver else "",
         warn_from=None if law.warn_from is None else stricter(law.warn_from, limit),
+        applies_to=law.applies_to,
     )
 
 
@@ -425,6 +459,8 @@ def _own(expectation: Expectation) -> Terms:
         what=f"{expectation.type} on {expectation.column}",
         remedy=f"see gates.expectations, rule {expectation.name}",
         expectation=expectation.model_dump(),
+        # A rule holds for a stage of every dataset; where its fact has no meaning, neither has the rule.
+        applies_to=BY_NAME[expectation.column].applies_to if expectation.column in BY_NAME else "",
     )
 
 
@@ -500,7 +536,10 @@ def _number(facts: Mapping[str, Any], terms: Terms) -> float | None:
 
 def _verdict(manifest: Manifest, terms: Terms, success: bool | None) -> Verdict:
     value = _number(manifest.facts, terms)
-    note = "not_measured" if value is None else "not_judged" if success is None else ""
+    applies = not terms.applies_to or manifest.facts.get(_fact(terms)) != NOT_APPLICABLE
+    note = (
+        NOT_APPLICABLE if not applies else "not_measured" if value is None else "not_judged" if success is None else ""
+    )
     passed = bool(success)
     covered = not passed and value is not None and _is_within(value, terms.waiver_bound, terms.direction)
     # Between where a warning begins and the bound, a failure only shows.
@@ -515,12 +554,13 @@ def _verdict(manifest: Manifest, terms: Terms, success: bool | None) -> Verdict:
         wanted=terms.wanted,
         severity=severity or terms.severity,
         passed=passed,
-        blocking=not passed and (severity or terms.severity) == "error" and not covered,
+        blocking=applies and not passed and (severity or terms.severity) == "error" and not covered,
         what=terms.what,
         remedy=for_recipe(terms.remedy, manifest.key[0]),
         waiver=terms.waiver_reason if covered else "",
         note=note,
         samples=manifest.samples.get(terms.law, ()),
+        applies_to=terms.applies_to,
     )
 
 

@@ -22,6 +22,13 @@ Key: TypeAlias = tuple[str, ...]
 """`(recipe, dataset, stage)`, `(recipe, stage)` for the stages of a whole recipe, `(recipe, "exports", name)`."""
 
 
+NOT_APPLICABLE = "not_applicable"
+"""A fact of output about which a check has nothing to ask, such as the chat template of a table.
+
+No number says that: 0 would claim that something was measured and found in order.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class File:
     """A file of a part: path relative to the storage root, size in bytes, digest, rows."""

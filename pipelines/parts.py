@@ -430,6 +430,7 @@ def tokenize_part(task: TokenizeTask) -> Part:
     rows = store.table(task.rows.path, READ)
     counts = Counts()
     prepared = preparer.prepare(rows, counts)
+    preparer.compare_prompts(rows, counts)
     log = RejectLog("tokenized_examples")
     for place, rejected in prepared.rejected:
         row = rows.slice(place, 1).to_pylist()[0]
@@ -477,6 +478,9 @@ def _save_examples(task: TokenizeTask, kept: pa.Table, prepared: Prepared, log: 
         "altered": counts.altered,
         "template": counts.template,
         "straddles": counts.straddles,
+        "prompts_compared": counts.prompts_compared,
+        "prompts_that_differ": len(counts.prompts_that_differ),
+        "examples_of_prompts": counts.prompts_that_differ[:3],
         "dropped_tokens": counts.dropped_tokens,
         "rows_with_tools": tools.rows,
         "tool_tokens": tools.tokens,

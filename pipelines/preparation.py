@@ -38,6 +38,7 @@ from pipelines.examples import KINDS, WEIGHTS
 from pipelines.masking import Masker, MaskRules
 from pipelines.own_rows import Built, OwnExamples
 from pipelines.plain_chats import PlainChats
+from pipelines.prompt_parity import begins_with_prompt, choose_rows
 from pipelines.reasoning import inlined, limited
 from pipelines.recipe import Dataset
 from pipelines.rendering import Renderer, RendererSpec
@@ -224,6 +225,32 @@ class Preparer:
             rejected=sorted(rejected, key=_place),
             verified=columns.verified(),
         )
+
+    def compare_prompts(self, table: pa.Table, counts: Counts) -> None:
+        """Encode the generation prompts of a share of the conversations alone, as a server does, and compare."""
+        if self._masker is None or self._printer is None or self._control is None:
+            return
+        rows = table.filter(pc.equal(table.column("kind"), "conversation"))
+        # A control string in a row's own text is encoded otherwise on purpose; `control_strings` counts such rows.
+        rows = rows.filter(pa.array(~self._control.found_in(rows)))
+        chosen = choose_rows(rows.column("content_hash").to_pylist(), self._dataset.template.verify_render)
+        rows = rows.take(pa.array(chosen, pa.int64()))
+        names: list[str] = rows.column("row_id").to_pylist()
+        for row_id, conversation in zip(names, conversations(rows), strict=True):
+            is_same = begins_with_prompt(
+                self._shown(self._within_thought_limit(conversation)),
+                self._printer,
+                self._masker,
+                encode_prompt=self._prompt_ids,
+                encode_example=lambda masked: self._examples_of([masked], [[]], Counts())[0],
+            )
+            counts.prompts_compared += is_same is not None
+            counts.prompts_that_differ += [row_id] if is_same is False else []
+
+    def _prompt_ids(self, prompt: str) -> Tokens:
+        ids, bos = self._encoder.encode([prompt]).ids, self._chat_bos
+        has_bos = bos is None or (len(ids) > 0 and int(ids[0]) == bos)
+        return ids if has_bos else np.concatenate((np.array([bos], ids.dtype), ids))
 
     # ── conversations ──
 

@@ -288,10 +288,30 @@ def build_part(task: BuildTask) -> Part:
         "tokens": int(tokens.sum()),
         "tokens_by_split": {task.split: classes},
         "outside_vocabulary": batches.outside_vocabulary(table, task.vocab_size),
+        "verified": count_verified(table),
+        "untrained": int((table.column("trained_tokens").to_numpy() == 0).sum()),
         "flushes": dict(Counter(FLUSHES[one] for one in task.flushes.tolist())),
     }
     path = f"{task.folder}/parts/{task.fingerprint}/examples.parquet"
     return Part(task.fingerprint, {"examples": write_parquet(Store(task.root), path, table)}, facts)
+
+
+def count_verified(table: pa.Table) -> int:
+    """Count the examples of which all trains but the prompt and the first token.
+
+    Held against the stored spans, which are laid out apart from the mask, and against the stored count.
+    """
+    mask, lengths, starts = _flat(table.column("loss_mask"))
+    span_starts, span_counts, _ = _flat(table.column("span_starts"))
+    kinds, _, _ = _flat(table.column("span_kinds"))
+    places = span_starts + np.repeat(starts, span_counts)
+    sizes = np.diff(np.append(places, len(mask)))
+    sums = np.concatenate((np.zeros(1, np.int64), np.cumsum(mask, dtype=np.int64)))
+    wanted = np.where(kinds == PROMPT, 0, sizes - (span_starts == 0))
+    is_wrong = sums[places + sizes] - sums[places] != wanted
+    wrong = np.bincount(np.repeat(np.arange(len(lengths)), span_counts)[is_wrong], minlength=len(lengths)) > 0
+    wrong |= sums[starts + lengths] - sums[starts] != table.column("trained_tokens").to_numpy()
+    return int((~wrong).sum())
 
 
 def examples_table(task: BuildTask) -> pa.Table:
@@ -318,7 +338,7 @@ def examples_table(task: BuildTask) -> pa.Table:
     return _table(task, taken, back, layout, out, mask)
 
 
-def _flat(column: pa.ChunkedArray) -> tuple[NDArray[np.int32], Ints, Ints]:
+def _flat(column: pa.ChunkedArray) -> tuple[NDArray[Any], Ints, Ints]:
     lists = column.combine_chunks()
     offsets = np.asarray(lists.offsets, np.int64)
     values = lists.flatten().to_numpy(zero_copy_only=False)

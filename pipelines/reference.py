@@ -361,9 +361,10 @@ def _laws_section() -> Iterator[str]:
         "While one of severity `error` is broken, nothing is made of that output.",
         "A [waiver](#waivers) opens the gate as far as it says.",
         "The bounds below hold where `gates` says nothing else.",
+        "A law that has no meaning for a dataset is *not applicable* there: it neither passes nor fails.",
         "",
-        "| law | stage | bound | severity | number | remedy | waivable |",
-        "|---|---|---|---|---|---|---|",
+        "| law | stage | bound | severity | number | applies to | remedy | waivable |",
+        "|---|---|---|---|---|---|---|---|",
     )
     for law in findings.LAWS:
         sign = "≤" if law.direction == "at_most" else "≥"
@@ -374,6 +375,7 @@ def _laws_section() -> Iterator[str]:
             f"{sign} {law.bound:,.6g}",
             law.severity if law.warn_from is None else f"{law.severity}; warn from {law.warn_from:g}",
             law.what,
+            law.applies_to or "all data",
             findings.for_recipe(law.remedy, "RECIPE"),
             "yes" if law.waivable else "no",
         )

@@ -151,7 +151,7 @@ def _overview(project: Project, made: _Made) -> Iterator[str]:
     if waivers:
         yield '<h3 class="look">Waived</h3>'
         yield hypertext.table(["waiver"], [[waiver] for waiver in waivers])
-    failed = [verdict for step in road(project) for verdict in _verdicts(project, step, made) if not verdict.passed]
+    failed = [verdict for step in road(project) for verdict in _verdicts(project, step, made) if verdict.failed]
     missing = [step for step in road(project) if made[step.key] is None and not step.on_demand]
     if failed:
         yield "<h3>Findings that failed</h3>"
@@ -160,7 +160,7 @@ def _overview(project: Project, made: _Made) -> Iterator[str]:
         names = ", ".join(reports.key_text(step.key) for step in missing)
         yield f'<p class="look">Not built: {text(names)}</p>'
     if not failed and not missing:
-        yield '<p class="good">✓ everything is built and every finding passed</p>'
+        yield '<p class="good">✓ everything is built and every finding that applies passed</p>'
 
 
 def _verdicts(project: Project, step: Step, made: _Made) -> list[Verdict]:
@@ -208,10 +208,12 @@ def _stage(project: Project, step: Step, made: _Made, *, drawn: bool) -> Iterato
     if one.code_version != step.code_version:
         yield '<p class="look">! its options changed since: build again</p>'
     verdicts = _verdicts(project, step, made)
-    passed = sum(verdict.passed for verdict in verdicts)
+    idle = sum(verdict.outcome == "not_applicable" for verdict in verdicts)
+    counts = f"{sum(verdict.passed for verdict in verdicts)} of {len(step.terms) - idle} findings passed"
+    counts += f", {idle} not applicable" if idle else ""
     link = datadocs.path_of(step.key).removeprefix(f"reports/{project.recipe.name}/")
-    yield f'<p><a href="{text(link)}">{passed} of {len(step.terms)} findings passed</a></p>'
-    yield from (_finding(verdict) for verdict in verdicts if not verdict.passed)
+    yield f'<p><a href="{text(link)}">{counts}</a></p>'
+    yield from (_finding(verdict) for verdict in verdicts if verdict.failed)
     if drawn:
         yield from _pictures(one)
     yield from _tables(one)

@@ -148,12 +148,12 @@ def step_line(step: Step, report: Report, verdicts: Sequence[Verdict]) -> Render
     time = "reused" if report.reused else seconds_text(report.seconds)
     line = Text.assemble((f"  {mark} ", style), f"{step.label:<20}", (f"{time:>9}  ", DIM))
     line.append(dotted([outcome(report.manifest), _reuse(report)]), DIM if report.reused else "")
-    return Group(line, *(finding(one, indent=4) for one in verdicts if not one.passed))
+    return Group(line, *(finding(one, indent=4) for one in verdicts if one.failed))
 
 
 def verdict_mark(verdicts: Iterable[Verdict]) -> tuple[str, str]:
     """Return a mark and its colour for some findings: the worst of them counts."""
-    failed = [one for one in verdicts if not one.passed]
+    failed = [one for one in verdicts if one.failed]
     if any(one.blocking for one in failed):
         return "✗", BAD
     return ("!", LOOK) if failed else ("✓", GOOD)
@@ -212,6 +212,9 @@ def _rejected(facts: Mapping[str, Any]) -> str:
 
 def finding(one: Verdict, *, indent: int = 2) -> RenderableType:
     """Show one finding; a failed one with what to do and rows to look at."""
+    if one.outcome == "not_applicable":
+        line = Text(f"{NOTHING} {one.law:<18}{'not applicable':>16}  applies to {one.applies_to}", DIM)
+        return Padding(line, (0, 0, 0, indent), expand=False)
     mark, style = verdict_mark([one])
     shown = "not measured" if one.value is None else number(one.value)
     value = Text.assemble((f"{mark} ", style), f"{one.law:<18}", (f"{shown:>10}", "" if one.passed else style))
@@ -259,11 +262,12 @@ def _stage_head(one: Checked) -> Text:
 def _verdict_counts(checked: Sequence[Checked]) -> str:
     verdicts = [verdict for one in checked for verdict in one.verdicts]
     blocking = sum(verdict.blocking for verdict in verdicts)
-    waived = sum(bool(verdict.waiver) and not verdict.passed for verdict in verdicts)
-    warned = sum(not verdict.passed for verdict in verdicts) - blocking - waived
+    waived = sum(bool(verdict.waiver) and verdict.failed for verdict in verdicts)
+    warned = sum(verdict.failed for verdict in verdicts) - blocking - waived
     passed = sum(verdict.passed for verdict in verdicts)
     damaged = sum(len(one.damage) for one in checked)
     counts = {"passed": passed, "to look at": warned, "waived": waived, "blocking": blocking, "damaged": damaged}
+    counts["not applicable"] = sum(verdict.outcome == "not_applicable" for verdict in verdicts)
     return dotted(f"{count} {name}" for name, count in counts.items() if count or name == "passed")
 
 
@@ -617,14 +621,14 @@ def failed_findings(project: Project) -> list[Verdict]:
     for step in road(project):
         made = manifest.current(project.store, step.key)
         if made is not None:
-            found += [one for one in judge(project, step, made) if not one.passed]
+            found += [one for one in judge(project, step, made) if one.failed]
     return found
 
 
 def _summary_failed(project: Project) -> list[RenderableType]:
     failed = failed_findings(project)
     if not failed:
-        return [labelled("findings", "all passed", GOOD)]
+        return [labelled("findings", "all that apply passed", GOOD)]
     lines: list[RenderableType] = [Text("")]
     for one in failed:
         lines += [Text(f"  {key_text(one.key)}", DIM), finding(one, indent=4)]

@@ -145,7 +145,7 @@ def test_rows_that_were_rejected_leave_train_with_their_group(built: Built) -> N
     facts = built.manifest("training_splits").facts
 
     assert built.manifest("packed", "tokenized_examples").facts["rejected"] == 1
-    assert (facts["same_group"], facts["same_row"], facts["time_order"]) == (0, 0, 0)
+    assert (facts["same_group"], facts["same_row"]) == (0, 0)
 
 
 def test_row_of_the_surplus_traces_to_its_fate(built: Built) -> None:

@@ -9,7 +9,7 @@ from pipelines import findings, manifest
 from pipelines.config import check
 from pipelines.errors import ConfigError, GateError
 from pipelines.findings import LAWS, Gates, Law, Verdict
-from pipelines.manifest import Manifest
+from pipelines.manifest import NOT_APPLICABLE, Manifest
 from pipelines.storage import Store
 
 KEY = ("demo", "chats", "canonical_rows")
@@ -92,6 +92,26 @@ def test_judge_fact_that_is_no_number_fails_as_not_measured(tmp_path: Path, valu
 
     assert verdicts["unknown_roles"].note == "not_measured"
     assert verdicts["unknown_roles"].blocking
+
+
+def test_fact_that_is_not_applicable_neither_passes_nor_fails_and_shuts_no_gate(tmp_path: Path) -> None:
+    own = {"canonical_rows": [{"name": "roles", "column": "unknown_roles", "max_value": 0.5}]}
+    store = Store(str(tmp_path))
+
+    saved, verdicts = _judged(store, {**GOOD, "unknown_roles": NOT_APPLICABLE}, expectations=own)
+
+    for law in ("unknown_roles", "roles"):
+        one = verdicts[law]
+        assert (one.outcome, one.passed, one.failed, one.blocking) == ("not_applicable", False, False, False)
+    findings.require_open(store, saved, _terms(expectations=own))
+    assert findings.judge(store, saved, _terms())[2] == verdicts["unknown_roles"]
+
+
+@pytest.mark.parametrize("law", [law.name for law in LAWS if "canonical_rows" in law.stages and not law.applies_to])
+def test_law_for_all_data_cannot_be_called_not_applicable(tmp_path: Path, law: str) -> None:
+    _, verdicts = _judged(Store(str(tmp_path)), {**GOOD, law: NOT_APPLICABLE})
+
+    assert (verdicts[law].outcome, verdicts[law].note) == ("failed", "not_measured")
 
 
 def test_require_open_with_a_failed_law_names_number_threshold_and_remedy(tmp_path: Path) -> None:

@@ -252,7 +252,7 @@ def test_series_that_fail_are_told_and_kept_out(series: Road) -> None:
 
     assert {row["shop"] for row in records_of(series, made)} == {"a", "c"}
     assert made.tables["series"].rows[0][:4] == ('{"shop":"b"}', "failed", 0, 2)
-    assert [one.law for one in verdicts if not one.passed] == ["failed_series"]
+    assert [one.law for one in verdicts if one.failed] == ["failed_series"]
 
 
 def test_backend_that_is_gone_leaves_nothing_behind(series: Road) -> None:

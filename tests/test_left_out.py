@@ -120,7 +120,7 @@ def test_segment_limit_that_costs_sequences_is_told(tmp_path: Path) -> None:
     assert free.manifest("rows", "packed_shards").facts["limit_cost"] == 0
     assert cost == pytest.approx(1 - needed / 40)
     (_, verdicts) = limited.steps[("rows", "packed_shards")]
-    assert [one.law for one in verdicts if not one.passed] == ["limit_cost"]
+    assert [one.law for one in verdicts if one.failed] == ["limit_cost"]
 
 
 def test_counted_sequences_are_those_of_the_plan() -> None:
@@ -200,7 +200,7 @@ def test_file_without_records_is_told(tmp_path: Path) -> None:
     (report, verdicts) = built.steps[("rows", "raw_dataset")]
 
     assert report.manifest.facts["empty_files"] == 1
-    assert [one.law for one in verdicts if not one.passed] == ["empty_files"]
+    assert [one.law for one in verdicts if one.failed] == ["empty_files"]
 
 
 def test_shares_of_each_dataset_are_counted_on_the_ranks(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_shares_of_time_are_resolved_recorded_and_asked_to_be_pinned(tmp_path: P
 
     assert facts["boundaries"] == {"validation": "2024-01-16", "test": "2024-01-18"}
     assert facts["splits"] == {"test": 3, "train": 15, "validation": 2}
-    assert [(one.law, one.value) for one in verdicts if not one.passed] == [("unpinned_boundaries", 2)]
+    assert [(one.law, one.value) for one in verdicts if one.failed] == [("unpinned_boundaries", 2)]
     assert all((rows[i]["when"] >= "2024-01-18") is (split == "test") for i, split in split_of(built).items())
 
 

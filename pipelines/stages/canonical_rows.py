@@ -20,7 +20,7 @@ from pipelines.errors import ConfigError
 from pipelines.formats import Records
 from pipelines.formats.columns import KNOWN_ROLES
 from pipelines.ledger import KEPT, REJECTED, add_up, unaccounted
-from pipelines.manifest import Histogram, Part, Table
+from pipelines.manifest import NOT_APPLICABLE, Histogram, Part, Table
 from pipelines.recipe import Recipe
 from pipelines.rewriting import Rewrite, rewrite
 from pipelines.rows import NOTICED, REASONING_AND_CALLS, ROWS, Rejected
@@ -80,7 +80,7 @@ def make(work: Work) -> Draft:
     split = time_splits.split_by_time(work, distinct)
     final = split.parts if known is None else record_rows.with_splits(work, split.parts, known)
     draft = _draft(work, final, records=sum(p.records for p in scanned), reused=reused, rows_made=rows_made)
-    _note_boundaries(draft, split.resolved)
+    _note_boundaries(work, draft, split.resolved)
     draft.facts["validation_source"] = any(part.split_hint == "validation" for part in scanned)
     ends = {part.fingerprint for part in final}
     draft.details["made_of"] = sorted({part.fingerprint for part in (*made, *distinct, *split.parts)} - ends)
@@ -95,10 +95,11 @@ def _require_one_way_to_hold_out(work: Work, scanned: list[sources.Part]) -> Non
         )
 
 
-def _note_boundaries(draft: Draft, resolved: Boundaries | None) -> None:
+def _note_boundaries(work: Work, draft: Draft, resolved: Boundaries | None) -> None:
     """Record the boundaries that shares of time came to: new rows move them, so a recipe had better pin them."""
     found = {} if resolved is None else resolved.model_dump(mode="json", exclude_none=True)
-    draft.facts |= {"boundaries": found, "unpinned_boundaries": len(found)}
+    is_by_time = work.dataset.splits.time_key is not None
+    draft.facts |= {"boundaries": found, "unpinned_boundaries": len(found) if is_by_time else NOT_APPLICABLE}
     if found:
         draft.tables["boundaries"] = Table(("split", "begins"), tuple((name, str(at)) for name, at in found.items()))
         draft.samples["unpinned_boundaries"] = tuple(f"{name}: {at}" for name, at in found.items())
@@ -199,10 +200,11 @@ def _draft(work: Work, final: list[Part], *, records: int, reused: int, rows_mad
         "nonempty": kept,
         # A class of one's own may make several rows of one record; each has a line of its own.
         "accounted": unaccounted(records + sum(int(p.facts["further_rows"]) for p in final), ledger),
-        "unknown_roles": share(sum(int(p.facts["rows_with_unknown_roles"]) for p in final), taken),
-        "group_size": largest,
-        "group_advice": 0,
-        "interval_mismatch": 0,
+        "unknown_roles": _unknown_roles(work, final, taken),
+        "group_size": largest if work.dataset.splits.group_key is not None else NOT_APPLICABLE,
+        # Only records say something of these (`record_rows.completed`).
+        "group_advice": NOT_APPLICABLE,
+        "interval_mismatch": NOT_APPLICABLE,
         "rejects": share(refused, taken),
         "duplicates": share(reasons.get("duplicate", 0), taken),
         "records": records,
@@ -232,6 +234,13 @@ def _draft(work: Work, final: list[Part], *, records: int, reused: int, rows_mad
         parts_reused=reused,
         rows_made=rows_made,
     )
+
+
+def _unknown_roles(work: Work, final: list[Part], taken: int) -> float | str:
+    """Return the share of rows with a role that is not known; only conversations have roles."""
+    if work.dataset.row_kind != "conversation":
+        return NOT_APPLICABLE
+    return share(sum(int(part.facts["rows_with_unknown_roles"]) for part in final), taken)
 
 
 def _groups(work: Work, final: list[Part]) -> pl.DataFrame:

@@ -18,7 +18,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipelines import manifest, ngrams
-from pipelines.manifest import File, Key, Manifest
+from pipelines.manifest import NOT_APPLICABLE, File, Key, Manifest
+from pipelines.recipe import Dataset
 from pipelines.rows import Rejected
 from pipelines.shards import native
 from pipelines.splits import Boundaries, Split, Splitter
@@ -56,9 +57,15 @@ def find(work: Work, packed: Mapping[str, Manifest]) -> Leaks:
     rows = pl.concat(frames) if frames else pl.LazyFrame(schema=dict.fromkeys(_COLUMNS, pl.String))
     held = rows.filter(pl.col("split") != "train")
     _in_two_splits(leaks, "same_row", rows, held, ["content_hash"])
-    _in_two_splits(leaks, "same_group", rows, held, ["dataset", "group_key"])
+    if any(_has_groups(one) for one in work.recipe.datasets.values()):
+        _in_two_splits(leaks, "same_group", rows, held, ["dataset", "group_key"])
+    else:
+        leaks.facts["same_group"] = NOT_APPLICABLE
     _same_prompt(leaks, rows, held)
-    _time_order(leaks, work, sources)
+    if any(one.splits.time_key is not None for one in work.recipe.datasets.values()):
+        _time_order(leaks, work, sources)
+    else:
+        leaks.facts["time_order"] = NOT_APPLICABLE
     _near_duplicates(leaks, work, packed)
     leaks.facts["split_share"] = _split_share(work, rows, sources)
     return leaks
@@ -93,6 +100,10 @@ class _Source:
 
 def _input(work: Work, made: Manifest, key: Key) -> Manifest:
     return manifest.by_version(work.store, key, made.inputs.get("/".join(key)))
+
+
+def _has_groups(dataset: Dataset) -> bool:
+    return dataset.splits.group_key is not None or bool(getattr(dataset.format, "group_columns", ()))
 
 
 # ── Rows, groups, prompts ──────────────────────────────────────────────────────────────────────────

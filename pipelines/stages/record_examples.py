@@ -30,7 +30,7 @@ from pipelines.assembly import EDGES, Ints, Room
 from pipelines.codec import Problem, Reader, Serialiser, read_json
 from pipelines.formats import Records
 from pipelines.ledger import KEPT, REJECTED, add_up, unaccounted
-from pipelines.manifest import File, Histogram, Part, Table
+from pipelines.manifest import NOT_APPLICABLE, File, Histogram, Part, Table
 from pipelines.prompting import Frame
 from pipelines.recipe import Recipe
 from pipelines.record_index import Index
@@ -53,8 +53,8 @@ from pipelines.stages.record_rows import Known, form_of, index_of, known_of
 from pipelines.storage import digest, digest_bytes
 from pipelines.tokenization import Encoder, LoadedTokenizer
 
-VERSION = 1
-"""Raise it when any row may become other ids, or stand in another example."""
+VERSION = 2
+"""Raise it when any row may become other ids, or stand in another example, or other facts are counted."""
 
 PART_TOKENS = 1 << 20
 """Tokens of a part of examples: some 20 MB while a worker lays it out."""
@@ -503,6 +503,7 @@ def _draft(
         *((s, "", n) for s, n in left_out.items()),
     ]
     made = sum(int(p.facts["examples"]) for p in examples)
+    verified, untrained = (sum(int(p.facts[name]) for p in examples) for name in ("verified", "untrained"))
     tokens = sum(classes.get(name, 0) for name in ("trained", "context", "template"))
     planned = sum(told["tokens"] for told in plan.facts["splits"].values())
     altered = sum(int(p.facts["altered"]) for p in accounts)
@@ -511,13 +512,10 @@ def _draft(
         "nonempty": made,
         "accounted": unaccounted(rows, ledger) + abs(tokens - planned) + abs(tokens - _expected(plan)),
         "rejects": share(sum(reasons.values()) - of_length, rows),
-        "mask_verified": 1,
-        "render_equal": 0,
-        "content_dropped": 0,
-        "zero_loss_rows": 0,
-        "contract": 0,
-        "prompt_match": 0,
-        "date_pinned": 0,
+        "mask_verified": share(verified, made) if made else NOT_APPLICABLE,
+        "zero_loss_rows": share(untrained, made),
+        # Records are printed by no chat template.
+        **dict.fromkeys(("render_equal", "content_dropped", "contract", "prompt_match", "date_pinned"), NOT_APPLICABLE),
         "template_warnings": [],
         "mismatched_prompts": [],
         "rows_with_tools": 0,

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pipelines import ordering, record_index, record_rows, sizing, sources, splits
 from pipelines.errors import ConfigError
 from pipelines.formats import Records, inference
-from pipelines.manifest import Part, Table
+from pipelines.manifest import NOT_APPLICABLE, Part, Table
 from pipelines.ordering import Order
 from pipelines.recipe import Recipe
 from pipelines.record_index import Index
@@ -268,7 +268,6 @@ def completed(work: Work, draft: Draft, known: Known) -> Draft:
     draft.facts |= {
         "columns": len(known.schema.columns),
         "interval_mismatch": times["mismatch"],
-        "group_advice": 0,
         "characters": characters,
     }
     draft.tables["columns"] = Table(
@@ -277,7 +276,8 @@ def completed(work: Work, draft: Draft, known: Known) -> Draft:
     )
     if form.mode != "tabular":
         # A series is cut where an example is full; what must fit as a whole is a group of grouped mode alone.
-        draft.facts["group_size"] = int(index.group_sizes.max(initial=0)) if form.mode == "grouped" else 0
+        is_whole = form.mode == "grouped"
+        draft.facts["group_size"] = int(index.group_sizes.max(initial=0)) if is_whole else NOT_APPLICABLE
         _tell_groups(work, draft, index, characters / max(rows, 1))
     draft.details["made_of"] = sorted({*draft.details["made_of"], *known.observed})
     draft.details["records"] = known.to_json() | {"mode": form.mode, "interval_seconds": times["interval"]}
@@ -318,7 +318,7 @@ def _times(form: Records, index: Index) -> dict[str, Any]:
     if wanted is None or index.unit is None:
         constant = len(found) > 0 and bool((found == found[0]).all()) and int(found[0]) > 0
         own = None if not constant or index.unit is None else int(found[0]) * index.unit
-        return {"interval": None if own is None else format(own, "f"), "mismatch": 0}
+        return {"interval": None if own is None else format(own, "f"), "mismatch": NOT_APPLICABLE}
     units = float(wanted) / float(index.unit)
     off = int((np.abs(found - units) > 1e-9 * max(units, 1)).sum())
     return {"interval": str(wanted), "mismatch": share(off, len(found))}

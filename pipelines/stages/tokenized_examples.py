@@ -15,7 +15,7 @@ from pipelines import masking, parts, rendering, tokenization
 from pipelines.examples import examples_schema
 from pipelines.formats import Records
 from pipelines.ledger import KEPT, REJECTED, add_up, unaccounted
-from pipelines.manifest import Part, Table
+from pipelines.manifest import NOT_APPLICABLE, Part, Table
 from pipelines.recipe import Dataset, Recipe
 from pipelines.rendering import RendererSpec
 from pipelines.stages import (
@@ -32,8 +32,8 @@ from pipelines.stages import (
 from pipelines.storage import digest
 from pipelines.tokenization import LoadedTokenizer
 
-VERSION = 3
-"""Raise it when any row may become another example."""
+VERSION = 4
+"""Raise it when any row may become another example, or other facts are counted."""
 
 LENGTH_REASONS = frozenset({"overlong", "overlong_after_structure"})
 NO_TARGET = frozenset({"no_loss_tokens", "no_assistant", "assistant_untrained"})
@@ -181,20 +181,16 @@ def _draft(
         "nonempty": examples,
         "accounted": unaccounted(rows, ledger) + abs(sum(classes.values()) - counted["original_tokens"]),
         "rejects": share(of_template - reasons.get("content_dropped", 0), rows),
-        "mask_verified": share(counted["verified"], examples) if examples else 1,
-        "render_equal": reasons.get("render_mismatch", 0),
-        "content_dropped": share(reasons.get("content_dropped", 0), rows),
+        "mask_verified": share(counted["verified"], examples) if examples else NOT_APPLICABLE,
         "zero_loss_rows": share(sum(n for r, n in reasons.items() if r in NO_TARGET), rows),
         "token_ids": counted["outside_vocabulary"],
-        "prompt_parity": 0,
         "rows": rows, "kept": kept, "rejected": sum(reasons.values()), "examples": examples,
         "tokens": tokens, "trained_tokens": classes.get("trained", 0),
         "trained_share": share(classes.get("trained", 0), tokens),
         "dropped_kinds": add_up(p.facts["dropped"] for p in made),
-        "control_strings": share(counted["controlled_rows"], rows),
-        "text_roundtrip": share(counted["altered"], examples) if examples else 0,
-        **_of_template(made),
-        **{name: counted[name] for name in ("usual_way", "lane_differences", "straddles")},
+        "text_roundtrip": share(counted["altered"], examples) if examples else NOT_APPLICABLE,
+        **_of_template(work, made, spec, reasons, rows),
+        **{name: counted[name] for name in ("usual_way", "lane_differences", "straddles", "prompts_compared")},
         "rows_with_tools": counted["rows_with_tools"], "tool_tokens": counted["tool_tokens"],
         "most_tool_tokens": max((int(p.facts["most_tool_tokens"]) for p in made), default=0),
     }  # fmt: skip
@@ -210,6 +206,7 @@ def _draft(
             "content_dropped": samples.get("content_dropped", ()),
             "zero_loss_rows": tuple(i for reason in sorted(NO_TARGET) for i in samples.get(reason, ()))[:10],
             "render_equal": samples.get("render_mismatch", ()),
+            "prompt_parity": tuple(row_id for p in made for row_id in p.facts["examples_of_prompts"])[:10],
         },
         schema=tuple((f.name, str(f.type)) for f in examples_schema(weighted=work.dataset.loss.weights)),
         card=card_of(loaded, spec),
@@ -219,18 +216,38 @@ def _draft(
 
 
 _COUNTED = ("verified", "outside_vocabulary", "usual_way", "lane_differences", "controlled_rows", "altered",
-            "straddles", "original_tokens", "rows_with_tools", "tool_tokens")  # fmt: skip
+            "straddles", "original_tokens", "rows_with_tools", "tool_tokens", "prompts_compared",
+            "prompts_that_differ")  # fmt: skip
+
+OF_TEMPLATE = ("render_equal", "content_dropped", "contract", "prompt_match", "date_pinned", "control_strings",
+               "prompt_parity")  # fmt: skip
+"""Facts about how a chat template prints rows; data without one has none of them."""
 
 
-def _of_template(made: list[Part]) -> dict[str, Any]:
-    """Return what the template's contract makes of the laws; all parts were printed by the same one."""
+def _of_template(
+    work: Work, made: list[Part], spec: RendererSpec | None, reasons: dict[str, int], rows: int
+) -> dict[str, Any]:
+    """Return what the template makes of the laws; all parts were printed by the same one."""
     found: dict[str, Any] = next((p.facts["template"] for p in made if p.facts["template"]), {})
+    named = {
+        "template_warnings": list(found.get("warnings", ())),
+        "mismatched_prompts": list(found.get("prompts", ())),
+    }
+    if spec is None:
+        return dict.fromkeys(OF_TEMPLATE, NOT_APPLICABLE) | named
+    compared, controlled, differ = (
+        sum(int(p.facts[name]) for p in made) for name in ("prompts_compared", "controlled_rows", "prompts_that_differ")
+    )
+    is_compared = work.dataset.template.verify_render > 0
     return {
+        "render_equal": reasons.get("render_mismatch", 0) if is_compared else NOT_APPLICABLE,
+        "content_dropped": share(reasons.get("content_dropped", 0), rows),
         "contract": len(found.get("warnings", ())),
         "prompt_match": len(found.get("prompts", ())),
         "date_pinned": int(found.get("dated", False)),
-        "template_warnings": list(found.get("warnings", ())),
-        "mismatched_prompts": list(found.get("prompts", ())),
+        "control_strings": share(controlled, rows),
+        "prompt_parity": share(differ, compared) if compared else NOT_APPLICABLE,
+        **named,
     }
 
 

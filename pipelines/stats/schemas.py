@@ -26,8 +26,8 @@ SCHEMAS: Mapping[str, pa.Schema] = {
         parts_reused=_COUNT, rows=_COUNT,
     ),
     "findings": _schema(
-        stage=_TEXT, law=_TEXT, severity=_TEXT, value=_NUMBER, bound=_NUMBER, passed=_FLAG, waiver=_TEXT,
-        judged_at=_TEXT,
+        stage=_TEXT, law=_TEXT, severity=_TEXT, value=_NUMBER, bound=_NUMBER, outcome=_TEXT, passed=_FLAG,
+        waiver=_TEXT, judged_at=_TEXT,
     ),
     "ledger": _schema(stage=_TEXT, state=_TEXT, reason=_TEXT, records=_COUNT),
     "token_ledger": _schema(stage=_TEXT, split=_TEXT, **{"class": _TEXT}, tokens=_COUNT),

@@ -163,7 +163,8 @@ def _finding(stage: str, verdict: Verdict) -> dict[str, Any]:
         "severity": str(verdict.severity),
         "value": None if verdict.value is None else float(verdict.value),
         "bound": verdict.bound,
-        "passed": verdict.passed,
+        "outcome": verdict.outcome,
+        "passed": None if verdict.outcome == "not_applicable" else verdict.passed,
         "waiver": verdict.waiver,
     }
 

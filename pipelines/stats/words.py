@@ -62,9 +62,10 @@ COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
     "findings": {
         "law": "The law, or the name of an expectation of the recipe's own.",
         "severity": "error shuts the gate, warn only shows.",
-        "value": "The number that was judged; null if it was not measured.",
+        "value": "The number that was judged; null if it was not measured or is not applicable.",
         "bound": "The bound that it was held against.",
-        "passed": "Whether it is within its bound.",
+        "outcome": "passed, failed (a waived failure too), or not_applicable: the law has no meaning for this data.",
+        "passed": "Whether it is within its bound; null where the law is not applicable.",
         "waiver": "The reason for which a failure is accepted; empty if none covers it.",
         "judged_at": "When it was judged, ISO 8601 in UTC.",
     },

@@ -333,6 +333,7 @@ def _save_rows(
     notes = Counter(note for row in columns.rows for note in row.report.notes)
     facts: dict[str, Any] = {
         "records": task.part.records,
+        "is_text_file": task.part.reader == "plain_text",
         "further_rows": further,
         "kept": len(columns.ids),
         "reasons": log.counts(),
@@ -437,7 +438,8 @@ def tokenize_part(task: TokenizeTask) -> Part:
         log.add(row["row_id"], rejected, row_as_bytes(row))
     kept = np.ones(rows.num_rows, bool)
     kept[[place for place, _ in prepared.rejected]] = False
-    return _save_examples(task, rows.filter(pa.array(kept)), prepared, log, counts)
+    lengths = _short_documents(rows, prepared)
+    return _save_examples(task, rows.filter(pa.array(kept)), prepared, log, counts, lengths)
 
 
 def too_long(limit: int, count: int, found: Sequence[tuple[str, int]], where: str) -> ContextOverflowError:
@@ -450,7 +452,24 @@ def too_long(limit: int, count: int, found: Sequence[tuple[str, int]], where: st
     )
 
 
-def _save_examples(task: TokenizeTask, kept: pa.Table, prepared: Prepared, log: RejectLog, counts: Counts) -> Part:
+SHORT_TOKENS = 20
+"""Documents under it are rather lines of a document that was cut wrongly."""
+
+
+def _short_documents(rows: pa.Table, prepared: Prepared) -> dict[str, int]:
+    """Count the documents that became examples, and those of them that are shorter than `SHORT_TOKENS`."""
+    is_text = pc.equal(rows.column("kind"), "text").to_numpy(zero_copy_only=False)
+    lengths = prepared.examples.column("original_tokens").to_numpy()
+    tokens = np.bincount(prepared.places, weights=lengths, minlength=rows.num_rows)[is_text]
+    return {
+        "documents": int((tokens > 0).sum()),
+        "short_documents": int(((tokens > 0) & (tokens < SHORT_TOKENS)).sum()),
+    }
+
+
+def _save_examples(
+    task: TokenizeTask, kept: pa.Table, prepared: Prepared, log: RejectLog, counts: Counts, documents: dict[str, int]
+) -> Part:
     tools = _tool_lengths(task, kept.column("tools"))
     table = prepared.examples
     by_split = _tokens_by_split(table)
@@ -459,6 +478,7 @@ def _save_examples(task: TokenizeTask, kept: pa.Table, prepared: Prepared, log: 
         "rows": kept.num_rows + len(log.row_ids),
         "kept": kept.num_rows,
         "examples": table.num_rows,
+        **documents,
         "verified": prepared.verified,
         "reasons": log.counts(),
         "examples_of_rejects": _first_of_each(log),

@@ -21,15 +21,15 @@ from pipelines.record_tokens import count_verified
 from tests.recipes import CHAT, CHATML, PAIR, TEXT, Built, Road, chat, document, pair
 from tests.tables import as_csv, grouped, purchases, records
 
-TEMPLATE = {"render_equal", "content_dropped", "contract", "prompt_match", "date_pinned"}
+OTHERS = {"render_equal", "content_dropped", "contract", "prompt_match", "date_pinned", "short_documents"}
 IDLE: Mapping[str, set[str]] = {
-    "chats": {"group_size", "group_advice", "interval_mismatch", "unpinned_boundaries"},
+    "chats": {"group_size", "group_advice", "interval_mismatch", "unpinned_boundaries", "short_documents"},
     "pairs": {"unknown_roles", "group_size", "group_advice", "interval_mismatch", "unpinned_boundaries",
-              "control_strings", "prompt_parity", *TEMPLATE},
+              "control_strings", "prompt_parity", *OTHERS},
     "texts": {"unknown_roles", "group_size", "group_advice", "interval_mismatch", "unpinned_boundaries",
-              "control_strings", "prompt_parity", *TEMPLATE},
-    "table": {"unknown_roles", "group_size", "group_advice", "interval_mismatch", "unpinned_boundaries", *TEMPLATE},
-    "groups": {"unknown_roles", "interval_mismatch", "unpinned_boundaries", *TEMPLATE},
+              "control_strings", "prompt_parity", *OTHERS},
+    "table": {"unknown_roles", "group_size", "group_advice", "interval_mismatch", "unpinned_boundaries", *OTHERS},
+    "groups": {"unknown_roles", "interval_mismatch", "unpinned_boundaries", *OTHERS},
 }  # fmt: skip
 """Dataset → the checks of its first stages that have nothing to ask it."""
 
@@ -108,7 +108,7 @@ def test_sql_tells_not_applicable_from_passed_and_failed(built: Built) -> None:
     )
     found = {law: (outcome, passed, value) for law, outcome, passed, value in answer}
 
-    assert {law for law, line in found.items() if line == ("not_applicable", None, None)} == TEMPLATE
+    assert {law for law, line in found.items() if line == ("not_applicable", None, None)} == OTHERS
     assert found["mask_verified"] == ("passed", True, 1)
 
 

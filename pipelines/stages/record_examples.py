@@ -516,6 +516,7 @@ def _draft(
         "zero_loss_rows": share(untrained, made),
         # Records are printed by no chat template.
         **dict.fromkeys(("render_equal", "content_dropped", "contract", "prompt_match", "date_pinned"), NOT_APPLICABLE),
+        "short_documents": NOT_APPLICABLE,
         "template_warnings": [],
         "mismatched_prompts": [],
         "rows_with_tools": 0,

@@ -7,6 +7,7 @@ The tokenizer is loaded through `transformers` once and kept as data under the s
 and later builds need neither that library nor its two seconds.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,7 @@ def _draft(
         "trained_share": share(classes.get("trained", 0), tokens),
         "dropped_kinds": add_up(p.facts["dropped"] for p in made),
         "text_roundtrip": share(counted["altered"], examples) if examples else NOT_APPLICABLE,
+        "short_documents": _short_documents(work.input("canonical_rows").parts, made),
         **_of_template(work, made, spec, reasons, rows),
         **{name: counted[name] for name in ("usual_way", "lane_differences", "straddles", "prompts_compared")},
         "rows_with_tools": counted["rows_with_tools"], "tool_tokens": counted["tool_tokens"],
@@ -222,6 +224,14 @@ _COUNTED = ("verified", "outside_vocabulary", "usual_way", "lane_differences", "
 OF_TEMPLATE = ("render_equal", "content_dropped", "contract", "prompt_match", "date_pinned", "control_strings",
                "prompt_parity")  # fmt: skip
 """Facts about how a chat template prints rows; data without one has none of them."""
+
+
+def _short_documents(rows: Sequence[Part], made: Sequence[Part]) -> float | str:
+    """Return the share of short documents among those of text files, of which lines may have been made."""
+    of_files = [done for part, done in zip(rows, made, strict=True) if part.facts["is_text_file"]]
+    documents = sum(int(part.facts["documents"]) for part in of_files)
+    short = sum(int(part.facts["short_documents"]) for part in of_files)
+    return share(short, documents) if documents else NOT_APPLICABLE
 
 
 def _of_template(

@@ -29,6 +29,7 @@ from pipelines.formats.columns import (
 from pipelines.formats.detection import Found, detect
 from pipelines.formats.media_placeholders import reject_placeholders
 from pipelines.formats.messages import read_flags, read_kwargs, read_parts
+from pipelines.formats.preference import unread_columns
 from pipelines.formats.supervised import read_pair
 from pipelines.formats.text import read_text
 from pipelines.reasoning import KEY, SEPARATOR, Reasoning, TagReader, joined, move_keys, without
@@ -140,6 +141,8 @@ class Canonicalizer:
         self._many_groups: bool = not isinstance(group_key, str)
         self._order_path: str | None = order_key
         self._domain_key: str | None = config.format.domain_key
+        self.unread_preferences: frozenset[str] = unread_columns(config.format, self._columns_of_other_groups())
+        """Columns of preference data that nothing of this dataset's options reads."""
         self._places: bool = bool(self._group_paths) or order_key is not None or self._domain_key is not None
         reasoning = config.reasoning
         # The canonical key always counts as one: reasoning found elsewhere must not overwrite what stands there.
@@ -161,6 +164,12 @@ class Canonicalizer:
             source: role for source, role in self._roles.items() if role in known and role != self._think_role
         }
         self._plain_reports: dict[str, ParseReport] = {}
+
+    def _columns_of_other_groups(self) -> list[str]:
+        """Return the columns that are read besides those of the format."""
+        kwargs, order = self._config.template.chat_template_kwargs, self._order_path
+        named = [*self._config.tools.tools_fields, *self._group_paths, kwargs, order]
+        return [name for name in named if name is not None]
 
     def __call__(self, record: Json, *, arrow: bool = False) -> Row | Rejected:
         """Return the record's row, or why it has none.

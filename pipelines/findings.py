@@ -81,6 +81,11 @@ LAWS: tuple[Law, ...] = (
         "share of steps in time that are not timestamp_interval_seconds",
         "set the interval of the data, or leave it out: a constant one is found",
         applies_to="time series with timestamp_interval_seconds"),
+    Law("preference_data", ("canonical_rows",), "at_most", 0, "error",
+        "share of records with a column of preference data that the recipe does not read, such as label or rejected",
+        "good and bad answers would train alike: keep the good ones in the source, or name the answer to train on in "
+        "format.messages_field or format.response_fields; if the column means something else, waive the finding",
+        applies_to="chats and pairs in columns"),
     Law("rejects", ("canonical_rows", "tokenized_examples"), "at_most", 0.05, "error",
         "share of records rejected at this stage",
         'read the reasons with `rowmill sql "from rejects select dataset, reason, count(*) group by all" {recipe}` '

@@ -32,6 +32,7 @@ from pipelines.batches import Counts
 from pipelines.errors import ContextOverflowError
 from pipelines.examples import WEIGHTS, tokens_by_weight
 from pipelines.formats import Python
+from pipelines.formats.preference import columns_in
 from pipelines.ledger import KEPT, LEDGER, REJECTED, add_up
 from pipelines.manifest import File, Part
 from pipelines.own_rows import OwnRows
@@ -175,6 +176,8 @@ def canonicalize_part(task: CanonicalTask) -> Part:
             left_out.append((row_id, "not_taken"))
             continue
         row = record.rejected or canonicalizer(record.value, arrow=task.part.arrow)
+        if record.value is not None and not (isinstance(row, Row) and row.kind == "text"):
+            columns.note_preferences(row_id, columns_in(record.value, canonicalizer.unread_preferences))
         if isinstance(row, Rejected):
             log.add(row_id, row, record.raw)
             continue
@@ -225,6 +228,14 @@ class _RowColumns:
         self.splits: list[str] = []
         self.roles: Counter[str] = Counter()
         self.with_unknown_roles: list[str] = []
+        self.preferences: Counter[str] = Counter()
+        self.with_preferences: list[str] = []
+
+    def note_preferences(self, row_id: str, names: Sequence[str]) -> None:
+        """Count a record's columns of preference data, whatever becomes of the record."""
+        if names:
+            self.preferences.update(names)
+            self.with_preferences.append(row_id)
 
     def add(self, row_id: str, row: Row, record: Json) -> Rejected | None:
         """Add a row, or return why it cannot be stored or its split cannot be told."""
@@ -341,6 +352,9 @@ def _save_rows(
         "roles": dict(sorted(columns.roles.items())),
         "rows_with_unknown_roles": len(columns.with_unknown_roles),
         "examples_of_roles": {"": columns.with_unknown_roles[:3]},
+        "preference_columns": dict(sorted(columns.preferences.items())),
+        "rows_with_preferences": len(columns.with_preferences),
+        "examples_of_preferences": {"": columns.with_preferences[:3]},
         "schemas": dict(sorted(Counter(row.report.schema for row in columns.rows).items())),
         "notes": dict(sorted(notes.items())),
         "splits": dict(sorted(Counter(columns.splits).items())),

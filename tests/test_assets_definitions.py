@@ -78,6 +78,7 @@ def test_checks_block_exactly_where_the_recipe_says_error(tiny: Tiny) -> None:
         "unpinned_boundaries": False,
         "group_advice": False,
         "interval_mismatch": False,
+        "preference_data": True,
     }
 
 

@@ -27,9 +27,10 @@ IDLE: Mapping[str, set[str]] = {
     "pairs": {"unknown_roles", "group_size", "group_advice", "interval_mismatch", "unpinned_boundaries",
               "control_strings", "prompt_parity", *OTHERS},
     "texts": {"unknown_roles", "group_size", "group_advice", "interval_mismatch", "unpinned_boundaries",
-              "control_strings", "prompt_parity", *OTHERS},
-    "table": {"unknown_roles", "group_size", "group_advice", "interval_mismatch", "unpinned_boundaries", *OTHERS},
-    "groups": {"unknown_roles", "interval_mismatch", "unpinned_boundaries", *OTHERS},
+              "preference_data", "control_strings", "prompt_parity", *OTHERS},
+    "table": {"unknown_roles", "group_size", "group_advice", "interval_mismatch", "unpinned_boundaries",
+              "preference_data", *OTHERS},
+    "groups": {"preference_data", "unknown_roles", "interval_mismatch", "unpinned_boundaries", *OTHERS},
 }  # fmt: skip
 """Dataset → the checks of its first stages that have nothing to ask it."""
 

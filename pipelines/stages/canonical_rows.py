@@ -196,11 +196,14 @@ def _draft(work: Work, final: list[Part], *, records: int, reused: int, rows_mad
     # Blank lines are no rows that anyone wrote: they must not make a share of bad rows smaller.
     taken = records - sum(left_out.values()) - reasons.get("blank", 0)
     largest = int(groups["rows"][0]) if len(groups) else 0
+    is_record = work.dataset.row_kind == "record"
+    preferences = {} if is_record else add_up(p.facts["preference_columns"] for p in final)
     facts = {
         "nonempty": kept,
         # A class of one's own may make several rows of one record; each has a line of its own.
         "accounted": unaccounted(records + sum(int(p.facts["further_rows"]) for p in final), ledger),
         "unknown_roles": _unknown_roles(work, final, taken),
+        "preference_data": _preference_data(work, final, taken),
         "group_size": largest if work.dataset.splits.group_key is not None else NOT_APPLICABLE,
         # Only records say something of these (`record_rows.completed`).
         "group_advice": NOT_APPLICABLE,
@@ -220,7 +223,7 @@ def _draft(work: Work, final: list[Part], *, records: int, reused: int, rows_mad
         parts=final,
         facts=facts,
         ledger=ledger,
-        tables=_tables(reasons, roles, final, groups, samples) | _message_tables(final, facts),
+        tables=_tables(reasons, roles, preferences, final, groups, samples) | _message_tables(final, facts),
         histograms=_histograms(groups, work),
         samples={
             "rejects": tuple(
@@ -228,6 +231,7 @@ def _draft(work: Work, final: list[Part], *, records: int, reused: int, rows_mad
             )[:10],
             "duplicates": samples.get("duplicate", ()),
             "unknown_roles": first_samples(final, "examples_of_roles").get("", ()),
+            "preference_data": () if is_record else first_samples(final, "examples_of_preferences").get("", ()),
             "group_size": tuple(str(name) for name in groups["group_key"].head(10).to_list()),
         },
         schema=tuple((f.name, str(f.type)) for f in ROWS),
@@ -243,6 +247,13 @@ def _unknown_roles(work: Work, final: list[Part], taken: int) -> float | str:
     return share(sum(int(part.facts["rows_with_unknown_roles"]) for part in final), taken)
 
 
+def _preference_data(work: Work, final: list[Part], taken: int) -> float | str:
+    """Return the share of records that have answers judged in a column that nothing reads."""
+    if work.dataset.format.kind not in ("chat", "auto", "supervised"):
+        return NOT_APPLICABLE
+    return share(sum(int(part.facts["rows_with_preferences"]) for part in final), taken)
+
+
 def _groups(work: Work, final: list[Part]) -> pl.DataFrame:
     """Count the rows of each group, largest first; empty without a group key."""
     paths = [p.files["rows"].path for p in final]
@@ -255,6 +266,7 @@ def _groups(work: Work, final: list[Part]) -> pl.DataFrame:
 def _tables(
     reasons: dict[str, int],
     roles: dict[str, int],
+    preferences: dict[str, int],
     final: list[Part],
     groups: pl.DataFrame,
     samples: Mapping[str, Sequence[str]],
@@ -266,6 +278,8 @@ def _tables(
         "rejects": Table(("reason", "records", "for_example"), rejects),
         "schemas": Table(("schema", "rows"), tuple(schemas.items())),
     }
+    if preferences:
+        tables["preference_columns"] = Table(("column", "records"), tuple(preferences.items()))
     if roles:
         tables["unknown_roles"] = Table(
             ("role", "rows"), tuple(sorted(roles.items(), key=lambda r: (-r[1], r[0]))[:30])

@@ -413,6 +413,12 @@ def fingerprint_of(project: Project, step: Step, inputs: Mapping[Key, Manifest])
     return _prepare(work, step)[0]
 
 
+def find_kept(project: Project, step: Step, inputs: Mapping[Key, Manifest], *, scratch: Store) -> Manifest | None:
+    """Return the output that a build would reuse for these inputs; what is read on the way is kept in `scratch`."""
+    work = Work(project.recipe, scratch, project.base, step.key, step.dataset, inputs, _pool(1))
+    return manifest.by_fingerprint(project.store, step.key, _prepare(work, step)[0])
+
+
 def _waivers(work: Work, step: Step) -> list[str]:
     """Name the waivers on all that a step waits for, and those below its inputs; they are part of what is built."""
     return sorted(

@@ -64,6 +64,10 @@ def inspected(one: Inspected, *, colours: bool) -> RenderableType:
         lines.append(labelled("rejected", f"{reason} at {stage}: {detail}" if detail else f"{reason} at {stage}", BAD))
     for sample in one.samples:
         lines += _sample(sample, colours=colours)
+    if one.shown_above:
+        lines.append(labelled("also in", dotted([f"{name}, above" for name in one.shown_above[:5]])))
+    if one.not_shown:
+        lines.append(labelled("also in", counted(one.not_shown, "more example")))
     return Group(*lines, Text(""))
 
 

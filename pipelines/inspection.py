@@ -6,9 +6,11 @@ class, showing that. What does not: any room's work; it is done by the same func
 
     source ─► first records ─canonicalize_part─► rows ─tokenize_part─► examples ─► trained | context | template
 
-Copies of earlier rows are shown like the others: what repeats what is known only when all rows are made.
+Copies of earlier rows are shown like the others: what repeats what is known only when all rows are made. Records
+are put together over a whole dataset, so their examples are the last build's, or made as a build makes them.
 """
 
+import tempfile
 import uuid
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines import manifest, parts, sources, terminal
+from pipelines import build, manifest, parts, sources, terminal
 from pipelines.build import Project
 from pipelines.contract import TemplateContract, mismatched_prompts, warnings
 from pipelines.errors import ConfigError, nearest
@@ -30,7 +32,7 @@ from pipelines.masking import MaskRules
 from pipelines.rendering import Renderer
 from pipelines.rows import is_place, place_of
 from pipelines.sources import FileScan, Part, RawRecord
-from pipelines.stages import Work, record_examples, record_rows, tokenized_examples
+from pipelines.stages import Work, raw_dataset, tokenized_examples
 from pipelines.storage import Store, digest
 from pipelines.template_proof import TemplateProof, prove_template
 from pipelines.tokenization import Encoder
@@ -66,7 +68,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """One record on its way: raw, report, canonical row, examples; or at which stage it was rejected and why."""
+    """One record on its way: raw, report, canonical row, examples; or at which stage it was rejected and why.
+
+    Of records several share an example: `shown_above` are those that stand under an earlier one, `not_shown` counts
+    what is beyond `MOST_EXAMPLES`.
+    """
 
     dataset: str
     row_id: str
@@ -75,6 +81,12 @@ class Inspected:
     row: dict[str, Any] | None
     rejected: tuple[str, str, str] | None
     samples: tuple[Sample, ...]
+    shown_above: tuple[str, ...] = ()
+    not_shown: int = 0
+
+
+MOST_EXAMPLES = 3
+"""Examples that are shown of one record; sampling may put it into thousands."""
 
 
 # ── Choosing rows ──────────────────────────────────────────────────────────────────────────────────
@@ -92,6 +104,11 @@ def inspect(project: Project, *, count: int, dataset: str | None, row_id: str | 
     names = [_known(project, dataset)] if dataset is not None else list(project.recipe.datasets)
     found = False
     for name in names:
+        if project.recipe.datasets[name].row_kind == "record":
+            for one in _records(project, name, count, row_id):
+                found = True
+                yield one
+            continue
         with _desk(project, name) as work:
             if row_id is None:
                 yield from _first(project, work, count)
@@ -162,7 +179,7 @@ def _first(project: Project, work: Work, count: int) -> Iterator[Inspected]:
                 return
             taken = min(left, part.records)
             left -= taken
-            yield from _through(project, work, scan, part, range(taken))
+            yield from _through(work, part, range(taken))
 
 
 def _row(project: Project, work: Work, row_id: str) -> Iterator[Inspected]:
@@ -173,19 +190,16 @@ def _row(project: Project, work: Work, row_id: str) -> Iterator[Inspected]:
     for scan in _scans(project, work, None):
         for part in scan.parts:
             if part.part_id == part_id and at < part.records:
-                yield from _through(project, work, scan, part, range(at, at + 1))
+                yield from _through(work, part, range(at, at + 1))
 
 
 # ── Through the rooms ──────────────────────────────────────────────────────────────────────────────
 
 
-def _through(project: Project, work: Work, scan: FileScan, part: Part, wanted: range) -> Iterator[Inspected]:
+def _through(work: Work, part: Part, wanted: range) -> Iterator[Inspected]:
     """Do with some records of a part what a build does with all."""
     records = [one for one in sources.read(part, work.base) if one.number in wanted]
     names = [f"{part.part_id}:{one.number}" for one in records]
-    if work.dataset.row_kind == "record":
-        yield from _through_assembly(project, work, scan, part, records)
-        return
     task = parts.CanonicalTask(
         work.store.root, "rows", part.sha256, str(work.base), work.dataset_name or "", work.dataset, part, wanted.stop
     )
@@ -196,55 +210,132 @@ def _through(project: Project, work: Work, scan: FileScan, part: Part, wanted: r
     if rows.num_rows:
         tokenized, encoder = _tokenize(work, rows)
         rejects.append(work.store.table(tokenized.files["rejects"].path))
-        samples = _samples(work.store.table(tokenized.files["examples"].path), encoder)
+        examples = work.store.table(tokenized.files["examples"].path)
+        for sample, own in zip(_samples(examples, encoder), examples.column("row_ids").to_pylist(), strict=True):
+            samples.setdefault(own[0], []).append(sample)
     of_row = {row["row_id"]: row for row in rows.to_pylist()}
     refused = {one["row_id"]: one for table in rejects for one in table.to_pylist()}
     numbered = dict(zip(names, records, strict=True))
     further = [name for name in (*of_row, *refused) if name not in numbered]
     for name in sorted({*names, *further}, key=lambda one: (place_of(one), len(one), one)):
         record = numbered[name] if name in numbered else numbered[name.rpartition(".")[0]]
-        yield _inspected(work, part, name, record, of_row.get(name), refused.get(name), samples.get(name, []))
+        yield _inspected(
+            work.dataset_name or "", part, name, record, of_row.get(name), refused.get(name), samples.get(name, [])
+        )
 
 
-def _through_assembly(
-    project: Project, work: Work, scan: FileScan, part: Part, records: Sequence[RawRecord]
-) -> Iterator[Inspected]:
-    """Do the same with records: those shown make examples among themselves, under the schema of the last build.
+# ── Records: as a build puts them together ─────────────────────────────────────────────────────────
 
-    Without a build their types are told by these records alone.
+
+@dataclass(frozen=True, slots=True)
+class _Assembled:
+    """A records dataset on its way, and the store that has its files."""
+
+    store: Store
+    raw: manifest.Manifest
+    rows: manifest.Manifest
+    examples: manifest.Manifest
+    encoder: Encoder
+
+
+def _records(project: Project, name: str, count: int, row_id: str | None) -> Iterator[Inspected]:
+    """Yield records with the examples that a build puts them in.
+
+    Which records share an example is decided over all of them, so no few records can be put together alone.
     """
+    wanted = None if row_id is None else row_id.split("#", 1)[0]
+    if wanted is not None and not is_place(wanted):
+        return
+    with _assembled(project, name) as made:
+        left, shown = count, set[str]()
+        for index, part in enumerate(raw_dataset.parts_of(made.raw.details)):
+            if wanted is None:
+                numbers = range(min(left, part.records))
+                left -= len(numbers)
+            else:
+                number = place_of(wanted)[1]
+                is_here = place_of(wanted)[0] == part.part_id and number < part.records
+                numbers = range(number, number + 1) if is_here else range(0)
+            if numbers:
+                yield from _records_of(project, name, made, index, part, numbers, shown)
+
+
+def _records_of(
+    project: Project, name: str, made: _Assembled, index: int, part: Part, numbers: range, shown: set[str]
+) -> Iterator[Inspected]:
+    """Yield some records of a part; an example that stood under an earlier record is only named."""
+    records = [one for one in sources.read(part, project.base) if one.number in numbers]
     names = [f"{part.part_id}:{one.number}" for one in records]
-    at = (*work.dataset_key, "canonical_rows")
-    raw = _made(work, (*work.dataset_key, "raw_dataset"), (), {"scans": [scan.to_json()]})
-    desk = replace(work, key=at, inputs={raw.key: raw})
-    last = manifest.current(project.store, at)
-    known = None if last is None else record_rows.known_of(last.details)
-    taken = max((one.number for one in records), default=-1) + 1
-    [made], _, _, known = record_rows.make_rows(desk, [(part, taken)], "inspect", known)
-    rows = _only(work.store.table(made.files["rows"].path), names)
-    rejects = [_only(work.store.table(made.files["rejects"].path), names)]
-    samples: dict[str, list[Sample]] = {}
-    if rows.num_rows:
-        chosen = manifest.Part("chosen", {"rows": parts.write_parquet(work.store, "chosen.parquet", rows)})
-        details = {"records": known.to_json() | {"mode": "", "interval_seconds": None}}
-        loaded, path = tokenized_examples.open_tokenizer(work)
-        draft = record_examples.make(replace(work, inputs={at: _made(work, at, (chosen,), details)}), loaded, path)
-        rejects += [work.store.table(one.files["rejects"].path) for one in draft.parts if "rejects" in one.files]
-        examples = [work.store.table(one.files["examples"].path) for one in draft.parts if "examples" in one.files]
-        samples = _samples(pa.concat_tables(examples), Encoder(loaded)) if examples else {}
-    of_row = {row["row_id"]: row for row in rows.to_pylist()}
-    refused = {one["row_id"]: one for table in rejects for one in table.to_pylist()}
-    for name, record in zip(names, records, strict=True):
-        yield _inspected(work, part, name, record, of_row.get(name), refused.get(name), samples.get(name, []))
+    rows, refused = made.rows.parts[index], list[dict[str, Any]]()
+    for one in (rows, made.examples.parts[index]):
+        refused += _only(made.store.table(one.files["rejects"].path), names).to_pylist()
+    of_row = {row["row_id"]: row for row in _only(made.store.table(rows.files["rows"].path), names).to_pylist()}
+    why = {one["row_id"]: one for one in refused}
+    samples = _samples_of(made, names)
+    for row_id, record in zip(names, records, strict=True):
+        own = samples.get(row_id, [])
+        fresh = [one for one in own if one.example_id not in shown][:MOST_EXAMPLES]
+        above = tuple(one.example_id for one in own if one.example_id in shown)
+        shown |= {one.example_id for one in fresh}
+        told = _inspected(name, part, row_id, record, of_row.get(row_id), why.get(row_id), fresh)
+        yield replace(told, shown_above=above, not_shown=len(own) - len(fresh) - len(above))
 
 
-def _made(
-    work: Work, key: manifest.Key, own: "tuple[manifest.Part, ...]", details: dict[str, Any]
-) -> manifest.Manifest:
-    """Return a manifest of rows that were made for this look alone."""
-    return manifest.Manifest(
-        key=key, stage=key[-1], fingerprint="", code_version="", inputs={}, parts=own, facts={}, details=details
-    )
+def _samples_of(made: _Assembled, names: Sequence[str]) -> dict[str, list[Sample]]:
+    """Return the examples that some rows stand in, by row, in the order of the build."""
+    found: dict[str, list[Sample]] = {}
+    for file in made.examples.files("examples"):
+        row_ids = made.store.table(file.path, ["row_ids"]).column(0).combine_chunks()
+        is_wanted = pc.is_in(row_ids.flatten(), pa.array(names, pa.string())).to_numpy(zero_copy_only=False)
+        places = np.unique(pc.list_parent_indices(row_ids).to_numpy()[is_wanted])
+        if not len(places):
+            continue
+        table = made.store.table(file.path).take(pa.array(places))
+        for sample, own in zip(_samples(table, made.encoder), table.column("row_ids").to_pylist(), strict=True):
+            for row_id in dict.fromkeys(own):
+                if row_id in names:
+                    found.setdefault(row_id, []).append(sample)
+    return found
+
+
+@contextmanager
+def _assembled(project: Project, name: str) -> Generator[_Assembled, None, None]:
+    """Lend what the last build made if a build would reuse it; else make it in a folder that is gone afterwards."""
+    steps = [step for step in build.road(project) if step.dataset == name and step.name in _TO_EXAMPLES]
+    with tempfile.TemporaryDirectory(prefix="rowmill-inspect-") as folder:
+        placed = replace(project, store=Store(folder))
+        for kept in project.store.list("tokenizers"):
+            placed.store.write(f"tokenizers/{kept}", project.store.read(f"tokenizers/{kept}"))
+        scanned = manifest.current(project.store, steps[0].key)
+        if scanned is not None:
+            # Files that did not move since the last build are not read again.
+            manifest.save(placed.store, scanned)
+        raw = build.run(placed, steps[0], {}).manifest
+        made, store = _kept(project, placed, steps, raw), project.store
+        if made is None:
+            made, store = {raw.key: raw}, placed.store
+            for step in steps[1:]:
+                made[step.key] = build.run(placed, step, {key: made[key] for key in step.inputs}).manifest
+        work = Work(placed.recipe, placed.store, placed.base, steps[-1].key, name, {}, LocalPool(1))
+        loaded, _ = tokenized_examples.open_tokenizer(work)
+        rows, examples = (made[step.key] for step in steps[1:])
+        yield _Assembled(store, raw, rows, examples, Encoder(loaded))
+
+
+def _kept(
+    project: Project, placed: Project, steps: Sequence[build.Step], raw: manifest.Manifest
+) -> dict[manifest.Key, manifest.Manifest] | None:
+    """Return what a build of this recipe would reuse up to the examples; None if it would make anything of it."""
+    made = {raw.key: raw}
+    for step in steps[1:]:
+        kept = build.find_kept(project, step, {key: made[key] for key in step.inputs}, scratch=placed.store)
+        if kept is None:
+            return None
+        made[step.key] = kept
+    return made
+
+
+_TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
 
 
 def _only(table: pa.Table, names: Sequence[str]) -> pa.Table:
@@ -271,7 +362,7 @@ def _tokenize(work: Work, rows: pa.Table) -> tuple[manifest.Part, Encoder]:
 
 
 def _inspected(
-    work: Work,
+    dataset: str,
     part: Part,
     row_id: str,
     record: RawRecord,
@@ -280,7 +371,7 @@ def _inspected(
     samples: list[Sample],
 ) -> Inspected:
     return Inspected(
-        dataset=work.dataset_name or "",
+        dataset=dataset,
         row_id=row_id,
         source=terminal.source_text(part.url, part.reader, record.line),
         raw=record.raw,
@@ -293,15 +384,14 @@ def _inspected(
 # ── Examples as stretches ──────────────────────────────────────────────────────────────────────────
 
 
-def _samples(examples: pa.Table, encoder: Encoder) -> dict[str, list[Sample]]:
-    found: dict[str, list[Sample]] = {}
+def _samples(examples: pa.Table, encoder: Encoder) -> Iterator[Sample]:
     for one in examples.to_pylist():
         removed = {
             "exchanges": one["exchanges_removed"],
             "reasoning": one["reasoning_removed"],
             "tokens": one["tokens_cut"],
         }
-        sample = Sample(
+        yield Sample(
             example_id=one["example_id"],
             original_tokens=one["original_tokens"],
             tokens=one["tokens"],
@@ -310,8 +400,6 @@ def _samples(examples: pa.Table, encoder: Encoder) -> dict[str, list[Sample]]:
             stretches=tuple(stretches(one["input_ids"], classes(one), encoder)),
             weights=tokens_by_weight(pa.array(one.get(WEIGHTS, []), pa.float32())),
         )
-        found.setdefault(one["row_ids"][0], []).append(sample)
-    return found
 
 
 def classes(example: Mapping[str, Any]) -> list[TokenClass]:

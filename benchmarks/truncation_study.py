@@ -79,7 +79,7 @@ def examples_of(one: Project) -> tuple[list[dict[str, Any]], Mapping[str, Sequen
     lengths = current(one.store, (one.recipe.name, "tau", "truncation_stats"))
     assert made is not None
     assert lengths is not None
-    tables = [one.store.table(file.path) for file in made.files("examples")]
+    tables = [one.store.table(file) for file in made.files("examples")]
     rows = [row for table in tables for row in table.to_pylist()]
     return rows, {line[0]: line[1:] for line in lengths.tables["stages"].rows}
 

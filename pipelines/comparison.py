@@ -142,8 +142,8 @@ def _moved(project: Project, before: Manifest | None, after: Manifest | None) ->
 
 
 def _contents(project: Project, files: Sequence[manifest.File]) -> pl.LazyFrame:
-    paths = [file.path for file in files if file.rows]
-    if not paths:
+    filled = [file for file in files if file.rows]
+    if not filled:
         return pl.LazyFrame({"content_hash": [], "n": []}, schema={"content_hash": pl.Binary, "n": pl.UInt32})
-    rows = scan_rows(project.store, paths, ["content_hash"])
+    rows = scan_rows(project.store, filled, ["content_hash"])
     return rows.group_by(pl.col("content_hash").cast(pl.Binary)).agg(pl.len().alias("n"))

@@ -151,7 +151,7 @@ def _columns(work: Work) -> Iterator[tuple[str, Ints]]:
     """Yield each column that some rows share a value of, with the number of each row's value (−1: null)."""
     texts: list[str] = []
     for part in work.input("canonical_rows").parts:
-        texts += work.store.table(part.files["rows"].path, ["record"]).column(0).to_pylist()
+        texts += work.store.table(part.files["rows"], ["record"]).column(0).to_pylist()
     records: list[dict[str, Any]] = [orjson.loads(text) for text in texts]
     for name in dict.fromkeys(key for record in records for key in record):
         numbers: dict[bytes, int] = {}

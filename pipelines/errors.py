@@ -42,6 +42,19 @@ class IntegrityError(PipelineError, RuntimeError):
     """What is stored differs from what its manifest promises."""
 
 
+class DamagedFileError(IntegrityError):
+    """A stored file is missing or not what was written; `path` is relative to the storage root."""
+
+    def __init__(self, message: str, path: str) -> None:
+        """Keep the path beside the message, also through a worker's process."""
+        super().__init__(message, path)
+        self.path = path
+
+    def __str__(self) -> str:
+        """Return the message alone."""
+        return str(self.args[0])
+
+
 class GateError(PipelineError, RuntimeError):
     """An input's blocking finding failed, so nothing may be built on it."""
 

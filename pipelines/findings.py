@@ -21,7 +21,6 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-import orjson
 from pydantic import Field, create_model, model_validator
 
 from pipelines.config import Config
@@ -479,8 +478,7 @@ def judge(store: Store, manifest: Manifest, terms: Sequence[Terms]) -> list[Verd
     open_terms = [one for one in terms if saved[one.law] is None]
     fresh = {verdict.law: verdict for verdict in _judge(manifest, open_terms)}
     for one in open_terms:
-        content = orjson.dumps(asdict(fresh[one.law]), option=orjson.OPT_INDENT_2)
-        store.write(_verdict_path(manifest.key, manifest.version, one.digest), content)
+        store.write_sealed(_verdict_path(manifest.key, manifest.version, one.digest), asdict(fresh[one.law]))
     return [saved[one.law] or fresh[one.law] for one in terms]
 
 
@@ -514,10 +512,9 @@ def require_open(store: Store, manifest: Manifest, terms: Iterable[Terms]) -> No
 
 
 def _saved(store: Store, key: Key, version: str, terms: Terms) -> Verdict | None:
-    path = _verdict_path(key, version, terms.digest)
-    if not store.exists(path):
+    raw = store.read_sealed(_verdict_path(key, version, terms.digest))
+    if raw is None:
         return None
-    raw: dict[str, Any] = orjson.loads(store.read(path))
     values: dict[str, Any] = {**raw, "key": tuple(raw["key"]), "samples": tuple(raw["samples"])}
     return Verdict(**values)
 

@@ -16,7 +16,7 @@ from pipelines.executors import LocalPool
 from pipelines.manifest import Key, Manifest, Table
 from pipelines.sources import StageIn
 from pipelines.stages import Work, parsed_records
-from pipelines.storage import Store
+from pipelines.storage import File, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def parse_files(project: Project, dataset: str, urls: Sequence[str]) -> ParsedFi
         scans = parsed_records.scan(urls, work.base, StageIn(store, "staged"), ())
         tasks = [one.task for one in parsed_records.tasks_of(work, scans, parsed_records.meant_of(work))]
         parts = [generated_texts.parse_texts(task) for task in tasks]
-        records = [text for part in parts for text in _records(store, part.files["records"].path)]
+        records = [text for part in parts for text in _records(store, part.files["records"])]
     report = parsing.Report(parsed_records.added(parts, "items"), parsed_records.added(parts, "characters"))
     texts = sum(int(part.facts["texts"]) for part in parts)
     unreadable = sum(sum(part.facts["reasons"].values()) for part in parts) - report.invalid
@@ -89,11 +89,11 @@ def parse_files(project: Project, dataset: str, urls: Sequence[str]) -> ParsedFi
 def records_of(store: Store, made: Manifest) -> Iterator[str]:
     """Yield the accepted records of a stage as lines of JSON."""
     for file in made.files("records"):
-        yield from _records(store, file.path)
+        yield from _records(store, file)
 
 
-def _records(store: Store, path: str) -> list[str]:
-    return [str(text) for text in store.table(path, ["record"]).column(0).to_pylist()]
+def _records(store: Store, file: File) -> list[str]:
+    return [str(text) for text in store.table(file, ["record"]).column(0).to_pylist()]
 
 
 def write_lines(path: Path, records: Sequence[str]) -> None:

@@ -204,13 +204,13 @@ def _through(work: Work, part: Part, wanted: range) -> Iterator[Inspected]:
         work.store.root, "rows", part.sha256, str(work.base), work.dataset_name or "", work.dataset, part, wanted.stop
     )
     made = parts.canonicalize_part(task)
-    rows = _only(work.store.table(made.files["rows"].path), names)
-    rejects = [_only(work.store.table(made.files["rejects"].path), names)]
+    rows = _only(work.store.table(made.files["rows"]), names)
+    rejects = [_only(work.store.table(made.files["rejects"]), names)]
     samples: dict[str, list[Sample]] = {}
     if rows.num_rows:
         tokenized, encoder = _tokenize(work, rows)
-        rejects.append(work.store.table(tokenized.files["rejects"].path))
-        examples = work.store.table(tokenized.files["examples"].path)
+        rejects.append(work.store.table(tokenized.files["rejects"]))
+        examples = work.store.table(tokenized.files["examples"])
         for sample, own in zip(_samples(examples, encoder), examples.column("row_ids").to_pylist(), strict=True):
             samples.setdefault(own[0], []).append(sample)
     of_row = {row["row_id"]: row for row in rows.to_pylist()}
@@ -268,8 +268,8 @@ def _records_of(
     names = [f"{part.part_id}:{one.number}" for one in records]
     rows, refused = made.rows.parts[index], list[dict[str, Any]]()
     for one in (rows, made.examples.parts[index]):
-        refused += _only(made.store.table(one.files["rejects"].path), names).to_pylist()
-    of_row = {row["row_id"]: row for row in _only(made.store.table(rows.files["rows"].path), names).to_pylist()}
+        refused += _only(made.store.table(one.files["rejects"]), names).to_pylist()
+    of_row = {row["row_id"]: row for row in _only(made.store.table(rows.files["rows"]), names).to_pylist()}
     why = {one["row_id"]: one for one in refused}
     samples = _samples_of(made, names)
     for row_id, record in zip(names, records, strict=True):
@@ -285,12 +285,12 @@ def _samples_of(made: _Assembled, names: Sequence[str]) -> dict[str, list[Sample
     """Return the examples that some rows stand in, by row, in the order of the build."""
     found: dict[str, list[Sample]] = {}
     for file in made.examples.files("examples"):
-        row_ids = made.store.table(file.path, ["row_ids"]).column(0).combine_chunks()
+        row_ids = made.store.table(file, ["row_ids"]).column(0).combine_chunks()
         is_wanted = pc.is_in(row_ids.flatten(), pa.array(names, pa.string())).to_numpy(zero_copy_only=False)
         places = np.unique(pc.list_parent_indices(row_ids).to_numpy()[is_wanted])
         if not len(places):
             continue
-        table = made.store.table(file.path).take(pa.array(places))
+        table = made.store.table(file).take(pa.array(places))
         for sample, own in zip(_samples(table, made.encoder), table.column("row_ids").to_pylist(), strict=True):
             for row_id in dict.fromkeys(own):
                 if row_id in names:

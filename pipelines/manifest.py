@@ -13,10 +13,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeAlias
 
-import orjson
-
 from pipelines.errors import IntegrityError
-from pipelines.storage import Store, digest, require_digest
+from pipelines.storage import File, Store, digest
 
 Key: TypeAlias = tuple[str, ...]
 """`(recipe, dataset, stage)`, `(recipe, stage)` for the stages of a whole recipe, `(recipe, "exports", name)`."""
@@ -27,16 +25,6 @@ NOT_APPLICABLE = "not_applicable"
 
 No number says that: 0 would claim that something was measured and found in order.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class File:
-    """A file of a part: path relative to the storage root, size in bytes, digest, rows."""
-
-    path: str
-    bytes: int
-    digest: str
-    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +113,15 @@ def folder(key: Key) -> str:
 def save(store: Store, manifest: Manifest) -> Manifest:
     """Write a manifest under its fingerprint and its version, then point `pointer.json` at it.
 
-    Returns the manifest with `version` filled in.
+    All files that it names are on the disk before it is. Returns the manifest with `version` filled in.
     """
     whole = replace(manifest, version=manifest.content_digest())
-    content = orjson.dumps(asdict(whole), option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
-    store.write(f"{folder(whole.key)}/versions/{whole.version}.json", content)
-    store.write(f"{folder(whole.key)}/manifests/{whole.fingerprint}.json", content)
+    store.sync(file.path for part in whole.parts for file in part.files.values())
+    content = asdict(whole)
+    written = [f"versions/{whole.version}.json", f"manifests/{whole.fingerprint}.json"]
+    for name in written:
+        store.write_sealed(f"{folder(whole.key)}/{name}", content)
+    store.sync(f"{folder(whole.key)}/{name}" for name in written)
     make_current(store, whole)
     return whole
 
@@ -138,17 +129,15 @@ def save(store: Store, manifest: Manifest) -> Manifest:
 def make_current(store: Store, manifest: Manifest) -> None:
     """Make a kept version the one that readers without a version of their own get."""
     pointer = {"version": manifest.version, "fingerprint": manifest.fingerprint}
-    store.write(f"{folder(manifest.key)}/pointer.json", orjson.dumps(pointer))
+    store.write_sealed(f"{folder(manifest.key)}/pointer.json", pointer)
 
 
 def by_fingerprint(store: Store, key: Key, fingerprint: str) -> Manifest | None:
     """Return the manifest of an earlier build from the same inputs, if all its files are still there."""
-    path = f"{folder(key)}/manifests/{fingerprint}.json"
-    if not store.exists(path):
+    manifest = read(store, f"{folder(key)}/manifests/{fingerprint}.json")
+    if manifest is None:
         return None
-    manifest = load(store.read(path))
-    present = all(store.exists(file.path) for part in manifest.parts for file in part.files.values())
-    return manifest if present else None
+    return manifest if all(store.has(file) for part in manifest.parts for file in part.files.values()) else None
 
 
 def by_version(store: Store, key: Key, version: str | None) -> Manifest:
@@ -161,39 +150,45 @@ def by_version(store: Store, key: Key, version: str | None) -> Manifest:
 
     """
     path = f"{folder(key)}/versions/{version}.json"
-    if version is None or not store.exists(path):
+    found = None if version is None else read(store, path)
+    if found is None:
         known = f"version {version} is not kept" if version else "it was never built"
+        known = f"{store.path(path)} is damaged or was edited" if version and store.exists(path) else known
         raise IntegrityError(
             f"{'/'.join(key)}: {known}; a kept version is needed; build it, or choose one of its versions"
         )
-    return load(store.read(path))
+    return found
 
 
 def current(store: Store, key: Key) -> Manifest | None:
     """Return the current manifest of a stage, or None if it was never built."""
-    path = f"{folder(key)}/pointer.json"
-    if not store.exists(path):
-        return None
-    return by_version(store, key, orjson.loads(store.read(path))["version"])
+    pointer = store.read_sealed(f"{folder(key)}/pointer.json")
+    return None if pointer is None else by_version(store, key, pointer["version"])
 
 
 def versions(store: Store, key: Key) -> list[Manifest]:
-    """Return all kept versions, oldest first."""
+    """Return all kept versions that are whole, oldest first."""
     names = store.list(f"{folder(key)}/versions")
-    found = [load(store.read(f"{folder(key)}/versions/{name}")) for name in names if name.endswith(".json")]
+    loaded = (read(store, f"{folder(key)}/versions/{name}") for name in names if name.endswith(".json"))
+    found = [manifest for manifest in loaded if manifest is not None]
     return sorted(found, key=lambda manifest: (manifest.built_at, manifest.version))
 
 
 def verify_files(store: Store, manifest: Manifest) -> None:
-    """Read every file of a manifest of a local store and compare digests; `IntegrityError` names the first bad one."""
+    """Read every file of a manifest and compare digests; `DamagedFileError` names the first bad one."""
     for part in manifest.parts:
         for file in part.files.values():
-            require_digest(store.local(file.path), file.digest)
+            store.content(file)
 
 
-def load(content: bytes) -> Manifest:
+def read(store: Store, path: str) -> Manifest | None:
+    """Return a manifest that is as it was written; None if it is absent, damaged or edited."""
+    raw = store.read_sealed(path)
+    return None if raw is None else load(raw)
+
+
+def load(raw: dict[str, Any]) -> Manifest:
     """Rebuild a manifest from its JSON."""
-    raw: dict[str, Any] = orjson.loads(content)
     raw["key"] = tuple(raw["key"])
     raw["parts"] = tuple(load_part(part) for part in raw["parts"])
     raw["ledger"] = tuple((str(s), str(r), int(n)) for s, r, n in raw["ledger"])

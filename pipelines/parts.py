@@ -442,7 +442,7 @@ def _preparer(task: TokenizeTask) -> "Preparer":
 def tokenize_part(task: TokenizeTask) -> Part:
     """Tokenize one part of canonical rows."""
     store, preparer = Store(task.root), _preparer(task)
-    rows = store.table(task.rows.path, READ)
+    rows = store.table(task.rows, READ)
     counts = Counts()
     prepared = preparer.prepare(rows, counts)
     preparer.compare_prompts(rows, counts)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pipelines.codec import read_json
 from pipelines.ordering import DAY, Order
 from pipelines.rows import Json
-from pipelines.storage import Store
+from pipelines.storage import File, Store
 
 Ints = NDArray[np.int64]
 SPLITS = ("train", "validation", "test")
@@ -63,9 +63,9 @@ class Index:
         return ordered, np.append(begins, len(ordered)).astype(np.int64)
 
 
-def load(store: Store, paths: Sequence[str], order: Order | None, *, is_grouped: bool, is_series: bool) -> Index:
+def load(store: Store, files: Sequence[File], order: Order | None, *, is_grouped: bool, is_series: bool) -> Index:
     """Read the rows' keys of all parts; a time of day becomes seconds since its series' first midnight."""
-    tables = [store.table(path, ("split", "group_key", "order_key")) for path in paths]
+    tables = [store.table(file, ("split", "group_key", "order_key")) for file in files]
     first_rows = np.concatenate((np.zeros(1, np.int64), np.cumsum([one.num_rows for one in tables], dtype=np.int64)))
     splits = [pc.index_in(one.column("split"), pa.array(SPLITS)).to_numpy() for one in tables]
     count = int(first_rows[-1])

@@ -93,9 +93,9 @@ def encode_part(task: EncodeTask) -> Encoded:
     """Write a part's ids to scratch; a record that has none has an empty list and its reason in the facts."""
     store = Store(task.root)
     columns = ("record", "row_id", "domain", "group_key")
-    rows = store.table(task.rows.path, columns)
+    rows = store.table(task.rows, columns)
     if task.kept is not None:
-        ids = store.table(task.kept.files["tokens"].path).column("input_ids")
+        ids = store.table(task.kept.files["tokens"]).column("input_ids")
         facts = task.kept.facts
     else:
         ids, facts = _encode(task, rows)
@@ -208,11 +208,11 @@ def account(task: AccountTask) -> Part:
     """Write a part's ledger and rejects, and its ids if they are new."""
     store, at = Store(task.root), f"{task.folder}/parts/{task.fingerprint}"
     kept = task.kept or _keep_tokens(store, task)
-    row_ids: list[str] = store.table(task.rows.path, ["row_id"]).column(0).to_pylist()
+    row_ids: list[str] = store.table(task.rows, ["row_id"]).column(0).to_pylist()
     states = np.frombuffer(task.states, np.int8)
     log = RejectLog("tokenized_examples")
     places = np.flatnonzero(states > 1).tolist()
-    raw = store.table(task.rows.path).take(pa.array(places, pa.int64())).to_pylist() if places else []
+    raw = store.table(task.rows).take(pa.array(places, pa.int64())).to_pylist() if places else []
     for place, row in zip(places, raw, strict=True):
         reason = task.names[int(states[place])]
         log.add(row_ids[place], Rejected(reason, task.details.get(place, "")), row_as_bytes(row))

@@ -18,7 +18,6 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from pipelines import datadocs, hypertext, inspection, manifest, plots, reports, stats, terminal
 from pipelines.build import Project, Step, road
@@ -267,11 +266,11 @@ def _samples(project: Project, name: str, made: Manifest) -> Iterator[str]:
 
 def _spread(project: Project, files: Sequence[File]) -> Iterator[dict[str, Any]]:
     """Yield examples from the first, the middle and the last part, each spread over its part."""
-    chosen = list(dict.fromkeys([files[0].path, files[len(files) // 2].path, files[-1].path]))
+    chosen = list({file.path: file for file in (files[0], files[len(files) // 2], files[-1])}.values())
     each = -(-SAMPLES // len(chosen))
     left = SAMPLES
-    for path in chosen:
-        table: pa.Table = project.store.table(path)
+    for file in chosen:
+        table = project.store.table(file)
         places = sorted({int(at) for at in np.linspace(0, table.num_rows - 1, min(each, left, table.num_rows))})
         left -= len(places)
         yield from table.take(places).to_pylist()
@@ -341,7 +340,7 @@ def _rejected(project: Project, key: manifest.Key, one: Manifest) -> Iterator[di
     for file in one.files("rejects"):
         if not any(wanted.values()):
             return
-        for line in project.store.table(file.path).to_pylist() if file.rows else ():
+        for line in project.store.table(file).to_pylist() if file.rows else ():
             if wanted.get(line["reason"], 0) > 0:
                 wanted[line["reason"]] -= 1
                 yield {**line, "dataset": key[1]}

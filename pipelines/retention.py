@@ -105,9 +105,9 @@ def _superfluous(store: Store, key: Key, kept: list[Manifest]) -> Iterator[tuple
     at, versions = folder(key), {one.version for one in kept}
     stay = list(kept)
     for name in store.list(f"{at}/manifests"):
-        one = manifest.load(store.read(f"{at}/manifests/{name}"))
+        one = manifest.read(store, f"{at}/manifests/{name}")
         # Another fingerprint may have led to the same version, through parts of other names.
-        if one.version in versions:
+        if one is not None and one.version in versions:
             stay.append(one)
         else:
             yield "manifest", f"{at}/manifests/{name}"

@@ -43,7 +43,7 @@ def rewrite(task: Rewrite) -> Part:
     """Write a part again; rows that are dropped join its rejects."""
     store = Store(task.root)
     at = f"{task.folder}/parts/{task.fingerprint}"
-    rows = store.table(task.part.files["rows"].path)
+    rows = store.table(task.part.files["rows"])
     if task.splits is not None:
         names = np.array(SPLITS)[np.frombuffer(task.splits, np.int8)]
         rows = rows.set_column(rows.schema.get_field_index("split"), rows.schema.field("split"), pa.array(names))
@@ -54,8 +54,8 @@ def rewrite(task: Rewrite) -> Part:
     keep = np.ones(rows.num_rows, bool)
     keep[list(task.drop)] = False
     kept = rows.filter(pa.array(keep))
-    rejects = pa.concat_tables([store.table(task.part.files["rejects"].path), log.table()])
-    ledger = _ledger(store.table(task.part.files["ledger"].path), log)
+    rejects = pa.concat_tables([store.table(task.part.files["rejects"]), log.table()])
+    ledger = _ledger(store.table(task.part.files["ledger"]), log)
     files = {
         "rows": write_parquet(store, f"{at}/rows.parquet", kept),
         "rejects": write_parquet(store, f"{at}/rejects.parquet", rejects),

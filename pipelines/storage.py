@@ -22,17 +22,18 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
 import fsspec
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.errors import BusyError, ConfigError, IntegrityError, PipelineError
+from pipelines.errors import BusyError, ConfigError, DamagedFileError, PipelineError
 
 UNFINISHED = ".tmp"
 """How the name of a file ends while it is written."""
@@ -51,6 +52,16 @@ def check_name(name: str, where: str) -> str:
             f"'-', and not {', '.join(sorted(RESERVED_NAMES))}; rename it"
         )
     return name
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file that a stage wrote: path relative to the storage root, size in bytes, digest, rows."""
+
+    path: str
+    bytes: int
+    digest: str
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +89,13 @@ class Store:
         """Tell whether a file or folder exists."""
         return os.path.exists(self.path(relative)) if self.is_local else bool(self._fs.exists(self.path(relative)))
 
+    def has(self, file: File) -> bool:
+        """Tell whether a file that a stage wrote is there in its size; its bytes are compared when they are read."""
+        path = self.path(file.path)
+        if self.is_local:
+            return os.path.isfile(path) and os.path.getsize(path) == file.bytes
+        return bool(self._fs.exists(path)) and int(self._fs.size(path)) == file.bytes
+
     def read(self, relative: str) -> bytes:
         """Read a whole small file."""
         if self.is_local:
@@ -90,17 +108,46 @@ class Store:
             return Path(self.path(relative)).open("rb")
         return cast(BinaryIO, self._fs.open(self.path(relative), "rb"))
 
-    def table(self, relative: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read a Parquet file, or some of its columns, as one table."""
+    def content(self, file: File) -> pa.Buffer:
+        """Read a whole file that a stage wrote; what comes is what was written.
+
+        Raises
+        ------
+        DamagedFileError
+            If it is missing, or its digest is another than the one written down.
+
+        """
+        try:
+            content = self._buffer(file.path)
+        except FileNotFoundError:
+            raise _damaged(self, file, "missing") from None
+        found = digest_bytes(content)
+        if found != file.digest:
+            raise _damaged(self, file, f"digest {found}")
+        return content
+
+    def table(self, file: File, columns: Sequence[str] | None = None) -> pa.Table:
+        """Read a Parquet file that a stage wrote, or some of its columns, as one table; errors as in `content`."""
+        return self._parquet(self.content(file), columns)
+
+    def unchecked_table(self, relative: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """Read a Parquet file whose digest is nowhere written down, such as a table of statistics."""
+        return self._parquet(self._buffer(relative), columns)
+
+    def _buffer(self, relative: str) -> pa.Buffer:
+        if not self.is_local:
+            return pa.py_buffer(self.read(relative))
+        with pa.memory_map(self.path(relative), "rb") as source:
+            return source.read_buffer()
+
+    def _parquet(self, content: pa.Buffer, columns: Sequence[str] | None) -> pa.Table:
         wanted = None if columns is None else list(columns)
         # Not `read_table`: it looks at the file as a dataset of one, which takes longer than reading a small part.
-        if self.is_local:
-            with pq.ParquetFile(self.path(relative), memory_map=True) as file:
-                return file.read(wanted)
-        # On this thread: Arrow's own may let go of a Python buffer only when the interpreter is ending; they then wait
-        # for its lock, are ended by it, and the process aborts ("terminate called without an active exception").
-        with self.open(relative) as handle, pq.ParquetFile(handle) as file:
-            return file.read(wanted, use_threads=False)
+        with pq.ParquetFile(pa.BufferReader(content)) as file:
+            # A Python buffer is read on this thread: Arrow's own may let go of it only when the interpreter is ending;
+            # they then wait for its lock, are ended by it, and the process aborts ("terminate called without an
+            # active exception").
+            return file.read(wanted, use_threads=self.is_local)
 
     def list(self, relative: str) -> list[str]:
         """Return the sorted names in a folder; none if it does not exist."""
@@ -141,11 +188,43 @@ class Store:
                 os.unlink(temporary)
             raise
 
+    def write_sealed(self, relative: str, value: Mapping[str, Any]) -> None:
+        """Write a JSON object with a digest of itself, by which `read_sealed` knows that nobody changed it."""
+        plain = orjson.loads(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS))
+        self.write(relative, orjson.dumps({**plain, SEAL: _seal(plain)}, option=orjson.OPT_INDENT_2))
+
+    def read_sealed(self, relative: str) -> dict[str, Any] | None:
+        """Return a JSON object as it was written; None if it is absent, cut, empty or changed since."""
+        if not self.exists(relative):
+            return None
+        try:
+            value: Any = orjson.loads(self.read(relative))
+        except orjson.JSONDecodeError:
+            return None
+        if not isinstance(value, dict):
+            return None
+        found: dict[str, Any] = value
+        seal = found.pop(SEAL, None)
+        return found if seal == _seal(found) else None
+
+    def sync(self, paths: Iterable[str]) -> None:
+        """Wait until files, and the folders that hold them, are on the disk, so that a power cut keeps them."""
+        if not self.is_local:
+            return
+        whole = [self.path(path) for path in paths]
+        for path in dict.fromkeys([*whole, *map(os.path.dirname, whole)]):
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
     def remove(self, relative: str) -> None:
         """Remove a file or a folder with all in it."""
         target = self.path(relative)
         if not self.is_local:
-            self._fs.rm(target, recursive=True)
+            if self._fs.exists(target):
+                self._fs.rm(target, recursive=True)
         elif os.path.isdir(target):
             shutil.rmtree(target)
         elif os.path.exists(target):
@@ -193,6 +272,14 @@ class Store:
         return fsspec.core.url_to_fs(self.root)[0]
 
 
+SEAL = "seal"
+"""The key of a sealed object's digest of all its other keys."""
+
+
+def _seal(value: Mapping[str, Any]) -> str:
+    return digest_bytes(orjson.dumps(value))
+
+
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The operating system's words for a full disk: one that trying again does not empty."""
 
@@ -233,7 +320,15 @@ def digest(*values: object) -> str:
     return hashlib.blake2b(canonical_json(list(values)), digest_size=16).hexdigest()
 
 
-def digest_bytes(content: bytes) -> str:
+def _damaged(store: Store, file: File, found: str) -> DamagedFileError:
+    return DamagedFileError(
+        f"{store.path(file.path)}: {found}; what was written has digest {file.digest}; build again to make it anew, "
+        "and check the disk",
+        file.path,
+    )
+
+
+def digest_bytes(content: "bytes | pa.Buffer") -> str:
     """Return the 32-digit hexadecimal BLAKE2b digest of some bytes."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
@@ -245,12 +340,3 @@ def digest_file(path: str | Path) -> str:
         while block := handle.read(1 << 20):
             hasher.update(block)
     return hasher.hexdigest()
-
-
-def require_digest(path: Path, expected: str) -> None:
-    """Raise `IntegrityError` unless the file is there and has the digest that its manifest names."""
-    if not path.is_file():
-        raise IntegrityError(f"{path}: missing, but its manifest names it; run the build again")
-    found = digest_file(path)
-    if found != expected:
-        raise IntegrityError(f"{path}: digest {found}, its manifest says {expected}; remove it and build again")

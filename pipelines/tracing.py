@@ -27,7 +27,7 @@ from pipelines.manifest import Manifest
 from pipelines.rows import is_place, place_of
 from pipelines.sources import Part
 from pipelines.stages import raw_dataset
-from pipelines.storage import Store
+from pipelines.storage import File, Store
 from pipelines.terminal import counted
 from pipelines.tokenization import Encoder
 
@@ -152,7 +152,7 @@ class _Lineage:
     def table(self, stage: str, part: int, name: str, columns: Sequence[str]) -> pa.Table | None:
         """Read columns of a file of one part of a stage; None if the stage was not made."""
         made = self.made.get(stage)
-        return self.project.store.table(made.parts[part].files[name].path, columns) if made else None
+        return self.project.store.table(made.parts[part].files[name], columns) if made else None
 
 
 def _lineage(project: Project, dataset: str) -> _Lineage:
@@ -301,7 +301,7 @@ def _fates(lineage: _Lineage, index: int, row_id: str) -> Iterator[Fate]:
             yield Fate(stage, one["state"], one["reason"], details.get(row_id, ""))
     packed = lineage.made.get("packed_shards")
     for file in packed.files("left_out") if packed else ():
-        for one in _where(lineage.project.store.table(file.path), "row_id", row_id):
+        for one in _where(lineage.project.store.table(file), "row_id", row_id):
             share = f"{one['tokens']} of {counted(one['of_tokens'], 'token')}"
             detail = f"{share} of {one['example_id']} stand in no sequence"
             yield Fate("packed_shards", one["state"], one["reason"], detail)
@@ -310,21 +310,21 @@ def _fates(lineage: _Lineage, index: int, row_id: str) -> Iterator[Fate]:
 def _examples(lineage: _Lineage, index: int, row_id: str) -> Iterator[tuple[str, int, int]]:
     """Yield the examples that a row stands in; of records, these are all that name it."""
     columns = ("row_ids", "example_id", "tokens", "trained_tokens")
-    for path in _example_files(lineage, index):
-        table = lineage.project.store.table(path, columns)
+    for file in _example_files(lineage, index):
+        table = lineage.project.store.table(file, columns)
         rows = table.column("row_ids").combine_chunks()
         found = pc.equal(rows.flatten(), row_id).to_numpy(zero_copy_only=False)
         mine = table.take(pa.array(np.unique(pc.list_parent_indices(rows).to_numpy()[found])))
         yield from ((one["example_id"], one["tokens"], one["trained_tokens"]) for one in mine.to_pylist())
 
 
-def _example_files(lineage: _Lineage, index: int) -> list[str]:
+def _example_files(lineage: _Lineage, index: int) -> list[File]:
     """Return the files of examples that may hold a source part's rows: its own, or all where examples mix parts."""
     made = lineage.made.get("tokenized_examples")
     if made is None:
         return []
     own = made.parts[index].files.get("examples")
-    return [file.path for file in made.files("examples")] if own is None else [own.path]
+    return made.files("examples") if own is None else [own]
 
 
 def _where(table: pa.Table, column: str, value: object) -> list[dict[str, Any]]:
@@ -341,7 +341,7 @@ def _places(lineage: _Lineage, examples: Collection[str]) -> tuple[list[Place], 
     order, note = _order(lineage)
     found: list[Place] = []
     for part in (part for part in packed.parts if "segments" in part.files):
-        segments = lineage.project.store.table(part.files["segments"].path, ("example_id", "sequence_id"))
+        segments = lineage.project.store.table(part.files["segments"], ("example_id", "sequence_id"))
         holding = pc.is_in(segments.column("example_id"), pa.array(sorted(examples), pa.string()))
         for sequence in segments.filter(holding).column("sequence_id").unique().to_pylist():
             of_sequence = (place for _, place in _of_sequence(lineage, part, sequence, order))
@@ -353,7 +353,7 @@ def _of_sequence(
     lineage: _Lineage, part: manifest.Part, sequence: int, order: "_Order | None"
 ) -> Iterator[tuple[str, Place]]:
     """Yield the segments of a sequence, each with its row's id."""
-    segments = lineage.project.store.table(part.files["segments"].path)
+    segments = lineage.project.store.table(part.files["segments"])
     split = str(part.facts["split"])
     shows = tuple(order.showings(sequence)) if order is not None and split == "train" else ()
     offset = 0
@@ -408,7 +408,7 @@ def _order(lineage: _Lineage) -> tuple[_Order | None, str]:
         return None, "the order of training is not made yet"
     if splits.inputs.get("/".join(packed.key)) != packed.version:
         return None, "the order of training was made of other shards: build again"
-    table = project.store.table(splits.parts[0].files["order"].path)
+    table = project.store.table(splits.parts[0].files["order"])
     number = list(splits.card["datasets"]).index(lineage.dataset)
     own = table.column("dataset").to_numpy() == number
     ranks = manifest.current(project.store, (name, "gpu_partitions"))
@@ -450,11 +450,7 @@ def trace_sequence(project: Project, place: str) -> SequenceTrace:
     part = _part_of(lineage, split, sequence, place)
     order, note = _order(lineage)
     named = list(_of_sequence(lineage, part, sequence, order))
-    row = (
-        project.store.table(part.files["shard"].path)
-        .slice(sequence - int(part.facts["first_sequence"]), 1)
-        .to_pylist()[0]
-    )
+    row = project.store.table(part.files["shard"]).slice(sequence - int(part.facts["first_sequence"]), 1).to_pylist()[0]
     if token is not None and token >= row["tokens"]:
         raise ConfigError(
             f"--sequence {place}: the sequence has {row['tokens']} tokens, 0 to {row['tokens'] - 1} are "
@@ -539,7 +535,7 @@ def _example(lineage: _Lineage, example_id: str) -> dict[str, Any]:
     part_id = example_id.split("#", 1)[0].rpartition(":")[0]
     index = next(i for i, part in enumerate(lineage.parts) if part.part_id == part_id)
     columns = ("example_id", "span_starts", "span_messages", "span_kinds")
-    tables = (lineage.project.store.table(path, columns) for path in _example_files(lineage, index))
+    tables = (lineage.project.store.table(file, columns) for file in _example_files(lineage, index))
     return next(one for table in tables for one in _where(table, "example_id", example_id))
 
 

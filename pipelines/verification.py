@@ -113,7 +113,7 @@ def _rank(part: Part) -> str:
 def _compare(store: Store, where: str, files: list[File], expected: str) -> Iterator[str]:
     total = 0
     for file in files:
-        table = store.table(file.path).combine_chunks()
+        table = store.table(file).combine_chunks()
         total += sum(native.sequence_hashes(native.segments_of(table)))
     found = f"{total % native.MODULUS:032x}"
     if found != expected:

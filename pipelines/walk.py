@@ -68,7 +68,7 @@ class _Walker:
 
     def one(self, stage: str, name: str, column: str, value: str) -> dict[str, Any]:
         """Return the only line of a file of the row's part that has a value in a column."""
-        table = self.project.store.table(self.made(DATASET, stage).parts[self.part].files[name].path)
+        table = self.project.store.table(self.made(DATASET, stage).parts[self.part].files[name])
         [found] = table.filter(pc.equal(table.column(column), value)).to_pylist()
         return found
 
@@ -291,7 +291,7 @@ def _shard(walker: _Walker) -> Iterator[str]:
 def _order(walker: _Walker) -> Iterator[str]:
     place, _ = _stored(walker)
     splits = walker.made("training_splits")
-    order = walker.project.store.table(splits.parts[0].files["order"].path)
+    order = walker.project.store.table(splits.parts[0].files["order"])
     number = list(splits.card["datasets"]).index(DATASET)
     mine = pc.and_(pc.equal(order.column("dataset"), number), pc.equal(order.column("sequence_id"), place.sequence))
     places = [at for at, is_mine in enumerate(mine.to_pylist()) if is_mine]

@@ -208,7 +208,7 @@ class Road:
                         base=base,
                     )
                 )
-                found += project.store.table(made.files["examples"].path).to_pylist()
+                found += project.store.table(made.files["examples"]).to_pylist()
         return found
 
     def build(self, **options: Any) -> "Built":
@@ -253,7 +253,7 @@ class Built:
     def rows_of(self, *key: str, file: str) -> list[dict[str, Any]]:
         """Return the rows of one kind of file of a step, over all parts."""
         files = self.manifest(*key).files(file)
-        return [row for one in files for row in self.project.store.table(one.path).to_pylist()]
+        return [row for one in files for row in self.project.store.table(one).to_pylist()]
 
     def rejects(self, dataset: str = "rows") -> list[tuple[int, str]]:
         """Return the rejects of all stages as (record number from 0, reason), in order of number."""
@@ -280,8 +280,8 @@ class Built:
     def segments(self) -> list[str]:
         """Return the example ids of every segment on every rank, sorted; with fillers left out."""
         parts: Sequence[Part] = self.manifest("gpu_partitions").parts
-        paths = [file.path for part in parts for name, file in part.files.items() if name.startswith("data/")]
-        rows = [row for path in paths for row in self.project.store.table(path, ["example_ids", "filler"]).to_pylist()]
+        files = [file for part in parts for name, file in part.files.items() if name.startswith("data/")]
+        rows = [row for file in files for row in self.project.store.table(file, ["example_ids", "filler"]).to_pylist()]
         return sorted(name for row in rows if not row["filler"] for name in row["example_ids"])
 
 

@@ -247,7 +247,7 @@ def test_damaged_part_file_is_found_by_its_digest(first: Built, ready: Road) -> 
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
-    with pytest.raises(IntegrityError, match=r"its manifest says"):
+    with pytest.raises(IntegrityError, match=r"what was written has digest"):
         manifest.verify_files(ready.project.store, made)
 
 

@@ -138,7 +138,7 @@ def test_page_and_builds_give_one_number_and_the_terminal_names_it(built: Built)
 def test_source_has_the_parts_that_its_rows_are_named_by(built: Built) -> None:
     for name in DATASETS:
         files = [f for kind in ("rows", "rejects") for f in built.manifest(name, "canonical_rows").files(kind)]
-        rows = chain.from_iterable(built.project.store.table(f.path, ["row_id"]).column(0).to_pylist() for f in files)
+        rows = chain.from_iterable(built.project.store.table(f, ["row_id"]).column(0).to_pylist() for f in files)
         parts = {str(row_id).split(":", 1)[0] for row_id in rows}
 
         assert lines_of_builds(built)[(name, "raw_dataset")][1] == len(parts) > 0

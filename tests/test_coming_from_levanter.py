@@ -41,7 +41,7 @@ def sequences(project: Project, dataset: str) -> dict[str, int]:
 
 def order_of(project: Project) -> list[dict[str, Any]]:
     file = made(project, "training_splits").parts[0].files["order"]
-    return project.store.table(file.path).to_pylist()
+    return project.store.table(file).to_pylist()
 
 
 def test_page_shows_the_recipes_as_they_are() -> None:
@@ -60,7 +60,7 @@ def test_recipes_are_no_part_of_the_demo() -> None:
 def test_text_is_cut_into_full_sequences_and_shuffled_within_eras(built: dict[str, Project]) -> None:
     project = built["text"]
     tokens = [row for part in made(project, "web", "packed_shards").parts if "shard" in part.files
-              for row in project.store.table(part.files["shard"].path, ["tokens"]).column(0).to_pylist()]  # fmt: skip
+              for row in project.store.table(part.files["shard"], ["tokens"]).column(0).to_pylist()]  # fmt: skip
     first = [row["sequence_id"] for row in order_of(project) if row["pass"] == 0 and not row["filler"]]
 
     assert set(tokens) == {256}
@@ -73,7 +73,7 @@ def test_text_is_cut_into_full_sequences_and_shuffled_within_eras(built: dict[st
 def test_chats_are_packed_by_sixteen_and_grouped(built: dict[str, Project]) -> None:
     project = built["chat"]
     files = made(project, "dialogues", "packed_shards").files("shard")
-    segments = [len(row["seq_lengths"]) for file in files for row in project.store.table(file.path).to_pylist()]
+    segments = [len(row["seq_lengths"]) for file in files for row in project.store.table(file).to_pylist()]
 
     assert max(segments) <= 16
     assert made(project, "training_splits").facts["same_group"] == 0
@@ -86,7 +86,7 @@ def test_chats_are_packed_by_sixteen_and_grouped(built: dict[str, Project]) -> N
 def test_tasks_hold_four_sequences_out_and_never_train_the_ignored_token(built: dict[str, Project]) -> None:
     project = built["supervised"]
     files = made(project, "tasks", "packed_shards").files("shard")
-    rows = [row for file in files for row in project.store.table(file.path, ["labels"]).to_pylist()]
+    rows = [row for file in files for row in project.store.table(file, ["labels"]).to_pylist()]
     labels = {one for row in rows for one in row["labels"]}
 
     assert sequences(project, "tasks")["validation"] == 4

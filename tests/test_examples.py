@@ -32,7 +32,7 @@ class Example:
     def rows_of(self, dataset: str, stage: str, file: str) -> list[dict[str, Any]]:
         made = current(self.project.store, (self.project.recipe.name, dataset, stage))
         assert made is not None
-        return [row for one in made.files(file) for row in self.project.store.table(one.path).to_pylist()]
+        return [row for one in made.files(file) for row in self.project.store.table(one).to_pylist()]
 
     def examples(self, dataset: str) -> list[dict[str, Any]]:
         return self.rows_of(dataset, "tokenized_examples", "examples")

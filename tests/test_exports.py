@@ -236,9 +236,9 @@ def test_data_folder_holds_nothing_foreign(built: Built, name: str) -> None:
 def in_order_of_training(built: Built) -> list[str]:
     """Return the example ids of the order that the ranks show, place by place."""
     ranks = [
-        [row for path in sorted(one) for row in built.project.store.table(path).to_pylist()]
+        [row for _, file in sorted(one) for row in built.project.store.table(file).to_pylist()]
         for one in (
-            [file.path for name, file in part.files.items() if name.startswith("data/")]
+            [(name, file) for name, file in part.files.items() if name.startswith("data/")]
             for part in built.manifest("gpu_partitions").parts
         )
     ]
@@ -259,7 +259,7 @@ def test_native_rows_are_those_of_the_ranks(built: Built) -> None:
     parts = [
         file for part in built.manifest("gpu_partitions").parts for name, file in part.files.items() if "data" in name
     ]
-    ranks = [row for file in parts for row in built.project.store.table(file.path).to_pylist() if not row["filler"]]
+    ranks = [row for file in parts for row in built.project.store.table(file).to_pylist() if not row["filler"]]
 
     rows = readers.rows(folder(built, "native") / "data")
 

@@ -100,7 +100,7 @@ def records_of(road: Road, made: Manifest) -> list[dict[str, Any]]:
     return [
         json.loads(row["record"])
         for file in made.files("records")
-        for row in road.project.store.table(file.path).to_pylist()
+        for row in road.project.store.table(file).to_pylist()
     ]
 
 
@@ -168,7 +168,7 @@ def test_rejects_keep_reason_column_and_text(grouped: Road, generated: Path) -> 
     (generated / "a.jsonl").write_text(texts({"text": texts(sale("s1", 1), bad), "finish_reason": "stop"}))
     made, verdicts, _ = run(grouped, "parsed_records")
     [part] = made.parts
-    rejects = grouped.project.store.table(part.files["rejects"].path).to_pylist()
+    rejects = grouped.project.store.table(part.files["rejects"]).to_pylist()
 
     assert [(one["reason"], one["detail"]) for one in rejects] == [
         ("group_has_invalid", ""),
@@ -278,7 +278,7 @@ def test_ids_are_sent_where_they_are_asked_for(series: Road) -> None:
         road.config.write_text(yaml.safe_dump(values))
         run(road, "generated_series")
     [examples] = [
-        road.project.store.table(file.path).to_pylist()
+        road.project.store.table(file).to_pylist()
         for file in build.manifest.by_version(
             road.project.store, ("road", "rows", "tokenized_examples"), _current(road, "tokenized_examples")
         ).files("examples")

@@ -103,9 +103,7 @@ def test_numbers_are_those_of_the_build(built: CliProject) -> None:
     made = manifest.current(built.project.store, ("small", "chats", "tokenized_examples"))
     assert made is not None
     columns = ["example_id", "tokens", "trained_tokens", "original_tokens"]
-    stored = [
-        row for file in made.files("examples") for row in built.project.store.table(file.path, columns).to_pylist()
-    ]
+    stored = [row for file in made.files("examples") for row in built.project.store.table(file, columns).to_pylist()]
 
     samples = [sample for one in looked_at(built, CHATS + 1) for sample in one.samples]
     assert [{name: getattr(sample, name) for name in columns} for sample in samples] == stored

@@ -71,13 +71,13 @@ def numbers(rows: Sequence[dict[str, Any]]) -> list[float]:
 
 
 def rank_rows(built: Built) -> list[dict[str, Any]]:
-    paths = [
-        file.path
+    files = [
+        file
         for part in built.manifest("gpu_partitions").parts
         for name, file in part.files.items()
         if name.startswith("data/")
     ]
-    return [row for path in paths for row in built.project.store.table(path).to_pylist()]
+    return [row for file in files for row in built.project.store.table(file).to_pylist()]
 
 
 # ── From examples to ranks ─────────────────────────────────────────────────────────────────────────
@@ -129,7 +129,7 @@ def test_sum_of_weights_is_conserved_from_shards_to_ranks(mixed: Built) -> None:
         for name in ("chats", "pairs", "texts")
         for part in mixed.manifest(name, "packed_shards").parts
         if part.facts["split"] == "train"
-        for row in mixed.project.store.table(part.files["shard"].path).to_pylist()
+        for row in mixed.project.store.table(part.files["shard"]).to_pylist()
     ]
 
     ranks = rank_rows(mixed)

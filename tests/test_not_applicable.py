@@ -133,10 +133,7 @@ def test_summary_shows_no_check_that_does_not_apply_as_failed(built: Built) -> N
 
 def test_mask_of_records_is_verified_from_what_is_stored(built: Built) -> None:
     table = pa.concat_tables(
-        [
-            built.project.store.table(one.path)
-            for one in built.manifest("groups", "tokenized_examples").files("examples")
-        ]
+        [built.project.store.table(one) for one in built.manifest("groups", "tokenized_examples").files("examples")]
     )
     masks: list[list[bool]] = table.column("loss_mask").to_pylist()
 

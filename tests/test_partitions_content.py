@@ -32,7 +32,7 @@ def test_a_word_changed_in_the_source_reaches_the_ranks(tmp_path: Path) -> None:
     for key in (("rows", "packed_shards"), ("training_splits",), ("gpu_partitions",)):
         assert after.versions()["/".join(key)] != before.versions()["/".join(key)]
     shards = [
-        after.project.store.table(file.path, ["input_ids"])
+        after.project.store.table(file, ["input_ids"])
         for part in after.manifest("gpu_partitions").parts
         for name, file in part.files.items()
         if name.startswith("data/")
@@ -55,7 +55,7 @@ def test_token_ledgers_of_ranks_and_exports_place_every_token_of_their_files(tmp
         for part in ranks.parts
         for name, file in part.files.items()
         if name.startswith("data/")
-        for row in made.project.store.table(file.path, ["labels", "filler"]).to_pylist()
+        for row in made.project.store.table(file, ["labels", "filler"]).to_pylist()
     ]
     exported = [row["labels"] for row in made.rows_of("exports", "own", file="data/part-00000.parquet")]
 

@@ -107,7 +107,7 @@ def order_of(root: Path) -> list[bytes]:
         packed = manifest.by_version(
             store, ("tiny", name, "packed_shards"), found["inputs"][f"tiny/{name}/packed_shards"]
         )
-        shards = [p.files["shard"].path for p in packed.parts if p.facts["split"] == "train"]
+        shards = [p.files["shard"] for p in packed.parts if p.facts["split"] == "train"]
         rows.append([ids for shard in shards for ids in store.table(shard, ["input_ids"]).column(0).to_pylist()])
     pad = found["card"]["pad_id"]
     pairs = zip(order.column("dataset").to_pylist(), order.column("sequence_id").to_pylist(), strict=True)

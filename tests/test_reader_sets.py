@@ -47,10 +47,8 @@ def ids_of(view: View) -> list[list[int]]:
 
 
 def packed(built: Built, dataset: str, split: str) -> list[list[int]]:
-    shards = [
-        p.files["shard"].path for p in built.manifest(dataset, "packed_shards").parts if p.facts["split"] == split
-    ]
-    return [ids for path in shards for ids in built.project.store.table(path, ["input_ids"]).column(0).to_pylist()]
+    shards = [p.files["shard"] for p in built.manifest(dataset, "packed_shards").parts if p.facts["split"] == split]
+    return [ids for file in shards for ids in built.project.store.table(file, ["input_ids"]).column(0).to_pylist()]
 
 
 def test_tagged_sets_are_those_held_out_in_recipe_order_with_the_name_as_a_tag(built: Built) -> None:

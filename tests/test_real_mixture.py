@@ -84,8 +84,8 @@ def names_on_ranks(project: Project) -> list[str]:
     """Return the dataset at each place of the order, read from the shards of all ranks."""
     ranks: list[list[str]] = []
     for part in made(project, "gpu_partitions").parts:
-        files = [file.path for name, file in sorted(part.files.items()) if name.startswith("data/")]
-        columns = [project.store.table(path, ["dataset"]).column(0).to_pylist() for path in files]
+        files = [file for name, file in sorted(part.files.items()) if name.startswith("data/")]
+        columns = [project.store.table(file, ["dataset"]).column(0).to_pylist() for file in files]
         ranks.append([name for column in columns for name in column])
     return [name for together in zip(*ranks, strict=True) for name in together]
 
@@ -131,7 +131,7 @@ def packed(project: Project) -> Counter[bytes]:
     for name in project.recipe.datasets:
         for part in made(project, name, "packed_shards").parts:
             if part.facts["split"] == "train":
-                ids = project.store.table(part.files["shard"].path, ["input_ids"]).column(0).to_pylist()
+                ids = project.store.table(part.files["shard"], ["input_ids"]).column(0).to_pylist()
                 found.update(np.array(one, np.int64).tobytes() for one in ids)
     return found
 

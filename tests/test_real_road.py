@@ -86,7 +86,7 @@ def test_every_record_ends_in_one_state_of_the_ledger(built: Project, dataset: s
     kept = sum(count for state, _, count in canonical.ledger if state == "kept")
     assert sum(count for _, _, count in tokenized.ledger) == kept
     for manifest in (canonical, tokenized):
-        lines = [row for file in manifest.files("ledger") for row in built.store.table(file.path).to_pylist()]
+        lines = [row for file in manifest.files("ledger") for row in built.store.table(file).to_pylist()]
         assert len({row["row_id"] for row in lines}) == len(lines) == sum(count for _, _, count in manifest.ledger)
 
 
@@ -94,8 +94,7 @@ def test_every_record_ends_in_one_state_of_the_ledger(built: Project, dataset: s
 def test_every_token_ends_in_one_class(built: Project, dataset: str) -> None:
     tokenized = _manifest(built, dataset, "tokenized_examples")
     tables = [
-        built.store.table(file.path, ["original_tokens", "tokens", "trained_tokens"])
-        for file in tokenized.files("examples")
+        built.store.table(file, ["original_tokens", "tokens", "trained_tokens"]) for file in tokenized.files("examples")
     ]
     original = sum(int(table.column("original_tokens").to_numpy().sum()) for table in tables)
 
@@ -117,11 +116,11 @@ def test_ids_of_untruncated_chats_equal_transformers(built: Project, dataset: st
     rows = {
         row["row_id"]: row
         for file in _manifest(built, dataset, "canonical_rows").files("rows")
-        for row in built.store.table(file.path).to_pylist()
+        for row in built.store.table(file).to_pylist()
     }
     compared = 0
     for file in _manifest(built, dataset, "tokenized_examples").files("examples"):
-        for example in built.store.table(file.path).to_pylist():
+        for example in built.store.table(file).to_pylist():
             if example["original_tokens"] != example["tokens"]:
                 continue
             row = rows[example["row_ids"][0]]
@@ -149,8 +148,8 @@ def test_pairs_train_exactly_the_answer_and_its_end(built: Project) -> None:
     tokenizer = AutoTokenizer.from_pretrained(built.recipe.tokenizer)
     file = _manifest(built, "gsm8k", "tokenized_examples").files("examples")[0]
     rows_file = _manifest(built, "gsm8k", "canonical_rows").files("rows")[0]
-    rows = {row["row_id"]: row for row in built.store.table(rows_file.path).to_pylist()}
-    for example in built.store.table(file.path).to_pylist():
+    rows = {row["row_id"]: row for row in built.store.table(rows_file).to_pylist()}
+    for example in built.store.table(file).to_pylist():
         trained = [i for i, mask in zip(example["input_ids"], example["loss_mask"], strict=True) if mask]
         assert trained[-1] == tokenizer.eos_token_id
         row = rows[example["row_ids"][0]]
@@ -159,7 +158,7 @@ def test_pairs_train_exactly_the_answer_and_its_end(built: Project) -> None:
 
 
 def test_rows_that_never_fit_keep_their_last_exchange(built: Project) -> None:
-    tables = [built.store.table(f.path) for f in _manifest(built, "tau", "tokenized_examples").files("examples")]
+    tables = [built.store.table(f) for f in _manifest(built, "tau", "tokenized_examples").files("examples")]
     shortened = [row for table in tables for row in table.to_pylist() if row["original_tokens"] > row["tokens"]]
 
     # Without the tools, which zephyr does not print, every dialogue fits.

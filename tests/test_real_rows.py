@@ -95,9 +95,7 @@ def made(project: Project, dataset: str, stage: str) -> Manifest:
 
 
 def rows_of(project: Project, dataset: str, stage: str, file: str) -> list[dict[str, Any]]:
-    return [
-        row for one in made(project, dataset, stage).files(file) for row in project.store.table(one.path).to_pylist()
-    ]
+    return [row for one in made(project, dataset, stage).files(file) for row in project.store.table(one).to_pylist()]
 
 
 def rejects_of(project: Project, dataset: str) -> Counter[str]:

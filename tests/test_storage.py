@@ -1,13 +1,14 @@
 """Names, atomic writes, locks, and a road on a root that is no local folder."""
 
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
 import pytest
 
-from pipelines.errors import BusyError, ConfigError, IntegrityError
-from pipelines.storage import Store, check_name, digest, digest_bytes, require_digest
+from pipelines.errors import BusyError, ConfigError, DamagedFileError
+from pipelines.storage import File, Store, check_name, digest, digest_bytes
 from tests.recipes import CHAT, PAIR, TEXT, Road, chat, document, pair
 
 
@@ -66,14 +67,21 @@ def test_lock_is_free_after_its_holder_left(tmp_path: Path) -> None:
         pass
 
 
-def test_require_digest_of_changed_bytes_names_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "part.parquet"
-    path.write_bytes(b"abc")
-    require_digest(path, digest_bytes(b"abc"))
-    path.write_bytes(b"xyz")
+@pytest.mark.parametrize("remote", [False, True])
+def test_file_is_read_only_as_it_was_written(tmp_path: Path, memory_root: str, remote: bool) -> None:
+    store = Store(memory_root if remote else str(tmp_path))
+    store.write("stage/part.parquet", b"abc")
+    file = File("stage/part.parquet", 3, digest_bytes(b"abc"), 0)
 
-    with pytest.raises(IntegrityError, match=r"part\.parquet: digest"):
-        require_digest(path, digest_bytes(b"abc"))
+    assert store.content(file).to_pybytes() == b"abc"
+    for content in (b"abd", b"", b"ab"):
+        store.write(file.path, content)
+        with pytest.raises(DamagedFileError, match=r"part\.parquet: digest") as caught:
+            store.content(file)
+        assert pickle.loads(pickle.dumps(caught.value)).path == file.path
+    store.remove(file.path)
+    with pytest.raises(DamagedFileError, match=r"part\.parquet: missing"):
+        store.table(file)
 
 
 def test_digest_ignores_key_order_and_sees_every_value() -> None:

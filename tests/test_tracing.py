@@ -43,7 +43,7 @@ def shards(project: Project, dataset: str) -> list[dict[str, Any]]:
     return [
         {**row, "split": part.facts["split"]}
         for part in made.parts
-        for row in project.store.table(part.files["shard"].path).to_pylist()
+        for row in project.store.table(part.files["shard"]).to_pylist()
     ]
 
 
@@ -142,7 +142,7 @@ def test_showings_are_where_the_ranks_files_hold_the_sequence(built: CliProject,
     for part in ranks.parts:
         for name, file in part.files.items():
             if name.startswith("data/"):
-                table = project.store.table(file.path, ["dataset", "sequence_id"])
+                table = project.store.table(file, ["dataset", "sequence_id"])
                 for row in table.to_pylist():
                     if row["dataset"] == dataset:
                         wanted[row["sequence_id"]] = wanted.get(row["sequence_id"], 0) + 1

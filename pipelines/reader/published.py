@@ -188,7 +188,7 @@ def _own_set(raw: dict[str, Any]) -> OwnSet:
 def _steps(store: Store, path: str, world_size: int) -> tuple[Ints, Ints]:
     if not store.exists(path):
         _refuse_missing(store.path(path))
-    table = store.table(path, ("sequences", "step_trained_tokens"))
+    table = store.unchecked_table(path, ("sequences", "step_trained_tokens"))
     # Every rank of the build has as many sequences of a step.
     sizes = table.column("sequences").to_numpy().astype(np.int64) * world_size
     return np.concatenate(([0], np.cumsum(sizes))), table.column("step_trained_tokens").to_numpy()

@@ -28,14 +28,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
-import orjson
 import polars as pl
 
 from pipelines.executors import LocalPool
 from pipelines.manifest import Histogram, Key, Manifest, Part, Table, folder, load_part, stage_of
 from pipelines.recipe import Dataset, Recipe
 from pipelines.shards import gather
-from pipelines.storage import Store, digest
+from pipelines.storage import File, Store, digest
 
 TaskT = TypeVar("TaskT")
 
@@ -159,16 +158,14 @@ def part_folder(stage_folder: str, fingerprint: str) -> str:
 
 def kept_part(store: Store, stage_folder: str, fingerprint: str) -> Part | None:
     """Return a part that an earlier build finished, even one that was killed later."""
-    path = f"{part_folder(stage_folder, fingerprint)}/part.json"
-    if not store.exists(path):
-        return None
-    part = load_part(orjson.loads(store.read(path)))
-    return part if all(store.exists(file.path) for file in part.files.values()) else None
+    raw = store.read_sealed(f"{part_folder(stage_folder, fingerprint)}/part.json")
+    part = None if raw is None else load_part(raw)
+    return part if part is not None and all(store.has(file) for file in part.files.values()) else None
 
 
 def keep_part(store: Store, stage_folder: str, part: Part) -> None:
     """Note that a part is whole; written after its files, so that it vouches for them."""
-    store.write(f"{part_folder(stage_folder, part.fingerprint)}/part.json", orjson.dumps(asdict(part)))
+    store.write_sealed(f"{part_folder(stage_folder, part.fingerprint)}/part.json", asdict(part))
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,11 +224,13 @@ def scratch_folder(work: Work) -> Generator[Path]:
             gather.forget()
 
 
-def scan_rows(store: Store, paths: Sequence[str], columns: Sequence[str]) -> pl.LazyFrame:
+def scan_rows(store: Store, files: Sequence[File], columns: Sequence[str]) -> pl.LazyFrame:
     """Return some columns of Parquet files as one lazy frame; read as it streams where the files are local."""
     if store.is_local:
-        return pl.scan_parquet([store.path(path) for path in paths]).select(columns)
-    tables = [cast("pl.DataFrame", pl.from_arrow(store.table(path, columns))) for path in paths]
+        for file in files:
+            store.content(file)
+        return pl.scan_parquet([store.path(file.path) for file in files]).select(columns)
+    tables = [cast("pl.DataFrame", pl.from_arrow(store.table(file, columns))) for file in files]
     return pl.concat(tables).lazy()
 
 

@@ -170,14 +170,14 @@ def _first_of(hashes: NDArray[np.uint64], keep: NDArray[np.bool_]) -> dict[int, 
 
 def _hashes(work: Work, part: Part, column: str) -> NDArray[np.uint64]:
     """Return a part's hashes as uint64[N, 2], without a Python object for any of them."""
-    values = work.store.table(part.files["rows"].path, [column]).column(0).combine_chunks()
+    values = work.store.table(part.files["rows"], [column]).column(0).combine_chunks()
     buffer = values.buffers()[1]
     return np.frombuffer(buffer, np.uint64, count=2 * len(values), offset=16 * values.offset).reshape(-1, 2).copy()
 
 
 def _row_id(work: Work, made: list[Part], starts: NDArray[np.int64], place: int) -> str:
     which = int(np.searchsorted(starts, place, "right")) - 1
-    column = work.store.table(made[which].files["rows"].path, ["row_id"]).column(0)
+    column = work.store.table(made[which].files["rows"], ["row_id"]).column(0)
     return str(column[place - int(starts[which])].as_py())
 
 
@@ -256,10 +256,10 @@ def _preference_data(work: Work, final: list[Part], taken: int) -> float | str:
 
 def _groups(work: Work, final: list[Part]) -> pl.DataFrame:
     """Count the rows of each group, largest first; empty without a group key."""
-    paths = [p.files["rows"].path for p in final]
-    if work.dataset.splits.group_key is None or not paths:
+    files = [part.files["rows"] for part in final]
+    if work.dataset.splits.group_key is None or not files:
         return pl.DataFrame({"group_key": [], "rows": []}, schema={"group_key": pl.String, "rows": pl.UInt32})
-    counted = scan_rows(work.store, paths, ["group_key"]).group_by("group_key").agg(pl.len().alias("rows"))
+    counted = scan_rows(work.store, files, ["group_key"]).group_by("group_key").agg(pl.len().alias("rows"))
     return counted.sort("rows", "group_key", descending=[True, False]).collect(engine="streaming")
 
 

@@ -105,7 +105,7 @@ def _source(work: Work, export: Export) -> _Source:
     counts = [np.empty(0, np.int64)]
     lengths = [np.empty(0, np.int64)]
     for shard in shards:
-        column = work.store.table(shard.path, ("segment_lengths",)).column(0).combine_chunks()
+        column = work.store.table(shard, ("segment_lengths",)).column(0).combine_chunks()
         counts.append(np.diff(np.asarray(column.offsets, np.int64)))
         lengths.append(column.flatten().to_numpy(zero_copy_only=False).astype(np.int64))
     first_rows = _firsts([shard.rows for shard in shards])
@@ -126,7 +126,7 @@ def _firsts(counts: "Sequence[int] | Ints") -> Ints:
 def _rows(work: Work, export: Export, packed: Mapping[str, Manifest]) -> Ints:
     """Return the rows of the train shards in the order of training, without fillers."""
     splits = work.inputs[(work.recipe.name, "training_splits")]
-    order = work.store.table(splits.parts[0].files["order"].path, ("dataset", "sequence_id", "pass", "filler"))
+    order = work.store.table(splits.parts[0].files["order"], ("dataset", "sequence_id", "pass", "filler"))
     shown = pc.invert(order.column("filler"))
     if export.passes == "first":
         shown = pc.and_(shown, pc.equal(order.column("pass"), 0))
@@ -165,7 +165,7 @@ def _vocabulary(work: Work, card: Mapping[str, Any]) -> int:
 def _name(work: Work, source: _Source, segment: int) -> str:
     firsts = _firsts([file.rows for file in source.lineage])
     which = int(np.searchsorted(firsts, segment, "right")) - 1
-    column = work.store.table(source.lineage[which].path, ("example_id",)).column(0)
+    column = work.store.table(source.lineage[which], ("example_id",)).column(0)
     return str(column[segment - int(firsts[which])].as_py())
 
 
@@ -173,8 +173,8 @@ def _domains(work: Work, source: _Source) -> tuple[tuple[str | None, ...], Ints]
     """Return the values of all domains, and for each segment over all shards the number of its own."""
     found = [pl.Series("domain", [], pl.String)]
     for one in training_splits.packed_of(work).values():
-        lineage = [file.path for file in one.files("segments") if file in source.lineage]
-        examples = [file.path for file in _input(work, one, "tokenized_examples").files("examples")]
+        lineage = [file for file in one.files("segments") if file in source.lineage]
+        examples = _input(work, one, "tokenized_examples").files("examples")
         if not lineage:
             continue
         known = _read(work.store, examples, ("example_id", "domain"))
@@ -188,8 +188,8 @@ def _domains(work: Work, source: _Source) -> tuple[tuple[str | None, ...], Ints]
     return tuple(values), codes.to_numpy()
 
 
-def _read(store: Store, paths: Sequence[str], columns: Sequence[str]) -> pl.DataFrame:
-    return cast("pl.DataFrame", pl.from_arrow(pa.concat_tables([store.table(path, columns) for path in paths])))
+def _read(store: Store, files: Sequence[File], columns: Sequence[str]) -> pl.DataFrame:
+    return cast("pl.DataFrame", pl.from_arrow(pa.concat_tables([store.table(file, columns) for file in files])))
 
 
 # ── The identity card ──────────────────────────────────────────────────────────────────────────────
@@ -321,7 +321,7 @@ def _trained(files: Sequence[Described]) -> int:
 @dataclass(frozen=True, slots=True)
 class _ScratchTask:
     root: str
-    source: str
+    source: File
     target: str
 
 
@@ -341,9 +341,7 @@ def to_scratch(task: _ScratchTask) -> bytes:
 
 def _laid_out(work: Work, source: _Source, scratch: Path) -> "tuple[Shelf, NDArray[np.void]]":
     targets = tuple(str(scratch / f"{i:06d}.arrow") for i in range(len(source.shards)))
-    tasks = [
-        _ScratchTask(work.store.root, shard.path, target) for shard, target in zip(source.shards, targets, strict=True)
-    ]
+    tasks = [_ScratchTask(work.store.root, shard, target) for shard, target in zip(source.shards, targets, strict=True)]
     told = b"".join(work.pool.map(to_scratch, tasks, size_bytes=4 * sum(shard.bytes for shard in source.shards)))
     return Shelf(targets, _file_firsts(source)), np.frombuffer(told, _SEGMENT)
 

@@ -127,7 +127,7 @@ def prefills_of(work: Work, trained: Trained) -> list[Prefill]:
     order = trained.place.order_column
     read = Reader(trained.schema, wire=trained.wire)
     found: list[Prefill] = []
-    for line in work.store.table(kept[0].path).to_pylist():
+    for line in work.store.table(kept[0]).to_pylist():
         record = read(read_json(line["records"][0]))
         assert not isinstance(record, Problem), record
         key = {name: record[name] for name in trained.place.group_columns}
@@ -157,7 +157,7 @@ def _keys(work: Work, trained: Trained) -> list[dict[str, Value]]:
     read = Reader(schema)
     texts: set[str] = set()
     for part in work.inputs[(*work.dataset_key, "canonical_rows")].parts:
-        table = work.store.table(part.files["rows"].path, ["group_key", "split"])
+        table = work.store.table(part.files["rows"], ["group_key", "split"])
         own = table.filter(pc.equal(table.column("split"), "train")).column("group_key")
         texts |= {text for text in own.unique().to_pylist() if text is not None}
     keys: list[dict[str, Value]] = []

@@ -120,7 +120,7 @@ def make(work: Work) -> Draft:
 @dataclass(frozen=True, slots=True)
 class _ScratchTask:
     root: str
-    source: str
+    source: File
     target: str
 
 
@@ -163,7 +163,7 @@ def write_rank(task: _RankTask) -> tuple[Part, int]:
         name = f"data/part-{number:05d}.parquet"
         store.write(f"{task.at}/{name}", content)
         files[name] = File(f"{task.at}/{name}", len(content), digest_bytes(content), table.num_rows)
-        back = store.table(f"{task.at}/{name}").combine_chunks()
+        back = store.table(files[name]).combine_chunks()
         found += sum(native.sequence_hashes(native.segments_of(back)))
         _count(back, counted)
     files["facts"] = parts.write_parquet(store, f"{task.at}/facts.parquet", task.facts)
@@ -206,9 +206,7 @@ def _write_ranks(work: Work, names: Sequence[str]) -> list[Part]:
     counts = [file.rows for file in shards]
     with scratch_folder(work) as scratch:
         targets = [str(scratch / f"{i:06d}.arrow") for i in range(len(shards) + 1)]
-        tasks = [
-            _ScratchTask(work.store.root, file.path, target) for file, target in zip(shards, targets, strict=False)
-        ]
+        tasks = [_ScratchTask(work.store.root, file, target) for file, target in zip(shards, targets, strict=False)]
         size = 4 * sum(file.bytes for file in shards)
         hashes = b"".join(work.pool.map(to_scratch, tasks, size_bytes=size)) + _filler_scratch(work, targets[-1])
         first_rows = np.concatenate(([0], np.cumsum([*counts, 1])))
@@ -238,7 +236,7 @@ def _filler_scratch(work: Work, target: str) -> bytes:
 def _wanted(work: Work, packed: dict[str, Manifest]) -> Ints:
     """Return for each place of the order the row of its sequence over all scratch files; fillers are the last row."""
     splits = work.inputs[(work.recipe.name, "training_splits")]
-    order = work.store.table(splits.parts[0].files["order"].path, ("dataset", "sequence_id", "filler"))
+    order = work.store.table(splits.parts[0].files["order"], ("dataset", "sequence_id", "filler"))
     rows = [sum(p.files["shard"].rows for p in one.parts if p.facts["split"] == "train") for one in packed.values()]
     firsts = np.concatenate(([0], np.cumsum(rows)))
     filler = order.column("filler").to_numpy(zero_copy_only=False)
@@ -251,7 +249,7 @@ def _rank_task(work: Work, name: str, files: tuple[str, ...], first_rows: Ints, 
     rank = int(name.split("-")[1])
     fingerprint = _fingerprint(work, name)
     splits = work.inputs[(work.recipe.name, "training_splits")]
-    steps = work.store.table(splits.parts[0].files["rank_steps"].path)
+    steps = work.store.table(splits.parts[0].files["rank_steps"])
     shard_card = next(iter(training_splits.packed_of(work).values())).card
     own = {"recipe": work.recipe.name, "order": str(splits.card["order"]), "rank": str(rank), "world_size": str(world)}
     return _RankTask(

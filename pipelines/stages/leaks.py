@@ -85,13 +85,13 @@ class _Source:
         return cls(canonical, packed.files("moved"))
 
     def rows(self, store: Store) -> pl.LazyFrame | None:
-        paths = [file.path for file in self.canonical.files("rows")]
-        if not paths:
+        files = self.canonical.files("rows")
+        if not files:
             return None
-        rows = scan_rows(store, paths, _COLUMNS)
+        rows = scan_rows(store, files, _COLUMNS)
         if not self.moved:
             return rows
-        moved = scan_rows(store, [file.path for file in self.moved], ("row_id", "split"))
+        moved = scan_rows(store, self.moved, ("row_id", "split"))
         joined = rows.join(moved, on="row_id", how="left", suffix="_moved")
         # The surplus is in no split: nobody trains on it or is judged by it.
         now = joined.with_columns(pl.coalesce("split_moved", "split").alias("split")).drop("split_moved")
@@ -170,7 +170,7 @@ def _time_order(leaks: Leaks, work: Work, sources: Mapping[str, _Source]) -> Non
             continue
         splitter = Splitter(splits.model_copy(update={"boundaries": boundaries}))
         for file in source.canonical.files("rows"):
-            table = work.store.table(file.path, ("row_id", "order_key", "split"))
+            table = work.store.table(file, ("row_id", "order_key", "split"))
             early = _too_early(splitter, table)
             count += len(early)
             found += early[: IDS - len(found)]
@@ -205,11 +205,11 @@ def _near_duplicates(leaks: Leaks, work: Work, packed: Mapping[str, Manifest]) -
     parts = [part for one in packed.values() for part in one.parts if "shard" in part.files]
     train = [part.files["shard"] for part in parts if part.facts["split"] == "train"]
     others = [part.files["shard"] for part in parts if part.facts["split"] != "train"]
-    held = [_HeldTask(work.store.root, file.path) for file in others]
+    held = [_HeldTask(work.store.root, file) for file in others]
     grams = _Grams.of(list(work.pool.map(held_ngrams, held, size_bytes=sum(file.bytes for file in others))))
     with scratch_folder(work) as scratch:
         np.save(scratch / "held.npy", grams.distinct)
-        tasks = [_TrainTask(work.store.root, file.path, scratch / "held.npy") for file in train if len(grams.distinct)]
+        tasks = [_TrainTask(work.store.root, file, scratch / "held.npy") for file in train if len(grams.distinct)]
         seen = np.zeros(len(grams.distinct), np.bool_)
         for places in work.pool.map(seen_in_train, tasks, size_bytes=sum(file.bytes for file in train)):
             seen[places] = True
@@ -220,13 +220,13 @@ def _near_duplicates(leaks: Leaks, work: Work, packed: Mapping[str, Manifest]) -
 @dataclass(frozen=True, slots=True)
 class _HeldTask:
     root: str
-    shard: str
+    shard: File
 
 
 @dataclass(frozen=True, slots=True)
 class _TrainTask:
     root: str
-    shard: str
+    shard: File
     held: Path
 
 
@@ -251,9 +251,9 @@ def _flat(table: pa.Table, name: str) -> NDArray[np.int32]:
     return table.column(name).chunk(0).flatten().to_numpy(zero_copy_only=False)
 
 
-def _segments(root: str, path: str) -> native.Segments:
+def _segments(root: str, file: File) -> native.Segments:
     columns = ("input_ids", "labels", "segment_lengths", "example_ids", "starts")
-    return native.segments_of(Store(root).table(path, columns).combine_chunks())
+    return native.segments_of(Store(root).table(file, columns).combine_chunks())
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,7 @@ def _names(work: Work, lengths: Lengths, numbers: Ints) -> list[str]:
     which = np.searchsorted(lengths.first_rows, numbers, "right") - 1
     names: list[str] = []
     for part in np.unique(which).tolist():
-        column = work.store.table(lengths.paths[part], ["example_id"]).column(0)
+        column = work.store.table(lengths.files[part], ["example_id"]).column(0)
         names += column.take(pa.array(numbers[which == part] - lengths.first_rows[part])).to_pylist()
     return names
 
@@ -169,11 +169,11 @@ def _to_scratch(work: Work, lengths: Lengths, plans: Sequence[SplitPlan], scratc
     order = np.argsort(examples, kind="stable")
     examples, starts, sizes, begins = examples[order], starts[order], sizes[order], begins[order]
     cuts = np.searchsorted(examples, lengths.first_rows)
-    targets = [str(scratch / f"{i:06d}.arrow") for i in range(len(lengths.paths))]
+    targets = [str(scratch / f"{i:06d}.arrow") for i in range(len(lengths.files))]
     tasks = [
         ScratchTask(
             root=work.store.root,
-            source=path,
+            source=file,
             target=targets[i],
             rows=examples[cuts[i] : cuts[i + 1]] - lengths.first_rows[i],
             starts=starts[cuts[i] : cuts[i + 1]],
@@ -183,7 +183,7 @@ def _to_scratch(work: Work, lengths: Lengths, plans: Sequence[SplitPlan], scratc
             stores_weights=work.dataset.loss.weights,
             weighted=work.recipe.has_loss_weights,
         )
-        for i, path in enumerate(lengths.paths)
+        for i, file in enumerate(lengths.files)
     ]
     sums = work.pool.map(to_scratch, tasks, size_bytes=int(lengths.tokens.sum()))
     return targets, sum(sums) % native.MODULUS

@@ -156,7 +156,7 @@ def _plan(work: Work, known: Known, frame: Frame, encoded: Sequence[Encoded], in
 def _cell(work: Work, parts: Sequence[Part], index: Index, row: int, column: str) -> str:
     """Read one value of one row; for messages."""
     which = int(np.searchsorted(index.first_rows, row, "right")) - 1
-    table = work.store.table(parts[which].files["rows"].path, [column])
+    table = work.store.table(parts[which].files["rows"], [column])
     return str(table.column(0)[row - int(index.first_rows[which])].as_py())
 
 

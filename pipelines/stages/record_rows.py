@@ -164,7 +164,7 @@ def _order(work: Work, schema: RecordSchema, seen: Sequence[Part], where: str) -
     form = form_of(work)
     if form.order_column is None:
         return None
-    tables = [work.store.table(one.files["order_texts"].path) for one in seen]
+    tables = [work.store.table(one.files["order_texts"]) for one in seen]
     texts = pa.concat_tables(tables).column("text").unique().to_pylist()
     return ordering.find_order(
         schema.by_name[form.order_column],
@@ -183,7 +183,7 @@ def index_of(work: Work, parts: Sequence[Part], known: Known) -> Index:
     form = form_of(work)
     return record_index.load(
         work.store,
-        [part.files["rows"].path for part in parts],
+        [part.files["rows"] for part in parts],
         known.order,
         is_grouped=bool(form.group_columns),
         is_series=form.mode == "sequential",
@@ -235,7 +235,7 @@ def _exact(work: Work, made: Sequence[Part], index: Index) -> NDArray[np.int8]:
 def _units_of_rows(work: Work, made: Sequence[Part], *, by_group: bool) -> tuple[NDArray[np.int64], list[bytes]]:
     """Return the unit of each row of a table, by its group's key or its content, and the units as canonical JSON."""
     column = "group_key" if by_group else "content_hash"
-    tables = [work.store.table(part.files["rows"].path, [column]) for part in made]
+    tables = [work.store.table(part.files["rows"], [column]) for part in made]
     encoded = pa.concat_tables(tables).column(0).combine_chunks().dictionary_encode()
     names = encoded.dictionary.to_pylist()
     as_json = [name.encode() if by_group else b'"' + name.hex().encode() + b'"' for name in names]

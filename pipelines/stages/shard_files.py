@@ -59,7 +59,7 @@ class ScratchTask:
     """
 
     root: str
-    source: str
+    source: File
     target: str
     rows: Ints
     starts: Ints

@@ -20,6 +20,7 @@ from pipelines.packing import Plan, Slices
 from pipelines.recipe import Recipe
 from pipelines.splits import Splitter
 from pipelines.stages import Work, raw_dataset
+from pipelines.storage import File
 
 Ints = NDArray[np.int64]
 SPLITS = ("train", "validation", "test")
@@ -37,7 +38,7 @@ class Lengths:
     tokens: Ints
     splits: NDArray[np.int8]
     first_rows: Ints
-    paths: tuple[str, ...]
+    files: tuple[File, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,7 @@ def carved_of(recipe: Recipe, name: str) -> int | None:
 
 def _lengths(work: Work) -> Lengths:
     files = work.input("tokenized_examples").files("examples")
-    paths = tuple(file.path for file in files)
-    tables = [work.store.table(path, ["tokens", "split"]) for path in paths]
+    tables = [work.store.table(file, ["tokens", "split"]) for file in files]
     counts = [table.num_rows for table in tables]
     if not tables:
         return Lengths(np.empty(0, np.int64), np.empty(0, np.int8), np.zeros(1, np.int64), ())
@@ -82,7 +82,7 @@ def _lengths(work: Work) -> Lengths:
         tokens=joined.column("tokens").to_numpy().astype(np.int64),
         splits=pc.index_in(joined.column("split"), pa.array(SPLITS)).to_numpy().astype(np.int8),
         first_rows=np.concatenate((np.zeros(1, np.int64), np.cumsum(counts))),
-        paths=paths,
+        files=tuple(files),
     )
 
 
@@ -136,7 +136,7 @@ def _targets(work: Work, lengths: Lengths, numbers: Ints, pieces: Slices, wanted
     counts = np.zeros(len(wanted), np.int64)
     for part in np.unique(which).tolist():
         here = which == part
-        masks = work.store.table(lengths.paths[part], ["loss_mask"]).column(0).combine_chunks()
+        masks = work.store.table(lengths.files[part], ["loss_mask"]).column(0).combine_chunks()
         mine = Slices(
             examples[here] - lengths.first_rows[part],
             pieces.starts[wanted[here]],
@@ -151,7 +151,7 @@ def _targets(work: Work, lengths: Lengths, numbers: Ints, pieces: Slices, wanted
 
 def _name(work: Work, lengths: Lengths, number: int) -> str:
     which = int(np.searchsorted(lengths.first_rows, number, "right")) - 1
-    column = work.store.table(lengths.paths[which], ["example_id"]).column(0)
+    column = work.store.table(lengths.files[which], ["example_id"]).column(0)
     return str(column[number - int(lengths.first_rows[which])].as_py())
 
 
@@ -231,8 +231,8 @@ def _row_hashes(work: Work, lengths: Lengths) -> list[_RowHashes]:
     canonical = manifest.by_version(work.store, name, work.input("tokenized_examples").inputs.get("/".join(name)))
     splitter = Splitter(work.dataset.splits)
     found: list[_RowHashes] = []
-    for rows, examples in zip(canonical.files("rows"), lengths.paths, strict=True):
-        table = work.store.table(rows.path, ["row_id", "group_key", "content_hash"])
+    for rows, examples in zip(canonical.files("rows"), lengths.files, strict=True):
+        table = work.store.table(rows, ["row_id", "group_key", "content_hash"])
         keys = zip(table.column("group_key").to_pylist(), table.column("content_hash").to_pylist(), strict=True)
         u = np.array([splitter.hash_of(group, content) for group, content in keys], np.uint64)
         first = pc.list_element(work.store.table(examples, ["row_ids"]).column(0).combine_chunks(), 0)

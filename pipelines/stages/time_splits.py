@@ -62,12 +62,12 @@ def split_by_time(work: Work, made: list[Part]) -> Split:
 def _times(work: Work, made: Sequence[Part]) -> Iterator[tuple[str, int]]:
     counted: Counter[str] = Counter()
     for part in made:
-        counted.update(work.store.table(part.files["rows"].path, ["order_key"]).column(0).to_pylist())
+        counted.update(work.store.table(part.files["rows"], ["order_key"]).column(0).to_pylist())
     yield from counted.items()
 
 
 def _decided(work: Work, part: Part, splitter: Splitter) -> _Decided:
-    column = work.store.table(part.files["rows"].path, ["order_key"]).column(0).combine_chunks().dictionary_encode()
+    column = work.store.table(part.files["rows"], ["order_key"]).column(0).combine_chunks().dictionary_encode()
     outcomes = [splitter.of_time(value) for value in column.dictionary.to_pylist()]
     codes = np.array([-1 if isinstance(one, Rejected) else SPLITS.index(one) for one in outcomes], np.int8)
     which = column.indices.to_numpy(zero_copy_only=False)
@@ -91,7 +91,7 @@ _FIRST, _LAST = pl.col("code").min().alias("first"), pl.col("code").max().alias(
 
 
 def _groups(work: Work, part: Part, decided: _Decided) -> pl.DataFrame:
-    groups = work.store.table(part.files["rows"].path, ["group_key"]).column(0)
+    groups = work.store.table(part.files["rows"], ["group_key"]).column(0)
     return pl.DataFrame(
         {"group": groups.to_pylist(), "code": decided.codes}, schema={"group": pl.String, "code": pl.Int8}
     )
@@ -108,7 +108,7 @@ def _together(decided: _Decided, rows: pl.DataFrame, torn: pl.DataFrame, *, late
 
 
 def _planned(work: Work, part: Part, decided: _Decided) -> Planned:
-    before = work.store.table(part.files["rows"].path, ["split"]).column(0).to_pylist()
+    before = work.store.table(part.files["rows"], ["split"]).column(0).to_pylist()
     if [SPLITS.index(name) for name in before] == decided.codes.tolist():
         return Planned(part.fingerprint, None, 0, 0)
     drop = sorted(decided.rejected)

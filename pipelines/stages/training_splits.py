@@ -93,11 +93,11 @@ def make(work: Work) -> Draft:
 
 
 def _sequences(work: Work, packed: Manifest) -> Sequences:
-    shards = [p.files["shard"].path for p in packed.parts if p.facts["split"] == "train"]
+    shards = [p.files["shard"] for p in packed.parts if p.facts["split"] == "train"]
     if not shards:
         return Sequences(*(np.empty(0, np.int64) for _ in range(4)))
     table = pa.concat_tables(
-        [work.store.table(path, ("tokens", "trained_tokens", "segment_lengths")) for path in shards]
+        [work.store.table(file, ("tokens", "trained_tokens", "segment_lengths")) for file in shards]
     ).combine_chunks()
     lists = table.column("segment_lengths").combine_chunks()
     offsets = np.asarray(lists.offsets, np.int64)

@@ -4,6 +4,7 @@ What belongs here: facts for the law of context overflow, histograms, the what-i
 not: truncating (`truncation.py`).
 """
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -17,6 +18,7 @@ from pipelines.examples import EXAMPLES
 from pipelines.manifest import Histogram, Table
 from pipelines.recipe import Recipe
 from pipelines.stages import Draft, Prepared, StageDeclaration, Work, share
+from pipelines.storage import File
 
 VERSION = 2
 
@@ -45,7 +47,7 @@ def make(work: Work) -> Draft:
     """Measure the dataset's lengths."""
     manifest = work.input("tokenized_examples")
     limit = work.recipe.limit_of(work.dataset_name or "")
-    columns = _read(work, [f.path for f in manifest.files("examples")])
+    columns = _read(work, manifest.files("examples"))
     splits = columns.column("split").combine_chunks()
     original, removed = _ints(columns, "original_tokens"), _ints(columns, "original_tokens") - _ints(columns, "tokens")
     trained = _ints(columns, "trained_tokens") + _ints(columns, "trained_removed")
@@ -85,8 +87,8 @@ def make(work: Work) -> Draft:
     )
 
 
-def _read(work: Work, paths: list[str]) -> pa.Table:
-    tables = [work.store.table(path, COLUMNS) for path in paths]
+def _read(work: Work, files: Sequence[File]) -> pa.Table:
+    tables = [work.store.table(file, COLUMNS) for file in files]
     return pa.concat_tables(tables or [EXAMPLES.empty_table().select(list(COLUMNS))])
 
 
@@ -98,7 +100,7 @@ def _first_shortened(work: Work, limit: int = 10) -> tuple[str, ...]:
     """Return the first examples that lost tokens; read from as few parts as it takes."""
     found: list[str] = []
     for file in work.input("tokenized_examples").files("examples"):
-        table = work.store.table(file.path, ("example_id", "original_tokens", "tokens"))
+        table = work.store.table(file, ("example_id", "original_tokens", "tokens"))
         found += table.filter(pc.greater(table.column("original_tokens"), table.column("tokens"))).column(0).to_pylist()
         if len(found) >= limit:
             break

@@ -342,7 +342,9 @@ def _encode(content: pa.Table) -> bytes:
 
 def _read(store: Store, path: str, schema: pa.Schema) -> pa.Table:
     """Read a table; a column that an older writer did not know is null."""
-    return pa.concat_tables([schema.empty_table(), store.table(path)], promote_options="default").select(schema.names)
+    return pa.concat_tables([schema.empty_table(), store.unchecked_table(path)], promote_options="default").select(
+        schema.names
+    )
 
 
 def _schema_of(store: Store, path: str) -> pa.Schema:

@@ -344,6 +344,9 @@ def run(
         if kept is not None:
             manifest.make_current(work.store, kept)
             return _reported(work, _nothing_new(kept, started))
+        if step.name == "canonical_rows":
+            # Whoever runs one stage after another, as Dagster does, hears of it before the first long one.
+            require_ready(project, [step.dataset])
         draft = make()
         made = manifest.save(work.store, _manifest(work, step, draft, fingerprint, started, run_id))
         report = Report(
@@ -458,6 +461,38 @@ def _manifest(work: Work, step: Step, draft: Draft, fingerprint: str, started: f
     )
 
 
+def require_ready(project: Project, datasets: Collection[str | None]) -> None:
+    """Open the tokenizer and find the template of those datasets that are to be tokenized for the first time.
+
+    Where the current examples are of the same options this was done, and a build in which nothing changed opens none.
+
+    Raises
+    ------
+    ConfigError
+        One line for each that is not there, with the recipe and the dataset.
+
+    """
+    steps = [step for step in road(project) if step.name == "tokenized_examples" and step.dataset in datasets]
+    waiting = [step for step in steps if not _is_tokenized(project, step)]
+    problems: dict[str, None] = {}
+    for step in waiting:
+        work = Work(project.recipe, project.store, project.base, step.key, step.dataset, {}, _pool(1))
+        where = step.recipe
+        try:
+            loaded, _ = tokenized_examples.open_tokenizer(work)
+            where = f"{step.recipe}: datasets.{step.dataset}"
+            tokenized_examples.renderer_spec(work, loaded)
+        except ConfigError as error:
+            problems[f"{where}: {error}"] = None
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _is_tokenized(project: Project, step: Step) -> bool:
+    made = manifest.current(project.store, step.key)
+    return made is not None and made.code_version == step.code_version
+
+
 def publish_statistics(project: Project) -> None:
     """Bring `stats.duckdb` up to date, so that it answers while what follows is built."""
     with full_disk_named(project.store, "stats.duckdb"):
@@ -491,17 +526,22 @@ def build(
 
     Raises
     ------
+    ConfigError
+        When a tokenizer or template is not there, before anything is built.
     GateError
         When a step's input has a failed blocking finding; what was built before it is kept.
 
     """
+    chosen = [
+        step
+        for step in road(project)
+        if ({step.name, step.label} & set(only) if only else not step.on_demand)
+        and (datasets is None or step.dataset in datasets)
+    ]
+    require_ready(project, [step.dataset for step in chosen if step.name == "tokenized_examples"])
     done: list[tuple[Step, Report, list[Verdict]]] = []
     run_id = f"build-{uuid.uuid4().hex[:12]}"
-    for step in road(project):
-        if not {step.name, step.label} & set(only) if only else step.on_demand:
-            continue
-        if datasets is not None and step.dataset not in datasets:
-            continue
+    for step in chosen:
         report = run(project, step, open_inputs(project, step), progress=progress, run_id=run_id)
         verdicts = judge(project, step, report.manifest)
         done.append((step, report, verdicts))
@@ -533,6 +573,7 @@ def plan(project: Project) -> list[Forecast]:
 
     A step below one that must be made is forecast as `make if changed`: its input's content is not known yet.
     """
+    require_ready(project, project.recipe.datasets)
     known: dict[Key, Manifest] = {}
     return [_forecast(project, step, known) for step in road(project)]
 

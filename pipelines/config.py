@@ -7,10 +7,11 @@ Models are frozen and closed: an unknown key is an error that names the nearest 
 mistyped key that is silently ignored has ruined more training runs than any bug.
 """
 
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, cast, get_args
 
 import orjson
 import yaml
@@ -105,6 +106,9 @@ def check(model: type[ConfigT], values: Mapping[str, Any], where: str) -> Config
         With one line per problem, in the order of the fields.
 
     """
+    refused = [f"{where}: {path}: {text}" if path else f"{where}: {text}" for path, text in _not_finite(values)]
+    if refused:
+        raise ConfigError("\n".join(refused))
     # By way of JSON, strictness means what it should for YAML: a list may fill a tuple, `"3"` is no integer.
     try:
         content = orjson.dumps(values, option=orjson.OPT_NON_STR_KEYS)
@@ -116,15 +120,34 @@ def check(model: type[ConfigT], values: Mapping[str, Any], where: str) -> Config
         raise ConfigError("\n".join(problems(error, model, where))) from None
 
 
+def _not_finite(value: object, path: str = "") -> Iterator[tuple[str, str]]:
+    """Find numbers that JSON has no form for, which it would turn into null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        written = ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+        yield path, f"{written} is not a number that an option can have; finite numbers are allowed; write one"
+    elif isinstance(value, Mapping):
+        for key, inner in cast("Mapping[object, object]", value).items():
+            yield from _not_finite(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(cast("Sequence[object]", value)):
+            yield from _not_finite(inner, f"{path}.{number}" if path else str(number))
+
+
 def problems(error: ValidationError, model: type[BaseModel], where: str) -> Iterator[str]:
     """Word each of pydantic's complaints as one four-part line."""
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[tuple[str, ...], list[str]] = {}
+    mismatched: set[tuple[str, ...]] = set()
     for one in error.errors():
         steps, known = _walk(model, one["loc"])
-        reasons.setdefault(".".join(steps), []).append(_reason(one, known))
+        reasons.setdefault(tuple(steps), []).append(_reason(one, known))
+        if one["type"] in _WANTED:
+            mismatched.add(tuple(steps))
     for path, found in reasons.items():
+        # A mistake inside a value shows which of its types was meant; that it has none of the others is no mistake.
+        if path in mismatched and any(other[: len(path)] == path and other != path for other in reasons):
+            continue
         # A value of several types (`true` or a number) is complained of once per type.
-        yield ": ".join(part for part in (where, path, "; or ".join(dict.fromkeys(found))) if part)
+        yield ": ".join(part for part in (where, ".".join(path), "; or ".join(dict.fromkeys(found))) if part)
 
 
 _WANTED = {
@@ -178,7 +201,8 @@ def _walk(model: type[BaseModel], path: tuple[int | str, ...]) -> tuple[list[str
     current: set[type[BaseModel]] = {model}
     steps: list[str] = []
     for step in path:
-        tagged = {one for one in current if _is_tagged(one, str(step))}
+        # A branch of a union of models is called by its tag, or by the name of its class.
+        tagged = {one for one in current if _is_tagged(one, str(step)) or one.__name__ == step}
         if tagged:
             current = tagged
             continue

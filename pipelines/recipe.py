@@ -26,7 +26,7 @@ from pipelines.formats.own import registered, source_digest, way_of
 from pipelines.masking import Loss
 from pipelines.mixing import Mixture
 from pipelines.packing import Packing
-from pipelines.partitions import Partitions
+from pipelines.partitions import Partitions, check_world_size
 from pipelines.reasoning import Reasoning
 from pipelines.rendering import Template
 from pipelines.rows import Kind
@@ -112,6 +112,12 @@ class Dataset(Config):
     """Which rows are held out."""
     packing: Packing = Packing()
     """How examples share sequences."""
+
+    @model_validator(mode="after")
+    def _can_be_packed(self) -> "Dataset":
+        """Refuse a way of packing that the kind's rows cannot take, before a row is read."""
+        self.packing.strategy_for(self.row_kind)
+        return self
 
     @model_validator(mode="after")
     def _pairs_are_not_split(self) -> "Dataset":
@@ -285,6 +291,11 @@ class Recipe(Config):
                     f"datasets.{name}.format.assembly.max_seq_length is {longest}, seq_len {self.seq_len} is the most "
                     "allowed; lower it, or raise seq_len"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_share_every_step(self) -> "Recipe":
+        check_world_size(self.partitions.world_size, self.mixture.batch_sizes)
         return self
 
     @model_validator(mode="after")

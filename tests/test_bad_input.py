@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipelines import build
 from pipelines.errors import ConfigError, GateError, SourceError
 from tests.recipes import (
     CHAT,
@@ -425,6 +426,45 @@ def test_tokenizer_folder_without_its_file_is_one_error(road: Road) -> None:
         road.build()
 
     assert str(caught.value).endswith("point `tokenizer` at one")
+
+
+@pytest.mark.parametrize("how", ["build", "plan", "stage"])
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"tokenizer": "./nowhere"}, r"^road: tokenizer: no folder './nowhere' \(looked .*; correct the path$"),
+        ({"tokenizer": "bare"}, ("^road: datasets.rows: template.chat_template: the tokenizer has no chat template "
+                                "'default'; it has none; name a bundled one ")),
+    ],
+    ids=["no-folder", "no-template"],
+)  # fmt: skip
+def test_tokenizer_or_template_that_is_not_there_is_an_error_before_rows_are_made(
+    road: Road, how: str, change: dict[str, Any], expected: str
+) -> None:
+    road.recipe({"rows": {"source": {"train_urls": [road.write("rows.jsonl", [chat(1)])]}, "format": CHAT}}, **change)
+    bare = json.loads((write_tokenizer(road.folder / "bare") / "tokenizer_config.json").read_text(encoding="utf-8"))
+    del bare["chat_template"]
+    (road.folder / "bare/tokenizer_config.json").write_text(json.dumps(bare), encoding="utf-8")
+
+    def attempt() -> object:
+        if how == "plan":
+            return build.plan(road.project)
+        # Dagster runs one stage after another, which a build of some stages does too.
+        return road.build(only=("raw_dataset", "canonical_rows") if how == "stage" else ())
+
+    with pytest.raises(ConfigError, match=expected):
+        attempt()
+
+    made = {path.parent.name for path in road.store.rglob("pointer.json")}
+    assert made == ({"raw_dataset"} if how == "stage" else set())
+
+
+def test_build_in_which_nothing_changed_opens_no_tokenizer_beforehand(road: Road) -> None:
+    road.one("rows.jsonl", [chat(i) for i in range(8)]).build()
+    (road.folder / "tokenizer/tokenizer.json").unlink()
+
+    # What is there was made with it; only who makes something new needs it.
+    build.require_ready(road.project, ["rows"])
 
 
 def test_tokenizer_file_that_is_no_json_is_one_error(road: Road) -> None:

@@ -96,6 +96,46 @@ def test_a_mistake_is_worded_in_four_parts(dataset: dict[str, Any], top: dict[st
     assert expected in _refusal(dataset, **top)
 
 
+STEPS = {"batch_size": 4, "steps": 2}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "top", "expected"),
+    [
+        ({}, {"mixture": STEPS | {"train_weights": {"a": -1}}},
+         "mixture.train_weights.a: -1 is no weight; a decimal of 0 or more is; write one such as 0.3"),
+        ({}, {"mixture": STEPS | {"train_weights": [[0, {"a": "x"}]]}},
+         "mixture.train_weights.0.1.a: 'x' is no weight; a decimal of 0 or more is; write one such as 0.3"),
+        ({}, {"mixture": STEPS | {"train_weights": {"a": float("nan")}}},
+         ("mixture.train_weights.a: .nan is not a number that an option can have; finite numbers are allowed; "
+          "write one")),
+        ({"splits": {"validation": float("-inf")}}, {},
+         ("datasets.a.splits.validation: -.inf is not a number that an option can have; finite numbers are allowed; "
+         "write one")),
+        ({}, {"mixture": {"shuffle": {"io_block": 3}}},
+         ("mixture.shuffle.io_block: unknown key; allowed here: io_block_size or window_blocks; did you mean "
+         "window_blocks?")),
+        ({}, {"mixture": {"shuffle": "no"}},
+         ("mixture.shuffle: must be true or false; got 'no', which is a string; write true or false; or must be an "
+         "integer; got 'no', which is a string; write an integer; or must be a mapping; got 'no', which is a string; "
+         "write a mapping")),
+        ({}, {"mixture": {"batch_size": 3}, "partitions": {"world_size": 2}},
+         ("partitions.world_size: 2 does not divide batch_size 3; every rank gets as many sequences of a step; choose "
+         "1 or 3, or another batch_size")),
+        ({}, {"mixture": {"batch_size": [[0, 4], [10, 6]]}, "partitions": {"world_size": 4}},
+         ("partitions.world_size: 4 does not divide batch_size 4 or 6; every rank gets as many sequences of a step; "
+         "choose 1 or 2, or another batch_size")),
+        ({"packing": {"pack_strategy": "concat"}}, {},
+         ("datasets.a: packing.pack_strategy: concat for rows of kind conversation; concat cuts anywhere and is for "
+         "text only; choose best_fit or greedy")),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_about_what_was_written(
+    dataset: dict[str, Any], top: dict[str, Any], expected: str
+) -> None:
+    assert _refusal(dataset, **top) == f"configs/demo.yaml: {expected}"
+
+
 @pytest.mark.parametrize(
     ("dataset", "expected"),
     [

@@ -35,6 +35,7 @@ _ARGUMENTS: tuple[Json, ...] = (
     {"qzlist": ["qzfirst", "qzsecond"]},
     {"qzlist": [1, 2]},
     {"qzmaps": [{"qzinner": "qzdeep"}, {"qzinner": "qzdeeper"}]},
+    {"qzempty": "", "qzplace": "qzvalue", "qzlast": ""},
 )
 """Arguments as calls have them: texts, numbers, nothing, and nested values."""
 

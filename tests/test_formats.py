@@ -17,7 +17,7 @@ from pipelines.rendering import Template
 from pipelines.rows import Json, Rejected, Row
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Format)
-SHARED = {"columns", "inference", "detection", "media_placeholders", "messages", "own"}
+SHARED = {"columns", "inference", "detection", "media_placeholders", "messages", "own", "preference"}
 """Modules of the folder that are no kind: what several kinds have in common."""
 
 

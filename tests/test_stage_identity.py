@@ -35,6 +35,7 @@ BY_HAND: dict[OptionPath, Any] = {
     ("datasets", "*", "source", "train_urls"): ["data/other.jsonl"],
     ("datasets", "*", "source", "validation_urls"): ["data/other.jsonl"],
     ("datasets", "*", "source", "pattern"): "*.jsonl",
+    ("datasets", "*", "source", "sample_by"): "line",
     ("datasets", "*", "template", "template_now"): "2025-02-02T00:00:00",
     ("datasets", "*", "template", "on_dropped"): {"reasoning": "count"},
     ("datasets", "*", "reasoning", "think_tags"): [["<t>", "</t>"]],
@@ -72,6 +73,11 @@ TOGETHER: dict[OptionPath, dict[OptionPath, Any]] = {
 }
 """Options without which another is refused; they are on both sides of the comparison."""
 
+TOGETHER |= {
+    ("datasets", name, "source", "sample_by"): {("datasets", name, "source", "train_urls"): ["data/other.txt"]}
+    for name in _WEIGHTS
+}
+
 _OF_STRATEGY = "only whether rows over the limit are left to packing, which `keeps_overlong` says"
 DERIVED: dict[tuple[str, str, str], str] = {
     ("Packing", "pack", "tokenized_examples"): _OF_STRATEGY,
@@ -97,6 +103,7 @@ def road(tmp_path_factory: pytest.TempPathFactory) -> Road:
         "table": made.write("table.jsonl", [{"who": i % 9, "time": i, "amount": i * i} for i in range(40)]),
         "series": made.write("series.jsonl", [{"who": i % 9, "time": i, "amount": i * i} for i in range(40)]),
     }
+    made.write("other.txt", b"One line.\n\nAnother paragraph.\n")
     data = {"group_training_examples_by": "who", "order_training_examples_by": "time"}
     kinds: dict[str, dict[str, Any]] = {
         "chats": CHAT,

@@ -10,6 +10,7 @@ what Dagster compares. Its fingerprint is a digest of that, its inputs' versions
 files and template text. If a manifest with that fingerprint is kept, the step is done: nothing is read.
 """
 
+import logging
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pipelines import ancestry, datadocs, findings, manifest, recipe, stats
-from pipelines.errors import ConfigError, IntegrityError, PipelineError
+from pipelines.errors import ConfigError, DamagedFileError, IntegrityError, PipelineError
 from pipelines.executors import LocalPool
 from pipelines.findings import Terms, Verdict
 from pipelines.manifest import EXPORTS, Key, Manifest
@@ -40,6 +41,8 @@ from pipelines.stages import (
     truncation_stats,
 )
 from pipelines.storage import Store, full_disk_named
+
+_LOG = logging.getLogger("rowmill.build")
 
 DATASET_STAGES = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")
 RECIPE_STAGES = ("training_splits", "gpu_partitions")
@@ -322,8 +325,60 @@ def run(
     With `version`, return that kept version instead, verified whole and gated, and make it the current one; `inputs`
     are then those that it was made of, whatever is handed in.
     """
-    started = time.monotonic()
     _require_one_history(inputs)
+    asked = _Asked(project, step, tuple(ranks), version, progress, run_id)
+    for _ in range(MOST_MENDED):
+        try:
+            return _run(asked, inputs)
+        except DamagedFileError as damage:
+            if version is not None:
+                raise
+            _mend(asked, inputs, damage)
+    return _run(asked, inputs)
+
+
+MOST_MENDED = 100
+"""Damaged files that one run makes again before it gives up: a disk that loses more is to be replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What `run` was asked for, beside the inputs."""
+
+    project: Project
+    step: Step
+    ranks: tuple[str, ...]
+    version: str | None
+    progress: Progress | None
+    run_id: str
+
+
+def _mend(asked: _Asked, inputs: Mapping[Key, Manifest], damage: DamagedFileError) -> None:
+    """Remove a damaged file and run the stage that made it again: all else of that stage is kept.
+
+    Raises
+    ------
+    IntegrityError
+        If what is made now is not what was damaged, so that the inputs at hand are not those of this step.
+
+    """
+    project, step = asked.project, asked.step
+    project.store.remove(damage.path)
+    owner = next((one for one in road(project) if damage.path.startswith(f"{manifest.folder(one.key)}/")), None)
+    _LOG.warning("%s; it is made again", damage)
+    if owner is None or owner.key == step.key:
+        return
+    made = run(project, owner, open_inputs(project, owner), progress=asked.progress, run_id=asked.run_id).manifest
+    if owner.key in inputs and made.version != inputs[owner.key].version:
+        raise IntegrityError(
+            f"{damage}; made again, {'/'.join(owner.key)} has version {made.version[:12]} instead of "
+            f"{inputs[owner.key].version[:12]}; a step needs the inputs that it was given; build from there on"
+        )
+
+
+def _run(asked: _Asked, inputs: Mapping[Key, Manifest]) -> Report:
+    started = time.monotonic()
+    project, step = asked.project, asked.step
     work = Work(
         recipe=project.recipe,
         store=project.store,
@@ -332,23 +387,23 @@ def run(
         dataset_name=step.dataset,
         inputs=inputs,
         pool=_pool(project.recipe.total_workers),
-        progress=progress,
-        ranks=tuple(ranks),
+        progress=asked.progress,
+        ranks=asked.ranks,
     )
     name = "/".join(step.key)
     with full_disk_named(project.store, name), project.store.lock(f"{manifest.folder(step.key)}/.lock", what=name):
-        if version is not None:
-            return _restore(project, work, version, started)
+        if asked.version is not None:
+            return _restore(project, step, work, asked.version, started)
         fingerprint, make = _prepare(work, step)
         kept = manifest.by_fingerprint(work.store, step.key, fingerprint)
         if kept is not None:
             manifest.make_current(work.store, kept)
-            return _reported(work, _nothing_new(kept, started))
+            return _reported(project, step, work, _nothing_new(kept, started))
         if step.name == "canonical_rows":
             # Whoever runs one stage after another, as Dagster does, hears of it before the first long one.
             require_ready(project, [step.dataset])
         draft = make()
-        made = manifest.save(work.store, _manifest(work, step, draft, fingerprint, started, run_id))
+        made = manifest.save(work.store, _manifest(work, step, draft, fingerprint, started, asked.run_id))
         report = Report(
             made,
             reused=False,
@@ -357,7 +412,7 @@ def run(
             rows_made=draft.rows_made,
             seconds=time.monotonic() - started,
         )
-        return _reported(work, report)
+        return _reported(project, step, work, report)
 
 
 def _nothing_new(kept: Manifest, started: float) -> Report:
@@ -386,20 +441,28 @@ def _require_one_history(inputs: Mapping[Key, Manifest]) -> None:
                 )
 
 
-def _reported(work: Work, report: Report) -> Report:
-    if work.stage == "gpu_partitions":
-        gpu_partitions.publish(work, report.manifest)
+def _reported(project: Project, step: Step, work: Work, report: Report) -> Report:
+    if step.name == "gpu_partitions":
+        _publish(project, step, work, report.manifest)
     stats.record(work.store, report.manifest, reused=report.reused, parts_reused=report.parts_reused)
     return report
 
 
-def _restore(project: Project, work: Work, version: str, started: float) -> Report:
+def _publish(project: Project, step: Step, work: Work, made: Manifest) -> None:
+    """Judge the ranks, and give them to trainers if no check blocks; what was given before stays otherwise."""
+    verdicts = judge(project, step, made)
+    if not any(verdict.blocking for verdict in verdicts):
+        loosened = [line for one in road(project) for line in findings.loosened(one.key, one.terms)]
+        gpu_partitions.publish(work, made, verdicts, loosened)
+
+
+def _restore(project: Project, step: Step, work: Work, version: str, started: float) -> Report:
     kept = manifest.by_version(work.store, work.key, version)
     inputs = ancestry.inputs_of(work.store, kept)
     require_open_ancestry(project, inputs.values())
     manifest.verify_files(work.store, kept)
     manifest.make_current(work.store, kept)
-    return _reported(replace(work, inputs=inputs), _nothing_new(kept, started))
+    return _reported(project, step, replace(work, inputs=inputs), _nothing_new(kept, started))
 
 
 def _prepare(work: Work, step: Step) -> tuple[str, Callable[[], Draft]]:

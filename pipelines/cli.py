@@ -116,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
 
     verify = _verb(verbs, "verify", _verify, "print every finding on what is built")
     verify.add_argument("--deep", action="store_true", help="read all files again; compare digests and content hashes")
+    verify.add_argument("--discard", action="store_true", help="with --deep: remove damage, and what was made of it")
     verify.add_argument("--facts", action="store_true", help="list the numbers that gates.expectations can name")
 
     sql = verbs.add_parser("sql", help="answer a SELECT over rows, examples, sequences, ledger, findings …")
@@ -452,6 +453,9 @@ def _verify(given: argparse.Namespace) -> int:
     project = _project(given)
     checked = verification.verify(project, deep=given.deep)
     terminal.console().print(reports.verification(project, checked, facts=given.facts, deep=given.deep))
+    if any(one.damaged for one in checked):
+        gone = verification.discard(project, checked) if given.discard else None
+        terminal.console().print(reports.discarded(project, gone))
     return BLOCKED if any(one.fails for one in checked) else DONE
 
 

@@ -16,7 +16,7 @@ a fact; for every other law it is not measured, which fails.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -309,6 +309,20 @@ def _is_loosened(law: Law, bound: Bound) -> bool:
         return bound.severity == "warn"
     looser = own > law.bound if law.direction == "at_most" else own < law.bound
     return looser or bound.severity == "warn"
+
+
+def loosened(key: Key, terms: Iterable["Terms"]) -> Iterator[str]:
+    """Name the laws that a recipe holds a stage to less strictly than the defaults, with both bounds."""
+    for one in terms:
+        law = BY_NAME.get(one.law)
+        if law is None:
+            continue
+        wider = one.bound > law.bound if law.direction == "at_most" else one.bound < law.bound
+        if wider or (one.severity, law.severity) == ("warn", "error"):
+            yield (
+                f"{'/'.join(key)}: {one.law} {one.direction.replace('_', ' ')} {one.bound:g} ({one.severity}); the "
+                f"default is {law.bound:g} ({law.severity})"
+            )
 
 
 def _law_field(law: Law) -> tuple[Any, Any]:

@@ -128,8 +128,28 @@ def save(store: Store, manifest: Manifest) -> Manifest:
 
 def make_current(store: Store, manifest: Manifest) -> None:
     """Make a kept version the one that readers without a version of their own get."""
+    path = f"{folder(manifest.key)}/versions/{manifest.version}.json"
+    if store.read_sealed(path) is None:
+        # It was damaged, while the same under its fingerprint is whole.
+        store.write_sealed(path, asdict(manifest))
     pointer = {"version": manifest.version, "fingerprint": manifest.fingerprint}
     store.write_sealed(f"{folder(manifest.key)}/pointer.json", pointer)
+
+
+def forget(store: Store, manifest: Manifest) -> None:
+    """Remove a version, the notes that its parts are whole, and what names it as current; files stay for `gc`."""
+    at = folder(manifest.key)
+    pointer = store.read_sealed(f"{at}/pointer.json")
+    if pointer is None or pointer["version"] == manifest.version:
+        for name in ("pointer.json", "current.json"):
+            store.remove(f"{at}/{name}")
+    for part in manifest.parts:
+        store.remove(f"{at}/parts/{part.fingerprint}/part.json")
+    for name in store.list(f"{at}/manifests"):
+        one = read(store, f"{at}/manifests/{name}")
+        if one is None or one.version == manifest.version:
+            store.remove(f"{at}/manifests/{name}")
+    store.remove(f"{at}/versions/{manifest.version}.json")
 
 
 def by_fingerprint(store: Store, key: Key, fingerprint: str) -> Manifest | None:
@@ -151,6 +171,11 @@ def by_version(store: Store, key: Key, version: str | None) -> Manifest:
     """
     path = f"{folder(key)}/versions/{version}.json"
     found = None if version is None else read(store, path)
+    if found is None and version is not None and store.exists(path):
+        # It is damaged; the same is kept under its fingerprint.
+        names = store.list(f"{folder(key)}/manifests")
+        kept = (read(store, f"{folder(key)}/manifests/{name}") for name in names)
+        found = next((one for one in kept if one is not None and one.version == version), None)
     if found is None:
         known = f"version {version} is not kept" if version else "it was never built"
         known = f"{store.path(path)} is damaged or was edited" if version and store.exists(path) else known

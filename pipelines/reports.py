@@ -244,6 +244,15 @@ def verification(project: Project, checked: Sequence[Checked], *, facts: bool, d
     return Group(*lines)
 
 
+def discarded(project: Project, lines: Sequence[str] | None) -> RenderableType:
+    """Say what was taken away because of damage, or how to; null where nothing was."""
+    name = project.recipe.name
+    if lines is None:
+        return Text(f"\n→ rowmill verify {name} --deep --discard   removes the damage, and what was made of it", LOOK)
+    shown = [Text(f"  {visible(line)}", DIM) for line in lines]
+    return Group(Text("\ndamaged files removed", LOOK), *shown, Text(f"→ rowmill build {name}   makes them again"))
+
+
 def _facts(made: Manifest) -> list[tuple[object, ...]]:
     """List a stage's facts; only numbers can be named in `gates.expectations`, other facts are context."""
     return [(name, value) for name, value in made.facts.items() if isinstance(value, int | float)]

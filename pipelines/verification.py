@@ -3,20 +3,20 @@
 What belongs here: going over a recipe's stages, and comparing files with their manifests. What does not: the
 laws (`findings.py`), showing what was found (`reports.py`).
 
-A build never re-reads what it wrote before; this does, on purpose. Damage is collected, not raised: whoever
-asks wants to hear of all of it.
+A build compares the digest of what it reads, and reads only what it needs; this reads all. Damage is collected, not
+raised: whoever asks wants to hear of all of it. `discard` then takes away what is damaged and all that was made of it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pipelines import build, manifest
 from pipelines.build import Project, Step
-from pipelines.errors import IntegrityError
+from pipelines.errors import DamagedFileError, IntegrityError
 from pipelines.findings import Verdict
 from pipelines.manifest import File, Manifest, Part
 from pipelines.shards import native
-from pipelines.storage import Store, digest_bytes, digest_file
+from pipelines.storage import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,8 @@ class Checked:
     manifest: Manifest | None
     verdicts: tuple[Verdict, ...] = ()
     damage: tuple[str, ...] = ()
+    damaged: tuple[str, ...] = ()
+    """Paths of the damaged files, relative to the storage root."""
     files: int = 0
     size_bytes: int = 0
 
@@ -66,27 +68,45 @@ def _check(project: Project, step: Step, *, deep: bool) -> Checked:
         return Checked(step, made, verdicts)
     files = [file for part in made.parts for file in part.files.values()]
     size = sum(file.bytes for file in files)
-    return Checked(step, made, verdicts, tuple(_damage(project.store, made)), len(files), size)
+    damage = _damage(project.store, files)
+    # What is damaged has no content that could be compared.
+    said = tuple(damage.values()) or tuple(_content_damage(project.store, made))
+    return Checked(step, made, verdicts, said, tuple(damage), len(files), size)
 
 
-def _damage(store: Store, made: Manifest) -> Iterator[str]:
-    """Yield a sentence for each file that is not what its manifest says, and for content that does not add up."""
-    whole = True
-    for part in made.parts:
-        for file in part.files.values():
-            found = _digest(store, file)
-            if found != file.digest:
-                whole = False
-                state = "missing" if found is None else f"digest {found}"
-                yield f"{file.path}: {state}, its manifest says {file.digest}; remove it and build again"
-    if whole:
-        yield from _content_damage(store, made)
+def _damage(store: Store, files: Sequence[File]) -> dict[str, str]:
+    """Return a sentence for each file that is not what was written, by its path."""
+    found: dict[str, str] = {}
+    for file in files:
+        try:
+            store.content(file)
+        except DamagedFileError as error:
+            found[file.path] = str(error).removeprefix(store.path("") + "/")
+    return found
 
 
-def _digest(store: Store, file: File) -> str | None:
-    if not store.exists(file.path):
-        return None
-    return digest_file(store.path(file.path)) if store.is_local else digest_bytes(store.read(file.path))
+def discard(project: Project, checked: Sequence[Checked]) -> list[str]:
+    """Remove damaged files, and every version that was made of one; the next build makes all of it again.
+
+    A build that reads a damaged file notices, but one of an older version of rowmill did not: its outputs may be as
+    wrong as what they were made of. What trainers open is taken away with its ranks. Returns a line per version.
+    """
+    store = project.store
+    suspect: set[tuple[str, str]] = set()
+    lines: list[str] = []
+    for one in checked:
+        name = "/".join(one.step.key)
+        for made in manifest.versions(store, one.step.key):
+            paths = {file.path for part in made.parts for file in part.files.values()}
+            if paths & set(one.damaged):
+                suspect.add((name, made.version))
+            elif suspect & set(made.inputs.items()):
+                suspect.add((name, made.version))
+                manifest.forget(store, made)
+                lines.append(f"{name}: version {made.version[:12]} removed, it was made of what is damaged")
+        for path in one.damaged:
+            store.remove(path)
+    return lines
 
 
 def _content_damage(store: Store, made: Manifest) -> Iterator[str]:

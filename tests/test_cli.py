@@ -514,10 +514,13 @@ def test_wrong_words_exit_2(arguments: list[str]) -> None:
     assert stopped.value.code == cli.WRONG
 
 
-def test_error_that_no_user_can_act_on_keeps_its_traceback(copied: CliProject) -> None:
-    (copied.folder / ".rowmill" / "small" / "chats" / "raw_dataset" / "pointer.json").write_text("{")
+def test_error_that_no_user_can_act_on_keeps_its_traceback(copied: CliProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: object) -> None:
+        raise ZeroDivisionError
 
-    with pytest.raises(json.JSONDecodeError):
+    monkeypatch.setattr("pipelines.build.plan", broken)
+
+    with pytest.raises(ZeroDivisionError):
         copied.rowmill("plan")
 
 

@@ -16,13 +16,13 @@ from io import BytesIO
 from typing import Any
 
 import numpy as np
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipelines import manifest, parts
 from pipelines.examples import WEIGHTS
+from pipelines.findings import Verdict
 from pipelines.manifest import File, Manifest, Part, Table
 from pipelines.recipe import Recipe
 from pipelines.shards import gather, native
@@ -325,8 +325,11 @@ def _dataset_table(work: Work, ranks: Sequence[Part]) -> Table:
     return Table(("dataset", *measures, *(f"{measure}_share" for measure in measures)), tuple(rows))
 
 
-def publish(work: Work, made: Manifest) -> None:
+def publish(work: Work, made: Manifest, verdicts: Sequence[Verdict], loosened: Sequence[str]) -> None:
     """Write `current.json` for trainers, once every rank of this order is there and its tokens are conserved.
+
+    `verdicts` are the judgements that let it through, `loosened` the bounds of the whole recipe that are wider than
+    the defaults: whoever opens the ranks can read under which terms they were made.
 
     What it says is read from what was built: a kept version may be of another recipe than today's.
     """
@@ -359,10 +362,23 @@ def publish(work: Work, made: Manifest) -> None:
         "sets": {name: _sets(work, name, one) for name, one in packed.items()},
         "inputs": made.inputs,
         "waivers": list(made.waivers),
+        "loosened": list(loosened),
+        "checks": [
+            {
+                "name": one.law,
+                "value": one.value,
+                "wanted": one.wanted,
+                "severity": one.severity,
+                "outcome": one.outcome,
+                "waiver": one.waiver,
+                "terms": one.terms,
+            }
+            for one in verdicts
+        ],
         "card": {k: v for k, v in first.card.items() if k != "dataset"},
         "ranks": ranks,
     }
-    work.store.write(f"{work.folder}/current.json", orjson.dumps(content, option=orjson.OPT_INDENT_2))
+    work.store.write_sealed(f"{work.folder}/current.json", content)
 
 
 def _sets(work: Work, name: str, packed: Manifest) -> dict[str, Any]:

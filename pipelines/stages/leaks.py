@@ -57,7 +57,7 @@ def find(work: Work, packed: Mapping[str, Manifest]) -> Leaks:
     rows = pl.concat(frames) if frames else pl.LazyFrame(schema=dict.fromkeys(_COLUMNS, pl.String))
     held = rows.filter(pl.col("split") != "train")
     _in_two_splits(leaks, "same_row", rows, held, ["content_hash"])
-    if any(_has_groups(one) for one in work.recipe.datasets.values()):
+    if any(has_groups(one) for one in work.recipe.datasets.values()):
         _in_two_splits(leaks, "same_group", rows, held, ["dataset", "group_key"])
     else:
         leaks.facts["same_group"] = NOT_APPLICABLE
@@ -102,7 +102,8 @@ def _input(work: Work, made: Manifest, key: Key) -> Manifest:
     return manifest.by_version(work.store, key, made.inputs.get("/".join(key)))
 
 
-def _has_groups(dataset: Dataset) -> bool:
+def has_groups(dataset: Dataset) -> bool:
+    """Tell whether a dataset's rows stand in groups that a split must keep together."""
     return dataset.splits.group_key is not None or bool(getattr(dataset.format, "group_columns", ()))
 
 

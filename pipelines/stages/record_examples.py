@@ -467,7 +467,7 @@ def _texts_of(work: Work, index: Index, rows: Ints) -> dict[int, str]:
     parts = work.input("canonical_rows").parts
     for i in np.unique(which).tolist():
         own = rows[which == i]
-        column = work.store.table(parts[i].files["rows"].path, ["record"]).column(0)
+        column = work.store.table(parts[i].files["rows"], ["record"]).column(0)
         taken = column.take(pa.array(own - index.first_rows[i])).to_pylist()
         found |= dict(zip(own.tolist(), taken, strict=True))
     return found

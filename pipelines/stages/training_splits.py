@@ -64,6 +64,7 @@ def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
             "datasets": list(recipe.datasets),
         },
         "splits": {name: dataset.splits.model_dump(mode="json") for name, dataset in recipe.datasets.items()},
+        "grouped": [name for name, dataset in recipe.datasets.items() if leaks.has_groups(dataset)],
     }
 
 

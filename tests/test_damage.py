@@ -1,0 +1,212 @@
+"""Damage to the store: a flipped bit, a cut or an empty file, an edited number.
+
+What belongs here: that each is noticed where it is read, made again, and leaves what a clean build leaves. What does
+not: damage to sources (`test_sources_bad_input.py`), killed builds (`test_robustness.py`).
+"""
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+
+from pipelines import build, manifest, verification
+from pipelines.errors import GateError, IntegrityError
+from pipelines.manifest import Manifest
+from tests.recipes import CHAT, LENIENT, PAIR, Road, chat, pair
+
+CHANGED = {"seq_len": 200, "partitions": {"world_size": 1}}
+"""What the second build asks for: every stage from the tokens on is made again."""
+
+
+def write(road: Road, **changes: object) -> Road:
+    return road.recipe(
+        {
+            "chats": {
+                "source": {"train_urls": [road.write("chats.jsonl", [chat(i, turns=2) for i in range(40)])]},
+                "format": CHAT,
+            },
+            "tasks": {
+                "source": {"train_urls": [road.write("tasks.jsonl", [pair(i) for i in range(40)])]},
+                "format": PAIR,
+            },
+        },
+        **changes,
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Road:
+    """Return a project that was built without damage; tests copy it."""
+    road = write(Road(tmp_path_factory.mktemp("whole")))
+    road.build()
+    return road
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return the versions of every stage that the second build makes in an empty store."""
+    return versions(write(Road(tmp_path_factory.mktemp("clean")), **CHANGED).build().project)
+
+
+@pytest.fixture
+def copy(whole: Road, tmp_path: Path) -> Road:
+    shutil.copytree(whole.folder, tmp_path / "copy")
+    return Road(tmp_path / "copy")
+
+
+def versions(project: build.Project) -> dict[str, str]:
+    found = {"/".join(step.key): manifest.current(project.store, step.key) for step in build.road(project)}
+    return {key: made.version for key, made in found.items() if made is not None}
+
+
+def outputs(road: Road) -> Iterator[Manifest]:
+    for step in build.road(road.project):
+        made = manifest.current(road.project.store, step.key)
+        assert made is not None
+        yield made
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+# ── files of parts ──
+
+
+@pytest.mark.parametrize("spoil", [flip, cut, empty])
+def test_a_damaged_file_of_any_stage_leaves_what_a_clean_build_leaves(
+    copy: Road, clean: dict[str, str], spoil: Callable[[Path], None]
+) -> None:
+    for made in outputs(copy):
+        for part in made.parts[:1]:
+            for file in part.files.values():
+                spoil(copy.store / file.path)
+
+    assert versions(write(copy, **CHANGED).build().project) == clean
+    # What nothing reads, such as a ledger, a build cannot notice.
+    verification.discard(copy.project, verification.verify(copy.project, deep=True))
+    assert versions(copy.build().project) == clean
+    assert [one.damage for one in verification.verify(copy.project, deep=True)] == [()] * len(clean)
+
+
+def test_a_damaged_part_alone_is_made_again(copy: Road, caplog: pytest.LogCaptureFixture) -> None:
+    made = manifest.current(copy.project.store, ("road", "chats", "canonical_rows"))
+    assert made is not None
+    damaged = made.parts[0].files["rows"]
+    flip(copy.store / damaged.path)
+    write(copy, **CHANGED).build()
+
+    assert copy.project.store.content(damaged).size == damaged.bytes
+    assert [re.search(r"canonical_rows.*rows\.parquet: digest .* made again", line) is not None
+            for line in caplog.messages] == [True]  # fmt: skip
+
+
+def test_a_source_that_changed_cannot_mend_what_was_made_of_it(copy: Road) -> None:
+    project = copy.project
+    made = manifest.current(project.store, ("road", "chats", "canonical_rows"))
+    assert made is not None
+    flip(copy.store / made.parts[0].files["rows"].path)
+    write(copy, **CHANGED)
+    copy.write("chats.jsonl", [chat(i) for i in range(5)])
+    step = build.find_step(copy.project, ("road", "chats", "tokenized_examples"))
+    inputs = build.open_inputs(copy.project, step)
+    build.build(copy.project, only=["raw_dataset"])
+
+    with pytest.raises(IntegrityError, match="made again"):
+        build.run(copy.project, step, inputs)
+
+
+def test_discard_takes_away_what_was_made_of_damage_and_the_next_build_is_whole(copy: Road, whole: Road) -> None:
+    before = versions(whole.project)
+    made = manifest.current(copy.project.store, ("road", "chats", "canonical_rows"))
+    assert made is not None
+    flip(copy.store / made.parts[0].files["rows"].path)
+    checked = verification.verify(copy.project, deep=True)
+    lines = verification.discard(copy.project, checked)
+
+    stages = ("tokenized_examples", "truncation_stats", "packed_shards", "training_splits", "gpu_partitions")
+    assert [line.partition(":")[0].rpartition("/")[2] for line in lines] == list(stages)
+    assert not (copy.store / "road/gpu_partitions/current.json").exists()
+    assert versions(copy.build().project) == before
+    assert (copy.store / "road/gpu_partitions/current.json").exists()
+
+
+# ── what is written about the parts ──
+
+
+@pytest.mark.parametrize("spoil", [cut, empty])
+@pytest.mark.parametrize("names", ["versions/*.json", "manifests/*.json", "pointer.json", "parts/*/part.json",
+                                   "verdicts/*.json"])  # fmt: skip
+def test_a_cut_or_empty_note_is_written_again(
+    copy: Road, whole: Road, spoil: Callable[[Path], None], names: str
+) -> None:
+    paths = [path for path in copy.store.glob(f"road/**/{names}") if path.is_file()]
+    assert paths
+    for path in paths:
+        spoil(path)
+
+    assert versions(copy.build().project) == versions(whole.project)
+
+
+def test_an_edited_fact_is_not_believed(copy: Road) -> None:
+    key = ("road", "chats", "canonical_rows")
+    made = manifest.current(copy.project.store, key)
+    assert made is not None
+    folder = copy.store / "road/chats/canonical_rows"
+    for path in (*folder.glob("versions/*.json"), *folder.glob("manifests/*.json")):
+        content = path.read_bytes()
+        assert b'"unknown_roles": 0' in content
+        path.write_bytes(content.replace(b'"unknown_roles": 0', b'"unknown_roles": 9'))
+
+    with pytest.raises(IntegrityError, match=r"canonical_rows/versions/.* is damaged or was edited"):
+        manifest.by_version(copy.project.store, key, made.version)
+    assert versions(copy.build().project)["road/chats/canonical_rows"] == made.version
+
+
+def test_an_edited_verdict_is_not_believed(copy: Road) -> None:
+    write(copy, gates={"rejects": {"at_most": 0}, "order_nonempty": {"at_least": 10_000}})
+    with pytest.raises(GateError):
+        copy.build()
+    edited = 0
+    for path in copy.store.glob("road/training_splits/verdicts/*.json"):
+        verdict = orjson.loads(path.read_bytes())
+        if verdict["blocking"]:
+            path.write_bytes(orjson.dumps(verdict | {"blocking": False, "passed": True}))
+            edited += 1
+
+    assert edited == 1
+    with pytest.raises(GateError, match="order_nonempty"):
+        build.open_inputs(copy.project, build.find_step(copy.project, ("road", "gpu_partitions")))
+
+
+# ── publication ──
+
+
+def test_ranks_that_fail_a_check_are_not_published(copy: Road) -> None:
+    current = copy.store / "road/gpu_partitions/current.json"
+    before = current.read_bytes()
+    rule = {"name": "enough", "type": "expect_column_min_to_be_between", "column": "tokens", "min_value": 10**9}
+    gates = {**LENIENT, "expectations": {"gpu_partitions": [rule]}}
+    done = build.build(write(copy, gates=gates, seq_len=200).project)
+
+    assert [one.law for one in done[-1][2] if one.blocking] == ["enough"]
+    assert current.read_bytes() == before
+
+    built = write(copy, gates={**LENIENT, "rejects": {"at_most": 0.9}}, seq_len=200).build()
+    published = orjson.loads(current.read_bytes())
+    assert published["version"] == built.manifest("gpu_partitions").version
+    assert any("rejects at most 0.9 (error); the default is 0.05" in line for line in published["loosened"])
+    assert {"conservation"} <= {one["name"] for one in published["checks"]}

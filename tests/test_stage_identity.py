@@ -66,17 +66,16 @@ TOGETHER: dict[OptionPath, dict[OptionPath, Any]] = {
         ("datasets", "series", "format", "data"): {"group_training_examples_by": "who"},
         ("datasets", "series", "format", "time_series", "timestamp_column"): "time",
     },
+    **{
+        ("datasets", name, "source", "sample_by"): {("datasets", name, "source", "train_urls"): ["data/other.txt"]}
+        for name in _WEIGHTS
+    },
     ("mixture", "stop_strategy"): {("mixture", "train_weights"): _WEIGHTS},
     ("mixture", "block_rounding"): {("mixture", "train_weights"): _WEIGHTS},
     ("mixture", "target_budget"): {("mixture", "target_budget"): 4, ("mixture", "experiment_budget"): 4},
     ("mixture", "experiment_budget"): {("mixture", "target_budget"): 4, ("mixture", "experiment_budget"): 4},
 }
 """Options without which another is refused; they are on both sides of the comparison."""
-
-TOGETHER |= {
-    ("datasets", name, "source", "sample_by"): {("datasets", name, "source", "train_urls"): ["data/other.txt"]}
-    for name in _WEIGHTS
-}
 
 _OF_STRATEGY = "only whether rows over the limit are left to packing, which `keeps_overlong` says"
 DERIVED: dict[tuple[str, str, str], str] = {

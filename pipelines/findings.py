@@ -16,6 +16,7 @@ a fact; for every other law it is not measured, which fails.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -300,6 +301,13 @@ class GatesBase(Config):
             stages = {s for law in LAWS for s in law.stages}
             if stage not in stages:
                 raise ValueError(f"expectations.{stage}: no such stage; choose {one_of(sorted(stages))}")
+            names = Counter(one.name for one in self.expectations[stage])
+            repeated = [name for name, count in names.items() if count > 1]
+            if repeated:
+                raise ValueError(
+                    f"expectations.{stage}: {names[repeated[0]]} rules are called {repeated[0]}; each needs a name of "
+                    "its own, by which its verdict is kept; rename all but one"
+                )
         return self
 
 

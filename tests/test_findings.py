@@ -248,6 +248,14 @@ def test_own_expectation_without_bound_or_named_like_a_law_is_refused(rule: dict
         check(Gates, {"expectations": {"canonical_rows": [{"column": "kept", **rule}]}}, "gates")
 
 
+def test_two_rules_of_one_name_are_an_error() -> None:
+    rules = [{"name": "enough", "column": "kept", "min_value": value} for value in (1, 1000)]
+
+    with pytest.raises(ConfigError, match=r"canonical_rows: 2 rules are called enough"):
+        check(Gates, {"expectations": {"canonical_rows": rules}}, "gates")
+    check(Gates, {"expectations": {"canonical_rows": rules[:1], "packed_shards": rules[1:]}}, "gates")
+
+
 def _saved_of(folder: Path) -> Manifest:
     found = manifest.current(Store(str(folder)), KEY)
     assert found is not None

@@ -92,7 +92,9 @@ def test_committed_page_knows_no_wrong_mask_and_a_remedy_for_every_refusal() -> 
 
     assert len(equal) >= 25
     assert all(one == other for one, other in equal)
-    assert refused == {"content_dropped", "template_error"}
+    assert refused == {"content_dropped", "template_error", "assistant_untrained", "foreign_text_trained"}
+    assert " wrong " not in table
+    assert len(re.findall(r"\| right [\d,]+ \| proven \d+(, refused \d+)? \|", table)) == 40
     for reason in refused:
         assert f"| `{reason}` | {WORDS[reason].what} | {WORDS[reason].remedy} |" in text
 

@@ -149,6 +149,10 @@ LAWS: tuple[Law, ...] = (
     Law("shard_digests", ("packed_shards",), "at_most", 0, "error",
         "shard files whose bytes are not what was written",
         "check the disk, remove the stage's folder and build again", waivable=False),
+    Law("packing_loss", ("packed_shards",), "at_most", 0.1, "error",
+        "larger of the shares of examples and of trained tokens that enter packing and stand in no sequence",
+        "raise seq_len, shorten rows by truncation.overlong instead of packing.slice_strategy, or accept the loss in "
+        "gates.packing_loss", applies_to="datasets with examples"),
     Law("limit_cost", ("packed_shards",), "at_most", 0.05, "warn",
         "share of sequences that packing.max_segments_per_example costs, against no limit",
         "raise packing.max_segments_per_example, or set it to null"),

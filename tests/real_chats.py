@@ -18,6 +18,7 @@ LAWS = (
     "rejects",
     "zero_loss_rows",
     "context_overflow",
+    "packing_loss",
     "content_dropped",
     "rank_balance",
     "duplicates",

@@ -43,6 +43,7 @@ _SHARES = (
     "rejects",
     "zero_loss_rows",
     "context_overflow",
+    "packing_loss",
     "unknown_roles",
     "duplicates",
     "rank_balance",

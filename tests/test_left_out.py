@@ -95,6 +95,38 @@ def test_too_long_example_is_an_error_with_its_name_length_and_limit(tmp_path: P
         built_of(tmp_path, ROWS, PAIR, slice_strategy="raise")
 
 
+@pytest.mark.parametrize("strategy", ["keep_start", "keep_end", "drop", "split"])
+def test_packing_loss_is_the_larger_share_of_examples_and_trained_tokens(tmp_path: Path, strategy: str) -> None:
+    built = built_of(tmp_path, ROWS, PAIR, slice_strategy=strategy)
+    trained = {row["example_id"]: row["trained_tokens"] for row in built.examples()}
+    shown: dict[str, int] = dict.fromkeys(trained, 0)
+    for row in built.rows_of("rows", "packed_shards", file="shard"):
+        at = 0
+        for name, length in zip(row["example_ids"], row["segment_lengths"], strict=True):
+            shown[name] += sum(label != -100 for label in row["labels"][at : at + length])
+            at += length
+    gone = sum(state == "rejected" for _, state, _ in fates(built)) / len(ROWS)
+    lost = 1 - sum(shown.values()) / sum(trained.values())
+    found = built.manifest("rows", "packed_shards").facts["packing_loss"]
+
+    # The first token of every later piece of a split example is no target.
+    assert found == pytest.approx(max(gone, lost), abs=0.03)
+    assert (found > 0.1) == (strategy != "split")
+
+
+@pytest.mark.real_data
+def test_pairs_that_packing_cuts_to_nothing_close_the_gate(tmp_path: Path, real_data: Path) -> None:
+    road = Road(tmp_path)
+    source = {"train_urls": [str(real_data / "math" / "gsm8k_test.jsonl")]}
+    kind = {"kind": "supervised", "input_field": "question", "output_field": "answer"}
+    road.recipe(
+        {"gsm": {"source": source, "format": kind, "packing": {"slice_strategy": "keep_start"}}}, seq_len=64, gates={}
+    )
+
+    with pytest.raises(GateError, match=r"gsm/packed_shards: packing_loss: .*at most 0\.1"):
+        road.build()
+
+
 def test_dropped_tail_is_recorded_by_document(tmp_path: Path) -> None:
     rows = [document(i, words=10) for i in range(9)]
     built = built_of(tmp_path, rows, TEXT, tail="drop")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from pipelines import packing
 from pipelines.ledger import KEPT, REJECTED
-from pipelines.manifest import File, Histogram, Part, Table
+from pipelines.manifest import NOT_APPLICABLE, File, Histogram, Part, Table
 from pipelines.recipe import Recipe
 from pipelines.shards import native
 from pipelines.sources import Part as SourcePart
@@ -284,6 +284,7 @@ def _draft(work: Work, plans: Plans, made: list[Part], left: _LeftOut, read: _Re
             "shard_digests": read.damaged,
             "fill": share(planned, sequences * work.recipe.seq_len) if sequences else 1,
             "limit_cost": _limit_cost(work, plans.splits),
+            "packing_loss": _packing_loss(plans, left),
             "sequences": sequences,
             "segments": sum(len(p.plan.examples) for p in plans.splits),
             "tokens": planned,
@@ -303,6 +304,25 @@ def _draft(work: Work, plans: Plans, made: list[Part], left: _LeftOut, read: _Re
 
 _FATES = ((REJECTED, "overlong"), (REJECTED, "no_loss_tokens"), ("tail", ""), ("validation_surplus", ""))
 """How an example can end at this stage without a token in any sequence: state and reason."""
+
+
+def _packing_loss(plans: Plans, left: _LeftOut) -> float | str:
+    """Return the larger share, of examples or of trained tokens, that stands in no sequence.
+
+    What was held out and then not needed counts as neither.
+    """
+    counts = plans.lengths.splits != SURPLUS
+    examples, trained = int(counts.sum()), int(plans.lengths.trained[counts].sum())
+    if not examples:
+        return NOT_APPLICABLE
+    rejected = sum(state == REJECTED for _, state, _ in left.fates)
+    tails = sum(
+        min(int(plans.lengths.trained[number]), tokens)
+        for number, tokens, (_, state, _) in zip(left.examples.tolist(), left.tokens.tolist(), left.fates, strict=True)
+        if state == "tail"
+    )
+    lost = min(trained, sum(one.trained_lost for one in plans.splits) + tails)
+    return max(share(rejected, examples), share(lost, trained))
 
 
 def _limit_cost(work: Work, plans: Sequence[SplitPlan]) -> float:

@@ -36,6 +36,7 @@ class Lengths:
     """The columns of all examples that planning sees, and where each part's examples begin."""
 
     tokens: Ints
+    trained: Ints
     splits: NDArray[np.int8]
     first_rows: Ints
     files: tuple[File, ...]
@@ -48,6 +49,8 @@ class SplitPlan:
     split: str
     plan: Plan
     rejected: dict[str, Ints]
+    trained_lost: int = 0
+    """Trained tokens of its examples that were cut off or dropped for their length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +76,15 @@ def carved_of(recipe: Recipe, name: str) -> int | None:
 
 def _lengths(work: Work) -> Lengths:
     files = work.input("tokenized_examples").files("examples")
-    tables = [work.store.table(file, ["tokens", "split"]) for file in files]
+    tables = [work.store.table(file, ["tokens", "trained_tokens", "split"]) for file in files]
     counts = [table.num_rows for table in tables]
     if not tables:
-        return Lengths(np.empty(0, np.int64), np.empty(0, np.int8), np.zeros(1, np.int64), ())
+        nothing = np.empty(0, np.int64)
+        return Lengths(nothing, nothing, np.empty(0, np.int8), np.zeros(1, np.int64), ())
     joined = pa.concat_tables(tables)
     return Lengths(
         tokens=joined.column("tokens").to_numpy().astype(np.int64),
+        trained=joined.column("trained_tokens").to_numpy().astype(np.int64),
         splits=pc.index_in(joined.column("split"), pa.array(SPLITS)).to_numpy().astype(np.int8),
         first_rows=np.concatenate((np.zeros(1, np.int64), np.cumsum(counts))),
         files=tuple(files),
@@ -97,7 +102,7 @@ def _plan(work: Work, lengths: Lengths, split: str) -> SplitPlan | None:
 def _plan_of(work: Work, lengths: Lengths, split: str, numbers: Ints) -> SplitPlan:
     """Plan some examples, by their numbers over all splits."""
     options = work.dataset.packing
-    pieces, rejected = _pieces(work, lengths, numbers)
+    pieces, rejected, trained_lost = _pieces(work, lengths, numbers)
     plan = packing.plan_slices(
         pieces,
         limit=work.recipe.seq_len,
@@ -105,15 +110,15 @@ def _plan_of(work: Work, lengths: Lengths, split: str, numbers: Ints) -> SplitPl
         max_segments=options.segment_limit,
         tail=options.tail,
     )
-    return SplitPlan(split, Plan(plan.sequence_offsets, numbers[plan.examples], plan.ranges), rejected)
+    return SplitPlan(split, Plan(plan.sequence_offsets, numbers[plan.examples], plan.ranges), rejected, trained_lost)
 
 
-def _pieces(work: Work, lengths: Lengths, numbers: Ints) -> tuple[Slices, dict[str, Ints]]:
-    """Return what of the examples is to be packed (numbered within `numbers`), and which are rejected, by reason."""
+def _pieces(work: Work, lengths: Lengths, numbers: Ints) -> tuple[Slices, dict[str, Ints], int]:
+    """Return the pieces to pack (numbered within `numbers`), the rejected examples, and the trained tokens lost."""
     options, kind = work.dataset.packing, work.dataset.row_kind
     own = lengths.tokens[numbers]
     if options.strategy_for(kind) == "concat":
-        return packing.whole(own), {}
+        return packing.whole(own), {}, 0
     pieces = packing.slice_too_long(
         own,
         work.recipe.seq_len,
@@ -123,10 +128,15 @@ def _pieces(work: Work, lengths: Lengths, numbers: Ints) -> tuple[Slices, dict[s
     # What was not cut had its targets counted when it was tokenized.
     was_cut = pieces.lengths < own[pieces.examples]
     trains = np.ones(len(pieces.examples), np.bool_)
-    trains[was_cut] = _targets(work, lengths, numbers, pieces, np.flatnonzero(was_cut)) > 0
+    targets = _targets(work, lengths, numbers, pieces, np.flatnonzero(was_cut))
+    trains[was_cut] = targets > 0
     kept = packing.keep_pieces(pieces, trains)
     untrained = np.setdiff1d(pieces.examples[~trains], kept.examples)
-    return kept, {"overlong": numbers[pieces.dropped], "no_loss_tokens": numbers[untrained]}
+    trained = lengths.trained[numbers]
+    left = np.bincount(pieces.examples[was_cut], weights=targets, minlength=len(own)).astype(np.int64)
+    cut = np.unique(pieces.examples[was_cut])
+    lost = int(np.maximum(trained[cut] - left[cut], 0).sum()) + int(trained[pieces.dropped].sum())
+    return kept, {"overlong": numbers[pieces.dropped], "no_loss_tokens": numbers[untrained]}, lost
 
 
 def _targets(work: Work, lengths: Lengths, numbers: Ints, pieces: Slices, wanted: Ints) -> Ints:
@@ -170,7 +180,7 @@ def _hold_out(work: Work, lengths: Lengths) -> tuple[Lengths, SplitPlan | None, 
     rows = _row_hashes(work, lengths)
     u = np.concatenate([one.of_examples for one in rows]) if rows else np.empty(0, np.uint64)
     train = np.flatnonzero(lengths.splits == SPLITS.index("train"))
-    pieces, _ = _pieces(work, lengths, train)
+    pieces, _, _ = _pieces(work, lengths, train)
     alone = work.dataset.packing.strategy_for(work.dataset.row_kind) == "single"
     room = np.zeros(len(lengths.tokens), np.int64)
     np.add.at(room, train[pieces.examples], 1 if alone else pieces.lengths)

@@ -1,7 +1,7 @@
 """The base of every configuration model, and the road from a YAML mapping to a checked one.
 
-What belongs here: `Config`, reading YAML without surprises, turning pydantic's errors into
-four-part `ConfigError`s. What does not: any option; those live in the room whose behaviour they set.
+What belongs here: `Config`, reading a file of YAML, turning pydantic's errors into four-part `ConfigError`s. What does
+not: what of YAML is read (`yaml_text.py`); any option; those live in the room whose behaviour they set.
 
 Models are frozen and closed: an unknown key is an error that names the nearest known one, because a
 mistyped key that is silently ignored has ruined more training runs than any bug.
@@ -9,15 +9,16 @@ mistyped key that is silently ignored has ruined more training runs than any bug
 
 import math
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
 import orjson
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipelines.errors import ConfigError, nearest, one_of
+from pipelines.yaml_text import SIZE_LIMIT, parse_yaml
 
 
 class Config(BaseModel):
@@ -36,29 +37,18 @@ class Config(BaseModel):
 ConfigT = TypeVar("ConfigT", bound=Config)
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML's safe loader, but a key given twice is an error instead of a silent last-one-wins."""
-
-
-def _unique_mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[Any, Any]:
-    seen: set[object] = set()
-    for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if key in seen:
-            line = key_node.start_mark.line + 1
-            raise ConfigError(
-                f"line {line}: key {key!r} is given twice in one mapping; a key may stand once; delete one of the two"
-            )
-        seen.add(key)
-    return dict(loader.construct_pairs(node, deep=True))
-
-
-_UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_mapping)
-
-
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read one YAML file whose top level is a mapping; every failure names the file and the line."""
     try:
+        facts = path.stat()
+        # A pipe or a device may have no end.
+        if not stat.S_ISREG(facts.st_mode):
+            raise ConfigError(f"{path}: is not a regular file; a recipe is a file of YAML; name one")
+        if facts.st_size > SIZE_LIMIT:
+            raise ConfigError(
+                f"{path}: has {facts.st_size:,} bytes; a recipe has at most {SIZE_LIMIT:,}; name files by a glob or a "
+                "folder instead of one by one"
+            )
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(
@@ -67,11 +57,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); name an existing recipe file") from error
     try:
-        loaded = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506  (a SafeLoader subclass)
+        loaded = parse_yaml(text)
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}; correct the line named") from error
+        raise ConfigError(f"{path}: {error}") from error
     if not isinstance(loaded, dict):
         raise ConfigError(
             f"{path}: the top level is {kind_of(loaded)}, expected a mapping with tokenizer, seq_len and datasets; "
@@ -83,9 +71,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def read_value(text: str, where: str) -> Any:
     """Read one value as YAML writes it: `3`, `null`, `auto`, `[a, b]`."""
     try:
-        return yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506  (a SafeLoader subclass)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{where}: {text!r} is no YAML value ({' '.join(str(error).split())}); quote it") from error
+        return parse_yaml(text)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {_short(text)} cannot be read as a YAML value ({error}); quote it") from error
 
 
 def kind_of(value: object) -> str:

@@ -366,9 +366,45 @@ def test_template_that_reaches_further_rejects_the_row_and_changes_nothing(name:
     assert messages == [user("U1"), assistant("A1")]
 
 
-def test_template_nested_too_deep_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match="nested too deep"):
-        Renderer(RendererSpec("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}"))
+PRINT = "{% for m in messages %}{{ m.content }}{% endfor %}"
+TOO_DEEP = {
+    "parentheses": "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+    "plus": "{{ " + " + ".join(["'a'"] * 20_000) + " }}",
+    "tilde": "{{ " + " ~ ".join(["'a'"] * 20_000) + " }}",
+    "or": "{{ " + " or ".join(["a"] * 20_000) + " }}",
+    "comparisons": "{{ " + " < ".join(["a"] * 20_000) + " }}",
+    "filters": "{{ a" + "|trim" * 20_000 + " }}",
+    "attributes": "{{ a" + ".b" * 20_000 + " }}",
+    "not": "{{ " + "not " * 20_000 + "a }}",
+    "elif": "{% if a %}" + "{% elif a %}" * 5000 + "{% endif %}",
+    "if": "{% if a %}" * 3000 + "{% endif %}" * 3000,
+    "inline-if": "{{ " + "a if b else " * 3000 + "c }}",
+}
+
+
+@pytest.mark.parametrize("name", TOO_DEEP)
+def test_template_nested_too_deep_is_a_config_error(name: str) -> None:
+    """Chains among them: the fast engine descends them by calling itself and ends the process."""
+    with pytest.raises(ConfigError, match=r"nested in more than 100 levels; at most 100 are allowed, .*; join texts"):
+        Renderer(RendererSpec(TOO_DEEP[name] + PRINT))
+
+
+def test_template_as_deep_as_allowed_is_compiled() -> None:
+    renderer = Renderer(RendererSpec("{{ " + " ~ ".join(["'a'"] * 97) + " }}" + PRINT))
+
+    assert renderer.plain([user("U1")], None, {}) == "a" * 97 + "U1"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x" * 131_073, r"has 131,073 characters; at most 131,072 are allowed"),
+        ("{{ " + "9" * 5000 + " }}", r"it cannot be read \(Exceeds the limit"),
+    ],
+)
+def test_template_out_of_bounds_is_a_config_error(text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^template\.chat_template: {words}"):
+        Renderer(RendererSpec(text))
 
 
 def test_row_of_ten_megabytes_is_within_the_budget() -> None:

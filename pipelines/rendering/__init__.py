@@ -41,7 +41,16 @@ from pipelines.rendering.catalog import (
     read_template,
     register_chat_template,
 )
-from pipelines.rendering.environment import OUTPUT, STEPS, BudgetError, Sandbox, clock
+from pipelines.rendering.environment import (
+    OUTPUT,
+    STEPS,
+    BudgetError,
+    Sandbox,
+    clock,
+    require_shallow,
+    require_short,
+    too_deep,
+)
 from pipelines.rendering.marks import (
     MARK_CHARACTERS,
     Recorder,
@@ -263,6 +272,7 @@ class Renderer:
         self._sandbox = Sandbox(spec.now, [Recorder])
         self._recorder: Recorder = self._sandbox.extensions[Recorder.identifier]  # pyright: ignore[reportAttributeAccessIssue]
         self._tree = self._parse()
+        require_shallow(self._tree)
         self._plain = self._compile(charged(self._parse(), self._recorder))
         self._marked = self._compile(marked(self._parse(), self._recorder))
         self._captured = captured_loops(self._tree)
@@ -436,6 +446,7 @@ class Renderer:
         return replace(found, tool_ids="any") if self.spec.tool_ids == "keep" else found
 
     def _parse(self) -> nodes.Template:
+        require_short(self.spec.text)
         try:
             return self._sandbox.parse(self.spec.text)
         except TemplateSyntaxError as error:
@@ -444,8 +455,10 @@ class Renderer:
                 "correct that line"
             ) from error
         except RecursionError as error:
+            raise too_deep() from error
+        except ValueError as error:
             raise ConfigError(
-                "template.chat_template: its expressions are nested too deep to be read; write it flatter"
+                f"template.chat_template: it cannot be read ({error}); a Jinja chat template is needed; correct it"
             ) from error
 
     def _compile(self, tree: nodes.Template) -> Any:

@@ -10,6 +10,9 @@ not from taking all time and memory, so every loop, call, print and growing oper
     steps        loop rounds and calls           → a template that loops for ever
     characters   what operators and calls made   → 'x' * 10**9, doubling by `+`, `join`, `replace`, …
     output       what is printed, macros too     → nested loops that print
+
+Compiling is not charged, so a template is bounded before: in its length and in the depth of its syntax tree, which
+Jinja's compiler, Python's and the fast engine all descend by calling themselves.
 """
 
 import json
@@ -19,12 +22,14 @@ from datetime import datetime
 from typing import Any
 
 import orjson
+from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from pipelines.errors import ConfigError
 from pipelines.rows import Json
 
 STEPS = 300_000
@@ -38,6 +43,13 @@ INTEGER_BITS = 4_096
 WIDTH_LIMIT = 10_000
 """The widest padding, indent or batch a template may ask for; real ones ask for single digits."""
 
+TEMPLATE_CHARACTERS = 1 << 17
+"""The longest template; the longest that a model came with has 17,000 characters."""
+
+TEMPLATE_DEPTH = 100
+"""The deepest syntax tree; the deepest that a model came with has 21 levels. Chains (`a + b + c`, `elif`) have a
+level per link."""
+
 _ENDLESS = 1 << 62
 _WIDTH_TAKERS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
 _WIDTH_FILTERS = ("center", "indent", "wordwrap", "batch", "slice", "truncate", "round", "format")
@@ -47,6 +59,48 @@ _TOJSON_CACHED = 4096
 
 class BudgetError(TemplateError):
     """A template took more steps, text or output than a render may."""
+
+
+def require_short(text: str) -> None:
+    """Refuse a template that is too long to be compiled in good time."""
+    if len(text) > TEMPLATE_CHARACTERS:
+        raise ConfigError(
+            f"template.chat_template: has {len(text):,} characters; at most {TEMPLATE_CHARACTERS:,} are allowed; "
+            "shorten it, or see that the file is a chat template"
+        )
+
+
+def require_shallow(tree: nodes.Template) -> None:
+    """Refuse a template whose syntax tree is too deep to be compiled."""
+    pending: list[tuple[nodes.Node, int, int]] = [(tree, 1, 1)]
+    while pending:
+        node, depth, line = pending.pop()
+        if depth > TEMPLATE_DEPTH:
+            raise too_deep(f"line {line}: ")
+        inner = depth + max(1, _links(node))
+        pending += [(child, inner, child.lineno or line) for child in node.iter_child_nodes()]
+
+
+def _links(node: nodes.Node) -> int:
+    """Return in how many levels the fast engine nests what is one node here; it overflows its stack without a word."""
+    match node:
+        case nodes.Concat():
+            return len(node.nodes)
+        case nodes.Compare():
+            return len(node.ops)
+        case nodes.If():
+            return len(node.elif_)
+        case _:
+            return 1
+
+
+def too_deep(where: str = "") -> ConfigError:
+    """Word the refusal of a template that is too deep."""
+    return ConfigError(
+        f"template.chat_template: {where}expressions or blocks are nested in more than {TEMPLATE_DEPTH} levels; at "
+        f"most {TEMPLATE_DEPTH} are allowed, and each operator or elif of a chain is one; join texts with a list and "
+        "join, or set a variable halfway"
+    )
 
 
 class Budget:

@@ -127,7 +127,10 @@ def stamps(project: Project) -> dict[str, list[tuple[str, str]]]:
     """
     sources = {name: dataset.source for name, dataset in project.recipe.datasets.items()}
     return {
-        name: [(file.url, urls.stamp(urls.locate(file.url, project.base))) for file in find_files(source, project.base)]
+        name: [
+            (where.url, urls.stamp(where))
+            for where in (urls.locate(file.url, project.base) for file in find_files(source, project.base))
+        ]
         for name, source in sources.items()
         if isinstance(source, Files)
     }

@@ -13,6 +13,7 @@ A text continues the generation prompt: it stands behind BOS. It is closed by EO
 `stop`, which is how servers say that they ate it.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,9 +31,6 @@ from pipelines.parsing import Parser, Place, Report, Span, Validation
 from pipelines.parts import RejectLog, write_parquet
 from pipelines.records import Mode, Record, RecordSchema
 from pipelines.rows import Json, Rejected
-from pipelines.sources import urls
-from pipelines.sources.compression import open_content
-from pipelines.sources.files import reader_of
 from pipelines.storage import Store
 
 PARSED = pa.schema(
@@ -136,12 +134,9 @@ def texts_of(part: sources.Part, base: Path) -> Iterator[Text]:
 
 
 def _whole(part: sources.Part, base: Path) -> Text:
-    """Return a text file as it is: a character that is damaged must not cost the records around it."""
-    where = urls.locate(part.url, base)
-    codec = (reader_of(part.url) or ("", "", ""))[2]
-    with open_content(urls.open_raw(where), codec, where.url) as stream:
-        content = stream.read()
-    return Text(f"{part.part_id}:0", content.decode("utf-8-sig", "replace"), is_closed=False)
+    """Return a text file whole: a character that is damaged must not cost the records around it."""
+    [line] = sources.read_bytes(part, base).split(b"\n")[:1]
+    return Text(f"{part.part_id}:0", json.loads(line.decode("utf-8", "replace"))["text"], is_closed=False)
 
 
 def _in_record(name: str, value: dict[str, Json], raw: bytes) -> Iterator[Text]:

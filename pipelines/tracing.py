@@ -236,7 +236,11 @@ def trace_source(project: Project, place: str) -> list[RowTrace]:
 
 
 def _is_file(project: Project, url: str, file: str) -> bool:
-    return url == file or url.endswith(f"/{file}") or (project.base / url).resolve() == Path(file).resolve()
+    return (
+        url == sources.public_url(file)
+        or url.endswith(f"/{file}")
+        or (project.base / url).resolve() == Path(file).resolve()
+    )
 
 
 def _trace_line(lineage: _Lineage, index: int, part: Part, line: int) -> Iterator[RowTrace]:

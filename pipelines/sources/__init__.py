@@ -19,7 +19,8 @@ from pydantic import Discriminator, Tag
 from pipelines.sources.files import Files, SourceFile, Stage, StageIn, find_files, scan_file
 from pipelines.sources.huggingface import HuggingFace, scan_dataset
 from pipelines.sources.parts import VERSION, FileScan, Part, number_equal_parts
-from pipelines.sources.reading import RawRecord, read
+from pipelines.sources.public_urls import public_url
+from pipelines.sources.reading import RawRecord, read, read_bytes
 
 __all__ = [
     "VERSION",
@@ -34,7 +35,9 @@ __all__ = [
     "StageIn",
     "find_files",
     "number_equal_parts",
+    "public_url",
     "read",
+    "read_bytes",
     "scan",
     "scan_file",
 ]

@@ -106,6 +106,9 @@ class Decompressed(io.RawIOBase):
         """
         try:
             block = self._next(len(buffer))
+        except SourceError:
+            # What lies below says better why it cannot be read.
+            raise
         except (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
             how = f"its {self._codec} data" if self._codec else "it"
             raise SourceError(

@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_serializer, field_validator, model_validator
 
 from pipelines.config import Config
 from pipelines.errors import ConfigError, SourceError, one_of
 from pipelines.sources import delimited, json_array, json_lines, parquet, plain_text, urls
 from pipelines.sources.compression import CODECS, open_content
 from pipelines.sources.parts import VERSION, FileScan, Part, Reader, SampleBy, Slice, SplitHint, name_part
+from pipelines.sources.public_urls import public_url
 from pipelines.storage import Store
 
 Stage = Callable[[str, bytes], str]
@@ -68,6 +69,11 @@ class Files(Config):
                 _require_known_suffix(one)
         return values
 
+    @field_serializer("train_urls", "validation_urls")
+    def _public(self, values: list[str]) -> list[str]:
+        """Write addresses as they may be recorded, so that no digest or dump of a recipe depends on a signature."""
+        return [public_url(url) for url in values]
+
     @model_validator(mode="after")
     def _names_something(self) -> "Files":
         if not self.train_urls and not self.validation_urls:
@@ -105,7 +111,7 @@ def _require_known_suffix(url: str) -> None:
 
 def _unknown_suffix(url: str) -> str:
     return (
-        f"{url!r} has no suffix that names a reader; allowed are {one_of(READERS)}, also under "
+        f"{public_url(url)!r} has no suffix that names a reader; allowed are {one_of(READERS)}, also under "
         f"{one_of(codec for codec in CODECS if codec)}; rename the file, narrow the glob, or write a folder with '/' "
         "at its end"
     )
@@ -122,7 +128,7 @@ def reader_of(url: str) -> tuple[Reader, str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file of a source, not read yet."""
+    """A file of a source, not read yet; `url` is the address as the recipe has it, with its secrets."""
 
     url: str
     split_hint: SplitHint | None
@@ -179,7 +185,7 @@ def _found(patterns: Iterable[str], base: Path, misses: list[str]) -> Iterator[s
         for url in urls.expand_braces(pattern):
             matches = urls.find(url, base, SUFFIXES)
             if not matches:
-                misses.append(url)
+                misses.append(public_url(url))
             yield from matches
 
 
@@ -188,13 +194,14 @@ def _require_distinct(found: list[SourceFile], base: Path) -> None:
     for file in found:
         if reader_of(file.url) is None:
             raise ConfigError(_unknown_suffix(file.url))
-        identity = urls.locate(file.url, base).identity
+        where = urls.locate(file.url, base)
+        identity = where.identity
         if identity in seen:
             raise ConfigError(
-                f"{file.url}: this file is already named, as {seen[identity]}; its rows would count twice; a file may "
+                f"{where.url}: this file is already named, as {seen[identity]}; its rows would count twice; a file may "
                 "stand in a source once; take it out of one of the URLs (to repeat a dataset, raise its weight)"
             )
-        seen[identity] = file.url
+        seen[identity] = where.url
 
 
 def scan_file(file: SourceFile, base: Path, stage: Stage, known: Mapping[str, FileScan]) -> FileScan:
@@ -205,7 +212,7 @@ def scan_file(file: SourceFile, base: Path, stage: Stage, known: Mapping[str, Fi
     where = urls.locate(file.url, base)
     # Taken before the bytes: a file that moves meanwhile will not match it the next time.
     stamp = urls.stamp(where)
-    earlier = known.get(file.url)
+    earlier = known.get(where.url)
     if earlier is not None and _still_holds(earlier, file, stamp, base):
         parts = tuple(replace(part, split_hint=file.split_hint) for part in earlier.parts)
         return replace(earlier, split_hint=file.split_hint, parts=parts)
@@ -239,14 +246,16 @@ class _Scanner:
                 self._reader = json_array.kind_of_json(stream)
         sample_by = self._file.sample_by if self._reader == "plain_text" else None
         scan = FileScan(
-            self._file.url, self._file.split_hint, self._reader, self._stamp, records=0, parts=(), sample_by=sample_by
+            self._where.url, self._file.split_hint, self._reader, self._stamp, records=0, parts=(), sample_by=sample_by
         )
         with self._open() as stream:
             parts = stage_parts(self._cut(stream), scan, self._stage if self._is_staged() else None)
         return replace(scan, parts=parts, records=sum(part.records for part in parts), columns=self._columns())
 
     def _is_staged(self) -> bool:
-        return self._reader != "json_lines" or self._codec != "" or urls.is_web(self._where.url)
+        # An address of which a part is secret is recorded without it, and cannot be opened again by what is recorded.
+        is_whole = self._where.url == self._file.url and not urls.is_web(self._where.url)
+        return self._reader != "json_lines" or self._codec != "" or not is_whole
 
     def _is_seekable(self) -> bool:
         return self._reader == "parquet" and self._codec == ""

@@ -48,6 +48,8 @@ def _rows(stream: BinaryIO, url: str, seekable: bool) -> Iterator[bytes]:
         while True:
             try:
                 batch = next(batches, None)
+            except SourceError:
+                raise
             except (pa.ArrowException, OSError) as error:
                 raise _unreadable(url, f"after {done:,} rows: {error}") from error
             if batch is None:
@@ -65,6 +67,8 @@ def _opened(stream: BinaryIO, url: str, seekable: bool) -> Generator[pq.ParquetF
             spool.seek(0)
         try:
             file = pq.ParquetFile(stream if seekable else spool, pre_buffer=False)
+        except SourceError:
+            raise
         except (pa.ArrowException, OSError) as error:
             raise _unreadable(url, str(error)) from error
         names = file.schema_arrow.names

@@ -61,7 +61,7 @@ def read(part: Part, base: Path) -> Iterator[RawRecord]:
         When they are not those that were scanned.
 
     """
-    records = _records(part, _fetch(part, base))
+    records = _records(part, read_bytes(part, base))
     return map(_without_blank, records) if part.reader == "plain_text" else records
 
 
@@ -73,7 +73,17 @@ def _without_blank(record: RawRecord) -> RawRecord:
     return record._replace(value=None, rejected=Rejected("blank", f"{len(text)} characters of white space"))
 
 
-def _fetch(part: Part, base: Path) -> bytes:
+def read_bytes(part: Part, base: Path) -> bytes:
+    """Return a part's records as JSON lines, verified.
+
+    Raises
+    ------
+    SourceError
+        When the bytes cannot be read.
+    IntegrityError
+        When they are not those that were scanned.
+
+    """
     if part.staged is None:
         content = urls.read_range(urls.locate(part.url, base), part.offset, part.length)
     else:

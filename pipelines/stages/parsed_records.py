@@ -33,7 +33,7 @@ from pipelines.stages import (
 )
 from pipelines.storage import digest
 
-VERSION = 2
+VERSION = 3
 """Raise it when any text may give other records."""
 
 FOLDER = "generated"

@@ -1,12 +1,7 @@
 """`rowmill …`: parses a command, calls one function of the engine, prints its report.
 
-What belongs here: verbs, their options, finding the recipe, exit codes. What does not: work, and words
-(`reports.py`, `closeups.py`).
-
-    0   done
-    1   a blocking finding failed, or stands between a stage and its input
-    2   the recipe, the command or the outside world is wrong; the message says what to do
-    3   `stats --strict` has a hint
+What belongs here: verbs, their options, finding the recipe. What does not: work, and words (`reports.py`,
+`closeups.py`); what an exception means (`error_boundary.py`, which lists the exit statuses).
 
 Nothing heavy is imported before a verb needs it, so that `rowmill --help` answers at once.
 """
@@ -14,21 +9,21 @@ Nothing heavy is imported before a verb needs it, so that `rowmill --help` answe
 import argparse
 import io
 import os
+import select
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.errors import ConfigError, GateError, PipelineError, nearest
+from pipelines.error_boundary import BLOCKED, DONE, FOUND, WRONG, describe, status_of
+from pipelines.errors import ConfigError, GateError, nearest
 
 if TYPE_CHECKING:
     from pipelines.build import Project, Step
     from pipelines.storage import Store
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-
-DONE, BLOCKED, WRONG, HINTED, INTERRUPTED = 0, 1, 2, 3, 130
 
 QUIET = {
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
@@ -60,16 +55,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         given.overrides = _overrides(parser, unknown, allowed=verb in (_plan, _build, _advise))
         return verb(given)
-    except PipelineError as error:
-        _complain(str(error))
-        return BLOCKED if isinstance(error, GateError) else WRONG
-    except KeyboardInterrupt:
-        _complain("stopped; finished parts are kept, and the next build goes on from them")
-        return INTERRUPTED
-    except BrokenPipeError:
-        # `rowmill sql … | head`: who read us has enough. What is left to flush goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return DONE
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  (the boundary: whatever it is, a user gets words)
+        if isinstance(error, BrokenPipeError) and _is_unread():
+            # `rowmill sql … | head`: the reader has enough. What is left to flush goes nowhere.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return DONE
+        _complain(describe(error, sys.argv[1:] if arguments is None else arguments))
+        return status_of(error)
+
+
+def _is_unread() -> bool:
+    """Tell whether nobody reads what we print any more; a connection to a storage may break, too."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _overrides(parser: argparse.ArgumentParser, words: Sequence[str], *, allowed: bool) -> dict[str, str]:
@@ -102,7 +101,10 @@ def _parser() -> argparse.ArgumentParser:
         prog="rowmill",
         description="Raw datasets in, packed token shards and per-GPU partitions out.",
         epilog="RECIPE is a file, or the name of one under configs/. `rowmill VERB --help` says more. "
-        "plan, build and advise take options of records datasets, such as --data__max_sequences_per_example 3.",
+        "plan, build and advise take options of records datasets, such as --data__max_sequences_per_example 3. "
+        "Exit status: 0 done; 1 a closed gate; 2 the recipe, the command, a source or what is stored is not as it must "
+        "be; 3 a disk, a network, a storage or a permission failed; 4 `stats --strict` has a hint, or "
+        "`template-report --prove` a wrong mask; 70 a bug of rowmill; 130 interrupted.",
     )
     verbs = parser.add_subparsers(title="verbs", metavar="VERB")
 
@@ -140,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
         verbs, "template-report", _template_report, "what probes showed each dataset's chat template to do"
     )
     template.add_argument(
-        "--prove", action="store_true", help="prove its masks on conversations of all shapes; status 1 if one is wrong"
+        "--prove", action="store_true", help="prove its masks on conversations of all shapes; status 4 if one is wrong"
     )
 
     _verb(verbs, "report", _report, "write the report: pictures, samples, rejects and findings, in one HTML file")
@@ -208,7 +210,7 @@ def _building_verbs(verbs: "Verbs") -> None:
     stats = _verb(
         verbs, "stats", _stats, "lengths, truncation, rejects, and what another limit would do; packs nothing"
     )
-    stats.add_argument("--strict", action="store_true", help="exit with 3 if there is a hint")
+    stats.add_argument("--strict", action="store_true", help="exit with 4 if there is a hint")
     stats.add_argument("--workers", type=_positive, metavar="N", help="worker processes, instead of execution.workers")
 
 
@@ -444,7 +446,7 @@ def _stats(given: argparse.Namespace) -> int:
     terminal.console().print(reports.statistics(project))
     if blocked:
         return BLOCKED
-    return HINTED if given.strict and reports.hints(project) else DONE
+    return FOUND if given.strict and reports.hints(project) else DONE
 
 
 def _verify(given: argparse.Namespace) -> int:
@@ -538,7 +540,7 @@ def _prove_templates(project: "Project") -> int:
     for dataset, proof in inspection.template_proofs(project):
         screen.print(template_proof_text.render_proof(dataset, proof))
         are_right = are_right and not proof.findings
-    return DONE if are_right else BLOCKED
+    return DONE if are_right else FOUND
 
 
 # ── versions, use, gc, ui ──────────────────────────────────────────────────────────────────────────

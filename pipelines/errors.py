@@ -8,6 +8,7 @@ configuration, for the outside world (files, disks) and for our own bugs.
       + ConfigError       (ValueError)    the recipe is wrong; raised before any data is read
         + ContextOverflowError            `overlong: raise` or `error` met something too long; a GenerationError, too
       + SourceError       (OSError)       a source is missing, cut short or unreadable
+        + UnreachableError                its disk or storage fails, refuses or does not answer
       + SchemaError       (ValueError)    a file's columns are not what the recipe says
       + IntegrityError    (RuntimeError)  stored bytes are not what their manifest says
       + GateError         (RuntimeError)  a failed finding stands between a stage and its input
@@ -32,6 +33,10 @@ class ConfigError(PipelineError, ValueError):
 
 class SourceError(PipelineError, OSError):
     """A source cannot be found, opened or read to its end."""
+
+
+class UnreachableError(SourceError):
+    """A source's disk or storage fails, refuses or does not answer; it may pass."""
 
 
 class SchemaError(PipelineError, ValueError):

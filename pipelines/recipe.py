@@ -9,6 +9,7 @@ dataset leaves out (only the groups that its kind reads), and an option of a gro
 """
 
 import copy
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
@@ -388,9 +389,21 @@ def load(path: Path, overrides: Mapping[str, str] | None = None) -> Recipe:
         One line per problem, each saying where, what, what was allowed, what to do.
 
     """
+    _require_text(path.resolve())
     values = config.read_yaml(path)
     given = overridden(values, overrides) if overrides else values
     return parse(given, name=path.stem, where=str(path), base=project_folder(path))
+
+
+def _require_text(path: Path) -> None:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(path).decode("utf-8", "backslashreplace")
+        raise ConfigError(
+            f"{shown}: this path is not UTF-8; the paths of a project are recorded as text, so they must be; rename "
+            "the file or folder"
+        ) from None
 
 
 def overridden(values: Mapping[str, Any], overrides: Mapping[str, str]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from typing import Any, BinaryIO, NoReturn, cast
 
 import fsspec
 
-from pipelines.errors import ConfigError, PipelineError, SourceError
+from pipelines.errors import ConfigError, PipelineError, SourceError, UnreachableError
 from pipelines.sources.public_urls import public_text, public_url
 
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
@@ -433,7 +433,11 @@ def _reason(error: BaseException) -> str:
 
 
 def _unreadable(url: str, error: BaseException) -> SourceError:
-    return SourceError(
+    is_absent = (
+        isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError) or _status(error) in _ABSENT
+    )
+    kind = SourceError if is_absent else UnreachableError
+    return kind(
         f"{url}: cannot be read ({_reason(error)}); it must exist and be readable; check the path or address, its "
         "rights, the network and the credentials"
     )

@@ -22,7 +22,7 @@ TOKEN_CLASSES = ("trained", "context", "template", "truncated", "dropped", "padd
 
 REASONS = frozenset(
     # Unreadable records
-    "not_utf8 invalid_json not_an_object too_deep blank "
+    "too_long_record not_utf8 invalid_json not_an_object too_deep blank "
     # Rows
     "unknown_schema missing_field bad_messages empty_conversation empty_assistant content_not_text multimodal_content "
     "unknown_content_part unclosed_think orphan_think unknown_role bad_tools bad_tool_call bad_tool_arguments "

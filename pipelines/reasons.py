@@ -18,6 +18,11 @@ class Words(NamedTuple):
 
 
 WORDS: dict[str, Words] = {
+    "too_long_record": Words(
+        "sources",
+        "the record has more bytes than `source.limits.max_record_bytes`",
+        "see that the file has one record a line, split the record, or raise the limit",
+    ),
     "not_utf8": Words("sources", "the line is no UTF-8", "convert the file to UTF-8"),
     "invalid_json": Words(
         "sources",

@@ -34,6 +34,7 @@ from pipelines.recipe import FIELDS_UNREAD, GROUPS, GROUPS_READ, Dataset, Execut
 from pipelines.rendering import TemplateChoice
 from pipelines.sources.compression import CODECS
 from pipelines.sources.files import READERS
+from pipelines.sources.limits import Limits, RecordLimits
 from pipelines.splits import Boundaries
 from pipelines.stats import words
 from pipelines.storage import Store
@@ -62,6 +63,8 @@ TITLES: dict[type[Config], str] = {
     Validation: "Records: `generation.validation`",
     CallableBackend: "Records: `generation.backend`, `kind: callable`",
     OpenAIBackend: "Records: `generation.backend`, `kind: openai`",
+    Limits: "Limits of files",
+    RecordLimits: "Limits of records",
     Mixture: "`mixture`",
     BlockShuffle: "Block shuffle",
     Partitions: "`partitions`",
@@ -245,6 +248,8 @@ def _source_section() -> Iterator[str]:
     )
     for model in kinds(sources.Source):
         yield from (*_section(model, level=3, title=_kind_title(model)), "")
+    for model in (Limits, RecordLimits):
+        yield from (*_section(model, level=3), "")
     suffixes = ", ".join(f"`{suffix}`" for suffix in READERS)
     yield f"Files are read by their suffix: {suffixes}, each also with {_listed(codec for codec in CODECS if codec)}."
     yield "A `.txt` file is one document, unless `sample_by` cuts it into paragraphs or lines."

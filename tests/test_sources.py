@@ -50,6 +50,7 @@ from pipelines.sources import (
     read,
     scan,
 )
+from pipelines.sources.limits import Limits
 from pipelines.sources.parts import SampleBy, Slice, cut_lines, cut_rows, part_bytes, part_rows
 from pipelines.sources.urls import expand_braces
 from pipelines.storage import Store
@@ -61,6 +62,9 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".zst": zstandard.compress,
     ".zstd": zstandard.compress,
 }
+
+
+NO_LIMIT = 1 << 60
 
 
 class Holder(Config):
@@ -283,7 +287,7 @@ def text_of(lengths: list[int], *, ends: bool) -> bytes:
 
 
 def sliced(content: bytes) -> list[Slice]:
-    return list(cut_lines(io.BytesIO(content)))
+    return list(cut_lines(io.BytesIO(content), NO_LIMIT))
 
 
 @settings(max_examples=60, deadline=None)
@@ -320,7 +324,7 @@ def test_lines_appended_change_no_finished_part(before: list[int], after: list[i
 @given(st.integers(0, 3000), st.integers(0, 3000))
 def test_rows_appended_change_no_finished_part(before: int, after: int) -> None:
     rows = [b"%d" % number for number in range(before + after)]
-    parts, grown = list(cut_rows(rows[:before])), list(cut_rows(rows))
+    parts, grown = list(cut_rows(rows[:before], NO_LIMIT)), list(cut_rows(rows, NO_LIMIT))
 
     finished = [part for part in parts if part.records == part_rows(part.offset)]
     assert len(finished) >= len(parts) - 1
@@ -329,7 +333,7 @@ def test_rows_appended_change_no_finished_part(before: int, after: int) -> None:
 
 
 def test_parts_of_long_rows_stay_within_memory() -> None:
-    parts = list(cut_rows(b"x" * (3 << 20) for _ in range(20)))
+    parts = list(cut_rows((b"x" * (3 << 20) for _ in range(20)), NO_LIMIT))
 
     assert [part.records for part in parts] == [6, 6, 6, 2]
 
@@ -504,7 +508,7 @@ def test_texts_are_those_of_the_text_builder_of_datasets(folder: Path) -> None:
 def test_parts_of_a_text_file_hold_the_same_texts_wherever_they_are_cut(lines: list[str], ends: bool) -> None:
     content = "\n".join(lines) + "\n" * ends
     for sample_by in ("line", "paragraph"):
-        parts = list(plain_text.cut(io.BytesIO(content.encode()), "a.txt", sample_by))
+        parts = list(plain_text.cut(io.BytesIO(content.encode()), "a.txt", sample_by, Limits()))
         staged = [line for part in parts for line in part.content.splitlines() if line]
         whole = content.split("\n")[: None if content.split("\n")[-1] else -1]
         said = [line for line in (one.removesuffix("\r") for one in whole) if line.strip(" \t\r")]
@@ -532,8 +536,8 @@ def test_paragraphs_appended_change_no_finished_part() -> None:
     content = "".join(paragraphs).encode()
 
     for kept in (len(content) // 3, len(content) // 2):
-        parts = list(plain_text.cut(io.BytesIO(content[:kept]), "a.txt", "paragraph"))
-        grown = list(plain_text.cut(io.BytesIO(content), "a.txt", "paragraph"))
+        parts = list(plain_text.cut(io.BytesIO(content[:kept]), "a.txt", "paragraph", Limits()))
+        grown = list(plain_text.cut(io.BytesIO(content), "a.txt", "paragraph", Limits()))
 
         assert len(parts) > 3
         assert grown[: len(parts) - 1] == parts[:-1]
@@ -668,7 +672,7 @@ def test_list_elements_with_brackets_and_escapes_across_blocks_stay_whole(elemen
 
     text = f'[{element}, {element},{{"k": [{element}]}}]'
 
-    found = list(json_array.elements(Dripping(text.encode()), "a.json"))
+    found = list(json_array.elements(Dripping(text.encode()), "a.json", NO_LIMIT))
 
     assert found == [element.encode(), element.encode(), f'{{"k": [{element}]}}'.encode()]
 
@@ -684,7 +688,7 @@ def test_list_of_any_size_is_split_in_flat_memory() -> None:
             return next(self.pieces, b"")
 
     tracemalloc.start()
-    count = sum(1 for _ in json_array.elements(Generated(), "a.json"))
+    count = sum(1 for _ in json_array.elements(Generated(), "a.json", NO_LIMIT))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 

@@ -19,6 +19,7 @@ from typing import BinaryIO, cast
 import zstandard
 
 from pipelines.errors import SourceError
+from pipelines.sources.limits import EXPANSION_FREE_BYTES, require_expansion
 
 _ZSTD_INPUT_BYTES = 16 << 10
 """Compressed bytes handed over at once; small, because one call returns all that they expand to."""
@@ -82,8 +83,9 @@ CODECS: dict[str, Callable[[BinaryIO], BinaryIO]] = {
 class Decompressed(io.RawIOBase):
     """The content of a file, counting what was read; owns the file and closes it."""
 
-    def __init__(self, raw: BinaryIO, codec: str, url: str) -> None:
+    def __init__(self, raw: BinaryIO, codec: str, url: str, max_expansion: int) -> None:
         self._raw = raw
+        self._max_expansion = max_expansion
         self._url = url
         self._codec = codec
         self._position = 0
@@ -101,7 +103,7 @@ class Decompressed(io.RawIOBase):
         Raises
         ------
         SourceError
-            Where the file ends too early or is damaged.
+            Where the file ends too early, is damaged, or expands too much.
 
         """
         try:
@@ -117,6 +119,8 @@ class Decompressed(io.RawIOBase):
             ) from error
         buffer[: len(block)] = block
         self._position += len(block)
+        if self._codec and self._position > EXPANSION_FREE_BYTES:
+            require_expansion(self._url, self._position, self._raw.tell(), self._max_expansion)
         return len(block)
 
     def _next(self, size: int) -> bytes:
@@ -134,6 +138,6 @@ class Decompressed(io.RawIOBase):
         super().close()
 
 
-def open_content(raw: BinaryIO, codec: str, url: str) -> BinaryIO:
+def open_content(raw: BinaryIO, codec: str, url: str, *, max_expansion: int) -> BinaryIO:
     """Return the decompressed content of an opened file as a buffered stream that owns it."""
-    return cast(BinaryIO, io.BufferedReader(Decompressed(raw, codec, url), 1 << 20))
+    return cast(BinaryIO, io.BufferedReader(Decompressed(raw, codec, url, max_expansion), 1 << 20))

@@ -14,23 +14,35 @@ import csv
 import io
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from typing import BinaryIO
 
 import orjson
 
 from pipelines.errors import SchemaError, SourceError
+from pipelines.sources.limits import Limits, require_columns, too_long
 from pipelines.sources.parts import Slice, cut_rows
 
-_RECORD_LIMIT_CHARS = 256 << 20
+_BLOCK_CHARS = 1 << 20
+
+
+class _TooLongError(Exception):
+    """The record at hand is too long: its first characters, and how many it has."""
+
+    def __init__(self, begin: str, length: int) -> None:
+        super().__init__()
+        self.begin = begin
+        self.length = length
 
 
 class _Lines:
     """Physical lines for the parser, and those of the record at hand, for its error messages."""
 
-    def __init__(self, text: io.TextIOWrapper, url: str) -> None:
+    def __init__(self, text: io.TextIOWrapper, url: str, max_record_chars: int) -> None:
         self._text = text
         self._url = url
+        self._limit = max_record_chars
         self.number = 0
         self.record: list[str] = []
         self._record_chars = 0
@@ -39,13 +51,23 @@ class _Lines:
         return self
 
     def __next__(self) -> str:
-        line = next(self._text)
+        line = self._text.readline(self._limit + 1)
+        if not line:
+            raise StopIteration
         self.number += 1
         self.record.append(line)
         self._record_chars += len(line)
-        if self._record_chars > _RECORD_LIMIT_CHARS:
-            raise self.open_quote()
+        if self._record_chars > self._limit:
+            raise self._pass_record(line)
         return line
+
+    def _pass_record(self, line: str) -> Exception:
+        """Read to the end of a line with which a record is too long, and say how to go on."""
+        begin, quotes, length = self.record[0], sum(one.count('"') for one in self.record), self._record_chars
+        while not line.endswith("\n") and (line := self._text.readline(_BLOCK_CHARS)):
+            quotes += line.count('"')
+            length += len(line)
+        return self.open_quote() if quotes % 2 else _TooLongError(begin, length)
 
     def forget(self) -> None:
         self.record.clear()
@@ -55,29 +77,30 @@ class _Lines:
         begin = self.number - len(self.record) + 1
         return SourceError(
             f"{self._url}: line {begin}: a quoted cell begins in this record and does not end by line {self.number}; "
-            'a cell that begins with " ends with " and doubles those inside; correct the quotes'
+            'a cell that begins with " ends with " and doubles those inside, within source.limits.max_record_bytes; '
+            "correct the quotes"
         )
 
 
-def cut(stream: BinaryIO, url: str, *, delimiter: str) -> Iterator[Slice]:
+def cut(stream: BinaryIO, url: str, limits: Limits, *, delimiter: str) -> Iterator[Slice]:
     """Cut a file into parts by the number of its records, the header not counted.
 
     Raises
     ------
     SchemaError
-        When the header names a column twice or is not UTF-8.
+        When the header names a column twice, or too many, or is not UTF-8.
     SourceError
         When a quoted cell does not end.
 
     """
-    return cut_rows(_records(stream, url, delimiter))
+    return cut_rows(_records(stream, url, limits, delimiter), limits.max_record_bytes)
 
 
-def _records(stream: BinaryIO, url: str, delimiter: str) -> Iterator[bytes]:
+def _records(stream: BinaryIO, url: str, limits: Limits, delimiter: str) -> Iterator[bytes]:
     # The limit belongs to the process; 131,072 characters, its default, is less than one long document.
     csv.field_size_limit(sys.maxsize)
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
-    lines = _Lines(text, url)
+    lines = _Lines(text, url, limits.max_record_bytes)
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     header: list[str] | None = None
     while True:
@@ -86,6 +109,15 @@ def _records(stream: BinaryIO, url: str, delimiter: str) -> Iterator[bytes]:
             cells = next(reader)
         except StopIteration:
             break
+        except _TooLongError as error:
+            if header is None:
+                raise SchemaError(
+                    f"{url}: line {lines.number}: the header has {error.length:,} characters; at most "
+                    f"{limits.max_record_bytes:,} are allowed; see what the file is, or raise "
+                    "source.limits.max_record_bytes"
+                ) from None
+            yield too_long(error.begin.encode("utf-8", "surrogateescape"), error.length, limits.max_record_bytes)
+            continue
         except csv.Error as error:
             if "unexpected end of data" in str(error):
                 raise lines.open_quote() from error
@@ -99,6 +131,7 @@ def _records(stream: BinaryIO, url: str, delimiter: str) -> Iterator[bytes]:
         if not cells:
             continue
         if header is None:
+            require_columns(url, cells, limits.max_columns)
             header = _check_header(cells, url)
         else:
             yield _encode(dict(zip(header, cells, strict=True)) if len(cells) == len(header) else cells)
@@ -110,7 +143,7 @@ def _check_header(header: list[str], url: str) -> list[str]:
         "".join(header).encode()
     except UnicodeEncodeError:
         raise SchemaError(f"{url}: the header is not UTF-8; the column names must be; save the file as UTF-8") from None
-    twice = sorted({name for name in header if header.count(name) > 1})
+    twice = sorted(name for name, count in Counter(header).items() if count > 1)
     if twice:
         raise SchemaError(
             f"{url}: the header names {', '.join(map(repr, twice))} more than once; each column needs a name of its "

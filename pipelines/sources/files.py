@@ -20,6 +20,7 @@ from pipelines.config import Config
 from pipelines.errors import ConfigError, SourceError, one_of
 from pipelines.sources import delimited, json_array, json_lines, parquet, plain_text, urls
 from pipelines.sources.compression import CODECS, open_content
+from pipelines.sources.limits import Limits, require_files
 from pipelines.sources.parts import VERSION, FileScan, Part, Reader, SampleBy, Slice, SplitHint, name_part
 from pipelines.sources.public_urls import public_url
 from pipelines.storage import Store
@@ -57,6 +58,9 @@ class Files(Config):
     """What one record of a `.txt` file is: a `line`, a `paragraph` (the lines up to a blank line) or a `document` (the
     whole file, of at most 64 MiB). Blank ones are left out as `blank`. Files of other kinds have records of their
     own."""
+
+    limits: Limits = Limits()
+    """How much a file, or the source, may hold."""
 
     tags: list[str] = Field(default=[])
     """Names under which the dataset's evaluation is grouped; the dataset's own is always added."""
@@ -132,7 +136,8 @@ class SourceFile:
 
     url: str
     split_hint: SplitHint | None
-    sample_by: SampleBy = "document"
+    sample_by: SampleBy
+    limits: Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +172,7 @@ def find_files(source: Files, base: Path) -> list[SourceFile]:
     misses: list[str] = []
     hints: tuple[SplitHint | None, SplitHint] = ("train" if source.validation_urls else None, "validation")
     found = [
-        SourceFile(url, hint, source.sample_by)
+        SourceFile(url, hint, source.sample_by, source.limits)
         for patterns, hint in zip((source.train_urls, source.validation_urls), hints, strict=True)
         for url in _found(patterns, base, misses)
     ]
@@ -176,6 +181,7 @@ def find_files(source: Files, base: Path) -> list[SourceFile]:
             f"found no data at {', '.join(misses)} (relative paths start at {base}); a source may not be missing, or "
             "its share would go to the others; correct the URLs or fetch the files"
         )
+    require_files(len(found), source.limits.max_files)
     _require_distinct(found, base)
     return found
 
@@ -222,7 +228,7 @@ def scan_file(file: SourceFile, base: Path, stage: Stage, known: Mapping[str, Fi
 def _still_holds(scan: FileScan, file: SourceFile, stamp: str, base: Path) -> bool:
     if scan.version != VERSION or not stamp or scan.stamp != stamp:
         return False
-    if scan.sample_by not in (None, file.sample_by):
+    if scan.sample_by not in (None, file.sample_by) or scan.max_record_bytes != file.limits.max_record_bytes:
         return False
     return all(part.staged is None or urls.exists(urls.locate(part.staged, base)) for part in scan.parts)
 
@@ -243,13 +249,14 @@ class _Scanner:
     def scan(self) -> FileScan:
         if self._suffix == ".json":
             with self._open() as stream:
-                self._reader = json_array.kind_of_json(stream)
+                self._reader = json_array.kind_of_json(stream, self._file.limits)
         sample_by = self._file.sample_by if self._reader == "plain_text" else None
         scan = FileScan(
-            self._where.url, self._file.split_hint, self._reader, self._stamp, records=0, parts=(), sample_by=sample_by
-        )
+            self._where.url, self._file.split_hint, self._reader, self._stamp, records=0, parts=(), sample_by=sample_by,
+            max_record_bytes=self._file.limits.max_record_bytes,
+        )  # fmt: skip
         with self._open() as stream:
-            parts = stage_parts(self._cut(stream), scan, self._stage if self._is_staged() else None)
+            parts = stage_parts(self._cut(stream), scan, self._stage, is_staged=self._is_staged())
         return replace(scan, parts=parts, records=sum(part.records for part in parts), columns=self._columns())
 
     def _is_staged(self) -> bool:
@@ -262,23 +269,27 @@ class _Scanner:
 
     def _open(self) -> BinaryIO:
         raw = urls.open_raw(self._where)
-        return raw if self._is_seekable() else open_content(raw, self._codec, self._where.url)
+        return (
+            raw
+            if self._is_seekable()
+            else open_content(raw, self._codec, self._where.url, max_expansion=self._file.limits.max_expansion)
+        )
 
     def _cut(self, stream: BinaryIO) -> Iterator[Slice]:
-        url = self._where.url
+        url, limits = self._where.url, self._file.limits
         match self._reader:
             case "json_lines":
-                return json_lines.cut(stream)
+                return json_lines.cut(stream, limits)
             case "json_array":
-                return json_array.cut(stream, url)
+                return json_array.cut(stream, url, limits)
             case "json_value":
-                return json_array.cut_value(stream)
+                return json_array.cut_value(stream, limits)
             case "parquet":
-                return parquet.cut(stream, url, seekable=self._is_seekable())
+                return parquet.cut(stream, url, limits, seekable=self._is_seekable())
             case "delimited":
-                return delimited.cut(stream, url, delimiter="\t" if self._suffix == ".tsv" else ",")
+                return delimited.cut(stream, url, limits, delimiter="\t" if self._suffix == ".tsv" else ",")
             case "plain_text":
-                return plain_text.cut(stream, url, self._file.sample_by)
+                return plain_text.cut(stream, url, self._file.sample_by, limits)
             case "huggingface":
                 raise AssertionError(f"{url} is a file")
 
@@ -289,13 +300,13 @@ class _Scanner:
             return parquet.columns(stream, self._where.url, seekable=self._is_seekable())
 
 
-def stage_parts(slices: Iterable[Slice], scan: FileScan, stage: Stage | None) -> tuple[Part, ...]:
-    """Name the slices of a file and, where `stage` is given, keep their content."""
+def stage_parts(slices: Iterable[Slice], scan: FileScan, stage: Stage, *, is_staged: bool) -> tuple[Part, ...]:
+    """Name the slices of a file and keep their content: all of it, or that which is not the file's own bytes."""
     arrow = scan.reader in ("parquet", "huggingface")
     parts: list[Part] = []
     for index, piece in enumerate(slices):
         part = name_part(piece, scan=scan, index=index, arrow=arrow, staged=None)
-        if stage is not None:
+        if is_staged or not piece.is_whole:
             part = replace(part, staged=stage(f"{part.sha256}.jsonl", piece.content))
         parts.append(part)
     return tuple(parts)

@@ -21,6 +21,7 @@ from pipelines.errors import SourceError, one_of
 from pipelines.sources import urls
 from pipelines.sources.arrow_rows import encode_batch
 from pipelines.sources.files import Stage, stage_parts
+from pipelines.sources.limits import RecordLimits
 from pipelines.sources.parts import VERSION, FileScan, SplitHint, cut_rows
 
 _BATCH_ROWS = 256
@@ -49,6 +50,9 @@ class HuggingFace(Config):
 
     streaming: bool = Field(default=True, validation_alias=AliasChoices("streaming", "stream"))
     """Read without copying the dataset into the local cache first. Never changes a byte."""
+
+    limits: RecordLimits = RecordLimits()
+    """How much a record may hold."""
 
     tags: list[str] = Field(default=[])
     """Names under which the dataset's evaluation is grouped; the dataset's own is always added."""
@@ -113,16 +117,18 @@ def _earlier(source: HuggingFace, pinned: _Pinned, known: Mapping[str, FileScan]
     """Return the known scans of the splits if they still hold; without asking for the list of splits again."""
     train = known.get(_url(source, source.split))
     held = known.get(_url(source, source.validation_split or "validation"))
-    if train is None or not _holds(train, pinned, base):
+    if train is None or not _holds(train, source, pinned, base):
         return None
     if train.split_hint is None:
         # Scanned when there was no other split to hold out, at this same state of the dataset.
         return [train] if source.validation_split is None else None
-    return [train, held] if held is not None and _holds(held, pinned, base) else None
+    return [train, held] if held is not None and _holds(held, source, pinned, base) else None
 
 
-def _holds(scan: FileScan, pinned: _Pinned, base: Path) -> bool:
+def _holds(scan: FileScan, source: HuggingFace, pinned: _Pinned, base: Path) -> bool:
     if scan.version != VERSION or not pinned.stamp or scan.stamp != pinned.stamp:
+        return False
+    if scan.max_record_bytes != source.limits.max_record_bytes:
         return False
     return all(part.staged and urls.exists(urls.locate(part.staged, base)) for part in scan.parts)
 
@@ -156,7 +162,8 @@ def _scan_split(source: HuggingFace, pinned: _Pinned, split: str, hint: SplitHin
     dataset = _load(source, pinned, split)
     columns = {name: str(feature) for name, feature in (dataset.features or {}).items()}
     scan = FileScan(_url(source, split), hint, "huggingface", pinned.stamp, 0, (), columns, pinned.revision)
-    parts = stage_parts(cut_rows(_rows(source, dataset)), scan, stage)
+    scan = replace(scan, max_record_bytes=source.limits.max_record_bytes)
+    parts = stage_parts(cut_rows(_rows(source, dataset), source.limits.max_record_bytes), scan, stage, is_staged=True)
     return replace(scan, parts=parts, records=sum(part.records for part in parts))
 
 

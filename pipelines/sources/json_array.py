@@ -12,6 +12,7 @@ brackets and commas are followed, block by block in NumPy: about three times as 
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import BinaryIO, Literal, TypeAlias
 
 import numpy as np
@@ -19,6 +20,7 @@ import numpy.typing as npt
 import orjson
 
 from pipelines.errors import SourceError
+from pipelines.sources.limits import Limits, too_long
 from pipelines.sources.parts import BOM, Slice, cut_rows
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -36,20 +38,25 @@ _STEP[list(b"[{")] = 1
 _STEP[list(b"]}")] = -1
 
 
-def kind_of_json(stream: BinaryIO) -> Literal["json_array", "json_lines", "json_value"]:
+def kind_of_json(stream: BinaryIO, limits: Limits) -> Literal["json_array", "json_lines", "json_value"]:
     """Tell by its beginning what a `.json` file holds.
 
     The first character that is not white space is `[`: a list. Else, if the first line alone is a JSON
-    value: JSON Lines. Else: one value.
+    value, or too long to be looked at: JSON Lines. Else: one value.
     """
     head = b""
     while not head and (block := stream.read(_BLOCK_BYTES)):
         head = block.removeprefix(BOM).lstrip(_WHITE)
     if head[:1] == b"[":
         return "json_array"
-    while b"\n" not in head and (block := stream.read(_BLOCK_BYTES)):
-        head += block
-    first_line = head.partition(b"\n")[0]
+    blocks = [head]
+    while b"\n" not in blocks[-1] and sum(map(len, blocks)) <= limits.max_record_bytes:
+        blocks.append(stream.read(_BLOCK_BYTES))
+        if not blocks[-1]:
+            break
+    first_line = b"".join(blocks).partition(b"\n")[0]
+    if len(first_line) > limits.max_record_bytes:
+        return "json_lines"
     return "json_lines" if not head or _parses(first_line) else "json_value"
 
 
@@ -61,18 +68,26 @@ def _parses(text: bytes) -> bool:
     return True
 
 
-def cut(stream: BinaryIO, url: str) -> Iterator[Slice]:
+def cut(stream: BinaryIO, url: str, limits: Limits) -> Iterator[Slice]:
     """Cut a list into parts by the number of its elements."""
-    return cut_rows(on_one_line(element) for element in elements(stream, url))
+    limit = limits.max_record_bytes
+    return cut_rows((on_one_line(element) for element in elements(stream, url, limit)), limit)
 
 
-def cut_value(stream: BinaryIO) -> Iterator[Slice]:
+def cut_value(stream: BinaryIO, limits: Limits) -> Iterator[Slice]:
     """Return the whole file as one record; this one is held in memory, since one record always is."""
-    return cut_rows([on_one_line(stream.read().removeprefix(BOM).strip(_WHITE))])
+    limit = limits.max_record_bytes
+    # White space around the value does not count, but has to be read to be known as such.
+    value = stream.read(limit + _BLOCK_BYTES)
+    rest = sum(map(len, iter(partial(stream.read, _BLOCK_BYTES), b"")))
+    whole = value.removeprefix(BOM).strip(_WHITE)
+    return cut_rows([too_long(whole, len(value) + rest, limit) if rest else on_one_line(whole)], limit)
 
 
-def elements(stream: BinaryIO, url: str) -> Iterator[bytes]:
+def elements(stream: BinaryIO, url: str, max_record_bytes: int) -> Iterator[bytes]:
     """Yield the text of each element of the list in the stream, without white space around it.
+
+    An element that is too long is not held; the line that stands for it is yielded.
 
     Raises
     ------
@@ -82,12 +97,11 @@ def elements(stream: BinaryIO, url: str) -> Iterator[bytes]:
     """
     structure = _Structure()
     count = 0
-    held: list[bytes] = []
+    held = _Held(max_record_bytes)
     for block in _blocks(stream):
         start = int(structure.depth == 0)  # The list's own bracket is the first character of all.
         for end in structure.ends(block):
-            element = b"".join([*held, block[start:end]]).strip(_WHITE)
-            held.clear()
+            element = held.take(block[start:end])
             start = end + 1
             if element:
                 count += 1
@@ -95,12 +109,38 @@ def elements(stream: BinaryIO, url: str) -> Iterator[bytes]:
         if structure.depth == 0:
             _require_end(block[start:], stream, url, count)
             return
-        held.append(block[start:])
+        held.add(block[start:])
     raise SourceError(
-        f"{url}: the JSON list does not end; after element {count:,} the file goes on for {sum(map(len, held)):,} "
+        f"{url}: the JSON list does not end; after element {count:,} the file goes on for {held.length:,} "
         "bytes and is over without ']'; a list is read to its end or not at all; fetch the file again, or name it "
         ".jsonl if it holds one record per line"
     )
+
+
+class _Held:
+    """The beginning of an element that goes on in the next block; of one that is too long, its first block alone."""
+
+    def __init__(self, max_record_bytes: int) -> None:
+        self._limit = max_record_bytes
+        self._blocks: list[bytes] = []
+        self.length = 0
+
+    def add(self, block: bytes) -> None:
+        self.length += len(block)
+        if self.length <= self._limit or not self._blocks:
+            self._blocks.append(block)
+        else:
+            del self._blocks[1:]
+
+    def take(self, block: bytes) -> bytes:
+        """Return the element that `block` ends, and begin anew."""
+        self.add(block)
+        element = b"".join(self._blocks).strip(_WHITE)
+        if self.length > self._limit:
+            element = too_long(element, self.length, self._limit)
+        self._blocks.clear()
+        self.length = 0
+        return element
 
 
 def _blocks(stream: BinaryIO) -> Iterator[bytes]:

@@ -8,9 +8,10 @@ nothing here ever calls `splitlines`.
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from pipelines.sources.limits import Limits
 from pipelines.sources.parts import Slice, cut_lines
 
 
-def cut(stream: BinaryIO) -> Iterator[Slice]:
+def cut(stream: BinaryIO, limits: Limits) -> Iterator[Slice]:
     """Cut the file into parts of its own bytes."""
-    return cut_lines(stream)
+    return cut_lines(stream, limits.max_record_bytes)

@@ -6,6 +6,7 @@ for itself which keys it has, and the dataset's format decides whether that will
 
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
@@ -15,24 +16,25 @@ import pyarrow.parquet as pq
 
 from pipelines.errors import SchemaError, SourceError
 from pipelines.sources.arrow_rows import encode_batch
+from pipelines.sources.limits import Limits, require_columns, require_expansion
 from pipelines.sources.parts import Slice, cut_rows
 
 _BATCH_ROWS = 256
 """Small: rows may hold megabytes each, and decoding in batches of thousands gains little."""
 
 
-def cut(stream: BinaryIO, url: str, *, seekable: bool) -> Iterator[Slice]:
+def cut(stream: BinaryIO, url: str, limits: Limits, *, seekable: bool) -> Iterator[Slice]:
     """Cut a file into parts by its rows, row groups not mattering.
 
     Raises
     ------
     SourceError
-        When the file is no Parquet or damaged; the message says how many rows could be read.
+        When the file is no Parquet, damaged, or expands too much; the message says how many rows could be read.
     SchemaError
-        When two columns have one name.
+        When two columns have one name, or there are too many.
 
     """
-    return cut_rows(_rows(stream, url, seekable))
+    return cut_rows(_rows(stream, url, limits, seekable), limits.max_record_bytes)
 
 
 def columns(stream: BinaryIO, url: str, *, seekable: bool) -> dict[str, str]:
@@ -41,9 +43,11 @@ def columns(stream: BinaryIO, url: str, *, seekable: bool) -> dict[str, str]:
         return {field.name: str(field.type) for field in file.schema_arrow}
 
 
-def _rows(stream: BinaryIO, url: str, seekable: bool) -> Iterator[bytes]:
+def _rows(stream: BinaryIO, url: str, limits: Limits, seekable: bool) -> Iterator[bytes]:
     done = 0
     with _opened(stream, url, seekable) as file:
+        require_columns(url, file.schema_arrow.names, limits.max_columns)
+        require_expansion(url, *_sizes(file), limits.max_expansion)
         batches = file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False)
         while True:
             try:
@@ -71,11 +75,17 @@ def _opened(stream: BinaryIO, url: str, seekable: bool) -> Generator[pq.ParquetF
             raise
         except (pa.ArrowException, OSError) as error:
             raise _unreadable(url, str(error)) from error
-        names = file.schema_arrow.names
-        if len(set(names)) < len(names):
-            twice = sorted({name for name in names if names.count(name) > 1})
+        twice = sorted(name for name, count in Counter(file.schema_arrow.names).items() if count > 1)
+        if twice:
             raise SchemaError(f"{url}: two columns are named {twice[0]!r}; names must differ; rename one")
         yield file
+
+
+def _sizes(file: pq.ParquetFile) -> tuple[int, int]:
+    """Return how large the columns are once decompressed, and how large they are in the file."""
+    groups = [file.metadata.row_group(index) for index in range(file.num_row_groups)]
+    chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
+    return sum(one.total_uncompressed_size for one in chunks), sum(one.total_compressed_size for one in chunks)
 
 
 def _unreadable(url: str, why: str) -> SourceError:

@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, BinaryIO, Literal
 
-VERSION = 3
+from pipelines.sources.limits import bounded, too_long
+
+VERSION = 4
 """Raised whenever the same file would give other parts or other staged bytes; older scans are redone."""
 
 BOM = b"\xef\xbb\xbf"
@@ -36,7 +38,8 @@ SampleBy = Literal["line", "paragraph", "document"]
 class Slice:
     """A part as a reader cuts it: its place in the file and its records as JSON lines.
 
-    `offset` and `length` count bytes of the decompressed file for line formats, rows for the others.
+    `offset` and `length` count bytes of the decompressed file for line formats, rows for the others. `is_whole`: the
+    content has every record as the file has it; else lines stand in it for records that are too long.
     """
 
     offset: int
@@ -45,6 +48,7 @@ class Slice:
     first_record: int
     records: int
     content: bytes
+    is_whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ class FileScan:
 
     `stamp` tells cheaply whether the file moved since; "" never vouches for it. `columns` are the
     names and types that a typed format declares. `revision` is the commit of a Hugging Face dataset.
-    `sample_by` is what a text file was cut into, None for other files.
+    `sample_by` is what a text file was cut into, None for other files; `max_record_bytes` the limit it was read under.
     """
 
     url: str
@@ -99,6 +103,7 @@ class FileScan:
     columns: dict[str, str] | None = None
     revision: str | None = None
     sample_by: SampleBy | None = None
+    max_record_bytes: int | None = None
     version: int = VERSION
 
     def to_json(self) -> dict[str, Any]:
@@ -124,12 +129,14 @@ def part_rows(offset: int) -> int:
     return min(max(offset // 50, 1024), 65536)
 
 
-def cut_lines(stream: BinaryIO) -> Iterator[Slice]:
-    r"""Cut a stream at `\n` into parts that, joined, are the stream; memory holds one part and one block."""
+def cut_lines(stream: BinaryIO, max_line_bytes: int) -> Iterator[Slice]:
+    r"""Cut a stream at `\n` into parts that, joined, are the stream; memory holds one part, one line and one block."""
     line, record = 1, 1
-    for offset, content in cut_at(stream, find_line_end):
+    for offset, length, content in cut_at(stream, find_line_end, max_line_bytes=max_line_bytes):
+        bounded_content = _bounded_lines(content, max_line_bytes)
+        is_whole = len(content) == length and bounded_content == content
         records = _count_records(content, at_start=offset == 0)
-        yield Slice(offset, len(content), line, record, records, content)
+        yield Slice(offset, length, line, record, records, bounded_content, is_whole)
         line, record = line + content.count(b"\n"), record + records
 
 
@@ -138,45 +145,103 @@ def find_line_end(buffer: bytearray, start: int) -> int:
     return buffer.find(b"\n", start) + 1
 
 
+def _bounded_lines(content: bytes, limit: int) -> bytes:
+    """Put a line that stands for it in the place of each line that is too long."""
+    if len(content) <= limit:
+        return content
+    return b"\n".join([bounded(line, limit) for line in content.split(b"\n")])
+
+
 def cut_at(
     stream: BinaryIO,
     find_end: Callable[[bytearray, int], int],
     *,
     check_length: Callable[[int], None] | None = None,
-) -> Iterator[tuple[int, bytes]]:
-    """Cut a stream into pieces that, joined, are the stream; yield each with its offset.
+    max_line_bytes: int | None = None,
+) -> Iterator[tuple[int, int, bytes]]:
+    """Cut a stream into pieces that, joined, are the stream; yield each with its offset and length.
 
     A piece that begins at offset o ends at the first end at or after o + `part_bytes(o)`; `find_end(buffer, start)`
     returns the first end after `start`, 0 if there is none. `check_length` may refuse a stream: before more is read
-    it is given how many bytes have no end in them.
+    it is given how many bytes have no end in them. With `max_line_bytes` a line that is far too long is read past, and
+    the piece holds a line that stands for it.
     """
-    buffer = bytearray()
+    pieces = _Pieces(stream, find_end, check_length, max_line_bytes)
     offset = 0
-    while end := _fill(buffer, stream, part_bytes(offset), find_end, check_length):
-        content = bytes(memoryview(buffer)[:end])
-        del buffer[:end]
-        yield offset, content
-        offset += end
+    while (piece := pieces.next(part_bytes(offset))) is not None:
+        content, length = piece
+        yield offset, length, content
+        offset += length
 
 
-def _fill(
-    buffer: bytearray,
-    stream: BinaryIO,
-    size: int,
-    find_end: Callable[[bytearray, int], int],
-    check_length: Callable[[int], None] | None,
-) -> int:
-    """Read on until the buffer holds an end at or after `size`; return where the piece ends, 0 at the very end."""
-    searched = size - 1
-    while not (end := find_end(buffer, searched)):
-        searched = max(searched, len(buffer))
-        if check_length is not None:
-            check_length(len(buffer) - size)
-        block = stream.read(_BLOCK_BYTES)
-        if not block:
-            return len(buffer)
-        buffer += block
-    return end
+class _Pieces:
+    """A stream being cut: what is read and not yet handed on, and how many bytes of it were read past."""
+
+    def __init__(
+        self,
+        stream: BinaryIO,
+        find_end: Callable[[bytearray, int], int],
+        check_length: Callable[[int], None] | None,
+        max_line_bytes: int | None,
+    ) -> None:
+        self._stream = stream
+        self._find_end = find_end
+        self._check_length = check_length
+        self._max_line_bytes = max_line_bytes
+        self._buffer = bytearray()
+        self._line_start = 0
+        self._passed: list[tuple[int, int]] = []
+        """Where in the buffer a line stands for another, and how many bytes it lacks."""
+
+    def next(self, size: int) -> tuple[bytes, int] | None:
+        """Return the next piece of at least `size` bytes and its length in the stream; None at the very end."""
+        end = self._fill(size)
+        if not end:
+            return None
+        content = bytes(memoryview(self._buffer)[:end])
+        del self._buffer[:end]
+        self._line_start = max(self._line_start - end, 0)
+        length = end + sum(missing for place, missing in self._passed if place < end)
+        self._passed = [(place - end, missing) for place, missing in self._passed if place >= end]
+        return content, length
+
+    def _fill(self, size: int) -> int:
+        """Read on until the buffer holds an end at or after `size`; return where the piece ends, 0 at the very end."""
+        searched = size - 1
+        while not (end := self._find_end(self._buffer, searched)):
+            searched = max(searched, len(self._buffer))
+            if self._check_length is not None:
+                self._check_length(len(self._buffer) - size)
+            block = self._stream.read(_BLOCK_BYTES)
+            if not block:
+                return len(self._buffer)
+            self._buffer += block
+            if self._max_line_bytes is not None and self._pass_line(len(block), self._max_line_bytes):
+                searched = size - 1
+        return end
+
+    def _pass_line(self, added: int, limit: int) -> bool:
+        """Read past the last line if it is too long already; tell whether it was."""
+        newline = self._buffer.rfind(b"\n", len(self._buffer) - added)
+        self._line_start = newline + 1 if newline >= 0 else self._line_start
+        length = len(self._buffer) - self._line_start
+        if length <= limit:
+            return False
+        begin = bytes(self._buffer[self._line_start :][:_BLOCK_BYTES])
+        del self._buffer[self._line_start :]
+        rest = b""
+        while block := self._stream.read(_BLOCK_BYTES):
+            inside, newline_byte, rest = block.partition(b"\n")
+            length += len(inside)
+            if newline_byte:
+                rest = newline_byte + rest
+                break
+        stand_in = too_long(begin, length, limit)
+        self._passed.append((self._line_start, length - len(stand_in)))
+        self._buffer += stand_in
+        self._buffer += rest
+        self._line_start = self._buffer.rfind(b"\n") + 1
+        return True
 
 
 def _count_records(content: bytes, *, at_start: bool) -> int:
@@ -184,7 +249,7 @@ def _count_records(content: bytes, *, at_start: bool) -> int:
     return sum(1 for line in body.split(b"\n") if line.strip(BLANKS))
 
 
-def cut_rows(rows: Iterable[bytes]) -> Iterator[Slice]:
+def cut_rows(rows: Iterable[bytes], max_record_bytes: int) -> Iterator[Slice]:
     """Cut rows, each one JSON line without its line end, into parts by number.
 
     A part also ends once it holds 16 MiB, so that long rows do not make it unbounded. That, too, depends
@@ -193,7 +258,7 @@ def cut_rows(rows: Iterable[bytes]) -> Iterator[Slice]:
     held: list[bytes] = []
     offset = held_bytes = 0
     wanted = part_rows(0)
-    for row in rows:
+    for row in (bounded(row, max_record_bytes) for row in rows):
         held.append(row)
         held_bytes += len(row) + 1
         if len(held) >= wanted or held_bytes >= _CONTENT_LIMIT_BYTES:

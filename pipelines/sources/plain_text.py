@@ -24,16 +24,17 @@ from typing import BinaryIO
 import orjson
 
 from pipelines.errors import SourceError
+from pipelines.sources.limits import Limits, bounded, explain_too_long
 from pipelines.sources.parts import BLANKS, BOM, SampleBy, Slice, cut_at, find_line_end
 
 TEXT_LIMIT_BYTES = 64 << 20
 """The longest paragraph or document, some 16 million tokens: a text is held in memory, several times while it is
-encoded. Lines have no limit, as those of JSON Lines have none."""
+encoded. Lines may be as long as records."""
 
 _BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
 
 
-def cut(stream: BinaryIO, url: str, sample_by: SampleBy) -> Iterator[Slice]:
+def cut(stream: BinaryIO, url: str, sample_by: SampleBy, limits: Limits) -> Iterator[Slice]:
     """Cut the file into parts; offsets are the file's own bytes, the content is JSON lines.
 
     Raises
@@ -43,26 +44,26 @@ def cut(stream: BinaryIO, url: str, sample_by: SampleBy) -> Iterator[Slice]:
 
     """
     line = record = 1
-    for offset, content in _pieces(stream, url, sample_by):
+    for offset, length, content in _pieces(stream, url, sample_by, limits):
         text = content.removeprefix(BOM) if offset == 0 else content
         texts = list(_texts(text, sample_by))
-        staged = b"".join(_record(one) + b"\n" * lines for one, lines in texts)
-        yield Slice(offset, len(content), line, record, len(texts), staged)
+        staged = b"".join(bounded(_record(one), limits.max_record_bytes) + b"\n" * lines for one, lines in texts)
+        yield Slice(offset, length, line, record, len(texts), staged)
         line, record = line + content.count(b"\n"), record + len(texts)
 
 
-def _pieces(stream: BinaryIO, url: str, sample_by: SampleBy) -> Iterator[tuple[int, bytes]]:
-    """Yield the file in pieces that hold whole texts, each with its offset."""
+def _pieces(stream: BinaryIO, url: str, sample_by: SampleBy, limits: Limits) -> Iterator[tuple[int, int, bytes]]:
+    """Yield the file in pieces that hold whole texts, each with its offset and length."""
     match sample_by:
         case "line":
-            yield from cut_at(stream, find_line_end)
+            yield from cut_at(stream, find_line_end, max_line_bytes=limits.max_record_bytes)
         case "paragraph":
             yield from cut_at(stream, _find_paragraph_end, check_length=partial(_require_room, url, sample_by))
         case "document":
             content = stream.read(TEXT_LIMIT_BYTES + 1)
             _require_room(url, sample_by, len(content))
             if content:
-                yield 0, content
+                yield 0, len(content), content
 
 
 def _require_room(url: str, sample_by: SampleBy, length: int) -> None:
@@ -109,6 +110,8 @@ def _texts(content: bytes, sample_by: SampleBy) -> Iterator[tuple[bytes, int]]:
 
 
 def _record(text: bytes) -> bytes:
+    if explain_too_long(text) is not None:
+        return text
     try:
         return orjson.dumps({"text": text.decode()})
     except UnicodeDecodeError:

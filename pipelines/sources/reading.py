@@ -21,6 +21,7 @@ from pipelines.config import kind_of
 from pipelines.errors import IntegrityError
 from pipelines.rows import Json, Rejected
 from pipelines.sources import urls
+from pipelines.sources.limits import explain_too_long
 from pipelines.sources.parts import BLANKS, BOM, Part
 
 DEPTH_LIMIT = 64
@@ -151,6 +152,8 @@ def _lines_with_long_integers(content: bytes) -> frozenset[int]:
 
 def _parse_again(raw: bytes, error: orjson.JSONDecodeError, part: Part) -> Json:
     """Say why orjson refused a line, or parse what only orjson cannot."""
+    if (too_long := explain_too_long(raw)) is not None:
+        return Rejected("too_long_record", too_long)
     try:
         raw.decode()
     except UnicodeDecodeError as problem:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipelines import code_permission
 from pipelines.error_boundary import BLOCKED, DONE, FOUND, WRONG, describe, status_of
 from pipelines.errors import ConfigError, GateError, nearest
 
@@ -52,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return WRONG
     os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
+    if getattr(given, "no_code", False):
+        os.environ[code_permission.VARIABLE] = "1"
     try:
         given.overrides = _overrides(parser, unknown, allowed=verb in (_plan, _build, _advise))
         return verb(given)
@@ -231,6 +234,7 @@ def _verb(
 def _root(parser: argparse.ArgumentParser) -> None:
     words = "where built things lie: a folder or URL (default: $ROWMILL_STORE, or .rowmill in the project)"
     parser.add_argument("--root", metavar="R", help=words)
+    parser.add_argument("--no-code", action="store_true", help="refuse a recipe that names Python code of its own")
 
 
 def _positive(text: str) -> int:

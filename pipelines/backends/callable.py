@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 from pydantic import Field
 
 from pipelines.backends.completions import Completion, PromptText
+from pipelines.code_permission import require_code
 from pipelines.config import Config
 from pipelines.errors import ConfigError, GenerationError
 
@@ -34,9 +35,10 @@ class CallableBackend(Config):
         Raises
         ------
         ConfigError
-            If there is none at that place.
+            If there is none at that place, or code is forbidden.
 
         """
+        require_code(self.target, "generation.backend.target")
         module, _, name = self.target.partition(":")
         try:
             found: Any = importlib.import_module(module)

@@ -25,6 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, Literal, TypeVar
 
+from pipelines.code_permission import require_code
 from pipelines.config import Config
 from pipelines.errors import ConfigError
 from pipelines.rows import Json, Row
@@ -120,9 +121,10 @@ def find(path: str, base: Path, where: str) -> type[RowFormat]:
     Raises
     ------
     ConfigError
-        If there is no such module or class, or it is no `RowFormat`.
+        If there is no such module or class, it is no `RowFormat`, or code is forbidden.
 
     """
+    require_code(path, where)
     module_name, _, name = path.partition(":")
     module = _module(module_name, source_file(path, base, where), base, where)
     found: Any = module

@@ -1,0 +1,91 @@
+"""Recipes that name code: with the switch it is refused before a line of it runs, in every process."""
+
+from pathlib import Path
+
+import pytest
+
+from assets.definitions import build_definitions
+from pipelines import cli
+from pipelines.backends.callable import CallableBackend
+from pipelines.code_permission import VARIABLE
+from pipelines.errors import ConfigError
+from tests.cli_project import FOREIGN_WARNINGS, CliProject
+
+pytestmark = FOREIGN_WARNINGS
+
+MODULE = """
+from pathlib import Path
+from pipelines.formats import RowFormat
+Path(__file__).with_name("ran").touch()
+
+class Mine(RowFormat):
+    def rows(self, record):
+        return None
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CliProject:
+    """Return a project whose recipe names a class; its module leaves a file when it runs."""
+    # Set once, so that whatever a command does to it is undone.
+    monkeypatch.setenv(VARIABLE, "")
+    (tmp_path / "mine.py").write_text(MODULE)
+    source = {"train_urls": ["data/chats.jsonl"]}
+    own = {"source": source, "format": {"kind": "python", "class": "mine:Mine"}}
+    return CliProject(tmp_path).write(datasets={"own": own})
+
+
+def has_run(project: CliProject) -> bool:
+    return (project.folder / "ran").exists()
+
+
+@pytest.mark.parametrize("verb", ["plan", "build", "inspect", "stats", "verify", "report", "gc"])
+def test_command_without_code_refuses_the_recipe_and_runs_nothing(
+    project: CliProject, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    assert project.rowmill(verb, "--no-code") == cli.WRONG
+
+    assert not has_run(project)
+    assert (
+        ": datasets.own.format.class: mine:Mine is Python code, which --no-code or ROWMILL_NO_CODE forbids to run; "
+        in (capsys.readouterr().err)
+    )
+
+
+def test_command_with_code_runs_it(project: CliProject) -> None:
+    assert project.rowmill("plan") == cli.DONE
+
+    assert has_run(project)
+
+
+@pytest.mark.parametrize(("value", "status"), [("1", cli.WRONG), ("true", cli.WRONG), ("0", cli.DONE), ("", cli.DONE)])
+def test_variable_says_the_same(project: CliProject, monkeypatch: pytest.MonkeyPatch, value: str, status: int) -> None:
+    monkeypatch.setenv(VARIABLE, value)
+
+    assert project.rowmill("plan") == status
+    assert has_run(project) is (status == cli.DONE)
+
+
+def test_recipe_without_code_is_built_all_the_same(project: CliProject) -> None:
+    project.write_recipe()
+
+    assert project.rowmill("plan", "--no-code") == cli.DONE
+
+
+def test_function_of_a_backend_is_refused(project: CliProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(project.folder))
+    monkeypatch.setenv(VARIABLE, "1")
+
+    with pytest.raises(ConfigError, match=r"^generation\.backend\.target: mine:Mine is Python code"):
+        CallableBackend(target="mine:Mine").open()
+
+    assert not has_run(project)
+
+
+def test_dagster_that_loads_the_recipe_runs_nothing(project: CliProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "1")
+
+    with pytest.raises(ConfigError, match="mine:Mine is Python code"):
+        build_definitions([Path(project.recipe)], str(project.folder / ".rowmill"))
+
+    assert not has_run(project)

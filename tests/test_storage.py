@@ -74,7 +74,7 @@ def test_file_is_read_only_as_it_was_written(tmp_path: Path, memory_root: str, r
     file = File("stage/part.parquet", 3, digest_bytes(b"abc"), 0)
 
     assert store.content(file).to_pybytes() == b"abc"
-    for content in (b"abd", b"", b"ab"):
+    for content in (b"xyz", b"", b"ab"):
         store.write(file.path, content)
         with pytest.raises(DamagedFileError, match=r"part\.parquet: digest") as caught:
             store.content(file)

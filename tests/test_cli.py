@@ -231,6 +231,19 @@ def test_verify_deep_names_the_file_with_one_changed_byte(
     assert f"✗ {shard}: digest" in capsys.readouterr().out
 
 
+def test_verify_after_a_changed_option_was_built_knows_no_changed_options(
+    copied: CliProject, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copied.write_recipe(seq_len=160)
+    assert copied.rowmill("verify") == cli.DONE
+    assert "its options changed since: build again" in capsys.readouterr().out
+
+    assert copied.rowmill("build") == cli.DONE
+    capsys.readouterr()
+    assert copied.rowmill("verify") == cli.DONE
+    assert "its options changed" not in capsys.readouterr().out
+
+
 def test_verify_deep_names_a_missing_file(copied: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
     rows = current(copied, "tasks", "canonical_rows").parts[0].files["rows"].path
     (copied.folder / ".rowmill" / rows).unlink()

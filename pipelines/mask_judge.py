@@ -177,6 +177,8 @@ class ProvenText:
     """Per character the number of the own character that it prints, −1 for the template's."""
     owners: Sequence[Owner]
     """By number of the own character."""
+    kept: frozenset[int] = frozenset()
+    """Messages whose content was not hidden, since another has the same and the template compares them."""
 
     @cached_property
     def first_printing(self) -> dict[int, int]:
@@ -344,7 +346,8 @@ def prove_owners(
         back = _code_points(hidden)
         back[codes >= 0] = originals[codes[codes >= 0]]
         if np.array_equal(back, _code_points(plain)):
-            return ProvenText(plain, codes.tolist(), hiding.owners)
+            unhidden = frozenset(i for i, one in enumerate(contents) if one in kept)
+            return ProvenText(plain, codes.tolist(), hiding.owners, unhidden)
     return None
 
 
@@ -387,7 +390,7 @@ class Judge:
             at = _common_length(plain or "", text)
             return [Finding("text_differs", -1, at, len(text), text[at : at + 60])]
         proven = prove_owners(self.template, messages, tools)
-        if proven is None:
+        if proven is None or any(messages[i]["role"] in self.roles for i in proven.kept):
             return None
         return _Judgement(self, proven, messages, tools, text, trained).findings()
 

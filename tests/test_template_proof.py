@@ -93,6 +93,24 @@ def test_judge_takes_a_result_without_letters_for_no_end_of_the_call() -> None:
     assert MaskJudge(renderer, MaskRules(spans="marks")).judge(conversation, masked) == []
 
 
+@pytest.mark.parametrize(("answer", "is_provable"), [("Yes, please.", False), ("No, thanks.", True)])
+def test_judge_says_nothing_of_an_answer_that_it_cannot_hide(answer: str, is_provable: bool) -> None:
+    turns = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|end|>{% endfor %}"
+    # A template that compares messages prints other text where equal ones are hidden.
+    asked = "{% set asked = messages | selectattr('role', 'equalto', 'user') | list %}"
+    last = asked + "{{ asked[-1].content == 'Yes, please.' }}"
+    now = Renderer(RendererSpec(bundled("chatml"), TOKENS)).spec.now
+    template = TransformersTemplate(last + turns, TOKENS, {}, now)
+    question = {"role": "user", "content": "Yes, please."}
+    answers = [{"role": "assistant", "content": one} for one in (answer, "Done, four.")]
+    messages = [question, answers[0], question, answers[1]]
+    text = template.render(messages, None)
+    assert text is not None
+    found = Judge(template).judge(messages, None, text, [])
+
+    assert (found is not None) == is_provable
+
+
 def test_probe_conversations_are_all_different_and_of_both_kinds() -> None:
     probes = list(probe_conversations())
 

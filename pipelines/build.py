@@ -450,7 +450,7 @@ def _reported(project: Project, step: Step, work: Work, report: Report) -> Repor
 
 def _publish(project: Project, step: Step, work: Work, made: Manifest) -> None:
     """Judge the ranks, and give them to trainers if no check blocks; what was given before stays otherwise."""
-    verdicts = judge(project, step, made)
+    verdicts = findings.judge(project.store, made, step.terms)
     if not any(verdict.blocking for verdict in verdicts):
         loosened = [line for one in road(project) for line in findings.loosened(one.key, one.terms)]
         gpu_partitions.publish(work, made, verdicts, loosened)
@@ -481,8 +481,8 @@ def fingerprint_of(project: Project, step: Step, inputs: Mapping[Key, Manifest])
 
 def find_kept(project: Project, step: Step, inputs: Mapping[Key, Manifest], *, scratch: Store) -> Manifest | None:
     """Return the output that a build would reuse for these inputs; what is read on the way is kept in `scratch`."""
-    work = Work(project.recipe, scratch, project.base, step.key, step.dataset, inputs, _pool(1))
-    return manifest.by_fingerprint(project.store, step.key, _prepare(work, step)[0])
+    fingerprint = fingerprint_of(replace(project, store=scratch), step, inputs)
+    return manifest.by_fingerprint(project.store, step.key, fingerprint)
 
 
 def _waivers(work: Work, step: Step) -> list[str]:

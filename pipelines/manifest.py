@@ -122,7 +122,7 @@ def save(store: Store, manifest: Manifest) -> Manifest:
     for name in written:
         store.write_sealed(f"{folder(whole.key)}/{name}", content)
     store.sync(f"{folder(whole.key)}/{name}" for name in written)
-    make_current(store, whole)
+    _point(store, whole)
     return whole
 
 
@@ -132,6 +132,10 @@ def make_current(store: Store, manifest: Manifest) -> None:
     if store.read_sealed(path) is None:
         # It was damaged, while the same under its fingerprint is whole.
         store.write_sealed(path, asdict(manifest))
+    _point(store, manifest)
+
+
+def _point(store: Store, manifest: Manifest) -> None:
     pointer = {"version": manifest.version, "fingerprint": manifest.fingerprint}
     store.write_sealed(f"{folder(manifest.key)}/pointer.json", pointer)
 

@@ -21,19 +21,6 @@ from pipelines.manifest import Key, Manifest
 from pipelines.storage import Store
 
 
-def inputs_of(store: Store, made: Manifest) -> dict[Key, Manifest]:
-    """Return what an output was made of, at the versions that it names.
-
-    Raises
-    ------
-    IntegrityError
-        If one of them is not kept.
-
-    """
-    named = ((_key(name), version) for name, version in made.inputs.items())
-    return {key: manifest.by_version(store, key, version) for key, version in named}
-
-
 def require_open(
     store: Store,
     inputs: Iterable[Manifest],
@@ -81,13 +68,9 @@ def _ancestors(
             continue
         seen.add((one.key, one.version))
         yield one
-        named = [(_key(name), version) for name, version in one.inputs.items()]
+        named = [(manifest.key_of(name), version) for name, version in one.inputs.items()]
         waiting += [known.get(name) or manifest.by_version(store, *name) for name in named if name not in seen]
         waiting += [_made_beside(store, one, key, known) for key in beside.get(one.key, ())]
-
-
-def _key(name: str) -> Key:
-    return tuple(name.split("/"))
 
 
 def _made_beside(store: Store, made: Manifest, key: Key, known: Mapping[tuple[Key, str], Manifest]) -> Manifest:

@@ -458,7 +458,7 @@ def _publish(project: Project, step: Step, work: Work, made: Manifest) -> None:
 
 def _restore(project: Project, step: Step, work: Work, version: str, started: float) -> Report:
     kept = manifest.by_version(work.store, work.key, version)
-    inputs = ancestry.inputs_of(work.store, kept)
+    inputs = manifest.inputs_of(work.store, kept)
     require_open_ancestry(project, inputs.values())
     manifest.verify_files(work.store, kept)
     manifest.make_current(work.store, kept)

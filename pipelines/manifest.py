@@ -189,6 +189,24 @@ def by_version(store: Store, key: Key, version: str | None) -> Manifest:
     return found
 
 
+def key_of(name: str) -> Key:
+    """Return the key that `Manifest.inputs` names."""
+    return tuple(name.split("/"))
+
+
+def inputs_of(store: Store, made: Manifest) -> dict[Key, Manifest]:
+    """Return what an output was made of, at the versions that it names.
+
+    Raises
+    ------
+    IntegrityError
+        If one of them is not kept.
+
+    """
+    named = ((key_of(name), version) for name, version in made.inputs.items())
+    return {key: by_version(store, key, version) for key, version in named}
+
+
 def current(store: Store, key: Key) -> Manifest | None:
     """Return the current manifest of a stage, or None if it was never built."""
     pointer = store.read_sealed(f"{folder(key)}/pointer.json")

@@ -12,7 +12,7 @@ tightened, or a kept version made current again. So every version that went into
 present terms, too. A verdict is a function of content and terms, so one that nobody asked for yet is made here.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from pipelines import findings, manifest
 from pipelines.errors import GateError
@@ -25,13 +25,14 @@ def require_open(
     store: Store,
     inputs: Iterable[Manifest],
     *,
-    terms: Mapping[Key, Sequence[Terms]],
-    beside: Mapping[Key, Collection[Key]],
+    terms: Callable[[Manifest], Sequence[Terms]],
+    beside: Callable[[Manifest], Iterable[Key]],
     gated: Iterable[Manifest] = (),
 ) -> None:
     """Refuse inputs of which any ancestor fails a blocking check under the present terms.
 
-    `beside` names the stages that an output waits for without reading them; `gated` are manifests whose gates were
+    `terms` returns those of an output, whether the recipe still has its stage and dataset or not.
+    `beside` returns the stages that it waits for without reading them; `gated` are manifests whose gates were
     looked at already.
 
     Raises
@@ -46,8 +47,8 @@ def require_open(
     closed = [
         f"{'/'.join(one.key)}, version {one.version[:12]}, of which this was made: {verdict.sentence}"
         for one in _ancestors(store, inputs, beside, known)
-        if (one.key, one.version) not in known and one.key in terms
-        for verdict in findings.judge(store, one, [law for law in terms[one.key] if law.severity == "error"])
+        if (one.key, one.version) not in known
+        for verdict in findings.judge(store, one, [law for law in terms(one) if law.severity == "error"])
         if verdict.blocking
     ]
     if closed:
@@ -57,7 +58,7 @@ def require_open(
 def _ancestors(
     store: Store,
     inputs: Iterable[Manifest],
-    beside: Mapping[Key, Collection[Key]],
+    beside: Callable[[Manifest], Iterable[Key]],
     known: Mapping[tuple[Key, str], Manifest],
 ) -> Iterator[Manifest]:
     """Yield some manifests and all that they were made of, each version once; those `known` are not read again."""
@@ -70,7 +71,7 @@ def _ancestors(
         yield one
         named = [(manifest.key_of(name), version) for name, version in one.inputs.items()]
         waiting += [known.get(name) or manifest.by_version(store, *name) for name in named if name not in seen]
-        waiting += [_made_beside(store, one, key, known) for key in beside.get(one.key, ())]
+        waiting += [_made_beside(store, one, key, known) for key in beside(one)]
 
 
 def _made_beside(store: Store, made: Manifest, key: Key, known: Mapping[tuple[Key, str], Manifest]) -> Manifest:

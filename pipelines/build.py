@@ -286,11 +286,20 @@ def require_open_ancestry(project: Project, inputs: Iterable[Manifest], *, gated
         Naming each closed check with its number, threshold and remedy.
 
     """
-    steps = road(project)
-    # The stages of a whole recipe wait for all others, which is what their ancestors are.
-    beside = {one.key: set(one.gates) - set(one.inputs) for one in steps if one.dataset is not None}
-    terms = {one.key: one.terms for one in steps}
-    ancestry.require_open(project.store, inputs, terms=terms, beside=beside, gated=gated)
+    known = {one.key: one.terms for one in road(project)}
+
+    def terms(made: Manifest) -> Sequence[Terms]:
+        # A kept version may be of a dataset that the recipe no longer has, or calls otherwise: it is judged alike.
+        dataset = made.key[1] if made.stage in _GATES else None
+        return known.get(made.key) or findings.terms_of(project.recipe.gates, made.stage, dataset)
+
+    ancestry.require_open(project.store, inputs, terms=terms, beside=_gates_beside, gated=gated)
+
+
+def _gates_beside(made: Manifest) -> list[Key]:
+    """Return what an output waits for without reading it; for stages of a whole recipe, its ancestors are all that."""
+    unread = set(_GATES.get(made.stage, ())) - set(_INPUTS.get(made.stage, ()))
+    return [(*made.key[:-1], stage) for stage in sorted(unread)]
 
 
 # ── Running ────────────────────────────────────────────────────────────────────────────────────────

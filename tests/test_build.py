@@ -419,3 +419,19 @@ def test_progress_names_the_dataset_beside_the_stage(road: Road) -> None:
 
     assert "chats/canonical_rows 1/1" in heard
     assert all(where.count("/") == 2 for where in heard)
+
+
+def test_version_of_a_renamed_dataset_is_held_against_today_s_bounds(tmp_path: Path) -> None:
+    rows = [chat(i) for i in range(8)]
+    odd = [{"messages": [{"role": "narrator", "content": f"Scene {i}."}, *chat(70 + i)["messages"]]} for i in range(2)]
+    road = Road(tmp_path)
+    source = {"train_urls": [road.write("rows.jsonl", [*rows, *odd])]}
+    options = {"source": source, "format": CHAT, "template": {"chat_template": "chatml"}}
+    older = road.recipe({"chats": options}).build().manifest("gpu_partitions").version
+    road.write("rows.jsonl", rows)
+    strict = {name: bound for name, bound in LENIENT.items() if name != "unknown_roles"}
+    road.recipe({"talks": options}, gates=strict).build()
+    project = road.project
+
+    with pytest.raises(GateError, match=r"road/chats/canonical_rows, version .*unknown_roles: 0\.2"):
+        build.run(project, build.find_step(project, ("road", "gpu_partitions")), {}, version=older)

@@ -14,7 +14,7 @@ present terms, too. A verdict is a function of content and terms, so one that no
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from pipelines import findings, manifest
+from pipelines import cross_stage, findings, manifest
 from pipelines.errors import GateError
 from pipelines.findings import Terms
 from pipelines.manifest import Key, Manifest
@@ -48,11 +48,20 @@ def require_open(
         f"{'/'.join(one.key)}, version {one.version[:12]}, of which this was made: {verdict.sentence}"
         for one in _ancestors(store, inputs, beside, known)
         if (one.key, one.version) not in known
-        for verdict in findings.judge(store, one, [law for law in terms(one) if law.severity == "error"])
+        for verdict in findings.judge(store, one, _asked(terms(one)))
         if verdict.blocking
     ]
     if closed:
         raise GateError("\n".join(closed))
+
+
+def _asked(terms: Sequence[Terms]) -> list[Terms]:
+    """Leave out what cannot block, and what an ancestor of a kept version cannot be asked: whether it is the newest."""
+    return [
+        one
+        for one in terms
+        if one.severity == "error" and not (one.law in cross_stage.FACTS and cross_stage.FACTS[one.law].compares)
+    ]
 
 
 def _ancestors(

@@ -506,6 +506,8 @@ class Counts:
     """Ids of those of them whose ids do not begin with the prompt's."""
     dropped_tokens: int = 0
     """Tokens of rows that were encoded and then rejected: too long, or without a target."""
+    dropped_trained: int = 0
+    """Those of them that were to be trained on."""
 
     def add_control_strings(self, control: ControlStrings, one: Conversation) -> None:
         """Count control tokens in a row's own text, by role and string."""

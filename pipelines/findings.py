@@ -18,12 +18,13 @@ a fact; for every other law it is not measured, which fails.
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, create_model, model_validator
 
+from pipelines import cross_stage
 from pipelines.config import Config
 from pipelines.errors import ConfigError, GateError, nearest, one_of
 from pipelines.manifest import NOT_APPLICABLE, Key, Manifest, folder
@@ -31,7 +32,7 @@ from pipelines.storage import Store, digest
 
 Severity = Literal["error", "warn"]
 Outcome = Literal["passed", "failed", "not_applicable"]
-VERSION = 3
+VERSION = 4
 """Raise it when the meaning of a law or the shape of a verdict changes: what was saved is then judged anew."""
 
 
@@ -53,7 +54,10 @@ class Law:
     """`{recipe}` in it stands for the recipe's name; see `for_recipe`."""
     waivable: bool = True
     warn_from: float | None = None
-    """A value beyond it fails, and blocks only beyond `bound`; None: whatever fails blocks."""
+    """A value beyond it fails, and blocks only beyond `bound`; None: whatever fails blocks.
+
+    A recipe that sets a bound of its own has accepted what lies within it: nothing warns there.
+    """
     applies_to: str = ""
 
 
@@ -153,6 +157,15 @@ LAWS: tuple[Law, ...] = (
         "larger of the shares of examples and of trained tokens that enter packing and stand in no sequence",
         "raise seq_len, shorten rows by truncation.overlong instead of packing.slice_strategy, or accept the loss in "
         "gates.packing_loss", applies_to="datasets with examples"),
+    Law("end_to_end_loss", ("packed_shards",), "at_most", 0.25, "error",
+        "larger of the shares of records and of trained tokens that entered and stand in no sequence",
+        "read what each stage rejected with `rowmill stats {recipe}`; raise seq_len, mend the data, or accept the loss "
+        "in gates.end_to_end_loss", warn_from=0.1, applies_to="datasets with examples"),
+    Law("shrunk", ("raw_dataset", "canonical_rows", "packed_shards", "training_splits"), "at_most", 0.5, "error",
+        "largest share by which its files, records, rows, tokens or share of the mixture fell since the published "
+        "build; it only warns if options changed, too",
+        "see that the source is whole and every file was fetched; if there is to be less, waive the finding once",
+        warn_from=0.1, applies_to="recipes whose ranks were published before"),
     Law("limit_cost", ("packed_shards",), "at_most", 0.05, "warn",
         "share of sequences that packing.max_segments_per_example costs, against no limit",
         "raise packing.max_segments_per_example, or set it to null"),
@@ -466,7 +479,6 @@ def _terms(law: Law, gates: GatesBase, dataset: str | None) -> Terms:
     # One that names the dataset goes before one for all.
     waiver = min(covering, key=lambda w: w.dataset is None, default=None)
     limit = law.bound if own is None else own
-    stricter = min if law.direction == "at_most" else max
     return Terms(
         law=law.name,
         direction=law.direction,
@@ -476,7 +488,7 @@ def _terms(law: Law, gates: GatesBase, dataset: str | None) -> Terms:
         remedy=law.remedy,
         waiver_bound=getattr(waiver, law.direction) if waiver else None,
         waiver_reason=waiver.reason if waiver else "",
-        warn_from=None if law.warn_from is None else stricter(law.warn_from, limit),
+        warn_from=law.warn_from if own is None else None,
         applies_to=law.applies_to,
     )
 
@@ -500,17 +512,17 @@ def _own(expectation: Expectation) -> Terms:
 
 def judge(store: Store, manifest: Manifest, terms: Sequence[Terms]) -> list[Verdict]:
     """Return a verdict for each of the terms, judging only what was not judged before on this version."""
-    saved = {one.law: _saved(store, manifest.key, manifest.version, one) for one in terms}
+    saved = {one.law: _saved(store, manifest, one) for one in terms}
     open_terms = [one for one in terms if saved[one.law] is None]
-    fresh = {verdict.law: verdict for verdict in _judge(manifest, open_terms)}
+    fresh = {verdict.law: verdict for verdict in _judge(store, manifest, open_terms)}
     for one in open_terms:
-        store.write_sealed(_verdict_path(manifest.key, manifest.version, one.digest), asdict(fresh[one.law]))
+        store.write_sealed(_verdict_path(store, manifest, one), asdict(fresh[one.law]))
     return [saved[one.law] or fresh[one.law] for one in terms]
 
 
 def judged(store: Store, manifest: Manifest, terms: Iterable[Terms]) -> list[Verdict]:
     """Return the saved verdicts on a version under these terms; what was never judged is left out."""
-    saved = (_saved(store, manifest.key, manifest.version, one) for one in terms)
+    saved = (_saved(store, manifest, one) for one in terms)
     return [verdict for verdict in saved if verdict is not None]
 
 
@@ -525,7 +537,8 @@ def require_open(store: Store, manifest: Manifest, terms: Iterable[Terms]) -> No
     """
     closed: list[str] = []
     for one in terms:
-        verdict = _saved(store, manifest.key, manifest.version, one)
+        # What is measured against other outputs may have to be judged anew though this one did not change.
+        verdict = judge(store, manifest, [one])[0] if one.law in cross_stage.FACTS else _saved(store, manifest, one)
         if one.severity == "error" and verdict is None:
             closed.append(
                 f"{'/'.join(manifest.key)}: {one.law} was never judged on version {manifest.version[:12]}; "
@@ -537,22 +550,38 @@ def require_open(store: Store, manifest: Manifest, terms: Iterable[Terms]) -> No
         raise GateError("\n".join(closed))
 
 
-def _saved(store: Store, key: Key, version: str, terms: Terms) -> Verdict | None:
-    raw = store.read_sealed(_verdict_path(key, version, terms.digest))
+def _saved(store: Store, manifest: Manifest, terms: Terms) -> Verdict | None:
+    raw = store.read_sealed(_verdict_path(store, manifest, terms))
     if raw is None:
         return None
     values: dict[str, Any] = {**raw, "key": tuple(raw["key"]), "samples": tuple(raw["samples"])}
     return Verdict(**values)
 
 
-def _verdict_path(key: Key, version: str, terms_digest: str) -> str:
-    return f"{folder(key)}/verdicts/{version}-{terms_digest}.json"
+def _verdict_path(store: Store, manifest: Manifest, terms: Terms) -> str:
+    across = cross_stage.FACTS.get(terms.law)
+    asked = terms.digest if across is None else digest(terms.digest, across.basis(store, manifest))
+    return f"{folder(manifest.key)}/verdicts/{manifest.version}-{asked}.json"
 
 
-def _judge(manifest: Manifest, terms: Sequence[Terms]) -> list[Verdict]:
-    measured = [one for one in terms if _number(manifest.facts, one) is not None]
-    passed = _expect(manifest.facts, measured) if measured else {}
-    return [_verdict(manifest, one, passed.get(one.law)) for one in terms]
+def _judge(store: Store, manifest: Manifest, terms: Sequence[Terms]) -> list[Verdict]:
+    across = {
+        one.law: cross_stage.FACTS[one.law].measure(store, manifest) for one in terms if one.law in cross_stage.FACTS
+    }
+    whole = replace(manifest, facts=manifest.facts | {law: found.value for law, found in across.items()})
+    explained = [_explained(one, across.get(one.law)) for one in terms]
+    measured = [one for one in explained if _number(whole.facts, one) is not None]
+    passed = _expect(whole.facts, measured) if measured else {}
+    verdicts = [_verdict(whole, one, passed.get(one.law)) for one in explained]
+    # A verdict is kept for the terms that were asked, whatever was said in its words.
+    return [replace(verdict, terms=one.digest) for verdict, one in zip(verdicts, terms, strict=True)]
+
+
+def _explained(terms: Terms, measured: cross_stage.Measured | None) -> Terms:
+    """Return terms that say what a number was made of; a change that the recipe explains blocks nothing."""
+    if measured is None:
+        return terms
+    return replace(terms, what=measured.what or terms.what, severity="warn" if measured.is_intended else terms.severity)
 
 
 def _fact(terms: Terms) -> str:

@@ -44,6 +44,9 @@ REASONS = frozenset(
 )
 """The closed list of reasons for a reject; a reason outside it is a bug."""
 
+CHOSEN = frozenset({"blank", "duplicate", "too_short", "too_long", "split_gap", "straddles_split"})
+"""Reasons that the recipe asked for: nothing is wrong with these records, and no law counts them as lost."""
+
 LEDGER = pa.schema(
     [
         pa.field("row_id", pa.string(), nullable=False),

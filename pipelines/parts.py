@@ -516,6 +516,8 @@ def _save_examples(
         "prompts_that_differ": len(counts.prompts_that_differ),
         "examples_of_prompts": counts.prompts_that_differ[:3],
         "dropped_tokens": counts.dropped_tokens,
+        "dropped_trained": counts.dropped_trained,
+        "trained_removed": int(table.column("trained_removed").to_numpy().sum()),
         "rows_with_tools": tools.rows,
         "tool_tokens": tools.tokens,
         "most_tool_tokens": tools.most,

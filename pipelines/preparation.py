@@ -349,7 +349,12 @@ class Preparer:
         if settled is not None:
             return settled
         splits = self._dataset.truncation.overlong == "split"
-        return self._shortened(draft, example, counts, split=splits)
+        shortened = self._shortened(draft, example, counts, split=splits)
+        if isinstance(shortened, Rejected):
+            return _refused(example, shortened, counts)
+        if splits:
+            counts.dropped_trained += max(0, example.original_trained - sum(one.original_trained for one in shortened))
+        return shortened
 
     def _settled(self, example: Example, kind: Kind, counts: Counts) -> Outcome | None:
         """Return what becomes of an example that is not to be shortened; None if it is."""
@@ -357,8 +362,7 @@ class Preparer:
         if len(example.ids) <= self._limit or policy in ("keep", "raise"):
             return [example]
         if policy == "drop":
-            counts.dropped_tokens += len(example.ids)
-            return Rejected("overlong", f"{len(example.ids)} tokens, at most {self._limit}")
+            return _refused(example, Rejected("overlong", f"{len(example.ids)} tokens, at most {self._limit}"), counts)
         return None
 
     def _policy(self, kind: Kind) -> Overlong:
@@ -571,8 +575,8 @@ class Preparer:
             return windows(example, self._limit)
         options = self._dataset.truncation
         if options.token_cut == "reject":  # noqa: S105  (tokens of text)
-            counts.dropped_tokens += len(example.ids)
-            return Rejected("overlong_after_structure", f"{len(example.ids)} tokens, at most {self._limit}")
+            why = Rejected("overlong_after_structure", f"{len(example.ids)} tokens, at most {self._limit}")
+            return _refused(example, why, counts)
         return [keep_tail(example, self._limit, options.truncate_side, self._encoder.card.bos_id)]
 
     def _edge(self, option: str, token_id: int | None, by_itself: bool, count: int, *, trains: bool) -> list[Stream]:
@@ -640,13 +644,21 @@ def _sizes(rows: pa.Table) -> list[int]:
     return cast("list[int]", lengths.tolist())
 
 
+def _refused(example: Example, why: Rejected, counts: Counts) -> Rejected:
+    """Count the tokens of an example that is rejected for its length; all of them were encoded already."""
+    counts.dropped_tokens += len(example.ids)
+    counts.dropped_trained += int(example.mask.sum())
+    return why
+
+
 def _with_targets(outcome: Outcome, counts: Counts) -> Outcome:
     """Reject a row none of whose examples has a trained token; drop its examples that have none."""
     if isinstance(outcome, Rejected):
         return outcome
     trained = [one for one in outcome if one.mask.any()]
-    if len(trained) < len(outcome):
-        counts.dropped_tokens += sum(one.original_tokens for one in outcome if not one.mask.any())
+    untrained = [one for one in outcome if not one.mask.any()]
+    counts.dropped_tokens += sum(one.original_tokens for one in untrained)
+    counts.dropped_trained += sum(one.original_trained for one in untrained)
     return trained or Rejected("no_loss_tokens", "no trained token is left")
 
 

@@ -19,6 +19,7 @@ LAWS = (
     "zero_loss_rows",
     "context_overflow",
     "packing_loss",
+    "end_to_end_loss",
     "content_dropped",
     "rank_balance",
     "duplicates",

@@ -44,6 +44,8 @@ _SHARES = (
     "zero_loss_rows",
     "context_overflow",
     "packing_loss",
+    "end_to_end_loss",
+    "shrunk",
     "unknown_roles",
     "duplicates",
     "rank_balance",

@@ -19,7 +19,7 @@ from pipelines import filters, parts, sources
 from pipelines.errors import ConfigError
 from pipelines.formats import Records
 from pipelines.formats.columns import KNOWN_ROLES
-from pipelines.ledger import KEPT, REJECTED, add_up, unaccounted
+from pipelines.ledger import CHOSEN, KEPT, REJECTED, add_up, unaccounted
 from pipelines.manifest import NOT_APPLICABLE, Histogram, Part, Table
 from pipelines.recipe import Recipe
 from pipelines.rewriting import Rewrite, rewrite
@@ -43,9 +43,6 @@ from pipelines.storage import digest
 
 VERSION = 7
 """Raise it when any record may become another row, or a row be in another split, or other facts are counted."""
-
-LEFT_OUT_ON_PURPOSE = frozenset({"blank", "duplicate", "too_short", "too_long", "split_gap", "straddles_split"})
-"""Reasons that the recipe asked for; they do not count as rejects of the law of that name."""
 
 
 def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
@@ -192,7 +189,7 @@ def _draft(work: Work, final: list[Part], *, records: int, reused: int, rows_mad
     ]
     roles = add_up(p.facts["roles"] for p in final)
     groups = _groups(work, final)
-    refused = sum(n for r, n in reasons.items() if r not in LEFT_OUT_ON_PURPOSE)
+    refused = sum(n for r, n in reasons.items() if r not in CHOSEN)
     # Blank lines are no rows that anyone wrote: they must not make a share of bad rows smaller.
     taken = records - sum(left_out.values()) - reasons.get("blank", 0)
     largest = int(groups["rows"][0]) if len(groups) else 0
@@ -226,9 +223,7 @@ def _draft(work: Work, final: list[Part], *, records: int, reused: int, rows_mad
         tables=_tables(reasons, roles, preferences, final, groups, samples) | _message_tables(final, facts),
         histograms=_histograms(groups, work),
         samples={
-            "rejects": tuple(
-                row_id for reason, ids in samples.items() if reason not in LEFT_OUT_ON_PURPOSE for row_id in ids
-            )[:10],
+            "rejects": tuple(row_id for reason, ids in samples.items() if reason not in CHOSEN for row_id in ids)[:10],
             "duplicates": samples.get("duplicate", ()),
             "unknown_roles": first_samples(final, "examples_of_roles").get("", ()),
             "preference_data": () if is_record else first_samples(final, "examples_of_preferences").get("", ()),

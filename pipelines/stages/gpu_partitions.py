@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipelines import manifest, parts
+from pipelines import cross_stage, manifest, parts
 from pipelines.examples import WEIGHTS
 from pipelines.findings import Verdict
 from pipelines.manifest import File, Manifest, Part, Table
@@ -379,6 +379,7 @@ def publish(work: Work, made: Manifest, verdicts: Sequence[Verdict], loosened: S
         "ranks": ranks,
     }
     work.store.write_sealed(f"{work.folder}/current.json", content)
+    cross_stage.write_published(work.store, made)
 
 
 def _sets(work: Work, name: str, packed: Manifest) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from pipelines.stages.shard_files import ReadTask, ScratchTask, ShardTask, read_
 from pipelines.stages.split_plans import SPLITS, SURPLUS, Lengths, Plans, SplitPlan, carved_of, plan_splits
 from pipelines.storage import digest, digest_bytes
 
-VERSION = 3
+VERSION = 4
 """Raise it when any shard may hold other bytes, or other facts are counted on the way."""
 
 Ints = NDArray[np.int64]
@@ -270,6 +270,7 @@ def _shard_tasks(
 
 
 def _draft(work: Work, plans: Plans, made: list[Part], left: _LeftOut, read: _Read) -> Draft:
+    losses = _losses(plans, left)
     shards = [part for part in made if "shard" in part.files]
     planned = sum(int(p.plan.ranges[:, 1].sum()) for p in plans.splits)
     written = sum(int(p.facts["tokens"]) for p in shards)
@@ -284,7 +285,8 @@ def _draft(work: Work, plans: Plans, made: list[Part], left: _LeftOut, read: _Re
             "shard_digests": read.damaged,
             "fill": share(planned, sequences * work.recipe.seq_len) if sequences else 1,
             "limit_cost": _limit_cost(work, plans.splits),
-            "packing_loss": _packing_loss(plans, left),
+            "packing_loss": max(share(*of) for of in losses.values()) if losses["examples"][1] else NOT_APPLICABLE,
+            "packing_losses": losses,
             "sequences": sequences,
             "segments": sum(len(p.plan.examples) for p in plans.splits),
             "tokens": planned,
@@ -306,15 +308,13 @@ _FATES = ((REJECTED, "overlong"), (REJECTED, "no_loss_tokens"), ("tail", ""), ("
 """How an example can end at this stage without a token in any sequence: state and reason."""
 
 
-def _packing_loss(plans: Plans, left: _LeftOut) -> float | str:
-    """Return the larger share, of examples or of trained tokens, that stands in no sequence.
+def _losses(plans: Plans, left: _LeftOut) -> dict[str, tuple[int, int]]:
+    """Return how many examples, and how many trained tokens, stand in no sequence, and how many entered.
 
     What was held out and then not needed counts as neither.
     """
     counts = plans.lengths.splits != SURPLUS
     examples, trained = int(counts.sum()), int(plans.lengths.trained[counts].sum())
-    if not examples:
-        return NOT_APPLICABLE
     rejected = sum(state == REJECTED for _, state, _ in left.fates)
     tails = sum(
         min(int(plans.lengths.trained[number]), tokens)
@@ -322,7 +322,7 @@ def _packing_loss(plans: Plans, left: _LeftOut) -> float | str:
         if state == "tail"
     )
     lost = min(trained, sum(one.trained_lost for one in plans.splits) + tails)
-    return max(share(rejected, examples), share(lost, trained))
+    return {"examples": (rejected, examples), "trained_tokens": (lost, trained)}
 
 
 def _limit_cost(work: Work, plans: Sequence[SplitPlan]) -> float:

@@ -33,7 +33,7 @@ from pipelines.stages import (
 from pipelines.storage import digest
 from pipelines.tokenization import LoadedTokenizer
 
-VERSION = 4
+VERSION = 5
 """Raise it when any row may become another example, or other facts are counted."""
 
 LENGTH_REASONS = frozenset({"overlong", "overlong_after_structure"})
@@ -188,6 +188,7 @@ def _draft(
         "rows": rows, "kept": kept, "rejected": sum(reasons.values()), "examples": examples,
         "tokens": tokens, "trained_tokens": classes.get("trained", 0),
         "trained_share": share(classes.get("trained", 0), tokens),
+        "trained_removed": counted["trained_removed"], "dropped_trained": counted["dropped_trained"],
         "dropped_kinds": add_up(p.facts["dropped"] for p in made),
         "text_roundtrip": share(counted["altered"], examples) if examples else NOT_APPLICABLE,
         "short_documents": _short_documents(work.input("canonical_rows").parts, made),
@@ -219,7 +220,7 @@ def _draft(
 
 _COUNTED = ("verified", "outside_vocabulary", "usual_way", "lane_differences", "controlled_rows", "altered",
             "straddles", "original_tokens", "rows_with_tools", "tool_tokens", "prompts_compared",
-            "prompts_that_differ")  # fmt: skip
+            "prompts_that_differ", "trained_removed", "dropped_trained")  # fmt: skip
 
 OF_TEMPLATE = ("render_equal", "content_dropped", "contract", "prompt_match", "date_pinned", "control_strings",
                "prompt_parity")  # fmt: skip

@@ -126,8 +126,8 @@ def problems(error: ValidationError, model: type[BaseModel], where: str) -> Iter
     reasons: dict[tuple[str, ...], list[str]] = {}
     mismatched: set[tuple[str, ...]] = set()
     for one in error.errors():
-        steps, known = _walk(model, one["loc"])
-        reasons.setdefault(tuple(steps), []).append(_reason(one, known))
+        steps, models = _walk(model, one["loc"])
+        reasons.setdefault(tuple(steps), []).append(_reason(one, models))
         if one["type"] in _WANTED:
             mismatched.add(tuple(steps))
     for path, found in reasons.items():
@@ -145,7 +145,8 @@ _WANTED = {
 }  # fmt: skip
 
 
-def _reason(one: Any, known: set[str]) -> str:
+def _reason(one: Any, models: set[type[BaseModel]]) -> str:
+    known = {name for model in models for name in model.model_fields} - _given(models) | _beside(models)
     context: Mapping[str, Any] = one.get("ctx", {})
     got = one["input"]
     match one["type"]:
@@ -160,6 +161,8 @@ def _reason(one: Any, known: set[str]) -> str:
         case "union_tag_invalid":
             tags = str(context["expected_tags"]).replace("'", "")
             return f"{context['tag']!r} is not a kind; choose {tags}"
+        case "union_tag_not_found":
+            return f"has no kind; choose {one_of(_tags(models))} and write it as kind: …"
         case "value_error":
             return str(context["error"])
         case str(kind) if kind in _WANTED:
@@ -180,11 +183,11 @@ _UNION_BRANCH = re.compile(
 """What pydantic puts into a location for a branch of a union of plain types; nobody wrote it."""
 
 
-def _walk(model: type[BaseModel], path: tuple[int | str, ...]) -> tuple[list[str], set[str]]:
+def _walk(model: type[BaseModel], path: tuple[int | str, ...]) -> tuple[list[str], set[type[BaseModel]]]:
     """Follow an error's location through the models.
 
-    Returns the steps as a user would write them (without the tags of unions) and the names of the fields
-    of the innermost model on the way.
+    Returns the steps as a user would write them (without the tags of unions) and the innermost models on the way:
+    several where a value may be of several kinds.
     """
     current: set[type[BaseModel]] = {model}
     steps: list[str] = []
@@ -200,7 +203,7 @@ def _walk(model: type[BaseModel], path: tuple[int | str, ...]) -> tuple[list[str
         fields = [one.model_fields[str(step)] for one in current if str(step) in one.model_fields]
         following = {found for field in fields for found in _models_in(field.annotation)}
         current = following or current
-    return steps, {name for one in current for name in one.model_fields} - _given(current) | _beside(current)
+    return steps, current
 
 
 def _given(models: set[type[BaseModel]]) -> set[str]:
@@ -211,6 +214,12 @@ def _given(models: set[type[BaseModel]]) -> set[str]:
 def _beside(models: set[type[BaseModel]]) -> set[str]:
     """Return the keys that a file may have though they are no fields: they are used up before validation."""
     return {name for one in models for name in getattr(one, "USED_UP", ())}
+
+
+def _tags(models: set[type[BaseModel]]) -> list[str]:
+    """Return the kinds that some models are of."""
+    kinds = (one.model_fields.get("kind") for one in models)
+    return sorted({str(tag) for kind in kinds if kind is not None for tag in get_args(kind.annotation)})
 
 
 def _is_tagged(model: type[BaseModel], tag: str) -> bool:

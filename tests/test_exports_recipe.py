@@ -73,6 +73,13 @@ def test_unknown_kind_names_those_there_are() -> None:
     assert "'litdata' is not a kind; choose native, hf, axolotl" in said
 
 
+def test_export_without_a_kind_names_those_there_are() -> None:
+    said = refusal({"name": "flat"})
+
+    assert "exports.0: has no kind; choose astrai_bin, " in said
+    assert "native" in said
+
+
 def test_unknown_option_names_the_nearest() -> None:
     said = refusal({"kind": "axolotl", "name": "mine", "sequence_length": 4096})
 

@@ -14,9 +14,11 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 from pipelines import ancestry, datadocs, findings, manifest, recipe, stats
 from pipelines.errors import ConfigError, DamagedFileError, IntegrityError, PipelineError
@@ -107,6 +109,23 @@ class Step:
         return f"{EXPORTS}/{self.key[-1]}" if self.name == EXPORTS else self.name
 
 
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """The steps of a recipe, and what a gate asks about them; each is computed once, when it is first asked for."""
+
+    recipe: Recipe
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps in the order in which they can run."""
+        return tuple(_steps(self.recipe))
+
+    @cached_property
+    def terms(self) -> Mapping[Key, tuple[Terms, ...]]:
+        """What the output of each step is held against."""
+        return {step.key: step.terms for step in self.steps}
+
+
 @dataclass(frozen=True, slots=True)
 class Project:
     """A recipe and where its work is done. `base` resolves the recipe's relative paths."""
@@ -114,6 +133,13 @@ class Project:
     recipe: Recipe
     store: Store
     base: Path
+    graph: Graph = field(default=cast("Graph", None), compare=False, repr=False)
+    """The recipe's steps; `replace` hands them on as long as the recipe is the same."""
+
+    def __post_init__(self) -> None:
+        """Make the graph of the recipe, unless this one is already of it."""
+        if cast("Graph | None", self.graph) is None or self.graph.recipe is not self.recipe:
+            object.__setattr__(self, "graph", Graph(self.recipe))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,21 +177,23 @@ def open_project(path: Path, root: str | None = None, overrides: Mapping[str, st
 
 def road(project: Project) -> tuple[Step, ...]:
     """Return the steps of a recipe in the order in which they can run."""
-    name = project.recipe.name
-    steps = [_dataset_step(project, dataset, stage) for dataset in project.recipe.datasets for stage in DATASET_STAGES]
-    packed = tuple((name, dataset, "packed_shards") for dataset in project.recipe.datasets)
-    everything = tuple(step.key for step in steps)
+    return project.graph.steps
+
+
+def _steps(loaded: Recipe) -> Iterator[Step]:
+    name = loaded.name
+    of_datasets = [_dataset_step(loaded, dataset, stage) for dataset in loaded.datasets for stage in DATASET_STAGES]
+    yield from of_datasets
+    packed = tuple((name, dataset, "packed_shards") for dataset in loaded.datasets)
+    everything = tuple(step.key for step in of_datasets)
     splits: Key = (name, "training_splits")
-    steps.append(_step(project, None, "training_splits", splits, packed, packed))
-    steps.append(
-        _step(project, None, "gpu_partitions", (name, "gpu_partitions"), (splits, *packed), (*everything, splits))
-    )
-    steps += [
-        _step(project, None, EXPORTS, (name, EXPORTS, one.name), (splits, *packed), (*everything, splits))
-        for one in project.recipe.exports
-    ]
-    steps += [_dataset_step(project, dataset, stage) for dataset, stage in _generations(project.recipe)]
-    return tuple(steps)
+    yield _step(loaded, None, "training_splits", splits, packed, packed)
+    inputs, gates = (splits, *packed), (*everything, splits)
+    yield _step(loaded, None, "gpu_partitions", (name, "gpu_partitions"), inputs, gates)
+    for one in loaded.exports:
+        yield _step(loaded, None, EXPORTS, (name, EXPORTS, one.name), inputs, gates)
+    for dataset, stage in _generations(loaded):
+        yield _dataset_step(loaded, dataset, stage)
 
 
 def _generations(loaded: Recipe) -> Iterator[tuple[str, str]]:
@@ -191,30 +219,30 @@ _GATES = _INPUTS | {"packed_shards": ("raw_dataset", "tokenized_examples", "trun
 """What must be open, beside what is read: shards are not packed past a failed check of the statistics."""
 
 
-def _dataset_step(project: Project, dataset: str, stage: str) -> Step:
-    at = (project.recipe.name, dataset)
+def _dataset_step(loaded: Recipe, dataset: str, stage: str) -> Step:
+    at = (loaded.name, dataset)
     inputs = tuple((*at, name) for name in _INPUTS[stage])
     gates = tuple((*at, name) for name in _GATES[stage])
-    return _step(project, dataset, stage, (*at, stage), inputs, gates)
+    return _step(loaded, dataset, stage, (*at, stage), inputs, gates)
 
 
 def _step(
-    project: Project, dataset: str | None, stage: str, key: Key, inputs: tuple[Key, ...], gates: tuple[Key, ...]
+    loaded: Recipe, dataset: str | None, stage: str, key: Key, inputs: tuple[Key, ...], gates: tuple[Key, ...]
 ) -> Step:
     return Step(
         name=stage,
-        recipe=project.recipe.name,
+        recipe=loaded.name,
         dataset=dataset,
         key=key,
         inputs=inputs,
         gates=gates,
         code_version=_STAGES[stage].code_version(
-            project.recipe,
+            loaded,
             key[-1] if stage == EXPORTS else dataset or "",
-            sorted(set(_waivers_on(project.recipe, gates))),
+            sorted(set(_waivers_on(loaded, gates))),
         ),
         description=DESCRIPTIONS[stage],
-        terms=findings.terms_of(project.recipe.gates, stage, dataset),
+        terms=findings.terms_of(loaded.gates, stage, dataset),
         on_demand=stage in GENERATION_STAGES,
     )
 
@@ -259,7 +287,7 @@ def open_inputs(project: Project, step: Step) -> dict[Key, Manifest]:
         If an input was never built.
 
     """
-    terms = {one.key: one.terms for one in road(project)}
+    terms = project.graph.terms
     closed: list[PipelineError] = []
     found: dict[Key, Manifest] = {}
     for key in dict.fromkeys((*step.inputs, *step.gates)):
@@ -286,12 +314,12 @@ def require_open_ancestry(project: Project, inputs: Iterable[Manifest], *, gated
         Naming each closed check with its number, threshold and remedy.
 
     """
-    known = {one.key: one.terms for one in road(project)}
+    graph = project.graph
 
     def terms(made: Manifest) -> Sequence[Terms]:
         # A kept version may be of a dataset that the recipe no longer has, or calls otherwise: it is judged alike.
         dataset = made.key[1] if made.stage in _GATES else None
-        return known.get(made.key) or findings.terms_of(project.recipe.gates, made.stage, dataset)
+        return graph.terms.get(made.key) or findings.terms_of(project.recipe.gates, made.stage, dataset)
 
     ancestry.require_open(project.store, inputs, terms=terms, beside=_gates_beside, gated=gated)
 
@@ -577,7 +605,7 @@ def judge(project: Project, step: Step, made: Manifest, *, only: Collection[str]
     with full_disk_named(project.store, "/".join(step.key)):
         verdicts = findings.judge(project.store, made, chosen)
         # A law that is judged alone must not hide what is known of the others.
-        known = findings.judged(project.store, made, step.terms)
+        known = verdicts if only is None else findings.judged(project.store, made, step.terms)
         stats.write_findings(project.store, made, known)
         datadocs.write(project.store, made, step.terms, known)
     return verdicts

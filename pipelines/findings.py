@@ -19,7 +19,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, create_model, model_validator
@@ -367,7 +367,7 @@ else:
     """`GatesBase` plus one optional `Bound` per law, so that a mistyped law is an unknown key."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Terms:
     """What a fact is held against: the law as this recipe sets it."""
 
@@ -389,7 +389,7 @@ class Terms:
         """The bound of what passes."""
         return self.bound if self.warn_from is None else self.warn_from
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Identify the terms: a verdict under other terms says nothing about these."""
         return digest(VERSION, asdict(self))

@@ -19,9 +19,9 @@ from rich.padding import Padding
 from rich.text import Text
 
 from pipelines import manifest, plots, stats
-from pipelines.build import Forecast, Project, Report, Step, followers, judge, road
+from pipelines.build import Forecast, Project, Report, Step, followers, road
 from pipelines.comparison import Compared, Line
-from pipelines.findings import Verdict
+from pipelines.findings import Verdict, judge
 from pipelines.generated_output import ParsedFiles
 from pipelines.ledger import KEPT
 from pipelines.manifest import EXPORTS, Manifest, Table, folder
@@ -630,7 +630,7 @@ def failed_findings(project: Project) -> list[Verdict]:
     for step in road(project):
         made = manifest.current(project.store, step.key)
         if made is not None:
-            found += [one for one in judge(project, step, made) if one.failed]
+            found += [one for one in judge(project.store, made, step.terms) if one.failed]
     return found
 
 

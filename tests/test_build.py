@@ -7,14 +7,16 @@ disks and kills (`test_robustness.py`).
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipelines import build, manifest
+from pipelines import build, findings, manifest
 from pipelines.errors import ConfigError, GateError, IntegrityError
 from pipelines.executors import local
+from pipelines.storage import Store
 from tests.recipes import CHAT, LENIENT, PAIR, Built, Road, chat, lines, pair
 
 DATASETS: dict[str, dict[str, Any]] = {
@@ -76,6 +78,33 @@ def test_second_build_reuses_every_step_and_writes_no_part(first: Built, ready: 
     assert second.made() == set()
     assert second.versions() == first.versions()
     assert times(ready) == written
+
+
+def test_steps_of_a_recipe_are_made_once_however_many_ask(ready: Road, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, str | None]] = []
+    terms_of = findings.terms_of
+
+    def counted(gates: Any, stage: str, dataset: str | None) -> Any:
+        made.append((stage, dataset))
+        return terms_of(gates, stage, dataset)
+
+    monkeypatch.setattr(findings, "terms_of", counted)
+    project = ready.project
+
+    build.build(project)
+    build.open_inputs(replace(project, store=Store(str(ready.store))), build.road(project)[-1])
+
+    assert sorted(made, key=str) == sorted(((step.name, step.dataset) for step in build.road(project)), key=str)
+
+
+def test_steps_follow_a_replaced_recipe(ready: Road) -> None:
+    project = ready.project
+    datasets = {"tasks": project.recipe.datasets["tasks"]}
+
+    alone = replace(project, recipe=project.recipe.model_copy(update={"datasets": datasets}))
+
+    assert {step.dataset for step in build.road(project)} == {"chats", "tasks", None}
+    assert {step.dataset for step in build.road(alone)} == {"tasks", None}
 
 
 def test_build_in_another_folder_gives_the_same_bytes(first: Built, road: Road) -> None:

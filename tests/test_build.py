@@ -6,6 +6,8 @@ disks and kills (`test_robustness.py`).
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +15,13 @@ from typing import Any
 
 import pytest
 
-from pipelines import build, findings, manifest
+from pipelines import build, cli, findings, manifest
 from pipelines.errors import ConfigError, GateError, IntegrityError
 from pipelines.executors import local
 from pipelines.storage import Store
 from tests.recipes import CHAT, LENIENT, PAIR, Built, Road, chat, lines, pair
+
+ROOT = Path(__file__).resolve().parent.parent
 
 DATASETS: dict[str, dict[str, Any]] = {
     "chats": {"source": {"train_urls": ["data/chats.jsonl"]}, "format": CHAT},
@@ -105,6 +109,18 @@ def test_steps_follow_a_replaced_recipe(ready: Road) -> None:
 
     assert {step.dataset for step in build.road(project)} == {"chats", "tasks", None}
     assert {step.dataset for step in build.road(alone)} == {"tasks", None}
+
+
+def test_build_in_which_nothing_changed_imports_what_judges_nothing(ready: Road) -> None:
+    script = (
+        "import sys; from pipelines import cli; status = cli.main(['build', sys.argv[1]]); "
+        "print(status, sorted({'pandas', 'great_expectations', 'transformers', 'tokenizers'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", script, str(ready.config)]
+    # The first writes the report and the views, which a build by the engine alone does not.
+    said = [subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT) for _ in range(2)][-1]
+
+    assert said.stdout.splitlines()[-1] == f"{cli.DONE} []"
 
 
 def test_build_in_another_folder_gives_the_same_bytes(first: Built, road: Road) -> None:

@@ -80,7 +80,7 @@ def write_table(store: Store, table: str, recipe: str, scope: str, version: str,
         If `content` lacks a column of the table or has one of another type; further columns are left out.
 
     """
-    path = f"{_partition(table, recipe, scope, version)}/part-0.parquet"
+    path = _first_file(table, recipe, scope, version)
     encoded = _encode(_conform(content, SCHEMAS[table], f"table {table}"))
     if not (store.exists(path) and store.read(path) == encoded):
         store.write(path, encoded)
@@ -115,8 +115,8 @@ def tables_of(store: Store, manifest: Manifest, *, reused: bool = False, parts_r
 
     """
     _write_build(store, manifest, reused, parts_reused)
-    for table, content in _short_tables(manifest):
-        write_table(store, table, *scope_of(manifest.key), manifest.version, content)
+    for table, lines, where in _short_tables(manifest):
+        _write_lines(store, table, *scope_of(manifest.key), manifest.version, lines, where)
     for table, feeds in _long_tables(manifest).items():
         _copy(store, manifest, table, feeds)
 
@@ -152,7 +152,7 @@ def forget(store: Store, recipe: str, scope: str, version: str) -> None:
 def write_empty_tables(store: Store) -> None:
     """Put a file without rows under `recipe=_` of each table, so that every view stands over a file."""
     for table, schema in SCHEMAS.items():
-        store.write(f"{_partition(table, '_', '_', '_')}/part-0.parquet", _encode(schema.empty_table()))
+        store.write(_first_file(table, "_", "_", "_"), _encode(schema.empty_table()))
     store.write("stats/_current/recipe=_/scope=_/stage=_/current-0.parquet", _encode(CURRENT.empty_table()))
 
 
@@ -183,35 +183,54 @@ def _write_build(store: Store, manifest: Manifest, reused: bool, parts_reused: i
         "parts_reused": parts if reused else parts_reused,
         "rows": rows.count if rows else None,
     }
-    content = pa.Table.from_pylist([line], schema=SCHEMAS["builds"])
     prefix = "reused" if reused else "made"
     newest = _newest(store, folder, prefix, SCHEMAS["builds"])
-    if newest is not None and newest.equals(content):
+    if newest is not None and newest.to_pylist() == [line]:
         return
+    content = pa.Table.from_pylist([line], schema=SCHEMAS["builds"])
     _append(store, folder, prefix, lambda _: content, prune=reused)
 
 
-def _short_tables(manifest: Manifest) -> Iterator[tuple[str, pa.Table]]:
+_Lines = list[dict[str, Any]]
+
+
+def _short_tables(manifest: Manifest) -> Iterator[tuple[str, _Lines, str]]:
+    """Yield each table that a manifest holds whole: its name, its lines, and where they come from."""
     ledger = [{"stage": manifest.stage, "state": s, "reason": r, "records": n} for s, r, n in manifest.ledger]
     tokens = [{"stage": manifest.stage, "split": s, "class": c, "tokens": n} for s, c, n in manifest.token_ledger]
+    where = "/".join(manifest.key)
     for table, lines in (("ledger", ledger), ("token_ledger", tokens)):
         if lines:
-            yield table, pa.Table.from_pylist(lines, schema=SCHEMAS[table])
+            yield table, lines, f"{where}: {table}"
     for table in FED_BY_TABLES.get(manifest.stage, ()):
         if table in manifest.tables:
-            where = f"{'/'.join(manifest.key)}: table {table}"
-            yield table, _as_arrow(manifest.tables[table], SCHEMAS[table], where)
+            at = f"{where}: table {table}"
+            yield table, _lines_of(manifest.tables[table], SCHEMAS[table], at), at
 
 
-def _as_arrow(table: Table, schema: pa.Schema, where: str) -> pa.Table:
-    columns = {name: [row[i] for row in table.rows] for i, name in enumerate(table.columns)}
-    _require(schema, columns, where)
-    values = [columns.get(field.name, [None] * len(table.rows)) for field in schema]
+def _lines_of(table: Table, schema: pa.Schema, where: str) -> _Lines:
+    """Return the rows of a table under the columns of a schema; what the table does not have is null."""
+    _require(schema, table.columns, where)
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    return [{name: row.get(name) for name in schema.names} for row in rows]
+
+
+def _write_lines(store: Store, table: str, recipe: str, scope: str, version: str, lines: _Lines, where: str) -> None:
+    """Write one version of a short table, unless it is there and says the same.
+
+    What is there is compared as Python values: on a night in which nothing changed no Arrow array is made of any,
+    for which pyarrow would import pandas first, a second of work.
+    """
+    schema, path = SCHEMAS[table], _first_file(table, recipe, scope, version)
+    if store.exists(path):
+        known = store.unchecked_table(path)
+        if known.schema.remove_metadata().equals(schema) and known.to_pylist() == lines:
+            return
     try:
-        arrays = [pa.array(column, field.type) for column, field in zip(values, schema, strict=True)]
+        content = pa.Table.from_pylist(lines, schema=schema)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
         raise _misfit(where, error, schema) from error
-    return pa.Table.from_arrays(arrays, schema=schema)
+    write_table(store, table, recipe, scope, version, content)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +254,7 @@ def _long_tables(manifest: Manifest) -> dict[str, list[_Feed]]:
 def _copy(store: Store, manifest: Manifest, table: str, feeds: Sequence[_Feed]) -> None:
     """Copy a table's columns from part files; a copy that is there under this schema is whole and stays."""
     schema = SCHEMAS[table]
-    path = f"{_partition(table, *scope_of(manifest.key), manifest.version)}/part-0.parquet"
+    path = _first_file(table, *scope_of(manifest.key), manifest.version)
     if store.exists(path) and _schema_of(store, path).equals(schema):
         return
     shape = _sequences(manifest) if table == "sequences" else _columns(schema)
@@ -328,6 +347,10 @@ def _partition(table: str, recipe: str, scope: str, version: str) -> str:
     return f"stats/{table}/recipe={_word(recipe)}/scope={_word(scope)}/version={_word(version)}"
 
 
+def _first_file(table: str, recipe: str, scope: str, version: str) -> str:
+    return f"{_partition(table, recipe, scope, version)}/part-0.parquet"
+
+
 def _word(name: str) -> str:
     """Return a name that becomes a folder; data never gets here, so another one is our own bug."""
     assert PATH_WORD.fullmatch(name), f"{name!r} cannot be part of a path"
@@ -342,9 +365,11 @@ def _encode(content: pa.Table) -> bytes:
 
 def _read(store: Store, path: str, schema: pa.Schema) -> pa.Table:
     """Read a table; a column that an older writer did not know is null."""
-    return pa.concat_tables([schema.empty_table(), store.unchecked_table(path)], promote_options="default").select(
-        schema.names
-    )
+    content = store.unchecked_table(path)
+    absent = [name for name in schema.names if name not in content.column_names]
+    for name in absent:
+        content = content.append_column(name, pa.nulls(len(content), schema.field(name).type))
+    return content.select(schema.names)
 
 
 def _schema_of(store: Store, path: str) -> pa.Schema:

@@ -3,7 +3,7 @@
 Results are appended to `benchmarks/results.jsonl`.
 """
 
-from benchmarks import parsing, records, road, running, scale, shards, turns
+from benchmarks import parsing, quiet_rebuild, records, road, running, scale, shards, turns
 
 if __name__ == "__main__":
     road.main(10)
@@ -13,3 +13,4 @@ if __name__ == "__main__":
     turns.main(1000)
     shards.main(12)
     running.main()
+    quiet_rebuild.main(30)

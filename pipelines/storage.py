@@ -131,8 +131,24 @@ class Store:
         return self._parquet(self.content(file), columns)
 
     def unchecked_table(self, relative: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read a Parquet file whose digest is nowhere written down, such as a table of statistics."""
-        return self._parquet(self._buffer(relative), columns)
+        """Read a Parquet file whose digest is nowhere written down, such as a table of statistics.
+
+        Raises
+        ------
+        DamagedFileError
+            If it is no Parquet file, or the checksum of one of its pages, where it has them, is another.
+
+        """
+        try:
+            return self._parquet(self._buffer(relative), columns)
+        except FileNotFoundError:
+            raise
+        except (pa.ArrowException, OSError) as error:
+            raise DamagedFileError(
+                f"{self.path(relative)}: {' '.join(str(error).split())}; a whole Parquet file is needed; build again "
+                "to make it anew, and check the disk",
+                relative,
+            ) from error
 
     def _buffer(self, relative: str) -> pa.Buffer:
         if not self.is_local:
@@ -143,7 +159,7 @@ class Store:
     def _parquet(self, content: pa.Buffer, columns: Sequence[str] | None) -> pa.Table:
         wanted = None if columns is None else list(columns)
         # Not `read_table`: it looks at the file as a dataset of one, which takes longer than reading a small part.
-        with pq.ParquetFile(pa.BufferReader(content)) as file:
+        with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
             # A Python buffer is read on this thread: Arrow's own may let go of it only when the interpreter is ending;
             # they then wait for its lock, are ended by it, and the process aborts ("terminate called without an
             # active exception").

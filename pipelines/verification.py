@@ -10,7 +10,7 @@ raised: whoever asks wants to hear of all of it. `discard` then takes away what 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pipelines import build, manifest
+from pipelines import build, manifest, stats
 from pipelines.build import Project, Step
 from pipelines.errors import DamagedFileError, IntegrityError
 from pipelines.findings import Verdict
@@ -68,7 +68,7 @@ def _check(project: Project, step: Step, *, deep: bool) -> Checked:
         return Checked(step, made, verdicts)
     files = [file for part in made.parts for file in part.files.values()]
     size = sum(file.bytes for file in files)
-    damage = _damage(project.store, files)
+    damage = _damage(project.store, files) | stats.damage(project.store, made.key, made.version)
     # What is damaged has no content that could be compared.
     said = tuple(damage.values()) or tuple(_content_damage(project.store, made))
     return Checked(step, made, verdicts, said, tuple(damage), len(files), size)
@@ -87,6 +87,8 @@ def _damage(store: Store, files: Sequence[File]) -> dict[str, str]:
 
 def discard(project: Project, checked: Sequence[Checked]) -> list[str]:
     """Remove damaged files, and every version that was made of one; the next build makes all of it again.
+
+    Tables of statistics are made of versions, not versions of them: of these only the file goes.
 
     A build that reads a damaged file notices, but one of an older version of rowmill did not: its outputs may be as
     wrong as what they were made of. What trainers open is taken away with its ranks. Returns a line per version.

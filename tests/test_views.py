@@ -21,7 +21,7 @@ from pipelines.findings import Verdict
 from pipelines.manifest import File, Key, Manifest, Part, Table
 from pipelines.rows import REJECTS, ROWS
 from pipelines.stats import words
-from pipelines.storage import Store
+from pipelines.storage import Store, digest_bytes
 
 CHATS: tuple[str, str] = ("support", "chats")
 
@@ -56,7 +56,8 @@ def part_of(store: Store, name: str, **files: pa.Table) -> Part:
         path = f"parts/{name}/{file}.parquet"
         with store.create(path) as handle:
             pq.write_table(table, handle)
-        written[file] = File(path=path, bytes=1, digest="d", rows=len(table))
+        content = store.read(path)
+        written[file] = File(path=path, bytes=len(content), digest=digest_bytes(content), rows=len(table))
     return Part(fingerprint=name, files=written)
 
 
@@ -506,7 +507,7 @@ WRITER = """
 import sys
 import pyarrow as pa
 from pipelines import stats
-from pipelines.storage import Store
+from pipelines.storage import Store, digest_bytes
 
 store = Store(sys.argv[1])
 for number in range(1, int(sys.argv[2]) + 1):

@@ -25,6 +25,7 @@ from pipelines.stats.lengths import (
 )
 from pipelines.stats.schemas import SCHEMAS
 from pipelines.stats.tables import (
+    damage,
     forget,
     point_current,
     scope_of,
@@ -41,6 +42,7 @@ __all__ = [
     "SCHEMAS",
     "advice",
     "candidate_seq_lens",
+    "damage",
     "forget",
     "length_buckets",
     "length_histogram",

@@ -15,6 +15,7 @@ pointer named a version younger than the reader's list of files.
 """
 
 import io
+import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,12 +28,14 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.errors import SchemaError
+from pipelines.errors import DamagedFileError, SchemaError
 from pipelines.findings import Verdict
 from pipelines.manifest import EXPORTS, File, Key, Manifest, Part, Table, stage_of
 from pipelines.stats.counts import parts_of, rows_of
 from pipelines.stats.schemas import CURRENT, SCHEMAS
 from pipelines.storage import Store
+
+_LOG = logging.getLogger("rowmill.stats")
 
 RECIPE_SCOPE = "_recipe"
 """The scope of stages that belong to a whole recipe; no dataset can have this name."""
@@ -222,10 +225,9 @@ def _write_lines(store: Store, table: str, recipe: str, scope: str, version: str
     for which pyarrow would import pandas first, a second of work.
     """
     schema, path = SCHEMAS[table], _first_file(table, recipe, scope, version)
-    if store.exists(path):
-        known = store.unchecked_table(path)
-        if known.schema.remove_metadata().equals(schema) and known.to_pylist() == lines:
-            return
+    known = _kept(store, path)
+    if known is not None and known.schema.remove_metadata().equals(schema) and known.to_pylist() == lines:
+        return
     try:
         content = pa.Table.from_pylist(lines, schema=schema)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
@@ -255,11 +257,11 @@ def _copy(store: Store, manifest: Manifest, table: str, feeds: Sequence[_Feed]) 
     """Copy a table's columns from part files; a copy that is there under this schema is whole and stays."""
     schema = SCHEMAS[table]
     path = _first_file(table, *scope_of(manifest.key), manifest.version)
-    if store.exists(path) and _schema_of(store, path).equals(schema):
+    if store.exists(path) and _has_schema(store, path, schema):
         return
     shape = _sequences(manifest) if table == "sequences" else _columns(schema)
     batches = (shape(batch, feed) for feed in feeds for batch in _batches(store, feed.file, schema))
-    with store.create(path) as handle, pq.ParquetWriter(handle, schema, compression="zstd") as writer:
+    with store.create(path) as handle, pq.ParquetWriter(handle, schema, **_WRITTEN) as writer:
         for group in _groups(batches, schema):
             writer.write_table(group, row_group_size=GROUP_ROWS)
 
@@ -298,7 +300,7 @@ def _sequences(manifest: Manifest) -> _Shape:
 
 
 def _batches(store: Store, file: File, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    with pq.ParquetFile(store.path(file.path) if store.is_local else store.open(file.path)) as parquet:
+    with pq.ParquetFile(pa.BufferReader(store.content(file))) as parquet:
         present = [name for name in schema.names if name in parquet.schema_arrow.names]
         yield from parquet.iter_batches(batch_size=GROUP_ROWS, columns=present, use_threads=store.is_local)
 
@@ -357,24 +359,78 @@ def _word(name: str) -> str:
     return name
 
 
+_WRITTEN: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
+"""No manifest holds the digest of a table of statistics: its pages say by themselves that they are whole."""
+
+
 def _encode(content: pa.Table) -> bytes:
     buffer = io.BytesIO()
-    pq.write_table(content, buffer, compression="zstd")
+    pq.write_table(content, buffer, **_WRITTEN)
     return buffer.getvalue()
 
 
-def _read(store: Store, path: str, schema: pa.Schema) -> pa.Table:
+def _kept(store: Store, path: str) -> pa.Table | None:
+    """Return a table that is there; one that is damaged is removed, to be written again, and said to be so."""
+    try:
+        return store.unchecked_table(path) if store.exists(path) else None
+    except DamagedFileError as error:
+        _LOG.warning("%s; it is made again", error)
+        store.remove(path)
+        return None
+
+
+def damage(store: Store, key: Key, version: str) -> dict[str, str]:
+    """Return a sentence for each table of a version that is not what was written, by its path."""
+    found: dict[str, str] = {}
+    for table in SCHEMAS:
+        folder = _partition(table, *scope_of(key), version)
+        for name in store.list(folder):
+            try:
+                store.unchecked_table(f"{folder}/{name}")
+            except DamagedFileError as error:
+                found[error.path] = str(error).removeprefix(store.path("") + "/")
+    return found
+
+
+def require_whole(store: Store) -> None:
+    """Read every table of statistics; DamagedFileError names the first that is not whole."""
+    for path in _files(store, "stats"):
+        try:
+            store.unchecked_table(path)
+        except DamagedFileError as error:
+            raise DamagedFileError(
+                f"{error}; `rowmill verify --deep --discard` takes away all that is damaged", error.path
+            ) from error
+
+
+def _files(store: Store, folder: str) -> Iterator[str]:
+    for name in store.list(folder):
+        path = f"{folder}/{name}"
+        if name.endswith(".parquet"):
+            yield path
+        elif "." not in name.partition("=")[0]:
+            yield from _files(store, path)
+
+
+def _read(store: Store, path: str, schema: pa.Schema) -> pa.Table | None:
     """Read a table; a column that an older writer did not know is null."""
-    content = store.unchecked_table(path)
+    content = _kept(store, path)
+    if content is None:
+        return None
     absent = [name for name in schema.names if name not in content.column_names]
     for name in absent:
         content = content.append_column(name, pa.nulls(len(content), schema.field(name).type))
     return content.select(schema.names)
 
 
-def _schema_of(store: Store, path: str) -> pa.Schema:
-    with store.open(path) as handle:
-        return cast(pa.Schema, pq.read_schema(handle)).remove_metadata()
+def _has_schema(store: Store, path: str, schema: pa.Schema) -> bool:
+    """Tell whether a table is of a schema; one whose end is damaged is of none."""
+    try:
+        with store.open(path) as handle:
+            return cast(pa.Schema, pq.read_schema(handle)).remove_metadata().equals(schema)
+    except (pa.ArrowException, OSError) as error:
+        _LOG.warning("%s: %s; it is made again", store.path(path), error)
+        return False
 
 
 def _stamped(store: Store, folder: str, prefix: str) -> list[str]:

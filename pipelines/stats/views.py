@@ -24,7 +24,7 @@ import pyarrow as pa
 from pipelines.errors import ConfigError
 from pipelines.stats import words
 from pipelines.stats.schemas import SCHEMAS
-from pipelines.stats.tables import write_empty_tables
+from pipelines.stats.tables import require_whole, write_empty_tables
 from pipelines.storage import Store, digest
 
 if TYPE_CHECKING:
@@ -84,7 +84,11 @@ def publish_views(store: Store) -> None:
         return
     write_empty_tables(store)
     if store.is_local:
-        _replace(store, statements)
+        try:
+            _replace(store, statements)
+        except duckdb.Error:
+            require_whole(store)
+            raise
     store.write(MARKER, orjson.dumps(wanted))
 
 
@@ -197,16 +201,19 @@ def query(store: Store, sql: str, *, recipe: str | None = None) -> tuple[tuple[s
     import duckdb
 
     publish_views(store)
-    with _connect(store, recipe) as connection:
-        try:
+    try:
+        with _connect(store, recipe) as connection:
             statements = connection.extract_statements(sql)
             if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
                 # COPY and EXPORT would write into the one folder that may be read.
                 raise _refused(sql, "not a single SELECT")
             result = connection.execute(statements[0])
             return tuple(str(column[0]) for column in result.description), result.fetchall()
-        except duckdb.Error as error:
-            raise _refused(sql, " ".join(str(error).split("\n\nLINE", 1)[0].split())) from error
+    except duckdb.Error as error:
+        if isinstance(error, duckdb.IOException | duckdb.InvalidInputException):
+            # Such as a file without an end: whose fault it is, the files say.
+            require_whole(store)
+        raise _refused(sql, " ".join(str(error).split("\n\nLINE", 1)[0].split())) from error
 
 
 def _connect(store: Store, recipe: str | None) -> "duckdb.DuckDBPyConnection":

@@ -143,7 +143,7 @@ class Store:
             return self._parquet(self._buffer(relative), columns)
         except FileNotFoundError:
             raise
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise DamagedFileError(
                 f"{self.path(relative)}: {' '.join(str(error).split())}; a whole Parquet file is needed; build again "
                 "to make it anew, and check the disk",

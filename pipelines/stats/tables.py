@@ -428,7 +428,7 @@ def _has_schema(store: Store, path: str, schema: pa.Schema) -> bool:
     try:
         with store.open(path) as handle:
             return cast(pa.Schema, pq.read_schema(handle)).remove_metadata().equals(schema)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         _LOG.warning("%s: %s; it is made again", store.path(path), error)
         return False
 

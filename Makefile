@@ -25,10 +25,10 @@ export TRANSFORMERS_NO_ADVISORY_WARNINGS = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 # The demo and the tests read only what the repository holds; a look-up over the network is a mistake.
-demo test check bench docs screenshots: export HF_HUB_OFFLINE = 1
+demo test check campaign bench docs screenshots: export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test ui check fix bench docs lock clean screenshots
+.PHONY: help demo test ui check fix campaign bench docs lock clean screenshots
 
 help:  ## list the words
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -52,6 +52,9 @@ check: $(CHECKS)  ## format, lint, types, import layers, spelling
 fix: $(CHECKS)  ## repair what format and lint can repair by themselves
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+campaign: $(TESTS)  ## flip bits in every kind of file, kill at every kind of rename, cut off the storage, and count
+	@$(BIN)/python -m pytest -q -s --slow --campaign tests/test_campaigns.py tests/test_gate_attempts.py
 
 bench: $(TESTS)  ## run the benchmarks; one JSON line each
 	@$(BIN)/python -m benchmarks

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run what takes more than some seconds, as under CI")
+    parser.addoption("--campaign", action="store_true", help="run all trials of the campaigns of faults")
 
 
 FIRST = ("test_browser.py", "test_assets_server.py", "test_records_real.py", "test_real_road.py")

@@ -9,6 +9,7 @@ What belongs here: encoding a part of rows, laying ids out behind prompts, the f
 Every record is encoded alone and once per dataset: passes and examples only say which ids stand where.
 """
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,7 +56,10 @@ RECORD_EXAMPLES = pa.schema(
 `record_start` and `record_stop` count a series' records in its order; other records in the order of their split.
 """
 
-_TOKENS = pa.schema([pa.field("input_ids", pa.list_(pa.int32()), nullable=False)])
+_TOKENS = pa.schema(
+    [pa.field("input_ids", pa.list_(pa.int32()), nullable=False), pa.field("length", pa.int32(), nullable=False)]
+)
+"""The ids of a part of rows as they are kept; `length` is −1 for a row that has none, so that plans read no ids."""
 _SCRATCH = ("input_ids", "row_id", "domain", "group_key")
 
 
@@ -68,9 +72,14 @@ _COUNTED = ("changed", "escaped", "altered", "altered_rows", "usual_way", "lane_
 
 @dataclass(frozen=True, slots=True)
 class EncodeTask:
-    """A part of rows to encode into a scratch file; `kept` are its ids where an earlier build has them."""
+    """A part of rows to encode into a scratch file; `kept` are its ids where an earlier build has them.
+
+    Else they are kept under `fingerprint` in `folder`; without a folder they are not.
+    """
 
     root: str
+    folder: str | None
+    fingerprint: str
     target: str
     tokenizer: str
     rows: File
@@ -82,11 +91,12 @@ class EncodeTask:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """What came of a part: tokens of each record (−1: rejected), and what is to be said of them."""
+    """What came of a part: tokens of each record (−1: rejected), what is to be said of them, the part of kept ids."""
 
     target: str
     lengths: Ints
     facts: dict[str, Any]
+    kept: Part | None
 
 
 def encode_part(task: EncodeTask) -> Encoded:
@@ -95,15 +105,30 @@ def encode_part(task: EncodeTask) -> Encoded:
     columns = ("record", "row_id", "domain", "group_key")
     rows = store.table(task.rows, columns)
     if task.kept is not None:
-        ids = store.table(task.kept.files["tokens"]).column("input_ids")
-        facts = task.kept.facts
+        tokens, facts = store.table(task.kept.files["tokens"]), task.kept.facts
     else:
         ids, facts = _encode(task, rows)
-    table = pa.table([ids, *(rows.column(name) for name in columns[1:])], names=list(_SCRATCH))
+        lengths = pc.list_value_length(ids).to_numpy(zero_copy_only=False).astype(np.int32)
+        lengths[[place for place, _, _ in facts["rejects"]]] = -1
+        tokens = pa.table([ids, lengths], schema=_TOKENS)
+    kept = task.kept or _keep_tokens(store, task, tokens, facts)
+    table = pa.table([tokens.column("input_ids"), *(rows.column(name) for name in columns[1:])], names=list(_SCRATCH))
     gather.to_scratch(table, task.target)
-    lengths = pc.list_value_length(ids).to_numpy(zero_copy_only=False).astype(np.int64)
-    lengths[[place for place, _, _ in facts["rejects"]]] = -1
-    return Encoded(task.target, lengths, facts)
+    return Encoded(task.target, tokens.column("length").to_numpy().astype(np.int64), facts, kept)
+
+
+def _keep_tokens(store: Store, task: EncodeTask, tokens: pa.Table, facts: dict[str, Any]) -> Part | None:
+    """Keep a part's ids under the fingerprint of its texts and the tokenizer, which outlives any plan."""
+    if task.folder is None:
+        return None
+    path = f"{task.folder}/parts/{task.fingerprint}/tokens.parquet"
+    return Part(task.fingerprint, {"tokens": write_parquet(store, path, tokens)}, facts)
+
+
+def lengths_of(store: Store, files: Sequence[File]) -> Ints:
+    """Return each row's tokens, −1 of a row that was rejected, from the kept ids of all parts of rows."""
+    lengths = [store.table(file, ["length"]).column(0).to_numpy() for file in files]
+    return np.concatenate([np.empty(0, np.int64), *lengths]).astype(np.int64)
 
 
 @lru_cache(maxsize=2)
@@ -175,10 +200,20 @@ def _texts(task: EncodeTask, records: pa.ChunkedArray) -> tuple[list[str], list[
 
 def _with_special_tokens(task: EncodeTask, records: pa.ChunkedArray) -> NDArray[np.bool_]:
     """Tell which records hold the text of a special token anywhere: bool[N]."""
-    found = np.zeros(len(records), bool)
-    for special in task.special_tokens:
-        found |= pc.match_substring(records, special).to_numpy(zero_copy_only=False)
-    return found
+    if not task.special_tokens:
+        return np.zeros(len(records), bool)
+    pattern = _any_of(task.special_tokens)
+    return pc.match_substring_regex(records, pattern).to_numpy(zero_copy_only=False)
+
+
+@lru_cache(maxsize=2)
+def _any_of(texts: tuple[str, ...]) -> str:
+    """Return one pattern that finds any of some texts in a single pass; RE2 makes one automaton of it."""
+    return "|".join(_NO_LITERAL.sub(r"\\\g<0>", text) for text in texts)
+
+
+_NO_LITERAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
+"""Characters that mean something else in a pattern than themselves."""
 
 
 # ── Parts that stand beside the parts of rows ──────────────────────────────────────────────────────
@@ -188,16 +223,14 @@ def _with_special_tokens(task: EncodeTask, records: pa.ChunkedArray) -> NDArray[
 class AccountTask:
     """A part of rows whose fates the plan decided; `states[i]` indexes `names`: kept, left out, reasons of rejects.
 
-    `tokens` is where its ids are kept for later builds, written from `scratch` unless they are there (`kept`).
+    `tokens` are its kept ids.
     """
 
     root: str
     folder: str
     fingerprint: str
     rows: File
-    tokens: str
-    scratch: str
-    kept: Part | None
+    tokens: File
     facts: dict[str, Any]
     states: bytes
     names: tuple[str, ...]
@@ -205,9 +238,8 @@ class AccountTask:
 
 
 def account(task: AccountTask) -> Part:
-    """Write a part's ledger and rejects, and its ids if they are new."""
+    """Write a part's ledger and rejects."""
     store, at = Store(task.root), f"{task.folder}/parts/{task.fingerprint}"
-    kept = task.kept or _keep_tokens(store, task)
     row_ids: list[str] = store.table(task.rows, ["row_id"]).column(0).to_pylist()
     states = np.frombuffer(task.states, np.int8)
     log = RejectLog("tokenized_examples")
@@ -219,7 +251,7 @@ def account(task: AccountTask) -> Part:
     shown = [row_ids[place] for place in np.flatnonzero(states == 0).tolist()]
     left_out = [row_ids[place] for place in np.flatnonzero(states == 1).tolist()]
     files = {
-        "tokens": kept.files["tokens"],
+        "tokens": task.tokens,
         "ledger": write_parquet(store, f"{at}/ledger.parquet", ledger_table(shown, log, left_out, "not_sampled")),
         "rejects": write_parquet(store, f"{at}/rejects.parquet", log.table()),
     }
@@ -232,13 +264,6 @@ def account(task: AccountTask) -> Part:
         **{name: task.facts[name] for name in _COUNTED},
     }
     return Part(task.fingerprint, files, facts)
-
-
-def _keep_tokens(store: Store, task: AccountTask) -> Part:
-    """Keep a part's ids under the fingerprint of its texts and the tokenizer, which outlives any plan."""
-    table = gather.whole(task.scratch).select(["input_ids"]).cast(_TOKENS)
-    path = f"{task.folder}/parts/{task.tokens}"
-    return Part(task.tokens, {"tokens": write_parquet(store, f"{path}/tokens.parquet", table)}, task.facts)
 
 
 # ── A plan's slice to columns ──────────────────────────────────────────────────────────────────────

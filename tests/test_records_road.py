@@ -293,7 +293,28 @@ def test_group_that_does_not_fit_stops_the_build_before_any_file_of_tokens(tmp_p
     assert "limit 300" in str(caught.value)
     assert "format.assembly.on_overflow: split" in str(caught.value)
     written = [path for path in (road.store / "road" / "rows" / "tokenized_examples").rglob("*") if path.is_file()]
-    assert [path.name for path in written] == [".lock"]
+    # The ids of the records are kept; they are those of any plan.
+    assert sorted(path.name for path in written) == [".lock", "part.json", "tokens.parquet"]
+
+
+def test_build_after_one_that_did_not_fit_encodes_nothing_again(tmp_path: Path) -> None:
+    table = as_csv(purchases(60, customers=6))
+
+    def made_in(road: Road, assembly: dict[str, Any]) -> Built:
+        source = {"train_urls": [road.write("table.csv", table)]}
+        form = records(**grouped(), assembly={"max_seq_length": 300, **assembly})
+        road.recipe({"rows": {"source": source, "format": form, "splits": {"test": 0}}}, seq_len=2048)
+        return road.build(only=TO_EXAMPLES)
+
+    with pytest.raises(ContextOverflowError):
+        made_in(Road(tmp_path), {})
+    again = made_in(Road(tmp_path), {"on_overflow": "split"})
+    fresh = made_in(Road(tmp_path / "fresh"), {"on_overflow": "split"})
+
+    key = ("rows", "tokenized_examples")
+    assert (again.report(*key).rows_made, fresh.report(*key).rows_made) == (0, 60)
+    assert again.manifest(*key).version == fresh.manifest(*key).version
+    assert again.examples() == fresh.examples()
 
 
 def test_overflow_names_the_group_its_tokens_and_the_limit_to_the_token(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,12 @@ from pipelines.stages import (
     scratch_folder,
     share,
 )
-from pipelines.stages.record_plan import RecordPlan, SplitPlan
+from pipelines.stages.record_plan import Overflow, RecordPlan, SplitPlan
 from pipelines.stages.record_rows import Known, form_of, index_of, known_of
 from pipelines.storage import digest, digest_bytes
 from pipelines.tokenization import Encoder, LoadedTokenizer
 
-VERSION = 2
+VERSION = 3
 """Raise it when any row may become other ids, or stand in another example, or other facts are counted."""
 
 PART_TOKENS = 1 << 20
@@ -112,34 +112,44 @@ def _fingerprint_of_tokens(work: Work, known: Known, loaded: LoadedTokenizer, fr
 
 
 def _encode(
-    work: Work, known: Known, loaded: LoadedTokenizer, path: str, frame: Frame, scratch: Path
-) -> tuple[list[Encoded], list[str]]:
-    """Encode all parts of rows into scratch files; return them and the fingerprints under which ids are kept."""
+    work: Work, known: Known, loaded: LoadedTokenizer, path: str, frame: Frame, scratch: Path, *, keep: bool
+) -> tuple[list[Encoded], list[str], list[bool]]:
+    """Encode all parts of rows into scratch files; return them, the fingerprints of their ids, and which are fresh.
+
+    With `keep` ids are kept part by part, before anything is planned: a build that does not fit, or is killed, leaves
+    them to the next.
+    """
     rows = [part.files["rows"] for part in work.input("canonical_rows").parts]
     names = [_fingerprint_of_tokens(work, known, loaded, frame, file) for file in rows]
     schema = orjson.dumps(known.schema.to_json()).decode()
     tasks = [
         EncodeTask(
-            work.store.root, str(scratch / f"{i:06d}.arrow"), path, file, schema, form_of(work).codec.wire,
-            frame.special_tokens, kept_part(work.store, work.folder, name),
+            work.store.root, work.folder if keep else None, name, str(scratch / f"{i:06d}.arrow"), path, file, schema,
+            form_of(work).codec.wire, frame.special_tokens, kept_part(work.store, work.folder, name),
         )
         for i, (file, name) in enumerate(zip(rows, names, strict=True))
     ]  # fmt: skip
     size = sum(4 * file.bytes for file, task in zip(rows, tasks, strict=True) if task.kept is None)
-    return list(work.pool.map(record_tokens.encode_part, tasks, size_bytes=size)), names
+    encoded: list[Encoded] = []
+    for task, one in zip(tasks, work.pool.map(record_tokens.encode_part, tasks, size_bytes=size), strict=True):
+        if task.kept is None and one.kept is not None:
+            keep_part(work.store, work.folder, one.kept)
+        encoded.append(one)
+    return encoded, names, [task.kept is None for task in tasks]
 
 
 def _plan(work: Work, known: Known, frame: Frame, encoded: Sequence[Encoded], index: Index) -> RecordPlan:
     form = form_of(work)
     room = _room(work, frame)
-    parts = work.input("canonical_rows").parts
     asked = record_plan.Asked(
         dataset=work.dataset_name or "",
         seed=work.recipe.seed,
         form=form,
         room=room,
-        name_of=lambda row: _cell(work, parts, index, row, "row_id"),
-        widest_of=lambda rows: _widest(known, (_cell(work, parts, index, row, "record") for row in rows[:100])),
+    )
+    naming = record_plan.Naming(
+        names_of=lambda rows: _cells(work, index, rows, "row_id"),
+        widest_of=lambda units: _widest(work, index, units),
     )
     options = {
         "mode": form.mode, "bos_id": frame.bos_id, "bos": frame.bos_text, "eos_id": frame.eos_id, "eos": frame.eos_text,
@@ -150,18 +160,33 @@ def _plan(work: Work, known: Known, frame: Frame, encoded: Sequence[Encoded], in
         "widest_names": ", ".join(sorted(known.schema.names, key=lambda name: -len(name))[:5]),
     }  # fmt: skip
     changed = sum(int(one.facts["changed"]) for one in encoded)
-    return record_plan.plan(asked, index, _lengths(encoded), changed=changed, options=options)
+    return record_plan.plan(asked, index, _lengths(encoded), naming=naming, changed=changed, options=options)
 
 
-def _cell(work: Work, parts: Sequence[Part], index: Index, row: int, column: str) -> str:
-    """Read one value of one row; for messages."""
-    which = int(np.searchsorted(index.first_rows, row, "right")) - 1
-    table = work.store.table(parts[which].files["rows"], [column])
-    return str(table.column(0)[row - int(index.first_rows[which])].as_py())
+def _cells(work: Work, index: Index, rows: Ints, column: str) -> list[str]:
+    """Return one column of some rows, in their order, reading each part once."""
+    files = [part.files["rows"] for part in work.input("canonical_rows").parts]
+    which = np.searchsorted(index.first_rows, rows, "right") - 1
+    found = np.empty(len(rows), object)
+    for i in np.unique(which).tolist():
+        own = np.flatnonzero(which == i)
+        cells = work.store.table(files[i], [column]).column(0)
+        found[own] = cells.take(pa.array(rows[own] - index.first_rows[i])).to_pylist()
+    return found.tolist()
 
 
-def _widest(known: Known, texts: Iterable[str]) -> str:
-    """Return the column that has most characters in some records."""
+LOOKED_AT = 100
+"""Records of a group that are looked at to find its widest column."""
+
+
+def _widest(work: Work, index: Index, units: Sequence[Ints]) -> list[str]:
+    """Return for each of some sets of rows the column that has most characters in them."""
+    looked_at = [rows[:LOOKED_AT] for rows in units]
+    texts = iter(_cells(work, index, np.concatenate([np.empty(0, np.int64), *looked_at]), "record"))
+    return [_widest_column(islice(texts, len(rows))) for rows in looked_at]
+
+
+def _widest_column(texts: Iterable[str]) -> str:
     sizes: dict[str, int] = {}
     for text in texts:
         for name, value in read_json(text).items():
@@ -192,7 +217,7 @@ def dry_run(work: Work, loaded: LoadedTokenizer, path: str) -> RecordPlan:
     frame = frame_of(work, loaded, known)
     index = index_of(work, work.input("canonical_rows").parts, known)
     with _aside() as scratch:
-        encoded, _ = _encode(work, known, loaded, path, frame, scratch)
+        encoded, _, _ = _encode(work, known, loaded, path, frame, scratch, keep=False)
         return _plan(work, known, frame, encoded, index)
 
 
@@ -202,7 +227,7 @@ def measure(work: Work, loaded: LoadedTokenizer, path: str) -> Measured:
     frame = frame_of(work, loaded, known)
     index = index_of(work, work.input("canonical_rows").parts, known)
     with _aside() as scratch:
-        encoded, _ = _encode(work, known, loaded, path, frame, scratch)
+        encoded, _, _ = _encode(work, known, loaded, path, frame, scratch, keep=False)
     return Measured(form_of(work), _room(work, frame), index, _lengths(encoded))
 
 
@@ -225,69 +250,76 @@ def _lengths(encoded: Sequence[Encoded]) -> Ints:
 
 
 def make(work: Work, loaded: LoadedTokenizer, path: str) -> Draft:
-    """Encode, plan, and write examples; nothing is written unless the plan holds."""
+    """Encode, plan, and write examples; nothing but the ids of records is written unless the plan holds."""
     known = known_of(work.input("canonical_rows").details)
     frame = frame_of(work, loaded, known)
     rows = work.input("canonical_rows").parts
     index = index_of(work, rows, known)
     with scratch_folder(work) as scratch:
-        encoded, names = _encode(work, known, loaded, path, frame, scratch)
+        encoded, names, fresh = _encode(work, known, loaded, path, frame, scratch, keep=True)
         plan = _plan(work, known, frame, encoded, index)
         accounts = _accounts(work, plan, index, encoded, names)
         built, reused, _ = make_parts(
             work, record_tokens.build_part, _examples(work, frame, plan, index, encoded, names, loaded)
         )
-    fresh = sum(one.lengths.size for one, name in zip(encoded, accounts.fresh, strict=True) if name)
+    rows_made = sum(one.lengths.size for one, is_fresh in zip(encoded, fresh, strict=True) if is_fresh)
     prefill = _prefill(work, known, frame, plan, index)
-    return _draft(work, known, frame, plan, accounts.parts, [*built, *prefill], loaded, reused=reused, rows_made=fresh)
+    return _draft(work, known, frame, plan, accounts, [*built, *prefill], loaded, reused=reused, rows_made=rows_made)
 
 
 # ── Parts beside the parts of rows ─────────────────────────────────────────────────────────────────
 
 
-class _Accounts:
-    """The parts that stand beside those of rows, and which of them were encoded just now."""
-
-    def __init__(self, parts: list[Part], fresh: list[bool]) -> None:
-        self.parts = parts
-        self.fresh = fresh
-
-
 def _accounts(
     work: Work, plan: RecordPlan, index: Index, encoded: Sequence[Encoded], names: Sequence[str]
-) -> _Accounts:
+) -> list[Part]:
+    """Write what became of the rows of each part."""
     states = plan.states.copy()
-    details = {row: one.sentence for one in plan.overflows for row in one.rows}
-    for first, one in zip(index.first_rows.tolist(), encoded, strict=False):
+    overflows = _Details.of(plan.overflows)
+    planned: list[Planned] = []
+    rows = [part.files["rows"] for part in work.input("canonical_rows").parts]
+    for i, (file, one, name) in enumerate(zip(rows, encoded, names, strict=True)):
+        first, last = int(index.first_rows[i]), int(index.first_rows[i + 1])
+        details = overflows.between(first, last)
         for place, reason, detail in one.facts["rejects"]:
             states[first + place] = NAMES.index(reason)
-            details[first + place] = detail
-    planned: list[Planned] = []
-    kept = [kept_part(work.store, work.folder, name) for name in names]
-    for i, (file, one, name) in enumerate(
-        zip((p.files["rows"] for p in work.input("canonical_rows").parts), encoded, names, strict=True)
-    ):
-        first, last = int(index.first_rows[i]), int(index.first_rows[i + 1])
-        own = {row - first: detail for row, detail in details.items() if first <= row < last}
+            details[place] = detail
+        assert one.kept is not None, "a build keeps all ids"
         task = AccountTask(
             root=work.store.root,
             folder=work.folder,
-            fingerprint=digest(name, "account", states[first:last].tobytes().hex(), own),
+            fingerprint=digest(name, "account", states[first:last].tobytes().hex(), details),
             rows=file,
-            tokens=name,
-            scratch=one.target,
-            kept=kept[i],
+            tokens=one.kept.files["tokens"],
             facts=one.facts,
             states=states[first:last].tobytes(),
             names=NAMES,
-            details=own,
+            details=details,
         )
         planned.append(Planned(task.fingerprint, task, file.rows, 4 * file.bytes))
-    made, _, _ = make_parts(work, record_tokens.account, planned)
-    for part, one, name, had in zip(made, encoded, names, kept, strict=True):
-        if had is None:
-            keep_part(work.store, work.folder, Part(name, {"tokens": part.files["tokens"]}, one.facts))
-    return _Accounts(made, [had is None for had in kept])
+    return make_parts(work, record_tokens.account, planned)[0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Details:
+    """Why rows do not fit: `rows` ascend, each with the number of its sentence."""
+
+    rows: Ints
+    which: Ints
+    sentences: tuple[str, ...]
+
+    @classmethod
+    def of(cls, overflows: Sequence[Overflow]) -> "_Details":
+        rows = np.array([row for one in overflows for row in one.rows], np.int64)
+        which = np.repeat(np.arange(len(overflows)), np.array([len(one.rows) for one in overflows], np.int64))
+        order = np.argsort(rows, kind="stable")
+        return cls(rows[order], which[order], tuple(one.sentence for one in overflows))
+
+    def between(self, first: int, last: int) -> dict[int, str]:
+        """Return the sentences of the rows of a part, by their places in it."""
+        begin, end = np.searchsorted(self.rows, (first, last)).tolist()
+        places = (self.rows[begin:end] - first).tolist()
+        return {place: self.sentences[i] for place, i in zip(places, self.which[begin:end].tolist(), strict=True)}
 
 
 # ── Parts of examples ──────────────────────────────────────────────────────────────────────────────
@@ -423,7 +455,8 @@ def _prefill(work: Work, known: Known, frame: Frame, plan: RecordPlan, index: In
             for a, b in zip(begins.tolist(), ends.tolist(), strict=True)
         ]
     )
-    texts = _texts_of(work, index, np.unique(train.rows[wanted]))
+    shown = np.unique(train.rows[wanted])
+    texts = dict(zip(shown.tolist(), _cells(work, index, shown, "record"), strict=True))
     read = Reader(known.schema)
     write = Serialiser(known.schema, special_tokens=frame.special_tokens, wire=form.codec.wire)
     lines: list[dict[str, Any]] = []
@@ -459,18 +492,6 @@ def _time_of(text: str, column: str | None) -> str | None:
     record: dict[str, Any] = read_json(text)
     value = record.get(column)
     return None if value is None else orjson.dumps(value, default=str).decode()
-
-
-def _texts_of(work: Work, index: Index, rows: Ints) -> dict[int, str]:
-    found: dict[int, str] = {}
-    which = np.searchsorted(index.first_rows, rows, "right") - 1
-    parts = work.input("canonical_rows").parts
-    for i in np.unique(which).tolist():
-        own = rows[which == i]
-        column = work.store.table(parts[i].files["rows"], ["record"]).column(0)
-        taken = column.take(pa.array(own - index.first_rows[i])).to_pylist()
-        found |= dict(zip(own.tolist(), taken, strict=True))
-    return found
 
 
 # ── Adding up ──────────────────────────────────────────────────────────────────────────────────────

@@ -8,9 +8,9 @@ its examples of this very plan, and makes it before it writes any file of tokens
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import orjson
@@ -107,19 +107,27 @@ _MEASURED = ("record_tokens", "group_tokens", "example_tokens", "example_records
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a plan needs beside the lengths: names for its draws and messages."""
+    """What a plan needs beside the lengths; the dataset's name and the seed decide its draws."""
 
     dataset: str
     seed: int
     form: RecordsFormat
     room: Room
-    name_of: Callable[[int], str]
-    """A row's id by its number."""
-    widest_of: Callable[[Sequence[int]], str]
-    """The column with the longest text in some rows."""
 
 
-def plan(asked: Asked, index: Index, lengths: Ints, *, changed: int, options: dict[str, Any]) -> RecordPlan:
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """How what does not fit is named; asked once, for all of it."""
+
+    names_of: Callable[[Ints], Sequence[str]]
+    """The ids of some rows, by their numbers."""
+    widest_of: Callable[[Sequence[Ints]], Sequence[str]]
+    """Of each of some sets of rows, the column with the longest text."""
+
+
+def plan(
+    asked: Asked, index: Index, lengths: Ints, *, naming: Naming, changed: int, options: dict[str, Any]
+) -> RecordPlan:
     """Plan all splits.
 
     `lengths` int64[N] are each row's tokens, −1 for a row that was rejected.
@@ -140,13 +148,13 @@ def plan(asked: Asked, index: Index, lengths: Ints, *, changed: int, options: di
             f"{options['widest_names']}; raise seq_len or max_seq_length, shorten these names, or set prompt.style: "
             "names"
         )
-    overflows = _overflows(asked, index, lengths)
+    excess = _excess(form, room, index, lengths)
+    overflows = _named(asked, naming, index, excess)
     # Under `split` only a record above the room is left, which cutting cannot help.
     if overflows and form.assembly.on_overflow != "reject":
         raise _too_large(asked, overflows)
     states = np.zeros(len(lengths), np.int8)
-    for one in overflows:
-        states[list(one.rows)] = FIRST_REASON + (one.kind == "group")
+    states[excess.rows] = FIRST_REASON + (excess.kind == "group")
     fitting = (lengths >= 0) & (states == KEPT)
     splits = tuple(_split(asked, index, lengths, fitting, split) for split in SPLITS)
     shown = np.zeros(len(lengths), bool)
@@ -158,34 +166,74 @@ def plan(asked: Asked, index: Index, lengths: Ints, *, changed: int, options: di
     return RecordPlan(form.mode, room, options, made, tuple(overflows), states, changed, facts)
 
 
+@dataclass(frozen=True, slots=True)
+class Replanned:
+    """What another length of examples would come to: `lengths` are those of the examples of each split.
+
+    `records_over` are records that no example could hold, `tokens_over` their tokens, of the records that could be
+    encoded.
+    """
+
+    limit: int
+    lengths: tuple[Ints, ...]
+    records_over: int
+    tokens_over: int
+
+
+def replan(asked: Asked, index: Index, lengths: Ints, limit: int) -> Replanned:
+    """Plan all splits at another length; what does not fit is counted, whatever the recipe says of it."""
+    asked = replace(asked, room=Room(limit, asked.room.prompt, asked.room.cap))
+    fitting = lengths >= 0
+    if asked.room.records < 1:
+        return Replanned(limit, (), int(fitting.sum()), int(lengths[fitting].sum()))
+    over = _excess(asked.form, asked.room, index, lengths).rows
+    fitting[over] = False
+    splits = tuple(_split(asked, index, lengths, fitting, split).lengths for split in SPLITS)
+    return Replanned(limit, splits, len(over), int(lengths[over].sum()))
+
+
 # ── What does not fit ──────────────────────────────────────────────────────────────────────────────
 
 
-def _overflows(asked: Asked, index: Index, lengths: Ints) -> list[Overflow]:
-    room, form = asked.room, asked.form
-    if form.mode == "grouped" and form.assembly.on_overflow != "split":
-        return _large_groups(asked, index, lengths)
-    found: list[Overflow] = []
-    for row in np.flatnonzero(lengths > room.records).tolist():
-        own = int(lengths[row])
-        name = f"record {asked.name_of(row)}"
-        needed = own + room.prompt + EDGES
-        found.append(Overflow("record", name, needed, room.prompt, own, room.limit, (row,), asked.widest_of([row])))
-    return found
+@dataclass(frozen=True, slots=True, eq=False)
+class _Excess:
+    """Units that no example can hold: unit u is `units[u]`, a row or a group, with `rows[starts[u]:starts[u + 1]]`."""
+
+    kind: Literal["record", "group"]
+    units: Ints
+    tokens: Ints
+    rows: Ints
+    starts: Ints
 
 
-def _large_groups(asked: Asked, index: Index, lengths: Ints) -> list[Overflow]:
-    room, columns = asked.room, asked.form.group_columns
+def _excess(form: RecordsFormat, room: Room, index: Index, lengths: Ints) -> _Excess:
+    if form.mode != "grouped" or form.assembly.on_overflow == "split":
+        rows = np.flatnonzero(lengths > room.records)
+        return _Excess("record", rows, lengths[rows], rows, np.arange(len(rows) + 1, dtype=np.int64))
     assert index.groups is not None
     tokens = np.bincount(index.groups, weights=np.maximum(lengths, 0), minlength=len(index.keys)).astype(np.int64)
-    found: list[Overflow] = []
-    for group in np.flatnonzero(tokens > room.records).tolist():
-        rows = np.flatnonzero((index.groups == group) & (lengths >= 0)).tolist()
-        own = int(tokens[group])
-        name = group_name(columns, index.keys[group])
-        needed = own + room.prompt + EDGES
-        found.append(Overflow("group", name, needed, room.prompt, own, room.limit, tuple(rows), asked.widest_of(rows)))
-    return found
+    is_large = tokens > room.records
+    groups = np.flatnonzero(is_large)
+    rows = np.flatnonzero(is_large[index.groups] & (lengths >= 0))
+    rows = rows[np.argsort(index.groups[rows], kind="stable")]
+    starts = np.searchsorted(index.groups[rows], np.append(groups, len(index.keys))).astype(np.int64)
+    return _Excess("group", groups, tokens[groups], rows, starts)
+
+
+def _named(asked: Asked, naming: Naming, index: Index, excess: _Excess) -> list[Overflow]:
+    """Say of all that does not fit what it is called and which column makes it wide, reading each part once."""
+    if not len(excess.units):
+        return []
+    room, columns = asked.room, asked.form.group_columns
+    rows = np.split(excess.rows, excess.starts[1:-1])
+    if excess.kind == "record":
+        names = [f"record {name}" for name in naming.names_of(excess.units)]
+    else:
+        names = [group_name(columns, index.keys[group]) for group in excess.units.tolist()]
+    return [
+        Overflow(excess.kind, name, own + room.prompt + EDGES, room.prompt, own, room.limit, tuple(of.tolist()), widest)
+        for name, own, of, widest in zip(names, excess.tokens.tolist(), rows, naming.widest_of(rows), strict=True)
+    ]
 
 
 def group_name(columns: Sequence[str], key: str) -> str:

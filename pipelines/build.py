@@ -229,6 +229,7 @@ def _dataset_step(loaded: Recipe, dataset: str, stage: str) -> Step:
 def _step(
     loaded: Recipe, dataset: str | None, stage: str, key: Key, inputs: tuple[Key, ...], gates: tuple[Key, ...]
 ) -> Step:
+    kind = None if dataset is None else loaded.datasets[dataset].row_kind
     return Step(
         name=stage,
         recipe=loaded.name,
@@ -242,7 +243,7 @@ def _step(
             sorted(set(_waivers_on(loaded, gates))),
         ),
         description=DESCRIPTIONS[stage],
-        terms=findings.terms_of(loaded.gates, stage, dataset),
+        terms=findings.terms_of(loaded.gates, stage, dataset, kind),
         on_demand=stage in GENERATION_STAGES,
     )
 

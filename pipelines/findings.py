@@ -28,6 +28,7 @@ from pipelines import cross_stage
 from pipelines.config import Config
 from pipelines.errors import ConfigError, GateError, nearest, one_of
 from pipelines.manifest import NOT_APPLICABLE, Key, Manifest, folder
+from pipelines.rows import Kind
 from pipelines.storage import Store, digest
 
 Severity = Literal["error", "warn"]
@@ -59,6 +60,8 @@ class Law:
     A recipe that sets a bound of its own has accepted what lies within it: nothing warns there.
     """
     applies_to: str = ""
+    of_records: str = ""
+    """The remedy for tables, where that of other rows cannot help."""
 
 
 LAWS: tuple[Law, ...] = (
@@ -76,7 +79,9 @@ LAWS: tuple[Law, ...] = (
     Law("group_size", ("canonical_rows",), "at_most", 10_000, "error",
         "rows in the largest group of splits.group_key",
         "choose a finer splits.group_key, or raise gates.group_size if one group may be that large",
-        applies_to="datasets with splits.group_key, and records in groups"),
+        applies_to="datasets with splits.group_key, and records in groups that are not cut",
+        of_records="choose a finer group column (`rowmill advise {recipe}`), cut groups by format.assembly."
+        "on_overflow: split, or raise gates.group_size if one group may be that large"),
     Law("group_advice", ("canonical_rows",), "at_most", 0, "warn",
         "points against the chosen group column",
         "read table group_advice on this page, or try other columns with `rowmill advise {recipe}`",
@@ -131,7 +136,9 @@ LAWS: tuple[Law, ...] = (
     Law("control_strings", ("tokenized_examples",), "at_most", 0.05, "warn",
         "share of rows whose own text holds strings of control tokens",
         "look at the table control_strings; template.control_tokens: as_text keeps them text, reject refuses the rows",
-        applies_to="chat templates, and records"),
+        applies_to="chat templates, and records",
+        of_records="nothing is lost: such strings are written escaped and never become control tokens; gates."
+        "control_strings says how many may hold one"),
     Law("text_roundtrip", ("tokenized_examples",), "at_most", 0.01, "warn",
         "share of texts whose ids decode to other text, because the tokenizer normalises",
         "expected of tokenizers that lower or recompose text; normalise the source yourself if it must not happen",
@@ -145,8 +152,11 @@ LAWS: tuple[Law, ...] = (
         "so that a prompt is tokenized apart from its answer",
         applies_to="records, and chats of which a sample has a generation prompt to compare"),
     Law("context_overflow", ("truncation_stats",), "at_most", 0.1, "error",
-        "share of examples that were longer than the context and lost tokens, or were dropped for it",
-        "raise seq_len, shorten or filter the long rows, or accept the loss in gates.context_overflow"),
+        "share of examples that were longer than the context and lost tokens, or were dropped for it; of records, of "
+        "those that no example could hold",
+        "raise seq_len, shorten or filter the long rows, or accept the loss in gates.context_overflow",
+        of_records="raise seq_len or format.assembly.max_seq_length, choose a finer group column (`rowmill advise "
+        "{recipe}`), cut groups by format.assembly.on_overflow: split, or accept the loss in gates.context_overflow"),
     Law("conservation", ("packed_shards", "gpu_partitions", "exports"), "at_most", 0, "error",
         "tokens or segments that differ between what went in and the shards read back",
         "remove the stage's folder and build again; if it returns, report it", waivable=False),
@@ -172,7 +182,9 @@ LAWS: tuple[Law, ...] = (
     Law("fill", ("packed_shards",), "at_least", 0.9, "warn",
         "share of each sequence's room that holds tokens",
         "set packing.pack_strategy to best_fit where it is greedy, raise packing.max_segments_per_example, or lower "
-        "seq_len if most rows are short"),
+        "seq_len if most rows are short",
+        of_records="set format.assembly.max_seq_length to a half of seq_len or less, so that several examples share a "
+        "sequence, raise format.data.max_sequences_per_example where examples end at it, or lower seq_len"),
     Law("order_nonempty", ("training_splits",), "at_least", 1, "error",
         "places of the training order that hold a sequence",
         "lower mixture.batch_size below the number of train sequences, or set partitions.remainder: pad"),
@@ -197,10 +209,13 @@ LAWS: tuple[Law, ...] = (
         "this is a bug of rowmill: report it with the manifest"),
     Law("same_prompt", ("training_splits",), "at_most", 0.01, "warn",
         "share of evaluation rows whose first user message also opens a training row",
-        "set splits.group_key so that equal prompts stay together, or deduplicate prompts"),
+        "set splits.group_key so that equal prompts stay together, or deduplicate prompts",
+        applies_to="all data but tables"),
     Law("near_duplicate", ("training_splits",), "at_most", 0.01, "warn",
-        "share of evaluation examples of whose 13-token n-grams half or more stand in train",
-        "set splits.group_key so that versions of one text stay together, or take the copies out"),
+        "share of evaluation examples of whose 13-token n-grams half or more stand in train; of tables, of records "
+        "that equal one of train in all columns but one",
+        "set splits.group_key so that versions of one text stay together (tables: group_training_examples_by), or take "
+        "the copies out", applies_to="all data but tables, and tables of which something is held out"),
     Law("split_share", ("training_splits",), "at_most", 0.05, "warn",
         "largest distance between a split's share of rows and the share asked for",
         "expected on few rows or large groups; change splits.seed only before you have trained"),
@@ -212,7 +227,7 @@ LAWS: tuple[Law, ...] = (
     Law("valid_fraction", ("parsed_records", "generated_series"), "at_least", 0.8, "warn",
         "share of generated objects that are records of the dataset",
         "read the reasons in the ledger; the model may need more training, another temperature, or a knob of "
-        "generation.validation"),
+        "generation.validation", applies_to="generated texts"),
     Law("failed_series", ("generated_series",), "at_most", 0, "warn",
         "share of series that ended before their stop",
         "read last_error and the reasons; see that the backend runs, or raise generation.patience"),
@@ -466,13 +481,16 @@ class Verdict:
         return f"{self.law}: {shown} ({self.what}); wanted {self.wanted}{excuse}"
 
 
-def terms_of(gates: GatesBase, stage: str, dataset: str | None) -> tuple[Terms, ...]:
-    """Return the terms of every law of a stage under a recipe's gates, in the order of `LAWS`."""
-    ours = tuple(_terms(law, gates, dataset) for law in LAWS if stage in law.stages)
+def terms_of(gates: GatesBase, stage: str, dataset: str | None, kind: Kind | None = None) -> tuple[Terms, ...]:
+    """Return the terms of every law of a stage under a recipe's gates, in the order of `LAWS`.
+
+    `kind` is that of the dataset's rows, None for a stage of the whole recipe.
+    """
+    ours = tuple(_terms(law, gates, dataset, kind) for law in LAWS if stage in law.stages)
     return ours + tuple(_own(expectation) for expectation in gates.expectations.get(stage, ()))
 
 
-def _terms(law: Law, gates: GatesBase, dataset: str | None) -> Terms:
+def _terms(law: Law, gates: GatesBase, dataset: str | None, kind: Kind | None) -> Terms:
     bound: Bound | None = getattr(gates, law.name, None)
     own = getattr(bound, law.direction) if bound else None
     covering = [w for w in gates.waivers if w.law == law.name and w.dataset in (None, dataset)]
@@ -485,7 +503,7 @@ def _terms(law: Law, gates: GatesBase, dataset: str | None) -> Terms:
         bound=limit,
         severity=(bound.severity if bound else None) or law.severity,
         what=law.what,
-        remedy=law.remedy,
+        remedy=(kind == "record" and law.of_records) or law.remedy,
         waiver_bound=getattr(waiver, law.direction) if waiver else None,
         waiver_reason=waiver.reason if waiver else "",
         warn_from=law.warn_from if own is None else None,

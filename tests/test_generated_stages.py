@@ -192,11 +192,11 @@ def test_texts_parsed_before_are_not_parsed_again(grouped: Road, generated: Path
     assert (more.parts, more.parts_reused) == (2, 1)
 
 
-def test_no_texts_are_nothing_wrong(grouped: Road, generated: Path) -> None:
+def test_without_texts_there_is_nothing_to_judge(grouped: Road, generated: Path) -> None:
     made, verdicts, _ = run(grouped, "parsed_records")
 
     assert (made.facts["texts"], made.facts["kept"]) == (0, 0)
-    assert all(one.passed for one in verdicts)
+    assert [(one.law, one.outcome) for one in verdicts] == [("valid_fraction", "not_applicable")]
 
 
 def test_files_that_are_named_and_missing_are_a_source_error(tmp_path: Path, grouped: Road) -> None:

@@ -91,6 +91,11 @@ def assert_partition(text: str, parsed: Parsed) -> None:
         ('{"g":null,"t":0,"v":1}', ["null"]),
         ("{", ["prose"]),
         ("", []),
+        ("{'g': 'a', 't': 0, 'v': 1}", ["invalid_json"]),
+        ("{g: 'a', t: 0, v: 1}", ["invalid_json"]),
+        ("{\u201cg\u201d: \u201ca\u201d}", ["invalid_json"]),
+        (f"{{\n  'g': 'a',\n  't': 0}}\n{R}", ["invalid_json", "prose", "prose", "record"]),
+        (f"as asked: {{'g': 'a'}} {R}", ["prose", "invalid_json", "record"]),
     ],
 )
 def test_object_in_tabular_text_has_its_class(text: str, expected: list[str]) -> None:
@@ -129,6 +134,12 @@ def test_unknown_column_is_named_in_the_span_and_not_in_the_report() -> None:
 def test_valid_fraction_is_of_objects_alone() -> None:
     assert taken(f"prose\n{R}\n{R}\n{{}}\n{R}").report.valid_fraction == 0.75
     assert taken("prose").report.valid_fraction == 0
+
+
+def test_objects_that_no_parser_reads_lower_the_valid_fraction() -> None:
+    as_python_prints_it = "{'g': 'a', 't': 0, 'v': 1}\n" * 99
+
+    assert taken(as_python_prints_it + R).report.valid_fraction == 0.01
 
 
 # ── Groups ─────────────────────────────────────────────────────────────────────────────────────────

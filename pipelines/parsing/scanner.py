@@ -3,7 +3,9 @@ r"""Find the JSON objects in a text that a model wrote, in one pass and in time 
 What belongs here: where objects begin and end, decoding them exactly, classifying all text between them. What
 does not: whether an object is a record (`codec/`), or may stand where it stands (`laws.py`).
 
-    {  followed, after whitespace, by " or }   begins an object; any other { is prose
+    {  followed, after whitespace, by " or }   begins an object
+    {  followed by a key without its quotes    begins an attempt at one: invalid_json up to the end of its line
+    any other {                                prose
     a syntax error                             invalid_json up to the end of the error's line
     the end of the text inside an object       truncated
 
@@ -27,6 +29,8 @@ from pipelines.records import MAX_DEPTH, MAX_DIGITS
 from pipelines.rows import Json
 
 _OBJECT = re.compile(r'\{[ \t\r\n]*+["}]')
+_ATTEMPT = re.compile(r"""\{\s*+(?:'[^'{}\r\n]*+'|[\u2018\u201c][^{}\r\n\u2019\u201d]*+[\u2019\u201d]|\w++)\s*+:""")
+"""An object as Python, JavaScript or YAML would write it, or a typesetter: `{'a': 1}`, `{a: 1}`, `{“a”: 1}`."""
 _SPACE = re.compile(r"\s++")
 _LINE_END = re.compile(r"[\r\n]")
 _MANY_DIGITS = re.compile(rf"(?<![0-9])[0-9]{{{MAX_DIGITS + 1}}}")
@@ -72,7 +76,13 @@ class Scanner:
             if following > position:
                 limit = min(following, line_end)
                 stop = position + len(text[position:limit].rstrip())
-                yield Span(position, stop, "prose"), None
+                attempt = _attempt(text, position, stop, end)
+                if attempt > position:
+                    yield Span(position, attempt, "prose"), None
+                if attempt < stop:
+                    span = Span(attempt, stop, "record")
+                    span.fail("invalid_json")
+                    yield span, None
             else:
                 span, value = self._object(text, position, end, line, line_start)
                 yield span, value
@@ -137,6 +147,14 @@ class Scanner:
             # Inner objects come first: the last name is that of the outermost.
             self._repeated.append(next(name for name, _ in pairs if name in seen or seen.add(name)))
         return made
+
+
+def _attempt(text: str, start: int, stop: int, end: int) -> int:
+    """Return where in `text[start:stop]` an object is attempted that no parser reads; `stop` if it is all prose."""
+    at = text.find("{", start, stop)
+    while at >= 0 and _ATTEMPT.match(text, at, end) is None:
+        at = text.find("{", at + 1, stop)
+    return stop if at < 0 else at
 
 
 def _end_of_line(text: str, start: int, end: int, *, returns: bool) -> int:

@@ -31,9 +31,8 @@ from pipelines.stages import Draft, Prepared, StageDeclaration, Work, parsed_rec
 from pipelines.storage import digest
 from pipelines.tokenization import Encoder
 
-VERSION = 1
-"""Raise it when the same model would be asked otherwise."""
-
+VERSION = 2
+"""Raise it when the same model would be asked otherwise, or its answers would be parsed otherwise."""
 
 UNUSED = frozenset({"not_chosen", "past_stop", "past_bound", "series_incomplete"})
 """Reasons that say nothing against an object: another was taken, or the series had ended or failed."""

@@ -17,7 +17,7 @@ from pipelines.formats import Records
 from pipelines.generated_texts import PARSED, Meant, ParseTask
 from pipelines.generation import Generation
 from pipelines.ledger import KEPT, REJECTED, add_up
-from pipelines.manifest import Part, Table
+from pipelines.manifest import NOT_APPLICABLE, Part, Table
 from pipelines.recipe import Recipe
 from pipelines.sources import Files, FileScan
 from pipelines.sources.files import reader_of
@@ -33,7 +33,7 @@ from pipelines.stages import (
 )
 from pipelines.storage import digest
 
-VERSION = 3
+VERSION = 4
 """Raise it when any text may give other records."""
 
 FOLDER = "generated"
@@ -164,9 +164,9 @@ def added(made: Sequence[Part], fact: str) -> dict[str, int]:
     return add_up(part.facts[fact] for part in made)
 
 
-def told_fraction(report: parsing.Report, *, has_texts: bool) -> float:
-    """Return the valid share as it is judged: where there is no text, nothing is wrong with it."""
-    return share(report.valid, report.valid + report.invalid) if has_texts else 1.0
+def told_fraction(report: parsing.Report, *, has_texts: bool) -> float | str:
+    """Return the valid share as it is judged: nothing of texts without an object; without texts nothing is judged."""
+    return share(report.valid, report.valid + report.invalid) if has_texts else NOT_APPLICABLE
 
 
 def tables_of(items: Mapping[str, int], characters: Mapping[str, int]) -> dict[str, Table]:

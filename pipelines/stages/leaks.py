@@ -18,12 +18,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipelines import manifest, ngrams
+from pipelines.formats import Records
 from pipelines.manifest import NOT_APPLICABLE, File, Key, Manifest
 from pipelines.recipe import Dataset
 from pipelines.rows import Rejected
 from pipelines.shards import native
 from pipelines.splits import Boundaries, Split, Splitter
-from pipelines.stages import Work, scan_rows, scratch_folder, share
+from pipelines.stages import Work, record_leaks, scan_rows, scratch_folder, share
 from pipelines.storage import Store
 
 IDS = 10
@@ -61,12 +62,15 @@ def find(work: Work, packed: Mapping[str, Manifest]) -> Leaks:
         _in_two_splits(leaks, "same_group", rows, held, ["dataset", "group_key"])
     else:
         leaks.facts["same_group"] = NOT_APPLICABLE
-    _same_prompt(leaks, rows, held)
+    if any(one.row_kind != "record" for one in work.recipe.datasets.values()):
+        _same_prompt(leaks, rows, _without_records(work, held))
+    else:
+        leaks.facts["same_prompt"] = NOT_APPLICABLE
     if any(one.splits.time_key is not None for one in work.recipe.datasets.values()):
         _time_order(leaks, work, sources)
     else:
         leaks.facts["time_order"] = NOT_APPLICABLE
-    _near_duplicates(leaks, work, packed)
+    _near_duplicates(leaks, work, packed, sources)
     leaks.facts["split_share"] = _split_share(work, rows, sources)
     return leaks
 
@@ -125,6 +129,12 @@ def _same_prompt(leaks: Leaks, rows: pl.LazyFrame, held: pl.LazyFrame) -> None:
     asked = train.unique().collect(engine="streaming")
     leaked = named.join(asked.lazy(), on="prompt_hash", how="semi")
     leaks.note("same_prompt", share(_count(leaked), _count(held)), _row_ids(held, asked, ["prompt_hash"]))
+
+
+def _without_records(work: Work, held: pl.LazyFrame) -> pl.LazyFrame:
+    """Leave out the rows of tables, which nobody prompts by themselves."""
+    tables = [name for name, dataset in work.recipe.datasets.items() if dataset.row_kind == "record"]
+    return held.filter(~pl.col("dataset").is_in(tables)) if tables else held
 
 
 def _count(rows: pl.LazyFrame) -> int:
@@ -201,9 +211,28 @@ def _too_early(splitter: Splitter, table: pa.Table) -> list[str]:
 # ── Texts that are nearly the same ─────────────────────────────────────────────────────────────────
 
 
-def _near_duplicates(leaks: Leaks, work: Work, packed: Mapping[str, Manifest]) -> None:
-    """Measure the share of held-out examples of whose n-grams half or more stand in train."""
-    parts = [part for one in packed.values() for part in one.parts if "shard" in part.files]
+def _near_duplicates(leaks: Leaks, work: Work, packed: Mapping[str, Manifest], sources: Mapping[str, _Source]) -> None:
+    """Measure the share of held-out examples, of tables records, that are nearly the same as one of train."""
+    tables = {name for name, dataset in work.recipe.datasets.items() if dataset.row_kind == "record"}
+    near = [_near_records(work, name, sources[name]) for name in packed if name in tables]
+    examples, names = _near_examples(work, [one for name, one in packed.items() if name not in tables])
+    names += [row_id for one in near for row_id in one.row_ids]
+    examples += sum(one.compared for one in near)
+    if not examples and len(tables) == len(packed):
+        leaks.facts["near_duplicate"] = NOT_APPLICABLE
+    else:
+        leaks.note("near_duplicate", share(len(names), examples), names)
+
+
+def _near_records(work: Work, name: str, source: _Source) -> record_leaks.NearRecords:
+    form = work.recipe.datasets[name].format
+    assert isinstance(form, Records)
+    return record_leaks.find(work, source.canonical, form.group_columns)
+
+
+def _near_examples(work: Work, packed: Sequence[Manifest]) -> tuple[int, list[str]]:
+    """Count held-out examples, and name those of whose n-grams half or more stand in train."""
+    parts = [part for one in packed for part in one.parts if "shard" in part.files]
     train = [part.files["shard"] for part in parts if part.facts["split"] == "train"]
     others = [part.files["shard"] for part in parts if part.facts["split"] != "train"]
     held = [_HeldTask(work.store.root, file) for file in others]
@@ -214,8 +243,7 @@ def _near_duplicates(leaks: Leaks, work: Work, packed: Mapping[str, Manifest]) -
         seen = np.zeros(len(grams.distinct), np.bool_)
         for places in work.pool.map(seen_in_train, tasks, size_bytes=sum(file.bytes for file in train)):
             seen[places] = True
-    near = grams.examples_with(seen)
-    leaks.note("near_duplicate", share(len(near), grams.examples), near)
+    return grams.examples, grams.examples_with(seen)
 
 
 @dataclass(frozen=True, slots=True)

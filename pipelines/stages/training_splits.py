@@ -23,7 +23,7 @@ from pipelines.manifest import Histogram, Manifest, Part, Table
 from pipelines.mixing import Order
 from pipelines.partitions import FILLER, Dealt
 from pipelines.recipe import Recipe
-from pipelines.stages import Draft, Prepared, StageDeclaration, Work, leaks, part_folder, share
+from pipelines.stages import Draft, Prepared, StageDeclaration, Work, leaks, part_folder, record_leaks, share
 from pipelines.storage import digest
 
 VERSION = 4
@@ -55,7 +55,10 @@ class Sequences:
 
 def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide the order (`order`), and the splits that it is compared with."""
+    tables = [name for name, dataset in recipe.datasets.items() if dataset.row_kind == "record"]
     return {
+        # Recipes without tables are as they were.
+        **({"tables": [record_leaks.VERSION, tables]} if tables else {}),
         "order": {
             "versions": [VERSION],
             "mixture": recipe.mixture.model_dump(mode="json"),

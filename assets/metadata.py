@@ -217,8 +217,8 @@ def _tables(manifest: Manifest) -> Page:
     for name, table in (own | ledgers).items():
         if table.rows:
             page[f"table {name}"] = _table(table)
-            if name in stats.ESTIMATES:
-                page[f"about {name}"] = dg.MetadataValue.text(stats.ESTIMATES[name])
+            if (about := stats.about(name, table)) is not None:
+                page[f"about {name}"] = dg.MetadataValue.text(about)
     return page
 
 

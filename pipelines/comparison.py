@@ -15,7 +15,7 @@ import polars as pl
 from pipelines import manifest
 from pipelines.build import Project
 from pipelines.errors import IntegrityError
-from pipelines.manifest import Key, Manifest
+from pipelines.manifest import NOT_APPLICABLE, Key, Manifest
 from pipelines.stages import scan_rows
 
 
@@ -102,12 +102,20 @@ def _lines(left: Mapping[Key, Manifest], right: Mapping[Key, Manifest], scope: s
         if before is None and after is None:
             continue
         for name, fact in numbers:
-            values = [None if one is None else one.facts.get(fact) for one in (before, after)]
+            values = [None if one is None else _number(one, fact) for one in (before, after)]
+            if values == [None, None]:
+                continue
             yield Line(name, *values, is_share=name in SHARES)
     if scope is not None:
         shares = [_share_of_order(_of(made, "training_splits", None), scope) for made in (left, right)]
         if shares != [None, None]:
             yield Line("share of the order", *shares, is_share=True)
+
+
+def _number(made: Manifest, fact: str) -> float | None:
+    """Return a fact, None where it has no meaning for the data."""
+    value = made.facts.get(fact)
+    return None if value == NOT_APPLICABLE else value
 
 
 def _of(made: Mapping[Key, Manifest], stage: str, scope: str | None) -> Manifest | None:

@@ -239,8 +239,8 @@ def _tables(one: Manifest) -> Iterator[str]:
         if table.rows:
             yield f'<p class="dim">{text(name.replace("_", " "))}</p>'
             yield hypertext.table(table.columns, table.rows[:TABLE_ROWS])
-            if name in stats.ESTIMATES:
-                yield f'<p class="dim">{text(stats.ESTIMATES[name])}</p>'
+            if (about := stats.about(name, table)) is not None:
+                yield f'<p class="dim">{text(about)}</p>'
 
 
 # ── Samples ────────────────────────────────────────────────────────────────────────────────────────

@@ -434,33 +434,41 @@ def _lengths(made: Manifest) -> list[RenderableType]:
     total = sum(facts["buckets"].values())
     counts = [facts["buckets"][name] for name in BUCKETS]
     buckets = grid(list(BUCKETS.values()), [counts, [percent(count, total) for count in counts]], indent=4)
-    taken = [
-        (stage, touched, percent(touched, total), messages, tokens, trained)
-        for stage, touched, messages, tokens, trained in made.tables["stages"].rows
-    ]
-    over = [
-        (one, over, percent(over, total), lost, sequences) for one, over, lost, sequences in made.tables["what_if"].rows
-    ]
     drawn = plots.histogram_text(made.histograms["lengths"], width=72, lines=12).splitlines()
     lines: list[RenderableType] = [
-        _label("original length in tokens"), Text(f"    {quantiles}"),
+        _label(f"{made.histograms['lengths'].title} in tokens"), Text(f"    {quantiles}"),
         *(Text(f"    {line}", DIM if line.startswith("──") else "") for line in drawn[1:]),
         _label(f"length as a share of max_length {limit:,}"), buckets,
-        _label("what truncation took"), grid(STAGE_COLUMNS, taken, indent=4),
     ]  # fmt: skip
+    if "stages" in made.tables:
+        taken = [
+            (stage, touched, percent(touched, total), messages, tokens, trained)
+            for stage, touched, messages, tokens, trained in made.tables["stages"].rows
+        ]
+        lines += [_label("what truncation took"), grid(STAGE_COLUMNS, taken, indent=4)]
     if facts["dropped_for_length"]:
         lines.append(Text(f"    dropped for their length: {counted(facts['dropped_for_length'], 'row')}"))
-    lines += [
-        _label("what another limit would do (estimated)"),
-        grid(
-            ["limit", "examples over", "", "trained tokens lost", "sequences"],
-            over,
-            indent=4,
-            marked=next((i for i, row in enumerate(over) if row[0] == limit), None),
-        ),
-        Padding(Text(stats.ESTIMATES["what_if"], DIM), (0, 0, 0, 4), expand=False),
+    return [*lines, *_what_if(made), *(Text(f"\n  ! {hint}", LOOK) for hint in facts["hints"])]
+
+
+def _what_if(made: Manifest) -> list[RenderableType]:
+    """Show what other limits would do, and how it is known: estimated, or planned anew."""
+    table, limit = made.tables["what_if"], int(made.facts["limit"])
+    is_planned = "examples" in table.columns
+    headings = WHAT_IF_OF_RECORDS if is_planned else WHAT_IF
+    # A plan has other examples at each length, so what is over are records.
+    total, place = (made.facts["records"], 2) if is_planned else (made.facts["examples"], 1)
+    lines = [(*row[: place + 1], percent(row[place], total), *row[place + 1 :]) for row in table.rows]
+    marked = next((i for i, row in enumerate(lines) if row[0] == limit), None)
+    return [
+        _label("what another limit would do" + ("" if is_planned else " (estimated)")),
+        grid(list(headings), lines, indent=4, marked=marked),
+        Padding(Text(stats.about("what_if", table) or "", DIM), (0, 0, 0, 4), expand=False),
     ]
-    return lines + [Text(f"\n  ! {hint}", LOOK) for hint in facts["hints"]]
+
+
+WHAT_IF = ("limit", "examples over", "", "trained tokens lost", "sequences")
+WHAT_IF_OF_RECORDS = ("limit", "examples", "records over", "", "trained tokens lost", "sequences")
 
 
 def _rejects(rows: Manifest | None, examples: Manifest | None) -> list[RenderableType]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pipelines import ordering, record_index, record_rows, sizing, sources, splits
 from pipelines.errors import ConfigError
 from pipelines.formats import Records, inference
-from pipelines.manifest import NOT_APPLICABLE, Part, Table
+from pipelines.manifest import NOT_APPLICABLE, File, Part, Table
 from pipelines.ordering import Order
 from pipelines.recipe import Recipe
 from pipelines.record_index import Index
@@ -81,7 +81,8 @@ def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
         "filters": dataset.filters.model_dump(mode="json"),
         "splits": dataset.splits.model_dump(mode="json"),
     }
-    return {"rows": rows, "advice": {"limit": recipe.limit_of(name), "cap": form.cap}}
+    advice = {"limit": recipe.limit_of(name), "cap": form.cap, "on_overflow": form.assembly.on_overflow}
+    return {"rows": rows, "advice": advice}
 
 
 # ── Before rows are made ───────────────────────────────────────────────────────────────────────────
@@ -180,10 +181,15 @@ def _order(work: Work, schema: RecordSchema, seen: Sequence[Part], where: str) -
 
 def index_of(work: Work, parts: Sequence[Part], known: Known) -> Index:
     """Return the rows of some parts as integers."""
+    return index_of_files(work, [part.files["rows"] for part in parts], known)
+
+
+def index_of_files(work: Work, files: Sequence[File], known: Known) -> Index:
+    """Return the rows of some files as integers."""
     form = form_of(work)
     return record_index.load(
         work.store,
-        [part.files["rows"] for part in parts],
+        files,
         known.order,
         is_grouped=bool(form.group_columns),
         is_series=form.mode == "sequential",
@@ -275,8 +281,8 @@ def completed(work: Work, draft: Draft, known: Known) -> Draft:
         tuple((one.name, one.type, one.nullable, one.required) for one in known.schema.columns[:100]),
     )
     if form.mode != "tabular":
-        # A series is cut where an example is full; what must fit as a whole is a group of grouped mode alone.
-        is_whole = form.mode == "grouped"
+        # A series is cut where an example is full, and groups where the recipe says so; others must fit as a whole.
+        is_whole = form.mode == "grouped" and form.assembly.on_overflow != "split"
         draft.facts["group_size"] = int(index.group_sizes.max(initial=0)) if is_whole else NOT_APPLICABLE
         _tell_groups(work, draft, index, characters / max(rows, 1))
     draft.details["made_of"] = sorted({*draft.details["made_of"], *known.observed})

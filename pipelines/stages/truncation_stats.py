@@ -1,7 +1,7 @@
 """What truncation did, and what another context length would do: integers about lengths, no token is read.
 
 What belongs here: facts for the law of context overflow, histograms, the what-if table, advice. What does
-not: truncating (`truncation.py`).
+not: truncating (`truncation.py`), examples that are planned of records and never truncated (`record_lengths.py`).
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ from pipelines import packing, stats
 from pipelines.examples import EXAMPLES
 from pipelines.manifest import Histogram, Table
 from pipelines.recipe import Recipe
-from pipelines.stages import Draft, Prepared, StageDeclaration, Work, share
+from pipelines.stages import Draft, Prepared, StageDeclaration, Work, record_lengths, share
 from pipelines.storage import File
 
 VERSION = 2
 
-DROPPED = ("overlong", "overlong_after_structure", "record_overflow", "group_overflow")
+DROPPED = ("overlong", "overlong_after_structure")
 """Reasons of rejects that are about length."""
 
 COLUMNS = ("split", "original_tokens", "tokens", "trained_tokens", "messages_removed", "exchanges_removed",
@@ -34,10 +34,12 @@ DOMAINS_SHOWN = 30
 def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide what is counted; what other limits would do depends on cutting and packing too."""
     dataset = recipe.datasets[name]
+    own = record_lengths.identity_of(recipe, name) if dataset.row_kind == "record" else {}
     return {
         "versions": [VERSION],
         "limit": recipe.limit_of(name),
         "row_kind": dataset.row_kind,
+        **own,
         "truncation": dataset.truncation.model_dump(mode="json"),
         "packing": dataset.packing.model_dump(mode="json"),
     }
@@ -45,6 +47,8 @@ def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
 
 def make(work: Work) -> Draft:
     """Measure the dataset's lengths."""
+    if work.dataset.row_kind == "record":
+        return record_lengths.make(work)
     manifest = work.input("tokenized_examples")
     limit = work.recipe.limit_of(work.dataset_name or "")
     columns = _read(work, manifest.files("examples"))

@@ -34,12 +34,14 @@ from pipelines.stats.tables import (
     write_table,
 )
 from pipelines.stats.views import publish_views, query, view_names
-from pipelines.stats.words import ESTIMATES
+from pipelines.stats.words import ESTIMATES, PLANNED, about
 from pipelines.storage import Store
 
 __all__ = [
     "ESTIMATES",
+    "PLANNED",
     "SCHEMAS",
+    "about",
     "advice",
     "candidate_seq_lens",
     "damage",

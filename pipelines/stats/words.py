@@ -6,6 +6,8 @@ What belongs here: words. What does not: names and types (`schemas.py`), how a v
 from collections.abc import Mapping
 from typing import Final
 
+from pipelines.manifest import Table
+
 ESTIMATES: Final[Mapping[str, str]] = {
     "what_if": (
         "Estimated from lengths alone: an example above the length loses trained tokens in proportion to what is "
@@ -14,6 +16,20 @@ ESTIMATES: Final[Mapping[str, str]] = {
     ),
 }
 """Tables that hold no counts, and how they come about; whoever shows such a table says it."""
+
+PLANNED: Final[str] = (
+    "Records are planned anew at each length, as a build would plan them; what is lost are the tokens of records that "
+    "no example could hold."
+)
+"""How the same table comes about for records, whose examples are no rows but are put together of them."""
+
+
+def about(name: str, table: Table) -> str | None:
+    """Return what must be said beside a table that holds no counts; None of any other."""
+    if name == "what_if" and "examples" in table.columns:
+        return PLANNED
+    return ESTIMATES.get(name)
+
 
 VIEWS: Final[Mapping[str, str]] = {
     "builds": "Stages built: one line for each version, and for its last reuse.",
@@ -24,7 +40,7 @@ VIEWS: Final[Mapping[str, str]] = {
     "rows": "Canonical rows, without their content.",
     "examples": "Tokenized examples, without their tokens.",
     "lengths": "Bins of the histogram of original lengths, for each split.",
-    "what_if": f"What another context length would do. {ESTIMATES['what_if']}",
+    "what_if": f"What another context length would do. {ESTIMATES['what_if']} {PLANNED}",
     "sequences": "Packed sequences.",
     "generated_records": "Records that a model generated: accepted ones, one line each, with their content.",
     "segments": "Examples in sequences: whose tokens stand where.",
@@ -111,9 +127,9 @@ COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "what_if": {
         "seq_len": "Tokens: a context length that might be chosen.",
-        "examples_over": "Examples that would be longer.",
-        "trained_lost": "Trained tokens that would be lost, estimated.",
-        "sequences": "Sequences that packing would give, estimated.",
+        "examples_over": "Examples that would be longer; of records, those that no example could hold.",
+        "trained_lost": "Trained tokens that would be lost, estimated; of records, counted.",
+        "sequences": "Sequences that packing would give, estimated; of records, planned.",
     },
     "sequences": {
         "shard": "The file, relative to the storage root.",

@@ -421,6 +421,7 @@ def _after_training(given: argparse.Namespace, stage: str) -> int:
     project = _project(given)
     datasets = generated_output.datasets_of(project, stage, given.dataset)
     steps = [step for step in build.road(project) if step.name == stage and step.dataset in datasets]
+    terminal.console(sys.stderr).print(reports.differing_builds(generated_output.differing_builds(project, datasets)))
     blocked = _run(project, steps, [stage], datasets)
     made = [one for step in steps if (one := manifest.current(project.store, step.key)) is not None]
     terminal.console().print(reports.generated(made))

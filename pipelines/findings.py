@@ -228,9 +228,9 @@ LAWS: tuple[Law, ...] = (
         "share of generated objects that are records of the dataset",
         "read the reasons in the ledger; the model may need more training, another temperature, or a knob of "
         "generation.validation", applies_to="generated texts"),
-    Law("failed_series", ("generated_series",), "at_most", 0, "warn",
-        "share of series that ended before their stop",
-        "read last_error and the reasons; see that the backend runs, or raise generation.patience"),
+    Law("failed_series", ("generated_series",), "at_most", 0.99, "error",
+        "share of series that ended before their stop; of single records and groups, whether none came at all",
+        "read last_error and the reasons; see that the backend runs, or raise generation.patience", warn_from=0),
     Law("stale_rank", ("gpu_partitions",), "at_most", 0, "warn",
         "ranks that were built from another order", "materialize all ranks"),
 )  # fmt: skip

@@ -56,6 +56,21 @@ def datasets_of(project: Project, stage: str, dataset: str | None) -> list[str]:
     return known if dataset is None else [dataset]
 
 
+TRAINED_ON = ("canonical_rows", "tokenized_examples")
+"""Stages that say what a model was trained on."""
+
+
+def differing_builds(project: Project, datasets: Sequence[str]) -> list[str]:
+    """Name the stages whose last build is not that of the recipe as it is now: models were trained on that build."""
+    steps = [step for step in build.road(project) if step.dataset in datasets and step.name in TRAINED_ON]
+    made = {step.key: manifest.current(project.store, step.key) for step in steps}
+    return [
+        "/".join(step.key)
+        for step in steps
+        if (one := made[step.key]) is not None and one.code_version != step.code_version
+    ]
+
+
 def parse_files(project: Project, dataset: str, urls: Sequence[str]) -> ParsedFiles:
     """Take the texts of some files apart as `parsed_records` would, storing nothing.
 

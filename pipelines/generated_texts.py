@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from pipelines import parsing, sources
 from pipelines.codec import Serialiser, Wire
+from pipelines.errors import ConfigError, one_of
 from pipelines.manifest import File, Part
 from pipelines.ordering import Order
 from pipelines.parsing import Parser, Place, Report, Span, Validation
@@ -86,12 +87,34 @@ class Text:
 
 
 def meant_of(
-    details: dict[str, Any], *, group_columns: Sequence[str], order_column: str | None, validation: str
+    details: dict[str, Any],
+    *,
+    group_columns: Sequence[str],
+    order_column: str | None,
+    interval_seconds: float | None,
+    validation: str,
+    where: str,
 ) -> Meant:
-    """Recover what texts are meant to be from a `tokenized_examples` manifest of records."""
+    """Recover what texts are meant to be from a `tokenized_examples` manifest of records.
+
+    `interval_seconds` is the recipe's; null: the one that the data were found to have.
+
+    Raises
+    ------
+    ConfigError
+        If a column of the recipe is none of the table that was built.
+
+    """
     told = details["records"]
+    known = [column["name"] for column in told["schema"]["columns"]]
+    for name in (*group_columns, *([] if order_column is None else [order_column])):
+        if name not in known:
+            raise ConfigError(
+                f"{where}: column {name!r} is none of the table that the model was trained on; it has "
+                f"{one_of(known)}; name one of them, or build and train again"
+            )
     order = None if told["order"] is None else Order(told["order"])
-    interval = told["interval_seconds"]
+    interval = told["interval_seconds"] if interval_seconds is None else str(interval_seconds)
     return Meant(
         schema=orjson.dumps(told["schema"]).decode(),
         mode=told["mode"],

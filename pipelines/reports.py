@@ -104,6 +104,12 @@ def _scope(project: Project, dataset: str | None) -> Text:
 # ── after training ─────────────────────────────────────────────────────────────────────────────────
 
 
+def differing_builds(names: Sequence[str]) -> RenderableType:
+    """Warn that a model was trained on other options than those of the recipe, which are left alone until a build."""
+    words = "was built with other options than the recipe has now; what a model was trained on is that build's to say"
+    return Group(*(Text(f"! {name} {words}; run `rowmill build` to change it", LOOK) for name in names))
+
+
 def generated(made: Sequence[Manifest]) -> RenderableType:
     """Show what generated texts came to: classes, and how each series went."""
     lines: list[RenderableType] = []

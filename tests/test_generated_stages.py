@@ -319,16 +319,19 @@ def test_private_series_begin_without_a_record(tmp_path: Path) -> None:
     road.build()
 
     def script(request: dict[str, Any]) -> Reply:
-        if request["prompt"].endswith(","):
-            return Reply(['"level":0}\n'] * request["n"])
+        if request["prompt"].endswith("<|im_start|>"):
+            return Reply([texts(reading("a", 0))] * request["n"])
         return following(request)
 
     with serving(script) as server:
         made, _, _ = run(with_backend(road, server.base_url, samples_per_prompt=1), "generated_series")
-        first = sorted(one["prompt"].rsplit("<|im_start|>", 1)[1] for one in server.requests)[:1]
+        asked = [one["prompt"].rsplit("<|im_start|>", 1)[1] for one in server.requests]
 
-    assert first == ['{"shop":"a","hour":"2024-01-01T00:00:00",']
-    assert records_of(road, made) == [reading(shop, hour) for shop in ("a", "b", "c") for hour in range(3)]
+    # Even where the model writes a key of the data, it is not in what comes out.
+    assert asked[:3] == ["", "", ""]
+    assert not any('"b"' in prompt or '"c"' in prompt for prompt in asked)
+    assert records_of(road, made) == [reading(f"series-{n}", hour) for n in (1, 2, 3) for hour in range(3)]
+    assert [row[0] for row in made.tables["series"].rows] == ["series-1", "series-2", "series-3"]
 
 
 @pytest.mark.parametrize(
@@ -404,6 +407,65 @@ def test_generate_asks_the_backend(series: Road, capsys: pytest.CaptureFixture[s
 
     assert status == cli.DONE
     assert '{"shop":"a"}' in capsys.readouterr().out
+
+
+def test_generate_of_series_that_all_failed_is_a_shut_gate(
+    series: Road, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(lambda request: Reply(["no record"] * request["n"])) as server:
+        road = with_backend(series, server.base_url, samples_per_prompt=1, patience=1)
+        status = cli.main(["generate", str(road.config), "--output", str(tmp_path / "out.jsonl")])
+
+    assert status == cli.BLOCKED
+    assert "failed_series" in capsys.readouterr().out
+
+
+def test_generate_of_records_that_never_came_is_a_shut_gate(grouped: Road) -> None:
+    kept = grouped.config.read_text()
+    try:
+        with serving(lambda request: Reply(["no record"] * request["n"])) as server:
+            road = with_backend(grouped, server.base_url, patience=1, num_records=5)
+            status = cli.main(["generate", str(road.config)])
+    finally:
+        grouped.config.write_text(kept)
+
+    assert status == cli.BLOCKED
+
+
+def test_interval_that_is_set_later_is_asked_for_anew_and_holds(
+    series: Road, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def change(**times: Any) -> None:
+        values = yaml.safe_load(road.config.read_text())
+        values["datasets"]["rows"]["format"]["time_series"] |= times
+        road.config.write_text(yaml.safe_dump(values))
+
+    with serving(following) as server:
+        road = with_backend(series, server.base_url, samples_per_prompt=1, patience=1)
+        first, _, _ = run(road, "generated_series")
+        change(timestamp_interval_seconds=7200)
+        try:
+            again, _, is_reused = run(road, "generated_series")
+            capsys.readouterr()
+            status = cli.main(["generate", str(road.config)])
+            said = capsys.readouterr().err
+        finally:
+            change(timestamp_interval_seconds=3600)
+
+    assert (first.facts["kept"], is_reused, again.facts["kept"]) == (21, False, 0)
+    assert ("invalid:step", 3) in again.tables["classes"].rows
+    assert status == cli.BLOCKED
+    assert "road/rows/canonical_rows was built with other options" in " ".join(said.split())
+
+
+def test_columns_that_the_trained_table_lacks_are_a_config_error(series: Road) -> None:
+    kept = series.config.read_text()
+    try:
+        series.config.write_text(kept.replace("group_training_examples_by: shop", "group_training_examples_by: store"))
+        with pytest.raises(ConfigError, match="column 'store' is none of the table that the model was trained on"):
+            build.build(series.project, only=["parsed_records"])
+    finally:
+        series.config.write_text(kept)
 
 
 def test_generate_without_a_backend_is_a_config_error(grouped: Road, capsys: pytest.CaptureFixture[str]) -> None:

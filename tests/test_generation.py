@@ -321,12 +321,53 @@ def test_partial_prefill_sends_no_record_and_gives_the_first_step() -> None:
             ['"v":7}\n' if prompt.endswith(',') else continued(prompt, 1)] * n for prompt in prompts
         ]  # fmt: skip
 
-    questions = asked_of(model, is_private=True)
+    questions = asked_of(model, prefill="partial")
     result = run(model, prefill="partial")
 
     assert questions[0]["prompts"] == [f'{PROMPT}{{"g":"A","t":"00:00",']
     assert times(result) == [clock(hour) for hour in range(10)]
     assert result.records[0]["v"] == 7
+
+
+@pytest.mark.parametrize(
+    ("kind", "written", "named"),
+    [("string", '"Q"', ["series-1", "series-2"]), ("integer", "77", [1, 2]), ("boolean", "true", [True])],
+)
+def test_private_series_show_and_prompt_nothing_of_the_data(kind: Any, written: str, named: list[Any]) -> None:
+    schema = RecordSchema((Column("g", kind), Column("t", "string"), Column("v", "integer")))
+    prompts: list[str] = []
+
+    def model(asked: list[str], n: int) -> list[list[str]]:
+        prompts.extend(asked)
+        hours = [prompt.count("\n") - 1 for prompt in asked]
+        return [[f'{{"g":{written},"t":"{clock(hour)}","v":1}}\n'] * n for hour in hours]
+
+    result = run(
+        model, [hourly("A"), hourly("B")], trained(schema=schema), is_private=True, start=clock(0), stop=clock(2),
+        context_records=9,
+    )  # fmt: skip
+
+    assert prompts[:2] == [PROMPT, PROMPT]
+    assert not any('"A"' in prompt or '"B"' in prompt for prompt in prompts)
+    assert [record["t"] for record in result.records] == [clock(hour) for hour in range(3)] * 2
+    assert list(dict.fromkeys(record["g"] for record in result.records)) == named
+    assert [one.source for one in result.series] == ["series-1", "series-2"]
+
+
+def test_private_series_keeps_the_key_that_its_first_record_wrote_and_begins_at_its_start() -> None:
+    def model(asked: list[str], n: int) -> list[list[str]]:
+        # Of two samples the first goes on with another key; it has as many objects, but no record.
+        begun = asked[0].count("\n") > 1
+        answers = [line("R", clock(1)), line("Q", clock(1))] if begun else [line("Q", clock(0))] * 2
+        return [answers[:n] for _ in asked]
+
+    result = run(model, [hourly("A")], is_private=True, start=clock(0), stop=clock(1), samples_per_prompt=2)
+    late = run(
+        lambda asked, n: [[line("Q", clock(5))] * n for _ in asked], is_private=True, start="00:00", stop="09:00"
+    )
+
+    assert times(result, "series-1") == [clock(0), clock(1)]
+    assert (late.status, late.counts["invalid:step"]) == ("failed", late.series[0].rounds)
 
 
 def test_ids_of_a_prompt_are_the_trained_ones_and_the_records() -> None:

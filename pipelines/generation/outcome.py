@@ -60,13 +60,17 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """How a training group begins and ends: its typed key, its first records as trained on, its times, its length."""
+    """How a training group begins and ends: its typed key, its first records as trained on, its times, its length.
+
+    A private series has a `name` in place of a key: the model writes a key of its own.
+    """
 
     key: Mapping[str, Value]
     texts: tuple[str, ...]
     start: Value = None
     stop: Value = None
     length: int = 0
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ What belongs here: the state of a series from prefill to end. What does not: ask
                        └─ context_records           └──┴─ accepted: they follow r6
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Literal
@@ -39,7 +39,8 @@ class Shared:
 class Series:
     """A series: `window` are the texts that its context is taken from, `opening` begins its first record.
 
-    `position` is where the last record stands, `stop` where the series ends, `bound` the most records.
+    `position` is where the last record stands, `stop` where the series ends, `bound` the most records, `key` what all
+    its records have in their group's columns; None until the model wrote it.
     """
 
     shared: Shared
@@ -50,6 +51,7 @@ class Series:
     position: Position | None
     stop: Position | None
     bound: int
+    key: Mapping[str, Value] | None
     records: list[Record] = field(default_factory=list[Record])
     tally: Tally = field(default_factory=Tally)
     rounds: int = 0
@@ -101,7 +103,7 @@ class Series:
         self.rounds += 1
         texts = [self.opening + sample.text for sample in samples]
         parsed = [
-            self.shared.parser(text, closed_at_end=is_closed(sample), group=self.prefill.key, after=self.position)
+            self.shared.parser(text, closed_at_end=is_closed(sample), group=self.key, after=self.position)
             for text, sample in zip(texts, samples, strict=True)
         ]
         chosen = max(range(len(parsed)), key=lambda index: len(parsed[index].records))
@@ -131,6 +133,8 @@ class Series:
                 self.tally.counts["record"] += 1
                 self.position = position
                 self.opening = ""
+                if self.key is None:
+                    self.key = {name: record[name] for name in self.shared.trained.place.group_columns}
         return len(self.records) - before
 
     def _text(self, record: Record) -> str:
@@ -163,10 +167,13 @@ def begin(prefill: Prefill, shared: Shared, *, start: Value, stop: Value, where:
     texts = list(prefill.texts) if shared.style == "records" else []
     position = _last_position(trained, texts, source, where)
     stopped = _stop(trained, prefill, started, stop, where, source)
-    opening = "" if texts else _opening(trained, prefill, first, f"{where}: start_timestamp")
+    before = _before(trained, started, position)
+    # Columns of the group come first in a record: without its key nothing of it can be given.
+    has_key = bool(prefill.key) or not trained.place.group_columns
+    opening = _opening(trained, prefill, first, f"{where}: start_timestamp") if has_key and not texts else ""
     return Series(
-        shared, prefill, source, texts, opening, position, stopped,
-        _bound(shared, _before(trained, started, position), stopped),
+        shared, prefill, source, texts, opening, position if has_key else before, stopped,
+        _bound(shared, before, stopped), prefill.key if has_key else None,
     )  # fmt: skip
 
 
@@ -270,6 +277,6 @@ def _typed(known: RecordSchema, name: str, value: Value, trained: Trained, where
 def _key_text(prefill: Prefill, schema: RecordSchema) -> str:
     """Name a series by its key, as it would be written."""
     if not prefill.key:
-        return "(the only one)"
+        return prefill.name or "(the only one)"
     line = Serialiser(RecordSchema(tuple(schema.by_name[name] for name in prefill.key)), special_tokens=())(prefill.key)
     return repr(prefill.key) if isinstance(line, Rejected) else line.strip()

@@ -10,6 +10,7 @@ included, is one bad round of the series that it was asked for.
 
 from collections import Counter
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Literal
 
 from pipelines.backends import Completer
@@ -19,7 +20,7 @@ from pipelines.generation.options import Generation
 from pipelines.generation.outcome import Generated, Prefill, Refused, SeriesOutcome, Trained
 from pipelines.generation.rounds import Series, Shared, begin
 from pipelines.permutation import key
-from pipelines.records import Value
+from pipelines.records import Record, Value
 
 
 def generate_series(
@@ -36,7 +37,8 @@ def generate_series(
 ) -> Generated:
     """Generate one series per prefill; the records come sorted by group, then time.
 
-    `start` and `stop` are set for all series; null: each group's own. `is_private`: no real record is shown.
+    `start` and `stop` are set for all series; null: each group's own. `is_private`: no record, key, time or length of
+    the data is used; the series are numbered.
 
     Raises
     ------
@@ -47,6 +49,8 @@ def generate_series(
     style: Literal["records", "partial"]
     style = ("partial" if is_private else "records") if options.prefill == "auto" else options.prefill
     serialise = Serialiser(trained.schema, special_tokens=trained.special_tokens, wire=trained.wire)
+    if is_private:
+        prefills = [_without_key(prefill, number, trained) for number, prefill in enumerate(prefills, 1)]
     shared = Shared(trained, options, trained.parser(options), serialise, style)
     series = [begin(prefill, shared, start=start, stop=stop, where=where) for prefill in prefills]
     waiting = [one for one in series if one.status is None]
@@ -55,6 +59,11 @@ def generate_series(
             _ask(completer, batch, trained, options, seed)
         waiting = [one for one in waiting if one.status is None]
     return _gathered(series, options)
+
+
+def _without_key(prefill: Prefill, number: int, trained: Trained) -> Prefill:
+    """Return how a private series begins: by its number alone; without groups there is one, which needs none."""
+    return Prefill({}, (), name=f"series-{number}" if trained.place.group_columns else "")
 
 
 def _alike(series: Sequence[Series]) -> list[list[Series]]:
@@ -106,8 +115,33 @@ def _gathered(series: Sequence[Series], options: Generation) -> Generated:
         SeriesOutcome(one.source, one.status or "failed", one.rounds, len(one.records), one.error)
         for one in sorted(series, key=_by_key)
     ]
-    records = [record for one in kept for record in one.records]
+    records = [record for one in kept for record in _named(one)]
     return Generated(status, records, refused, dict(sorted(counts.items())), outcomes)
+
+
+def _named(one: Series) -> list[Record]:
+    """Return a series' records; of one without a key of the data, under its own number.
+
+    The key that the model wrote may be one that it was trained on: a key stands in all records of a series, and the
+    unit of privacy is a record. One column of it is replaced, the first that can hold a name or a number.
+    """
+    if not one.prefill.name:
+        return one.records
+    schema = one.shared.trained.schema.by_name
+    for name in one.shared.trained.place.group_columns:
+        number = one.prefill.name.rpartition("-")[2]
+        match schema[name].type:
+            case "string" | "json":
+                return [{**record, name: one.prefill.name} for record in one.records]
+            case "integer":
+                return [{**record, name: int(number)} for record in one.records]
+            case "float":
+                return [{**record, name: float(number)} for record in one.records]
+            case "decimal":
+                return [{**record, name: Decimal(number)} for record in one.records]
+            case _:
+                continue
+    return one.records
 
 
 def _by_key(one: Series) -> list[tuple[bool, float, str]]:

@@ -38,6 +38,9 @@ UNUSED = frozenset({"not_chosen", "past_stop", "past_bound", "series_incomplete"
 """Reasons that say nothing against an object: another was taken, or the series had ended or failed."""
 
 
+_OF_TIME = {"start_timestamp", "stop_timestamp", "timestamp_interval_seconds"}
+
+
 def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return how the model is asked; the key with which it is reached is not part of what it says."""
     form = recipe.datasets[name].format
@@ -49,7 +52,7 @@ def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
         "versions": [VERSION],
         "generation": options.model_dump(mode="json", exclude={"text_urls", "backend"}),
         "backend": backend,
-        "time_series": form.time_series.model_dump(mode="json", include={"start_timestamp", "stop_timestamp"}),
+        "time_series": form.time_series.model_dump(mode="json", include=_OF_TIME),
         "group_columns": form.group_columns,
         "order_column": form.order_column,
         "limit": recipe.limit_of(name),
@@ -119,10 +122,13 @@ def _require_something(work: Work, result: Generated) -> None:
 
 
 def prefills_of(work: Work, trained: Trained) -> list[Prefill]:
-    """Return how each series of train begins: by its records, or, where none are kept, by its key alone."""
+    """Return how each series of train begins.
+
+    Under differential privacy no beginnings are kept, and nothing of the data is used but how many series there are.
+    """
     kept = work.input("tokenized_examples").files("prefill")
     if not kept:
-        return [Prefill(key, ()) for key in _keys(work, trained)]
+        return [Prefill({}, ())] * _count_groups(work, trained)
     order = trained.place.order_column
     read = Reader(trained.schema, wire=trained.wire)
     found: list[Prefill] = []
@@ -147,26 +153,16 @@ def _time(text: str | None, schema: RecordSchema, column: str | None) -> Value:
     return None if isinstance(read, Problem) else read[column]
 
 
-def _keys(work: Work, trained: Trained) -> list[dict[str, Value]]:
-    """Return the typed keys of the groups of train, in the order of their texts."""
-    names = trained.place.group_columns
-    if not names:
-        return [{}]
-    schema = RecordSchema(tuple(trained.schema.by_name[name] for name in names))
-    read = Reader(schema)
-    texts: set[str] = set()
+def _count_groups(work: Work, trained: Trained) -> int:
+    """Count the groups of train; without group columns there is one series."""
+    if not trained.place.group_columns:
+        return 1
+    keys: set[str] = set()
     for part in work.inputs[(*work.dataset_key, "canonical_rows")].parts:
         table = work.store.table(part.files["rows"], ["group_key", "split"])
         own = table.filter(pc.equal(table.column("split"), "train")).column("group_key")
-        texts |= {text for text in own.unique().to_pylist() if text is not None}
-    keys: list[dict[str, Value]] = []
-    for text in sorted(texts):
-        told = read_json(text)
-        values = told if isinstance(told, list) and len(told) == len(names) else [told]
-        key = read(dict(zip(names, values, strict=True)))
-        assert not isinstance(key, Problem), key
-        keys.append(key)
-    return keys
+        keys |= {key for key in own.unique().to_pylist() if key is not None}
+    return len(keys)
 
 
 # ── What is kept ───────────────────────────────────────────────────────────────────────────────────
@@ -187,7 +183,7 @@ def _draft(work: Work, meant: Meant, result: Generated) -> Draft:
         parts=[part],
         facts={
             "valid_fraction": share(len(result.records), len(result.records) + bad),
-            "failed_series": share(statuses["failed"], len(result.series)),
+            "failed_series": _failed(result, statuses["failed"]),
             "series": len(result.series),
             "kept": len(result.records),
             "rejected": sum(reasons.values()),
@@ -200,6 +196,11 @@ def _draft(work: Work, meant: Meant, result: Generated) -> Draft:
         card={"status": result.status},
         rows_made=len(result.records),
     )
+
+
+def _failed(result: Generated, failed: int) -> float:
+    """Return the share of series that failed; where there are none, whether nothing came at all."""
+    return share(failed, len(result.series)) if result.series else float(result.status == "failed")
 
 
 def _tables(result: Generated) -> dict[str, Table]:

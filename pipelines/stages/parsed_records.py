@@ -55,6 +55,8 @@ def meant_of(work: Work) -> Meant:
         work.input("tokenized_examples").details,
         group_columns=form.group_columns,
         order_column=form.order_column,
+        interval_seconds=form.time_series.timestamp_interval_seconds,
+        where=f"datasets.{work.dataset_name}.format",
         validation=generation.validation.model_dump_json(),
     )
 
@@ -107,6 +109,7 @@ def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
         "validation": form.generation.validation.model_dump(mode="json"),
         "group_columns": form.group_columns,
         "order_column": form.order_column,
+        "interval_seconds": form.time_series.timestamp_interval_seconds,
     }
 
 

@@ -19,12 +19,36 @@ from pipelines.records import Column, RecordSchema
 
 INSTRUCTION = "Generate a JSONL dataset with the following columns: "
 """What Safe Synthesizer asks; it ends with one space."""
-_REFERENCE = {
-    "smollm3": ("user\n {i} {s} <|im_end|> \n assistant\n", True, False),
-    "tinyllama": ("[INST] {i} {s} [/INST]", True, False),
-    "mistral": ("[INST] {i} \n\n {s} [/INST]", True, True),
-}
-"""Safe Synthesizer's templates by what a tokenizer's name holds, and whether BOS and EOS stand around the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How Safe Synthesizer prompts a family of models, which a tokenizer's name tells.
+
+    `adds_bos` and `adds_eos`: whether the sequence's BOS and EOS stand around the prompt, too. `begins_turn`: sequences
+    begin with `<|im_start|>`; those of the others with the tokenizer's own BOS. All end with its own EOS.
+    """
+
+    names: tuple[str, ...]
+    template: str
+    adds_bos: bool
+    adds_eos: bool
+    begins_turn: bool = False
+
+
+_TURN = "user\n {i} {s} \n assistant\n"
+FAMILIES = (
+    Family(("tinyllama",), "[INST] {i} {s} [/INST]", adds_bos=True, adds_eos=True),
+    Family(("qwen",), _TURN, adds_bos=True, adds_eos=False),
+    # It begins sequences with id 151644, which is Qwen's <|im_start|>; Llama has no such token, and gets its own BOS.
+    Family(("llama32", "llama-3.2", "llama3.2"), _TURN, adds_bos=False, adds_eos=False),
+    Family(("smollm2",), _TURN, adds_bos=False, adds_eos=False, begins_turn=True),
+    Family(("smollm3",), "user\n {i} {s} <|im_end|> \n assistant\n", adds_bos=True, adds_eos=False, begins_turn=True),
+    Family(("mistral",), "[INST] {i} \n\n {s} [/INST]", adds_bos=True, adds_eos=True),
+    Family(("nemotron",), "[INST] {i} \n\n {s} [/INST]", adds_bos=True, adds_eos=True),
+    Family(("granite",), _TURN, adds_bos=False, adds_eos=True),
+)
+"""In the order in which names are compared: the first that stands in a tokenizer's name is its family."""
 PAIR = ("<|im_start|>", "<|im_end|>")
 """The delimiters of a tokenizer that has both, whatever its own BOS and EOS are."""
 
@@ -113,8 +137,9 @@ def frame(
         If a delimiter is no single token of the tokenizer, or the prompt cannot be written.
 
     """
-    bos_id, bos_text = _delimiter("bos", bos, vocabulary, encode, where)
-    eos_id, eos_text = _delimiter("eos", eos, vocabulary, encode, where)
+    family = _family(vocabulary, where) if style == "reference" and template is None else None
+    bos_id, bos_text = _delimiter("bos", bos, vocabulary, encode, where, family)
+    eos_id, eos_text = _delimiter("eos", eos, vocabulary, encode, where, family)
     if is_grouped and bos_id == eos_id:
         raise ConfigError(
             f"{where}.tokens: bos and eos are both {bos_text!r} ({bos_id}); groups need two different tokens to be "
@@ -122,7 +147,7 @@ def frame(
             "apart; set tokens.bos or tokens.eos"
         )
     special = tuple(dict.fromkeys([bos_text, eos_text, *vocabulary.special]))
-    body, leads, trails = _body(schema, vocabulary, style, template, special, where)
+    body, leads, trails = _body(schema, vocabulary, style, template, special, where, family)
     first = _edge("add_bos", add_bos, bos_id if style == "reference" else vocabulary.bos_id, leads, where)
     last = _edge("add_eos", add_eos, eos_id if style == "reference" else vocabulary.eos_id, trails, where)
     prompt_ids = (*first, *encode(body), *last)
@@ -133,10 +158,31 @@ def frame(
     return Frame(prompt_text, prompt_ids, bos_id, eos_id, bos_text, eos_text, special, is_parity)
 
 
-def _delimiter(name: str, wanted: str | int, vocabulary: Vocabulary, encode: Encode, where: str) -> tuple[int, str]:
+def _family(vocabulary: Vocabulary, where: str) -> Family:
+    name = vocabulary.name.lower()
+    found = next((one for one in FAMILIES if any(part in name for part in one.names)), None)
+    if found is None:
+        raise ConfigError(
+            f"{where}.prompt.style: reference has no template for the tokenizer {vocabulary.name!r}; there are some "
+            f"for {', '.join(one.names[0] for one in FAMILIES)}; set prompt.template, or another style"
+        )
+    return found
+
+
+def _has_pair(name: str, vocabulary: Vocabulary, family: Family | None) -> bool:
+    """Tell whether a sequence begins or ends with the turn's token rather than with the tokenizer's own."""
+    if not all(text in vocabulary.special for text in PAIR):
+        return False
+    own = vocabulary.bos_id if name == "bos" else vocabulary.eos_id
+    return family is None or own is None or (name == "bos" and family.begins_turn)
+
+
+def _delimiter(
+    name: str, wanted: str | int, vocabulary: Vocabulary, encode: Encode, where: str, family: Family | None
+) -> tuple[int, str]:
     at = f"{where}.tokens.{name}"
     if wanted == "auto":
-        if all(text in vocabulary.special for text in PAIR):
+        if _has_pair(name, vocabulary, family):
             text = PAIR[name == "eos"]
             return vocabulary.special[text], text
         own = vocabulary.bos_id if name == "bos" else vocabulary.eos_id
@@ -185,6 +231,7 @@ def _body(
     template: str | None,
     special: tuple[str, ...],
     where: str,
+    family: Family | None,
 ) -> tuple[str, bool, bool]:
     """Return the prompt's text, and whether a BOS leads it and an EOS ends it where the options say `auto`."""
     if style == "keys":
@@ -204,15 +251,8 @@ def _body(
     columns = ",".join(f'"{name}":<unk>' for name in schema.names)
     if template is not None:
         return template.replace("{schema}", columns), vocabulary.adds_bos, False
-    family = next((one for key, one in _REFERENCE.items() if key in vocabulary.name.lower()), None)
-    if family is None:
-        raise ConfigError(
-            f"{where}.prompt.style: reference has no template for the tokenizer {vocabulary.name!r}; there are some "
-            "for "
-            f"{', '.join(_REFERENCE)}; set prompt.template, or another style"
-        )
-    text, leads, trails = family
-    return text.replace("{i}", INSTRUCTION).replace("{s}", columns), leads, trails
+    assert family is not None, "a prompt of the reference without a template of its own has a family"
+    return family.template.replace("{i}", INSTRUCTION).replace("{s}", columns), family.adds_bos, family.adds_eos
 
 
 def _quoted(name: str, special: tuple[str, ...]) -> str:

@@ -131,7 +131,8 @@ def test_origins_of_the_weather_fit_no_example_and_the_plan_says_so(tmp_path: Pa
     ):
         made.build(only=TO_EXAMPLES)
 
-    assert not list((made.store / "road" / "rows" / "tokenized_examples").rglob("*.parquet"))
+    written = (made.store / "road" / "rows" / "tokenized_examples").rglob("*.parquet")
+    assert {path.name for path in written} == {"tokens.parquet"}
 
 
 # ── The pinned tokenizers ──────────────────────────────────────────────────────────────────────────
@@ -157,7 +158,8 @@ def framed(vocabulary: Vocabulary, encode: Encode, **changes: Any) -> Frame:
         "style": "keys", "template": None, "add_bos": "auto", "add_eos": "auto", "bos": "auto", "eos": "auto",
         "is_grouped": True, "where": "format",
     }  # fmt: skip
-    return frame(PAGE, vocabulary, encode, **options | changes)
+    schema = changes.pop("schema", PAGE)
+    return frame(schema, vocabulary, encode, **options | changes)
 
 
 @pytest.mark.parametrize(
@@ -183,13 +185,28 @@ def test_tokenizer_with_one_token_for_both_ends_is_refused_for_groups_alone(real
 
 
 def test_reference_prompts_are_those_of_the_original(real_data: Path) -> None:
-    smol = framed(*opened(real_data, "smollm3"), style="reference")
-    tiny = framed(*opened(real_data, "tinyllama"), style="reference")
+    smol, qwen, tiny = (
+        framed(*opened(real_data, name), style="reference") for name in ("smollm3", "qwen3", "tinyllama")
+    )
     columns = '"customer_id":<unk>,"date":<unk>,"amount":<unk>,"category":<unk>'
 
     asked = f"Generate a JSONL dataset with the following columns:  {columns}"
     assert smol.generation_text == f"<|im_start|>user\n {asked} <|im_end|> \n assistant\n<|im_start|>"
-    assert tiny.generation_text == f"<s>[INST] {asked} [/INST]<s>"
+    assert qwen.generation_text == f"<|im_start|>user\n {asked} \n assistant\n<|im_start|>"
+    assert tiny.generation_text == f"<s>[INST] {asked} [/INST]</s><s>"
+    assert (tiny.prompt_ids[0], tiny.prompt_ids[-1]) == (1, 2)
+    assert (qwen.prompt_ids[0], qwen.eos_id) == (151644, 151645)
+
+
+def test_reference_prompt_of_two_columns_has_the_ids_of_the_original(real_data: Path) -> None:
+    schema = RecordSchema((Column("a", "string"), Column("b", "string")))
+    made = framed(*opened(real_data, "smollm3"), style="reference", schema=schema)
+
+    ids = (
+        "128011 882 198 20400 264 4823 43 10550 449 279 2768 8310 25 220 330 64 794 27 3200 29 1359 65 794 27 3200 29 "
+        "220 128012 720 18328 198"
+    )
+    assert made.prompt_ids == tuple(map(int, ids.split()))
 
 
 @pytest.mark.parametrize(
@@ -197,7 +214,6 @@ def test_reference_prompts_are_those_of_the_original(real_data: Path) -> None:
     [
         ({"bos": "no such token"}, "not one special token"),
         ({"bos": 10**9}, "no special token of the vocabulary"),
-        ({"style": "reference"}, "has no template for the tokenizer 'qwen3'"),
         ({"add_bos": True}, "the tokenizer has no such token"),
     ],
 )

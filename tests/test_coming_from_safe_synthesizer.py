@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
-from pipelines import build, recipe
+from pipelines import build, parsing, recipe
 from pipelines.manifest import Manifest
+from pipelines.ordering import ELAPSED
+from pipelines.parsing import Place, Validation
+from pipelines.records import Column, Mode, RecordSchema
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "configs/examples/records"
@@ -30,6 +33,42 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Manif
 def split(built: dict[str, dict[str, Manifest]], name: str, which: str = "train") -> dict[str, Any]:
     plan = built[name]["tokenized_examples"].tables["plan"]
     return next(dict(zip(plan.columns, row, strict=True)) for row in plan.rows if row[0] == which)
+
+
+R = '{"g":"a","t":0,"v":1}'
+SPREAD = R.replace(",", ",\n")
+SCHEMA = RecordSchema((Column("g", "string"), Column("t", "integer"), Column("v", "integer")))
+PLACE = Place(("g",), "t", ELAPSED)
+
+
+@pytest.mark.parametrize(
+    ("row", "text", "mode", "said"),
+    [
+        ("Windows line ends", f"{R}\r\n{R} behind\n[{R}]\n{SPREAD}", "tabular", {"record": 4, "prose": 3}),
+        ("several objects on a line", R + R, "tabular", {"record": 2}),
+        ("the end of the text cuts", R[:-3], "tabular", {"truncated": 1}),
+        ("text without an object", "I cannot", "tabular", {"prose": 1}),
+        ("without quoted keys", "{'g': 'a'}", "tabular", {"invalid:invalid_json": 1}),
+        ("`NaN` unquoted", R.replace("1", "NaN"), "tabular", {"invalid:invalid_json": 1}),
+        ("a key twice", R.replace("{", '{"g":"b",'), "tabular", {"invalid:duplicate_column": 1}),
+        ("more than 4,300 digits", R.replace("1", "1" * 5000), "tabular", {"invalid:number_too_large": 1}),
+        ("`01234` in a column of text", R.replace('"a"', '"01234"'), "tabular", {"record": 1}),
+        ("a value that train never had", R.replace("1", "-99999"), "tabular", {"record": 1}),
+        ("records outside BOS and EOS", f"{R}\n{R}", "grouped", {"invalid:group_incomplete": 2}),
+        ("what follows the first bad record", f"{{}}\n{R}", "sequential",
+         {"invalid:missing_column": 1, "invalid:after_failure": 1}),
+        ("an earlier time", f"{R.replace('0', '5')}\n{R}", "sequential", {"record": 1, "invalid:order": 1}),
+    ],
+)  # fmt: skip
+def test_parser_differs_from_the_original_as_the_page_says(
+    row: str, text: str, mode: Mode, said: dict[str, int]
+) -> None:
+    parsed = parsing.parse(text, SCHEMA, mode, bos="<s>", eos="</s>", place=PLACE, validation=Validation())
+    reasons = {name.removeprefix("invalid:") for name in said if name.startswith("invalid:")}
+    [line] = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("|") and row in line]
+
+    assert {name: count for name, count in parsed.report.items.items() if name != "delimiter"} == said
+    assert all(f"`{reason}`" in line for reason in reasons - {"missing_column"})
 
 
 def test_page_shows_the_recipes_as_they_are() -> None:

@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import cast
 
-from pipelines import ancestry, datadocs, findings, manifest, recipe, stats
+from pipelines import ancestry, datadocs, findings, manifest, recipe, stats, tokenizer_source
 from pipelines.errors import ConfigError, DamagedFileError, IntegrityError, PipelineError
 from pipelines.executors import LocalPool
 from pipelines.findings import Terms, Verdict
@@ -440,6 +440,7 @@ def _run(asked: _Asked, inputs: Mapping[Key, Manifest]) -> Report:
         if step.name == "canonical_rows":
             # Whoever runs one stage after another, as Dagster does, hears of it before the first long one.
             require_ready(project, [step.dataset])
+        _warn_of_tokenizer(project, step, work)
         draft = make()
         made = manifest.save(work.store, _manifest(work, step, draft, fingerprint, started, asked.run_id))
         report = Report(
@@ -451,6 +452,20 @@ def _run(asked: _Asked, inputs: Mapping[Key, Manifest]) -> Report:
             seconds=time.monotonic() - started,
         )
         return _reported(project, step, work, report)
+
+
+def _warn_of_tokenizer(project: Project, step: Step, work: Work) -> None:
+    """Say that a tokenizer changed though the recipe did not, and what is made again for it."""
+    changed = _tokenizer_change(step, work, manifest.current(work.store, step.key))
+    if changed is not None:
+        behind = ", ".join("/".join(one.key[1:]) for one in followers(project, step.key))
+        _LOG.warning("%s: %s; it is made again, and so is what is made of it: %s", "/".join(step.key), changed, behind)
+
+
+def _tokenizer_change(step: Step, work: Work, earlier: Manifest | None) -> str | None:
+    if step.name != "tokenized_examples" or earlier is None:
+        return None
+    return tokenized_examples.tokenizer_change(work, earlier)
 
 
 def _nothing_new(kept: Manifest, started: float) -> Report:
@@ -513,8 +528,12 @@ def _prepare(work: Work, step: Step) -> tuple[str, Callable[[], Draft]]:
 
 def fingerprint_of(project: Project, step: Step, inputs: Mapping[Key, Manifest]) -> str:
     """Identify what a step would make of some inputs, making nothing."""
-    work = Work(project.recipe, project.store, project.base, step.key, step.dataset, inputs, _pool(1))
-    return _prepare(work, step)[0]
+    return _prepare(_work_of(project, step, inputs), step)[0]
+
+
+def _work_of(project: Project, step: Step, inputs: Mapping[Key, Manifest]) -> Work:
+    """Return what a stage is handed to look at, not to work with: it has one worker."""
+    return Work(project.recipe, project.store, project.base, step.key, step.dataset, inputs, _pool(1))
 
 
 def find_kept(project: Project, step: Step, inputs: Mapping[Key, Manifest], *, scratch: Store) -> Manifest | None:
@@ -577,7 +596,7 @@ def require_ready(project: Project, datasets: Collection[str | None]) -> None:
     waiting = [step for step in steps if not _is_tokenized(project, step)]
     problems: dict[str, None] = {}
     for step in waiting:
-        work = Work(project.recipe, project.store, project.base, step.key, step.dataset, {}, _pool(1))
+        work = _work_of(project, step, {})
         where = step.recipe
         try:
             loaded, _ = tokenized_examples.open_tokenizer(work)
@@ -639,6 +658,7 @@ def build(
         if ({step.name, step.label} & set(only) if only else not step.on_demand)
         and (datasets is None or step.dataset in datasets)
     ]
+    tokenizer_source.forget_commits()
     require_ready(project, [step.dataset for step in chosen if step.name == "tokenized_examples"])
     done: list[tuple[Step, Report, list[Verdict]]] = []
     run_id = f"build-{uuid.uuid4().hex[:12]}"
@@ -674,6 +694,7 @@ def plan(project: Project) -> list[Forecast]:
 
     A step below one that must be made is forecast as `make if changed`: its input's content is not known yet.
     """
+    tokenizer_source.forget_commits()
     require_ready(project, project.recipe.datasets)
     known: dict[Key, Manifest] = {}
     return [_forecast(project, step, known) for step in road(project)]
@@ -688,13 +709,16 @@ def _forecast(project: Project, step: Step, known: dict[Key, Manifest]) -> Forec
     if waiting:
         return Forecast(step, "make if changed", f"{'/'.join(waiting[0][1:])} is to be made first")
     inputs = {k: known[k] for k in step.inputs}
-    fingerprint = fingerprint_of(project, step, inputs)
+    work = _work_of(project, step, inputs)
+    fingerprint, _ = _prepare(work, step)
     kept = manifest.by_fingerprint(project.store, step.key, fingerprint)
     if kept is not None:
         known[step.key] = kept
-        return Forecast(step, "reuse", f"version {kept.version[:12]} of {kept.built_at[:19]}", kept)
+        moved = _tokenizer_change(step, work, kept)
+        same = f"; {moved}, with the same tokenizer" if moved else ""
+        return Forecast(step, "reuse", f"version {kept.version[:12]} of {kept.built_at[:19]}{same}", kept)
     earlier = manifest.current(project.store, step.key)
-    return Forecast(step, "make", _why(step, earlier, inputs))
+    return Forecast(step, "make", _tokenizer_change(step, work, earlier) or _why(step, earlier, inputs))
 
 
 def _why(step: Step, earlier: Manifest | None, inputs: Mapping[Key, Manifest]) -> str:
@@ -705,4 +729,4 @@ def _why(step: Step, earlier: Manifest | None, inputs: Mapping[Key, Manifest]) -
     moved = [key for key, one in inputs.items() if earlier.inputs.get("/".join(key)) != one.version]
     if moved:
         return f"{'/'.join(moved[0][1:])} changed"
-    return "its source files changed" if step.name == "raw_dataset" else "its tokenizer, template or kept files changed"
+    return "its source files changed" if step.name == "raw_dataset" else "its template or kept files changed"

@@ -136,8 +136,7 @@ def _known(project: Project, dataset: str) -> str:
 def _desk(project: Project, name: str) -> Generator[Work, None, None]:
     """Lend a work place in memory; kept tokenizers come along, since opening one anew takes seconds."""
     store = Store(f"memory://rowmill-{uuid.uuid4().hex}")
-    for kept in project.store.list("tokenizers"):
-        store.write(f"tokenizers/{kept}", project.store.read(f"tokenizers/{kept}"))
+    tokenized_examples.copy_tokenizers(project.store, store)
     key = (project.recipe.name, name, "tokenized_examples")
     try:
         yield Work(project.recipe, store, project.base, key, name, {}, LocalPool(1))
@@ -304,8 +303,7 @@ def _assembled(project: Project, name: str) -> Generator[_Assembled, None, None]
     steps = [step for step in build.road(project) if step.dataset == name and step.name in _TO_EXAMPLES]
     with tempfile.TemporaryDirectory(prefix="rowmill-inspect-") as folder:
         placed = replace(project, store=Store(folder))
-        for kept in project.store.list("tokenizers"):
-            placed.store.write(f"tokenizers/{kept}", project.store.read(f"tokenizers/{kept}"))
+        tokenized_examples.copy_tokenizers(project.store, placed.store)
         scanned = manifest.current(project.store, steps[0].key)
         if scanned is not None:
             # Files that did not move since the last build are not read again.

@@ -35,6 +35,7 @@ from pipelines.shards import AnyExport, DatasetProspect, Prospect
 from pipelines.sources import Source
 from pipelines.splits import Splits
 from pipelines.storage import check_name
+from pipelines.tokenizer_source import TokenizerChoice, find_folder, folder_digest, require_no_revision
 from pipelines.tools import Tools
 from pipelines.truncation import Truncation
 
@@ -245,8 +246,8 @@ class Recipe(Config):
 
     name: str
     """The file's name without its suffix; becomes the asset group."""
-    tokenizer: str
-    """A folder (relative to the recipe's project) or a name on the hub."""
+    tokenizer: str | TokenizerChoice
+    """A folder (relative to the recipe's project) or a name on the hub; a mapping has a revision beside the name."""
     vocab_size: int | None = Field(default=None, ge=1)
     """Ids must lie below it; null is the tokenizer's own size."""
     seq_len: int = Field(ge=2)
@@ -372,6 +373,11 @@ class Recipe(Config):
 
         return self.execution.workers or len(os.sched_getaffinity(0))
 
+    @property
+    def tokenizer_choice(self) -> TokenizerChoice:
+        """What `tokenizer` names, however it is written."""
+        return TokenizerChoice(name=self.tokenizer) if isinstance(self.tokenizer, str) else self.tokenizer
+
     def limit_of(self, dataset: str) -> int:
         """Return the most tokens that an example of a dataset may have."""
         chosen = self.datasets[dataset]
@@ -460,6 +466,7 @@ def parse(values: Mapping[str, Any], *, name: str, where: str, base: Path = Path
         raise ConfigError(f"{where}: name: the file's name is the recipe's name; delete the key, or rename the file")
     raw["name"] = name
     _top_level_aliases(raw, where)
+    _identify_tokenizer(raw, where, base)
     defaults: object = raw.pop("defaults", {}) or {}
     datasets: object = raw.get("datasets")
     if not isinstance(defaults, dict):
@@ -486,6 +493,7 @@ def json_schema() -> dict[str, Any]:
     groups = {name: {"$ref": f"#/$defs/{model.__name__}"} for name, model in GROUPS.items()}
     schema["properties"].pop("name")
     schema["$defs"]["Python"]["properties"].pop("source_digest")
+    schema["$defs"]["TokenizerChoice"]["properties"].pop("content")
     schema["required"] = [field for field in schema["required"] if field != "name"]
     schema["properties"]["defaults"] = {
         "type": "object", "properties": groups | {"format": {"type": "object"}}, "additionalProperties": False,
@@ -523,6 +531,25 @@ def _top_level_aliases(raw: dict[str, Any], where: str) -> None:
                 raise ConfigError(f"{where}: {alias} and defaults.{group}.{field} are the same option; keep one")
             into[field] = ("auto" if raw[alias] else False) if alias == "enforce_eos" else raw[alias]
             del raw[alias]
+
+
+def _identify_tokenizer(raw: dict[str, Any], where: str, base: Path) -> None:
+    """Put the digest of a tokenizer's folder beside its name: the folder's path identifies nothing."""
+    given: Any = raw.get("tokenizer")
+    written: dict[str, Any] = {"name": given} if isinstance(given, str) else given if isinstance(given, dict) else {}
+    if "content" in written:
+        raise ConfigError(
+            f"{where}: tokenizer.content: it is read from the folder's files and cannot be set; name and revision are "
+            "allowed; delete it"
+        )
+    name = written.get("name")
+    folder = find_folder(name, base) if isinstance(name, str) and name else None
+    if isinstance(name, str) and folder is not None:
+        try:
+            require_no_revision(name, written.get("revision"))
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        raw["tokenizer"] = {**written, "content": folder_digest(folder)}
 
 
 def _check_defaults(defaults: Mapping[str, Any], where: str) -> None:

@@ -38,6 +38,7 @@ from pipelines.sources.limits import Limits, RecordLimits
 from pipelines.splits import Boundaries
 from pipelines.stats import words
 from pipelines.storage import Store
+from pipelines.tokenizer_source import TokenizerChoice
 
 GENERATED = "<!-- Written by `make docs` from the code; changes by hand are lost. -->"
 TABLE_BEGINS = "<!-- formats and sources: written by `make docs` -->"
@@ -52,6 +53,7 @@ HELP_COLUMNS = 100
 TITLES: dict[type[Config], str] = {
     Dataset: "`datasets.<name>`",
     **{model: f"`datasets.<name>.{name}`" for name, model in GROUPS.items()},
+    TokenizerChoice: "`tokenizer`",
     TemplateChoice: "Template choice",
     Boundaries: "Boundaries",
     **{
@@ -223,6 +225,7 @@ def _recipe_section() -> Iterator[str]:
     yield from options(Recipe, [name for name in Recipe.model_fields if name != "name"])
     words = "Groups for all datasets; a dataset's own value wins, and a kind takes only the groups it reads."
     yield _line("`defaults`", "mapping of groups", "`{}`", words)
+    yield from ("", *_section(TokenizerChoice))
 
 
 def _dataset_section() -> Iterator[str]:

@@ -16,7 +16,6 @@ text whose bytes do not add up (a normaliser changed it) goes the usual way by i
 """
 
 import base64
-import hashlib
 import re
 import string
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +34,7 @@ from numpy.typing import NDArray
 from pipelines.errors import ConfigError
 from pipelines.rows import Json
 from pipelines.storage import digest, digest_bytes
+from pipelines.tokenizer_source import FoundTokenizer, TokenizerChoice, find_tokenizer, own_files
 
 VERSION = 3
 """Raise it when ids or token spans of any text may come out differently."""
@@ -48,12 +48,12 @@ Weights = NDArray[np.float32]
 class Card:
     """The identity card of a tokenizer: what decides ids, and what others need to know about it.
 
-    `files` are digests of its files; `added` are its added tokens as `(id, content, special)`;
+    It holds nothing of the path or name that opened the tokenizer: a copy has the same card. `files` are digests of its
+    files; `added` are its added tokens as `(id, content, special)`;
     `chat_template` is its own template, or several by name. `fast` tells whether the fast lane passed the
     probe; if not, `why_usual` says why.
     """
 
-    name: str
     digest: str
     files: dict[str, str]
     vocab_size: int
@@ -102,10 +102,17 @@ def open_tokenizer(name: str, base: Path) -> LoadedTokenizer:
     ------
     ConfigError
         If there is no tokenizer, or none with a Rust backend (only those know their byte offsets).
+    UnreachableError
+        If the hub does not answer.
 
     """
-    folder = _folder(name, base)
-    return _loaded(_load(name, folder), name, folder)
+    return load_tokenizer(find_tokenizer(TokenizerChoice(name=name), base))
+
+
+def load_tokenizer(found: FoundTokenizer) -> LoadedTokenizer:
+    """Load a tokenizer that was found; errors as in `open_tokenizer`."""
+    folder = found.fetch()
+    return _loaded(_load(found.choice.name, folder), folder)
 
 
 def opened_tokenizer(hf: Any) -> LoadedTokenizer:
@@ -122,10 +129,10 @@ def opened_tokenizer(hf: Any) -> LoadedTokenizer:
             f"tokenizer: {type(hf).__name__} has no Rust backend; only such tokenizers can tell which characters a "
             "token covers; open it with use_fast=True"
         )
-    return _loaded(hf, str(hf.name_or_path), None)
+    return _loaded(hf, None)
 
 
-def _loaded(hf: Any, name: str, folder: Path | None) -> LoadedTokenizer:
+def _loaded(hf: Any, folder: Path | None) -> LoadedTokenizer:
     backend = cast(str, hf.backend_tokenizer.to_str())
     parsed: dict[str, Any] = orjson.loads(backend)
     byte_level = _is_byte_level(parsed)
@@ -133,10 +140,9 @@ def _loaded(hf: Any, name: str, folder: Path | None) -> LoadedTokenizer:
     added = tuple((int(i), str(t.content), bool(t.special)) for i, t in sorted(hf.added_tokens_decoder.items()))
     plain = cast("list[int]", hf.encode("a", add_special_tokens=False))
     with_special = cast("list[int]", hf.encode("a", add_special_tokens=True))
-    files = _file_digests(folder, backend)
+    files = {"backend": digest_bytes(backend.encode())} if folder is None else own_files(folder)
     special = {k: str(v) for k, v in hf.special_tokens_map.items() if isinstance(v, str)}
     card = Card(
-        name=name,
         digest=digest(files, digest_bytes(backend.encode()), special),
         files=files,
         vocab_size=len(hf),
@@ -155,48 +161,23 @@ def _loaded(hf: Any, name: str, folder: Path | None) -> LoadedTokenizer:
     return LoadedTokenizer(card=card, backend=backend)
 
 
-def tokenizer_stamp(name: str, base: Path) -> str:
-    """Identify a tokenizer's files without loading it, so that an unchanged one need not be opened again."""
-    folder = _folder(name, base)
-    return digest(name if folder is None else "", {} if folder is None else _file_digests(folder, None))
-
-
-def _folder(name: str, base: Path) -> Path | None:
-    for candidate in (base / name, Path(name)):
-        if candidate.is_dir():
-            return candidate
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ConfigError(
-            f"tokenizer: no folder {name!r} (looked in {base}); a folder with tokenizer.json or a hub name like "
-            "Qwen/Qwen3-0.6B is needed; correct the path"
-        )
-    return None
-
-
-def _load(name: str, folder: Path | None) -> Any:
+def _load(name: str, folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        hf: Any = AutoTokenizer.from_pretrained(folder or name, trust_remote_code=False, use_fast=True)
+        hf: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, use_fast=True)
     except Exception as error:
         first = " ".join(str(error).split())[:300]
         raise ConfigError(
             f"tokenizer: {name!r} cannot be loaded ({type(error).__name__}: {first}); a folder with tokenizer.json and "
             "tokenizer_config.json, or a hub name, is needed; point `tokenizer` at one"
         ) from error
-    if getattr(hf, "backend_tokenizer", None) is None or (folder and not (folder / "tokenizer.json").is_file()):
+    if getattr(hf, "backend_tokenizer", None) is None or not (folder / "tokenizer.json").is_file():
         raise ConfigError(
             f"tokenizer: {name!r} has no tokenizer.json; only tokenizers with that file can tell which characters a "
             "token covers; save it once with AutoTokenizer.from_pretrained(…).save_pretrained(folder)"
         )
     return hf
-
-
-def _file_digests(folder: Path | None, backend: str | None) -> dict[str, str]:
-    if folder is None:
-        return {"backend": digest_bytes((backend or "").encode())}
-    wanted = sorted(p for p in folder.iterdir() if p.suffix in {".json", ".jinja", ".model", ".txt"} and p.is_file())
-    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in wanted}
 
 
 def _is_byte_level(parsed: dict[str, Any]) -> bool:
@@ -756,4 +737,6 @@ def from_bytes(content: bytes) -> LoadedTokenizer:
     """Rebuild a loaded tokenizer."""
     raw = orjson.loads(content)
     card = raw["card"] | {"added": tuple((int(i), str(c), bool(s)) for i, c, s in raw["card"]["added"])}
+    # Cards that were kept before had the name under which the tokenizer was first opened.
+    card.pop("name", None)
     return LoadedTokenizer(card=Card(**card), backend=base64.b64decode(raw["backend"]).decode())

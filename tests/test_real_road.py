@@ -111,7 +111,7 @@ def test_ids_of_untruncated_chats_equal_transformers(built: Project, dataset: st
 
     options = built.recipe.datasets[dataset].template.chat_template
     assert options is not None and not isinstance(options, str) and options.file is not None
-    tokenizer = AutoTokenizer.from_pretrained(built.recipe.tokenizer)
+    tokenizer = AutoTokenizer.from_pretrained(built.recipe.tokenizer_choice.name)
     tokenizer.chat_template = Path(options.file).read_text(encoding="utf-8")
     rows = {
         row["row_id"]: row
@@ -137,7 +137,7 @@ def test_ids_of_untruncated_chats_equal_transformers(built: Project, dataset: st
 def test_sentencepiece_takes_the_usual_way_and_byte_level_the_fast_lane(built: Project) -> None:
     facts = _manifest(built, "fastchat", "tokenized_examples").facts
 
-    by_the_usual_way = "tinyllama" in built.recipe.tokenizer
+    by_the_usual_way = "tinyllama" in built.recipe.tokenizer_choice.name
     assert (facts["usual_way"] == facts["examples"]) is by_the_usual_way
     assert facts["lane_differences"] == 0
 
@@ -145,7 +145,7 @@ def test_sentencepiece_takes_the_usual_way_and_byte_level_the_fast_lane(built: P
 def test_pairs_train_exactly_the_answer_and_its_end(built: Project) -> None:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(built.recipe.tokenizer)
+    tokenizer = AutoTokenizer.from_pretrained(built.recipe.tokenizer_choice.name)
     file = _manifest(built, "gsm8k", "tokenized_examples").files("examples")[0]
     rows_file = _manifest(built, "gsm8k", "canonical_rows").files("rows")[0]
     rows = {row["row_id"]: row for row in built.store.table(rows_file).to_pylist()}
@@ -162,7 +162,7 @@ def test_rows_that_never_fit_keep_their_last_exchange(built: Project) -> None:
     shortened = [row for table in tables for row in table.to_pylist() if row["original_tokens"] > row["tokens"]]
 
     # Without the tools, which zephyr does not print, every dialogue fits.
-    assert bool(shortened) is ("tinyllama" not in built.recipe.tokenizer)
+    assert bool(shortened) is ("tinyllama" not in built.recipe.tokenizer_choice.name)
     for row in shortened:
         removed = row["exchanges_removed"] + row["reasoning_removed"] + row["tokens_cut"]
         assert row["original_tokens"] == row["tokens"] + removed

@@ -31,7 +31,7 @@ OptionPath = tuple[str | int, ...]
 BACKEND = {"kind": "openai", "base_url": "http://127.0.0.1:9/v1", "model": "m"}
 
 BY_HAND: dict[OptionPath, Any] = {
-    ("tokenizer",): "other_tokenizer",
+    ("tokenizer", "name"): "other_tokenizer",
     ("datasets", "*", "source", "train_urls"): ["data/other.jsonl"],
     ("datasets", "*", "source", "validation_urls"): ["data/other.jsonl"],
     ("datasets", "*", "source", "pattern"): "*.jsonl",
@@ -59,6 +59,7 @@ BY_HAND: dict[OptionPath, Any] = {
 _WEIGHTS = {"chats": 1, "tasks": 2, "texts": 1, "table": 1, "series": 1}
 _TIME, _WHO = ("datasets", "chats", "splits", "time_key"), ("datasets", "chats", "splits", "group_key")
 TOGETHER: dict[OptionPath, dict[OptionPath, Any]] = {
+    ("tokenizer", "revision"): {("tokenizer", "name"): "owner/name"},
     ("datasets", "chats", "splits", "boundaries"): {_TIME: "time"},
     ("datasets", "chats", "splits", "gap"): {_TIME: "time"},
     ("datasets", "chats", "splits", "straddle"): {_TIME: "time", _WHO: "who"},
@@ -114,6 +115,7 @@ def road(tmp_path_factory: pytest.TempPathFactory) -> Road:
     }
     made.recipe(
         {name: {"source": {"train_urls": [url]}, "format": kinds[name]} for name, url in sources.items()},
+        tokenizer={"name": "tokenizer"},
         mixture={"batch_size": 4, "steps": 4},
         exports=[{"kind": "native", "name": "shards"}],
     )
@@ -159,7 +161,7 @@ def options_of(model: BaseModel, path: OptionPath = ()) -> Iterator[tuple[Option
         here = (*path, name)
         if path == () and name in ("name", "execution"):
             continue
-        if path == ("gates",) and name != "waivers":
+        if (path == ("gates",) and name != "waivers") or name in getattr(model, "FILLED_IN", ()):
             continue
         if isinstance(value, BaseModel):
             yield from options_of(value, here)

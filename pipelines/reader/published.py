@@ -218,20 +218,15 @@ def require_sequences(published: Published, rank: int, sequences: int) -> None:
 
 def check_tokenizer(published: Published, folder: str | Path) -> None:
     """Refuse a build that was made with another `tokenizer.json` than the folder's."""
-    expected = cast("dict[str, str]", published.card["tokenizer_files"]).get("tokenizer.json")
+    expected = cast("dict[str, str]", published.card["tokenizer_files"])["tokenizer.json"]
     file = Path(folder) / "tokenizer.json"
-    if expected is None:
-        raise ConfigError(
-            f"{published.where}: made with {published.card['tokenizer']!r} by name, not from a folder; two "
-            "tokenizer.json files are compared; leave `tokenizer` out"
-        )
     if not file.is_file():
         raise ConfigError(f"{file}: missing; the folder's tokenizer.json is compared; name a folder that has one")
     found = sha256(file.read_bytes()).hexdigest()
     if found != expected:
         raise IntegrityError(
-            f"{file}: SHA-256 {found[:16]}…, not the tokenizer of {published.where}; {expected[:16]}… "
-            f"({published.card['tokenizer']}) is needed; train with that one, or build with this one"
+            f"{file}: SHA-256 {found[:16]}…, not the tokenizer of {published.where}; {expected[:16]}… is needed; train "
+            "with that one, or build with this one"
         )
 
 

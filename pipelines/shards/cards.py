@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import orjson
 
-from pipelines.errors import ConfigError, IntegrityError
+from pipelines.errors import IntegrityError
 from pipelines.shards.export import Written
 
 CARD, MANIFEST, DATA = "card.json", "manifest.json", "data"
@@ -111,9 +111,6 @@ def open_export(
     IntegrityError
         For an export without a manifest, a file that is missing or of another size or digest, or another
         tokenizer or format.
-    ConfigError
-        If `tokenizer` is given for tokens of a tokenizer that was named, not read from a folder.
-
     """
     at = Path(folder)
     at = at.parent if at.name == DATA and not (at / MANIFEST).is_file() else at
@@ -164,17 +161,12 @@ def _require_whole(path: Path, expected: Mapping[str, Any], *, verify: bool) -> 
 
 def _require_tokenizer(exported: Exported, folder: Path) -> None:
     expected = cast("dict[str, str]", exported.card["tokenizer_files"])
-    if "tokenizer.json" not in expected:
-        raise ConfigError(
-            f"{exported.folder}: made with {exported.card['tokenizer']!r} by name, not from a folder; files of two "
-            "folders are compared; leave `tokenizer` out"
-        )
     for name, digest in expected.items():
         path = folder / name
         found = sha256(path.read_bytes()).hexdigest() if path.is_file() else None
         if found != digest:
             what = "missing" if found is None else f"SHA-256 {found[:16]}…"
             raise IntegrityError(
-                f"{path}: {what}; {exported.folder} was made with one of {digest[:16]}… "
-                f"({exported.card['tokenizer']}); train with that tokenizer, or export with this one"
+                f"{path}: {what}; {exported.folder} was made with one of {digest[:16]}…; train with that tokenizer, or "
+                "export with this one"
             )

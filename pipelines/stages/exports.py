@@ -47,7 +47,7 @@ from pipelines.stages import (
 )
 from pipelines.storage import Store, digest
 
-VERSION = 3
+VERSION = 4
 """Raise it when any export may hold other bytes, or its manifest say other things of them."""
 
 Ints = NDArray[np.int64]
@@ -210,7 +210,7 @@ def _card(work: Work, export: Export, layout: Layout, counts: Mapping[str, int],
         "unit": export.form,
         "split": export.split,
         "passes": export.passes,
-        **{name: own[name] for name in ("tokenizer", "tokenizer_files", "tokenizer_digest")},
+        **{name: own[name] for name in ("tokenizer_files", "tokenizer_digest")},
         "vocab_size": _vocabulary(work, own),
         **{name: own[name] for name in ("bos_id", "eos_id", "pad_id")},
         "seq_len": work.recipe.seq_len,

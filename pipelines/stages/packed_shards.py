@@ -215,7 +215,8 @@ def _plan_digest(work: Work, lengths: Lengths, plans: Sequence[SplitPlan]) -> st
     examples = [file.digest for file in work.input("tokenized_examples").files("examples")]
     arrays = [[p.split, digest_bytes(p.plan.examples.tobytes()), digest_bytes(p.plan.ranges.tobytes())] for p in plans]
     name = work.dataset_name or ""
-    return digest("packed_shards", name, identity_of(work.recipe, name), examples, arrays)
+    # The card stands in every shard: another one must not take the place of files that a kept version names.
+    return digest("packed_shards", name, identity_of(work.recipe, name), _card(work), examples, arrays)
 
 
 def _card(work: Work) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def frame_of(work: Work, loaded: LoadedTokenizer, known: Known) -> Frame:
     """Return what stands around the records."""
     form, card, encoder = form_of(work), loaded.card, Encoder(loaded, fast_lane=False)
     vocabulary = prompting.Vocabulary(
-        name=card.name,
+        name=work.recipe.tokenizer_choice.name,
         size=work.recipe.vocab_size or card.vocab_size,
         bos_id=card.bos_id,
         eos_id=card.eos_id,
@@ -612,7 +612,7 @@ def _details(work: Work, known: Known, frame: Frame, plan: RecordPlan) -> dict[s
 def _card(loaded: LoadedTokenizer) -> dict[str, Any]:
     card = loaded.card
     return {
-        "tokenizer": card.name, "tokenizer_digest": card.digest, "tokenizer_files": card.files,
+        "tokenizer_digest": card.digest, "tokenizer_files": card.files,
         "vocab_size": card.vocab_size, "bos_id": card.bos_id, "eos_id": card.eos_id, "pad_id": card.pad_id,
         "fast_lane": card.fast, "why_usual_way": card.why_usual, "template_digest": None,
     }  # fmt: skip

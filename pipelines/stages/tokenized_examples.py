@@ -12,11 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipelines import masking, parts, rendering, tokenization
+from pipelines import masking, parts, rendering, tokenization, tokenizer_source
 from pipelines.examples import examples_schema
 from pipelines.formats import Records
 from pipelines.ledger import KEPT, REJECTED, add_up, unaccounted
-from pipelines.manifest import NOT_APPLICABLE, Part, Table
+from pipelines.manifest import NOT_APPLICABLE, Manifest, Part, Table
 from pipelines.recipe import Dataset, Recipe
 from pipelines.rendering import RendererSpec
 from pipelines.stages import (
@@ -30,8 +30,9 @@ from pipelines.stages import (
     record_examples,
     share,
 )
-from pipelines.storage import digest
+from pipelines.storage import Store, digest
 from pipelines.tokenization import LoadedTokenizer
+from pipelines.tokenizer_source import FoundTokenizer
 
 VERSION = 5
 """Raise it when any row may become another example, or other facts are counted."""
@@ -41,13 +42,58 @@ NO_TARGET = frozenset({"no_loss_tokens", "no_assistant", "assistant_untrained"})
 UNVERIFIED = frozenset({"span_not_found", "own_text_untrained", "foreign_text_trained", "reasoning_not_located"})
 
 
+KEPT_TOKENIZERS, KEPT_COMMITS = "tokenizers", "tokenizer_commits"
+"""Folders of a store: tokenizers as data, and which commit a revision of the hub was when it was last asked for."""
+
+
 def open_tokenizer(work: Work) -> tuple[LoadedTokenizer, str]:
     """Return the recipe's tokenizer and its path in the store, loading it only if its files changed."""
-    stamp = digest(tokenization.VERSION, tokenization.tokenizer_stamp(work.recipe.tokenizer, work.base))
-    path = f"tokenizers/{stamp}.json"
+    found = find_tokenizer(work)
+    path = f"{KEPT_TOKENIZERS}/{digest(tokenization.VERSION, found.stamp)}.json"
     if not work.store.exists(path):
-        work.store.write(path, tokenization.to_bytes(tokenization.open_tokenizer(work.recipe.tokenizer, work.base)))
+        work.store.write(path, tokenization.to_bytes(tokenization.load_tokenizer(found)))
     return tokenization.from_bytes(work.store.read(path)), path
+
+
+def find_tokenizer(work: Work) -> FoundTokenizer:
+    """Return where the recipe's tokenizer is; what a revision of the hub is today is noted in the store."""
+    choice = work.recipe.tokenizer_choice
+    noted = f"{KEPT_COMMITS}/{digest(choice.name, choice.revision)}.json"
+    last: dict[str, Any] = work.store.read_sealed(noted) or {}
+    found = tokenizer_source.find_tokenizer(choice, work.base, last_commit=last.get("commit"))
+    if found.commit is not None and found.commit != last.get("commit"):
+        work.store.write_sealed(noted, {"name": choice.name, "revision": choice.revision, "commit": found.commit})
+    return found
+
+
+def copy_tokenizers(source: Store, target: Store) -> None:
+    """Take kept tokenizers along to another store: opening one anew takes seconds."""
+    for folder in (KEPT_TOKENIZERS, KEPT_COMMITS):
+        for name in source.list(folder):
+            target.write(f"{folder}/{name}", source.read(f"{folder}/{name}"))
+
+
+def origin_of(work: Work, loaded: LoadedTokenizer) -> dict[str, Any]:
+    """Say under which name and at which commit the tokenizer was found: a note, no part of what is made with it."""
+    found = find_tokenizer(work)
+    return {
+        "name": found.choice.name,
+        "revision": found.choice.revision,
+        "commit": found.commit,
+        "digest": loaded.card.digest,
+    }
+
+
+def tokenizer_change(work: Work, earlier: Manifest) -> str | None:
+    """Say how the tokenizer differs from the one that earlier examples were made with, the recipe being the same."""
+    was: dict[str, Any] = earlier.details.get("tokenizer", {})
+    now = origin_of(work, open_tokenizer(work)[0])
+    if (was.get("name"), was.get("revision")) != (now["name"], now["revision"]):
+        return None
+    if was["commit"] != now["commit"]:
+        of = tokenizer_source.described(work.recipe.tokenizer_choice)
+        return f"{of} moved from {str(was['commit'])[:12]} to {str(now['commit'])[:12]} on the hub"
+    return "its tokenizer's files changed" if was["digest"] != now["digest"] else None
 
 
 def renderer_spec(work: Work, loaded: LoadedTokenizer) -> RendererSpec | None:
@@ -87,7 +133,7 @@ def _at_base(options: rendering.Template, base: Path) -> rendering.Template:
 
 
 def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
-    """Return the options that decide examples; of the tokenizer's name alone what it names decides."""
+    """Return the options that decide examples; of a tokenizer in a folder its files, wherever they lie."""
     dataset = recipe.datasets[name]
     if isinstance(dataset.format, Records):
         own = record_examples.identity_of(recipe, name)
@@ -100,7 +146,15 @@ def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
             "limit": recipe.limit_of(name),
             "vocab_size": recipe.vocab_size,
         }
-    return {"tokenizer": recipe.tokenizer, "examples": own}
+    return {"tokenizer": _tokenizer_identity(recipe, name), "examples": own}
+
+
+def _tokenizer_identity(recipe: Recipe, name: str) -> dict[str, Any]:
+    choice, form = recipe.tokenizer_choice, recipe.datasets[name].format
+    named = {"name": choice.name, "revision": choice.revision} if choice.content is None else {"files": choice.content}
+    # The prompts of this style are chosen by what the tokenizer is called.
+    is_by_name = isinstance(form, Records) and form.prompt.style == "reference"
+    return {**named, "name": choice.name} if is_by_name else named
 
 
 def prepare(work: Work) -> Prepared:
@@ -127,8 +181,13 @@ def _vocabulary(work: Work, loaded: LoadedTokenizer) -> int:
 def make(work: Work) -> Draft:
     """Tokenize all parts."""
     loaded, path = open_tokenizer(work)
-    if work.dataset.row_kind == "record":
-        return record_examples.make(work, loaded, path)
+    is_record = work.dataset.row_kind == "record"
+    draft = record_examples.make(work, loaded, path) if is_record else _make(work, loaded, path)
+    draft.details["tokenizer"] = origin_of(work, loaded)
+    return draft
+
+
+def _make(work: Work, loaded: LoadedTokenizer, path: str) -> Draft:
     spec = renderer_spec(work, loaded)
     rows = work.input("canonical_rows").parts
     options = _examples_digest(work, loaded, spec)
@@ -266,7 +325,7 @@ def card_of(loaded: LoadedTokenizer, spec: RendererSpec | None) -> dict[str, Any
     """Return the identity card that every shard bears."""
     card = loaded.card
     return {
-        "tokenizer": card.name, "tokenizer_digest": card.digest, "tokenizer_files": card.files,
+        "tokenizer_digest": card.digest, "tokenizer_files": card.files,
         "vocab_size": card.vocab_size, "bos_id": card.bos_id, "eos_id": card.eos_id, "pad_id": card.pad_id,
         "fast_lane": card.fast, "why_usual_way": card.why_usual,
         "template_digest": digest(spec.text) if spec else None,

@@ -7,7 +7,7 @@ The order is one line per place: dataset, sequence, pass, step. It knows no worl
 every W-th place. Validation and test sets are not mixed or shuffled; their order is their plan's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -18,6 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipelines import mixing, partitions, parts
+from pipelines.errors import IntegrityError
 from pipelines.ledger import KEPT
 from pipelines.manifest import Histogram, Manifest, Part, Table
 from pipelines.mixing import Order
@@ -79,6 +80,7 @@ def packed_of(work: Work) -> dict[str, Manifest]:
 def make(work: Work) -> Draft:
     """Mix, deal, and check for leaks."""
     packed = packed_of(work)
+    _require_one_tokenizer(work, packed)
     sequences = {name: _sequences(work, one) for name, one in packed.items()}
     sizes = {name: len(one.tokens) for name, one in sequences.items()}
     order = mixing.schedule(work.recipe.mixture, sizes, work.recipe.seed)
@@ -94,6 +96,19 @@ def make(work: Work) -> Draft:
     steps = _rank_steps(work, dealt, by_place)
     part = _save(work, order, dealt, steps)
     return _draft(work, packed, sizes, order, dealt, by_place, steps, part)
+
+
+def _require_one_tokenizer(work: Work, packed: Mapping[str, Manifest]) -> None:
+    """Refuse datasets whose ids are of two tokenizers: one that moved between two of them, or an old version used."""
+    made_with: dict[str, list[str]] = {}
+    for name, one in packed.items():
+        made_with.setdefault(str(one.card["tokenizer_digest"]), []).append(name)
+    if len(made_with) > 1:
+        found = "; ".join(f"{', '.join(names)} with {which[:12]}" for which, names in made_with.items())
+        raise IntegrityError(
+            f"{'/'.join(work.key)}: its datasets were tokenized with {len(made_with)} tokenizers ({found}); the ids of "
+            "one order must be of one; build the recipe again, and pin tokenizer.revision if it is on the hub"
+        )
 
 
 def _sequences(work: Work, packed: Manifest) -> Sequences:

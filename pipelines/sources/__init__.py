@@ -16,10 +16,10 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import Discriminator, Tag
 
+from pipelines.public_urls import public_url
 from pipelines.sources.files import Files, SourceFile, Stage, StageIn, find_files, scan_file
 from pipelines.sources.huggingface import HuggingFace, scan_dataset
 from pipelines.sources.parts import VERSION, FileScan, Part, number_equal_parts
-from pipelines.sources.public_urls import public_url
 from pipelines.sources.reading import RawRecord, read, read_bytes
 
 __all__ = [

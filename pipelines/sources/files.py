@@ -18,11 +18,11 @@ from pydantic import Field, field_serializer, field_validator, model_validator
 
 from pipelines.config import Config
 from pipelines.errors import ConfigError, SourceError, one_of
+from pipelines.public_urls import public_url
 from pipelines.sources import delimited, json_array, json_lines, parquet, plain_text, urls
 from pipelines.sources.compression import CODECS, open_content
 from pipelines.sources.limits import Limits, require_files
 from pipelines.sources.parts import VERSION, FileScan, Part, Reader, SampleBy, Slice, SplitHint, name_part
-from pipelines.sources.public_urls import public_url
 from pipelines.storage import Store
 
 Stage = Callable[[str, bytes], str]

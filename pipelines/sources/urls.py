@@ -30,7 +30,7 @@ from typing import Any, BinaryIO, NoReturn, cast
 import fsspec
 
 from pipelines.errors import ConfigError, PipelineError, SourceError, UnreachableError
-from pipelines.sources.public_urls import public_text, public_url
+from pipelines.public_urls import public_text, public_url
 
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 _EXPANSION_LIMIT = 100_000

@@ -1,7 +1,7 @@
 """URLs as they are recorded: without user names, passwords, signatures and tokens.
 
 What belongs here: what of a URL may stand in manifests, statistics, reports, errors and identities. What does not:
-reaching what it names (`urls.py`), for which the URL is used as the recipe has it.
+reaching what it names (`sources/urls.py`), for which the URL is used as the recipe has it.
 
     https://bob:secret@host/a.jsonl?X-Amz-Signature=…      https://host/a.jsonl
     https://host/a.jsonl?version=3&sig=…                   https://host/a.jsonl?query=5e2f0c1b9a7d

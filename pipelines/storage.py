@@ -20,20 +20,25 @@ import hashlib
 import os
 import re
 import shutil
+import tempfile
 import time
 import uuid
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
-import fsspec
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines import remote
 from pipelines.errors import BusyError, ConfigError, DamagedFileError, PipelineError
+from pipelines.public_urls import public_url
+
+ResultT = TypeVar("ResultT")
 
 UNFINISHED = ".tmp"
 """How the name of a file ends while it is written."""
@@ -87,26 +92,29 @@ class Store:
 
     def exists(self, relative: str) -> bool:
         """Tell whether a file or folder exists."""
-        return os.path.exists(self.path(relative)) if self.is_local else bool(self._fs.exists(self.path(relative)))
+        if self.is_local:
+            return os.path.exists(self.path(relative))
+        return remote.info(self._fs, self.path(relative), self.address(relative)) is not None
 
     def has(self, file: File) -> bool:
         """Tell whether a file that a stage wrote is there in its size; its bytes are compared when they are read."""
         path = self.path(file.path)
         if self.is_local:
             return os.path.isfile(path) and os.path.getsize(path) == file.bytes
-        return bool(self._fs.exists(path)) and int(self._fs.size(path)) == file.bytes
+        facts = remote.info(self._fs, path, self.address(file.path))
+        return facts is not None and facts["type"] == "file" and int(facts["size"]) == file.bytes
 
     def read(self, relative: str) -> bytes:
         """Read a whole small file."""
         if self.is_local:
             return Path(self.path(relative)).read_bytes()
-        return cast(bytes, self._fs.cat_file(self.path(relative)))
+        return cast(bytes, self._reach("read", self._fs.cat_file, relative))
 
     def open(self, relative: str) -> BinaryIO:
         """Open a file for reading."""
         if self.is_local:
             return Path(self.path(relative)).open("rb")
-        return cast(BinaryIO, self._fs.open(self.path(relative), "rb"))
+        return remote.open_file(self._fs, self.path(relative), self.address(relative))
 
     def content(self, file: File) -> pa.Buffer:
         """Read a whole file that a stage wrote; what comes is what was written.
@@ -118,7 +126,7 @@ class Store:
 
         """
         try:
-            content = self._buffer(file.path)
+            content = self._buffer(file.path, file.bytes)
         except FileNotFoundError:
             raise _damaged(self, file, "missing") from None
         found = digest_bytes(content)
@@ -150,9 +158,9 @@ class Store:
                 relative,
             ) from error
 
-    def _buffer(self, relative: str) -> pa.Buffer:
+    def _buffer(self, relative: str, size_bytes: int = remote.UNKNOWN_SIZE) -> pa.Buffer:
         if not self.is_local:
-            return pa.py_buffer(self.read(relative))
+            return pa.py_buffer(self._reach("read", self._fs.cat_file, relative, size_bytes=size_bytes))
         with pa.memory_map(self.path(relative), "rb") as source:
             return source.read_buffer()
 
@@ -170,16 +178,15 @@ class Store:
         if self.is_local:
             folder = self.path(relative)
             return sorted(n for n in os.listdir(folder) if not n.startswith(".")) if os.path.isdir(folder) else []
-        if not self._fs.isdir(self.path(relative)):
-            return []
-        names = cast("list[str]", self._fs.ls(self.path(relative), detail=False))
-        return sorted(PurePosixPath(name).name for name in names)
+        folder = remote.open_filesystem(self.path(relative))[1]
+        found = remote.list_folder(self._fs, folder, self.address(relative))
+        return sorted(PurePosixPath(str(one["name"]).rstrip("/")).name for one in found)
 
     def write(self, relative: str, content: bytes) -> None:
         """Write a whole file at once: afterwards it is complete, or what was there before is."""
         if not self.is_local:
-            self._fs.makedirs(self.path(str(PurePosixPath(relative).parent)), exist_ok=True)
-            self._fs.pipe_file(self.path(relative), content)
+            put = partial(self._put, write=lambda path: self._fs.pipe_file(path, content))
+            self._reach("written", put, relative, size_bytes=len(content))
             return
         with self.create(relative) as handle:
             handle.write(content)
@@ -189,8 +196,12 @@ class Store:
         """Open a file for writing; it appears under its name only when the block ends without an error."""
         target = self.path(relative)
         if not self.is_local:
-            with self._fs.open(target, "wb") as handle:
-                yield handle
+            # A storage's own handle would put what is written so far when the block fails, and cannot begin again.
+            with tempfile.NamedTemporaryFile(prefix="rowmill-") as handle:
+                yield cast(BinaryIO, handle)
+                handle.flush()
+                put = partial(self._put, write=lambda path: self._fs.put_file(handle.name, path))
+                self._reach("written", put, relative, size_bytes=os.path.getsize(handle.name))
             return
         os.makedirs(os.path.dirname(target), exist_ok=True)
         # No `.parquet` ending: globs of DuckDB and Polars must not see what is not finished.
@@ -211,11 +222,9 @@ class Store:
 
     def read_sealed(self, relative: str) -> dict[str, Any] | None:
         """Return a JSON object as it was written; None if it is absent, cut, empty or changed since."""
-        if not self.exists(relative):
-            return None
         try:
             value: Any = orjson.loads(self.read(relative))
-        except orjson.JSONDecodeError:
+        except (FileNotFoundError, orjson.JSONDecodeError):
             return None
         if not isinstance(value, dict):
             return None
@@ -239,8 +248,8 @@ class Store:
         """Remove a file or a folder with all in it."""
         target = self.path(relative)
         if not self.is_local:
-            if self._fs.exists(target):
-                self._fs.rm(target, recursive=True)
+            with suppress(FileNotFoundError):
+                self._reach("removed", partial(self._fs.rm, recursive=True), relative)
         elif os.path.isdir(target):
             shutil.rmtree(target)
         elif os.path.exists(target):
@@ -283,9 +292,27 @@ class Store:
     def _base(self) -> str:
         return self.root.removeprefix("file://").rstrip("/") or "/"
 
+    def address(self, relative: str) -> str:
+        """Return the full path or URL of a relative one as it may be shown: without a password."""
+        return public_url(self.path(relative))
+
+    def _reach(
+        self, action: str, function: Callable[[str], ResultT], relative: str, *, size_bytes: int = remote.UNKNOWN_SIZE
+    ) -> ResultT:
+        path = self.path(relative)
+        return remote.reach(self._fs, self.address(relative), action, lambda: function(path), size_bytes=size_bytes)
+
+    def _put(self, path: str, *, write: Callable[[str], Any]) -> None:
+        """Write a file; where a storage has real folders, after making its own."""
+        try:
+            write(path)
+        except FileNotFoundError:
+            self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            write(path)
+
     @property
     def _fs(self) -> Any:
-        return fsspec.core.url_to_fs(self.root)[0]
+        return remote.open_filesystem(self.root)[0]
 
 
 SEAL = "seal"
@@ -338,7 +365,7 @@ def digest(*values: object) -> str:
 
 def _damaged(store: Store, file: File, found: str) -> DamagedFileError:
     return DamagedFileError(
-        f"{store.path(file.path)}: {found}; what was written has digest {file.digest}; build again to make it anew, "
+        f"{store.address(file.path)}: {found}; what was written has digest {file.digest}; build again to make it anew, "
         "and check the disk",
         file.path,
     )

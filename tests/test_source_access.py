@@ -16,7 +16,7 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines import report_page
+from pipelines import remote, report_page
 from pipelines.errors import ConfigError, SourceError
 from pipelines.sources import Files, FileScan, StageIn, find_files, public_url, read, scan
 from pipelines.storage import Store
@@ -152,6 +152,12 @@ class _Failing(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the name is the base class's)
         del format, args
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try again at once: what these servers do they do for ever."""
+    monkeypatch.setattr(remote, "FIRST_PAUSE_S", 0.0)
 
 
 @pytest.fixture

@@ -11,12 +11,11 @@ A path without a scheme is relative to the base that is handed in (the recipe's 
 in everything that is recorded, so that a moved project gives the same records. `http` and `https` URLs are
 taken literally: their `?` begins a query, and a web server lists nothing.
 
-A source's file is a regular file: a pipe or a device has no end and no second reading. Whatever a storage raises (each
-has errors of its own) leaves here as one `SourceError` that names the file as it may be recorded (`public_urls.py`).
+A source's file is a regular file: a pipe or a device has no end and no second reading. Whatever a storage raises leaves
+here as one `SourceError` that names the file as it may be recorded (`remote.py`, `public_urls.py`).
 """
 
 import glob
-import io
 import itertools
 import os
 import re
@@ -24,17 +23,16 @@ import stat
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NoReturn, cast
 
-import fsspec
-
-from pipelines.errors import ConfigError, PipelineError, SourceError, UnreachableError
-from pipelines.public_urls import public_text, public_url
+from pipelines import remote
+from pipelines.errors import ConfigError, PipelineError, SourceError
+from pipelines.public_urls import public_url
 
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 _EXPANSION_LIMIT = 100_000
-_VERSION_KEYS = ("ETag", "etag", "e_tag", "md5Hash", "content_md5", "sha256", "generation")
 _TIME_KEYS = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")
 
 
@@ -140,13 +138,13 @@ def locate(url: str, base: Path) -> Location:
     if url.startswith("file://"):
         return Location(url, url.removeprefix("file://"))
     try:
-        fs, path = cast("tuple[Any, str]", fsspec.core.url_to_fs(url))
+        fs, path = remote.open_filesystem(url)
     # Every file system checks its URLs in its own way, some by failing on them.
     except Exception as error:  # noqa: BLE001
         raise ConfigError(
-            f"{public_url(url)}: cannot be reached ({_reason(error)}); a path or any URL that fsspec can open without "
-            "further arguments is allowed; correct the scheme or install the package that serves it (s3fs, gcsfs, "
-            "adlfs, aiohttp)"
+            f"{public_url(url)}: cannot be reached ({remote.public_reason(error)}); a path or any URL that fsspec can "
+            "open without further arguments is allowed; correct the scheme or install the package that serves it "
+            "(s3fs, gcsfs, adlfs, aiohttp)"
         ) from None
     return Location(public_url(url), path, fs)
 
@@ -229,7 +227,7 @@ def _require_regular(url: str, path: str) -> None:
             "fetch the file, or remove the link"
         ) from error
     except OSError as error:
-        raise _unreadable(url, error) from error
+        raise remote.unreachable(url, "read", error) from error
     if kind != stat.S_IFREG:
         raise SourceError(
             f"{url}: is {_KINDS.get(kind, 'not a file')}; only regular files can be sources; write its content to a "
@@ -242,36 +240,23 @@ def _is_data(path: PurePosixPath, suffixes: tuple[str, ...]) -> bool:
 
 
 def _find_remote(url: str, where: Location, suffixes: tuple[str, ...]) -> list[str]:
-    with _reaching(where):
-        kind = _kind_of(where)
-        if kind == "directory":
-            return _remote_files_in(where, where.path, suffixes)
-        if kind is not None:
-            _require_file(where.url, kind)
-            return [url]
-        if not is_pattern(url):
-            return []
-        matches = cast("dict[str, dict[str, Any]]", where.fs.glob(where.path, detail=True))
-        if url.endswith("/"):
-            return [one for match in sorted(matches) for one in _remote_files_in(where, match, suffixes)]
-        return _files_of({path: facts for path, facts in matches.items() if facts["type"] != "directory"}, where)
-
-
-def _kind_of(where: Location) -> str | None:
-    """Return what a storage says that a path is; None: nothing is there.
-
-    Not `exists` or `isfile`: they take a server that answers with an error for one that has no such file.
-    """
-    try:
-        return str(where.fs.info(where.path)["type"])
-    except FileNotFoundError as error:
-        if _status(refusal := _refusal(where, error)) in _ABSENT or refusal is error:
-            return None
-        raise
+    facts = remote.info(where.fs, where.path, where.url)
+    kind = None if facts is None else str(facts["type"])
+    if kind == "directory":
+        return _remote_files_in(where, where.path, suffixes)
+    if kind is not None:
+        _require_file(where.url, kind)
+        return [url]
+    if not is_pattern(url):
+        return []
+    matches = remote.match_glob(where.fs, where.path, where.url)
+    if url.endswith("/"):
+        return [one for match in sorted(matches) for one in _remote_files_in(where, match, suffixes)]
+    return _files_of({path: facts for path, facts in matches.items() if facts["type"] != "directory"}, where)
 
 
 def _remote_files_in(where: Location, folder: str, suffixes: tuple[str, ...]) -> list[str]:
-    found = cast("dict[str, dict[str, Any]]", where.fs.find(folder, detail=True))
+    found = remote.find_files(where.fs, folder, where.url)
     inside = len(folder.rstrip("/")) + 1
     data = {path: facts for path, facts in found.items() if _is_data(PurePosixPath(path[inside:]), suffixes)}
     return _files_of(data, where)
@@ -300,11 +285,11 @@ def stamp(where: Location) -> str:
         if where.fs is None:
             facts = os.stat(where.path)
             return f"{facts.st_size}-{facts.st_mtime_ns}-{facts.st_ctime_ns}"
-        return _remote_stamp(where.fs.info(where.path))
+        return _remote_stamp(remote.reach(where.fs, where.url, "read", lambda: where.fs.info(where.path), size_bytes=0))
 
 
 def _remote_stamp(info: Mapping[str, Any]) -> str:
-    for key in (*_VERSION_KEYS, *_TIME_KEYS):
+    for key in (*remote.VERSION_KEYS, *_TIME_KEYS):
         if info.get(key):
             return f"{info.get('size')}-{info[key]}"
     return ""
@@ -315,54 +300,15 @@ def open_raw(where: Location) -> BinaryIO:
     with _reaching(where):
         if where.fs is None:
             return open(where.path, "rb")
-        return cast(BinaryIO, io.BufferedReader(_RemoteFile(where, where.fs.open(where.path, "rb")), 1 << 20))
-
-
-class _RemoteFile(io.RawIOBase):
-    """A file of a storage; what the storage raises, and an end before the file's own, are a `SourceError`."""
-
-    def __init__(self, where: Location, file: Any) -> None:
-        self._where = where
-        self._file = file
-        self._position = 0
-        size = getattr(file, "size", None)
-        self._size = size if isinstance(size, int) else 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return bool(self._file.seekable())
-
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        with _reaching(self._where):
-            self._file.seek(offset, whence)
-            self._position = int(self._file.tell())
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def readinto(self, buffer: "memoryview") -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
-        with _reaching(self._where):
-            block: bytes = self._file.read(len(buffer))
-            if not block and len(buffer) and self._position < self._size:
-                raise ConnectionError(f"it ends after {self._position:,} of {self._size:,} bytes")
-        buffer[: len(block)] = block
-        self._position += len(block)
-        return len(block)
-
-    def close(self) -> None:
-        if not self.closed:
-            self._file.close()
-        super().close()
+        return remote.open_file(where.fs, where.path, where.url)
 
 
 def read_range(where: Location, offset: int, length: int) -> bytes:
     """Read `length` bytes from `offset` on; fewer where the file ends before."""
     with _reaching(where):
         if where.fs is not None:
-            return cast(bytes, where.fs.cat_file(where.path, start=offset, end=offset + length))
+            cut = partial(where.fs.cat_file, where.path, start=offset, end=offset + length)
+            return cast(bytes, remote.reach(where.fs, where.url, "read", cut, size_bytes=length))
         with open(where.path, "rb") as file:
             file.seek(offset)
             return file.read(length)
@@ -370,74 +316,25 @@ def read_range(where: Location, offset: int, length: int) -> bytes:
 
 def read_whole(where: Location) -> bytes:
     """Read a whole file."""
-    with _reaching(where):
-        return Path(where.path).read_bytes() if where.fs is None else cast(bytes, where.fs.cat_file(where.path))
+    with open_raw(where) as file, _reaching(where):
+        return file.read()
 
 
 def exists(where: Location) -> bool:
     """Tell whether there is a file."""
-    with _reaching(where):
-        return os.path.isfile(where.path) if where.fs is None else bool(where.fs.exists(where.path))
-
-
-_ABSENT = frozenset({404, 410})
-_BUSY = frozenset({408, 425, 429})
+    if where.fs is None:
+        return os.path.isfile(where.path)
+    return remote.info(where.fs, where.path, where.url) is not None
 
 
 @contextmanager
 def _reaching(where: Location) -> Generator[None]:
-    """Turn whatever a disk or a storage raises in the block into a `SourceError` that names the file."""
+    """Turn what a disk raises, and a storage's word that nothing is there, into a `SourceError` that names the file."""
     try:
         yield
     except PipelineError:
         raise
-    except Exception as error:
-        if where.fs is None:
-            if isinstance(error, OSError):
-                raise _unreadable(where.url, error) from error
-            raise
-        refusal = _refusal(where, error)
-        # The storage's own error may show the whole address, so one that says as much takes its place as the cause, by
-        # which is decided whether to try again.
-        raise _unreadable(where.url, refusal) from _public_cause(refusal)
-
-
-def _refusal(where: Location, error: BaseException) -> BaseException:
-    """Return what a web server did, which fsspec reports as a missing file whatever it was."""
-    is_of_web = any(is_web(link) for link in where.url.split("::"))
-    cause = error.__cause__ if is_of_web and isinstance(error, FileNotFoundError) else None
-    return cause or error
-
-
-def _public_cause(error: BaseException) -> OSError:
-    status = _status(error)
-    if isinstance(error, FileNotFoundError) or status in _ABSENT:
-        return FileNotFoundError(_reason(error))
-    if isinstance(error, PermissionError) or (status is not None and status < 500 and status not in _BUSY):
-        return PermissionError(_reason(error))
-    return ConnectionError(_reason(error))
-
-
-def _status(error: BaseException) -> int | None:
-    """Return the HTTP status of a server's refusal."""
-    status = getattr(error, "status", None)
-    return status if isinstance(status, int) else None
-
-
-def _reason(error: BaseException) -> str:
-    """Word another library's error, without an address that holds a secret."""
-    if (status := _status(error)) is not None:
-        return f"HTTP status {status} {getattr(error, 'message', '')}".strip()
-    text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-    return public_text(" ".join(text.split()))
-
-
-def _unreadable(url: str, error: BaseException) -> SourceError:
-    is_absent = (
-        isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError) or _status(error) in _ABSENT
-    )
-    kind = SourceError if is_absent else UnreachableError
-    return kind(
-        f"{url}: cannot be read ({_reason(error)}); it must exist and be readable; check the path or address, its "
-        "rights, the network and the credentials"
-    )
+    except OSError as error:
+        if where.fs is None or isinstance(error, FileNotFoundError):
+            raise remote.unreachable(where.url, "read", error) from error
+        raise

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pyarrow as pa
 
+from pipelines import remote
 from pipelines.errors import ConfigError
 from pipelines.stats import words
 from pipelines.stats.schemas import SCHEMAS
@@ -236,9 +237,7 @@ def _connect(store: Store, recipe: str | None) -> "duckdb.DuckDBPyConnection":
         connection.execute(f"ATTACH {_quoted(os.path.join(_base(store), FILE))} AS stats (READ_ONLY)")
         connection.execute("USE stats")
     else:
-        import fsspec
-
-        connection.register_filesystem(fsspec.core.url_to_fs(store.root)[0])
+        connection.register_filesystem(remote.open_filesystem(store.root)[0])
         _run(connection, list(_statements(store)))
     if recipe is not None:
         _run(connection, [*_limited_to(recipe, "stats" if store.is_local else "memory")])

@@ -1,0 +1,241 @@
+"""An object store of the S3 kind on this machine that can be made to fail as real ones do.
+
+What belongs here: the requests that s3fs makes for whole objects, and the ways in which a server fails. What does not:
+signatures, large uploads in parts, versions.
+"""
+
+import hashlib
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Event, Lock, Thread
+from typing import Any, Literal
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.etree import ElementTree as ET
+from xml.sax.saxutils import escape
+
+Outage = Literal["500", "503", "cut", "hangup", "refuse", "stall"]
+"""An answer with an error, a body cut short, a closed connection, no listener, no answer at all."""
+
+KEY_ID, SECRET = "AKIDEXAMPLE", "hunter2"
+
+
+class ObjectServer:
+    """Objects in memory, by bucket and key, how many requests were made and failed, and when to begin to fail."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.requests = 0
+        self.failed = 0
+        self._failing: Outage | None = None
+        self._from, self._until = 0, 0
+        self._lock = Lock()
+        self._healed = Event()
+        self._http: ThreadingHTTPServer | None = None
+        self._listen(0)
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    def fail(self, how: Outage, *, after: int = 0, times: int = 1 << 30) -> None:
+        """Answer `after` more requests, then fail `times` of them."""
+        with self._lock:
+            self._failing, self._healed = how, Event()
+            self._from = self.requests + after
+            self._until = self._from + times
+        if how == "refuse" and after == 0:
+            self._hang_up()
+
+    def heal(self) -> None:
+        """Answer all requests again; those that wait are let go."""
+        with self._lock:
+            self._failing = None
+        self._healed.set()
+        if self._http is None:
+            self._listen(self._port)
+
+    def close(self) -> None:
+        self.heal()
+        self._hang_up()
+
+    def count(self) -> "Outage | None":
+        """Count a request; say how it has to fail."""
+        with self._lock:
+            number = self.requests
+            self.requests += 1
+            how = self._failing if self._from <= number < self._until else None
+            self.failed += how is not None
+        if how == "refuse" and self._http is not None:
+            Thread(target=self._hang_up, daemon=True).start()
+        return how
+
+    def wait_until_healed(self) -> None:
+        self._healed.wait()
+
+    def _listen(self, port: int) -> None:
+        handler = type("Handler", (_Handler,), {"server_state": self})
+        self._http = _Server(("127.0.0.1", port), handler)
+        self._port = self._http.server_port
+        Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    def _hang_up(self) -> None:
+        with self._lock:
+            http, self._http = self._http, None
+        if http is not None:
+            http.shutdown()
+            http.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of clients that gave up: they are what is tested."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_state: ObjectServer
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_PUT(self) -> None:
+        self._answer()
+
+    def do_POST(self) -> None:
+        self._answer()
+
+    def do_DELETE(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        how = self.server_state.count()
+        body = self._body()
+        if how is None or how == "cut":
+            self._serve(body, is_cut=how == "cut")
+        elif how == "stall":
+            self.server_state.wait_until_healed()
+            self.close_connection = True
+        elif how in ("hangup", "refuse"):
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+        else:
+            code = {"500": "InternalError", "503": "SlowDown"}[how]
+            self._send(int(how), f"<Error><Code>{code}</Code><Message>We are sorry.</Message></Error>".encode())
+
+    def _body(self) -> bytes:
+        content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if "aws-chunked" not in (self.headers.get("Content-Encoding") or ""):
+            return content
+        found, rest = b"", content
+        while rest:
+            head, _, rest = rest.partition(b"\r\n")
+            size = int(head.split(b";")[0] or b"0", 16)
+            if not size:
+                break
+            found, rest = found + rest[:size], rest[size + 2 :]
+        return found
+
+    def _serve(self, body: bytes, *, is_cut: bool) -> None:
+        parts = urlsplit(self.path)
+        path, query = unquote(parts.path).strip("/"), parse_qs(parts.query, keep_blank_values=True)
+        bucket, _, key = path.partition("/")
+        objects = self.server_state.objects
+        if self.command == "PUT":
+            if key:
+                objects[path] = body
+            self._send(200, b"", {"ETag": _etag(body)}, is_cut=is_cut)
+        elif self.command == "DELETE":
+            objects.pop(path, None)
+            self._send(204, b"", is_cut=is_cut)
+        elif self.command == "POST" and "delete" in query:
+            for one in ET.fromstring(body).iter():
+                if one.tag.endswith("Key"):
+                    objects.pop(f"{bucket}/{one.text}", None)
+            self._send(200, b"<DeleteResult/>", is_cut=is_cut)
+        elif key:
+            self._object(objects.get(path), is_cut=is_cut)
+        elif "list-type" in query:
+            self._send(200, _listing(objects, bucket, query).encode(), is_cut=is_cut)
+        else:
+            self._send(200, b"", is_cut=is_cut)
+
+    def _object(self, content: bytes | None, *, is_cut: bool) -> None:
+        if content is None:
+            self._send(404, b"<Error><Code>NoSuchKey</Code></Error>", is_cut=is_cut)
+            return
+        asked = self.headers.get("Range")
+        headers = {"ETag": _etag(content), "Last-Modified": "Wed, 01 Jan 2025 00:00:00 GMT"}
+        if asked is None:
+            self._send(200, content, headers, is_cut=is_cut)
+            return
+        first, _, last = asked.removeprefix("bytes=").partition("-")
+        begin, end = int(first), min(int(last or len(content) - 1), len(content) - 1)
+        headers["Content-Range"] = f"bytes {begin}-{end}/{len(content)}"
+        self._send(206, content[begin : end + 1], headers, is_cut=is_cut)
+
+    def _send(
+        self, status: int, content: bytes, headers: "dict[str, str] | None" = None, *, is_cut: bool = False
+    ) -> None:
+        self.send_response(status)
+        for name, value in {**(headers or {}), "Content-Length": str(len(content))}.items():
+            self.send_header(name, value)
+        if is_cut and (not content or self.command == "HEAD"):
+            # There is no body to cut: the headers are.
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+            return
+        self.end_headers()
+        if self.command == "HEAD" or status == 204:
+            return
+        self.wfile.write(content[: len(content) // 2] if is_cut else content)
+        self.close_connection = is_cut
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the name is the base class's)
+        del format, args
+
+
+def _etag(content: bytes) -> str:
+    return f'"{hashlib.md5(content).hexdigest()}"'
+
+
+def _listing(objects: "dict[str, bytes]", bucket: str, query: "dict[str, list[str]]") -> str:
+    prefix, delimiter = (query.get(name, [""])[0] for name in ("prefix", "delimiter"))
+    folders: dict[str, None] = {}
+    lines: list[str] = []
+    for path in sorted(objects):
+        own, _, key = path.partition("/")
+        if own != bucket or not key.startswith(prefix):
+            continue
+        head, sign, _ = key[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
+        if sign:
+            folders[f"{prefix}{head}{delimiter}"] = None
+            continue
+        lines.append(
+            f"<Contents><Key>{escape(key)}</Key><Size>{len(objects[path])}</Size><ETag>{_etag(objects[path])}</ETag>"
+            "<LastModified>2025-01-01T00:00:00.000Z</LastModified><StorageClass>STANDARD</StorageClass></Contents>"
+        )
+    lines += [f"<CommonPrefixes><Prefix>{escape(one)}</Prefix></CommonPrefixes>" for one in folders]
+    return (
+        '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+        f"<Name>{bucket}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(lines)}</KeyCount>"
+        f"<MaxKeys>1000</MaxKeys><IsTruncated>false</IsTruncated>{''.join(lines)}</ListBucketResult>"
+    )
+
+
+@contextmanager
+def serving() -> Generator[ObjectServer]:
+    """Lend a server."""
+    made = ObjectServer()
+    try:
+        yield made
+    finally:
+        made.close()

@@ -200,7 +200,13 @@ def _through(work: Work, part: Part, wanted: range) -> Iterator[Inspected]:
     records = [one for one in sources.read(part, work.base) if one.number in wanted]
     names = [f"{part.part_id}:{one.number}" for one in records]
     task = parts.CanonicalTask(
-        work.store.root, "rows", part.sha256, str(work.base), work.dataset_name or "", work.dataset, part, wanted.stop
+        work.store.root,
+        "rows",
+        part.sha256,
+        str(work.base),
+        work.dataset_name or "",
+        work.dataset,
+        ((part, wanted.stop),),
     )
     made = parts.canonicalize_part(task)
     rows = _only(work.store.table(made.files["rows"]), names)
@@ -247,7 +253,7 @@ def _records(project: Project, name: str, count: int, row_id: str | None) -> Ite
         return
     with _assembled(project, name) as made:
         left, shown = count, set[str]()
-        for index, part in enumerate(raw_dataset.parts_of(made.raw.details)):
+        for index, part in raw_dataset.numbered_parts(made.raw.details):
             if wanted is None:
                 numbers = range(min(left, part.records))
                 left -= len(numbers)

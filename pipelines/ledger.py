@@ -14,7 +14,8 @@ import pyarrow as pa
 
 KEPT = "kept"
 REJECTED = "rejected"
-LEFT_OUT = ("not_taken", "not_sampled", "validation_surplus", "tail", "remainder", "not_scheduled")
+NOT_TAKEN = "not_taken"
+LEFT_OUT = (NOT_TAKEN, "not_sampled", "validation_surplus", "tail", "remainder", "not_scheduled")
 """States of records that are fine but not used, each named after the option that left them out."""
 
 STATES = (KEPT, REJECTED, *LEFT_OUT)

@@ -33,7 +33,7 @@ from pipelines.errors import ContextOverflowError
 from pipelines.examples import WEIGHTS, tokens_by_weight
 from pipelines.formats import Python
 from pipelines.formats.preference import columns_in
-from pipelines.ledger import KEPT, LEDGER, REJECTED, add_up
+from pipelines.ledger import KEPT, LEDGER, NOT_TAKEN, REJECTED, add_up
 from pipelines.manifest import File, Part
 from pipelines.own_rows import OwnRows
 from pipelines.preparation import Prepared, Preparer
@@ -41,6 +41,7 @@ from pipelines.recipe import Dataset
 from pipelines.rendering import RendererSpec
 from pipelines.rows import NOTICED, REJECTS, ROWS, Json, ParseReport, Rejected, Row, message_counts, to_json
 from pipelines.sources.parts import SplitHint
+from pipelines.sources.sharing import TakenGroup, read_taken, records_of
 from pipelines.splits import Splitter, assign_split
 from pipelines.storage import Store, digest_bytes
 from pipelines.tokenization import Encoder
@@ -111,11 +112,11 @@ def _no_rejects() -> bytes:
     return _as_parquet(RejectLog("none").table())
 
 
-def _ledger_table(kept: pa.ChunkedArray, log: RejectLog, left_out: Sequence[tuple[str, str]] = ()) -> pa.Table:
-    others = pa.array([*log.row_ids, *(row_id for row_id, _ in left_out)], pa.string())
+def _ledger_table(kept: pa.ChunkedArray, log: RejectLog, not_taken: Sequence[str] = ()) -> pa.Table:
+    others = pa.array([*log.row_ids, *not_taken], pa.string())
     row_ids = pa.chunked_array([*kept.chunks, others], pa.string())
-    states = [REJECTED] * len(log.row_ids) + [state for _, state in left_out]
-    reasons = [*log.reasons, *[""] * len(left_out)]
+    states = [REJECTED] * len(log.row_ids) + [NOT_TAKEN] * len(not_taken)
+    reasons = [*log.reasons, *[""] * len(not_taken)]
 
     def column(first: str, rest: Sequence[str]) -> pa.ChunkedArray:
         same = pa.repeat(pa.scalar(first), len(kept))
@@ -132,7 +133,7 @@ def _ledger_table(kept: pa.ChunkedArray, log: RejectLog, left_out: Sequence[tupl
 
 @dataclass(frozen=True, slots=True)
 class CanonicalTask:
-    """One source part to make rows of; `take` is how many of its records `max_items` lets in (None: all)."""
+    """Source parts to make rows of together."""
 
     root: str
     folder: str
@@ -140,8 +141,7 @@ class CanonicalTask:
     base: str
     dataset_name: str
     dataset: Dataset
-    part: sources.Part
-    take: int | None
+    taken: TakenGroup
 
 
 _CANONICALIZERS: dict[str, "tuple[canonicalization.Canonicalizer, Splitter]"] = {}
@@ -162,20 +162,16 @@ def _canonicalizer(name: str, dataset: Dataset) -> "tuple[canonicalization.Canon
 
 
 def canonicalize_part(task: CanonicalTask) -> Part:
-    """Make canonical rows of one source part."""
+    """Make canonical rows of some source parts."""
     if isinstance(task.dataset.format, Python):
         return _canonicalize_own(task)
     canonicalizer, splitter = _canonicalizer(task.dataset_name, task.dataset)
     log = RejectLog("canonical_rows")
     by_prefix = task.dataset.filters.deduplicate == "prefix200"
-    columns = _RowColumns(task.dataset_name, task.part, splitter, by_prefix=by_prefix)
-    left_out: list[tuple[str, str]] = []
-    for record in sources.read(task.part, Path(task.base)):
-        row_id = f"{task.part.part_id}:{record.number}"
-        if task.take is not None and record.number >= task.take:
-            left_out.append((row_id, "not_taken"))
-            continue
-        row = record.rejected or canonicalizer(record.value, arrow=task.part.arrow)
+    columns = _RowColumns(task.dataset_name, task.taken[0][0], splitter, by_prefix=by_prefix)
+    left_out: list[str] = []
+    for part, row_id, record in read_taken(task.taken, Path(task.base), left_out):
+        row = record.rejected or canonicalizer(record.value, arrow=part.arrow)
         if record.value is not None and not (isinstance(row, Row) and row.kind == "text"):
             columns.note_preferences(row_id, columns_in(record.value, canonicalizer.unread_preferences))
         if isinstance(row, Rejected):
@@ -188,19 +184,15 @@ def canonicalize_part(task: CanonicalTask) -> Part:
 
 
 def _canonicalize_own(task: CanonicalTask) -> Part:
-    """Make the rows of a part by a class of one's own, which may make several of one record."""
+    """Make the rows of some parts by a class of one's own, which may make several of one record."""
     own = OwnRows(task.dataset, Path(task.base))
     log = RejectLog("canonical_rows")
     by_prefix = task.dataset.filters.deduplicate == "prefix200"
-    columns = _RowColumns(task.dataset_name, task.part, Splitter(task.dataset.splits), by_prefix=by_prefix)
-    left_out: list[tuple[str, str]] = []
+    columns = _RowColumns(task.dataset_name, task.taken[0][0], Splitter(task.dataset.splits), by_prefix=by_prefix)
+    left_out: list[str] = []
     further = 0
-    for record in sources.read(task.part, Path(task.base)):
-        row_id = f"{task.part.part_id}:{record.number}"
-        if task.take is not None and record.number >= task.take:
-            left_out.append((row_id, "not_taken"))
-            continue
-        made = [record.rejected] if record.rejected else own(record.value, arrow=task.part.arrow)
+    for part, row_id, record in read_taken(task.taken, Path(task.base), left_out):
+        made = [record.rejected] if record.rejected else own(record.value, arrow=part.arrow)
         further += len(made) - 1
         for k, row in enumerate(made):
             name = f"{row_id}.{k}" if k else row_id
@@ -334,7 +326,7 @@ def _save_rows(
     task: CanonicalTask,
     columns: _RowColumns,
     log: RejectLog,
-    left_out: list[tuple[str, str]],
+    not_taken: Sequence[str],
     *,
     further: int = 0,
 ) -> Part:
@@ -343,12 +335,12 @@ def _save_rows(
     table = columns.table()
     notes = Counter(note for row in columns.rows for note in row.report.notes)
     facts: dict[str, Any] = {
-        "records": task.part.records,
-        "is_text_file": task.part.reader == "plain_text",
+        "records": records_of(task.taken),
+        "is_text_file": task.taken[0][0].reader == "plain_text",
         "further_rows": further,
         "kept": len(columns.ids),
         "reasons": log.counts(),
-        "left_out": dict(Counter(state for _, state in left_out)),
+        "left_out": {NOT_TAKEN: len(not_taken)} if not_taken else {},
         "roles": dict(sorted(columns.roles.items())),
         "rows_with_unknown_roles": len(columns.with_unknown_roles),
         "examples_of_roles": {"": columns.with_unknown_roles[:3]},
@@ -365,7 +357,7 @@ def _save_rows(
     files = {
         "rows": write_parquet(store, f"{at}/rows.parquet", table),
         "rejects": write_rejects(store, task.folder, at, log),
-        "ledger": write_parquet(store, f"{at}/ledger.parquet", _ledger_table(table.column("row_id"), log, left_out)),
+        "ledger": write_parquet(store, f"{at}/ledger.parquet", _ledger_table(table.column("row_id"), log, not_taken)),
     }
     return Part(task.fingerprint, files, facts)
 

@@ -25,11 +25,11 @@ from typing import Any, cast
 import orjson
 import pyarrow as pa
 
-from pipelines import filters, sources
+from pipelines import filters
 from pipelines.codec import Problem, Reader, Serialiser, read_json
 from pipelines.formats import Records, inference
 from pipelines.formats.columns import at_path
-from pipelines.ledger import LEDGER
+from pipelines.ledger import LEDGER, NOT_TAKEN
 from pipelines.manifest import File, Part
 from pipelines.ordering import Order
 from pipelines.parts import RejectLog, write_parquet
@@ -37,6 +37,7 @@ from pipelines.recipe import Dataset
 from pipelines.records import Column, Record, RecordSchema, Value
 from pipelines.rows import ROWS, Json, Rejected, canonical_json, message_counts
 from pipelines.sources import RawRecord
+from pipelines.sources.sharing import TakenGroup, read_taken, records_of
 from pipelines.splits import Splits, Splitter, assign_split
 from pipelines.storage import Store, digest_bytes
 
@@ -47,23 +48,19 @@ CELLS = "delimited"
 
 @dataclass(frozen=True, slots=True)
 class ObserveTask:
-    """A source part to look through; `take` as in `RowsTask`, `order_column` the column whose texts are kept apart."""
+    """Source parts to look through together; `order_column` is the column whose texts are kept apart."""
 
     root: str
     folder: str
     fingerprint: str
     base: str
-    part: sources.Part
-    take: int | None
+    taken: TakenGroup
     order_column: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class RowsTask:
-    """A source part to make rows of: `schema` and `order` are the dataset's.
-
-    `take` is how many of its records `max_items` lets in (None: all).
-    """
+    """Source parts to make rows of together: `schema` and `order` are the dataset's."""
 
     root: str
     folder: str
@@ -71,8 +68,7 @@ class RowsTask:
     base: str
     dataset_name: str
     dataset: Dataset
-    part: sources.Part
-    take: int | None
+    taken: TakenGroup
     schema: str
     order: Order | None
 
@@ -82,8 +78,9 @@ class RowsTask:
 
 def observe(task: ObserveTask) -> Part:
     """Say what a part's records rule out about the types of columns, and keep the distinct texts that order."""
-    decoded = [value for _, value in _decoded(task.part, Path(task.base), task.take) if not isinstance(value, Rejected)]
-    seen = inference.observe(decoded, are_cells=task.part.reader == CELLS)
+    each = _decoded(task.taken, Path(task.base), [])
+    decoded = [value for _, _, value in each if not isinstance(value, Rejected)]
+    seen = inference.observe(decoded, are_cells=_are_cells(task.taken))
     store, at = Store(task.root), f"{task.folder}/parts/{task.fingerprint}"
     content = orjson.dumps(seen.to_json())
     store.write(f"{at}/seen.json", content)
@@ -95,18 +92,21 @@ def observe(task: ObserveTask) -> Part:
     return Part(task.fingerprint, files)
 
 
+def _are_cells(taken: TakenGroup) -> bool:
+    """Tell whether records hold texts of cells; the parts of a group are of one kind of file."""
+    return taken[0][0].reader == CELLS
+
+
 def _decoded(
-    part: sources.Part, base: Path, take: int | None
-) -> Iterator[tuple[RawRecord, dict[str, Json] | Rejected]]:
-    """Yield a part's records, exactly decoded; those beyond `take` are left out."""
-    are_cells = part.reader == CELLS
-    for raw in sources.read(part, base):
-        if take is not None and raw.number >= take:
-            return
+    taken: TakenGroup, base: Path, not_taken: list[str]
+) -> Iterator[tuple[str, RawRecord, dict[str, Json] | Rejected]]:
+    """Yield the records that are taken with their rows' ids, exactly decoded; the ids of others join `not_taken`."""
+    are_cells = _are_cells(taken)
+    for _, row_id, raw in read_taken(taken, base, not_taken):
         if raw.value is None:
-            yield raw, raw.rejected or Rejected("not_an_object")
+            yield row_id, raw, raw.rejected or Rejected("not_an_object")
         else:
-            yield raw, raw.value if are_cells else _exact(raw.raw)
+            yield row_id, raw, raw.value if are_cells else _exact(raw.raw)
 
 
 def _exact(line: bytes) -> dict[str, Json] | Rejected:
@@ -235,12 +235,12 @@ def splitter_of(form: Records, splits: Splits) -> Splitter:
 
 
 def rows_of(task: RowsTask) -> Part:
-    """Make the rows of one source part."""
+    """Make the rows of some source parts."""
     maker, splitter = _maker(task.dataset.model_dump_json(), task.schema, task.order)
     log, columns = RejectLog("canonical_rows"), _Columns(task)
-    are_cells = task.part.reader == CELLS
-    for raw, decoded in _decoded(task.part, Path(task.base), task.take):
-        row_id = f"{task.part.part_id}:{raw.number}"
+    are_cells, hint = _are_cells(task.taken), task.taken[0][0].split_hint
+    not_taken: list[str] = []
+    for row_id, raw, decoded in _decoded(task.taken, Path(task.base), not_taken):
         record = decoded if isinstance(decoded, Rejected) else maker.typed(decoded, are_cells=are_cells)
         made = record if isinstance(record, Rejected) else maker(record)
         if isinstance(made, Rejected) or isinstance(decoded, Rejected):
@@ -249,7 +249,7 @@ def rows_of(task: RowsTask) -> Part:
         content = content_of(decoded)
         split = assign_split(
             splitter,
-            source=task.part.split_hint,
+            source=hint,
             group_key=made.group,
             order_key=made.order,
             content_hash=content,
@@ -258,9 +258,7 @@ def rows_of(task: RowsTask) -> Part:
             log.add(row_id, split, raw.raw)
             continue
         columns.add(row_id, made, content, str(split), filters.prefix_hash(decoded) if columns.by_prefix else None)
-    taken = task.part.records if task.take is None else min(task.take, task.part.records)
-    left_out = [f"{task.part.part_id}:{number}" for number in range(taken, task.part.records)]
-    return _save(task, columns, log, left_out)
+    return _save(task, columns, log, not_taken)
 
 
 def content_of(decoded: Mapping[str, Json]) -> bytes:
@@ -320,11 +318,11 @@ def _save(task: RowsTask, columns: _Columns, log: RejectLog, left_out: list[str]
     store, at = Store(task.root), f"{task.folder}/parts/{task.fingerprint}"
     texts = [one.text for one in columns.made]
     facts: dict[str, Any] = {
-        "records": task.part.records,
+        "records": records_of(task.taken),
         "further_rows": 0,
         "kept": len(columns.ids),
         "reasons": log.counts(),
-        "left_out": {"not_taken": len(left_out)} if left_out else {},
+        "left_out": {NOT_TAKEN: len(left_out)} if left_out else {},
         "roles": {},
         "rows_with_unknown_roles": 0,
         "examples_of_roles": {"": []},
@@ -344,7 +342,7 @@ def _save(task: RowsTask, columns: _Columns, log: RejectLog, left_out: list[str]
     return Part(task.fingerprint, files, facts)
 
 
-def ledger_table(kept: Sequence[str], log: RejectLog, left_out: Sequence[str], state: str = "not_taken") -> pa.Table:
+def ledger_table(kept: Sequence[str], log: RejectLog, left_out: Sequence[str], state: str = NOT_TAKEN) -> pa.Table:
     """Return a part's ledger: rows kept, rejected, and left out in one state."""
     row_ids = [*kept, *log.row_ids, *left_out]
     states = ["kept"] * len(kept) + ["rejected"] * len(log.row_ids) + [state] * len(left_out)

@@ -12,6 +12,7 @@ inputs that each manifest names, so a half-finished rebuild cannot mix two linea
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,7 @@ class SequenceTrace:
 # ── Lineage ────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Lineage:
     """The manifests of one dataset that were made of each other, as far as there are any."""
 
@@ -143,16 +144,28 @@ class _Lineage:
     dataset: str
     made: Mapping[str, Manifest]
 
-    @property
+    @cached_property
     def parts(self) -> list[Part]:
-        """The source's parts, in the order of the parts of `canonical_rows` and `tokenized_examples`."""
-        raw = self.made.get("raw_dataset")
-        return raw_dataset.parts_of(raw.details) if raw else []
+        """The source's parts."""
+        return [part for _, part in self._numbered]
 
-    def table(self, stage: str, part: int, name: str, columns: Sequence[str]) -> pa.Table | None:
-        """Read columns of a file of one part of a stage; None if the stage was not made."""
+    @cached_property
+    def _numbered(self) -> list[tuple[int, Part]]:
+        raw = self.made.get("raw_dataset")
+        return list(raw_dataset.numbered_parts(raw.details)) if raw else []
+
+    def made_of(self, stage: str, index: int) -> manifest.Part | None:
+        """Return the part of `canonical_rows` or `tokenized_examples` that has the rows of a source part.
+
+        None if the stage was not made.
+        """
         made = self.made.get(stage)
-        return self.project.store.table(made.parts[part].files[name], columns) if made else None
+        return made.parts[self._numbered[index][0]] if made else None
+
+    def table(self, stage: str, index: int, name: str, columns: Sequence[str]) -> pa.Table | None:
+        """Read columns of a file of what a stage made of a source part; None if the stage was not made."""
+        made = self.made_of(stage, index)
+        return self.project.store.table(made.files[name], columns) if made else None
 
 
 def _lineage(project: Project, dataset: str) -> _Lineage:
@@ -324,11 +337,11 @@ def _examples(lineage: _Lineage, index: int, row_id: str) -> Iterator[tuple[str,
 
 def _example_files(lineage: _Lineage, index: int) -> list[File]:
     """Return the files of examples that may hold a source part's rows: its own, or all where examples mix parts."""
-    made = lineage.made.get("tokenized_examples")
+    made = lineage.made_of("tokenized_examples", index)
     if made is None:
         return []
-    own = made.parts[index].files.get("examples")
-    return made.files("examples") if own is None else [own]
+    own = made.files.get("examples")
+    return lineage.made["tokenized_examples"].files("examples") if own is None else [own]
 
 
 def _where(table: pa.Table, column: str, value: object) -> list[dict[str, Any]]:

@@ -68,7 +68,8 @@ class _Walker:
 
     def one(self, stage: str, name: str, column: str, value: str) -> dict[str, Any]:
         """Return the only line of a file of the row's part that has a value in a column."""
-        table = self.project.store.table(self.made(DATASET, stage).parts[self.part].files[name])
+        numbered = list(raw_dataset.numbered_parts(self.made(DATASET, "raw_dataset").details))
+        table = self.project.store.table(self.made(DATASET, stage).parts[numbered[self.part][0]].files[name])
         [found] = table.filter(pc.equal(table.column(column), value)).to_pylist()
         return found
 

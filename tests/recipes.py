@@ -195,7 +195,7 @@ class Road:
             for part in scan.parts:
                 base = str(project.base)
                 rows = parts.canonicalize_part(
-                    parts.CanonicalTask(work.store.root, "r", part.sha256, base, dataset, work.dataset, part, None)
+                    parts.CanonicalTask(work.store.root, "r", part.sha256, base, dataset, work.dataset, ((part, None),))
                 )
                 made = parts.tokenize_part(
                     parts.TokenizeTask(

@@ -4,6 +4,7 @@ What belongs here: the choice of source, and the two phases that a build calls. 
 record's columns mean (`formats/`).
 
     scan   every file is read once: parts with digests and counts; unmoved files are not read at all
+    group  small files that are made into rows together (`sharing`)
     read   a part's bytes, verified, as raw records; bad lines as rejects
 
 One module per kind of source (`files`, `huggingface`), one per kind of file (`json_lines`, `json_array`,
@@ -21,11 +22,13 @@ from pipelines.sources.files import Files, SourceFile, Stage, StageIn, find_file
 from pipelines.sources.huggingface import HuggingFace, scan_dataset
 from pipelines.sources.parts import VERSION, FileScan, Part, number_equal_parts
 from pipelines.sources.reading import RawRecord, read, read_bytes
+from pipelines.sources.sharing import Group, group_parts
 
 __all__ = [
     "VERSION",
     "FileScan",
     "Files",
+    "Group",
     "HuggingFace",
     "Part",
     "RawRecord",
@@ -34,6 +37,7 @@ __all__ = [
     "Stage",
     "StageIn",
     "find_files",
+    "group_parts",
     "number_equal_parts",
     "public_url",
     "read",

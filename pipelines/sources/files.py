@@ -230,6 +230,9 @@ def _still_holds(scan: FileScan, file: SourceFile, stamp: str, base: Path) -> bo
         return False
     if scan.sample_by not in (None, file.sample_by) or scan.max_record_bytes != file.limits.max_record_bytes:
         return False
+    if len(scan.parts) == 1 and scan.parts[0].content_bytes is None:
+        # Whether it shares a group depends on it.
+        return False
     return all(part.staged is None or urls.exists(urls.locate(part.staged, base)) for part in scan.parts)
 
 

@@ -74,6 +74,8 @@ class Part:
     arrow: bool
     stamp: str
     staged: str | None
+    content_bytes: int | None = None
+    """How long its records are as JSON lines; None in scans of before it was noted."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the part as a JSON object."""
@@ -292,6 +294,7 @@ def name_part(piece: Slice, *, scan: FileScan, index: int, arrow: bool, staged: 
         arrow=arrow,
         stamp=scan.stamp,
         staged=staged,
+        content_bytes=len(piece.content),
     )
 
 

@@ -24,6 +24,7 @@ from pipelines.manifest import NOT_APPLICABLE, Histogram, Part, Table
 from pipelines.recipe import Recipe
 from pipelines.rewriting import Rewrite, rewrite
 from pipelines.rows import NOTICED, REASONING_AND_CALLS, ROWS, Rejected
+from pipelines.sources.sharing import TakenGroup, records_of, size_of
 from pipelines.splits import Boundaries
 from pipelines.stages import (
     Draft,
@@ -65,13 +66,14 @@ def _rows_digest(work: Work) -> str:
 
 def make(work: Work) -> Draft:
     """Make the rows of all parts and leave later copies out."""
-    scanned = raw_dataset.parts_of(work.input("raw_dataset").details)
+    groups = raw_dataset.groups_of(work.input("raw_dataset").details)
+    scanned = [part for group in groups for part in group]
     _require_one_way_to_hold_out(work, scanned)
     options = _rows_digest(work)
     if work.dataset.row_kind == "record":
-        made, reused, rows_made, known = record_rows.make_rows(work, _taken(work, scanned), options)
+        made, reused, rows_made, known = record_rows.make_rows(work, _taken(work, groups), options)
     else:
-        made, reused, rows_made = make_parts(work, parts.canonicalize_part, _planned(work, scanned, options))
+        made, reused, rows_made = make_parts(work, parts.canonicalize_part, _planned(work, groups, options))
         known = None
     distinct = _without_duplicates(work, made)
     split = time_splits.split_by_time(work, distinct)
@@ -102,26 +104,32 @@ def _note_boundaries(work: Work, draft: Draft, resolved: Boundaries | None) -> N
         draft.samples["unpinned_boundaries"] = tuple(f"{name}: {at}" for name, at in found.items())
 
 
-def _taken(work: Work, scanned: list[sources.Part]) -> list[tuple[sources.Part, int | None]]:
+def _taken(work: Work, groups: Sequence[sources.Group]) -> list[TakenGroup]:
     """Say of each part how many of its records `max_items` lets in; None is all."""
     left = work.dataset.filters.max_items
-    taken: list[tuple[sources.Part, int | None]] = []
-    for part in scanned:
-        take = None if left is None else max(0, min(left, part.records))
-        if left is not None:
-            left -= take or 0
-        taken.append((part, take))
+    if left is None:
+        return [tuple((part, None) for part in group) for group in groups]
+    taken: list[TakenGroup] = []
+    for group in groups:
+        own: list[tuple[sources.Part, int | None]] = []
+        for part in group:
+            take = min(left, part.records)
+            left -= take
+            own.append((part, take))
+        taken.append(tuple(own))
     return taken
 
 
-def _planned(work: Work, scanned: list[sources.Part], options: str) -> list[Planned]:
+def _planned(work: Work, groups: Sequence[sources.Group], options: str) -> list[Planned]:
     planned: list[Planned] = []
-    for part, take in _taken(work, scanned):
-        fingerprint = digest(options, part.part_id, part.sha256, part.arrow, part.split_hint, take)
+    for taken in _taken(work, groups):
+        # A part alone is identified by itself, so that what was built before files shared groups holds.
+        each = [[part.part_id, part.sha256, part.arrow, part.split_hint, take] for part, take in taken]
+        fingerprint = digest(options, *each[0]) if len(each) == 1 else digest(options, "group", each)
         task = parts.CanonicalTask(
-            work.store.root, work.folder, fingerprint, str(work.base), work.dataset_name or "", work.dataset, part, take
+            work.store.root, work.folder, fingerprint, str(work.base), work.dataset_name or "", work.dataset, taken
         )
-        planned.append(Planned(fingerprint, task, part.records, max(part.length, part.records * 200)))
+        planned.append(Planned(fingerprint, task, records_of(taken), size_of(taken)))
     return planned
 
 

@@ -3,12 +3,14 @@
 What belongs here: scanning, and what a person wants to know about the files. What does not: records.
 """
 
+from collections.abc import Iterator, Mapping
+from itertools import accumulate, pairwise
 from typing import Any
 
 from pipelines import manifest, sources
 from pipelines.manifest import Table
 from pipelines.recipe import Recipe
-from pipelines.sources import FileScan
+from pipelines.sources import FileScan, Group, sharing
 from pipelines.stages import Draft, Prepared, StageDeclaration, Work
 from pipelines.storage import digest
 
@@ -38,13 +40,22 @@ def prepare(work: Work) -> Prepared:
     """Scan the source: what it holds is the parts' digests and places."""
     scans = scans_of(work)
     parts = [[p.part_id, p.sha256, p.split_hint, p.reader, p.arrow] for scan in scans for p in scan.parts]
-    return Prepared(([[scan.url, scan.records] for scan in scans], parts), lambda: make(work, scans))
+    groups = sources.group_parts(scans)
+    outside = ([[scan.url, scan.records] for scan in scans], parts, *_shared(groups).values())
+    return Prepared(outside, lambda: make(work, scans, groups))
+
+
+def _shared(groups: list[Group]) -> dict[str, str]:
+    """Identify which files share a group; where none does, nothing says so, and what was built without groups holds."""
+    if all(len(group) == 1 for group in groups):
+        return {}
+    return {"groups": digest(sharing.VERSION, [len(group) for group in groups])}
 
 
 STAGE = StageDeclaration("raw_dataset", identity_of, prepare)
 
 
-def make(work: Work, scans: list[FileScan]) -> Draft:
+def make(work: Work, scans: list[FileScan], groups: list[Group]) -> Draft:
     """Report what a scan found."""
     parts = [part for scan in scans for part in scan.parts]
     columns = next((scan.columns for scan in scans if scan.columns), None) or {}
@@ -54,12 +65,12 @@ def make(work: Work, scans: list[FileScan]) -> Draft:
             "records": sum(scan.records for scan in scans),
             "files": len(scans),
             "empty_files": sum(1 for scan in scans if not scan.records),
-            "parts": len(parts),
+            "parts": len(groups),
         },
         tables={"files": _files_table(scans, _earlier(work))},
         schema=tuple(columns.items()),
-        card={"parts": digest([[p.part_id, p.sha256] for p in parts])},
-        details={"scans": [scan.to_json() for scan in scans]},
+        card={"parts": digest([[p.part_id, p.sha256] for p in parts])} | _shared(groups),
+        details={"scans": [scan.to_json() for scan in scans], "groups": [len(group) for group in groups]},
         parts_reused=0,
         rows_made=sum(scan.records for scan in scans),
     )
@@ -95,8 +106,21 @@ def _digest(scan: FileScan) -> str:
     return digest([part.sha256 for part in scan.parts])
 
 
-def parts_of(details: dict[str, object]) -> list[sources.Part]:
-    """Recover the parts from a `raw_dataset` manifest's details."""
-    scans = details["scans"]
-    assert isinstance(scans, list)
-    return [part for one in scans for part in FileScan.from_json(one).parts]
+def parts_of(details: Mapping[str, Any]) -> list[sources.Part]:
+    """Recover the source's parts from a `raw_dataset` manifest's details."""
+    return [part for one in details["scans"] for part in FileScan.from_json(one).parts]
+
+
+def numbered_parts(details: Mapping[str, Any]) -> Iterator[tuple[int, sources.Part]]:
+    """Yield the source's parts, each with the number of its group: of the part of `canonical_rows` with its rows."""
+    for number, group in enumerate(groups_of(details)):
+        for part in group:
+            yield number, part
+
+
+def groups_of(details: Mapping[str, Any]) -> list[Group]:
+    """Recover the groups that rows are made of: one for each part of `canonical_rows`, in its order."""
+    parts = parts_of(details)
+    # A manifest of before files shared groups has each part alone.
+    ends = list(accumulate(details.get("groups", [1] * len(parts)), initial=0))
+    return [tuple(parts[begin:end]) for begin, end in pairwise(ends)]

@@ -29,8 +29,9 @@ from pipelines.record_index import Index
 from pipelines.records import RecordSchema
 from pipelines.rewriting import Rewrite, rewrite
 from pipelines.sources import FileScan
+from pipelines.sources.sharing import TakenGroup, records_of, size_of
 from pipelines.splits import Splitter
-from pipelines.stages import Draft, Planned, Work, kept_part, make_parts, share
+from pipelines.stages import Draft, Planned, Work, kept_part, make_parts, raw_dataset, share
 from pipelines.storage import digest
 
 VERSION = 3
@@ -89,35 +90,40 @@ def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
 
 
 def make_rows(
-    work: Work, scanned: Sequence[tuple[sources.Part, int | None]], options: str, known: Known | None = None
+    work: Work, groups: Sequence[TakenGroup], options: str, known: Known | None = None
 ) -> tuple[list[Part], int, int, Known]:
     """Observe all parts, decide schema and order unless they are `known`, make the rows of all parts.
 
-    `scanned` are the parts, each with how many of its records are taken (None: all). Returns the parts, how many
+    Returns the parts, how many
     were reused, how many rows were read for the others, and what is known.
     """
-    seen = _observed(work, scanned)
+    seen = _observed(work, groups)
     known = known or _known(work, seen)
     schema = orjson.dumps(known.schema.to_json()).decode()
     planned: list[Planned] = []
-    for (part, take), own in zip(scanned, seen, strict=True):
-        fingerprint = digest(options, VERSION, known.to_json(), own.fingerprint, part.part_id, part.split_hint)
+    for taken, own in zip(groups, seen, strict=True):
+        each = [[part.part_id, part.split_hint] for part, _ in taken]
+        # A part alone is identified by itself, so that what was built before files shared groups holds.
+        named = each[0] if len(each) == 1 else ["group", each]
+        fingerprint = digest(options, VERSION, known.to_json(), own.fingerprint, *named)
         task = record_rows.RowsTask(
-            work.store.root, work.folder, fingerprint, str(work.base), work.dataset_name or "", work.dataset, part,
-            take, schema, known.order,
+            work.store.root, work.folder, fingerprint, str(work.base), work.dataset_name or "", work.dataset, taken,
+            schema, known.order,
         )  # fmt: skip
-        planned.append(Planned(fingerprint, task, part.records, max(part.length, part.records * 200)))
+        planned.append(Planned(fingerprint, task, records_of(taken), size_of(taken)))
     made, reused, rows_made = make_parts(work, record_rows.rows_of, planned)
     return made, reused, rows_made, known
 
 
-def _observed(work: Work, scanned: Sequence[tuple[sources.Part, int | None]]) -> list[Part]:
+def _observed(work: Work, groups: Sequence[TakenGroup]) -> list[Part]:
     column = form_of(work).order_column
     planned: list[Planned] = []
-    for part, take in scanned:
-        fingerprint = digest("observe", VERSION, sources.VERSION, part.sha256, part.reader, take, column)
-        task = record_rows.ObserveTask(work.store.root, work.folder, fingerprint, str(work.base), part, take, column)
-        planned.append(Planned(fingerprint, task, part.records, max(part.length, part.records * 200)))
+    for taken in groups:
+        each = [[part.sha256, part.reader, take] for part, take in taken]
+        named = each[0] if len(each) == 1 else ["group", each]
+        fingerprint = digest("observe", VERSION, sources.VERSION, *named, column)
+        task = record_rows.ObserveTask(work.store.root, work.folder, fingerprint, str(work.base), taken, column)
+        planned.append(Planned(fingerprint, task, records_of(taken), size_of(taken)))
     # Equal parts are observed once: two workers must not write one folder.
     distinct = list({one.fingerprint: one for one in planned}.values())
     make_parts(work, record_rows.observe, distinct)
@@ -214,8 +220,8 @@ def with_splits(work: Work, made: list[Part], known: Known) -> list[Part]:
 
 def _hinted(work: Work, index: Index) -> NDArray[np.bool_]:
     """Tell which rows come from a validation source and stay in validation."""
-    scans = [FileScan.from_json(one) for one in work.input("raw_dataset").details["scans"]]
-    hints = np.array([part.split_hint == "validation" for scan in scans for part in scan.parts], bool)
+    groups = raw_dataset.groups_of(work.input("raw_dataset").details)
+    hints = np.array([group[0].split_hint == "validation" for group in groups], bool)
     return np.repeat(hints, np.diff(index.first_rows))
 
 

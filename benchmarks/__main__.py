@@ -3,7 +3,7 @@
 Results are appended to `benchmarks/results.jsonl`.
 """
 
-from benchmarks import parsing, quiet_rebuild, records, road, running, scale, shards, turns
+from benchmarks import parsing, quiet_rebuild, records, road, running, scale, shards, small_files, turns
 
 if __name__ == "__main__":
     road.main(10)
@@ -14,3 +14,4 @@ if __name__ == "__main__":
     shards.main(12)
     running.main()
     quiet_rebuild.main(30)
+    small_files.main(20_000)

@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import Discriminator, Tag
 
 from pipelines.public_urls import public_url
-from pipelines.sources.files import Files, SourceFile, Stage, StageIn, find_files, scan_file
+from pipelines.sources.files import Files, SourceFile, Stage, StageIn, find_files, line_of, scan_file, unusual_dialect
 from pipelines.sources.huggingface import HuggingFace, scan_dataset
 from pipelines.sources.parts import VERSION, FileScan, Part, number_equal_parts
 from pipelines.sources.reading import RawRecord, read, read_bytes
@@ -38,12 +38,14 @@ __all__ = [
     "StageIn",
     "find_files",
     "group_parts",
+    "line_of",
     "number_equal_parts",
     "public_url",
     "read",
     "read_bytes",
     "scan",
     "scan_file",
+    "unusual_dialect",
 ]
 
 

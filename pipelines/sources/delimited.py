@@ -1,7 +1,7 @@
 """CSV and TSV: the header names the keys, every cell stays the text that was written.
 
-What belongs here: cells to JSON lines. What does not: types; whether `01234` is a number is decided over a
-whole column by whoever needs numbers, never by the reader.
+What belongs here: which dialect a file is in, and cells to JSON lines. What does not: types; whether `01234` is a
+number is decided over a whole column by whoever needs numbers (`table_contract/`), never by the reader.
 
 RFC 4180: cells may be quoted with `"`, a quoted cell may hold line ends. The standard library's parser, in
 strict mode: Arrow's and Polars' are faster, but stop the file at the first bad row or drop it unseen.
@@ -16,6 +16,8 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
 from typing import BinaryIO
 
 import orjson
@@ -25,6 +27,101 @@ from pipelines.sources.limits import Limits, require_columns, too_long
 from pipelines.sources.parts import Slice, cut_rows
 
 _BLOCK_CHARS = 1 << 20
+_HEAD_BYTES = 256 << 10
+_HEAD_RECORDS = 200
+DELIMITERS = (",", ";", "\t", "|")
+"""What may separate cells where nobody says what does."""
+QUOTE = '"'
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What separates the cells of a file, and what encloses them."""
+
+    delimiter: str
+    quote: str
+
+
+def find_dialect(stream: BinaryIO, url: str, *, usual: str, delimiter: str | None, quote: str | None) -> Dialect:
+    """Return the dialect of a file from its first records; what is asked for is taken, if it can be.
+
+    `usual` is what files of this suffix are separated by: it stays unless its header is one column and another
+    delimiter gives several, the same number in nearly all records.
+
+    Raises
+    ------
+    SchemaError
+        When the file is one column with what was asked for and several with another delimiter, or when two
+        delimiters give several.
+
+    """
+    enclosing = quote or QUOTE
+    head = _head(stream)
+    wanted = delimiter or usual
+    several = {one: width for one in DELIMITERS if one != wanted and (width := _even_width(head, one, enclosing)) > 1}
+    own = _header_width(head, wanted, enclosing)
+    widest = max(several, key=lambda one: several[one], default=None)
+    if widest is None or own > several[widest]:
+        return Dialect(wanted, enclosing)
+    if delimiter is not None and own <= 1:
+        raise SchemaError(
+            f"{url}: is one column with source.delimiter {delimiter!r}, and {several[widest]} columns with {widest!r}; "
+            f"a delimiter separates cells; set source.delimiter: {widest!r}, or leave it out"
+        )
+    ties = [one for one in several if several[one] == several[widest]]
+    if delimiter is None and (own > 1 or len(ties) > 1):
+        counts = ", ".join(
+            f"{width} columns with {one!r}" for one, width in {wanted: own, **several}.items() if width > 1
+        )
+        raise SchemaError(f"{url}: has {counts}; one delimiter must be meant; write it in source.delimiter")
+    return Dialect(delimiter or widest, enclosing)
+
+
+def _head(stream: BinaryIO) -> str:
+    content = b""
+    while len(content) < _HEAD_BYTES and (block := stream.read(_HEAD_BYTES - len(content))):
+        content += block
+    whole = content if len(content) < _HEAD_BYTES else content[: content.rfind(b"\n") + 1]
+    return whole.decode("utf-8-sig", "replace")
+
+
+def _records_of(head: str, delimiter: str, quote: str) -> list[list[str]]:
+    csv.field_size_limit(sys.maxsize)
+    try:
+        reader = csv.reader(io.StringIO(head, newline=""), delimiter=delimiter, quotechar=quote)
+        return [cells for cells in islice(reader, _HEAD_RECORDS) if cells]
+    except csv.Error:
+        return []
+
+
+def _header_width(head: str, delimiter: str, quote: str) -> int:
+    return next((len(cells) for cells in _records_of(head, delimiter, quote)), 0)
+
+
+def _even_width(head: str, delimiter: str, quote: str) -> int:
+    """Return how many columns a delimiter gives, 0 where the records have not nearly all as many as the header."""
+    records = _records_of(head, delimiter, quote)
+    if not records or not all(name.strip() for name in records[0]):
+        return 0
+    width = len(records[0])
+    return width if sum(len(cells) == width for cells in records) >= 0.9 * len(records) else 0
+
+
+def line_of(stream: BinaryIO, dialect: Dialect, record: int) -> int | None:
+    """Return the line on which a record begins, the first after the header being 0; a quoted cell may hold lines."""
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    lines = _Lines(text, "", sys.maxsize - 1)
+    reader = csv.reader(lines, delimiter=dialect.delimiter, quotechar=dialect.quote, strict=True)
+    number, begin = -2, 0
+    while number < record:
+        begin = lines.number + 1
+        try:
+            number += bool(next(reader))
+        except StopIteration:
+            return None
+        except csv.Error:
+            number += 1
+    return begin
 
 
 class _TooLongError(Exception):
@@ -82,7 +179,7 @@ class _Lines:
         )
 
 
-def cut(stream: BinaryIO, url: str, limits: Limits, *, delimiter: str) -> Iterator[Slice]:
+def cut(stream: BinaryIO, url: str, limits: Limits, dialect: Dialect) -> Iterator[Slice]:
     """Cut a file into parts by the number of its records, the header not counted.
 
     Raises
@@ -93,15 +190,15 @@ def cut(stream: BinaryIO, url: str, limits: Limits, *, delimiter: str) -> Iterat
         When a quoted cell does not end.
 
     """
-    return cut_rows(_records(stream, url, limits, delimiter), limits.max_record_bytes)
+    return cut_rows(_records(stream, url, limits, dialect), limits.max_record_bytes)
 
 
-def _records(stream: BinaryIO, url: str, limits: Limits, delimiter: str) -> Iterator[bytes]:
+def _records(stream: BinaryIO, url: str, limits: Limits, dialect: Dialect) -> Iterator[bytes]:
     # The limit belongs to the process; 131,072 characters, its default, is less than one long document.
     csv.field_size_limit(sys.maxsize)
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
     lines = _Lines(text, url, limits.max_record_bytes)
-    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    reader = csv.reader(lines, delimiter=dialect.delimiter, quotechar=dialect.quote, strict=True)
     header: list[str] | None = None
     while True:
         lines.forget()

@@ -12,9 +12,9 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Annotated, BinaryIO, Literal
 
-from pydantic import Field, field_serializer, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_serializer, field_validator, model_validator
 
 from pipelines.config import Config
 from pipelines.errors import ConfigError, SourceError, one_of
@@ -23,6 +23,7 @@ from pipelines.sources import delimited, json_array, json_lines, parquet, plain_
 from pipelines.sources.compression import CODECS, open_content
 from pipelines.sources.limits import Limits, require_files
 from pipelines.sources.parts import VERSION, FileScan, Part, Reader, SampleBy, Slice, SplitHint, name_part
+from pipelines.sources.reading import read
 from pipelines.storage import Store
 
 Stage = Callable[[str, bytes], str]
@@ -38,7 +39,16 @@ READERS: dict[str, Reader] = {
 }
 """What reads a file with this suffix; a `.json` is looked into."""
 
+USUAL_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+"""What separates the cells of files with this suffix, unless they show or the recipe says otherwise."""
+
 SUFFIXES = tuple(suffix + codec for suffix in READERS for codec in CODECS)
+
+
+def _is_one_character(text: str) -> str:
+    if len(text) != 1 or text in "\r\n":
+        raise ValueError(f"must be one character that ends no line; got {text!r}; write such as ';'")
+    return text
 
 
 class Files(Config):
@@ -58,6 +68,13 @@ class Files(Config):
     """What one record of a `.txt` file is: a `line`, a `paragraph` (the lines up to a blank line) or a `document` (the
     whole file, of at most 64 MiB). Blank ones are left out as `blank`. Files of other kinds have records of their
     own."""
+
+    delimiter: Annotated[str, AfterValidator(_is_one_character)] | None = None
+    """What separates the cells of CSV and TSV files; null: what their first records show, a comma or tab if it may be
+    that. The one found is recorded."""
+
+    quote: Annotated[str, AfterValidator(_is_one_character)] | None = None
+    """What encloses a cell of CSV and TSV files that holds the delimiter or a line end; null: a double quote."""
 
     limits: Limits = Limits()
     """How much a file, or the source, may hold."""
@@ -138,6 +155,8 @@ class SourceFile:
     split_hint: SplitHint | None
     sample_by: SampleBy
     limits: Limits
+    delimiter: str | None = None
+    quote: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +191,7 @@ def find_files(source: Files, base: Path) -> list[SourceFile]:
     misses: list[str] = []
     hints: tuple[SplitHint | None, SplitHint] = ("train" if source.validation_urls else None, "validation")
     found = [
-        SourceFile(url, hint, source.sample_by, source.limits)
+        SourceFile(url, hint, source.sample_by, source.limits, source.delimiter, source.quote)
         for patterns, hint in zip((source.train_urls, source.validation_urls), hints, strict=True)
         for url in _found(patterns, base, misses)
     ]
@@ -233,6 +252,8 @@ def _still_holds(scan: FileScan, file: SourceFile, stamp: str, base: Path) -> bo
     if len(scan.parts) == 1 and scan.parts[0].content_bytes is None:
         # Whether it shares a group depends on it.
         return False
+    if scan.reader == "delimited" and (scan.delimiter is None or scan.asked != (file.delimiter, file.quote)):
+        return False
     return all(part.staged is None or urls.exists(urls.locate(part.staged, base)) for part in scan.parts)
 
 
@@ -248,6 +269,7 @@ class _Scanner:
         self._where = where
         self._stamp = stamp
         self._stage = stage
+        self._dialect: delimited.Dialect | None = None
 
     def scan(self) -> FileScan:
         if self._suffix == ".json":
@@ -258,9 +280,23 @@ class _Scanner:
             self._where.url, self._file.split_hint, self._reader, self._stamp, records=0, parts=(), sample_by=sample_by,
             max_record_bytes=self._file.limits.max_record_bytes,
         )  # fmt: skip
+        if self._reader == "delimited":
+            self._dialect = self._find_dialect()
+            scan = replace(
+                scan,
+                delimiter=self._dialect.delimiter,
+                quote=self._dialect.quote,
+                asked=(self._file.delimiter, self._file.quote),
+            )
         with self._open() as stream:
             parts = stage_parts(self._cut(stream), scan, self._stage, is_staged=self._is_staged())
         return replace(scan, parts=parts, records=sum(part.records for part in parts), columns=self._columns())
+
+    def _find_dialect(self) -> delimited.Dialect:
+        usual = USUAL_DELIMITERS[self._suffix]
+        with self._open() as stream:
+            asked = {"delimiter": self._file.delimiter, "quote": self._file.quote}
+            return delimited.find_dialect(stream, self._where.url, usual=usual, **asked)
 
     def _is_staged(self) -> bool:
         # An address of which a part is secret is recorded without it, and cannot be opened again by what is recorded.
@@ -290,7 +326,8 @@ class _Scanner:
             case "parquet":
                 return parquet.cut(stream, url, limits, seekable=self._is_seekable())
             case "delimited":
-                return delimited.cut(stream, url, limits, delimiter="\t" if self._suffix == ".tsv" else ",")
+                assert self._dialect is not None
+                return delimited.cut(stream, url, limits, self._dialect)
             case "plain_text":
                 return plain_text.cut(stream, url, self._file.sample_by, limits)
             case "huggingface":
@@ -313,3 +350,30 @@ def stage_parts(slices: Iterable[Slice], scan: FileScan, stage: Stage, *, is_sta
             part = replace(part, staged=stage(f"{part.sha256}.jsonl", piece.content))
         parts.append(part)
     return tuple(parts)
+
+
+def unusual_dialect(scan: FileScan) -> tuple[str, str] | None:
+    """Return the delimiter and quote of a CSV file that its suffix does not say; None for all other files."""
+    asked = reader_of(scan.url)
+    if scan.delimiter is None or scan.quote is None or asked is None:
+        return None
+    is_usual = scan.delimiter == USUAL_DELIMITERS[asked[1]] and scan.quote == delimited.QUOTE
+    return None if is_usual else (scan.delimiter, scan.quote)
+
+
+def line_of(part: Part, scan: FileScan, base: Path, row: int) -> int | None:
+    """Return the line of its file on which a record of a part begins; None where files have no lines, or not now.
+
+    The file is read again up to there, for messages about one record.
+    """
+    if part.reader == "json_lines":
+        return next((raw.line for raw in read(part, base) if raw.number == row), None)
+    asked = reader_of(part.url)
+    if part.reader != "delimited" or asked is None or scan.delimiter is None or scan.quote is None:
+        return None
+    try:
+        where = urls.locate(part.url, base)
+        with open_content(urls.open_raw(where), asked[2], where.url, max_expansion=Limits().max_expansion) as stream:
+            return delimited.line_of(stream, delimited.Dialect(scan.delimiter, scan.quote), part.first_record - 1 + row)
+    except (SourceError, OSError):
+        return None

@@ -94,6 +94,7 @@ class FileScan:
     `stamp` tells cheaply whether the file moved since; "" never vouches for it. `columns` are the
     names and types that a typed format declares. `revision` is the commit of a Hugging Face dataset.
     `sample_by` is what a text file was cut into, None for other files; `max_record_bytes` the limit it was read under.
+    `delimiter` and `quote` are the dialect of a CSV file, and `asked` what the recipe said of them.
     """
 
     url: str
@@ -106,6 +107,9 @@ class FileScan:
     revision: str | None = None
     sample_by: SampleBy | None = None
     max_record_bytes: int | None = None
+    delimiter: str | None = None
+    quote: str | None = None
+    asked: tuple[str | None, str | None] = (None, None)
     version: int = VERSION
 
     def to_json(self) -> dict[str, Any]:
@@ -118,6 +122,7 @@ class FileScan:
     def from_json(cls, values: Mapping[str, Any]) -> "FileScan":
         """Take back what `to_json` gave."""
         own: dict[str, Any] = {**values, "parts": tuple(Part.from_json(part) for part in values["parts"])}
+        own["asked"] = tuple(values.get("asked", (None, None)))
         return cls(**own)
 
 

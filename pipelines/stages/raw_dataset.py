@@ -33,6 +33,10 @@ def _earlier(work: Work) -> dict[str, FileScan]:
 def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return what decides how sources are read; tags are for whoever evaluates."""
     source = recipe.datasets[name].source.model_dump(mode="json", exclude={"tags"})
+    for option in ("delimiter", "quote"):
+        # Said only where it is set: sources without tables keep their versions.
+        if source.get(option) is None:
+            source.pop(option, None)
     return {"versions": [VERSION, sources.VERSION], "source": source}
 
 
@@ -41,7 +45,7 @@ def prepare(work: Work) -> Prepared:
     scans = scans_of(work)
     parts = [[p.part_id, p.sha256, p.split_hint, p.reader, p.arrow] for scan in scans for p in scan.parts]
     groups = sources.group_parts(scans)
-    outside = ([[scan.url, scan.records] for scan in scans], parts, *_shared(groups).values())
+    outside = ([[scan.url, scan.records] for scan in scans], parts, *_shared(groups).values(), *_dialects(scans))
     return Prepared(outside, lambda: make(work, scans, groups))
 
 
@@ -50,6 +54,11 @@ def _shared(groups: list[Group]) -> dict[str, str]:
     if all(len(group) == 1 for group in groups):
         return {}
     return {"groups": digest(sharing.VERSION, [len(group) for group in groups])}
+
+
+def _dialects(scans: list[FileScan]) -> list[list[Any]]:
+    """Name the files whose dialect is not that of their suffix: equal cells written otherwise are another version."""
+    return [[scan.url, *found] for scan in scans if (found := sources.unusual_dialect(scan)) is not None]
 
 
 STAGE = StageDeclaration("raw_dataset", identity_of, prepare)
@@ -69,7 +78,9 @@ def make(work: Work, scans: list[FileScan], groups: list[Group]) -> Draft:
         },
         tables={"files": _files_table(scans, _earlier(work))},
         schema=tuple(columns.items()),
-        card={"parts": digest([[p.part_id, p.sha256] for p in parts])} | _shared(groups),
+        card={"parts": digest([[p.part_id, p.sha256] for p in parts])}
+        | _shared(groups)
+        | ({"dialects": digest(dialects)} if (dialects := _dialects(scans)) else {}),
         details={"scans": [scan.to_json() for scan in scans], "groups": [len(group) for group in groups]},
         parts_reused=0,
         rows_made=sum(scan.records for scan in scans),
@@ -84,10 +95,15 @@ def _files_table(scans: list[FileScan], earlier: dict[str, FileScan]) -> Table:
     news = {scan.url: _news(scan, earlier.get(scan.url)) for scan in scans}
     order = sorted(scans, key=lambda scan: (news[scan.url] == AS_BEFORE, scan.url))
     rows = [
-        (scan.url.rsplit("/", 1)[-1], news[scan.url], scan.reader, scan.records, len(scan.parts), _digest(scan)[:12])
+        (scan.url.rsplit("/", 1)[-1], news[scan.url], _kind(scan), scan.records, len(scan.parts), _digest(scan)[:12])
         for scan in order[:FILES_SHOWN]
     ]
     return Table(("file", "in_this_version", "reader", "records", "parts", "digest"), tuple(rows))
+
+
+def _kind(scan: FileScan) -> str:
+    """Name what reads a file, and what separates its cells where that is not a comma."""
+    return scan.reader if scan.delimiter in (None, ",") else f"{scan.reader} by {scan.delimiter!r}"
 
 
 AS_BEFORE = "as before"

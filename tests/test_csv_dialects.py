@@ -1,0 +1,95 @@
+"""CSV dialects: the delimiter that a file's first records show, what is asked for, and lines of records.
+
+What belongs here: delimiters, quotes, line numbers. What does not: cells and bad rows (`test_sources.py`).
+"""
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines import sources
+from pipelines.errors import SchemaError
+from pipelines.sources import Files, FileScan
+
+WIDE = b"age;work;pay\n" + b"".join(b"%d;x, y;%d,5\n" % (i, i) for i in range(30))
+
+
+def scanned(folder: Path, content: bytes, name: str = "a.csv", **options: Any) -> FileScan:
+    (folder / name).write_bytes(content)
+    source = Files.model_validate({"train_urls": [name], **options})
+
+    def stage(at: str, copy: bytes) -> str:
+        (folder / at).write_bytes(copy)
+        return str(folder / at)
+
+    return sources.scan(source, folder, stage, {})[0]
+
+
+def records_of(scan: FileScan, folder: Path) -> list[Any]:
+    return [raw.value for part in scan.parts for raw in sources.read(part, folder)]
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+def test_delimiter_is_the_one_that_gives_columns_and_is_recorded(tmp_path: Path, delimiter: str, name: str) -> None:
+    content = "a;b;c\n1;2;3\n".replace(";", delimiter).encode()
+
+    scan = scanned(tmp_path, content, name)
+
+    assert (scan.delimiter, scan.quote) == (delimiter, '"')
+    assert records_of(scan, tmp_path) == [{"a": "1", "b": "2", "c": "3"}]
+
+
+def test_commas_inside_the_cells_of_another_delimiter_separate_nothing(tmp_path: Path) -> None:
+    scan = scanned(tmp_path, WIDE)
+
+    assert scan.delimiter == ";"
+    assert records_of(scan, tmp_path)[1] == {"age": "1", "work": "x, y", "pay": "1,5"}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"text\nwhat; why\nwhen\n", b"text;more\njust prose\nand; more; of it\nno\n", b"a,b\n1;2,3;4\n", b"text\n", b""],
+)
+def test_delimiter_stays_the_usual_one_where_no_other_gives_even_columns(tmp_path: Path, content: bytes) -> None:
+    assert scanned(tmp_path, content).delimiter == ","
+
+
+def test_delimiter_asked_for_that_leaves_one_column_of_several_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match=r"a\.csv: is one column with source\.delimiter ',', and 3 columns with ';'"):
+        scanned(tmp_path, WIDE, delimiter=",")
+
+
+def test_header_that_two_delimiters_part_is_a_question_to_the_user(tmp_path: Path) -> None:
+    content = b"name;price, EUR;size\nx;1,5;3\ny;2,5;4\n"
+
+    with pytest.raises(SchemaError, match=r"has 2 columns with ',', 3 columns with ';'; one delimiter must be meant"):
+        scanned(tmp_path, content)
+    assert scanned(tmp_path, content, delimiter=";").delimiter == ";"
+
+
+def test_quote_and_delimiter_asked_for_are_taken_and_another_asking_reads_the_file_again(tmp_path: Path) -> None:
+    scan = scanned(tmp_path, b"a#b\n'x#y'#'2'\n", delimiter="#", quote="'")
+
+    assert records_of(scan, tmp_path) == [{"a": "x#y", "b": "2"}]
+    again = Files(train_urls=["a.csv"], delimiter="#")
+    [other] = sources.scan(again, tmp_path, lambda at, _: str(tmp_path / at), {scan.url: scan})
+    assert other.quote == '"'
+
+
+@pytest.mark.parametrize("delimiter", ["", "ab", "\n"])
+def test_delimiter_that_is_not_one_character_is_refused(delimiter: str) -> None:
+    with pytest.raises(ValueError, match="one character that ends no line"):
+        Files(train_urls=["a.csv"], delimiter=delimiter)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
+def test_record_is_found_on_its_line_behind_cells_of_several_lines(tmp_path: Path, name: str) -> None:
+    content = b'a,b\n1,"x\ny"\n\n2,z\n"3\n",q\n4,r\n'
+
+    scan = scanned(tmp_path, gzip.compress(content) if name.endswith("gz") else content, name)
+
+    [part] = scan.parts
+    assert [sources.line_of(part, scan, tmp_path, row) for row in range(5)] == [2, 5, 6, 8, None]

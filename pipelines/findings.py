@@ -62,6 +62,10 @@ class Law:
     applies_to: str = ""
     of_records: str = ""
     """The remedy for tables, where that of other rows cannot help."""
+    row_kind: str = ""
+    """The kind of rows whose stages have the law at all, "" is every kind; stages of others count nothing for it."""
+    names_samples: bool = False
+    """Whether its samples are sentences that say what is wrong, which every message about it then shows."""
 
 
 LAWS: tuple[Law, ...] = (
@@ -90,6 +94,17 @@ LAWS: tuple[Law, ...] = (
         "share of steps in time that are not timestamp_interval_seconds",
         "set the interval of the data, or leave it out: a constant one is found",
         applies_to="time series with timestamp_interval_seconds"),
+    Law("table_drift", ("canonical_rows",), "at_most", 0, "error",
+        "changes of the table against its contract, pinned or the last build's",
+        "mend the data where the cell stands; or accept it: write the contract of today's data with "
+        "`rowmill advise {recipe} --write`, look through it, and build again", applies_to="records", row_kind="record",
+        names_samples=True),
+    Law("type_mismatch", ("canonical_rows",), "at_most", 0, "warn",
+        "values that do not fit the type of their column; their records are rejected, or the values null, as the table "
+        "contract says",
+        "look at the table type_mismatch; mend the values, name them in the column's na words, or give the column "
+        "another type in the table contract (`rowmill advise {recipe} --write`)", applies_to="records",
+        row_kind="record", names_samples=True),
     Law("preference_data", ("canonical_rows",), "at_most", 0, "error",
         "share of records with a column of preference data that the recipe does not read, such as label or rejected",
         "good and bad answers would train alike: keep the good ones in the source, or name the answer to train on in "
@@ -484,9 +499,11 @@ class Verdict:
 def terms_of(gates: GatesBase, stage: str, dataset: str | None, kind: Kind | None = None) -> tuple[Terms, ...]:
     """Return the terms of every law of a stage under a recipe's gates, in the order of `LAWS`.
 
-    `kind` is that of the dataset's rows, None for a stage of the whole recipe.
+    `kind` is that of the dataset's rows, None for a stage of the whole recipe: laws of another kind alone are left out.
     """
-    ours = tuple(_terms(law, gates, dataset, kind) for law in LAWS if stage in law.stages)
+    ours = tuple(
+        _terms(law, gates, dataset, kind) for law in LAWS if stage in law.stages and law.row_kind in ("", kind)
+    )
     return ours + tuple(_own(expectation) for expectation in gates.expectations.get(stage, ()))
 
 
@@ -563,9 +580,15 @@ def require_open(store: Store, manifest: Manifest, terms: Iterable[Terms]) -> No
                 "run `rowmill verify`"
             )
         elif verdict is not None and verdict.blocking:
-            closed.append(f"{'/'.join(manifest.key)}: {verdict.sentence}")
+            closed.append(f"{'/'.join(manifest.key)}: {verdict.sentence}{_named(verdict)}")
     if closed:
         raise GateError("\n".join(closed))
+
+
+def _named(verdict: Verdict) -> str:
+    """Return what is wrong, line by line, where the samples of a law say it."""
+    law = BY_NAME.get(verdict.law)
+    return "".join(f"\n  {one}" for one in verdict.samples) if law is not None and law.names_samples else ""
 
 
 def _saved(store: Store, manifest: Manifest, terms: Terms) -> Verdict | None:
@@ -615,7 +638,9 @@ def _number(facts: Mapping[str, Any], terms: Terms) -> float | None:
 
 def _verdict(manifest: Manifest, terms: Terms, success: bool | None) -> Verdict:
     value = _number(manifest.facts, terms)
-    applies = not terms.applies_to or manifest.facts.get(_fact(terms)) != NOT_APPLICABLE
+    # A rule of one's own names facts that other kinds of data may not count at all.
+    absent = None if terms.expectation is None or not terms.applies_to else NOT_APPLICABLE
+    applies = not terms.applies_to or manifest.facts.get(_fact(terms), absent) != NOT_APPLICABLE
     note = (
         NOT_APPLICABLE if not applies else "not_measured" if value is None else "not_judged" if success is None else ""
     )

@@ -32,7 +32,7 @@ REASONS = frozenset(
     # Splits
     "group_missing order_missing order_unparsable split_gap straddles_split "
     # Records
-    "unserialisable record_overflow group_overflow "
+    "type_mismatch unserialisable record_overflow group_overflow "
     # Rendering and masks
     "template_error content_dropped span_not_found own_text_untrained foreign_text_trained assistant_untrained "
     "reasoning_not_located render_mismatch control_token_in_content offsets_degenerate "

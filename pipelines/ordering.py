@@ -1,7 +1,7 @@
 """What comes before what: the exact position of a record in its group or series, from its order column.
 
-What belongs here: which way of writing times a column keeps to, found over all its values; reading a value to a
-position; days that roll over midnight. What does not: which column orders (`formats/`), sorting and cutting
+What belongs here: the known ways of writing times; reading a value to a position; days that roll over midnight. What
+does not: which column orders (`formats/`), which way its values are written (`table_contract/`), sorting and cutting
 (`assembly/`), checking generated records (`parsing/`). Assembly, parsing and generation read the same positions.
 
 | order | values | position |
@@ -16,7 +16,7 @@ Positions of one column compare with each other; those of times are `int` or `De
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -36,9 +36,19 @@ _MONTHS = {
     name: number
     for number, name in enumerate("jan feb mar apr may jun jul aug sep oct nov dec".split(), start=1)
 }  # fmt: skip
-_CLOCK = r"(?:[T ](\d{1,2}:\d\d(?::\d\d(?:\.\d{1,9})?)?))?"
-_SLASHED = re.compile(rf"(\d{{1,2}})/(\d{{1,2}})/(\d{{4}}){_CLOCK}", re.ASCII)
-_NAMED = re.compile(rf"([A-Za-z]{{3}}) (\d{{1,2}}) (\d{{4}}){_CLOCK}", re.ASCII)
+_CLOCK = r"\d{1,2}:\d\d(?::\d\d(?:\.\d{1,9})?)?"
+_DAY, _MONTH, _YEAR, _NAME = r"(?P<day>\d{1,2})", r"(?P<month>\d{1,2})", r"(?P<year>\d{4})", r"(?P<name>[A-Za-z]{3})"
+_DATES = {
+    "%d/%m/%Y": f"{_DAY}/{_MONTH}/{_YEAR}",
+    "%m/%d/%Y": f"{_MONTH}/{_DAY}/{_YEAR}",
+    "%Y/%m/%d": f"{_YEAR}/{_MONTH}/{_DAY}",
+    "%d.%m.%Y": rf"{_DAY}\.{_MONTH}\.{_YEAR}",
+    "%d-%b-%Y": f"{_DAY}-{_NAME}-{_YEAR}",
+    "%d %b %Y": f"{_DAY} {_NAME} {_YEAR}",
+    "%b %d %Y": f"{_NAME} {_DAY} {_YEAR}",
+    "%b %Y": f"{_NAME} {_YEAR}",
+}
+"""Ways to write dates; a time of day may follow each."""
 _NUMBER = re.compile(r"[+-]?\d{1,400}(?:\.\d{1,400})?", re.ASCII)
 
 
@@ -91,29 +101,6 @@ class Order:
         return positions
 
 
-def find_order(
-    column: Column,
-    values: Iterable[Value],
-    *,
-    timestamp_format: str = "auto",
-    must_be_time: bool = False,
-    where: str = "time_series.timestamp_format",
-) -> Order:
-    """Return how a column's values are read; with `auto` the one format that reads every value that is not null.
-
-    Text that is in no known format is ordered by code points, unless it `must_be_time`.
-
-    Raises
-    ------
-    ConfigError
-        If the column cannot order, no format reads all values, or two do and disagree on a value.
-
-    """
-    if timestamp_format == "auto":
-        return _found(column, values, must_be_time=must_be_time, where=where)
-    return named_order(timestamp_format, column, where=where)
-
-
 def named_order(timestamp_format: str, column: Column, *, where: str = "time_series.timestamp_format") -> Order:
     """Return the order that a set format means: `iso8601`, `elapsed_seconds` or a strptime text.
 
@@ -133,45 +120,6 @@ def named_order(timestamp_format: str, column: Column, *, where: str = "time_ser
             "%Y-%m-%d %H:%M is; write one"
         )
     return Order(timestamp_format)
-
-
-def _found(column: Column, values: Iterable[Value], *, must_be_time: bool, where: str) -> Order:
-    match column.type:
-        case "integer" | "float" | "decimal" | "duration":
-            return ELAPSED
-        case "datetime" | "date":
-            return ISO8601
-        case "time":
-            return TIME_OF_DAY
-        case "string":
-            return _found_in_text([one for one in values if one is not None], column.name, must_be_time, where)
-        case "boolean" | "bytes" | "list" | "struct" | "json":
-            raise ConfigError(
-                f"{where}: column {column.name!r} is {column.type}, which has no order; numbers, times and text have; "
-                "name another order column"
-            )
-
-
-def _found_in_text(texts: Sequence[str], name: str, must_be_time: bool, where: str) -> Order:
-    fitting = [order for order in _CANDIDATES if texts and all(order.read(text) is not None for text in texts)]
-    if not fitting and not must_be_time:
-        return TEXT
-    if not fitting:
-        tried = max(_CANDIDATES, key=lambda order: sum(order.read(text) is not None for text in texts))
-        worst = next((text for text in texts if tried.read(text) is None), "")
-        raise ConfigError(
-            f"{where}: auto: no known format reads every value of column {name!r}; {tried.name} comes nearest and does "
-            f"not read {worst!r:.60}; ISO 8601, d/m/Y, m/d/Y, %b %d %Y and %H:%M[:%S] are known; write the format as a "
-            "strptime text"
-        )
-    for other in fitting[1:]:
-        example = next((text for text in texts if fitting[0].read(text) != other.read(text)), None)
-        if example is not None:
-            raise ConfigError(
-                f"{where}: auto: {fitting[0].name} and {other.name} both read every value of column {name!r} and "
-                f"disagree on {example!r:.60}; one must be meant; write it"
-            )
-    return fitting[0]
 
 
 # ── Formats ────────────────────────────────────────────────────────────────────────────────────────
@@ -238,20 +186,20 @@ def _on_day(year: str, month: int, day: str, clock: str | None) -> Position | No
     return midnight + passed
 
 
-def _day_first(value: Value) -> Position | None:
-    found = _SLASHED.fullmatch(value) if type(value) is str else None
-    return None if found is None else _on_day(found[3], int(found[2]), found[1], found[4])
+def _dated(pattern: str) -> Callable[[Value], Position | None]:
+    """Return a reader of dates by a pattern with the groups year, month or name, and day where there are days."""
+    compiled = re.compile(f"{pattern}(?:[T ](?P<clock>{_CLOCK}))?", re.ASCII)
 
+    def read_date(value: Value) -> Position | None:
+        found = compiled.fullmatch(value) if type(value) is str else None
+        if found is None:
+            return None
+        parts = found.groupdict()
+        name = parts.get("name")
+        month = int(parts["month"]) if name is None else _MONTHS.get(name.lower())
+        return None if month is None else _on_day(parts["year"], month, parts.get("day", "1"), parts["clock"])
 
-def _month_first(value: Value) -> Position | None:
-    found = _SLASHED.fullmatch(value) if type(value) is str else None
-    return None if found is None else _on_day(found[3], int(found[1]), found[2], found[4])
-
-
-def _month_named(value: Value) -> Position | None:
-    found = _NAMED.fullmatch(value) if type(value) is str else None
-    month = None if found is None else _MONTHS.get(found[1].lower())
-    return None if found is None or month is None else _on_day(found[3], month, found[2], found[4])
+    return read_date
 
 
 def _code_points(value: Value) -> Position | None:
@@ -281,15 +229,13 @@ ELAPSED = Order("elapsed_seconds")
 ISO8601 = Order("iso8601")
 TEXT = Order("text")
 TIME_OF_DAY = Order("%H:%M[:%S]")
-_CANDIDATES = (ISO8601, Order("%d/%m/%Y"), Order("%m/%d/%Y"), Order("%b %d %Y"), TIME_OF_DAY)
-"""What `auto` tries on text; these dates may be followed by a time of day."""
+CANDIDATES = (ISO8601, *(Order(name) for name in _DATES), TIME_OF_DAY)
+"""What is tried on text; these dates may be followed by a time of day."""
 _READERS: dict[str, Callable[[Value], Position | None]] = {
     ELAPSED.name: _elapsed,
     ISO8601.name: _iso8601,
     TEXT.name: _code_points,
-    "%d/%m/%Y": _day_first,
-    "%m/%d/%Y": _month_first,
-    "%b %d %Y": _month_named,
     TIME_OF_DAY.name: _time_of_day,
+    **{name: _dated(pattern) for name, pattern in _DATES.items()},
 }
 _DATED = re.compile(r"(?<!%)(?:%%)*%-?[YymbBdjDFcxGVuUWs]")

@@ -209,6 +209,11 @@ WORDS: dict[str, Words] = {
         "the row is too long when all structure is cut, and `truncation.token_cut` is reject",
         "raise `truncation.max_length`, or set `truncation.token_cut: allow`",
     ),
+    "type_mismatch": Words(
+        "records",
+        "a value does not fit its column's type in the table contract; the detail has both",
+        "mend the value, or say in the contract what it is: another type, an `na` word, or `on_mismatch: na`",
+    ),
     "unserialisable": Words(
         "records", "a value of the record has no exact text", "write it in a type that the codec knows"
     ),
@@ -223,7 +228,11 @@ WORDS: dict[str, Words] = {
         "a number has over 4,300 digits, or is beyond what its column holds",
         "train longer, or sample cooler",
     ),
-    "duplicate_column": Words("generated", "a key stands twice in one object", "train longer, or sample cooler"),
+    "duplicate_column": Words(
+        "generated",
+        "a key stands twice in one object, in a records dataset's JSON or in generated text",
+        "write each key once; of generated text train longer, or sample cooler",
+    ),
     "unknown_column": Words(
         "generated", "a key is no column of the dataset; `detail` names it", "train longer, or sample cooler"
     ),

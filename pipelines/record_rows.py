@@ -1,45 +1,50 @@
-"""What one worker does with one source part of records: what its values say of the columns, then its rows.
+"""What one worker does with one source part of records: what its values show of the columns, then its rows.
 
-What belongs here: the two readings of a part, one before and one after the dataset's schema is known, and the
-rejects of rows. What does not: the schema (`formats/inference.py`), texts (`codec/`), which parts there are and
-what is decided over all of them (`stages/record_rows.py`).
+What belongs here: the two readings of a part, one before and one after the dataset's table contract is known, and the
+rejects of rows. What does not: the contract and how a cell is read (`table_contract/`), texts (`codec/`), which parts
+there are and what is decided over all of them (`stages/record_rows.py`).
 
-    part ──observe──► what values rule out, texts that order   ─┐
-                                                                ├─ all parts ─► schema, order
+    part ──observe──► how values are written, and where  ─┐
+                                                           ├─ all parts ─► contract, schema, order
     part ──rows_of──► rows.parquet, rejects.parquet, ledger  ◄──┘
 
-A row's `record` is its lossless text without the line end. Its content is told by what the source wrote, not by the
-schema: a new row that makes a column text moves no earlier row to another split.
+A row's `record` is its lossless text without the line end. Its content, and the group that it is in, are told by what
+the source wrote, not by the contract: no type that a column gets moves a row to another split.
+
+Rows of CSV are written column by column, each distinct cell read once; other records one by one.
 """
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
+from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any, cast
 
 import orjson
 import pyarrow as pa
 
-from pipelines import filters
-from pipelines.codec import Problem, Reader, Serialiser, read_json
-from pipelines.formats import Records, inference
+from pipelines import filters, sources
+from pipelines.codec import Problem, Reader, RepeatedKeyError, Serialiser, read_json
+from pipelines.formats import Records
 from pipelines.formats.columns import at_path
 from pipelines.ledger import LEDGER, NOT_TAKEN
 from pipelines.manifest import File, Part
-from pipelines.ordering import Order
+from pipelines.ordering import Order, Position
 from pipelines.parts import RejectLog, write_parquet
 from pipelines.recipe import Dataset
 from pipelines.records import Column, Record, RecordSchema, Value
-from pipelines.rows import ROWS, Json, Rejected, canonical_json, message_counts
-from pipelines.sources import RawRecord
-from pipelines.sources.sharing import TakenGroup, read_taken, records_of
+from pipelines.rows import ROWS, Json, Rejected, message_counts
 from pipelines.splits import Splits, Splitter, assign_split
 from pipelines.storage import Store, digest_bytes
+from pipelines.table_contract import ColumnContract, TableContract, cell_writer, read_position
+from pipelines.table_contract import evidence as table_evidence
+from pipelines.table_contract.contract import TIMES
+from pipelines.table_contract.drift import describe
 
 DEFAULT_DOMAIN = "__default__"
 CELLS = "delimited"
@@ -48,19 +53,22 @@ CELLS = "delimited"
 
 @dataclass(frozen=True, slots=True)
 class ObserveTask:
-    """Source parts to look through together; `order_column` is the column whose texts are kept apart."""
+    """A source part to look through; `take` as in `RowsTask`."""
 
     root: str
     folder: str
     fingerprint: str
     base: str
-    taken: TakenGroup
-    order_column: str | None
+    part: sources.Part
+    take: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class RowsTask:
-    """Source parts to make rows of together: `schema` and `order` are the dataset's."""
+    """A source part to make rows of: `contract`, `schema` and `order` are the dataset's, the first two as JSON text.
+
+    `take` is how many of its records `max_items` lets in (None: all).
+    """
 
     root: str
     folder: str
@@ -68,7 +76,9 @@ class RowsTask:
     base: str
     dataset_name: str
     dataset: Dataset
-    taken: TakenGroup
+    part: sources.Part
+    take: int | None
+    contract: str
     schema: str
     order: Order | None
 
@@ -77,42 +87,66 @@ class RowsTask:
 
 
 def observe(task: ObserveTask) -> Part:
-    """Say what a part's records rule out about the types of columns, and keep the distinct texts that order."""
-    each = _decoded(task.taken, Path(task.base), [])
-    decoded = [value for _, _, value in each if not isinstance(value, Rejected)]
-    seen = inference.observe(decoded, are_cells=_are_cells(task.taken))
+    """Say how the values of a part's records are written."""
+    decoded = _decoded(task.part, Path(task.base), task.take)
+    seen = table_evidence.observe(decoded.values, decoded.numbers, are_cells=task.part.reader == CELLS)
     store, at = Store(task.root), f"{task.folder}/parts/{task.fingerprint}"
     content = orjson.dumps(seen.to_json())
     store.write(f"{at}/seen.json", content)
-    files = {"seen": File(f"{at}/seen.json", len(content), digest_bytes(content), 0)}
-    if task.order_column is not None:
-        texts = {text for one in decoded if type(text := one.get(task.order_column)) is str and text}
-        table = pa.table({"text": pa.array(sorted(texts), pa.string())})
-        files["order_texts"] = write_parquet(store, f"{at}/order_texts.parquet", table)
-    return Part(task.fingerprint, files)
+    return Part(task.fingerprint, {"seen": File(f"{at}/seen.json", len(content), digest_bytes(content), 0)})
 
 
-def _are_cells(taken: TakenGroup) -> bool:
-    """Tell whether records hold texts of cells; the parts of a group are of one kind of file."""
-    return taken[0][0].reader == CELLS
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """A part's records: decoded those that are objects, and why others are not; `numbers` count from 0 in the part."""
+
+    values: list[dict[str, Json]]
+    numbers: Sequence[int]
+    raws: list[bytes]
+    rejected: list[tuple[int, Rejected, bytes]]
 
 
-def _decoded(
-    taken: TakenGroup, base: Path, not_taken: list[str]
-) -> Iterator[tuple[str, RawRecord, dict[str, Json] | Rejected]]:
-    """Yield the records that are taken with their rows' ids, exactly decoded; the ids of others join `not_taken`."""
-    are_cells = _are_cells(taken)
-    for _, row_id, raw in read_taken(taken, base, not_taken):
+def _decoded(part: sources.Part, base: Path, take: int | None) -> _Decoded:
+    """Return a part's records, numbers with their own digits; those beyond `take` are left out."""
+    if part.reader == CELLS:
+        cells = _cells_at_once(sources.read_bytes(part, base), take)
+        if cells is not None:
+            return cells
+    found = _Decoded([], numbers := [], [], [])
+    for raw in sources.read(part, base):
+        if take is not None and raw.number >= take:
+            break
         if raw.value is None:
-            yield row_id, raw, raw.rejected or Rejected("not_an_object")
+            value = raw.rejected or Rejected("not_an_object")
         else:
-            yield row_id, raw, raw.value if are_cells else _exact(raw.raw)
+            value = raw.value if part.reader == CELLS else _exact(raw.raw)
+        if isinstance(value, Rejected):
+            found.rejected.append((raw.number, value, raw.raw))
+        else:
+            found.values.append(value)
+            numbers.append(raw.number)
+            found.raws.append(raw.raw)
+    return found
+
+
+def _cells_at_once(content: bytes, take: int | None) -> _Decoded | None:
+    """Decode a part of CSV rows that are all as wide as the header; None where one is not, or is no text."""
+    lines = content.split(b"\n")[:-1][:take]
+    try:
+        values = orjson.loads(b"[" + b",".join(lines) + b"]")
+    except orjson.JSONDecodeError:
+        return None
+    if len(values) != len(lines) or any(type(one) is not dict for one in values):
+        return None
+    return _Decoded(values, range(len(lines)), lines, [])
 
 
 def _exact(line: bytes) -> dict[str, Json] | Rejected:
     """Decode a line that is a JSON object, numbers with their own digits."""
     try:
-        return cast("dict[str, Json]", read_json(line.decode()))
+        return cast("dict[str, Json]", read_json(line.decode(), unique_keys=True))
+    except RepeatedKeyError as error:
+        return Rejected("duplicate_column", f"{error} stands twice in one object")
     except ValueError as error:
         return Rejected("unserialisable", str(error))
 
@@ -130,36 +164,213 @@ class _Typed:
     domain: str | None
 
 
-class RowMaker:
-    """Makes rows of records of one schema; all that the options decide is worked out here, once."""
+@dataclass(slots=True)
+class _Mismatches:
+    """Values that do not fit their columns, by column: how many, and the first with its record's number."""
 
-    def __init__(self, form: Records, schema: RecordSchema, order: Order | None, dataset: Dataset) -> None:
+    found: dict[str, tuple[int, str, int]] = field(default_factory=dict[str, tuple[int, str, int]])
+
+    def add(self, column: str, text: str, row: int, count: int = 1) -> None:
+        known, first, place = self.found.get(column, (0, text, row))
+        self.found[column] = (known + count, *((first, place) if place <= row else (text, row)))
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: list(self.found[name]) for name in sorted(self.found)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Roles:
+    """Which columns say in which group, at which time and of which domain a record is."""
+
+    group: tuple[str, ...]
+    is_list: bool
+    order: str | None
+    time_key: str | None
+    domain: str | None
+
+    def key_of(self, texts: Sequence[str]) -> str:
+        """Return a group's key of the JSON texts of its values."""
+        return f"[{','.join(texts)}]" if self.is_list else texts[0]
+
+
+def _roles_of(form: Records, splits: Splits) -> _Roles:
+    given = (splits.group_key,) if isinstance(splits.group_key, str) else tuple(splits.group_key or ())
+    is_list = not isinstance(form.data.group_training_examples_by or splits.group_key, str)
+    return _Roles(form.group_columns or given, is_list, form.order_column, splits.time_key, form.domain_key)
+
+
+def _position_text(position: Position) -> str:
+    return format(position, "f") if isinstance(position, Decimal) else str(position)
+
+
+def _unparsable(column: str, value: object, order: Order) -> Rejected:
+    return Rejected("order_unparsable", f"{column} is {value!r:.80}, not in {order.name}")
+
+
+def _misfit(name: str, column: ColumnContract, value: object) -> Rejected:
+    return Rejected("type_mismatch", f"{name}: {value!r:.80} does not fit {describe(column)}")
+
+
+# ── Cells ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+class CellRows:
+    """Makes rows of cells of CSV, column by column."""
+
+    def __init__(self, contract: TableContract, schema: RecordSchema, order: Order | None, roles: _Roles) -> None:
+        self._columns = contract.columns
+        self._names = schema.names
+        self._order = order
+        self._roles = roles
+
+    def __call__(
+        self, records: Sequence[Mapping[str, str]], rows: Sequence[int], mismatches: _Mismatches
+    ) -> list[_Typed | Rejected]:
+        """Return what each record's row holds, or why it has none; `rows` are the records' numbers."""
+        if not records:
+            return []
+        header = records[0].keys()
+        cells = {name: [one[name] for one in records] for name in header}
+        refused: dict[int, Rejected] = {}
+        texts: dict[str, list[str | None]] = {}
+        # In the order of the schema, so that a row's first misfit is that of its first column.
+        for name in self._names:
+            if name in cells:
+                texts[name] = self._written(name, cells[name], rows, refused, mismatches)
+        groups = self._groups(cells, texts, len(records), refused)
+        orders = self._positions(cells, texts, len(records), refused)
+        domains = self._domains(cells, len(records))
+        template = "{" + ",".join(f"{_percent(encode_basestring(name))}:%s" for name in texts) + "}"
+        lines = [template % row for row in zip(*texts.values(), strict=True)] if texts else ["{}"] * len(records)
+        made = zip(lines, groups, orders, domains, strict=True)
+        return [refused.get(place) or _Typed(*one) for place, one in enumerate(made)]
+
+    def _written(
+        self,
+        name: str,
+        cells: Sequence[str],
+        rows: Sequence[int],
+        refused: dict[int, Rejected],
+        mismatches: _Mismatches,
+    ) -> list[str | None]:
+        column = self._columns[name]
+        write = cell_writer(column)
+        known = {cell: write(cell) for cell in set(cells)}
+        texts = [known[cell] for cell in cells]
+        misfits = {cell for cell, text in known.items() if text is None}
+        if column.on_mismatch == "na":
+            as_reject = cell_writer(column.model_copy(update={"on_mismatch": "reject"}))
+            misfits = {cell for cell in known if as_reject(cell) is None}
+        if misfits:
+            for place, cell in enumerate(cells):
+                if cell in misfits:
+                    mismatches.add(name, cell[:80], rows[place])
+                    if column.on_mismatch == "reject":
+                        refused.setdefault(place, _misfit(name, column, cell))
+        return texts
+
+    def _groups(
+        self,
+        cells: Mapping[str, Sequence[str]],
+        texts: Mapping[str, Sequence[str | None]],
+        count: int,
+        refused: dict[int, Rejected],
+    ) -> list[str | None]:
+        """Return the groups' keys: the cells as they are written, whatever type their columns have."""
+        names = self._roles.group
+        if not names:
+            return [None] * count
+        keys: list[list[str]] = []
+        for name in names:
+            if name not in cells:
+                for place in range(count):
+                    refused.setdefault(place, Rejected("group_missing", f"{name} is absent or null"))
+                return [None] * count
+            known = {cell: encode_basestring(cell) for cell in set(cells[name])}
+            keys.append([known[cell] for cell in cells[name]])
+            absent = texts.get(name, cells[name])
+            for place, text in enumerate(absent):
+                if text == "null" or not cells[name][place]:
+                    refused.setdefault(place, Rejected("group_missing", f"{name} is absent or null"))
+        return [self._roles.key_of(own) for own in zip(*keys, strict=True)]
+
+    def _positions(
+        self,
+        cells: Mapping[str, Sequence[str]],
+        texts: Mapping[str, Sequence[str | None]],
+        count: int,
+        refused: dict[int, Rejected],
+    ) -> list[str | None]:
+        name = self._roles.time_key or self._roles.order
+        if name is None or (self._roles.time_key is None and self._order is None):
+            return [None] * count
+        if name not in cells:
+            for place in range(count):
+                refused.setdefault(place, Rejected("order_missing", f"{name} is absent or null"))
+            return [None] * count
+        known: dict[str, str | Rejected | None] = {}
+        written = texts.get(name, [None] * count)
+        for cell, text in dict(zip(cells[name], written, strict=True)).items():
+            known[cell] = self._position(name, cell, text)
+        found = [known[cell] for cell in cells[name]]
+        for place, one in enumerate(found):
+            if isinstance(one, Rejected):
+                refused.setdefault(place, one)
+        return [None if isinstance(one, Rejected) else one for one in found]
+
+    def _position(self, name: str, cell: str, text: str | None) -> str | Rejected | None:
+        if text == "null" or not cell:
+            return Rejected("order_missing", f"{name} is absent or null")
+        if self._roles.time_key is not None:
+            return cell if text is None or text.startswith('"') else text
+        if text is None:
+            return None
+        column = self._columns[name]
+        assert self._order is not None
+        position = read_position(column, self._order, cell, text)
+        return _unparsable(name, cell, self._order) if position is None else _position_text(position)
+
+    def _domains(self, cells: Mapping[str, Sequence[str]], count: int) -> list[str | None]:
+        if self._roles.domain is None:
+            return [None] * count
+        column = self._columns.get(self._roles.domain)
+        if self._roles.domain not in cells or column is None or column.type in ("integer", "number", "boolean"):
+            return [DEFAULT_DOMAIN] * count
+        return [cell if cell.strip() else DEFAULT_DOMAIN for cell in cells[self._roles.domain]]
+
+
+def _percent(text: str) -> str:
+    return text.replace("%", "%%")
+
+
+# ── Values of JSON ─────────────────────────────────────────────────────────────────────────────────
+
+
+class ValueRows:
+    """Makes rows of decoded JSON objects, one by one; all that the options decide is worked out here, once."""
+
+    def __init__(self, contract: TableContract, schema: RecordSchema, order: Order | None, roles: _Roles) -> None:
+        self._contract = contract
         self._schema = schema
         self._order = order
-        self._order_column = form.order_column
-        self._domain_key = form.domain_key
-        self._cells = inference.CellReader(schema)
-        self._values = Reader(schema)
+        self._roles = roles
+        self._names = frozenset(schema.names)
+        self._read = Reader(schema)
         self._write = Serialiser(schema, special_tokens=())
-        splits = dataset.splits
-        given = (splits.group_key,) if isinstance(splits.group_key, str) else tuple(splits.group_key or ())
-        self._group_columns = form.group_columns or given
-        self._many = not isinstance(form.data.group_training_examples_by or splits.group_key, str)
-        self._keys = {name: key_writer(schema.by_name[name]) for name in self._group_columns if name in schema.by_name}
-        self._time_key = splits.time_key
+        self._key = key_writer()
+        self._words = {name: frozenset(one.na) for name, one in contract.used.items() if one.na}
+        self._times = {
+            name: Order(one.format)
+            for name, one in contract.used.items()
+            if one.type in TIMES and one.format is not None and schema.by_name[name].type == "string"
+        }
 
-    def typed(self, decoded: Mapping[str, Json], *, are_cells: bool) -> Record | Rejected:
-        """Return a decoded object's record."""
-        if are_cells:
-            return self._cells(decoded)
-        record = self._values(decoded)
-        return (
-            Rejected("unserialisable", f"{record.column}: {record.reason}") if isinstance(record, Problem) else record
-        )
-
-    def __call__(self, record: Record) -> _Typed | Rejected:
+    def __call__(self, decoded: Mapping[str, Json], row: int, mismatches: _Mismatches) -> _Typed | Rejected:
         """Return what a row holds of a record, or why it has none."""
-        group = self._group(record)
+        record = self._typed(decoded, row, mismatches)
+        if isinstance(record, Rejected):
+            return record
+        group = self._group(decoded)
         if isinstance(group, Rejected):
             return group
         order = self._position(record)
@@ -168,63 +379,90 @@ class RowMaker:
         text = self._write(record)
         if isinstance(text, Rejected):
             return text
-        domain = None if self._domain_key is None else record.get(self._domain_key)
+        domain = None if self._roles.domain is None else record.get(self._roles.domain)
         named = domain if type(domain) is str and domain.strip() else DEFAULT_DOMAIN
-        return _Typed(text.removesuffix("\n"), group, order, None if self._domain_key is None else named)
+        return _Typed(text.removesuffix("\n"), group, order, None if self._roles.domain is None else named)
 
-    def _group(self, record: Record) -> str | Rejected | None:
-        if not self._group_columns:
+    def _typed(self, decoded: Mapping[str, Json], row: int, mismatches: _Mismatches) -> Record | Rejected:
+        """Return a decoded object's record; a misfit is rejected, or null where its contract says so."""
+        if not decoded.keys() <= self._names:
+            decoded = {name: value for name, value in decoded.items() if name in self._names}
+        if any(decoded.get(name) in words for name, words in self._words.items() if type(decoded.get(name)) is str):
+            decoded = {name: None if self._is_absent(name, value) else value for name, value in decoded.items()}
+        while True:
+            record = self._read(decoded)
+            misfit = record.column if isinstance(record, Problem) else self._unreadable_time(record)
+            if misfit is None:
+                assert not isinstance(record, Problem)
+                return record
+            if isinstance(record, Problem) and record.reason != "type":
+                return Rejected("unserialisable", f"{record.column}: {record.reason}")
+            column = self._contract.columns[misfit]
+            mismatches.add(misfit, str(decoded[misfit])[:80], row)
+            if column.on_mismatch == "reject":
+                return _misfit(misfit, column, decoded[misfit])
+            decoded = {**decoded, misfit: None}
+
+    def _is_absent(self, name: str, value: Json) -> bool:
+        return type(value) is str and value in self._words.get(name, ())
+
+    def _unreadable_time(self, record: Record) -> str | None:
+        for name, order in self._times.items():
+            value = record.get(name)
+            if value is not None and order.read(value) is None:
+                return name
+        return None
+
+    def _group(self, decoded: Mapping[str, Json]) -> str | Rejected | None:
+        """Return the group's key: the values as the source wrote them."""
+        if not self._roles.group:
             return None
         texts: list[str] = []
-        for name in self._group_columns:
-            write = self._keys.get(name)
-            value = record.get(name) if write is not None else at_path(record, name)
-            if value is None:
+        for name in self._roles.group:
+            value = decoded.get(name) if name in self._names else at_path(decoded, name)
+            if value is None or self._is_absent(name, value):
                 return Rejected("group_missing", f"{name} is absent or null")
-            texts.append(canonical_json(value).decode() if write is None else write(value))
-        return f"[{','.join(texts)}]" if self._many else texts[0]
+            texts.append(self._key(value))
+        return self._roles.key_of(texts)
 
     def _position(self, record: Record) -> str | Rejected | None:
-        if self._time_key is not None:
-            value = at_path(record, self._time_key)
-            return Rejected("order_missing", f"{self._time_key} is absent or null") if value is None else str(value)
-        if self._order_column is None or self._order is None:
+        if self._roles.time_key is not None:
+            name = self._roles.time_key
+            value = at_path(record, name)
+            return Rejected("order_missing", f"{name} is absent or null") if value is None else str(value)
+        name = self._roles.order
+        if name is None or self._order is None:
             return None
-        value = record.get(self._order_column)
+        value = record.get(name)
         if value is None:
-            return Rejected("order_missing", f"{self._order_column} is absent or null")
+            return Rejected("order_missing", f"{name} is absent or null")
         position = self._order.read(value)
-        if position is None:
-            return Rejected("order_unparsable", f"{self._order_column} is {value!r:.80}, not in {self._order.name}")
-        return (
-            position
-            if isinstance(position, str)
-            else format(position, "f")
-            if isinstance(position, Decimal)
-            else str(position)
-        )
+        return _unparsable(name, value, self._order) if position is None else _position_text(position)
 
 
-def key_writer(column: Column) -> Callable[[Value], str]:
-    """Return what writes a column's values as JSON text, typed: 1 is not "1"."""
-    alone = RecordSchema((Column(column.name, column.type, item=column.item, fields=column.fields),))
-    write = Serialiser(alone, special_tokens=())
-    prefix = len(json.dumps(column.name, ensure_ascii=False)) + len('{":') - 1
+def key_writer() -> Callable[[Value], str]:
+    """Return what writes a value as JSON text by its own type: 1 is not "1"."""
+    write = Serialiser(RecordSchema((Column("k", "json"),)), special_tokens=())
 
     def text_of(value: Value) -> str:
-        line = write({column.name: value})
+        line = write({"k": value})
         assert isinstance(line, str), line
-        return line[prefix : -len("}\n")]
+        return line[len('{"k":') : -len("}\n")]
 
     return text_of
 
 
 @lru_cache(maxsize=2)
-def _maker(dataset_json: str, schema_json: str, order: Order | None) -> tuple[RowMaker, Splitter]:
+def _maker(
+    dataset_json: str, contract_json: str, schema_json: str, order: Order | None
+) -> tuple[CellRows, ValueRows, Splitter]:
     dataset = Dataset.model_validate_json(dataset_json)
     assert isinstance(dataset.format, Records)
     schema = RecordSchema.from_json(orjson.loads(schema_json))
-    return RowMaker(dataset.format, schema, order, dataset), splitter_of(dataset.format, dataset.splits)
+    contract = TableContract.from_json(orjson.loads(contract_json))
+    roles = _roles_of(dataset.format, dataset.splits)
+    made = (contract, schema, order, roles)
+    return CellRows(*made), ValueRows(*made), splitter_of(dataset.format, dataset.splits)
 
 
 def splitter_of(form: Records, splits: Splits) -> Splitter:
@@ -235,30 +473,36 @@ def splitter_of(form: Records, splits: Splits) -> Splitter:
 
 
 def rows_of(task: RowsTask) -> Part:
-    """Make the rows of some source parts."""
-    maker, splitter = _maker(task.dataset.model_dump_json(), task.schema, task.order)
-    log, columns = RejectLog("canonical_rows"), _Columns(task)
-    are_cells, hint = _are_cells(task.taken), task.taken[0][0].split_hint
-    not_taken: list[str] = []
-    for row_id, raw, decoded in _decoded(task.taken, Path(task.base), not_taken):
-        record = decoded if isinstance(decoded, Rejected) else maker.typed(decoded, are_cells=are_cells)
-        made = record if isinstance(record, Rejected) else maker(record)
-        if isinstance(made, Rejected) or isinstance(decoded, Rejected):
-            log.add(row_id, made if isinstance(made, Rejected) else Rejected("unserialisable"), raw.raw)
+    """Make the rows of one source part."""
+    cell_rows, value_rows, splitter = _maker(task.dataset.model_dump_json(), task.contract, task.schema, task.order)
+    log, columns, mismatches = RejectLog("canonical_rows"), _Columns(task), _Mismatches()
+    decoded = _decoded(task.part, Path(task.base), task.take)
+    for number, rejected, raw in decoded.rejected:
+        log.add(f"{task.part.part_id}:{number}", rejected, raw)
+    if task.part.reader == CELLS:
+        made = cell_rows(decoded.values, decoded.numbers, mismatches)
+    else:
+        made = [value_rows(one, row, mismatches) for row, one in zip(decoded.numbers, decoded.values, strict=True)]
+    for number, row, values, raw in zip(decoded.numbers, made, decoded.values, decoded.raws, strict=True):
+        row_id = f"{task.part.part_id}:{number}"
+        if isinstance(row, Rejected):
+            log.add(row_id, row, raw)
             continue
-        content = content_of(decoded)
+        content = content_of(values)
         split = assign_split(
             splitter,
-            source=hint,
-            group_key=made.group,
-            order_key=made.order,
+            source=task.part.split_hint,
+            group_key=row.group,
+            order_key=row.order,
             content_hash=content,
         )
         if isinstance(split, Rejected):
-            log.add(row_id, split, raw.raw)
+            log.add(row_id, split, raw)
             continue
-        columns.add(row_id, made, content, str(split), filters.prefix_hash(decoded) if columns.by_prefix else None)
-    return _save(task, columns, log, not_taken)
+        columns.add(row_id, row, content, str(split), filters.prefix_hash(values) if columns.by_prefix else None)
+    taken = task.part.records if task.take is None else min(task.take, task.part.records)
+    left_out = [f"{task.part.part_id}:{number}" for number in range(taken, task.part.records)]
+    return _save(task, columns, log, left_out, mismatches)
 
 
 def content_of(decoded: Mapping[str, Json]) -> bytes:
@@ -314,11 +558,11 @@ def _nothing(field: pa.Field, count: int) -> list[Any]:
     return [empty] * count
 
 
-def _save(task: RowsTask, columns: _Columns, log: RejectLog, left_out: list[str]) -> Part:
+def _save(task: RowsTask, columns: _Columns, log: RejectLog, left_out: list[str], mismatches: _Mismatches) -> Part:
     store, at = Store(task.root), f"{task.folder}/parts/{task.fingerprint}"
     texts = [one.text for one in columns.made]
     facts: dict[str, Any] = {
-        "records": records_of(task.taken),
+        "records": task.part.records,
         "further_rows": 0,
         "kept": len(columns.ids),
         "reasons": log.counts(),
@@ -333,6 +577,7 @@ def _save(task: RowsTask, columns: _Columns, log: RejectLog, left_out: list[str]
         "splits": dict(sorted(Counter(columns.splits).items())),
         "examples_of_rejects": first_of_each(log.row_ids, log.reasons),
         "characters": sum(map(len, texts)) + len(texts),
+        "mismatches": mismatches.to_json(),
     }
     files = {
         "rows": write_parquet(store, f"{at}/rows.parquet", columns.table()),

@@ -38,6 +38,7 @@ from pipelines.sources.limits import Limits, RecordLimits
 from pipelines.splits import Boundaries
 from pipelines.stats import words
 from pipelines.storage import Store
+from pipelines.table_contract import ColumnContract, TableContract
 from pipelines.tokenizer_source import TokenizerChoice
 
 GENERATED = "<!-- Written by `make docs` from the code; changes by hand are lost. -->"
@@ -61,6 +62,8 @@ TITLES: dict[type[Config], str] = {
         for name, field in formats.Records.model_fields.items()
         if isinstance(model := field.annotation, type) and issubclass(model, Config)
     },
+    TableContract: "Records: `table`",
+    ColumnContract: "Records: `table.columns.<name>`",
     Generation: "Records: `generation`",
     Validation: "Records: `generation.validation`",
     CallableBackend: "Records: `generation.backend`, `kind: callable`",

@@ -85,6 +85,13 @@ def test_delimiter_that_is_not_one_character_is_refused(delimiter: str) -> None:
         Files(train_urls=["a.csv"], delimiter=delimiter)
 
 
+@pytest.mark.parametrize("option", ["delimiter", "quote"])
+def test_dialect_of_files_that_have_none_is_refused(option: str) -> None:
+    with pytest.raises(ValueError, match=f"{option}: is of CSV and TSV files, and no URL names one"):
+        Files.model_validate({"train_urls": ["a.jsonl"], option: ";"})
+    Files.model_validate({"train_urls": ["folder/"], option: ";"})
+
+
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
 def test_record_is_found_on_its_line_behind_cells_of_several_lines(tmp_path: Path, name: str) -> None:
     content = b'a,b\n1,"x\ny"\n\n2,z\n"3\n",q\n4,r\n'

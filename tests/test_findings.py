@@ -19,6 +19,7 @@ GOOD = {
     "preference_data": 0.0, "unpinned_boundaries": 0, "group_advice": 0, "interval_mismatch": 0,
 }  # fmt: skip
 REASON = "looked at each of them"
+OF_RECORDS = {law.name for law in LAWS if law.row_kind == "record"}
 
 
 def _judged(store: Store, facts: dict[str, Any], **gates: Any) -> tuple[Manifest, dict[str, Verdict]]:
@@ -27,7 +28,9 @@ def _judged(store: Store, facts: dict[str, Any], **gates: Any) -> tuple[Manifest
         samples={"unknown_roles": ("a:1", "a:2")},
     )  # fmt: skip
     saved = manifest.save(store, made)
-    terms = findings.terms_of(check(Gates, gates, "gates"), "canonical_rows", "chats")
+    # Of the laws for one kind of rows alone those are judged whose facts are there.
+    terms = findings.terms_of(check(Gates, gates, "gates"), "canonical_rows", "chats", "record")
+    terms = tuple(one for one in terms if one.law in facts or one.law not in OF_RECORDS)
     return saved, {verdict.law: verdict for verdict in findings.judge(store, saved, terms)}
 
 
@@ -55,6 +58,17 @@ def test_judge_fact_just_beyond_its_bound_fails_and_at_it_passes(tmp_path: Path,
     assert at_bound[law.name].passed
     assert not failed[law.name].passed
     assert failed[law.name].blocking is (law.severity == "error")
+
+
+def test_laws_of_one_kind_of_rows_are_no_other_kinds() -> None:
+    gates = check(Gates, {}, "gates")
+
+    of_chats, of_records = (
+        {one.law for one in findings.terms_of(gates, "canonical_rows", "a", kind)}
+        for kind in ("conversation", "record")
+    )
+
+    assert of_records - of_chats == OF_RECORDS == {"table_drift", "type_mismatch"}
 
 
 def judged_order(store: Store, value: float, **gates: Any) -> Verdict:

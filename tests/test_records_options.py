@@ -7,9 +7,6 @@ import pytest
 
 from pipelines import cli, recipe
 from pipelines.errors import ConfigError
-from pipelines.formats import inference
-from pipelines.formats.inference import Observed
-from pipelines.records import RecordSchema
 from tests.recipes import Road
 from tests.tables import as_csv, grouped, purchases, records
 
@@ -177,63 +174,3 @@ def test_verbs_that_look_at_a_build_take_records_as_they_take_all_kinds(
 def test_option_that_is_none_is_refused_by_the_command_line(tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         cli.main(["verify", str(tmp_path / "road.yaml"), "--data__max_sequences_per_example", "3"])
-
-
-# ── Types ──────────────────────────────────────────────────────────────────────────────────────────
-
-
-def types(values: list[Any], *, are_cells: bool) -> str:
-    seen = inference.observe([{"a": value} for value in values], are_cells=are_cells)
-    return schema_of(seen).columns[0].type
-
-
-def schema_of(*seen: Observed) -> RecordSchema:
-    return inference.schema_of(inference.add_up(seen), {}, ())
-
-
-@pytest.mark.parametrize(
-    ("cells", "kind"),
-    [
-        (["1", "-20", "0"], "integer"),
-        (["1", "2.50"], "decimal"),
-        (["true", "false"], "boolean"),
-        (["1", "01234"], "string"),
-        (["1e5"], "string"),
-        (["True"], "string"),
-        (["-0"], "string"),
-        (["+1"], "string"),
-        (["1.", ".5"], "string"),
-        (["", "7"], "integer"),
-        (["", ""], "string"),
-        (["9" * 4300], "integer"),
-        (["9" * 4301], "string"),
-    ],
-)
-def test_cells_are_numbers_only_if_they_are_written_back(cells: list[str], kind: str) -> None:
-    assert types(cells, are_cells=True) == kind
-
-
-def test_columns_of_two_files_are_one_schema_and_what_one_lacks_is_not_required() -> None:
-    one = inference.observe([{"a": "1", "b": ""}], are_cells=True)
-    other = inference.observe([{"a": "x"}], are_cells=True)
-
-    columns = schema_of(one, other).columns
-
-    assert [(c.name, c.type, c.nullable, c.required) for c in columns] == [
-        ("a", "string", False, True), ("b", "string", True, False),
-    ]  # fmt: skip
-    assert Observed.from_json(one.to_json()) == one
-
-
-@pytest.mark.parametrize(
-    ("declared", "kind"),
-    [
-        ("int32", "integer"), ("double", "float"), ("decimal128(9, 2)", "decimal"), ("bool", "boolean"),
-        ("large_string", "string"), ("timestamp[us, tz=UTC]", "datetime"), ("date32[day]", "date"),
-        ("time64[us]", "time"), ("duration[ns]", "duration"), ("binary", "bytes"), ("list<element: int64>", "list"),
-        ("struct<a: int64, b: list<item: string>>", "struct"), ("map<string, int64>", "json"),
-        ("Value('int64')", "integer"), ("Value(dtype='string', id=None)", "string"),
-    ],
-)  # fmt: skip
-def test_declared_types_are_kept(declared: str, kind: str) -> None:
-    assert inference.declared_column("a", declared, nullable=False, required=True).type == kind

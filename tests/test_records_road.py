@@ -164,24 +164,24 @@ def test_types_of_cells_are_decided_over_all_parts(tmp_path: Path) -> None:
     assert len(made.manifest("rows", "canonical_rows").parts) > 1
 
 
-def test_new_row_that_changes_a_type_moves_no_row_to_another_split(tmp_path: Path) -> None:
+def test_new_row_that_fits_no_type_moves_no_row_to_another_split(tmp_path: Path) -> None:
     road = Road(tmp_path)
     rows = [{"a": str(i), "b": f"{i}.5"} for i in range(700)]
     source = {"train_urls": [road.write("table.csv", as_csv(rows))]}
     road.recipe({"rows": {"source": source, "format": records(), "splits": {"test": 0.3}}})
     before = {
-        row["record"].replace('"', ""): row["split"]
+        row["record"]: row["split"]
         for row in road.build(only=TO_EXAMPLES).rows_of("rows", "canonical_rows", file="rows")
     }
     road.write("table.csv", as_csv([*rows, {"a": "01", "b": "1e5"}]))
 
-    made = road.build(only=TO_EXAMPLES)
+    made = road.build(only=TO_EXAMPLES[:2])
 
-    after = {
-        row["record"].replace('"', ""): row["split"] for row in made.rows_of("rows", "canonical_rows", file="rows")
-    }
-    assert [one.type for one in schema_of(made).columns] == ["string", "string"]
-    assert {key: after[key] for key in before} == before
+    after = {row["record"]: row["split"] for row in made.rows_of("rows", "canonical_rows", file="rows")}
+    assert [one["type"] for one in made.manifest("rows", "canonical_rows").details["records"]["schema"]["columns"]] == [
+        "integer", "decimal",
+    ]  # fmt: skip
+    assert after == before
 
 
 def test_json_numbers_keep_their_digits_and_absent_keys_stay_absent(tmp_path: Path) -> None:

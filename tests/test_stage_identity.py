@@ -36,6 +36,11 @@ BY_HAND: dict[OptionPath, Any] = {
     ("datasets", "*", "source", "validation_urls"): ["data/other.jsonl"],
     ("datasets", "*", "source", "pattern"): "*.jsonl",
     ("datasets", "*", "source", "sample_by"): "line",
+    ("datasets", "*", "source", "delimiter"): ";",
+    ("datasets", "*", "source", "quote"): "'",
+    ("datasets", "*", "format", "table"): {
+        "columns": {"who": {"type": "text"}, "time": {"type": "number"}, "amount": {"type": "integer", "use": False}}
+    },
     ("datasets", "*", "template", "template_now"): "2025-02-02T00:00:00",
     ("datasets", "*", "template", "on_dropped"): {"reasoning": "count"},
     ("datasets", "*", "reasoning", "think_tags"): [["<t>", "</t>"]],
@@ -71,6 +76,11 @@ TOGETHER: dict[OptionPath, dict[OptionPath, Any]] = {
         ("datasets", name, "source", "sample_by"): {("datasets", name, "source", "train_urls"): ["data/other.txt"]}
         for name in _WEIGHTS
     },
+    **{
+        ("datasets", name, "source", option): {("datasets", name, "source", "train_urls"): ["data/other.csv"]}
+        for name in _WEIGHTS
+        for option in ("delimiter", "quote")
+    },
     ("mixture", "stop_strategy"): {("mixture", "train_weights"): _WEIGHTS},
     ("mixture", "block_rounding"): {("mixture", "train_weights"): _WEIGHTS},
     ("mixture", "target_budget"): {("mixture", "target_budget"): 4, ("mixture", "experiment_budget"): 4},
@@ -104,6 +114,7 @@ def road(tmp_path_factory: pytest.TempPathFactory) -> Road:
         "table": made.write("table.jsonl", [{"who": i % 9, "time": i, "amount": i * i} for i in range(40)]),
         "series": made.write("series.jsonl", [{"who": i % 9, "time": i, "amount": i * i} for i in range(40)]),
     }
+    made.write("other.csv", b"who;text;time;amount\n" + b"".join(b"%d;'x';%d;%d\n" % (i, i, i) for i in range(9)))
     made.write("other.txt", b"One line.\n\nAnother paragraph.\n")
     data = {"group_training_examples_by": "who", "order_training_examples_by": "time"}
     kinds: dict[str, dict[str, Any]] = {

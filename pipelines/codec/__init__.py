@@ -12,11 +12,21 @@ it does not take is `Rejected`, never altered. The reference wire prints as pand
 does, and loses what that loses.
 """
 
-from pipelines.codec.reading import Problem, Reader, read_json
-from pipelines.codec.writing import Serialiser, Wire, serialise
+from pipelines.codec.reading import Problem, Reader, RepeatedKeyError, read_json
+from pipelines.codec.writing import Serialiser, Wire, serialise, write_decimal
 from pipelines.config import Config
 
-__all__ = ["Codec", "Problem", "Reader", "Serialiser", "Wire", "read_json", "serialise"]
+__all__ = [
+    "Codec",
+    "Problem",
+    "Reader",
+    "RepeatedKeyError",
+    "Serialiser",
+    "Wire",
+    "read_json",
+    "serialise",
+    "write_decimal",
+]
 
 
 class Codec(Config):

@@ -91,17 +91,23 @@ class Reader:
         return found
 
 
-def read_json(text: str) -> Json:
+class RepeatedKeyError(ValueError):
+    """An object has a key twice: which of its values is meant, JSON does not say."""
+
+
+def read_json(text: str, *, unique_keys: bool = False) -> Json:
     """Decode JSON text exactly: numbers with `.` or `e` as `Decimal`, others as `int`.
 
     Raises
     ------
+    RepeatedKeyError
+        With `unique_keys`, if an object has a key twice; else its last value counts.
     ValueError
         If it is no JSON (NaN is none), nested too deep to be read, or holds a number too large to be read.
 
     """
     try:
-        return _EXACT.decode(text)
+        return (_UNIQUE if unique_keys else _EXACT).decode(text)
     except RecursionError:
         raise ValueError("nested too deep") from None
     except InvalidOperation:
@@ -112,7 +118,16 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
+def _each_key_once(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise RepeatedKeyError(next(name for name in names if names.count(name) > 1))
+    return found
+
+
 _EXACT = json.JSONDecoder(parse_float=Decimal, parse_constant=_refuse_constant)
+_UNIQUE = json.JSONDecoder(parse_float=Decimal, parse_constant=_refuse_constant, object_pairs_hook=_each_key_once)
 
 
 def _is_mapping(value: Json) -> TypeGuard[dict[str, Json]]:

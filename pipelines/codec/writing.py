@@ -167,7 +167,8 @@ def _float(value: Value) -> str:
     return '"NaN"' if value != value else '"Infinity"' if value > 0 else '"-Infinity"'  # noqa: PLR0124  (NaN)
 
 
-def _decimal(value: Value) -> str:
+def write_decimal(value: Value) -> str:
+    """Return a finite decimal as JSON writes it: its own digits and scale."""
     if type(value) is not Decimal or not value.is_finite():
         raise _UnwritableError(f"{value!r:.60} is no finite Decimal")
     exponent = value.as_tuple().exponent
@@ -199,7 +200,7 @@ def _bytes(value: Value) -> str:
 _SCALARS: dict[str, Callable[[Value], str]] = {
     "integer": _integer,
     "float": _float,
-    "decimal": _decimal,
+    "decimal": write_decimal,
     "boolean": _boolean,
     "duration": _duration,
     "bytes": _bytes,
@@ -266,7 +267,7 @@ def _mixed(value: Value, write_string: Callable[[str], str], depth: int) -> str:
             return _integer(value)
         case Decimal():
             # Without point and exponent it would be read back as an integer.
-            text = _decimal(value)
+            text = write_decimal(value)
             return text if "." in text or "e" in text else f"{text}e0"
         case str():
             return write_string(value)
@@ -335,7 +336,7 @@ def _epoch_milliseconds(value: Value) -> str:
 
 _LOSSY: dict[str, Callable[[Value], str]] = {
     "float": lambda value: _ten_decimals(value) if math.isfinite(value) else "null",
-    "decimal": lambda value: _ten_decimals(float(_decimal(value))),
+    "decimal": lambda value: _ten_decimals(float(write_decimal(value))),
     "datetime": _epoch_milliseconds,
     "date": _epoch_milliseconds,
     "duration": lambda value: str(int(value * 1000)),

@@ -15,6 +15,7 @@ from pipelines.config import Config
 from pipelines.generation import Generation
 from pipelines.records import Mode, mode_of
 from pipelines.rows import Json
+from pipelines.table_contract import TableContract
 
 CAP = 10
 """Records (or groups) per example where `max_sequences_per_example` is `auto`."""
@@ -170,6 +171,9 @@ class Records(Config):
     """Rows of tables: tabular, grouped or sequential, which is computed from the options."""
     data: RecordData = RecordData()
     """Groups, order, records per example."""
+    table: TableContract | None = None
+    """The table contract: columns, types, words for no value, signs. Null: that of `<recipe>/<dataset>.table.yaml`
+    beside the recipe, if the file exists; else the first build's, which later builds are held against."""
     privacy: Privacy = Privacy()
     """Differential privacy."""
     training: RecordTraining = RecordTraining()
@@ -243,6 +247,30 @@ class Records(Config):
             raise ValueError(
                 f"data: {self.order_column!r} is both group and order column; a column is one of them; choose another"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _table_has_the_roles(self) -> "Records":
+        """Refuse a contract that was written for other groups or another order, or that leaves such columns out."""
+        table = self.table
+        if table is None:
+            return self
+        for name, own, wanted in (
+            ("group", table.group, self.group_columns or None),
+            ("order", table.order, self.order_column),
+        ):
+            if own is not None and own != wanted:
+                option = "group_training_examples_by" if name == "group" else "order_training_examples_by"
+                raise ValueError(
+                    f"table.{name}: {own!r}, but data.{option} is {wanted!r}; a contract is for the columns that it "
+                    "was written for; correct one of them"
+                )
+        for column in (*self.group_columns, *([self.order_column] if self.order_column is not None else [])):
+            if column not in table.used:
+                raise ValueError(
+                    f"table.columns: {column!r} groups or orders the records, and the contract has no such column in "
+                    f"use; it has {', '.join(table.used) or 'none'}; add it, or name another column"
+                )
         return self
 
     @model_validator(mode="after")

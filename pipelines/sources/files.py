@@ -104,10 +104,15 @@ class Files(Config):
         return self
 
     @model_validator(mode="after")
-    def _samples_texts(self) -> "Files":
-        """Refuse `sample_by` where no file can be a text file: it would silently do nothing."""
+    def _files_have_what_is_set(self) -> "Files":
+        """Refuse what no file can have, such as `sample_by` without text files: it would silently do nothing."""
         given = [one for url in (*self.train_urls, *self.validation_urls) for one in urls.expand_braces(url)]
-        if self.sample_by != "document" and all(_is_another_kind(url) for url in given):
+        for option in ("delimiter", "quote"):
+            if getattr(self, option) is not None and all(_is_another_kind(url, "delimited") for url in given):
+                raise ValueError(
+                    f"{option}: is of CSV and TSV files, and no URL names one; other files have none; delete it"
+                )
+        if self.sample_by != "document" and all(_is_another_kind(url, "plain_text") for url in given):
             raise ValueError(
                 f"sample_by: {self.sample_by} cuts .txt files, and no URL names one; records of other files are their "
                 "own; delete it"
@@ -115,10 +120,10 @@ class Files(Config):
         return self
 
 
-def _is_another_kind(url: str) -> bool:
-    """Tell whether a URL's suffix says that its files are no text files."""
+def _is_another_kind(url: str, reader: Reader) -> bool:
+    """Tell whether a URL's suffix says that another reader reads its files."""
     asked = reader_of(url)
-    return asked is not None and asked[0] != "plain_text"
+    return asked is not None and asked[0] != reader
 
 
 def _require_known_suffix(url: str) -> None:

@@ -71,7 +71,9 @@ def make(work: Work) -> Draft:
     _require_one_way_to_hold_out(work, scanned)
     options = _rows_digest(work)
     if work.dataset.row_kind == "record":
-        made, reused, rows_made, known = record_rows.make_rows(work, _taken(work, groups), options)
+        # What a table's cells are told apart by counts in one file: small files of tables share no group yet.
+        alone = [one for taken in _taken(work, groups) for one in taken]
+        made, reused, rows_made, known = record_rows.make_rows(work, alone, options)
     else:
         made, reused, rows_made = make_parts(work, parts.canonicalize_part, _planned(work, groups, options))
         known = None

@@ -10,8 +10,8 @@ A part is observed once; its rows are made again only when the schema or the ord
 text may change.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,9 @@ import orjson
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipelines import ordering, record_index, record_rows, sizing, sources, splits
+from pipelines import manifest, record_index, record_rows, sizing, sources, splits, table_contract
 from pipelines.errors import ConfigError
-from pipelines.formats import Records, inference
+from pipelines.formats import Records
 from pipelines.manifest import NOT_APPLICABLE, File, Part, Table
 from pipelines.ordering import Order
 from pipelines.recipe import Recipe
@@ -29,26 +29,34 @@ from pipelines.record_index import Index
 from pipelines.records import RecordSchema
 from pipelines.rewriting import Rewrite, rewrite
 from pipelines.sources import FileScan
-from pipelines.sources.sharing import TakenGroup, records_of, size_of
 from pipelines.splits import Splitter
-from pipelines.stages import Draft, Planned, Work, kept_part, make_parts, raw_dataset, share
+from pipelines.stages import Draft, Planned, Work, kept_part, make_parts, share
 from pipelines.storage import digest
+from pipelines.table_contract import Drift, Evidence, Mismatch, TableContract
+from pipelines.table_contract.drift import describe
 
-VERSION = 3
+VERSION = 4
 """Raise it when any record may get another type, text, key or split, or other facts are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of a dataset once all its parts were observed."""
+    """What is known of a dataset once all its parts were observed.
+
+    `contract` is the one in force: the recipe's, else that of the last build, else the one that the data proposes.
+    """
 
     schema: RecordSchema
     order: Order | None
+    contract: TableContract | None = None
+    evidence: Evidence = field(default_factory=lambda: Evidence(0, {}))
+    proposed: TableContract | None = None
+    earlier: Mapping[str, Any] | None = None
     observed: tuple[str, ...] = ()
-    """Fingerprints of the parts that say what was seen; the next build reads them again."""
+    """Fingerprints of the parts that say what was seen, in the order of the parts; the next build reads them again."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as a JSON value, for the manifest."""
+        """Return what parsing and generation read of it, for the manifest."""
         return {"schema": self.schema.to_json(), "order": None if self.order is None else self.order.name}
 
 
@@ -79,6 +87,7 @@ def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
         "domain_key": form.domain_key,
         "mode": form.mode,
         "time_series": form.time_series.model_dump(mode="json", include=times),
+        "table": None if form.table is None else form.table.to_json(),
         "filters": dataset.filters.model_dump(mode="json"),
         "splits": dataset.splits.model_dump(mode="json"),
     }
@@ -90,40 +99,36 @@ def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
 
 
 def make_rows(
-    work: Work, groups: Sequence[TakenGroup], options: str, known: Known | None = None
+    work: Work, scanned: Sequence[tuple[sources.Part, int | None]], options: str, known: Known | None = None
 ) -> tuple[list[Part], int, int, Known]:
     """Observe all parts, decide schema and order unless they are `known`, make the rows of all parts.
 
-    Returns the parts, how many
+    `scanned` are the parts, each with how many of its records are taken (None: all). Returns the parts, how many
     were reused, how many rows were read for the others, and what is known.
     """
-    seen = _observed(work, groups)
+    seen = _observed(work, scanned)
     known = known or _known(work, seen)
     schema = orjson.dumps(known.schema.to_json()).decode()
+    told = None if known.contract is None else known.contract.to_json()
+    contract = orjson.dumps(told or {"columns": {}}).decode()
     planned: list[Planned] = []
-    for taken, own in zip(groups, seen, strict=True):
-        each = [[part.part_id, part.split_hint] for part, _ in taken]
-        # A part alone is identified by itself, so that what was built before files shared groups holds.
-        named = each[0] if len(each) == 1 else ["group", each]
-        fingerprint = digest(options, VERSION, known.to_json(), own.fingerprint, *named)
+    for (part, take), own in zip(scanned, seen, strict=True):
+        fingerprint = digest(options, VERSION, known.to_json(), told, own.fingerprint, part.part_id, part.split_hint)
         task = record_rows.RowsTask(
-            work.store.root, work.folder, fingerprint, str(work.base), work.dataset_name or "", work.dataset, taken,
-            schema, known.order,
+            work.store.root, work.folder, fingerprint, str(work.base), work.dataset_name or "", work.dataset, part,
+            take, contract, schema, known.order,
         )  # fmt: skip
-        planned.append(Planned(fingerprint, task, records_of(taken), size_of(taken)))
+        planned.append(Planned(fingerprint, task, part.records, max(part.length, part.records * 200)))
     made, reused, rows_made = make_parts(work, record_rows.rows_of, planned)
     return made, reused, rows_made, known
 
 
-def _observed(work: Work, groups: Sequence[TakenGroup]) -> list[Part]:
-    column = form_of(work).order_column
+def _observed(work: Work, scanned: Sequence[tuple[sources.Part, int | None]]) -> list[Part]:
     planned: list[Planned] = []
-    for taken in groups:
-        each = [[part.sha256, part.reader, take] for part, take in taken]
-        named = each[0] if len(each) == 1 else ["group", each]
-        fingerprint = digest("observe", VERSION, sources.VERSION, *named, column)
-        task = record_rows.ObserveTask(work.store.root, work.folder, fingerprint, str(work.base), taken, column)
-        planned.append(Planned(fingerprint, task, records_of(taken), size_of(taken)))
+    for part, take in scanned:
+        fingerprint = digest("observe", VERSION, sources.VERSION, part.sha256, part.reader, take)
+        task = record_rows.ObserveTask(work.store.root, work.folder, fingerprint, str(work.base), part, take)
+        planned.append(Planned(fingerprint, task, part.records, max(part.length, part.records * 200)))
     # Equal parts are observed once: two workers must not write one folder.
     distinct = list({one.fingerprint: one for one in planned}.values())
     make_parts(work, record_rows.observe, distinct)
@@ -131,32 +136,85 @@ def _observed(work: Work, groups: Sequence[TakenGroup]) -> list[Part]:
     return [one for one in found if one is not None]
 
 
+def evidence_of(work: Work, seen: Sequence[Part]) -> Evidence:
+    """Add up what the observed parts say."""
+    told = [orjson.loads(work.store.read(one.files["seen"].path)) for one in seen]
+    return table_contract.add_up(Evidence.from_json(one) for one in told)
+
+
 def _known(work: Work, seen: Sequence[Part]) -> Known:
     form, where = form_of(work), f"datasets.{work.dataset_name}.format"
-    told = [orjson.loads(work.store.read(one.files["seen"].path)) for one in seen]
-    observed = inference.add_up(inference.Observed.from_json(one) for one in told)
-    if not observed.columns:
-        return Known(RecordSchema(()), None, tuple(sorted({one.fingerprint for one in seen})))
+    evidence = evidence_of(work, seen)
+    observed = tuple(one.fingerprint for one in seen)
+    if not evidence.columns:
+        return Known(RecordSchema(()), None, form.table, evidence, observed=observed)
+    declared = _declared(work)
+    proposed = propose(work, evidence, declared)
+    earlier = None if form.table is not None else _earlier(work)
+    contract = form.table or (proposed if earlier is None else TableContract.from_json(earlier["contract"]))
+    _require_columns(evidence, contract, form, where)
+    schema = table_contract.schema_of(contract, evidence, declared, form.leading_columns)
+    order = None
+    if form.order_column is not None:
+        order = table_contract.order_of(
+            form.order_column,
+            contract,
+            evidence,
+            schema,
+            timestamp_format=form.time_series.timestamp_format,
+            must_be_time=form.time_series.is_timeseries,
+            is_pinned=form.table is not None,
+            where=f"{where}.time_series.timestamp_format",
+        )
+    return Known(schema, order, contract, evidence, proposed, earlier, observed)
+
+
+def propose(work: Work, evidence: Evidence, declared: Mapping[str, str] | None = None) -> TableContract:
+    """Return the contract that a dataset's data proposes."""
+    form = form_of(work)
+    dialects = {(scan.delimiter, scan.quote) for scan in _scans(work) if scan.delimiter is not None and scan.records}
+    delimiter, quote = next(iter(dialects)) if len(dialects) == 1 else (None, None)
+    return table_contract.infer(
+        evidence,
+        _declared(work) if declared is None else declared,
+        order=form.order_column,
+        leading=form.leading_columns,
+        delimiter=delimiter,
+        quote=quote,
+    )
+
+
+def _roles(form: Records) -> dict[str, Any]:
+    return {"group": list(form.group_columns), "order": form.order_column}
+
+
+def _earlier(work: Work) -> Mapping[str, Any] | None:
+    """Return what the last build says of its table; of one whose columns had other roles, nothing follows."""
+    last = manifest.current(work.store, work.key)
+    told = None if last is None else last.details.get("table")
+    is_comparable = told is not None and not told["pinned"] and told["roles"] == _roles(form_of(work))
+    return told if is_comparable else None
+
+
+def _require_columns(evidence: Evidence, contract: TableContract, form: Records, where: str) -> None:
     named = {f"data.group_training_examples_by ({name})": name for name in form.group_columns}
     if form.order_column is not None:
         named["data.order_training_examples_by"] = form.order_column
-    _require_columns(observed, named, where)
-    schema = inference.schema_of(observed, _declared(work), form.leading_columns)
-    return Known(schema, _order(work, schema, seen, where), tuple(sorted({one.fingerprint for one in seen})))
-
-
-def _require_columns(observed: inference.Observed, named: dict[str, str], where: str) -> None:
     for option, name in named.items():
-        if name not in observed.columns:
-            there = ", ".join(list(observed.columns)[:20])
+        if name not in evidence.columns or name not in contract.columns:
+            there = ", ".join(list(evidence.columns)[:20])
             raise ConfigError(
                 f"{where}.{option.split(' ')[0]}: no record has a column {name!r}; there are {there}; name one of them"
             )
 
 
+def _scans(work: Work) -> list[FileScan]:
+    return [FileScan.from_json(one) for one in work.input("raw_dataset").details["scans"]]
+
+
 def _declared(work: Work) -> dict[str, str]:
     """Return the types that typed sources declare; a column of two types is told by its values."""
-    scans = [FileScan.from_json(one) for one in work.input("raw_dataset").details["scans"]]
+    scans = _scans(work)
     found: dict[str, set[str]] = {}
     for scan in scans:
         for name, kind in (scan.columns or {}).items():
@@ -165,21 +223,6 @@ def _declared(work: Work) -> dict[str, str]:
     if not all(scan.columns for scan in scans if scan.records):
         return {}
     return {name: next(iter(kinds)) for name, kinds in found.items() if len(kinds) == 1}
-
-
-def _order(work: Work, schema: RecordSchema, seen: Sequence[Part], where: str) -> Order | None:
-    form = form_of(work)
-    if form.order_column is None:
-        return None
-    tables = [work.store.table(one.files["order_texts"]) for one in seen]
-    texts = pa.concat_tables(tables).column("text").unique().to_pylist()
-    return ordering.find_order(
-        schema.by_name[form.order_column],
-        texts,
-        timestamp_format=form.time_series.timestamp_format,
-        must_be_time=form.time_series.is_timeseries,
-        where=f"{where}.time_series.timestamp_format",
-    )
 
 
 # ── After rows are made ────────────────────────────────────────────────────────────────────────────
@@ -220,8 +263,7 @@ def with_splits(work: Work, made: list[Part], known: Known) -> list[Part]:
 
 def _hinted(work: Work, index: Index) -> NDArray[np.bool_]:
     """Tell which rows come from a validation source and stay in validation."""
-    groups = raw_dataset.groups_of(work.input("raw_dataset").details)
-    hints = np.array([group[0].split_hint == "validation" for group in groups], bool)
+    hints = np.array([part.split_hint == "validation" for scan in _scans(work) for part in scan.parts], bool)
     return np.repeat(hints, np.diff(index.first_rows))
 
 
@@ -293,7 +335,107 @@ def completed(work: Work, draft: Draft, known: Known) -> Draft:
         _tell_groups(work, draft, index, characters / max(rows, 1))
     draft.details["made_of"] = sorted({*draft.details["made_of"], *known.observed})
     draft.details["records"] = known.to_json() | {"mode": form.mode, "interval_seconds": times["interval"]}
+    # What parses generated records reads the schema, so another schema is another version.
+    draft.card["schema"] = digest(known.schema.to_json())
+    _tell_contract(work, draft, known)
     return draft
+
+
+# ── The table contract against the data ────────────────────────────────────────────────────────────
+
+
+SHOWN_DRIFTS = 30
+
+
+def _tell_contract(work: Work, draft: Draft, known: Known) -> None:
+    """Compare the contract in force with the data, and note both for the next build."""
+    form, contract = form_of(work), known.contract
+    mismatches = _mismatches(draft.parts)
+    draft.facts |= {"table_drift": 0, "type_mismatch": sum(one.count for one in mismatches.values())}
+    if contract is None:
+        return
+    parts = [(part, scan) for scan in _scans(work) for part in scan.parts]
+    drifts = list(_drifts(work, known, mismatches))
+    draft.facts["table_drift"] = len(drifts)
+    counts = {name: one.count for name, one in mismatches.items()}
+    before = {} if known.earlier is None else known.earlier["mismatches"]
+    draft.details["table"] = {
+        "contract": contract.to_json(),
+        "pinned": form.table is not None,
+        "roles": _roles(form),
+        # A build that is blocked changes nothing that the next one is held against.
+        "mismatches": before if drifts else counts,
+        "observed": list(known.observed),
+    }
+    placed = [(one, _place(work, parts, one)) for one in drifts[:SHOWN_DRIFTS]]
+    if placed:
+        rows = tuple((one.column, one.change, one.text, place) for one, place in placed)
+        draft.tables["table_drift"] = Table(("column", "change", "cell", "place"), rows)
+        draft.samples["table_drift"] = tuple(_sentence(one, place) for one, place in placed[:10])
+    if mismatches:
+        found = [(name, one, contract.columns[name]) for name, one in sorted(mismatches.items())][:SHOWN_DRIFTS]
+        misfits = [Drift(name, "", one.text, one.place) for name, one, _ in found]
+        lines = [
+            (name, one.count, one.text, describe(column), _place(work, parts, misfit))
+            for (name, one, column), misfit in zip(found, misfits, strict=True)
+        ]
+        draft.tables["type_mismatch"] = Table(("column", "values", "for_example", "contract", "place"), tuple(lines))
+        draft.samples["type_mismatch"] = tuple(
+            _sentence(one, line[-1]) for one, line in zip(misfits, lines, strict=True)
+        )
+
+
+def _mismatches(parts: Sequence[Part]) -> dict[str, Mismatch]:
+    """Add up the values that do not fit, by column, with the first of each."""
+    found: dict[str, Mismatch] = {}
+    for number, part in enumerate(parts):
+        for name, (count, text, row) in part.facts.get("mismatches", {}).items():
+            first = found.get(name)
+            own = Mismatch(count, text, (number, row))
+            found[name] = own if first is None else Mismatch(first.count + count, first.text, first.place)
+    return found
+
+
+def _drifts(work: Work, known: Known, mismatches: Mapping[str, Mismatch]) -> Iterator[Drift]:
+    assert known.contract is not None
+    yield from _other_dialects(work, known.contract)
+    if known.earlier is None:
+        if form_of(work).table is not None:
+            yield from table_contract.missing_or_new(known.contract, known.evidence)
+        return
+    assert known.proposed is not None
+    yield from table_contract.changes(
+        known.contract, known.proposed, known.evidence, mismatches, known.earlier["mismatches"]
+    )
+
+
+def _other_dialects(work: Work, contract: TableContract) -> Iterator[Drift]:
+    """Yield the files that are separated or quoted otherwise than the contract says."""
+    number = 0
+    for scan in _scans(work):
+        for what, own, wanted in (
+            ("separated by", scan.delimiter, contract.delimiter),
+            ("quoted with", scan.quote, contract.quote),
+        ):
+            if scan.parts and own is not None and wanted is not None and own != wanted:
+                yield Drift("the header", f"is {what} {own!r}, and the contract says {wanted!r}", None, (number, 0))
+        number += len(scan.parts)
+
+
+def _place(work: Work, parts: Sequence[tuple[sources.Part, FileScan]], drift: Drift) -> str:
+    """Word where a cell stands: `data/sales.csv line 20002`."""
+    if drift.place is None or drift.place[0] >= len(parts):
+        return ""
+    part, scan = parts[drift.place[0]]
+    if drift.text is None and drift.column == "the header":
+        return f"{part.url} line 1"
+    line = sources.line_of(part, scan, work.base, drift.place[1])
+    return f"{part.url} {f'line {line}' if line is not None else f'record {part.first_record + drift.place[1]}'}"
+
+
+def _sentence(drift: Drift, place: str) -> str:
+    cell = "" if drift.text is None else f": {drift.text!r}"
+    return f"{drift.column} {drift.change}".rstrip() + f"{cell}{f' ({place})' if place else ''}"
 
 
 def _tell_groups(work: Work, draft: Draft, index: Index, characters_per_record: float) -> None:

@@ -1,0 +1,44 @@
+"""The table contract: what the columns of a records dataset are, decided once and held against all later data.
+
+What belongs here: the contract as a model, what data says of its columns, proposing a contract from that, reading
+cells by it, and comparing two contracts. What does not: reading files
+(`sources/`), which contract is in force for a build (`stages/record_rows.py`), the text of a record (`codec/`).
+
+    parts ──observe──► evidence ──add_up──► evidence ──infer──► contract ──cell_writer──► typed cells
+                                                                    │
+                                      contract of the last build ───┴──► drift: what changed, and the cell that shows it
+
+| module | what it holds |
+|---|---|
+| `contract` | `TableContract` and its columns: options that a recipe may pin |
+| `shapes` | how a text is written: integer, decimal with a point, a date of a known format, … |
+| `evidence` | counts and first places of the shapes of each column |
+| `inference` | the contract that evidence proposes, and the schema of a contract |
+| `declared_types` | the types that Parquet and Hugging Face declare |
+| `cells` | a cell of CSV to its JSON text, its place in the order, or a mismatch |
+| `drift` | what changed between a contract and the data |
+"""
+
+from pipelines.table_contract.cells import cell_writer, read_position
+from pipelines.table_contract.contract import ColumnContract, TableContract
+from pipelines.table_contract.drift import Drift, Mismatch, changes, missing_or_new
+from pipelines.table_contract.evidence import ColumnEvidence, Evidence, add_up, observe
+from pipelines.table_contract.inference import infer, order_of, schema_of
+
+__all__ = [
+    "ColumnContract",
+    "ColumnEvidence",
+    "Drift",
+    "Evidence",
+    "Mismatch",
+    "TableContract",
+    "add_up",
+    "cell_writer",
+    "changes",
+    "infer",
+    "missing_or_new",
+    "observe",
+    "order_of",
+    "read_position",
+    "schema_of",
+]

@@ -1,0 +1,382 @@
+"""The table contract: what is seen of columns, what type follows, how cells are read, and what counts as a change.
+
+What belongs here: columns of a few values and their contracts. What does not: builds (`test_table_drift.py`).
+"""
+
+from decimal import Decimal
+from json import dumps
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines import table_contract
+from pipelines.codec import Reader, Serialiser, read_json
+from pipelines.config import check
+from pipelines.errors import ConfigError
+from pipelines.ordering import Order
+from pipelines.records import Column, RecordSchema
+from pipelines.table_contract import (
+    ColumnContract,
+    Evidence,
+    Mismatch,
+    TableContract,
+    add_up,
+    cell_writer,
+    infer,
+    observe,
+    schema_of,
+)
+from pipelines.table_contract.declared_types import declared_column
+
+
+def seen(values: list[Any], *, are_cells: bool = True) -> Evidence:
+    return observe([{"a": value} for value in values], are_cells=are_cells)
+
+
+def column_of(values: list[Any], *, are_cells: bool = True, order: str | None = None) -> ColumnContract:
+    return infer(seen(values, are_cells=are_cells), {}, order=order).columns["a"]
+
+
+def signs_of(values: list[Any]) -> tuple[str, str, str]:
+    column = column_of(values)
+    return column.type, column.decimal, column.thousands
+
+
+NUMBERS = [str(i) for i in range(20)]
+DECIMALS = [f"{i}.5" for i in range(20)]
+
+# ── Types from cells ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind"),
+    [
+        (["1", "-20", "0"], "integer"),
+        (["1", "2.50"], "number"),
+        (["true", "false"], "boolean"),
+        (["True", "FALSE"], "boolean"),
+        (["1", "01234"], "text"),
+        ([*NUMBERS, "01"], "text"),
+        (["1e5", "1e-05"], "number"),
+        (["-0", "+1"], "integer"),
+        (["1.", ".5"], "number"),
+        (["", "7"], "integer"),
+        (["", ""], "text"),
+        (["9" * 4300], "integer"),
+        (["9" * 4301], "text"),
+        (["1", "a"], "text"),
+        ([*NUMBERS, "True"], "integer"),
+        ([*DECIMALS, ".2", "1e-05", "NA"], "number"),
+        ([*NUMBERS, "guest", "other"], "text"),
+        (["NA", "US"], "text"),
+        (["2024-01-15", "2024-02-01"], "date"),
+        (["2024-01-15", "2024-02-01 10:00"], "datetime"),
+        (["10:00", "11:30:00"], "time"),
+        (["Jan 2024", "Dec 2023"], "date"),
+        (["01/02/2024", "03/02/2024"], "text"),
+        (["13/02/2024", "03/02/2024"], "date"),
+        (["C536365", "536366"], "text"),
+    ],
+)
+def test_type_of_a_column_is_that_of_its_cells(cells: list[str], kind: str) -> None:
+    assert column_of(cells).type == kind
+
+
+@pytest.mark.parametrize(
+    ("cells", "signs"),
+    [
+        (["1,234", "12", "1,234,567"], ("integer", ".", ",")),
+        (["1,234.50", "12"], ("number", ".", ",")),
+        (["1.234,50", "12"], ("number", ",", ".")),
+        (["1,5", "12"], ("number", ",", "")),
+        (["1 234,5", "12"], ("number", ",", " ")),
+        (["1'234", "12"], ("integer", ".", "'")),
+        (["1.234", "12"], ("number", ".", "")),
+        (["1,234", "5,678"], ("text", ".", "")),
+    ],
+)
+def test_signs_of_a_column_are_found_or_left_to_the_user(cells: list[str], signs: tuple[str, str, str]) -> None:
+    assert signs_of(cells) == signs
+
+
+def test_words_for_no_value_are_kept_in_the_contract() -> None:
+    assert column_of([*NUMBERS, "NA", "?", "N/A"]).na == ("?", "N/A", "NA")
+    assert column_of(["Namibia", "NA"]).na == ()
+
+
+def test_one_stray_cell_in_a_thousand_changes_no_type_and_two_in_twenty_do() -> None:
+    many = [str(i) for i in range(10, 4000)]
+
+    assert column_of([*many, "x", "y", "z"]).type == "integer"
+    assert column_of([*many, "x", "y", "z", "w"]).type == "text"
+    assert column_of([*NUMBERS[:9], "x"]).type == "text"
+
+
+def test_stray_cell_among_dates_makes_text_but_where_they_order() -> None:
+    days = [f"2024-01-{day:02d}" for day in range(1, 29)]
+
+    assert column_of([*days, "soon"]).type == "text"
+    assert column_of([*days, "soon"], order="a").type == "date"
+
+
+# ── Types of JSON and of typed sources ─────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([1, 2], "integer"),
+        ([1, Decimal("2.5")], "number"),
+        ([True], "boolean"),
+        (["1", "2"], "text"),
+        (["2024-01-15"], "date"),
+        ([1, "a"], "any"),
+        ([[1]], "any"),
+        ([None], "text"),
+    ],
+)
+def test_type_of_json_values_is_their_own(values: list[Any], kind: str) -> None:
+    assert column_of(values, are_cells=False).type == kind
+
+
+def test_columns_of_two_files_are_one_schema_and_what_one_lacks_is_not_required() -> None:
+    one = observe([{"a": "1", "b": ""}], are_cells=True)
+    other = observe([{"a": "x"}], are_cells=True)
+
+    evidence = add_up([one, other])
+    columns = schema_of(infer(evidence, {}), evidence, {}, ()).columns
+
+    assert [(c.name, c.type, c.nullable, c.required) for c in columns] == [
+        ("a", "string", False, True), ("b", "string", True, False),
+    ]  # fmt: skip
+    assert Evidence.from_json(read_json(dumps(evidence.to_json()))) == evidence
+    assert (evidence.columns["b"].gap, evidence.columns["a"].gap) == ((1, 0), None)
+
+
+@pytest.mark.parametrize(
+    ("declared", "kind"),
+    [
+        ("int32", "integer"), ("double", "float"), ("decimal128(9, 2)", "decimal"), ("bool", "boolean"),
+        ("large_string", "string"), ("timestamp[us, tz=UTC]", "datetime"), ("date32[day]", "date"),
+        ("time64[us]", "time"), ("duration[ns]", "duration"), ("binary", "bytes"), ("list<element: int64>", "list"),
+        ("struct<a: int64, b: list<item: string>>", "struct"), ("map<string, int64>", "json"),
+        ("Value('int64')", "integer"), ("Value(dtype='string', id=None)", "string"),
+    ],
+)  # fmt: skip
+def test_declared_types_are_kept(declared: str, kind: str) -> None:
+    assert declared_column("a", declared, nullable=False, required=True).type == kind
+
+
+# ── Cells ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("options", "cell", "written"),
+    [
+        ({"type": "integer"}, "17", "17"),
+        ({"type": "integer"}, "+17", "17"),
+        ({"type": "integer"}, " 17 ", "17"),
+        ({"type": "integer"}, "017", None),
+        ({"type": "integer"}, "1.0", None),
+        ({"type": "integer"}, "", "null"),
+        ({"type": "integer"}, "NA", None),
+        ({"type": "integer", "na": ["NA"]}, "NA", "null"),
+        ({"type": "integer", "on_mismatch": "na"}, "guest", "null"),
+        ({"type": "integer", "thousands": ","}, "1,234", "1234"),
+        ({"type": "number"}, "42.50", "42.50"),
+        ({"type": "number"}, ".2", "0.2"),
+        ({"type": "number"}, "1e-05", "0.00001"),
+        ({"type": "number"}, "18", "18"),
+        ({"type": "number"}, "inf", None),
+        ({"type": "number", "decimal": ",", "thousands": "."}, "-1.234,50", "-1234.50"),
+        ({"type": "number", "decimal": ","}, "1.5", None),
+        ({"type": "boolean"}, "TRUE", "true"),
+        ({"type": "boolean"}, "yes", None),
+        ({"type": "date", "format": "%d/%m/%Y"}, "13/02/2024", '"13/02/2024"'),
+        ({"type": "date", "format": "%d/%m/%Y"}, "2024-02-13", None),
+        ({"type": "text"}, 'a "b" \n', '"a \\"b\\" \\n"'),
+        ({"type": "text"}, "NA", '"NA"'),
+    ],
+)
+def test_cell_is_written_as_its_contract_reads_it(options: dict[str, Any], cell: str, written: str | None) -> None:
+    assert cell_writer(check(ColumnContract, options, "column"))(cell) == written
+
+
+CELLS = st.one_of(
+    st.integers().map(str),
+    st.decimals(allow_nan=False, allow_infinity=False, places=3).map(str),
+    st.floats(allow_nan=False, allow_infinity=False).map(repr),
+    st.sampled_from(["", "NA", "True", "false", "2024-01-15", "1,234", "1.234,5", "01", "-0", ".5", "1e5", "?"]),
+    st.text(alphabet=st.characters(blacklist_categories=["Cs"]), max_size=8),
+)
+
+
+@given(st.lists(CELLS, min_size=1, max_size=30))
+def test_every_cell_that_is_written_reads_back_under_the_proposed_schema(cells: list[str]) -> None:
+    evidence = seen(cells)
+    contract = infer(evidence, {})
+    schema = schema_of(contract, evidence, {}, ())
+    write, read, print_ = cell_writer(contract.columns["a"]), Reader(schema), Serialiser(schema, special_tokens=())
+
+    for cell in cells:
+        text = write(cell)
+        if text is not None:
+            line = f'{{"a":{text}}}'
+            record = read(read_json(line))
+            assert isinstance(record, dict)
+            assert print_(record) == f"{line}\n"
+
+
+# ── Order ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def order_of(
+    values: list[Any],
+    *,
+    pinned: dict[str, Any] | None = None,
+    timestamp_format: str = "auto",
+    must_be_time: bool = False,
+) -> Order:
+    evidence = seen(values, are_cells=all(isinstance(one, str) for one in values))
+    contract = infer(evidence, {}, order="a")
+    if pinned is not None:
+        contract = check(TableContract, {"columns": {"a": pinned}}, "table")
+    schema = schema_of(contract, evidence, {}, ())
+    return table_contract.order_of(
+        "a",
+        contract,
+        evidence,
+        schema,
+        timestamp_format=timestamp_format,
+        must_be_time=must_be_time,
+        is_pinned=pinned is not None,
+        where="time_series.timestamp_format",
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "positions"),
+    [
+        (["2024-01-01", "2024-01-02"], "iso8601", [1704067200, 1704153600]),
+        (["2013-01-01T06:00:00Z"], "iso8601", [1357020000]),
+        (["2024-01-01 00:00:00.25+01:00"], "iso8601", [Decimal("1704063600.25")]),
+        (["01/02/2024", "13/02/2024"], "%d/%m/%Y", [1706745600, 1707782400]),
+        (["02/01/2024", "02/13/2024"], "%m/%d/%Y", [1706745600, 1707782400]),
+        (["Jan 1 2000", "Feb 1 2000"], "%b %d %Y", [946684800, 949363200]),
+        (["Jan 2000", "Feb 2000"], "%b %Y", [946684800, 949363200]),
+        (["01.02.2024 08:00"], "%d.%m.%Y", [1706774400]),
+        (["23:00", "00:00", "00:00:30"], "%H:%M[:%S]", [82800, 86400, 86430]),
+        (["10", "9"], "elapsed_seconds", None),
+        ([5, 6], "elapsed_seconds", [5, 6]),
+    ],
+)
+def test_order_is_the_type_or_the_one_format_that_reads_every_value(
+    values: list[Any], name: str, positions: list[Any] | None
+) -> None:
+    order = order_of(values)
+
+    assert order.name == name
+    assert positions is None or order.series(values) == positions
+
+
+def test_two_formats_that_disagree_are_named_with_a_value() -> None:
+    with pytest.raises(ConfigError, match=r"%d/%m/%Y and %m/%d/%Y both read .* disagree on '01/02/2024'"):
+        order_of(["01/02/2024", "02/02/2024"])
+
+
+def test_two_formats_that_agree_on_every_value_are_one() -> None:
+    assert order_of(["01/01/2024", "02/02/2024"]).series(["02/02/2024"]) == [1706832000]
+
+
+@pytest.mark.parametrize("must_be_time", [True, False])
+def test_text_is_no_order_unless_the_recipe_says_so(must_be_time: bool) -> None:
+    with pytest.raises(ConfigError, match=r"'alpha'.*or `text` for the order of code points"):
+        order_of(["alpha", "beta"], must_be_time=must_be_time)
+    assert order_of(["alpha"], pinned={"type": "text"}).name == "text"
+    assert order_of(["alpha"], timestamp_format="text").name == "text"
+
+
+def test_nearest_format_is_named_with_what_it_cannot_read() -> None:
+    with pytest.raises(ConfigError, match=r"iso8601 comes nearest and does not read 'soon'.*write the format"):
+        order_of(["2024-01-01", "soon"], must_be_time=True)
+
+
+def test_numbers_and_words_have_no_order_together() -> None:
+    with pytest.raises(ConfigError, match="has numbers and 'first'"):
+        order_of(["1", "2", "first", "last"])
+
+
+def test_column_without_an_order_is_refused() -> None:
+    with pytest.raises(ConfigError, match="column 'a' is boolean, which has no order"):
+        order_of([True])
+
+
+# ── Changes ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def changes(before: list[str], after: list[str], mismatch: Mismatch | None = None) -> list[tuple[str, str | None]]:
+    earlier, evidence = infer(seen(before), {}), seen(after)
+    found = {} if mismatch is None else {"a": mismatch}
+    return [(one.change, one.text) for one in table_contract.changes(earlier, infer(evidence, {}), evidence, found, {})]
+
+
+def test_same_shapes_are_no_change() -> None:
+    assert changes(["1", "2.5", "NA"], ["7", "3"]) == []
+    assert changes(["x", "y"], ["", ""]) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [
+        (NUMBERS, [*NUMBERS, "2.5"], "2.5"),
+        (["a", "b"], ["1", "2"], "1"),
+        (["13/02/2024"], ["02/13/2024"], "02/13/2024"),
+        (["1.5"], ["1,5"], "1,5"),
+        (["1.5"], ["1.5", "NA"], "NA"),
+    ],
+)
+def test_column_that_reads_otherwise_is_a_change_that_names_the_cell(
+    before: list[str], after: list[str], text: str
+) -> None:
+    [(_, found)] = changes(before, after)
+
+    assert found == text
+
+
+def test_mismatch_that_was_there_before_is_no_change() -> None:
+    before, found = infer(seen(NUMBERS), {}), {"a": Mismatch(1, "guest", (0, 20))}
+
+    known, new = (
+        list(table_contract.changes(before, before, seen([*NUMBERS, "guest"]), found, {"a": count})) for count in (1, 0)
+    )
+
+    assert known == []
+    assert [(one.column, one.text, one.place) for one in new] == [("a", "guest", (0, 20))]
+
+
+# ── Options ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"type": "date"}, "a column of type date needs a format"),
+        ({"type": "text", "format": "iso8601"}, "a column of type text has no format"),
+        ({"type": "date", "format": "yyyy"}, "'yyyy' is no format"),
+        ({"type": "number", "decimal": ",", "thousands": ","}, "do not go together"),
+        ({"type": "text", "decimal": ","}, "a column of type text has no such signs"),
+        ({"type": "string"}, "must be integer, number, boolean"),
+    ],
+)
+def test_column_contract_that_cannot_be_says_what_can(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check(ColumnContract, options, "table.columns.a")
+
+
+def test_contract_survives_its_json() -> None:
+    contract = infer(seen([*NUMBERS, "NA"]), {}, delimiter=";", quote='"')
+
+    assert TableContract.from_json(read_json(dumps(contract.to_json()))) == contract
+    assert RecordSchema((Column("a", "integer", nullable=True),)) == schema_of(contract, seen([*NUMBERS, "NA"]), {}, ())

@@ -1,0 +1,239 @@
+"""Tables from night to night: what changed is named by its cell and stops the build, and no group moves.
+
+What belongs here: builds of CSV, JSON and Parquet tables, once and again with a change. What does not: types of single
+columns (`test_table_contract.py`).
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipelines.errors import ConfigError, GateError
+from tests.recipes import Built, Road
+from tests.tables import as_csv, records
+
+TO_ROWS = ("raw_dataset", "canonical_rows")
+TO_EXAMPLES = (*TO_ROWS, "tokenized_examples")
+
+
+def sale(i: int) -> dict[str, Any]:
+    return {
+        "customer": str(17850 + i % 60),
+        "day": f"2024-{1 + i % 12:02d}-{1 + i * 7 % 28:02d}",
+        "price": f"{i % 90}.{i % 10}0",
+        "paid": "True" if i % 3 else "False",
+        "note": "" if i % 4 == 0 else f"N{i}",
+    }
+
+
+def sales(count: int = 1500) -> list[dict[str, Any]]:
+    return [sale(i) for i in range(count)]
+
+
+GROUPED = records(data={"group_training_examples_by": "customer", "order_training_examples_by": "day"})
+
+
+def project(
+    folder: Path, content: bytes, form: dict[str, Any] = GROUPED, name: str = "sales.csv", **source: Any
+) -> Road:
+    road = Road(folder)
+    urls = {"train_urls": [road.write(name, content)]}
+    return road.recipe({"rows": {"source": urls | source, "format": form, "splits": {"test": 0.2}}}, seq_len=2048)
+
+
+def rows_of(built: Built) -> list[dict[str, Any]]:
+    return built.rows_of("rows", "canonical_rows", file="rows")
+
+
+def splits_of(built: Built) -> dict[str, str]:
+    return {row["group_key"]: row["split"] for row in rows_of(built)}
+
+
+def types_of(built: Built) -> dict[str, str]:
+    told = built.manifest("rows", "canonical_rows").details["records"]["schema"]["columns"]
+    return {one["name"]: one["type"] for one in told}
+
+
+def facts_of(built: Built) -> dict[str, Any]:
+    return built.manifest("rows", "canonical_rows").facts
+
+
+# ── A night that changes something ─────────────────────────────────────────────────────────────────
+
+
+def with_columns(rows: list[dict[str, Any]], **added: str) -> list[dict[str, Any]]:
+    return [{**row, **added} for row in rows]
+
+
+NIGHTS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "a group of another type": (
+        lambda rows: as_csv([*rows, {**sale(1), "customer": "guest"}]),
+        ("customer is integer, which 1 value does not fit: 'guest' (data/sales.csv line 1502)",),
+    ),
+    "a word in a column of numbers": (
+        lambda rows: as_csv([*rows, {**sale(1), "price": "NA"}]),
+        ("price is number, which 1 value does not fit: 'NA' (data/sales.csv line 1502)",),
+    ),
+    "another date format": (
+        lambda rows: as_csv([*rows, {**sale(1), "day": "13/02/2024"}]),
+        ("day is date as iso8601, which 1 value does not fit: '13/02/2024' (data/sales.csv line 1502)",),
+    ),
+    "codes that begin with 0": (
+        lambda rows: as_csv([*rows, {**sale(1), "customer": "017850"}]),
+        ("customer is integer, which 1 value does not fit: '017850' (data/sales.csv line 1502)",),
+    ),
+    "a new column": (
+        lambda rows: as_csv(with_columns(rows, channel="web")),
+        ("channel is new: the contract has no such column: 'web' (data/sales.csv line 2)",),
+    ),
+    "a missing column": (
+        lambda rows: as_csv([{name: row[name] for name in row if name != "note"} for row in rows]),
+        ("note is missing from every record (data/sales.csv line 2)",),
+    ),
+    "another delimiter": (
+        lambda rows: as_csv(rows).replace(b",", b";"),
+        ("the header is separated by ';', and the contract says ',' (data/sales.csv line 1)",),
+    ),
+    "another decimal sign": (
+        lambda rows: as_csv([{**row, "price": row["price"].replace(".", ",")} for row in rows]),
+        ("price is number, which 1,500 values do not fit: '0,00' (data/sales.csv line 2)",),
+    ),
+}
+
+
+@pytest.mark.parametrize("night", NIGHTS)
+def test_night_that_changes_a_table_stops_with_its_cell_and_moves_no_group(tmp_path: Path, night: str) -> None:
+    change, said = NIGHTS[night]
+    road = project(tmp_path, as_csv(sales()))
+    before = splits_of(road.build(only=TO_ROWS))
+    road.write("sales.csv", change(sales()))
+
+    after = road.build(only=TO_ROWS)
+    with pytest.raises(GateError) as caught:
+        road.build(only=TO_EXAMPLES)
+
+    assert {"train", "test"} == set(before.values())
+    assert all(before[group] == split for group, split in splits_of(after).items())
+    assert [line.strip() for line in str(caught.value).splitlines()[1:]][: len(said)] == list(said)
+    assert "rowmill advise road --write" in str(caught.value)
+
+
+def test_change_stays_a_change_until_it_is_mended(tmp_path: Path) -> None:
+    road = project(tmp_path, as_csv(sales()))
+    road.build(only=TO_ROWS)
+    for rows in (sales(), sales(1501)):
+        road.write("sales.csv", as_csv([*rows, {**sale(1), "customer": "guest"}]))
+        assert facts_of(road.build(only=TO_ROWS))["table_drift"] == 1
+
+    road.write("sales.csv", as_csv(sales(1502)))
+
+    assert facts_of(road.build(only=TO_ROWS))["table_drift"] == 0
+
+
+def test_night_of_more_rows_of_the_same_kind_is_no_change_and_moves_no_group(tmp_path: Path) -> None:
+    road = project(tmp_path, as_csv(sales()))
+    before = splits_of(road.build(only=TO_ROWS))
+    road.write("sales.csv", as_csv(sales(1700)))
+
+    after = road.build(only=TO_ROWS)
+
+    assert facts_of(after)["table_drift"] == 0
+    assert splits_of(after) == before
+
+
+def test_groups_are_held_out_alike_whatever_type_their_column_has(tmp_path: Path) -> None:
+    texts = project(tmp_path / "texts", as_csv([*sales(), *({**sale(i), "customer": f"C{i}"} for i in range(60))]))
+    numbers = project(tmp_path / "numbers", as_csv(sales()))
+
+    of_texts, of_numbers = texts.build(only=TO_ROWS), numbers.build(only=TO_ROWS)
+
+    assert (types_of(of_texts)["customer"], types_of(of_numbers)["customer"]) == ("string", "integer")
+    assert {key: split for key, split in splits_of(of_texts).items() if "C" not in key} == splits_of(of_numbers)
+
+
+def test_json_value_of_another_type_is_a_change_and_its_record_a_reject(tmp_path: Path) -> None:
+    rows = [{"g": i % 9, "v": i} for i in range(40)]
+    road = project(tmp_path, b"", records(data={"group_training_examples_by": "g"}), name="rows.jsonl")
+    road.write("rows.jsonl", rows)
+    before = splits_of(road.build(only=TO_ROWS))
+    road.write("rows.jsonl", [*rows, {"g": "guest", "v": 1}])
+
+    after = road.build(only=TO_ROWS)
+
+    assert facts_of(after)["table_drift"] == 1
+    assert after.manifest("rows", "canonical_rows").samples["table_drift"] == (
+        "g is integer, which 1 value does not fit: 'guest' (data/rows.jsonl line 41)",
+    )
+    assert splits_of(after) == before
+
+
+def test_change_that_is_waived_is_built_on_with_the_contract_as_it_was(tmp_path: Path) -> None:
+    road = project(tmp_path, as_csv(sales()))
+    road.build(only=TO_ROWS)
+    road.write("sales.csv", as_csv([*with_columns(sales(), channel="web"), {**sale(1), "channel": "shop"}]))
+    settings = yaml.safe_load(road.config.read_text(encoding="utf-8"))
+    waiver = {"law": "table_drift", "dataset": "rows", "at_most": 1, "reason": "the channel is not to be trained"}
+    road.recipe(settings["datasets"], seq_len=2048, gates={**settings["gates"], "waivers": [waiver]})
+
+    made = road.build(only=TO_EXAMPLES)
+
+    assert "channel" not in types_of(made)
+    assert len(rows_of(made)) == 1501
+
+
+# ── The first build ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_words_and_ways_of_writing_make_no_column_of_numbers_text(tmp_path: Path) -> None:
+    rows = [{"a": f"{i}.5", "b": f"{i}.25", "c": str(i), "d": str(i), "e": "True"} for i in range(40)]
+    odd = {"a": ".2", "b": "1e-05", "c": "NA", "d": "True", "e": "false"}
+
+    made = project(tmp_path, as_csv([*rows, odd, {**odd, "d": "7"}]), records()).build(only=TO_ROWS)
+
+    assert types_of(made) == {"a": "decimal", "b": "decimal", "c": "integer", "d": "integer", "e": "boolean"}
+    assert rows_of(made)[-1]["record"] == '{"a":0.2,"b":0.00001,"c":null,"d":7,"e":false}'
+    manifest = made.manifest("rows", "canonical_rows")
+    assert ("rejected", "type_mismatch", 1) in manifest.ledger
+    assert manifest.samples["type_mismatch"] == ("d: 'True' (data/sales.csv line 42)",)
+
+
+def test_word_among_the_numbers_that_order_is_no_value_and_the_others_keep_their_order(tmp_path: Path) -> None:
+    rows = [{"g": "A", "t": str(t), "v": "x"} for t in (3, 12, 1, 10, 2)] + [{"g": "B", "t": "NA", "v": "x"}]
+    form = records(data={"group_training_examples_by": "g", "order_training_examples_by": "t"})
+
+    made = project(tmp_path, as_csv(rows), form).build(only=TO_EXAMPLES)
+
+    assert ("rejected", "order_missing", 1) in made.manifest("rows", "canonical_rows").ledger
+    assert made.manifest("rows", "canonical_rows").details["records"]["order"] == "elapsed_seconds"
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl"])
+def test_text_that_orders_nothing_is_refused_in_csv_as_in_json(tmp_path: Path, name: str) -> None:
+    rows = [{"g": "A", "t": text} for text in ("early", "late", "noon")]
+    content = as_csv(rows) if name.endswith(".csv") else b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    form = records(data={"group_training_examples_by": "g", "order_training_examples_by": "t"})
+
+    with pytest.raises(ConfigError, match="column 't' is text that no known format of times reads, such as 'early'"):
+        project(tmp_path, content, form, name=name).build(only=TO_ROWS)
+
+
+def test_months_by_name_come_in_the_order_of_the_calendar(tmp_path: Path) -> None:
+    rows = [{"g": "A", "t": text} for text in ("Jan 2024", "Dec 2023", "Apr 2024")]
+    form = records(data={"group_training_examples_by": "g", "order_training_examples_by": "t"})
+
+    made = project(tmp_path, as_csv(rows), form).build(only=TO_ROWS)
+
+    ordered = sorted(rows_of(made), key=lambda row: int(row["order_key"]))
+    assert [json.loads(row["record"])["t"] for row in ordered] == ["Dec 2023", "Jan 2024", "Apr 2024"]
+
+
+def test_repeated_key_of_json_is_a_reject(tmp_path: Path) -> None:
+    content = b'{"a":1,"a":2}\n{"a":3}\n{"a":{"b":1,"b":1}}\n'
+
+    made = project(tmp_path, content, records(), name="rows.jsonl").build(only=TO_ROWS)
+
+    assert [row["record"] for row in rows_of(made)] == ['{"a":3}']
+    assert ("rejected", "duplicate_column", 2) in made.manifest("rows", "canonical_rows").ledger

@@ -22,6 +22,7 @@ from pipelines.errors import ConfigError, GateError, nearest
 
 if TYPE_CHECKING:
     from pipelines.build import Project, Step
+    from pipelines.recipe import Recipe
     from pipelines.storage import Store
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
@@ -200,8 +201,16 @@ def _building_verbs(verbs: "Verbs") -> None:
     )
     build.add_argument("--workers", type=_positive, metavar="N", help="worker processes, instead of execution.workers")
 
-    advise = _verb(verbs, "advise", _advise, "judge the columns of records as groups, and say how long examples become")
+    advise = _verb(
+        verbs,
+        "advise",
+        _advise,
+        "propose the table contract of records, judge their columns as groups, and say how long examples become",
+    )
     advise.add_argument("--dataset", metavar="D", help="only this dataset")
+    advise.add_argument(
+        "--write", action="store_true", help="write each table contract to RECIPE/DATASET.table.yaml, which pins it"
+    )
 
     export = _verb(verbs, "export", _export, "write the recipe's exports, and say how to point their trainers at them")
     export.add_argument(
@@ -330,8 +339,32 @@ def _advise(given: argparse.Namespace) -> int:
     project, screen = _project(given), terminal.console()
     if not dry_run.records_datasets(project, given.dataset):
         raise ConfigError(f"{project.recipe.name}: no records dataset; advice is on their columns; name another recipe")
-    screen.print(record_reports.advice(dry_run.advise(project, given.dataset)))
+    for name, proposal in dry_run.contracts(project, given.dataset):
+        if proposal is None:
+            continue
+        if given.write:
+            print(_pin(recipe_path(given.recipe), project.recipe, name, proposal.document))
+        else:
+            print(proposal.document)
+    if not given.write:
+        screen.print(record_reports.advice(dry_run.advise(project, given.dataset)))
     return DONE
+
+
+def _pin(recipe_path: Path, loaded: "Recipe", dataset: str, document: str) -> str:
+    """Write a table contract beside its recipe; return what is to be said of it."""
+    from pipelines.recipe import table_contract_file
+
+    path = table_contract_file(recipe_path, dataset)
+    form = loaded.datasets[dataset].format
+    if form.kind == "records" and form.table is not None and not path.exists():
+        raise ConfigError(
+            f"datasets.{dataset}.format.table: the contract stands in the recipe; a file would be a second one; "
+            "correct it there, or delete it and ask again"
+        )
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(document, encoding="utf-8")
+    return f"{path}  written; look through it: the next build follows it"
 
 
 def _build(given: argparse.Namespace) -> int:

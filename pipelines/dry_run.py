@@ -23,9 +23,10 @@ from pipelines.errors import ConfigError, ContextOverflowError, nearest
 from pipelines.executors import LocalPool
 from pipelines.manifest import Key, Manifest
 from pipelines.sizing import Estimate, GroupAdvice
-from pipelines.stages import Work, record_examples, tokenized_examples
+from pipelines.stages import Work, canonical_rows, record_examples, record_rows, tokenized_examples
 from pipelines.stages.record_examples import Measured
 from pipelines.stages.record_plan import RecordPlan
+from pipelines.stages.record_rows import Proposal
 from pipelines.storage import Store
 
 Ints = NDArray[np.int64]
@@ -89,6 +90,19 @@ def advise(project: Project, dataset: str | None = None) -> Iterator[Advised]:
         with _desk(project, name) as work:
             loaded, path = tokenized_examples.open_tokenizer(work)
             yield _advised(work, record_examples.measure(work, loaded, path))
+
+
+def contracts(project: Project, dataset: str | None = None) -> Iterator[tuple[str, Proposal | None]]:
+    """Yield the table contract that the data of each records dataset, or the one named, proposes."""
+    for name in records_datasets(project, dataset):
+        key: Key = (project.recipe.name, name, "raw_dataset")
+        found = next(one for one in build.plan(project) if one.step.key == key)
+        with tempfile.TemporaryDirectory(prefix="rowmill-advise-") as folder:
+            placed = replace(project, store=Store(folder))
+            raw = found.manifest or build.run(placed, found.step, {}).manifest
+            at: Key = (project.recipe.name, name, "canonical_rows")
+            work = Work(project.recipe, placed.store, project.base, at, name, {key: raw}, LocalPool(1))
+            yield name, record_rows.propose_contract(work, canonical_rows.parts_taken(work))
 
 
 @contextmanager

@@ -35,6 +35,7 @@ from pipelines.shards import AnyExport, DatasetProspect, Prospect
 from pipelines.sources import Source
 from pipelines.splits import Splits
 from pipelines.storage import check_name
+from pipelines.table_contract import TableContract
 from pipelines.tokenizer_source import TokenizerChoice, find_folder, folder_digest, require_no_revision
 from pipelines.tools import Tools
 from pipelines.truncation import Truncation
@@ -396,9 +397,46 @@ def load(path: Path, overrides: Mapping[str, str] | None = None) -> Recipe:
 
     """
     _require_text(path.resolve())
-    values = config.read_yaml(path)
+    values = _with_table_contracts(config.read_yaml(path), path)
     given = overridden(values, overrides) if overrides else values
     return parse(given, name=path.stem, where=str(path), base=project_folder(path))
+
+
+TABLE_SUFFIX = ".table.yaml"
+"""How the name of a table contract's file ends; no recipe's does."""
+
+
+def table_contract_file(recipe_path: Path, dataset: str) -> Path:
+    """Return where a records dataset's table contract is pinned: `<recipe>/<dataset>.table.yaml` beside the recipe."""
+    return recipe_path.with_suffix("") / f"{dataset}{TABLE_SUFFIX}"
+
+
+def _with_table_contracts(values: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return a recipe's mapping with the table contracts that stand in files of their own."""
+    files = sorted(path.with_suffix("").glob(f"*{TABLE_SUFFIX}"))
+    datasets: Any = values.get("datasets", values.get("configs"))
+    if not files or not isinstance(datasets, dict):
+        return values
+    filled = copy.deepcopy(values)
+    written: dict[str, Any] = filled["datasets" if "datasets" in filled else "configs"]
+    shared: Any = (filled.get("defaults") or {}).get("format", {}) if isinstance(filled.get("defaults"), dict) else {}
+    for file in files:
+        name = file.name.removesuffix(TABLE_SUFFIX)
+        dataset: Any = written.get(name)
+        if not (_is_records(dataset) or (isinstance(dataset, dict) and _is_records({"format": shared}))):
+            raise ConfigError(
+                f"{file}: there is no records dataset {name!r} in {path}; a table contract is named after the dataset "
+                "that it is of; rename the file, or delete it"
+            )
+        form: Any = dataset.setdefault("format", {})
+        if isinstance(form, dict) and form.get("table") is not None:
+            raise ConfigError(
+                f"{path}: datasets.{name}.format.table: {file} is its table contract, too; one may be; delete one"
+            )
+        loaded = config.read_yaml(file)
+        config.check(TableContract, loaded, str(file))
+        form["table"] = loaded
+    return filled
 
 
 def _require_text(path: Path) -> None:
@@ -484,7 +522,8 @@ def parse(values: Mapping[str, Any], *, name: str, where: str, base: Path = Path
 
 def find(configs: Path) -> list[Path]:
     """Return the recipe files of a configs folder: `<name>.yaml` in it or one folder down."""
-    return sorted([*configs.glob("*.yaml"), *configs.glob("*/*.yaml")], key=lambda path: path.stem)
+    found = (*configs.glob("*.yaml"), *configs.glob("*/*.yaml"))
+    return sorted((path for path in found if not path.name.endswith(TABLE_SUFFIX)), key=lambda path: path.stem)
 
 
 def json_schema() -> dict[str, Any]:

@@ -71,9 +71,8 @@ def make(work: Work) -> Draft:
     _require_one_way_to_hold_out(work, scanned)
     options = _rows_digest(work)
     if work.dataset.row_kind == "record":
-        # What a table's cells are told apart by counts in one file: small files of tables share no group yet.
-        alone = [one for taken in _taken(work, groups) for one in taken]
-        made, reused, rows_made, known = record_rows.make_rows(work, alone, options)
+        # A cell is found again by its place in its part: small files of tables share no group.
+        made, reused, rows_made, known = record_rows.make_rows(work, parts_taken(work), options)
     else:
         made, reused, rows_made = make_parts(work, parts.canonicalize_part, _planned(work, groups, options))
         known = None
@@ -104,6 +103,11 @@ def _note_boundaries(work: Work, draft: Draft, resolved: Boundaries | None) -> N
     if found:
         draft.tables["boundaries"] = Table(("split", "begins"), tuple((name, str(at)) for name, at in found.items()))
         draft.samples["unpinned_boundaries"] = tuple(f"{name}: {at}" for name, at in found.items())
+
+
+def parts_taken(work: Work) -> list[tuple[sources.Part, int | None]]:
+    """Return the parts of a dataset's source with how many records of each are taken; None is all."""
+    return [one for taken in _taken(work, raw_dataset.groups_of(work.input("raw_dataset").details)) for one in taken]
 
 
 def _taken(work: Work, groups: Sequence[sources.Group]) -> list[TakenGroup]:

@@ -33,6 +33,7 @@ from pipelines.splits import Splitter
 from pipelines.stages import Draft, Planned, Work, kept_part, make_parts, share
 from pipelines.storage import digest
 from pipelines.table_contract import Drift, Evidence, Mismatch, TableContract
+from pipelines.table_contract.document import as_yaml
 from pipelines.table_contract.drift import describe
 
 VERSION = 4
@@ -134,6 +135,38 @@ def _observed(work: Work, scanned: Sequence[tuple[sources.Part, int | None]]) ->
     make_parts(work, record_rows.observe, distinct)
     found = [kept_part(work.store, work.folder, one.fingerprint) for one in planned]
     return [one for one in found if one is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """The contract that the data proposes, and the file that says why."""
+
+    contract: TableContract
+    document: str
+
+
+def propose_contract(work: Work, scanned: Sequence[tuple[sources.Part, int | None]]) -> Proposal | None:
+    """Look at a dataset and propose its table contract; columns of a pinned one stay as they are. None without rows."""
+    form = form_of(work)
+    evidence = evidence_of(work, _observed(work, scanned))
+    if not evidence.columns:
+        return None
+    found = propose(work, evidence)
+    pinned = {} if form.table is None else form.table.columns
+    columns = {name: one for name, one in pinned.items() if name in found.columns}
+    columns |= {name: one for name, one in found.columns.items() if name not in pinned}
+    contract = found.model_copy(
+        update={"columns": columns, "group": form.group_columns or None, "order": form.order_column}
+    )
+    parts = [(part, scan) for scan in _scans(work) for part in scan.parts]
+    document = as_yaml(
+        contract,
+        evidence,
+        title=f"{work.recipe.name}: datasets.{work.dataset_name}",
+        place_of=lambda place: _place(work, parts, Drift("", "", "", place)),
+        shows_cells=not form.privacy.dp_enabled,
+    )
+    return Proposal(contract, document)
 
 
 def evidence_of(work: Work, seen: Sequence[Part]) -> Evidence:

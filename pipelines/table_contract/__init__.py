@@ -1,7 +1,7 @@
 """The table contract: what the columns of a records dataset are, decided once and held against all later data.
 
 What belongs here: the contract as a model, what data says of its columns, proposing a contract from that, reading
-cells by it, and comparing two contracts. What does not: reading files
+cells by it, comparing two contracts, and the contract as a commented YAML file. What does not: reading files
 (`sources/`), which contract is in force for a build (`stages/record_rows.py`), the text of a record (`codec/`).
 
     parts ──observe──► evidence ──add_up──► evidence ──infer──► contract ──cell_writer──► typed cells
@@ -17,6 +17,7 @@ cells by it, and comparing two contracts. What does not: reading files
 | `declared_types` | the types that Parquet and Hugging Face declare |
 | `cells` | a cell of CSV to its JSON text, its place in the order, or a mismatch |
 | `drift` | what changed between a contract and the data |
+| `document` | a contract as YAML, its evidence in comments |
 """
 
 from pipelines.table_contract.cells import cell_writer, read_position

@@ -23,6 +23,8 @@ def _is_one_character(text: str) -> str:
     return text
 
 
+Texts = Annotated[tuple[str, ...], Field(strict=False)]
+"""A list of texts; inside a union of models pydantic would take nothing but a tuple."""
 Delimiter = Annotated[str, AfterValidator(_is_one_character)]
 
 
@@ -34,7 +36,7 @@ class ColumnContract(Config):
     reads, kept as written), `text`, or `any`: whatever the source's own types or JSON say."""
     format: str | None = None
     """How a date, datetime or time is written: `iso8601`, or a strptime text; of these types alone."""
-    na: tuple[str, ...] = ()
+    na: Texts = ()
     """Words that mean no value, beside the empty cell."""
     decimal: Literal[".", ","] = "."
     """Sign before the fraction of a number."""
@@ -73,7 +75,7 @@ class TableContract(Config):
     """What separates the cells of its CSV files; a file separated otherwise is `table_drift`. Null: not judged."""
     quote: Annotated[str, Field(min_length=1, max_length=1)] | None = None
     """What encloses cells of its CSV files; null: not judged."""
-    group: tuple[str, ...] | None = None
+    group: Texts | None = None
     """The group columns that it was written for; another `data.group_training_examples_by` is an error."""
     order: str | None = None
     """The order column that it was written for; another `data.order_training_examples_by` is an error."""

@@ -88,9 +88,9 @@ def test_steps_of_a_recipe_are_made_once_however_many_ask(ready: Road, monkeypat
     made: list[tuple[str, str | None]] = []
     terms_of = findings.terms_of
 
-    def counted(gates: Any, stage: str, dataset: str | None) -> Any:
+    def counted(gates: Any, stage: str, dataset: str | None, kind: Any = None) -> Any:
         made.append((stage, dataset))
-        return terms_of(gates, stage, dataset)
+        return terms_of(gates, stage, dataset, kind)
 
     monkeypatch.setattr(findings, "terms_of", counted)
     project = ready.project

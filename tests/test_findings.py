@@ -35,7 +35,7 @@ def _judged(store: Store, facts: dict[str, Any], **gates: Any) -> tuple[Manifest
 
 
 def _terms(**gates: Any) -> tuple[findings.Terms, ...]:
-    return findings.terms_of(check(Gates, gates, "gates"), "canonical_rows", "chats")
+    return findings.terms_of(check(Gates, gates, "gates"), "canonical_rows", "chats", "record")
 
 
 def test_judge_good_facts_passes_every_law(tmp_path: Path) -> None:

@@ -29,13 +29,14 @@ def _judged(store: Store, facts: dict[str, Any], **gates: Any) -> tuple[Manifest
     )  # fmt: skip
     saved = manifest.save(store, made)
     # Of the laws for one kind of rows alone those are judged whose facts are there.
-    terms = findings.terms_of(check(Gates, gates, "gates"), "canonical_rows", "chats", "record")
+    kind = "record" if OF_RECORDS & facts.keys() else "conversation"
+    terms = findings.terms_of(check(Gates, gates, "gates"), "canonical_rows", "chats", kind)
     terms = tuple(one for one in terms if one.law in facts or one.law not in OF_RECORDS)
     return saved, {verdict.law: verdict for verdict in findings.judge(store, saved, terms)}
 
 
 def _terms(**gates: Any) -> tuple[findings.Terms, ...]:
-    return findings.terms_of(check(Gates, gates, "gates"), "canonical_rows", "chats", "record")
+    return findings.terms_of(check(Gates, gates, "gates"), "canonical_rows", "chats", "conversation")
 
 
 def test_judge_good_facts_passes_every_law(tmp_path: Path) -> None:

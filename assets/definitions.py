@@ -17,6 +17,7 @@ import dagster as dg
 from assets.automation import condition_of, job_of, nightly_of, watcher_of
 from assets.checks import checks_of
 from assets.factory import assets_of, dagster_name
+from assets.pruning import prune_history, pruning_schedule
 from assets.resources import Storage
 from pipelines import build, recipe
 from pipelines.build import Project
@@ -86,8 +87,8 @@ def build_definitions(
             resources={"storage": Storage(root=store), **(resources or {})},
             # Runs of hand-picked assets too: a process per step costs two seconds of imports each.
             executor=dg.in_process_executor,
-            jobs=[one.job for one in defined],
-            schedules=[one.schedule for one in defined],
+            jobs=[*(one.job for one in defined), prune_history],
+            schedules=[*(one.schedule for one in defined), pruning_schedule()],
             sensors=[one.sensor for one in defined],
         )
 

@@ -1,6 +1,7 @@
 """Where Dagster writes its events: its own SQLite files, opened once instead of for every statement.
 
-What belongs here: how long the connections live. What does not: what is written or asked, which stays Dagster's.
+What belongs here: how long the connections live, and that a deleted run leaves nothing. What does not: what is written
+or asked, which stays Dagster's, and which runs go (`pruning.py`).
 
 Dagster opens a file anew for each of the some two thousand statements of a night, with a new SQLAlchemy engine that
 knows no compiled statement, and closing the last connection makes SQLite write its log back and delete it. That was
@@ -27,6 +28,14 @@ MOST_FILES = 16
 
 PATIENCE_S = 300
 """How long a statement waits for another process, and a thread for another thread."""
+
+
+_VERDICTS = sa.table("asset_check_executions", sa.column("run_id"))
+"""Dagster's table of the verdicts of all runs."""
+
+
+def _name_of(run_id: str | None) -> str:
+    return f"run {run_id}"
 
 
 class KeptEventLog(SqliteEventLogStorage):
@@ -64,7 +73,7 @@ class KeptEventLog(SqliteEventLogStorage):
 
     def run_connection(self, run_id: str | None = None) -> AbstractContextManager[sa.Connection]:
         """Lend the connection to the file of a run."""
-        return self._kept(f"run {run_id}", lambda: super(KeptEventLog, self).run_connection(run_id))
+        return self._kept(_name_of(run_id), lambda: super(KeptEventLog, self).run_connection(run_id))
 
     def index_connection(self) -> AbstractContextManager[sa.Connection]:
         """Lend the connection to the file that is asked across runs."""
@@ -75,6 +84,20 @@ class KeptEventLog(SqliteEventLogStorage):
         if table_name not in self._tables and super().has_table(table_name):
             self._tables.add(table_name)
         return table_name in self._tables
+
+    def delete_events(self, run_id: str) -> None:
+        """Delete a run's events, with its file, and its verdicts, both of which Dagster's own leaves behind."""
+        super().delete_events(run_id)
+        with self.index_connection() as connection:
+            connection.execute(sa.delete(_VERDICTS).where(_VERDICTS.c.run_id == run_id))
+        with self._engines_lock:
+            kept = self._engines.pop(_name_of(run_id), None)
+            if kept is not None:
+                kept.dispose()
+            # Whoever asks for the run again finds an empty log, as in any other process.
+            self._initialized_dbs.discard(run_id)
+            for ending in ("", "-wal", "-shm"):
+                Path(f"{self.path_for_shard(run_id)}{ending}").unlink(missing_ok=True)
 
     def wipe(self) -> None:
         """Delete everything."""

@@ -18,6 +18,7 @@ import dagster as dg
 from assets.automation import RECIPE_TAG, all_ranks
 from assets.definitions import build_definitions, configs_folder, open_projects, storage_root
 from assets.factory import dagster_name
+from assets.pruning import days_kept, prune
 from pipelines import errors, recipe, report_page, reports
 from pipelines.errors import ConfigError, PipelineError, one_of
 from pipelines.ui import QUIET, prepare_home
@@ -112,6 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.environ.update(QUIET | {"DAGSTER_HOME": str(prepare_home(configs.parent))})
         with dg.DagsterInstance.get() as instance:
             result = materialize_recipe(path, store, instance)
+            prune(instance, days=days_kept())
     except PipelineError as error:
         print(error, file=sys.stderr)
         return 2

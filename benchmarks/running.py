@@ -82,6 +82,7 @@ def quiet_night() -> None:
         recipe.write_text(yaml.safe_dump(values), encoding="utf-8")
         wall: list[float] = []
         cpu: list[float] = []
+        history: list[int] = []
         for _ in range(1 + NIGHTS):
             began, worked = time.perf_counter(), time.process_time()
             with contextlib.redirect_stdout(io.StringIO()):
@@ -89,6 +90,7 @@ def quiet_night() -> None:
             assert result.success
             wall.append(time.perf_counter() - began)
             cpu.append(time.process_time() - worked)
+            history.append(sum(path.stat().st_size for path in Path(folder, "home").rglob("*") if path.is_file()))
         report = Path(folder, ".rowmill", report_page.path_of("demo")).stat().st_size
     emit(
         "quiet_night",
@@ -99,6 +101,7 @@ def quiet_night() -> None:
         fastest_s=round(min(wall[1:]), 2),
         median_cpu_s=round(statistics.median(cpu[1:]), 2),
         report_bytes=report,
+        history_bytes_a_night=(history[-1] - history[0]) // NIGHTS,
     )
 
 

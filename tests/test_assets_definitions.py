@@ -85,8 +85,8 @@ def test_checks_block_exactly_where_the_recipe_says_error(tiny: Tiny) -> None:
 def test_a_recipe_has_one_job_one_schedule_one_sensor(tiny: Tiny) -> None:
     definitions = tiny.definitions()
 
-    assert [job.name for job in definitions.jobs or ()] == ["rebuild_tiny"]
-    assert [schedule.name for schedule in definitions.schedules or ()] == ["nightly_tiny"]
+    assert [job.name for job in definitions.jobs or ()] == ["rebuild_tiny", "prune_history"]
+    assert [schedule.name for schedule in definitions.schedules or ()] == ["nightly_tiny", "daily_prune_history"]
     assert [sensor.name for sensor in definitions.sensors or ()] == ["raw_files_tiny"]
     assert definitions.resolve_schedule_def("nightly_tiny").default_status == dg.DefaultScheduleStatus.STOPPED
     assert definitions.resolve_sensor_def("raw_files_tiny").default_status == dg.DefaultSensorStatus.STOPPED
@@ -131,7 +131,7 @@ def test_recipe_with_a_hyphen_keeps_its_key_and_gets_a_group_without(tmp_path: P
     definitions = tiny.definitions()
 
     assert definitions.resolve_asset_graph().get(tiny.key("training_splits")).group_name == "two_words"
-    assert [job.name for job in definitions.jobs or ()] == ["rebuild_two_words"]
+    assert [job.name for job in definitions.jobs or ()] == ["rebuild_two_words", "prune_history"]
 
 
 def test_recipes_that_dagster_cannot_tell_apart_are_one_error(tmp_path: Path) -> None:

@@ -20,13 +20,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from pydantic import Field, create_model, model_validator
+from pydantic import Field, create_model, field_validator, model_validator
 
 from pipelines import cross_stage
 from pipelines.config import Config
-from pipelines.errors import ConfigError, GateError, nearest, one_of
+from pipelines.errors import GateError, nearest, one_of
 from pipelines.manifest import NOT_APPLICABLE, Key, Manifest, folder
 from pipelines.rows import Kind
 from pipelines.storage import Store, digest
@@ -295,13 +295,28 @@ class Waiver(Config):
         return self
 
 
+ExpectationType = Literal[
+    "expect_column_max_to_be_between",
+    "expect_column_mean_to_be_between",
+    "expect_column_median_to_be_between",
+    "expect_column_min_to_be_between",
+    "expect_column_sum_to_be_between",
+    "expect_column_values_to_be_between",
+]
+"""The library's expectations that ask whether a number lies between bounds.
+
+They are listed so that a recipe is checked without importing the library. Its others ask for other arguments, cannot
+be asked about one number, or have the same answer for every number.
+"""
+
+
 class Expectation(Config):
     """A Great Expectations rule of your own over a stage's facts."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_]+$")
     """How the rule is called in verdicts and checks; must not be the name of a law."""
-    type: str = "expect_column_max_to_be_between"
-    """The expectation's snake-case name."""
+    type: ExpectationType = "expect_column_max_to_be_between"
+    """The expectation's snake-case name; a fact is one number, so all of them ask the same of it."""
     column: str
     """The fact it looks at, as `rowmill verify --facts` lists them."""
     min_value: float | int | None = None
@@ -311,11 +326,28 @@ class Expectation(Config):
     severity: Severity = "error"
     """`error` closes the gate, `warn` only shows."""
 
+    @field_validator("type", mode="before")
+    @classmethod
+    def _is_a_range(cls, value: object) -> object:
+        allowed = get_args(ExpectationType)
+        if not isinstance(value, str) or value in allowed:
+            return value
+        guess = nearest(value, allowed)
+        raise ValueError(
+            f"{value!r} is no expectation that asks for a number between bounds; choose {one_of(allowed)}; "
+            f"{f'did you mean {guess}?' if guess else 'say it with min_value and max_value'}"
+        )
+
     @model_validator(mode="after")
     def _has_a_bound(self) -> "Expectation":
         if self.min_value is None and self.max_value is None:
             raise ValueError(
                 f"{self.name}: has no bound; min_value, max_value or both say what passes; give at least one"
+            )
+        if self.min_value is not None and self.max_value is not None and self.min_value > self.max_value:
+            raise ValueError(
+                f"{self.name}: min_value {self.min_value:g} is above max_value {self.max_value:g}, so that nothing "
+                "passes; the lower bound must not be above the upper; correct one"
             )
         if self.name in BY_NAME:
             raise ValueError(f"{self.name} is the name of a law; a rule of your own needs another; rename it")
@@ -347,7 +379,16 @@ class GatesBase(Config):
         for stage in self.expectations:
             stages = {s for law in LAWS for s in law.stages}
             if stage not in stages:
-                raise ValueError(f"expectations.{stage}: no such stage; choose {one_of(sorted(stages))}")
+                guess = nearest(stage, stages)
+                hint = f"; did you mean {guess}?" if guess else ""
+                raise ValueError(f"expectations.{stage}: no such stage; choose {one_of(sorted(stages))}{hint}")
+            for one in self.expectations[stage]:
+                law = BY_NAME.get(one.column)
+                if law is not None and stage not in law.stages:
+                    raise ValueError(
+                        f"expectations.{stage}: rule {one.name} looks at {one.column}, which this stage does not "
+                        f"measure; {one_of(law.stages)} does; write the rule under expectations.{law.stages[0]}"
+                    )
             names = Counter(one.name for one in self.expectations[stage])
             repeated = [name for name, count in names.items() if count > 1]
             if repeated:
@@ -744,13 +785,7 @@ def _kind(name: str) -> Any:
     """Return the class of the library that a snake-case name means."""
     import great_expectations.expectations as gxe
 
-    kind = getattr(gxe, "".join(word.capitalize() for word in name.split("_")), None)
-    if kind is None:
-        raise ConfigError(
-            f"gates.expectations: {name!r} is no expectation; a snake-case name of Great Expectations is needed, "
-            "for example expect_column_max_to_be_between"
-        )
-    return kind
+    return getattr(gxe, "".join(word.capitalize() for word in name.split("_")))
 
 
 def _raised(info: Mapping[str, Any]) -> bool:

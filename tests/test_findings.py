@@ -1,7 +1,9 @@
 """Laws, bounds, waivers, verdicts, and the lock that a failed one keeps shut."""
 
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -266,6 +268,68 @@ def test_own_expectation_with_two_bounds_passes_only_between_them(tmp_path: Path
 def test_own_expectation_without_bound_or_named_like_a_law_is_refused(rule: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         check(Gates, {"expectations": {"canonical_rows": [{"column": "kept", **rule}]}}, "gates")
+
+
+OWN = {"name": "enough", "column": "kept", "min_value": 1}
+
+
+@pytest.mark.parametrize(
+    ("stage", "rule", "words"),
+    [
+        (
+            "canonical_rows",
+            {"type": "expect_column_maximum_to_be_between"},
+            r"\.0\.type: 'expect_column_maximum_to_be_between' is no .*; did you mean expect_column_max_to_be_between\?$",
+        ),
+        (
+            "canonical_rows",
+            {"type": "expect_table_row_count_to_be_between"},
+            r"'expect_table_row_count_to_be_between' is no expectation",
+        ),
+        ("canonical_rows", {"type": "ColumnMapExpectation"}, r"; say it with min_value and max_value$"),
+        ("canonical_rows", {"type": 3}, r"\.type: must be .*; got 3; choose one of them$"),
+        ("canonical_rows", {"mostly": 1}, r"\.mostly: unknown key; allowed here: .*; delete it$"),
+        ("canonical_rows", {"min_vale": 1}, r"\.min_vale: unknown key; .*; did you mean min_value\?$"),
+        ("canonical_rows", {"column": None}, r"\.column: must be a string"),
+        ("canonical_rows", {"max_value": 0}, r"enough: min_value 1 is above max_value 0, so that nothing passes"),
+        ("canonical_row", {}, r"expectations\.canonical_row: no such stage; choose .*; did you mean canonical_rows\?$"),
+        (
+            "packed_shards",
+            {"column": "unknown_roles"},
+            r"rule enough looks at unknown_roles, which this stage does not measure; canonical_rows does; write",
+        ),
+    ],
+)
+def test_own_expectation_that_cannot_be_judged_is_one_error_at_load(
+    stage: str, rule: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        check(Gates, {"expectations": {stage: [{**OWN, **rule}]}}, "gates")
+
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", get_args(findings.ExpectationType))
+def test_every_type_that_a_rule_may_have_is_judged_by_its_bounds(tmp_path: Path, kind: str) -> None:
+    own = {"canonical_rows": [{"name": "rows", "type": kind, "column": "kept", "min_value": 10, "max_value": 20}]}
+
+    passed = {
+        kept: _judged(Store(str(tmp_path / str(kept))), {**GOOD, "kept": kept}, expectations=own)[1]["rows"].passed
+        for kept in (9, 10, 20, 21)
+    }
+
+    assert passed == {9: False, 10: True, 20: True, 21: False}
+
+
+def test_recipe_with_a_rule_is_checked_without_the_library() -> None:
+    code = (
+        "import sys; from pipelines import recipe; "
+        "recipe.parse({'tokenizer': 't', 'seq_len': 8, 'datasets': {'a': {'source': {'train_urls': ['x.jsonl']}}}, "
+        f"'gates': {{'expectations': {{'canonical_rows': [{OWN!r}]}}}}}}, name='r', where='r'); "
+        "sys.exit('great_expectations' in sys.modules)"
+    )
+
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parent.parent).returncode == 0
 
 
 def test_two_rules_of_one_name_are_an_error() -> None:

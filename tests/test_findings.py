@@ -279,7 +279,7 @@ OWN = {"name": "enough", "column": "kept", "min_value": 1}
         (
             "canonical_rows",
             {"type": "expect_column_maximum_to_be_between"},
-            r"\.0\.type: 'expect_column_maximum_to_be_between' is no .*; did you mean expect_column_max_to_be_between\?$",
+            r"\.0\.type: 'expect_column_maximum_to_be_between' is no .*; did you mean expect_column_max_to_be_between",
         ),
         (
             "canonical_rows",

@@ -26,9 +26,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines import build, manifest
-from pipelines.errors import ConfigError, IntegrityError
+from pipelines.errors import ConfigError, DamagedFileError, IntegrityError
 from pipelines.reader import Batch, PackedSequence, Reader
 from pipelines.reader.layouts import flat, padded
+from pipelines.storage import SEAL, Store
 
 # Great Expectations, which judges the build, imports a module that Python 3.11 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning")
@@ -550,14 +551,44 @@ def test_published_file_that_contradicts_itself_is_refused(
 ) -> None:
     raw = current(copied)
     change(raw)
-    (copied / "tiny" / "gpu_partitions" / "current.json").write_bytes(orjson.dumps(raw))
+    raw.pop(SEAL)
+    Store(str(copied)).write_sealed("tiny/gpu_partitions/current.json", raw)
     with pytest.raises(IntegrityError, match=words):
         open_reader(copied)
 
 
-def test_published_file_that_is_no_json_is_refused(copied: Path) -> None:
-    (copied / "tiny" / "gpu_partitions" / "current.json").write_bytes(b"{")
-    with pytest.raises(IntegrityError, match="build 'tiny' again"):
+def flip_a_digit(content: bytes) -> bytes:
+    return content.replace(b'"places": ', b'"places": 1', 1)
+
+
+def swap_two_ranks(content: bytes) -> bytes:
+    raw = orjson.loads(content)
+    first, second = list(raw["ranks"])[:2]
+    raw["ranks"][first], raw["ranks"][second] = raw["ranks"][second], raw["ranks"][first]
+    return orjson.dumps(raw)
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "emptied": lambda _: b"",
+    "cut": lambda content: content[: len(content) // 2],
+    "other-json": lambda _: b"[]",
+    "without-seal": lambda content: orjson.dumps({k: v for k, v in orjson.loads(content).items() if k != SEAL}),
+    "digit": flip_a_digit,
+    "ranks-swapped": swap_two_ranks,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_published_file_that_is_not_as_it_was_written_is_refused(copied: Path, damage: str) -> None:
+    path = copied / "tiny" / "gpu_partitions" / "current.json"
+    content = DAMAGES[damage](path.read_bytes())
+    assert content != path.read_bytes()
+    path.write_bytes(content)
+
+    with pytest.raises(
+        DamagedFileError,
+        match=r"tiny/gpu_partitions/current\.json: cut short, or changed .*; copy it again, or build 'tiny'",
+    ):
         open_reader(copied)
 
 

@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import numpy as np
-import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pipelines.errors import ConfigError, IntegrityError
+from pipelines.errors import ConfigError, DamagedFileError, IntegrityError
 from pipelines.storage import Store, digest, digest_bytes, digest_file
 
 Ints = NDArray[np.int64]
@@ -98,19 +97,30 @@ def published_version(store: Store, recipe: str) -> str | None:
     Raises
     ------
     IntegrityError
-        If `current.json` does not tell.
+        If `current.json` is not as it was written.
 
     """
     at = _place(recipe)
-    if not store.exists(at):
-        return None
-    try:
-        return str(orjson.loads(store.read(at))["version"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise IntegrityError(
-            f"{store.path(at)}: {type(error).__name__} {error}; it must name the version that trainers read; build "
-            f"{recipe!r} again"
-        ) from error
+    return str(_as_published(store, at, recipe)["version"]) if store.exists(at) else None
+
+
+def _as_published(store: Store, at: str, recipe: str) -> dict[str, Any]:
+    """Return `current.json` as the build wrote it.
+
+    Raises
+    ------
+    DamagedFileError
+        If it is cut short, or was changed since.
+
+    """
+    raw = store.read_sealed(at)
+    if raw is None:
+        raise DamagedFileError(
+            f"{store.address(at)}: cut short, or changed since it was written; it names what trainers read, so it must "
+            f"be as the build wrote it; copy it again, or build {recipe!r} again",
+            at,
+        )
+    return raw
 
 
 def open_published(store: Store, recipe: str) -> Published:
@@ -129,8 +139,9 @@ def open_published(store: Store, recipe: str) -> Published:
             f"{where}: missing; it is written once every rank of a recipe is built and no token was lost; run "
             f"`rowmill build` on {recipe!r}, or name another root or recipe"
         )
+    raw = _as_published(store, at, recipe)
     try:
-        found = _from_json(store, where, orjson.loads(store.read(at)))
+        found = _from_json(store, where, raw)
     except (KeyError, TypeError, ValueError) as error:
         raise IntegrityError(
             f"{where}: {type(error).__name__} {error}; it must be as this version writes it; build {recipe!r} again"

@@ -246,6 +246,11 @@ LAWS: tuple[Law, ...] = (
     Law("failed_series", ("generated_series",), "at_most", 0.99, "error",
         "share of series that ended before their stop; of single records and groups, whether none came at all",
         "read last_error and the reasons; see that the backend runs, or raise generation.patience", warn_from=0),
+    Law("exact_copies", ("parsed_records", "generated_series"), "at_most", 0.01, "warn",
+        "share of generated records that equal a training row",
+        "compare with what repeats in train (table `beside train`): rows of few values agree by chance; a model that "
+        "learned rows by heart needs fewer epochs, more data, or differential privacy",
+        applies_to="generated records of a table that is kept"),
     Law("stale_rank", ("gpu_partitions",), "at_most", 0, "warn",
         "ranks that were built from another order", "materialize all ranks"),
 )  # fmt: skip

@@ -13,7 +13,7 @@ import dagster as dg
 import pytest
 import yaml
 
-from pipelines import build, cli
+from pipelines import build, cli, report_page
 from pipelines.errors import ConfigError, GenerationError, IntegrityError, SourceError
 from pipelines.findings import Verdict
 from pipelines.ledger import REASONS
@@ -176,7 +176,8 @@ def test_rejects_keep_reason_column_and_text(grouped: Road, generated: Path) -> 
     ]
     assert json.loads(rejects[1]["raw"]) == bad
     assert [(one.law, one.value, one.passed, one.blocking) for one in verdicts] == [
-        ("valid_fraction", 0.0, False, False)
+        ("valid_fraction", 0.0, False, False),
+        ("exact_copies", None, False, False),
     ]
 
 
@@ -196,7 +197,10 @@ def test_without_texts_there_is_nothing_to_judge(grouped: Road, generated: Path)
     made, verdicts, _ = run(grouped, "parsed_records")
 
     assert (made.facts["texts"], made.facts["kept"]) == (0, 0)
-    assert [(one.law, one.outcome) for one in verdicts] == [("valid_fraction", "not_applicable")]
+    assert {one.law: one.outcome for one in verdicts} == {
+        "valid_fraction": "not_applicable",
+        "exact_copies": "not_applicable",
+    }
 
 
 def test_files_that_are_named_and_missing_are_a_source_error(tmp_path: Path, grouped: Road) -> None:
@@ -218,6 +222,43 @@ def test_reasons_of_parsing_are_on_the_ledgers_list() -> None:
     assert set(PARSING_REASONS) <= REASONS
 
 
+# ── Beside the table that was trained on ───────────────────────────────────────────────────────────
+
+
+def test_generated_records_stand_beside_the_table_they_were_learned_from(grouped: Road, generated: Path) -> None:
+    fresh = [sale("s1", day, units=7) for day in range(10, 13)]
+    written = texts(sale("s1", 1), sale("s1", 2), *fresh, fresh[-1])
+    (generated / "a.jsonl").write_text(texts({"text": written, "finish_reason": "stop"}))
+    made, verdicts, _ = run(grouped, "parsed_records")
+    lines = {row[0]: row for row in made.tables["beside train"].rows}
+    columns = {row[0]: dict(zip(made.tables["columns beside train"].columns, row, strict=True))
+               for row in made.tables["columns beside train"].rows}  # fmt: skip
+    train = [row for row in SALES if row["shop"] in _trained_shops(grouped)]
+
+    copies = sum(one in train for one in (sale("s1", 1), sale("s1", 2))) / 6
+    assert made.facts["exact_copies"] == pytest.approx(copies)
+    assert lines["train"][1:3] == (len(train), 0)
+    assert lines["generated"][1:3] == (6, pytest.approx(1 / 6, abs=1e-6))
+    assert columns["units"]["mean train"] == 1
+    assert columns["units"]["max generated"] == 7
+    assert columns["units"]["distance"] == pytest.approx(4 / 6, abs=1e-4)
+    assert columns["units"]["new values"] == pytest.approx(4 / 6, abs=1e-4)
+    assert {row[:2] for row in made.tables["associations"].rows} == {("shop", "day")}
+    assert [one.law for one in verdicts if one.failed] == ["exact_copies"] * (copies > 0)
+    report_page.write(grouped.project)
+    shown = grouped.project.store.local(report_page.path_of("road")).read_text("utf-8")
+    assert "columns beside train" in shown
+    assert "associations" in shown
+
+
+def _trained_shops(road: Road) -> set[str]:
+    rows = build.manifest.by_version(
+        road.project.store, ("road", "rows", "canonical_rows"), _current(road, "canonical_rows")
+    )
+    every = [row for file in rows.files("rows") for row in road.project.store.table(file).to_pylist()]
+    return {json.loads(row["record"])["shop"] for row in every if row["split"] == "train"}
+
+
 # ── Generating ─────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -235,7 +276,8 @@ def test_series_are_generated_over_http_from_what_was_trained(series: Road) -> N
 
     assert records_of(series, made) == [reading(shop, hour) for shop in ("a", "b", "c") for hour in range(3, 10)]
     assert made.card["status"] == "complete"
-    assert all(one.passed for one in verdicts)
+    # The model of this test says what it was trained on.
+    assert [one.law for one in verdicts if one.failed] == ["exact_copies"]
     assert len(asked) == 21
     assert asked[0]["prompt"].startswith("Generate JSON Lines records with these keys: ")
     assert asked[0]["stop"] == ["<|im_end|>"]
@@ -252,7 +294,7 @@ def test_series_that_fail_are_told_and_kept_out(series: Road) -> None:
 
     assert {row["shop"] for row in records_of(series, made)} == {"a", "c"}
     assert made.tables["series"].rows[0][:4] == ('{"shop":"b"}', "failed", 0, 2)
-    assert [one.law for one in verdicts if one.failed] == ["failed_series"]
+    assert [one.law for one in verdicts if one.failed] == ["failed_series", "exact_copies"]
 
 
 def test_backend_that_is_gone_leaves_nothing_behind(series: Road) -> None:
@@ -502,11 +544,18 @@ def test_assets_of_generation_are_made_by_hand_with_their_check_and_page(tmp_pat
             for event in result.get_asset_materialization_events()
             if event.asset_key
         }
-        checks = {one.check_name: one.passed for one in result.get_asset_check_evaluations()}
+        checks = {(one.asset_key.path[-1], one.check_name): one.passed for one in result.get_asset_check_evaluations()}
 
     assert ("tiny", "rows", "parsed_records") not in whole
     assert refusals(result) == {}
     assert pages["parsed_records"]["dagster/row_count"].value == 4
     assert pages["generated_series"]["dagster/row_count"].value == 21
     assert "table classes" in pages["parsed_records"]
-    assert checks == {"valid_fraction": True, "failed_series": True}
+    assert "table columns beside train" in pages["generated_series"]
+    assert checks == {
+        ("parsed_records", "valid_fraction"): True,
+        ("parsed_records", "exact_copies"): True,
+        ("generated_series", "valid_fraction"): True,
+        ("generated_series", "failed_series"): True,
+        ("generated_series", "exact_copies"): False,
+    }

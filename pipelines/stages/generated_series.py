@@ -27,7 +27,16 @@ from pipelines.parts import RejectLog
 from pipelines.recipe import Recipe
 from pipelines.records import RecordSchema, Value
 from pipelines.rows import Rejected
-from pipelines.stages import Draft, Prepared, StageDeclaration, Work, parsed_records, share, tokenized_examples
+from pipelines.stages import (
+    Draft,
+    Prepared,
+    StageDeclaration,
+    Work,
+    generated_tables,
+    parsed_records,
+    share,
+    tokenized_examples,
+)
 from pipelines.storage import digest
 from pipelines.tokenization import Encoder
 
@@ -55,6 +64,7 @@ def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
         "time_series": form.time_series.model_dump(mode="json", include=_OF_TIME),
         "group_columns": form.group_columns,
         "order_column": form.order_column,
+        "is_private": form.privacy.dp_enabled,
         "limit": recipe.limit_of(name),
         "seed": recipe.seed,
     }
@@ -179,6 +189,7 @@ def _draft(work: Work, meant: Meant, result: Generated) -> Draft:
     part = generated_texts.save(work.store, work.folder, content, made, log, {"kept": len(result.records)})
     reasons = {name.removeprefix("invalid:"): n for name, n in result.counts.items() if name.startswith("invalid:")}
     bad = sum(count for reason, count in reasons.items() if reason not in UNUSED)
+    beside = generated_tables.compare(work, [part])
     return Draft(
         parts=[part],
         facts={
@@ -188,10 +199,14 @@ def _draft(work: Work, meant: Meant, result: Generated) -> Draft:
             "kept": len(result.records),
             "rejected": sum(reasons.values()),
             "rounds": sum(one.rounds for one in result.series),
+            **beside.facts,
         },
         ledger=[(KEPT, "", len(result.records)), *((REJECTED, reason, count) for reason, count in reasons.items())],
-        tables=_tables(result),
-        samples={"failed_series": tuple(one.source for one in result.series if one.status == "failed")[:10]},
+        tables=_tables(result) | beside.tables,
+        samples={
+            "failed_series": tuple(one.source for one in result.series if one.status == "failed")[:10],
+            "exact_copies": beside.samples,
+        },
         schema=tuple((field.name, str(field.type)) for field in PARSED),
         card={"status": result.status},
         rows_made=len(result.records),

@@ -28,6 +28,7 @@ from pipelines.stages import (
     StageDeclaration,
     Work,
     first_samples,
+    generated_tables,
     make_parts,
     share,
 )
@@ -110,6 +111,7 @@ def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
         "group_columns": form.group_columns,
         "order_column": form.order_column,
         "interval_seconds": form.time_series.timestamp_interval_seconds,
+        "is_private": form.privacy.dp_enabled,
     }
 
 
@@ -138,6 +140,7 @@ def make(work: Work, scans: Sequence[FileScan]) -> Draft:
     report = parsing.Report(items, characters)
     reasons = add_up(part.facts["reasons"] for part in made)
     texts = sum(int(part.facts["texts"]) for part in made)
+    beside = generated_tables.compare(work, made)
     return Draft(
         parts=made,
         facts={
@@ -149,11 +152,13 @@ def make(work: Work, scans: Sequence[FileScan]) -> Draft:
             "truncated": items.get("truncated", 0),
             "characters": sum(characters.values()),
             "classified": share(characters.get("record", 0), sum(characters.values())),
+            **beside.facts,
         },
         ledger=[(KEPT, "", report.valid), *((REJECTED, reason, count) for reason, count in reasons.items())],
-        tables=tables_of(items, characters),
+        tables=tables_of(items, characters) | beside.tables,
         samples={
-            "valid_fraction": tuple(i for ids in first_samples(made, "examples_of_rejects").values() for i in ids)[:10]
+            "exact_copies": beside.samples,
+            "valid_fraction": tuple(i for ids in first_samples(made, "examples_of_rejects").values() for i in ids)[:10],
         },
         schema=tuple((field.name, str(field.type)) for field in PARSED),
         details={"scans": [one.to_json() for one in scans]},

@@ -1,0 +1,96 @@
+"""Two tables side by side: distances that are 0 for the same table, 1 for another, and grow with what is wrong.
+
+What belongs here: the measures, on small frames. What does not: whose tables they are
+(`test_generated_stages.py`).
+"""
+
+import random
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.records import Column, RecordSchema
+from pipelines.table_statistics import Compared, compare
+
+SCHEMA = RecordSchema((Column("n", "integer"), Column("kind", "string", nullable=True), Column("name", "string")))
+
+
+def table(count: int, seed: int = 0) -> pl.DataFrame:
+    """Return rows whose kind follows from their number, and whose names hardly repeat."""
+    drawn = random.Random(seed)
+    numbers = [drawn.randrange(100) for _ in range(count)]
+    kinds = [None if n < 5 else "low" if n < 50 else "high" for n in numbers]
+    names = ["x" * drawn.randrange(1, 9) + str(drawn.random()) for _ in numbers]
+    return pl.DataFrame({"n": [str(n) for n in numbers], "kind": kinds, "name": names})
+
+
+def column(found: Compared, name: str) -> dict[str, Any]:
+    return next(dict(zip(found.columns.columns, row, strict=True)) for row in found.columns.rows if row[0] == name)
+
+
+def association(found: Compared, first: str, second: str) -> tuple[float, float]:
+    return next((row[2], row[3]) for row in found.associations.rows if row[:2] == (first, second))
+
+
+def test_table_beside_itself_has_no_distance() -> None:
+    found = compare(SCHEMA, table(300), table(300))
+
+    assert (found.column_distance, found.association_distance) == (0, 0)
+    assert column(found, "n")["distinct train"] == column(found, "n")["distinct generated"]
+
+
+def test_columns_are_compared_by_what_they_hold() -> None:
+    found = compare(SCHEMA, table(300), table(300, seed=1))
+
+    assert [column(found, name)["compared"] for name in SCHEMA.names] == ["values", "shares", "lengths"]
+    assert found.column_distance < 0.15
+
+
+def test_numbers_that_moved_have_the_share_that_moved_as_distance() -> None:
+    train = pl.DataFrame({"n": [str(n) for n in range(100)]})
+    moved = pl.DataFrame({"n": [str(n if n < 75 else 1000) for n in range(100)]})
+
+    line = column(compare(RecordSchema((Column("n", "integer"),)), train, moved), "n")
+
+    assert (line["distance"], line["new values"]) == (0.25, 0.25)
+    assert (line["max train"], line["max generated"], line["mean train"]) == (99, 1000, 49.5)
+
+
+def test_shares_of_values_and_nulls_are_compared() -> None:
+    schema = RecordSchema((Column("kind", "string", nullable=True),))
+    train = pl.DataFrame({"kind": ["a"] * 50 + ["b"] * 50})
+    made = pl.DataFrame({"kind": ["a"] * 50 + ["c"] * 20 + [None] * 30})
+
+    line = column(compare(schema, train, made), "kind")
+
+    assert (line["distance"], line["null train"], line["null generated"]) == (0.5, 0, 0.3)
+    assert line["new values"] == pytest.approx(20 / 70, abs=1e-4)
+
+
+def test_columns_that_lost_their_association_are_first_in_the_table() -> None:
+    train = table(2000)
+    shuffled = train.with_columns(pl.col("kind").shuffle(seed=1))
+    found = compare(SCHEMA, train, shuffled)
+
+    there, here = association(found, "n", "kind")
+    assert there > 0.9
+    assert here < 0.2
+    assert found.associations.rows[0][:2] == ("n", "kind")
+    assert column(found, "kind")["distance"] == column(found, "n")["distance"] == 0
+
+
+@given(st.lists(st.tuples(st.integers(-5, 5), st.sampled_from(["a", "b", None])), min_size=1, max_size=30),
+       st.lists(st.tuples(st.integers(-5, 5), st.sampled_from(["a", "b", None])), min_size=1, max_size=30))  # fmt: skip
+def test_distances_lie_between_nothing_and_one(left: list[tuple[int, Any]], right: list[tuple[int, Any]]) -> None:
+    schema = RecordSchema((Column("n", "integer"), Column("kind", "string", nullable=True)))
+    frames = [
+        pl.DataFrame({"n": [str(n) for n, _ in rows], "kind": pl.Series([kind for _, kind in rows], dtype=pl.String)})
+        for rows in (left, right)
+    ]
+    found = compare(schema, *frames)
+
+    assert 0 <= found.column_distance <= 1
+    assert 0 <= found.association_distance <= 1

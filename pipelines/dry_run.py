@@ -23,7 +23,14 @@ from pipelines.errors import ConfigError, ContextOverflowError, nearest
 from pipelines.executors import LocalPool
 from pipelines.manifest import Key, Manifest
 from pipelines.sizing import Estimate, GroupAdvice
-from pipelines.stages import Work, canonical_rows, record_examples, record_rows, tokenized_examples
+from pipelines.stages import (
+    Work,
+    canonical_rows,
+    generated_source,
+    record_examples,
+    record_rows,
+    tokenized_examples,
+)
 from pipelines.stages.record_examples import Measured
 from pipelines.stages.record_plan import RecordPlan
 from pipelines.stages.record_rows import Proposal
@@ -117,6 +124,7 @@ def _desk(project: Project, name: str) -> Generator[Work]:
         placed = replace(project, store=Store(folder))
         for kept in project.store.list("tokenizers"):
             placed.store.write(f"tokenizers/{kept}", project.store.read(f"tokenizers/{kept}"))
+        generated_source.lend(project.store, placed.store, project.recipe.datasets[name].source, project.recipe.name)
         made: dict[Key, Manifest] = {}
         for step in build.road(placed):
             if step.dataset == name and step.name in ("raw_dataset", "canonical_rows"):

@@ -31,8 +31,8 @@ from pipelines.executors import LocalPool
 from pipelines.masking import MaskRules
 from pipelines.rendering import Renderer
 from pipelines.rows import is_place, place_of
-from pipelines.sources import FileScan, Part, RawRecord
-from pipelines.stages import Work, raw_dataset, tokenized_examples
+from pipelines.sources import FileScan, Generated, Part, RawRecord
+from pipelines.stages import Work, generated_source, raw_dataset, tokenized_examples
 from pipelines.storage import Store, digest
 from pipelines.template_proof import TemplateProof, prove_template
 from pipelines.tokenization import Encoder
@@ -167,7 +167,9 @@ def _scans(project: Project, work: Work, count: int | None) -> list[FileScan]:
     earlier = manifest.current(project.store, (*work.dataset_key, "raw_dataset"))
     known = [FileScan.from_json(one) for one in earlier.details["scans"]] if earlier else []
     stage = _FirstPieces(sources.StageIn(work.store, "staged"), count)
-    return sources.scan(work.dataset.source, project.base, stage, {scan.url: scan for scan in known})
+    source = work.dataset.source
+    assert not isinstance(source, Generated), "generated records are records, which are read over the whole dataset"
+    return sources.scan(source, project.base, stage, {scan.url: scan for scan in known})
 
 
 def _first(project: Project, work: Work, count: int) -> Iterator[Inspected]:
@@ -310,6 +312,7 @@ def _assembled(project: Project, name: str) -> Generator[_Assembled, None, None]
     with tempfile.TemporaryDirectory(prefix="rowmill-inspect-") as folder:
         placed = replace(project, store=Store(folder))
         tokenized_examples.copy_tokenizers(project.store, placed.store)
+        generated_source.lend(project.store, placed.store, project.recipe.datasets[name].source, project.recipe.name)
         scanned = manifest.current(project.store, steps[0].key)
         if scanned is not None:
             # Files that did not move since the last build are not read again.

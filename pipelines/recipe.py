@@ -32,7 +32,7 @@ from pipelines.reasoning import Reasoning
 from pipelines.rendering import Template
 from pipelines.rows import Kind
 from pipelines.shards import AnyExport, DatasetProspect, Prospect
-from pipelines.sources import Source
+from pipelines.sources import Generated, Source
 from pipelines.splits import Splits
 from pipelines.storage import check_name
 from pipelines.table_contract import TableContract
@@ -123,6 +123,15 @@ class Dataset(Config):
         return self
 
     @model_validator(mode="after")
+    def _generated_records_are_records(self) -> "Dataset":
+        if isinstance(self.source, Generated) and self.format.kind != "records":
+            raise ValueError(
+                f"source.generated: {self.source.generated} holds records of a table, and format.kind is "
+                f"{self.format.kind}; records is needed; set format: {{kind: records}}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _pairs_are_not_split(self) -> "Dataset":
         if self.format.kind == "supervised" and self.truncation.overlong == "split":
             raise ValueError(
@@ -193,6 +202,12 @@ class Dataset(Config):
         """Whether rows over the limit are left to packing, unless `truncation.overlong` says otherwise."""
         joined = self.packing.strategy_for(self.row_kind) == "concat" and self.truncation.max_length is None
         return joined or self.packing.slice_strategy is not None
+
+
+def _generates(dataset: Dataset) -> bool:
+    """Tell whether a model's records are parsed for a dataset that has data of its own."""
+    form = dataset.format
+    return isinstance(form, Records) and form.generation is not None and not isinstance(dataset.source, Generated)
 
 
 def _prospect(dataset: Dataset) -> DatasetProspect:
@@ -328,9 +343,29 @@ class Recipe(Config):
         return self
 
     @model_validator(mode="after")
+    def _generated_records_come_from_another_dataset(self) -> "Recipe":
+        """Refuse a source that nothing is generated for; what another recipe generated is found when it is read."""
+        for name, dataset in self.datasets.items():
+            if not isinstance(dataset.source, Generated):
+                continue
+            recipe, origin = dataset.source.dataset_key(self.name)
+            if recipe != self.name:
+                continue
+            able = [one for one, other in self.datasets.items() if one != name and _generates(other)]
+            if origin not in able:
+                raise ValueError(
+                    f"datasets.{name}.source.generated: {origin!r} is no other dataset of this recipe with a "
+                    f"format.generation block; {'there is ' + one_of(able) if able else 'there is none'}; name one, or "
+                    "recipe/dataset of another recipe"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _validation_is_said_once(self) -> "Recipe":
         for name in self.mixture.num_validation_sequences or {}:
             source, splits = self.datasets[name].source, self.datasets[name].splits
+            if isinstance(source, Generated):
+                continue  # they are records, which are refused above
             named = source.validation_urls if source.kind == "files" else source.validation_split
             others = {
                 "source.validation_urls" if source.kind == "files" else "source.validation_split": bool(named),

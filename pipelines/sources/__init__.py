@@ -1,4 +1,4 @@
-"""Where raw records come from: files on any storage, or a Hugging Face dataset.
+"""Where raw records come from: files on any storage, a Hugging Face dataset, or what a model generated.
 
 What belongs here: the choice of source, and the two phases that a build calls. What does not: what a
 record's columns mean (`formats/`).
@@ -7,7 +7,7 @@ record's columns mean (`formats/`).
     group  small files that are made into rows together (`sharing`)
     read   a part's bytes, verified, as raw records; bad lines as rejects
 
-One module per kind of source (`files`, `huggingface`), one per kind of file (`json_lines`, `json_array`,
+One module per kind of source (`files`, `huggingface`, `generated`), one per kind of file (`json_lines`, `json_array`,
 `parquet`, `delimited`, `plain_text`), chosen by suffix in `files.READERS`.
 """
 
@@ -19,6 +19,7 @@ from pydantic import Discriminator, Tag
 
 from pipelines.public_urls import public_url
 from pipelines.sources.files import Files, SourceFile, Stage, StageIn, find_files, line_of, scan_file, unusual_dialect
+from pipelines.sources.generated import Generated, GenerationStage, scan_records
 from pipelines.sources.huggingface import HuggingFace, scan_dataset
 from pipelines.sources.parts import VERSION, FileScan, Part, number_equal_parts
 from pipelines.sources.reading import RawRecord, read, read_bytes
@@ -28,6 +29,8 @@ __all__ = [
     "VERSION",
     "FileScan",
     "Files",
+    "Generated",
+    "GenerationStage",
     "Group",
     "HuggingFace",
     "Part",
@@ -45,22 +48,26 @@ __all__ = [
     "read_bytes",
     "scan",
     "scan_file",
+    "scan_records",
     "unusual_dialect",
 ]
 
 
 def _kind_of(value: Any) -> str:
-    if isinstance(value, Files | HuggingFace):
+    if isinstance(value, Files | HuggingFace | Generated):
         return value.kind
     given: dict[str, object] = dict(value) if isinstance(value, dict) else {}
-    return str(given.get("kind", "huggingface" if "id" in given else "files"))
+    told = "generated" if "generated" in given else "huggingface" if "id" in given else "files"
+    return str(given.get("kind", told))
 
 
 Source: TypeAlias = Annotated[
-    Annotated[Files, Tag("files")] | Annotated[HuggingFace, Tag("huggingface")],
+    Annotated[Files, Tag("files")]
+    | Annotated[HuggingFace, Tag("huggingface")]
+    | Annotated[Generated, Tag("generated")],
     Discriminator(_kind_of),
 ]
-"""A dataset's `source`; `kind` may be left out, since `train_urls` or `id` tells."""
+"""A dataset's `source`; `kind` may be left out, since `train_urls`, `id` or `generated` tells."""
 
 
 def scan(source: Files | HuggingFace, base: Path, stage: Stage, known: Mapping[str, FileScan]) -> list[FileScan]:

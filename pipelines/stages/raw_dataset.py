@@ -10,8 +10,8 @@ from typing import Any
 from pipelines import manifest, sources
 from pipelines.manifest import Table
 from pipelines.recipe import Recipe
-from pipelines.sources import FileScan, Group, sharing
-from pipelines.stages import Draft, Prepared, StageDeclaration, Work
+from pipelines.sources import FileScan, Generated, Group, sharing
+from pipelines.stages import Draft, Prepared, StageDeclaration, Work, generated_source
 from pipelines.storage import digest
 
 VERSION = 2
@@ -19,8 +19,10 @@ VERSION = 2
 
 def scans_of(work: Work) -> list[FileScan]:
     """Scan a dataset's source; files whose stamp did not move since the last build are not read again."""
-    stage = sources.StageIn(work.store, f"{work.folder}/staged")
-    return sources.scan(work.dataset.source, work.base, stage, _earlier(work))
+    stage, source = sources.StageIn(work.store, f"{work.folder}/staged"), work.dataset.source
+    if isinstance(source, Generated):
+        return generated_source.scan(work.store, source, work.recipe.name, work.base, stage, _earlier(work))
+    return sources.scan(source, work.base, stage, _earlier(work))
 
 
 def _earlier(work: Work) -> dict[str, FileScan]:

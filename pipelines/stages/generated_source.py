@@ -1,0 +1,74 @@
+"""Which generated records a source reads: the current version of a stage behind a trained model.
+
+What belongs here: choosing the stage, its records as lines, lending them to a store that is gone afterwards. What does
+not: staging them (`sources/generated.py`).
+
+The version is looked up whenever the source is scanned, as files are: what a model generated is no output of the road,
+and may be another recipe's.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import get_args
+
+from pipelines import manifest, sources
+from pipelines.errors import SourceError
+from pipelines.manifest import Manifest
+from pipelines.sources import FileScan, Generated, GenerationStage, Stage
+from pipelines.storage import Store
+
+STAGES: tuple[GenerationStage, ...] = get_args(GenerationStage)
+VERBS: Mapping[GenerationStage, str] = {"parsed_records": "parse", "generated_series": "generate"}
+"""The commands that make them."""
+
+
+def find(store: Store, source: Generated, recipe: str) -> Manifest:
+    """Return the version of the stage that a source reads.
+
+    Raises
+    ------
+    SourceError
+        If nothing was generated, or both stages have something and the source names none.
+
+    """
+    key = source.dataset_key(recipe)
+    wanted = STAGES if source.stage is None else (source.stage,)
+    made = {stage: one for stage in wanted if (one := manifest.current(store, (*key, stage))) is not None}
+    if not made:
+        verbs = " or ".join(f"`rowmill {VERBS[stage]} {key[0]}`" for stage in wanted)
+        raise SourceError(
+            f"source.generated: {source.generated}: {' and '.join(wanted)} of {'/'.join(key)} were never made in this "
+            f"storage; records that a model generated are needed; run {verbs}, or name another dataset"
+        )
+    if len(made) > 1:
+        raise SourceError(
+            f"source.generated: {source.generated}: {' and '.join(made)} both have records; one of them is needed; set "
+            "source.stage"
+        )
+    return next(iter(made.values()))
+
+
+def scan(
+    store: Store, source: Generated, recipe: str, base: Path, stage: Stage, known: Mapping[str, FileScan]
+) -> list[FileScan]:
+    """Return the records as parts, as `sources.scan` does for all other sources."""
+    made = find(store, source, recipe)
+    url = f"generated:{'/'.join(made.key)}"
+    one = sources.scan_records(source, url, made.version, _lines(store, made), base, stage, known)
+    return sources.number_equal_parts([one])
+
+
+def _lines(store: Store, made: Manifest) -> Iterator[bytes]:
+    for file in made.files("records"):
+        for text in store.table(file, ["record"]).column(0).to_pylist():
+            yield text.encode()
+
+
+def lend(store: Store, placed: Store, source: object, recipe: str) -> None:
+    """Copy what a source reads into another store, whose build must find it there; other sources need nothing."""
+    if not isinstance(source, Generated):
+        return
+    made = find(store, source, recipe)
+    for file in (file for part in made.parts for file in part.files.values()):
+        placed.write(file.path, store.read(file.path))
+    manifest.save(placed, made)

@@ -18,7 +18,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import lru_cache
 from json.encoder import encode_basestring
@@ -184,6 +184,7 @@ class _Roles:
 
     group: tuple[str, ...]
     is_list: bool
+    by_file: bool
     order: str | None
     time_key: str | None
     domain: str | None
@@ -196,7 +197,8 @@ class _Roles:
 def _roles_of(form: Records, splits: Splits) -> _Roles:
     given = (splits.group_key,) if isinstance(splits.group_key, str) else tuple(splits.group_key or ())
     is_list = not isinstance(form.data.group_training_examples_by or splits.group_key, str)
-    return _Roles(form.group_columns or given, is_list, form.order_column, splits.time_key, form.domain_key)
+    groups = form.group_columns or given
+    return _Roles(groups, is_list, form.is_grouped_by_file, form.order_column, splits.time_key, form.domain_key)
 
 
 def _position_text(position: Position) -> str:
@@ -455,26 +457,28 @@ def key_writer() -> Callable[[Value], str]:
 @lru_cache(maxsize=2)
 def _maker(
     dataset_json: str, contract_json: str, schema_json: str, order: Order | None
-) -> tuple[CellRows, ValueRows, Splitter]:
+) -> tuple[CellRows, ValueRows, Splitter, bool]:
     dataset = Dataset.model_validate_json(dataset_json)
     assert isinstance(dataset.format, Records)
     schema = RecordSchema.from_json(orjson.loads(schema_json))
     contract = TableContract.from_json(orjson.loads(contract_json))
     roles = _roles_of(dataset.format, dataset.splits)
     made = (contract, schema, order, roles)
-    return CellRows(*made), ValueRows(*made), splitter_of(dataset.format, dataset.splits)
+    splitter = splitter_of(dataset.format, dataset.splits)
+    return CellRows(*made), ValueRows(*made), splitter, roles.by_file
 
 
 def splitter_of(form: Records, splits: Splits) -> Splitter:
     """Return what decides splits of records: whole groups, however they are named; one series alone is train's."""
-    if form.mode == "sequential" and not form.group_columns:
+    if form.mode == "sequential" and not form.is_grouped:
         splits = splits.model_copy(update={"validation": 0, "test": 0})
-    return Splitter(splits, by_group=bool(form.group_columns))
+    return Splitter(splits, by_group=form.is_grouped)
 
 
 def rows_of(task: RowsTask) -> Part:
     """Make the rows of one source part."""
-    cell_rows, value_rows, splitter = _maker(task.dataset.model_dump_json(), task.contract, task.schema, task.order)
+    made_by = (task.dataset.model_dump_json(), task.contract, task.schema, task.order)
+    cell_rows, value_rows, splitter, is_by_file = _maker(*made_by)
     log, columns, mismatches = RejectLog("canonical_rows"), _Columns(task), _Mismatches()
     decoded = _decoded(task.part, Path(task.base), task.take)
     for number, rejected, raw in decoded.rejected:
@@ -483,6 +487,7 @@ def rows_of(task: RowsTask) -> Part:
         made = cell_rows(decoded.values, decoded.numbers, mismatches)
     else:
         made = [value_rows(one, row, mismatches) for row, one in zip(decoded.numbers, decoded.values, strict=True)]
+    file_key = encode_basestring(task.part.url) if is_by_file else None
     for number, row, values, raw in zip(decoded.numbers, made, decoded.values, decoded.raws, strict=True):
         row_id = f"{task.part.part_id}:{number}"
         if isinstance(row, Rejected):
@@ -492,14 +497,20 @@ def rows_of(task: RowsTask) -> Part:
         split = assign_split(
             splitter,
             source=task.part.split_hint,
-            group_key=row.group,
+            group_key=file_key or row.group,
             order_key=row.order,
             content_hash=content,
         )
         if isinstance(split, Rejected):
             log.add(row_id, split, raw)
             continue
-        columns.add(row_id, row, content, str(split), filters.prefix_hash(values) if columns.by_prefix else None)
+        columns.add(
+            row_id,
+            row if file_key is None else replace(row, group=file_key),
+            content,
+            str(split),
+            filters.prefix_hash(values) if columns.by_prefix else None,
+        )
     taken = task.part.records if task.take is None else min(task.take, task.part.records)
     left_out = [f"{task.part.part_id}:{number}" for number in range(taken, task.part.records)]
     return _save(task, columns, log, left_out, mismatches)

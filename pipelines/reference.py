@@ -26,6 +26,7 @@ from pipelines import findings, formats, ledger, reasons, recipe, shards, source
 from pipelines.backends import CallableBackend, OpenAIBackend
 from pipelines.config import Config
 from pipelines.findings import Bound, Expectation, Waiver
+from pipelines.formats.records import FileGroups
 from pipelines.generation import Generation
 from pipelines.mixing import BlockShuffle, Mixture
 from pipelines.parsing import Validation
@@ -62,6 +63,7 @@ TITLES: dict[type[Config], str] = {
         for name, field in formats.Records.model_fields.items()
         if isinstance(model := field.annotation, type) and issubclass(model, Config)
     },
+    FileGroups: "Records: groups by file",
     TableContract: "Records: `table`",
     ColumnContract: "Records: `table.columns.<name>`",
     Generation: "Records: `generation`",

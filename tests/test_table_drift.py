@@ -237,3 +237,66 @@ def test_repeated_key_of_json_is_a_reject(tmp_path: Path) -> None:
 
     assert [row["record"] for row in rows_of(made)] == ['{"a":3}']
     assert ("rejected", "duplicate_column", 2) in made.manifest("rows", "canonical_rows").ledger
+
+
+# ── Files ──────────────────────────────────────────────────────────────────────────────────────────
+
+SERIES = {"time_series": {"is_timeseries": True}}
+
+
+def readings(folder: Path, groups: Any, *, files: int = 3) -> Road:
+    """Write sensors' files whose times interleave, and a recipe of their series."""
+    road = Road(folder)
+    for number in range(files):
+        rows = [{"t": str(10 * t + number), "v": str(number)} for t in range(8)]
+        road.write(f"sensor{number}.csv", as_csv(rows))
+    data = {"order_training_examples_by": "t", "group_training_examples_by": groups}
+    source = {"train_urls": ["data/*.csv"]}
+    return road.recipe({"rows": {"source": source, "format": records(data=data, **SERIES), "splits": {"test": 0.4}}})
+
+
+def test_series_of_several_files_without_a_group_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the rows of 3 files \(data/sensor0\.csv, .*\{file: true\} if each file is"):
+        readings(tmp_path, None).build(only=TO_ROWS)
+
+
+def test_each_file_is_a_series_of_its_own_in_one_split(tmp_path: Path) -> None:
+    made = readings(tmp_path, {"file": True}, files=6).build(only=TO_EXAMPLES)
+
+    files = {f'"data/sensor{number}.csv"': str(number) for number in range(6)}
+    assert {row["group_key"]: json.loads(row["record"])["v"] for row in rows_of(made)} == {
+        key: int(value) for key, value in files.items()
+    }
+    assert all(len(one["group_keys"]) == 1 for one in made.examples())
+    assert {key for one in made.examples() for key in one["group_keys"]} == set(files)
+    by_group: dict[str, set[str]] = {}
+    for row in rows_of(made):
+        by_group.setdefault(row["group_key"], set()).add(row["split"])
+    assert {len(splits) for splits in by_group.values()} == {1}
+    assert {"train", "test"} == {split for splits in by_group.values() for split in splits}
+
+
+def test_files_of_one_series_are_one_where_the_recipe_says_so(tmp_path: Path) -> None:
+    made = readings(tmp_path, {"file": False}).build(only=TO_EXAMPLES)
+
+    assert {one["split"] for one in rows_of(made)} == {"train"}
+    assert made.manifest("rows", "canonical_rows").facts["groups"] == 1
+
+
+def test_files_group_records_that_are_no_series(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+    for name in ("a", "b"):
+        road.write(f"{name}.csv", as_csv([{"v": f"{name}{i}"} for i in range(4)]))
+    form = records(data={"group_training_examples_by": {"file": True}, "max_sequences_per_example": 1})
+    road.recipe({"rows": {"source": {"train_urls": ["data/*.csv"]}, "format": form, "splits": {"test": 0}}})
+
+    made = road.build(only=TO_EXAMPLES)
+
+    assert sorted(one["group_keys"] for one in made.examples()) == [['"data/a.csv"'], ['"data/b.csv"']]
+    assert {len(one["row_ids"]) for one in made.examples()} == {4}
+
+
+@pytest.mark.parametrize("groups", [{"file": "yes"}, {"files": True}, {}, {"file": True, "a": 1}])
+def test_group_that_is_neither_column_nor_file_says_what_can_be(tmp_path: Path, groups: Any) -> None:
+    with pytest.raises(ConfigError, match=r"must be a column's name, a list of them, \{file: true\}, or null"):
+        _ = readings(tmp_path, groups).project

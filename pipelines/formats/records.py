@@ -49,14 +49,23 @@ def _is_number(value: Json) -> bool:
 
 
 Name = Annotated[str, _is("a column's name", _is_text)]
-Names = Annotated[
-    str | list[str] | None,
-    _is(
-        "a column's name, a list of them, or null",
-        lambda value: (
-            value is None or _is_text(value) or (type(value) is list and bool(value) and all(map(_is_text, value)))
-        ),
-    ),
+
+
+class FileGroups(Config):
+    """Groups by source file."""
+
+    file: bool
+    """Whether each file of the source is a group; false says that the rows of all files go on as one series."""
+
+
+def _is_grouping(value: Json) -> bool:
+    if type(value) is dict:
+        return list(value) == ["file"] and type(value["file"]) is bool
+    return value is None or _is_text(value) or (type(value) is list and bool(value) and all(map(_is_text, value)))
+
+
+Groups = Annotated[
+    str | list[str] | FileGroups | None, _is("a column's name, a list of them, {file: true}, or null", _is_grouping)
 ]
 MaybeName = Annotated[str | None, _is("a column's name or null", lambda value: value is None or _is_text(value))]
 AutoCount = Annotated[
@@ -77,8 +86,9 @@ Moment = Annotated[
 class RecordData(Config):
     """Which columns group and order the records, and how many stand in an example."""
 
-    group_training_examples_by: Names = None
-    """Column, or columns, whose equal values make a group; a group stays together."""
+    group_training_examples_by: Groups = None
+    """Column, or columns, whose equal values make a group; a group stays together. `{file: true}`: each file of the
+    source is a group, or a series; `{file: false}`: a series goes on from file to file, in their order."""
     order_training_examples_by: MaybeName = None
     """Column that orders the records of a group; needs a group or `is_timeseries`."""
     max_sequences_per_example: AutoCount = "auto"
@@ -86,7 +96,7 @@ class RecordData(Config):
 
     @field_validator("group_training_examples_by")
     @classmethod
-    def _each_once(cls, names: Names) -> Names:
+    def _each_once(cls, names: Groups) -> Groups:
         if isinstance(names, list) and len(set(names)) < len(names):
             raise ValueError(f"{names} names a column twice; each may stand once; delete one")
         return names
@@ -196,13 +206,26 @@ class Records(Config):
     @property
     def mode(self) -> Mode:
         """How examples are put together; computed, never set."""
-        return mode_of(is_timeseries=self.time_series.is_timeseries, is_grouped=bool(self.group_columns))
+        return mode_of(is_timeseries=self.time_series.is_timeseries, is_grouped=self.is_grouped)
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether the records have groups, by columns or by files."""
+        return bool(self.group_columns) or self.is_grouped_by_file
+
+    @property
+    def is_grouped_by_file(self) -> bool:
+        """Whether each source file is a group."""
+        names = self.data.group_training_examples_by
+        return isinstance(names, FileGroups) and names.file
 
     @property
     def group_columns(self) -> tuple[str, ...]:
-        """The columns of the group's key, none without groups."""
+        """The columns of the group's key, none without groups and for groups by file."""
         names = self.data.group_training_examples_by
-        return () if names is None else (names,) if isinstance(names, str) else tuple(names)
+        if names is None or isinstance(names, FileGroups):
+            return ()
+        return (names,) if isinstance(names, str) else tuple(names)
 
     @property
     def order_column(self) -> str | None:

@@ -62,7 +62,8 @@ class Trained:
 class Prefill:
     """How a training group begins and ends: its typed key, its first records as trained on, its times, its length.
 
-    A private series has a `name` in place of a key: the model writes a key of its own.
+    A private series has a `name` in place of a key, for the model writes a key of its own; so has a file that is a
+    series by itself.
     """
 
     key: Mapping[str, Value]

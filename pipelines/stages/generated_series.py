@@ -25,6 +25,7 @@ from pipelines.ledger import KEPT, REJECTED
 from pipelines.manifest import Table
 from pipelines.parts import RejectLog
 from pipelines.recipe import Recipe
+from pipelines.record_index import NO_KEY
 from pipelines.records import RecordSchema, Value
 from pipelines.rows import Rejected
 from pipelines.stages import (
@@ -138,7 +139,7 @@ def prefills_of(work: Work, trained: Trained) -> list[Prefill]:
     """
     kept = work.input("tokenized_examples").files("prefill")
     if not kept:
-        return [Prefill({}, ())] * _count_groups(work, trained)
+        return [Prefill({}, ())] * _count_groups(work)
     order = trained.place.order_column
     read = Reader(trained.schema, wire=trained.wire)
     found: list[Prefill] = []
@@ -147,7 +148,8 @@ def prefills_of(work: Work, trained: Trained) -> list[Prefill]:
         assert not isinstance(record, Problem), record
         key = {name: record[name] for name in trained.place.group_columns}
         start, stop = (_time(line[name], trained.schema, order) for name in ("start", "stop"))
-        found.append(Prefill(key, tuple(line["records"]), start, stop, line["length"]))
+        name = "" if line["group_key"] == NO_KEY else line["group_key"]
+        found.append(Prefill(key, tuple(line["records"]), start, stop, line["length"], name))
     return found
 
 
@@ -163,16 +165,14 @@ def _time(text: str | None, schema: RecordSchema, column: str | None) -> Value:
     return None if isinstance(read, Problem) else read[column]
 
 
-def _count_groups(work: Work, trained: Trained) -> int:
-    """Count the groups of train; without group columns there is one series."""
-    if not trained.place.group_columns:
-        return 1
+def _count_groups(work: Work) -> int:
+    """Count the groups of train, of columns or of files; without groups there is one series."""
     keys: set[str] = set()
     for part in work.inputs[(*work.dataset_key, "canonical_rows")].parts:
         table = work.store.table(part.files["rows"], ["group_key", "split"])
         own = table.filter(pc.equal(table.column("split"), "train")).column("group_key")
         keys |= {key for key in own.unique().to_pylist() if key is not None}
-    return len(keys)
+    return max(1, len(keys))
 
 
 # ── What is kept ───────────────────────────────────────────────────────────────────────────────────

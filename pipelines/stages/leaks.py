@@ -108,7 +108,7 @@ def _input(work: Work, made: Manifest, key: Key) -> Manifest:
 
 def has_groups(dataset: Dataset) -> bool:
     """Tell whether a dataset's rows stand in groups that a split must keep together."""
-    return dataset.splits.group_key is not None or bool(getattr(dataset.format, "group_columns", ()))
+    return dataset.splits.group_key is not None or bool(getattr(dataset.format, "is_grouped", False))
 
 
 # ── Rows, groups, prompts ──────────────────────────────────────────────────────────────────────────

@@ -83,6 +83,7 @@ def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
     rows = {
         "versions": [VERSION, sources.VERSION],
         "group_columns": form.group_columns,
+        "is_grouped_by_file": form.is_grouped_by_file,
         "is_one_group_column": isinstance(form.data.group_training_examples_by, str),
         "order_column": form.order_column,
         "domain_key": form.domain_key,
@@ -177,6 +178,7 @@ def evidence_of(work: Work, seen: Sequence[Part]) -> Evidence:
 
 def _known(work: Work, seen: Sequence[Part]) -> Known:
     form, where = form_of(work), f"datasets.{work.dataset_name}.format"
+    _require_one_series(work, form, where)
     evidence = evidence_of(work, seen)
     observed = tuple(one.fingerprint for one in seen)
     if not evidence.columns:
@@ -218,7 +220,7 @@ def propose(work: Work, evidence: Evidence, declared: Mapping[str, str] | None =
 
 
 def _roles(form: Records) -> dict[str, Any]:
-    return {"group": list(form.group_columns), "order": form.order_column}
+    return {"group": list(form.group_columns), "by_file": form.is_grouped_by_file, "order": form.order_column}
 
 
 def _earlier(work: Work) -> Mapping[str, Any] | None:
@@ -227,6 +229,21 @@ def _earlier(work: Work) -> Mapping[str, Any] | None:
     told = None if last is None else last.details.get("table")
     is_comparable = told is not None and not told["pinned"] and told["roles"] == _roles(form_of(work))
     return told if is_comparable else None
+
+
+def _require_one_series(work: Work, form: Records, where: str) -> None:
+    """Refuse to take several files for one series unless the recipe says that they are."""
+    if form.mode != "sequential" or form.is_grouped or form.data.group_training_examples_by is not None:
+        return
+    files = [scan.url for scan in _scans(work) if scan.records and scan.split_hint != "validation"]
+    if len(files) > 1:
+        shown = ", ".join(files[:3]) + (" …" if len(files) > 3 else "")
+        raise ConfigError(
+            f"{where}.time_series.is_timeseries: the rows of {len(files):,} files ({shown}) have no group, and sorted "
+            "together they would be one series; a series is a group's rows, a file's, or all there are; set "
+            "data.group_training_examples_by to a column, to {file: true} if each file is a series, or to "
+            "{file: false} if one series goes on from file to file"
+        )
 
 
 def _require_columns(evidence: Evidence, contract: TableContract, form: Records, where: str) -> None:
@@ -273,7 +290,7 @@ def index_of_files(work: Work, files: Sequence[File], known: Known) -> Index:
         work.store,
         files,
         known.order,
-        is_grouped=bool(form.group_columns),
+        is_grouped=form.is_grouped,
         is_series=form.mode == "sequential",
     )
 
@@ -476,7 +493,7 @@ def _tell_groups(work: Work, draft: Draft, index: Index, characters_per_record: 
     room = work.recipe.limit_of(work.dataset_name or "")
     tokens = sizes * (characters_per_record / sizing.CHARACTERS_PER_TOKEN)
     advice = sizing.advise_group_column(
-        ", ".join(form.group_columns) or "one series",
+        ", ".join(form.group_columns) or ("each file" if form.is_grouped_by_file else "one series"),
         sizes,
         tokens.round().astype(np.int64),
         room=room,

@@ -169,7 +169,9 @@ def _scans(project: Project, work: Work, count: int | None) -> list[FileScan]:
     stage = _FirstPieces(sources.StageIn(work.store, "staged"), count)
     source = work.dataset.source
     assert not isinstance(source, Generated), "generated records are records, which are read over the whole dataset"
-    return sources.scan(source, project.base, stage, {scan.url: scan for scan in known})
+    known_by_url = {scan.url: scan for scan in known}
+    keeps = work.dataset.keeps_non_finite
+    return sources.scan(source, project.base, stage, known_by_url, keeps_non_finite=keeps)
 
 
 def _first(project: Project, work: Work, count: int) -> Iterator[Inspected]:

@@ -198,6 +198,11 @@ class Dataset(Config):
         return ROW_KINDS[self.format.kind]
 
     @property
+    def keeps_non_finite(self) -> bool:
+        """Whether NaN and infinity of typed sources are values of its rows: records have texts for them."""
+        return self.row_kind == "record"
+
+    @property
     def keeps_overlong(self) -> bool:
         """Whether rows over the limit are left to packing, unless `truncation.overlong` says otherwise."""
         joined = self.packing.strategy_for(self.row_kind) == "concat" and self.truncation.max_length is None

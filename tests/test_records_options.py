@@ -74,7 +74,7 @@ DP = {"privacy": {"dp_enabled": True}}
         ),
         ({"data": {"max_sequences_per_example": -1}}, {}, "got -1"),
         ({"data": {"max_sequences_per_example": True}}, {}, "got True"),
-        ({"data": {"group_training_examples_by": ""}}, {}, "must be a column's name, a list of them, or null; got ''"),
+        ({"data": {"group_training_examples_by": ""}}, {}, "list of them, {file: true}, or null; got ''"),
         ({"data": {"group_training_examples_by": ["a", "a"]}}, {}, "names a column twice"),
         ({"data": {"order_training_examples_by": "day"}}, {}, "'day' without a group"),
         ({"data": {"max_sequence_per_example": 3}}, {}, "did you mean max_sequences_per_example?"),

@@ -4,10 +4,14 @@ What belongs here: builds of CSV, JSON and Parquet tables, once and again with a
 columns (`test_table_contract.py`).
 """
 
+import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -300,3 +304,40 @@ def test_files_group_records_that_are_no_series(tmp_path: Path) -> None:
 def test_group_that_is_neither_column_nor_file_says_what_can_be(tmp_path: Path, groups: Any) -> None:
     with pytest.raises(ConfigError, match=r"must be a column's name, a list of them, \{file: true\}, or null"):
         _ = readings(tmp_path, groups).project
+
+
+# ── Floats that JSON has no numbers for ────────────────────────────────────────────────────────────
+
+
+def parquet(**columns: Any) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.table(columns), sink)
+    return sink.getvalue()
+
+
+def test_floats_of_parquet_that_are_no_numbers_are_kept_and_counted(tmp_path: Path) -> None:
+    values = [1.5, math.nan, math.inf, -math.inf, None]
+    content = parquet(
+        a=pa.array(values, from_pandas=False), b=pa.array(values, pa.float16()), c=[[1.0], [math.nan], [], None, [2.5]]
+    )
+
+    made = project(tmp_path, content, records(), name="rows.parquet").build(only=TO_ROWS)
+
+    assert [row["record"] for row in rows_of(made)] == [
+        '{"a":1.5,"b":1.5,"c":[1.0]}',
+        '{"a":"NaN","b":"NaN","c":["NaN"]}',
+        '{"a":"Infinity","b":"Infinity","c":[]}',
+        '{"a":"-Infinity","b":"-Infinity","c":null}',
+        '{"a":null,"b":null,"c":[2.5]}',
+    ]
+    assert (facts_of(made)["non_finite"], facts_of(made)["table_drift"]) == (6, 0)
+    assert types_of(made) == {"a": "float", "b": "float", "c": "list"}
+
+
+def test_text_of_other_kinds_keeps_null_for_them(tmp_path: Path) -> None:
+    content = parquet(text=["one two three", "four five six"], score=[math.nan, 1.0])
+    road = Road(tmp_path).one("rows.parquet", content, {"kind": "text"})
+
+    [part] = road.build(only=TO_ROWS[:1]).manifest("rows", "raw_dataset").details["scans"][0]["parts"]
+
+    assert Path(part["staged"]).read_text(encoding="utf-8").splitlines()[0] == '{"text":"one two three","score":null}'

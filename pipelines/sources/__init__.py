@@ -70,11 +70,19 @@ Source: TypeAlias = Annotated[
 """A dataset's `source`; `kind` may be left out, since `train_urls`, `id` or `generated` tells."""
 
 
-def scan(source: Files | HuggingFace, base: Path, stage: Stage, known: Mapping[str, FileScan]) -> list[FileScan]:
+def scan(
+    source: Files | HuggingFace,
+    base: Path,
+    stage: Stage,
+    known: Mapping[str, FileScan],
+    *,
+    keeps_non_finite: bool = False,
+) -> list[FileScan]:
     """Read each file of a source once and return its parts, in recipe order, training files first.
 
     `known` are earlier scans by URL: a file whose stamp did not move is not read again. To spread the
-    work, call `find_files` and `scan_file` and end with `number_equal_parts`.
+    work, call `find_files` and `scan_file` and end with `number_equal_parts`. `keeps_non_finite`: NaN and infinity of
+    typed sources become the texts that records have for them; else null.
 
     Raises
     ------
@@ -86,7 +94,10 @@ def scan(source: Files | HuggingFace, base: Path, stage: Stage, known: Mapping[s
     """
     match source:
         case Files():
-            scans = [scan_file(file, base, stage, known) for file in find_files(source, base)]
+            scans = [
+                scan_file(file, base, stage, known)
+                for file in find_files(source, base, keeps_non_finite=keeps_non_finite)
+            ]
         case HuggingFace():
-            scans = scan_dataset(source, base, stage, known)
+            scans = scan_dataset(source, base, stage, known, keeps_non_finite=keeps_non_finite)
     return number_equal_parts(scans)

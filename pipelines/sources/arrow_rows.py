@@ -3,7 +3,8 @@
 What belongs here: one text for every Arrow value. What does not: taking out the nulls that Arrow put where
 a key was absent; a part says that it came from Arrow (`Part.arrow`), and the formats do it.
 
-    string, number, boolean, list, struct   as in JSON, keys in schema order; NaN and infinity: null
+    string, number, boolean, list, struct   as in JSON, keys in schema order
+    NaN, infinity                           null; where they are kept: "NaN", "Infinity", "-Infinity"
     decimal                                 a JSON number with its own digits: 42.50
     timestamp, date, time                   ISO 8601, offset kept: "2024-01-15T00:00:00+02:00"
     duration                                exact seconds: 90, 0.000000001
@@ -15,31 +16,59 @@ a key was absent; a part says that it came from Arrow (`Part.arrow`), and the fo
 import base64
 import datetime as dt
 import decimal
-from collections.abc import Iterator
-from typing import Any
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
 
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 
 _NOT_UTF8 = b'"\xff text of this row is not UTF-8"'
 """A line that reading rejects as `not_utf8`; Arrow's own bytes of such a row cannot be shown as JSON."""
 
 
-def encode_batch(batch: pa.RecordBatch | pa.Table) -> Iterator[bytes]:
+def encode_batch(batch: pa.RecordBatch | pa.Table, *, keeps_non_finite: bool = False) -> Iterator[bytes]:
     """Yield one JSON line per row, without its line end."""
     try:
         rows: list[dict[str, Any]] = batch.to_pylist()
     except UnicodeDecodeError:
-        yield from _one_by_one(batch)
+        yield from _one_by_one(batch, keeps_non_finite=keeps_non_finite)
         return
     json_columns = [field for field in batch.schema if _holds_json(field.type)]
+    float_columns = [name for name in batch.schema.names if keeps_non_finite and _has_non_finite(batch.column(name))]
     for row in rows:
         for field in json_columns:
             row[field.name] = _unwrap(row[field.name], field.type)
+        for name in float_columns:
+            row[name] = _with_words(row[name])
         yield orjson.dumps(row, default=_encode_other)
 
 
-def _one_by_one(batch: pa.RecordBatch | pa.Table) -> Iterator[bytes]:
+def _has_non_finite(column: pa.Array | pa.ChunkedArray) -> bool:
+    """Tell whether a column may hold NaN or infinity: of nested floats only a look at each value could tell."""
+    if pa.types.is_floating(column.type):
+        values = column.cast(pa.float64()) if column.type == pa.float16() else column
+        return pc.any(pc.invert(pc.is_finite(values))).as_py() is True
+    return _holds_floats(column.type)
+
+
+def _holds_floats(kind: pa.DataType) -> bool:
+    return pa.types.is_floating(kind) or any(_holds_floats(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def _with_words(value: Any) -> Any:
+    """Return a value in which words stand for the floats that JSON has no numbers for."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
+    if isinstance(value, list | tuple):
+        return [_with_words(one) for one in cast("Iterable[Any]", value)]
+    if isinstance(value, dict):
+        return {name: _with_words(one) for name, one in cast("dict[str, Any]", value).items()}
+    return value
+
+
+def _one_by_one(batch: pa.RecordBatch | pa.Table, *, keeps_non_finite: bool) -> Iterator[bytes]:
     for index in range(batch.num_rows):
         one = batch.slice(index, 1)
         try:
@@ -47,7 +76,7 @@ def _one_by_one(batch: pa.RecordBatch | pa.Table) -> Iterator[bytes]:
         except UnicodeDecodeError:
             yield _NOT_UTF8
         else:
-            yield from encode_batch(one)
+            yield from encode_batch(one, keeps_non_finite=keeps_non_finite)
 
 
 def _encode_other(value: Any) -> Any:

@@ -162,6 +162,7 @@ class SourceFile:
     limits: Limits
     delimiter: str | None = None
     quote: str | None = None
+    keeps_non_finite: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +181,7 @@ class StageIn:
         return os.path.abspath(path) if self.store.is_local else path
 
 
-def find_files(source: Files, base: Path) -> list[SourceFile]:
+def find_files(source: Files, base: Path, *, keeps_non_finite: bool = False) -> list[SourceFile]:
     """Return the files of a source: training ones first, URLs as written, globs by code point.
 
     Where there are validation files, each file knows its split; else the rows' hashes decide.
@@ -196,7 +197,7 @@ def find_files(source: Files, base: Path) -> list[SourceFile]:
     misses: list[str] = []
     hints: tuple[SplitHint | None, SplitHint] = ("train" if source.validation_urls else None, "validation")
     found = [
-        SourceFile(url, hint, source.sample_by, source.limits, source.delimiter, source.quote)
+        SourceFile(url, hint, source.sample_by, source.limits, source.delimiter, source.quote, keeps_non_finite)
         for patterns, hint in zip((source.train_urls, source.validation_urls), hints, strict=True)
         for url in _found(patterns, base, misses)
     ]
@@ -259,6 +260,8 @@ def _still_holds(scan: FileScan, file: SourceFile, stamp: str, base: Path) -> bo
         return False
     if scan.reader == "delimited" and (scan.delimiter is None or scan.asked != (file.delimiter, file.quote)):
         return False
+    if scan.reader == "parquet" and scan.keeps_non_finite != file.keeps_non_finite:
+        return False
     return all(part.staged is None or urls.exists(urls.locate(part.staged, base)) for part in scan.parts)
 
 
@@ -284,6 +287,7 @@ class _Scanner:
         scan = FileScan(
             self._where.url, self._file.split_hint, self._reader, self._stamp, records=0, parts=(), sample_by=sample_by,
             max_record_bytes=self._file.limits.max_record_bytes,
+            keeps_non_finite=self._reader == "parquet" and self._file.keeps_non_finite,
         )  # fmt: skip
         if self._reader == "delimited":
             self._dialect = self._find_dialect()
@@ -329,7 +333,8 @@ class _Scanner:
             case "json_value":
                 return json_array.cut_value(stream, limits)
             case "parquet":
-                return parquet.cut(stream, url, limits, seekable=self._is_seekable())
+                keeps = self._file.keeps_non_finite
+                return parquet.cut(stream, url, limits, seekable=self._is_seekable(), keeps_non_finite=keeps)
             case "delimited":
                 assert self._dialect is not None
                 return delimited.cut(stream, url, limits, self._dialect)

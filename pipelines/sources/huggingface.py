@@ -67,7 +67,9 @@ class _Pinned:
     stamp: str
 
 
-def scan_dataset(source: HuggingFace, base: Path, stage: Stage, known: Mapping[str, FileScan]) -> list[FileScan]:
+def scan_dataset(
+    source: HuggingFace, base: Path, stage: Stage, known: Mapping[str, FileScan], *, keeps_non_finite: bool = False
+) -> list[FileScan]:
     """Read each split once and return its parts; one whose commit or files did not move is not read.
 
     Raises
@@ -77,10 +79,13 @@ def scan_dataset(source: HuggingFace, base: Path, stage: Stage, known: Mapping[s
 
     """
     pinned = _pin(source, base)
-    if (earlier := _earlier(source, pinned, known, base)) is not None:
+    earlier = _earlier(source, pinned, known, base)
+    if earlier is not None and all(one.keeps_non_finite == keeps_non_finite for one in earlier):
         return earlier
     available = _splits(source, pinned)
-    return [_scan_split(source, pinned, split, hint, stage) for split, hint in _choose(source, available)]
+    return [
+        _scan_split(source, pinned, split, hint, stage, keeps_non_finite) for split, hint in _choose(source, available)
+    ]
 
 
 def _pin(source: HuggingFace, base: Path) -> _Pinned:
@@ -158,12 +163,15 @@ def _choose(source: HuggingFace, available: list[str]) -> list[tuple[str, SplitH
     return [(source.split, "train"), (held, "validation")]
 
 
-def _scan_split(source: HuggingFace, pinned: _Pinned, split: str, hint: SplitHint | None, stage: Stage) -> FileScan:
+def _scan_split(
+    source: HuggingFace, pinned: _Pinned, split: str, hint: SplitHint | None, stage: Stage, keeps_non_finite: bool
+) -> FileScan:
     dataset = _load(source, pinned, split)
     columns = {name: str(feature) for name, feature in (dataset.features or {}).items()}
     scan = FileScan(_url(source, split), hint, "huggingface", pinned.stamp, 0, (), columns, pinned.revision)
-    scan = replace(scan, max_record_bytes=source.limits.max_record_bytes)
-    parts = stage_parts(cut_rows(_rows(source, dataset), source.limits.max_record_bytes), scan, stage, is_staged=True)
+    scan = replace(scan, max_record_bytes=source.limits.max_record_bytes, keeps_non_finite=keeps_non_finite)
+    rows = cut_rows(_rows(source, dataset, keeps_non_finite), source.limits.max_record_bytes)
+    parts = stage_parts(rows, scan, stage, is_staged=True)
     return replace(scan, parts=parts, records=sum(part.records for part in parts))
 
 
@@ -178,7 +186,7 @@ def _load(source: HuggingFace, pinned: _Pinned, split: str) -> Any:
         raise _cannot_load(source, error) from error
 
 
-def _rows(source: HuggingFace, dataset: Any) -> Iterator[bytes]:
+def _rows(source: HuggingFace, dataset: Any, keeps_non_finite: bool) -> Iterator[bytes]:
     batches = iter(dataset.with_format("arrow").iter(batch_size=_BATCH_ROWS))
     done = 0
     while True:
@@ -188,7 +196,7 @@ def _rows(source: HuggingFace, dataset: Any) -> Iterator[bytes]:
             raise _cannot_load(source, error, after=f" after {done:,} rows") from error
         if batch is None:
             return
-        yield from encode_batch(batch)
+        yield from encode_batch(batch, keeps_non_finite=keeps_non_finite)
         done += batch.num_rows
 
 

@@ -23,8 +23,10 @@ _BATCH_ROWS = 256
 """Small: rows may hold megabytes each, and decoding in batches of thousands gains little."""
 
 
-def cut(stream: BinaryIO, url: str, limits: Limits, *, seekable: bool) -> Iterator[Slice]:
-    """Cut a file into parts by its rows, row groups not mattering.
+def cut(
+    stream: BinaryIO, url: str, limits: Limits, *, seekable: bool, keeps_non_finite: bool = False
+) -> Iterator[Slice]:
+    """Cut a file into parts by its rows, row groups not mattering; NaN and infinity are null unless they are kept.
 
     Raises
     ------
@@ -34,7 +36,7 @@ def cut(stream: BinaryIO, url: str, limits: Limits, *, seekable: bool) -> Iterat
         When two columns have one name, or there are too many.
 
     """
-    return cut_rows(_rows(stream, url, limits, seekable), limits.max_record_bytes)
+    return cut_rows(_rows(stream, url, limits, seekable, keeps_non_finite), limits.max_record_bytes)
 
 
 def columns(stream: BinaryIO, url: str, *, seekable: bool) -> dict[str, str]:
@@ -43,7 +45,7 @@ def columns(stream: BinaryIO, url: str, *, seekable: bool) -> dict[str, str]:
         return {field.name: str(field.type) for field in file.schema_arrow}
 
 
-def _rows(stream: BinaryIO, url: str, limits: Limits, seekable: bool) -> Iterator[bytes]:
+def _rows(stream: BinaryIO, url: str, limits: Limits, seekable: bool, keeps_non_finite: bool) -> Iterator[bytes]:
     done = 0
     with _opened(stream, url, seekable) as file:
         require_columns(url, file.schema_arrow.names, limits.max_columns)
@@ -58,7 +60,7 @@ def _rows(stream: BinaryIO, url: str, limits: Limits, seekable: bool) -> Iterato
                 raise _unreadable(url, f"after {done:,} rows: {error}") from error
             if batch is None:
                 return
-            yield from encode_batch(batch)
+            yield from encode_batch(batch, keeps_non_finite=keeps_non_finite)
             done += batch.num_rows
 
 

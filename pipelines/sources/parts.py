@@ -95,6 +95,7 @@ class FileScan:
     names and types that a typed format declares. `revision` is the commit of a Hugging Face dataset.
     `sample_by` is what a text file was cut into, None for other files; `max_record_bytes` the limit it was read under.
     `delimiter` and `quote` are the dialect of a CSV file, and `asked` what the recipe said of them.
+    `keeps_non_finite`: NaN and infinity of a typed file stand in its parts as text, not as null.
     """
 
     url: str
@@ -110,6 +111,7 @@ class FileScan:
     delimiter: str | None = None
     quote: str | None = None
     asked: tuple[str | None, str | None] = (None, None)
+    keeps_non_finite: bool = False
     version: int = VERSION
 
     def to_json(self) -> dict[str, Any]:

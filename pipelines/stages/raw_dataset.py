@@ -22,7 +22,7 @@ def scans_of(work: Work) -> list[FileScan]:
     stage, source = sources.StageIn(work.store, f"{work.folder}/staged"), work.dataset.source
     if isinstance(source, Generated):
         return generated_source.scan(work.store, source, work.recipe.name, work.base, stage, _earlier(work))
-    return sources.scan(source, work.base, stage, _earlier(work))
+    return sources.scan(source, work.base, stage, _earlier(work), keeps_non_finite=work.dataset.keeps_non_finite)
 
 
 def _earlier(work: Work) -> dict[str, FileScan]:

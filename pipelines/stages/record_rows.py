@@ -383,12 +383,23 @@ def completed(work: Work, draft: Draft, known: Known) -> Draft:
         is_whole = form.mode == "grouped" and form.assembly.on_overflow != "split"
         draft.facts["group_size"] = int(index.group_sizes.max(initial=0)) if is_whole else NOT_APPLICABLE
         _tell_groups(work, draft, index, characters / max(rows, 1))
+    draft.facts["non_finite"] = _tell_non_finite(draft, known)
     draft.details["made_of"] = sorted({*draft.details["made_of"], *known.observed})
     draft.details["records"] = known.to_json() | {"mode": form.mode, "interval_seconds": times["interval"]}
     # What parses generated records reads the schema, so another schema is another version.
     draft.card["schema"] = digest(known.schema.to_json())
     _tell_contract(work, draft, known)
     return draft
+
+
+def _tell_non_finite(draft: Draft, known: Known) -> int:
+    """Count the floats that are NaN or infinite, which stand in JSON as texts, and show in which columns."""
+    floats = (one.name for one in known.schema.columns if one.type == "float")
+    found = {name: seen.kinds["string"] for name in floats if "string" in (seen := known.evidence.columns[name]).kinds}
+    if found:
+        rows = ((name, one.count, " ".join(text for text, _ in one.examples)) for name, one in found.items())
+        draft.tables["non_finite"] = Table(("column", "values", "for_example"), tuple(rows))
+    return sum(one.count for one in found.values())
 
 
 # ── The table contract against the data ────────────────────────────────────────────────────────────

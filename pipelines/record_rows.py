@@ -39,7 +39,7 @@ from pipelines.parts import RejectLog, write_parquet
 from pipelines.recipe import Dataset
 from pipelines.records import Column, Record, RecordSchema, Value
 from pipelines.rows import ROWS, Json, Rejected, message_counts
-from pipelines.splits import Splits, Splitter, assign_split
+from pipelines.splits import Split, Splits, Splitter, assign_split
 from pipelines.storage import Store, digest_bytes
 from pipelines.table_contract import ColumnContract, TableContract, cell_writer, read_position
 from pipelines.table_contract import evidence as table_evidence
@@ -488,19 +488,22 @@ def rows_of(task: RowsTask) -> Part:
     else:
         made = [value_rows(one, row, mismatches) for row, one in zip(decoded.numbers, decoded.values, strict=True)]
     file_key = encode_basestring(task.part.url) if is_by_file else None
+    is_by_time = task.dataset.splits.time_key is not None
+    known: dict[str | bytes | None, Split | Rejected] = {}
     for number, row, values, raw in zip(decoded.numbers, made, decoded.values, decoded.raws, strict=True):
         row_id = f"{task.part.part_id}:{number}"
         if isinstance(row, Rejected):
             log.add(row_id, row, raw)
             continue
         content = content_of(values)
-        split = assign_split(
-            splitter,
-            source=task.part.split_hint,
-            group_key=file_key or row.group,
-            order_key=row.order,
-            content_hash=content,
-        )
+        group = file_key or row.group
+        # Rows of one time, or of one group, are in one split, which is worked out once.
+        unit = row.order if is_by_time else group or content
+        split = known.get(unit)
+        if split is None:
+            split = known[unit] = assign_split(
+                splitter, source=task.part.split_hint, group_key=group, order_key=row.order, content_hash=content
+            )
         if isinstance(split, Rejected):
             log.add(row_id, split, raw)
             continue

@@ -80,8 +80,12 @@ def _numbers(column: ColumnContract) -> Callable[[str], str | None]:
         # `1.234` is a fraction only where the point is the decimal sign.
         if is_plain and _AS_JSON_NUMBER.fullmatch(text):
             return text
-        if shape_of(text) not in shapes:
+        shape = shape_of(text)
+        if shape not in shapes:
             return None
+        if shape == "sign":
+            # As in a column of integers: what decimals stand beside it changes no text.
+            return str(int(text))
         bare = _without(text, column.thousands)
         return write_decimal(Decimal(bare if is_plain else bare.replace(",", ".")))
 

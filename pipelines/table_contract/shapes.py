@@ -21,6 +21,7 @@ NA_WORDS = frozenset(
 )
 """Words that mean no value in a column of numbers, dates or booleans, in any case; in text they are text."""
 
+_BOOLEANS = frozenset({"true", "false", "True", "False", "TRUE", "FALSE"})
 _LONGEST_WORD = max(map(len, NA_WORDS))
 
 _GROUPS = r"[+-]?[1-9][0-9]{0,2}"
@@ -42,7 +43,7 @@ _SHAPES = {
     "spaces_comma": rf"{_GROUPS}(?:[ \u00a0\u202f][0-9]{{3}})+,[0-9]{{0,400}}",
     "quotes": rf"{_GROUPS}(?:'[0-9]{{3}})+",
     "quotes_point": rf"{_GROUPS}(?:'[0-9]{{3}})+\.[0-9]{{0,400}}",
-    "boolean": r"true|false|True|False|TRUE|FALSE",
+    "boolean": "|".join(sorted(_BOOLEANS)),
     "mark": r"[-?.*_–—]{1,4}",
 }
 _SHAPE = re.compile("|".join(f"(?P<{name}>(?:{pattern})\\Z)" for name, pattern in _SHAPES.items()))
@@ -73,7 +74,8 @@ NUMBERS: dict[tuple[str, str], frozenset[str]] = {
 def shape_of(text: str) -> str:
     """Name how a text that is not empty is written; blanks around it do not count."""
     bare = text.strip(" \t")
-    found = _SHAPE.match(bare)
+    # Most texts begin with a letter, and so does no shape but that of booleans.
+    found = None if bare[:1].isalpha() and bare not in _BOOLEANS else _SHAPE.match(bare)
     if found is not None:
         kind = found.lastgroup
         assert kind is not None

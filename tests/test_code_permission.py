@@ -52,6 +52,26 @@ def test_command_without_code_refuses_the_recipe_and_runs_nothing(
     )
 
 
+def test_package_of_a_class_is_not_run_to_find_the_class(
+    project: CliProject, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = project.folder / "site" / "their_formats"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(f"from pathlib import Path\nPath({str(project.folder / 'ran')!r}).touch()\n")
+    (package / "rows.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(package.parent))
+    own = {
+        "source": {"train_urls": ["data/chats.jsonl"]},
+        "format": {"kind": "python", "class": "their_formats.rows:Mine"},
+    }
+    project.write(datasets={"own": own})
+
+    assert project.rowmill("plan", "--no-code") == cli.WRONG
+
+    assert not has_run(project)
+    assert "their_formats.rows:Mine is Python code, which --no-code" in capsys.readouterr().err
+
+
 def test_command_with_code_runs_it(project: CliProject) -> None:
     assert project.rowmill("plan") == cli.DONE
 

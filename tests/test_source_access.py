@@ -84,6 +84,51 @@ def test_source_that_is_not_a_regular_file_is_named(folder: Path, name: str, url
         scan_all(folder, *urls)
 
 
+@pytest.mark.parametrize("url", [".", "**/*.jsonl", "../*/"])
+def test_linked_folder_is_followed(folder: Path, url: str) -> None:
+    elsewhere = folder.parent.parent / f"{folder.parent.name}-other/disk"
+    (elsewhere / "deep").mkdir(parents=True)
+    for path in (elsewhere / "b.jsonl", elsewhere / "deep/c.jsonl"):
+        path.write_bytes(b'{"a": 2}\n')
+    (folder / "linked").symlink_to(elsewhere, target_is_directory=True)
+
+    found = sorted(os.path.normpath(folder / one.url) for one in find_files(Files(train_urls=[url]), folder))
+
+    assert found == [str(folder / name) for name in ("a.jsonl", "linked/b.jsonl", "linked/deep/c.jsonl")]
+
+
+@pytest.mark.parametrize("target", [".", "..", "../..", "deep"])
+def test_linked_folder_without_an_end_is_named(folder: Path, target: str) -> None:
+    (folder / "deep/deeper").mkdir(parents=True)
+    (folder / "deep/deeper/back").symlink_to((folder / "deep/deeper" / target).resolve(), target_is_directory=True)
+    if target == "deep":
+        (folder / "deep/deeper/back").unlink()
+        (folder / "one").mkdir()
+        (folder / "one/to").symlink_to(folder / "deep")
+        (folder / "deep/fro").symlink_to(folder / "one")
+
+    with pytest.raises(
+        SourceError, match=r"(back|to|fro): is a link to /.*, a folder that it lies in, .*; remove the link"
+    ):
+        find_files(Files(train_urls=["."]), folder)
+
+
+def test_file_that_a_linked_folder_shows_twice_is_named(folder: Path) -> None:
+    (folder / "one").mkdir()
+    (folder / "one/b.jsonl").write_bytes(b"{}\n")
+    (folder / "same").symlink_to(folder / "one", target_is_directory=True)
+
+    with pytest.raises(ConfigError, match="this file is already named"):
+        find_files(Files(train_urls=["."]), folder)
+
+
+def test_hidden_folder_is_not_followed(folder: Path) -> None:
+    (folder / ".loop").symlink_to(folder, target_is_directory=True)
+    (folder / "_loop").symlink_to(folder, target_is_directory=True)
+
+    assert [one.url for one in find_files(Files(train_urls=["."]), folder)] == ["./a.jsonl"]
+
+
 def test_what_is_not_data_may_be_anything(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
     os.mkfifo(folder / ".x.txt")

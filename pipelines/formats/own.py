@@ -124,7 +124,6 @@ def find(path: str, base: Path, where: str) -> type[RowFormat]:
         If there is no such module or class, it is no `RowFormat`, or code is forbidden.
 
     """
-    require_code(path, where)
     module_name, _, name = path.partition(":")
     module = _module(module_name, source_file(path, base, where), base, where)
     found: Any = module
@@ -150,6 +149,8 @@ def source_file(path: str, base: Path, where: str) -> Path:
     module_name, colon, name = path.partition(":")
     if not (colon and name and all(step.isidentifier() for step in module_name.split("."))):
         raise ConfigError(f"{where}: {path!r} is not module:Name; write such as my_formats:Tickets")
+    # To look for an installed module runs the packages that it lies in.
+    require_code(path, where)
     steps = module_name.split(".")
     for candidate in (base.joinpath(*steps).with_suffix(".py"), base.joinpath(*steps, "__init__.py")):
         if candidate.is_file():

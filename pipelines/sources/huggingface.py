@@ -91,7 +91,8 @@ def scan_dataset(
 def _pin(source: HuggingFace, base: Path) -> _Pinned:
     folder = base / source.id
     if folder.is_dir():
-        facts = ((path, path.stat()) for path in sorted(folder.rglob("*")) if path.is_file())
+        files = (Path(path) for path in sorted(urls.walk_files(str(folder))))
+        facts = ((path, path.stat()) for path in files if path.is_file())
         listing = [
             f"{path.relative_to(folder)} {one.st_size} {one.st_mtime_ns} {one.st_ctime_ns}" for path, one in facts
         ]

@@ -5,7 +5,7 @@ What belongs here: expanding, finding, stamping and opening. What does not: what
 
     "data/{a,b}/part-{08..10}.jsonl"   braces first, in the order written
     "data/*.jsonl"                     then globs, by code point; a glob matches files
-    "data/chats" or "data/20*/"        a folder means its data files, however deep
+    "data/chats" or "data/20*/"        a folder means its data files, however deep, those of linked folders too
 
 A path without a scheme is relative to the base that is handed in (the recipe's folder) and stays relative
 in everything that is recorded, so that a moved project gives the same records. `http` and `https` URLs are
@@ -183,15 +183,43 @@ def _find_local(url: str, path: str, base: Path, suffixes: tuple[str, ...]) -> l
 
 
 def _files_in(url: str, folder: str, suffixes: tuple[str, ...]) -> list[str]:
-    found = (
-        os.path.relpath(os.path.join(top, name), folder)
-        for top, _, names in os.walk(folder, onerror=_refuse_folder)
-        for name in names
-    )
+    found = (os.path.relpath(path, folder) for path in walk_files(folder))
     files = sorted(path for path in found if _is_data(PurePosixPath(path), suffixes))
     for path in files:
         _require_regular(f"{url.rstrip('/')}/{path}", os.path.join(folder, path))
     return [f"{url.rstrip('/')}/{path}" for path in files]
+
+
+def walk_files(folder: str) -> Iterator[str]:
+    """Yield the paths of a folder's files, however deep, linked folders like others.
+
+    Those of folders whose names begin with `.` or `_` are left out, as they are in a source.
+
+    Raises
+    ------
+    SourceError
+        When a folder cannot be listed, or is a link to one that it lies in.
+
+    """
+    for top, folders, names in os.walk(folder, onerror=_refuse_folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith((".", "_"))]
+        for name in folders:
+            _refuse_loop(os.path.join(top, name), folder)
+        yield from (os.path.join(top, name) for name in names)
+
+
+def _refuse_loop(path: str, folder: str) -> None:
+    if not os.path.islink(path):
+        return
+    target, above = os.path.realpath(path), os.path.dirname(path)
+    while target != os.path.realpath(above):
+        if len(above) <= len(folder):
+            return
+        above = os.path.dirname(above)
+    raise SourceError(
+        f"{path}: is a link to {target}, a folder that it lies in, so its files have no end; linked folders are "
+        "followed, and must lead elsewhere; remove the link, or name the files"
+    )
 
 
 def _refuse_folder(error: OSError) -> NoReturn:

@@ -13,10 +13,13 @@ import atexit
 import gc
 import multiprocessing
 import os
+import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
@@ -36,6 +39,7 @@ class LocalPool:
         """Note the number of workers; processes start with the first map that is worth them."""
         self.workers = workers
         self._pool: ProcessPoolExecutor | None = None
+        self._leash: Any = None
 
     def map(
         self, function: Callable[[TaskT], ResultT], tasks: Iterable[TaskT], *, size_bytes: int
@@ -51,7 +55,8 @@ class LocalPool:
         pending: deque[Future[ResultT]] = deque()
         try:
             for task in tasks:
-                pending.append(pool.submit(function, task))
+                with _without_interrupts():
+                    pending.append(pool.submit(function, task))
                 # Two tasks per worker in flight keep all busy; more would only hold memory.
                 if len(pending) > 2 * self.workers:
                     yield pending.popleft().result()
@@ -60,6 +65,9 @@ class LocalPool:
         except BaseException as error:
             for future in pending:
                 future.cancel()
+            if not isinstance(error, Exception):
+                # Interrupted: nobody waits for what the workers are at, and the next build does it again.
+                self._abandon()
             if type(error).__name__ == "BrokenProcessPool":
                 self._pool = None
                 raise IntegrityError(
@@ -71,9 +79,20 @@ class LocalPool:
     def _started(self) -> ProcessPoolExecutor:
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self.workers, mp_context=context, initializer=_start_worker)
+            # Started now, because it lets interrupts through when it starts.
+            resource_tracker.ensure_running()
+            watched, self._leash = context.Pipe(duplex=False)
+            self._pool = ProcessPoolExecutor(
+                self.workers, mp_context=context, initializer=_start_worker, initargs=(watched,)
+            )
             atexit.register(self.close)
         return self._pool
+
+    def _abandon(self) -> None:
+        """End the workers at once, whatever they are doing."""
+        if self._leash is not None:
+            self._leash.close()
+        self.close()
 
     def close(self) -> None:
         """Stop the workers."""
@@ -83,7 +102,20 @@ class LocalPool:
             atexit.unregister(self.close)
 
 
-def _start_worker() -> None:
+@contextmanager
+def _without_interrupts() -> Generator[None]:
+    """Hold interrupts back while a worker may start: it inherits that, so Ctrl-C in a terminal reaches us alone.
+
+    A worker that it reached would print a traceback, even before it has run a line of ours.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start_worker(leash: Any) -> None:
     # One thread per library and worker: the processes are the parallelism.
     for name in ("RAYON_NUM_THREADS", "TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS", "POLARS_MAX_THREADS"):
         os.environ[name] = "false" if name == "TOKENIZERS_PARALLELISM" else "1"
@@ -92,12 +124,12 @@ def _start_worker() -> None:
     pa.set_cpu_count(1)
     # A part makes some hundred thousand small objects, hardly any in cycles; looking for them took two per cent.
     gc.set_threshold(100_000, 20, 20)
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+    threading.Thread(target=_die_with_parent, args=(leash,), daemon=True).start()
 
 
-def _die_with_parent() -> None:
-    """Leave when the parent is gone, however it went: a killed build must not leave writers behind."""
+def _die_with_parent(leash: Any) -> None:
+    """Leave when the parent is gone, however it went, or lets go: a killed build must not leave writers behind."""
     parent: Any = multiprocessing.parent_process()
     if parent is not None:
-        wait([parent.sentinel])
+        wait([parent.sentinel, leash])
         os._exit(1)

@@ -327,6 +327,15 @@ class _RemoteFile(io.RawIOBase):
 
     def _opened_again(self) -> Any:
         opened: Any = self._fs.open(self._path, "rb")
+        try:
+            self._advance(opened)
+        except BaseException:
+            opened.close()
+            raise
+        return opened
+
+    def _advance(self, opened: Any) -> None:
+        """Bring a file that was opened again to where this one is."""
         if _version_of(opened) != self._version:
             raise SourceError(
                 f"{self._address}: changed while it was read; a source must stay as it is until it was read to its "
@@ -339,7 +348,6 @@ class _RemoteFile(io.RawIOBase):
             left = self._position
             while left and (block := opened.read(min(left, _READ_AHEAD_BYTES))):
                 left -= len(block)
-        return opened
 
     def _block(self, opened: Any, size: int) -> bytes:
         block: bytes = opened.read(size)

@@ -108,12 +108,12 @@ def main(arguments: list[str] | None = None) -> int:
     name = parser.parse_args(arguments).recipe
     try:
         configs = configs_folder()
-        path, store = find_recipe(name, configs), storage_root(configs)
+        path, store, days = find_recipe(name, configs), storage_root(configs), days_kept()
         # The same home as `rowmill ui`, so that its pages show this run.
         os.environ.update(QUIET | {"DAGSTER_HOME": str(prepare_home(configs.parent))})
         with dg.DagsterInstance.get() as instance:
             result = materialize_recipe(path, store, instance)
-            prune(instance, days=days_kept())
+            prune(instance, days=days)
     except PipelineError as error:
         print(error, file=sys.stderr)
         return 2

@@ -66,6 +66,16 @@ def test_materialize_of_an_unknown_recipe_names_those_there_are(tiny: Tiny) -> N
     assert "Traceback" not in done.stderr
 
 
+def test_materialize_refuses_days_of_history_before_anything_runs(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROWMILL_HISTORY_DAYS", "many")
+
+    done = materialize(tiny, "tiny")
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "ROWMILL_HISTORY_DAYS: 'many' is not a number of days" in done.stderr
+    assert not Path(tiny.store).exists()
+
+
 def test_home_is_absolute_and_its_settings_are_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
     monkeypatch.chdir(tmp_path)

@@ -18,6 +18,8 @@ from pipelines import tokenization
 from pipelines.errors import ConfigError, ContextOverflowError
 from pipelines.prompting import Encode, Frame, Vocabulary, frame
 from pipelines.records import Column, RecordSchema
+from pipelines.table_contract import TableContract
+from pipelines.table_contract.drift import describe
 from pipelines.tokenization import LoadedTokenizer
 from tests.recipes import Built, Road
 from tests.tables import as_written, cells, read_back, records, schema_of
@@ -120,6 +122,49 @@ def test_types_of_the_weather_are_those_of_its_cells(tmp_path: Path, real_data: 
     assert contract["wind_gust"]["na"] == ["NA"]
     assert (contract["time_hour"]["type"], contract["time_hour"]["format"]) == ("datetime", "iso8601")
     assert built.manifest("rows", "canonical_rows").facts["type_mismatch"] == 0
+
+
+@pytest.mark.parametrize(
+    ("file", "wanted"),
+    [
+        ("stocks_monthly.csv", {"symbol": "text", "date": "date as %b %d %Y", "price": "number"}),
+        (
+            "seattle_weather.csv",
+            {"date": "date as iso8601", "weather": "text"}
+            | dict.fromkeys(("precipitation", "temp_max", "temp_min", "wind"), "number"),
+        ),
+    ],
+)
+def test_contract_of_a_real_table_is_what_its_readers_would_write(
+    tmp_path: Path, real_data: Path, file: str, wanted: dict[str, str]
+) -> None:
+    built = road(tmp_path, real_data, file, "qwen3", {}).build(only=TO_EXAMPLES[:2])
+
+    details = built.manifest("rows", "canonical_rows").details["table"]
+    contract = TableContract.from_json(details["contract"])
+    assert {name: describe(column) for name, column in contract.columns.items()} == wanted
+    assert (contract.delimiter, details["mismatches"]) == (",", {})
+
+
+def test_night_of_the_weather_with_a_reading_of_another_kind_stops_with_its_cell(
+    tmp_path: Path, real_data: Path
+) -> None:
+    made = road(tmp_path, real_data, "nyc_weather_hourly.csv", "qwen3", {})
+    before = made.build(only=TO_EXAMPLES[:2])
+    [file] = (made.folder / "data").iterdir()
+    cells = file.read_text(encoding="utf-8").splitlines()[-1].split(",")
+    with file.open("a", encoding="utf-8") as night:
+        night.write(",".join([*cells[:10], "calm", *cells[11:]]) + "\n")
+
+    after = made.build(only=TO_EXAMPLES[:2])
+
+    said = after.manifest("rows", "canonical_rows").samples["table_drift"]
+    assert said == (
+        "wind_gust is number, NA for no value, which 1 value does not fit: 'calm' (data/nyc_weather_hourly.csv line "
+        f"{ROWS + 2})",
+    )
+    rows = [[row["record"] for row in one.rows_of("rows", "canonical_rows", file="rows")] for one in (before, after)]
+    assert rows[0] == rows[1]
 
 
 def test_hours_of_the_weather_are_an_hour_apart_but_for_gaps(tmp_path: Path, real_data: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from pipelines.errors import ConfigError, GateError
+from pipelines.stages import raw_dataset
 from tests.recipes import Built, Road
 from tests.tables import as_csv, records
 
@@ -341,3 +342,17 @@ def test_text_of_other_kinds_keeps_null_for_them(tmp_path: Path) -> None:
     [part] = road.build(only=TO_ROWS[:1]).manifest("rows", "raw_dataset").details["scans"][0]["parts"]
 
     assert Path(part["staged"]).read_text(encoding="utf-8").splitlines()[0] == '{"text":"one two three","score":null}'
+
+
+def test_other_kinds_of_data_know_nothing_of_tables(tmp_path: Path) -> None:
+    rows = as_csv([{"prompt": f"what {i}", "answer": f"that {i}"} for i in range(20)])
+    pairs = {"kind": "supervised", "input_field": "prompt", "output_field": "answer"}
+
+    made = Road(tmp_path).one("rows.csv", rows, pairs).build(only=TO_ROWS)
+
+    # A fact, an option or a digest more would give all their recipes other versions.
+    assert not {"table_drift", "type_mismatch", "non_finite"} & facts_of(made).keys()
+    assert not {"table_drift", "type_mismatch"} & {one.law for one in made.steps["rows", "canonical_rows"][1]}
+    assert set(made.manifest("rows", "raw_dataset").card) == {"parts"}
+    identity = raw_dataset.identity_of(made.project.recipe, "rows")
+    assert not {"delimiter", "quote"} & identity["source"].keys()

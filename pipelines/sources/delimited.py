@@ -5,7 +5,7 @@ number is decided over a whole column by whoever needs numbers (`table_contract/
 
 RFC 4180: cells may be quoted with `"`, a quoted cell may hold line ends. The standard library's parser, in
 strict mode: Arrow, Polars and DuckDB are faster, but fail the file at a bad row or change it unsaid
-(`docs/decisions/0022` has what each does).
+(`docs/decisions/0024` has what each does).
 Here a row that does not fit its header goes on as a JSON list of its cells (of its lines, where the quotes are
 wrong), so that reading the part rejects that one row as `not_an_object`; a cell that is not UTF-8 keeps its
 bytes, and its row is rejected as `not_utf8`.

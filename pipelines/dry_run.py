@@ -106,6 +106,10 @@ def contracts(project: Project, dataset: str | None = None) -> Iterator[tuple[st
         found = next(one for one in build.plan(project) if one.step.key == key)
         with tempfile.TemporaryDirectory(prefix="rowmill-advise-") as folder:
             placed = replace(project, store=Store(folder))
+            if found.manifest is None:
+                generated_source.lend(
+                    project.store, placed.store, project.recipe.datasets[name].source, project.recipe.name
+                )
             raw = found.manifest or build.run(placed, found.step, {}).manifest
             at: Key = (project.recipe.name, name, "canonical_rows")
             work = Work(project.recipe, placed.store, project.base, at, name, {key: raw}, LocalPool(1))

@@ -191,7 +191,9 @@ class Road:
         loaded, path = tokenized_examples.open_tokenizer(work)
         limit = project.recipe.limit_of(dataset)
         stage = sources.StageIn(project.store, "staged")
-        for scan in sources.scan(work.dataset.source, project.base, stage, {}):
+        source = work.dataset.source
+        assert not isinstance(source, sources.Generated)
+        for scan in sources.scan(source, project.base, stage, {}):
             for part in scan.parts:
                 base = str(project.base)
                 rows = parts.canonicalize_part(

@@ -105,10 +105,10 @@ def test_linked_folder_without_an_end_is_named(folder: Path, target: str) -> Non
         (folder / "deep/deeper/back").unlink()
         (folder / "one").mkdir()
         (folder / "one/to").symlink_to(folder / "deep")
-        (folder / "deep/fro").symlink_to(folder / "one")
+        (folder / "deep/from").symlink_to(folder / "one")
 
     with pytest.raises(
-        SourceError, match=r"(back|to|fro): is a link to /.*, a folder that it lies in, .*; remove the link"
+        SourceError, match=r"(back|to|from): is a link to /.*, a folder that it lies in, .*; remove the link"
     ):
         find_files(Files(train_urls=["."]), folder)
 

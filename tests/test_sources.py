@@ -31,13 +31,14 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from pipelines.config import Config, check
 from pipelines.errors import ConfigError, SourceError
 from pipelines.sources import (
     Files,
     FileScan,
+    Generated,
     HuggingFace,
     RawRecord,
     Source,
@@ -74,7 +75,9 @@ class Holder(Config):
 
 
 def validated(**source: Any) -> Files | HuggingFace:
-    return Holder.model_validate({"source": source}).source
+    found = Holder.model_validate({"source": source}).source
+    assert not isinstance(found, Generated)
+    return found
 
 
 def scan_all(
@@ -953,8 +956,7 @@ def dataset(folder: Path) -> Path:
 
 
 def scan_hub(base: Path, known: dict[str, FileScan] | None = None, **options: Any) -> list[FileScan]:
-    source = TypeAdapter(Source).validate_python({"id": "set", **options})
-    return scan(source, base, StageIn(Store(str(base.parent / "stage")), "raw"), known or {})
+    return scan(HuggingFace(id="set", **options), base, StageIn(Store(str(base.parent / "stage")), "raw"), known or {})
 
 
 def test_hugging_face_folder_gives_its_rows_and_the_validation_split_it_has(dataset: Path) -> None:

@@ -167,7 +167,7 @@ def test_datasets_of_two_tokenizers_are_not_mixed(tmp_path: Path) -> None:
     [
         ({"name": "tokenizer", "revision": "main"}, "only names on the hub have revisions; delete it"),
         ({"name": "tokenizer", "content": "0"}, r"road\.yaml: tokenizer\.content: it is read from the folder's files"),
-        ({"name": "tokenizer", "revison": "main"}, r"tokenizer\.revison: unknown key; .*; did you mean revision\?"),
+        ({"name": "tokenizer", "revisio": "main"}, r"tokenizer\.revisio: unknown key; .*; did you mean revision\?"),
         ({"revision": "main"}, r"tokenizer\.name: is missing"),
         (3, r"tokenizer: must be a string; got 3, which is an integer"),
         ("nowhere/at/all", r"tokenizer: no folder 'nowhere/at/all' \(looked in"),

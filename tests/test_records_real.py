@@ -159,8 +159,8 @@ def test_night_of_the_weather_with_a_reading_of_another_kind_stops_with_its_cell
     after = made.build(only=TO_EXAMPLES[:2])
 
     said = after.manifest("rows", "canonical_rows").samples["table_drift"]
-    where = f"(data/nyc_weather_hourly.csv line {ROWS + 2})"
-    assert said == (f"wind_gust is number, NA for no value, which 1 value does not fit: 'calm' {where}",)
+    place = f"data/nyc_weather_hourly.csv line {ROWS + 2}"
+    assert said == (f"wind_gust is number, NA for no value, which 1 value does not fit: 'calm' ({place})",)
     rows = [[row["record"] for row in one.rows_of("rows", "canonical_rows", file="rows")] for one in (before, after)]
     assert rows[0] == rows[1]
 

@@ -236,12 +236,12 @@ def test_months_by_name_come_in_the_order_of_the_calendar(tmp_path: Path) -> Non
 
 
 def test_repeated_key_of_json_is_a_reject(tmp_path: Path) -> None:
-    content = b'{"a":1,"a":2}\n{"a":3}\n{"a":{"b":1,"b":1}}\n'
+    content = b'{"a":1,"a":2}\n{"a":3}\n{"a":{"b":1,"b":1}}\n{"a":1,"a" : 2}\n{"a" :1,"a":2,"b":"\\":"}\n'
 
     made = project(tmp_path, content, records(), name="rows.jsonl").build(only=TO_ROWS)
 
     assert [row["record"] for row in rows_of(made)] == ['{"a":3}']
-    assert ("rejected", "duplicate_column", 2) in made.manifest("rows", "canonical_rows").ledger
+    assert ("rejected", "duplicate_column", 4) in made.manifest("rows", "canonical_rows").ledger
 
 
 # ── Files ──────────────────────────────────────────────────────────────────────────────────────────

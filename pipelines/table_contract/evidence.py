@@ -24,7 +24,8 @@ EXAMPLES = 3
 SHOWN = 100
 """Characters kept of such a text."""
 _KINDS: dict[type, str] = {
-    int: "integer", Decimal: "decimal", bool: "boolean", str: "string", list: "container", dict: "container",
+    int: "integer", Decimal: "decimal", float: "decimal", bool: "boolean", str: "string",
+    list: "container", dict: "container",
 }  # fmt: skip
 
 
@@ -175,19 +176,30 @@ def _tallied(counted: Mapping[str, int], texts: Sequence[Json], having: Sequence
 
 
 def _see_values(values: Sequence[Json], having: Sequence[int], numbers: Sequence[int]) -> ColumnEvidence:
-    places: dict[str, list[int]] = {}
-    for place, value in enumerate(values):
-        if value is not None:
-            places.setdefault(_KINDS.get(type(value), "container"), []).append(place)
-    kinds = {
-        kind: Tally(len(own), tuple((str(values[at])[:SHOWN], (0, having[at])) for at in own[:EXAMPLES]))
-        for kind, own in places.items()
-    }
-    texts = [value for value in values if type(value) is str] if "string" in places else []
+    types = list(map(type, values))
+    kinds: dict[str, Tally] = {}
+    for own, count in Counter(types).items():
+        if own is not type(None):
+            tally = Tally(count, _first_of(own, types, values, having))
+            kind = _KINDS[own]
+            kinds[kind] = kinds[kind].plus(tally) if kind in kinds else tally
+    texts = [value for value in values if type(value) is str] if "string" in kinds else []
     times = _tallied(Counter(text for text in texts if text), values, having) if texts else {}
     return ColumnEvidence(
         (0, having[0]), len(values), values.count(None), {}, kinds, _only_times(times), _gap(having, numbers)
     )
+
+
+def _first_of(
+    wanted: type, types: Sequence[type], values: Sequence[Json], having: Sequence[int]
+) -> tuple[tuple[str, Place], ...]:
+    """Return the first values of a type with their places."""
+    found: list[tuple[str, Place]] = []
+    at = -1
+    for _ in range(min(EXAMPLES, types.count(wanted))):
+        at = types.index(wanted, at + 1)
+        found.append((str(values[at])[:SHOWN], (0, having[at])))
+    return tuple(found)
 
 
 def _only_times(tallies: Mapping[str, Tally]) -> dict[str, Tally]:

@@ -8,13 +8,13 @@ work; a part that was seen before is not read again.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import TypeAlias
 
 from pipelines.rows import Json
-from pipelines.table_contract.shapes import shape_of
+from pipelines.table_contract.shapes import shape_of, time_shape_of
 
 Place: TypeAlias = tuple[int, int]
 """A part, and a record in it, both counted from 0."""
@@ -159,7 +159,12 @@ def _see_cells(cells: Sequence[str], having: Sequence[int], numbers: Sequence[in
     )
 
 
-def _tallied(counted: Mapping[str, int], texts: Sequence[Json], having: Sequence[int]) -> dict[str, Tally]:
+def _tallied(
+    counted: Mapping[str, int],
+    texts: Sequence[Json],
+    having: Sequence[int],
+    shape_of: Callable[[str], str] = shape_of,
+) -> dict[str, Tally]:
     """Count texts by shape; `counted` holds them in the order in which they are first met."""
     counts: Counter[str] = Counter()
     first: dict[str, list[str]] = {}
@@ -184,10 +189,8 @@ def _see_values(values: Sequence[Json], having: Sequence[int], numbers: Sequence
             kind = _KINDS[own]
             kinds[kind] = kinds[kind].plus(tally) if kind in kinds else tally
     texts = [value for value in values if type(value) is str] if "string" in kinds else []
-    times = _tallied(Counter(text for text in texts if text), values, having) if texts else {}
-    return ColumnEvidence(
-        (0, having[0]), len(values), values.count(None), {}, kinds, _only_times(times), _gap(having, numbers)
-    )
+    times = _tallied(Counter(text for text in texts if text), values, having, time_shape_of) if texts else {}
+    return ColumnEvidence((0, having[0]), len(values), values.count(None), {}, kinds, times, _gap(having, numbers))
 
 
 def _first_of(
@@ -200,15 +203,6 @@ def _first_of(
         at = types.index(wanted, at + 1)
         found.append((str(values[at])[:SHOWN], (0, having[at])))
     return tuple(found)
-
-
-def _only_times(tallies: Mapping[str, Tally]) -> dict[str, Tally]:
-    """Keep the shapes of times apart and count all other texts as text: numbers in quotes are text to JSON."""
-    kept: dict[str, Tally] = {}
-    for shape, tally in tallies.items():
-        name = shape if shape.startswith("when:") else "text"
-        kept[name] = kept[name].plus(tally) if name in kept else tally
-    return kept
 
 
 # ── All parts ──────────────────────────────────────────────────────────────────────────────────────

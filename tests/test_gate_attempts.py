@@ -290,6 +290,10 @@ def _ranks_swapped(store: Path, current: dict[str, Any]) -> None:
     current["ranks"][first], current["ranks"][second] = current["ranks"][second], current["ranks"][first]
 
 
+def _version_edited(store: Path, current: dict[str, Any]) -> None:
+    current["version"] = "0" * 32
+
+
 def _other_rank_s_file(store: Path, current: dict[str, Any]) -> None:
     first, second = (store / current["ranks"][name]["files"][0][0] for name in sorted(current["ranks"]))
     first.write_bytes(second.read_bytes())
@@ -302,7 +306,7 @@ def _file_edited(store: Path, current: dict[str, Any]) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("change", [_ranks_swapped, _other_rank_s_file, _file_edited])
+@pytest.mark.parametrize("change", [_ranks_swapped, _version_edited, _other_rank_s_file, _file_edited])
 def test_ranks_that_were_changed_by_hand_do_not_open(
     besieged: Besieged, tmp_path: Path, change: Callable[[Path, dict[str, Any]], None]
 ) -> None:

@@ -54,7 +54,7 @@ fix: $(CHECKS)  ## repair what format and lint can repair by themselves
 	$(BIN)/ruff check --fix .
 
 campaign: $(TESTS)  ## flip bits in every kind of file, kill at every kind of rename, cut off the storage, and count
-	@$(BIN)/python -m pytest -q -s --slow --campaign tests/test_campaigns.py tests/test_gate_attempts.py
+	@$(BIN)/python -m pytest -q --slow --campaign -m campaign
 
 bench: $(TESTS)  ## run the benchmarks; one JSON line each
 	@$(BIN)/python -m benchmarks

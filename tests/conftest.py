@@ -4,6 +4,7 @@ What belongs here: finding real data. What does not: builders of one subject's i
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("slow") is not None:
             item.add_marker(left_out)
+
+
+IN_CI = 8
+"""One trial of so many of a campaign runs in CI."""
+
+
+@pytest.fixture(scope="session")
+def trials(request: pytest.FixtureRequest) -> Callable[[int], int]:
+    """Return how many of a campaign's trials are run."""
+    return lambda count: count if request.config.getoption("--campaign") else max(1, count // IN_CI)
 
 
 @pytest.fixture(scope="session")

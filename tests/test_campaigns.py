@@ -1,7 +1,7 @@
 """Many random faults in a row, counted: flipped bits in every file of a store, and kills at every kind of rename.
 
 What belongs here: trials chosen by a seed over all files and all moments, and their figures. What does not: one fault
-that is looked at closely (`test_damage.py`, `test_robustness.py`), outages of object stores (`test_outages.py`),
+that is looked at closely (`test_damage.py`, `test_robustness.py`), outages of object stores (`test_remote.py`),
 attempts on gates (`test_gate_attempts.py`).
 
 CI runs a part of the trials; `make campaign` runs all of them and prints what each came to. Seeds are fixed, so a trial
@@ -26,12 +26,9 @@ from pipelines.reader import Reader
 from tests.recipes import CHAT, PAIR, Road, chat, pair
 from tests.test_robustness import PROCESSES, finished
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.campaign]
 
 FLIPS, KILLS = 130, 40
-IN_CI = 8
-"""One trial of so many runs in CI."""
-
 TODAY: tuple[dict[str, object], ...] = ({}, {"seq_len": 200}, {"partitions": {"world_size": 3}})
 """What a build after the damage may be asked for: nothing new, other tokens, other ranks."""
 
@@ -46,12 +43,6 @@ def write(road: Road, **changes: object) -> Road:
         },
         **changes,
     )
-
-
-@pytest.fixture(scope="module")
-def trials(request: pytest.FixtureRequest) -> Callable[[int], int]:
-    """Return how many of some trials are run."""
-    return lambda count: count if request.config.getoption("--campaign") else max(1, count // IN_CI)
 
 
 @pytest.fixture(scope="module")

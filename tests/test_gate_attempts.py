@@ -23,7 +23,7 @@ from pipelines.errors import PipelineError
 from pipelines.reader import Reader
 from tests.recipes import CHAT, LENIENT, Road, chat
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.campaign]
 
 STRICT: dict[str, Any] = {law: bound for law, bound in LENIENT.items() if law != "unknown_roles"}
 STAGES = ("tokenized_examples", "truncation_stats", "packed_shards", "training_splits", "gpu_partitions")

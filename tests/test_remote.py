@@ -326,10 +326,16 @@ def test_web_server_that_fails_for_good_is_one_error(
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_builds_that_a_store_left_end_as_a_clean_one(
-    server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: ObjectServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    trials: Callable[[int], int],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Twenty outages at random requests of a build: each is one error, and the next build ends as a clean one."""
+    count = trials(20)
     monkeypatch.setenv(remote.TIMEOUT, "4")
     chance = random.Random(20)
     expected = Road(tmp_path).one("rows.jsonl", [chat(i) for i in range(20)]).build().versions()
@@ -337,7 +343,7 @@ def test_builds_that_a_store_left_end_as_a_clean_one(
     assert Road(tmp_path, root="s3://bucket/clean").build().versions() == expected
     requests = server.requests - before
 
-    for number in range(20):
+    for number in range(count):
         outage = OUTAGES[number % len(OUTAGES)]
         moment = chance.randrange(requests - 20)
         road = Road(tmp_path, root=f"s3://bucket/{number}")
@@ -350,3 +356,5 @@ def test_builds_that_a_store_left_end_as_a_clean_one(
         assert isinstance(caught.value, UnreachableError), where
         assert str(caught.value).startswith(f"s3://bucket/{number}/"), where
         assert road.build().versions() == expected, where
+    with capsys.disabled():
+        print(f"\n{count} outages over {requests} requests of a build: each one error, and the next build a clean one")

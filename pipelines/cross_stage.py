@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pipelines import manifest
+from pipelines.errors import IntegrityError
 from pipelines.ledger import CHOSEN, KEPT, REJECTED
 from pipelines.manifest import NOT_APPLICABLE, Key, Manifest
 from pipelines.storage import Store, digest
@@ -102,6 +103,9 @@ def published_path(recipe: str) -> str:
     return f"{recipe}/gpu_partitions/published.json"
 
 
+_NOTHING: Mapping[str, Any] = {"version": "", "stages": {}}
+
+
 def write_published(store: Store, ranks: Manifest) -> None:
     """Keep what every stage of some ranks held, for later builds to be compared with.
 
@@ -109,7 +113,29 @@ def write_published(store: Store, ranks: Manifest) -> None:
     `code_version` and `counts`, and with which published version it was compared itself (`compared_with`).
     """
     path = published_path(ranks.key[0])
-    earlier = store.read_sealed(path) or {"version": "", "stages": {}}
+    kept = store.read_sealed(path)
+    found = _described(store, ranks, kept or _NOTHING)
+    if kept is None or kept["stages"] != found["stages"]:
+        store.write_sealed(path, found)
+
+
+def _published(store: Store, recipe: str) -> dict[str, Any] | None:
+    """Return what is kept of the published ranks; where that was lost, or never written, their manifests say it."""
+    kept = store.read_sealed(published_path(recipe))
+    if kept is not None:
+        return kept
+    current = store.read_sealed(f"{recipe}/gpu_partitions/current.json")
+    if current is None:
+        return None
+    try:
+        ranks = manifest.by_version(store, (recipe, "gpu_partitions"), current["version"])
+        return _described(store, ranks, _NOTHING)
+    except IntegrityError:
+        # One of them was collected: then nothing can be compared.
+        return None
+
+
+def _described(store: Store, ranks: Manifest, earlier: Mapping[str, Any]) -> dict[str, Any]:
     stages: dict[str, dict[str, Any]] = {}
     for one in _whole_history(store, ranks):
         name = "/".join(one.key)
@@ -121,9 +147,8 @@ def write_published(store: Store, ranks: Manifest) -> None:
             "counts": counts_of(one),
             "compared_with": before["compared_with"] if is_known else earlier["version"],
         }
-    if earlier["stages"] != stages:
-        at = datetime.now(UTC).isoformat(timespec="seconds")
-        store.write_sealed(path, {"version": ranks.version, "at": at, "stages": stages})
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"version": ranks.version, "at": at, "stages": stages}
 
 
 def counts_of(made: Manifest) -> dict[str, float]:
@@ -152,7 +177,7 @@ def _shares(order: Manifest) -> dict[str, float]:
 
 def _shrinkage(store: Store, made: Manifest) -> Measured:
     """Return the largest share by which a count of an output fell since the published build."""
-    published = store.read_sealed(published_path(made.key[0]))
+    published = _published(store, made.key[0])
     before = (published or {}).get("stages", {}).get("/".join(made.key))
     if published is None or before is None:
         return Measured(NOT_APPLICABLE, "nothing is published yet that it could be compared with")
@@ -192,7 +217,7 @@ def _whole_history(store: Store, made: Manifest) -> Iterator[Manifest]:
 
 def _compared_with(store: Store, made: Manifest) -> str:
     """Return the published version that an output is held against; one that is published keeps its comparison."""
-    published = store.read_sealed(published_path(made.key[0]))
+    published = _published(store, made.key[0])
     if published is None:
         return ""
     own = published["stages"].get("/".join(made.key), {})

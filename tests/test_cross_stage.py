@@ -38,6 +38,13 @@ def write(road: Road, rows: "list[dict[str, Any]] | bytes", kind: "dict[str, Any
     return road.recipe({"rows": {"source": source, "format": kind, **groups}}, **({"gates": STRICT} | changes))
 
 
+@pytest.fixture
+def grown(tmp_path: Path) -> Road:
+    road = write(Road(tmp_path), [pair(i) for i in range(20)])
+    road.build()
+    return road
+
+
 # ── What was lost ──────────────────────────────────────────────────────────────────────────────────
 
 
@@ -129,6 +136,16 @@ def test_source_that_lost_rows_overnight_warns_and_then_blocks(tmp_path: Path, l
     published = road.project.store.read_sealed("road/gpu_partitions/current.json")
     assert published is not None
     assert (published["version"] == first.manifest("gpu_partitions").version) == (outcome == "blocks")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}"])
+def test_counts_that_were_lost_or_damaged_are_taken_from_the_manifests(grown: Road, content: bytes | None) -> None:
+    path = grown.store / cross_stage.published_path("road")
+    path.unlink() if content is None else path.write_bytes(content)
+    write(grown, [pair(i) for i in range(9)])
+
+    with pytest.raises(GateError, match=r"raw_dataset: shrunk: 0\.55 \(records: 9, were 20 since version"):
+        grown.build()
 
 
 def test_vanished_file_is_seen_by_count_though_its_rows_are_few(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ def test_checks_block_exactly_where_the_recipe_says_error(tiny: Tiny) -> None:
         "group_size": True,
         "rejects": True,
         "duplicates": True,
+        "shrunk": True,
         "unpinned_boundaries": False,
         "group_advice": False,
         "interval_mismatch": False,

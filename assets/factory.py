@@ -29,9 +29,9 @@ from pipelines import build, findings, manifest, reports, terminal
 from pipelines.build import Project, Report, Step
 from pipelines.errors import PipelineError
 from pipelines.findings import Terms
-from pipelines.manifest import EXPORTS, Key, Manifest
+from pipelines.manifest import Key, Manifest
 from pipelines.progress import rates_text
-from pipelines.storage import NO_ROOM, Store, digest
+from pipelines.storage import NO_ROOM, Store
 
 RETRY: Final = dg.RetryPolicy(max_retries=2, delay=10, backoff=dg.Backoff.EXPONENTIAL)
 """For disks, networks and lost workers; everything else leaves a body as a Failure that forbids retries."""
@@ -41,9 +41,6 @@ CORES: Final = "cores"
 
 LINE_EVERY_S: Final = 5.0
 """A progress line in Dagster's log is an event in its database, so not one per part."""
-
-ALL_CORES = frozenset({"tokenized_examples", "packed_shards", "parsed_records"})
-PER_RANK = frozenset({"gpu_partitions"})
 
 
 class StageRun(dg.Config):
@@ -58,32 +55,38 @@ def assets_of(project: Project, condition: dg.AutomationCondition[Any] | None) -
     steps = build.road(project)
     terms = {step.key: step.terms for step in steps}
     before = order(steps)
-    ranks = dg.StaticPartitionsDefinition(list(build.ranks_of(project)))
     return [
         stage_asset(
             project,
             step,
             deps=before[step.key],
             needs={key: terms[key] for key in step.gates},
-            ranks=ranks if step.name in PER_RANK else None,
+            ranks=ranks_of(project, step),
             condition=None if step.on_demand else condition,
         )
         for step in steps
     ]
 
 
+def ranks_of(project: Project, step: Step) -> dg.StaticPartitionsDefinition | None:
+    """Return the pieces of a step's output that can be made one without another; None if there is one piece."""
+    names = step.stage.partitions
+    return None if names is None else dg.StaticPartitionsDefinition(list(names(project.recipe)))
+
+
 def order(steps: Sequence[Step]) -> dict[Key, tuple[Key, ...]]:
     """Return the edges of the asset graph: what a step reads, and what it only waits for.
 
     It waits for every stage whose findings it needs; those that stand before its inputs anyway get no edge,
-    or the last asset would have one to every other. Neither does a raw dataset that is read beside rows:
-    their ids hold the digests of its parts, so whatever changes it changes them.
+    or the last asset would have one to every other. Neither do source files that are read beside rows: the rows' ids
+    hold the digests of their parts, so whatever changes the files changes the rows.
     """
     edges: dict[Key, tuple[Key, ...]] = {}
     behind: dict[Key, set[Key]] = {}
+    sources = {step.key for step in steps if not step.inputs}
     for step in steps:
         reached = {key for one in step.inputs for key in behind[one] | {one}}
-        read = [key for key in step.inputs if key[-1] != "raw_dataset" or len(step.inputs) == 1]
+        read = [key for key in step.inputs if key not in sources or len(step.inputs) == 1]
         edges[step.key] = (*read, *(key for key in step.gates if key not in reached))
         behind[step.key] = reached | set(step.gates)
     return edges
@@ -105,7 +108,7 @@ def stage_asset(
         deps=[dg.AssetKey(list(key)) for key in deps],
         group_name=dagster_name(step.recipe),
         code_version=step.code_version,
-        pool=CORES if step.name in ALL_CORES else None,
+        pool=CORES if step.stage.uses_all_cores else None,
         partitions_def=ranks,
         backfill_policy=dg.BackfillPolicy.single_run() if ranks else None,
         retry_policy=RETRY,
@@ -135,7 +138,7 @@ def stage_asset(
             for folder in folders:
                 context.add_asset_metadata(metadata.of_rank(report.manifest, folder), partition_key=folder)
             return dg.MaterializeResult(
-                data_version=data_version(report, project),
+                data_version=data_version(report, project, step),
                 metadata=metadata.of(report, placed.store, storage.served(project.recipe.execution.reports_url)),
             )
 
@@ -145,27 +148,25 @@ def stage_asset(
 def freshness_of(project: Project, step: Step) -> dg.FreshnessPolicy | None:
     """Return when the order of training counts as overdue: it stands for all that a trainer reads."""
     hours = project.recipe.execution.overdue_hours
-    if step.name != "training_splits" or hours is None:
+    if hours is None or not step.stage.shows_overdue:
         return None
     return dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=hours))
 
 
-def data_version(report: Report, project: Project) -> dg.DataVersion:
+def data_version(report: Report, project: Project, step: Step) -> dg.DataVersion:
     """Return the digest of what was written, so that an equal rebuild leaves everything behind it fresh.
 
     Ranks share one: the order they are dealt from and how many they are. What each of them holds is told
     beside it.
     """
+    find = step.stage.find_data_version
     built = report.manifest
-    if built.stage not in PER_RANK:
-        return dg.DataVersion(built.version)
-    order = built.inputs[f"{project.recipe.name}/training_splits"]
-    return dg.DataVersion(digest(order, project.recipe.partitions.world_size))
+    return dg.DataVersion(built.version if find is None else find(project.recipe, built))
 
 
 def kinds_of(step: Step) -> set[str]:
     """Return the chips of a graph node: it shows only the last part of its key, so one names the dataset."""
-    if step.name == EXPORTS:
+    if step.stage.scope == "export":
         return {"export"}
     # A kind becomes the end of a tag's key, which has at most 63 characters; a name may have 64.
     return {"parquet", step.dataset[:63]} if step.dataset else {"parquet"}

@@ -22,10 +22,11 @@ from benchmarks import corpus  # noqa: E402  (the path must be set first)
 from pipelines import build  # noqa: E402
 from pipelines.build import Project  # noqa: E402
 from pipelines.recipe import parse  # noqa: E402
+from pipelines.stages import catalog, packed_shards  # noqa: E402
 from pipelines.storage import Store  # noqa: E402
 
 RUNS = 5
-TO_SHARDS = build.DATASET_STAGES
+TO_SHARDS = catalog.names_up_to(packed_shards.STAGE)
 LIBRARIES = ("fastokens", "minijinja", "tokenizers", "transformers", "pyarrow", "polars", "numpy")
 
 

@@ -24,64 +24,12 @@ from pipelines import ancestry, datadocs, findings, manifest, recipe, stats, tok
 from pipelines.errors import ConfigError, DamagedFileError, IntegrityError, PipelineError
 from pipelines.executors import LocalPool
 from pipelines.findings import Terms, Verdict
-from pipelines.manifest import EXPORTS, Key, Manifest
+from pipelines.manifest import Key, Manifest
 from pipelines.recipe import Recipe
-from pipelines.stages import (
-    Draft,
-    Progress,
-    StageDeclaration,
-    Work,
-    canonical_rows,
-    exports,
-    generated_series,
-    gpu_partitions,
-    packed_shards,
-    parsed_records,
-    raw_dataset,
-    tokenized_examples,
-    training_splits,
-    truncation_stats,
-)
+from pipelines.stages import Draft, Progress, Publish, StageDeclaration, Work, catalog, exports, gpu_partitions
 from pipelines.storage import Store, full_disk_named
 
 _LOG = logging.getLogger("rowmill.build")
-
-DATASET_STAGES = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")
-RECIPE_STAGES = ("training_splits", "gpu_partitions")
-GENERATION_STAGES = ("parsed_records", "generated_series")
-"""Stages behind a trained model: they run only when they are asked for by name."""
-
-_STAGES: dict[str, StageDeclaration] = {
-    module.STAGE.name: module.STAGE
-    for module in (
-        raw_dataset,
-        canonical_rows,
-        tokenized_examples,
-        truncation_stats,
-        packed_shards,
-        training_splits,
-        gpu_partitions,
-        exports,
-        parsed_records,
-        generated_series,
-    )
-}
-"""What each stage reads of a recipe, and how it is run."""
-
-DESCRIPTIONS = {
-    "raw_dataset": "Source files read once and cut into parts with digests; columns untouched.",
-    "canonical_rows": (
-        "One row per record in one shape, whatever its source looked like; rejects kept with their reason."
-    ),
-    "tokenized_examples": "Token ids with a verified loss mask, and what every token is.",
-    "truncation_stats": "Length distribution, what truncation removed, and what another context length would do.",
-    "packed_shards": "Examples packed into sequences of at most seq_len tokens, as Parquet.",
-    "training_splits": "The order in which sequences are shown, mixed by weight; leakage between splits checked.",
-    "gpu_partitions": "One folder of shards per data-parallel rank, in the order of training.",
-    "exports": "The same tokens and masks in the form of one trainer, with an identity card.",
-    "parsed_records": "Files of generated text taken apart: records, and refused objects with their reasons.",
-    "generated_series": "Records that the backend generated: series continued step by step, or groups and rows.",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,22 +39,34 @@ class Step:
     `inputs` are read; `gates` are the stages whose findings must be open (a superset of `inputs`).
     """
 
-    name: str
+    stage: StageDeclaration = field(compare=False, repr=False)
     recipe: str
     dataset: str | None
     key: Key
     inputs: tuple[Key, ...]
     gates: tuple[Key, ...]
     code_version: str
-    description: str
     terms: tuple[Terms, ...]
-    on_demand: bool = False
-    """Whether a build leaves it out unless it is named: it needs a trained model."""
+
+    @property
+    def name(self) -> str:
+        """The stage's name."""
+        return self.stage.name
+
+    @property
+    def description(self) -> str:
+        """What an output of the stage holds."""
+        return self.stage.description
+
+    @property
+    def on_demand(self) -> bool:
+        """Whether a build leaves it out unless it is named: it needs a trained model."""
+        return self.stage.on_demand
 
     @property
     def label(self) -> str:
         """The stage's name; an export's with its own, since a recipe may have several."""
-        return f"{EXPORTS}/{self.key[-1]}" if self.name == EXPORTS else self.name
+        return f"{self.name}/{self.key[-1]}" if self.stage.scope == "export" else self.name
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,71 +141,62 @@ def road(project: Project) -> tuple[Step, ...]:
 
 
 def _steps(loaded: Recipe) -> Iterator[Step]:
-    name = loaded.name
-    of_datasets = [_dataset_step(loaded, dataset, stage) for dataset in loaded.datasets for stage in DATASET_STAGES]
-    yield from of_datasets
-    packed = tuple((name, dataset, "packed_shards") for dataset in loaded.datasets)
-    everything = tuple(step.key for step in of_datasets)
-    splits: Key = (name, "training_splits")
-    yield _step(loaded, None, "training_splits", splits, packed, packed)
-    inputs, gates = (splits, *packed), (*everything, splits)
-    yield _step(loaded, None, "gpu_partitions", (name, "gpu_partitions"), inputs, gates)
-    for one in loaded.exports:
-        yield _step(loaded, None, EXPORTS, (name, EXPORTS, one.name), inputs, gates)
-    for dataset, stage in _generations(loaded):
-        yield _dataset_step(loaded, dataset, stage)
+    """Yield the steps of every dataset, those of the recipe, its exports, and last what runs on demand."""
+    for dataset in loaded.datasets:
+        yield from _dataset_steps(loaded, dataset, on_demand=False)
+    for stage in catalog.stages_of("recipe"):
+        yield _step(loaded, stage, (loaded.name, stage.name))
+    for stage in catalog.stages_of("export"):
+        for one in loaded.exports:
+            yield _step(loaded, stage, (loaded.name, stage.name, one.name))
+    for dataset in loaded.datasets:
+        yield from _dataset_steps(loaded, dataset, on_demand=True)
 
 
-def _generations(loaded: Recipe) -> Iterator[tuple[str, str]]:
-    """Name the stages behind a trained model that datasets ask for."""
-    for name, dataset in loaded.datasets.items():
-        generation = dataset.format.generation if dataset.format.kind == "records" else None
-        if generation is not None:
-            yield name, "parsed_records"
-            if generation.backend is not None:
-                yield name, "generated_series"
+def _dataset_steps(loaded: Recipe, dataset: str, *, on_demand: bool) -> Iterator[Step]:
+    for stage in catalog.stages_of("dataset", on_demand=on_demand):
+        if stage.applies(loaded.datasets[dataset]):
+            yield _step(loaded, stage, (loaded.name, dataset, stage.name), dataset)
 
 
-_INPUTS = {
-    "raw_dataset": (),
-    "canonical_rows": ("raw_dataset",),
-    "tokenized_examples": ("canonical_rows",),
-    "truncation_stats": ("tokenized_examples",),
-    "packed_shards": ("tokenized_examples", "raw_dataset"),
-    "parsed_records": ("tokenized_examples",),
-    "generated_series": ("tokenized_examples", "canonical_rows"),
-}
-_GATES = _INPUTS | {"packed_shards": ("raw_dataset", "tokenized_examples", "truncation_stats")}
-"""What must be open, beside what is read: shards are not packed past a failed check of the statistics."""
-
-
-def _dataset_step(loaded: Recipe, dataset: str, stage: str) -> Step:
-    at = (loaded.name, dataset)
-    inputs = tuple((*at, name) for name in _INPUTS[stage])
-    gates = tuple((*at, name) for name in _GATES[stage])
-    return _step(loaded, dataset, stage, (*at, stage), inputs, gates)
-
-
-def _step(
-    loaded: Recipe, dataset: str | None, stage: str, key: Key, inputs: tuple[Key, ...], gates: tuple[Key, ...]
-) -> Step:
+def _step(loaded: Recipe, stage: StageDeclaration, key: Key, dataset: str | None = None) -> Step:
+    inputs = tuple(one for name in stage.inputs for one in _keys_of(loaded, name, dataset))
+    gates = tuple(_gates_of(loaded, stage, inputs, dataset))
     kind = None if dataset is None else loaded.datasets[dataset].row_kind
+    identity = "" if stage.scope == "recipe" else key[-1] if dataset is None else dataset
     return Step(
-        name=stage,
+        stage=stage,
         recipe=loaded.name,
         dataset=dataset,
         key=key,
         inputs=inputs,
         gates=gates,
-        code_version=_STAGES[stage].code_version(
-            loaded,
-            key[-1] if stage == EXPORTS else dataset or "",
-            sorted(set(_waivers_on(loaded, gates))),
-        ),
-        description=DESCRIPTIONS[stage],
-        terms=findings.terms_of(loaded.gates, stage, dataset, kind),
-        on_demand=stage in GENERATION_STAGES,
+        code_version=stage.code_version(loaded, identity, sorted(set(_waivers_on(loaded, gates)))),
+        terms=findings.terms_of(loaded.gates, stage.name, dataset, kind),
     )
+
+
+def _keys_of(loaded: Recipe, name: str, dataset: str | None) -> Iterator[Key]:
+    """Yield the keys of a stage that another one names: of its dataset, or of every dataset if it has none."""
+    stage = catalog.find_stage(name)
+    if stage.scope == "recipe":
+        yield (loaded.name, name)
+        return
+    for one in loaded.datasets if dataset is None else (dataset,):
+        if stage.applies(loaded.datasets[one]):
+            yield (loaded.name, one, name)
+
+
+def _gates_of(loaded: Recipe, stage: StageDeclaration, inputs: Iterable[Key], dataset: str | None) -> list[Key]:
+    """Return the stages whose checks must have passed before a stage: all that it reads, and what it names."""
+    named = [key for name in stage.gates for key in _keys_of(loaded, name, dataset)]
+    every = [
+        key
+        for one in (loaded.datasets if stage.gates_on_every_dataset else ())
+        for gate in catalog.stages_of("dataset")
+        for key in _keys_of(loaded, gate.name, one)
+    ]
+    return list(dict.fromkeys((*every, *inputs, *named)))
 
 
 def ranks_of(project: Project) -> tuple[str, ...]:
@@ -319,16 +270,15 @@ def require_open_ancestry(project: Project, inputs: Iterable[Manifest], *, gated
 
     def terms(made: Manifest) -> Sequence[Terms]:
         # A kept version may be of a dataset that the recipe no longer has, or calls otherwise: it is judged alike.
-        dataset = made.key[1] if made.stage in _GATES else None
+        dataset = made.key[1] if catalog.find_stage(made.stage).scope == "dataset" else None
         return graph.terms.get(made.key) or findings.terms_of(project.recipe.gates, made.stage, dataset)
 
     ancestry.require_open(project.store, inputs, terms=terms, beside=_gates_beside, gated=gated)
 
 
 def _gates_beside(made: Manifest) -> list[Key]:
-    """Return what an output waits for without reading it; for stages of a whole recipe, its ancestors are all that."""
-    unread = set(_GATES.get(made.stage, ())) - set(_INPUTS.get(made.stage, ()))
-    return [(*made.key[:-1], stage) for stage in sorted(unread)]
+    """Return what an output of a dataset waits for without reading it; what a recipe's waits for are its ancestors."""
+    return [(*made.key[:-1], name) for name in sorted(catalog.find_stage(made.stage).gates)]
 
 
 # ── Running ────────────────────────────────────────────────────────────────────────────────────────
@@ -437,10 +387,9 @@ def _run(asked: _Asked, inputs: Mapping[Key, Manifest]) -> Report:
         if kept is not None:
             manifest.make_current(work.store, kept)
             return _reported(project, step, work, _nothing_new(kept, started))
-        if step.name == "canonical_rows":
-            # Whoever runs one stage after another, as Dagster does, hears of it before the first long one.
-            require_ready(project, [step.dataset])
-        _warn_of_tokenizer(project, step, work)
+        # Whoever runs one stage after another, as Dagster does, hears of it before the stage ahead of it is made.
+        require_ready(project, [one for one in road(project) if step.key in one.inputs])
+        _warn_of_outside_change(project, step, work)
         draft = make()
         made = manifest.save(work.store, _manifest(work, step, draft, fingerprint, started, asked.run_id))
         report = Report(
@@ -454,18 +403,17 @@ def _run(asked: _Asked, inputs: Mapping[Key, Manifest]) -> Report:
         return _reported(project, step, work, report)
 
 
-def _warn_of_tokenizer(project: Project, step: Step, work: Work) -> None:
-    """Say that a tokenizer changed though the recipe did not, and what is made again for it."""
-    changed = _tokenizer_change(step, work, manifest.current(work.store, step.key))
+def _warn_of_outside_change(project: Project, step: Step, work: Work) -> None:
+    """Say what changed though the recipe did not, and what is made again for it."""
+    changed = _find_outside_change(step, work, manifest.current(work.store, step.key))
     if changed is not None:
         behind = ", ".join("/".join(one.key[1:]) for one in followers(project, step.key))
         _LOG.warning("%s: %s; it is made again, and so is what is made of it: %s", "/".join(step.key), changed, behind)
 
 
-def _tokenizer_change(step: Step, work: Work, earlier: Manifest | None) -> str | None:
-    if step.name != "tokenized_examples" or earlier is None:
-        return None
-    return tokenized_examples.tokenizer_change(work, earlier)
+def _find_outside_change(step: Step, work: Work, earlier: Manifest | None) -> str | None:
+    find = step.stage.find_outside_change
+    return None if find is None or earlier is None else find(work, earlier)
 
 
 def _nothing_new(kept: Manifest, started: float) -> Report:
@@ -495,18 +443,18 @@ def _require_one_history(inputs: Mapping[Key, Manifest]) -> None:
 
 
 def _reported(project: Project, step: Step, work: Work, report: Report) -> Report:
-    if step.name == "gpu_partitions":
-        _publish(project, step, work, report.manifest)
+    if step.stage.publish is not None:
+        _publish(project, step, work, report.manifest, step.stage.publish)
     stats.record(work.store, report.manifest, reused=report.reused, parts_reused=report.parts_reused)
     return report
 
 
-def _publish(project: Project, step: Step, work: Work, made: Manifest) -> None:
-    """Judge the ranks, and give them to trainers if no check blocks; what was given before stays otherwise."""
+def _publish(project: Project, step: Step, work: Work, made: Manifest, publish: Publish) -> None:
+    """Judge an output, and give it to trainers if no check blocks; what was given before stays otherwise."""
     verdicts = findings.judge(project.store, made, step.terms)
     if not any(verdict.blocking for verdict in verdicts):
         loosened = [line for one in road(project) for line in findings.loosened(one.key, one.terms)]
-        gpu_partitions.publish(work, made, verdicts, loosened)
+        publish(work, made, verdicts, loosened)
 
 
 def _restore(project: Project, step: Step, work: Work, version: str, started: float) -> Report:
@@ -521,9 +469,8 @@ def _restore(project: Project, step: Step, work: Work, version: str, started: fl
 def _prepare(work: Work, step: Step) -> tuple[str, Callable[[], Draft]]:
     """Return a step's fingerprint and the function that makes its output."""
     versions = {"/".join(key): one.version for key, one in sorted(work.inputs.items())}
-    stage = _STAGES[step.name]
-    prepared = stage.prepare(work)
-    return stage.fingerprint(step.code_version, versions, _waivers(work, step), prepared.outside), prepared.make
+    prepared = step.stage.prepare(work)
+    return step.stage.fingerprint(step.code_version, versions, _waivers(work, step), prepared.outside), prepared.make
 
 
 def fingerprint_of(project: Project, step: Step, inputs: Mapping[Key, Manifest]) -> str:
@@ -581,34 +528,32 @@ def _manifest(work: Work, step: Step, draft: Draft, fingerprint: str, started: f
     )
 
 
-def require_ready(project: Project, datasets: Collection[str | None]) -> None:
-    """Open the tokenizer and find the template of those datasets that are to be tokenized for the first time.
+def require_ready(project: Project, steps: Iterable[Step]) -> None:
+    """Look for what some steps need beside their inputs, such as a tokenizer and a template, before any is made.
 
-    Where the current examples are of the same options this was done, and a build in which nothing changed opens none.
+    Where a step's current output is of the same options this was done, and a build in which nothing changed looks for
+    nothing.
 
     Raises
     ------
     ConfigError
-        One line for each that is not there, with the recipe and the dataset.
+        One line for each thing that is not there, with the recipe and the dataset.
 
     """
-    steps = [step for step in road(project) if step.name == "tokenized_examples" and step.dataset in datasets]
-    waiting = [step for step in steps if not _is_tokenized(project, step)]
     problems: dict[str, None] = {}
-    for step in waiting:
-        work = _work_of(project, step, {})
-        where = step.recipe
+    for step in steps:
+        require = step.stage.require_ready
+        if require is None or _has_these_options(project, step):
+            continue
         try:
-            loaded, _ = tokenized_examples.open_tokenizer(work)
-            where = f"{step.recipe}: datasets.{step.dataset}"
-            tokenized_examples.renderer_spec(work, loaded)
+            require(_work_of(project, step, {}))
         except ConfigError as error:
-            problems[f"{where}: {error}"] = None
+            problems[f"{step.recipe}: {error}"] = None
     if problems:
         raise ConfigError("\n".join(problems))
 
 
-def _is_tokenized(project: Project, step: Step) -> bool:
+def _has_these_options(project: Project, step: Step) -> bool:
     made = manifest.current(project.store, step.key)
     return made is not None and made.code_version == step.code_version
 
@@ -659,7 +604,7 @@ def build(
         and (datasets is None or step.dataset in datasets)
     ]
     tokenizer_source.forget_commits()
-    require_ready(project, [step.dataset for step in chosen if step.name == "tokenized_examples"])
+    require_ready(project, chosen)
     done: list[tuple[Step, Report, list[Verdict]]] = []
     run_id = f"build-{uuid.uuid4().hex[:12]}"
     for step in chosen:
@@ -673,7 +618,7 @@ def build(
 
 def copy_export(project: Project, name: str, target: Path) -> None:
     """Put a copy of a built export into a new folder."""
-    key = (project.recipe.name, EXPORTS, name)
+    key = (project.recipe.name, exports.STAGE.name, name)
     made = manifest.current(project.store, key) or manifest.by_version(project.store, key, None)
     exports.copy_out(project.store, made, target)
 
@@ -695,7 +640,7 @@ def plan(project: Project) -> list[Forecast]:
     A step below one that must be made is forecast as `make if changed`: its input's content is not known yet.
     """
     tokenizer_source.forget_commits()
-    require_ready(project, project.recipe.datasets)
+    require_ready(project, road(project))
     known: dict[Key, Manifest] = {}
     return [_forecast(project, step, known) for step in road(project)]
 
@@ -703,8 +648,8 @@ def plan(project: Project) -> list[Forecast]:
 def _forecast(project: Project, step: Step, known: dict[Key, Manifest]) -> Forecast:
     """Forecast one step from the manifests `known` above it; one that would be reused joins them."""
     if step.on_demand:
-        verb = "parse" if step.name == "parsed_records" else "generate"
-        return Forecast(step, "on request", f"`rowmill {verb} {step.recipe}` makes it, once there is a trained model")
+        command = f"rowmill {step.stage.command} {step.recipe}"
+        return Forecast(step, "on request", f"`{command}` makes it, once there is a trained model")
     waiting = [key for key in step.inputs if key not in known]
     if waiting:
         return Forecast(step, "make if changed", f"{'/'.join(waiting[0][1:])} is to be made first")
@@ -714,11 +659,11 @@ def _forecast(project: Project, step: Step, known: dict[Key, Manifest]) -> Forec
     kept = manifest.by_fingerprint(project.store, step.key, fingerprint)
     if kept is not None:
         known[step.key] = kept
-        moved = _tokenizer_change(step, work, kept)
+        moved = _find_outside_change(step, work, kept)
         same = f"; {moved}, with the same tokenizer" if moved else ""
         return Forecast(step, "reuse", f"version {kept.version[:12]} of {kept.built_at[:19]}{same}", kept)
     earlier = manifest.current(project.store, step.key)
-    return Forecast(step, "make", _tokenizer_change(step, work, earlier) or _why(step, earlier, inputs))
+    return Forecast(step, "make", _find_outside_change(step, work, earlier) or _why(step, earlier, inputs))
 
 
 def _why(step: Step, earlier: Manifest | None, inputs: Mapping[Key, Manifest]) -> str:
@@ -729,4 +674,4 @@ def _why(step: Step, earlier: Manifest | None, inputs: Mapping[Key, Manifest]) -
     moved = [key for key, one in inputs.items() if earlier.inputs.get("/".join(key)) != one.version]
     if moved:
         return f"{'/'.join(moved[0][1:])} changed"
-    return "its source files changed" if step.name == "raw_dataset" else "its template or kept files changed"
+    return "its template or kept files changed" if step.inputs else "its source files changed"

@@ -18,6 +18,7 @@ import pytest
 from pipelines import build, cli, findings, manifest
 from pipelines.errors import ConfigError, GateError, IntegrityError
 from pipelines.executors import local
+from pipelines.stages import catalog
 from pipelines.storage import Store
 from tests.recipes import CHAT, LENIENT, PAIR, Built, Road, chat, lines, pair
 
@@ -78,7 +79,7 @@ def test_second_build_reuses_every_step_and_writes_no_part(first: Built, ready: 
 
     second = ready.build()
 
-    assert len(first.made()) == len(DATASETS) * len(build.DATASET_STAGES) + len(build.RECIPE_STAGES)
+    assert len(first.made()) == len(DATASETS) * len(catalog.stages_of("dataset")) + len(catalog.stages_of("recipe"))
     assert second.made() == set()
     assert second.versions() == first.versions()
     assert times(ready) == written
@@ -409,7 +410,7 @@ def test_plan_after_new_rows_names_the_source(ready: Road) -> None:
 
     assert found["tasks/raw_dataset"] == ("make", "its source files changed")
     assert {name for name, (action, _) in found.items() if action == "reuse"} == {
-        f"chats/{stage}" for stage in build.DATASET_STAGES
+        f"chats/{stage.name}" for stage in catalog.stages_of("dataset")
     }
 
 

@@ -11,6 +11,7 @@ from pipelines.manifest import Manifest
 from pipelines.ordering import ELAPSED
 from pipelines.parsing import Place, Validation
 from pipelines.records import Column, Mode, RecordSchema
+from pipelines.stages import catalog, packed_shards
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "configs/examples/records"
@@ -25,7 +26,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Manif
     root = str(tmp_path_factory.mktemp("records"))
     made: dict[str, dict[str, Manifest]] = {}
     for name in NAMES:
-        steps = build.build(build.open_project(FOLDER / f"{name}.yaml", root), only=build.DATASET_STAGES)
+        steps = build.build(
+            build.open_project(FOLDER / f"{name}.yaml", root), only=catalog.names_up_to(packed_shards.STAGE)
+        )
         made[name] = {step.name: report.manifest for step, report, _ in steps}
     return made
 

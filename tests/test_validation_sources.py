@@ -12,8 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
-from pipelines import build
-from pipelines.stages import raw_dataset
+from pipelines.stages import catalog, raw_dataset, training_splits
 from tests.recipes import CHAT, PAIR, TEXT, Road, chat, document, pair
 
 GROUPED = {"kind": "records", "data": {"group_training_examples_by": "who", "max_sequences_per_example": 1}}
@@ -136,7 +135,7 @@ def test_share_of_test_is_compared_with_the_rows_it_was_asked_of(tmp_path: Path)
         "validation_urls": [road.write("held.jsonl", rows[400:])],
     }
     made = road.recipe({"rows": {"source": source, "format": PAIR, "splits": {"test": 0.3}}}).build(
-        only=(*build.DATASET_STAGES, "training_splits")
+        only=catalog.names_up_to(training_splits.STAGE)
     )
 
     # 0.3 of 400 rows; of all 1,200 the test split is a tenth.

@@ -26,11 +26,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import polars as pl
 
 from pipelines.executors import LocalPool
+from pipelines.findings import Verdict
 from pipelines.manifest import Histogram, Key, Manifest, Part, Table, folder, load_part, stage_of
 from pipelines.recipe import Dataset, Recipe
 from pipelines.shards import gather
@@ -120,18 +121,72 @@ class Prepared:
     make: Callable[[], Draft]
 
 
-@dataclass(frozen=True, slots=True)
-class StageDeclaration:
-    """A stage's name, what it reads of a recipe, and how it is run: the one declaration of each.
+Scope = Literal["dataset", "recipe", "export"]
+"""What a stage is run for: each dataset, the recipe as a whole, or each of its exports."""
 
-    `identity(recipe, name)` returns every option that the stage reads (of the dataset, or for an export of the
-    export, called `name`) and the versions of the code that reads them, as explicit JSON values. Both identities
-    below are computed from it, so a build never remakes what Dagster calls fresh.
+
+Publish = Callable[[Work, Manifest, Sequence[Verdict], Sequence[str]], None]
+"""Gives an output whose checks block nothing to trainers, with its verdicts and the bounds that were loosened."""
+
+
+def _every_dataset(dataset: Dataset) -> bool:
+    del dataset
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageDeclaration:
+    """All that is known of a stage without running it: the one place for it, in the stage's own module.
+
+    `catalog.STAGES` lists the declarations in order. The graph, the plan, the runner and Dagster's assets are made
+    from that list, so adding a stage takes its module and one line there.
     """
 
     name: str
+    """The last word of its key, or the one before an export's name; a folder below the storage root."""
+    description: str
+    """One sentence for people: what an output holds."""
     identity: Callable[[Recipe, str], dict[str, Any]]
+    """Every option that the stage reads, of the dataset or the export of that name, and the versions of the code that
+    reads them, as explicit JSON values. Both identities below are computed from it, so that a build never remakes what
+    Dagster calls fresh."""
     prepare: Callable[[Work], Prepared]
+    """Find out what the stage reads beside its recipe and inputs, and return the function that runs it."""
+    scope: Scope = "dataset"
+    inputs: tuple[str, ...] = ()
+    """Names of the stages that it reads: of the same dataset, or for a stage of the recipe of every dataset. A stage
+    without inputs reads source files."""
+    gates: tuple[str, ...] = ()
+    """Names of further stages of the dataset that it does not read, and whose checks must have passed before it."""
+    gates_on_every_dataset: bool = False
+    """Whether the checks of all stages of all datasets must have passed before it."""
+    applies: Callable[[Dataset], bool] = _every_dataset
+    """Whether a dataset has the stage."""
+    command: str = ""
+    """The command that runs it, if no build does unless the stage is named: it needs a trained model."""
+
+    # What the runner asks.
+    require_ready: Callable[[Work], None] | None = None
+    """Raise ConfigError if something outside the storage root that it needs is not there: asked before a build."""
+    find_outside_change: Callable[[Work, Manifest], str | None] | None = None
+    """Word what changed outside the recipe and the inputs since an earlier output; None if nothing did."""
+    publish: Publish | None = None
+    """Give an output to trainers; None for a stage that trainers do not read through rowmill."""
+
+    # What Dagster shows and schedules.
+    uses_all_cores: bool = False
+    """Whether it runs its parts on all workers, so that two of it at once would take each other's cores."""
+    partitions: Callable[[Recipe], tuple[str, ...]] | None = None
+    """Names of the pieces of its output that can be made one without another; None if there is one piece."""
+    find_data_version: Callable[[Recipe, Manifest], str] | None = None
+    """Identify an output of which only some pieces were made; None: by its content."""
+    shows_overdue: bool = False
+    """Whether it stands for all that trainers read when a recipe says how old that may be."""
+
+    @property
+    def on_demand(self) -> bool:
+        """Whether a build leaves it out unless it is named."""
+        return bool(self.command)
 
     def code_version(self, recipe: Recipe, name: str, waivers: Sequence[str]) -> str:
         """Identify the options, waivers and code: what Dagster compares before anything is read."""

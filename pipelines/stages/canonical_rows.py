@@ -343,4 +343,10 @@ def _histograms(groups: pl.DataFrame, work: Work) -> dict[str, Histogram]:
     }
 
 
-STAGE = StageDeclaration("canonical_rows", identity_of, lambda work: Prepared((), lambda: make(work)))
+STAGE = StageDeclaration(
+    name="canonical_rows",
+    description="One row per record in one shape, whatever its source looked like; rejects kept with their reason.",
+    identity=identity_of,
+    prepare=lambda work: Prepared((), lambda: make(work)),
+    inputs=("raw_dataset",),
+)

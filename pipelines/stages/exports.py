@@ -504,4 +504,12 @@ def copy_out(store: Store, made: Manifest, target: Path) -> None:
             shutil.copyfileobj(content, sink, 1 << 20)
 
 
-STAGE = StageDeclaration(EXPORTS, identity_of, lambda work: Prepared((), lambda: make(work)))
+STAGE = StageDeclaration(
+    name=EXPORTS,
+    description="The same tokens and masks in the form of one trainer, with an identity card.",
+    scope="export",
+    identity=identity_of,
+    prepare=lambda work: Prepared((), lambda: make(work)),
+    inputs=("training_splits", "packed_shards"),
+    gates_on_every_dataset=True,
+)

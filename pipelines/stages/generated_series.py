@@ -24,7 +24,7 @@ from pipelines.generation import Generated, Prefill, Trained
 from pipelines.ledger import KEPT, REJECTED
 from pipelines.manifest import Table
 from pipelines.parts import RejectLog
-from pipelines.recipe import Recipe
+from pipelines.recipe import Dataset, Recipe
 from pipelines.record_index import NO_KEY
 from pipelines.records import RecordSchema, Value
 from pipelines.rows import Rejected
@@ -227,4 +227,17 @@ def _tables(result: Generated) -> dict[str, Table]:
     return {"classes": classes, "series": Table(("series", "status", "records", "rounds", "last_error"), lines)}
 
 
-STAGE = StageDeclaration("generated_series", identity_of, lambda work: Prepared((), lambda: make(work)))
+def _applies(dataset: Dataset) -> bool:
+    generation = dataset.format.generation if isinstance(dataset.format, Records) else None
+    return generation is not None and generation.backend is not None
+
+
+STAGE = StageDeclaration(
+    name="generated_series",
+    description="Records that the backend generated: series continued step by step, or groups and rows.",
+    identity=identity_of,
+    prepare=lambda work: Prepared((), lambda: make(work)),
+    inputs=("tokenized_examples", "canonical_rows"),
+    applies=_applies,
+    command="generate",
+)

@@ -394,4 +394,20 @@ def _sets(work: Work, name: str, packed: Manifest) -> dict[str, Any]:
     return {"tags": list(dict.fromkeys([*tags, name])), "shards": shards}
 
 
-STAGE = StageDeclaration("gpu_partitions", identity_of, prepare)
+def _data_version(recipe: Recipe, made: Manifest) -> str:
+    """Identify some ranks by the order they are dealt from and how many there are: what they all have in common."""
+    return digest(made.inputs[f"{recipe.name}/training_splits"], recipe.partitions.world_size)
+
+
+STAGE = StageDeclaration(
+    name="gpu_partitions",
+    description="One folder of shards per data-parallel rank, in the order of training.",
+    scope="recipe",
+    identity=identity_of,
+    prepare=prepare,
+    inputs=("training_splits", "packed_shards"),
+    gates_on_every_dataset=True,
+    publish=publish,
+    partitions=lambda recipe: rank_names(recipe.partitions.world_size),
+    find_data_version=_data_version,
+)

@@ -368,4 +368,13 @@ def _splits_table(work: Work, plans: Plans, shards: Sequence[Part]) -> Table:
     return Table(("dataset", "split", "rows", "sequences", "trained_tokens"), tuple(rows))
 
 
-STAGE = StageDeclaration("packed_shards", identity_of, lambda work: Prepared((), lambda: make(work)))
+STAGE = StageDeclaration(
+    name="packed_shards",
+    description="Examples packed into sequences of at most seq_len tokens, as Parquet.",
+    identity=identity_of,
+    prepare=lambda work: Prepared((), lambda: make(work)),
+    inputs=("tokenized_examples", "raw_dataset"),
+    # Shards are not packed past a failed check of the statistics.
+    gates=("truncation_stats",),
+    uses_all_cores=True,
+)

@@ -18,7 +18,7 @@ from pipelines.generated_texts import PARSED, Meant, ParseTask
 from pipelines.generation import Generation
 from pipelines.ledger import KEPT, REJECTED, add_up
 from pipelines.manifest import NOT_APPLICABLE, Part, Table
-from pipelines.recipe import Recipe
+from pipelines.recipe import Dataset, Recipe
 from pipelines.sources import Files, FileScan
 from pipelines.sources.files import reader_of
 from pipelines.stages import (
@@ -183,4 +183,17 @@ def tables_of(items: Mapping[str, int], characters: Mapping[str, int]) -> dict[s
     return {"classes": Table(("class", "items", "characters"), tuple(sorted(lines, key=lambda one: (-one[1], one[0]))))}
 
 
-STAGE = StageDeclaration("parsed_records", identity_of, prepare)
+def _applies(dataset: Dataset) -> bool:
+    return isinstance(dataset.format, Records) and dataset.format.generation is not None
+
+
+STAGE = StageDeclaration(
+    name="parsed_records",
+    description="Files of generated text taken apart: records, and refused objects with their reasons.",
+    identity=identity_of,
+    prepare=prepare,
+    inputs=("tokenized_examples",),
+    applies=_applies,
+    command="parse",
+    uses_all_cores=True,
+)

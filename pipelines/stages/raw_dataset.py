@@ -63,7 +63,12 @@ def _dialects(scans: list[FileScan]) -> list[list[Any]]:
     return [[scan.url, *found] for scan in scans if (found := sources.unusual_dialect(scan)) is not None]
 
 
-STAGE = StageDeclaration("raw_dataset", identity_of, prepare)
+STAGE = StageDeclaration(
+    name="raw_dataset",
+    description="Source files read once and cut into parts with digests; columns untouched.",
+    identity=identity_of,
+    prepare=prepare,
+)
 
 
 def make(work: Work, scans: list[FileScan], groups: list[Group]) -> Draft:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import masking, parts, rendering, tokenization, tokenizer_source
+from pipelines.errors import ConfigError
 from pipelines.examples import examples_schema
 from pipelines.formats import Records
 from pipelines.ledger import KEPT, REJECTED, add_up, unaccounted
@@ -364,4 +365,29 @@ def _tables(made: list[Part], reasons: dict[str, int], facts: dict[str, Any]) ->
     return tables
 
 
-STAGE = StageDeclaration("tokenized_examples", identity_of, prepare)
+def require_ready(work: Work) -> None:
+    """Open the tokenizer and find the template.
+
+    Raises
+    ------
+    ConfigError
+        If one of them is not there.
+
+    """
+    loaded, _ = open_tokenizer(work)
+    try:
+        renderer_spec(work, loaded)
+    except ConfigError as error:
+        raise ConfigError(f"datasets.{work.dataset_name}: {error}") from error
+
+
+STAGE = StageDeclaration(
+    name="tokenized_examples",
+    description="Token ids with a verified loss mask, and what every token is.",
+    identity=identity_of,
+    prepare=prepare,
+    inputs=("canonical_rows",),
+    require_ready=require_ready,
+    find_outside_change=tokenizer_change,
+    uses_all_cores=True,
+)

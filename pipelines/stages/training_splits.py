@@ -319,4 +319,12 @@ def _mixture_table(work: Work, order: Order, dealt: Dealt, by_place: Sequences, 
     return Table(("dataset", "weight", "wanted_share", "passes", "sequences", "trained_tokens"), tuple(rows))
 
 
-STAGE = StageDeclaration("training_splits", identity_of, lambda work: Prepared((), lambda: make(work)))
+STAGE = StageDeclaration(
+    name="training_splits",
+    description="The order in which sequences are shown, mixed by weight; leakage between splits checked.",
+    scope="recipe",
+    identity=identity_of,
+    prepare=lambda work: Prepared((), lambda: make(work)),
+    inputs=("packed_shards",),
+    shows_overdue=True,
+)

@@ -192,4 +192,10 @@ def _trained_shares(columns: pa.Table) -> Histogram:
     )
 
 
-STAGE = StageDeclaration("truncation_stats", identity_of, lambda work: Prepared((), lambda: make(work)))
+STAGE = StageDeclaration(
+    name="truncation_stats",
+    description="Length distribution, what truncation removed, and what another context length would do.",
+    identity=identity_of,
+    prepare=lambda work: Prepared((), lambda: make(work)),
+    inputs=("tokenized_examples",),
+)

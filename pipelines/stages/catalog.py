@@ -1,0 +1,64 @@
+"""All stages, in the order in which they can run: the one list that the rest of the engine and Dagster go by.
+
+What belongs here: the list, and questions about it. What does not: anything about one stage; that is in the stage's
+declaration, in its own module.
+"""
+
+from pipelines.errors import IntegrityError
+from pipelines.stages import (
+    Scope,
+    StageDeclaration,
+    canonical_rows,
+    exports,
+    generated_series,
+    gpu_partitions,
+    packed_shards,
+    parsed_records,
+    raw_dataset,
+    tokenized_examples,
+    training_splits,
+    truncation_stats,
+)
+
+STAGES: tuple[StageDeclaration, ...] = (
+    raw_dataset.STAGE,
+    canonical_rows.STAGE,
+    tokenized_examples.STAGE,
+    truncation_stats.STAGE,
+    packed_shards.STAGE,
+    training_splits.STAGE,
+    gpu_partitions.STAGE,
+    exports.STAGE,
+    parsed_records.STAGE,
+    generated_series.STAGE,
+)
+
+
+def find_stage(name: str) -> StageDeclaration:
+    """Return the stage of a name.
+
+    Raises
+    ------
+    IntegrityError
+        If there is none: the manifest that names it was written by another version of rowmill.
+
+    """
+    for stage in STAGES:
+        if stage.name == name:
+            return stage
+    names = ", ".join(stage.name for stage in STAGES)
+    raise IntegrityError(f"{name}: no such stage; this version of rowmill has {names}; build again with it")
+
+
+def stages_of(scope: Scope, *, on_demand: bool = False) -> tuple[StageDeclaration, ...]:
+    """Return the stages of a scope in order: those that every build runs, or those that run on demand."""
+    return tuple(stage for stage in STAGES if stage.scope == scope and stage.on_demand == on_demand)
+
+
+def names_up_to(last: StageDeclaration) -> tuple[str, ...]:
+    """Return the names of a stage of a dataset and of all that must be built before it, in order."""
+    wanted = {last.name}
+    for stage in reversed(STAGES):
+        if stage.name in wanted:
+            wanted.update(stage.inputs, stage.gates)
+    return tuple(stage.name for stage in STAGES if stage.name in wanted)

@@ -25,7 +25,7 @@ import dagster as dg
 from assets import history, metadata, reporting
 from assets.history import Verdicts
 from assets.resources import Storage
-from pipelines import build, findings, manifest, reports, terminal
+from pipelines import build, findings, manifest, number_text, reports
 from pipelines.build import Project, Report, Step
 from pipelines.errors import PipelineError
 from pipelines.findings import Terms
@@ -179,7 +179,7 @@ def dagster_name(recipe: str) -> str:
 
 def said_of(step: Step, report: Report) -> str:
     """Say in one line what became of a step."""
-    how = "reused" if report.reused else f"made in {terminal.seconds_text(report.seconds)}"
+    how = "reused" if report.reused else f"made in {number_text.seconds_text(report.seconds)}"
     return f"{'/'.join(step.key[1:])}: {how}, {reports.outcome(report.manifest)}"
 
 

@@ -16,22 +16,9 @@ from rich.text import Text
 
 from pipelines.contract import TemplateContract
 from pipelines.inspection import Inspected, Sample, TemplateReport, TokenClass
+from pipelines.number_text import counted, dotted, percent
 from pipelines.rows import Json, from_json, to_json
-from pipelines.terminal import (
-    BAD,
-    DIM,
-    GOOD,
-    HEAD,
-    LOOK,
-    counted,
-    dotted,
-    grid,
-    labelled,
-    number,
-    percent,
-    source_text,
-    visible,
-)
+from pipelines.terminal import BAD, DIM, GOOD, HEAD, LOOK, grid, labelled, number, source_text, visible
 from pipelines.tracing import Origin, Place, RowTrace, SequenceTrace, Showing, TokenTrace
 
 STYLES: Mapping[TokenClass, str] = {"trained": "green", "context": "", "template": "bright_black"}

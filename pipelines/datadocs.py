@@ -10,7 +10,7 @@ value, success) and stand alone.
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from pipelines import hypertext, terminal
+from pipelines import hypertext, number_text
 from pipelines.findings import Terms, Verdict
 from pipelines.hypertext import text
 from pipelines.manifest import Key, Manifest
@@ -75,7 +75,7 @@ def _law(terms: Terms, verdict: Verdict | None) -> Iterator[str]:
 def mark(verdict: Verdict | None) -> str:
     """Return the mark of a verdict: passed, failed and waived or warned, failed and blocking, or none of these."""
     if verdict is None or verdict.outcome == "not_applicable":
-        return f'<span class="dim">{terminal.NOTHING}</span>'
+        return f'<span class="dim">{number_text.NOTHING}</span>'
     if verdict.passed:
         return '<span class="good">✓</span>'
     return '<span class="bad">✗</span>' if verdict.blocking else '<span class="look">!</span>'

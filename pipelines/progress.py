@@ -11,7 +11,7 @@ from typing import Self
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-from pipelines import reports, terminal
+from pipelines import number_text, reports, terminal
 from pipelines.build import Project, Report, Step
 from pipelines.findings import Verdict
 
@@ -101,7 +101,7 @@ def rates_text(done: int, total: int, rows: int, tokens: int, seconds: float) ->
     words = [f"{short(rows / seconds)} rows/s"]
     if tokens:
         words.append(f"{short(tokens / seconds)} tokens/s")
-    words.append(f"{terminal.seconds_text(seconds / done * (total - done))} left" if done else "")
+    words.append(f"{number_text.seconds_text(seconds / done * (total - done))} left" if done else "")
     return ", ".join(word for word in words if word)
 
 

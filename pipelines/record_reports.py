@@ -10,8 +10,9 @@ from rich.text import Text
 
 from pipelines.assembly import FLUSHES
 from pipelines.dry_run import Advised, Planned
+from pipelines.number_text import counted, dotted
 from pipelines.stages.record_plan import RecordPlan
-from pipelines.terminal import BAD, DIM, GOOD, HEAD, LOOK, counted, dotted, grid, visible
+from pipelines.terminal import BAD, DIM, GOOD, HEAD, LOOK, grid, visible
 
 LARGEST = 20
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines import datadocs, hypertext, inspection, manifest, plots, reports, stats, terminal
+from pipelines import datadocs, hypertext, inspection, manifest, number_text, plots, reports, stats
 from pipelines.build import Project, Step, road
 from pipelines.examples import KINDS
 from pipelines.executors import LocalPool
@@ -125,11 +125,11 @@ _Made = Mapping[manifest.Key, Manifest | None]
 def _head(project: Project, made: _Made, written: datetime) -> Iterator[str]:
     runs = sorted({one.run_id for one in made.values() if one is not None and one.run_id})
     yield f"<h1>{text(project.recipe.name)}</h1>"
-    about = terminal.dotted(
+    about = number_text.dotted(
         [
             f"written {written:%Y-%m-%d %H:%M} UTC",
             project.store.path(""),
-            f"{terminal.counted(len(runs), 'run')}: {', '.join(runs[:4])}" if runs else "",
+            f"{number_text.counted(len(runs), 'run')}: {', '.join(runs[:4])}" if runs else "",
         ]
     )
     yield f'<p class="dim">{text(about)}</p>'
@@ -200,8 +200,8 @@ def _stage(project: Project, step: Step, made: _Made, *, drawn: bool) -> Iterato
         yield f'<h3 id="{text(name)}">{text(step.name)} <span class="look">not built</span></h3>'
         return
     yield f'<h3 id="{text(name)}">{text(step.name)} <span class="dim">{text(reports.outcome(one))}</span></h3>'
-    about = terminal.dotted(
-        [f"version {one.version}", f"built {one.built_at[:19]} UTC", terminal.seconds_text(one.seconds), one.run_id]
+    about = number_text.dotted(
+        [f"version {one.version}", f"built {one.built_at[:19]} UTC", number_text.seconds_text(one.seconds), one.run_id]
     )
     yield f'<p class="dim">{text(about)}</p>'
     if one.code_version != step.code_version:
@@ -277,7 +277,7 @@ def _spread(project: Project, files: Sequence[File]) -> Iterator[dict[str, Any]]
 
 
 def _sample(example: Mapping[str, Any], encoder: Encoder, budget: int) -> Iterator[str]:
-    yield element("p", text(terminal.dotted([example["example_id"], _lengths_of(example)])), class_="dim")
+    yield element("p", text(number_text.dotted([example["example_id"], _lengths_of(example)])), class_="dim")
     kinds = kinds_of(example)
     spans: list[str] = []
     for stretch in inspection.stretches(example["input_ids"][:SAMPLE_TOKENS], kinds[:SAMPLE_TOKENS], encoder):
@@ -295,8 +295,8 @@ def _sample(example: Mapping[str, Any], encoder: Encoder, budget: int) -> Iterat
 
 def _lengths_of(example: Mapping[str, Any]) -> str:
     tokens, trained, before = example["tokens"], example["trained_tokens"], example["original_tokens"]
-    words = [example["split"], terminal.counted(tokens, "token"), f"{trained:,} trained"]
-    return terminal.dotted([*words, f"{before:,} before truncation" if before != tokens else ""])
+    words = [example["split"], number_text.counted(tokens, "token"), f"{trained:,} trained"]
+    return number_text.dotted([*words, f"{before:,} before truncation" if before != tokens else ""])
 
 
 def kinds_of(example: Mapping[str, Any]) -> list[tuple[str, bool]]:

@@ -25,29 +25,12 @@ from pipelines.findings import Verdict, judge
 from pipelines.generated_output import ParsedFiles
 from pipelines.ledger import KEPT
 from pipelines.manifest import EXPORTS, Manifest, Table, folder
+from pipelines.number_text import NOTHING, counted, dotted, percent, seconds_text, size_text
 from pipelines.retention import Collected
 from pipelines.rows import NOTICED
 from pipelines.shards import Export
 from pipelines.stages import exports
-from pipelines.terminal import (
-    BAD,
-    DIM,
-    GOOD,
-    HEAD,
-    LOOK,
-    NOTHING,
-    beside,
-    counted,
-    dotted,
-    grid,
-    labelled,
-    number,
-    percent,
-    seconds_text,
-    size_text,
-    text_of,
-    visible,
-)
+from pipelines.terminal import BAD, DIM, GOOD, HEAD, LOOK, beside, grid, labelled, number, text_of, visible
 from pipelines.verification import Checked
 
 

@@ -10,8 +10,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from pipelines.mask_judge import Finding, FindingKind
+from pipelines.number_text import counted, dotted
 from pipelines.template_proof import ShapeProof, TemplateProof, remedy_of
-from pipelines.terminal import BAD, DIM, GOOD, HEAD, LOOK, counted, dotted, labelled, visible
+from pipelines.terminal import BAD, DIM, GOOD, HEAD, LOOK, labelled, visible
 
 FINDING_SENTENCES: Mapping[FindingKind, str] = {
     "own_text_untrained": "{whose} own text {text} does not train.",

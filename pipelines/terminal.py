@@ -1,7 +1,7 @@
-"""Words for a terminal: a console, numbers as people write them, columns, and data made harmless to look at.
+"""Words for a terminal: a console, values as people read them, columns, and data made harmless to look at.
 
-What belongs here: layout that knows no noun of ours. What does not: what is laid out (`reports.py`,
-`closeups.py`).
+What belongs here: layout that knows no noun of ours. What does not: numbers (`number_text.py`), what is laid
+out (`reports.py`, `closeups.py`).
 
 Colours say one thing each: green is well, yellow asks for a look, red stands in the way, dim is context. A
 mark (✓ ! ✗) says the same where there is no colour.
@@ -10,13 +10,15 @@ mark (✓ ! ✗) says the same where there is no colour.
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TextIO
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+
+from pipelines.number_text import NOTHING
 
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 """What would move a terminal's cursor, ring its bell or turn its text around."""
@@ -26,9 +28,6 @@ PIPE_WIDTH = 1 << 20
 
 LABEL_CELLS = 11
 """Columns for the name of a fact."""
-
-NOTHING = "–"
-"""What stands where there is no number."""
 
 GOOD, LOOK, BAD, DIM, HEAD = "green", "yellow", "red", "dim", "bold"
 
@@ -72,38 +71,6 @@ def number(value: object) -> str:
         return "" if value is None else visible(str(value))
     whole = isinstance(value, int) or (value.is_integer() and abs(value) < 1e15)
     return f"{value:,.0f}" if whole else f"{value:,.4g}"
-
-
-def percent(part: float, whole: float = 1.0) -> str:
-    """Write a share: `38.1 %`; a share of nothing is nothing."""
-    return f"{100 * part / whole:.1f} %" if whole else NOTHING
-
-
-def counted(count: int, one: str, many: str = "") -> str:
-    """Write a count with its noun: `1 row`, `1,342 rows`."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
-
-
-def seconds_text(seconds: float) -> str:
-    """Write a duration: `0.4 s`, `2 min 05 s`, `3 h 10 min`."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def size_text(size_bytes: float) -> str:
-    """Write a size in bytes: `1.2 MB`."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size_bytes < 1000:
-            return f"{size_bytes:.0f} {unit}" if unit == "bytes" else f"{size_bytes:.1f} {unit}"
-        size_bytes /= 1000
-    return f"{size_bytes:.1f} TB"
-
-
-def dotted(words: Iterable[str]) -> str:
-    """Join facts on one line; empty ones are left out."""
-    return " · ".join(word for word in words if word)
 
 
 def beside(first: Text, rest: Text, *, cells: int | None = None) -> RenderableType:

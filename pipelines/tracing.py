@@ -25,11 +25,11 @@ from pipelines.build import Project
 from pipelines.errors import ConfigError, IntegrityError, SourceError, nearest
 from pipelines.examples import KINDS, WEIGHTS
 from pipelines.manifest import Manifest
+from pipelines.number_text import counted
 from pipelines.rows import is_place, place_of
 from pipelines.sources import Part
 from pipelines.stages import raw_dataset
 from pipelines.storage import File, Store
-from pipelines.terminal import counted
 from pipelines.tokenization import Encoder
 
 BACKWARDS = ("packed_shards", "tokenized_examples", "canonical_rows", "raw_dataset")

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from assets import metadata
-from pipelines import build, reports, stats, terminal
+from pipelines import build, number_text, reports, stats
 from pipelines.manifest import EXPORTS
 from tests.recipes import CHAT, TEXT, Built, Road, chat, document
 from tests.tiny_project import FOREIGN_WARNINGS
@@ -132,7 +132,7 @@ def test_page_and_builds_give_one_number_and_the_terminal_names_it(built: Built)
         if key[-1] != "truncation_stats":  # its line tells quantiles
             found = stats.rows_of(report.manifest)
             assert found is not None
-            assert terminal.counted(rows, found.noun) in reports.outcome(report.manifest).split(" · ")
+            assert number_text.counted(rows, found.noun) in reports.outcome(report.manifest).split(" · ")
 
 
 def test_source_has_the_parts_that_its_rows_are_named_by(built: Built) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from assets import metadata
 from assets.checks import result_of
-from pipelines import cli, report_page, reports, stats, terminal
+from pipelines import cli, number_text, report_page, reports, stats
 from pipelines.findings import Verdict
 from pipelines.manifest import NOT_APPLICABLE
 from pipelines.record_tokens import count_verified
@@ -96,7 +96,7 @@ def test_terminal_and_report_say_not_applicable_and_count_it_apart(
     assert f"{idle} not applicable" in shown
     assert f"{sum(one.passed for one in every)} passed" in shown
     line = next(line for line in shown.splitlines() if "contract" in line and "chat templates" in line)
-    assert line.split()[:4] == [terminal.NOTHING, "contract", "not", "applicable"]
+    assert line.split()[:4] == [number_text.NOTHING, "contract", "not", "applicable"]
     own = [one.outcome for one in verdicts_of(built, "table").values() if one.key[-1] == "tokenized_examples"]
     counts = f"{own.count('passed')} of {len(own) - own.count('not_applicable')} findings passed"
     assert f"{counts}, {own.count('not_applicable')} not applicable" in page

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
 
-from pipelines import build, cli, progress, reports, terminal
+from pipelines import build, cli, number_text, progress, reports, terminal
 from tests.cli_project import CHATS, FOREIGN_WARNINGS, NOTES, TASKS, CliProject
 
 pytestmark = FOREIGN_WARNINGS
@@ -49,7 +49,7 @@ def test_number_is_written_for_people(value: object, text: str) -> None:
     ("seconds", "text"), [(0.04, "0.0 s"), (59.9, "59.9 s"), (61, "1 min 01 s"), (3600 * 3 + 600, "3 h 10 min")]
 )
 def test_seconds_become_minutes_and_hours(seconds: float, text: str) -> None:
-    assert terminal.seconds_text(seconds) == text
+    assert number_text.seconds_text(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -57,12 +57,12 @@ def test_seconds_become_minutes_and_hours(seconds: float, text: str) -> None:
     [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 kB"), (2_500_000_000, "2.5 GB"), (3e15, "3000.0 TB")],
 )
 def test_size_has_a_unit(size: float, text: str) -> None:
-    assert terminal.size_text(size) == text
+    assert number_text.size_text(size) == text
 
 
 def test_share_of_nothing_is_no_number() -> None:
-    assert terminal.percent(0, 0) == terminal.NOTHING
-    assert terminal.percent(1, 3) == "33.3 %"
+    assert number_text.percent(0, 0) == number_text.NOTHING
+    assert number_text.percent(1, 3) == "33.3 %"
 
 
 @given(st.text())
@@ -131,7 +131,7 @@ def test_summary_of_half_a_build_shows_what_is_there_and_how_to_go_on(tmp_path: 
 
     text = reports.summary(project.project)
     assert "rowmill build small" in text
-    assert terminal.NOTHING in text
+    assert number_text.NOTHING in text
 
 
 # ── Progress ──

@@ -20,6 +20,7 @@ from pipelines.build import Report
 from pipelines.findings import Verdict
 from pipelines.ledger import KEPT
 from pipelines.manifest import NOT_APPLICABLE, Histogram, Manifest, Table, folder
+from pipelines.stages import catalog
 from pipelines.storage import Store
 
 Page: TypeAlias = dict[str, Any]
@@ -106,7 +107,7 @@ def of_verdict(verdict: Verdict, store: Store, reports_url: str = "") -> Page:
 
 def _numbers(manifest: Manifest) -> Page:
     page: Page = {name: _metadata_number(value) for name, value in manifest.facts.items() if _is_number(value)}
-    rows = stats.rows_of(manifest)
+    rows = catalog.rows_of(manifest)
     return page if rows is None else {"dagster/row_count": dg.MetadataValue.int(rows.count), **page}
 
 

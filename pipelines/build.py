@@ -445,7 +445,8 @@ def _require_one_history(inputs: Mapping[Key, Manifest]) -> None:
 def _reported(project: Project, step: Step, work: Work, report: Report) -> Report:
     if step.stage.publish is not None:
         _publish(project, step, work, report.manifest, step.stage.publish)
-    stats.record(work.store, report.manifest, reused=report.reused, parts_reused=report.parts_reused)
+    made, feeds = report.manifest, step.stage.feeds
+    stats.record(work.store, made, feeds, reused=report.reused, parts_reused=report.parts_reused)
     return report
 
 

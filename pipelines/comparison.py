@@ -16,7 +16,7 @@ from pipelines import manifest
 from pipelines.build import Project
 from pipelines.errors import IntegrityError
 from pipelines.manifest import NOT_APPLICABLE, Key, Manifest
-from pipelines.stages import scan_rows
+from pipelines.stages import catalog, scan_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +37,6 @@ class Compared:
     lines: tuple[Line, ...]
     added: int | None = None
     removed: int | None = None
-
-
-NUMBERS: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "canonical_rows": (("rows", "kept"), ("rejected records", "rejected")),
-    "tokenized_examples": (("examples", "examples"), ("tokens", "tokens"), ("trained share", "trained_share")),
-    "truncation_stats": (("longer than the context", "context_overflow"), ("tokens truncated", "tokens_removed")),
-    "packed_shards": (("sequences", "sequences"), ("fill", "fill")),
-    "training_splits": (("places", "places"), ("steps", "steps"), ("rank balance", "rank_balance")),
-    "gpu_partitions": (("ranks", "ranks"), ("sequences of all ranks", "sequences"), ("tokens of all ranks", "tokens")),
-}
-"""Stage → the numbers that are compared, each with the fact that holds it."""
-SHARES = frozenset({"trained share", "longer than the context", "fill", "rank balance"})
 
 
 def compare(project: Project, before: Manifest, after: Manifest) -> list[Compared]:
@@ -97,15 +85,15 @@ def _dataset(project: Project, name: str, left: Mapping[Key, Manifest], right: M
 
 
 def _lines(left: Mapping[Key, Manifest], right: Mapping[Key, Manifest], scope: str | None) -> Iterator[Line]:
-    for stage, numbers in NUMBERS.items():
-        before, after = (_of(made, stage, scope) for made in (left, right))
+    for stage in catalog.STAGES:
+        before, after = (_of(made, stage.name, scope) for made in (left, right))
         if before is None and after is None:
             continue
-        for name, fact in numbers:
-            values = [None if one is None else _number(one, fact) for one in (before, after)]
+        for figure in stage.compared:
+            values = [None if one is None else _number(one, figure.fact) for one in (before, after)]
             if values == [None, None]:
                 continue
-            yield Line(name, *values, is_share=name in SHARES)
+            yield Line(figure.name, *values, is_share=figure.is_share)
     if scope is not None:
         shares = [_share_of_order(_of(made, "training_splits", None), scope) for made in (left, right)]
         if shares != [None, None]:

@@ -29,7 +29,7 @@ from pipelines.number_text import NOTHING, counted, dotted, percent, seconds_tex
 from pipelines.retention import Collected
 from pipelines.rows import NOTICED
 from pipelines.shards import Export
-from pipelines.stages import exports
+from pipelines.stages import catalog, exports
 from pipelines.terminal import BAD, DIM, GOOD, HEAD, LOOK, beside, grid, labelled, number, text_of, visible
 from pipelines.verification import Checked
 
@@ -156,44 +156,9 @@ def _reuse(report: Report) -> str:
 
 def outcome(made: Manifest) -> str:
     """Say in one line what a stage's output holds."""
-    told = stats.rows_of(made)
-    return dotted(_outcome(made.stage, made.facts, counted(told.count, told.noun) if told else ""))
-
-
-def _outcome(stage: str, facts: Mapping[str, Any], rows: str) -> list[str]:
-    match stage:
-        case "raw_dataset":
-            found = [rows, counted(facts["files"], "file"), counted(facts["parts"], "part")]
-        case "canonical_rows":
-            found = [rows, _rejected(facts)]
-        case "tokenized_examples":
-            share = f"{percent(facts['trained_share'])} trained"
-            found = [rows, counted(facts["tokens"], "token"), share, _rejected(facts)]
-        case "truncation_stats":
-            quantiles = [f"{name} {facts['quantiles'][name]:,}" for name in ("p50", "p95", "max")]
-            found = [*quantiles, f"{percent(facts['context_overflow'])} over {facts['limit']:,}"]
-        case "packed_shards":
-            found = [rows, f"{percent(facts['fill'])} full"]
-        case "training_splits":
-            found = [rows, counted(facts["steps"], "step")]
-        case "exports":
-            found = [rows, counted(facts["tokens"], "token"), size_text(facts["size_bytes"])]
-        case "parsed_records" | "generated_series":
-            found = _generated(rows, facts)
-        case _:
-            found = [counted(facts["ranks"], "rank"), rows]
-    return found
-
-
-def _generated(rows: str, facts: Mapping[str, Any]) -> list[str]:
-    texts = counted(facts["texts"], "text") if "texts" in facts else ""
-    series = counted(facts["series"], "series", "series") if facts.get("series") else ""
-    valid = f"{percent(facts['valid_fraction'])} valid" if facts["kept"] or facts["rejected"] else ""
-    return [texts, series, rows, valid, _rejected(facts)]
-
-
-def _rejected(facts: Mapping[str, Any]) -> str:
-    return f"{facts['rejected']:,} rejected" if facts["rejected"] else ""
+    held = catalog.rows_of(made)
+    rows = counted(held.count, held.noun) if held else ""
+    return dotted(catalog.find_stage(made.stage).summarize(made.facts, rows))
 
 
 # ── findings ───────────────────────────────────────────────────────────────────────────────────────

@@ -7,15 +7,14 @@ A build compares the digest of what it reads, and reads only what it needs; this
 raised: whoever asks wants to hear of all of it. `discard` then takes away what is damaged and all that was made of it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipelines import build, manifest, stats
 from pipelines.build import Project, Step
 from pipelines.errors import DamagedFileError, IntegrityError
 from pipelines.findings import Verdict
-from pipelines.manifest import File, Manifest, Part
-from pipelines.shards import native
+from pipelines.manifest import File, Manifest
 from pipelines.storage import Store
 
 
@@ -70,7 +69,8 @@ def _check(project: Project, step: Step, *, deep: bool) -> Checked:
     size = sum(file.bytes for file in files)
     damage = _damage(project.store, files) | stats.damage(project.store, made.key, made.version)
     # What is damaged has no content that could be compared.
-    said = tuple(damage.values()) or tuple(_content_damage(project.store, made))
+    find = step.stage.find_content_damage
+    said = tuple(damage.values()) or (() if find is None else tuple(find(project.store, made)))
     return Checked(step, made, verdicts, said, tuple(damage), len(files), size)
 
 
@@ -109,37 +109,3 @@ def discard(project: Project, checked: Sequence[Checked]) -> list[str]:
         for path in one.damaged:
             store.remove(path)
     return lines
-
-
-def _content_damage(store: Store, made: Manifest) -> Iterator[str]:
-    """Compare the content hashes of sequences, read from the shards, with those that the stage wrote down."""
-    match made.stage:
-        case "packed_shards":
-            files = made.files("shard")
-            yield from _compare(store, "/".join(made.key), files, str(made.facts["content_hash"]))
-        case "gpu_partitions":
-            for part in made.parts:
-                yield from _compare(store, _rank(part), _data(part), str(part.facts["content_hash"]))
-        case _:
-            return
-
-
-def _data(part: Part) -> list[File]:
-    return [file for name, file in part.files.items() if name.startswith("data/")]
-
-
-def _rank(part: Part) -> str:
-    return part.files["facts"].path.rsplit("/", 1)[0]
-
-
-def _compare(store: Store, where: str, files: list[File], expected: str) -> Iterator[str]:
-    total = 0
-    for file in files:
-        table = store.table(file).combine_chunks()
-        total += sum(native.sequence_hashes(native.segments_of(table)))
-    found = f"{total % native.MODULUS:032x}"
-    if found != expected:
-        yield (
-            f"{where}: its sequences hash to {found}, its manifest says {expected}; "
-            "remove the stage's folder and build again"
-        )

@@ -15,6 +15,7 @@ import pytest
 from assets import metadata
 from pipelines import build, number_text, reports, stats
 from pipelines.manifest import EXPORTS
+from pipelines.stages import catalog
 from tests.recipes import CHAT, TEXT, Built, Road, chat, document
 from tests.tiny_project import FOREIGN_WARNINGS
 
@@ -130,7 +131,7 @@ def test_page_and_builds_give_one_number_and_the_terminal_names_it(built: Built)
         rows, parts, _ = told[key]
         assert (page["dagster/row_count"].value, page["build_parts"].value) == (rows, parts)
         if key[-1] != "truncation_stats":  # its line tells quantiles
-            found = stats.rows_of(report.manifest)
+            found = catalog.rows_of(report.manifest)
             assert found is not None
             assert number_text.counted(rows, found.noun) in reports.outcome(report.manifest).split(" · ")
 

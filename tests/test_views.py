@@ -20,6 +20,7 @@ from pipelines.examples import EXAMPLES
 from pipelines.findings import Verdict
 from pipelines.manifest import File, Key, Manifest, Part, Table
 from pipelines.rows import REJECTS, ROWS
+from pipelines.stages import catalog
 from pipelines.stats import words
 from pipelines.storage import Store, digest_bytes
 
@@ -47,6 +48,16 @@ def manifest_of(stage: str, version: str, *, key: Key | None = None, **content: 
         seconds=1.5,
     )
     return replace(bare, **content)
+
+
+def record(store: Store, manifest: Manifest, *, reused: bool = False, parts_reused: int = 0) -> None:
+    """Write what the manifest's stage feeds the statistics."""
+    stats.record(store, manifest, feeds_of(manifest.stage), reused=reused, parts_reused=parts_reused)
+
+
+def feeds_of(stage: str) -> stats.Feeds:
+    """Return what the statistics take from a stage."""
+    return catalog.find_stage(stage).feeds
 
 
 def part_of(store: Store, name: str, **files: pa.Table) -> Part:
@@ -94,7 +105,7 @@ def test_query_of_one_recipe_shows_that_recipe_in_every_view(tmp_path: Path, roo
     store = Store(str(tmp_path) if root == "folder" else root)
     for recipe, kept in (("mine", 3), ("yours", 5)):
         key = (recipe, "chats", "canonical_rows")
-        stats.record(store, manifest_of("canonical_rows", "v1", key=key, ledger=(("kept", "", kept),)))
+        record(store, manifest_of("canonical_rows", "v1", key=key, ledger=(("kept", "", kept),)))
 
     for recipe, kept in (("mine", 3), ("yours", 5)):
         assert stats.query(store, "SELECT recipe, records FROM ledger", recipe=recipe)[1] == [(recipe, kept)]
@@ -107,9 +118,9 @@ def test_query_of_one_recipe_shows_that_recipe_in_every_view(tmp_path: Path, roo
 
 
 def test_query_why_rows_went_adds_up_rejects_by_reason(store: Store) -> None:
-    stats.record(store, ledger_of("v1", 10))
-    stats.record(store, ledger_of("v2", 20, dataset="tasks"))
-    stats.record(store, manifest_of("tokenized_examples", "v3", ledger=(("rejected", "overlong", 1), ("kept", "", 9))))
+    record(store, ledger_of("v1", 10))
+    record(store, ledger_of("v2", 20, dataset="tasks"))
+    record(store, manifest_of("tokenized_examples", "v3", ledger=(("rejected", "overlong", 1), ("kept", "", 9))))
 
     found = answer(
         store, "SELECT dataset, reason, sum(records) FROM ledger WHERE state = 'rejected' GROUP BY ALL ORDER BY ALL"
@@ -122,7 +133,7 @@ def test_query_a_longer_context_sums_what_if_over_datasets(store: Store) -> None
     table = Table(("seq_len", "examples_over", "trained_lost", "sequences"), ((2048, 5, 700, 40), (4096, 1, 100, 20)))
     for dataset in ("chats", "tasks"):
         key = ("support", dataset, "truncation_stats")
-        stats.record(store, manifest_of("truncation_stats", "v1", key=key, tables={"what_if": table}))
+        record(store, manifest_of("truncation_stats", "v1", key=key, tables={"what_if": table}))
 
     found = answer(store, "SELECT seq_len, sum(trained_lost), sum(sequences) FROM what_if GROUP BY 1 ORDER BY 1")
 
@@ -134,9 +145,7 @@ def test_query_whether_weights_were_kept_names_each_dataset_of_the_mixture(store
         ("dataset", "weight", "wanted_share", "passes", "sequences", "trained_tokens"),
         (("chats", 3, 0.75, 1.0, 30, 3000), ("tasks", 1, 0.25, 2.0, 10, 1000)),
     )
-    stats.record(
-        store, manifest_of("training_splits", "v1", key=("support", "training_splits"), tables={"mixture": mixture})
-    )
+    record(store, manifest_of("training_splits", "v1", key=("support", "training_splits"), tables={"mixture": mixture}))
 
     found = answer(
         store, "SELECT dataset, wanted_share, trained_tokens / sum(trained_tokens) OVER () FROM mixture ORDER BY 1"
@@ -154,7 +163,7 @@ def test_query_whose_tokens_a_sequence_holds_walks_to_source_and_record(store: S
     segments = pa.Table.from_pylist([*lines, {**lines[0], "sequence_id": 1}])
     shard = pa.table({"sequence_id": [4711], "tokens": [200], "trained_tokens": [50]})
     part = replace(part_of(store, "p", segments=segments, shard=shard), facts={"split": "train"})
-    stats.record(store, manifest_of("packed_shards", "v1", parts=(part,), card={"seq_len": 400}))
+    record(store, manifest_of("packed_shards", "v1", parts=(part,), card={"seq_len": 400}))
 
     found = answer(
         store, "SELECT segment, source, record, start, length FROM segments WHERE sequence_id = 4711 ORDER BY 1"
@@ -176,7 +185,7 @@ def test_tables_of_canonical_rows_over_two_parts_holds_rows_and_rejects(store: S
     reject = {"row_id": "a:9", "stage": "canonical_rows", "reason": "duplicate", "detail": "of a:1", "raw": b"{}"}
     first = part_of(store, "p1", rows=filled(ROWS, rows[:2]), rejects=filled(REJECTS, [reject]))
     second = part_of(store, "p2", rows=filled(ROWS, rows[2:]), rejects=filled(REJECTS, []))
-    stats.record(store, manifest_of("canonical_rows", "v1", parts=(first, second), facts={"kept": 3}))
+    record(store, manifest_of("canonical_rows", "v1", parts=(first, second), facts={"kept": 3}))
 
     assert answer(store, "SELECT recipe, dataset, version, row_id, unknown_roles FROM rows ORDER BY row_id") == [
         ("support", "chats", "v1", f"a:{i}", ["critic"]) for i in range(3)
@@ -190,7 +199,7 @@ def test_tables_of_canonical_rows_over_two_parts_holds_rows_and_rejects(store: S
 def test_tables_of_examples_leaves_tokens_and_masks_out(store: Store) -> None:
     lines = [{"example_id": "a:0#0", "row_ids": ["a:0"], "input_ids": [1, 2], "loss_mask": [False, True], "tokens": 2}]
     part = part_of(store, "p", examples=filled(EXAMPLES, lines))
-    stats.record(store, manifest_of("tokenized_examples", "v1", parts=(part,), token_ledger=(("train", "trained", 1),)))
+    record(store, manifest_of("tokenized_examples", "v1", parts=(part,), token_ledger=(("train", "trained", 1),)))
 
     columns, found = stats.query(store, "FROM examples")
 
@@ -204,7 +213,7 @@ def test_tables_of_examples_leaves_tokens_and_masks_out(store: Store) -> None:
 def test_tables_of_many_small_parts_writes_few_row_groups(store: Store) -> None:
     one = filled(EXAMPLES, [{"example_id": f"a:{i}#0"} for i in range(10)])
     parts = tuple(part_of(store, f"p{i}", examples=one) for i in range(40))
-    stats.tables_of(store, manifest_of("tokenized_examples", "v1", parts=parts))
+    stats.tables_of(store, manifest_of("tokenized_examples", "v1", parts=parts), feeds_of("tokenized_examples"))
 
     path = "stats/examples/recipe=support/scope=chats/version=v1/part-0.parquet"
     with pq.ParquetFile(store.path(path)) as written:
@@ -214,10 +223,10 @@ def test_tables_of_many_small_parts_writes_few_row_groups(store: Store) -> None:
 def test_tables_of_the_same_manifest_again_rewrites_nothing(store: Store) -> None:
     part = part_of(store, "p", rows=filled(ROWS, [{"row_id": "a:0"}]))
     manifest = manifest_of("canonical_rows", "v1", parts=(part,), ledger=(("kept", "", 1),))
-    stats.record(store, manifest)
+    record(store, manifest)
     before = _files(store)
 
-    stats.record(store, manifest)
+    record(store, manifest)
 
     assert _files(store) == before
 
@@ -229,9 +238,9 @@ def _files(store: Store) -> dict[str, int]:
 
 def test_tables_of_a_reused_build_keeps_how_it_was_made_and_the_last_reuse(store: Store) -> None:
     manifest = manifest_of("canonical_rows", "v1", parts=(Part("p", {}),))
-    stats.record(store, manifest)
-    stats.record(store, manifest, reused=True, parts_reused=1)
-    stats.record(store, manifest, reused=True, parts_reused=1)
+    record(store, manifest)
+    record(store, manifest, reused=True, parts_reused=1)
+    record(store, manifest, reused=True, parts_reused=1)
 
     found = answer(store, "SELECT reused, parts_reused, seconds FROM builds ORDER BY reused")
 
@@ -244,14 +253,16 @@ def test_tables_of_a_file_without_a_column_names_file_and_column(store: Store) -
     )
 
     with pytest.raises(SchemaError, match=r"parts/p/rejects.parquet: column detail is missing; expected .*; correct"):
-        stats.tables_of(store, manifest_of("canonical_rows", "v1", parts=(part,)))
+        stats.tables_of(store, manifest_of("canonical_rows", "v1", parts=(part,)), feeds_of("canonical_rows"))
 
 
 def test_tables_of_a_table_with_text_for_a_number_names_the_table(store: Store) -> None:
     table = Table(("seq_len", "examples_over", "trained_lost", "sequences"), (("4k", 1, 1, 1),))
 
     with pytest.raises(SchemaError, match=r"support/chats/truncation_stats: table what_if: a value does not fit"):
-        stats.tables_of(store, manifest_of("truncation_stats", "v1", tables={"what_if": table}))
+        stats.tables_of(
+            store, manifest_of("truncation_stats", "v1", tables={"what_if": table}), feeds_of("truncation_stats")
+        )
 
 
 def verdict(law: str, value: float | None, bound: float, *, passed: bool) -> Verdict:
@@ -264,7 +275,7 @@ def verdict(law: str, value: float | None, bound: float, *, passed: bool) -> Ver
 
 def test_write_findings_after_a_bound_changed_shows_the_last_judgement_and_keeps_the_first(store: Store) -> None:
     manifest = ledger_of("v1", 10)
-    stats.record(store, manifest)
+    record(store, manifest)
     strict = [
         verdict("rejects", 0.2, 0.050000001, passed=False),
         verdict("nonempty", None, 1, passed=False),
@@ -290,8 +301,8 @@ def test_write_findings_after_a_bound_changed_shows_the_last_judgement_and_keeps
 
 
 def test_views_after_a_rebuild_show_the_current_version_and_the_history_all(store: Store) -> None:
-    stats.record(store, ledger_of("v1", 10))
-    stats.record(store, ledger_of("v2", 20))
+    record(store, ledger_of("v1", 10))
+    record(store, ledger_of("v2", 20))
 
     assert answer(store, "SELECT version, records FROM ledger WHERE state = 'kept'") == [("v2", 20)]
     assert answer(store, "SELECT version FROM ledger_history WHERE state = 'kept' ORDER BY 1") == [("v1",), ("v2",)]
@@ -299,8 +310,8 @@ def test_views_after_a_rebuild_show_the_current_version_and_the_history_all(stor
 
 
 def test_point_current_at_an_older_version_restores_it_whatever_its_age(store: Store) -> None:
-    stats.record(store, ledger_of("v1", 10))
-    stats.record(store, ledger_of("v2", 20))
+    record(store, ledger_of("v1", 10))
+    record(store, ledger_of("v2", 20))
 
     stats.point_current(store, *CHATS, "canonical_rows", ("v1",))
 
@@ -309,7 +320,7 @@ def test_point_current_at_an_older_version_restores_it_whatever_its_age(store: S
 
 def test_point_current_at_several_or_no_versions_shows_just_these(store: Store) -> None:
     for version in ("v1", "v2", "v3"):
-        stats.record(store, ledger_of(version, 1))
+        record(store, ledger_of(version, 1))
 
     stats.point_current(store, *CHATS, "canonical_rows", ("v1", "v3"))
     assert answer(store, "SELECT DISTINCT version FROM ledger ORDER BY 1") == [("v1",), ("v3",)]
@@ -320,16 +331,16 @@ def test_point_current_at_several_or_no_versions_shows_just_these(store: Store) 
 
 def test_views_of_a_version_without_rejects_do_not_show_those_of_the_version_before(store: Store) -> None:
     reject = filled(REJECTS, [{"row_id": "a:9", "stage": "canonical_rows"}])
-    stats.record(store, manifest_of("canonical_rows", "v1", parts=(part_of(store, "p", rejects=reject),)))
-    stats.record(store, manifest_of("canonical_rows", "v2"))
+    record(store, manifest_of("canonical_rows", "v1", parts=(part_of(store, "p", rejects=reject),)))
+    record(store, manifest_of("canonical_rows", "v2"))
 
     assert answer(store, "FROM rejects") == []
     assert len(answer(store, "FROM rejects_history")) == 1
 
 
 def test_forget_of_a_collected_version_takes_it_out_of_the_history(store: Store) -> None:
-    stats.record(store, ledger_of("v1", 10))
-    stats.record(store, ledger_of("v2", 20))
+    record(store, ledger_of("v1", 10))
+    record(store, ledger_of("v2", 20))
 
     stats.forget(store, *CHATS, "v1")
 
@@ -374,7 +385,7 @@ def test_truncation_adds_up_examples_by_split(store: Store) -> None:
         {"example_id": "a:2#0", "split": "test", "original_tokens": 5, "tokens": 4, "tokens_cut": 1},
     ]
     part = part_of(store, "p1", examples=filled(EXAMPLES, lines))
-    stats.record(store, manifest_of("tokenized_examples", "v1", parts=(part,)))
+    record(store, manifest_of("tokenized_examples", "v1", parts=(part,)))
 
     found = answer(
         store,
@@ -387,10 +398,10 @@ def test_truncation_adds_up_examples_by_split(store: Store) -> None:
 
 def test_runs_hold_what_a_run_made_and_not_what_it_found_made(store: Store) -> None:
     first, second = ledger_of("v1", 10), replace(ledger_of("v2", 11), run_id="run-2", seconds=0.5)
-    stats.record(store, first)
-    stats.record(store, replace(first, key=("support", "tasks", "canonical_rows")), parts_reused=0)
-    stats.record(store, first, reused=True)
-    stats.record(store, second)
+    record(store, first)
+    record(store, replace(first, key=("support", "tasks", "canonical_rows")), parts_reused=0)
+    record(store, first, reused=True)
+    record(store, second)
 
     found = answer(store, "SELECT run_id, stages, seconds FROM runs ORDER BY run_id")
 
@@ -399,14 +410,14 @@ def test_runs_hold_what_a_run_made_and_not_what_it_found_made(store: Store) -> N
 
 def test_views_under_a_root_with_pattern_characters_read_just_that_root(tmp_path: Path) -> None:
     odd, other = Store(str(tmp_path / "it's [a]*")), Store(str(tmp_path / "it's ab"))
-    stats.record(odd, ledger_of("v1", 10))
-    stats.record(other, ledger_of("v2", 10))
+    record(odd, ledger_of("v1", 10))
+    record(other, ledger_of("v2", 10))
 
     assert answer(odd, "SELECT DISTINCT version FROM ledger_history") == [("v1",)]
 
 
 def test_query_after_the_root_moved_reads_the_new_place(tmp_path: Path) -> None:
-    stats.record(Store(str(tmp_path / "old")), ledger_of("v1", 10))
+    record(Store(str(tmp_path / "old")), ledger_of("v1", 10))
     (tmp_path / "old").rename(tmp_path / "new")
 
     assert answer(Store(str(tmp_path / "new")), "SELECT DISTINCT version FROM ledger") == [("v1",)]
@@ -415,8 +426,8 @@ def test_query_after_the_root_moved_reads_the_new_place(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("default")
 def test_query_on_a_remote_root_answers_from_memory() -> None:
     store = Store("memory://rowmill-views-test")
-    stats.record(store, ledger_of("v1", 10))
-    stats.record(store, ledger_of("v2", 20))
+    record(store, ledger_of("v1", 10))
+    record(store, ledger_of("v2", 20))
 
     assert answer(store, "SELECT version, records FROM ledger WHERE state = 'kept'") == [("v2", 20)]
     with pytest.raises(ConfigError, match="disabled by configuration"):
@@ -464,7 +475,7 @@ def test_query_that_is_wrong_or_reaches_out_is_refused_in_four_parts(store: Stor
 
 
 def test_query_in_several_threads_at_once_answers_each(store: Store) -> None:
-    stats.record(store, ledger_of("v1", 10))
+    record(store, ledger_of("v1", 10))
     answers: list[object] = []
     threads = [
         threading.Thread(target=lambda: answers.append(answer(store, "SELECT sum(records) FROM ledger")))
@@ -487,11 +498,11 @@ def test_ledger_with_a_version_switched_between_listing_and_reading_shows_the_ve
     With one pointer file per stage, replaced in place, the query finds nothing: what it reads names a version
     younger than the list of the table's files.
     """
-    stats.record(store, ledger_of("v1", 10))
+    record(store, ledger_of("v1", 10))
     stats.publish_views(store)
 
     def switch() -> bool:
-        stats.record(store, ledger_of("v2", 20))
+        record(store, ledger_of("v2", 20))
         return True
 
     with duckdb.connect(store.path("stats.duckdb"), read_only=True) as reader:
@@ -541,7 +552,7 @@ def test_reader_that_stays_open_beside_a_busy_writer_always_sees_one_whole_versi
 
 
 def test_publish_views_while_a_reader_has_the_file_open_replaces_it_under_another_inode(store: Store) -> None:
-    stats.record(store, ledger_of("v1", 10))
+    record(store, ledger_of("v1", 10))
     stats.publish_views(store)
     with duckdb.connect(store.path("stats.duckdb"), read_only=True) as reader:
         before = Path(store.path("stats.duckdb")).stat().st_ino

@@ -35,6 +35,7 @@ from pipelines.findings import Verdict
 from pipelines.manifest import Histogram, Key, Manifest, Part, Table, folder, load_part, stage_of
 from pipelines.recipe import Dataset, Recipe
 from pipelines.shards import gather
+from pipelines.stats import Feeds
 from pipelines.storage import File, Store, digest
 
 TaskT = TypeVar("TaskT")
@@ -129,6 +130,20 @@ Publish = Callable[[Work, Manifest, Sequence[Verdict], Sequence[str]], None]
 """Gives an output whose checks block nothing to trainers, with its verdicts and the bounds that were loosened."""
 
 
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number that is compared between two versions: its name for people, and the fact that holds it."""
+
+    name: str
+    fact: str
+    is_share: bool = False
+
+
+def _only_rows(facts: Mapping[str, Any], rows: str) -> Sequence[str]:
+    del facts
+    return (rows,)
+
+
 def _every_dataset(dataset: Dataset) -> bool:
     del dataset
     return True
@@ -172,6 +187,16 @@ class StageDeclaration:
     """Word what changed outside the recipe and the inputs since an earlier output; None if nothing did."""
     publish: Publish | None = None
     """Give an output to trainers; None for a stage that trainers do not read through rowmill."""
+
+    # What people are shown.
+    feeds: Feeds = field(default_factory=Feeds)
+    """How many rows an output holds, what one of them is called, and the tables of statistics that it feeds."""
+    summarize: Callable[[Mapping[str, Any], str], Sequence[str]] = _only_rows
+    """Word in a few phrases what an output holds, from its facts and its number of rows (`1,342 rows`, or empty)."""
+    compared: tuple[Figure, ...] = ()
+    """The numbers that a comparison of two versions shows."""
+    find_content_damage: Callable[[Store, Manifest], Iterator[str]] | None = None
+    """Compare what files hold with the hashes of content in the manifest; yield a sentence for each that differs."""
 
     # What Dagster shows and schedules.
     uses_all_cores: bool = False
@@ -297,6 +322,11 @@ def first_samples(parts: Sequence[Part], fact: str, limit: int = 10) -> dict[str
             held = found.setdefault(reason, [])
             held.extend(ids[: limit - len(held)])
     return {reason: tuple(ids) for reason, ids in sorted(found.items())}
+
+
+def count_rejected(facts: Mapping[str, Any]) -> str:
+    """Word how many records a stage rejected; empty if none."""
+    return f"{facts['rejected']:,} rejected" if facts["rejected"] else ""
 
 
 def share(count: float, total: float) -> float:

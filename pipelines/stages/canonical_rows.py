@@ -28,10 +28,12 @@ from pipelines.sources.sharing import TakenGroup, records_of, size_of
 from pipelines.splits import Boundaries
 from pipelines.stages import (
     Draft,
+    Figure,
     Planned,
     Prepared,
     StageDeclaration,
     Work,
+    count_rejected,
     first_samples,
     make_parts,
     raw_dataset,
@@ -40,6 +42,7 @@ from pipelines.stages import (
     share,
     time_splits,
 )
+from pipelines.stats import Feeds, by_fact
 from pipelines.storage import digest
 
 VERSION = 7
@@ -349,4 +352,7 @@ STAGE = StageDeclaration(
     identity=identity_of,
     prepare=lambda work: Prepared((), lambda: make(work)),
     inputs=("raw_dataset",),
+    feeds=Feeds(by_fact("kept", "row"), files={"rows": "rows", "rejects": "rejects"}),
+    summarize=lambda facts, rows: (rows, count_rejected(facts)),
+    compared=(Figure("rows", "kept"), Figure("rejected records", "rejected")),
 )

@@ -5,6 +5,7 @@ declaration, in its own module.
 """
 
 from pipelines.errors import IntegrityError
+from pipelines.manifest import Manifest
 from pipelines.stages import (
     Scope,
     StageDeclaration,
@@ -19,6 +20,7 @@ from pipelines.stages import (
     training_splits,
     truncation_stats,
 )
+from pipelines.stats import Rows
 
 STAGES: tuple[StageDeclaration, ...] = (
     raw_dataset.STAGE,
@@ -53,6 +55,11 @@ def find_stage(name: str) -> StageDeclaration:
 def stages_of(scope: Scope, *, on_demand: bool = False) -> tuple[StageDeclaration, ...]:
     """Return the stages of a scope in order: those that every build runs, or those that run on demand."""
     return tuple(stage for stage in STAGES if stage.scope == scope and stage.on_demand == on_demand)
+
+
+def rows_of(made: Manifest) -> Rows | None:
+    """Return how many rows an output holds and what one of them is called; None if its stage does not say."""
+    return find_stage(made.stage).feeds.rows(made)
 
 
 def names_up_to(last: StageDeclaration) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from pipelines import manifest, packing
 from pipelines.errors import ConfigError
 from pipelines.ledger import KEPT
 from pipelines.manifest import EXPORTS, File, Key, Manifest, Part, Table
+from pipelines.number_text import counted, size_text
 from pipelines.recipe import Recipe
 from pipelines.shards import astrai, cards, gather, native
 from pipelines.shards.cards import CARD, DATA, MANIFEST, Described
@@ -45,6 +46,7 @@ from pipelines.stages import (
     scratch_folder,
     training_splits,
 )
+from pipelines.stats import Feeds, Rows, by_fact
 from pipelines.storage import Store, digest
 
 VERSION = 4
@@ -504,6 +506,17 @@ def copy_out(store: Store, made: Manifest, target: Path) -> None:
             shutil.copyfileobj(content, sink, 1 << 20)
 
 
+def _count_rows(made: Manifest) -> Rows | None:
+    """Count the rows of an export by its unit."""
+    is_packed = made.card.get("unit", "unpacked") == "packed"
+    count = by_fact("sequences", "sequence") if is_packed else by_fact("segments", "segment")
+    return count(made)
+
+
+def _summarize(facts: Mapping[str, Any], rows: str) -> Sequence[str]:
+    return rows, counted(facts["tokens"], "token"), size_text(facts["size_bytes"])
+
+
 STAGE = StageDeclaration(
     name=EXPORTS,
     description="The same tokens and masks in the form of one trainer, with an identity card.",
@@ -512,4 +525,6 @@ STAGE = StageDeclaration(
     prepare=lambda work: Prepared((), lambda: make(work)),
     inputs=("training_splits", "packed_shards"),
     gates_on_every_dataset=True,
+    feeds=Feeds(_count_rows),
+    summarize=_summarize,
 )

@@ -38,6 +38,8 @@ from pipelines.stages import (
     share,
     tokenized_examples,
 )
+from pipelines.stages.generated_tables import summarize
+from pipelines.stats import Feeds, by_fact
 from pipelines.storage import digest
 from pipelines.tokenization import Encoder
 
@@ -240,4 +242,6 @@ STAGE = StageDeclaration(
     inputs=("tokenized_examples", "canonical_rows"),
     applies=_applies,
     command="generate",
+    feeds=Feeds(by_fact("kept", "record"), files={"records": "generated_records", "rejects": "rejects"}),
+    summarize=summarize,
 )

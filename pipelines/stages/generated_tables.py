@@ -7,7 +7,7 @@ Copies are looked for among all training rows. Columns are compared over at most
 taken, because the measures sort values in memory.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 from pipelines import manifest, table_statistics
 from pipelines.manifest import NOT_APPLICABLE, Part, Table
+from pipelines.number_text import counted, percent
 from pipelines.record_cells import cells_of, hashes_of
 from pipelines.records import RecordSchema
-from pipelines.stages import Work, scratch_folder, share
+from pipelines.stages import Work, count_rejected, scratch_folder, share
 from pipelines.stages.record_rows import form_of, known_of
 from pipelines.storage import File, Store
 
@@ -124,3 +125,11 @@ def look_at_train(task: _Task) -> tuple[NDArray[np.uint64], NDArray[np.uint64], 
 def _row_hashes(cells: pl.DataFrame, names: Sequence[str]) -> NDArray[np.uint64]:
     """Return a number for each record, the sum of those of its cells."""
     return hashes_of(cells.select(names)).sum(axis=1, dtype=np.uint64)
+
+
+def summarize(facts: Mapping[str, Any], rows: str) -> Sequence[str]:
+    """Word what came of generated text: how many texts or series, records, and what was refused."""
+    texts = counted(facts["texts"], "text") if "texts" in facts else ""
+    series = counted(facts["series"], "series", "series") if facts.get("series") else ""
+    valid = f"{percent(facts['valid_fraction'])} valid" if facts["kept"] or facts["rejected"] else ""
+    return texts, series, rows, valid, count_rejected(facts)

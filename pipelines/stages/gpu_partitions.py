@@ -10,7 +10,7 @@ which place belongs to which rank (`partitions.py`).
 `current.json` is what trainers open. It is written when all ranks of one order are there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
@@ -24,10 +24,12 @@ from pipelines import cross_stage, manifest, parts
 from pipelines.examples import WEIGHTS
 from pipelines.findings import Verdict
 from pipelines.manifest import File, Manifest, Part, Table
+from pipelines.number_text import counted
 from pipelines.recipe import Recipe
 from pipelines.shards import gather, native
 from pipelines.stages import (
     Draft,
+    Figure,
     Prepared,
     StageDeclaration,
     Work,
@@ -38,6 +40,8 @@ from pipelines.stages import (
     share,
     training_splits,
 )
+from pipelines.stages.shard_files import find_content_damage
+from pipelines.stats import Feeds, by_fact
 from pipelines.storage import Store, digest, digest_bytes
 
 VERSION = 4
@@ -399,6 +403,13 @@ def _data_version(recipe: Recipe, made: Manifest) -> str:
     return digest(made.inputs[f"{recipe.name}/training_splits"], recipe.partitions.world_size)
 
 
+def _content_damage(store: Store, made: Manifest) -> Iterator[str]:
+    for part in made.parts:
+        data = [file for name, file in part.files.items() if name.startswith("data/")]
+        rank = part.files["facts"].path.rsplit("/", 1)[0]
+        yield from find_content_damage(store, rank, data, str(part.facts["content_hash"]))
+
+
 STAGE = StageDeclaration(
     name="gpu_partitions",
     description="One folder of shards per data-parallel rank, in the order of training.",
@@ -410,4 +421,13 @@ STAGE = StageDeclaration(
     publish=publish,
     partitions=lambda recipe: rank_names(recipe.partitions.world_size),
     find_data_version=_data_version,
+    # Ranks hold shards, too: the same sequences again, which statistics have of the shards.
+    feeds=Feeds(by_fact("sequences", "sequence")),
+    summarize=lambda facts, rows: (counted(facts["ranks"], "rank"), rows),
+    compared=(
+        Figure("ranks", "ranks"),
+        Figure("sequences of all ranks", "sequences"),
+        Figure("tokens of all ranks", "tokens"),
+    ),
+    find_content_damage=_content_damage,
 )

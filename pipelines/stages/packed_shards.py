@@ -9,7 +9,7 @@ not: the plan (`packing.py`), moving tokens (`shard_files.py`), the files (`shar
 An example has its tokens in sequences, or a line in `left_out` that says how many are not and why.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -22,14 +22,34 @@ from numpy.typing import NDArray
 
 from pipelines import packing
 from pipelines.ledger import KEPT, REJECTED
-from pipelines.manifest import NOT_APPLICABLE, File, Histogram, Part, Table
+from pipelines.manifest import NOT_APPLICABLE, File, Histogram, Manifest, Part, Table
+from pipelines.number_text import percent
 from pipelines.recipe import Recipe
 from pipelines.shards import native
 from pipelines.sources import Part as SourcePart
-from pipelines.stages import Draft, Prepared, StageDeclaration, Work, part_folder, raw_dataset, scratch_folder, share
-from pipelines.stages.shard_files import ReadTask, ScratchTask, ShardTask, read_back, to_scratch, write_shard
+from pipelines.stages import (
+    Draft,
+    Figure,
+    Prepared,
+    StageDeclaration,
+    Work,
+    part_folder,
+    raw_dataset,
+    scratch_folder,
+    share,
+)
+from pipelines.stages.shard_files import (
+    ReadTask,
+    ScratchTask,
+    ShardTask,
+    find_content_damage,
+    read_back,
+    to_scratch,
+    write_shard,
+)
 from pipelines.stages.split_plans import SPLITS, SURPLUS, Lengths, Plans, SplitPlan, carved_of, plan_splits
-from pipelines.storage import digest, digest_bytes
+from pipelines.stats import Feeds, by_fact
+from pipelines.storage import Store, digest, digest_bytes
 
 VERSION = 4
 """Raise it when any shard may hold other bytes, or other facts are counted on the way."""
@@ -368,6 +388,10 @@ def _splits_table(work: Work, plans: Plans, shards: Sequence[Part]) -> Table:
     return Table(("dataset", "split", "rows", "sequences", "trained_tokens"), tuple(rows))
 
 
+def _content_damage(store: Store, made: Manifest) -> Iterator[str]:
+    return find_content_damage(store, "/".join(made.key), made.files("shard"), str(made.facts["content_hash"]))
+
+
 STAGE = StageDeclaration(
     name="packed_shards",
     description="Examples packed into sequences of at most seq_len tokens, as Parquet.",
@@ -377,4 +401,11 @@ STAGE = StageDeclaration(
     # Shards are not packed past a failed check of the statistics.
     gates=("truncation_stats",),
     uses_all_cores=True,
+    feeds=Feeds(
+        by_fact("sequences", "sequence"),
+        files={"shard": "sequences", "segments": "segments", "left_out": "left_out"},
+    ),
+    summarize=lambda facts, rows: (rows, f"{percent(facts['fill'])} full"),
+    compared=(Figure("sequences", "sequences"), Figure("fill", "fill", is_share=True)),
+    find_content_damage=_content_damage,
 )

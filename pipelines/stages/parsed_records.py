@@ -32,6 +32,8 @@ from pipelines.stages import (
     make_parts,
     share,
 )
+from pipelines.stages.generated_tables import summarize
+from pipelines.stats import Feeds, by_fact
 from pipelines.storage import digest
 
 VERSION = 4
@@ -196,4 +198,6 @@ STAGE = StageDeclaration(
     applies=_applies,
     command="parse",
     uses_all_cores=True,
+    feeds=Feeds(by_fact("kept", "record"), files={"records": "generated_records", "rejects": "rejects"}),
+    summarize=summarize,
 )

@@ -3,15 +3,17 @@
 What belongs here: scanning, and what a person wants to know about the files. What does not: records.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
 from pipelines import manifest, sources
 from pipelines.manifest import Table
+from pipelines.number_text import counted
 from pipelines.recipe import Recipe
 from pipelines.sources import FileScan, Generated, Group, sharing
 from pipelines.stages import Draft, Prepared, StageDeclaration, Work, generated_source
+from pipelines.stats import Feeds, by_fact
 from pipelines.storage import digest
 
 VERSION = 2
@@ -63,11 +65,17 @@ def _dialects(scans: list[FileScan]) -> list[list[Any]]:
     return [[scan.url, *found] for scan in scans if (found := sources.unusual_dialect(scan)) is not None]
 
 
+def _summarize(facts: Mapping[str, Any], rows: str) -> Sequence[str]:
+    return rows, counted(facts["files"], "file"), counted(facts["parts"], "part")
+
+
 STAGE = StageDeclaration(
     name="raw_dataset",
     description="Source files read once and cut into parts with digests; columns untouched.",
     identity=identity_of,
     prepare=prepare,
+    feeds=Feeds(by_fact("records", "record"), files={"rejects": "rejects"}),
+    summarize=_summarize,
 )
 
 

@@ -7,7 +7,7 @@ The tokenizer is loaded through `transformers` once and kept as data under the s
 and later builds need neither that library nor its two seconds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,19 +18,23 @@ from pipelines.examples import examples_schema
 from pipelines.formats import Records
 from pipelines.ledger import KEPT, REJECTED, add_up, unaccounted
 from pipelines.manifest import NOT_APPLICABLE, Manifest, Part, Table
+from pipelines.number_text import counted, percent
 from pipelines.recipe import Dataset, Recipe
 from pipelines.rendering import RendererSpec
 from pipelines.stages import (
     Draft,
+    Figure,
     Planned,
     Prepared,
     StageDeclaration,
     Work,
+    count_rejected,
     first_samples,
     make_parts,
     record_examples,
     share,
 )
+from pipelines.stats import Feeds, by_fact
 from pipelines.storage import Store, digest
 from pipelines.tokenization import LoadedTokenizer
 from pipelines.tokenizer_source import FoundTokenizer
@@ -381,6 +385,11 @@ def require_ready(work: Work) -> None:
         raise ConfigError(f"datasets.{work.dataset_name}: {error}") from error
 
 
+def _summarize(facts: Mapping[str, Any], rows: str) -> Sequence[str]:
+    trained = f"{percent(facts['trained_share'])} trained"
+    return rows, counted(facts["tokens"], "token"), trained, count_rejected(facts)
+
+
 STAGE = StageDeclaration(
     name="tokenized_examples",
     description="Token ids with a verified loss mask, and what every token is.",
@@ -390,4 +399,11 @@ STAGE = StageDeclaration(
     require_ready=require_ready,
     find_outside_change=tokenizer_change,
     uses_all_cores=True,
+    feeds=Feeds(by_fact("examples", "example"), files={"examples": "examples", "rejects": "rejects"}),
+    summarize=_summarize,
+    compared=(
+        Figure("examples", "examples"),
+        Figure("tokens", "tokens"),
+        Figure("trained share", "trained_share", is_share=True),
+    ),
 )

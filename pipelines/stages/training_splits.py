@@ -22,9 +22,11 @@ from pipelines.errors import IntegrityError
 from pipelines.ledger import KEPT
 from pipelines.manifest import Histogram, Manifest, Part, Table
 from pipelines.mixing import Order
+from pipelines.number_text import counted
 from pipelines.partitions import FILLER, Dealt
 from pipelines.recipe import Recipe
-from pipelines.stages import Draft, Prepared, StageDeclaration, Work, leaks, part_folder, record_leaks, share
+from pipelines.stages import Draft, Figure, Prepared, StageDeclaration, Work, leaks, part_folder, record_leaks, share
+from pipelines.stats import Feeds, by_fact
 from pipelines.storage import digest
 
 VERSION = 4
@@ -327,4 +329,11 @@ STAGE = StageDeclaration(
     prepare=lambda work: Prepared((), lambda: make(work)),
     inputs=("packed_shards",),
     shows_overdue=True,
+    feeds=Feeds(by_fact("places", "place"), files={"rank_steps": "rank_steps"}, tables=("splits", "mixture")),
+    summarize=lambda facts, rows: (rows, counted(facts["steps"], "step")),
+    compared=(
+        Figure("places", "places"),
+        Figure("steps", "steps"),
+        Figure("rank balance", "rank_balance", is_share=True),
+    ),
 )

@@ -4,7 +4,7 @@ What belongs here: facts for the law of context overflow, histograms, the what-i
 not: truncating (`truncation.py`), examples that are planned of records and never truncated (`record_lengths.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from pipelines import packing, stats
 from pipelines.examples import EXAMPLES
 from pipelines.manifest import Histogram, Table
+from pipelines.number_text import percent
 from pipelines.recipe import Recipe
-from pipelines.stages import Draft, Prepared, StageDeclaration, Work, record_lengths, share
+from pipelines.stages import Draft, Figure, Prepared, StageDeclaration, Work, record_lengths, share
+from pipelines.stats import Feeds, by_fact
 from pipelines.storage import File
 
 VERSION = 2
@@ -192,10 +194,23 @@ def _trained_shares(columns: pa.Table) -> Histogram:
     )
 
 
+def _summarize(facts: Mapping[str, Any], rows: str) -> Sequence[str]:
+    del rows
+    quantiles = [f"{name} {facts['quantiles'][name]:,}" for name in ("p50", "p95", "max")]
+    return *quantiles, f"{percent(facts['context_overflow'])} over {facts['limit']:,}"
+
+
 STAGE = StageDeclaration(
     name="truncation_stats",
     description="Length distribution, what truncation removed, and what another context length would do.",
     identity=identity_of,
     prepare=lambda work: Prepared((), lambda: make(work)),
     inputs=("tokenized_examples",),
+    # It writes no rows; these are those that it measures.
+    feeds=Feeds(by_fact("examples", "example"), tables=("lengths", "what_if")),
+    summarize=_summarize,
+    compared=(
+        Figure("longer than the context", "context_overflow", is_share=True),
+        Figure("tokens truncated", "tokens_removed"),
+    ),
 )

@@ -1,6 +1,6 @@
 """Facts about a build for people: length distributions, and tables that DuckDB answers questions from.
 
-    counts.py    rows and parts of an output, and what a row of it is called
+    counts.py    rows and parts of an output, what a row of it is called, and what a stage feeds the tables
     lengths.py   integers in, facts out: histogram, quantiles, buckets, advice, what-if table
     schemas.py   the columns that users write SQL against
     tables.py    a manifest → Parquet files under `stats/`, one partition per version
@@ -13,7 +13,7 @@ fingerprint.
 """
 
 from pipelines.manifest import Manifest
-from pipelines.stats.counts import parts_of, rows_of
+from pipelines.stats.counts import CountRows, Feeds, Rows, by_fact, parts_of
 from pipelines.stats.lengths import (
     advice,
     candidate_seq_lens,
@@ -41,8 +41,12 @@ __all__ = [
     "ESTIMATES",
     "PLANNED",
     "SCHEMAS",
+    "CountRows",
+    "Feeds",
+    "Rows",
     "about",
     "advice",
+    "by_fact",
     "candidate_seq_lens",
     "damage",
     "forget",
@@ -55,7 +59,6 @@ __all__ = [
     "publish_views",
     "query",
     "record",
-    "rows_of",
     "scope_of",
     "tables_of",
     "view_names",
@@ -65,12 +68,12 @@ __all__ = [
 ]
 
 
-def record(store: Store, manifest: Manifest, *, reused: bool = False, parts_reused: int = 0) -> None:
+def record(store: Store, manifest: Manifest, feeds: Feeds, *, reused: bool = False, parts_reused: int = 0) -> None:
     """Write all tables of a manifest, then make its version the current one of its stage.
 
     In this order: a reader that sees the pointer must find the rows it points to. `stats.duckdb` is the business of
     whoever builds for people, the command line and Dagster: its views change only with their definitions.
     """
-    tables_of(store, manifest, reused=reused, parts_reused=parts_reused)
+    tables_of(store, manifest, feeds, reused=reused, parts_reused=parts_reused)
     recipe, scope = scope_of(manifest.key)
     point_current(store, recipe, scope, manifest.stage, (manifest.version,))

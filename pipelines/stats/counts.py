@@ -1,17 +1,17 @@
 """How much an output holds: its rows, what one of them is called, and its parts.
 
-What belongs here: the one answer that a stage's page, a line of the terminal and the view `builds` give. What does not:
-counting; whoever writes an output counts what it holds into the manifest's facts.
+What belongs here: the forms in which a stage declares what the statistics take from it, and the one answer that its
+page, a line of the terminal and the view `builds` give. What does not: any stage's declaration, and counting; whoever
+writes an output counts what it holds into the manifest's facts.
 
 The rows of a part's files are no answer: a part holds other files beside its output, such as rejects, an index of
 segments or a ledger, and two stages have an output without files.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
-from pipelines.manifest import EXPORTS, Manifest
+from pipelines.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,32 +22,34 @@ class Rows:
     noun: str
 
 
-_COUNTED: Final[Mapping[str, tuple[str, str]]] = {
-    "raw_dataset": ("records", "record"),
-    "canonical_rows": ("kept", "row"),
-    "tokenized_examples": ("examples", "example"),
-    # It writes no rows; these are those that it measures.
-    "truncation_stats": ("examples", "example"),
-    "packed_shards": ("sequences", "sequence"),
-    "training_splits": ("places", "place"),
-    "gpu_partitions": ("sequences", "sequence"),
-    "parsed_records": ("kept", "record"),
-    "generated_series": ("kept", "record"),
-}
-"""Stage → the fact that counts its rows, and their name."""
-
-_OF_EXPORTS: Final[Mapping[str, tuple[str, str]]] = {
-    "packed": ("sequences", "sequence"),
-    "unpacked": ("segments", "segment"),
-}
-"""The unit of an export → the same."""
+CountRows = Callable[[Manifest], Rows | None]
+"""Returns what an output holds; None if its manifest does not say."""
 
 
-def rows_of(made: Manifest) -> Rows | None:
-    """Return what an output holds; None if its manifest does not tell."""
-    is_export = made.stage == EXPORTS
-    fact, noun = _OF_EXPORTS[made.card.get("unit", "unpacked")] if is_export else _COUNTED.get(made.stage, ("", ""))
-    return Rows(int(made.facts[fact]), noun) if fact in made.facts else None
+def by_fact(fact: str, noun: str) -> CountRows:
+    """Return what reads the number of rows from a fact of the manifest, and calls one of them `noun`."""
+
+    def count(made: Manifest) -> Rows | None:
+        return Rows(int(made.facts[fact]), noun) if fact in made.facts else None
+
+    return count
+
+
+def _no_rows(made: Manifest) -> Rows | None:
+    del made
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Feeds:
+    """What the statistics take from a stage's output, beside its ledgers: declared by the stage."""
+
+    rows: CountRows = _no_rows
+    """How many rows the view `builds` and the stage's page give."""
+    files: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Name of a part's file → the table of statistics that its rows are copied to."""
+    tables: tuple[str, ...] = ()
+    """Tables of statistics that the manifest holds whole; its other tables are for its page only."""
 
 
 def parts_of(made: Manifest) -> int:

@@ -1,6 +1,6 @@
 """Manifests as tables: small Parquet files for DuckDB, one partition per recipe, scope and version.
 
-What belongs here: which stage feeds which table, writing them, and the pointers that say which versions
+What belongs here: writing what a stage feeds them (`counts.Feeds`), and the pointers that say which versions
 are current. What does not: the views over them (`views.py`), and counting anything; a manifest has the
 counts, and long tables are columns of its part files, copied in batches.
 
@@ -18,7 +18,7 @@ import io
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 from pipelines.errors import DamagedFileError, SchemaError
 from pipelines.findings import Verdict
 from pipelines.manifest import EXPORTS, File, Key, Manifest, Part, Table, stage_of
-from pipelines.stats.counts import parts_of, rows_of
+from pipelines.stats.counts import Feeds, parts_of
 from pipelines.stats.schemas import CURRENT, SCHEMAS
 from pipelines.storage import Store
 
@@ -47,24 +47,6 @@ GROUP_ROWS = 65_536
 """Rows read and written at a time: memory is flat in the size of the dataset."""
 
 PATH_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-
-
-FED_BY_FILES: Mapping[str, Mapping[str, str]] = {
-    "raw_dataset": {"rejects": "rejects"},
-    "canonical_rows": {"rows": "rows", "rejects": "rejects"},
-    "tokenized_examples": {"examples": "examples", "rejects": "rejects"},
-    "packed_shards": {"shard": "sequences", "segments": "segments", "left_out": "left_out"},
-    "training_splits": {"rank_steps": "rank_steps"},
-    "parsed_records": {"records": "generated_records", "rejects": "rejects"},
-    "generated_series": {"records": "generated_records", "rejects": "rejects"},
-}
-"""Stage → name of a part's file → the table it feeds. Ranks hold shards too: the same sequences again."""
-
-FED_BY_TABLES: Mapping[str, tuple[str, ...]] = {
-    "truncation_stats": ("lengths", "what_if"),
-    "training_splits": ("splits", "mixture"),
-}
-"""Stage → the tables that its manifest holds whole. Other tables of a manifest are for its page only."""
 
 
 def scope_of(key: Key) -> tuple[str, str]:
@@ -104,7 +86,7 @@ def point_current(store: Store, recipe: str, scope: str, stage: str, versions: S
     )
 
 
-def tables_of(store: Store, manifest: Manifest, *, reused: bool = False, parts_reused: int = 0) -> None:
+def tables_of(store: Store, manifest: Manifest, feeds: Feeds, *, reused: bool = False, parts_reused: int = 0) -> None:
     """Write every table that a manifest feeds, under its version.
 
     Long tables are copied column by column in batches, and only if the version's copy is not there yet;
@@ -117,11 +99,11 @@ def tables_of(store: Store, manifest: Manifest, *, reused: bool = False, parts_r
         If a part file or a table of the manifest lacks a column; that is a bug of whoever wrote it.
 
     """
-    _write_build(store, manifest, reused, parts_reused)
-    for table, lines, where in _short_tables(manifest):
+    _write_build(store, manifest, feeds, reused, parts_reused)
+    for table, lines, where in _short_tables(manifest, feeds):
         _write_lines(store, table, *scope_of(manifest.key), manifest.version, lines, where)
-    for table, feeds in _long_tables(manifest).items():
-        _copy(store, manifest, table, feeds)
+    for table, files in _long_tables(manifest, feeds).items():
+        _copy(store, manifest, table, files)
 
 
 def write_findings(
@@ -172,9 +154,9 @@ def _finding(stage: str, verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _write_build(store: Store, manifest: Manifest, reused: bool, parts_reused: int) -> None:
+def _write_build(store: Store, manifest: Manifest, feeds: Feeds, reused: bool, parts_reused: int) -> None:
     folder = _partition("builds", *scope_of(manifest.key), manifest.version)
-    rows, parts = rows_of(manifest), parts_of(manifest)
+    rows, parts = feeds.rows(manifest), parts_of(manifest)
     line = {
         "stage": manifest.stage,
         "built_at": manifest.built_at,
@@ -197,7 +179,7 @@ def _write_build(store: Store, manifest: Manifest, reused: bool, parts_reused: i
 _Lines = list[dict[str, Any]]
 
 
-def _short_tables(manifest: Manifest) -> Iterator[tuple[str, _Lines, str]]:
+def _short_tables(manifest: Manifest, feeds: Feeds) -> Iterator[tuple[str, _Lines, str]]:
     """Yield each table that a manifest holds whole: its name, its lines, and where they come from."""
     ledger = [{"stage": manifest.stage, "state": s, "reason": r, "records": n} for s, r, n in manifest.ledger]
     tokens = [{"stage": manifest.stage, "split": s, "class": c, "tokens": n} for s, c, n in manifest.token_ledger]
@@ -205,7 +187,7 @@ def _short_tables(manifest: Manifest) -> Iterator[tuple[str, _Lines, str]]:
     for table, lines in (("ledger", ledger), ("token_ledger", tokens)):
         if lines:
             yield table, lines, f"{where}: {table}"
-    for table in FED_BY_TABLES.get(manifest.stage, ()):
+    for table in feeds.tables:
         if table in manifest.tables:
             at = f"{where}: table {table}"
             yield table, _lines_of(manifest.tables[table], SCHEMAS[table], at), at
@@ -243,13 +225,12 @@ class _Feed:
     file: File
 
 
-def _long_tables(manifest: Manifest) -> dict[str, list[_Feed]]:
-    fed = FED_BY_FILES.get(manifest.stage, {})
+def _long_tables(manifest: Manifest, feeds: Feeds) -> dict[str, list[_Feed]]:
     tables: dict[str, list[_Feed]] = {}
     for part in manifest.parts:
         for name, file in part.files.items():
-            if name in fed:
-                tables.setdefault(fed[name], []).append(_Feed(part, file))
+            if name in feeds.files:
+                tables.setdefault(feeds.files[name], []).append(_Feed(part, file))
     return tables
 
 

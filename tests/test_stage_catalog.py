@@ -1,0 +1,141 @@
+"""A stage is its module and its place in the catalog: a new one is planned, built, shown and counted like the others.
+
+What belongs here: laws over all declarations, and a stage added in one file. What does not: what a stage does, and
+its identity (`test_stage_identity.py`).
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from pipelines import findings, storage
+from pipelines.errors import IntegrityError
+from pipelines.sources import GenerationStage
+from pipelines.stages import StageDeclaration, canonical_rows, catalog, packed_shards, truncation_stats
+from pipelines.stats import SCHEMAS
+from tests.recipes import Road, chat
+
+ROOT = Path(__file__).resolve().parent.parent
+
+NEW_STAGE = '''
+"""How many rows a dataset has: a stage that exists in this test only."""
+
+from pipelines.number_text import counted
+from pipelines.stages import Draft, Figure, Prepared, StageDeclaration, Work
+from pipelines.stats import Feeds, by_fact
+
+
+def make(work: Work) -> Draft:
+    rows = work.input("canonical_rows").facts["kept"]
+    return Draft(facts={"seen": rows, "datasets": 1})
+
+
+STAGE = StageDeclaration(
+    name="row_census",
+    description="The rows of a dataset, counted once more.",
+    identity=lambda recipe, name: {"versions": [1]},
+    prepare=lambda work: Prepared((), lambda: make(work)),
+    inputs=("canonical_rows",),
+    feeds=Feeds(by_fact("seen", "row")),
+    summarize=lambda facts, rows: (rows, counted(facts["datasets"], "dataset")),
+    compared=(Figure("rows seen", "seen"),),
+)
+'''
+
+ASK = """
+import contextlib, io, json, sys
+from pathlib import Path
+from assets.definitions import build_definitions
+from pipelines import build, cli, stats
+
+config, root = Path(sys.argv[1]), sys.argv[2]
+shown = {}
+for command in ("plan", "build", "verify"):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        status = cli.main([command, str(config), "--root", root])
+    shown[command] = [status, out.getvalue()]
+project = build.open_project(config, root)
+graph = build_definitions([config], root).resolve_asset_graph()
+nodes = {"/".join(key.path): graph.get(key) for key in graph.get_all_asset_keys()}
+print(json.dumps(shown | {
+    "builds": stats.query(project.store, "SELECT stage, rows, parts FROM builds")[1],
+    "gates": ["/".join(key) for step in build.road(project) if step.name == "gpu_partitions" for key in step.gates],
+    "assets": {
+        name: [node.description, sorted("/".join(key.path) for key in node.parent_keys)]
+        for name, node in nodes.items()
+    },
+}))
+"""
+
+
+def test_stage_in_one_file_is_planned_built_shown_and_counted(tmp_path: Path) -> None:
+    engine = tmp_path / "engine"
+    for package in ("assets", "pipelines"):
+        shutil.copytree(ROOT / package, engine / package, ignore=shutil.ignore_patterns("__pycache__"))
+    (engine / "pipelines/stages/row_census.py").write_text(NEW_STAGE, encoding="utf-8")
+    listed = engine / "pipelines/stages/catalog.py"
+    entry = "    canonical_rows.STAGE,\n"
+    content = listed.read_text(encoding="utf-8")
+    assert content.count(entry) == 1
+    content = content.replace(entry, f"{entry}    row_census.STAGE,\n")
+    listed.write_text(content.replace("    raw_dataset,\n", "    raw_dataset,\n    row_census,\n"), encoding="utf-8")
+    road = Road(tmp_path / "project").one("rows.jsonl", [chat(i) for i in range(12)])
+
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, str(road.config), str(tmp_path / "built")],
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(engine)},
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    for command, (status, shown) in ((name, said[name]) for name in ("plan", "build", "verify")):
+        assert status == 0, shown
+        assert "row_census" in shown, command
+    assert "12 rows · 1 dataset" in said["build"][1]
+    assert ["row_census", 12, 0] in said["builds"]
+    assert "road/rows/row_census" in said["gates"], "nothing reaches a rank past a failed check of any stage"
+    description, parents = said["assets"]["road/rows/row_census"]
+    assert parents == ["road/rows/canonical_rows"]
+    assert "counted once more" in description
+
+
+@pytest.mark.parametrize("stage", catalog.STAGES, ids=lambda stage: stage.name)
+def test_stage_names_earlier_stages_and_tables_that_there_are(stage: StageDeclaration) -> None:
+    earlier = [one.name for one in catalog.STAGES[: catalog.STAGES.index(stage)]]
+
+    assert stage.name not in earlier
+    assert set(stage.inputs) | set(stage.gates) <= set(earlier)
+    assert not set(stage.inputs) & set(stage.gates), "what is read is a gate already"
+    assert {*stage.feeds.files.values(), *stage.feeds.tables} <= set(SCHEMAS)
+    assert stage.description.endswith(".")
+
+
+def test_what_lower_layers_say_of_stages_is_what_the_stages_say() -> None:
+    names = {stage.name for stage in catalog.STAGES}
+    of_recipe = {stage.name for stage in catalog.STAGES if stage.scope != "dataset"}
+
+    assert of_recipe <= storage.RESERVED_NAMES, "no dataset may have the name of such a stage: both are folders"
+    assert {stage for law in findings.LAWS for stage in law.stages} <= names
+    assert set(get_args(GenerationStage)) == {stage.name for stage in catalog.STAGES if stage.on_demand}
+
+
+def test_stages_up_to_one_are_those_that_it_waits_for() -> None:
+    assert catalog.names_up_to(canonical_rows.STAGE) == ("raw_dataset", "canonical_rows")
+    everything = tuple(stage.name for stage in catalog.stages_of("dataset"))
+    assert catalog.names_up_to(truncation_stats.STAGE) == everything[:-1]
+    assert catalog.names_up_to(packed_shards.STAGE) == everything
+
+
+def test_unknown_stage_is_one_error() -> None:
+    with pytest.raises(IntegrityError, match=r"row_census: no such stage; this version of rowmill has raw_dataset, "):
+        catalog.find_stage("row_census")

@@ -36,8 +36,6 @@ QUIET = {
 }
 """Nothing reports to anyone, and no library talks into our lines."""
 
-STATS_STAGES = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats")
-
 Verb = Callable[[argparse.Namespace], int]
 
 
@@ -417,9 +415,10 @@ def _export(given: argparse.Namespace) -> int:
             raise ConfigError(f"--name {name}: no such export; there are {', '.join(known) or 'none'}; {hint}")
     if given.to is not None and len(given.name) != 1:
         raise ConfigError(f"--to {given.to}: a folder takes one export; name it with --name; run once per export")
-    labels = [f"exports/{name}" for name in given.name or known]
     from pipelines import build
+    from pipelines.stages import exports
 
+    labels = [f"{exports.STAGE.name}/{name}" for name in given.name or known]
     steps = [step for step in build.road(project) if step.label in labels]
     if _run(project, steps, labels):
         return BLOCKED
@@ -431,11 +430,13 @@ def _export(given: argparse.Namespace) -> int:
 
 def _parse(given: argparse.Namespace) -> int:
     from pipelines import generated_output, reports, terminal
+    from pipelines.stages import parsed_records
 
+    stage = parsed_records.STAGE.name
     if not given.files:
-        return _after_training(given, "parsed_records")
+        return _after_training(given, stage)
     project = _project(given)
-    dataset = _only_one(generated_output.datasets_of(project, "parsed_records", given.dataset))
+    dataset = _only_one(generated_output.datasets_of(project, stage, given.dataset))
     parsed = generated_output.parse_files(project, dataset, given.files)
     terminal.console().print(reports.parsed_files(parsed))
     if given.output:
@@ -444,7 +445,9 @@ def _parse(given: argparse.Namespace) -> int:
 
 
 def _generate(given: argparse.Namespace) -> int:
-    return _after_training(given, "generated_series")
+    from pipelines.stages import generated_series
+
+    return _after_training(given, generated_series.STAGE.name)
 
 
 def _after_training(given: argparse.Namespace, stage: str) -> int:
@@ -472,11 +475,13 @@ def _only_one(datasets: Sequence[str]) -> str:
 
 def _stats(given: argparse.Namespace) -> int:
     from pipelines import build, reports, terminal
+    from pipelines.stages import catalog, truncation_stats
 
     project = _project(given)
-    steps = [step for step in build.road(project) if step.name in STATS_STAGES]
+    stages = catalog.names_up_to(truncation_stats.STAGE)
+    steps = [step for step in build.road(project) if step.name in stages]
     try:
-        blocked = _run(project, steps, STATS_STAGES)
+        blocked = _run(project, steps, stages)
     except GateError:
         # A shut gate is a reason to look at the numbers, not to hide them.
         terminal.console().print(reports.statistics(project))

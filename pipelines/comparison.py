@@ -16,7 +16,7 @@ from pipelines import manifest
 from pipelines.build import Project
 from pipelines.errors import IntegrityError
 from pipelines.manifest import NOT_APPLICABLE, Key, Manifest
-from pipelines.stages import catalog, scan_rows
+from pipelines.stages import canonical_rows, catalog, scan_rows, tokenized_examples, training_splits, truncation_stats
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +62,14 @@ def _made_of(project: Project, made: Manifest) -> dict[Key, Manifest]:
             except IntegrityError:
                 continue  # collected: what it held is no longer known
     for key, one in list(found.items()):
-        if one.stage == "tokenized_examples":
+        if one.stage == tokenized_examples.STAGE.name:
             found |= _statistics_on(project, key, one)
     return found
 
 
 def _statistics_on(project: Project, key: Key, examples: Manifest) -> dict[Key, Manifest]:
     """Find the statistics of a version of examples; nothing is made of them, so nothing names them."""
-    at = (*key[:-1], "truncation_stats")
+    at = (*key[:-1], truncation_stats.STAGE.name)
     kept = [one for one in manifest.versions(project.store, at) if one.inputs.get("/".join(key)) == examples.version]
     return {at: kept[-1]} if kept else {}
 
@@ -79,7 +79,7 @@ def _datasets(made: Mapping[Key, Manifest]) -> set[str]:
 
 
 def _dataset(project: Project, name: str, left: Mapping[Key, Manifest], right: Mapping[Key, Manifest]) -> Compared:
-    key = (project.recipe.name, name, "canonical_rows")
+    key = (project.recipe.name, name, canonical_rows.STAGE.name)
     moved = _moved(project, left.get(key), right.get(key))
     return Compared(name, tuple(_lines(left, right, name)), *(moved or (None, None)))
 
@@ -95,7 +95,7 @@ def _lines(left: Mapping[Key, Manifest], right: Mapping[Key, Manifest], scope: s
                 continue
             yield Line(figure.name, *values, is_share=figure.is_share)
     if scope is not None:
-        shares = [_share_of_order(_of(made, "training_splits", None), scope) for made in (left, right)]
+        shares = [_share_of_order(_of(made, training_splits.STAGE.name, None), scope) for made in (left, right)]
         if shares != [None, None]:
             yield Line("share of the order", *shares, is_share=True)
 

@@ -26,7 +26,9 @@ from pipelines.sizing import Estimate, GroupAdvice
 from pipelines.stages import (
     Work,
     canonical_rows,
+    catalog,
     generated_source,
+    raw_dataset,
     record_examples,
     record_rows,
     tokenized_examples,
@@ -102,7 +104,7 @@ def advise(project: Project, dataset: str | None = None) -> Iterator[Advised]:
 def contracts(project: Project, dataset: str | None = None) -> Iterator[tuple[str, Proposal | None]]:
     """Yield the table contract that the data of each records dataset, or the one named, proposes."""
     for name in records_datasets(project, dataset):
-        key: Key = (project.recipe.name, name, "raw_dataset")
+        key: Key = (project.recipe.name, name, raw_dataset.STAGE.name)
         found = next(one for one in build.plan(project) if one.step.key == key)
         with tempfile.TemporaryDirectory(prefix="rowmill-advise-") as folder:
             placed = replace(project, store=Store(folder))
@@ -111,7 +113,7 @@ def contracts(project: Project, dataset: str | None = None) -> Iterator[tuple[st
                     project.store, placed.store, project.recipe.datasets[name].source, project.recipe.name
                 )
             raw = found.manifest or build.run(placed, found.step, {}).manifest
-            at: Key = (project.recipe.name, name, "canonical_rows")
+            at: Key = (project.recipe.name, name, canonical_rows.STAGE.name)
             work = Work(project.recipe, placed.store, project.base, at, name, {key: raw}, LocalPool(1))
             yield name, record_rows.propose_contract(work, canonical_rows.parts_taken(work))
 
@@ -119,7 +121,7 @@ def contracts(project: Project, dataset: str | None = None) -> Iterator[tuple[st
 @contextmanager
 def _desk(project: Project, name: str) -> Generator[Work]:
     """Lend a work place with the dataset's rows as input, made now if no earlier build has them."""
-    key: Key = (project.recipe.name, name, "canonical_rows")
+    key: Key = (project.recipe.name, name, canonical_rows.STAGE.name)
     found = next(one for one in build.plan(project) if one.step.key == key)
     if found.manifest is not None:
         yield _work(project, name, key, found.manifest)
@@ -131,13 +133,13 @@ def _desk(project: Project, name: str) -> Generator[Work]:
         generated_source.lend(project.store, placed.store, project.recipe.datasets[name].source, project.recipe.name)
         made: dict[Key, Manifest] = {}
         for step in build.road(placed):
-            if step.dataset == name and step.name in ("raw_dataset", "canonical_rows"):
+            if step.dataset == name and step.name in catalog.names_up_to(canonical_rows.STAGE):
                 made[step.key] = build.run(placed, step, {one: made[one] for one in step.inputs}).manifest
         yield _work(placed, name, key, made[key])
 
 
 def _work(project: Project, name: str, key: Key, rows: Manifest) -> Work:
-    at: Key = (project.recipe.name, name, "tokenized_examples")
+    at: Key = (project.recipe.name, name, tokenized_examples.STAGE.name)
     return Work(project.recipe, project.store, project.base, at, name, {key: rows}, LocalPool(1))
 
 
@@ -176,7 +178,7 @@ def _advised(work: Work, measured: Measured) -> Advised:
 def _columns(work: Work) -> Iterator[tuple[str, Ints]]:
     """Yield each column that some rows share a value of, with the number of each row's value (−1: null)."""
     texts: list[str] = []
-    for part in work.input("canonical_rows").parts:
+    for part in work.input(canonical_rows.STAGE.name).parts:
         texts += work.store.table(part.files["rows"], ["record"]).column(0).to_pylist()
     records: list[dict[str, Any]] = [orjson.loads(text) for text in texts]
     for name in dict.fromkeys(key for record in records for key in record):

@@ -15,7 +15,7 @@ from pipelines.errors import ConfigError, one_of
 from pipelines.executors import LocalPool
 from pipelines.manifest import Key, Manifest, Table
 from pipelines.sources import StageIn
-from pipelines.stages import Work, parsed_records
+from pipelines.stages import Work, canonical_rows, generated_series, parsed_records, tokenized_examples
 from pipelines.storage import File, Store
 
 
@@ -44,7 +44,7 @@ def datasets_of(project: Project, stage: str, dataset: str | None) -> list[str]:
 
     """
     known = [step.dataset for step in build.road(project) if step.name == stage and step.dataset is not None]
-    block = "generation" if stage == "parsed_records" else "generation.backend"
+    block = "generation.backend" if stage == generated_series.STAGE.name else "generation"
     if not known:
         raise ConfigError(
             f"{project.recipe.name}: no dataset has a {block} block; {stage} needs one, under format; add it"
@@ -56,7 +56,7 @@ def datasets_of(project: Project, stage: str, dataset: str | None) -> list[str]:
     return known if dataset is None else [dataset]
 
 
-TRAINED_ON = ("canonical_rows", "tokenized_examples")
+TRAINED_ON = (canonical_rows.STAGE.name, tokenized_examples.STAGE.name)
 """Stages that say what a model was trained on."""
 
 
@@ -84,12 +84,12 @@ def parse_files(project: Project, dataset: str, urls: Sequence[str]) -> ParsedFi
         If a file is missing or unreadable.
 
     """
-    key: Key = (project.recipe.name, dataset, "tokenized_examples")
+    key: Key = (project.recipe.name, dataset, tokenized_examples.STAGE.name)
     pointed = manifest.current(project.store, key)
     made = manifest.by_version(project.store, key, None) if pointed is None else pointed
     with tempfile.TemporaryDirectory(prefix="rowmill-parse-") as scratch:
         store = Store(scratch)
-        at = (project.recipe.name, dataset, "parsed_records")
+        at = (project.recipe.name, dataset, parsed_records.STAGE.name)
         work = Work(project.recipe, store, Path.cwd(), at, dataset, {key: made}, LocalPool(1))
         scans = parsed_records.scan(urls, work.base, StageIn(store, "staged"), ())
         tasks = [one.task for one in parsed_records.tasks_of(work, scans, parsed_records.meant_of(work))]

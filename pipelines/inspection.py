@@ -32,7 +32,7 @@ from pipelines.masking import MaskRules
 from pipelines.rendering import Renderer
 from pipelines.rows import is_place, place_of
 from pipelines.sources import FileScan, Generated, Part, RawRecord
-from pipelines.stages import Work, generated_source, raw_dataset, tokenized_examples
+from pipelines.stages import Work, catalog, generated_source, raw_dataset, tokenized_examples
 from pipelines.storage import Store, digest
 from pipelines.template_proof import TemplateProof, prove_template
 from pipelines.tokenization import Encoder
@@ -137,7 +137,7 @@ def _desk(project: Project, name: str) -> Generator[Work, None, None]:
     """Lend a work place in memory; kept tokenizers come along, since opening one anew takes seconds."""
     store = Store(f"memory://rowmill-{uuid.uuid4().hex}")
     tokenized_examples.copy_tokenizers(project.store, store)
-    key = (project.recipe.name, name, "tokenized_examples")
+    key = (project.recipe.name, name, tokenized_examples.STAGE.name)
     try:
         yield Work(project.recipe, store, project.base, key, name, {}, LocalPool(1))
     finally:
@@ -164,7 +164,7 @@ class _FirstPieces:
 
 def _scans(project: Project, work: Work, count: int | None) -> list[FileScan]:
     """Scan the source; files that were scanned for a build and did not move are not read again."""
-    earlier = manifest.current(project.store, (*work.dataset_key, "raw_dataset"))
+    earlier = manifest.current(project.store, (*work.dataset_key, raw_dataset.STAGE.name))
     known = [FileScan.from_json(one) for one in earlier.details["scans"]] if earlier else []
     stage = _FirstPieces(sources.StageIn(work.store, "staged"), count)
     source = work.dataset.source
@@ -344,7 +344,7 @@ def _kept(
     return made
 
 
-_TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
+_TO_EXAMPLES = catalog.names_up_to(tokenized_examples.STAGE)
 
 
 def _only(table: pa.Table, names: Sequence[str]) -> pa.Table:

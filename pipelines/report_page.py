@@ -182,7 +182,7 @@ def _dataset(project: Project, made: _Made, name: str, number: int) -> Iterator[
         if step.dataset == name:
             yield from _stage(project, step, made, drawn=number < MOST_DRAWN)
             one = made[step.key]
-            if step.name == "tokenized_examples" and one is not None:
+            if step.name == tokenized_examples.STAGE.name and one is not None:
                 yield from _samples(project, name, one)
 
 
@@ -247,7 +247,7 @@ def _tables(one: Manifest) -> Iterator[str]:
 
 
 def _samples(project: Project, name: str, made: Manifest) -> Iterator[str]:
-    key = (project.recipe.name, name, "tokenized_examples")
+    key = (project.recipe.name, name, tokenized_examples.STAGE.name)
     work = Work(project.recipe, project.store, project.base, key, name, {}, LocalPool(1))
     loaded, _ = tokenized_examples.open_tokenizer(work)
     if loaded.card.digest != made.card.get("tokenizer_digest"):

@@ -29,7 +29,17 @@ from pipelines.number_text import NOTHING, counted, dotted, percent, seconds_tex
 from pipelines.retention import Collected
 from pipelines.rows import NOTICED
 from pipelines.shards import Export
-from pipelines.stages import catalog, exports
+from pipelines.stages import (
+    StageDeclaration,
+    canonical_rows,
+    catalog,
+    exports,
+    gpu_partitions,
+    packed_shards,
+    tokenized_examples,
+    training_splits,
+    truncation_stats,
+)
 from pipelines.terminal import BAD, DIM, GOOD, HEAD, LOOK, beside, grid, labelled, number, text_of, visible
 from pipelines.verification import Checked
 
@@ -313,19 +323,22 @@ def hints(project: Project) -> list[str]:
     """Return the advice of all datasets, each with its dataset's name."""
     found: list[str] = []
     for name in project.recipe.datasets:
-        made = _current(project, name, "truncation_stats")
+        made = _current(project, name, truncation_stats.STAGE)
         found += [f"{name}: {hint}" for hint in (made.facts["hints"] if made else [])]
     return found
 
 
-def _current(project: Project, dataset: str | None, stage: str) -> Manifest | None:
-    key = (project.recipe.name, stage) if dataset is None else (project.recipe.name, dataset, stage)
+def _current(project: Project, dataset: str | None, stage: StageDeclaration) -> Manifest | None:
+    key = (project.recipe.name, *(() if dataset is None else (dataset,)), stage.name)
     return manifest.current(project.store, key)
 
 
 def _dataset_statistics(project: Project, name: str) -> RenderableType:
-    rows, examples = _current(project, name, "canonical_rows"), _current(project, name, "tokenized_examples")
-    lengths = _current(project, name, "truncation_stats")
+    rows, examples = (
+        _current(project, name, canonical_rows.STAGE),
+        _current(project, name, tokenized_examples.STAGE),
+    )
+    lengths = _current(project, name, truncation_stats.STAGE)
     lines: list[RenderableType] = [Text(f"\n{name}", HEAD).append(f"  {_passage(rows, examples)}", DIM)]
     if rows is not None:
         lines += _noticed(rows)
@@ -468,8 +481,11 @@ SUMMARY_COLUMNS = ("dataset", "records", "rows", "rejected", "examples", "tokens
 
 def summary_cells(project: Project, name: str) -> tuple[object, ...]:
     """Return a dataset's line of the summary, in the order of `SUMMARY_COLUMNS`."""
-    rows, examples = _current(project, name, "canonical_rows"), _current(project, name, "tokenized_examples")
-    packed = _current(project, name, "packed_shards")
+    rows, examples = (
+        _current(project, name, canonical_rows.STAGE),
+        _current(project, name, tokenized_examples.STAGE),
+    )
+    packed = _current(project, name, packed_shards.STAGE)
     of_rows = {} if rows is None else rows.facts
     of_examples = {} if examples is None else examples.facts
     of_shards = {} if packed is None else packed.facts
@@ -489,26 +505,26 @@ def summary_cells(project: Project, name: str) -> tuple[object, ...]:
 
 def _summary_total(project: Project) -> tuple[object, ...]:
     """Add up the datasets; shares are those of all tokens and of all sequences' room."""
-    made = {
-        stage: [one for name in project.recipe.datasets if (one := _current(project, name, stage)) is not None]
-        for stage in ("canonical_rows", "tokenized_examples", "packed_shards")
-    }
 
-    def total(stage: str, fact: str) -> int:
-        return sum(int(one.facts[fact]) for one in made[stage])
+    def built(stage: StageDeclaration) -> list[Manifest]:
+        found = (_current(project, name, stage) for name in project.recipe.datasets)
+        return [one for one in found if one is not None]
 
-    tokens, sequences = total("tokenized_examples", "tokens"), total("packed_shards", "sequences")
-    rejected = total("canonical_rows", "rejected") + total("tokenized_examples", "rejected")
+    def total(made: Sequence[Manifest], fact: str) -> int:
+        return sum(int(one.facts[fact]) for one in made)
+
+    rows, examples, packed = (built(one.STAGE) for one in (canonical_rows, tokenized_examples, packed_shards))
+    tokens, sequences = total(examples, "tokens"), total(packed, "sequences")
     return (
         Text("all"),
-        total("canonical_rows", "records"),
-        total("canonical_rows", "kept"),
-        rejected,
-        total("tokenized_examples", "examples"),
+        total(rows, "records"),
+        total(rows, "kept"),
+        total(rows, "rejected") + total(examples, "rejected"),
+        total(examples, "examples"),
         tokens,
-        percent(total("tokenized_examples", "trained_tokens"), tokens),
+        percent(total(examples, "trained_tokens"), tokens),
         sequences,
-        percent(total("packed_shards", "tokens"), sequences * project.recipe.seq_len),
+        percent(total(packed, "tokens"), sequences * project.recipe.seq_len),
     )
 
 
@@ -519,7 +535,7 @@ def _share(share: float | None) -> str:
 def _summary_rejects(project: Project) -> list[RenderableType]:
     counts: dict[str, int] = {}
     for name in project.recipe.datasets:
-        for stage in ("canonical_rows", "tokenized_examples"):
+        for stage in (canonical_rows.STAGE, tokenized_examples.STAGE):
             made = _current(project, name, stage)
             for state, reason, count in made.ledger if made else ():
                 if state != KEPT:
@@ -536,12 +552,17 @@ def _summary_rejects(project: Project) -> list[RenderableType]:
 
 
 def _summary_places(project: Project) -> list[RenderableType]:
-    packed = [name for name in project.recipe.datasets if _current(project, name, "packed_shards") is not None]
-    splits, ranks = _current(project, None, "training_splits"), _current(project, None, "gpu_partitions")
+    packed = [name for name in project.recipe.datasets if _current(project, name, packed_shards.STAGE) is not None]
+    splits, ranks = (
+        _current(project, None, training_splits.STAGE),
+        _current(project, None, gpu_partitions.STAGE),
+    )
     lines: list[RenderableType] = []
     if packed:
         shown = packed[0] if len(packed) == 1 else f"{{{','.join(packed)}}}"
-        lines.append(labelled("shards", project.store.path(f"{project.recipe.name}/{shown}/packed_shards")))
+        lines.append(
+            labelled("shards", project.store.path(f"{project.recipe.name}/{shown}/{packed_shards.STAGE.name}"))
+        )
     if splits is not None:
         lines.append(
             labelled(
@@ -637,7 +658,7 @@ def used(project: Project, step: Step, version: str) -> RenderableType:
 
 def _summary_next(project: Project) -> list[RenderableType]:
     name = _arguments(project)
-    built = _current(project, None, "gpu_partitions") is not None
+    built = _current(project, None, gpu_partitions.STAGE) is not None
     rowmill = _command()
     pairs = [
         (f"{rowmill} inspect {name} -n 2", "rows as the model sees them, trained tokens marked"),

@@ -67,7 +67,7 @@ def collect(project: Project, *, keep: int, dry_run: bool) -> Collected:
                 locks.enter_context(store.lock(f"{folder(key)}/.lock", what="/".join(key), timeout_s=LOCK_WAIT_S))
         needed: set[tuple[str, str]] = set()
         if (published := published_version(store, project.recipe.name)) is not None:
-            needed.add((f"{project.recipe.name}/gpu_partitions", published))
+            needed |= {("/".join(step.key), published) for step in steps if step.stage.publish is not None}
         items: list[Item] = []
         # Against the road: a stage's kept versions say which versions of its inputs are needed.
         for key in reversed(keys):

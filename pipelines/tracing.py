@@ -28,11 +28,18 @@ from pipelines.manifest import Manifest
 from pipelines.number_text import counted
 from pipelines.rows import is_place, place_of
 from pipelines.sources import Part
-from pipelines.stages import raw_dataset
+from pipelines.stages import (
+    canonical_rows,
+    gpu_partitions,
+    packed_shards,
+    raw_dataset,
+    tokenized_examples,
+    training_splits,
+)
 from pipelines.storage import File, Store
 from pipelines.tokenization import Encoder
 
-BACKWARDS = ("packed_shards", "tokenized_examples", "canonical_rows", "raw_dataset")
+BACKWARDS = (packed_shards.STAGE.name, tokenized_examples.STAGE.name, canonical_rows.STAGE.name, raw_dataset.STAGE.name)
 NEIGHBOURS = 12
 """Tokens shown on each side of a traced one."""
 
@@ -151,7 +158,7 @@ class _Lineage:
 
     @cached_property
     def _numbered(self) -> list[tuple[int, Part]]:
-        raw = self.made.get("raw_dataset")
+        raw = self.made.get(raw_dataset.STAGE.name)
         return list(raw_dataset.numbered_parts(raw.details)) if raw else []
 
     def made_of(self, stage: str, index: int) -> manifest.Part | None:
@@ -268,7 +275,7 @@ def _trace_line(lineage: _Lineage, index: int, part: Part, line: int) -> Iterato
 def _rows_of(lineage: _Lineage, index: int, number: int) -> list[str]:
     """Return the ids of a record's rows: one, unless a format of one's own made more of it."""
     row_id = f"{lineage.parts[index].part_id}:{number}"
-    ledger = lineage.table("canonical_rows", index, "ledger", ("row_id",))
+    ledger = lineage.table(canonical_rows.STAGE.name, index, "ledger", ("row_id",))
     if ledger is None:
         return [row_id]
     column = ledger.column("row_id")
@@ -308,7 +315,7 @@ def _trace(lineage: _Lineage, index: int, row_id: str) -> RowTrace:
 
 
 def _fates(lineage: _Lineage, index: int, row_id: str) -> Iterator[Fate]:
-    for stage in ("canonical_rows", "tokenized_examples"):
+    for stage in (canonical_rows.STAGE.name, tokenized_examples.STAGE.name):
         ledger = lineage.table(stage, index, "ledger", ("row_id", "state", "reason"))
         rejects = lineage.table(stage, index, "rejects", ("row_id", "detail"))
         if ledger is None or rejects is None:
@@ -316,12 +323,12 @@ def _fates(lineage: _Lineage, index: int, row_id: str) -> Iterator[Fate]:
         details = {one["row_id"]: one["detail"] for one in _where(rejects, "row_id", row_id)}
         for one in _where(ledger, "row_id", row_id):
             yield Fate(stage, one["state"], one["reason"], details.get(row_id, ""))
-    packed = lineage.made.get("packed_shards")
+    packed = lineage.made.get(packed_shards.STAGE.name)
     for file in packed.files("left_out") if packed else ():
         for one in _where(lineage.project.store.table(file), "row_id", row_id):
             share = f"{one['tokens']} of {counted(one['of_tokens'], 'token')}"
             detail = f"{share} of {one['example_id']} stand in no sequence"
-            yield Fate("packed_shards", one["state"], one["reason"], detail)
+            yield Fate(packed_shards.STAGE.name, one["state"], one["reason"], detail)
 
 
 def _examples(lineage: _Lineage, index: int, row_id: str) -> Iterator[tuple[str, int, int]]:
@@ -337,11 +344,11 @@ def _examples(lineage: _Lineage, index: int, row_id: str) -> Iterator[tuple[str,
 
 def _example_files(lineage: _Lineage, index: int) -> list[File]:
     """Return the files of examples that may hold a source part's rows: its own, or all where examples mix parts."""
-    made = lineage.made_of("tokenized_examples", index)
+    made = lineage.made_of(tokenized_examples.STAGE.name, index)
     if made is None:
         return []
     own = made.files.get("examples")
-    return lineage.made["tokenized_examples"].files("examples") if own is None else [own]
+    return lineage.made[tokenized_examples.STAGE.name].files("examples") if own is None else [own]
 
 
 def _where(table: pa.Table, column: str, value: object) -> list[dict[str, Any]]:
@@ -352,7 +359,7 @@ def _where(table: pa.Table, column: str, value: object) -> list[dict[str, Any]]:
 
 
 def _places(lineage: _Lineage, examples: Collection[str]) -> tuple[list[Place], str]:
-    packed = lineage.made.get("packed_shards")
+    packed = lineage.made.get(packed_shards.STAGE.name)
     if packed is None:
         return [], "not packed yet"
     order, note = _order(lineage)
@@ -419,8 +426,8 @@ class _Order:
 def _order(lineage: _Lineage) -> tuple[_Order | None, str]:
     """Return the order that was made of these shards, or why there is none."""
     project, name = lineage.project, lineage.project.recipe.name
-    splits = manifest.current(project.store, (name, "training_splits"))
-    packed = lineage.made["packed_shards"]
+    splits = manifest.current(project.store, (name, training_splits.STAGE.name))
+    packed = lineage.made[packed_shards.STAGE.name]
     if splits is None:
         return None, "the order of training is not made yet"
     if splits.inputs.get("/".join(packed.key)) != packed.version:
@@ -428,7 +435,7 @@ def _order(lineage: _Lineage) -> tuple[_Order | None, str]:
     table = project.store.table(splits.parts[0].files["order"])
     number = list(splits.card["datasets"]).index(lineage.dataset)
     own = table.column("dataset").to_numpy() == number
-    ranks = manifest.current(project.store, (name, "gpu_partitions"))
+    ranks = manifest.current(project.store, (name, gpu_partitions.STAGE.name))
     fits = ranks is not None and ranks.inputs.get("/".join(splits.key)) == splits.version
     return _Order(
         sequences=np.where(own, table.column("sequence_id").to_numpy(), -1),
@@ -505,7 +512,7 @@ def _parsed(project: Project, place: str) -> tuple[str, str, int, int | None]:
 
 
 def _part_of(lineage: _Lineage, split: str, sequence: int, place: str) -> manifest.Part:
-    packed = lineage.made.get("packed_shards")
+    packed = lineage.made.get(packed_shards.STAGE.name)
     counts: dict[str, int] = {}
     for part in (part for part in (packed.parts if packed else ()) if "shard" in part.files):
         first, count = int(part.facts["first_sequence"]), int(part.facts["sequences"])
@@ -570,7 +577,7 @@ def encoder_of(project: Project, dataset: str) -> Encoder:
 
 def _encoder(lineage: _Lineage) -> Encoder:
     """Open the tokenizer that the examples were made with; the storage keeps each that was ever used."""
-    store, wanted = lineage.project.store, lineage.made["tokenized_examples"].card["tokenizer_digest"]
+    store, wanted = lineage.project.store, lineage.made[tokenized_examples.STAGE.name].card["tokenizer_digest"]
     for name in store.list("tokenizers"):
         loaded = tokenization.from_bytes(store.read(f"tokenizers/{name}"))
         if loaded.card.digest == wanted:

@@ -31,7 +31,7 @@ from pipelines.manifest import Manifest
 from pipelines.masking import Masker
 from pipelines.preparation import Preparer
 from pipelines.rows import Masked, Rejected, from_json
-from pipelines.stages import Work, raw_dataset, tokenized_examples
+from pipelines.stages import Work, canonical_rows, raw_dataset, tokenized_examples, training_splits
 from pipelines.tokenization import Encoder
 
 RECIPE = Path("configs/demo/demo.yaml")
@@ -57,7 +57,7 @@ class _Walker:
     @property
     def work(self) -> Work:
         """The work place of tokenizing, to open the rooms that the build used."""
-        key = (self.project.recipe.name, DATASET, "tokenized_examples")
+        key = (self.project.recipe.name, DATASET, tokenized_examples.STAGE.name)
         return Work(self.project.recipe, self.project.store, self.project.base, key, DATASET, {}, LocalPool(1))
 
     def made(self, *key: str) -> Manifest:
@@ -68,7 +68,7 @@ class _Walker:
 
     def one(self, stage: str, name: str, column: str, value: str) -> dict[str, Any]:
         """Return the only line of a file of the row's part that has a value in a column."""
-        numbered = list(raw_dataset.numbered_parts(self.made(DATASET, "raw_dataset").details))
+        numbered = list(raw_dataset.numbered_parts(self.made(DATASET, raw_dataset.STAGE.name).details))
         table = self.project.store.table(self.made(DATASET, stage).parts[numbered[self.part][0]].files[name])
         [found] = table.filter(pc.equal(table.column(column), value)).to_pylist()
         return found
@@ -105,7 +105,7 @@ def demo(root: Path) -> Generator[Project, None, None]:
 def page(project: Project) -> str:
     """Return docs/walk.md from a build of the demo."""
     [trace] = tracing.trace_source(project, f"{FILE}:{LINE}")
-    parts = raw_dataset.parts_of(_made(project, "raw_dataset").details)
+    parts = raw_dataset.parts_of(_made(project, raw_dataset.STAGE.name).details)
     part = next(i for i, one in enumerate(parts) if one.part_id == trace.row_id.rpartition(":")[0])
     walker = _Walker(project, trace, part)
     doors = (_source, _part, _row, _text, _tokens, _sequence, _shard, _order, _back)
@@ -148,7 +148,7 @@ def _source(walker: _Walker) -> Iterator[str]:
 
 
 def _part(walker: _Walker) -> Iterator[str]:
-    part = raw_dataset.parts_of(walker.made(DATASET, "raw_dataset").details)[walker.part]
+    part = raw_dataset.parts_of(walker.made(DATASET, raw_dataset.STAGE.name).details)[walker.part]
     yield "A part, and an id (`raw_dataset`)"
     yield "Files are cut into parts, and a part is named by its bytes."
     yield f"This part is bytes {part.offset:,} to {part.offset + part.length:,} of the file, {part.records:,} records."
@@ -164,7 +164,7 @@ def _part(walker: _Walker) -> Iterator[str]:
 
 
 def _row(walker: _Walker) -> Iterator[str]:
-    row = walker.one("canonical_rows", "rows", "row_id", walker.trace.row_id)
+    row = walker.one(canonical_rows.STAGE.name, "rows", "row_id", walker.trace.row_id)
     yield "The canonical row (`canonical_rows`)"
     yield "One shape for all sources: `thinking` became `reasoning_content`, and the report counts it."
     yield "Columns that are null, zero, false or empty are left out here."
@@ -192,7 +192,7 @@ def _printed(walker: _Walker) -> Masked:
     spec = tokenized_examples.renderer_spec(work, loaded)
     printer = Preparer(Encoder(loaded), work.dataset, spec, work.recipe.limit_of(DATASET)).printer
     assert printer is not None
-    row = walker.one("canonical_rows", "rows", "row_id", walker.trace.row_id)
+    row = walker.one(canonical_rows.STAGE.name, "rows", "row_id", walker.trace.row_id)
     masked = Masker(printer, work.dataset.loss).mask(Conversation(from_json(row["messages"])))
     assert not isinstance(masked, Rejected)
     return masked
@@ -219,7 +219,7 @@ def _text(walker: _Walker) -> Iterator[str]:
 
 def _tokens(walker: _Walker) -> Iterator[str]:
     [(example_id, tokens, trained)] = walker.trace.examples
-    example = walker.one("tokenized_examples", "examples", "example_id", example_id)
+    example = walker.one(tokenized_examples.STAGE.name, "examples", "example_id", example_id)
     yield "Tokens and the loss mask (`tokenized_examples`)"
     yield f"Example `{example_id}`: {tokens} tokens, {trained} trained."
     yield "A token trains if all its bytes lie in a trained span."
@@ -291,7 +291,7 @@ def _shard(walker: _Walker) -> Iterator[str]:
 
 def _order(walker: _Walker) -> Iterator[str]:
     place, _ = _stored(walker)
-    splits = walker.made("training_splits")
+    splits = walker.made(training_splits.STAGE.name)
     order = walker.project.store.table(splits.parts[0].files["order"])
     number = list(splits.card["datasets"]).index(DATASET)
     mine = pc.and_(pc.equal(order.column("dataset"), number), pc.equal(order.column("sequence_id"), place.sequence))

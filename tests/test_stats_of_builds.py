@@ -9,6 +9,7 @@ import pytest
 from assets import metadata
 from pipelines import build, cli, report_page, reports, stats, terminal
 from pipelines.rows import NOTICED
+from pipelines.stages import catalog, truncation_stats
 from tests.recipes import CHAT, PAIR, Built, Road, chat, pair, sentence, write_tokenizer
 
 TEMPLATE = (
@@ -52,7 +53,7 @@ def test_stats_alone_makes_what_the_build_makes(built: Built, capsys: pytest.Cap
     assert cli.main(["stats", str(aside.config), "--root", str(aside.root)]) == cli.DONE
 
     alone = build.open_project(aside.config, aside.root)
-    for stage in cli.STATS_STAGES:
+    for stage in catalog.names_up_to(truncation_stats.STAGE):
         for dataset in ("rows", "pairs"):
             step = build.find_step(alone, ("road", dataset, stage))
             made = build.manifest.current(alone.store, step.key)

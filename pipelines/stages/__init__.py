@@ -1,7 +1,8 @@
-"""The eight stages, one module each: what is done to all parts of a dataset, or to all datasets of a recipe.
+"""The stages, one module each: what is done to all parts of a dataset, or to all datasets of a recipe.
 
-What belongs here: composing rooms over parts, and adding up what they counted. What does not: one part's
-work (`parts.py`), the order of stages, gates and reuse of whole stages (`build.py`). Stages are halls of
+What belongs here: the form in which a stage declares itself, composing rooms over parts, and adding up what they
+counted. What does not: the list of stages (`catalog.py`), one part's work (`parts.py`), gates and reuse of whole stages
+(`build.py`). Stages are halls of
 the corridor: they may import rooms, and no room imports them.
 
 | stage | per | reads | writes |

@@ -181,7 +181,7 @@ def _count_groups(work: Work) -> int:
 
 
 def _draft(work: Work, meant: Meant, result: Generated) -> Draft:
-    made, log = Made(), RejectLog("generated_series")
+    made, log = Made(), RejectLog(work.stage)
     made.add("generated", result.records, Serialiser(meant.record_schema, special_tokens=()))
     for number, one in enumerate(result.refused):
         raw = one.text.encode("utf-8", "surrogatepass")

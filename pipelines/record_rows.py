@@ -11,14 +11,14 @@ there are and what is decided over all of them (`stages/record_rows.py`).
 A row's `record` is its lossless text without the line end. Its content, and the group that it is in, are told by what
 the source wrote, not by the contract: no type that a column gets moves a row to another split.
 
-Rows of CSV are written column by column, each distinct cell read once; other records one by one.
+Rows are made column by column, each distinct cell or value read once (`typed_records.py`).
 """
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
 from json.encoder import encode_basestring
@@ -29,7 +29,7 @@ import orjson
 import pyarrow as pa
 
 from pipelines import filters, sources
-from pipelines.codec import RepeatedKeyError, read_json
+from pipelines.codec import RepeatedKeyError, exact_decoder, read_json
 from pipelines.formats import Records
 from pipelines.ledger import LEDGER, NOT_TAKEN
 from pipelines.manifest import File, Part
@@ -42,7 +42,16 @@ from pipelines.splits import Split, Splits, Splitter, assign_split
 from pipelines.storage import Store, digest_bytes
 from pipelines.table_contract import TableContract
 from pipelines.table_contract import evidence as table_evidence
-from pipelines.typed_records import CellRows, Mismatches, TypedRecord, ValueRows, roles_of
+from pipelines.typed_records import (
+    ABSENT,
+    CellRows,
+    ColumnValues,
+    Mismatches,
+    TypedRecord,
+    ValueColumns,
+    columns_of,
+    roles_of,
+)
 
 CELLS = "delimited"
 """The reader whose records hold texts of cells."""
@@ -110,14 +119,14 @@ def _decoded(part: sources.Part, base: Path, take: int | None, *, is_exact: bool
         cells = _cells_at_once(sources.read_bytes(part, base), take)
         if cells is not None:
             return cells
-    found = _Decoded([], numbers := [], [], [])
+    found, read_exactly = _Decoded([], numbers := [], [], []), exact_line_reader()
     for raw in sources.read(part, base):
         if take is not None and raw.number >= take:
             break
         if raw.value is None:
             value = raw.rejected or Rejected("not_an_object")
         else:
-            value = raw.value if part.reader == CELLS or not is_exact else _exact(raw.raw, raw.value)
+            value = raw.value if part.reader == CELLS or not is_exact else read_exactly(raw.raw, raw.value)
         if isinstance(value, Rejected):
             found.rejected.append((raw.number, value, raw.raw))
         else:
@@ -142,18 +151,48 @@ def _cells_at_once(content: bytes, take: int | None) -> _Decoded | None:
 _FLAT = frozenset({str, int, bool, float, type(None)})
 
 
-def _exact(line: bytes, value: Mapping[str, Json]) -> dict[str, Json] | Rejected:
-    """Decode a line that is a JSON object, numbers with their own digits; `value` is what it is without them."""
-    # A flat object with as many `":` as keys, and no blank behind a quote, has none twice; looking for one while
-    # decoding takes twice as long.
-    has_colons = line.count(b'":') == len(value) and b'" ' not in line and b'"\t' not in line and b'"\r' not in line
-    is_plain = has_colons and _FLAT.issuperset(map(type, value.values()))
+class _DecimalsOfFloats(dict[float, Decimal]):
+    """The decimal with the digits that orjson writes a float with, one object for each."""
+
+    def __missing__(self, value: float) -> Decimal:
+        found = Decimal(orjson.dumps(value).decode())
+        # 0.0 and -0.0 are one key, and two texts.
+        return self.setdefault(value, found) if value else found
+
+
+def _is_written_as(value: Mapping[str, Json], line: bytes) -> bool:
     try:
-        return cast("dict[str, Json]", read_json(line.decode(), unique_keys=not is_plain))
-    except RepeatedKeyError as error:
-        return Rejected("duplicate_column", f"{error} stands twice in one object")
-    except ValueError as error:
-        return Rejected("unserialisable", str(error))
+        return orjson.dumps(value) == line
+    except TypeError:
+        # Integers beyond 64 bits.
+        return False
+
+
+def exact_line_reader() -> Callable[[bytes, dict[str, Json]], dict[str, Json] | Rejected]:
+    """Return what decodes a line that is a JSON object exactly, given what it is without its numbers' digits."""
+    decimals, decode = _DecimalsOfFloats(), exact_decoder()
+
+    def read(line: bytes, value: dict[str, Json]) -> dict[str, Json] | Rejected:
+        types = set(map(type, value.values()))
+        is_flat = types <= _FLAT
+        # A line that is written back as it stands has no key twice, and of its numbers no other digits.
+        if is_flat and _is_written_as(value, line):
+            if float not in types:
+                return value
+            return {name: decimals[one] if type(one) is float else one for name, one in value.items()}
+        # Nor has a flat one with as many `":` as keys, and no blank behind a quote, a key twice; looking for one
+        # while decoding takes twice as long.
+        has_colons = line.count(b'":') == len(value) and b'" ' not in line and b'"\t' not in line
+        try:
+            text = line.decode()
+            is_plain = is_flat and has_colons and b'"\r' not in line
+            return cast("dict[str, Json]", decode(text) if is_plain else read_json(text, unique_keys=True))
+        except RepeatedKeyError as error:
+            return Rejected("duplicate_column", f"{error} stands twice in one object")
+        except ValueError as error:
+            return Rejected("unserialisable", str(error))
+
+    return read
 
 
 # ── The second reading ─────────────────────────────────────────────────────────────────────────────
@@ -162,7 +201,7 @@ def _exact(line: bytes, value: Mapping[str, Json]) -> dict[str, Json] | Rejected
 @lru_cache(maxsize=2)
 def _maker(
     dataset_json: str, contract_json: str, schema_json: str, order: Order | None
-) -> tuple[CellRows, ValueRows, Splitter, bool]:
+) -> tuple[CellRows, ValueColumns, Splitter, bool]:
     dataset = Dataset.model_validate_json(dataset_json)
     assert isinstance(dataset.format, Records)
     schema = RecordSchema.from_json(orjson.loads(schema_json))
@@ -170,7 +209,7 @@ def _maker(
     roles = roles_of(dataset.format, dataset.splits)
     made = (contract, schema, order, roles)
     splitter = splitter_of(dataset.format, dataset.splits)
-    return CellRows(*made), ValueRows(*made), splitter, roles.by_file
+    return CellRows(*made), ValueColumns(*made), splitter, roles.by_file
 
 
 def splitter_of(form: Records, splits: Splits) -> Splitter:
@@ -184,23 +223,24 @@ def rows_of(task: RowsTask) -> Part:
     """Make the rows of one source part."""
     made_by = (task.dataset.model_dump_json(), task.contract, task.schema, task.order)
     cell_rows, value_rows, splitter, is_by_file = _maker(*made_by)
-    log, columns, mismatches = RejectLog("canonical_rows"), _Columns(task), Mismatches()
+    log, kept, mismatches = RejectLog("canonical_rows"), _Columns(task), Mismatches()
     decoded = _decoded(task.part, Path(task.base), task.take)
     for number, rejected, raw in decoded.rejected:
         log.add(f"{task.part.part_id}:{number}", rejected, raw)
+    columns = columns_of(decoded.values)
     if task.part.reader == CELLS:
         made = cell_rows(decoded.values, decoded.numbers, mismatches)
     else:
-        made = [value_rows(one, row, mismatches) for row, one in zip(decoded.numbers, decoded.values, strict=True)]
+        made = value_rows(decoded.values, columns, decoded.numbers, mismatches)
     file_key = encode_basestring(task.part.url) if is_by_file else None
     is_by_time = task.dataset.splits.time_key is not None
     known: dict[str | bytes | None, Split | Rejected] = {}
-    for number, row, values, raw in zip(decoded.numbers, made, decoded.values, decoded.raws, strict=True):
+    contents = contents_of(decoded.values, columns)
+    for place, (number, row, content) in enumerate(zip(decoded.numbers, made, contents, strict=True)):
         row_id = f"{task.part.part_id}:{number}"
         if isinstance(row, Rejected):
-            log.add(row_id, row, raw)
+            log.add(row_id, row, decoded.raws[place])
             continue
-        content = content_of(values)
         group = file_key or row.group
         # Rows of one time, or of one group, are in one split, which is worked out once.
         unit = row.order if is_by_time else group or content
@@ -210,18 +250,18 @@ def rows_of(task: RowsTask) -> Part:
                 splitter, source=task.part.split_hint, group_key=group, order_key=row.order, content_hash=content
             )
         if isinstance(split, Rejected):
-            log.add(row_id, split, raw)
+            log.add(row_id, split, decoded.raws[place])
             continue
-        columns.add(
+        kept.add(
             row_id,
-            row if file_key is None else replace(row, group=file_key),
+            row if file_key is None else row._replace(group=file_key),
             content,
             str(split),
-            filters.prefix_hash(values) if columns.by_prefix else None,
+            filters.prefix_hash(decoded.values[place]) if kept.by_prefix else None,
         )
     taken = task.part.records if task.take is None else min(task.take, task.part.records)
     left_out = [f"{task.part.part_id}:{number}" for number in range(taken, task.part.records)]
-    return _save(task, columns, log, left_out, mismatches)
+    return _save(task, kept, log, left_out, mismatches)
 
 
 def content_of(decoded: Mapping[str, Json]) -> bytes:
@@ -232,6 +272,29 @@ def content_of(decoded: Mapping[str, Json]) -> bytes:
         # Integers beyond 64 bits.
         text = json.dumps(decoded, default=_tagged, ensure_ascii=False, sort_keys=True).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(text, digest_size=filters.HASH_BYTES).digest()
+
+
+def contents_of(records: Sequence[Mapping[str, Json]], columns: Mapping[str, ColumnValues]) -> list[bytes]:
+    """Return the content of each of many records; equal values of a column are written once."""
+    try:
+        named = sorted((name.encode(), name) for name in columns)
+        pieces = [columns[name].map(_content_writer(name)) for _, name in named]
+    except (TypeError, UnicodeEncodeError):
+        # Integers beyond 64 bits.
+        return [content_of(one) for one in records]
+    if not pieces:
+        return [content_of(one) for one in records]
+    digest_of, size = hashlib.blake2b, filters.HASH_BYTES
+    return [digest_of(b"{%b}" % b"".join(row)[1:], digest_size=size).digest() for row in zip(*pieces, strict=True)]
+
+
+def _content_writer(name: str) -> Callable[[Json], bytes]:
+    start = b",%b:" % orjson.dumps(name)
+
+    def write(value: Json) -> bytes:
+        return b"" if value is ABSENT else start + orjson.dumps(value, default=_tagged, option=orjson.OPT_SORT_KEYS)
+
+    return write
 
 
 def _tagged(value: Any) -> list[str]:
@@ -270,9 +333,9 @@ class _Columns:
         return pa.table([known.get(field.name, _nothing(field, count)) for field in ROWS], schema=ROWS)
 
 
-def _nothing(field: pa.Field, count: int) -> list[Any]:
+def _nothing(field: pa.Field, count: int) -> Any:
     if field.nullable:
-        return [None] * count
+        return pa.nulls(count, field.type)
     empty: Any = [] if pa.types.is_list(field.type) else False if pa.types.is_boolean(field.type) else 0
     return [empty] * count
 

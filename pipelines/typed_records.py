@@ -2,13 +2,20 @@
 
 What belongs here: making these of cells of CSV and of values of JSON, and why a record has none. What does not:
 reading a part and writing its rows (`record_rows.py`), how one cell is read (`table_contract/`), texts (`codec/`).
+
+Both go column by column, and each distinct cell or value is read and written once. Of JSON, `ValueRows` is the
+reference path: it makes the row of one record. `ValueColumns` takes from it what a column's value is, and leaves to it
+the records with a value that does not fit.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import cached_property, partial
+from itertools import repeat
 from json.encoder import encode_basestring
-from typing import Any
+from typing import Any, NamedTuple, TypeVar, cast
 
 from pipelines.codec import Problem, Reader, Serialiser
 from pipelines.formats import Records
@@ -24,9 +31,11 @@ from pipelines.table_contract.drift import describe
 DEFAULT_DOMAIN = "__default__"
 
 
-@dataclass(frozen=True, slots=True)
-class TypedRecord:
-    """A record that can go on: its text, its keys, and what it is for its split."""
+class TypedRecord(NamedTuple):
+    """A record that can go on: its text, its keys, and what it is for its split.
+
+    A named tuple, not a dataclass: one is made per record, and a frozen dataclass takes three times as long.
+    """
 
     text: str
     group: str | None
@@ -255,9 +264,14 @@ class ValueRows:
         text = self._write(record)
         if isinstance(text, Rejected):
             return text
-        domain = None if self._roles.domain is None else record.get(self._roles.domain)
-        named = domain if type(domain) is str and domain.strip() else DEFAULT_DOMAIN
-        return TypedRecord(text.removesuffix("\n"), group, order, None if self._roles.domain is None else named)
+        domain = None if self._roles.domain is None else self.domain_of(record.get(self._roles.domain))
+        return TypedRecord(text.removesuffix("\n"), group, order, domain)
+
+    def read(self, decoded: Mapping[str, Json]) -> tuple[Record, str] | None:
+        """Return a record and its text; None where a value does not fit or has no text."""
+        record = self._typed(decoded, 0, mismatches := Mismatches())
+        text = None if isinstance(record, Rejected) or mismatches.found else self._write(record)
+        return None if isinstance(record, Rejected) or not isinstance(text, str) else (record, text)
 
     def _typed(self, decoded: Mapping[str, Json], row: int, mismatches: Mismatches) -> Record | Rejected:
         """Return a decoded object's record; a misfit is rejected, or null where its contract says so."""
@@ -300,25 +314,204 @@ class ValueRows:
             return None
         texts: list[str] = []
         for name in self._roles.group:
-            value = decoded.get(name) if name in self._names else at_path(decoded, name)
-            if value is None or self._is_absent(name, value):
-                return Rejected("group_missing", f"{name} is absent or null")
-            texts.append(self._key(value))
+            text = self.key_of(name, decoded.get(name) if name in self._names else at_path(decoded, name))
+            if isinstance(text, Rejected):
+                return text
+            texts.append(text)
         return self._roles.key_of(texts)
 
+    def key_of(self, name: str, value: Json) -> str | Rejected:
+        """Return what a group column's value adds to its group's key."""
+        if value is None or self._is_absent(name, value):
+            return Rejected("group_missing", f"{name} is absent or null")
+        return self._key(value)
+
     def _position(self, record: Record) -> str | Rejected | None:
-        if self._roles.time_key is not None:
-            name = self._roles.time_key
-            value = at_path(record, name)
-            return Rejected("order_missing", f"{name} is absent or null") if value is None else str(value)
+        name = self._roles.time_key
+        if name is not None:
+            return self.position_of(at_path(record, name))
         name = self._roles.order
-        if name is None or self._order is None:
+        return None if name is None else self.position_of(record.get(name))
+
+    def position_of(self, value: Value) -> str | Rejected | None:
+        """Return the place in time, or in the order, of a value of the column that says it."""
+        name = self._roles.time_key or self._roles.order
+        if name is None or (self._roles.time_key is None and self._order is None):
             return None
-        value = record.get(name)
         if value is None:
             return Rejected("order_missing", f"{name} is absent or null")
+        if self._roles.time_key is not None or self._order is None:
+            return str(value)
         position = self._order.read(value)
         return _unparsable(name, value, self._order) if position is None else _position_text(position)
+
+    def domain_of(self, value: Value) -> str:
+        """Return the domain that a value names."""
+        return value if type(value) is str and value.strip() else DEFAULT_DOMAIN
+
+
+ABSENT = object()
+"""Stands in a column for records that lack it."""
+_Made = TypeVar("_Made")
+_Text = TypeVar("_Text", str, str | None)
+
+
+class ColumnValues:
+    """The values of one key of many records, `ABSENT` where a record lacks it."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._values = values
+
+    @cached_property
+    def _keys(self) -> Sequence[Any]:
+        """What is equal for values of one type and one text alone: 1 equals True, and 1.5 equals 1.50."""
+        types = set(map(type, self._values)) - {type(None), type(ABSENT)}
+        return self._values if types in ({str}, {int}, {bool}) else list(map(id, self._values))
+
+    @cached_property
+    def _distinct(self) -> dict[Any, Any]:
+        return dict(zip(self._keys, self._values, strict=True))
+
+    def map(self, make: Callable[[Any], _Made]) -> list[_Made]:
+        """Return what a function makes of each value; it is called once for equal ones."""
+        made = {key: make(value) for key, value in self._distinct.items()}
+        return [made[key] for key in self._keys]
+
+
+def columns_of(records: Sequence[Mapping[str, Json]]) -> dict[str, ColumnValues]:
+    """Return the values of each key that some record has."""
+    if not records:
+        return {}
+    first = records[0].keys()
+    if all(one.keys() == first for one in records):
+        return {name: ColumnValues([one[name] for one in records]) for name in first}
+    names = dict.fromkeys(name for one in records for name in one)
+    return {name: ColumnValues([one.get(name, ABSENT) for one in records]) for name in names}
+
+
+_KEPT = frozenset({str, int, bool})
+_LONGEST_KEPT = 64
+_MOST_KEPT = 1 << 16
+"""Short values of a column that are kept from part to part: a part of a small file holds few rows."""
+_NO_ROLES = Roles((), is_list=False, by_file=False, order=None, time_key=None, domain=None)
+
+
+class ValueColumns:
+    """Makes rows of decoded JSON objects, column by column: those that `ValueRows` makes one by one."""
+
+    def __init__(self, contract: TableContract, schema: RecordSchema, order: Order | None, roles: Roles) -> None:
+        self._one_by_one = ValueRows(contract, schema, order, roles)
+        self._known = defaultdict[tuple[str, type], dict[Any, tuple[str | None, Value]]](dict)
+        self._alone = {one.name: _of_one_column(one, contract) for one in schema.columns}
+        self._roles = roles
+
+    def __call__(
+        self,
+        records: Sequence[Mapping[str, Json]],
+        columns: Mapping[str, ColumnValues],
+        rows: Sequence[int],
+        mismatches: Mismatches,
+    ) -> list[TypedRecord | Rejected]:
+        """Return what each record's row holds, or why it has none; `rows` are the records' numbers."""
+        if "." in (self._roles.time_key or ""):
+            # The typed record itself is looked into.
+            return [self._one_by_one(one, row, mismatches) for row, one in zip(rows, records, strict=True)]
+        absent = ColumnValues([ABSENT] * len(records))
+        own = {name: columns.get(name, absent) for name in self._alone}
+        pieces = [column.map(partial(self._piece, name)) for name, column in own.items()]
+        unfit = sorted({place for one in pieces if None in one for place, text in enumerate(one) if text is None})
+        made = {place: self._one_by_one(records[place], rows[place], mismatches) for place in unfit}
+        groups = self._groups(records, own, made)
+        orders = self._orders(own.get(self._roles.time_key or self._roles.order or "", absent), made)
+        domains = self._domains(own.get(self._roles.domain or "", absent), len(records))
+        return [
+            made.get(place) or TypedRecord(f"{{{''.join(texts)[1:]}}}", *keys)
+            for place, (texts, *keys) in enumerate(
+                zip(_rows_of(pieces, len(records)), groups, orders, domains, strict=True)
+            )
+        ]
+
+    def _piece(self, name: str, value: Any) -> str | None:
+        """Return what a value adds to its record's text, a comma before it; None if it does not fit."""
+        return self._read(name, value)[0]
+
+    def _typed_value(self, name: str, value: Any) -> Value:
+        return self._read(name, value)[1] if name in self._alone else None
+
+    def _read(self, name: str, value: Any) -> tuple[str | None, Value]:
+        """Return a value's piece of text and its typed value, both None if it does not fit."""
+        kind = type(value)
+        key = str(value) if kind is Decimal else value if kind in _KEPT else None
+        if key is None or (kind is str and len(value) > _LONGEST_KEPT):
+            return self._read_again(name, value)
+        known = self._known[name, kind]
+        found = known.get(key)
+        if found is None:
+            if len(known) >= _MOST_KEPT:
+                known.clear()
+            found = known[key] = self._read_again(name, value)
+        return found
+
+    def _read_again(self, name: str, value: Any) -> tuple[str | None, Value]:
+        read = self._alone[name].read({} if value is ABSENT else {name: value})
+        if read is None:
+            return None, None
+        record, text = read
+        return (f",{text[1:-2]}" if record else ""), record.get(name)
+
+    def _groups(
+        self,
+        records: Sequence[Mapping[str, Json]],
+        own: Mapping[str, ColumnValues],
+        made: dict[int, TypedRecord | Rejected],
+    ) -> Sequence[str | None]:
+        keys: list[Sequence[str]] = []
+        for name in self._roles.group:
+            column = own[name] if name in own else ColumnValues([at_path(one, name) for one in records])
+            texts = column.map(partial(self._key, name))
+            keys.append(_without_rejected(texts, made))
+        return [self._roles.key_of(texts) for texts in zip(*keys, strict=True)] if keys else [None] * len(records)
+
+    def _key(self, name: str, value: Any) -> str | Rejected:
+        return self._one_by_one.key_of(name, None if value is ABSENT else value)
+
+    def _orders(self, column: ColumnValues, made: dict[int, TypedRecord | Rejected]) -> Sequence[str | None]:
+        name = self._roles.time_key or self._roles.order
+        if name is None:
+            return column.map(lambda _: None)
+
+        def position_of(value: Any) -> str | Rejected | None:
+            if name in self._alone and self._piece(name, value) is None:
+                # Records whose value does not fit are made already.
+                return None
+            return self._one_by_one.position_of(self._typed_value(name, value))
+
+        return _without_rejected(column.map(position_of), made)
+
+    def _domains(self, column: ColumnValues, count: int) -> Sequence[str | None]:
+        name = self._roles.domain
+        if name is None:
+            return [None] * count
+        return column.map(lambda value: self._one_by_one.domain_of(self._typed_value(name, value)))
+
+
+def _of_one_column(column: Column, contract: TableContract) -> ValueRows:
+    """Return the reference path for records of one column."""
+    known = {column.name: contract.columns[column.name]} if column.name in contract.columns else {}
+    alone = contract.model_copy(update={"columns": known})
+    return ValueRows(alone, RecordSchema((column,)), None, _NO_ROLES)
+
+
+def _rows_of(columns: Sequence[Sequence[str | None]], count: int) -> Iterable[tuple[Any, ...]]:
+    return zip(*columns, strict=True) if columns else repeat((), count)
+
+
+def _without_rejected(found: Sequence[_Text | Rejected], made: dict[int, TypedRecord | Rejected]) -> Sequence[_Text]:
+    """Return the texts, nothing for those that are none; the first reason of a record is its row's."""
+    for place, one in enumerate(found):
+        if type(one) is Rejected:
+            made.setdefault(place, one)
+    return [cast("_Text", "" if type(one) is Rejected else one) for one in found]
 
 
 def key_writer() -> Callable[[Value], str]:

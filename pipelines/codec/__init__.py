@@ -12,7 +12,7 @@ it does not take is `Rejected`, never altered. The reference wire prints as pand
 does, and loses what that loses.
 """
 
-from pipelines.codec.reading import Problem, Reader, RepeatedKeyError, read_json
+from pipelines.codec.reading import Problem, Reader, RepeatedKeyError, exact_decoder, read_json
 from pipelines.codec.writing import Serialiser, Wire, serialise, write_decimal
 from pipelines.config import Config
 
@@ -23,6 +23,7 @@ __all__ = [
     "RepeatedKeyError",
     "Serialiser",
     "Wire",
+    "exact_decoder",
     "read_json",
     "serialise",
     "write_decimal",

@@ -114,6 +114,29 @@ def read_json(text: str, *, unique_keys: bool = False) -> Json:
         raise ValueError("a number with an exponent beyond what can be read") from None
 
 
+class _Decimals(dict[str, Decimal]):
+    """One decimal for each text."""
+
+    def __missing__(self, text: str) -> Decimal:
+        found = self[text] = Decimal(text)
+        return found
+
+
+def exact_decoder() -> Callable[[str], Json]:
+    """Return what decodes as `read_json` does, and gives one object for all decimals that are written alike."""
+    decoder = json.JSONDecoder(parse_float=_Decimals().__getitem__, parse_constant=_refuse_constant)
+
+    def decode(text: str) -> Json:
+        try:
+            value, end = decoder.raw_decode(text)
+        except (ValueError, RecursionError, InvalidOperation):
+            return read_json(text)
+        # Blanks, or text, behind the value.
+        return value if end == len(text) else read_json(text)
+
+    return decode
+
+
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 

@@ -12,6 +12,7 @@ as 1234.
 """
 
 import re
+from functools import lru_cache
 
 from pipelines.ordering import CANDIDATES
 from pipelines.records import MAX_DIGITS
@@ -92,6 +93,7 @@ def time_shape_of(text: str) -> str:
     return _time_shape(text) if _MAY_BE_TIME.match(text) else "text"
 
 
+@lru_cache(maxsize=1 << 14)
 def _time_shape(text: str) -> str:
     """Name the formats that read a text: `when:date:%d/%m/%Y|%m/%d/%Y`, and `~` where they disagree on it."""
     read = [(order, order.read(text)) for order in CANDIDATES]

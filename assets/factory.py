@@ -87,7 +87,8 @@ def order(steps: Sequence[Step]) -> dict[Key, tuple[Key, ...]]:
     for step in steps:
         reached = {key for one in step.inputs for key in behind[one] | {one}}
         read = [key for key in step.inputs if key not in sources or len(step.inputs) == 1]
-        edges[step.key] = (*read, *(key for key in step.gates if key not in reached))
+        generated = () if step.generated_by is None else (step.generated_by,)
+        edges[step.key] = (*generated, *read, *(key for key in step.gates if key not in reached))
         behind[step.key] = reached | set(step.gates)
     return edges
 

@@ -26,6 +26,7 @@ from pipelines.executors import LocalPool
 from pipelines.findings import Terms, Verdict
 from pipelines.manifest import Key, Manifest
 from pipelines.recipe import Recipe
+from pipelines.sources import Generated
 from pipelines.stages import Draft, Progress, Publish, StageDeclaration, Work, catalog, exports, gpu_partitions
 from pipelines.storage import Store, full_disk_named
 
@@ -47,6 +48,8 @@ class Step:
     gates: tuple[Key, ...]
     code_version: str
     terms: tuple[Terms, ...]
+    generated_by: Key | None = None
+    """The stage that generates the records that it reads as a source, where the recipe says which one it is."""
 
     @property
     def name(self) -> str:
@@ -173,6 +176,7 @@ def _step(loaded: Recipe, stage: StageDeclaration, key: Key, dataset: str | None
         gates=gates,
         code_version=stage.code_version(loaded, identity, sorted(set(_waivers_on(loaded, gates)))),
         terms=findings.terms_of(loaded.gates, stage.name, dataset, kind),
+        generated_by=_generated_by(loaded, dataset) if dataset is not None and not inputs else None,
     )
 
 
@@ -197,6 +201,18 @@ def _gates_of(loaded: Recipe, stage: StageDeclaration, inputs: Iterable[Key], da
         for key in _keys_of(loaded, gate.name, one)
     ]
     return list(dict.fromkeys((*every, *inputs, *named)))
+
+
+def _generated_by(loaded: Recipe, dataset: str) -> Key | None:
+    """Return the stage that a source of generated records reads; of two that may have made some, one is found later."""
+    source = loaded.datasets[dataset].source
+    if not isinstance(source, Generated):
+        return None
+    recipe_name, origin = source.dataset_key(loaded.name)
+    own = loaded.datasets.get(origin) if recipe_name == loaded.name else None
+    made = [stage.name for stage in catalog.STAGES if stage.on_demand and own is not None and stage.applies(own)]
+    name = source.stage or (made[0] if len(made) == 1 else None)
+    return None if name is None else (recipe_name, origin, name)
 
 
 def ranks_of(project: Project) -> tuple[str, ...]:

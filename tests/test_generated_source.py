@@ -8,10 +8,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pytest
 
+from assets.definitions import build_definitions
 from pipelines import build, dry_run, inspection
-from pipelines.errors import ConfigError, SourceError
+from pipelines.errors import ConfigError, GateError, SourceError
+from pipelines.manifest import Key
 from tests.recipes import CHAT, LENIENT, Built, Road
 from tests.tables import records
 
@@ -98,6 +101,42 @@ def test_plan_and_inspect_read_them_too(trained: Road) -> None:
     assert plans["synthetic"].facts["splits"]["train"]["records"] == 6
     assert len(shown) == 6
     assert all(one.row is not None and one.source.startswith("generated:road/rows/parsed_records") for one in shown)
+
+
+def test_nothing_is_read_past_a_failed_check_of_what_was_generated(trained: Road) -> None:
+    both = {"rows": sales(trained), "synthetic": synthetic("rows")}
+    strict = GATES | {"valid_fraction": {"at_least": 0.9, "severity": "error"}}
+    generate(trained.folder, *FRESH[:2], {"shop": "s3", "day": "2024-02-09", "units": "many"})
+    build.build(trained.project, only=["parsed_records"])
+    rows = ["raw_dataset", "canonical_rows"]
+
+    with pytest.raises(GateError, match=r"road/rows/parsed_records, which source\.generated reads: .*valid_fraction"):
+        trained.recipe(both, seq_len=1024, gates=strict).build(only=rows)
+    allowed = trained.recipe(both, seq_len=1024, gates=GATES).build(only=rows)
+    assert len(made_of(allowed)) == 2
+    # Rows that were made before the check closed are no way past it.
+    with pytest.raises(GateError, match="valid_fraction"):
+        trained.recipe(both, seq_len=1024, gates=strict).build(only=rows)
+
+
+@pytest.mark.parametrize(
+    ("source", "edges"),
+    [
+        (synthetic("rows"), ("road", "rows", "parsed_records")),
+        (synthetic("rows", stage="parsed_records"), ("road", "rows", "parsed_records")),
+        (synthetic("other/rows", stage="generated_series"), ("other", "rows", "generated_series")),
+        (synthetic("other/rows"), None),
+    ],
+)
+def test_asset_graph_has_an_edge_from_the_stage_that_generates_the_records(
+    trained: Road, source: dict[str, Any], edges: Key | None
+) -> None:
+    trained.recipe({"rows": sales(trained), "synthetic": source}, seq_len=1024, gates=GATES)
+
+    graph = build_definitions([trained.config], str(trained.folder / "store")).resolve_asset_graph()
+
+    deps = graph.get(dg.AssetKey(["road", "synthetic", "raw_dataset"])).parent_keys
+    assert deps == (set() if edges is None else {dg.AssetKey(list(edges))})
 
 
 def test_source_before_anything_was_generated_says_what_to_run(trained: Road) -> None:

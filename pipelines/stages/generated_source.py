@@ -1,18 +1,20 @@
 """Which generated records a source reads: the current version of a stage behind a trained model.
 
-What belongs here: choosing the stage, its records as lines, lending them to a store that is gone afterwards. What does
-not: staging them (`sources/generated.py`).
+What belongs here: choosing the stage, its gate, its records as lines, lending them to a store that is gone afterwards.
+What does not: staging them (`sources/generated.py`).
 
 The version is looked up whenever the source is scanned, as files are: what a model generated is no output of the road,
-and may be another recipe's.
+and may be another recipe's. Nothing is read past a failed check: the version is judged by the gates of the recipe that
+reads it, as all that a recipe builds on.
 """
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import get_args
 
-from pipelines import manifest, sources
-from pipelines.errors import SourceError
+from pipelines import cross_stage, findings, manifest, sources
+from pipelines.errors import GateError, SourceError
+from pipelines.findings import GatesBase
 from pipelines.manifest import Manifest
 from pipelines.sources import FileScan, Generated, GenerationStage, Stage
 from pipelines.storage import Store
@@ -48,11 +50,50 @@ def find(store: Store, source: Generated, recipe: str) -> Manifest:
     return next(iter(made.values()))
 
 
+def require_open(store: Store, made: Manifest, gates: GatesBase, recipe: str) -> None:
+    """Refuse generated records that fail a blocking check.
+
+    Raises
+    ------
+    GateError
+        Naming each closed check with its number, threshold and remedy.
+
+    """
+    # A waiver names a dataset of the recipe that it stands in.
+    dataset = made.key[1] if made.key[0] == recipe else None
+    terms = findings.terms_of(gates, made.stage, dataset, "record")
+    asked = [one for one in terms if one.severity == "error" and one.law not in cross_stage.FACTS]
+    closed = [
+        f"{'/'.join(made.key)}, which source.generated reads: {verdict.sentence}"
+        for verdict in findings.judge(store, made, asked)
+        if verdict.blocking
+    ]
+    if closed:
+        raise GateError("\n".join(closed))
+
+
 def scan(
-    store: Store, source: Generated, recipe: str, base: Path, stage: Stage, known: Mapping[str, FileScan]
+    store: Store,
+    source: Generated,
+    recipe: str,
+    base: Path,
+    stage: Stage,
+    known: Mapping[str, FileScan],
+    *,
+    gates: GatesBase,
 ) -> list[FileScan]:
-    """Return the records as parts, as `sources.scan` does for all other sources."""
+    """Return the records as parts, as `sources.scan` does for all other sources.
+
+    Raises
+    ------
+    SourceError
+        If nothing was generated, or both stages have something and the source names none.
+    GateError
+        If what was generated fails a blocking check.
+
+    """
     made = find(store, source, recipe)
+    require_open(store, made, gates, recipe)
     url = f"generated:{'/'.join(made.key)}"
     one = sources.scan_records(source, url, made.version, _lines(store, made), base, stage, known)
     return sources.number_equal_parts([one])

@@ -23,7 +23,10 @@ def scans_of(work: Work) -> list[FileScan]:
     """Scan a dataset's source; files whose stamp did not move since the last build are not read again."""
     stage, source = sources.StageIn(work.store, f"{work.folder}/staged"), work.dataset.source
     if isinstance(source, Generated):
-        return generated_source.scan(work.store, source, work.recipe.name, work.base, stage, _earlier(work))
+        recipe = work.recipe
+        return generated_source.scan(
+            work.store, source, recipe.name, work.base, stage, _earlier(work), gates=recipe.gates
+        )
     return sources.scan(source, work.base, stage, _earlier(work), keeps_non_finite=work.dataset.keeps_non_finite)
 
 

@@ -113,7 +113,7 @@ LAWS: tuple[Law, ...] = (
     Law("rejects", ("canonical_rows", "tokenized_examples"), "at_most", 0.05, "error",
         "share of records rejected at this stage",
         'read the reasons with `rowmill sql "from rejects select dataset, reason, count(*) group by all" {recipe}` '
-        "and mend the data or the format options"),
+        "and mend the data or the format options", names_samples=True),
     Law("unpinned_boundaries", ("canonical_rows",), "at_most", 0, "warn",
         "boundaries in time that came from shares, so that new rows move them",
         "write them into splits.boundaries, as they stand in the table of this page",

@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from pipelines import build
-from pipelines.errors import ConfigError, ContextOverflowError, GenerationError
+from pipelines.errors import ConfigError, ContextOverflowError, GateError, GenerationError
 from pipelines.stages.record_plan import RecordPlan
 from tests.recipes import Built, Road, lines, tokenizer_json
 from tests.tables import (
@@ -565,3 +565,13 @@ def test_reference_wire_refuses_special_token_text(tmp_path: Path) -> None:
     )
 
     assert made.rejects() == [(0, "control_token_in_content")]
+
+
+def test_gate_of_rejects_names_the_reasons_and_a_line_of_the_commonest(tmp_path: Path) -> None:
+    form = records(data={"group_training_examples_by": "g"})
+    content = b"g,t\n" + b"".join(b"%s,%d\n" % (b"" if i in (3, 5) else b"a", i) for i in range(8))
+    road = Road(tmp_path)
+    rows = {"source": {"train_urls": [road.write("rows.csv", content)]}, "format": form, "splits": {"test": 0}}
+
+    with pytest.raises(GateError, match=r"rejects.*\n  group_missing: 2, the first is \S*rows\.csv line 5 \(\w+:3\)"):
+        road.recipe({"rows": rows}, gates={"rejects": {"at_most": 0.05}}).build(only=TO_EXAMPLES)

@@ -315,6 +315,25 @@ def scan_rows(store: Store, files: Sequence[File], columns: Sequence[str]) -> pl
     return pl.concat(tables).lazy()
 
 
+SHOWN_REASONS = 10
+"""Reasons that the check on rejects names."""
+
+
+def name_rejects(
+    reasons: Mapping[str, int], samples: Mapping[str, Sequence[str]], place_of: Callable[[int, str], str] | None = None
+) -> tuple[str, ...]:
+    """Word each reason of rejects with its count and its first row, the commonest first.
+
+    `place_of` is given the rank of the reason, from 0, and the row's id.
+    """
+    most_first = sorted(reasons.items(), key=lambda one: (-one[1], one[0]))[:SHOWN_REASONS]
+    return tuple(
+        f"{reason}: {count:,}, the first is {place_of(rank, first) if place_of else first}"
+        for rank, (reason, count) in enumerate(most_first)
+        for first in samples.get(reason, ())[:1]
+    )
+
+
 def first_samples(parts: Sequence[Part], fact: str, limit: int = 10) -> dict[str, tuple[str, ...]]:
     """Collect the first ids per reason over parts, ten at most."""
     found: dict[str, list[str]] = {}

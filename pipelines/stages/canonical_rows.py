@@ -36,6 +36,7 @@ from pipelines.stages import (
     count_rejected,
     first_samples,
     make_parts,
+    name_rejects,
     raw_dataset,
     record_rows,
     scan_rows,
@@ -240,7 +241,11 @@ def _draft(work: Work, final: list[Part], *, records: int, reused: int, rows_mad
         tables=_tables(reasons, roles, preferences, final, groups, samples) | _message_tables(final, facts),
         histograms=_histograms(groups, work),
         samples={
-            "rejects": tuple(row_id for reason, ids in samples.items() if reason not in CHOSEN for row_id in ids)[:10],
+            "rejects": name_rejects(
+                {reason: count for reason, count in reasons.items() if reason not in CHOSEN},
+                samples,
+                lambda rank, row_id: _place_of(work, row_id, wants_line=rank == 0),
+            ),
             "duplicates": samples.get("duplicate", ()),
             "unknown_roles": first_samples(final, "examples_of_roles").get("", ()),
             "preference_data": () if is_record else first_samples(final, "examples_of_preferences").get("", ()),
@@ -250,6 +255,19 @@ def _draft(work: Work, final: list[Part], *, records: int, reused: int, rows_mad
         parts_reused=reused,
         rows_made=rows_made,
     )
+
+
+def _place_of(work: Work, row_id: str, *, wants_line: bool) -> str:
+    """Word where a row stands in its source: `data/sales.csv line 20002 (3f0c…:17)`; its line takes reading."""
+    scans = [sources.FileScan.from_json(one) for one in work.input("raw_dataset").details["scans"]]
+    owners = {part.part_id: (part, scan) for scan in scans for part in scan.parts}
+    part_id, _, number = row_id.partition(":")
+    at = int(number) if number.isdecimal() else None
+    if part_id not in owners or at is None:
+        return row_id
+    part, scan = owners[part_id]
+    line = sources.line_of(part, scan, work.base, at) if wants_line else None
+    return f"{part.url} {f'line {line}' if line is not None else f'record {part.first_record + at}'} ({row_id})"
 
 
 def _unknown_roles(work: Work, final: list[Part], taken: int) -> float | str:

@@ -44,6 +44,7 @@ from pipelines.stages import (
     keep_part,
     kept_part,
     make_parts,
+    name_rejects,
     record_plan,
     scratch_folder,
     share,
@@ -567,7 +568,7 @@ def _draft(
         tables=_tables(plan, reasons, frame),
         histograms=_histograms(plan),
         samples={
-            "rejects": tuple(i for ids in samples.values() for i in ids)[:10],
+            "rejects": name_rejects({r: n for r, n in reasons.items() if not r.endswith("_overflow")}, samples),
             "text_roundtrip": tuple(i for p in accounts for i in p.facts["altered_rows"])[:10],
         },
         schema=tuple((f.name, str(f.type)) for f in RECORD_EXAMPLES),

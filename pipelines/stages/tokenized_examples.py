@@ -31,6 +31,7 @@ from pipelines.stages import (
     count_rejected,
     first_samples,
     make_parts,
+    name_rejects,
     record_examples,
     share,
 )
@@ -240,12 +241,13 @@ def _draft(
     classes = add_up(p.facts["tokens_by_class"] for p in made)
     ledger = [(KEPT, "", kept), *((REJECTED, r, n) for r, n in reasons.items())]
     tokens = sum(classes.get(name, 0) for name in ("trained", "context", "template"))
-    of_template = sum(n for r, n in reasons.items() if r not in LENGTH_REASONS | NO_TARGET)
+    # What is cut for its length, or has nothing to train, has checks of its own.
+    refused = {r: n for r, n in reasons.items() if r not in {*LENGTH_REASONS, *NO_TARGET, "content_dropped"}}
     counted = {name: sum(int(p.facts[name]) for p in made) for name in _COUNTED}
     facts: dict[str, Any] = {
         "nonempty": examples,
         "accounted": unaccounted(rows, ledger) + abs(sum(classes.values()) - counted["original_tokens"]),
-        "rejects": share(of_template - reasons.get("content_dropped", 0), rows),
+        "rejects": share(sum(refused.values()), rows),
         "mask_verified": share(counted["verified"], examples) if examples else NOT_APPLICABLE,
         "zero_loss_rows": share(sum(n for r, n in reasons.items() if r in NO_TARGET), rows),
         "token_ids": counted["outside_vocabulary"],
@@ -269,7 +271,7 @@ def _draft(
         token_ledger=_token_ledger(made),
         tables=_tables(made, reasons, facts),
         samples={
-            "rejects": tuple(i for ids in samples.values() for i in ids)[:10],
+            "rejects": name_rejects(refused, samples),
             "content_dropped": samples.get("content_dropped", ()),
             "zero_loss_rows": tuple(i for reason in sorted(NO_TARGET) for i in samples.get(reason, ()))[:10],
             "render_equal": samples.get("render_mismatch", ()),

@@ -1,6 +1,7 @@
 """Records: planning a million of them in every mode, what encoding costs a token, and what memory a build takes.
 
     python -m benchmarks.records [rows]
+    python -m benchmarks.records retail [rows]
 
 Processor seconds are told beside elapsed ones: both are measured in one process and one thread, so they are what a
 core needs on a machine that does nothing else. The peer of encoding is our own text format on the same characters,
@@ -156,7 +157,74 @@ def memory(folder: Path, rows: int) -> None:
         )
 
 
-def project(source: Path, form: dict[str, Any], root: Path, *, workers: int = 1) -> Project:
+RETAIL_ROWS = 541_909
+RETAIL: dict[str, dict[str, Any]] = {
+    "tabular": {},
+    "by InvoiceNo": {"data": {"group_training_examples_by": "InvoiceNo"}, "assembly": {"on_overflow": "split"}},
+    "by CustomerID": {"data": {"group_training_examples_by": "CustomerID"}, "assembly": {"on_overflow": "split"}},
+    "series of CustomerID": {
+        "data": {"group_training_examples_by": "CustomerID", "order_training_examples_by": "InvoiceDate"},
+        "time_series": {"is_timeseries": True, "timestamp_format": "%m/%d/%Y"},
+    },
+}
+"""The modes in which the table of a shop is built."""
+
+
+def write_retail(path: Path, rows: int) -> None:
+    """Write the invoices of a shop: eight columns in the shape of UCI's Online Retail, a quarter without a customer."""
+    random = np.random.default_rng(0)
+    words = ("WHITE", "RED", "RETRO", "WOODEN", "METAL", "HANGING", "GLASS", "SET OF 6")
+    things = ("HEART T-LIGHT HOLDER", "LANTERN", "COAT HANGER", "UNION JACK HOT WATER BOTTLE", "CUTLERY, CHILDREN")
+    stock = [f"{words[i % 8]} {words[i // 8 % 8]} {things[i % 5]} {i}" for i in range(4_000)]
+    prices = np.round(random.gamma(2, 2, len(stock)), 2)
+    invoices = np.cumsum(random.random(rows) < 1 / 21)
+    items, counts = random.integers(0, len(stock), rows), random.geometric(0.1, rows)
+    chosen = random.integers(12_346, 18_288, int(invoices[-1]) + 1)
+    is_known = random.random(len(chosen)) < 0.75
+    with path.open("w", encoding="utf-8") as table:
+        table.write("InvoiceNo,StockCode,Description,Quantity,InvoiceDate,UnitPrice,CustomerID,Country\n")
+        for invoice, item, count in zip(invoices.tolist(), items.tolist(), counts.tolist(), strict=True):
+            minute = invoice * 15
+            date = f"{1 + minute // 40_320 % 12}/{1 + minute // 1_440 % 28}/2011 {minute // 60 % 24}:{minute % 60:02d}"
+            customer = f"{chosen[invoice]}.0" if is_known[invoice] else ""
+            table.write(
+                f'{536_365 + invoice},{10_000 + item},"{stock[item]}",{count},{date},{prices[item]},{customer},'
+                f"{'United Kingdom' if chosen[invoice] % 10 else 'France'}\n"
+            )
+
+
+def retail(folder: Path, rows: int) -> None:
+    """Build a shop's table to shards in each mode; report the processor time of each stage, and of all per row."""
+    source = folder / "retail.csv"
+    write_retail(source, rows)
+    for mode, options in RETAIL.items():
+        root = folder / mode.replace(" ", "_")
+        gates = {name: {"severity": "warn"} for name in ("rejects", "group_size", "near_duplicate", "dropped_share")}
+        one = project(source, {"kind": "records", **options}, root, gates=gates)
+        open_tokenizer()
+        spent: dict[str, float] = {}
+        for stage in measure.TO_SHARDS:
+            began = time.process_time()
+            build.build(one, only=[stage])
+            spent[stage] = round(time.process_time() - began, 2)
+        total = sum(spent.values())
+        measure.emit(
+            "record_stages", mode=mode, rows=rows, cpu_s=spent, total_cpu_s=round(total, 1),
+            rows_per_s={stage: round(rows / max(seconds, 0.01)) for stage, seconds in spent.items()},
+            us_per_row=round(total / rows * 1e6, 1),
+        )  # fmt: skip
+
+
+def open_tokenizer() -> None:
+    """Import and open what the first build of a process does, so that no stage is charged for it."""
+    with tempfile.TemporaryDirectory() as name:
+        table, _ = write_table(Path(name), 20)
+        build.build(project(table, {"kind": "records"}, Path(name) / "store"), only=measure.TO_SHARDS)
+
+
+def project(
+    source: Path, form: dict[str, Any], root: Path, *, workers: int = 1, gates: dict[str, Any] | None = None
+) -> Project:
     """Return a project of one dataset."""
     dataset = {"source": {"train_urls": [str(source)]}, "format": form, "splits": {"validation": 0, "test": 0}}
     values = {
@@ -164,6 +232,7 @@ def project(source: Path, form: dict[str, Any], root: Path, *, workers: int = 1)
         "seq_len": 4096,
         "datasets": {"rows": dataset},
         "execution": {"workers": workers},
+        "gates": gates or {},
     }
     return Project(parse(values, name="bench", where="benchmark"), Store(str(root)), measure.ROOT)
 
@@ -177,4 +246,9 @@ def main(rows: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 50_000)
+    match sys.argv[1:]:
+        case ["retail", *given]:
+            with tempfile.TemporaryDirectory() as own:
+                retail(Path(own), int(given[0]) if given else RETAIL_ROWS)
+        case given:
+            main(int(given[0]) if given else 50_000)

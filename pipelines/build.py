@@ -421,7 +421,7 @@ def _run(asked: _Asked, inputs: Mapping[Key, Manifest]) -> Report:
 
 def _warn_of_outside_change(project: Project, step: Step, work: Work) -> None:
     """Say what changed though the recipe did not, and what is made again for it."""
-    changed = _find_outside_change(step, work, manifest.current(work.store, step.key))
+    changed = _find_outside_change(step, work, manifest.earlier(work.store, step.key))
     if changed is not None:
         behind = ", ".join("/".join(one.key[1:]) for one in followers(project, step.key))
         _LOG.warning("%s: %s; it is made again, and so is what is made of it: %s", "/".join(step.key), changed, behind)
@@ -571,7 +571,7 @@ def require_ready(project: Project, steps: Iterable[Step]) -> None:
 
 
 def _has_these_options(project: Project, step: Step) -> bool:
-    made = manifest.current(project.store, step.key)
+    made = manifest.earlier(project.store, step.key)
     return made is not None and made.code_version == step.code_version
 
 
@@ -679,7 +679,7 @@ def _forecast(project: Project, step: Step, known: dict[Key, Manifest]) -> Forec
         moved = _find_outside_change(step, work, kept)
         same = f"; {moved}, with the same tokenizer" if moved else ""
         return Forecast(step, "reuse", f"version {kept.version[:12]} of {kept.built_at[:19]}{same}", kept)
-    earlier = manifest.current(project.store, step.key)
+    earlier = manifest.earlier(project.store, step.key)
     return Forecast(step, "make", _find_outside_change(step, work, earlier) or _why(step, earlier, inputs))
 
 

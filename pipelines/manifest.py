@@ -213,6 +213,17 @@ def current(store: Store, key: Key) -> Manifest | None:
     return None if pointer is None else by_version(store, key, pointer["version"])
 
 
+def earlier(store: Store, key: Key) -> Manifest | None:
+    """Return the current manifest for what only saves work or says more; None also if it was damaged or collected.
+
+    Who makes an output anew must not be stopped by the one that it replaces.
+    """
+    try:
+        return current(store, key)
+    except IntegrityError:
+        return None
+
+
 def versions(store: Store, key: Key) -> list[Manifest]:
     """Return all kept versions that are whole, oldest first."""
     names = store.list(f"{folder(key)}/versions")

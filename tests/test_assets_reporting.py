@@ -47,7 +47,9 @@ def test_report_of_a_stage_that_is_run_alone_on_a_new_project_shows_it(tiny: Tin
     after_rows = linked(tiny, "chats", "canonical_rows")
 
     terms = build.find_step(tiny.project, ("tiny", "chats", "canonical_rows")).terms
-    idle = sum(value == NOT_APPLICABLE for value in current(tiny, "chats", "canonical_rows").facts.values())
+    facts = current(tiny, "chats", "canonical_rows").facts
+    # Nothing is published yet that the rows could have shrunk against, which no fact says.
+    idle = 1 + sum(value == NOT_APPLICABLE for value in facts.values())
     assert current(tiny, "chats", "raw_dataset").version in after_raw
     assert "Not built: chats/canonical_rows" in after_raw
     assert current(tiny, "chats", "canonical_rows").version in after_rows

@@ -150,7 +150,8 @@ def prefills_of(work: Work, trained: Trained) -> list[Prefill]:
         assert not isinstance(record, Problem), record
         key = {name: record[name] for name in trained.place.group_columns}
         start, stop = (_time(line[name], trained.schema, order) for name in ("start", "stop"))
-        name = "" if line["group_key"] == NO_KEY else line["group_key"]
+        # A group of columns is called by its key.
+        name = "" if key or line["group_key"] == NO_KEY else line["group_key"]
         found.append(Prefill(key, tuple(line["records"]), start, stop, line["length"], name))
     return found
 

@@ -73,7 +73,7 @@ def scans_of(work: Work) -> list[FileScan]:
         if not _has_texts(work.base / folder):
             return []
         chosen = [folder]
-    earlier = manifest.current(work.store, work.key)
+    earlier = manifest.earlier(work.store, work.key)
     known = [FileScan.from_json(one) for one in earlier.details["scans"]] if earlier else []
     stage = sources.StageIn(work.store, f"{work.folder}/staged")
     return scan(chosen, work.base, stage, known)

@@ -32,7 +32,7 @@ def scans_of(work: Work) -> list[FileScan]:
 
 def _earlier(work: Work) -> dict[str, FileScan]:
     """Return what the last build knew of each file."""
-    earlier = manifest.current(work.store, work.key)
+    earlier = manifest.earlier(work.store, work.key)
     known = [FileScan.from_json(one) for one in earlier.details["scans"]] if earlier else []
     return {scan.url: scan for scan in known}
 

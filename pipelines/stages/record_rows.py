@@ -225,7 +225,7 @@ def _roles(form: Records) -> dict[str, Any]:
 
 def _earlier(work: Work) -> Mapping[str, Any] | None:
     """Return what the last build says of its table; of one whose columns had other roles, nothing follows."""
-    last = manifest.current(work.store, work.key)
+    last = manifest.earlier(work.store, work.key)
     told = None if last is None else last.details.get("table")
     is_comparable = told is not None and not told["pinned"] and told["roles"] == _roles(form_of(work))
     return told if is_comparable else None

@@ -128,10 +128,10 @@ class Store:
         try:
             content = self._buffer(file.path, file.bytes)
         except FileNotFoundError:
-            raise _damaged(self, file, "missing") from None
+            raise damaged(self, file, "missing") from None
         found = digest_bytes(content)
         if found != file.digest:
-            raise _damaged(self, file, f"digest {found}")
+            raise damaged(self, file, f"digest {found}")
         return content
 
     def table(self, file: File, columns: Sequence[str] | None = None) -> pa.Table:
@@ -363,7 +363,8 @@ def digest(*values: object) -> str:
     return hashlib.blake2b(canonical_json(list(values)), digest_size=16).hexdigest()
 
 
-def _damaged(store: Store, file: File, found: str) -> DamagedFileError:
+def damaged(store: Store, file: File, found: str) -> DamagedFileError:
+    """Return the error that says what was found in place of a file that a stage wrote."""
     return DamagedFileError(
         f"{store.address(file.path)}: {found}; what was written has digest {file.digest}; build again to make it anew, "
         "and check the disk",

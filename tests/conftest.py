@@ -29,6 +29,11 @@ FIRST = ("test_browser.py", "test_assets_server.py", "test_records_real.py", "te
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave slow tests to CI, unless they are asked for; begin with those that take longest."""
     items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST))
+    if not config.getoption("--campaign"):
+        whole = pytest.mark.skip(reason="every case of a matrix: `make campaign` runs it")
+        for item in items:
+            if item.get_closest_marker("exhaustive") is not None:
+                item.add_marker(whole)
     if config.getoption("--slow") or os.environ.get("CI"):
         return
     left_out = pytest.mark.skip(reason="slow: `make test CI=1` runs it")

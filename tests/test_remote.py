@@ -24,7 +24,8 @@ from tests.tiny_project import FOREIGN_WARNINGS
 pytestmark = FOREIGN_WARNINGS
 
 OUTAGES: tuple[Outage, ...] = get_args(Outage)
-SOME_OUTAGES = [one if one in ("500", "cut") else pytest.param(one, marks=pytest.mark.slow) for one in OUTAGES]
+EVERY_CASE = (pytest.mark.slow, pytest.mark.exhaustive, pytest.mark.campaign)
+SOME_OUTAGES = [one if one in ("500", "cut") else pytest.param(one, marks=EVERY_CASE) for one in OUTAGES]
 """All, of which the usual run takes an error that is told and one that is not."""
 
 
@@ -224,7 +225,9 @@ def test_source_that_is_not_there_is_still_told_as_such(server: ObjectServer, tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("url", ["s3://data/a/x.jsonl", "s3://data/a", "s3://data/*/*.jsonl"])
-@pytest.mark.parametrize("outage", ["500", "503", "cut", "hangup"])
+@pytest.mark.parametrize(
+    "outage", ["500", "cut", pytest.param("503", marks=EVERY_CASE), pytest.param("hangup", marks=EVERY_CASE)]
+)
 def test_source_that_fails_now_and_then_is_read_whole(
     server: ObjectServer, tmp_path: Path, url: str, outage: Outage
 ) -> None:

@@ -21,7 +21,10 @@ pytestmark = [*FOREIGN_WARNINGS, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = """
+import signal
 import sys
+# A shell's job in the background ignores the signal, and so would whatever it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from pipelines import cli
 from pipelines.executors import local
 # However few rows there are, workers make them.

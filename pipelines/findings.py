@@ -55,10 +55,7 @@ class Law:
     """`{recipe}` in it stands for the recipe's name; see `for_recipe`."""
     waivable: bool = True
     warn_from: float | None = None
-    """A value beyond it fails, and blocks only beyond `bound`; None: whatever fails blocks.
-
-    A recipe that sets a bound of its own has accepted what lies within it: nothing warns there.
-    """
+    """A value beyond it fails, and blocks only beyond `bound`; None: whatever fails blocks."""
     applies_to: str = ""
     of_records: str = ""
     """The remedy for tables, where that of other rows cannot help."""
@@ -560,6 +557,7 @@ def _terms(law: Law, gates: GatesBase, dataset: str | None, kind: Kind | None) -
     # One that names the dataset goes before one for all.
     waiver = min(covering, key=lambda w: w.dataset is None, default=None)
     limit = law.bound if own is None else own
+    stricter = min if law.direction == "at_most" else max
     return Terms(
         law=law.name,
         direction=law.direction,
@@ -569,7 +567,7 @@ def _terms(law: Law, gates: GatesBase, dataset: str | None, kind: Kind | None) -
         remedy=(kind == "record" and law.of_records) or law.remedy,
         waiver_bound=getattr(waiver, law.direction) if waiver else None,
         waiver_reason=waiver.reason if waiver else "",
-        warn_from=law.warn_from if own is None else None,
+        warn_from=None if law.warn_from is None else stricter(law.warn_from, limit),
         applies_to=law.applies_to,
     )
 

@@ -287,7 +287,7 @@ def require_open_ancestry(project: Project, inputs: Iterable[Manifest], *, gated
     def terms(made: Manifest) -> Sequence[Terms]:
         # A kept version may be of a dataset that the recipe no longer has, or calls otherwise: it is judged alike.
         dataset = made.key[1] if catalog.find_stage(made.stage).scope == "dataset" else None
-        return graph.terms.get(made.key) or findings.terms_of(project.recipe.gates, made.stage, dataset)
+        return graph.terms.get(made.key) or findings.terms_of_output(project.recipe.gates, made, dataset)
 
     ancestry.require_open(project.store, inputs, terms=terms, beside=_gates_beside, gated=gated)
 

@@ -59,8 +59,8 @@ class Law:
     applies_to: str = ""
     of_records: str = ""
     """The remedy for tables, where that of other rows cannot help."""
-    row_kind: str = ""
-    """The kind of rows whose stages have the law at all, "" is every kind; stages of others count nothing for it."""
+    row_kind: Kind | None = None
+    """The kind of rows whose stages have the law at all, None is every kind; stages of others count nothing for it."""
     names_samples: bool = False
     """Whether its samples are sentences that say what is wrong, which every message about it then shows."""
 
@@ -545,9 +545,15 @@ def terms_of(gates: GatesBase, stage: str, dataset: str | None, kind: Kind | Non
     `kind` is that of the dataset's rows, None for a stage of the whole recipe: laws of another kind alone are left out.
     """
     ours = tuple(
-        _terms(law, gates, dataset, kind) for law in LAWS if stage in law.stages and law.row_kind in ("", kind)
+        _terms(law, gates, dataset, kind) for law in LAWS if stage in law.stages and law.row_kind in (None, kind)
     )
     return ours + tuple(_own(expectation) for expectation in gates.expectations.get(stage, ()))
+
+
+def terms_of_output(gates: GatesBase, made: Manifest, dataset: str | None) -> tuple[Terms, ...]:
+    """Return the terms of an output whose dataset the recipe may no longer have: its facts show of which kind it is."""
+    kinds: Iterator[Kind | None] = (law.row_kind for law in LAWS if law.row_kind and law.name in made.facts)
+    return terms_of(gates, made.stage, dataset, next(kinds, None))
 
 
 def _terms(law: Law, gates: GatesBase, dataset: str | None, kind: Kind | None) -> Terms:

@@ -481,3 +481,22 @@ def test_version_of_a_renamed_dataset_is_held_against_today_s_bounds(tmp_path: P
 
     with pytest.raises(GateError, match=r"road/chats/canonical_rows, version .*unknown_roles: 0\.2"):
         build.run(project, build.find_step(project, ("road", "gpu_partitions")), {}, version=older)
+
+
+def test_version_of_a_renamed_table_is_held_against_the_checks_that_tables_alone_have(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+
+    def builds(dataset: str, more: str, **gates: Any) -> str:
+        path = road.write("table.csv", ("a,b\n" + "".join(f"{i},{i % 3}\n" for i in range(30)) + more).encode())
+        options = {"source": {"train_urls": [path]}, "format": {"kind": "records"}}
+        road.recipe({dataset: options}, gates=LENIENT | gates)
+        return road.build().manifest("gpu_partitions").version
+
+    waiver = {"law": "table_drift", "at_most": 9, "reason": "looked at the one cell"}
+    builds("table", "")
+    drifted = builds("table", "31,calm\n", waivers=[waiver])
+    builds("sheet", "")
+    project = road.project
+
+    with pytest.raises(GateError, match=r"road/table/canonical_rows, version .*table_drift: 1"):
+        build.run(project, build.find_step(project, ("road", "gpu_partitions")), {}, version=drifted)

@@ -121,7 +121,7 @@ def test_remedies_of_tables_name_options_that_tables_have(tmp_path: Path) -> Non
         wanted: dict[Kind, str] = {"record": law.of_records or law.remedy, "conversation": law.remedy}
         for kind, remedy in wanted.items():
             terms = findings.terms_of(Gates(), law.stages[0], "rows", kind)
-            has_it = law.row_kind in ("", kind)
+            has_it = law.row_kind in (None, kind)
             assert [one.remedy for one in terms if one.law == law.name] == [remedy] * has_it
     form = {**grouped(), "assembly": {"on_overflow": "reject", "max_seq_length": 200}}
     gates = LENIENT | {"context_overflow": {"at_most": 0.1}}

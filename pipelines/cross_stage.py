@@ -14,13 +14,14 @@ measured when they are judged, and a verdict is kept for what they were measured
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from pipelines import manifest
 from pipelines.errors import IntegrityError
 from pipelines.ledger import CHOSEN, KEPT, REJECTED
 from pipelines.manifest import NOT_APPLICABLE, Key, Manifest
-from pipelines.storage import Store, digest
+from pipelines.storage import Store, digest, unsealed
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +120,16 @@ def write_published(store: Store, ranks: Manifest) -> None:
         store.write_sealed(path, found)
 
 
-def _published(store: Store, recipe: str) -> dict[str, Any] | None:
+@lru_cache(maxsize=8)
+def _decoded(content: bytes) -> Mapping[str, Any] | None:
+    """Decode published counts: every stage of every dataset asks for the same, several times a build."""
+    return unsealed(content)
+
+
+def _published(store: Store, recipe: str) -> Mapping[str, Any] | None:
     """Return what is kept of the published ranks; where that was lost, or never written, their manifests say it."""
-    kept = store.read_sealed(published_path(recipe))
+    path = published_path(recipe)
+    kept = _decoded(store.read(path)) if store.exists(path) else None
     if kept is not None:
         return kept
     current = store.read_sealed(f"{recipe}/gpu_partitions/current.json")

@@ -223,14 +223,9 @@ class Store:
     def read_sealed(self, relative: str) -> dict[str, Any] | None:
         """Return a JSON object as it was written; None if it is absent, cut, empty or changed since."""
         try:
-            value: Any = orjson.loads(self.read(relative))
-        except (FileNotFoundError, orjson.JSONDecodeError):
+            return unsealed(self.read(relative))
+        except FileNotFoundError:
             return None
-        if not isinstance(value, dict):
-            return None
-        found: dict[str, Any] = value
-        seal = found.pop(SEAL, None)
-        return found if seal == _seal(found) else None
 
     def sync(self, paths: Iterable[str]) -> None:
         """Wait until files, and the folders that hold them, are on the disk, so that a power cut keeps them."""
@@ -317,6 +312,19 @@ class Store:
 
 SEAL = "seal"
 """The key of a sealed object's digest of all its other keys."""
+
+
+def unsealed(content: bytes) -> dict[str, Any] | None:
+    """Return the JSON object that `write_sealed` wrote as these bytes; None if they are cut, empty or changed."""
+    try:
+        value: Any = orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(value, dict):
+        return None
+    found: dict[str, Any] = value
+    seal = found.pop(SEAL, None)
+    return found if seal == _seal(found) else None
 
 
 def _seal(value: Mapping[str, Any]) -> str:

@@ -31,6 +31,17 @@ from pipelines.table_contract.drift import describe
 DEFAULT_DOMAIN = "__default__"
 
 
+def _absent(reason: str, column: str) -> Rejected:
+    return Rejected(reason, f"{column} is absent or null")
+
+
+def _without_column(reason: str, column: str, count: int, refused: dict[int, Rejected]) -> list[str | None]:
+    """Refuse all records of a part that lacks a column that each needs; return what they have of it: nothing."""
+    for place in range(count):
+        refused.setdefault(place, _absent(reason, column))
+    return [None] * count
+
+
 class TypedRecord(NamedTuple):
     """A record that can go on: its text, its keys, and what it is for its split.
 
@@ -167,15 +178,13 @@ class CellRows:
         keys: list[list[str]] = []
         for name in names:
             if name not in cells:
-                for place in range(count):
-                    refused.setdefault(place, Rejected("group_missing", f"{name} is absent or null"))
-                return [None] * count
+                return _without_column("group_missing", name, count, refused)
             known = {cell: encode_basestring(cell) for cell in set(cells[name])}
             keys.append([known[cell] for cell in cells[name]])
             absent = texts.get(name, cells[name])
             for place, text in enumerate(absent):
                 if text == "null" or not cells[name][place]:
-                    refused.setdefault(place, Rejected("group_missing", f"{name} is absent or null"))
+                    refused.setdefault(place, _absent("group_missing", name))
         return [self._roles.key_of(own) for own in zip(*keys, strict=True)]
 
     def _positions(
@@ -189,9 +198,7 @@ class CellRows:
         if name is None or (self._roles.time_key is None and self._order is None):
             return [None] * count
         if name not in cells:
-            for place in range(count):
-                refused.setdefault(place, Rejected("order_missing", f"{name} is absent or null"))
-            return [None] * count
+            return _without_column("order_missing", name, count, refused)
         known: dict[str, str | Rejected | None] = {}
         written = texts.get(name, [None] * count)
         for cell, text in dict(zip(cells[name], written, strict=True)).items():
@@ -204,7 +211,7 @@ class CellRows:
 
     def _position(self, name: str, cell: str, text: str | None) -> str | Rejected | None:
         if text == "null" or not cell:
-            return Rejected("order_missing", f"{name} is absent or null")
+            return _absent("order_missing", name)
         if self._roles.time_key is not None:
             return cell if text is None or text.startswith('"') else text
         if text is None:
@@ -323,7 +330,7 @@ class ValueRows:
     def key_of(self, name: str, value: Json) -> str | Rejected:
         """Return what a group column's value adds to its group's key."""
         if value is None or self._is_absent(name, value):
-            return Rejected("group_missing", f"{name} is absent or null")
+            return _absent("group_missing", name)
         return self._key(value)
 
     def _position(self, record: Record) -> str | Rejected | None:
@@ -339,7 +346,7 @@ class ValueRows:
         if name is None or (self._roles.time_key is None and self._order is None):
             return None
         if value is None:
-            return Rejected("order_missing", f"{name} is absent or null")
+            return _absent("order_missing", name)
         if self._roles.time_key is not None or self._order is None:
             return str(value)
         position = self._order.read(value)

@@ -23,7 +23,8 @@ import pytest
 from pipelines import build, manifest, verification
 from pipelines.errors import DamagedFileError, IntegrityError
 from pipelines.reader import Reader
-from tests.recipes import CHAT, PAIR, Road, chat, pair
+from tests.recipes import Road
+from tests.test_damage import write
 from tests.test_robustness import PROCESSES, finished
 
 pytestmark = [pytest.mark.slow, pytest.mark.campaign]
@@ -31,18 +32,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.campaign]
 FLIPS, KILLS = 130, 40
 TODAY: tuple[dict[str, object], ...] = ({}, {"seq_len": 200}, {"partitions": {"world_size": 3}})
 """What a build after the damage may be asked for: nothing new, other tokens, other ranks."""
-
-
-def write(road: Road, **changes: object) -> Road:
-    files = {"chats": [chat(i, turns=2) for i in range(40)], "tasks": [pair(i) for i in range(40)]}
-    kinds = {"chats": CHAT, "tasks": PAIR}
-    return road.recipe(
-        {
-            name: {"source": {"train_urls": [road.write(f"{name}.jsonl", rows)]}, "format": kinds[name]}
-            for name, rows in files.items()
-        },
-        **changes,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +120,8 @@ def test_flipped_bit_anywhere_is_noticed_or_harmless_and_the_next_build_is_a_cle
     with capsys.disabled():
         print(f"\n{count} flipped bits over {len(kinds_of_files(whole.store))} kinds of files: {dict(outcomes)}")
 
-    assert sum(outcomes.values()) == count
+    # A campaign that notices nothing has flipped nothing that matters.
+    assert outcomes["harmless"] < count
 
 
 # ── Kills ──────────────────────────────────────────────────────────────────────────────────────────

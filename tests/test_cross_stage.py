@@ -49,11 +49,23 @@ def grown(tmp_path: Path) -> Road:
 
 
 def test_loss_adds_up_over_stages_of_which_none_loses_much(tmp_path: Path) -> None:
-    # 8 of 100 records cannot be read, 9 of the 92 rows are too long: each stage alone is within a tenth.
-    whole, long = [pair(i) for i in range(83)], [pair(100 + i, words=150) for i in range(9)]
-    content = lines([*whole, *long]) + b"{\n" * 8
-    gates = STRICT | {"rejects": {"at_most": 0.1}, "context_overflow": {"at_most": 0.1}}
-    road = write(Road(tmp_path), content, seq_len=128, gates=gates, groups={"truncation": {"overlong": "drop"}})
+    # 16 of 100 records cannot be read, and 14 of the 84 rows have no answer: together more than a quarter.
+    unanswered = [{"messages": [{"role": "user", "content": f"Is anybody at door {i}?"}]} for i in range(14)]
+    content = lines([*(chat(i) for i in range(70)), *unanswered]) + b"{\n" * 16
+    gates = STRICT | {"rejects": {"at_most": 0.17}, "zero_loss_rows": {"at_most": 0.17}}
+    road = write(Road(tmp_path), content, CHAT, gates=gates, groups={"template": {"chat_template": "chatml"}})
+
+    with pytest.raises(GateError, match=r"packed_shards: end_to_end_loss: 0\.3 \(records that entered"):
+        road.build()
+
+    found = judged(road, "end_to_end_loss", "rows", "packed_shards")
+    assert found.value == pytest.approx(1 - (84 / 100) * (70 / 84))
+    assert found.what.endswith("of 100: canonical_rows 16, tokenized_examples 14")
+
+
+def test_loss_of_trained_tokens_counts_those_of_rows_that_were_rejected_for_their_length(tmp_path: Path) -> None:
+    rows = [*(pair(i) for i in range(83)), *(pair(100 + i, words=150) for i in range(9))]
+    road = write(Road(tmp_path), rows, seq_len=128, groups={"truncation": {"overlong": "drop"}})
 
     with pytest.raises(GateError, match=r"packed_shards: end_to_end_loss: .* \(trained tokens that entered"):
         road.build()

@@ -2,8 +2,7 @@
 
 What belongs here: the form in which a stage declares itself, composing rooms over parts, and adding up what they
 counted. What does not: the list of stages (`catalog.py`), one part's work (`parts.py`), gates and reuse of whole stages
-(`build.py`). Stages are halls of
-the corridor: they may import rooms, and no room imports them.
+(`build.py`). A stage may import what works on one part; nothing of that imports a stage.
 
 | stage | per | reads | writes |
 |---|---|---|---|
@@ -15,6 +14,8 @@ the corridor: they may import rooms, and no room imports them.
 | `training_splits` | recipe | sequences' counts | the order |
 | `gpu_partitions` | recipe | the order, shards | shards per rank |
 | `exports` | export | the order, shards | a trainer's own files |
+| `parsed_records` | dataset | files of generated text | records, refused objects |
+| `generated_series` | dataset | examples, rows, a trained model | records |
 
 What a stage grew too large to hold stands beside it: `time_splits` of canonical rows, `split_plans` and `shard_files`
 of packed shards, `leaks` of training splits.

@@ -8,7 +8,8 @@ source order, so appended rows never displace earlier ones and a finished part s
 time that need all rows (`time_splits.py`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ def make(work: Work) -> Draft:
     options = _rows_digest(work)
     if work.dataset.row_kind == "record":
         # A cell is found again by its place in its part: small files of tables share no group.
-        made, reused, rows_made, known = record_rows.make_rows(work, parts_taken(work), options)
+        made, reused, rows_made, known = record_rows.make_rows(work, _each(_taken(work, groups)), options)
     else:
         made, reused, rows_made = make_parts(work, parts.canonicalize_part, _planned(work, groups, options))
         known = None
@@ -111,7 +112,11 @@ def _note_boundaries(work: Work, draft: Draft, resolved: Boundaries | None) -> N
 
 def parts_taken(work: Work) -> list[tuple[sources.Part, int | None]]:
     """Return the parts of a dataset's source with how many records of each are taken; None is all."""
-    return [one for taken in _taken(work, raw_dataset.groups_of(work.input("raw_dataset").details)) for one in taken]
+    return _each(_taken(work, raw_dataset.groups_of(work.input("raw_dataset").details)))
+
+
+def _each(groups: Sequence[TakenGroup]) -> list[tuple[sources.Part, int | None]]:
+    return [one for taken in groups for one in taken]
 
 
 def _taken(work: Work, groups: Sequence[sources.Group]) -> list[TakenGroup]:
@@ -244,7 +249,7 @@ def _draft(work: Work, final: list[Part], *, records: int, reused: int, rows_mad
             "rejects": name_rejects(
                 {reason: count for reason, count in reasons.items() if reason not in CHOSEN},
                 samples,
-                lambda rank, row_id: _place_of(work, row_id, wants_line=rank == 0),
+                _places_in(work),
             ),
             "duplicates": samples.get("duplicate", ()),
             "unknown_roles": first_samples(final, "examples_of_roles").get("", ()),
@@ -257,17 +262,27 @@ def _draft(work: Work, final: list[Part], *, records: int, reused: int, rows_mad
     )
 
 
-def _place_of(work: Work, row_id: str, *, wants_line: bool) -> str:
-    """Word where a row stands in its source: `data/sales.csv line 20002 (3f0c…:17)`; its line takes reading."""
-    scans = [sources.FileScan.from_json(one) for one in work.input("raw_dataset").details["scans"]]
-    owners = {part.part_id: (part, scan) for scan in scans for part in scan.parts}
-    part_id, _, number = row_id.partition(":")
-    at = int(number) if number.isdecimal() else None
-    if part_id not in owners or at is None:
-        return row_id
-    part, scan = owners[part_id]
-    line = sources.line_of(part, scan, work.base, at) if wants_line else None
-    return f"{part.url} {f'line {line}' if line is not None else f'record {part.first_record + at}'} ({row_id})"
+def _places_in(work: Work) -> Callable[[int, str], str]:
+    """Return what words where a row stands in its source: `data/sales.csv line 20002 (3f0c…:17)`.
+
+    A line takes reading, so only the row of the commonest reason, of rank 0, gets one.
+    """
+
+    @cache
+    def owners() -> dict[str, tuple[sources.Part, sources.FileScan]]:
+        scans = [sources.FileScan.from_json(one) for one in work.input("raw_dataset").details["scans"]]
+        return {part.part_id: (part, scan) for scan in scans for part in scan.parts}
+
+    def place_of(rank: int, row_id: str) -> str:
+        part_id, _, number = row_id.partition(":")
+        at = int(number) if number.isdecimal() else None
+        if part_id not in owners() or at is None:
+            return row_id
+        part, scan = owners()[part_id]
+        line = sources.line_of(part, scan, work.base, at) if rank == 0 else None
+        return f"{part.url} {f'line {line}' if line is not None else f'record {part.first_record + at}'} ({row_id})"
+
+    return place_of
 
 
 def _unknown_roles(work: Work, final: list[Part], taken: int) -> float | str:

@@ -186,7 +186,8 @@ LAWS: tuple[Law, ...] = (
     Law("shrunk", ("raw_dataset", "canonical_rows", "packed_shards", "training_splits"), "at_most", 0.5, "error",
         "largest share by which its files, records, rows, tokens or share of the mixture fell since the published "
         "build; it only warns if options changed, too",
-        "see that the source is whole and every file was fetched; if there is to be less, waive the finding once",
+        "see that the source is whole and every file was fetched; if there is to be less, accept it for one build by a "
+        "waiver in gates.waivers",
         warn_from=0.1, applies_to="recipes whose ranks were published before"),
     Law("limit_cost", ("packed_shards",), "at_most", 0.05, "warn",
         "share of sequences that packing.max_segments_per_example costs, against no limit",

@@ -153,7 +153,8 @@ def _overview(project: Project, made: _Made) -> Iterator[str]:
     failed = [verdict for step in road(project) for verdict in _verdicts(project, step, made) if verdict.failed]
     missing = [step for step in road(project) if made[step.key] is None and not step.on_demand]
     if failed:
-        yield "<h3>Findings that failed</h3>"
+        blocking = any(verdict.blocking for verdict in failed)
+        yield f"<h3>{'Findings that failed' if blocking else 'Warnings: nothing is blocked'}</h3>"
         yield from (_finding(verdict, whole_key=True) for verdict in failed)
     if missing:
         names = ", ".join(reports.key_text(step.key) for step in missing)

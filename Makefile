@@ -34,7 +34,7 @@ help:  ## list the words
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
 demo: $(READY)  ## install what is missing, then build the demo recipe through Dagster and report
-	@$(BIN)/python -m assets.materialize demo
+	@$(BIN)/python -m dagster_rowmill.materialize demo
 
 test: $(TESTS)  ## install what is missing, then run the tests; with CI=1 also the slow ones
 	@$(BIN)/python -m pytest -q $(PYTEST_ARGS)
@@ -64,8 +64,8 @@ screenshots: $(TESTS)  ## take the pictures of the documentation with Debian's c
 	@ROWMILL_SCREENSHOTS=docs/images $(BIN)/python -m pytest -q --slow tests/test_browser.py
 
 docs: $(READY)  ## write the generated pages and the JSON Schema again
-	@$(BIN)/python -m pipelines.reference
-	@$(BIN)/python -m pipelines.template_table
+	@$(BIN)/python -m docs.generate.reference
+	@$(BIN)/python -m docs.generate.template_table
 
 lock:  ## write constraints.txt again from the newest versions that pyproject.toml allows (Python 3.11)
 	rm -rf build/lock && python3.11 -m venv build/lock

@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "pipelines"), str(ROOT / "assets")]
 
 from benchmarks import corpus  # noqa: E402  (the path must be set first)
-from pipelines import build  # noqa: E402
-from pipelines.build import Project  # noqa: E402
-from pipelines.recipe import parse  # noqa: E402
-from pipelines.stages import catalog, packed_shards  # noqa: E402
-from pipelines.storage import Store  # noqa: E402
+from rowmill.build import runner  # noqa: E402
+from rowmill.build.runner import Project  # noqa: E402
+from rowmill.core.storage import Store  # noqa: E402
+from rowmill.recipe.recipe import parse  # noqa: E402
+from rowmill.stages import catalog  # noqa: E402
+from rowmill.stages.packed_shards import stage as packed_shards  # noqa: E402
 
 RUNS = 5
 TO_SHARDS = catalog.names_up_to(packed_shards.STAGE)
@@ -50,7 +51,7 @@ def project(rows: Path, root: Path, *, workers: int) -> Project:
 
 def build_shards(one: Project) -> list[Any]:
     """Build from JSON Lines to packed shards, every finding judged; return the reports."""
-    return [report for _, report, _ in build.build(one, only=TO_SHARDS)]
+    return [report for _, report, _ in runner.build(one, only=TO_SHARDS)]
 
 
 def fresh(root: Path) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from pipelines.packing import lower_bound, plan_best_fit
+from rowmill.packing.plan import lower_bound, plan_best_fit
 
 LIMIT, RUNS = 4096, 5
 

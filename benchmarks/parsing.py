@@ -15,9 +15,9 @@ from decimal import Decimal
 from typing import Any
 
 from benchmarks import measure
-from pipelines.codec import Serialiser
-from pipelines.parsing import Parser, Place, Validation
-from pipelines.records import Column, RecordSchema
+from rowmill.tabular.parsing import Parser, Place, Validation
+from rowmill.tabular.schema import Column, RecordSchema
+from rowmill.tabular.serialization import Serialiser
 
 SCHEMA = RecordSchema(
     (

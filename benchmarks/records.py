@@ -21,11 +21,12 @@ import numpy as np
 
 from benchmarks import corpus, measure
 from benchmarks.scale import MemoryWatch
-from pipelines import build, permutation
-from pipelines.assembly import Assembled, Draw, Records, Room, grouped, resampling, sequential, tabular
-from pipelines.build import Project
-from pipelines.recipe import parse
-from pipelines.storage import Store
+from rowmill.build import runner
+from rowmill.build.runner import Project
+from rowmill.core import permutation
+from rowmill.core.storage import Store
+from rowmill.recipe.recipe import parse
+from rowmill.tabular.assembly import Assembled, Draw, Records, Room, grouped, resampling, sequential, tabular
 
 LENGTHS = 1_000_000
 RUNS = 3
@@ -48,7 +49,7 @@ def assembly() -> None:
         span = room.records - room.least_budget + 1
 
         def of_series(number: int, group: int) -> Callable[[int], int]:
-            # As `stages/record_plan.py` draws.
+            # As `table_plan.py` draws.
             key = permutation.keys_after(0, "budget", "bench", "train", number, group)
             return lambda ordinal: room.least_budget + (key(ordinal) * span >> 64)
 
@@ -115,14 +116,14 @@ def encoding(folder: Path, rows: int) -> None:
     ):
         root = folder / name
         one = project(source, form, root)
-        build.build(one, only=measure.TO_SHARDS[:3])
+        runner.build(one, only=measure.TO_SHARDS[:3])
         worked: list[float] = []
         tokens = 0
         for _ in range(RUNS):
             measure.fresh(root)
-            build.build(one, only=measure.TO_SHARDS[:2])
+            runner.build(one, only=measure.TO_SHARDS[:2])
             began = time.process_time()
-            [(_, report, _)] = build.build(one, only=measure.TO_SHARDS[2:3])
+            [(_, report, _)] = runner.build(one, only=measure.TO_SHARDS[2:3])
             worked.append(time.process_time() - began)
             tokens = int(report.manifest.facts["tokens"])
         costs[name] = statistics.median(worked) / tokens * 1e6
@@ -144,10 +145,10 @@ def memory(folder: Path, rows: int) -> None:
         one = project(table, {"kind": "records", "data": {"max_sequences_per_example": 10}}, own / "store", workers=2)
         watch = MemoryWatch()
         watch.start()
-        build.build(one, only=measure.TO_SHARDS)
+        runner.build(one, only=measure.TO_SHARDS)
         watch.stopped.set()
         watch.join()
-        build.close_workers()
+        runner.close_workers()
         measure.emit(
             "record_memory",
             rows=times * rows,
@@ -205,7 +206,7 @@ def retail(folder: Path, rows: int) -> None:
         spent: dict[str, float] = {}
         for stage in measure.TO_SHARDS:
             began = time.process_time()
-            build.build(one, only=[stage])
+            runner.build(one, only=[stage])
             spent[stage] = round(time.process_time() - began, 2)
         total = sum(spent.values())
         measure.emit(
@@ -219,7 +220,7 @@ def open_tokenizer() -> None:
     """Import and open what the first build of a process does, so that no stage is charged for it."""
     with tempfile.TemporaryDirectory() as name:
         table, _ = write_table(Path(name), 20)
-        build.build(project(table, {"kind": "records"}, Path(name) / "store"), only=measure.TO_SHARDS)
+        runner.build(project(table, {"kind": "records"}, Path(name) / "store"), only=measure.TO_SHARDS)
 
 
 def project(

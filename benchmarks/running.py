@@ -23,14 +23,14 @@ import dagster as dg
 import yaml
 
 from benchmarks.measure import ROOT, emit
-from pipelines import report_page
-from pipelines.ui import prepare_home
+from rowmill.cli.ui import prepare_home
+from rowmill.reports import report_page
 
 RECIPES, DATASETS, RANKS, NIGHTS = 20, 5, 8, 5
 LOAD = """
 import json, time
 began, worked = time.perf_counter(), time.process_time()
-from assets import definitions
+from dagster_rowmill import definitions
 imported, imported_cpu = time.perf_counter(), time.process_time()
 loaded = definitions.defs()
 loaded.get_repository_def().load_all_definitions()
@@ -72,7 +72,7 @@ def _recipe() -> dict[str, Any]:
 
 def quiet_night() -> None:
     """Run the demo's three datasets with eight ranks again and again; nothing changed since the first time."""
-    from assets.materialize import materialize_recipe
+    from dagster_rowmill.materialize import materialize_recipe
 
     with tempfile.TemporaryDirectory() as folder, _instance(folder) as instance:
         recipe = Path(folder) / "configs" / "demo" / "demo.yaml"

@@ -23,10 +23,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks import measure
-from pipelines import manifest, packing
-from pipelines.manifest import File, Manifest, Part
-from pipelines.shards import native
-from pipelines.storage import Store
+from rowmill.core.storage import Store
+from rowmill.packing.plan import labels, plan_greedy, position_ids
+from rowmill.schema import manifest
+from rowmill.schema.manifest import File, Manifest, Part
+from rowmill.shards import native
 
 SEQ_LEN, SEGMENT = 4096, 240
 SHARD_BYTES = 4 << 20
@@ -34,7 +35,7 @@ SHARD_BYTES = 4 << 20
 
 READ = """
 import json, sys, time
-from pipelines.reader import Reader
+from rowmill.reader import Reader
 begin, began = time.perf_counter(), time.process_time()
 reader = Reader(sys.argv[1], "bench", rank=0, world_size=1, batch_size=4, as_torch=False)
 opened = time.perf_counter() - begin
@@ -45,9 +46,9 @@ print(json.dumps({"tokens": tokens, "seconds": time.perf_counter() - begin,
 OPEN = """
 import json, sys, time
 from pathlib import Path
-from pipelines import manifest
-from pipelines.reader import published
-from pipelines.storage import Store
+from rowmill.schema import manifest
+from rowmill.reader import published
+from rowmill.core.storage import Store
 def memory_mb(name):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
@@ -69,7 +70,7 @@ def packed(sequences: int) -> pa.Table:
     """Return full sequences of random segments; ids follow a power law, as real ones do."""
     random = np.random.default_rng(0)
     lengths = np.clip(random.lognormal(np.log(SEGMENT), 0.8, sequences * 40), 8, SEQ_LEN).astype(np.int64)
-    plan = packing.plan_greedy(lengths, SEQ_LEN, 64)
+    plan = plan_greedy(lengths, SEQ_LEN, 64)
     last = int(plan.sequence_offsets[sequences])
     spans, offsets = plan.ranges[:last, 1], plan.sequence_offsets[: sequences + 1]
     bounds = np.concatenate(([0], np.cumsum(spans, dtype=np.int64)))
@@ -77,9 +78,7 @@ def packed(sequences: int) -> pa.Table:
     mask = random.random(len(ids)) < 0.4
     names = pa.array([f"{i // 977:016x}:{i}#0" for i in range(last)])
     segments = native.Segments(ids, mask, bounds, offsets, names, np.zeros(last, np.int32))
-    facts = native.Spans(
-        packing.labels(ids, mask, spans, ignore_token_id=None), packing.position_ids(spans), spans, offsets
-    )
+    facts = native.Spans(labels(ids, mask, spans, ignore_token_id=None), position_ids(spans), spans, offsets)
     return native.to_table(segments, facts, dataset="texts", first_sequence=0)
 
 
@@ -109,7 +108,7 @@ def writing(table: pa.Table) -> None:
 def reading(folder: Path, million_tokens: int) -> None:
     """Build one rank of text and read it cold, five times."""
     one = _text_project(folder, million_tokens)
-    measure.build.build(one)
+    measure.runner.build(one)
     root = Path(one.store.root)
     files = list((root / "bench" / "gpu_partitions").rglob("*.parquet"))
     runs = []

@@ -20,12 +20,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from pipelines import build  # noqa: E402  (the path must be set first)
-from pipelines.build import Project  # noqa: E402
-from pipelines.examples import KINDS  # noqa: E402
-from pipelines.manifest import current  # noqa: E402
-from pipelines.recipe import parse  # noqa: E402
-from pipelines.storage import Store  # noqa: E402
+from rowmill.build import runner  # noqa: E402  (the path must be set first)
+from rowmill.build.runner import Project  # noqa: E402
+from rowmill.core.storage import Store  # noqa: E402
+from rowmill.recipe.recipe import parse  # noqa: E402
+from rowmill.schema.examples import KINDS  # noqa: E402
+from rowmill.schema.manifest import current  # noqa: E402
 
 LIMITS = (2048, 4096, 8192)
 UNCUT = 40960
@@ -74,7 +74,7 @@ def project(data: Path, root: Path, limit: int, overlong: str) -> Project:
 
 def examples_of(one: Project) -> tuple[list[dict[str, Any]], Mapping[str, Sequence[Any]]]:
     """Build; return the examples, and what each stage of truncation took."""
-    build.build(one, only=STAGES)
+    runner.build(one, only=STAGES)
     made = current(one.store, (one.recipe.name, "tau", "tokenized_examples"))
     lengths = current(one.store, (one.recipe.name, "tau", "truncation_stats"))
     assert made is not None

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks import corpus, measure
-from pipelines.contract import Conversation, OpaquePrint, Ownership, Printed, TemplateContract
-from pipelines.masking import Loss, Masker, MaskRules
-from pipelines.rendering import Renderer, RendererSpec
-from pipelines.rows import Json, Masked, Message, Rejected
-from pipelines.storage import digest_bytes
+from rowmill.conversation.masking import Loss, Masker, MaskRules
+from rowmill.conversation.rendering.renderer import Renderer, RendererSpec
+from rowmill.conversation.template_contract import Conversation, OpaquePrint, Ownership, Printed, TemplateContract
+from rowmill.core.storage import digest_bytes
+from rowmill.schema.rows import Json, Masked, Message, Rejected
 
 TURNS = 20
 """Assistant messages per chat."""

@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pipelines import build, cli
+from rowmill.build import runner
+from rowmill.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
 CHATS, TASKS, NOTES = 40, 30, 6
@@ -61,8 +62,8 @@ class CliProject:
         return str(self.folder / "configs" / "small.yaml")
 
     @property
-    def project(self) -> build.Project:
-        return build.open_project(Path(self.recipe))
+    def project(self) -> runner.Project:
+        return runner.open_project(Path(self.recipe))
 
     def write(self, **changes: Any) -> "CliProject":
         """Write data and recipe."""
@@ -90,7 +91,7 @@ class CliProject:
 
     def rowmill(self, verb: str, *options: str) -> int:
         """Run a verb on the recipe; what it prints is for `capsys`."""
-        return cli.main([verb, self.recipe, *options])
+        return main.main([verb, self.recipe, *options])
 
 
 def chat(i: int) -> Mapping[str, Any]:

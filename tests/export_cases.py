@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 from pydantic import TypeAdapter
 
-from pipelines.shards import AnyExport, Export
-from pipelines.shards.export import Job, Shape, Terms, Written
-from pipelines.shards.sequences import Sequences
+from rowmill.exports import AnyExport, Export
+from rowmill.exports.base import Job, Shape, Terms, Written
+from rowmill.shards.sequences import Sequences
 
 VECTOR = [[([10, 11, 2], [0, 1, 1]), ([20, 2], [0, 1])]]
 """One sequence of two segments: ids, and which are targets; EOS 2, vocabulary 100."""

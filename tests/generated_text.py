@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipelines.records import Column, RecordSchema
+from rowmill.tabular.schema import Column, RecordSchema
 
 BOS, EOS = "<|im_start|>", "<|im_end|>"
 SCHEMA = RecordSchema(

@@ -14,13 +14,16 @@ from typing import Any
 import yaml
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from pipelines import build, parts, sources
-from pipelines.executors import LocalPool
-from pipelines.findings import Verdict
-from pipelines.manifest import Manifest, Part
-from pipelines.rows import place_of
-from pipelines.stages import Work, tokenized_examples
-from pipelines.storage import digest_file
+from rowmill import sources
+from rowmill.build import runner
+from rowmill.checks.judge import Verdict
+from rowmill.core.storage import digest_file
+from rowmill.executors import LocalPool
+from rowmill.schema.manifest import Manifest, Part
+from rowmill.schema.rows import place_of
+from rowmill.stages import part_files
+from rowmill.stages.base import Work
+from rowmill.stages.tokenized_examples import stage as tokenized_examples
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
@@ -181,8 +184,8 @@ class Road:
         return Path(self.root or self.folder / ".rowmill")
 
     @property
-    def project(self) -> build.Project:
-        return build.open_project(self.config, self.root)
+    def project(self) -> runner.Project:
+        return runner.open_project(self.config, self.root)
 
     def examples(self, dataset: str = "rows") -> list[dict[str, Any]]:
         """Return a dataset's examples by the parts' own work alone: no judging, no statistics, no workers."""
@@ -196,11 +199,13 @@ class Road:
         for scan in sources.scan(source, project.base, stage, {}):
             for part in scan.parts:
                 base = str(project.base)
-                rows = parts.canonicalize_part(
-                    parts.CanonicalTask(work.store.root, "r", part.sha256, base, dataset, work.dataset, ((part, None),))
+                rows = part_files.canonicalize_part(
+                    part_files.CanonicalTask(
+                        work.store.root, "r", part.sha256, base, dataset, work.dataset, ((part, None),)
+                    )
                 )
-                made = parts.tokenize_part(
-                    parts.TokenizeTask(
+                made = part_files.tokenize_part(
+                    part_files.TokenizeTask(
                         root=work.store.root,
                         folder="e",
                         fingerprint=part.sha256,
@@ -220,7 +225,7 @@ class Road:
         """Run the whole road in this process."""
         project = self.project
         return Built(
-            project, {step.key[1:]: (report, verdicts) for step, report, verdicts in build.build(project, **options)}
+            project, {step.key[1:]: (report, verdicts) for step, report, verdicts in runner.build(project, **options)}
         )
 
 
@@ -228,10 +233,10 @@ class Road:
 class Built:
     """What a build came to, by `(dataset, stage)` or `(stage,)`."""
 
-    project: build.Project
-    steps: "dict[tuple[str, ...], tuple[build.Report, Sequence[Verdict]]]"
+    project: runner.Project
+    steps: "dict[tuple[str, ...], tuple[runner.Report, Sequence[Verdict]]]"
 
-    def report(self, *key: str) -> build.Report:
+    def report(self, *key: str) -> runner.Report:
         return self.steps[key][0]
 
     def manifest(self, *key: str) -> Manifest:

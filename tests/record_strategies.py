@@ -10,8 +10,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from pipelines.iso8601 import canonical_datetime, canonical_duration, canonical_time
-from pipelines.records import TYPES, Column, RecordSchema
+from rowmill.tabular.iso8601 import canonical_datetime, canonical_duration, canonical_time
+from rowmill.tabular.schema import TYPES, Column, RecordSchema
 
 SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<<a", "<a")
 

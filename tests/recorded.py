@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from pipelines import build
+from rowmill.build import runner
 from tests.recipes import LENIENT
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -73,8 +73,8 @@ def write_project(folder: Path, data: Path | None) -> list[str]:
 
 def versions_of(config: Path) -> dict[str, str]:
     """Build a recipe and return the version of each stage."""
-    project = build.open_project(config)
-    return {"/".join(step.key[1:]): report.version for step, report, _ in build.build(project)}
+    project = runner.open_project(config)
+    return {"/".join(step.key[1:]): report.version for step, report, _ in runner.build(project)}
 
 
 def main() -> None:

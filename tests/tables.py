@@ -11,11 +11,11 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from pipelines import parsing
-from pipelines.codec import serialise
-from pipelines.ordering import Order
-from pipelines.parsing import Parsed, Place, Validation
-from pipelines.records import RecordSchema
+from rowmill.tabular import parsing
+from rowmill.tabular.parsing import Parsed, Place, Validation
+from rowmill.tabular.schema import RecordSchema
+from rowmill.tabular.serialization import serialise
+from rowmill.tabular.time_order import Order
 from tests.recipes import Built
 
 RECORDS: dict[str, Any] = {"kind": "records"}

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.assembly import (
+from rowmill.core.permutation import feistel
+from rowmill.tabular.assembly import (
     EDGES,
     FLUSHES,
     Assembled,
@@ -26,7 +27,6 @@ from pipelines.assembly import (
     sequential,
     tabular,
 )
-from pipelines.permutation import feistel
 
 PAGE = (85, 80, 79, 80)
 A, B = (82, 82, 82, 84, 85), (82, 82, 82)

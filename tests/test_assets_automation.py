@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assets.automation import RANGE_END, RANGE_START, Watch, look
+from dagster_rowmill.automation import RANGE_END, RANGE_START, Watch, look
 from tests.tiny_project import FOREIGN_WARNINGS, Tiny, chat
 
 # Conditions and the policy of backfills are beta by name in the pinned release; these tests are how we notice a change.

@@ -8,8 +8,8 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from pipelines import ui
-from pipelines.errors import ConfigError
+from rowmill.cli import ui
+from rowmill.core.errors import ConfigError
 from tests.tiny_project import Tiny
 
 pytestmark = pytest.mark.slow
@@ -23,7 +23,7 @@ def materialize(tiny: Tiny, *arguments: str) -> "subprocess.CompletedProcess[str
         "ROWMILL_STORE": tiny.store,
         "DAGSTER_HOME": str(tiny.folder / "home"),
     }
-    command = [sys.executable, "-m", "assets.materialize", *arguments]
+    command = [sys.executable, "-m", "dagster_rowmill.materialize", *arguments]
     return subprocess.run(command, cwd=ROOT, env=os.environ | places, capture_output=True, text=True, check=False)
 
 
@@ -86,7 +86,7 @@ def test_home_is_absolute_and_its_settings_are_not_overwritten(tmp_path: Path, m
     again = ui.prepare_home(Path())
 
     assert home == again == tmp_path / ".dagster"
-    assert first == (ROOT / "assets" / "dagster.yaml").read_text(encoding="utf-8")
+    assert first == (ROOT / "assets" / "dagster_rowmill" / "dagster.yaml").read_text(encoding="utf-8")
     assert (home / "dagster.yaml").read_text(encoding="utf-8") == "telemetry: {enabled: false}\n"
 
 

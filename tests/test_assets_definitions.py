@@ -9,8 +9,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from assets.definitions import build_definitions, configs_folder
-from pipelines.errors import ConfigError
+from dagster_rowmill.definitions import build_definitions, configs_folder
+from rowmill.core.errors import ConfigError
 from tests.tiny_project import RECIPE, Tiny
 
 HEAVY = ("transformers", "torch", "great_expectations", "datasets", "ray", "pandas")
@@ -194,9 +194,9 @@ def test_importing_reads_nothing_and_loading_imports_no_heavy_library(tiny: Tiny
     program = f"""
 import os, sys
 os.environ["ROWMILL_CONFIGS"] = {str(tiny.folder / "nowhere")!r}
-import assets.definitions
+import dagster_rowmill.definitions
 os.environ["ROWMILL_CONFIGS"] = {str(tiny.path.parent)!r}
-assert len(assets.definitions.defs().resolve_all_asset_keys()) == 12
+assert len(dagster_rowmill.definitions.defs().resolve_all_asset_keys()) == 12
 print([name for name in {HEAVY!r} if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

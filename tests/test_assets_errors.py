@@ -7,8 +7,8 @@ from gzip import BadGzipFile
 import dagster as dg
 import pytest
 
-from assets.factory import RETRY, LogProgress, may_pass, only_infrastructure_errors
-from pipelines.errors import GateError, IntegrityError, SourceError
+from dagster_rowmill.factory import RETRY, LogProgress, may_pass, only_infrastructure_errors
+from rowmill.core.errors import GateError, IntegrityError, SourceError
 
 
 def caused(error: Exception, cause: Exception) -> Exception:

@@ -12,10 +12,10 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.pool import Pool
 
-from assets import event_log
-from assets.event_log import KeptEventLog
-from pipelines.errors import ConfigError
-from pipelines.ui import prepare_home
+from dagster_rowmill import event_log
+from dagster_rowmill.event_log import KeptEventLog
+from rowmill.cli.ui import prepare_home
+from rowmill.core.errors import ConfigError
 from tests.tiny_project import FOREIGN_WARNINGS, Tiny, refusals
 
 pytestmark = FOREIGN_WARNINGS

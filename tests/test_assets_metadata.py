@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assets import metadata
-from pipelines.build import Report
-from pipelines.findings import Verdict
-from pipelines.ledger import TOKEN_CLASSES
-from pipelines.manifest import Histogram, Manifest, Part, Table
-from pipelines.storage import Store
+from dagster_rowmill import metadata
+from rowmill.build.runner import Report
+from rowmill.checks.judge import Verdict
+from rowmill.core.storage import Store
+from rowmill.schema.ledger import TOKEN_CLASSES
+from rowmill.schema.manifest import Histogram, Manifest, Part, Table
 
 STORE = Store("/store")
 CALLS_OUT = "![x](http://example.org/x.png)"

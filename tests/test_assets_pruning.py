@@ -9,10 +9,10 @@ import dagster as dg
 import pytest
 import yaml
 
-from assets import pruning
-from assets.event_log import KeptEventLog
-from pipelines.errors import ConfigError
-from pipelines.ui import SETTINGS, prepare_home
+from dagster_rowmill import pruning
+from dagster_rowmill.event_log import KeptEventLog
+from rowmill.cli.ui import default_settings, prepare_home
+from rowmill.core.errors import ConfigError
 from tests.tiny_project import FOREIGN_WARNINGS, Tiny, built, refusals
 
 pytestmark = FOREIGN_WARNINGS
@@ -169,7 +169,7 @@ def test_variable_that_is_no_number_of_days_is_an_error(given: str, monkeypatch:
 
 @pytest.mark.usefixtures("instance")
 def test_shipped_settings_keep_ticks_for_a_time() -> None:
-    settings = yaml.safe_load(SETTINGS.read_text(encoding="utf-8"))
+    settings = yaml.safe_load(default_settings().read_text(encoding="utf-8"))
 
     with dg.DagsterInstance.get() as opened:
         assert opened.get_settings("retention") == settings["retention"]

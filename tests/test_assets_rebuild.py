@@ -7,9 +7,9 @@ import dagster as dg
 import duckdb
 import pytest
 
-from assets import materialize
-from pipelines import manifest
-from pipelines.storage import Store
+from dagster_rowmill import materialize
+from rowmill.core.storage import Store
+from rowmill.schema import manifest
 from tests.tiny_project import FOREIGN_WARNINGS, Tiny, built, chat, refusals, reused
 
 pytestmark = FOREIGN_WARNINGS

@@ -9,9 +9,10 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from pipelines import build, manifest
-from pipelines.manifest import NOT_APPLICABLE, Manifest
-from pipelines.storage import Store
+from rowmill.build import runner
+from rowmill.core.storage import Store
+from rowmill.schema import manifest
+from rowmill.schema.manifest import NOT_APPLICABLE, Manifest
 from tests.tiny_project import FOREIGN_WARNINGS, Tiny, chat
 
 pytestmark = FOREIGN_WARNINGS
@@ -46,7 +47,7 @@ def test_report_of_a_stage_that_is_run_alone_on_a_new_project_shows_it(tiny: Tin
     tiny.run_only(dg.AssetSelection.assets(rows))
     after_rows = linked(tiny, "chats", "canonical_rows")
 
-    terms = build.find_step(tiny.project, ("tiny", "chats", "canonical_rows")).terms
+    terms = runner.find_step(tiny.project, ("tiny", "chats", "canonical_rows")).terms
     facts = current(tiny, "chats", "canonical_rows").facts
     # Nothing is published yet that the rows could have shrunk against, which no fact says.
     idle = 1 + sum(value == NOT_APPLICABLE for value in facts.values())
@@ -95,7 +96,7 @@ def watch(event, arguments):
     if event == "os.rename" and str(arguments[1]).endswith("report.html"):
         written.append(arguments[1])
 sys.addaudithook(watch)
-from assets import materialize
+from dagster_rowmill import materialize
 for night in range(2):
     assert materialize.main(["tiny"]) == 0
     print("written", len(written))

@@ -9,8 +9,8 @@ import dagster as dg
 import pytest
 import yaml
 
-from pipelines import build
-from pipelines.reader import Reader
+from rowmill.build import runner
+from rowmill.reader import Reader
 from tests.dagster_server import ROOT, Server, eventually, serving
 from tests.tiny_project import Tiny
 
@@ -35,7 +35,9 @@ def test_two_runs_at_once_build_every_rank_and_sigint_leaves_no_process(server: 
 
     assert [server.ended_run(run) for run in both] == ["SUCCESS", "SUCCESS"]
     assert set(filter(None, server.materialized("tiny", "gpu_partitions"))) == set(RANKS)
-    assert (server.home / "dagster.yaml").read_text() == (ROOT / "assets" / "dagster.yaml").read_text()
+    assert (server.home / "dagster.yaml").read_text() == (
+        ROOT / "assets" / "dagster_rowmill" / "dagster.yaml"
+    ).read_text()
 
     server.process.send_signal(signal.SIGINT)
     server.process.wait(timeout=60)
@@ -45,7 +47,7 @@ def test_two_runs_at_once_build_every_rank_and_sigint_leaves_no_process(server: 
 def test_materialize_all_over_broken_data_builds_no_rank(tiny: Tiny, server: Server) -> None:
     tiny.write(unknown_roles=12)
 
-    status = server.ended_backfill(server.backfill([step.key for step in build.road(tiny.project)], RANKS))
+    status = server.ended_backfill(server.backfill([step.key for step in runner.road(tiny.project)], RANKS))
 
     # A backfill runs the ranks apart from the stages before them; there Dagster's blocking checks hold nothing back.
     assert status in {"COMPLETED_FAILED", "FAILED"}
@@ -57,7 +59,7 @@ def test_materialize_all_over_broken_data_builds_no_rank(tiny: Tiny, server: Ser
 def test_run_that_is_killed_is_noticed_started_again_and_leaves_yesterday_readable(tiny: Tiny) -> None:
     home = tiny.folder / "home"
     home.mkdir()
-    settings = yaml.safe_load((ROOT / "assets" / "dagster.yaml").read_text())
+    settings = yaml.safe_load((ROOT / "assets" / "dagster_rowmill" / "dagster.yaml").read_text())
     settings["run_monitoring"]["poll_interval_seconds"] = 1
     (home / "dagster.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
     tiny.run()

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from pipelines.backends import Backend, CallableBackend, Completion, OpenAIBackend, PromptText, open_backend
-from pipelines.backends.openai import OpenAICompleter
-from pipelines.config import check
-from pipelines.errors import ConfigError, GenerationError
+from rowmill.core.config import check
+from rowmill.core.errors import ConfigError, GenerationError
+from rowmill.tabular.backends import Backend, CallableBackend, Completion, OpenAIBackend, PromptText, open_backend
+from rowmill.tabular.backends.openai import OpenAICompleter
 from tests.completions_server import Reply, Script, serving
 
 PROMPTS = (PromptText("one", (1, 2)), PromptText("two", (3,)))

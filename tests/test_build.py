@@ -15,11 +15,14 @@ from typing import Any
 
 import pytest
 
-from pipelines import build, cli, findings, manifest
-from pipelines.errors import ConfigError, GateError, IntegrityError
-from pipelines.executors import local
-from pipelines.stages import catalog
-from pipelines.storage import Store
+from rowmill.build import runner
+from rowmill.checks import judge
+from rowmill.cli import main
+from rowmill.core.errors import ConfigError, GateError, IntegrityError
+from rowmill.core.storage import Store
+from rowmill.executors import local
+from rowmill.schema import manifest
+from rowmill.stages import catalog
 from tests.recipes import CHAT, LENIENT, PAIR, Built, Road, chat, lines, pair
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -87,19 +90,19 @@ def test_second_build_reuses_every_step_and_writes_no_part(first: Built, ready: 
 
 def test_steps_of_a_recipe_are_made_once_however_many_ask(ready: Road, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[str, str | None]] = []
-    terms_of = findings.terms_of
+    terms_of = judge.terms_of
 
     def counted(gates: Any, stage: str, dataset: str | None, kind: Any = None) -> Any:
         made.append((stage, dataset))
         return terms_of(gates, stage, dataset, kind)
 
-    monkeypatch.setattr(findings, "terms_of", counted)
+    monkeypatch.setattr(judge, "terms_of", counted)
     project = ready.project
 
-    build.build(project)
-    build.open_inputs(replace(project, store=Store(str(ready.store))), build.road(project)[-1])
+    runner.build(project)
+    runner.open_inputs(replace(project, store=Store(str(ready.store))), runner.road(project)[-1])
 
-    assert sorted(made, key=str) == sorted(((step.name, step.dataset) for step in build.road(project)), key=str)
+    assert sorted(made, key=str) == sorted(((step.name, step.dataset) for step in runner.road(project)), key=str)
 
 
 def test_steps_follow_a_replaced_recipe(ready: Road) -> None:
@@ -108,20 +111,20 @@ def test_steps_follow_a_replaced_recipe(ready: Road) -> None:
 
     alone = replace(project, recipe=project.recipe.model_copy(update={"datasets": datasets}))
 
-    assert {step.dataset for step in build.road(project)} == {"chats", "tasks", None}
-    assert {step.dataset for step in build.road(alone)} == {"tasks", None}
+    assert {step.dataset for step in runner.road(project)} == {"chats", "tasks", None}
+    assert {step.dataset for step in runner.road(alone)} == {"tasks", None}
 
 
 def test_build_in_which_nothing_changed_imports_what_judges_nothing(ready: Road) -> None:
     script = (
-        "import sys; from pipelines import cli; status = cli.main(['build', sys.argv[1]]); "
+        "import sys; from rowmill.cli import main as cli; status = cli.main(['build', sys.argv[1]]); "
         "print(status, sorted({'pandas', 'great_expectations', 'transformers', 'tokenizers'} & set(sys.modules)))"
     )
     command = [sys.executable, "-c", script, str(ready.config)]
     # The first writes the report and the views, which a build by the engine alone does not.
     said = [subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT) for _ in range(2)][-1]
 
-    assert said.stdout.splitlines()[-1] == f"{cli.DONE} []"
+    assert said.stdout.splitlines()[-1] == f"{main.DONE} []"
 
 
 def test_build_in_another_folder_gives_the_same_bytes(first: Built, road: Road) -> None:
@@ -302,9 +305,9 @@ def test_kept_version_can_be_made_current_again(first: Built, ready: Road) -> No
     ready.write("tasks.jsonl", [pair(i) for i in range(30)])
     later = ready.build(only=("raw_dataset", "canonical_rows")).manifest("tasks", "canonical_rows")
     project = ready.project
-    step = build.find_step(project, wanted.key)
+    step = runner.find_step(project, wanted.key)
 
-    report = build.run(project, step, build.open_inputs(project, step), version=wanted.version)
+    report = runner.run(project, step, runner.open_inputs(project, step), version=wanted.version)
 
     current = manifest.current(project.store, wanted.key)
     assert report.reused
@@ -343,10 +346,10 @@ def test_failed_gate_refuses_a_later_run_of_one_step_alone(road: Road) -> None:
     with pytest.raises(GateError):
         gated(road).build()
     project = road.project
-    step = build.find_step(project, ("road", "tasks", "tokenized_examples"))
+    step = runner.find_step(project, ("road", "tasks", "tokenized_examples"))
 
     with pytest.raises(GateError, match=r"rejects: 0\.333333"):
-        build.open_inputs(project, step)
+        runner.open_inputs(project, step)
 
 
 def test_waiver_opens_the_gate_and_stands_on_everything_below(road: Road) -> None:
@@ -388,7 +391,7 @@ def test_waiver_that_is_exceeded_does_not_open_the_gate(road: Road) -> None:
 
 
 def forecasts(road: Road) -> dict[str, tuple[str, str]]:
-    return {"/".join(one.step.key[1:]): (one.action, one.why) for one in build.plan(road.project)}
+    return {"/".join(one.step.key[1:]): (one.action, one.why) for one in runner.plan(road.project)}
 
 
 def test_plan_of_a_new_project_says_what_must_be_made_and_builds_nothing(road: Road) -> None:
@@ -441,12 +444,12 @@ def test_step_whose_input_was_never_built_is_refused(road: Road) -> None:
     project = road.project
 
     with pytest.raises(IntegrityError, match="road/chats/raw_dataset: it was never built"):
-        build.open_inputs(project, build.find_step(project, ("road", "chats", "canonical_rows")))
+        runner.open_inputs(project, runner.find_step(project, ("road", "chats", "canonical_rows")))
 
 
 def test_step_that_does_not_exist_is_refused_with_those_that_do(road: Road) -> None:
     with pytest.raises(ConfigError, match=r"road/chats/packed: no such asset; .*road/chats/packed_shards"):
-        build.find_step(road.project, ("road", "chats", "packed"))
+        runner.find_step(road.project, ("road", "chats", "packed"))
 
 
 def test_build_of_some_stages_makes_only_those(road: Road) -> None:
@@ -480,7 +483,7 @@ def test_version_of_a_renamed_dataset_is_held_against_today_s_bounds(tmp_path: P
     project = road.project
 
     with pytest.raises(GateError, match=r"road/chats/canonical_rows, version .*unknown_roles: 0\.2"):
-        build.run(project, build.find_step(project, ("road", "gpu_partitions")), {}, version=older)
+        runner.run(project, runner.find_step(project, ("road", "gpu_partitions")), {}, version=older)
 
 
 def test_version_of_a_renamed_table_is_held_against_the_checks_that_tables_alone_have(tmp_path: Path) -> None:
@@ -499,4 +502,4 @@ def test_version_of_a_renamed_table_is_held_against_the_checks_that_tables_alone
     project = road.project
 
     with pytest.raises(GateError, match=r"road/table/canonical_rows, version .*table_drift: 1"):
-        build.run(project, build.find_step(project, ("road", "gpu_partitions")), {}, version=drifted)
+        runner.run(project, runner.find_step(project, ("road", "gpu_partitions")), {}, version=drifted)

@@ -12,10 +12,13 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from assets import metadata
-from pipelines import build, number_text, reports, stats
-from pipelines.manifest import EXPORTS
-from pipelines.stages import catalog
+from dagster_rowmill import metadata
+from rowmill import stats
+from rowmill.build import runner
+from rowmill.core import number_text
+from rowmill.reports import console
+from rowmill.schema.manifest import EXPORTS
+from rowmill.stages import catalog
 from tests.recipes import CHAT, TEXT, Built, Road, chat, document
 from tests.tiny_project import FOREIGN_WARNINGS
 
@@ -133,7 +136,7 @@ def test_page_and_builds_give_one_number_and_the_terminal_names_it(built: Built)
         if key[-1] != "truncation_stats":  # its line tells quantiles
             found = catalog.rows_of(report.manifest)
             assert found is not None
-            assert number_text.counted(rows, found.noun) in reports.outcome(report.manifest).split(" · ")
+            assert number_text.counted(rows, found.noun) in console.outcome(report.manifest).split(" · ")
 
 
 def test_source_has_the_parts_that_its_rows_are_named_by(built: Built) -> None:
@@ -152,7 +155,7 @@ def test_run_that_made_nothing_has_no_line_in_runs_as_the_view_says(built: Built
     before = stats.query(store, runs)
     made = {report.manifest.run_id for report, _ in built.steps.values()}
 
-    build.build(built.project)
+    runner.build(built.project)
 
     assert stats.query(store, runs) == before
     _, lines = stats.query(store, "SELECT run_id, stages FROM runs")
@@ -163,7 +166,7 @@ def test_run_that_made_nothing_has_no_line_in_runs_as_the_view_says(built: Built
 
 
 def test_output_that_was_found_made_is_reused_in_all_its_parts(built: Built) -> None:
-    reused = [report for _, report, _ in build.build(built.project)]
+    reused = [report for _, report, _ in runner.build(built.project)]
 
     assert all(report.reused and report.parts == report.parts_reused for report in reused)
     told = lines_of_builds(built, "reused")

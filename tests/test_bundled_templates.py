@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from pipelines.config import check
-from pipelines.contract import Conversation
-from pipelines.errors import ConfigError
-from pipelines.masking import Loss, Masker, MaskRules
-from pipelines.rendering import (
+from docs.generate.template_table import template_text
+from rowmill.conversation.masking import Loss, Masker, MaskRules
+from rowmill.conversation.rendering.renderer import (
     Renderer,
     RendererSpec,
     Template,
@@ -22,8 +20,10 @@ from pipelines.rendering import (
     register_chat_template,
     resolve,
 )
-from pipelines.rows import Json, Masked, Message, Rejected
-from pipelines.template_table import template_text
+from rowmill.conversation.template_contract import Conversation
+from rowmill.core.config import check
+from rowmill.core.errors import ConfigError
+from rowmill.schema.rows import Json, Masked, Message, Rejected
 from tests.recipes import Road, text_of
 from tests.test_templates_real import TOKENS, Chat, chats
 
@@ -94,9 +94,9 @@ def test_registered_template_is_found_by_name_and_its_name_is_taken() -> None:
 
 
 OWN_MODULE = """
-from pipelines.formats import RowFormat
-from pipelines.rendering import register_chat_template
-from pipelines.rows import Row
+from rowmill.formats import RowFormat
+from rowmill.conversation.rendering.renderer import register_chat_template
+from rowmill.schema.rows import Row
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role | upper }}\\n{{ m.content }}<|im_end|>{% endfor %}"
 register_chat_template("test-shouted", TEMPLATE)

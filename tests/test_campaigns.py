@@ -20,9 +20,11 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import build, manifest, verification
-from pipelines.errors import DamagedFileError, IntegrityError
-from pipelines.reader import Reader
+from rowmill.build import runner
+from rowmill.core.errors import DamagedFileError, IntegrityError
+from rowmill.inspection import verify
+from rowmill.reader import Reader
+from rowmill.schema import manifest
 from tests.recipes import Road
 from tests.test_damage import write
 from tests.test_robustness import PROCESSES, finished
@@ -81,18 +83,18 @@ def after_flip(road: Road, changes: dict[str, object], clean: dict[str, str], ca
     else:
         mended = any("made again" in record.getMessage() for record in caplog.records)
         when = "mended by the build" if mended else "harmless" if found == clean else "found by verify --deep"
-    checked = verification.verify(road.project, deep=True)
+    checked = verify.verify(road.project, deep=True)
     if when in ("refused by the build", "found by verify --deep"):
         assert any(one.damage for one in checked)
-    verification.discard(road.project, checked)
+    verify.discard(road.project, checked)
     assert contents(road) == clean
-    assert not any(one.damage for one in verification.verify(road.project, deep=True))
+    assert not any(one.damage for one in verify.verify(road.project, deep=True))
     Reader(str(road.store), "road", rank=0, world_size=len(_ranks(road)), verify=True)
     return when
 
 
 def _ranks(road: Road) -> tuple[str, ...]:
-    return build.ranks_of(road.project)
+    return runner.ranks_of(road.project)
 
 
 def test_flipped_bit_anywhere_is_noticed_or_harmless_and_the_next_build_is_a_clean_one(
@@ -141,7 +143,7 @@ def renames_of(config: Path, count: int, after: bool) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hear)
-    build.build(build.open_project(config))
+    runner.build(runner.open_project(config))
     config.with_name("renames").write_text(str(seen), encoding="ascii")
 
 
@@ -173,6 +175,6 @@ def test_build_killed_at_any_rename_is_finished_by_the_next_with_the_same_bytes(
 def _require_whole_manifests(road: Road) -> None:
     """Hold every manifest that a killed build left to its files: if it is there, all that it names is whole."""
     project = road.project
-    for step in build.road(project):
+    for step in runner.road(project):
         for made in manifest.versions(project.store, step.key):
             manifest.verify_files(project.store, made)

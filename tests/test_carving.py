@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import stats, tracing
-from pipelines.carving import carve
-from pipelines.errors import ConfigError
-from pipelines.splits import Splits, Splitter
+from rowmill import stats
+from rowmill.core.errors import ConfigError
+from rowmill.formats.splits import Splits, Splitter
+from rowmill.inspection import trace
+from rowmill.stages.packed_shards.validation_holdout import carve
 from tests.recipes import CHAT, TEXT, Built, Road, chat, document, lines
 
 
@@ -151,7 +152,7 @@ def test_rows_that_were_rejected_leave_train_with_their_group(built: Built) -> N
 def test_row_of_the_surplus_traces_to_its_fate(built: Built) -> None:
     left = built.rows_of("packed", "packed_shards", file="left_out")
     row_id = next(row["row_id"] for row in left if row["state"] == "validation_surplus")
-    traces = [one for one in tracing.trace_row(built.project, row_id) if one.dataset == "packed"]
+    traces = [one for one in trace.trace_row(built.project, row_id) if one.dataset == "packed"]
 
     assert [(fate.stage, fate.state) for fate in traces[0].fates][-1] == ("packed_shards", "validation_surplus")
     assert traces[0].places == ()

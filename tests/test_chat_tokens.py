@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models
 
-from pipelines import tokenization
-from pipelines.batches import Counts, Example, columns_of, examples_of
-from pipelines.errors import ConfigError
-from pipelines.rows import Masked, Piece, Rejected, Span
-from pipelines.shortening import with_bos
-from pipelines.tokenization import Encoder, LoadedTokenizer, holds_added_token
+from rowmill.core.errors import ConfigError
+from rowmill.schema.rows import Masked, Piece, Rejected, Span
+from rowmill.tokenization.encoded_batch import Counts, Example, columns_of, examples_of
+from rowmill.tokenization.token_truncation import with_bos
+from rowmill.tokenization.tokenizer import Card, Encoder, LoadedTokenizer, holds_added_token, open_tokenizer
 from tests import recipes
 from tests.recipes import CHATML, CONTROL, Built, Road, text_of
 
@@ -23,7 +22,7 @@ from tests.recipes import CHATML, CONTROL, Built, Road, text_of
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedTokenizer:
     folder = recipes.write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-    return tokenization.open_tokenizer(str(folder), folder)
+    return open_tokenizer(str(folder), folder)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +81,7 @@ def merging(tmp_path: Path) -> Encoder:
     base = {token: number for token, number in parsed["model"]["vocab"].items() if len(token) == 1 or token in CONTROL}
     parsed["model"]["vocab"] = base | {"ab": max(base.values()) + 1}
     (folder / "tokenizer.json").write_text(json.dumps(parsed), encoding="utf-8")
-    return Encoder(tokenization.open_tokenizer(str(folder), folder))
+    return Encoder(open_tokenizer(str(folder), folder))
 
 
 def test_merge_over_a_trained_start_moves_the_mask_only_where_the_text_is_encoded_whole(tmp_path: Path) -> None:
@@ -139,7 +138,7 @@ def test_recipe_with_split_boundary_keeps_inference_ids_in_every_turn(tmp_path: 
 
     built = Road(tmp_path).one("a.jsonl", rows, loss={"boundary": "split"}).build()
 
-    encoder = Encoder(tokenization.open_tokenizer(str(tmp_path / "tokenizer"), tmp_path))
+    encoder = Encoder(open_tokenizer(str(tmp_path / "tokenizer"), tmp_path))
     assert built.rejects() == []
     for example in built.examples():
         starts = np.flatnonzero(np.diff(np.array(example["loss_mask"], np.int8)) == 1) + 1
@@ -251,7 +250,7 @@ def test_control_id_made_of_ordinary_text_is_found() -> None:
     vocabulary = [("<unk>", 0.0), ("</s>", -1.0), *((letter, -5.0) for letter in "ab</s>")]
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=0))
     tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
-    card = tokenization.Card(
+    card = Card(
         digest="", files={}, vocab_size=8, bos_id=None, eos_id=1, pad_id=None, special_tokens={},
         added=((1, "</s>", True),), chat_template=None, adds_bos=False, adds_eos=False, byte_level=False, fast=False,
         why_usual="",

@@ -12,7 +12,8 @@ import duckdb
 import pytest
 import yaml
 
-from pipelines import cli, manifest
+from rowmill.cli import main
+from rowmill.schema import manifest
 from tests.cli_project import CHATS, FOREIGN_WARNINGS, NOTES, RECIPE, ROOT, TASKS, CliProject
 
 pytestmark = FOREIGN_WARNINGS
@@ -23,7 +24,7 @@ STEPS = 3 * 5 + 2
 def built(tmp_path_factory: pytest.TempPathFactory) -> CliProject:
     """Return a project that is built and that no test changes."""
     project = CliProject(tmp_path_factory.mktemp("built")).write()
-    assert project.rowmill("build") == cli.DONE
+    assert project.rowmill("build") == main.DONE
     return project
 
 
@@ -44,7 +45,7 @@ def rows_of(
     project: CliProject, query: str, capsys: pytest.CaptureFixture[str], *options: str
 ) -> list[dict[str, object]]:
     capsys.readouterr()
-    assert cli.main(["sql", query, project.recipe, "--format", "json", *options]) == cli.DONE
+    assert main.main(["sql", query, project.recipe, "--format", "json", *options]) == main.DONE
     return json.loads(capsys.readouterr().out)
 
 
@@ -56,7 +57,7 @@ def test_plan_of_new_project_makes_the_first_stages_and_writes_no_output(
 ) -> None:
     project = CliProject(tmp_path).write()
 
-    assert project.rowmill("plan") == cli.DONE
+    assert project.rowmill("plan") == main.DONE
     out = capsys.readouterr().out
     assert out.count("never built") == 3
     assert out.count("make if changed") == STEPS - 3
@@ -64,7 +65,7 @@ def test_plan_of_new_project_makes_the_first_stages_and_writes_no_output(
 
 
 def test_plan_after_build_reuses_every_stage(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("plan") == cli.DONE
+    assert built.rowmill("plan") == main.DONE
     assert f"{STEPS} reused" in capsys.readouterr().out
 
 
@@ -73,14 +74,14 @@ def test_plan_after_changed_option_names_the_stages_that_read_it(
 ) -> None:
     copied.write_recipe(mixture={"batch_size": 4})
 
-    assert copied.rowmill("plan") == cli.DONE
+    assert copied.rowmill("plan") == main.DONE
     lines = capsys.readouterr().out.splitlines()
     made = [line.split()[1] for line in lines if line.startswith(("  + ", "  ~ "))]
     assert made == ["training_splits", "gpu_partitions"]
 
 
 def test_build_again_makes_nothing_and_says_so(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("build") == cli.DONE
+    assert built.rowmill("build") == main.DONE
     out = capsys.readouterr().out
     assert out.count(" reused ") == STEPS
     assert "findings   all that apply passed" in out
@@ -91,13 +92,13 @@ def test_build_of_one_stage_makes_that_stage_of_every_dataset(
 ) -> None:
     project = CliProject(tmp_path).write()
 
-    assert project.rowmill("build", "--only", "raw_dataset") == cli.DONE
+    assert project.rowmill("build", "--only", "raw_dataset") == main.DONE
     assert capsys.readouterr().out.count("raw_dataset") == 3
     assert not (tmp_path / ".rowmill" / "small" / "chats" / "canonical_rows").exists()
 
 
 def test_build_of_unknown_stage_names_the_nearest(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("build", "--only", "packed_shard") == cli.WRONG
+    assert built.rowmill("build", "--only", "packed_shard") == main.WRONG
     assert "did you mean packed_shards?" in capsys.readouterr().err
 
 
@@ -106,7 +107,7 @@ def test_build_past_failed_finding_stops_with_number_threshold_and_remedy(
 ) -> None:
     copied.write_recipe(gates=RECIPE["gates"] | {"rejects": {"at_most": 0.001}})
 
-    assert copied.rowmill("build") == cli.BLOCKED
+    assert copied.rowmill("build") == main.BLOCKED
     captured = capsys.readouterr()
     share = f"{1 / (CHATS + 1):.6g}"
     assert f"small/chats/canonical_rows: rejects: {share}" in captured.err
@@ -118,7 +119,7 @@ def test_build_into_another_root_leaves_the_project_alone(tmp_path: Path, monkey
     project = CliProject(tmp_path / "project").write()
     monkeypatch.setenv("ROWMILL_STORE", str(tmp_path / "elsewhere"))
 
-    assert project.rowmill("build", "--only", "raw_dataset") == cli.DONE
+    assert project.rowmill("build", "--only", "raw_dataset") == main.DONE
     assert (tmp_path / "elsewhere" / "small" / "tasks" / "raw_dataset" / "pointer.json").is_file()
     assert not (tmp_path / "project" / ".rowmill").exists()
 
@@ -130,7 +131,7 @@ def test_stats_counts_what_build_counts_and_packs_nothing(
     built: CliProject, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = str(tmp_path / "other")
-    assert built.rowmill("stats", "--root", root) == cli.DONE
+    assert built.rowmill("stats", "--root", root) == main.DONE
     out = capsys.readouterr().out
     query = "select dataset, original_tokens from examples order by all"
 
@@ -141,7 +142,7 @@ def test_stats_counts_what_build_counts_and_packs_nothing(
 
 
 def test_stats_show_quantiles_rejects_and_other_limits(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("stats") == cli.DONE
+    assert built.rowmill("stats") == main.DONE
     out = capsys.readouterr().out
     what_if = rows_of(built, "select * from what_if where dataset = 'notes' and seq_len = 128", capsys)
 
@@ -153,7 +154,7 @@ def test_stats_show_quantiles_rejects_and_other_limits(built: CliProject, capsys
     assert line[1] == str(NOTES)
 
 
-@pytest.mark.parametrize(("options", "status"), [((), cli.DONE), (("--strict",), cli.FOUND)])
+@pytest.mark.parametrize(("options", "status"), [((), main.DONE), (("--strict",), main.FOUND)])
 def test_stats_with_hint_exit_3_only_when_strict(
     tmp_path: Path, options: tuple[str, ...], status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,7 +168,7 @@ def test_stats_strict_without_hint_exits_0(tmp_path: Path, capsys: pytest.Captur
     tasks = {"tasks": RECIPE["datasets"]["tasks"]}
     project = CliProject(tmp_path).write(seq_len=40, datasets=tasks)
 
-    assert project.rowmill("stats", "--strict") == cli.DONE
+    assert project.rowmill("stats", "--strict") == main.DONE
     assert "max_length to" not in capsys.readouterr().out
 
 
@@ -176,7 +177,7 @@ def test_stats_behind_a_shut_gate_still_show_the_numbers(
 ) -> None:
     copied.write_recipe(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}})
 
-    assert copied.rowmill("stats") == cli.BLOCKED
+    assert copied.rowmill("stats") == main.BLOCKED
     captured = capsys.readouterr()
     assert "original length in tokens" in captured.out
     assert "wanted at most 0" in captured.err
@@ -186,7 +187,7 @@ def test_stats_behind_a_shut_gate_still_show_the_numbers(
 
 
 def test_verify_prints_every_finding_and_exits_0(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("verify", "--deep", "--facts") == cli.DONE
+    assert built.rowmill("verify", "--deep", "--facts") == main.DONE
     out = capsys.readouterr().out
     verdicts = rows_of(built, "select count(*) as n, sum(passed::int)::int as passed from findings", capsys)
 
@@ -200,7 +201,7 @@ def test_verify_under_stricter_threshold_exits_1_with_remedy(
 ) -> None:
     copied.write_recipe(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}})
 
-    assert copied.rowmill("verify") == cli.BLOCKED
+    assert copied.rowmill("verify") == main.BLOCKED
     out = capsys.readouterr().out
     assert "1 blocking" in out
     assert "✗ rejects" in out
@@ -211,7 +212,7 @@ def test_verify_shows_waiver_instead_of_remedy(copied: CliProject, capsys: pytes
     waiver = {"law": "rejects", "dataset": "chats", "at_most": 0.5, "reason": "one broken line, known"}
     copied.write_recipe(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}, "waivers": [waiver]})
 
-    assert copied.rowmill("verify") == cli.DONE
+    assert copied.rowmill("verify") == main.DONE
     out = capsys.readouterr().out
     assert "waived: one broken line, known" in out
     assert "1 waived" in out
@@ -226,8 +227,8 @@ def test_verify_deep_names_the_file_with_one_changed_byte(
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
-    assert copied.rowmill("verify") == cli.DONE
-    assert copied.rowmill("verify", "--deep") == cli.BLOCKED
+    assert copied.rowmill("verify") == main.DONE
+    assert copied.rowmill("verify", "--deep") == main.BLOCKED
     assert f"✗ {shard}: digest" in capsys.readouterr().out
 
 
@@ -235,12 +236,12 @@ def test_verify_after_a_changed_option_was_built_knows_no_changed_options(
     copied: CliProject, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copied.write_recipe(seq_len=160)
-    assert copied.rowmill("verify") == cli.DONE
+    assert copied.rowmill("verify") == main.DONE
     assert "its options changed since: build again" in capsys.readouterr().out
 
-    assert copied.rowmill("build") == cli.DONE
+    assert copied.rowmill("build") == main.DONE
     capsys.readouterr()
-    assert copied.rowmill("verify") == cli.DONE
+    assert copied.rowmill("verify") == main.DONE
     assert "its options changed" not in capsys.readouterr().out
 
 
@@ -248,12 +249,12 @@ def test_verify_deep_names_a_missing_file(copied: CliProject, capsys: pytest.Cap
     rows = current(copied, "tasks", "canonical_rows").parts[0].files["rows"].path
     (copied.folder / ".rowmill" / rows).unlink()
 
-    assert copied.rowmill("verify", "--deep") == cli.BLOCKED
+    assert copied.rowmill("verify", "--deep") == main.BLOCKED
     assert f"✗ {rows}: missing" in capsys.readouterr().out
 
 
 def test_verify_of_nothing_built_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert CliProject(tmp_path).write().rowmill("verify") == cli.WRONG
+    assert CliProject(tmp_path).write().rowmill("verify") == main.WRONG
     assert "nothing is built" in capsys.readouterr().err
 
 
@@ -273,7 +274,7 @@ def test_sql_answers_in_each_form(
 ) -> None:
     query = "select dataset, count(*) as n from rows where dataset <> 'tasks' group by 1 order by 1"
 
-    assert cli.main(["sql", query, built.recipe, "--format", form]) == cli.DONE
+    assert main.main(["sql", query, built.recipe, "--format", form]) == main.DONE
     shown = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert [line for line in shown if line] == [line.strip() for line in wanted.splitlines()]
 
@@ -285,7 +286,7 @@ def test_sql_with_a_recipe_answers_for_that_recipe_alone(
     other.write_text(
         yaml.safe_dump(RECIPE | {"datasets": {"notes": RECIPE["datasets"]["notes"]}}, sort_keys=False), encoding="utf-8"
     )
-    assert cli.main(["build", str(other)]) == cli.DONE
+    assert main.main(["build", str(other)]) == main.DONE
     query = "select dataset, count(*) as n from rows group by all order by all"
     notes = [{"dataset": "notes", "n": NOTES}]
 
@@ -294,9 +295,9 @@ def test_sql_with_a_recipe_answers_for_that_recipe_alone(
         *notes,
         {"dataset": "tasks", "n": TASKS},
     ]
-    assert cli.main(["sql", query, str(other), "--format", "json"]) == cli.DONE
+    assert main.main(["sql", query, str(other), "--format", "json"]) == main.DONE
     assert json.loads(capsys.readouterr().out) == notes
-    assert cli.main(["sql", query, "--root", str(copied.folder / ".rowmill"), "--format", "csv"]) == cli.DONE
+    assert main.main(["sql", query, "--root", str(copied.folder / ".rowmill"), "--format", "csv"]) == main.DONE
     assert f"notes,{2 * NOTES}\n" in capsys.readouterr().out
 
 
@@ -304,7 +305,7 @@ def test_remedy_of_rejects_is_a_command_that_answers_for_the_recipe(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     project = CliProject(tmp_path).write(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}})
-    assert project.rowmill("build") == cli.BLOCKED
+    assert project.rowmill("build") == main.BLOCKED
     [command] = re.findall(r"read the reasons with `rowmill ([^`]*)`", capsys.readouterr().err)
 
     verb, query, name = shlex.split(command)
@@ -316,17 +317,17 @@ def test_remedy_of_rejects_is_a_command_that_answers_for_the_recipe(
 def test_sql_finds_the_storage_by_root_alone(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
     root = str(built.folder / ".rowmill")
 
-    assert cli.main(["sql", "select count(*) as n from rejects", "--root", root, "--format", "csv"]) == cli.DONE
+    assert main.main(["sql", "select count(*) as n from rejects", "--root", root, "--format", "csv"]) == main.DONE
     assert capsys.readouterr().out == "n\n1\n"
 
 
 def test_sql_that_duckdb_refuses_names_the_views(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["sql", "select * from row", built.recipe]) == cli.WRONG
+    assert main.main(["sql", "select * from row", built.recipe]) == main.WRONG
     assert "there are the views builds, findings" in capsys.readouterr().err
 
 
 def test_sql_without_statistics_makes_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["sql", "select 1", "--root", str(tmp_path / "none")]) == cli.WRONG
+    assert main.main(["sql", "select 1", "--root", str(tmp_path / "none")]) == main.WRONG
     assert "no statistics here" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
 
@@ -345,7 +346,7 @@ def test_statistics_file_answers_after_a_build(built: CliProject) -> None:
 def test_statistics_file_answers_behind_a_shut_gate(tmp_path: Path) -> None:
     project = CliProject(tmp_path).write(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}})
 
-    assert project.rowmill("build") == cli.BLOCKED
+    assert project.rowmill("build") == main.BLOCKED
     assert rows_in_statistics(project) == CHATS
 
 
@@ -354,7 +355,7 @@ def test_statistics_file_that_is_gone_is_made_again_by_use(copied: CliProject) -
     Path(copied.project.store.path("stats.duckdb")).unlink()
     version = current(copied, "chats", "raw_dataset").version
 
-    assert copied.rowmill("use", "chats/raw_dataset", version) == cli.DONE
+    assert copied.rowmill("use", "chats/raw_dataset", version) == main.DONE
     assert rows_in_statistics(copied) == CHATS
 
 
@@ -368,9 +369,9 @@ def test_use_makes_an_older_version_current_and_says_how_to_go_on_from_it(
     copied.append_chat(1000)
     copied.rowmill("build")
     second = current(copied, "chats", "raw_dataset").version
-    assert copied.rowmill("use", "chats/raw_dataset", first[:8]) == cli.DONE
+    assert copied.rowmill("use", "chats/raw_dataset", first[:8]) == main.DONE
     said = capsys.readouterr().out
-    assert copied.rowmill("versions", "chats/raw_dataset") == cli.DONE
+    assert copied.rowmill("versions", "chats/raw_dataset") == main.DONE
     out = capsys.readouterr().out
 
     assert first != second
@@ -380,10 +381,10 @@ def test_use_makes_an_older_version_current_and_says_how_to_go_on_from_it(
     # The printed command makes what follows of the version in use; a build of everything goes forward again.
     assert "a build of everything" in said
     [stages] = re.findall(r"build small((?: --only \S+)+)", " ".join(said.split()))
-    assert copied.rowmill("build", *stages.split()) == cli.DONE
+    assert copied.rowmill("build", *stages.split()) == main.DONE
     assert current(copied, "chats", "canonical_rows").inputs["small/chats/raw_dataset"] == first
     assert current(copied, "chats", "raw_dataset").version == first
-    assert copied.rowmill("build") == cli.DONE
+    assert copied.rowmill("build") == main.DONE
     assert current(copied, "chats", "raw_dataset").version == second
 
 
@@ -393,19 +394,19 @@ def test_use_of_older_ranks_publishes_them_with_their_order(copied: CliProject) 
     before = json.loads(published.read_bytes())
     for number in range(1000, 1030):
         copied.append_chat(number)
-    assert copied.rowmill("build") == cli.DONE
+    assert copied.rowmill("build") == main.DONE
     assert json.loads(published.read_bytes())["order"] != before["order"]
 
-    assert copied.rowmill("use", "gpu_partitions", before["version"]) == cli.DONE
+    assert copied.rowmill("use", "gpu_partitions", before["version"]) == main.DONE
 
     assert json.loads(published.read_bytes()) == before
     # The newest comes back by itself.
-    assert copied.rowmill("build") == cli.DONE
+    assert copied.rowmill("build") == main.DONE
     assert json.loads(published.read_bytes())["order"] != before["order"]
 
 
 def test_use_of_unknown_version_names_those_there_are(copied: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert copied.rowmill("use", "chats/raw_dataset", "zzz") == cli.WRONG
+    assert copied.rowmill("use", "chats/raw_dataset", "zzz") == main.WRONG
     assert current(copied, "chats", "raw_dataset").version in capsys.readouterr().err
 
 
@@ -419,9 +420,9 @@ def test_gc_keeps_what_is_current_and_what_that_was_made_of(
     old = current(copied, "chats", "tokenized_examples")
     for number in (1000, 1001):
         copied.append_chat(number)
-        assert copied.rowmill("build") == cli.DONE
+        assert copied.rowmill("build") == main.DONE
     kept = {stage: current(copied, "chats", stage).version for stage in ("canonical_rows", "packed_shards")}
-    assert copied.rowmill("gc", "--keep", "1") == cli.DONE
+    assert copied.rowmill("gc", "--keep", "1") == main.DONE
     store = copied.project.store
 
     assert [one.version for one in manifest.versions(store, ("small", "chats", "canonical_rows"))] == [
@@ -434,9 +435,9 @@ def test_gc_keeps_what_is_current_and_what_that_was_made_of(
     own = {file.path for part in old.parts for file in part.files.values()} - {f"{SHARED}/no_rejects.parquet"}
     assert own
     assert not any(map(store.exists, own))
-    assert copied.rowmill("verify", "--deep") == cli.DONE
+    assert copied.rowmill("verify", "--deep") == main.DONE
     capsys.readouterr()
-    assert copied.rowmill("build") == cli.DONE
+    assert copied.rowmill("build") == main.DONE
     assert capsys.readouterr().out.count(" reused ") == STEPS
     assert rows_of(copied, "select distinct version from examples_history where dataset = 'chats'", capsys) == [
         {"version": current(copied, "chats", "tokenized_examples").version}
@@ -449,11 +450,11 @@ def test_gc_keeps_an_old_version_that_was_made_current(copied: CliProject) -> No
     copied.rowmill("build")
     copied.rowmill("use", "chats/canonical_rows", first)
 
-    assert copied.rowmill("gc", "--keep", "1") == cli.DONE
+    assert copied.rowmill("gc", "--keep", "1") == main.DONE
     kept = {one.version for one in manifest.versions(copied.project.store, ("small", "chats", "canonical_rows"))}
     assert first in kept
     assert len(kept) == 2
-    assert copied.rowmill("verify", "--deep") == cli.DONE
+    assert copied.rowmill("verify", "--deep") == main.DONE
 
 
 def test_gc_dry_run_names_what_would_go_and_removes_nothing(
@@ -464,7 +465,7 @@ def test_gc_dry_run_names_what_would_go_and_removes_nothing(
     before = files_in(copied.folder)
     capsys.readouterr()
 
-    assert copied.rowmill("gc", "--keep", "1", "--dry-run") == cli.DONE
+    assert copied.rowmill("gc", "--keep", "1", "--dry-run") == main.DONE
     assert "would remove" in capsys.readouterr().out
     assert files_in(copied.folder) == before
 
@@ -482,7 +483,7 @@ def test_recipe_is_found_by_name_from_below_the_project(
     monkeypatch.chdir(built.folder / "data")
     monkeypatch.delenv("ROWMILL_CONFIGS", raising=False)
 
-    assert cli.main(["plan", "small"]) == cli.DONE
+    assert main.main(["plan", "small"]) == main.DONE
     assert f"{STEPS} reused" in capsys.readouterr().out
 
 
@@ -492,7 +493,7 @@ def test_unknown_recipe_names_those_there_are_and_the_nearest(
     monkeypatch.chdir(built.folder)
     monkeypatch.delenv("ROWMILL_CONFIGS", raising=False)
 
-    assert cli.main(["build", "smalll"]) == cli.WRONG
+    assert main.main(["build", "smalll"]) == main.WRONG
     err = capsys.readouterr().err
     assert "smalll: no recipe of this name; there are small in" in err
     assert "did you mean small?" in err
@@ -503,7 +504,7 @@ def test_broken_recipe_says_where_what_allowed_and_what_to_do(
 ) -> None:
     project = CliProject(tmp_path).write(seq_length=128)
 
-    assert project.rowmill("build") == cli.WRONG
+    assert project.rowmill("build") == main.WRONG
     captured = capsys.readouterr()
     where, allowed, remedy = captured.err.strip().split("; ")
     assert where in (f"{project.recipe}.seq_length: unknown key", f"{project.recipe}: seq_length: unknown key")
@@ -513,7 +514,7 @@ def test_broken_recipe_says_where_what_allowed_and_what_to_do(
 
 
 def test_unknown_stage_key_names_the_stages(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("versions", "chats/rows") == cli.WRONG
+    assert built.rowmill("versions", "chats/rows") == main.WRONG
     assert "small/chats/canonical_rows" in capsys.readouterr().err
 
 
@@ -522,14 +523,14 @@ def test_unknown_stage_key_names_the_stages(built: CliProject, capsys: pytest.Ca
 )
 def test_wrong_words_exit_2(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        cli.main(arguments)
+        main.main(arguments)
 
-    assert stopped.value.code == cli.WRONG
+    assert stopped.value.code == main.WRONG
 
 
 def test_help_imports_nothing_that_takes_time() -> None:
     code = (
-        "import contextlib, io, sys; from pipelines import cli\n"
+        "import contextlib, io, sys; from rowmill.cli import main as cli\n"
         "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()): cli.main(['--help'])\n"
         "print([name for name in ('pydantic', 'numpy', 'pyarrow', 'duckdb', 'rich') if name in sys.modules])"
     )

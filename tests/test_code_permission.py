@@ -4,18 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from assets.definitions import build_definitions
-from pipelines import cli
-from pipelines.backends.callable import CallableBackend
-from pipelines.code_permission import VARIABLE
-from pipelines.errors import ConfigError
+from dagster_rowmill.definitions import build_definitions
+from rowmill.cli import main
+from rowmill.core.code_permission import VARIABLE
+from rowmill.core.errors import ConfigError
+from rowmill.tabular.backends.callable import CallableBackend
 from tests.cli_project import FOREIGN_WARNINGS, CliProject
 
 pytestmark = FOREIGN_WARNINGS
 
 MODULE = """
 from pathlib import Path
-from pipelines.formats import RowFormat
+from rowmill.formats import RowFormat
 Path(__file__).with_name("ran").touch()
 
 class Mine(RowFormat):
@@ -43,7 +43,7 @@ def has_run(project: CliProject) -> bool:
 def test_command_without_code_refuses_the_recipe_and_runs_nothing(
     project: CliProject, capsys: pytest.CaptureFixture[str], verb: str
 ) -> None:
-    assert project.rowmill(verb, "--no-code") == cli.WRONG
+    assert project.rowmill(verb, "--no-code") == main.WRONG
 
     assert not has_run(project)
     assert (
@@ -66,30 +66,32 @@ def test_package_of_a_class_is_not_run_to_find_the_class(
     }
     project.write(datasets={"own": own})
 
-    assert project.rowmill("plan", "--no-code") == cli.WRONG
+    assert project.rowmill("plan", "--no-code") == main.WRONG
 
     assert not has_run(project)
     assert "their_formats.rows:Mine is Python code, which --no-code" in capsys.readouterr().err
 
 
 def test_command_with_code_runs_it(project: CliProject) -> None:
-    assert project.rowmill("plan") == cli.DONE
+    assert project.rowmill("plan") == main.DONE
 
     assert has_run(project)
 
 
-@pytest.mark.parametrize(("value", "status"), [("1", cli.WRONG), ("true", cli.WRONG), ("0", cli.DONE), ("", cli.DONE)])
+@pytest.mark.parametrize(
+    ("value", "status"), [("1", main.WRONG), ("true", main.WRONG), ("0", main.DONE), ("", main.DONE)]
+)
 def test_variable_says_the_same(project: CliProject, monkeypatch: pytest.MonkeyPatch, value: str, status: int) -> None:
     monkeypatch.setenv(VARIABLE, value)
 
     assert project.rowmill("plan") == status
-    assert has_run(project) is (status == cli.DONE)
+    assert has_run(project) is (status == main.DONE)
 
 
 def test_recipe_without_code_is_built_all_the_same(project: CliProject) -> None:
     project.write_recipe()
 
-    assert project.rowmill("plan", "--no-code") == cli.DONE
+    assert project.rowmill("plan", "--no-code") == main.DONE
 
 
 def test_function_of_a_backend_is_refused(project: CliProject, monkeypatch: pytest.MonkeyPatch) -> None:

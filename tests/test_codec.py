@@ -1,6 +1,6 @@
 """A record's text: exact, one line, free of delimiters, and read back to the same record.
 
-What belongs here: laws and golden lines of `codec/` and `records.py`. What does not: finding records in text.
+What belongs here: laws and golden lines of `serialization/` and `records.py`. What does not: finding records in text.
 """
 
 import json
@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.codec import Problem, Reader, Serialiser, read_json, serialise
-from pipelines.records import Column, ColumnType, RecordSchema
-from pipelines.rows import Rejected
+from rowmill.schema.rows import Rejected
+from rowmill.tabular.schema import Column, ColumnType, RecordSchema
+from rowmill.tabular.serialization import Problem, Reader, Serialiser, read_json, serialise
 from tests.record_strategies import SPECIAL, records, schemas, schemas_with_record
 
 

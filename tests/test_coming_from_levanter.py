@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from pipelines import build, recipe
-from pipelines.build import Project
-from pipelines.manifest import Manifest, current
-from pipelines.reader import Reader
+from rowmill.build import runner
+from rowmill.build.runner import Project
+from rowmill.reader import Reader
+from rowmill.recipe import recipe
+from rowmill.schema.manifest import Manifest, current
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "configs/examples/levanter"
@@ -23,9 +24,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning"
 def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Project]:
     """Build every recipe of the page."""
     root = str(tmp_path_factory.mktemp("levanter"))
-    projects = {name: build.open_project(FOLDER / f"{name}.yaml", root) for name in NAMES}
+    projects = {name: runner.open_project(FOLDER / f"{name}.yaml", root) for name in NAMES}
     for project in projects.values():
-        build.build(project)
+        runner.build(project)
     return projects
 
 

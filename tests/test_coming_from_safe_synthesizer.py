@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 
-from pipelines import build, parsing, recipe
-from pipelines.manifest import Manifest
-from pipelines.ordering import ELAPSED
-from pipelines.parsing import Place, Validation
-from pipelines.records import Column, Mode, RecordSchema
-from pipelines.stages import catalog, packed_shards
+from rowmill.build import runner
+from rowmill.recipe import recipe
+from rowmill.schema.manifest import Manifest
+from rowmill.stages import catalog
+from rowmill.stages.packed_shards import stage as packed_shards
+from rowmill.tabular import parsing
+from rowmill.tabular.parsing import Place, Validation
+from rowmill.tabular.schema import Column, Mode, RecordSchema
+from rowmill.tabular.time_order import ELAPSED
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "configs/examples/records"
@@ -26,8 +29,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Manif
     root = str(tmp_path_factory.mktemp("records"))
     made: dict[str, dict[str, Manifest]] = {}
     for name in NAMES:
-        steps = build.build(
-            build.open_project(FOLDER / f"{name}.yaml", root), only=catalog.names_up_to(packed_shards.STAGE)
+        steps = runner.build(
+            runner.open_project(FOLDER / f"{name}.yaml", root), only=catalog.names_up_to(packed_shards.STAGE)
         )
         made[name] = {step.name: report.manifest for step, report, _ in steps}
     return made

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines import cli, comparison, manifest
-from pipelines.comparison import Compared
-from pipelines.manifest import Manifest
+from rowmill.cli import main
+from rowmill.inspection import diff
+from rowmill.inspection.diff import Compared
+from rowmill.schema import manifest
+from rowmill.schema.manifest import Manifest
 from tests.recipes import CHAT, PAIR, Road, chat, pair
 
 
@@ -19,7 +21,7 @@ def versions(road: Road, *key: str) -> list[Manifest]:
 def compared(road: Road, *key: str) -> dict[str | None, Compared]:
     """Compare a stage's oldest version with its newest."""
     kept = versions(road, *key)
-    return {one.scope: one for one in comparison.compare(road.project, kept[0], kept[-1])}
+    return {one.scope: one for one in diff.compare(road.project, kept[0], kept[-1])}
 
 
 def numbers(one: Compared) -> dict[str, tuple[float | None, float | None]]:
@@ -76,7 +78,7 @@ def test_version_of_one_dataset_tells_of_that_dataset_alone(road: Road) -> None:
 def test_version_beside_itself_moves_nothing(road: Road) -> None:
     [newest] = versions(road, "training_splits")[-1:]
 
-    for one in comparison.compare(road.project, newest, newest):
+    for one in diff.compare(road.project, newest, newest):
         assert one.added in (0, None)
         assert one.removed in (0, None)
         assert all(line.before == line.after for line in one.lines)
@@ -92,7 +94,7 @@ def test_collected_inputs_are_left_out(road: Road) -> None:
     content = path.read_bytes()
     path.unlink()
     try:
-        [found] = comparison.compare(road.project, old, versions(road, "chats", "packed_shards")[-1])
+        [found] = diff.compare(road.project, old, versions(road, "chats", "packed_shards")[-1])
     finally:
         path.write_bytes(content)
 
@@ -113,7 +115,7 @@ def test_rows_added_and_removed_are_the_difference_of_what_was_read(
         built = road.build(only=["raw_dataset", "canonical_rows"])
         made.append(built.manifest("rows", "canonical_rows"))
 
-    [found] = comparison.compare(road.project, *made)
+    [found] = diff.compare(road.project, *made)
 
     assert found.added == sum(max(after.count(i) - before.count(i), 0) for i in range(5))
     assert found.removed == sum(max(before.count(i) - after.count(i), 0) for i in range(5))
@@ -125,18 +127,18 @@ def test_diff_shows_both_versions_by_the_beginning_of_their_names(
     old, new = versions(road, "training_splits")
     names = [str(road.config), "training_splits", old.version[:8], new.version[:8]]
 
-    assert cli.main(["diff", *names]) == 0
+    assert main.main(["diff", *names]) == 0
     shown = capsys.readouterr().out
 
     assert f"before  {old.version}" in shown
     assert f"after   {new.version}" in shown
     assert "rows by content: 3 added, 3 removed" in shown
-    assert cli.main(["diff", *names[:3]]) == 0
+    assert main.main(["diff", *names[:3]]) == 0
     assert capsys.readouterr().out == shown
 
 
 def test_diff_with_an_unknown_version_names_those_there_are(road: Road, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["diff", str(road.config), "training_splits", "zzzz"]) == 2
+    assert main.main(["diff", str(road.config), "training_splits", "zzzz"]) == 2
 
     assert versions(road, "training_splits")[0].version in capsys.readouterr().err
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from pipelines.contract import TemplateContract, mismatched_prompts, warnings
-from pipelines.rendering import Renderer, RendererSpec, bundled
-from pipelines.rendering.adaptation import nine_alphanumeric
+from rowmill.conversation.rendering.adaptation import nine_alphanumeric
+from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, bundled
+from rowmill.conversation.template_contract import TemplateContract, mismatched_prompts, warnings
 
 
 def contract(text: str, **tokens: str) -> TemplateContract:

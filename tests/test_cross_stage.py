@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from pipelines import build, cross_stage, manifest
-from pipelines.errors import GateError
-from pipelines.findings import Verdict
+from rowmill.build import runner
+from rowmill.checks import cross_stage
+from rowmill.checks.judge import Verdict
+from rowmill.core.errors import GateError
+from rowmill.schema import manifest
 from tests.recipes import CHAT, LENIENT, PAIR, Built, Road, chat, document, lines, pair
 
 STRICT = {name: bound for name, bound in LENIENT.items() if name not in ("end_to_end_loss", "shrunk")}
@@ -26,10 +28,10 @@ def verdict_of(built: Built, law: str, *key: str) -> Verdict:
 def judged(road: Road, law: str, *key: str) -> Verdict:
     """Judge what is current, as `rowmill verify` does."""
     project = road.project
-    step = build.find_step(project, ("road", *key))
+    step = runner.find_step(project, ("road", *key))
     made = manifest.current(project.store, step.key)
     assert made is not None
-    return next(one for one in build.judge(project, step, made) if one.law == law)
+    return next(one for one in runner.judge(project, step, made) if one.law == law)
 
 
 def write(road: Road, rows: "list[dict[str, Any]] | bytes", kind: "dict[str, Any]" = PAIR, **changes: Any) -> Road:
@@ -219,19 +221,19 @@ def test_rollback_to_a_smaller_version_is_no_vanished_source(tmp_path: Path) -> 
     older = road.build().manifest("gpu_partitions").version
     write(road, [pair(i) for i in range(40)]).build()
     project = road.project
-    step = build.find_step(project, ("road", "gpu_partitions"))
+    step = runner.find_step(project, ("road", "gpu_partitions"))
 
-    assert build.run(project, step, {}, version=older).version == older
+    assert runner.run(project, step, {}, version=older).version == older
 
 
 def test_gate_after_publication_judges_again_instead_of_refusing(tmp_path: Path) -> None:
     road = write(Road(tmp_path), [pair(i) for i in range(20)])
     road.build()
     project = road.project
-    step = build.find_step(project, ("road", "gpu_partitions"))
+    step = runner.find_step(project, ("road", "gpu_partitions"))
 
     # Nobody has judged the inputs against what was just published.
-    assert set(build.open_inputs(project, step))
+    assert set(runner.open_inputs(project, step))
 
 
 def test_what_was_published_is_written_anew_only_if_it_changed(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pipelines import sources
-from pipelines.errors import SchemaError
-from pipelines.sources import Files, FileScan
+from rowmill import sources
+from rowmill.core.errors import SchemaError
+from rowmill.sources import Files, FileScan
 
 WIDE = b"age;work;pay\n" + b"".join(b"%d;x, y;%d,5\n" % (i, i) for i in range(30))
 

@@ -14,9 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines import build, manifest, stats, verification
-from pipelines.errors import GateError, IntegrityError
-from pipelines.manifest import Manifest
+from rowmill import stats
+from rowmill.build import runner
+from rowmill.core.errors import GateError, IntegrityError
+from rowmill.inspection import verify
+from rowmill.schema import manifest
+from rowmill.schema.manifest import Manifest
 from tests.recipes import CHAT, LENIENT, PAIR, Road, chat, pair
 
 CHANGED = {"seq_len": 200, "partitions": {"world_size": 1}}
@@ -59,13 +62,13 @@ def copy(whole: Road, tmp_path: Path) -> Road:
     return Road(tmp_path / "copy")
 
 
-def versions(project: build.Project) -> dict[str, str]:
-    found = {"/".join(step.key): manifest.current(project.store, step.key) for step in build.road(project)}
+def versions(project: runner.Project) -> dict[str, str]:
+    found = {"/".join(step.key): manifest.current(project.store, step.key) for step in runner.road(project)}
     return {key: made.version for key, made in found.items() if made is not None}
 
 
 def outputs(road: Road) -> Iterator[Manifest]:
-    for step in build.road(road.project):
+    for step in runner.road(road.project):
         made = manifest.current(road.project.store, step.key)
         assert made is not None
         yield made
@@ -112,15 +115,15 @@ def test_damaged_statistics_are_named_and_written_again(copy: Road, spoil: Calla
     spoilt = sorted(path for path in (copy.store / "stats").rglob("version=*/part-0.parquet") if "=_" not in str(path))
     for path in spoilt:
         spoil(path)
-    checked = verification.verify(copy.project, deep=True)
+    checked = verify.verify(copy.project, deep=True)
     named = {path for one in checked for path in one.damaged}
-    verification.discard(copy.project, checked)
+    verify.discard(copy.project, checked)
     copy.build()
 
     # A verdict's table is read, and made again, by whoever judges: here by `verify` itself.
     assert {f"{path.relative_to(copy.store)}" for path in spoilt if "stats/findings" not in str(path)} <= named
     assert tables() == before
-    assert not any(one.damage for one in verification.verify(copy.project, deep=True))
+    assert not any(one.damage for one in verify.verify(copy.project, deep=True))
 
 
 def test_build_that_meets_a_damaged_table_of_statistics_writes_it_again(copy: Road) -> None:
@@ -139,7 +142,7 @@ def test_question_to_damaged_statistics_names_the_file_and_what_takes_it_away(co
     with pytest.raises(IntegrityError, match=rf"{made.name}: .*`rowmill verify --deep --discard`"):
         stats.query(copy.project.store, "FROM builds")
 
-    verification.discard(copy.project, verification.verify(copy.project, deep=True))
+    verify.discard(copy.project, verify.verify(copy.project, deep=True))
     assert len(stats.query(copy.project.store, "FROM builds")[1]) > 0
 
 
@@ -161,9 +164,9 @@ def test_a_damaged_file_of_any_stage_leaves_what_a_clean_build_leaves(
 
     assert versions(write(copy, **CHANGED).build().project) == clean
     # What nothing reads, such as a ledger, a build cannot notice.
-    verification.discard(copy.project, verification.verify(copy.project, deep=True))
+    verify.discard(copy.project, verify.verify(copy.project, deep=True))
     assert versions(copy.build().project) == clean
-    assert [one.damage for one in verification.verify(copy.project, deep=True)] == [()] * len(clean)
+    assert [one.damage for one in verify.verify(copy.project, deep=True)] == [()] * len(clean)
 
 
 def test_a_damaged_part_alone_is_made_again(copy: Road, caplog: pytest.LogCaptureFixture) -> None:
@@ -185,12 +188,12 @@ def test_a_source_that_changed_cannot_mend_what_was_made_of_it(copy: Road) -> No
     flip(copy.store / made.parts[0].files["rows"].path)
     write(copy, **CHANGED)
     copy.write("chats.jsonl", [chat(i) for i in range(5)])
-    step = build.find_step(copy.project, ("road", "chats", "tokenized_examples"))
-    inputs = build.open_inputs(copy.project, step)
-    build.build(copy.project, only=["raw_dataset"])
+    step = runner.find_step(copy.project, ("road", "chats", "tokenized_examples"))
+    inputs = runner.open_inputs(copy.project, step)
+    runner.build(copy.project, only=["raw_dataset"])
 
     with pytest.raises(IntegrityError, match="made again"):
-        build.run(copy.project, step, inputs)
+        runner.run(copy.project, step, inputs)
 
 
 def test_discard_takes_away_what_was_made_of_damage_and_the_next_build_is_whole(copy: Road, whole: Road) -> None:
@@ -198,8 +201,8 @@ def test_discard_takes_away_what_was_made_of_damage_and_the_next_build_is_whole(
     made = manifest.current(copy.project.store, ("road", "chats", "canonical_rows"))
     assert made is not None
     flip(copy.store / made.parts[0].files["rows"].path)
-    checked = verification.verify(copy.project, deep=True)
-    lines = verification.discard(copy.project, checked)
+    checked = verify.verify(copy.project, deep=True)
+    lines = verify.discard(copy.project, checked)
 
     stages = ("tokenized_examples", "truncation_stats", "packed_shards", "training_splits", "gpu_partitions")
     assert [line.partition(":")[0].rpartition("/")[2] for line in lines] == list(stages)
@@ -253,7 +256,7 @@ def test_an_edited_verdict_is_not_believed(copy: Road) -> None:
 
     assert edited == 1
     with pytest.raises(GateError, match="order_nonempty"):
-        build.open_inputs(copy.project, build.find_step(copy.project, ("road", "gpu_partitions")))
+        runner.open_inputs(copy.project, runner.find_step(copy.project, ("road", "gpu_partitions")))
 
 
 # ── publication ──
@@ -264,7 +267,7 @@ def test_ranks_that_fail_a_check_are_not_published(copy: Road) -> None:
     before = current.read_bytes()
     rule = {"name": "enough", "type": "expect_column_min_to_be_between", "column": "tokens", "min_value": 10**9}
     gates = {**LENIENT, "expectations": {"gpu_partitions": [rule]}}
-    done = build.build(write(copy, gates=gates, seq_len=200).project)
+    done = runner.build(write(copy, gates=gates, seq_len=200).project)
 
     assert [one.law for one in done[-1][2] if one.blocking] == ["enough"]
     assert current.read_bytes() == before

@@ -22,11 +22,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from pipelines import build, recipe
-from pipelines.canonicalization import Canonicalizer, canonicalize_row
-from pipelines.ledger import REASONS
-from pipelines.recipe import Recipe
-from pipelines.rows import Rejected, Row
+from rowmill.build import runner
+from rowmill.formats.canonicalization import Canonicalizer, canonicalize_row
+from rowmill.recipe import recipe
+from rowmill.recipe.recipe import Recipe
+from rowmill.schema.ledger import REASONS
+from rowmill.schema.rows import Rejected, Row
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "configs" / "demo"
@@ -176,7 +177,7 @@ def test_demo_build_rejects_exactly_its_flaws_and_opens_every_gate(flaws: Module
     planted = [*flaws.chat_flaws(), *flaws.SHAREGPT_FLAWS, *flaws.CSV_FLAWS, *flaws.DOCUMENT_FLAWS]
     wanted = Counter(reason for reason, _ in planted) + Counter({"duplicate": 10 + 8 + 4, "too_long": 1})
 
-    done = build.build(build.open_project(DEMO / "demo.yaml", str(tmp_path)))
+    done = runner.build(runner.open_project(DEMO / "demo.yaml", str(tmp_path)))
 
     found: Counter[str] = Counter()
     for step, report, _ in done:

@@ -14,10 +14,14 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from pipelines import findings, formats, ledger, recipe, reference, shards, sources, stats, walk
-from pipelines.build import Project
-from pipelines.config import Config
-from pipelines.shards import export
+from docs.generate import reference, walkthrough
+from rowmill import exports, formats, sources, stats
+from rowmill.build.runner import Project
+from rowmill.checks import judge
+from rowmill.core.config import Config
+from rowmill.exports import base
+from rowmill.recipe import recipe
+from rowmill.schema import ledger
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALLEST: dict[str, Any] = {
@@ -79,7 +83,7 @@ def test_generated_page_is_what_the_code_says(path: str) -> None:
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Project]:
-    with walk.demo(ROOT) as project:
+    with walkthrough.demo(ROOT) as project:
         yield project
 
 
@@ -87,7 +91,7 @@ def demo() -> Iterator[Project]:
 def test_walk_is_what_a_build_of_the_demo_gives(demo: Project) -> None:
     written = (ROOT / "docs/walk.md").read_text(encoding="utf-8")
 
-    assert written == walk.page(demo), "docs/walk.md is not current: run `make docs`"
+    assert written == walkthrough.page(demo), "docs/walk.md is not current: run `make docs`"
 
 
 def test_answers_are_those_of_a_build_of_the_demo(demo: Project) -> None:
@@ -116,7 +120,7 @@ def test_reference_names_every_option_with_its_words() -> None:
     page = reference.reference_page()
 
     for model in groups():
-        laws = set(findings.BY_NAME) if model is findings.Gates else set[str]()
+        laws = set(judge.BY_NAME) if model is judge.Gates else set[str]()
         for name, field in model.model_fields.items():
             if name in laws or name in getattr(model, "FILLED_IN", ()):
                 continue
@@ -128,7 +132,7 @@ def test_reference_names_every_option_with_its_words() -> None:
 def test_reference_names_every_law_state_and_reason() -> None:
     page = reference.reference_page()
 
-    for name in (*findings.BY_NAME, *ledger.STATES, *ledger.TOKEN_CLASSES, *ledger.REASONS):
+    for name in (*judge.BY_NAME, *ledger.STATES, *ledger.TOKEN_CLASSES, *ledger.REASONS):
         assert f"`{name}`" in page
 
 
@@ -138,7 +142,7 @@ def test_readme_lists_every_kind() -> None:
     for model in (
         *reference.kinds(sources.Source),
         *reference.kinds(formats.Format),
-        *reference.kinds(shards.AnyExport),
+        *reference.kinds(exports.AnyExport),
     ):
         assert re.search(rf"\| \[?`{model.model_fields['kind'].default}`[^|]* \|", table)
 
@@ -257,7 +261,7 @@ def test_readme_shows_the_two_commands_first() -> None:
 @PAGES
 def test_yaml_of_a_page_is_a_recipe_or_a_part_of_one(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Some exports are refused where their library is missing; here nothing is written.
-    monkeypatch.setattr(export, "find_spec", str)
+    monkeypatch.setattr(base, "find_spec", str)
     for text in blocks(page, "yaml"):
         given = yaml.safe_load(text)
         if not {"datasets", "configs"} & given.keys():

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import build, cli
-from pipelines.error_boundary import BLOCKED, BUG, INTERRUPTED, OUTSIDE, WRONG, describe, status_of
-from pipelines.errors import (
+from rowmill.build import runner
+from rowmill.cli import main
+from rowmill.cli.error_boundary import BLOCKED, BUG, INTERRUPTED, OUTSIDE, WRONG, describe, status_of
+from rowmill.core.errors import (
     BusyError,
     ConfigError,
     ContextOverflowError,
@@ -76,7 +77,7 @@ def test_status_says_who_has_to_act(error: BaseException, status: int) -> None:
 
 
 def test_statuses_are_told_apart() -> None:
-    assert len({0, BLOCKED, WRONG, OUTSIDE, cli.FOUND, BUG, INTERRUPTED}) == 7
+    assert len({0, BLOCKED, WRONG, OUTSIDE, main.FOUND, BUG, INTERRUPTED}) == 7
 
 
 def test_only_a_closed_gate_is_status_1() -> None:
@@ -121,10 +122,10 @@ def test_bug_of_ours_is_status_70_with_its_traceback_in_a_file(
 ) -> None:
     project = CliProject(tmp_path).write()
 
-    def broken(_: build.Project) -> None:
+    def broken(_: runner.Project) -> None:
         raise KeyError("part_id")
 
-    monkeypatch.setattr(build, "plan", broken)
+    monkeypatch.setattr(runner, "plan", broken)
 
     assert project.rowmill("plan") == BUG
     err = capsys.readouterr().err
@@ -166,7 +167,7 @@ def fail(event, args):
         if left < 0:
             raise OSError(errno.{code}, os.strerror(errno.{code}), str(args[1]))
 sys.addaudithook(fail)
-from pipelines import cli
+from rowmill.cli import main as cli
 sys.exit(cli.main())
 """
 
@@ -191,7 +192,7 @@ def test_disk_that_fails_is_status_3_and_the_next_build_is_whole(tmp_path: Path,
 def test_reader_that_goes_away_ends_a_command_quietly(tmp_path: Path) -> None:
     project = CliProject(tmp_path).write()
     assert project.rowmill("build") == 0
-    asked = f"{sys.executable} -m pipelines.cli sql 'select * from range(200000)' {project.recipe} --format csv"
+    asked = f"{sys.executable} -m rowmill.cli.main sql 'select * from range(200000)' {project.recipe} --format csv"
     command = f"{asked} | head -1; echo ${{PIPESTATUS[0]}}"
 
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)

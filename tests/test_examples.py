@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
-from pipelines import build, recipe
-from pipelines.build import Project
-from pipelines.datums import sft_tokenize
-from pipelines.examples import KINDS
-from pipelines.manifest import current
-from pipelines.rows import Rejected
+from rowmill.build import runner
+from rowmill.build.in_memory import sft_tokenize
+from rowmill.build.runner import Project
+from rowmill.recipe import recipe
+from rowmill.schema.examples import KINDS
+from rowmill.schema.manifest import current
+from rowmill.schema.rows import Rejected
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "configs/examples/rows"
@@ -46,8 +47,8 @@ class Example:
 def built(request: pytest.FixtureRequest, tmp_path: Path) -> Example:
     """Build the recipe that the test is named for."""
     marker = request.node.get_closest_marker("example")
-    project = build.open_project(FOLDER / f"{marker.args[0]}.yaml", str(tmp_path))
-    build.build(project, only=("raw_dataset", "canonical_rows", "tokenized_examples"))
+    project = runner.open_project(FOLDER / f"{marker.args[0]}.yaml", str(tmp_path))
+    runner.build(project, only=("raw_dataset", "canonical_rows", "tokenized_examples"))
     return Example(project)
 
 

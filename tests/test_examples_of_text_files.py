@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pipelines.findings import Verdict
-from pipelines.manifest import Manifest
+from rowmill.checks.judge import Verdict
+from rowmill.schema.manifest import Manifest
 from tests.recipes import TEXT, Built, Road, document, sentence
 
 TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines import build
-from pipelines.errors import ConfigError, IntegrityError
-from pipelines.executors import local
-from pipelines.recipe import Execution
-from pipelines.shards import Exported, datums, open_export
-from pipelines.stages.exports import folder_of
+from rowmill.build import runner
+from rowmill.core.errors import ConfigError, IntegrityError
+from rowmill.executors import local
+from rowmill.exports import Exported, datums, open_export
+from rowmill.recipe.recipe import Execution
+from rowmill.stages.exports import folder_of
 from tests import export_readers as readers
 from tests.export_readers import Segment
 from tests.recipes import CHAT, PAIR, TEXT, Built, Road, chat, document, pair, write_tokenizer
@@ -347,10 +347,10 @@ def by_eight(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Built:
     project = Road(at).project
     recipe = project.recipe.model_copy(update={"execution": Execution(workers=8)})
     try:
-        done = build.build(replace(project, recipe=recipe), only=("exports",))
+        done = runner.build(replace(project, recipe=recipe), only=("exports",))
     finally:
         patch.undo()
-        build.close_workers()
+        runner.close_workers()
     return Built(project, {step.key[1:]: (report, verdicts) for step, report, verdicts in done})
 
 
@@ -361,7 +361,7 @@ def test_second_build_with_eight_workers_gives_equal_bytes(built: Built, by_eigh
 
 
 def test_second_build_of_the_same_project_reuses_exports(built: Built) -> None:
-    again = [report for step, report, _ in build.build(built.project, only=("exports",)) if step.name == "exports"]
+    again = [report for step, report, _ in runner.build(built.project, only=("exports",)) if step.name == "exports"]
 
     assert len(again) == len(OPTIONS)
     assert all(report.reused for report in again)
@@ -372,7 +372,7 @@ def copied(built: Built, tmp_path: Path) -> Callable[[str], Path]:
     """Return a function that copies an export out, to be damaged."""
 
     def copy(name: str) -> Path:
-        build.copy_export(built.project, name, tmp_path / name)
+        runner.copy_export(built.project, name, tmp_path / name)
         return tmp_path / name
 
     return copy
@@ -383,7 +383,7 @@ def test_copy_of_an_export_is_the_export(built: Built, copied: Callable[[str], P
 
     assert digests(at) == digests(folder(built, "tinker"))
     with pytest.raises(ConfigError, match="not empty"):
-        build.copy_export(built.project, "tinker", at)
+        runner.copy_export(built.project, "tinker", at)
 
 
 def test_export_without_manifest_is_refused(copied: Callable[[str], Path]) -> None:
@@ -513,7 +513,7 @@ def test_exports_are_made_and_copied_from_an_object_store(tmp_path: Path) -> Non
     built = road.build()
 
     for name in ("rows", "river"):
-        build.copy_export(road.project, name, tmp_path / name)
+        runner.copy_export(road.project, name, tmp_path / name)
         assert open_export(tmp_path / name, verify=True).count("segments") == len(examples(built))
     assert Counter(readers.unpacked(readers.rows(tmp_path / "rows" / "data"))) == Counter(examples(built))
 

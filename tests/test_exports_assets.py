@@ -6,9 +6,9 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from pipelines import manifest
-from pipelines.shards import open_export
-from pipelines.stages.exports import folder_of
+from rowmill.exports import open_export
+from rowmill.schema import manifest
+from rowmill.stages.exports import folder_of
 from tests.tiny_project import FOREIGN_WARNINGS, Tiny, built, refusals, reused
 
 pytestmark = FOREIGN_WARNINGS

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pipelines import build
-from pipelines.errors import ConfigError
-from pipelines.shards import open_export
+from rowmill.build import runner
+from rowmill.core.errors import ConfigError
+from rowmill.exports import open_export
 from tests import export_readers as readers
 from tests.real_chats import KINDS, LAWS, chats_of
 from tests.recipes import Built, Road
@@ -95,6 +95,6 @@ def test_real_template_that_ends_turns_with_eos_is_refused_by_olmo_core(dialogue
     )
 
     with pytest.raises(ConfigError, match=r"exports\.json: example .* \(EOS\)"):
-        build.build(build.open_project(config), only=("exports/json",))
+        runner.build(runner.open_project(config), only=("exports/json",))
     assert recipe.exports[-1].name == "json"
     config.write_text(text, encoding="utf-8")

@@ -6,10 +6,12 @@ from typing import Any, get_args
 
 import pytest
 
-from pipelines import recipe, reference, shards
-from pipelines.errors import ConfigError
-from pipelines.recipe import Recipe
-from pipelines.shards import AnyExport, Export, astrai, export, letters
+from docs.generate import reference
+from rowmill.core.errors import ConfigError
+from rowmill.exports import AnyExport, Export, __file__, astrai, base
+from rowmill.recipe import recipe
+from rowmill.recipe.recipe import Recipe
+from rowmill.shards import label_conventions
 from tests.export_cases import export as export_of
 from tests.export_cases import terms
 from tests.test_docs import ROOT, blocks
@@ -41,12 +43,12 @@ def kind_of(model: type[Export]) -> str:
 @pytest.fixture
 def with_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that every optional library is there: recipes are checked, nothing is written."""
-    monkeypatch.setattr(export, "find_spec", str)
+    monkeypatch.setattr(base, "find_spec", str)
 
 
 def test_every_module_with_a_kind_is_in_the_union() -> None:
     beside = {"__init__", "gather", "sequences", "letters", "export", "cards", "astrai"}
-    modules = {path.stem for path in Path(shards.__file__).parent.glob("*.py")} - beside
+    modules = {path.stem for path in Path(__file__).parent.glob("*.py")} - beside
 
     assert {model.__module__.rsplit(".", 1)[1] for model in members()} == modules
     assert len({kind_of(model) for model in members()}) == len(members())
@@ -57,7 +59,7 @@ def test_kind_survives_its_own_dump(model: type[Export]) -> None:
     one = model(name="mine")
 
     assert model.model_validate(one.model_dump()) == one
-    assert one.letter in get_args(letters.Letter)
+    assert one.letter in get_args(label_conventions.Letter)
 
 
 @pytest.mark.usefixtures("with_libraries")
@@ -107,7 +109,7 @@ def test_dataset_named_like_the_folder_of_exports_is_refused() -> None:
 def test_missing_library_is_named_with_its_extra(
     monkeypatch: pytest.MonkeyPatch, kind: str, module: str, extra: str
 ) -> None:
-    monkeypatch.setattr(export, "find_spec", lambda name: None if name == module else object())
+    monkeypatch.setattr(base, "find_spec", lambda name: None if name == module else object())
 
     said = refusal({"kind": kind, "name": "mine"})
 
@@ -198,14 +200,14 @@ def test_printed_trl_options_are_those_of_the_pages(options: dict[str, Any], pag
 )
 @pytest.mark.usefixtures("with_libraries")
 def test_loss_weights_need_a_format_with_a_place_for_them(options: dict[str, Any], holds: bool) -> None:
-    weighted = export.DatasetProspect("conversation", is_joined=False, is_open=False, has_weights=True)
+    weighted = base.DatasetProspect("conversation", is_joined=False, is_open=False, has_weights=True)
     one = load({"name": "mine", **options}).exports[0]
 
     if holds:
-        one.refuse(export.Prospect(64, {"chats": weighted}))
+        one.refuse(base.Prospect(64, {"chats": weighted}))
     else:
         with pytest.raises(ConfigError, match=r"no place for the loss weights of datasets\.chats"):
-            one.refuse(export.Prospect(64, {"chats": weighted}))
+            one.refuse(base.Prospect(64, {"chats": weighted}))
 
 
 # ── Folders of domains ──

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.errors import ConfigError
-from pipelines.shards.llm_foundry import turns
-from pipelines.shards.sequences import Sequences
+from rowmill.core.errors import ConfigError
+from rowmill.exports.llm_foundry import turns
+from rowmill.shards.sequences import Sequences
 from tests import export_readers as readers
 from tests.export_cases import VECTOR, export, sequences, shape, terms, write
 

@@ -7,13 +7,14 @@ from typing import Any, get_args
 
 import pytest
 
-from pipelines import findings, manifest
-from pipelines.config import check
-from pipelines.cross_stage import FACTS
-from pipelines.errors import ConfigError, GateError
-from pipelines.findings import LAWS, Gates, Law, Verdict
-from pipelines.manifest import NOT_APPLICABLE, Manifest
-from pipelines.storage import Store
+from rowmill.checks import judge
+from rowmill.checks.cross_stage import FACTS
+from rowmill.checks.judge import LAWS, Gates, Law, Verdict
+from rowmill.core.config import check
+from rowmill.core.errors import ConfigError, GateError
+from rowmill.core.storage import Store
+from rowmill.schema import manifest
+from rowmill.schema.manifest import NOT_APPLICABLE, Manifest
 
 KEY = ("demo", "chats", "canonical_rows")
 GOOD = {
@@ -32,13 +33,13 @@ def _judged(store: Store, facts: dict[str, Any], **gates: Any) -> tuple[Manifest
     saved = manifest.save(store, made)
     # Of the laws for one kind of rows alone those are judged whose facts are there.
     kind = "record" if OF_RECORDS & facts.keys() else "conversation"
-    terms = findings.terms_of(check(Gates, gates, "gates"), "canonical_rows", "chats", kind)
+    terms = judge.terms_of(check(Gates, gates, "gates"), "canonical_rows", "chats", kind)
     terms = tuple(one for one in terms if one.law in facts or one.law not in OF_RECORDS)
-    return saved, {verdict.law: verdict for verdict in findings.judge(store, saved, terms)}
+    return saved, {verdict.law: verdict for verdict in judge.judge(store, saved, terms)}
 
 
-def _terms(**gates: Any) -> tuple[findings.Terms, ...]:
-    return findings.terms_of(check(Gates, gates, "gates"), "canonical_rows", "chats", "conversation")
+def _terms(**gates: Any) -> tuple[judge.Terms, ...]:
+    return judge.terms_of(check(Gates, gates, "gates"), "canonical_rows", "chats", "conversation")
 
 
 def test_judge_good_facts_passes_every_law(tmp_path: Path) -> None:
@@ -46,13 +47,13 @@ def test_judge_good_facts_passes_every_law(tmp_path: Path) -> None:
 
     assert {law for law, verdict in verdicts.items() if not verdict.passed} == {"shrunk"}
     assert verdicts["shrunk"].outcome == "not_applicable"
-    findings.require_open(Store(str(tmp_path)), saved, _terms())
+    judge.require_open(Store(str(tmp_path)), saved, _terms())
 
 
 @pytest.mark.parametrize(
     "law", [law for law in LAWS if "canonical_rows" in law.stages and law.name not in FACTS], ids=lambda law: law.name
 )
-def test_judge_fact_just_beyond_its_bound_fails_and_at_it_passes(tmp_path: Path, law: findings.Law) -> None:
+def test_judge_fact_just_beyond_its_bound_fails_and_at_it_passes(tmp_path: Path, law: judge.Law) -> None:
     beyond = law.bound + 0.001 if law.direction == "at_most" else law.bound - 0.001
 
     _, at_bound = _judged(Store(str(tmp_path / "at")), {**GOOD, law.name: law.bound})
@@ -67,8 +68,7 @@ def test_laws_of_one_kind_of_rows_are_no_other_kinds() -> None:
     gates = check(Gates, {}, "gates")
 
     of_chats, of_records = (
-        {one.law for one in findings.terms_of(gates, "canonical_rows", "a", kind)}
-        for kind in ("conversation", "record")
+        {one.law for one in judge.terms_of(gates, "canonical_rows", "a", kind)} for kind in ("conversation", "record")
     )
 
     assert of_records - of_chats == OF_RECORDS == {"table_drift", "type_mismatch"}
@@ -79,9 +79,9 @@ def judged_order(store: Store, value: float, **gates: Any) -> Verdict:
         key=("demo", "training_splits"), stage="training_splits", fingerprint="f", code_version="1", inputs={},
         parts=(), facts={"dropped_share": value},
     )  # fmt: skip
-    terms = findings.terms_of(check(Gates, gates, "gates"), "training_splits", None)
+    terms = judge.terms_of(check(Gates, gates, "gates"), "training_splits", None)
     own = [one for one in terms if one.law == "dropped_share"]
-    return findings.judge(store, manifest.save(store, made), own)[0]
+    return judge.judge(store, manifest.save(store, made), own)[0]
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_fact_that_is_not_applicable_neither_passes_nor_fails_and_shuts_no_gate(
     for law in ("unknown_roles", "roles"):
         one = verdicts[law]
         assert (one.outcome, one.passed, one.failed, one.blocking) == ("not_applicable", False, False, False)
-    findings.require_open(store, saved, _terms(expectations=own))
-    assert findings.judge(store, saved, _terms())[2] == verdicts["unknown_roles"]
+    judge.require_open(store, saved, _terms(expectations=own))
+    assert judge.judge(store, saved, _terms())[2] == verdicts["unknown_roles"]
 
 
 @pytest.mark.parametrize("law", [law.name for law in LAWS if "canonical_rows" in law.stages and not law.applies_to])
@@ -139,7 +139,7 @@ def test_require_open_with_a_failed_law_names_number_threshold_and_remedy(tmp_pa
     saved, _ = _judged(Store(str(tmp_path)), {**GOOD, "unknown_roles": 0.2})
 
     with pytest.raises(GateError) as refusal:
-        findings.require_open(Store(str(tmp_path)), saved, _terms())
+        judge.require_open(Store(str(tmp_path)), saved, _terms())
 
     text = str(refusal.value)
     assert "demo/chats/canonical_rows: unknown_roles: 0.2" in text
@@ -151,7 +151,7 @@ def test_require_open_under_terms_never_judged_stays_shut(tmp_path: Path) -> Non
     saved, _ = _judged(Store(str(tmp_path)), GOOD)
 
     with pytest.raises(GateError, match="unknown_roles was never judged"):
-        findings.require_open(Store(str(tmp_path)), saved, _terms(unknown_roles={"at_most": 0.001}))
+        judge.require_open(Store(str(tmp_path)), saved, _terms(unknown_roles={"at_most": 0.001}))
 
 
 def test_waiver_covers_a_failure_within_its_bound_and_not_beyond(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_judge_twice_reads_the_saved_verdict(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     saved, first = _judged(store, {**GOOD, "unknown_roles": 0.2})
 
-    again = findings.judge(store, saved, _terms())
+    again = judge.judge(store, saved, _terms())
 
     assert {verdict.law: verdict for verdict in again} == first
     assert first["unknown_roles"].samples == ("a:1", "a:2")
@@ -243,7 +243,7 @@ def test_judge_twice_reads_the_saved_verdict(tmp_path: Path) -> None:
 def test_verdict_names_its_bound_exactly_and_its_words_may_round(tmp_path: Path, bound: float) -> None:
     _, verdicts = _judged(Store(str(tmp_path)), GOOD, rejects={"at_most": bound})
 
-    again = findings.judge(Store(str(tmp_path)), _saved_of(tmp_path), _terms(rejects={"at_most": bound}))
+    again = judge.judge(Store(str(tmp_path)), _saved_of(tmp_path), _terms(rejects={"at_most": bound}))
 
     assert verdicts["rejects"].bound == bound
     assert {one.law: one.bound for one in again}["rejects"] == bound
@@ -308,7 +308,7 @@ def test_own_expectation_that_cannot_be_judged_is_one_error_at_load(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", get_args(findings.ExpectationType))
+@pytest.mark.parametrize("kind", get_args(judge.ExpectationType))
 def test_every_type_that_a_rule_may_have_is_judged_by_its_bounds(tmp_path: Path, kind: str) -> None:
     own = {"canonical_rows": [{"name": "rows", "type": kind, "column": "kept", "min_value": 10, "max_value": 20}]}
 
@@ -322,7 +322,7 @@ def test_every_type_that_a_rule_may_have_is_judged_by_its_bounds(tmp_path: Path,
 
 def test_recipe_with_a_rule_is_checked_without_the_library() -> None:
     code = (
-        "import sys; from pipelines import recipe; "
+        "import sys; from rowmill.recipe import recipe; "
         "recipe.parse({'tokenizer': 't', 'seq_len': 8, 'datasets': {'a': {'source': {'train_urls': ['x.jsonl']}}}, "
         f"'gates': {{'expectations': {{'canonical_rows': [{OWN!r}]}}}}}}, name='r', where='r'); "
         "sys.exit('great_expectations' in sys.modules)"

@@ -10,11 +10,11 @@ from typing import Any, get_args
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from pipelines import formats
-from pipelines.canonicalization import Canonicalizer, Options, canonicalize_row
-from pipelines.formats import Auto, Chat, Format, Python, Supervised, Text
-from pipelines.rendering import Template
-from pipelines.rows import Json, Rejected, Row
+from rowmill import formats
+from rowmill.conversation.rendering.renderer import Template
+from rowmill.formats import Auto, Chat, Format, Python, Supervised, Text
+from rowmill.formats.canonicalization import Canonicalizer, Options, canonicalize_row
+from rowmill.schema.rows import Json, Rejected, Row
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Format)
 SHARED = {"columns", "inference", "detection", "media_placeholders", "messages", "own", "preference"}
@@ -46,9 +46,9 @@ def chat(*contents: tuple[str, Json]) -> dict[str, Json]:
 
 def test_union_has_one_member_per_module() -> None:
     members = {member.__module__ for member in get_args(get_args(Format)[0])}
-    modules = {f"pipelines.formats.{module.name}" for module in pkgutil.iter_modules(formats.__path__)}
+    modules = {f"rowmill.formats.{module.name}" for module in pkgutil.iter_modules(formats.__path__)}
 
-    assert members == modules - {f"pipelines.formats.{name}" for name in SHARED}
+    assert members == modules - {f"rowmill.formats.{name}" for name in SHARED}
 
 
 @pytest.mark.parametrize("kind", ["chat", "supervised", "text", "auto", "python"])

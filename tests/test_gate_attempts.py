@@ -18,9 +18,10 @@ import orjson
 import pytest
 import yaml
 
-from pipelines import cli, manifest
-from pipelines.errors import PipelineError
-from pipelines.reader import Reader
+from rowmill.cli import main
+from rowmill.core.errors import PipelineError
+from rowmill.reader import Reader
+from rowmill.schema import manifest
 from tests.recipes import CHAT, LENIENT, Road, chat
 
 pytestmark = [pytest.mark.slow, pytest.mark.campaign]
@@ -44,7 +45,7 @@ def write(road: Road, odd: int, *, dataset: str = "chats", **changes: Any) -> Ro
 
 
 def rowmill(road: Road, verb: str, *words: str) -> int:
-    return cli.main([verb, str(road.config), *words])
+    return main.main([verb, str(road.config), *words])
 
 
 def only(*stages: str) -> list[str]:
@@ -220,7 +221,7 @@ def _store_of_another_recipe(project: Besieged) -> None:
     other.write_text(project.road.config.read_text(encoding="utf-8"), encoding="utf-8")
     shutil.copytree(project.road.store / "road", project.road.store / "other")
     (project.road.store / "other/gpu_partitions/current.json").unlink()
-    assert cli.main(["use", str(other), "gpu_partitions", project.lenient]) != 0
+    assert main.main(["use", str(other), "gpu_partitions", project.lenient]) != 0
     assert not (project.road.store / "other/gpu_partitions/current.json").exists()
 
 
@@ -233,7 +234,7 @@ def _lenient_recipe_beside(project: Besieged) -> None:
     beside.write_text(yaml.safe_dump(values), encoding="utf-8")
     for name in ("data", "tokenizer"):
         shutil.copytree(project.road.folder / name, beside.parent.parent / name)
-    cli.main(["verify", str(beside), "--root", str(project.road.store)])
+    main.main(["verify", str(beside), "--root", str(project.road.store)])
     assert rowmill(project.road, "build", *only(*STAGES)) == 1
 
 

@@ -8,12 +8,14 @@ import dagster as dg
 import orjson
 import pytest
 
-from assets import factory, history, metadata
-from assets.resources import Storage
-from pipelines import build, findings, manifest
-from pipelines.errors import GateError
-from pipelines.reader import Reader
-from pipelines.storage import Store
+from dagster_rowmill import factory, history, metadata
+from dagster_rowmill.resources import Storage
+from rowmill.build import runner
+from rowmill.checks import judge
+from rowmill.core.errors import GateError
+from rowmill.core.storage import Store
+from rowmill.reader import Reader
+from rowmill.schema import manifest
 from tests.tiny_project import FOREIGN_WARNINGS, RECIPE, Tiny, built, chat, refusals, reused
 
 # Conditions are beta by name in the pinned release.
@@ -63,7 +65,7 @@ def test_later_run_of_the_ranks_alone_is_refused_with_name_number_threshold_and_
     assert built(result) == set()
     assert "tiny/chats/canonical_rows: unknown_roles: 0.2" in said
     assert "wanted at most 0.01" in said
-    assert findings.BY_NAME["unknown_roles"].remedy in said
+    assert judge.BY_NAME["unknown_roles"].remedy in said
     assert "tiny/training_splits: it was never built" in said
 
 
@@ -139,7 +141,7 @@ def _posted_materializations(tiny: Tiny) -> None:
 
 def _outside_dagster(tiny: Tiny) -> None:
     with pytest.raises(GateError, match="unknown_roles"):
-        build.build(tiny.project)
+        runner.build(tiny.project)
 
 
 SIDE_DOORS = (
@@ -356,7 +358,7 @@ def outdated(tiny: Tiny) -> Tiny:
     assert tiny.write(unknown_roles=12, gates=RECIPE["gates"] | loose).run().success
     tiny.write(rows=61)
     assert tiny.run_only(_with_checks(tiny, "chats", ("raw_dataset", "canonical_rows"))).success
-    everything = [tiny.key(*step.key[1:]) for step in build.road(tiny.project)]
+    everything = [tiny.key(*step.key[1:]) for step in runner.road(tiny.project)]
     tiny.run_only(dg.AssetSelection.checks_for_assets(*everything))
     return tiny
 
@@ -368,7 +370,7 @@ def test_ranks_of_shards_made_of_rows_that_fail_today_stay_shut(outdated: Tiny) 
     assert "tiny/chats/canonical_rows, version" in said
     assert "of which this was made: unknown_roles: 0.2" in said
     with pytest.raises(GateError, match=r"of which this was made: unknown_roles: 0\.2 .*; wanted at most 0\.01"):
-        build.build(outdated.project, only=["gpu_partitions"])
+        runner.build(outdated.project, only=["gpu_partitions"])
 
 
 def test_kept_version_made_of_rows_that_fail_today_is_refused(outdated: Tiny) -> None:
@@ -444,13 +446,13 @@ def _sequences(tiny: Tiny) -> list[list[int]]:
     return [reader[i].input_ids.tolist() for i in range(len(reader))]
 
 
-def _verdict(tiny: Tiny, terms: findings.Terms, version: str) -> dg.AssetCheckEvaluation | None:
+def _verdict(tiny: Tiny, terms: judge.Terms, version: str) -> dg.AssetCheckEvaluation | None:
     key = ("tiny", *ROWS)
     return history.Verdicts(tiny.instance, [(key, terms.law)]).on(key, terms, version)
 
 
-def _terms(tiny: Tiny) -> tuple[findings.Terms, ...]:
-    return findings.terms_of(tiny.project.recipe.gates, "canonical_rows", "chats")
+def _terms(tiny: Tiny) -> tuple[judge.Terms, ...]:
+    return judge.terms_of(tiny.project.recipe.gates, "canonical_rows", "chats")
 
 
 def _waiver(**bound: float) -> dict[str, Any]:

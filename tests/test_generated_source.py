@@ -11,10 +11,11 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from assets.definitions import build_definitions
-from pipelines import build, dry_run, inspection
-from pipelines.errors import ConfigError, GateError, SourceError
-from pipelines.manifest import Key
+from dagster_rowmill.definitions import build_definitions
+from rowmill.build import runner
+from rowmill.core.errors import ConfigError, GateError, SourceError
+from rowmill.inspection import dry_run, inspect
+from rowmill.schema.manifest import Key
 from tests.recipes import CHAT, LENIENT, Built, Road
 from tests.tables import records
 
@@ -59,7 +60,7 @@ def made_of(built: Built, dataset: str = "synthetic") -> list[dict[str, Any]]:
 
 def test_generated_records_go_the_whole_road_beside_what_they_were_learned_from(trained: Road) -> None:
     generate(trained.folder, *FRESH, {"shop": "s3", "day": "2024-02-01", "units": "many"})
-    build.build(trained.project, only=["parsed_records"])
+    runner.build(trained.project, only=["parsed_records"])
     both = {"rows": sales(trained), "synthetic": synthetic("rows")}
     built = trained.recipe(both, seq_len=1024, gates=GATES).build()
 
@@ -72,30 +73,30 @@ def test_generated_records_go_the_whole_road_beside_what_they_were_learned_from(
 
 def test_another_recipe_reads_them_and_finds_new_ones(trained: Road) -> None:
     generate(trained.folder, *FRESH[:3])
-    build.build(trained.project, only=["parsed_records"])
+    runner.build(trained.project, only=["parsed_records"])
     first_recipe = trained.config.read_text(encoding="utf-8")
     trained.recipe({"synthetic": synthetic("road/rows")}, seq_len=1024, gates=GATES)
     other = trained.config.rename(trained.config.with_name("second.yaml"))
     trained.config.write_text(first_recipe, encoding="utf-8")
-    second = build.open_project(other)
+    second = runner.open_project(other)
 
     def rows() -> tuple[int, bool]:
-        done = {step.name: report for step, report, _ in build.build(second, only=["raw_dataset", "canonical_rows"])}
+        done = {step.name: report for step, report, _ in runner.build(second, only=["raw_dataset", "canonical_rows"])}
         return int(done["canonical_rows"].manifest.facts["kept"]), done["raw_dataset"].reused
 
     first, again = rows(), rows()
     generate(trained.folder, *FRESH[3:], name="b.jsonl")
-    build.build(trained.project, only=["parsed_records"])
+    runner.build(trained.project, only=["parsed_records"])
     assert (first, again, rows()) == ((3, False), (3, True), (6, False))
 
 
 def test_plan_and_inspect_read_them_too(trained: Road) -> None:
     generate(trained.folder, *FRESH)
-    build.build(trained.project, only=["parsed_records"])
+    runner.build(trained.project, only=["parsed_records"])
     project = trained.recipe({"rows": sales(trained), "synthetic": synthetic("rows")}, seq_len=1024).project
 
     plans = {one.dataset: one.plan for one in dry_run.plans(project)}
-    shown = list(inspection.inspect(project, count=6, dataset="synthetic", row_id=None))
+    shown = list(inspect.inspect(project, count=6, dataset="synthetic", row_id=None))
 
     assert plans["synthetic"] is not None
     assert plans["synthetic"].facts["splits"]["train"]["records"] == 6
@@ -107,7 +108,7 @@ def test_nothing_is_read_past_a_failed_check_of_what_was_generated(trained: Road
     both = {"rows": sales(trained), "synthetic": synthetic("rows")}
     strict = GATES | {"valid_fraction": {"at_least": 0.9, "severity": "error"}}
     generate(trained.folder, *FRESH[:2], {"shop": "s3", "day": "2024-02-09", "units": "many"})
-    build.build(trained.project, only=["parsed_records"])
+    runner.build(trained.project, only=["parsed_records"])
     rows = ["raw_dataset", "canonical_rows"]
 
     with pytest.raises(GateError, match=r"road/rows/parsed_records, which source\.generated reads: .*valid_fraction"):
@@ -143,7 +144,7 @@ def test_source_before_anything_was_generated_says_what_to_run(trained: Road) ->
     project = trained.recipe({"rows": sales(trained), "synthetic": synthetic("rows")}, seq_len=1024).project
 
     with pytest.raises(SourceError, match=r"road/rows were never made in this storage; .* run `rowmill parse road`"):
-        build.build(project, only=["raw_dataset"])
+        runner.build(project, only=["raw_dataset"])
 
 
 @pytest.mark.parametrize(

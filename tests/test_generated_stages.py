@@ -13,12 +13,14 @@ import dagster as dg
 import pytest
 import yaml
 
-from pipelines import build, cli, report_page
-from pipelines.errors import ConfigError, GenerationError, IntegrityError, SourceError
-from pipelines.findings import Verdict
-from pipelines.ledger import REASONS
-from pipelines.manifest import Manifest
-from pipelines.parsing import REASONS as PARSING_REASONS
+from rowmill.build import runner
+from rowmill.checks.judge import Verdict
+from rowmill.cli import main
+from rowmill.core.errors import ConfigError, GenerationError, IntegrityError, SourceError
+from rowmill.reports import report_page
+from rowmill.schema.ledger import REASONS
+from rowmill.schema.manifest import Manifest
+from rowmill.tabular.parsing import REASONS as PARSING_REASONS
 from tests.completions_server import Reply, serving
 from tests.recipes import LENIENT, Road
 from tests.tiny_project import FOREIGN_WARNINGS, Tiny, built, refusals
@@ -92,7 +94,7 @@ def generated(grouped: Road) -> Iterator[Path]:
 
 
 def run(road: Road, stage: str) -> tuple[Manifest, list[Verdict], bool]:
-    [(_, report, verdicts)] = build.build(road.project, only=[stage])
+    [(_, report, verdicts)] = runner.build(road.project, only=[stage])
     return report.manifest, verdicts, report.reused
 
 
@@ -117,15 +119,15 @@ def with_backend(road: Road, base_url: str, **options: Any) -> Road:
 
 
 def test_build_leaves_out_what_needs_a_trained_model(grouped: Road) -> None:
-    steps = build.road(grouped.project)
+    steps = runner.road(grouped.project)
     asked = [step.name for step in steps if step.on_demand]
 
     assert asked == ["parsed_records"]
-    assert "parsed_records" not in {step.name for step, _, _ in build.build(grouped.project)}
+    assert "parsed_records" not in {step.name for step, _, _ in runner.build(grouped.project)}
 
 
 def test_generation_changes_no_shard_and_no_code_version(grouped: Road) -> None:
-    before = {step.name: step.code_version for step in build.road(grouped.project)}
+    before = {step.name: step.code_version for step in runner.road(grouped.project)}
     other = Road(grouped.folder, str(grouped.store))
     values = yaml.safe_load(grouped.config.read_text())
     values["datasets"]["rows"]["format"]["generation"] = {
@@ -135,7 +137,7 @@ def test_generation_changes_no_shard_and_no_code_version(grouped: Road) -> None:
     kept = grouped.config.read_text()
     try:
         grouped.config.write_text(yaml.safe_dump(values))
-        after = {step.name: step.code_version for step in build.road(other.project)}
+        after = {step.name: step.code_version for step in runner.road(other.project)}
         again = other.build()
     finally:
         grouped.config.write_text(kept)
@@ -186,7 +188,7 @@ def test_texts_parsed_before_are_not_parsed_again(grouped: Road, generated: Path
     first, _, _ = run(grouped, "parsed_records")
     again, _, is_reused = run(grouped, "parsed_records")
     (generated / "b.jsonl").write_text(texts({"text": GOOD * 2}))
-    [(_, more, _)] = build.build(grouped.project, only=["parsed_records"])
+    [(_, more, _)] = runner.build(grouped.project, only=["parsed_records"])
 
     assert is_reused
     assert again.version == first.version
@@ -208,14 +210,14 @@ def test_files_that_are_named_and_missing_are_a_source_error(tmp_path: Path, gro
     recipe(road, SALES, GROUPED, {"text_urls": ["no/such.jsonl"]})
 
     with pytest.raises(SourceError, match=r"no/such\.jsonl"):
-        build.build(road.project, only=["parsed_records"])
+        runner.build(road.project, only=["parsed_records"])
 
 
 def test_parsing_before_anything_is_built_names_what_is_missing(tmp_path: Path) -> None:
     road = recipe(Road(tmp_path), SALES, GROUPED, {})
 
     with pytest.raises(IntegrityError, match="tokenized_examples: it was never built"):
-        build.build(road.project, only=["parsed_records"])
+        runner.build(road.project, only=["parsed_records"])
 
 
 def test_reasons_of_parsing_are_on_the_ledgers_list() -> None:
@@ -252,7 +254,7 @@ def test_generated_records_stand_beside_the_table_they_were_learned_from(grouped
 
 
 def _trained_shops(road: Road) -> set[str]:
-    rows = build.manifest.by_version(
+    rows = runner.manifest.by_version(
         road.project.store, ("road", "rows", "canonical_rows"), _current(road, "canonical_rows")
     )
     every = [row for file in rows.files("rows") for row in road.project.store.table(file).to_pylist()]
@@ -303,7 +305,7 @@ def test_backend_that_is_gone_leaves_nothing_behind(series: Road) -> None:
     road = with_backend(series, gone, patience=1)
 
     with pytest.raises(GenerationError, match="nothing was generated; the backend's last error"):
-        build.build(road.project, only=["generated_series"])
+        runner.build(road.project, only=["generated_series"])
 
 
 def test_ids_are_sent_where_they_are_asked_for(series: Road) -> None:
@@ -321,7 +323,7 @@ def test_ids_are_sent_where_they_are_asked_for(series: Road) -> None:
         run(road, "generated_series")
     [examples] = [
         road.project.store.table(file).to_pylist()
-        for file in build.manifest.by_version(
+        for file in runner.manifest.by_version(
             road.project.store, ("road", "rows", "tokenized_examples"), _current(road, "tokenized_examples")
         ).files("examples")
     ]
@@ -332,7 +334,7 @@ def test_ids_are_sent_where_they_are_asked_for(series: Road) -> None:
 
 
 def _current(road: Road, stage: str) -> str | None:
-    made = build.manifest.current(road.project.store, ("road", "rows", stage))
+    made = runner.manifest.current(road.project.store, ("road", "rows", stage))
     return None if made is None else made.version
 
 
@@ -420,9 +422,9 @@ def test_parse_runs_the_stage_and_writes_the_records(
     grouped: Road, generated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (generated / "a.jsonl").write_text(texts({"text": GOOD, "finish_reason": "stop"}))
-    status = cli.main(["parse", str(grouped.config), "--output", str(tmp_path / "out.jsonl")])
+    status = main.main(["parse", str(grouped.config), "--output", str(tmp_path / "out.jsonl")])
 
-    assert status == cli.DONE
+    assert status == main.DONE
     assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == [
         sale("s1", day) for day in range(1, 5)
     ]
@@ -433,10 +435,10 @@ def test_parse_of_a_file_stores_nothing(grouped: Road, tmp_path: Path, capsys: p
     before = _current(grouped, "parsed_records")
     file = tmp_path / "mine.txt"
     file.write_text(f"{GOOD}<|im_end|>{{}}")
-    status = cli.main(["parse", str(grouped.config), str(file), "--output", str(tmp_path / "out.jsonl")])
+    status = main.main(["parse", str(grouped.config), str(file), "--output", str(tmp_path / "out.jsonl")])
     printed = capsys.readouterr().out
 
-    assert status == cli.DONE
+    assert status == main.DONE
     assert "1 text · 4 records · 80.0 % valid" in printed
     assert "invalid:missing_column" in printed
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 4
@@ -445,9 +447,9 @@ def test_parse_of_a_file_stores_nothing(grouped: Road, tmp_path: Path, capsys: p
 
 def test_generate_asks_the_backend(series: Road, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(following) as server:
-        status = cli.main(["generate", str(with_backend(series, server.base_url).config)])
+        status = main.main(["generate", str(with_backend(series, server.base_url).config)])
 
-    assert status == cli.DONE
+    assert status == main.DONE
     assert '{"shop":"a"}' in capsys.readouterr().out
 
 
@@ -456,9 +458,9 @@ def test_generate_of_series_that_all_failed_is_a_shut_gate(
 ) -> None:
     with serving(lambda request: Reply(["no record"] * request["n"])) as server:
         road = with_backend(series, server.base_url, samples_per_prompt=1, patience=1)
-        status = cli.main(["generate", str(road.config), "--output", str(tmp_path / "out.jsonl")])
+        status = main.main(["generate", str(road.config), "--output", str(tmp_path / "out.jsonl")])
 
-    assert status == cli.BLOCKED
+    assert status == main.BLOCKED
     assert "failed_series" in capsys.readouterr().out
 
 
@@ -467,11 +469,11 @@ def test_generate_of_records_that_never_came_is_a_shut_gate(grouped: Road) -> No
     try:
         with serving(lambda request: Reply(["no record"] * request["n"])) as server:
             road = with_backend(grouped, server.base_url, patience=1, num_records=5)
-            status = cli.main(["generate", str(road.config)])
+            status = main.main(["generate", str(road.config)])
     finally:
         grouped.config.write_text(kept)
 
-    assert status == cli.BLOCKED
+    assert status == main.BLOCKED
 
 
 def test_interval_that_is_set_later_is_asked_for_anew_and_holds(
@@ -489,14 +491,14 @@ def test_interval_that_is_set_later_is_asked_for_anew_and_holds(
         try:
             again, _, is_reused = run(road, "generated_series")
             capsys.readouterr()
-            status = cli.main(["generate", str(road.config)])
+            status = main.main(["generate", str(road.config)])
             said = capsys.readouterr().err
         finally:
             change(timestamp_interval_seconds=3600)
 
     assert (first.facts["kept"], is_reused, again.facts["kept"]) == (21, False, 0)
     assert ("invalid:step", 3) in again.tables["classes"].rows
-    assert status == cli.BLOCKED
+    assert status == main.BLOCKED
     assert "road/rows/canonical_rows was built with other options" in " ".join(said.split())
 
 
@@ -505,18 +507,18 @@ def test_columns_that_the_trained_table_lacks_are_a_config_error(series: Road) -
     try:
         series.config.write_text(kept.replace("group_training_examples_by: shop", "group_training_examples_by: store"))
         with pytest.raises(ConfigError, match="column 'store' is none of the table that the model was trained on"):
-            build.build(series.project, only=["parsed_records"])
+            runner.build(series.project, only=["parsed_records"])
     finally:
         series.config.write_text(kept)
 
 
 def test_generate_without_a_backend_is_a_config_error(grouped: Road, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["generate", str(grouped.config)]) == cli.WRONG
+    assert main.main(["generate", str(grouped.config)]) == main.WRONG
     assert "no dataset has a generation.backend block" in capsys.readouterr().err
 
 
 def test_plan_says_what_waits_for_a_model(grouped: Road, capsys: pytest.CaptureFixture[str]) -> None:
-    cli.main(["plan", str(grouped.config)])
+    main.main(["plan", str(grouped.config)])
 
     assert "on request" in capsys.readouterr().out
 

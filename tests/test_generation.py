@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.backends import Completion, OpenAIBackend, PromptText, open_backend
-from pipelines.backends.openai import OpenAICompleter
-from pipelines.errors import ConfigError, GenerationError
-from pipelines.generation import Generated, Generation, Prefill, Trained, generate_records, generate_series
-from pipelines.ordering import ELAPSED, ISO8601, TIME_OF_DAY, Order
-from pipelines.parsing import Place
-from pipelines.records import Column, Mode, RecordSchema
+from rowmill.core.errors import ConfigError, GenerationError
+from rowmill.tabular.backends import Completion, OpenAIBackend, PromptText, open_backend
+from rowmill.tabular.backends.openai import OpenAICompleter
+from rowmill.tabular.generation import Generated, Generation, Prefill, Trained, generate_records, generate_series
+from rowmill.tabular.parsing import Place
+from rowmill.tabular.schema import Column, Mode, RecordSchema
+from rowmill.tabular.time_order import ELAPSED, ISO8601, TIME_OF_DAY, Order
 from tests.completions_server import Reply, serving
 
 BOS, EOS = "<s>", "</s>"

@@ -12,10 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import cli, closeups, inspection, manifest, tokenization
-from pipelines.contract import TemplateContract, warnings
-from pipelines.inspection import Inspected, TemplateReport, TokenClass
-from pipelines.terminal import text_of
+from rowmill.cli import main
+from rowmill.conversation.template_contract import TemplateContract, warnings
+from rowmill.core.console import text_of
+from rowmill.inspection import inspect
+from rowmill.inspection.inspect import Inspected, TemplateReport, TokenClass
+from rowmill.reports import row_view
+from rowmill.schema import manifest
+from rowmill.tokenization import tokenizer
 from tests.cli_project import CHATS, FOREIGN_WARNINGS, RECIPE, ROOT, CliProject, answer, note, task
 
 pytestmark = FOREIGN_WARNINGS
@@ -26,19 +30,19 @@ END = "<|im_end|>"
 def built(tmp_path_factory: pytest.TempPathFactory) -> CliProject:
     """Return a project that is built and that no test changes."""
     project = CliProject(tmp_path_factory.mktemp("built")).write()
-    assert project.rowmill("build") == cli.DONE
+    assert project.rowmill("build") == main.DONE
     return project
 
 
 @lru_cache
-def demo_encoder() -> tokenization.Encoder:
-    return tokenization.Encoder(tokenization.open_tokenizer("configs/demo/tokenizer", ROOT))
+def demo_encoder() -> tokenizer.Encoder:
+    return tokenizer.Encoder(tokenizer.open_tokenizer("configs/demo/tokenizer", ROOT))
 
 
 def looked_at(
     project: CliProject, count: int = 3, dataset: str | None = "chats", row: str | None = None
 ) -> list[Inspected]:
-    return list(inspection.inspect(project.project, count=count, dataset=dataset, row_id=row))
+    return list(inspect.inspect(project.project, count=count, dataset=dataset, row_id=row))
 
 
 def trained(one: Inspected) -> list[str]:
@@ -56,7 +60,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
 def test_brackets_hold_the_answer_and_its_end_of_turn_and_nothing_else(
     built: CliProject, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert built.rowmill("inspect", "-n", "5", "--dataset", "chats") == cli.DONE
+    assert built.rowmill("inspect", "-n", "5", "--dataset", "chats") == main.DONE
 
     # Five records, the second of them the broken line.
     assert re.findall(r"⟦(.*?)⟧", capsys.readouterr().out, re.DOTALL) == [answer(i) + END for i in range(4)]
@@ -110,7 +114,7 @@ def test_numbers_are_those_of_the_build(built: CliProject) -> None:
 
 
 def test_rejected_record_shows_reason_and_raw_line(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("inspect", "-n", "2", "--dataset", "chats") == cli.DONE
+    assert built.rowmill("inspect", "-n", "2", "--dataset", "chats") == main.DONE
     out = capsys.readouterr().out
 
     assert "invalid_json at canonical_rows" in out
@@ -132,12 +136,12 @@ def test_row_by_id_is_that_row(built: CliProject) -> None:
 def test_unknown_row_is_an_error_that_says_where_ids_are(
     built: CliProject, row: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert built.rowmill("inspect", "--row", row) == cli.WRONG
+    assert built.rowmill("inspect", "--row", row) == main.WRONG
     assert "no row of chats, tasks, notes has this id" in capsys.readouterr().err
 
 
 def test_unknown_dataset_names_the_nearest(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("inspect", "--dataset", "chat") == cli.WRONG
+    assert built.rowmill("inspect", "--dataset", "chat") == main.WRONG
     assert "did you mean chats?" in capsys.readouterr().err
 
 
@@ -150,7 +154,7 @@ def test_truncated_row_says_what_each_stage_took(tmp_path: Path, capsys: pytest.
     [sample] = one.samples
     assert sample.tokens <= 128
     assert sample.removed == {"exchanges": sample.original_tokens - sample.tokens}
-    assert project.rowmill("inspect", "-n", "1") == cli.DONE
+    assert project.rowmill("inspect", "-n", "1") == main.DONE
     assert f"which took {sample.removed['exchanges']:,} by exchanges" in capsys.readouterr().out
 
 
@@ -162,7 +166,7 @@ def test_integers_beyond_64_bits_are_shown_as_the_source_has_them(
     turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "tool_calls": [call]}]
     project.write_data("chats.jsonl", json.dumps({"messages": turns}) + "\n")
 
-    assert project.rowmill("inspect") == cli.DONE
+    assert project.rowmill("inspect") == main.DONE
     assert 'f({"id":123456789012345678901234567890})' in capsys.readouterr().out
 
 
@@ -175,7 +179,7 @@ def test_escape_sequences_in_data_are_shown_not_obeyed(tmp_path: Path, capsys: p
     evil = [{"role": "user", "content": "a\x1b[2Jb"}, {"role": "assistant", "content": "c\x1b]0;title\x07d"}]
     project.write_data("chats.jsonl", json.dumps({"messages": evil}) + "\n")
 
-    assert project.rowmill("inspect") == cli.DONE
+    assert project.rowmill("inspect") == main.DONE
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert "\x07" not in out
@@ -218,7 +222,7 @@ def test_stretches_joined_are_the_decoded_text_however_it_is_cut(text: str, patt
     ids = encoder.encode([text]).ids.tolist()
     kinds: list[TokenClass] = [pattern[i % len(pattern)] for i in range(len(ids))]
 
-    cut = list(inspection.stretches(ids, kinds, encoder))
+    cut = list(inspect.stretches(ids, kinds, encoder))
 
     assert "".join(one.text for one in cut) == encoder.decode(ids)
     assert [one.kind for one in cut for _ in range(one.tokens)] == kinds
@@ -232,7 +236,7 @@ def test_classes_follow_mask_first_and_spans_next() -> None:
         "span_kinds": [6, 1, 2, 6],
     }
 
-    assert inspection.classes(example) == ["template", "context", "context", "trained", "trained", "template"]
+    assert inspect.classes(example) == ["template", "context", "context", "trained", "trained", "template"]
 
 
 # ── Colours and templates ──
@@ -241,14 +245,14 @@ def test_classes_follow_mask_first_and_spans_next() -> None:
 def test_with_colours_there_are_no_brackets_but_a_legend(built: CliProject) -> None:
     [first, *_] = looked_at(built, 1)
 
-    shown = text_of(closeups.inspected(first, colours=True))
+    shown = text_of(row_view.inspected(first, colours=True))
     assert "⟦" not in shown
     assert "■ trained" in shown
     assert answer(0) in shown
 
 
 def test_template_report_says_how_turns_end(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert built.rowmill("template-report") == cli.DONE
+    assert built.rowmill("template-report") == main.DONE
     words = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
     observed = {line[0]: line[1].strip() for line in words if len(line) == 2}
 
@@ -260,7 +264,7 @@ def test_template_report_says_how_turns_end(built: CliProject, capsys: pytest.Ca
 
 
 def test_template_report_shows_every_field_of_the_contract_in_one_place() -> None:
-    shown = [name for names in closeups.SECTIONS.values() for name in names]
+    shown = [name for names in row_view.SECTIONS.values() for name in names]
 
     assert sorted(shown) == sorted(field.name for field in fields(TemplateContract))
 
@@ -271,7 +275,7 @@ def test_template_report_begins_with_what_a_trainer_should_know() -> None:
     )
     report = TemplateReport("chats", "0123456789abcdef01", observed, tuple(warnings(observed)))
 
-    lines = text_of(closeups.contract(report)).splitlines()
+    lines = text_of(row_view.contract(report)).splitlines()
 
     assert lines[0].split() == ["chats", "template", "0123456789abcdef"]
     assert lines[1].split()[:2] == ["look", "{%"]

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from pipelines import cli, inspection
-from pipelines.errors import ConfigError
-from pipelines.inspection import MOST_EXAMPLES, Inspected
+from rowmill.cli import main
+from rowmill.core.errors import ConfigError
+from rowmill.inspection import inspect
+from rowmill.inspection.inspect import MOST_EXAMPLES, Inspected
 from tests.recipes import Road
 from tests.tables import as_csv, grouped, purchases, records
 
@@ -30,10 +31,10 @@ def road_of(folder: Path, mode: str) -> Road:
 
 
 def looked_at(road: Road, count: int = 3, row: str | None = None) -> list[Inspected]:
-    return list(inspection.inspect(road.project, count=count, dataset=None, row_id=row))
+    return list(inspect.inspect(road.project, count=count, dataset=None, row_id=row))
 
 
-def text_of(one: inspection.Sample) -> str:
+def text_of(one: inspect.Sample) -> str:
     return "".join(stretch.text for stretch in one.stretches)
 
 
@@ -107,7 +108,7 @@ def test_examples_are_made_anew_once_the_recipe_or_the_source_has_changed(tmp_pa
 def test_terminal_names_an_example_that_stands_above(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     road = road_of(tmp_path, "sequential")
 
-    assert cli.main(["inspect", str(road.config), "-n", "20"]) == cli.DONE
+    assert main.main(["inspect", str(road.config), "-n", "20"]) == main.DONE
 
     out = capsys.readouterr().out
     assert out.count("  example ") == len(shown(looked_at(road, 20)))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import error_boundary
+from rowmill.cli import error_boundary
 from tests.recipes import Road, chat
 from tests.tiny_project import FOREIGN_WARNINGS
 
@@ -25,8 +25,8 @@ import signal
 import sys
 # A shell's job in the background ignores the signal, and so would whatever it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from pipelines import cli
-from pipelines.executors import local
+from rowmill.cli import main as cli
+from rowmill.executors import local
 # However few rows there are, workers make them.
 local.INLINE_BELOW_BYTES = 0
 if __name__ == "__main__":

@@ -50,13 +50,13 @@ def test_layers_hold() -> None:
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("pipelines/filters.py", "import pipelines.packing"),
-        ("pipelines/sources/urls.py", "from pipelines.truncation import Truncation"),
-        ("pipelines/rows.py", "from pipelines.formats import Format"),
-        ("pipelines/packing.py", "from pipelines import recipe"),
-        ("pipelines/build.py", "import dagster"),
-        ("pipelines/manifest.py", "from assets import metadata"),
-        ("pipelines/unplaced.py", "import pipelines.rows"),
+        ("pipelines/rowmill/formats/filters.py", "import rowmill.packing.plan"),
+        ("pipelines/rowmill/sources/urls.py", "from rowmill.conversation.truncation import Truncation"),
+        ("pipelines/rowmill/schema/rows.py", "from rowmill.formats import Format"),
+        ("pipelines/rowmill/packing/plan.py", "from rowmill.recipe import recipe"),
+        ("pipelines/rowmill/build/runner.py", "import dagster"),
+        ("pipelines/rowmill/schema/manifest.py", "from dagster_rowmill import metadata"),
+        ("pipelines/rowmill/unplaced.py", "import rowmill.schema.rows"),
     ],
 )
 def test_layers_notice_an_import_across_them(tmp_path: Path, module: str, line: str) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pipelines.errors import GateError
-from pipelines.splits import Splits, Splitter
+from rowmill.core.errors import GateError
+from rowmill.formats.splits import Splits, Splitter
 from tests.recipes import LENIENT, PAIR, TEXT, Built, Road, document, pair, sentence
 
 ALL = {"same_prompt": {"at_most": 1}, "near_duplicate": {"at_most": 1}}
@@ -46,7 +46,7 @@ def test_row_in_both_splits_closes_the_gate_and_is_named(tmp_path: Path) -> None
 
 
 def _versions(road: Road) -> list[Any]:
-    from pipelines import manifest
+    from rowmill.schema import manifest
 
     return manifest.versions(road.project.store, ("road", "training_splits"))
 

@@ -8,9 +8,10 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from pipelines import build, packing
-from pipelines.errors import ContextOverflowError, GateError
-from pipelines.manifest import versions
+from rowmill.build import runner
+from rowmill.core.errors import ContextOverflowError, GateError
+from rowmill.packing import plan
+from rowmill.schema.manifest import versions
 from tests.recipes import LENIENT, PAIR, TEXT, Built, Road, document, pair, sentence
 
 TO_SHARDS = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")
@@ -160,8 +161,8 @@ def test_counted_sequences_are_those_of_the_plan() -> None:
 
     lengths = np.random.default_rng(1).integers(1, 100, 2000)
 
-    assert packing.count_best_fit(lengths, 100) == packing.plan_best_fit(lengths, 100, None).sequences
-    assert packing.count_best_fit(lengths[:0], 100) == 0
+    assert plan.count_best_fit(lengths, 100) == plan.plan_best_fit(lengths, 100, None).sequences
+    assert plan.count_best_fit(lengths[:0], 100) == 0
 
 
 # ── Files that are not what was written ────────────────────────────────────────────────────────────
@@ -211,9 +212,9 @@ def test_ranks_of_an_earlier_order_are_counted_until_they_are_built_again(tmp_pa
 
     def make(seed: int, *ranks: str) -> None:
         project = road.recipe({"rows": dataset}, seed=seed, partitions={"world_size": 3}).project
-        build.build(project, only=(*TO_SHARDS, "training_splits"))
-        step = build.find_step(project, ("road", "gpu_partitions"))
-        report = build.run(project, step, build.open_inputs(project, step), ranks=ranks)
+        runner.build(project, only=(*TO_SHARDS, "training_splits"))
+        step = runner.find_step(project, ("road", "gpu_partitions"))
+        report = runner.run(project, step, runner.open_inputs(project, step), ranks=ranks)
         stale.append(report.manifest.facts["stale_rank"])
 
     make(0)

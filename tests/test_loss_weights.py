@@ -14,14 +14,16 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import closeups, inspection, reports, terminal, tracing
-from pipelines.batches import Example, columns_of
-from pipelines.datums import sft_tokenize
-from pipelines.errors import ConfigError
-from pipelines.examples import WEIGHTS
-from pipelines.reader import Reader, layouts
-from pipelines.rows import Rejected
-from pipelines.shortening import with_bos
+from rowmill.build.in_memory import sft_tokenize
+from rowmill.core.console import text_of
+from rowmill.core.errors import ConfigError
+from rowmill.inspection import inspect, trace
+from rowmill.reader import Reader, layouts
+from rowmill.reports import console, row_view
+from rowmill.schema.examples import WEIGHTS
+from rowmill.schema.rows import Rejected
+from rowmill.tokenization.encoded_batch import Example, columns_of
+from rowmill.tokenization.token_truncation import with_bos
 from tests.recipes import CHAT, PAIR, TEXT, Built, Road, chat, document, pair
 
 WEIGHED = {"loss": {"weights": True}}
@@ -411,14 +413,14 @@ def test_statistics_count_trained_tokens_by_weight(mixed: Built) -> None:
     table = mixed.manifest("chats", "tokenized_examples").tables["loss_weights"]
 
     assert dict(table.rows) == Counter(numbers(examples))
-    assert "trained tokens by loss weight" in terminal.text_of(reports.statistics(mixed.project))
+    assert "trained tokens by loss weight" in text_of(console.statistics(mixed.project))
     assert "loss_weights" not in mixed.manifest("pairs", "tokenized_examples").tables
 
 
 def test_inspection_shows_the_weight_of_messages_and_tokens(mixed: Built) -> None:
-    rows = inspection.inspect(mixed.project, count=3, dataset="chats", row_id=None)
+    rows = inspect.inspect(mixed.project, count=3, dataset="chats", row_id=None)
 
-    _, _, third = (terminal.text_of(closeups.inspected(row, colours=False)) for row in rows)
+    _, _, third = (text_of(row_view.inspected(row, colours=False)) for row in rows)
 
     assert "weight 2" not in third.split("example")[0].split("structured")[0]
     assert "assistant  weight 1" in third
@@ -430,7 +432,7 @@ def test_trace_of_a_token_names_its_weight(mixed: Built) -> None:
     row = mixed.rows_of("chats", "packed_shards", file="shard")[0]
     at = next(i for i, weight in enumerate(row[WEIGHTS]) if weight not in (0, 1))
 
-    token = tracing.trace_sequence(mixed.project, f"chats/{_split(mixed)}/{row['sequence_id']}:{at}").token
+    token = trace.trace_sequence(mixed.project, f"chats/{_split(mixed)}/{row['sequence_id']}:{at}").token
 
     assert token is not None
     assert token.weight == row[WEIGHTS][at]

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import manifest
-from pipelines.errors import IntegrityError
-from pipelines.manifest import File, Histogram, Manifest, Part, Table
-from pipelines.storage import Store, digest_bytes
+from rowmill.core.errors import IntegrityError
+from rowmill.core.storage import Store, digest_bytes
+from rowmill.schema import manifest
+from rowmill.schema.manifest import File, Histogram, Manifest, Part, Table
 
 KEY = ("demo", "chats", "canonical_rows")
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from pipelines.config import check
-from pipelines.contract import Conversation, Printed
-from pipelines.masking import Loss, Masker, MaskRules
-from pipelines.rendering import Renderer, RendererSpec, bundled
-from pipelines.rows import Json, Masked, Message, Rejected
+from rowmill.conversation.masking import Loss, Masker, MaskRules
+from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, bundled
+from rowmill.conversation.template_contract import Conversation, Printed
+from rowmill.core.config import check
+from rowmill.schema.rows import Json, Masked, Message, Rejected
 
 PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.config import check
-from pipelines.contract import Conversation
-from pipelines.errors import ConfigError
-from pipelines.masking import Loss, Masker, MaskRules, needs_plain_check
-from pipelines.rendering import Renderer, RendererSpec, bundled
-from pipelines.rows import Json, Masked, Message, Rejected
+from rowmill.conversation.masking import Loss, Masker, MaskRules, needs_plain_check
+from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, bundled
+from rowmill.conversation.template_contract import Conversation
+from rowmill.core.config import check
+from rowmill.core.errors import ConfigError
+from rowmill.schema.rows import Json, Masked, Message, Rejected
 
 LETTERS = (
     "{% for m in messages %}{{ '<' + m.role[0] + '>' + m.content + '<e>\n' }}{% endfor %}"

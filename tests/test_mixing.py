@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.config import check
-from pipelines.errors import ConfigError
-from pipelines.mixing import Mixture, Order, furthest_from_share, schedule, step_start, wanted_shares
+from rowmill.core.config import check
+from rowmill.core.errors import ConfigError
+from rowmill.packing.mixture import Mixture, Order, furthest_from_share, schedule, step_start, wanted_shares
 
 ABC = {"a": 0.5, "b": 0.3, "c": 0.2}
 FIVE = {"a": 5, "b": 5, "c": 5}

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.ngrams import KEPT_OF, LENGTH, sampled
+from rowmill.stages.training_splits.ngrams import KEPT_OF, LENGTH, sampled
 
 
 def ids_of(seed: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

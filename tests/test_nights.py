@@ -19,8 +19,8 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from assets import materialize
-from pipelines.reader import Reader
+from dagster_rowmill import materialize
+from rowmill.reader import Reader
 from tests.tiny_project import FOREIGN_WARNINGS, RECIPE, Tiny, chat
 
 pytestmark = [pytest.mark.slow, *FOREIGN_WARNINGS]
@@ -107,7 +107,7 @@ def watch(event, arguments):
     if event == "os.rename" and {at!r} in str(arguments[1]):
         os.kill(os.getpid(), signal.SIGKILL)
 sys.addaudithook(watch)
-from assets import materialize
+from dagster_rowmill import materialize
 materialize.main(["tiny"])
 """
     killed = subprocess.run(
@@ -126,7 +126,7 @@ def test_night_in_which_nothing_changed_judges_nothing_and_imports_no_judge(tiny
     tiny.run()
     program = """
 import sys
-from assets import materialize
+from dagster_rowmill import materialize
 assert materialize.main(["tiny"]) == 0
 print([name for name in ("great_expectations", "transformers", "torch", "ray") if name in sys.modules])
 """

@@ -12,12 +12,15 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 
-from assets import metadata
-from assets.checks import result_of
-from pipelines import cli, number_text, report_page, reports, stats
-from pipelines.findings import Verdict
-from pipelines.manifest import NOT_APPLICABLE
-from pipelines.record_tokens import count_verified
+from dagster_rowmill import metadata
+from dagster_rowmill.checks import result_of
+from rowmill import stats
+from rowmill.checks.judge import Verdict
+from rowmill.cli import main
+from rowmill.core import number_text
+from rowmill.reports import console, report_page
+from rowmill.schema.manifest import NOT_APPLICABLE
+from rowmill.stages.tokenized_examples.table_tokens import count_verified
 from tests.recipes import CHAT, CHATML, PAIR, TEXT, Built, Road, chat, document, pair
 from tests.tables import as_csv, grouped, purchases, records
 
@@ -89,7 +92,7 @@ def test_terminal_and_report_say_not_applicable_and_count_it_apart(
 ) -> None:
     every = [one for _, verdicts in built.steps.values() for one in verdicts]
     idle = sum(one.outcome == "not_applicable" for one in every)
-    assert cli.main(["verify", str(built.project.base / "configs/road.yaml")]) == cli.DONE
+    assert main.main(["verify", str(built.project.base / "configs/road.yaml")]) == main.DONE
     shown = capsys.readouterr().out
     report_page.write(built.project)
     page = built.project.store.read(report_page.path_of("road")).decode()
@@ -126,7 +129,7 @@ def test_dagster_is_told_that_nothing_was_judged(built: Built) -> None:
 
 
 def test_summary_shows_no_check_that_does_not_apply_as_failed(built: Built) -> None:
-    assert [one for one in reports.failed_findings(built.project) if one.outcome != "failed"] == []
+    assert [one for one in console.failed_findings(built.project) if one.outcome != "failed"] == []
 
 
 # ── What was a constant is measured ────────────────────────────────────────────────────────────────

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pipelines import recipe
-from pipelines.errors import ConfigError
-from pipelines.recipe import Dataset
+from rowmill.core.errors import ConfigError
+from rowmill.recipe import recipe
+from rowmill.recipe.recipe import Dataset
 
 SOURCE = {"train_urls": ["a.jsonl"]}
 CHAT, PAIR, TEXT = "chat", "supervised", "text"

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from pipelines.errors import ConfigError, GateError
-from pipelines.executors import local
-from pipelines.reader import Reader
+from rowmill.core.errors import ConfigError, GateError
+from rowmill.executors import local
+from rowmill.reader import Reader
 from tests.recipes import PAIR, Built, Road, pair
 
 ALL_STAGES_BELOW = {"training_splits", "gpu_partitions"}

@@ -1,6 +1,6 @@
 """Positions from order columns: exact steps, days that roll over.
 
-What belongs here: laws and golden values of `ordering.py` and `iso8601.py`. What does not: sorting records.
+What belongs here: laws and golden values of `time_order.py` and `iso8601.py`. What does not: sorting records.
 """
 
 import pickle
@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.errors import ConfigError
-from pipelines.ordering import TIME_OF_DAY, Order, named_order
-from pipelines.records import Column
+from rowmill.core.errors import ConfigError
+from rowmill.tabular.schema import Column
+from rowmill.tabular.time_order import TIME_OF_DAY, Order, named_order
 
 TEXT = Column("t", "string")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

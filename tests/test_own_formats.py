@@ -13,17 +13,18 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from pipelines import inspection, recipe, tracing
-from pipelines.errors import ConfigError
-from pipelines.examples import KINDS
-from pipelines.formats import Format, Python, RowFormat, own, register_format
-from pipelines.rows import Json, Row
+from rowmill.core.errors import ConfigError
+from rowmill.formats import Format, Python, RowFormat, custom, register_format
+from rowmill.inspection import inspect, trace
+from rowmill.recipe import recipe
+from rowmill.schema.examples import KINDS
+from rowmill.schema.rows import Json, Row
 from tests.recipes import CONTROL, Built, Road, lines, sentence, text_of
 
 FORMATS = '''
 """A format of a test."""
-from pipelines.formats import RowFormat
-from pipelines.rows import Row
+from rowmill.formats import RowFormat
+from rowmill.schema.rows import Row
 
 GREETING = "hello"
 
@@ -104,10 +105,10 @@ def project(tmp_path: Path) -> Road:
 @pytest.fixture(autouse=True)
 def _registry() -> Iterator[None]:
     """Give every test the names that were registered before it."""
-    before = dict(own.registered())
+    before = dict(custom.registered())
     yield
-    for name in set(own.registered()) - set(before):
-        own.forget(name)
+    for name in set(custom.registered()) - set(before):
+        custom.forget(name)
 
 
 def made_by(road: Road, name: str, rows: Sequence[Mapping[str, Any]], **groups: Any) -> Built:
@@ -170,9 +171,9 @@ def test_rows_of_one_record_are_no_copies_of_each_other_by_their_prefix(project:
 def test_rows_of_one_record_are_found_by_trace_and_inspect(project: Road) -> None:
     built = made_by(project, "Tickets", [{"how": "many", "a": "x"}])
 
-    traced = tracing.trace_source(built.project, "data/a.jsonl:1")
-    second = tracing.trace_row(built.project, traced[1].row_id)
-    seen = list(inspection.inspect(built.project, count=1, dataset=None, row_id=None))
+    traced = trace.trace_source(built.project, "data/a.jsonl:1")
+    second = trace.trace_row(built.project, traced[1].row_id)
+    seen = list(inspect.inspect(built.project, count=1, dataset=None, row_id=None))
 
     assert [one.row_id.rpartition(":")[2] for one in traced] == ["0", "0.1", "0.2"]
     assert [len(one.places) for one in traced] == [1, 1, 1]
@@ -313,8 +314,8 @@ def test_tokens_may_be_arrays(project: Road) -> None:
         def build(self, record: Mapping[str, Json], ctx: Any) -> dict[str, Any]:
             return {"ids": np.array([3, 4], np.int64), "loss_mask": np.array([False, True])}
 
-    from pipelines.own_rows import Built as Made
-    from pipelines.own_rows import checked
+    from rowmill.stages.custom_rows import Built as Made
+    from rowmill.stages.custom_rows import checked
 
     made = checked(Arrays().build({}, None), vocab_size=10)
 
@@ -369,7 +370,7 @@ def test_module_may_import_its_neighbours(project: Road) -> None:
     (project.folder / "neighbour_of_formats.py").write_text("WORD = 'from next door'\n", encoding="utf-8")
     (project.folder / "importing_formats.py").write_text(
         "from neighbour_of_formats import WORD\n"
-        "from pipelines.formats import RowFormat\nfrom pipelines.rows import Row\n"
+        "from rowmill.formats import RowFormat\nfrom rowmill.schema.rows import Row\n"
         "class Next(RowFormat):\n    def rows(self, record):\n        return Row('text', text=WORD)\n",
         encoding="utf-8",
     )
@@ -426,12 +427,12 @@ def test_bytes_are_the_same_for_one_worker_and_two(project: Road) -> None:
 def test_registered_name_is_a_kind(project: Road) -> None:
     module = project.folder / "named_formats.py"
     module.write_text(
-        "from pipelines.formats import RowFormat, register_format\nfrom pipelines.rows import Row\n"
+        "from rowmill.formats import RowFormat, register_format\nfrom rowmill.schema.rows import Row\n"
         "@register_format('named')\nclass Named(RowFormat):\n"
         "    def rows(self, record):\n        return Row('text', text=record['a'])\n",
         encoding="utf-8",
     )
-    own.find("named_formats:Named", project.folder, "test")
+    custom.find("named_formats:Named", project.folder, "test")
 
     built = project.one("a.jsonl", [{"a": "by name"}], {"kind": "named"}).build()
     dataset = built.project.recipe.datasets["rows"].format

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.config import check
-from pipelines.errors import ConfigError, ContextOverflowError
-from pipelines.packing import (
+from rowmill.core.config import check
+from rowmill.core.errors import ConfigError, ContextOverflowError
+from rowmill.packing.plan import (
     Integers,
     Packing,
     Plan,
@@ -37,7 +37,7 @@ from pipelines.packing import (
     tokens_left_out,
     whole,
 )
-from pipelines.rows import Kind
+from rowmill.schema.rows import Kind
 
 TEN = [6, 5, 5, 4, 4, 3, 3, 2, 2, 2]
 

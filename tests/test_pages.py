@@ -13,10 +13,10 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from assets import metadata
-from pipelines import report_page
-from pipelines.formats.columns import KNOWN_ROLES
-from pipelines.storage import Store
+from dagster_rowmill import metadata
+from rowmill.core.storage import Store
+from rowmill.formats.columns import KNOWN_ROLES
+from rowmill.reports import report_page
 from tests.recipes import PAIR, Built, Road, chat, pair
 
 

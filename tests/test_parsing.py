@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.codec import Serialiser
-from pipelines.errors import ConfigError
-from pipelines.ordering import ELAPSED, TIME_OF_DAY, Order
-from pipelines.parsing import Parsed, Parser, Place, Validation, parse
-from pipelines.records import Column, Mode, RecordSchema
+from rowmill.core.errors import ConfigError
+from rowmill.tabular.parsing import Parsed, Parser, Place, Validation, parse
+from rowmill.tabular.schema import Column, Mode, RecordSchema
+from rowmill.tabular.serialization import Serialiser
+from rowmill.tabular.time_order import ELAPSED, TIME_OF_DAY, Order
 from tests.record_strategies import SPECIAL, records, schemas
 
 BOS, EOS = "<s>", "</s>"

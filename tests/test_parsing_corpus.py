@@ -8,9 +8,9 @@ from itertools import groupby, pairwise
 
 import pytest
 
-from pipelines.ordering import ISO8601
-from pipelines.parsing import Parsed, Place, Validation, parse
-from pipelines.parsing.spans import add_up
+from rowmill.tabular.parsing import Parsed, Place, Validation, parse
+from rowmill.tabular.parsing.spans import add_up
+from rowmill.tabular.time_order import ISO8601
 from tests.generated_text import BOS, EOS, SCHEMA, Corpus, make
 
 PLACE = Place(("shop",), "day", ISO8601)

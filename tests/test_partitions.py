@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.config import check
-from pipelines.errors import ConfigError
-from pipelines.partitions import (
+from rowmill.core.config import check
+from rowmill.core.errors import ConfigError
+from rowmill.packing.rank_assignment import (
     FILLER,
     Dealt,
     Partitions,

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from pipelines.manifest import Manifest
-from pipelines.shards.letters import IGNORE
+from rowmill.schema.manifest import Manifest
+from rowmill.shards.label_conventions import IGNORE
 from tests.recipes import CHAT, Road, chat
 
 

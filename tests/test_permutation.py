@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.permutation import (
+from rowmill.core.permutation import (
     GAMMA,
     PermutationType,
     feistel,

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from pipelines import cli, recipe
-from pipelines.config import check
-from pipelines.errors import ConfigError, GateError
-from pipelines.table_contract import TableContract
+from rowmill.cli import main
+from rowmill.core.config import check
+from rowmill.core.errors import ConfigError, GateError
+from rowmill.recipe import recipe
+from rowmill.tabular.table_contract import TableContract
 from tests.recipes import Road
 from tests.tables import as_csv, records
 from tests.test_table_drift import (
@@ -31,7 +32,7 @@ from tests.test_table_drift import (
 
 
 def pin(road: Road, capsys: pytest.CaptureFixture[str]) -> Path:
-    assert cli.main(["advise", str(road.config), "--write"]) == 0
+    assert main.main(["advise", str(road.config), "--write"]) == 0
     path = recipe.table_contract_file(road.config, "rows")
     assert str(path) in capsys.readouterr().out
     return path
@@ -49,7 +50,7 @@ def test_advice_proposes_a_contract_with_its_evidence_and_writes_nothing(
     rows = [*sales(), {**sale(1), "customer": "guest", "price": "NA"}]
     road = project(tmp_path, as_csv(rows))
 
-    assert cli.main(["advise", str(road.config)]) == 0
+    assert main.main(["advise", str(road.config)]) == 0
 
     said = capsys.readouterr().out
     assert "  # 1,501 values: 1,500 integers, 1 texts\n" in said

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.contract import Conversation
-from pipelines.masking import Loss, Masker, MaskRules
-from pipelines.masking.pieces import SHORT
-from pipelines.rendering import Renderer, RendererSpec, bundled
-from pipelines.rendering.opaque import OpaqueRenderer, screen
-from pipelines.rows import Masked
+from rowmill.conversation.masking import Loss, Masker, MaskRules
+from rowmill.conversation.masking.content_spans import SHORT
+from rowmill.conversation.rendering.content_tracing import OpaqueRenderer, screen
+from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, bundled
+from rowmill.conversation.template_contract import Conversation
+from rowmill.schema.rows import Masked
 from tests.recipes import CHAT, Built, Road
 
 CHATML = (

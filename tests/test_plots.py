@@ -6,8 +6,8 @@ from xml.etree import ElementTree as ET
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import plots
-from pipelines.manifest import Histogram
+from rowmill.reports import plots
+from rowmill.schema.manifest import Histogram
 
 SVG = "{http://www.w3.org/2000/svg}"
 HISTOGRAM = Histogram(

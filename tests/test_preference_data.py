@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from pipelines import build
-from pipelines.errors import GateError
-from pipelines.findings import Verdict
-from pipelines.manifest import NOT_APPLICABLE
+from rowmill.build import runner
+from rowmill.checks.judge import Verdict
+from rowmill.core.errors import GateError
+from rowmill.schema.manifest import NOT_APPLICABLE
 from tests.recipes import CHAT, PAIR, TEXT, Road, chat, document, pair
 from tests.tables import as_csv, records
 
@@ -100,7 +100,7 @@ def test_only_data_with_answers_is_asked(tmp_path: Path) -> None:
 
     found = {
         step.dataset: report.manifest.facts["preference_data"]
-        for step, report, _ in build.build(project, only=ROWS)
+        for step, report, _ in runner.build(project, only=ROWS)
         if step.name == "canonical_rows"
     }
 

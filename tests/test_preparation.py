@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import preparation
-from pipelines.batches import TEMPLATE, Example, columns_of
-from pipelines.errors import ConfigError
-from pipelines.examples import KINDS
-from pipelines.shortening import cut_pair, keep_tail, windows
-from pipelines.streams import Stream, constant, interleave
-from pipelines.tokenization import Encoder, open_tokenizer
+from rowmill.core.errors import ConfigError
+from rowmill.schema.examples import KINDS
+from rowmill.stages.tokenized_examples import text_examples
+from rowmill.tokenization.concatenation import Stream, constant, interleave
+from rowmill.tokenization.encoded_batch import TEMPLATE, Example, columns_of
+from rowmill.tokenization.token_truncation import cut_pair, keep_tail, windows
+from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
 from tests.recipes import CHAT, PAIR, TEXT, Built, Road, chat, document, pair, text_of
 
 PROMPT, ANSWER = KINDS.index("prompt"), KINDS.index("assistant")
@@ -98,7 +98,7 @@ def test_keep_tail_keeps_the_bos_and_the_last_tokens() -> None:
 
 @given(sizes=st.lists(st.integers(0, 10), max_size=12), limit=st.integers(1, 15))
 def test_batches_are_consecutive_and_leave_no_row_out(sizes: list[int], limit: int) -> None:
-    cut = list(preparation.batches(sizes, limit))
+    cut = list(text_examples.batches(sizes, limit))
 
     assert [i for one in cut for i in range(one.start, one.stop)] == list(range(len(sizes)))
 

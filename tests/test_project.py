@@ -16,7 +16,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from pipelines import recipe
+from rowmill.recipe import recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 CODE = ("assets", "benchmarks", "configs", "docs", "pipelines", "tests")
@@ -219,7 +219,7 @@ def test_pre_commit_runs_tools_of_the_environment_only() -> None:
 
 def test_definitions_load_without_heavy_imports() -> None:
     script = (
-        "import sys; import pipelines.recipe, pipelines.build; "
+        "import sys; import rowmill.recipe.recipe, rowmill.build.runner; "
         "print(sorted({'torch', 'transformers', 'datasets', 'great_expectations', 'ray'} & set(sys.modules)))"
     )
 

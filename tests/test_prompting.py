@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pipelines.errors import ConfigError
-from pipelines.prompting import FAMILIES, Frame, Vocabulary, frame
-from pipelines.records import Column, RecordSchema
+from rowmill.core.errors import ConfigError
+from rowmill.tabular.prompt import FAMILIES, Frame, Vocabulary, frame
+from rowmill.tabular.schema import Column, RecordSchema
 
 SCHEMA = RecordSchema((Column("a", "string"), Column("b", "integer")))
 ASKED = 'Generate a JSONL dataset with the following columns:  "a":<unk>,"b":<unk>'

@@ -25,11 +25,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines import build, manifest
-from pipelines.errors import ConfigError, DamagedFileError, IntegrityError
-from pipelines.reader import Batch, PackedSequence, Reader
-from pipelines.reader.layouts import flat, padded
-from pipelines.storage import SEAL, Store
+from rowmill.build import runner
+from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError
+from rowmill.core.storage import SEAL, Store
+from rowmill.reader import Batch, PackedSequence, Reader
+from rowmill.reader.layouts import flat, padded
+from rowmill.schema import manifest
 
 # Great Expectations, which judges the build, imports a module that Python 3.11 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning")
@@ -69,8 +70,8 @@ def make(folder: Path, *, word: str = "number", **options: Any) -> Path:
     }
     path = folder / "configs" / "tiny.yaml"
     path.write_text(yaml.safe_dump(recipe | options), encoding="utf-8")
-    project = build.open_project(path, str(folder / "built"))
-    build.build(project)
+    project = runner.open_project(path, str(folder / "built"))
+    runner.build(project)
     return folder / "built"
 
 
@@ -103,7 +104,7 @@ def order_of(root: Path) -> list[bytes]:
     found = current(root)
     order = pq.read_table(root / found["order_file"], partitioning=None)
     rows: list[list[list[int]]] = []
-    store = build.Store(str(root))
+    store = runner.Store(str(root))
     for name in found["datasets"]:
         packed = manifest.by_version(
             store, ("tiny", name, "packed_shards"), found["inputs"][f"tiny/{name}/packed_shards"]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pipelines import build
-from pipelines.reader import Reader
+from rowmill.build import runner
+from rowmill.reader import Reader
 
 # Great Expectations, which judges the build, imports a module that Python 3.11 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning")
@@ -38,7 +38,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "execution": {"workers": 1},
     }
     (folder / "configs" / "tiny.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    build.build(build.open_project(folder / "configs" / "tiny.yaml", str(folder / "built")))
+    runner.build(runner.open_project(folder / "configs" / "tiny.yaml", str(folder / "built")))
     return folder / "built"
 
 

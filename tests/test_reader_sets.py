@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.errors import ConfigError, IntegrityError
-from pipelines.reader import PackedSequence, Reader, View
+from rowmill.core.errors import ConfigError, IntegrityError
+from rowmill.reader import PackedSequence, Reader, View
 from tests.recipes import CHAT, PAIR, TEXT, Built, Road, chat, document, pair
 
 

@@ -24,11 +24,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipelines.errors import ConfigError
-from pipelines.reader import Batch, Reader
-from pipelines.reader.published import Shard
-from pipelines.reader.sequences import Shelf
-from pipelines.storage import Store
+from rowmill.core.errors import ConfigError
+from rowmill.core.storage import Store
+from rowmill.reader import Batch, Reader
+from rowmill.reader.published import Shard
+from rowmill.reader.sequences import Shelf
 from tests.test_reader import GROWING, STEPPED, UNSTEPPED, make, open_reader
 
 # Great Expectations, which judges the build, imports a module that Python 3.11 deprecates.

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import yaml
 
-from pipelines import build
-from pipelines.build import Project
-from pipelines.manifest import Manifest, current
-from pipelines.reader import Reader
+from rowmill.build import runner
+from rowmill.build.runner import Project
+from rowmill.reader import Reader
+from rowmill.schema.manifest import Manifest, current
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_data]
 
@@ -69,8 +69,8 @@ def built(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         }
         path = configs / f"{name}.yaml"
         path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
-        projects[name] = build.open_project(path)
-        build.build(projects[name])
+        projects[name] = runner.open_project(path)
+        runner.build(projects[name])
     return projects
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from pipelines import build
-from pipelines.build import Project
-from pipelines.manifest import Manifest, current
+from rowmill.build import runner
+from rowmill.build.runner import Project
+from rowmill.schema.manifest import Manifest, current
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_data]
 
@@ -67,8 +67,8 @@ def built(request: pytest.FixtureRequest, real_data: Path, tmp_path_factory: pyt
     folder = tmp_path_factory.mktemp(request.param) / "configs"
     folder.mkdir()
     (folder / "real.yaml").write_text(yaml.safe_dump(_recipe(real_data, request.param)), encoding="utf-8")
-    project = build.open_project(folder / "real.yaml")
-    build.build(project)
+    project = runner.open_project(folder / "real.yaml")
+    runner.build(project)
     return project
 
 
@@ -172,6 +172,6 @@ def test_rows_that_never_fit_keep_their_last_exchange(built: Project) -> None:
 
 
 def test_second_build_reuses_everything(built: Project) -> None:
-    reports = [report for _, report, _ in build.build(built)]
+    reports = [report for _, report, _ in runner.build(built)]
 
     assert all(report.reused for report in reports)

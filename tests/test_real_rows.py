@@ -14,16 +14,16 @@ import orjson
 import pytest
 import yaml
 
-from pipelines import build
-from pipelines.build import Project
-from pipelines.manifest import Manifest, current
+from rowmill.build import runner
+from rowmill.build.runner import Project
+from rowmill.schema.manifest import Manifest, current
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_data]
 
 FORMATS = '''
 """The desired side of a file with one answer per record and a verdict on it."""
-from pipelines.formats import RowFormat
-from pipelines.rows import Row
+from rowmill.formats import RowFormat
+from rowmill.schema.rows import Row
 
 
 class Desired(RowFormat):
@@ -83,8 +83,8 @@ def built(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Project:
         },
     }
     (folder / "configs/files.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
-    project = build.open_project(folder / "configs/files.yaml")
-    build.build(project, only=("raw_dataset", "canonical_rows", "tokenized_examples"))
+    project = runner.open_project(folder / "configs/files.yaml")
+    runner.build(project, only=("raw_dataset", "canonical_rows", "tokenized_examples"))
     return project
 
 
@@ -207,7 +207,7 @@ def printed(built: Project, real_data: Path) -> dict[str, list[tuple[Any, str]]]
 
 
 def _first_records(project: Project, dataset: str) -> dict[str, int]:
-    from pipelines.stages import raw_dataset
+    from rowmill.stages import raw_dataset
 
     starts: dict[str, int] = {}
     before = 0

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipelines.canonicalization import Canonicalizer, Options
-from pipelines.formats import Chat
-from pipelines.reasoning import Extracted, Reasoning, TagReader, inlined, joined, limited
-from pipelines.rows import Json, Rejected, Row
+from rowmill.formats import Chat
+from rowmill.formats.canonicalization import Canonicalizer, Options
+from rowmill.formats.reasoning import Extracted, Reasoning, TagReader, inlined, joined, limited
+from rowmill.schema.rows import Json, Rejected, Row
 
 TAGS = TagReader([["<think>", "</think>"]])
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from pipelines import ledger, reasons, recipe
+from rowmill.recipe import recipe
+from rowmill.schema import ledger, reject_reasons
 from tests.recipes import CHAT, CHATML, TEXT, Built, Road, chat, sentence, tokenizer_json, write_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -135,7 +136,7 @@ TEMPLATES: dict[str, str] = {
 
 
 FORMATS = """
-from pipelines.formats import RowFormat
+from rowmill.formats import RowFormat
 
 
 class Moody(RowFormat):
@@ -229,7 +230,7 @@ def test_every_reason_is_reached_by_one_of_these_rows() -> None:
     # The last one is reached in `test_source_limits.py`.
     reached = {*CHATS, *ONE_BY_ONE, *TEMPLATES, "offsets_degenerate", "blank", "too_long_record"}
 
-    of_records = {reason for reason, words in reasons.WORDS.items() if words.of in {"records", "generated"}}
+    of_records = {reason for reason, words in reject_reasons.WORDS.items() if words.of in {"records", "generated"}}
     assert reached == set(ledger.REASONS) - of_records
 
 
@@ -247,15 +248,15 @@ def test_no_reason_outside_the_list_is_used() -> None:
     found = list(literal_reasons())
 
     assert len(found) > 80
-    assert [one for one in found if one[1] not in reasons.WORDS] == []
+    assert [one for one in found if one[1] not in reject_reasons.WORDS] == []
 
 
 def test_every_reason_has_its_words_and_the_page_shows_them() -> None:
     page = (ROOT / "docs/reasons.md").read_text(encoding="utf-8")
 
-    assert set(ledger.REASONS) <= set(reasons.WORDS)
+    assert set(ledger.REASONS) <= set(reject_reasons.WORDS)
     for reason in ledger.REASONS:
-        words = reasons.WORDS[reason]
+        words = reject_reasons.WORDS[reason]
         assert f"| `{reason}` | {words.what} | {words.remedy} |" in page
         assert len(words.remedy) > 10
 
@@ -269,11 +270,11 @@ def options_named(text: str) -> Iterator[str]:
 def test_options_that_the_words_name_exist() -> None:
     from typing import get_args
 
-    from pipelines.formats import Format
+    from rowmill.formats import Format
 
     kinds = get_args(get_args(Format)[0])
     formats = {field.alias or name for kind in kinds for name, field in kind.model_fields.items()}
-    for reason, words in reasons.WORDS.items():
+    for reason, words in reject_reasons.WORDS.items():
         for option in options_named(words.what + words.remedy):
             group, name = option.split(".")[:2]
             known = formats if group == "format" else set(recipe.GROUPS[group].model_fields)

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from pipelines import recipe
-from pipelines.errors import ConfigError
-from pipelines.formats import Chat, Text
-from pipelines.recipe import Recipe
+from rowmill.core.errors import ConfigError
+from rowmill.formats import Chat, Text
+from rowmill.recipe import recipe
+from rowmill.recipe.recipe import Recipe
 
 SOURCE = {"train_urls": ["a.jsonl"]}
 

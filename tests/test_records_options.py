@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from pipelines import cli, recipe
-from pipelines.errors import ConfigError
+from rowmill.cli import main
+from rowmill.core.errors import ConfigError
+from rowmill.recipe import recipe
 from tests.recipes import Road
 from tests.tables import as_csv, grouped, purchases, records
 
@@ -150,9 +151,9 @@ def test_plan_and_advice_of_a_table_are_printed_and_write_nothing(
 ) -> None:
     road = Road(tmp_path).one("table.csv", as_csv(purchases(60)), records(**grouped()), splits={"test": 0})
 
-    status = cli.main(["plan", str(road.config), "--assembly__max_seq_length", "200"])
+    status = main.main(["plan", str(road.config), "--assembly__max_seq_length", "200"])
     said = " ".join(capsys.readouterr().out.split())
-    advised = cli.main(["advise", str(road.config), "--data__max_sequences_per_example=3"])
+    advised = main.main(["advise", str(road.config), "--data__max_sequences_per_example=3"])
 
     assert (status, advised) == (2, 0)
     assert "12 groups do not fit: customer='C-0" in said
@@ -167,10 +168,10 @@ def test_verbs_that_look_at_a_build_take_records_as_they_take_all_kinds(
     road = Road(tmp_path).one("table.csv", as_csv(purchases(30)), records(), splits={"test": 0})
     road.build(only=("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards"))
 
-    assert cli.main([verb, str(road.config)]) == 0
+    assert main.main([verb, str(road.config)]) == 0
     assert "rows" in capsys.readouterr().out
 
 
 def test_option_that_is_none_is_refused_by_the_command_line(tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
-        cli.main(["verify", str(tmp_path / "road.yaml"), "--data__max_sequences_per_example", "3"])
+        main.main(["verify", str(tmp_path / "road.yaml"), "--data__max_sequences_per_example", "3"])

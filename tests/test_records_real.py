@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from pipelines import tokenization
-from pipelines.errors import ConfigError, ContextOverflowError
-from pipelines.prompting import Encode, Frame, Vocabulary, frame
-from pipelines.records import Column, RecordSchema
-from pipelines.table_contract import TableContract
-from pipelines.table_contract.drift import describe
-from pipelines.tokenization import LoadedTokenizer
+from rowmill.core.errors import ConfigError, ContextOverflowError
+from rowmill.tabular.prompt import Encode, Frame, Vocabulary, frame
+from rowmill.tabular.schema import Column, RecordSchema
+from rowmill.tabular.table_contract import TableContract
+from rowmill.tabular.table_contract.drift import describe
+from rowmill.tokenization.tokenizer import Encoder, LoadedTokenizer, open_tokenizer
 from tests.recipes import Built, Road
 from tests.tables import as_written, cells, read_back, records, schema_of
 
@@ -195,12 +194,12 @@ PAGE = RecordSchema(tuple(Column(name, "string") for name in ("customer_id", "da
 
 @cache
 def loaded_of(real_data: Path, name: str) -> LoadedTokenizer:
-    return tokenization.open_tokenizer(str(real_data / "tokenizers" / name), Path("/"))
+    return open_tokenizer(str(real_data / "tokenizers" / name), Path("/"))
 
 
 def opened(real_data: Path, name: str) -> tuple[Vocabulary, Encode]:
     loaded = loaded_of(real_data, name)
-    card, encoder = loaded.card, tokenization.Encoder(loaded, fast_lane=False)
+    card, encoder = loaded.card, Encoder(loaded, fast_lane=False)
     special = {content: number for number, content, is_special in card.added if is_special}
     vocabulary = Vocabulary(name, card.vocab_size, card.bos_id, card.eos_id, card.adds_bos, special)
     return vocabulary, lambda text: encoder.usual.encode(text, add_special_tokens=False).ids
@@ -277,7 +276,7 @@ def test_frame_that_cannot_be_is_a_config_error(real_data: Path, changes: dict[s
 
 @pytest.mark.parametrize("name", ["smollm3", "tinyllama", "qwen3", "gpt2"])
 def test_record_is_encoded_as_what_follows_a_line_end(real_data: Path, name: str) -> None:
-    encoder = tokenization.Encoder(loaded_of(real_data, name))
+    encoder = Encoder(loaded_of(real_data, name))
     with (real_data / "tabular" / "stocks_monthly.csv").open(encoding="utf-8") as file:
         texts = [f'{{"line":"{line.strip()}","漢":null}}\n' for line in file][:200]
 

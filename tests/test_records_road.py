@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from pipelines import build
-from pipelines.errors import ConfigError, ContextOverflowError, GateError, GenerationError
-from pipelines.stages.record_plan import RecordPlan
+from rowmill.build import runner
+from rowmill.core.errors import ConfigError, ContextOverflowError, GateError, GenerationError
+from rowmill.stages.tokenized_examples.table_plan import RecordPlan
 from tests.recipes import Built, Road, lines, tokenizer_json
 from tests.tables import (
     as_csv,
@@ -97,8 +97,8 @@ def test_plan_before_the_build_and_the_build_have_the_same_numbers(tmp_path: Pat
     assert facts["accounted"] == 0
 
 
-def planned(project: build.Project) -> RecordPlan:
-    from pipelines import dry_run
+def planned(project: runner.Project) -> RecordPlan:
+    from rowmill.inspection import dry_run
 
     [one] = dry_run.plans(project)
     assert one.plan is not None, one.overflow

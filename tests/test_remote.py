@@ -13,10 +13,11 @@ from typing import Any, get_args
 
 import pytest
 
-from pipelines import error_boundary, remote
-from pipelines.errors import ConfigError, PipelineError, SourceError, UnreachableError
-from pipelines.sources import Files, FileScan, StageIn, find_files, scan
-from pipelines.storage import File, Store, digest_bytes
+from rowmill.cli import error_boundary
+from rowmill.core import remote
+from rowmill.core.errors import ConfigError, PipelineError, SourceError, UnreachableError
+from rowmill.core.storage import File, Store, digest_bytes
+from rowmill.sources import Files, FileScan, StageIn, find_files, scan
 from tests.object_server import KEY_ID, SECRET, ObjectServer, Outage, serving
 from tests.recipes import Road, chat, lines
 from tests.tiny_project import FOREIGN_WARNINGS

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.config import check
-from pipelines.contract import Printed
-from pipelines.errors import ConfigError
-from pipelines.rendering import Renderer, RendererSpec, Template, bundled, resolve, spec_of
-from pipelines.rows import Message, Rejected
+from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, Template, bundled, resolve, spec_of
+from rowmill.conversation.template_contract import Printed
+from rowmill.core.config import check
+from rowmill.core.errors import ConfigError
+from rowmill.schema.rows import Message, Rejected
 
 LETTERS = (
     "{% for m in messages %}{{ '<' + m.role[0] + '>' + m.content + '<e>\n' }}{% endfor %}"

@@ -14,7 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import build, datadocs, findings, hypertext, manifest, report_page, stats
+from rowmill import stats
+from rowmill.build import runner
+from rowmill.checks import expectations_page, judge
+from rowmill.core import html
+from rowmill.reports import report_page
+from rowmill.schema import manifest
 from tests.recipes import PAIR, Built, Road, chat, pair
 
 HOSTILE = '<script>alert(1)</script><img src="http://evil.invalid/x.png">"\'&'
@@ -75,7 +80,7 @@ def pages(folder: Path) -> Iterator[Path]:
 def test_no_page_can_ask_for_anything_outside_itself(folder: Path) -> None:
     for path in pages(folder):
         page = Page(path.read_text(encoding="utf-8"))
-        assert hypertext.POLICY in page.values("content", "meta")
+        assert html.POLICY in page.values("content", "meta")
         assert not {"link", "img", "iframe", "object", "embed", "base"} & set(page.tags), path
         assert page.values("src") == []
 
@@ -88,7 +93,7 @@ def test_text_from_data_is_shown_and_is_never_markup(page: Page) -> None:
 
 @given(st.text())
 def test_words_of_any_kind_come_back_as_text(words: str) -> None:
-    shown = Page(f"<p>{hypertext.text(words)}</p>")
+    shown = Page(f"<p>{html.text(words)}</p>")
 
     assert shown.tags == ["p"]
     assert len(shown.words) >= len(words)
@@ -96,11 +101,11 @@ def test_words_of_any_kind_come_back_as_text(words: str) -> None:
 
 @given(st.text(max_size=200), st.integers(8, 200))
 def test_clipped_text_fits_and_is_a_beginning(words: str, most: int) -> None:
-    shown = hypertext.clipped(words, most)
+    shown = html.clipped(words, most)
 
     kept = shown.rsplit(" … (", 1)[0] if shown != words else words
     assert words.startswith(kept)
-    assert len(hypertext.text(kept).encode()) <= most
+    assert len(html.text(kept).encode()) <= most
 
 
 def test_every_link_leads_to_a_page_and_an_anchor_of_it(folder: Path) -> None:
@@ -123,7 +128,7 @@ def test_report_shows_every_stage_and_each_picture(built: Built, page: Page) -> 
         for report, _ in built.steps.values()
     )
 
-    assert {"/".join(step.key[1:]) for step in build.road(built.project)} <= set(ids)
+    assert {"/".join(step.key[1:]) for step in runner.road(built.project)} <= set(ids)
     assert page.tags.count("svg") == drawn
 
 
@@ -163,7 +168,7 @@ def test_failed_gate_is_named_with_what_was_not_built(tmp_path: Path) -> None:
         {"rows": {"source": {"train_urls": ["data/chats.jsonl"]}, "format": {"kind": "chat"}}},
         gates={"rejects": {"at_most": 0.01}},
     )
-    with pytest.raises(findings.GateError):
+    with pytest.raises(judge.GateError):
         road.build()
 
     page = Page(Path(report_page.write(road.project)).read_text(encoding="utf-8"))
@@ -226,7 +231,7 @@ def test_report_is_written_again_only_when_it_says_something_else(tmp_path: Path
 
 
 def test_expectations_of_a_stage_are_one_each_with_what_was_asked_and_observed(built: Built, folder: Path) -> None:
-    step = build.find_step(built.project, ("road", "chats", "canonical_rows"))
+    step = runner.find_step(built.project, ("road", "chats", "canonical_rows"))
     made = built.manifest("chats", "canonical_rows")
     page = Page((folder / "expectations" / "chats-canonical_rows.html").read_text(encoding="utf-8"))
 
@@ -238,14 +243,14 @@ def test_expectations_of_a_stage_are_one_each_with_what_was_asked_and_observed(b
 def test_law_judged_alone_hides_no_other_verdict(tmp_path: Path) -> None:
     road = Road(tmp_path).one("chats.jsonl", rows())
     project = road.build().project
-    step = build.find_step(project, ("road", "rows", "canonical_rows"))
+    step = runner.find_step(project, ("road", "rows", "canonical_rows"))
     made = manifest.current(project.store, step.key)
     assert made is not None
 
-    [alone] = build.judge(project, step, made, only={"rejects"})
+    [alone] = runner.judge(project, step, made, only={"rejects"})
 
     _, shown = stats.query(project.store, "SELECT law FROM findings WHERE stage = 'canonical_rows' ORDER BY law")
-    docs = project.store.read(datadocs.path_of(step.key)).decode()
+    docs = project.store.read(expectations_page.path_of(step.key)).decode()
     assert alone.law == "rejects"
     assert [law for (law,) in shown] == sorted(one.law for one in step.terms)
     assert f"{len(step.terms)} of {len(step.terms)} judged" in docs
@@ -261,7 +266,7 @@ def served(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    command = [sys.executable, "-m", "pipelines.report_server", str(tmp_path), "127.0.0.1", str(port)]
+    command = [sys.executable, "-m", "rowmill.reports.server", str(tmp_path), "127.0.0.1", str(port)]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         try:
             yield process, port

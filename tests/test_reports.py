@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
 
-from pipelines import build, cli, number_text, progress, reports, terminal
+from rowmill.build import runner
+from rowmill.cli import main
+from rowmill.core import number_text
+from rowmill.core.console import PIPE_WIDTH, grid, number, visible
+from rowmill.reports import console, progress
 from tests.cli_project import CHATS, FOREIGN_WARNINGS, NOTES, TASKS, CliProject
 
 pytestmark = FOREIGN_WARNINGS
@@ -21,12 +25,12 @@ pytestmark = FOREIGN_WARNINGS
 def built(tmp_path_factory: pytest.TempPathFactory) -> CliProject:
     """Return a project that is built and that no test changes."""
     project = CliProject(tmp_path_factory.mktemp("built")).write()
-    assert project.rowmill("build") == cli.DONE
+    assert project.rowmill("build") == main.DONE
     return project
 
 
 def plain_console() -> Console:
-    return Console(file=io.StringIO(), width=terminal.PIPE_WIDTH, markup=False, emoji=False, highlight=False)
+    return Console(file=io.StringIO(), width=PIPE_WIDTH, markup=False, emoji=False, highlight=False)
 
 
 def said(screen: Console) -> list[str]:
@@ -42,7 +46,7 @@ def said(screen: Console) -> list[str]:
     [(0, "0"), (1342, "1,342"), (1342.0, "1,342"), (0.05466, "0.05466"), (None, ""), (True, "True"), ("a\x1bb", "a␛b")],
 )
 def test_number_is_written_for_people(value: object, text: str) -> None:
-    assert terminal.number(value) == text
+    assert number(value) == text
 
 
 @pytest.mark.parametrize(
@@ -67,17 +71,17 @@ def test_share_of_nothing_is_no_number() -> None:
 
 @given(st.text())
 def test_visible_text_moves_no_cursor_and_keeps_every_line(text: str) -> None:
-    shown = terminal.visible(text)
+    shown = visible(text)
 
     assert {character for character in shown if unicodedata.category(character) == "Cc"} <= {"\n", "\t"}
     assert shown.count("\n") == text.count("\n")
-    assert terminal.visible(shown) == shown
+    assert visible(shown) == shown
 
 
 def test_grid_sets_numbers_to_the_right_and_cuts_nothing_in_a_pipe() -> None:
     screen = plain_console()
     long = "x" * 3000
-    screen.print(terminal.grid(["name", "count", "share"], [("a", 5, "1.0 %"), (long, 1234, "100.0 %")], indent=0))
+    screen.print(grid(["name", "count", "share"], [("a", 5, "1.0 %"), (long, 1234, "100.0 %")], indent=0))
 
     head, first, second = said(screen)
     assert second.split() == [long, "1,234", "100.0 %"[:5], "%"]
@@ -87,7 +91,7 @@ def test_grid_sets_numbers_to_the_right_and_cuts_nothing_in_a_pipe() -> None:
 
 def test_markup_in_data_is_text() -> None:
     screen = plain_console()
-    screen.print(terminal.grid(["reason"], [("[red]no[/red] :smile:",)], indent=0))
+    screen.print(grid(["reason"], [("[red]no[/red] :smile:",)], indent=0))
 
     assert said(screen)[1].strip() == "[red]no[/red] :smile:"
 
@@ -96,7 +100,7 @@ def test_markup_in_data_is_text() -> None:
 
 
 def test_summary_adds_up_every_dataset(built: CliProject) -> None:
-    lines = [line.split() for line in reports.summary(built.project).splitlines()]
+    lines = [line.split() for line in console.summary(built.project).splitlines()]
     rows = {line[0]: line[1:4] for line in lines if line and line[0] in ("chats", "tasks", "notes", "all")}
 
     assert rows == {
@@ -108,7 +112,7 @@ def test_summary_adds_up_every_dataset(built: CliProject) -> None:
 
 
 def test_summary_says_why_where_and_what_next(built: CliProject) -> None:
-    text = reports.summary(built.project)
+    text = console.summary(built.project)
 
     assert "1 invalid_json" in text
     assert str(built.folder / ".rowmill" / "small" / "{chats,tasks,notes}" / "packed_shards") in text
@@ -121,15 +125,15 @@ def test_summary_s_commands_name_a_root_that_is_not_the_project_s(built: CliProj
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(built.folder / ".rowmill", elsewhere)
 
-    text = reports.summary(build.open_project(Path(built.recipe), str(elsewhere)))
+    text = console.summary(runner.open_project(Path(built.recipe), str(elsewhere)))
     assert f"rowmill stats small --root {elsewhere}" in text
 
 
 def test_summary_of_half_a_build_shows_what_is_there_and_how_to_go_on(tmp_path: Path) -> None:
     project = CliProject(tmp_path).write()
-    assert project.rowmill("build", "--only", "raw_dataset") == cli.DONE
+    assert project.rowmill("build", "--only", "raw_dataset") == main.DONE
 
-    text = reports.summary(project.project)
+    text = console.summary(project.project)
     assert "rowmill build small" in text
     assert number_text.NOTHING in text
 
@@ -151,7 +155,7 @@ def test_rate_has_three_digits(rate: float, text: str) -> None:
 
 def test_progress_without_terminal_speaks_every_five_seconds(built: CliProject) -> None:
     project, screen, aside = built.project, plain_console(), plain_console()
-    steps = build.road(project)
+    steps = runner.road(project)
     with progress.Watch(project, steps, screen, aside) as watch:
         for second in range(1, 13):
             watch("chats/raw_dataset", done=second, total=24, rows=100 * second, tokens=0, seconds=float(second))
@@ -166,11 +170,11 @@ def test_progress_without_terminal_speaks_every_five_seconds(built: CliProject) 
 def test_progress_on_a_terminal_leaves_only_finished_steps(built: CliProject) -> None:
     project = built.project
     screen = Console(file=io.StringIO(), force_terminal=True, width=120, color_system=None)
-    steps = build.road(project)[:1]
+    steps = runner.road(project)[:1]
     with progress.Watch(project, steps, screen, plain_console()) as watch:
         watch(steps[0].name, done=1, total=2, rows=10, tokens=0, seconds=1.0)
-        report = build.run(project, steps[0], {})
-        watch.tell(steps[0], report, build.judge(project, steps[0], report.manifest))
+        report = runner.run(project, steps[0], {})
+        watch.tell(steps[0], report, runner.judge(project, steps[0], report.manifest))
 
     assert isinstance(screen.file, io.StringIO)
     shown = Text.from_ansi(screen.file.getvalue()).plain

@@ -6,10 +6,11 @@ from pathlib import Path
 import orjson
 import pytest
 
-from pipelines import build, verification
-from pipelines.errors import IntegrityError
-from pipelines.reader import Reader
-from pipelines.retention import collect
+from rowmill.build import runner
+from rowmill.build.gc import collect
+from rowmill.core.errors import IntegrityError
+from rowmill.inspection import verify
+from rowmill.reader import Reader
 from tests.recipes import PAIR, Road, pair
 
 
@@ -30,7 +31,7 @@ def test_unfinished_files_go_and_finished_ones_stay(tmp_path: Path) -> None:
     collect(road.project, keep=1, dry_run=False)
     assert not beside.exists()
     assert not alone.exists()
-    assert not any(one.fails for one in verification.verify(road.project, deep=True))
+    assert not any(one.fails for one in verify.verify(road.project, deep=True))
     assert road.build().made() == set()
 
 
@@ -65,7 +66,7 @@ def test_versions_that_go_take_the_parts_they_began_with_along(tmp_path: Path) -
 
     collect(road.project, keep=1, dry_run=False)
 
-    kept = build.manifest.current(road.project.store, ("road", "rows", "canonical_rows"))
+    kept = runner.manifest.current(road.project.store, ("road", "rows", "canonical_rows"))
     assert kept is not None
     assert {path.name for path in folder.iterdir()} == {
         *(part.fingerprint for part in kept.parts),
@@ -85,8 +86,8 @@ def night(road: Road, rows: range, *ranks: str) -> None:
     content = [pair(i) for i in rows]
     road.one("rows.jsonl", content, PAIR, splits={"validation": 0.3})
     road.build(only=BEFORE_RANKS)
-    step = build.find_step(road.project, ("road", RANKS))
-    build.run(road.project, step, build.open_inputs(road.project, step), ranks=ranks)
+    step = runner.find_step(road.project, ("road", RANKS))
+    runner.run(road.project, step, runner.open_inputs(road.project, step), ranks=ranks)
 
 
 def read_by_trainers(road: Road) -> tuple[list[list[int]], list[list[int]]]:
@@ -113,7 +114,7 @@ def test_ranks_that_trainers_open_stay_while_one_newer_rank_is_current(tmp_path:
     versions, store = {f"road/{RANKS}": names["version"]}, road.project.store
     while versions:
         key, version = versions.popitem()
-        made = build.manifest.by_version(store, tuple(key.split("/")), version)
+        made = runner.manifest.by_version(store, tuple(key.split("/")), version)
         assert all(store.exists(file.path) for part in made.parts for file in part.files.values())
         versions |= made.inputs
 
@@ -151,10 +152,10 @@ def test_shards_that_are_current_again_keep_the_statistics_that_their_gate_asks_
     road.write("rows.jsonl", [pair(i) for i in range(60)])
     road.build()
     project = road.project
-    build.run(project, build.find_step(project, old.key), {}, version=old.version)
+    runner.run(project, runner.find_step(project, old.key), {}, version=old.version)
 
     collect(project, keep=1, dry_run=False)
-    again = build.build(project, only=["training_splits", "gpu_partitions"])
+    again = runner.build(project, only=["training_splits", "gpu_partitions"])
 
     assert [step.name for step, _, _ in again] == ["training_splits", "gpu_partitions"]
     assert again[0][1].manifest.inputs == {"road/rows/packed_shards": old.version}

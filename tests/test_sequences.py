@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.errors import IntegrityError
-from pipelines.shards import gather, native
-from pipelines.shards.sequences import Sequences, Shelf, require_sound, take
+from rowmill.core.errors import IntegrityError
+from rowmill.shards import gather, native
+from rowmill.shards.sequences import Sequences, Shelf, require_sound, take
 from tests.export_cases import VECTOR, sequences
 
 SEGMENT = st.lists(st.tuples(st.integers(0, 99), st.integers(0, 1)), min_size=1, max_size=5).map(

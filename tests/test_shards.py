@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines import packing
-from pipelines.shards import gather, native
-from pipelines.shards.native import Segments, Spans
+from rowmill.packing import plan as packing
+from rowmill.shards import gather, native
+from rowmill.shards.native import Segments, Spans
 
 
 def _segments(parts: list[tuple[list[int], list[int]]], per_sequence: list[int]) -> Segments:

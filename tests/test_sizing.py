@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.sizing import advise_group_column, estimate
+from rowmill.tabular.sizing import advise_group_column, estimate
 
 
 def sized(**changes: Any) -> Any:

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from pipelines import build, tracing
-from pipelines.sources import FileScan, Group, Part, group_parts
-from pipelines.sources.sharing import MEAN_BYTES, MOST_BYTES, SMALL_BYTES
-from pipelines.stages import raw_dataset
+from rowmill.build import runner
+from rowmill.inspection.trace import trace_row, trace_source
+from rowmill.sources import FileScan, Group, Part, group_parts
+from rowmill.sources.sharing import MEAN_BYTES, MOST_BYTES, SMALL_BYTES
+from rowmill.stages import raw_dataset
 from tests.recipes import CHAT, Built, Road, chat
 
 FILES = 700
@@ -148,8 +149,8 @@ def test_shards_are_those_of_the_same_rows_in_one_file(built: Built, tmp_path: P
 
 @pytest.mark.parametrize("number", [0, 1, 350, FILES - 1])
 def test_row_leads_back_to_its_file_and_line(built: Built, number: int) -> None:
-    [trace] = tracing.trace_source(built.project, f"r{number:04d}.jsonl:1")
-    [back] = tracing.trace_row(built.project, trace.row_id)
+    [trace] = trace_source(built.project, f"r{number:04d}.jsonl:1")
+    [back] = trace_row(built.project, trace.row_id)
 
     assert (back.origin.url, back.origin.line) == (f"data/rows/r{number:04d}.jsonl", 1)
     assert json.loads(back.origin.raw) == chat(number)
@@ -163,7 +164,7 @@ def test_two_workers_make_the_bytes_of_one(built: Built, tmp_path: Path) -> None
     project = road.project
     execution = project.recipe.execution.model_copy(update={"workers": 2})
 
-    steps = build.build(replace(project, recipe=project.recipe.model_copy(update={"execution": execution})))
+    steps = runner.build(replace(project, recipe=project.recipe.model_copy(update={"execution": execution})))
 
     assert {"/".join(step.key[1:]): report.version for step, report, _ in steps} == built.versions()
 
@@ -177,7 +178,7 @@ def test_changed_file_makes_its_group_alone(tmp_path: Path) -> None:
     # Not the last of its group: that one decides where the group ends.
     changed = groups[1][0]
     road.write(changed.url.removeprefix("data/"), [chat(99_999)])
-    reports = {step.name: report for step, report, _ in build.build(road.project)}
+    reports = {step.name: report for step, report, _ in runner.build(road.project)}
 
     for stage in ("canonical_rows", "tokenized_examples"):
         assert reports[stage].parts - reports[stage].parts_reused == 1
@@ -210,7 +211,7 @@ def test_tables_in_small_files_keep_a_part_each(tmp_path: Path) -> None:
     # A cell that does not fit is found again by its place in its part.
     assert len(made.manifest("rows", "canonical_rows").parts) == 33
     assert made.manifest("rows", "canonical_rows").facts["splits"] == {"train": 60, "validation": 3}
-    [trace] = tracing.trace_source(made.project, "s17.csv:2")
+    [trace] = trace_source(made.project, "s17.csv:2")
     assert b"117" in trace.origin.raw
     assert trace.examples
 

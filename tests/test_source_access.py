@@ -16,10 +16,11 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines import remote, report_page
-from pipelines.errors import ConfigError, SourceError
-from pipelines.sources import Files, FileScan, StageIn, find_files, public_url, read, scan
-from pipelines.storage import Store
+from rowmill.core import remote
+from rowmill.core.errors import ConfigError, SourceError
+from rowmill.core.storage import Store
+from rowmill.reports import report_page
+from rowmill.sources import Files, FileScan, StageIn, find_files, public_url, read, scan
 from tests.recipes import CHAT, Road, chat, lines
 from tests.tiny_project import FOREIGN_WARNINGS
 

@@ -18,11 +18,11 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.errors import SchemaError, SourceError
-from pipelines.sources import Files, FileScan, HuggingFace, RawRecord, StageIn, json_array, read, scan
-from pipelines.sources.limits import EXPANSION_FREE_BYTES, Limits, RecordLimits
-from pipelines.sources.parts import cut_lines
-from pipelines.storage import Store
+from rowmill.core.errors import SchemaError, SourceError
+from rowmill.core.storage import Store
+from rowmill.sources import Files, FileScan, HuggingFace, RawRecord, StageIn, json_array, read, scan
+from rowmill.sources.limits import EXPANSION_FREE_BYTES, Limits, RecordLimits
+from rowmill.sources.parts import cut_lines
 from tests.recipes import CHAT, Road, chat, lines
 
 LIMIT = 2000

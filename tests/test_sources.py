@@ -33,9 +33,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipelines.config import Config, check
-from pipelines.errors import ConfigError, SourceError
-from pipelines.sources import (
+from rowmill.core.config import Config, check
+from rowmill.core.errors import ConfigError, SourceError
+from rowmill.core.storage import Store
+from rowmill.sources import (
     Files,
     FileScan,
     Generated,
@@ -51,10 +52,9 @@ from pipelines.sources import (
     read,
     scan,
 )
-from pipelines.sources.limits import Limits
-from pipelines.sources.parts import SampleBy, Slice, cut_lines, cut_rows, part_bytes, part_rows
-from pipelines.sources.urls import expand_braces
-from pipelines.storage import Store
+from rowmill.sources.limits import Limits
+from rowmill.sources.parts import SampleBy, Slice, cut_lines, cut_rows, part_bytes, part_rows
+from rowmill.sources.urls import expand_braces
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,

@@ -21,9 +21,9 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.errors import IntegrityError, PipelineError, SchemaError, SourceError
-from pipelines.sources import Files, FileScan, HuggingFace, RawRecord, StageIn, read, scan
-from pipelines.storage import Store
+from rowmill.core.errors import IntegrityError, PipelineError, SchemaError, SourceError
+from rowmill.core.storage import Store
+from rowmill.sources import Files, FileScan, HuggingFace, RawRecord, StageIn, read, scan
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
@@ -394,8 +394,8 @@ def test_errors_say_where_what_was_allowed_and_what_to_do(folder: Path) -> None:
 def test_hugging_face_dataset_that_cannot_be_reached_is_one_error(folder: Path) -> None:
     """In a process of its own, since the library reads the offline switch when it is imported."""
     program = (
-        "from pathlib import Path; from pipelines.sources import HuggingFace, scan\n"
-        "from pipelines.errors import SourceError\n"
+        "from pathlib import Path; from rowmill.sources import HuggingFace, scan\n"
+        "from rowmill.core.errors import SourceError\n"
         "try: scan(HuggingFace(id='no/such', streaming=False), Path('.'), lambda name, content: name, {})\n"
         "except SourceError as error: print(error)"
     )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipelines.errors import ConfigError
+from rowmill.core.errors import ConfigError
 from tests.recipes import CHAT, Built, Road, chat
 
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import splits
-from pipelines.config import check
-from pipelines.errors import ConfigError
-from pipelines.rows import Rejected
-from pipelines.splits import Splits, Splitter, boundaries_of
+from rowmill.core.config import check
+from rowmill.core.errors import ConfigError
+from rowmill.formats import splits
+from rowmill.formats.splits import Splits, Splitter, boundaries_of
+from rowmill.schema.rows import Rejected
 
 CONTENT = b"0123456789abcdef"
 

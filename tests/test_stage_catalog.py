@@ -17,11 +17,16 @@ from typing import get_args
 
 import pytest
 
-from pipelines import findings, storage
-from pipelines.errors import IntegrityError
-from pipelines.sources import GenerationStage
-from pipelines.stages import StageDeclaration, canonical_rows, catalog, packed_shards, truncation_stats
-from pipelines.stats import SCHEMAS
+from rowmill.checks import judge
+from rowmill.core import storage
+from rowmill.core.errors import IntegrityError
+from rowmill.sources import GenerationStage
+from rowmill.stages import catalog
+from rowmill.stages.base import StageDeclaration
+from rowmill.stages.canonical_rows import stage as canonical_rows
+from rowmill.stages.packed_shards import stage as packed_shards
+from rowmill.stages.truncation_stats import stage as truncation_stats
+from rowmill.stats import SCHEMAS
 from tests.recipes import Road, chat
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,9 +34,9 @@ ROOT = Path(__file__).resolve().parent.parent
 NEW_STAGE = '''
 """How many rows a dataset has: a stage that exists in this test only."""
 
-from pipelines.number_text import counted
-from pipelines.stages import Draft, Figure, Prepared, StageDeclaration, Work
-from pipelines.stats import Feeds, by_fact
+from rowmill.core.number_text import counted
+from rowmill.stages.base import Draft, Figure, Prepared, StageDeclaration, Work
+from rowmill.stats import Feeds, by_fact
 
 
 def make(work: Work) -> Draft:
@@ -54,8 +59,10 @@ STAGE = StageDeclaration(
 ASK = """
 import contextlib, io, json, sys
 from pathlib import Path
-from assets.definitions import build_definitions
-from pipelines import build, cli, stats
+from dagster_rowmill.definitions import build_definitions
+from rowmill.build import runner as build
+from rowmill.cli import main as cli
+from rowmill import stats
 
 config, root = Path(sys.argv[1]), sys.argv[2]
 shown = {}
@@ -81,8 +88,8 @@ def test_stage_in_one_file_is_planned_built_shown_and_counted(tmp_path: Path) ->
     engine = tmp_path / "engine"
     for package in ("assets", "pipelines"):
         shutil.copytree(ROOT / package, engine / package, ignore=shutil.ignore_patterns("__pycache__"))
-    (engine / "pipelines/stages/row_census.py").write_text(NEW_STAGE, encoding="utf-8")
-    listed = engine / "pipelines/stages/catalog.py"
+    (engine / "pipelines/rowmill/stages/row_census.py").write_text(NEW_STAGE, encoding="utf-8")
+    listed = engine / "pipelines/rowmill/stages/catalog.py"
     entry = "    canonical_rows.STAGE,\n"
     content = listed.read_text(encoding="utf-8")
     assert content.count(entry) == 1
@@ -94,7 +101,7 @@ def test_stage_in_one_file_is_planned_built_shown_and_counted(tmp_path: Path) ->
         [sys.executable, "-c", ASK, str(road.config), str(tmp_path / "built")],
         check=False,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(engine)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(engine / "pipelines"), str(engine / "assets")])},
         capture_output=True,
         text=True,
     )
@@ -128,7 +135,7 @@ def test_what_lower_layers_say_of_stages_is_what_the_stages_say() -> None:
     of_recipe = {stage.name for stage in catalog.STAGES if stage.scope != "dataset"}
 
     assert of_recipe <= storage.RESERVED_NAMES, "no dataset may have the name of such a stage: both are folders"
-    assert {stage for law in findings.LAWS for stage in law.stages} <= names
+    assert {stage for law in judge.LAWS for stage in law.stages} <= names
     assert set(get_args(GenerationStage)) == {stage.name for stage in catalog.STAGES if stage.on_demand}
 
 

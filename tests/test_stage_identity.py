@@ -19,11 +19,12 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from pipelines import build, recipe
-from pipelines.config import Config
-from pipelines.errors import PipelineError
-from pipelines.manifest import Key, Manifest
-from pipelines.recipe import Dataset, Execution, Recipe
+from rowmill.build import runner
+from rowmill.core.config import Config
+from rowmill.core.errors import PipelineError
+from rowmill.recipe import recipe
+from rowmill.recipe.recipe import Dataset, Execution, Recipe
+from rowmill.schema.manifest import Key, Manifest
 from tests.recipes import CHAT, PAIR, TEXT, Road, chat, document, pair
 
 OptionPath = tuple[str | int, ...]
@@ -266,7 +267,7 @@ def all_changes(road: Road) -> list[Change]:
 
 @pytest.fixture(scope="module")
 def built(road: Road) -> dict[Key, Manifest]:
-    return {step.key: report.manifest for step, report, _ in build.build(road.project)}
+    return {step.key: report.manifest for step, report, _ in runner.build(road.project)}
 
 
 def test_fingerprint_differs_only_where_the_code_version_differs(
@@ -275,12 +276,12 @@ def test_fingerprint_differs_only_where_the_code_version_differs(
     drifted: list[str] = []
     known: dict[tuple[Key, str], str] = {}
 
-    def fingerprint(step: build.Step, loaded: Recipe) -> str:
+    def fingerprint(step: runner.Step, loaded: Recipe) -> str:
         # Recipes before a change are mostly the same one; opening its tokenizer again for each takes minutes.
         at = (step.key, loaded.model_dump_json())
         if at not in known:
             inputs = {key: built[key] for key in step.inputs}
-            known[at] = build.fingerprint_of(replace(road.project, recipe=loaded), step, inputs)
+            known[at] = runner.fingerprint_of(replace(road.project, recipe=loaded), step, inputs)
         return known[at]
 
     for change in all_changes:
@@ -306,16 +307,16 @@ def test_option_that_a_stage_reads_changes_its_own_code_version(
     project = replace(road.project, store=type(road.project.store)(str(road.folder / "watched")))
     undeclared: list[str] = []
     # What is told to trainers beside the ranks are today's bounds, which decide no output.
-    monkeypatch.setattr(build, "_publish", lambda *_: None)
+    monkeypatch.setattr(runner, "_publish", lambda *_: None)
     with watched(monkeypatch) as read:
-        for step in build.road(project):
+        for step in runner.road(project):
             if step.on_demand:
                 continue
-            inputs = build.open_inputs(project, step)
+            inputs = runner.open_inputs(project, step)
             read.clear()
-            made = build.run(project, step, inputs).manifest
+            made = runner.run(project, step, inputs).manifest
             seen = frozenset(read)
-            build.judge(project, step, made)
+            runner.judge(project, step, made)
             undeclared += [
                 f"{'.'.join(map(str, change.path))} in {'/'.join(step.key)}"
                 for change in all_changes
@@ -326,20 +327,20 @@ def test_option_that_a_stage_reads_changes_its_own_code_version(
     assert undeclared == []
 
 
-def steps_of(road: Road, loaded: Recipe) -> tuple[build.Step, ...]:
-    return build.road(replace(road.project, recipe=loaded))
+def steps_of(road: Road, loaded: Recipe) -> tuple[runner.Step, ...]:
+    return runner.road(replace(road.project, recipe=loaded))
 
 
 def versions(road: Road, loaded: Recipe) -> dict[Key, str]:
     return {step.key: step.code_version for step in steps_of(road, loaded)}
 
 
-def concerns(change: Change, step: build.Step) -> bool:
+def concerns(change: Change, step: runner.Step) -> bool:
     """Tell whether a step can read the option: one of its own dataset, or of none."""
     return change.path[0] != "gates" and (change.path[0] != "datasets" or step.dataset in (None, change.path[1]))
 
 
-def moves(road: Road, change: Change, step: build.Step) -> bool:
+def moves(road: Road, change: Change, step: runner.Step) -> bool:
     return versions(road, change.before).get(step.key) != versions(road, change.after).get(step.key)
 
 
@@ -367,7 +368,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Generator[set[tuple[str, str]]]:
     monkeypatch.setattr(Config, "__getattribute__", spy, raising=False)
     monkeypatch.setattr(Dataset, "model_validate_json", quietly)
     # It looks at the steps to come, and so reads all options; the tokenizer of these tests is there.
-    monkeypatch.setattr(build, "require_ready", lambda *_: None)
+    monkeypatch.setattr(runner, "require_ready", lambda *_: None)
     try:
         yield read
     finally:

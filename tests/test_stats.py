@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import stats
-from pipelines.manifest import Histogram
-from pipelines.stats.lengths import LOWER_LIMIT, MAX_BARS, RAISE_LIMIT, Lengths
+from rowmill import stats
+from rowmill.schema.manifest import Histogram
+from rowmill.stats.lengths import LOWER_LIMIT, MAX_BARS, RAISE_LIMIT, Lengths
 
 LENGTHS = st.lists(st.integers(0, 200_000), max_size=60).map(lambda values: np.array(values, dtype=np.int32))
 LIMITS = st.integers(1, 300_000)

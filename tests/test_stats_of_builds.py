@@ -6,10 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from assets import metadata
-from pipelines import build, cli, report_page, reports, stats, terminal
-from pipelines.rows import NOTICED
-from pipelines.stages import catalog, truncation_stats
+from dagster_rowmill import metadata
+from rowmill import stats
+from rowmill.build import runner
+from rowmill.cli import main
+from rowmill.core.console import text_of
+from rowmill.reports import console, report_page
+from rowmill.schema.rows import NOTICED
+from rowmill.stages import catalog
+from rowmill.stages.truncation_stats import stage as truncation_stats
 from tests.recipes import CHAT, PAIR, Built, Road, chat, pair, sentence, write_tokenizer
 
 TEMPLATE = (
@@ -50,13 +55,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 def test_stats_alone_makes_what_the_build_makes(built: Built, capsys: pytest.CaptureFixture[str]) -> None:
     aside = Road(built.project.base, str(built.project.base / "aside"))
 
-    assert cli.main(["stats", str(aside.config), "--root", str(aside.root)]) == cli.DONE
+    assert main.main(["stats", str(aside.config), "--root", str(aside.root)]) == main.DONE
 
-    alone = build.open_project(aside.config, aside.root)
+    alone = runner.open_project(aside.config, aside.root)
     for stage in catalog.names_up_to(truncation_stats.STAGE):
         for dataset in ("rows", "pairs"):
-            step = build.find_step(alone, ("road", dataset, stage))
-            made = build.manifest.current(alone.store, step.key)
+            step = runner.find_step(alone, ("road", dataset, stage))
+            made = runner.manifest.current(alone.store, step.key)
             assert made is not None
             assert made.version == built.manifest(dataset, stage).version
             assert made.facts == built.manifest(dataset, stage).facts
@@ -108,7 +113,7 @@ def test_noticed_are_the_sums_over_the_rows_that_were_kept(built: Built) -> None
 
 
 def test_report_shows_all_of_it(built: Built) -> None:
-    text = terminal.text_of(reports.statistics(built.project))
+    text = text_of(console.statistics(built.project))
     facts = built.manifest("rows", "tokenized_examples").facts
 
     assert facts["rows_with_tools"] == sum(
@@ -141,4 +146,4 @@ def test_what_if_is_called_an_estimate_wherever_it_is_shown(built: Built) -> Non
 
 
 def reports_text(built: Built) -> str:
-    return terminal.text_of(reports.statistics(built.project))
+    return text_of(console.statistics(built.project))

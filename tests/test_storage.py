@@ -7,8 +7,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from pipelines.errors import BusyError, ConfigError, DamagedFileError
-from pipelines.storage import File, Store, check_name, digest, digest_bytes
+from rowmill.core.errors import BusyError, ConfigError, DamagedFileError
+from rowmill.core.storage import File, Store, check_name, digest, digest_bytes
 from tests.recipes import CHAT, PAIR, TEXT, Road, chat, document, pair
 
 

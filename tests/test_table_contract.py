@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import table_contract
-from pipelines.codec import Reader, Serialiser, read_json
-from pipelines.config import check
-from pipelines.errors import ConfigError
-from pipelines.ordering import Order
-from pipelines.records import Column, RecordSchema
-from pipelines.table_contract import (
+from rowmill.core.config import check
+from rowmill.core.errors import ConfigError
+from rowmill.tabular import table_contract
+from rowmill.tabular.schema import Column, RecordSchema
+from rowmill.tabular.serialization import Reader, Serialiser, read_json
+from rowmill.tabular.table_contract import (
     ColumnContract,
     Evidence,
     Mismatch,
@@ -28,7 +27,8 @@ from pipelines.table_contract import (
     observe,
     schema_of,
 )
-from pipelines.table_contract.declared_types import declared_column
+from rowmill.tabular.table_contract.declared_types import declared_column
+from rowmill.tabular.time_order import Order
 
 
 def seen(values: list[Any], *, are_cells: bool = True) -> Evidence:

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from pipelines.errors import ConfigError, GateError
-from pipelines.stages import raw_dataset
+from rowmill.core.errors import ConfigError, GateError
+from rowmill.stages import raw_dataset
 from tests.recipes import Built, Road
 from tests.tables import as_csv, records
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.records import Column, RecordSchema
-from pipelines.table_statistics import Compared, compare
+from rowmill.tabular.schema import Column, RecordSchema
+from rowmill.tabular.table_comparison import Compared, compare
 
 SCHEMA = RecordSchema((Column("n", "integer"), Column("kind", "string", nullable=True), Column("name", "string")))
 

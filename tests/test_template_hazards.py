@@ -9,13 +9,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.canonicalization import Options, canonicalize_row
-from pipelines.contract import Conversation, Printed
-from pipelines.formats import Chat
-from pipelines.masking import Loss, Masker, MaskRules
-from pipelines.rendering import Renderer, RendererSpec, Template, TemplateSource, bundled, bundled_names, spec_of
-from pipelines.rows import Json, Masked, Message, Rejected
-from pipelines.tokenization import Encoded, degenerate
+from rowmill.conversation.masking import Loss, Masker, MaskRules
+from rowmill.conversation.rendering.renderer import (
+    Renderer,
+    RendererSpec,
+    Template,
+    TemplateSource,
+    bundled,
+    bundled_names,
+    spec_of,
+)
+from rowmill.conversation.template_contract import Conversation, Printed
+from rowmill.formats import Chat
+from rowmill.formats.canonicalization import Options, canonicalize_row
+from rowmill.schema.rows import Json, Masked, Message, Rejected
+from rowmill.tokenization.tokenizer import Encoded, degenerate
 from tests.recipes import CHATML, Road, chat, text_of
 
 TOKENS: dict[str, str] = {"bos_token": "<s>", "eos_token": "</s>"}

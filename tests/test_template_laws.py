@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines import tokenization
-from pipelines.batches import Counts, Example, examples_of
-from pipelines.contract import Conversation, Printed
-from pipelines.masking import Loss, Masker, MaskRules
-from pipelines.preparation import conversations, hide_control_strings, show_control_strings
-from pipelines.rendering import Renderer, RendererSpec, bundled, bundled_names
-from pipelines.rows import Json, Masked, Message, Rejected, to_json
-from pipelines.tokenization import ControlStrings, Encoder
+from rowmill.conversation.masking import Loss, Masker, MaskRules
+from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, bundled, bundled_names
+from rowmill.conversation.template_contract import Conversation, Printed
+from rowmill.schema.rows import Json, Masked, Message, Rejected, to_json
+from rowmill.stages.tokenized_examples.text_examples import conversations, hide_control_strings, show_control_strings
+from rowmill.tokenization import tokenizer
+from rowmill.tokenization.encoded_batch import Counts, Example, examples_of
+from rowmill.tokenization.tokenizer import ControlStrings, Encoder
 from tests import recipes
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -178,7 +178,7 @@ CONTROLLED = st.lists(
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
     folder = recipes.write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-    return Encoder(tokenization.open_tokenizer(str(folder), folder))
+    return Encoder(tokenizer.open_tokenizer(str(folder), folder))
 
 
 def control_ids(encoder: Encoder, messages: list[Message]) -> list[int]:
@@ -236,8 +236,8 @@ def test_rows_through_parquets_text_and_back_render_the_same(talks: list[Convers
 @given(given_arguments=arguments)
 @settings(max_examples=30, deadline=None)
 def test_arguments_given_as_object_and_as_text_print_equally(name: str, given_arguments: dict[str, Json]) -> None:
-    from pipelines.canonicalization import Options, canonicalize_row
-    from pipelines.formats import Chat
+    from rowmill.formats import Chat
+    from rowmill.formats.canonicalization import Options, canonicalize_row
 
     printed: list[object] = []
     for source in (

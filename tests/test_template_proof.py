@@ -7,14 +7,13 @@ from typing import Any, get_args
 
 import pytest
 
-from pipelines import cli
-from pipelines.contract import Conversation
-from pipelines.mask_judge import FindingKind, Judge, TransformersTemplate
-from pipelines.masking import Loss, Masker, MaskRules
-from pipelines.reasons import WORDS
-from pipelines.rendering import Renderer, RendererSpec, bundled, bundled_names
-from pipelines.rows import Masked
-from pipelines.template_proof import (
+from docs.generate.template_table import template_names, template_text
+from rowmill.cli import main
+from rowmill.conversation.mask_judge import FindingKind, Judge, TransformersTemplate
+from rowmill.conversation.masking import Loss, Masker, MaskRules
+from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, bundled, bundled_names
+from rowmill.conversation.template_contract import Conversation
+from rowmill.conversation.template_proof import (
     MaskJudge,
     ProbeConversation,
     ShapeProof,
@@ -22,9 +21,10 @@ from pipelines.template_proof import (
     probe_conversations,
     prove_template,
 )
-from pipelines.template_proof_text import FINDING_SENTENCES, render_proof, word_finding
-from pipelines.template_table import template_names, template_text
-from pipelines.terminal import text_of
+from rowmill.core.console import text_of
+from rowmill.reports.template_proof import FINDING_SENTENCES, render_proof, word_finding
+from rowmill.schema.reject_reasons import WORDS
+from rowmill.schema.rows import Masked
 from tests.cli_project import FOREIGN_WARNINGS, CliProject
 from tests.test_templates_real import TEMPLATES
 
@@ -314,7 +314,7 @@ def test_template_report_with_prove_shows_trained_text_and_ends_well(
     project = CliProject(tmp_path).write()
     project.write_recipe(datasets=project_datasets(chat_template="chatml"))
 
-    assert project.rowmill("template-report", "--prove") == cli.DONE
+    assert project.rowmill("template-report", "--prove") == main.DONE
     out = capsys.readouterr().out
     assert "42 shapes: 42 proven" in out
     assert "<|im_start|>assistant\n⟦It is four, a1.<|im_end|>⟧" in out
@@ -331,7 +331,7 @@ def test_template_report_with_prove_of_a_template_without_ends_blocks(
     project = CliProject(tmp_path).write()
     project.write_recipe(datasets=project_datasets(chat_template=blocks))
 
-    assert project.rowmill("template-report", "--prove") == cli.FOUND
+    assert project.rowmill("template-report", "--prove") == main.FOUND
     out = capsys.readouterr().out
     assert "end of turn '<end>' does not train" in " ".join(out.split())
     assert "set template.spans: marks" in out

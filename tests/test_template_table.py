@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import template_table
-from pipelines.contract import Conversation
-from pipelines.ledger import REASONS
-from pipelines.masking import Masker
-from pipelines.reasons import WORDS
-from pipelines.rows import Masked, Message, Rejected
-from pipelines.template_table import PAGE, chats, page, study, template_names
+from docs.generate import template_table
+from docs.generate.template_table import PAGE, chats, page, study, template_names
+from rowmill.conversation.masking import Masker
+from rowmill.conversation.template_contract import Conversation
+from rowmill.schema.ledger import REASONS
+from rowmill.schema.reject_reasons import WORDS
+from rowmill.schema.rows import Masked, Message, Rejected
 
 ROOT = Path(__file__).resolve().parent.parent
 NO_SYSTEM = (

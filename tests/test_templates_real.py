@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.batches import Counts, Example, examples_of
-from pipelines.contract import Conversation, Printed
-from pipelines.masking import Loss, Masker, MaskRules
-from pipelines.rendering import Renderer, RendererSpec, bundled, bundled_names, stretches
-from pipelines.rows import Json, Masked, Message, Rejected, Span
-from pipelines.template_table import template_text
-from pipelines.tokenization import ControlStrings, Encoder, byte_positions, open_tokenizer
+from docs.generate.template_table import template_text
+from rowmill.conversation.masking import Loss, Masker, MaskRules
+from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, bundled, bundled_names, stretches
+from rowmill.conversation.template_contract import Conversation, Printed
+from rowmill.schema.rows import Json, Masked, Message, Rejected, Span
+from rowmill.tokenization.encoded_batch import Counts, Example, examples_of
+from rowmill.tokenization.tokenizer import ControlStrings, Encoder, byte_positions, open_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_data]
 

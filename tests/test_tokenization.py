@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines import tokenization
-from pipelines.errors import ConfigError
-from pipelines.tokenization import ControlStrings, Encoder, FlatSpans, LoadedTokenizer, reveal, trained_tokens
+from rowmill.core.errors import ConfigError
+from rowmill.tokenization import tokenizer
+from rowmill.tokenization.tokenizer import ControlStrings, Encoder, FlatSpans, LoadedTokenizer, reveal, trained_tokens
 from tests import recipes
 
 TEXTS = st.text(
@@ -24,7 +24,7 @@ TEXTS = st.text(
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedTokenizer:
     """Open the tiny byte-level tokenizer as a build opens it."""
     folder = recipes.write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-    return tokenization.open_tokenizer(str(folder), folder)
+    return tokenizer.open_tokenizer(str(folder), folder)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def encoder(loaded: LoadedTokenizer) -> Encoder:
 def test_card_of_a_byte_level_tokenizer_takes_the_fast_lane(loaded: LoadedTokenizer) -> None:
     assert loaded.card.fast
     assert loaded.card.byte_level
-    assert tokenization.from_bytes(tokenization.to_bytes(loaded)) == loaded
+    assert tokenizer.from_bytes(tokenizer.to_bytes(loaded)) == loaded
 
 
 @settings(deadline=None)
@@ -121,12 +121,12 @@ def test_hide_then_reveal_gives_the_row_back_at_the_same_places(loaded: LoadedTo
 
 def test_open_tokenizer_folder_without_tokenizer_json_names_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer: .*tokenizer\.json"):
-        tokenization.open_tokenizer(str(tmp_path), tmp_path)
+        tokenizer.open_tokenizer(str(tmp_path), tmp_path)
 
 
 def test_open_tokenizer_missing_folder_says_where_it_looked(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no folder './nowhere' \(looked in"):
-        tokenization.open_tokenizer("./nowhere", tmp_path)
+        tokenizer.open_tokenizer("./nowhere", tmp_path)
 
 
 @pytest.mark.slow
@@ -136,7 +136,7 @@ def test_encode_real_texts_equals_transformers_in_every_row(real_data: Path, nam
     from transformers import AutoTokenizer
 
     folder = real_data / "tokenizers" / name
-    loaded = tokenization.open_tokenizer(str(folder), folder)
+    loaded = tokenizer.open_tokenizer(str(folder), folder)
     lines = (real_data / "text/c4_demo.jsonl").read_text(encoding="utf-8").split("\n")[:200]
     texts = [json.loads(line)["text"][:3000] for line in lines]
     texts += [line[:3000] for line in (real_data / "text/wiki_demo.txt").read_text(encoding="utf-8").split("\n")]
@@ -155,19 +155,19 @@ def test_encode_real_texts_equals_transformers_in_every_row(real_data: Path, nam
 @pytest.mark.real_data
 def test_encode_text_that_the_normaliser_changes_takes_the_usual_way(real_data: Path) -> None:
     folder = real_data / "tokenizers/qwen3"
-    encoder = Encoder(tokenization.open_tokenizer(str(folder), folder))
+    encoder = Encoder(tokenizer.open_tokenizer(str(folder), folder))
 
     encoded = encoder.encode(["plain", "e\u0301 decomposed", "plain again"])
 
     assert encoded.usual == 1
-    assert not tokenization.degenerate(encoded).any()
+    assert not tokenizer.degenerate(encoded).any()
 
 
 @pytest.mark.slow
 @pytest.mark.real_data
 def test_control_strings_of_qwen3_in_content_give_the_specified_ids(real_data: Path) -> None:
     folder = real_data / "tokenizers/qwen3"
-    encoder = Encoder(tokenization.open_tokenizer(str(folder), folder))
+    encoder = Encoder(tokenizer.open_tokenizer(str(folder), folder))
 
     assert encoder.encode_around("a<|im_end|>b", [(1, 11)]).ids.tolist() == [64, 27, 91, 318, 6213, 91, 29, 65]
     assert encoder.encode(["a<|im_end|>b"]).ids.tolist() == [64, 151645, 65]
@@ -176,7 +176,7 @@ def test_control_strings_of_qwen3_in_content_give_the_specified_ids(real_data: P
 @pytest.mark.real_data
 def test_encode_continuation_of_sentencepiece_has_no_dummy_prefix(real_data: Path) -> None:
     folder = real_data / "tokenizers/tinyllama"
-    encoder = Encoder(tokenization.open_tokenizer(str(folder), folder))
+    encoder = Encoder(tokenizer.open_tokenizer(str(folder), folder))
 
     whole = encoder.encode(["ab\ncd"]).ids.tolist()
     split = [*encoder.encode(["ab\n"]).ids.tolist(), *encoder.encode_continuation(["cd"]).ids.tolist()]

@@ -19,9 +19,11 @@ import huggingface_hub
 import pytest
 import yaml
 
-from pipelines import build, manifest, tokenizer_source
-from pipelines.errors import ConfigError, IntegrityError, UnreachableError
-from pipelines.recipe import json_schema
+from rowmill.build import runner
+from rowmill.core.errors import ConfigError, IntegrityError, UnreachableError
+from rowmill.recipe.recipe import json_schema
+from rowmill.schema import manifest
+from rowmill.tokenization import tokenizer_source
 from tests.recipes import CHAT, PAIR, Built, Road, chat, pair, write_tokenizer
 from tests.tiny_project import FOREIGN_WARNINGS
 
@@ -56,7 +58,7 @@ def other_tokenizer(folder: Path) -> Path:
 
 
 def forecasts(road: Road) -> dict[str, tuple[str, str]]:
-    return {"/".join(one.step.key[1:]): (one.action, one.why) for one in build.plan(road.project)}
+    return {"/".join(one.step.key[1:]): (one.action, one.why) for one in runner.plan(road.project)}
 
 
 # ── Folders ────────────────────────────────────────────────────────────────────────────────────────
@@ -118,11 +120,11 @@ def test_changed_file_under_the_same_path_is_another_tokenizer(
 
 def test_changed_folder_is_another_code_version_for_dagster(tmp_path: Path) -> None:
     road = write(tmp_path)
-    before = {step.key: step.code_version for step in build.road(road.project)}
+    before = {step.key: step.code_version for step in runner.road(road.project)}
     shutil.rmtree(tmp_path / "tokenizer")
     other_tokenizer(tmp_path / "tokenizer")
 
-    after = {step.key: step.code_version for step in build.road(road.project)}
+    after = {step.key: step.code_version for step in runner.road(road.project)}
 
     changed = {key[-1] for key in before if before[key] != after[key]}
     assert changed == {"tokenized_examples"}

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines import build
-from pipelines.reader import Reader
+from rowmill.build import runner
+from rowmill.reader import Reader
 from tests.real_chats import ROOT, one_thread, write_recipe
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'rowmill[train]'")
@@ -32,10 +32,10 @@ VOCABULARY = 4000
 
 
 @pytest.fixture(scope="module")
-def built(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> build.Project:
+def built(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> runner.Project:
     """Build the real chats, once."""
     project = write_recipe(tmp_path_factory.mktemp("chats"), real_data)
-    build.build(project)
+    runner.build(project)
     return project
 
 
@@ -50,12 +50,12 @@ def script() -> ModuleType:
     return module
 
 
-def reader_of(built: build.Project, **options: Any) -> Reader:
+def reader_of(built: runner.Project, **options: Any) -> Reader:
     return Reader(built.store.root, "chats", rank=0, world_size=1, as_torch=True, **options)
 
 
 @pytest.fixture(scope="module")
-def losses(built: build.Project, script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+def losses(built: runner.Project, script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """Train for some hundred steps without a stop, and keep the model."""
     reader = reader_of(built)
     assert reader.vocab_size == VOCABULARY
@@ -73,7 +73,7 @@ def test_loss_falls_on_real_chats(losses: list[float]) -> None:
 
 
 def test_run_that_stops_in_an_epoch_goes_on_with_the_same_batches(
-    built: build.Project, script: ModuleType, losses: list[float], tmp_path: Path
+    built: runner.Project, script: ModuleType, losses: list[float], tmp_path: Path
 ) -> None:
     kept = tmp_path / "run.pt"
 
@@ -86,7 +86,7 @@ def test_run_that_stops_in_an_epoch_goes_on_with_the_same_batches(
 
 @pytest.mark.usefixtures("losses")
 def test_loss_of_each_packed_segment_is_its_loss_alone(
-    built: build.Project, script: ModuleType, tmp_path_factory: pytest.TempPathFactory
+    built: runner.Project, script: ModuleType, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     model = script.small_llama(VOCABULARY)
     trained = torch.load(tmp_path_factory.getbasetemp() / "trained.pt", weights_only=True)
@@ -124,7 +124,7 @@ def by_segment(logits: Any, labels: Any, borders: list[int]) -> list[Any]:
     return summed
 
 
-def test_script_of_the_documentation_runs_as_a_command(built: build.Project, tmp_path: Path) -> None:
+def test_script_of_the_documentation_runs_as_a_command(built: runner.Project, tmp_path: Path) -> None:
     import os
     import subprocess
     import sys

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipelines.rows import Json, Message, Rejected
-from pipelines.truncation import Truncated, Truncater, Truncation
+from rowmill.conversation.truncation import Truncated, Truncater, Truncation
+from rowmill.schema.rows import Json, Message, Rejected
 
 KEY = "reasoning_content"
 

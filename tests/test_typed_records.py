@@ -11,12 +11,13 @@ import orjson
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pipelines import record_rows, table_contract
-from pipelines.codec import read_json
-from pipelines.ordering import Order
-from pipelines.rows import Rejected
-from pipelines.table_contract import TableContract
-from pipelines.typed_records import Mismatches, Roles, ValueColumns, ValueRows, columns_of
+from rowmill.schema.rows import Rejected
+from rowmill.stages.canonical_rows import table_rows
+from rowmill.stages.canonical_rows.typed_records import Mismatches, Roles, ValueColumns, ValueRows, columns_of
+from rowmill.tabular import table_contract
+from rowmill.tabular.serialization import read_json
+from rowmill.tabular.table_contract import TableContract
+from rowmill.tabular.time_order import Order
 
 BEYOND_64_BITS = "1180591620717411303424"
 NUMBERS = st.sampled_from(
@@ -65,7 +66,7 @@ def decoded(line: str) -> dict[str, Any] | Rejected | None:
     return READ(line.encode(), value) if type(value) is dict else None
 
 
-READ = record_rows.exact_line_reader()
+READ = table_rows.exact_line_reader()
 
 
 @given(lines())
@@ -115,7 +116,7 @@ def test_rows_made_column_by_column_are_those_made_one_by_one(
             one_by_one(one, number, expected) for number, one in zip(numbers, records, strict=True)
         ]
         assert found.to_json() == expected.to_json()
-        assert record_rows.contents_of(records, columns) == [record_rows.content_of(one) for one in records]
+        assert table_rows.contents_of(records, columns) == [table_rows.content_of(one) for one in records]
 
 
 def hardened(data: st.DataObject, contract: TableContract) -> TableContract:

@@ -12,7 +12,8 @@ from typing import Any
 import orjson
 import pytest
 
-from pipelines.stages import catalog, raw_dataset, training_splits
+from rowmill.stages import catalog, raw_dataset
+from rowmill.stages.training_splits import stage as training_splits
 from tests.recipes import CHAT, PAIR, TEXT, Road, chat, document, pair
 
 GROUPED = {"kind": "records", "data": {"group_training_examples_by": "who", "max_sequences_per_example": 1}}

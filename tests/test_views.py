@@ -14,15 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines import stats
-from pipelines.errors import ConfigError, SchemaError
-from pipelines.examples import EXAMPLES
-from pipelines.findings import Verdict
-from pipelines.manifest import File, Key, Manifest, Part, Table
-from pipelines.rows import REJECTS, ROWS
-from pipelines.stages import catalog
-from pipelines.stats import words
-from pipelines.storage import Store, digest_bytes
+from rowmill import stats
+from rowmill.checks.judge import Verdict
+from rowmill.core.errors import ConfigError, SchemaError
+from rowmill.core.storage import Store, digest_bytes
+from rowmill.schema.examples import EXAMPLES
+from rowmill.schema.manifest import File, Key, Manifest, Part, Table
+from rowmill.schema.rows import REJECTS, ROWS
+from rowmill.stages import catalog
+from rowmill.stats import column_docs
 
 CHATS: tuple[str, str] = ("support", "chats")
 
@@ -373,9 +373,9 @@ def test_every_view_and_column_has_a_comment_and_no_words_are_left_over(store: S
     assert [name for name, comment in views if not comment] == []
     assert [line for line in columns if not line[2]] == []
     own = {(name, column) for name, column, _ in columns}
-    told = {(view, column) for view, column_words in words.COLUMNS.items() for column in column_words}
+    told = {(view, column) for view, column_words in column_docs.COLUMNS.items() for column in column_words}
     assert told <= own
-    assert {name.removesuffix("_history") for name, _ in views} == set(words.VIEWS)
+    assert {name.removesuffix("_history") for name, _ in views} == set(column_docs.VIEWS)
 
 
 def test_truncation_adds_up_examples_by_split(store: Store) -> None:
@@ -517,8 +517,8 @@ SWITCHES = 60
 WRITER = """
 import sys
 import pyarrow as pa
-from pipelines import stats
-from pipelines.storage import Store, digest_bytes
+from rowmill import stats
+from rowmill.core.storage import Store, digest_bytes
 
 store = Store(sys.argv[1])
 for number in range(1, int(sys.argv[2]) + 1):

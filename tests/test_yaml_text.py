@@ -11,9 +11,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines import config, recipe
-from pipelines.errors import ConfigError
-from pipelines.yaml_text import DEPTH_LIMIT, SIZE_LIMIT, parse_yaml
+from rowmill.core import config
+from rowmill.core.errors import ConfigError
+from rowmill.core.yaml_text import DEPTH_LIMIT, SIZE_LIMIT, parse_yaml
+from rowmill.recipe import recipe
 
 LAUGHS = "a0: &a0 [lol, lol, lol]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 40))
 LONG_TEXT = f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 1000)}]"

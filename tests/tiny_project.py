@@ -14,11 +14,11 @@ import dagster as dg
 import pytest
 import yaml
 
-from assets.automation import all_ranks
-from assets.definitions import build_definitions, open_projects
-from assets.materialize import materialize_recipe
-from pipelines import build
-from pipelines.manifest import Key
+from dagster_rowmill.automation import all_ranks
+from dagster_rowmill.definitions import build_definitions, open_projects
+from dagster_rowmill.materialize import materialize_recipe
+from rowmill.build import runner
+from rowmill.schema.manifest import Key
 
 TOKENIZER = Path(__file__).resolve().parent.parent / "configs" / "demo" / "tokenizer"
 RECIPE: dict[str, Any] = {
@@ -73,7 +73,7 @@ class Tiny:
         return str(self.folder / ".rowmill")
 
     @property
-    def project(self) -> build.Project:
+    def project(self) -> runner.Project:
         [project] = open_projects([self.path], self.store)
         return project
 

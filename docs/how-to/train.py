@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipelines.reader import Reader
+from rowmill.reader import Reader
 
 
 def small_llama(vocab_size: int, *, seed: int = 0) -> Any:

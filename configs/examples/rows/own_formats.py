@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pipelines.formats import RowFormat, register_format
-from pipelines.rows import Json, Row
+from rowmill.formats import RowFormat, register_format
+from rowmill.schema.rows import Json, Row
 
 
 @register_format("exercises")

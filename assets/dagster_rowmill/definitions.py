@@ -1,0 +1,157 @@
+"""What Dagster loads: every recipe of the configs folder as assets, checks, a job, a schedule and a sensor.
+
+What belongs here: finding recipes, binding resources once, putting it all together when Dagster asks.
+What does not: anything at import; importing this module reads no file and loads no heavy library.
+"""
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from dagster_rowmill.automation import condition_of, job_of, nightly_of, watcher_of
+from dagster_rowmill.checks import checks_of
+from dagster_rowmill.factory import assets_of, dagster_name
+from dagster_rowmill.pruning import prune_history, pruning_schedule
+from dagster_rowmill.resources import Storage
+from rowmill.build import runner
+from rowmill.build.runner import Project
+from rowmill.core.errors import ConfigError
+from rowmill.recipe import recipe
+
+
+@dg.definitions
+def defs() -> dg.Definitions:
+    """Load every recipe of this project."""
+    configs = configs_folder()
+    served = os.environ.get("ROWMILL_REPORTS_URL", "")
+    store = storage_root(configs)
+    return build_definitions(
+        recipe.find(configs), store, resources={"storage": Storage(root=store, reports_url=served)}
+    )
+
+
+def configs_folder() -> Path:
+    """Return the folder of recipes: $ROWMILL_CONFIGS, or `configs` in the current folder."""
+    folder = Path(os.environ.get("ROWMILL_CONFIGS") or "configs")
+    if not folder.is_dir():
+        raise ConfigError(
+            f"{folder}: no such folder; recipes are <name>.yaml files in a configs folder; "
+            "make it, or set ROWMILL_CONFIGS"
+        )
+    return folder.absolute()
+
+
+def storage_root(configs: Path) -> str:
+    """Return where built things lie: $ROWMILL_STORE, or `.rowmill` beside the configs folder."""
+    return os.environ.get("ROWMILL_STORE") or str(configs.parent / ".rowmill")
+
+
+def build_definitions(
+    recipes: Sequence[Path],
+    store: str,
+    *,
+    resources: Mapping[str, Any] | None = None,
+    loggers: Mapping[str, dg.LoggerDefinition] | None = None,
+) -> dg.Definitions:
+    """Return the definitions of some recipe files over a storage root; `resources` replaces resources by name.
+
+    Raises
+    ------
+    ConfigError
+        Listing what is wrong with every bad recipe, not only with the first.
+
+    """
+    projects, wrong = _opened(recipes, store)
+    # Backfill policies, and the conditions where a recipe asks for them, are beta by name in the pinned release.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        defined: list[_Defined] = []
+        for project in projects:
+            try:
+                defined.append(_defined(project))
+            except dg.DagsterInvalidDefinitionError as error:
+                said = " ".join(str(error).split())
+                wrong.append(f"{project.recipe.name}: execution: Dagster does not take it: {said}; mend that option")
+        if wrong:
+            raise ConfigError("\n".join(wrong))
+        return dg.Definitions(
+            assets=[asset for one in defined for asset in one.assets],
+            asset_checks=[check for one in defined for check in one.checks],
+            loggers=loggers,
+            resources={"storage": Storage(root=store), **(resources or {})},
+            # Runs of hand-picked assets too: a process per step costs two seconds of imports each.
+            executor=dg.in_process_executor,
+            jobs=[*(one.job for one in defined), prune_history],
+            schedules=[*(one.schedule for one in defined), pruning_schedule()],
+            sensors=[one.sensor for one in defined],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Defined:
+    """What one recipe becomes."""
+
+    assets: list[dg.AssetsDefinition]
+    checks: list[dg.AssetChecksDefinition]
+    job: Any
+    schedule: dg.ScheduleDefinition
+    sensor: dg.SensorDefinition
+
+
+def _defined(project: Project) -> _Defined:
+    job = job_of(project)
+    return _Defined(
+        assets=assets_of(project, condition_of(project)),
+        checks=checks_of(project),
+        job=job,
+        schedule=nightly_of(project, job),
+        sensor=watcher_of(project, job),
+    )
+
+
+def open_projects(recipes: Sequence[Path], store: str) -> list[Project]:
+    """Open every recipe file; all that is wrong with any of them is one error."""
+    projects, wrong = _opened(recipes, store)
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+    return projects
+
+
+def _opened(recipes: Sequence[Path], store: str) -> tuple[list[Project], list[str]]:
+    """Return the projects that could be opened, and what is wrong with the others."""
+    projects: list[Project] = []
+    wrong: list[str] = []
+    for path in recipes:
+        try:
+            projects.append(runner.open_project(path, store))
+        except ConfigError as error:
+            wrong.append(str(error))
+    wrong += _same_names(recipes, projects)
+    return projects, wrong
+
+
+def _same_names(recipes: Sequence[Path], projects: Sequence[Project]) -> list[str]:
+    """Word every clash of names: Dagster's names hold no hyphens, so `a-b` and `a_b` are one name to it."""
+    by_recipe = Counter(dagster_name(path.stem) for path in recipes)
+    clashes = [
+        f"{path}: recipe {path.stem!r} is named like another one; recipes must differ in more than "
+        "'-' and '_'; rename it"
+        for path in recipes
+        if by_recipe[dagster_name(path.stem)] > 1
+    ]
+    if clashes:
+        return clashes
+    keys = [dg.AssetKey(list(step.key)) for project in projects for step in runner.road(project)]
+    steps = Counter(key.to_python_identifier() for key in keys)
+    return [
+        f"{key.to_user_string()}: another stage has the same name in Dagster, {key.to_python_identifier()}; "
+        "dataset names must differ in more than '-', '_' and '__'; rename the dataset"
+        for key in keys
+        if steps[key.to_python_identifier()] > 1
+    ]

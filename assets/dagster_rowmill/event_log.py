@@ -1,0 +1,143 @@
+"""Where Dagster writes its events: its own SQLite files, opened once instead of for every statement.
+
+What belongs here: how long the connections live, and that a deleted run leaves nothing. What does not: what is written
+or asked, which stays Dagster's, and which runs go (`pruning.py`).
+
+Dagster opens a file anew for each of the some two thousand statements of a night, with a new SQLAlchemy engine that
+knows no compiled statement, and closing the last connection makes SQLite write its log back and delete it. That was
+more than half of a night in which nothing changed (docs/decisions/0017).
+
+`dagster.yaml` names this class. Without it everything works as well, only slower; the files are the same.
+"""
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from dagster._core.storage.event_log import SqliteEventLogStorage
+
+from rowmill.core.errors import ConfigError
+
+MOST_FILES = 16
+"""How many files are kept open, those of the newest runs; a webserver is asked for hundreds."""
+
+PATIENCE_S = 300
+"""How long a statement waits for another process, and a thread for another thread."""
+
+
+_VERDICTS = sa.table("asset_check_executions", sa.column("run_id"))
+"""Dagster's table of the verdicts of all runs."""
+
+
+def _name_of(run_id: str | None) -> str:
+    return f"run {run_id}"
+
+
+class KeptEventLog(SqliteEventLogStorage):
+    """Dagster's event log in SQLite, with one connection to each file that threads take turns with."""
+
+    def __init__(self, base_dir: str, inst_data: Any = None) -> None:
+        """Open the log in a folder; an existing one of Dagster's own is taken over as it is."""
+        self._engines: OrderedDict[str, sa.Engine] = OrderedDict()
+        self._engines_lock = threading.Lock()
+        self._tables: set[str] = set()
+        super().__init__(base_dir, inst_data)
+
+    @classmethod
+    def config_type(cls) -> dict[str, Any]:
+        """Return what may be configured: nothing."""
+        return {}
+
+    @classmethod
+    def from_config_value(cls, inst_data: Any, config_value: Mapping[str, Any]) -> "KeptEventLog":  # noqa: ARG003
+        """Open the log in the folder where Dagster's default is.
+
+        Raises
+        ------
+        ConfigError
+            If DAGSTER_HOME is not set.
+
+        """
+        home = os.environ.get("DAGSTER_HOME")
+        if not home:
+            raise ConfigError(
+                "DAGSTER_HOME: not set, so there is no place for Dagster's events; it is the absolute path of a "
+                "folder that holds dagster.yaml; set it, or start with `rowmill ui`"
+            )
+        return cls(str(Path(home).expanduser() / "history" / "runs"), inst_data)
+
+    def run_connection(self, run_id: str | None = None) -> AbstractContextManager[sa.Connection]:
+        """Lend the connection to the file of a run."""
+        return self._kept(_name_of(run_id), lambda: super(KeptEventLog, self).run_connection(run_id))
+
+    def index_connection(self) -> AbstractContextManager[sa.Connection]:
+        """Lend the connection to the file that is asked across runs."""
+        return self._kept("index", super().index_connection)
+
+    def has_table(self, table_name: str) -> bool:
+        """Tell whether the index has a table; asked for each event, and no table ever goes."""
+        if table_name not in self._tables and super().has_table(table_name):
+            self._tables.add(table_name)
+        return table_name in self._tables
+
+    def delete_events(self, run_id: str) -> None:
+        """Delete a run's events, with its file, and its verdicts, both of which Dagster's own leaves behind."""
+        super().delete_events(run_id)
+        with self.index_connection() as connection:
+            connection.execute(sa.delete(_VERDICTS).where(_VERDICTS.c.run_id == run_id))
+        with self._engines_lock:
+            kept = self._engines.pop(_name_of(run_id), None)
+            if kept is not None:
+                kept.dispose()
+            # Whoever asks for the run again finds an empty log, as in any other process.
+            self._initialized_dbs.discard(run_id)
+            for ending in ("", "-wal", "-shm"):
+                Path(f"{self.path_for_shard(run_id)}{ending}").unlink(missing_ok=True)
+
+    def wipe(self) -> None:
+        """Delete everything."""
+        self._close()
+        super().wipe()
+
+    def dispose(self) -> None:
+        """Close every file."""
+        super().dispose()
+        self._close()
+
+    @contextmanager
+    def _kept(
+        self, name: str, first: Callable[[], AbstractContextManager[sa.Connection]]
+    ) -> Generator[sa.Connection, None, None]:
+        with self._engine(name, first).begin() as connection:
+            yield connection
+
+    def _engine(self, name: str, first: Callable[[], AbstractContextManager[sa.Connection]]) -> sa.Engine:
+        """Return the engine of a file; `first` is Dagster's own connection to it, which makes what is missing."""
+        with self._engines_lock:
+            if name not in self._engines:
+                with first() as connection:
+                    url = connection.engine.url
+                self._engines[name] = sa.create_engine(
+                    url,
+                    poolclass=sa.QueuePool,
+                    pool_size=1,
+                    max_overflow=0,
+                    pool_timeout=PATIENCE_S,
+                    # The pool hands the connection from thread to thread, to one at a time.
+                    connect_args={"timeout": PATIENCE_S, "check_same_thread": False},
+                )
+            self._engines.move_to_end(name)
+            if len(self._engines) > MOST_FILES:
+                # A connection that is lent is closed when it comes back.
+                self._engines.popitem(last=False)[1].dispose()
+            return self._engines[name]
+
+    def _close(self) -> None:
+        with self._engines_lock:
+            while self._engines:
+                self._engines.popitem()[1].dispose()

@@ -1,0 +1,305 @@
+"""From a recipe's road to assets: one factory, and the gate that every asset with inputs passes first.
+
+What belongs here: the repository's only `@asset`, the two locks of the gate, which errors may be retried.
+What does not: what a stage does (`pipelines/`), what its page shows (`metadata.py`), its thresholds.
+
+    step ──► open_inputs ──► build.run ──► MaterializeResult(data version = content digest, page)
+              │  lock (a): Dagster's event log holds a passing verdict on this version under these terms
+              └  lock (b): so do the engine's own saved findings, which no posted event can forge,
+                           for this version and for all that it was made of
+
+Dagster's blocking checks hold back later steps of one run only. Materializing downstream alone, deselecting
+the checks, a backfill, a check that crashed or a bound made tighter all walk past them; the gate does not.
+"""
+
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from gzip import BadGzipFile
+from typing import Any, Final
+
+import dagster as dg
+
+from dagster_rowmill import history, metadata, reporting
+from dagster_rowmill.history import Verdicts
+from dagster_rowmill.resources import Storage
+from rowmill.build import runner
+from rowmill.build.runner import Project, Report, Step
+from rowmill.checks import judge
+from rowmill.checks.judge import Terms
+from rowmill.core import number_text
+from rowmill.core.errors import PipelineError
+from rowmill.core.storage import NO_ROOM, Store
+from rowmill.reports import console
+from rowmill.reports.progress import rates_text
+from rowmill.schema import manifest
+from rowmill.schema.manifest import Key, Manifest
+
+RETRY: Final = dg.RetryPolicy(max_retries=2, delay=10, backoff=dg.Backoff.EXPONENTIAL)
+"""For disks, networks and lost workers; everything else leaves a body as a Failure that forbids retries."""
+
+CORES: Final = "cores"
+"""The pool of the stages that use every core of the machine by themselves."""
+
+LINE_EVERY_S: Final = 5.0
+"""A progress line in Dagster's log is an event in its database, so not one per part."""
+
+
+class StageRun(dg.Config):
+    """What may be set for one run in the launchpad."""
+
+    version: str | None = None
+    """A kept version to return instead of building; verified whole and gated like a build."""
+
+
+def assets_of(project: Project, condition: dg.AutomationCondition[Any] | None) -> list[dg.AssetsDefinition]:
+    """Return one asset per step of the recipe's road; `condition` is when they materialize themselves."""
+    steps = runner.road(project)
+    terms = {step.key: step.terms for step in steps}
+    before = order(steps)
+    return [
+        stage_asset(
+            project,
+            step,
+            deps=before[step.key],
+            needs={key: terms[key] for key in step.gates},
+            ranks=ranks_of(project, step),
+            condition=None if step.on_demand else condition,
+        )
+        for step in steps
+    ]
+
+
+def ranks_of(project: Project, step: Step) -> dg.StaticPartitionsDefinition | None:
+    """Return the pieces of a step's output that can be made one without another; None if there is one piece."""
+    names = step.stage.partitions
+    return None if names is None else dg.StaticPartitionsDefinition(list(names(project.recipe)))
+
+
+def order(steps: Sequence[Step]) -> dict[Key, tuple[Key, ...]]:
+    """Return the edges of the asset graph: what a step reads, and what it only waits for.
+
+    It waits for every stage whose findings it needs; those that stand before its inputs anyway get no edge,
+    or the last asset would have one to every other. Neither do source files that are read beside rows: the rows' ids
+    hold the digests of their parts, so whatever changes the files changes the rows.
+    """
+    edges: dict[Key, tuple[Key, ...]] = {}
+    behind: dict[Key, set[Key]] = {}
+    sources = {step.key for step in steps if not step.inputs}
+    for step in steps:
+        reached = {key for one in step.inputs for key in behind[one] | {one}}
+        read = [key for key in step.inputs if key not in sources or len(step.inputs) == 1]
+        generated = () if step.generated_by is None else (step.generated_by,)
+        edges[step.key] = (*generated, *read, *(key for key in step.gates if key not in reached))
+        behind[step.key] = reached | set(step.gates)
+    return edges
+
+
+def stage_asset(
+    project: Project,
+    step: Step,
+    *,
+    deps: Sequence[Key],
+    needs: Mapping[Key, Sequence[Terms]],
+    ranks: dg.StaticPartitionsDefinition | None,
+    condition: dg.AutomationCondition[Any] | None,
+) -> dg.AssetsDefinition:
+    """Return a step's asset; `needs` are the terms of every stage that must be open before it."""
+
+    @dg.asset(
+        key=list(step.key),
+        deps=[dg.AssetKey(list(key)) for key in deps],
+        group_name=dagster_name(step.recipe),
+        code_version=step.code_version,
+        pool=CORES if step.stage.uses_all_cores else None,
+        partitions_def=ranks,
+        backfill_policy=dg.BackfillPolicy.single_run() if ranks else None,
+        retry_policy=RETRY,
+        automation_condition=condition,
+        kinds=kinds_of(step),
+        owners=list(project.recipe.execution.owners),
+        tags={"rowmill/stage": step.name},
+        freshness_policy=freshness_of(project, step),
+        description=step.description,
+    )
+    def body(context: dg.AssetExecutionContext, config: StageRun, storage: Storage) -> dg.MaterializeResult[Any]:
+        with only_infrastructure_errors(), reporting.reported(context, project, step, storage) as placed:
+            folders = tuple(context.partition_keys) if ranks else ()
+            runner.publish_statistics(placed)
+            # A kept version is gated by what it was made of, whatever is current now.
+            inputs = {} if config.version else open_inputs(context.instance, placed, needs, step.inputs)
+            report = runner.run(
+                placed,
+                step,
+                inputs,
+                ranks=folders,
+                version=config.version,
+                progress=LogProgress(context.log.info),
+                run_id=context.run.run_id,
+            )
+            context.log.info(said_of(step, report))
+            for folder in folders:
+                context.add_asset_metadata(metadata.of_rank(report.manifest, folder), partition_key=folder)
+            return dg.MaterializeResult(
+                data_version=data_version(report, project, step),
+                metadata=metadata.of(report, placed.store, storage.served(project.recipe.execution.reports_url)),
+            )
+
+    return body
+
+
+def freshness_of(project: Project, step: Step) -> dg.FreshnessPolicy | None:
+    """Return when the order of training counts as overdue: it stands for all that a trainer reads."""
+    hours = project.recipe.execution.overdue_hours
+    if hours is None or not step.stage.shows_overdue:
+        return None
+    return dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=hours))
+
+
+def data_version(report: Report, project: Project, step: Step) -> dg.DataVersion:
+    """Return the digest of what was written, so that an equal rebuild leaves everything behind it fresh.
+
+    Ranks share one: the order they are dealt from and how many they are. What each of them holds is told
+    beside it.
+    """
+    find = step.stage.find_data_version
+    built = report.manifest
+    return dg.DataVersion(built.version if find is None else find(project.recipe, built))
+
+
+def kinds_of(step: Step) -> set[str]:
+    """Return the chips of a graph node: it shows only the last part of its key, so one names the dataset."""
+    if step.stage.scope == "export":
+        return {"export"}
+    # A kind becomes the end of a tag's key, which has at most 63 characters; a name may have 64.
+    return {"parquet", step.dataset[:63]} if step.dataset else {"parquet"}
+
+
+def dagster_name(recipe: str) -> str:
+    """Return a recipe's name as Dagster wants the names of groups, jobs and schedules: without hyphens."""
+    return recipe.replace("-", "_")
+
+
+def said_of(step: Step, report: Report) -> str:
+    """Say in one line what became of a step."""
+    how = "reused" if report.reused else f"made in {number_text.seconds_text(report.seconds)}"
+    return f"{'/'.join(step.key[1:])}: {how}, {console.outcome(report.manifest)}"
+
+
+class LogProgress:
+    """Says how far a stage is, at most a line every few seconds; `say` is the run's log."""
+
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._say = say
+        self._clock = clock
+        # Counted from the start, so that a short stage says nothing.
+        self._last_s = clock()
+
+    def __call__(self, where: str, *, done: int, total: int, rows: int, tokens: int, seconds: float) -> None:
+        """Say a line if the last one is long enough ago."""
+        now_s = self._clock()
+        if now_s - self._last_s < LINE_EVERY_S:
+            return
+        self._last_s = now_s
+        self._say(f"{where}: {done:,} of {total:,} parts, {rates_text(done, total, rows, tokens, seconds)}")
+
+
+def open_inputs(
+    instance: dg.DagsterInstance, project: Project, needs: Mapping[Key, Sequence[Terms]], inputs: Sequence[Key]
+) -> dict[Key, Manifest]:
+    """Return the vouched-for manifest of every input, or refuse with all that stands in the way.
+
+    Raises
+    ------
+    dg.Failure
+        Naming every closed check with its number, threshold and remedy; never retried.
+
+    """
+    manifests: dict[Key, Manifest] = {}
+    closed: list[str] = []
+    store = project.store
+    versions = history.current_versions(instance, needs)
+    verdicts = history.Verdicts(instance, [(key, one.law) for key, terms in needs.items() for one in terms])
+    for key, terms in needs.items():
+        try:
+            manifests[key] = manifest.by_version(store, key, versions[key])
+        except PipelineError as missing:
+            closed.append(str(missing))
+            continue
+        closed += [why for one in terms if (why := why_closed(verdicts, store, manifests[key], one))]
+    if not closed:
+        try:
+            runner.require_open_ancestry(project, [manifests[key] for key in inputs], gated=manifests.values())
+        except PipelineError as refusal:
+            closed.append(str(refusal))
+    if closed:
+        raise refused(closed)
+    return {key: manifests[key] for key in inputs}
+
+
+def why_closed(verdicts: Verdicts, store: Store, built: Manifest, terms: Terms) -> str | None:
+    """Word what keeps one check of an input shut: the engine's saved finding, then Dagster's record; None if open."""
+    try:
+        judge.require_open(store, built, [terms])
+    except PipelineError as refusal:
+        return str(refusal)
+    if terms.severity != "error":
+        return None
+    where = "/".join(built.key)
+    verdict = verdicts.on(built.key, terms, built.version)
+    if verdict is None:
+        return f"{where}: {terms.law}: no verdict of Dagster on this version; wanted {terms.wanted}; run this check"
+    if verdict.passed or verdict.severity == dg.AssetCheckSeverity.WARN:
+        return None
+    return f"{where}: {verdict.description or terms.law}"
+
+
+def refused(closed: Sequence[str]) -> dg.Failure:
+    """Return the failure of a step whose gate is closed."""
+    lines = "\n".join(f"- {line}" for line in closed)
+    return dg.Failure(
+        f"Gate closed; nothing was built.\n{lines}",
+        allow_retries=False,
+        metadata={"blocked_by": dg.MetadataValue.md(lines)},
+    )
+
+
+@contextmanager
+def only_infrastructure_errors() -> Generator[None, None, None]:
+    """Let out unchanged only what may pass by itself; all else becomes a Failure that is not retried."""
+    try:
+        yield
+    except dg.Failure:
+        raise
+    except PipelineError as error:
+        if may_pass(error):
+            raise
+        raise dg.Failure(str(error), allow_retries=False) from error
+    except Exception as error:
+        if may_pass(error):
+            raise
+        raise dg.Failure(f"{type(error).__name__}: {error}", allow_retries=False) from error
+
+
+def may_pass(error: BaseException | None) -> bool:
+    """Tell whether trying again can help: a disk, a network or a worker failed, not the data or the recipe.
+
+    Our own errors are asked for their cause: "a worker died" may pass, "the file is cut short" may not.
+    """
+    if error is None:
+        return False
+    if isinstance(error, PipelineError):
+        return may_pass(error.__cause__)
+    if isinstance(error, FileNotFoundError | PermissionError | BadGzipFile):
+        return False
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        return False
+    return isinstance(error, OSError | BrokenExecutor) or _is_lost_worker_of_ray(error)
+
+
+def _is_lost_worker_of_ray(error: BaseException) -> bool:
+    # By name, so that telling does not import Ray.
+    lost = {"NodeDiedError", "WorkerCrashedError", "OwnerDiedError", "ObjectLostError", "RaySystemError"}
+    return any(one.__module__.startswith("ray.") and one.__name__ in lost for one in type(error).__mro__)

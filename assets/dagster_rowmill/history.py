@@ -1,0 +1,75 @@
+"""What Dagster's event log says about assets: their newest versions, and the verdicts of their checks.
+
+What belongs here: reading the log, by names that Dagster does not call public; tests notice their loss. What does
+not: deciding anything from what was read (`factory.py`), or how the log is kept (`event_log.py`).
+
+Both questions are asked for all assets at once: a gate before the ranks of three datasets has sixty checks, and a
+query for each of them was a quarter of a quiet night.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+import dagster as dg
+
+from dagster_rowmill import metadata
+from rowmill.checks.judge import Terms
+from rowmill.schema.manifest import Key
+
+Check: TypeAlias = tuple[Key, str]
+"""An asset's key, and the name of one of its checks."""
+
+MOST_VERDICTS = 50
+"""How far back a verdict on the present version is looked for, behind those on others."""
+
+
+def current_versions(instance: dg.DagsterInstance, keys: Iterable[Key]) -> dict[Key, str | None]:
+    """Return the data version of each asset's newest materialization; None for one that has none."""
+    assets = {dg.AssetKey(list(key)): key for key in keys}
+    events = instance.event_log_storage.get_latest_materialization_events(list(assets))
+    return {key: _version(events.get(asset)) for asset, key in assets.items()}
+
+
+def _version(event: dg.EventLogEntry | None) -> str | None:
+    materialization = event.asset_materialization if event else None
+    return (materialization.tags or {}).get("dagster/data_version") if materialization else None
+
+
+class Verdicts:
+    """The verdicts on some checks; one query for the newest of all, another for a check only if that is not it."""
+
+    def __init__(self, instance: dg.DagsterInstance, checks: Iterable[Check]) -> None:
+        """Read the newest record of each check."""
+        self._log = instance.event_log_storage
+        keys = [_check_key(key, law) for key, law in checks]
+        self._newest: Mapping[dg.AssetCheckKey, Any] = self._log.get_latest_asset_check_execution_by_key(keys)
+
+    def on(self, key: Key, terms: Terms, version: str | None) -> dg.AssetCheckEvaluation | None:
+        """Return the newest completed verdict on this version under these terms.
+
+        A verdict is a function of (content, terms): an older one stays true, so a restored version opens at
+        once, and a check that is only planned or crashed hides no verdict before it.
+        """
+        check = _check_key(key, terms.law)
+        newest = self._newest.get(check)
+        if newest is None:
+            return None
+        found = _matching([newest], terms, version)
+        return found or _matching(
+            self._log.get_asset_check_execution_history(check, limit=MOST_VERDICTS), terms, version
+        )
+
+
+def _check_key(key: Key, law: str) -> dg.AssetCheckKey:
+    return dg.AssetCheckKey(asset_key=dg.AssetKey(list(key)), name=law)
+
+
+def _matching(records: Iterable[Any], terms: Terms, version: str | None) -> dg.AssetCheckEvaluation | None:
+    for record in records:
+        evaluation: Any = record.evaluation
+        # Else it is only planned: it waits, runs, or died.
+        if isinstance(evaluation, dg.AssetCheckEvaluation):
+            seen = {name: value.value for name, value in evaluation.metadata.items()}
+            if (seen.get(metadata.VERSION), seen.get("terms")) == (version, terms.digest):
+                return evaluation
+    return None

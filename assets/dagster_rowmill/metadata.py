@@ -1,0 +1,257 @@
+"""What a stage's page shows: a report of the engine as numbers, tables and plots for Dagster.
+
+What belongs here: turning a manifest into metadata entries. What does not: drawing (`plots.py`),
+computing any of the numbers; a number that is missing here is missing in the manifest.
+
+Three habits of Dagster's pages decide the shapes. Numbers are drawn over time, so their keys never change.
+Markdown shows inline below 1,000 characters and behind a button above, so a plot is two entries: a
+sparkline of one path with integer steps, and the full picture. Markdown may hold image links that call
+out, so text from data never enters it: it goes into table cells, which are shown as plain text.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import dagster as dg
+
+from rowmill import stats
+from rowmill.build.runner import Report
+from rowmill.checks import expectations_page
+from rowmill.checks.judge import Verdict
+from rowmill.core.storage import Store
+from rowmill.reports import plots, report_page
+from rowmill.schema.ledger import KEPT
+from rowmill.schema.manifest import NOT_APPLICABLE, Histogram, Manifest, Table, folder
+from rowmill.stages import catalog
+
+Page: TypeAlias = dict[str, Any]
+"""Metadata entries by key; every value is one of Dagster's metadata values."""
+
+MOST_ROWS = 30
+"""Rows of a table on a page: the event log keeps every page for ever."""
+INLINE_CHARACTERS = 1000
+"""Dagster's user interface shows shorter Markdown in place, and hides the rest behind a button."""
+LARGEST_PLOT_BYTES = 64 << 10
+SPARK_BARS = 48
+"""More bars than these make a sparkline of more than `INLINE_CHARACTERS`."""
+
+VERSION = "version"
+"""The key under which every materialization and every verdict names the version of the manifest it speaks of."""
+
+
+def of(report: Report, store: Store, reports_url: str = "") -> Page:
+    """Return the page of a stage that was just run or reused; `reports_url` is where reports are served."""
+    manifest = report.manifest
+    # A page shows entries in this order: pictures and tables answer the first questions, the laws' numbers the next.
+    return {
+        **_plots(manifest.histograms),
+        **_bars(manifest.tables),
+        **_tokens(manifest),
+        **_tables(manifest),
+        **_numbers(manifest),
+        **_idle_laws(manifest),
+        **_schema(manifest),
+        **_built(report, store),
+        "report": link(store, f"{report_page.path_of(manifest.key[0])}#{'/'.join(manifest.key[1:])}", reports_url),
+    }
+
+
+def link(store: Store, path: str, reports_url: str) -> dg.MetadataValue:
+    """Lead to a page under `reports/`: by its address where reports are served, else by where it lies."""
+    if reports_url:
+        return dg.MetadataValue.url(f"{reports_url.rstrip('/')}/{path.removeprefix('reports/')}")
+    return dg.MetadataValue.path(store.path(path.partition("#")[0]))
+
+
+def _built(report: Report, store: Store) -> Page:
+    # Named apart from the facts: how many parts there are is one thing, how many this build made another.
+    manifest = report.manifest
+    return {
+        "build_reused": dg.MetadataValue.bool(report.reused),
+        "build_parts": dg.MetadataValue.int(report.parts),
+        "build_parts_reused": dg.MetadataValue.int(report.parts_reused),
+        "build_rows": dg.MetadataValue.int(report.rows_made),
+        "build_seconds": dg.MetadataValue.float(round(report.seconds, 3)),
+        "folder": dg.MetadataValue.path(store.path(folder(manifest.key))),
+        "fingerprint": dg.MetadataValue.text(manifest.fingerprint),
+        VERSION: dg.MetadataValue.text(manifest.version),
+    }
+
+
+def of_rank(manifest: Manifest, rank: str) -> Page:
+    """Return what is shown of one rank alone: its counts, and the digest of its content."""
+    ranks = dict(zip(manifest.card.get("ranks", ()), manifest.parts, strict=False))
+    if rank not in ranks:
+        return {}
+    facts = ranks[rank].facts
+    counts = {f"rank {name}": _metadata_number(value) for name, value in facts.items() if _is_number(value)}
+    return counts | {"rank content": dg.MetadataValue.text(str(facts.get("content_hash", "")))}
+
+
+def of_verdict(verdict: Verdict, store: Store, reports_url: str = "") -> Page:
+    """Return what is shown beside a check's verdict; the gate reads `version` and `terms` from it."""
+    # Not measured or not applicable: no entry, since a key that is once a number and once a text is drawn as neither.
+    value = {} if verdict.value is None else {"value": dg.MetadataValue.float(verdict.value)}
+    return {
+        "law": dg.MetadataValue.text(verdict.law),
+        "outcome": dg.MetadataValue.text(verdict.outcome.replace("_", " ")),
+        **value,
+        "wanted": dg.MetadataValue.text(verdict.wanted),
+        "remedy": dg.MetadataValue.text(verdict.remedy),
+        "waiver": dg.MetadataValue.text(verdict.waiver or "none"),
+        "rows_to_look_at": dg.MetadataValue.text(" ".join(verdict.samples[:10]) or "none"),
+        VERSION: dg.MetadataValue.text(verdict.version),
+        "terms": dg.MetadataValue.text(verdict.terms),
+        "expectations": link(store, f"{expectations_page.path_of(verdict.key)}#{verdict.law}", reports_url),
+    }
+
+
+def _numbers(manifest: Manifest) -> Page:
+    page: Page = {name: _metadata_number(value) for name, value in manifest.facts.items() if _is_number(value)}
+    rows = catalog.rows_of(manifest)
+    return page if rows is None else {"dagster/row_count": dg.MetadataValue.int(rows.count), **page}
+
+
+def _idle_laws(manifest: Manifest) -> Page:
+    """Name the laws that have no meaning for this data; a number of them would claim that something was measured."""
+    names = ", ".join(name for name, value in manifest.facts.items() if value == NOT_APPLICABLE)
+    return {NOT_APPLICABLE: dg.MetadataValue.text(names)} if names else {}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _metadata_number(value: float) -> dg.MetadataValue:
+    return dg.MetadataValue.int(value) if isinstance(value, int) else dg.MetadataValue.float(value)
+
+
+def _tokens(manifest: Manifest) -> Page:
+    """Return the tokens by class, and the trained share of those that a model gets to see."""
+    counts: dict[str, int] = {}
+    for _, token_class, tokens in manifest.token_ledger:
+        counts[token_class] = counts.get(token_class, 0) + tokens
+    seen = sum(counts.get(name, 0) for name in ("trained", "context", "template"))
+    if not seen:
+        return {}
+    large = plots.bars_svg("Tokens by class", list(counts.items()))
+    return {
+        "plot token_classes": picture(_share_bar(counts), "tokens by class"),
+        "plot token_classes (large)": picture(large, "tokens by class"),
+        "trained_share": dg.MetadataValue.float(counts.get("trained", 0) / seen),
+        "tokens": dg.MetadataValue.int(seen),
+    }
+
+
+CLASS_COLOURS = {
+    "trained": "#54a24b", "context": "#4c78a8", "template": "#9ecae9",
+    "truncated": "#f58518", "dropped": "#e45756", "padding": "#bab0ac",
+}  # fmt: skip
+
+
+def _share_bar(counts: Mapping[str, int]) -> str:
+    """Draw one bar divided by class, small enough to stand inline; the large picture has names and numbers."""
+    total, x, pieces = sum(counts.values()), 0, ""
+    for name, colour in CLASS_COLOURS.items():
+        wide = round(240 * counts.get(name, 0) / total)
+        pieces += f'<path fill="{colour}" d="M{x} 0h{wide}v14H{x}z"/>' if wide else ""
+        x += wide
+    return f'<svg xmlns="http://www.w3.org/2000/svg" width="{x}" height="14">{pieces}</svg>'
+
+
+def _plots(histograms: Mapping[str, Histogram]) -> Page:
+    page: Page = {}
+    for name, histogram in histograms.items():
+        if sum(histogram.counts):
+            page[f"plot {name}"] = picture(plots.sparkline(joined(histogram.counts, SPARK_BARS)), name)
+            page[f"plot {name} (large)"] = picture(plots.histogram_svg(histogram), name)
+    return page
+
+
+DRAWN_COLUMNS = {"files": "records", "ranks": "trained_tokens"}
+"""Tables that are drawn as well, one bar for each row, and the column that gives its length."""
+
+
+def _bars(tables: Mapping[str, Table]) -> Page:
+    page: Page = {}
+    for name, column in DRAWN_COLUMNS.items():
+        table = tables.get(name)
+        if table is None or column not in table.columns or not table.rows:
+            continue
+        shown = [(str(row[0]), row[table.columns.index(column)]) for row in table.rows[:MOST_ROWS]]
+        title = f"{column.replace('_', ' ')} of {name}"
+        page[f"plot {name}"] = picture(plots.sparkline([value for _, value in shown]), name)
+        page[f"plot {name} (large)"] = picture(plots.bars_svg(title, shown), name)
+    return page
+
+
+def picture(svg: str, name: str) -> dg.MetadataValue:
+    """Wrap a picture as Markdown; one too large for the event log is left to the report."""
+    if len(svg) > LARGEST_PLOT_BYTES:
+        return dg.MetadataValue.text("too large for this page; see the stage's report")
+    return dg.MetadataValue.md(f"![{name.replace('_', ' ')}]({plots.data_uri(svg)})")
+
+
+def joined(counts: Sequence[int], most: int) -> list[int]:
+    """Add up neighbouring counts until at most `most` are left; the sum is kept."""
+    run = max(1, math.ceil(len(counts) / most))
+    return [sum(counts[i : i + run]) for i in range(0, len(counts), run)]
+
+
+_NO_TABLE = Table((), ())
+
+
+def _tables(manifest: Manifest) -> Page:
+    """Return the stage's tables; what a picture or a ledger beside them says as well is not said twice."""
+    ledgers = {
+        "ledger": Table(("state", "reason", "records"), _most_first(manifest.ledger)),
+        "token_ledger": Table(("split", "class", "tokens"), manifest.token_ledger),
+        "waivers": Table(("waiver",), tuple((waiver,) for waiver in manifest.waivers)),
+    }
+    said = {
+        *manifest.histograms,
+        # A table with rows to look at says more than the ledger does.
+        *(["rejects"] if manifest.ledger and len(manifest.tables.get("rejects", _NO_TABLE).columns) == 2 else []),
+        *(["tokens"] if manifest.token_ledger else []),
+    }
+    own = {name: table for name, table in manifest.tables.items() if name not in said}
+    page: Page = {}
+    for name, table in (own | ledgers).items():
+        if table.rows:
+            page[f"table {name}"] = _table(table)
+            if (about := stats.about(name, table)) is not None:
+                page[f"about {name}"] = dg.MetadataValue.text(about)
+    return page
+
+
+def _most_first(ledger: Sequence[tuple[str, str, int]]) -> tuple[tuple[str, str, int], ...]:
+    """Put what was kept first and then the most frequent reasons: a page may not show all of them."""
+    return tuple(sorted(ledger, key=lambda line: (line[0] != KEPT, -line[2], line)))
+
+
+def _table(table: Table) -> dg.MetadataValue:
+    shown = [[_cell(value) for value in row] for row in table.rows[:MOST_ROWS]]
+    columns = [dg.TableColumn(name, type=_column_type(row[i] for row in shown)) for i, name in enumerate(table.columns)]
+    records = [dg.TableRecord(dict(zip(table.columns, row, strict=True))) for row in shown]
+    return dg.MetadataValue.table(records, schema=dg.TableSchema(columns=columns))
+
+
+def _cell(value: object) -> str | int | float | bool | None:
+    if isinstance(value, float):
+        return round(value, 6) if math.isfinite(value) else str(value)
+    return value if value is None or isinstance(value, str | int) else str(value)
+
+
+def _column_type(values: Iterable[object]) -> str:
+    kinds = {type(value) for value in values if value is not None}
+    if kinds <= {int} and kinds:
+        return "int"
+    return "float" if kinds <= {int, float} and kinds else "string"
+
+
+def _schema(manifest: Manifest) -> Page:
+    if not manifest.schema:
+        return {}
+    columns = [dg.TableColumn(name, type=kind) for name, kind in manifest.schema]
+    return {"dagster/column_schema": dg.MetadataValue.table_schema(dg.TableSchema(columns=columns))}

@@ -1,0 +1,142 @@
+"""How long Dagster's history is kept: runs with all their events, but never what is newest of an asset or a check.
+
+What belongs here: which runs go, the job and the schedule that remove them. What does not: how a run's events are
+removed (`event_log.py`, or Dagster's own storage), and versions of data, which `rowmill gc` collects.
+
+A run keeps its events as long as one of them is the newest of its kind: the last materialization of an asset or of a
+partition, or the last verdict of a check. Gates and pages ask for these, however old they are.
+
+Dagster itself removes only ticks of schedules and sensors (`retention` in `dagster.yaml`).
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import dagster as dg
+
+from rowmill.core.errors import ConfigError
+
+VARIABLE: Final = "ROWMILL_HISTORY_DAYS"
+DAYS: Final = 30
+"""How long runs are kept where the variable says nothing; 0 keeps all."""
+
+CRON: Final = "30 3 * * *"
+"""Behind the hour at which nights begin by default, in UTC."""
+
+FINISHED: Final = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
+LASTING: Final = (dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_CHECK_EVALUATION)
+"""Events that may be asked for long after their run."""
+
+
+def days_kept() -> int:
+    """Return for how many days runs are kept, as the environment says.
+
+    Raises
+    ------
+    ConfigError
+        If it is not a number of days.
+
+    """
+    given = os.environ.get(VARIABLE, "")
+    if given and not given.isdecimal():
+        raise ConfigError(
+            f"{VARIABLE}: {given!r} is not a number of days; allowed is an integer from 0, which keeps all runs; "
+            "correct it, or unset it"
+        )
+    return int(given) if given else DAYS
+
+
+def prune(instance: dg.DagsterInstance, *, days: int, now: datetime | None = None) -> int:
+    """Delete the runs that ended more than so many days ago and hold nothing newest; return how many went."""
+    if days == 0:
+        return 0
+    before = (now or datetime.now(UTC)) - timedelta(days=days)
+    ended = dg.RunsFilter(statuses=list(FINISHED), updated_before=before)
+    newest = _Newest(instance)
+    gone = [record.dagster_run.run_id for record in instance.get_run_records(ended)]
+    gone = [run_id for run_id in gone if not newest.is_in(run_id)]
+    for run_id in gone:
+        instance.delete_run(run_id)
+        instance.compute_log_manager.delete_logs(prefix=[run_id])
+    return len(gone)
+
+
+@dataclass(frozen=True, slots=True)
+class _Newest:
+    """Which run holds the newest event of each asset, partition and check; asked once for each."""
+
+    instance: dg.DagsterInstance
+    _of_assets: dict[tuple[dg.AssetKey, str | None], str | None] = field(default_factory=dict)
+    _of_checks: dict[dg.AssetCheckKey, str | None] = field(default_factory=dict)
+
+    def is_in(self, run_id: str) -> bool:
+        """Tell whether a run holds the newest event of anything."""
+        events = [entry.dagster_event for entry in self.instance.all_logs(run_id, of_type=set(LASTING))]
+        made = {(one.asset_key, one.partition) for one in events if one and one.is_step_materialization}
+        judged = {
+            evaluation.asset_check_key
+            for one in events
+            if one and isinstance(evaluation := one.event_specific_data, dg.AssetCheckEvaluation)
+        }
+        return run_id in {*map(self._of_asset, _named(made)), *self._of(judged)}
+
+    def _of_asset(self, place: tuple[dg.AssetKey, str | None]) -> str | None:
+        if place not in self._of_assets:
+            key, partition = place
+            asked = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[partition] if partition else None)
+            records = self.instance.fetch_materializations(asked, limit=1).records
+            self._of_assets[place] = records[0].run_id if records else None
+        return self._of_assets[place]
+
+    def _of(self, checks: Iterable[dg.AssetCheckKey]) -> Iterator[str | None]:
+        unknown = [one for one in checks if one not in self._of_checks]
+        found: Any = self.instance.event_log_storage.get_latest_asset_check_execution_by_key(unknown) if unknown else {}
+        for one in unknown:
+            self._of_checks[one] = found[one].run_id if one in found else None
+        return (self._of_checks[one] for one in checks)
+
+
+def _named(
+    made: Iterable[tuple[dg.AssetKey | None, str | None]],
+) -> Iterator[tuple[dg.AssetKey, str | None]]:
+    return ((key, partition) for key, partition in made if key is not None)
+
+
+class Kept(dg.Config):
+    """What may be set for one run in the launchpad."""
+
+    days: int | None = None
+    """Days for which runs are kept, 0 for ever; null is what the environment says."""
+
+
+@dg.op(name="prune_runs", description="Deletes old runs that hold nothing newest.")
+def prune_runs(context: dg.OpExecutionContext, config: Kept) -> None:
+    """Delete old runs from the history that this run is written to."""
+    days = days_kept() if config.days is None else config.days
+    gone = prune(context.instance, days=days)
+    context.log.info(f"{gone} runs deleted; kept are those of {days} days" if days else "all runs are kept")
+
+
+@dg.job(
+    name="prune_history",
+    executor_def=dg.in_process_executor,
+    description="Deletes old runs with their events; the newest of each asset and check stays, however old it is.",
+)
+def prune_history() -> None:
+    """Run the only step."""
+    prune_runs()
+
+
+def pruning_schedule() -> dg.ScheduleDefinition:
+    """Return the schedule of the job, which is on unless someone switches it off."""
+    return dg.ScheduleDefinition(
+        name="daily_prune_history",
+        job=prune_history,
+        cron_schedule=CRON,
+        execution_timezone="UTC",
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+        description=f"Keeps the history to {VARIABLE} days, {DAYS} by default.",
+    )

@@ -1,0 +1,159 @@
+"""Which versions are kept, and removing the others.
+
+What belongs here: deciding what no kept version needs, and removing it. What does not: making or naming
+versions (`manifest.py`).
+
+Kept are, per stage, the newest versions, the current one, and every version that a kept version of a later
+stage was made of: shards without their examples could not be traced. The statistics of such examples stay with them:
+the gate asks for them when the shards are used again. Of the ranks that version is kept, too, which
+`current.json` names: trainers read it, whatever was built since. What goes: manifests, the parts that no
+kept manifest names, verdicts, statistics, staged copies, and what killed builds left: scratch folders and files under
+a temporary name. A part that was written again, without its duplicates or with other splits, is named by its
+manifest's details, because the next build begins with it.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from rowmill.schema import manifest
+from rowmill import stats
+from rowmill.build.runner import Project, road
+from rowmill.schema.manifest import Key, Manifest, folder
+from rowmill.reader.published import published_version
+from rowmill.core.storage import Store
+
+LOCK_WAIT_S = 10.0
+"""Seconds to wait for a build of the same stage: collecting can be done later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A file or folder to remove: of which stage, what it is, where it lies under the storage root, its size."""
+
+    key: Key
+    kind: str
+    path: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What was removed, or would be."""
+
+    items: tuple[Item, ...]
+
+
+def collect(project: Project, *, keep: int, dry_run: bool) -> Collected:
+    """Remove what is neither among the newest `keep` versions of its stage, nor current, nor needed by such a version.
+
+    What trainers open, and all that it was made of, stays. Holds the locks of all stages meanwhile, so that no build
+    reuses what is about to go, or publishes it.
+
+    Raises
+    ------
+    BusyError
+        If a build of the recipe is running.
+    IntegrityError
+        If it cannot be told what trainers open.
+
+    """
+    steps = road(project)
+    store, keys = project.store, [step.key for step in steps]
+    beside = {key for step in steps if step.dataset is not None for key in set(step.gates) - set(step.inputs)}
+    with ExitStack() as locks:
+        for key in keys:
+            if store.exists(folder(key)):
+                locks.enter_context(store.lock(f"{folder(key)}/.lock", what="/".join(key), timeout_s=LOCK_WAIT_S))
+        needed: set[tuple[str, str]] = set()
+        if (published := published_version(store, project.recipe.name)) is not None:
+            needed |= {("/".join(step.key), published) for step in steps if step.stage.publish is not None}
+        items: list[Item] = []
+        # Against the road: a stage's kept versions say which versions of its inputs are needed.
+        for key in reversed(keys):
+            kept, gone = _divided(store, key, keep, needed, beside=key in beside)
+            needed |= {named for one in kept for named in one.inputs.items()}
+            found = list(_superfluous(store, key, kept))
+            found += _unfinished(store, key, [path for _, path in found])
+            items += [Item(key, kind, path, _size(store, path)) for kind, path in found]
+            if not dry_run:
+                _forget(store, key, gone)
+        if not dry_run:
+            # Manifests stand before the parts they name: killed in between, no manifest promises what is gone.
+            for item in items:
+                store.remove(item.path)
+    return Collected(tuple(items))
+
+
+def _divided(
+    store: Store, key: Key, keep: int, needed: set[tuple[str, str]], *, beside: bool
+) -> tuple[list[Manifest], list[Manifest]]:
+    """Part a stage's versions into those that stay and those that go; `beside` stages stay with what they are of."""
+    known = manifest.versions(store, key)
+    newest = {one.version for one in known[max(len(known) - keep, 0) :]}
+    pointed = manifest.current(store, key)
+    stays = (
+        newest | {pointed.version if pointed else ""} | {version for name, version in needed if name == "/".join(key)}
+    )
+    if beside:
+        stays |= {one.version for one in known if one.inputs.items() <= needed}
+    return [one for one in known if one.version in stays], [one for one in known if one.version not in stays]
+
+
+def _superfluous(store: Store, key: Key, kept: list[Manifest]) -> Iterator[tuple[str, str]]:
+    """Yield what lies in a stage's folder and no kept version needs, each with what it is."""
+    at, versions = folder(key), {one.version for one in kept}
+    stay = list(kept)
+    for name in store.list(f"{at}/manifests"):
+        one = manifest.read(store, f"{at}/manifests/{name}")
+        # Another fingerprint may have led to the same version, through parts of other names.
+        if one is not None and one.version in versions:
+            stay.append(one)
+        else:
+            yield "manifest", f"{at}/manifests/{name}"
+    named = {
+        "versions": ("version", {f"{version}.json" for version in versions}),
+        "parts": ("part", set(_part_names(at, stay))),
+        "staged": ("staged copy", set(_staged_names(stay))),
+    }
+    for place, (kind, names) in named.items():
+        yield from ((kind, f"{at}/{place}/{name}") for name in store.list(f"{at}/{place}") if name not in names)
+    for name in store.list(f"{at}/verdicts"):
+        if name.split("-", 1)[0] not in versions:
+            yield "verdict", f"{at}/verdicts/{name}"
+    yield from (("scratch folder", f"{at}/{name}") for name in store.list(at) if name.startswith("scratch-"))
+
+
+def _unfinished(store: Store, key: Key, going: list[str]) -> list[tuple[str, str]]:
+    """Return files under temporary names that do not lie in a folder that goes anyway."""
+    folders = tuple(f"{path}/" for path in going)
+    return [("unfinished file", path) for path in store.unfinished(folder(key)) if not path.startswith(folders)]
+
+
+def _part_names(at: str, kept: Iterable[Manifest]) -> Iterator[str]:
+    for one in kept:
+        for part in one.parts:
+            yield from (file.path.removeprefix(f"{at}/parts/").split("/", 1)[0] for file in part.files.values())
+        yield from one.details.get("made_of", ())
+
+
+def _staged_names(kept: Iterable[Manifest]) -> Iterator[str]:
+    for one in kept:
+        for scan in one.details.get("scans", ()):
+            yield from (str(part["staged"]).rsplit("/", 1)[-1] for part in scan["parts"] if part["staged"])
+
+
+def _forget(store: Store, key: Key, gone: list[Manifest]) -> None:
+    recipe, scope = stats.scope_of(key)
+    for one in gone:
+        stats.forget(store, recipe, scope, one.version)
+
+
+def _size(store: Store, path: str) -> int:
+    if not store.is_local:
+        return 0
+    full = store.path(path)
+    if os.path.isfile(full):
+        return os.path.getsize(full)
+    return sum(os.path.getsize(os.path.join(at, name)) for at, _, names in os.walk(full) for name in names)

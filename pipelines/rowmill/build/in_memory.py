@@ -1,0 +1,217 @@
+"""Rows straight to tokens and Datums, in a program of one's own: the same ids and mask that a build gives.
+
+What belongs here: the calls that need no recipe file and write nothing. What does not: any room's work; rows go
+through the rooms that a build uses. Files of Datums from a build are an export (`shards/`).
+
+    row ──canonicalisation──► ──rendering, mask, truncation──► Tokens ──shift──► Datum
+
+    ids      10 20 30 40 50        model_input    10 20 30 40
+    mask      0  0  1  1  1        target_tokens  20 30 40 50
+                                   weights         0  1  1  1
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rowmill.recipe import recipe
+from rowmill.tokenization.encoded_batch import Counts
+from rowmill.formats.canonicalization import Canonicalizer
+from rowmill.formats.filters import content_hash
+from rowmill.stages.tokenized_examples.text_examples import Preparer
+from rowmill.schema.rows import Json, Rejected, Row, path_of_lone_surrogate, to_json
+from rowmill.stages.tokenized_examples.stage import spec_of_dataset
+from rowmill.tokenization.tokenizer import Encoder, open_tokenizer, opened_tokenizer
+
+Supervise = Literal["all_assistant", "last_assistant", "last_turn"]
+Reduction = Literal["none", "mean"]
+
+SHORTEST = 2
+"""Tokens that predict something: one predicts the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """One example: `ids` int32[T] and `loss_mask` bool[T], unshifted: position i itself is the target.
+
+    With `loss: {weights: true}` in the options, `loss_weights` float32[T]: positive where the mask is true, else 0.
+    """
+
+    ids: NDArray[np.int32]
+    loss_mask: NDArray[np.bool_]
+    loss_weights: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Datum:
+    """An example, shifted: `model_input` and `target_tokens` int64[T − 1], `weights` float32[T − 1]."""
+
+    model_input: NDArray[np.int64]
+    target_tokens: NDArray[np.int64]
+    weights: NDArray[np.float32]
+
+
+def datum_of(
+    ids: Sequence[int],
+    loss_mask: Sequence[bool],
+    *,
+    loss_weights: Sequence[float] | None = None,
+    reduction: Reduction = "none",
+) -> Datum | None:
+    """Shift an example by one; null if it has under two tokens or nothing to learn.
+
+    Weights are the mask, or `loss_weights` where there are some. `reduction: mean` divides them so that they add
+    up to 1.
+    """
+    weights = np.asarray(loss_mask if loss_weights is None else loss_weights, np.float32)[1:]
+    total = float(weights.sum(dtype=np.float64))
+    if len(ids) < SHORTEST or total <= 0:
+        return None
+    tokens = np.asarray(ids, np.int64)
+    return Datum(tokens[:-1], tokens[1:], (weights / total).astype(np.float32) if reduction == "mean" else weights)
+
+
+def datums_of(examples: Iterable[Tokens], *, reduction: Reduction = "none") -> tuple[list[Datum], int]:
+    """Shift examples by one, and count those that are skipped because they teach nothing."""
+    made = [_shifted(one, reduction) for one in examples]
+    kept = [one for one in made if one is not None]
+    return kept, len(made) - len(kept)
+
+
+def sft_tokenize(
+    rows: Iterable[Mapping[str, Json]],
+    tokenizer: Any,
+    *,
+    max_seq_len: int,
+    enable_thinking: bool | None = None,
+    supervise: Supervise = "all_assistant",
+    options: Mapping[str, Any] | None = None,
+) -> list[list[Tokens] | Rejected]:
+    """Return what a build makes of each row: its examples, or why there is none.
+
+    `tokenizer` is a fast tokenizer of `transformers`, or a folder or name of one. `options` are groups of a
+    dataset as in a recipe (`{"format": {"kind": "chat"}, "reasoning": {"think_mode": "drop"}}`). Rows that repeat
+    earlier ones are not left out, since nothing is known of other rows.
+
+    Raises
+    ------
+    ConfigError
+        If the options are wrong, or the tokenizer has no chat template and none is named.
+
+    """
+    groups = _groups(options or {}, enable_thinking, supervise)
+    return [*_opened(tokenizer, max_seq_len, groups).tokenize(rows)]
+
+
+def row_to_datum(
+    row: Mapping[str, Json],
+    tokenizer: Any,
+    *,
+    max_seq_len: int,
+    enable_thinking: bool | None = None,
+    supervise: Supervise = "all_assistant",
+    options: Mapping[str, Any] | None = None,
+    reduction: Reduction = "none",
+) -> Datum | None:
+    """Return the first Datum of one row; null: nothing in it is supervised, or `sft_tokenize` says what else."""
+    groups = _groups(options or {}, enable_thinking, supervise)
+    (made,) = _opened(tokenizer, max_seq_len, groups).tokenize([row])
+    if isinstance(made, Rejected):
+        return None
+    return _shifted(made[0], reduction)
+
+
+def _shifted(one: Tokens, reduction: Reduction) -> Datum | None:
+    weights = None if one.loss_weights is None else one.loss_weights.tolist()
+    return datum_of(one.ids.tolist(), one.loss_mask.tolist(), loss_weights=weights, reduction=reduction)
+
+
+# ── The rooms, opened once ─────────────────────────────────────────────────────────────────────────
+
+
+def _groups(options: Mapping[str, Any], enable_thinking: bool | None, supervise: Supervise) -> dict[str, Any]:
+    groups = {name: dict(values) for name, values in options.items()}
+    if enable_thinking is not None:
+        groups.setdefault("template", {})["enable_thinking"] = enable_thinking
+    if supervise != "all_assistant":
+        groups.setdefault("loss", {})["supervise"] = supervise
+    return groups
+
+
+class _Rooms:
+    """The rooms of a build for rows in memory."""
+
+    def __init__(self, tokenizer: Any, max_seq_len: int, groups: Mapping[str, Any]) -> None:
+        base = Path.cwd()
+        values = {
+            "tokenizer": "given",
+            "seq_len": max_seq_len,
+            "datasets": {"rows": {"source": {"train_urls": ["given"]}, **groups}},
+        }
+        dataset = recipe.parse(values, name="rows", where="options", base=base).datasets["rows"]
+        named = isinstance(tokenizer, str | Path)
+        loaded = open_tokenizer(str(tokenizer), base) if named else opened_tokenizer(tokenizer)
+        self._canonicalizer = Canonicalizer(dataset, weighted=dataset.loss.weights)
+        self._preparer = Preparer(
+            Encoder(loaded), dataset, spec_of_dataset(dataset, base, loaded), max_seq_len, base=base
+        )
+
+    def tokenize(self, rows: Iterable[Mapping[str, Json]]) -> Iterator[list[Tokens] | Rejected]:
+        made = [_reject_lone_surrogate(row) or self._canonicalizer(row) for row in rows]
+        table = _table([row for row in made if isinstance(row, Row)])
+        prepared = iter(self._preparer.prepare(table, Counts()).outcomes(table.num_rows))
+        for row in made:
+            outcome = row if isinstance(row, Rejected) else next(prepared)
+            yield (
+                outcome
+                if isinstance(outcome, Rejected)
+                else [Tokens(one.ids, one.loss_mask, one.loss_weights) for one in outcome]
+            )
+
+
+def _reject_lone_surrogate(row: Mapping[str, Json]) -> Rejected | None:
+    """Reject a row with text that is no Unicode, as a line of a file with it is rejected."""
+    path = path_of_lone_surrogate(row)
+    return None if path is None else Rejected("invalid_json", f"{path} holds a lone surrogate; UTF-8 cannot encode it")
+
+
+def _table(rows: Sequence[Row]) -> pa.Table:
+    """Return what tokenization reads of canonical rows, as a build stores it."""
+    texts = pa.string()
+    return pa.table(
+        {
+            "row_id": pa.array([str(i) for i in range(len(rows))], texts),
+            "split": pa.array(["train"] * len(rows), texts),
+            "domain": pa.nulls(len(rows), texts),
+            "kind": pa.array([row.kind for row in rows], texts),
+            "content_hash": pa.array([content_hash(row) for row in rows], pa.binary(16)),
+            "messages": pa.array([to_json(row.messages) if row.messages else None for row in rows], texts),
+            "tools": pa.array([to_json(row.tools) if row.tools else None for row in rows], texts),
+            "template_kwargs": pa.array([to_json(k) if (k := row.template_kwargs) else None for row in rows], texts),
+            "text": pa.array([row.text for row in rows], texts),
+            "output": pa.array([row.output for row in rows], texts),
+            "record": pa.array([None if row.record is None else to_json(row.record) for row in rows], texts),
+        }
+    )
+
+
+_ROOMS: "WeakKeyDictionary[Any, dict[str, _Rooms]]" = WeakKeyDictionary()
+_NAMED: dict[str, _Rooms] = {}
+
+
+def _opened(tokenizer: Any, max_seq_len: int, groups: Mapping[str, Any]) -> _Rooms:
+    """Keep opened rooms as long as their tokenizer lives: probing a template takes a second."""
+    named = isinstance(tokenizer, str | Path)
+    kept = _NAMED if named else _ROOMS.setdefault(tokenizer, {})
+    # A program may change its tokenizer between two calls.
+    state = str(tokenizer) if named else [tokenizer.chat_template, len(tokenizer)]
+    key = to_json([state, max_seq_len, groups])
+    if key not in kept:
+        kept[key] = _Rooms(tokenizer, max_seq_len, groups)
+    return kept[key]

@@ -1,0 +1,106 @@
+"""What an output was made of, all the way up, and whether every part of that may be used today.
+
+What belongs here: walking from manifests to those that they name, and judging on the way. What does not: the current
+versions and their gates (`runner.py`), what a judgement is (`judge.py`).
+
+    packed_shards ──► tokenized_examples v1 ──► canonical_rows v1 ──► raw_dataset v1
+          └╌╌╌╌╌╌╌╌╌► truncation_stats of v1
+                                          canonical_rows v2 is current, passed, and says nothing of v1
+
+A gate looks at the versions that are current. What a step reads may be older than these: made before a bound was
+tightened, or a kept version made current again. So every version that went into it is held against the recipe's
+present terms, too. A verdict is a function of content and terms, so one that nobody asked for yet is made here.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from rowmill.checks import cross_stage, judge
+from rowmill.checks.judge import Terms
+from rowmill.core.errors import GateError
+from rowmill.core.storage import Store
+from rowmill.schema import manifest
+from rowmill.schema.manifest import Key, Manifest
+
+
+def require_open(
+    store: Store,
+    inputs: Iterable[Manifest],
+    *,
+    terms: Callable[[Manifest], Sequence[Terms]],
+    beside: Callable[[Manifest], Iterable[Key]],
+    gated: Iterable[Manifest] = (),
+) -> None:
+    """Refuse inputs of which any ancestor fails a blocking check under the present terms.
+
+    `terms` returns those of an output, whether the recipe still has its stage and dataset or not.
+    `beside` returns the stages that it waits for without reading them; `gated` are manifests whose gates were
+    looked at already.
+
+    Raises
+    ------
+    GateError
+        Naming each closed check with its number, threshold and remedy.
+    IntegrityError
+        If an ancestor is not kept.
+
+    """
+    known = {(one.key, one.version): one for one in gated}
+    closed = [
+        f"{'/'.join(one.key)}, version {one.version[:12]}, of which this was made: {verdict.sentence}"
+        for one in _ancestors(store, inputs, beside, known)
+        if (one.key, one.version) not in known
+        for verdict in judge.judge(store, one, _asked(terms(one)))
+        if verdict.blocking
+    ]
+    if closed:
+        raise GateError("\n".join(closed))
+
+
+def _asked(terms: Sequence[Terms]) -> list[Terms]:
+    """Leave out what cannot block, and what an ancestor of a kept version cannot be asked: whether it is the newest."""
+    return [
+        one
+        for one in terms
+        if one.severity == "error" and not (one.law in cross_stage.FACTS and cross_stage.FACTS[one.law].compares)
+    ]
+
+
+def _ancestors(
+    store: Store,
+    inputs: Iterable[Manifest],
+    beside: Callable[[Manifest], Iterable[Key]],
+    known: Mapping[tuple[Key, str], Manifest],
+) -> Iterator[Manifest]:
+    """Yield some manifests and all that they were made of, each version once; those `known` are not read again."""
+    waiting, seen = list(inputs), set[tuple[Key, str]]()
+    while waiting:
+        one = waiting.pop()
+        if (one.key, one.version) in seen:
+            continue
+        seen.add((one.key, one.version))
+        yield one
+        named = [(manifest.key_of(name), version) for name, version in one.inputs.items()]
+        waiting += [known.get(name) or manifest.by_version(store, *name) for name in named if name not in seen]
+        waiting += [_made_beside(store, one, key, known) for key in beside(one)]
+
+
+def _made_beside(store: Store, made: Manifest, key: Key, known: Mapping[tuple[Key, str], Manifest]) -> Manifest:
+    """Return the version of a stage that was made of the same inputs as an output beside it."""
+    for one in _candidates(store, key, known):
+        if all(made.inputs.get(name) in (None, version) for name, version in one.inputs.items()):
+            return one
+    named = ", ".join(f"version {version[:12]} of {name}" for name, version in sorted(made.inputs.items()))
+    raise GateError(
+        f"{'/'.join(key)}: no kept version belongs to version {made.version[:12]} of {'/'.join(made.key)}, which was "
+        f"made of {named}; what was not judged cannot be used; make these current with `rowmill use`, and build "
+        f"{key[-1]} again"
+    )
+
+
+def _candidates(store: Store, key: Key, known: Mapping[tuple[Key, str], Manifest]) -> Iterator[Manifest]:
+    """Yield a stage's versions, the likeliest first, so that the others are seldom read."""
+    yield from (one for (of, _), one in known.items() if of == key)
+    now = manifest.current(store, key)
+    if now is not None:
+        yield now
+    yield from reversed(manifest.versions(store, key))

@@ -1,0 +1,94 @@
+"""The user interface: a home for Dagster's history, then Dagster's own development server in our place.
+
+What belongs here: environment variables and the command line of `rowmill ui`, and the small server of reports
+beside it. What does not: Dagster; it is another program here, started by name and never imported.
+"""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from rowmill.core.errors import ConfigError
+
+
+def default_settings() -> Path:
+    """Return the `dagster.yaml` that a new home is given; the Dagster layer is found, not imported."""
+    spec = importlib.util.find_spec("dagster_rowmill")
+    if spec is None or spec.origin is None:
+        raise ConfigError(
+            "rowmill ui: the package dagster_rowmill is not installed, and it brings what Dagster shows; "
+            "install rowmill with its extra: pip install 'rowmill[dagster]'"
+        )
+    return Path(spec.origin).parent / "dagster.yaml"
+
+
+QUIET = {
+    "DAGSTER_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "GX_ANALYTICS_ENABLED": "false",
+    # We need no PyTorch, so nobody has to read that it is missing.
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+}
+"""Nothing reports to anyone. Dagster's own switch in `dagster.yaml` stops only half of it."""
+
+
+def serve(root: Path, *, host: str = "127.0.0.1", port: int = 3000) -> None:
+    """Become `dagster dev` over the project in `root`; never returns. Stop it with SIGINT: SIGTERM leaves children.
+
+    Raises
+    ------
+    ConfigError
+        If `root` holds no workspace.yaml.
+
+    """
+    workspace = root / "workspace.yaml"
+    if not workspace.is_file():
+        raise ConfigError(
+            f"{workspace}: no such file; the user interface needs the project's workspace.yaml; "
+            "run it in the project's folder"
+        )
+    environment = os.environ | QUIET | {"DAGSTER_HOME": str(prepare_home(root))}
+    environment.setdefault("ROWMILL_REPORTS_URL", _serve_reports(root, host, port + 1))
+    os.chdir(root)
+    # Dagster has no login and who reaches the port runs code, so it listens on loopback unless told otherwise.
+    command = [sys.executable, "-m", "dagster", "dev", "-h", host, "-p", str(port), "-w", "workspace.yaml"]
+    os.execvpe(command[0], command, environment)  # noqa: S606  (the words are ours, and no shell is wanted)
+
+
+def _serve_reports(root: Path, host: str, port: int) -> str:
+    """Start the server of reports and return its address; empty where the storage root is no local folder."""
+    store = os.environ.get("ROWMILL_STORE") or str(_project(root) / ".rowmill")
+    if "://" in store:
+        return ""
+    reports = Path(store) / "reports"
+    reports.mkdir(parents=True, exist_ok=True)
+    reading, writing = os.pipe()
+    # What we become keeps the writing end, and its children get none of it: the server ends when Dagster does.
+    os.set_inheritable(writing, True)  # noqa: FBT003  (the standard library's own parameter)
+    command = [sys.executable, "-m", "rowmill.reports.server", str(reports.absolute()), host, str(port)]
+    subprocess.Popen(command, stdin=reading)  # noqa: S603  (the words are ours)
+    os.close(reading)
+    return f"http://{host}:{port}"
+
+
+def _project(root: Path) -> Path:
+    configs = os.environ.get("ROWMILL_CONFIGS")
+    return Path(configs).absolute().parent if configs else root
+
+
+def prepare_home(root: Path) -> Path:
+    """Return DAGSTER_HOME as an absolute folder with a `dagster.yaml`: the one that is set, or `.dagster` in `root`.
+
+    Without one, Dagster keeps its history in a temporary folder and deletes it on exit. Settings that are
+    there are never overwritten.
+    """
+    home = Path(os.environ.get("DAGSTER_HOME") or root / ".dagster").expanduser().absolute()
+    home.mkdir(parents=True, exist_ok=True)
+    settings = home / "dagster.yaml"
+    if not settings.exists():
+        shutil.copyfile(default_settings(), settings)
+    return home

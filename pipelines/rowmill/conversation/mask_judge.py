@@ -1,0 +1,697 @@
+"""Judge one loss mask without the code that made it: which characters train wrongly, and which wrongly do not.
+
+What belongs here: rendering with transformers' own function, proving whose every character is, and the findings.
+What does not: making masks (`masking/`), rendering rows (`rendering/`), probe conversations (`template_proof.py`).
+Nothing of those packages is imported, so that a defect of theirs cannot hide itself here.
+
+Every letter and digit of the messages' own text gets a private-use code point and is rendered again. If the render,
+mapped back, equals the plain one, every such character has an owner. The rest follows from where owners change:
+
+    <s>[INST] What is it? [/INST] It is four.</s>[INST] …
+              └─ message 0 ─┘     └message 1┘
+       prompt: nothing trains ───┘ └─own text trains─┘└─ the end of turn trains, nothing after it
+
+Punctuation has no owner of its own; between two letters of one message it is that message's.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rowmill.schema.rows import Json, Message
+
+FindingKind = Literal[
+    "own_text_untrained",
+    "other_text_trained",
+    "header_trained",
+    "start_untrained",
+    "frame_untrained",
+    "end_untrained",
+    "wrong_end",
+    "empty_answer_trained",
+    "text_differs",
+]
+TextPart = Literal["content", "reasoning", "call_name", "argument", "nested_argument", "tool_description"]
+
+_ATTEMPTS: tuple[frozenset[TextPart], ...] = (
+    frozenset({"content", "reasoning", "call_name", "argument", "nested_argument", "tool_description"}),
+    # Python's own notation of a list, which some templates print, escapes private code points.
+    frozenset({"content", "reasoning", "call_name", "argument", "tool_description"}),
+    frozenset({"content", "reasoning", "argument", "tool_description"}),
+    frozenset({"content", "reasoning", "argument"}),
+    frozenset({"content", "argument"}),
+    frozenset({"content", "reasoning"}),
+    frozenset({"content"}),
+)
+"""Sets of texts that are replaced, tried in turn: a template may compare a call's name with a word of its own."""
+
+_PRIVATE_BLOCKS = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+_PRIVATE = "".join(chr(point) for block in _PRIVATE_BLOCKS for point in block)
+"""The code points that stand for own characters: a conversation with more of these is not provable."""
+_LETTERS = re.compile(r"[^\W_]+")
+"""A run of characters that are replaced: those of `str.isalnum`."""
+_TOKEN = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Za-z_]{2,40}\]")
+"""What looks like a control token."""
+_STOP_WORDS = re.compile(
+    r"<(?!/)[^<>]*(?:end|eo[tsm]|call|return|turn|user|observation|response)[^<>]*>|</s>", re.IGNORECASE
+)
+"""Control tokens that may end a turn; generous, since it is only used to doubt that nothing does."""
+_STOPS = re.compile(rf"(?:(?:{_STOP_WORDS.pattern})\s*)+", re.IGNORECASE)
+_WORD = re.compile(r"\S*")
+_END_WORDS = re.compile(r"end|eo[tsm]|/", re.IGNORECASE)
+_START_WORDS = re.compile(r"<[^<>]*(?:start_of_turn|im_start|start_header)[^<>]*>|<\|start\|>", re.IGNORECASE)
+"""Tokens that begin a turn."""
+_CLOCK = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1""")
+_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+_TOOLS = -1
+"""The message number of tool descriptions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Characters `[start, end)` of the judged text that train wrongly or wrongly do not."""
+
+    kind: FindingKind
+    message: int
+    """The message whose mask is wrong; −1 where it is no message's."""
+    start: int
+    end: int
+    text: str
+
+
+class TransformersTemplate:
+    """A chat template as transformers renders it."""
+
+    def __init__(self, text: str, special_tokens: Mapping[str, str], kwargs: Mapping[str, Json], now: datetime) -> None:
+        self._text = _with_fixed_clock(text, now)
+        absent = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "")
+        self._values: dict[str, Any] = {**absent, **special_tokens, **kwargs}
+        self.eos_token = str(self._values["eos_token"])
+        self._plain_ends: dict[str, str] = {}
+
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Json] | None, *, add_generation_prompt: bool = False
+    ) -> str | None:
+        """Return the rendered text, or None if the template refuses the conversation."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        values: dict[str, Any] = {**self._values, "add_generation_prompt": add_generation_prompt}
+        try:
+            texts, _ = render_jinja_template(
+                [list(messages)], tools=None if tools is None else list(tools), chat_template=self._text, **values
+            )
+        except Exception:  # noqa: BLE001  (a template may raise anything)
+            return None
+        return texts[0]
+
+    def plain_end(self, tools: Sequence[Json] | None) -> str:
+        """Return what ends an answer both before another turn and as the last one; empty where the two differ."""
+        key = json.dumps(tools)
+        if key not in self._plain_ends:
+            self._plain_ends[key] = self._find_plain_end(tools)
+        return self._plain_ends[key]
+
+    def _find_plain_end(self, tools: Sequence[Json] | None) -> str:
+        user = {"role": "user", "content": "What is it"}
+        answer = {"role": "assistant", "content": "It is four"}
+        last = prove_owners(self, [user, answer], tools)
+        later = [{"role": "user", "content": "And then"}, {"role": "assistant", "content": "Nothing"}]
+        earlier = prove_owners(self, [user, answer, *later], tools)
+        if last is None or earlier is None or 1 not in last.last_code:
+            return ""
+        code = last.last_code[1]
+        if code not in earlier.first_printing:
+            return ""
+        common = _common_tokens(last.text_after(code), earlier.text_after(code))
+        return self.without_header(common, tools).strip()
+
+    def without_header(self, text: str, tools: Sequence[Json] | None) -> str:
+        """Return text up to the next header, which some templates print whatever follows."""
+        header = self.header_token(tools)
+        text = text.partition(header)[0] if header else text
+        start = _START_WORDS.search(text)
+        return text[: start.start()] if start else text
+
+    def header_token(self, tools: Sequence[Json] | None) -> str:
+        """Return the first control token of the generation prompt; it may close the user's turn before."""
+        tokens = _TOKEN.findall(self.user_prompt(tools))
+        return next((one for one in tokens if not _END_WORDS.search(one)), "")
+
+    def user_prompt(self, tools: Sequence[Json] | None) -> str:
+        """Return the generation prompt after a single user message."""
+        messages = [{"role": "user", "content": "What is it"}]
+        return _prompt_suffix(self.render(messages, tools), self.render(messages, tools, add_generation_prompt=True))
+
+
+def _with_fixed_clock(text: str, now: datetime) -> str:
+    """Shadow the clock of transformers, which shows the real time, with the formats that the template asks for."""
+    formats = {form: now.strftime(form) for _, form in _CLOCK.findall(text)}
+    # Jinja drops the first line end after a block, so the template's own white space stays.
+    return f"{{% set strftime_now = {json.dumps(formats)}.get %}}\n{text}" if formats else text
+
+
+# ── ownership ──
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose a hidden character is."""
+
+    message: int
+    part: TextPart
+
+
+@dataclass(frozen=True)
+class ProvenText:
+    """A render in which the owner of every letter and digit of own text is proven."""
+
+    text: str
+    codes: Sequence[int]
+    """Per character the number of the own character that it prints, −1 for the template's."""
+    owners: Sequence[Owner]
+    """By number of the own character."""
+    kept: frozenset[int] = frozenset()
+    """Messages whose content was not hidden, since another has the same and the template compares them."""
+
+    @cached_property
+    def first_printing(self) -> dict[int, int]:
+        """Own character → the first position where it is printed."""
+        codes, positions = np.unique(np.array(self.codes, dtype=np.int64), return_index=True)
+        return {code: at for code, at in zip(codes.tolist(), positions.tolist(), strict=True) if code >= 0}
+
+    @cached_property
+    def first_position(self) -> dict[int, int]:
+        """Message → where the first of its own characters is printed."""
+        found: dict[int, int] = {}
+        for code, at in self.first_printing.items():
+            message = self.owners[code].message
+            found[message] = min(at, found.get(message, at))
+        return found
+
+    @cached_property
+    def last_code(self) -> dict[int, int]:
+        """Message → its own character that is printed last, by first printings."""
+        found: dict[int, int] = {}
+        for code, _ in sorted(self.first_printing.items(), key=lambda one: one[1]):
+            found[self.owners[code].message] = code
+        return found
+
+    def text_after(self, code: int) -> str:
+        """Return the template's text after an own character, up to the next one."""
+        start = self.first_printing[code] + 1
+        end = start
+        while end < len(self.codes) and self.codes[end] < 0:
+            end += 1
+        return self.text[start:end]
+
+
+class _Hiding:
+    """Replaces own characters by private code points and remembers which is which.
+
+    Characters are numbered whether they are replaced or not, so that a conversation and its prefix agree.
+    """
+
+    def __init__(self, parts: frozenset[TextPart], kept: frozenset[str]) -> None:
+        self._parts, self._kept = parts, kept
+        self._known: dict[tuple[int, TextPart, str], str] = {}
+        self.owners: list[Owner] = []
+        self._originals: list[str] = []
+
+    @property
+    def originals(self) -> str:
+        """The own characters by their number."""
+        return "".join(self._originals)
+
+    def hide(self, text: str, message: int, part: TextPart, where: str = "") -> str:
+        key = (message, part, f"{where}\0{text}")
+        if key not in self._known:
+            owner = Owner(message, part)
+            self._known[key] = _LETTERS.sub(lambda run: self._replaced(run.group(), owner), text)
+        return self._known[key] if part in self._parts else text
+
+    def _replaced(self, run: str, owner: Owner) -> str:
+        first = len(self.owners)
+        self.owners += [owner] * len(run)
+        self._originals.append(run)
+        return _PRIVATE[first : len(self.owners)]
+
+    def message(self, message: Message, index: int) -> Message:
+        hidden = dict(message)
+        content = self._content(message.get("content"), index)
+        hidden["content"] = message.get("content") if str(message.get("content")) in self._kept else content
+        for key in _REASONING_KEYS:
+            if isinstance(message.get(key), str):
+                hidden[key] = self.hide(message[key], index, "reasoning")
+        if isinstance(message.get("tool_calls"), list):
+            calls = enumerate(message["tool_calls"])
+            hidden["tool_calls"] = [self._call(call, index, str(number)) for number, call in calls]
+        return hidden
+
+    def _content(self, content: Json, index: int) -> Json:
+        if isinstance(content, str):
+            return self.hide(content, index, "content")
+        if isinstance(content, list):
+            return [
+                {**part, "text": self.hide(part["text"], index, "content", str(number))} if "text" in part else part
+                for number, part in enumerate(content)
+            ]
+        return content
+
+    def _call(self, call: Any, index: int, where: str) -> Any:
+        function = call["function"]
+        hidden = {**function, "name": self.hide(function["name"], index, "call_name", where)}
+        hidden["arguments"] = self._arguments(function.get("arguments"), index, where)
+        return {**call, "function": hidden}
+
+    def _arguments(self, arguments: Json, index: int, where: str) -> Json:
+        def hide(text: str, path: str) -> str:
+            part: TextPart = "argument" if path.count("/") == 1 else "nested_argument"
+            return self.hide(text, index, part, f"{where}{path}")
+
+        if not isinstance(arguments, str):
+            return _map_strings(arguments, hide)
+        try:
+            parsed = json.loads(arguments)
+        except ValueError:
+            return hide(arguments, "/")
+        same = json.dumps(parsed, ensure_ascii=False) == arguments
+        return json.dumps(_map_strings(parsed, hide), ensure_ascii=False) if same else arguments
+
+    def tools(self, tools: Sequence[Json] | None) -> list[Json] | None:
+        def hide(text: str, path: str) -> str:
+            is_description = path.endswith("/description")
+            return self.hide(text, _TOOLS, "tool_description", path) if is_description else text
+
+        return None if tools is None else [_map_strings(tool, hide, f"/{i}") for i, tool in enumerate(tools)]
+
+
+def _code_points(text: str) -> NDArray[np.int64]:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32).astype(np.int64)
+
+
+def _codes(hidden: str) -> NDArray[np.int64]:
+    """Return per character the number of the own character that it stands for, −1 for any other."""
+    points = _code_points(hidden)
+    codes = np.full(len(points), -1)
+    begin = 0
+    for block in _PRIVATE_BLOCKS:
+        inside = (points >= block.start) & (points < block.stop)
+        codes[inside] = points[inside] - block.start + begin
+        begin += len(block)
+    return codes
+
+
+def _map_strings(value: Json, change: Callable[[str, str], str], path: str = "") -> Json:
+    match value:
+        case str():
+            return change(value, path)
+        case dict():
+            return {key: _map_strings(one, change, f"{path}/{key}") for key, one in value.items()}
+        case list():
+            return [_map_strings(one, change, f"{path}/{i}") for i, one in enumerate(value)]
+        case _:
+            return value
+
+
+def prove_owners(
+    template: TransformersTemplate, messages: Sequence[Message], tools: Sequence[Json] | None
+) -> ProvenText | None:
+    """Render a conversation and prove the owners of its characters; None where the template hinders the proof."""
+    plain = template.render(messages, tools)
+    if plain is None:
+        return None
+    contents = [str(one.get("content")) for one in messages]
+    repeated = frozenset(one for one in contents if contents.count(one) > 1)
+    # A template may compare messages; equal ones, hidden, are no longer equal.
+    attempts = [(parts, kept) for kept in dict.fromkeys((frozenset[str](), repeated)) for parts in _ATTEMPTS]
+    for parts, kept in attempts:
+        hiding = _Hiding(parts, kept)
+        offered = hiding.tools(tools)
+        hidden = template.render([hiding.message(one, i) for i, one in enumerate(messages)], offered)
+        if hidden is None:
+            continue
+        originals = _code_points(hiding.originals)
+        if len(originals) > len(_PRIVATE):
+            return None
+        codes = _codes(hidden)
+        if len(codes) != len(plain) or codes.max(initial=-1) >= len(originals):
+            continue
+        back = _code_points(hidden)
+        back[codes >= 0] = originals[codes[codes >= 0]]
+        if np.array_equal(back, _code_points(plain)):
+            unhidden = frozenset(i for i, one in enumerate(contents) if one in kept)
+            return ProvenText(plain, codes.tolist(), hiding.owners, unhidden)
+    return None
+
+
+# ── the judgement ──
+
+
+@dataclass(frozen=True, slots=True)
+class _Region:
+    """What of the template's text beside own text must train, `[start, required)`, and may, up to `allowed`."""
+
+    required: int
+    allowed: int
+
+
+@dataclass
+class Judge:
+    """Judges masks of one template in which all messages of `roles` are supervised.
+
+    With `by_blocks` masks follow the template's `{% generation %}` blocks. Then its author decides whether headers and
+    second ends train, and only own text, foreign text and a missing end are judged.
+    """
+
+    template: TransformersTemplate
+    roles: frozenset[str] = frozenset({"assistant"})
+    by_blocks: bool = False
+
+    def judge(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Json] | None,
+        text: str,
+        trained: Sequence[tuple[int, int]],
+    ) -> list[Finding] | None:
+        """Return what is wrong with a mask, None if the owners of the text cannot be proven.
+
+        `messages` and `tools` are in the form that the template reads; `trained` are character ranges of `text`.
+        """
+        plain = self.template.render(messages, tools)
+        if plain is None or not text.startswith(plain):
+            at = _common_length(plain or "", text)
+            return [Finding("text_differs", -1, at, len(text), text[at : at + 60])]
+        proven = prove_owners(self.template, messages, tools)
+        if proven is None or any(messages[i]["role"] in self.roles for i in proven.kept):
+            return None
+        return _Judgement(self, proven, messages, tools, text, trained).findings()
+
+
+@dataclass
+class _Judgement:
+    """One mask under judgement."""
+
+    judge: Judge
+    proven: ProvenText
+    messages: Sequence[Message]
+    tools: Sequence[Json] | None
+    text: str
+    trained: Sequence[tuple[int, int]]
+    found: list[Finding] = field(default_factory=list[Finding])
+
+    def findings(self) -> list[Finding]:
+        self._trains = bytearray(len(self.text))
+        for start, end in self.trained:
+            self._trains[start:end] = b"\1" * (end - start)
+        self._judge_own_characters()
+        self._judge_gaps()
+        return self.found
+
+    # ── characters with an owner ──
+
+    def _judge_own_characters(self) -> None:
+        first = self.proven.first_printing
+        for position, code in enumerate(self.proven.codes):
+            if code < 0:
+                continue
+            owner = self.proven.owners[code].message
+            train = self._is_supervised(owner)
+            if bool(self._trains[position]) == train or (train and first[code] != position):
+                continue
+            kind: FindingKind = "own_text_untrained" if train else "other_text_trained"
+            self._expect(position, position + 1, owner, kind, train=train)
+
+    def _is_supervised(self, message: int) -> bool:
+        return message >= 0 and self.messages[message]["role"] in self.judge.roles
+
+    # ── the template's characters between them ──
+
+    def _judge_gaps(self) -> None:
+        first = self.proven.first_printing
+        places = sorted((position, self.proven.owners[code].message) for code, position in first.items())
+        before: tuple[int, int | None] = (-1, None)
+        for position, owner in places:
+            self._judge_gap(before[1], before[0] + 1, owner, position)
+            before = (position, owner)
+        self._judge_gap(before[1], before[0] + 1, None, len(self.text))
+
+    def _judge_gap(self, left: int | None, start: int, right: int | None, end: int) -> None:
+        if start >= end:
+            return
+        if left is not None and left == right:
+            train = self._is_supervised(left)
+            kind: FindingKind = "frame_untrained" if train else "other_text_trained"
+            self._expect(start, end, left, kind, train=train)
+            return
+        if left is not None and right is not None and left > right and self._are_supervised(left, right):
+            # The template merges turns of the model and prints their calls last.
+            self._expect(start, end, left, "frame_untrained", train=True)
+            return
+        closing, header, exact = _Region(start, start), end, False
+        if left is not None and self._is_supervised(left):
+            closing = self._closing(left, start, end, right)
+            self._expect(start, closing.required, left, "end_untrained", train=True)
+        elif (
+            left is not None and (right is None or not self._is_supervised(right)) and self._goes_on_after(left, start)
+        ):
+            stop = start + self._end_offset(start, end)
+            self._expect(start, stop, left, "other_text_trained", train=False)
+            closing = _Region(start, self._token_end(stop, end))
+        if right is not None and self._is_supervised(right) and self._begins_at(right, end):
+            header, exact = self._header_end(right, max(start, closing.required), end)
+        message, kind = self._blame(left, right)
+        if not self.judge.by_blocks or kind not in ("header_trained", "wrong_end"):
+            self._expect(closing.allowed, max(closing.allowed, header), message, kind, train=False)
+        if exact and right is not None and not self.judge.by_blocks:
+            self._expect(max(header, closing.allowed), end, right, "start_untrained", train=True)
+
+    def _begins_at(self, message: int, position: int) -> bool:
+        """Tell whether a message's own text begins there; some templates print a call, its result, then the text."""
+        return position == self.proven.first_position[message]
+
+    def _goes_on_after(self, message: int, start: int) -> bool:
+        """Tell whether a tool result is printed inside the model's turn, which then ends after it."""
+        ending = self.judge.template.plain_end(self.tools)
+        if message < 0 or self.messages[message]["role"] != "tool" or not ending:
+            return False
+        callers = [i for i in range(message) if self._is_supervised(i) and i in self.proven.last_code]
+        if not callers:
+            return False
+        call_end = self.proven.first_printing[self.proven.last_code[callers[-1]]]
+        return call_end < start and ending not in self.text[call_end:start]
+
+    def _end_offset(self, start: int, end: int) -> int:
+        """Return where in a range the end of turn is, the range's length if nowhere."""
+        at = self.text.find(self.judge.template.plain_end(self.tools), start, end)
+        return at - start if at >= 0 else end - start
+
+    def _are_supervised(self, *messages: int) -> bool:
+        return all(self._is_supervised(message) for message in messages)
+
+    def _blame(self, left: int | None, right: int | None) -> tuple[int, FindingKind]:
+        """Say whose fault trained template text between two messages is."""
+        lower = -1 if left is None else left
+        upper = len(self.messages) if right is None else right
+        printed = self.proven.last_code
+        for index in range(lower + 1, upper):
+            if self._is_supervised(index) and index not in printed:
+                return index, "empty_answer_trained"
+        if right is not None and (left is None or self._is_supervised(right)):
+            return right, "header_trained"
+        if left is not None and self._is_supervised(left):
+            return left, "wrong_end"
+        return upper if right is not None else lower, "other_text_trained"
+
+    def _expect(self, start: int, end: int, message: int, kind: FindingKind, *, train: bool) -> None:
+        """Find the characters of a range that do not train as they should; white space is not counted."""
+        position = start
+        while position < end:
+            if self._is_as_it_should(position, train=train):
+                position += 1
+                continue
+            last = position
+            while last < end and not self._is_as_it_should(last, train=train):
+                last += 1
+            self._add(kind, message, position, last)
+            position = last
+
+    def _is_as_it_should(self, position: int, *, train: bool) -> bool:
+        is_template = position >= len(self.proven.codes) or self.proven.codes[position] < 0
+        return bool(self._trains[position]) == train or (is_template and self.text[position].isspace())
+
+    def _add(self, kind: FindingKind, message: int, start: int, end: int) -> None:
+        last = self.found[-1] if self.found else None
+        if last is not None and (last.kind, last.message, last.end) == (kind, message, start):
+            self.found[-1] = Finding(kind, message, last.start, end, self.text[last.start : end])
+        else:
+            self.found.append(Finding(kind, message, start, end, self.text[start:end]))
+
+    # ── where a turn ends ──
+
+    def _closing(self, index: int, start: int, end: int, right: int | None) -> _Region:
+        """Return what must and may train after an answer's last own character; `right` owns the next one."""
+        if right is None and index + 1 < len(self.messages):
+            # What follows has no letter that could be proven, as a tool's result `[]`.
+            right = index + 1
+        after = self.text[start : min(end, len(self.proven.text))]
+        other = self._other_continuation(index, start, is_last=right is None)
+        common = after if other is None else _common_tokens(after, other)
+        common = self.judge.template.without_header(common, self.tools).rstrip()
+        ends = [one for one in (self.judge.template.plain_end(self.tools), self.judge.template.eos_token) if one]
+        stops = [common.index(one) + len(one) for one in ends if one in common]
+        if stops:
+            return self._closed(index, start + min(stops), is_last=right is None)
+        if right is None:
+            return self._last_open(index, start + len(common), common)
+        region = self._open(start, end, common, other or "")
+        # A call that no result follows is cut short by its conversation, so no end of it is known.
+        is_unanswered = self.messages[right]["role"] == "user" and bool(self.messages[index].get("tool_calls"))
+        is_optional = is_unanswered or self._is_supervised(right)
+        return _Region(start + len(common), region.allowed) if is_optional else region
+
+    def _closed(self, index: int, stop: int, *, is_last: bool) -> _Region:
+        """Judge an answer whose end is printed: nothing may be appended."""
+        if is_last and len(self.text) > len(self.proven.text):
+            self._add("wrong_end", index, len(self.proven.text), len(self.text))
+            return _Region(stop, len(self.text))
+        return _Region(stop, stop)
+
+    def _open(self, start: int, end: int, common: str, other: str) -> _Region:
+        """Judge an answer whose end depends on what follows: one more token may train.
+
+        It must if the template prints another token there where nothing follows, since either ends the turn.
+        """
+        required = start + len(common)
+        allowed = self._token_end(required, end)
+        mine = _TOKEN.match(self.text[required:end].lstrip())
+        theirs = _TOKEN.match(other[len(common) :].lstrip())
+        both_end = mine is not None and theirs is not None and mine.group() != theirs.group()
+        return _Region(allowed if both_end else required, allowed)
+
+    def _last_open(self, index: int, required: int, common: str) -> _Region:
+        """Judge the last answer where no known end is printed: a token after it, or an appended end, must train."""
+        end, appended = len(self.text), len(self.proven.text)
+        opener = self.judge.template.header_token(self.tools)
+        if opener and self.text.startswith(opener, required + _blank_length(self.text[required:end])):
+            # The next turn opens at once, whatever comes: no end is printed that could train.
+            return _Region(required, required)
+        trains = any(self._trains[i] and not self.text[i].isspace() for i in range(required, end))
+        is_stop = _STOP_WORDS.search(common) or (self._calls() and re.search(r"<[^/<>][^<>]*>$", common))
+        rest = self.judge.template.without_header(self.text[required:end], self.tools)
+        if not trains and not self.judge.by_blocks and (not is_stop or rest.strip()):
+            self._add("end_untrained", index, required, end)
+        if end > appended and not self.text[required:appended].strip():
+            return _Region(required, end)
+        return _Region(required, self._token_end(required, end))
+
+    def _calls(self) -> Sequence[Any]:
+        return self.messages[-1].get("tool_calls") or ()
+
+    def _token_end(self, start: int, end: int) -> int:
+        """Return the end of the first token after a position, else of the first tokens that may end a turn."""
+        while start < end and self.text[start].isspace():
+            start += 1
+        token = _TOKEN.match(self.text, start, end) or _STOPS.search(self.text, start, end)
+        return token.end() if token else _WORD.match(self.text, start, end).end()  # pyright: ignore[reportOptionalMemberAccess]
+
+    def _other_continuation(self, index: int, start: int, *, is_last: bool) -> str | None:
+        """Return what follows the same character in another conversation: one cut there, or one that goes on."""
+        code = self.proven.codes[start - 1]
+        shortened = [*self.messages[: index + 1]]
+        for other in self._follow_ups() if is_last else [shortened]:
+            proven = prove_owners(self.judge.template, other, self.tools)
+            if proven is not None and code in proven.first_printing:
+                return proven.text_after(code)
+        return None
+
+    def _follow_ups(self) -> Iterator[list[Message]]:
+        """Yield conversations that go on after the last answer."""
+        results: list[Message] = [
+            {"role": "tool", "content": "done", "name": call["function"]["name"], "tool_call_id": call.get("id")}
+            for call in self._calls()
+        ]
+        ask: Message = {"role": "user", "content": "And then"}
+        answer: Message = {"role": "assistant", "content": "Nothing"}
+        content = self.messages[-1].get("content")
+        if isinstance(content, list):
+            as_parts = [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in (ask, answer)]
+            ask, answer = as_parts
+        if results:
+            yield [*self.messages, *results, answer]
+            yield [*self.messages, *results]
+        yield [*self.messages, ask, answer]
+        yield [*self.messages, ask]
+
+    # ── where a turn begins ──
+
+    def _header_end(self, index: int, start: int, end: int) -> tuple[int, bool]:
+        """Return where the prompt before an answer ends, and whether the model must write the rest itself."""
+        before = self._rendered(index, add_generation_prompt=False)
+        asked = self._rendered(index, add_generation_prompt=True)
+        usual = self.judge.template.user_prompt(self.tools)
+        suffix = _prompt_suffix(before, asked)
+        if asked and self.text.startswith(asked) and len(asked) <= end:
+            first = self.judge.template.header_token(self.tools)
+            return max(len(asked), start), bool(first) and first in suffix
+        suffix = suffix or usual
+        lead = self.text[start:end]
+        for length in _token_edges(suffix):
+            at = lead.rfind(suffix[:length].strip())
+            if at >= 0:
+                return start + at + len(suffix[:length].strip()), False
+        return start, False
+
+    def _rendered(self, index: int, *, add_generation_prompt: bool) -> str | None:
+        return self.judge.template.render(
+            self.messages[:index], self.tools, add_generation_prompt=add_generation_prompt
+        )
+
+
+# ── texts ──
+
+
+def _blank_length(text: str) -> int:
+    return len(text) - len(text.lstrip())
+
+
+def _common_length(left: str, right: str) -> int:
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if left[low:middle] == right[low:middle] else (low, middle - 1)
+    return low
+
+
+def _common_tokens(left: str, right: str) -> str:
+    """Return the common beginning of two texts, without a token that is cut in one of them."""
+    length = _common_length(left, right)
+    for text in (left, right):
+        for token in _TOKEN.finditer(text):
+            if token.start() < length < token.end():
+                length = token.start()
+    return left[:length]
+
+
+def _prompt_suffix(before: str | None, asked: str | None) -> str:
+    """Return what the generation prompt adds, empty where nothing or not known."""
+    if before is None or asked is None:
+        return ""
+    length = _common_length(before, asked)
+    for token in _TOKEN.finditer(asked):
+        if token.start() < length < token.end():
+            length = token.start()
+    return asked[length:]
+
+
+def _token_edges(text: str) -> list[int]:
+    """Return the lengths of a text's beginnings that are whole tokens and words, longest first."""
+    edges = {match.end() for match in re.finditer(rf"{_TOKEN.pattern}|[^\s<\[]+", text)}
+    return sorted((edge for edge in edges if text[:edge].strip()), reverse=True)

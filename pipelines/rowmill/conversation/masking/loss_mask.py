@@ -1,0 +1,542 @@
+"""The steps from a conversation to its mask: print, choose, find own text, cut the turns, verify.
+
+What belongs here: the order of those steps. What does not: finding own text (`content_spans.py` by search,
+`owned_spans.py` by proof), what of a turn trains (`turn_cutting.py`), the template text that may
+(`template_frames.py`), the checks (`verification.py`).
+
+    marks     search in each message's span ─┐
+                                             ├─► closed list ─► trained ─► verified
+    proof     private code points ───────────┘
+
+Rows are searched, which is cheap, and proven where the search cannot decide or does not fit the closed list. Of the
+searched rows a share, chosen by their hash, is proven as well and must be equal.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from rowmill.conversation.masking.content_spans import SHORT, Located, Locator, missing_tool
+from rowmill.conversation.masking.frame_probes import learn_frames
+from rowmill.conversation.masking.options import Loss, MaskRules
+from rowmill.conversation.masking.owned_spans import owned_pieces
+from rowmill.conversation.masking.template_frames import Frames
+from rowmill.conversation.masking.turn_cutting import Cutter
+from rowmill.conversation.masking.turn_layouts import Shape, learn
+from rowmill.conversation.masking.verification import verify
+from rowmill.conversation.template_contract import Conversation, Printed, Printer, TemplateContract
+from rowmill.core.errors import ConfigError
+from rowmill.schema.examples import KINDS
+from rowmill.schema.rows import Json, Masked, Message, Piece, Rejected, Span, to_json
+
+VERSION = 4
+"""Raise it when any mask may come out differently."""
+
+
+MOST_FRAMES = 512
+"""Templates with sets of values whose frames a process keeps."""
+
+_LEARNED: dict[str, Frames] = {}
+"""Frames by the identity of what prints: datasets and maskers with one template share them."""
+
+
+def share_threshold(share: float) -> int:
+    """Return the integer of 64 bits under which the first eight bytes of a hash, read little-endian, are in a share."""
+    return min(int(share * 2.0**64), (1 << 64) - 1)
+
+
+def needs_plain_check(row_hash: bytes, share: float) -> bool:
+    """Tell whether a row is in the share that is printed a second time; decided by its hash alone."""
+    return share > 0 and int.from_bytes(row_hash[:8].ljust(8, b"\0"), "little") <= share_threshold(share)
+
+
+class Masker:
+    """Makes and verifies the mask of conversations printed by one template."""
+
+    def __init__(self, printer: Printer, loss: Loss, rules: MaskRules | None = None) -> None:
+        self._printer = printer
+        self._contract: TemplateContract = printer.contract
+        self._loss = loss
+        self._rules = rules or MaskRules()
+        self._policy = {"reasoning": "count", **(self._rules.on_dropped or {})}
+        self._roles = self._rules.assistant_roles
+        blocks = self._contract.generation_blocks != "none"
+        if self._rules.spans == "generation" and not blocks:
+            raise ConfigError(
+                "template.spans: generation needs a template with {% generation %} blocks, this one has none; "
+                "marks works with any template; write auto or marks"
+            )
+        self._by_blocks = self._rules.spans != "marks" and blocks and not loss.everything
+        usual = Loss(boundary=loss.boundary, weights=loss.weights, finish=loss.finish)
+        self._is_usual = loss == usual and not self._by_blocks and "assistant" in self._roles
+        self._frames: dict[str, Frames] = {}
+        enders = [t for t in self._contract.control_tokens if not t.startswith("</")]
+        ends = [self._contract.own_end, self._contract.eos_token, *enders]
+        frames = [*self._contract.empty_reasoning, *self._contract.reasoning_close, self._contract.finish]
+        self._constants = frozenset(text.strip() for text in (*frames, *ends))
+
+    # ── one conversation ──
+
+    def render_and_mask(self, batch: Iterable[Conversation]) -> list[Masked | Rejected]:
+        """Print and mask a batch, one result per conversation, whole conversations only."""
+        return [self.mask(conversation) for conversation in batch]
+
+    def examples(self, conversation: Conversation) -> list[Masked | Rejected]:
+        """Make a conversation's examples as `turns` says: whole, per exchange, per message, or what it needs.
+
+        Law: every supervised message trains in exactly one example.
+        """
+        return [self.mask(one, only=only) for one, only in self.drafts(conversation)]
+
+    def drafts(self, conversation: Conversation) -> list[tuple[Conversation, frozenset[int] | None]]:
+        """Say which conversations a row becomes as `turns` asks, and which of their messages may train (None: all)."""
+        turns = self._rules.turns
+        if turns == "auto":
+            turns = "message" if self._rewrites_history(conversation) else "whole"
+        if turns == "whole":
+            return [(conversation, None)]
+        groups = self._per_message(conversation) if turns == "message" else self._per_exchange(conversation)
+        drafts = [(replace(conversation, messages=conversation.messages[:end]), only) for end, only in groups]
+        return [*drafts] or [(conversation, None)]
+
+    def frames(self, kwargs: Mapping[str, Json]) -> Frames:
+        """Return the template text that may train in rows with these template values; learned at the first one."""
+        key = to_json(dict(kwargs)) if kwargs else ""
+        known = self._frames.get(key)
+        if known is None:
+            whose = f"{self._printer.identity} {sorted(self._roles)} {key}"
+            known = _LEARNED.get(whose)
+            if known is None:
+                if len(_LEARNED) >= MOST_FRAMES:
+                    _LEARNED.clear()
+                known = _LEARNED[whose] = learn_frames(self._printer, self._roles, kwargs)
+            if len(self._frames) >= MOST_FRAMES:
+                self._frames.clear()
+            self._frames[key] = known
+        return known
+
+    def mask(
+        self, conversation: Conversation, *, only: frozenset[int] | None = None, judge: bool = True
+    ) -> Masked | Rejected:
+        """Print a conversation and find what trains; `only` limits supervision to some messages.
+
+        A reject's reason is one of the closed list; its detail names messages and kinds. With `judge` rows in the
+        share that is checked are proven, too, if they were searched.
+        """
+        printed = self._printer.render(conversation.messages, conversation.tools, conversation.kwargs)
+        if isinstance(printed, Rejected):
+            return printed
+        sampled = needs_plain_check(conversation.row_hash, self._rules.verify_render)
+        if sampled or not self._contract.marks_inert:
+            plain = self._printer.plain(conversation.messages, conversation.tools, conversation.kwargs)
+            if plain != printed.text:
+                return Rejected("render_mismatch", _difference(printed.text, plain))
+        if self._loss.everything:
+            return self._train_all(conversation, printed)
+        supervised = self.supervised(conversation.messages)
+        if only is not None:
+            supervised = [index for index in supervised if index in only]
+        if not supervised:
+            return self._nothing_supervised(conversation.messages)
+        searched = self._searched(conversation, printed, supervised, plain_only=only is None)
+        if isinstance(searched, Masked) and not (sampled and judge):
+            return searched
+        proven = self._proven(conversation, printed, supervised)
+        return proven if searched is None else _agreed(searched, proven)
+
+    def _searched(
+        self, conversation: Conversation, printed: Printed, supervised: list[int], *, plain_only: bool
+    ) -> Masked | Rejected | None:
+        """Mask a row whose own text is searched in its messages' spans; None if a search cannot decide it."""
+        if self._is_usual and plain_only and not conversation.tools:
+            masked = self._usual(conversation, printed)
+            if masked is not None:
+                return masked
+        if not printed.spans:
+            return None
+        locator = Locator(printed, self.frames(conversation.kwargs), self._roles)
+        located = locator.locate(conversation.messages)
+        return self._cut(conversation, printed, supervised, located) if locator.decides else None
+
+    def _proven(self, conversation: Conversation, printed: Printed, supervised: list[int]) -> Masked | Rejected:
+        """Mask a row whose own text is proven by private code points."""
+        located = self._proven_pieces(conversation, printed)
+        if located is None:
+            return Rejected(
+                "span_not_found", "the template looks at texts that are hidden from it to prove their place"
+            )
+        return self._cut(conversation, printed, supervised, located)
+
+    def _proven_pieces(self, conversation: Conversation, printed: Printed) -> Located | None:
+        messages = conversation.messages
+        proof = self._printer.ownership(messages, conversation.tools, conversation.kwargs, printed.text, self._roles)
+        if proof is None:
+            return None
+        return owned_pieces(proof, messages, printed.messages, printed.text, self._roles)
+
+    def _cut(
+        self, conversation: Conversation, printed: Printed, supervised: list[int], located: Located
+    ) -> Masked | Rejected:
+        dropped = list(located.dropped)
+        if conversation.tools and missing_tool(conversation.tools, printed.text, self._model_ranges(printed, located)):
+            dropped.append(("tool_list", -1))
+        if dropped:
+            kept = self._after_drops(conversation.messages, supervised, dropped)
+            if isinstance(kept, Rejected):
+                return kept
+            supervised = [index for index in kept if index in located.own or not self._may_be_silent(index, dropped)]
+            if not supervised:
+                return Rejected("no_loss_tokens", "the template dropped text of every supervised message")
+        frames = self.frames(conversation.kwargs)
+        cutter = Cutter(
+            printed, conversation.messages, frames, self._contract, self._loss, self._roles, by_blocks=self._by_blocks
+        )
+        cut = cutter.cut(located, supervised)
+        if isinstance(cut, Rejected):
+            return cut
+        region = self._without_reasoning(conversation.messages, cut.text, cut.trained, located)
+        if isinstance(region, Rejected):
+            return region
+        trained, untrained, excluded = region
+        constants = self._constants if self._by_blocks else None
+        problem = verify(cut.text, trained, supervised, located, excluded, constants)
+        if problem is not None:
+            return problem
+        lost = _counts(dropped) if dropped else {}
+        weights = _weights(conversation.messages, trained)
+        return Masked(cut.text, printed.spans, _merged(trained), tuple(located.pieces()), lost, untrained, weights)
+
+    def _may_be_silent(self, index: int, dropped: Sequence[tuple[str, int]]) -> bool:
+        """Tell whether the recipe allows that nothing of a message is printed; then nothing of it trains either."""
+        kinds = {kind for kind, origin in dropped if origin == index}
+        allowed = self._rules.on_dropped or {}
+        return bool(kinds) and all(allowed.get(kind) == "count" for kind in kinds)
+
+    def _model_ranges(self, printed: Printed, located: Located) -> list[tuple[int, int]]:
+        """Return where the model's own messages stand, by their spans or by their own text."""
+        messages = printed.messages
+        spans = [(s.start, s.end) for s in printed.spans if messages[s.message].get("role") in self._roles]
+        if spans:
+            return spans
+        return [(p.start, p.end) for p in located.pieces() if messages[p.message].get("role") in self._roles]
+
+    def _usual(self, conversation: Conversation, printed: Printed) -> Masked | None:
+        """Mask a plain chat in one pass, or return None: then it is searched piece by piece.
+
+        The result is the other ways'. A row is usual if every message stands whole in its own span, every
+        assistant span is header, rest, own text, the known end of turn and white space, and nothing else is in play.
+        """
+        text, spans, messages = printed.text, printed.spans, conversation.messages
+        before = len(messages) - len(spans)
+        if not spans or before not in (0, 1):
+            return None
+        pieces: list[Piece] = []
+        trained: list[Span] = []
+        predecessor = "user"
+        frames = self.frames(conversation.kwargs)
+        if before:
+            found = _plain_content(messages[0], text, 0, spans[0].start)
+            predecessor = messages[0]["role"]
+            if found is None or predecessor != "system":
+                return None
+            pieces.append(Piece(*found, 0, "system"))
+        for index, span in enumerate(spans, before):
+            message = messages[index]
+            role = message["role"]
+            if span.message != index:
+                return None
+            if role in self._roles:
+                prompt = self._printer.generation_prompt(predecessor, has_tools=False, kwargs=conversation.kwargs)
+                start = span.start + len(prompt)
+                found = _plain_content(message, text, start, span.end)
+                if found is None or not prompt or not text.startswith(prompt, span.start):
+                    return None
+                follower = messages[index + 1]["role"] if index + 1 < len(messages) else ""
+                own_end = frames.only_end("assistant", follower)
+                if not own_end or text[start : found[0]] not in frames.plain_rests(prompt):
+                    return None
+                stop = found[1] + len(own_end)
+                if not text.startswith(own_end, found[1]) or not (stop == span.end or text[stop : span.end].isspace()):
+                    return None
+                trained.append(Span(start, stop, index))
+                pieces.append(Piece(*found, index, "assistant"))
+            else:
+                header = frames.headers.get(role, "") if role in ("user", "system") else ""
+                found = _plain_content(message, text, span.start, span.end, header)
+                if found is None or role not in ("user", "system"):
+                    return None
+                pieces.append(Piece(*found, index, role))
+            predecessor = role
+        return Masked(text, spans, tuple(trained), tuple(pieces)) if trained else None
+
+    def shape(self, roles: Sequence[str]) -> Shape | None:
+        """Return what the template prints around contents of these roles; null where each row must be masked itself.
+
+        A row of that shape has the mask that `mask` would give it. The shape is learned from the verified mask of
+        placeholders, whose ownership is proven.
+        """
+        if self._rules.turns != "whole" or not self._contract.marks_inert:
+            return None
+        printed = self._printer.opaque(roles)
+        if printed is None:
+            return None
+        messages = [{"role": role, "content": content} for role, content in zip(roles, printed.contents, strict=True)]
+        conversation = Conversation(messages)
+        shown, masked = self._printer.render(messages, None, {}), self.mask(conversation)
+        if isinstance(shown, Rejected) or isinstance(masked, Rejected) or masked.dropped or masked.reasoning_untrained:
+            return None
+        proven = self._proven(conversation, shown, self.supervised(messages))
+        if isinstance(proven, Rejected) or (masked.text, masked.trained) != (proven.text, proven.trained):
+            return None
+        return learn(roles, printed, masked, KINDS)
+
+    def _train_all(self, conversation: Conversation, printed: Printed) -> Masked:
+        located = self._proven_pieces(conversation, printed) or Located()
+        whole = (Span(0, len(printed.text), -1),) if printed.text else ()
+        return Masked(printed.text, printed.spans, whole, tuple(located.pieces()), _counts(located.dropped))
+
+    # ── which messages ──
+
+    def supervised(self, messages: Sequence[Message]) -> list[int]:
+        """Choose by flag first, then by role, then (for the model's roles) by `supervise`."""
+        loss = self._loss
+        by_default = not loss.mask and loss.mask_default == "mask"
+        roles = self._roles
+        if by_default and loss.supervise == "all_assistant":
+            return [
+                index
+                for index, message in enumerate(messages)
+                if (
+                    message["role"] in roles
+                    if "train" not in message and "weight" not in message
+                    else _trains(message, roles)
+                )
+            ]
+        first = 0
+        if loss.supervise == "last_turn":
+            first = max((i + 1 for i, m in enumerate(messages) if m["role"] == "user"), default=0)
+        elif loss.supervise == "last_assistant":
+            first = max((i for i, m in enumerate(messages) if m["role"] in self._roles), default=len(messages))
+        chosen: list[int] = []
+        for index, message in enumerate(messages):
+            role = message["role"]
+            flag = _flag(message)
+            if flag is None:
+                is_model = role in self._roles
+                trains = is_model if by_default else loss.mask.get(role, loss.mask_default) == "train"
+                flag = trains and (not is_model or index >= first)
+            if flag:
+                chosen.append(index)
+        return chosen
+
+    def _nothing_supervised(self, messages: Sequence[Message]) -> Rejected:
+        if not any(message["role"] in self._roles for message in messages):
+            return Rejected("no_assistant", "no message has one of the model's roles")
+        return Rejected("no_loss_tokens", "every message is context by its flag, role or the supervise option")
+
+    # ── dropped content ──
+
+    def _after_drops(
+        self, messages: Sequence[Message], supervised: list[int], dropped: Sequence[tuple[str, int]]
+    ) -> list[int] | Rejected:
+        refused = sorted({kind for kind, _ in dropped if self._policy.get(kind, "reject") == "reject"})
+        if refused:
+            return Rejected("content_dropped", ", ".join(refused))
+        off = {
+            index
+            for kind, origin in dropped
+            if self._policy.get(kind) == "untrain"
+            for index in self._answers_to(messages, origin)
+        }
+        return [index for index in supervised if index not in off]
+
+    def _answers_to(self, messages: Sequence[Message], origin: int) -> Iterator[int]:
+        """Yield the assistant messages that text of a message bears on: itself, the next one, or all."""
+        if origin >= 0 and messages[origin]["role"] in self._roles:
+            yield origin
+            return
+        following = [i for i, m in enumerate(messages) if i > origin and m["role"] in self._roles]
+        everywhere = origin < 0 or messages[origin]["role"] == "system"
+        yield from following if everywhere else following[:1]
+
+    # ── reasoning ──
+
+    def _without_reasoning(
+        self, messages: Sequence[Message], text: str, trained: list[Span], located: Located
+    ) -> tuple[list[Span], int, set[int]] | Rejected:
+        """Take the loss off reasoning regions; return the spans, how many regions, and whose reasoning is out."""
+        if self._loss.think_loss == "all":
+            return trained, 0, set()
+        kept: list[Span] = []
+        seen: set[int] = set()
+        excluded: set[int] = set()
+        count = 0
+        for span in trained:
+            index = span.message
+            if index < 0 or index in seen or messages[index]["role"] not in self._roles:
+                kept.append(span)
+                continue
+            seen.add(index)
+            end = self._region_end(text, span, index, located)
+            if end is None:
+                return Rejected("reasoning_not_located", f"message {index}")
+            if end <= span.start:
+                kept.append(span)
+                continue
+            count += 1
+            reasoning = located.reasoning(index)
+            if self._loss.think_loss == "answer_plus_think" and reasoning is not None:
+                kept.append(Span(*reasoning, index))
+            else:
+                excluded.add(index)
+            if end < span.end:
+                kept.append(Span(end, span.end, index))
+        return kept, count, excluded
+
+    def _region_end(self, text: str, span: Span, index: int, located: Located) -> int | None:
+        """Return where a message's reasoning region ends: after the frame that closes it, or at its start."""
+        reasoning, first = located.reasoning(index), located.answer(index)
+        answer = span.end if first is None else first
+        if reasoning is not None:
+            for close in self._contract.reasoning_close:
+                if close and text.startswith(close, reasoning[1]):
+                    return min(reasoning[1] + len(close), answer)
+            # Tags that the row itself brought stand inside the piece.
+            return reasoning[1] if text[reasoning[0] : reasoning[1]].rstrip().endswith(">") else None
+        for frame in self._contract.empty_reasoning:
+            if text.startswith(frame, span.start):
+                return min(span.start + len(frame), answer)
+        return span.start
+
+    # ── more than one example per conversation ──
+
+    def _rewrites_history(self, conversation: Conversation) -> bool:
+        """Tell whether the whole render lacks a supervised turn's prompt, or what the turn prints as the last one."""
+        contract = self._contract
+        if all(contract.prefix_preserving.values()) and set(contract.prompt_match.values()) == {"full"}:
+            return False
+        whole = self._printer.render(conversation.messages, conversation.tools, conversation.kwargs)
+        if isinstance(whole, Rejected):
+            return False
+        asking = {**conversation.kwargs, "add_generation_prompt": True}
+        last_differs = contract.last_turn_differs or contract.reasoning == "last"
+        for index in self.supervised(conversation.messages):
+            before, through = conversation.messages[:index], conversation.messages[: index + 1]
+            prompt = self._printer.render(before, conversation.tools, asking) if before else None
+            if isinstance(prompt, Printed) and not whole.text.startswith(prompt.text):
+                return True
+            turn = self._printer.render(through, conversation.tools, conversation.kwargs) if last_differs else None
+            if isinstance(turn, Printed) and not whole.text.startswith(turn.text[: turn.loop_end]):
+                return True
+        return False
+
+    def _per_message(self, conversation: Conversation) -> list[tuple[int, frozenset[int]]]:
+        return [(index + 1, frozenset({index})) for index in self.supervised(conversation.messages)]
+
+    def _per_exchange(self, conversation: Conversation) -> list[tuple[int, frozenset[int]]]:
+        messages = conversation.messages
+        starts = [i for i, m in enumerate(messages) if m["role"] == "user"]
+        ends = [*starts[1:], len(messages)] if starts else [len(messages)]
+        supervised = self.supervised(messages)
+        groups: list[tuple[int, frozenset[int]]] = []
+        start = 0
+        for end in ends:
+            inside = frozenset(index for index in supervised if start <= index < end)
+            if inside:
+                groups.append((max(inside) + 1, inside))
+            start = end
+        return groups
+
+
+_UNUSUAL = frozenset({"tool_calls", "reasoning_content", "inline_reasoning", "train", "weight"})
+
+
+def _plain_content(message: Message, text: str, start: int, end: int, header: str = "") -> tuple[int, int] | None:
+    """Find the content of a message that has nothing else.
+
+    It is long enough to stand nowhere by chance, or stands directly behind a header and nowhere else.
+    """
+    content = message["content"]
+    if not _UNUSUAL.isdisjoint(message) or type(content) is not str or not content or content.isspace():
+        return None
+    at = text.find(content, start, end)
+    if len(content) < SHORT:
+        only = bool(header) and text.endswith(header, start, at) and text.find(content, at + 1, end) < 0
+        at = at if only else -1
+    return None if at < 0 else (at, at + len(content))
+
+
+def _trains(message: Message, roles: frozenset[str]) -> bool:
+    flag = _flag(message)
+    return message["role"] in roles if flag is None else flag
+
+
+def _flag(message: Message) -> bool | None:
+    train = message.get("train")
+    if train is not None:
+        return bool(train)
+    weight = message.get("weight")
+    return None if weight is None else weight > 0
+
+
+def _weights(messages: Sequence[Message], trained: Sequence[Span]) -> dict[int, float]:
+    """Return the loss weights, other than 1, of trained spans by their message."""
+    found = {index: float(messages[index].get("weight", 1)) for index in {span.message for span in trained}}
+    return {index: weight for index, weight in sorted(found.items()) if weight != 1}
+
+
+def _merged(trained: Sequence[Span]) -> tuple[Span, ...]:
+    """Return spans in order, adjacent ones of one message joined; they are disjoint already."""
+    merged: list[Span] = []
+    for span in trained:
+        if merged and merged[-1].message == span.message and merged[-1].end == span.start:
+            merged[-1] = Span(merged[-1].start, span.end, span.message)
+        else:
+            merged.append(span)
+    return tuple(merged)
+
+
+def _counts(dropped: Sequence[tuple[str, int]]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for kind, _ in dropped:
+        counts[kind] = counts.get(kind, 0) + 1
+    return counts
+
+
+def _common(left: str, right: str) -> int:
+    """Return the length of the common prefix of two texts."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _agreed(searched: Masked | Rejected, proven: Masked | Rejected) -> Masked | Rejected:
+    """Return what both ways say; where the search refused, what is proven."""
+    if isinstance(searched, Rejected) or isinstance(proven, Rejected):
+        return proven
+    if (searched.text, searched.trained) != (proven.text, proven.trained):
+        return Rejected("render_mismatch", _first_difference(searched, proven))
+    return searched
+
+
+def _first_difference(searched: Masked, proven: Masked) -> str:
+    """Show the first trained character range that only one of two masks has."""
+    mine, other = set(searched.trained), set(proven.trained)
+    apart = sorted(mine ^ other, key=lambda span: (span.start, span.end))
+    if not apart:
+        return "the appended ends differ"
+    span = apart[0]
+    which = "search" if span in mine else "proof"
+    text = (searched if span in mine else proven).text
+    return f"message {span.message}: only the {which} trains {text[span.start : span.end][:60]!r}"
+
+
+def _difference(marked: str, plain: str | Rejected) -> str:
+    if isinstance(plain, Rejected):
+        return f"the plain render is refused: {plain.detail}"
+    at = _common(marked, plain)
+    return f"character {at}: {marked[at : at + 20]!r} with marks, {plain[at : at + 20]!r} without"

@@ -1,0 +1,79 @@
+"""The options of the group `loss`, and what a masker is told beside them.
+
+What belongs here: which text trains, as the recipe says it. What does not: finding that text (`loss_mask.py`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from rowmill.core.config import Config
+
+
+class Loss(Config):
+    """The options of the group `loss`: which text trains."""
+
+    mask: dict[str, Literal["mask", "train"]] = Field(default_factory=dict[str, Literal["mask", "train"]])
+    """Role (or `prompt`, `response` of pairs) → whether it trains; replaces the default: the model's roles."""
+    mask_default: Literal["mask", "train"] = "mask"
+    """What roles not named in `mask` do."""
+    mask_user_turns: bool = True
+    """False: every token but the first trains; excludes mask, supervise, think_loss and weights."""
+    mask_inputs: bool = True
+    """The same for pairs, under the name used there."""
+    supervise: Literal["all_assistant", "last_assistant", "last_turn"] = "all_assistant"
+    """Which of the model's messages train: all, the final one, or all after the last user message."""
+    think_loss: Literal["all", "answer_only", "answer_plus_think"] = "all"
+    """Whether reasoning trains with its frame, not at all, or only its own text."""
+    lead: Literal["mask", "train"] | None = None
+    """Whether the assistant's header, which the prompt prints at inference, trains; null: as the template's
+    `{% generation %}` blocks say, mask where it has none."""
+    end_of_turn: Literal["train", "mask"] | None = None
+    """Whether the token that ends the turn trains; a model that never sees it trained never stops; null: as the
+    blocks say, train where there are none."""
+    trailing: Literal["mask", "train"] | None = None
+    """Whether white space after the end of turn trains; null: as the blocks say, mask where there are none."""
+    finish: str = "auto"
+    """What is appended where a render ends without an end of turn: auto, none, eos, or the text itself."""
+    boundary: Literal["whole", "split"] | None = None
+    """Encode the text whole, or apart before and after each trained start; null: split for pairs, else whole."""
+    weights: bool = False
+    """Whether messages may weigh other than 0 and 1; tokens then have a float32 `loss_weights`, 1 by default."""
+
+    @model_validator(mode="after")
+    def _no_contradiction(self) -> "Loss":
+        everything = not self.mask_user_turns or not self.mask_inputs
+        chosen = [
+            name
+            for name, given in (
+                ("mask", bool(self.mask) or self.mask_default != "mask"),
+                ("supervise", self.supervise != "all_assistant"),
+                ("think_loss", self.think_loss != "all"),
+                ("weights", self.weights),
+            )
+            if given
+        ]
+        if everything and chosen:
+            raise ValueError(
+                f"mask_user_turns/mask_inputs: false trains everything, but {' and '.join(chosen)} chooses; "
+                "one way of choosing is allowed; delete one of the two"
+            )
+        return self
+
+    @property
+    def everything(self) -> bool:
+        """Whether every token but the first trains."""
+        return not self.mask_user_turns or not self.mask_inputs
+
+
+@dataclass(frozen=True, slots=True)
+class MaskRules:
+    """What a masker needs beside the `loss` group: fields of other groups, handed over as plain values."""
+
+    assistant_roles: frozenset[str] = frozenset({"assistant"})
+    spans: Literal["auto", "marks", "generation"] = "auto"
+    on_dropped: Mapping[str, str] | None = None
+    verify_render: float = 0.02
+    turns: Literal["whole", "exchange", "message", "auto"] = "whole"

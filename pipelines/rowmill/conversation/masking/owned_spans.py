@@ -1,0 +1,173 @@
+"""Own texts whose place is proven, as the pieces that masks are cut from.
+
+What belongs here: from `Ownership` to pieces by message, and what a template did not print. What does not: proving
+(`Printer.ownership`), or finding own text by search (`content_spans.py`).
+
+A call's arguments are one piece where the template prints them as JSON, so that braces are not taken for the
+template's; else each name and value is a piece, and values that are no text are found between their neighbours.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+from rowmill.conversation.masking.content_spans import Located, dropped_kind, leaf_forms, own_kind
+from rowmill.conversation.template_contract import OwnedText, Ownership
+from rowmill.schema.rows import Json, Message, Piece
+
+_REACH = 256
+"""Characters after a call's name within which its arguments begin, where none of them is text."""
+
+
+def owned_pieces(
+    ownership: Ownership, messages: Sequence[Message], adapted: Sequence[Message], text: str, roles: frozenset[str]
+) -> Located:
+    """Return the pieces of a render; `adapted` are the messages as the template saw them, `roles` the model's."""
+    located = Located()
+    by_call: dict[tuple[int, int], list[OwnedText]] = {}
+    for one in ownership.texts:
+        if one.call >= 0:
+            by_call.setdefault((one.message, one.call), []).append(one)
+        else:
+            kind = "reasoning" if one.part == "reasoning" else own_kind(messages[one.message]["role"], roles)
+            located.add(Piece(one.start, one.end, one.message, kind))
+    missing = (
+        (dropped_kind(messages[one.message], one.part, roles), one.message, one.call) for one in ownership.missing
+    )
+    located.dropped += [(kind, index) for kind, index, _ in dict.fromkeys(missing)]
+    for index, message in enumerate(adapted):
+        calls = message.get("tool_calls")
+        for number, call in enumerate(calls if isinstance(calls, list) else ()):
+            _add_call(located, index, call, by_call.get((index, number), []), ownership.texts, text)
+    for one, own in ownership.hidden:
+        # Of other messages nothing trains, and a wrong place would be worse than none.
+        if messages[one.message]["role"] in roles:
+            _add_hidden(located, one, own, messages, text, roles)
+    located.sort()
+    return located
+
+
+def _add_call(
+    located: Located, index: int, call: Json, texts: Sequence[OwnedText], every: Sequence[OwnedText], text: str
+) -> None:
+    names = [one for one in texts if one.part == "call_name"]
+    values = [one for one in texts if one.part != "call_name"]
+    for one in names:
+        located.add(Piece(one.start, one.end, index, "tool_call"))
+    arguments = (call.get("function") or {}).get("arguments")
+    whole = _whole_arguments(arguments, names, values, text)
+    if whole is not None:
+        located.add(Piece(*whole, index, "tool_call"))
+        return
+    for one in values:
+        located.add(Piece(one.start, one.end, index, "tool_call"))
+    if isinstance(arguments, dict):
+        _add_scalars(located, index, arguments, texts, every, text)
+
+
+def _whole_arguments(
+    arguments: Json, names: Sequence[OwnedText], values: Sequence[OwnedText], text: str
+) -> tuple[int, int] | None:
+    """Return where the JSON text of a call's arguments stands, if it holds all of their proven texts."""
+    if not isinstance(arguments, dict | list) or not arguments:
+        return None
+    name_end = max((one.end for one in names), default=0)
+    for form in _json_forms(arguments):
+        if values:
+            start = max(0, values[0].end - len(form))
+            limit = min(one.start for one in values) + len(form)
+        else:
+            start, limit = name_end, name_end + _REACH + len(form)
+        at = text.find(form, start, limit)
+        if at >= 0 and all(at <= one.start and one.end <= at + len(form) for one in values):
+            return at, at + len(form)
+    return None
+
+
+def _json_forms(value: Json) -> Iterator[str]:
+    yield json.dumps(value, ensure_ascii=False)
+    yield json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    yield json.dumps(value, ensure_ascii=False, indent=4)
+    yield json.dumps(value, ensure_ascii=False, indent=2)
+
+
+def _add_scalars(
+    located: Located,
+    index: int,
+    arguments: Mapping[str, Json],
+    texts: Sequence[OwnedText],
+    every: Sequence[OwnedText],
+    text: str,
+) -> None:
+    """Find values that are no text between their key, or the call's name, and the next own text of the row."""
+    keys = {text[one.start : one.end]: one.end for one in texts if one.part == "call_key"}
+    proven = {text[one.start : one.end] for one in texts if one.part != "call_name"}
+    first = max((one.end for one in texts if one.part == "call_name"), default=0)
+    for key, value in arguments.items():
+        inside = list(_texts_in(value))
+        if isinstance(value, str) or value in ({}, []) or not proven.isdisjoint(inside):
+            continue
+        after = keys.get(key, first)
+        until = next((one.start for one in every if one.start >= after), len(text))
+        found = _printed_value(value, text, after, until)
+        if found is None:
+            located.dropped.append(("call_arguments", index))
+        elif key in keys:
+            located.add(Piece(*found, index, "tool_call"))
+
+
+def _printed_value(value: Json, text: str, after: int, until: int) -> tuple[int, int] | None:
+    """Find a value as JSON or as Python writes it, or all of its parts in their order."""
+    if not isinstance(value, dict | list):
+        places = [(at, at + len(form)) for form in leaf_forms(value) if (at := text.find(form, after, until)) >= 0]
+        return min(places, default=None)
+    forms = (*_json_forms(value), str(value))
+    places = [(at, at + len(form)) for form in forms if (at := text.find(form, after, until)) >= 0]
+    if places:
+        return min(places)
+    place = after
+    found: list[tuple[int, int]] = []
+    for leaf in _leaves(value):
+        printed = _printed_value(leaf, text, place, until)
+        if printed is None:
+            return None
+        found.append(printed)
+        place = printed[1]
+    return (found[0][0], place) if found else None
+
+
+def _leaves(value: Json) -> Iterator[Json]:
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(item)
+    elif value != "":
+        yield value
+
+
+def _texts_in(value: Json) -> Iterator[str]:
+    """Yield the texts and keys inside a value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+        for item in value.values():
+            yield from _texts_in(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts_in(item)
+
+
+def _add_hidden(
+    located: Located, one: OwnedText, own: str, messages: Sequence[Message], text: str, roles: frozenset[str]
+) -> None:
+    """Find a text that could not be covered, where no other own text stands; its surroundings are judged later."""
+    located.sort()
+    role = messages[one.message]["role"]
+    before = max((p.end for p in located.every() if p.message < one.message), default=0)
+    after = min((p.start for p in located.every() if p.message > one.message), default=len(text))
+    kind = "tool_call" if one.call >= 0 else "reasoning" if one.part == "reasoning" else own_kind(role, roles)
+    for form in dict.fromkeys((own, own.strip(), json.dumps(own.strip(), ensure_ascii=False)[1:-1])):
+        at = text.rfind(form, before, after)
+        if at >= 0 and not any(p.start < at + len(form) and at < p.end for p in located.every()):
+            located.add(Piece(at, at + len(form), one.message, kind))
+            return
+    located.dropped.append((dropped_kind(messages[one.message], one.part, roles), one.message))

@@ -1,0 +1,102 @@
+"""Conversations of every shape, from which a template's own text is learned.
+
+What belongs here: the shapes, each a short word of letters, and their messages. What does not: what their renders
+show (`frame_probes.py`).
+
+    u user   s system   t tool result   a answer   c call   d two calls   b text beside a call
+    r reasoning and answer   o reasoning alone   e reasoning and call   f reasoning, text and call
+
+Own texts all hold `qz` and are in lower case, so that templates which lower-case them can be learned, too.
+"""
+
+from collections.abc import Iterator
+
+from rowmill.schema.rows import Json, Message
+
+TOOL: Json = {
+    "type": "function",
+    "function": {
+        "name": "qzlookup",
+        "description": "qzlooks things up",
+        "parameters": {
+            "type": "object",
+            "properties": {"qzplace": {"type": "string", "description": "qzplace"}},
+            "required": ["qzplace"],
+        },
+    },
+}
+_ARGUMENTS: tuple[Json, ...] = (
+    {"qzplace": "qzvalue one"},
+    {"qzplace": "qzvalue two", "qzcount": 12, "qzname": "qzname"},
+    {"qzcount": 12, "qzother": True},
+    {},
+    {"qzlist": ["qzfirst", "qzsecond"], "qzmap": {"qzinner": "qzdeep"}},
+    {"qzmap": {"qzinner": "qzdeep"}, "qznone": None, "qzshare": 1.5},
+    {"qzlist": ["qzfirst", "qzsecond"]},
+    {"qzlist": [1, 2]},
+    {"qzmaps": [{"qzinner": "qzdeep"}, {"qzinner": "qzdeeper"}]},
+    {"qzempty": "", "qzplace": "qzvalue", "qzlast": ""},
+)
+"""Arguments as calls have them: texts, numbers, nothing, and nested values."""
+
+Shape = tuple[list[Message], list[Json] | None]
+
+
+def shapes(role: str) -> Iterator[Shape]:
+    """Yield conversations of every shape, without and with tools; `role` is the model's."""
+    talk = _Words(role)
+    for letters in ("ua", "uaua", "uauaua", "suaua", "aua", "saua", "aaua", "uaa", "uaaua", "uua", "uuaua", "uasua",
+                    "uausa", "ssua"):  # fmt: skip
+        yield talk.of(letters), None
+    for letters in ("ur", "urur", "uarua", "surur", "uru", "urr", "rur", "uo", "uoua", "urour", "uouo"):
+        yield talk.of(letters), None
+    tools = [TOOL]
+    for letters in ("ua", "uaua", "suaua", "urur"):
+        yield talk.of(letters), tools
+    for letters in ("ucta", "uctaua", "sucta", "ucta", "uctcta", "uctauctaua", "udtta", "udttaua", "ubta", "ubtbta",
+                    "uc", "ub", "ud", "uauc", "uauctuc", "uct", "udtt", "ucua", "ubua", "cta", "ctaua", "uacta",
+                    "uactaua", "uaca", "uctra", "uea", "ueta", "ue", "uetetra", "uft", "uf", "ufta", "uftaua", "uctua",
+                    "uctuca", "uetuaueta", "ucto", "uoct"):  # fmt: skip
+        yield talk.of(letters), tools
+        yield talk.of(letters), None
+    for arguments in _ARGUMENTS:
+        words = _Words(role, arguments)
+        for letters in ("ucta", "uc", "udtta", "ubta", "ueta", "uctctaua", "ub", "ud", "ue", "uf"):
+            yield words.of(letters), tools
+
+
+class _Words:
+    """Builds conversations from letters."""
+
+    def __init__(self, role: str, arguments: Json = None) -> None:
+        self._role = role
+        self._arguments: Json = _ARGUMENTS[0] if arguments is None else arguments
+
+    def of(self, letters: str) -> list[Message]:
+        messages: list[Message] = []
+        waiting: list[Json] = []
+        for number, letter in enumerate(letters):
+            message = self._message(letter, number, waiting)
+            messages.append(message)
+            if message.get("tool_calls"):
+                waiting = list(message["tool_calls"])
+        return messages
+
+    def _message(self, letter: str, number: int, waiting: list[Json]) -> Message:
+        if letter in "us":
+            role = "user" if letter == "u" else "system"
+            return {"role": role, "content": f"qz{role} number {number}"}
+        if letter == "t":
+            call = waiting.pop(0) if waiting else {"id": "call_00000000"}
+            return {"role": "tool", "content": f"qzresult number {number}", "tool_call_id": call["id"],
+                    "name": "qzlookup"}  # fmt: skip
+        message: Message = {"role": self._role, "content": f"qzanswer number {number}" if letter in "arbf" else ""}
+        if letter in "refo":
+            message["reasoning_content"] = f"qzthought number {number}"
+        if letter in "cdbef":
+            message["tool_calls"] = [self._call(number, k) for k in range(2 if letter == "d" else 1)]
+        return message
+
+    def _call(self, number: int, k: int) -> Json:
+        function = {"name": "qzlookup", "arguments": self._arguments}
+        return {"id": f"call_{number:04}{k:04}", "type": "function", "function": function}

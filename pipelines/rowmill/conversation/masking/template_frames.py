@@ -1,0 +1,330 @@
+r"""The closed list of template text that may train, and how a turn is cut by it.
+
+What belongs here: the texts that a template may print around a model's own text, and matching them. What does
+not: learning them (`frame_probes.py`), or the options that choose among them (`turn_cutting.py`).
+
+    …<|im_end|>\n <|im_start|>assistant\n <think>\n\n</think>\n\n Hello \n<tool_call>\n{"name": " get … <|im_end|> \n
+                  └──── header ────┘ └──── rest ───┘ └own┘└───── inner ────┘└own┘    └─ end ─┘
+                  the prompt prints it  the model writes all of this
+
+A header is what the generation prompt prints, so the model never writes it; the rest, what stands between own
+texts, and the end are the model's to write. All three are learned from probes of every shape of conversation.
+What a row shows beside its own texts and is not in the list cannot be trained: the row is refused.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+from rowmill.schema.rows import Message
+
+_DIGITS = re.compile(r"\d+")
+_SCALAR = r"(?<!\w)(?:true|false|null|True|False|None|-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)(?!\w)"
+_SCALARS = re.compile(_SCALAR)
+_JSON_SYNTAX = rf"(?:[\s{{}}\[\]\",:]|{_SCALAR})*"
+_JSON_START = re.compile(_JSON_SYNTAX)
+_JSON_END = re.compile(rf"{_JSON_SYNTAX}\Z")
+"""What JSON may print around and between the texts of a call's arguments, however deep they are nested."""
+
+
+ID = "\0"
+"""Stands for any identifier of a call: templates print it among their own text."""
+SHORTEST_ID = 3
+"""Characters from which an identifier is taken for one; shorter ones stand in other text by chance."""
+
+
+def without_ids(text: str, ids: Sequence[str]) -> str:
+    """Return template text in which `ID` stands for the identifiers of its message's calls."""
+    for one in ids:
+        text = text.replace(one, ID)
+    return text
+
+
+def with_ids(text: str, ids: Sequence[str]) -> tuple[str, ...]:
+    """Return the texts for which a learned one stands in a message whose calls have these identifiers."""
+    if ID not in text:
+        return (text,)
+    return tuple(text.replace(ID, one) for one in ids)
+
+
+def ids_of(message: Message) -> tuple[str, ...]:
+    """Return the identifiers of an adapted message's calls, longest first; the last call's among them."""
+    calls = message.get("tool_calls")
+    found = [call.get("id") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    return tuple(one for one in found if isinstance(one, str) and len(one) >= SHORTEST_ID)
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """What a template prints before a turn's first own text: the prompt's `header`, and the `rest`, which trains."""
+
+    header: str
+    rest: str
+
+
+@dataclass(frozen=True)
+class Frames:
+    """Template text that may train, for one template and its values.
+
+    `leads` are sorted by length, the longest first. `inner` holds (kind before, kind after, `inner_form`).
+    `ends` maps (kind of the last own text, role of the message that follows or "") to what ends such a turn, longest
+    first; `finish` maps the kind to what is appended where a conversation's last turn lacks it. `headers` are what
+    messages of other roles begin with, wherever they stand.
+    """
+
+    leads: tuple[Lead, ...] = ()
+    inner: frozenset[tuple[str, str, str]] = frozenset()
+    ends: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict[tuple[str, str], tuple[str, ...]])
+    finish: Mapping[str, str] = field(default_factory=dict[str, str])
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    model_roles: frozenset[str] = frozenset({"assistant"})
+
+    @cached_property
+    def _every_end(self) -> dict[str, list[str]]:
+        """Per kind all ends that are known for it, longest first."""
+        found: dict[str, set[str]] = {}
+        for (kind, role), ends in self.ends.items():
+            # Between two turns of the model the end may be missing, or half of it.
+            if role in self.model_roles:
+                continue
+            found.setdefault(kind, set()).update(end for end in ends if end)
+        return {kind: sorted(ends, key=_longest_first) for kind, ends in found.items()}
+
+    def every_end(self, kind: str) -> list[str]:
+        """Return whatever ends a turn of that kind, longest first."""
+        return self._every_end.get(kind, [])
+
+    def lead_before(self, text: str, start: int, place: int, ids: Sequence[str]) -> Lead | None:
+        """Return the lead that ends at `place` of a render, of which nothing may stand before `start`.
+
+        `ids` are the identifiers of the message's calls, here and below.
+        """
+        for lead in self.leads:
+            for rest in with_ids(lead.rest, ids) if ID in lead.rest else (lead.rest,):
+                own = _number_free(rest, text, start, place)
+                if own is None or not text.endswith(lead.header, start, place - len(own)):
+                    continue
+                # Without a header it is known only directly behind other own text, or at the head of the render.
+                if lead.header or place - len(own) == start:
+                    return Lead(lead.header, own)
+        return None
+
+    def has_inner(self, before: str, after: str, text: str, ids: Sequence[str]) -> bool:
+        """Tell whether a template may print this between own texts of one message."""
+        return (
+            not text
+            or text.isspace()
+            or (before, after, _inner_form(before, after, without_ids(text, ids))) in self.inner
+        )
+
+    def end_at(self, text: str, place: int, kind: str, roles: Sequence[str], ids: Sequence[str]) -> str | None:
+        """Return what ends the turn whose last own text ends at `place`; None if it is not a known end.
+
+        `roles` are those of the message that follows and of the next one that is printed, "" for none. What is known
+        for them comes first; else whatever ends a turn of that kind elsewhere.
+        """
+        closing = closing_length(text, place) if kind == "tool_call" else 0
+        found = self._end_behind(text, place + closing, kind, roles, ids)
+        return text[place : place + closing] + found if found else found
+
+    def _end_behind(self, text: str, place: int, kind: str, roles: Sequence[str], ids: Sequence[str]) -> str | None:
+        known, every = [self.ends.get((kind, role)) for role in roles], self.every_end(kind)
+        matches: list[str] = []
+        for ends in known:
+            matches += _ends_there(ends or (), text, place, ids)[:1]
+        matches = matches or _ends_there(every, text, place, ids)[:1]
+        if matches:
+            return max(matches, key=len)
+        # Before such a message nothing ends such a turn, or nothing ever ends an answer.
+        runs_on = any(
+            ends is not None and (not any(ends) or ("" in ends and role in self.model_roles))
+            for ends, role in zip(known, roles, strict=True)
+        )
+        return "" if runs_on or (not every and kind == "assistant") else None
+
+    def finish_of(self, kind: str, ids: Sequence[str]) -> str:
+        """Return what ends a turn of that kind where something follows it."""
+        return next(iter(with_ids(self.finish.get(kind, ""), ids[-1:])), "")
+
+    def only_end(self, kind: str, role: str) -> str:
+        """Return what ends such turns if it is always the same; else nothing."""
+        known = self.ends.get((kind, role), ())
+        return known[0] if len(known) == 1 else ""
+
+    def plain_rests(self, header: str) -> frozenset[str]:
+        """Return what may stand between a header and a plain answer."""
+        return frozenset(lead.rest for lead in self.leads if lead.header == header)
+
+
+def _number_free(rest: str, text: str, start: int, place: int) -> str | None:
+    """Return what stands before `place` if it is `rest`, whatever its numbers are; None if it is not."""
+    if text.endswith(rest, start, place):
+        return rest
+    if not _DIGITS.search(rest):
+        return None
+    pattern = r"\d+".join(map(re.escape, _DIGITS.split(rest))) + r"\Z"
+    found = re.compile(pattern).search(text, max(start, place - len(rest) - 16), place)
+    return found.group() if found else None
+
+
+def _ends_there(ends: Sequence[str], text: str, place: int, ids: Sequence[str]) -> list[str]:
+    """Return the ends that stand at a place, in their order."""
+    return [
+        one
+        for end in ends
+        for one in (with_ids(end, ids) if ID in end else (end,))
+        if one and text.startswith(one, place)
+    ]
+
+
+def _longest_first(text: str) -> tuple[int, str]:
+    return -len(text), text
+
+
+def inner_form(before: str, after: str, text: str, ids: Sequence[str]) -> str:
+    """Return the form in which text between own texts of two kinds is learned and looked up.
+
+    Beside a call's own text, JSON syntax and values that are no text are left out: they follow from the row.
+    """
+    return _inner_form(before, after, without_ids(text, ids))
+
+
+@lru_cache(maxsize=4096)
+def _inner_form(before: str, after: str, text: str) -> str:
+    if before == "tool_call":
+        text = text[closing_length(text, 0) :]
+    if after == "tool_call":
+        found = _JSON_END.search(text)
+        text = text[: found.start()] if found else text
+    return _DIGITS.sub("0", _SCALARS.sub("0", text))
+
+
+def closing_length(text: str, place: int) -> int:
+    """Return how many characters of JSON syntax stand at a place."""
+    found = _JSON_START.match(text, place)
+    return found.end() - place if found else 0
+
+
+# ── units of template text ──
+
+
+TAG_LIKE = r"<[|｜][^<>|｜\s]{1,40}[|｜]?>|<[^<>|｜\s]{1,40}[|｜]>"
+"""How control tokens are written: `<|…|>`, and `<|…>` with `<…|>`."""
+
+
+@lru_cache(maxsize=64)
+def _unit_pattern(control_tokens: tuple[str, ...]) -> "re.Pattern[str]":
+    longest_first = map(re.escape, sorted(control_tokens, key=len, reverse=True))
+    return re.compile("|".join([*longest_first, TAG_LIKE, r"</?[A-Za-z]\w*>", r"\[/?[A-Z_]+\]",
+                                r"\w+", r"\s", r"."]), re.DOTALL)  # fmt: skip
+
+
+def units(text: str, control_tokens: tuple[str, ...]) -> list[str]:
+    """Cut template text into control tokens, tags, words, and single other characters."""
+    return _unit_pattern(control_tokens).findall(text)
+
+
+def common_start(first: str, second: str, control_tokens: tuple[str, ...]) -> str:
+    """Return the whole units with which two texts begin."""
+    return _common(units(first, control_tokens), units(second, control_tokens))
+
+
+def common_end(texts: Sequence[str], control_tokens: tuple[str, ...]) -> str:
+    """Return the whole units with which all texts end."""
+    found = units(texts[0], control_tokens)[::-1]
+    for text in texts[1:]:
+        other = units(text, control_tokens)[::-1]
+        found = found[: _common_length(found, other)]
+    return "".join(reversed(found))
+
+
+def _common(first: Sequence[str], second: Sequence[str]) -> str:
+    return "".join(first[: _common_length(first, second)])
+
+
+def _common_length(first: Sequence[str], second: Sequence[str]) -> int:
+    count = 0
+    for one, other in zip(first, second, strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
+
+
+def first_token(text: str, control_tokens: tuple[str, ...]) -> str:
+    """Return the control token with which a text begins after white space, with that white space; else nothing."""
+    start = text.lstrip()
+    token = max((token for token in control_tokens if token and start.startswith(token)), key=len, default="")
+    written = re.match(TAG_LIKE, start)
+    token = token or (written.group() if written else "")
+    return text[: len(text) - len(start)] + token if token else ""
+
+
+def last_token(text: str, control_tokens: tuple[str, ...]) -> str:
+    """Return a text from its last control token or tag on; all of it if it has none."""
+    parts = units(text, control_tokens)
+    for i in range(len(parts) - 1, -1, -1):
+        if len(parts[i]) > 1 and (parts[i] in control_tokens or parts[i][0] in "<["):
+            return "".join(parts[i:])
+    return text
+
+
+# ── the header in what stands before a turn ──
+
+
+def split_lead(gap: str, prompts: Sequence[str], control_tokens: tuple[str, ...]) -> Lead | None:
+    """Find the generation prompt in the text before a turn's first own text; what follows it is the rest.
+
+    The whole prompt, then the whole prompt with other white space, then the longest run of whole units that begins
+    at its first unit or a control token and holds more than white space. `prompts` are tried in their order.
+    """
+    known = [prompt for prompt in prompts if prompt]
+    for prompt in known:
+        at = gap.rfind(prompt)
+        if at >= 0:
+            return Lead(prompt, gap[at + len(prompt) :])
+    for prompt in known:
+        found = _last_match(_spaced(prompt, control_tokens), gap)
+        if found is not None:
+            return Lead(gap[found[0] : found[1]], gap[found[1] :])
+    for prompt in known:
+        for run in _runs(prompt, control_tokens):
+            at = gap.rfind(run)
+            if at >= 0:
+                return Lead(run, gap[at + len(run) :])
+    return None
+
+
+def holds_prompt(text: str, prompts: Sequence[str], control_tokens: tuple[str, ...]) -> bool:
+    """Tell whether a whole prompt stands in a text, with whatever white space."""
+    known = [prompt for prompt in prompts if prompt.strip()]
+    return any(prompt in text or _last_match(_spaced(prompt, control_tokens), text) for prompt in known)
+
+
+def _spaced(prompt: str, control_tokens: tuple[str, ...]) -> str:
+    """Return a pattern of a prompt's units with any white space between them."""
+    parts = [unit for unit in units(prompt, control_tokens) if not unit.isspace()]
+    joined = r"\s*".join(map(re.escape, parts))
+    return joined + (r"\s*" if prompt[-1:].isspace() else "") if parts else r"(?!)"
+
+
+def _last_match(pattern: str, text: str) -> tuple[int, int] | None:
+    last = None
+    for found in re.finditer(pattern, text):
+        last = found.span()
+    return last
+
+
+@lru_cache(maxsize=4096)
+def _runs(prompt: str, control_tokens: tuple[str, ...]) -> tuple[str, ...]:
+    """Return runs of whole units of a prompt, longest first.
+
+    Never single characters: `<think>` and `<tool_call>` share `<t`.
+    """
+    longest_first = [*map(re.escape, sorted(control_tokens, key=len, reverse=True)), TAG_LIKE, r"</?[A-Za-z]\w*>"]
+    parts = [unit for unit in re.split(f"({'|'.join(longest_first)})", prompt) if unit]
+    is_token = re.compile(TAG_LIKE).fullmatch
+    starts = [i for i, unit in enumerate(parts) if i == 0 or unit in control_tokens or is_token(unit)]
+    found = {"".join(parts[start:end]) for start in starts for end in range(start + 1, len(parts) + 1)}
+    return tuple(sorted((run for run in found if run.strip()), key=lambda run: (-len(run), run)))

@@ -1,0 +1,86 @@
+"""The laws that every mask must keep; a row whose mask breaks one is refused.
+
+What belongs here: own text trains, other text does not, and every supervised message trains something. What
+does not: making the mask (`Masker`), or comparing the print with a plain one, which needs the printer.
+"""
+
+from collections.abc import Sequence
+
+from rowmill.conversation.masking.content_spans import Located
+from rowmill.schema.rows import Piece, Rejected, Span
+
+FOREIGN = 8
+"""Characters from which another message's text inside a trained span is no coincidence."""
+
+
+def verify(
+    text: str,
+    trained: Sequence[Span],
+    supervised: Sequence[int],
+    located: Located,
+    excluded: set[int],
+    constants: frozenset[str] | None,
+) -> Rejected | None:
+    """Check that own text trains, that no other text does, and that every supervised message has some that trains.
+
+    With `constants` spans come from the template's blocks, about whose text nothing is known but that it holds these
+    texts in every such message; without, their template text is on the closed list already.
+    """
+    by_message: dict[int, list[Span]] = {}
+    for span in trained:
+        if span.message in by_message:
+            by_message[span.message].append(span)
+        else:
+            by_message[span.message] = [span]
+    for index in supervised:
+        spans = by_message.get(index)
+        if spans is None:
+            return Rejected("assistant_untrained", f"message {index}")
+        own = located.own.get(index)
+        if not own:
+            # Template text alone: an empty answer that the row does not have.
+            return Rejected("assistant_untrained", f"message {index}: nothing of it is printed")
+        for piece in own:
+            if piece.kind == "reasoning" and index in excluded:
+                continue
+            start, end = piece.start, piece.end
+            if not (spans[0].start <= start and end <= spans[0].end) and not any(
+                span.start <= start and end <= span.end for span in spans
+            ):
+                return Rejected("own_text_untrained", f"message {index}: {piece.kind}; remedy: template.spans: marks")
+        problem = None if constants is None else _foreign(text, index, spans, own, located, constants)
+        if problem is not None:
+            return problem
+    return None
+
+
+def _foreign(
+    text: str, index: int, spans: Sequence[Span], own: Sequence[Piece], located: Located, constants: frozenset[str]
+) -> Rejected | None:
+    """Refuse a message whose trained spans hold another message's text beside its own."""
+    ranges = sorted([(piece.start, piece.end) for piece in own]) if len(own) > 1 else [(p.start, p.end) for p in own]
+    for span in spans:
+        for start, end in _between(span, ranges):
+            if end - start < FOREIGN or text[start:end].strip() in constants:
+                continue
+            for other, pieces in located.own.items():
+                for piece in pieces:
+                    if other != index and FOREIGN <= piece.end - piece.start <= end - start:
+                        found = text[piece.start : piece.end]
+                        # What is the message's own as well, such as a value that two calls share, is not foreign.
+                        if text.find(found, start, end) >= 0 and all(text[a:b] != found for a, b in ranges):
+                            return Rejected("foreign_text_trained", f"message {index} holds text of message {other}")
+    return None
+
+
+def _between(span: Span, own: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the parts of a span that no own text covers."""
+    parts: list[tuple[int, int]] = []
+    position = span.start
+    for start, end in own:
+        if start > position:
+            parts.append((position, min(start, span.end)))
+        position = max(position, end)
+    if position < span.end:
+        parts.append((position, span.end))
+    return parts

@@ -1,0 +1,100 @@
+"""How a template wants its messages: arguments as object or text, ids, reasoning's name, content's form.
+
+What belongs here: changing canonical messages into what one template reads, by settings that probes found.
+What does not: the probes (`probes.py`), or what the canonical form is (`rows.py`).
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Literal
+
+from rowmill.schema.rows import Json, Message
+
+_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_OURS = ("train", "weight", "inline_reasoning", "arguments_source")
+"""Keys that canonical messages carry for us; no template may see them."""
+_TOUCHED = frozenset((*_OURS, "tool_calls", "tool_call_id", "reasoning_content"))
+
+
+class BadArgumentsError(ValueError):
+    """A call's arguments are text and the template prints only objects."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptation:
+    """What to change in the messages for one template."""
+
+    arguments: Literal["object", "string"] = "object"
+    tool_ids: Literal["any", "nine_alphanumeric"] = "any"
+    content_form: Literal["string", "parts"] = "string"
+    reasoning_keys: tuple[str, ...] = ("thinking", "reasoning_content")
+    no_tools: Literal["null", "[]"] = "null"
+    takes_text: bool = True
+    """Whether arguments that are text, because they could not be parsed, are printed as they are."""
+
+    def messages(self, messages: Sequence[Message]) -> list[Message]:
+        """Return the messages as the template reads them; untouched ones are the same objects."""
+        if self.content_form == "parts":
+            return [self._message(message) for message in messages]
+        return [m if _TOUCHED.isdisjoint(m) else self._message(m) for m in messages]
+
+    def tools(self, tools: Sequence[Json] | None) -> Sequence[Json] | None:
+        """Return the tools, or what the template expects where there are none."""
+        if tools:
+            return tools
+        return None if self.no_tools == "null" else []
+
+    def _message(self, message: Message) -> Message:
+        adapted = {key: value for key, value in message.items() if key not in _OURS}
+        reasoning = adapted.get("reasoning_content")
+        if reasoning is not None and self.reasoning_keys != ("reasoning_content",):
+            adapted = self._renamed(adapted, reasoning)
+        calls: list[Json] | None = adapted.get("tool_calls")
+        if isinstance(calls, list):
+            sources: list[str | None] = message.get("arguments_source") or [None] * len(calls)
+            adapted["tool_calls"] = [self._call(call, source) for call, source in zip(calls, sources, strict=False)]
+        identifier = adapted.get("tool_call_id")
+        if self.tool_ids != "any" and isinstance(identifier, str):
+            adapted["tool_call_id"] = nine_alphanumeric(identifier)
+        if self.content_form == "parts" and isinstance(adapted.get("content"), str):
+            adapted["content"] = [{"type": "text", "text": adapted["content"]}]
+        return adapted
+
+    def _renamed(self, message: Message, reasoning: Json) -> Message:
+        """Put reasoning under the keys that the template reads, where it stood."""
+        renamed: Message = {}
+        for key, value in message.items():
+            if key == "reasoning_content":
+                renamed |= dict.fromkeys(self.reasoning_keys, reasoning)
+            elif key not in self.reasoning_keys:
+                renamed[key] = value
+        return renamed
+
+    def _call(self, call: Any, source: str | None) -> Any:
+        function = call.get("function")
+        arguments = function.get("arguments")
+        if self.arguments == "string" and not isinstance(arguments, str):
+            text = source if source is not None else json.dumps(arguments, ensure_ascii=False)
+            call = {**call, "function": {**function, "arguments": text}}
+        elif isinstance(arguments, str) and not self.takes_text:
+            raise BadArgumentsError(f"{function.get('name')}: arguments are no JSON object, and the template needs one")
+        if self.tool_ids != "any" and isinstance(call.get("id"), str):
+            call = {**call, "id": nine_alphanumeric(call["id"])}
+        return call
+
+
+def nine_alphanumeric(identifier: str) -> str:
+    """Return the id itself if it is nine alphanumerics, else nine that its hash chooses.
+
+    A call and its result have the same id, so they stay a pair.
+    """
+    if len(identifier) == 9 and identifier.isalnum() and identifier.isascii():
+        return identifier
+    number = int.from_bytes(sha256(identifier.encode()).digest()[:8])
+    digits: list[str] = []
+    for _ in range(9):
+        number, digit = divmod(number, len(_ALPHABET))
+        digits.append(_ALPHABET[digit])
+    return "".join(digits)

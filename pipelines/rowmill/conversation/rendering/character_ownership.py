@@ -1,0 +1,462 @@
+r"""Whose every character of a render is: the row's texts are printed once more as private code points.
+
+What belongs here: the copy of a conversation whose own texts are private code points, one for each character,
+and the way back from its render to the own texts that it prints. What does not: the choice of the engine that
+renders (`Renderer`), or what trains (`masking/`).
+
+    own texts    Hi           Hello            each character gets a code point that nothing else has
+    covered      ①②          ③④⑤⑥⑦
+    render       <user>①②<end><assistant>③④⑤⑥⑦<end>
+    mapped back  <user>Hi<end><assistant>Hello<end>      equal to the plain render: ownership is proven
+
+A template cannot print a private code point by itself, so wherever one stands, that character of that text was
+printed. White space, quotes and backslashes stay what they are, because templates trim and escape them, and so
+do texts that the template compares with: a character that stays belongs to the text whose characters stand on
+both sides of it. If the mapped-back text differs from the plain render, the template looked at a text that was
+hidden from it; the next attempt hides less, and after the last one nothing is claimed.
+
+Rejected: searching the render for the row's texts. A short text, or one that the template repeats, is found at
+the wrong place; a code point cannot be.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from jinja2 import nodes
+from numpy.typing import NDArray
+
+from rowmill.conversation.template_contract import OwnedText, Ownership, Part
+from rowmill.schema.rows import Json, Message
+
+_PLANES = ((0xF0000, 0xFFFFE), (0x100000, 0x10FFFE))
+"""The private planes, without the non-characters at their ends."""
+_CODES = np.concatenate([np.arange(first, last, dtype=np.uint32) for first, last in _PLANES])
+_FIRST = _PLANES[0][0]
+_EDGE = 256
+"""Characters at each end of a text that are covered where a row has more characters than there are code points."""
+
+
+def _kept_characters() -> "NDArray[np.bool_]":
+    table = np.zeros(0x110000, bool)
+    table[:0x20] = True
+    for character in '"\\':
+        table[ord(character)] = True
+    for code in range(0x3001):
+        if chr(code).isspace():
+            table[code] = True
+    # Halves of surrogate pairs cannot be encoded beside other characters.
+    table[0xD800:0xE000] = True
+    return table
+
+
+_KEPT = _kept_characters()
+
+
+class _Source(NamedTuple):
+    """One own text and where it stands in the conversation."""
+
+    message: int
+    part: Part
+    call: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """How much of a row is covered.
+
+    `alike`: equal texts get equal code points, for templates that compare messages. `literals`: which texts of
+    the template stay readable. `keys`: whether names of arguments are covered. `deep`: whether texts inside lists
+    and mappings are, which a template may write as Python does, with code points escaped. `others`: whether
+    messages that the model did not write are. `whole`: whether a text of quotes alone is.
+    """
+
+    alike: bool = False
+    literals: Literal["tags", "all"] = "tags"
+    keys: bool = True
+    deep: bool = True
+    others: bool = True
+    whole: bool = False
+
+
+ATTEMPTS = (
+    Attempt(whole=True),
+    Attempt(),
+    Attempt(deep=False),
+    Attempt(alike=True, literals="all", deep=False),
+    Attempt(alike=True, literals="all", keys=False, deep=False),
+    Attempt(alike=True, literals="all", keys=False, deep=False, others=False),
+)
+
+
+def read_literals(tree: nodes.Template) -> tuple[str, ...]:
+    """Return the constant texts with which a template compares, splits or replaces, longest first."""
+    found: set[str] = set()
+    for node in tree.find_all((nodes.Compare, nodes.Call, nodes.Filter, nodes.Test)):
+        found |= {one.value for one in node.find_all(nodes.Const) if isinstance(one.value, str)}
+    return tuple(sorted((one for one in found if one.strip()), key=lambda one: (-len(one), one)))
+
+
+class Literals:
+    """The texts of a template that must stay readable inside own texts."""
+
+    def __init__(self, tree: nodes.Template) -> None:
+        self.sorts = any(one.name in ("dictsort", "sort") for one in tree.find_all(nodes.Filter))
+        """Whether the template sorts something, which may be the arguments of a call."""
+        every = read_literals(tree)
+        tags = [one for one in every if not one.isalnum()]
+        self._patterns = {"tags": _any_of(tags), "all": _any_of(every)}
+
+    def within(self, text: str, which: Literal["tags", "all"]) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of a text that hold such a literal."""
+        pattern = self._patterns[which]
+        if pattern is not None:
+            for found in pattern.finditer(text):
+                yield found.span()
+
+
+def _any_of(texts: Sequence[str]) -> "re.Pattern[str] | None":
+    return re.compile("|".join(map(re.escape, texts))) if texts else None
+
+
+# ── covering ──
+
+
+class Cover:
+    """One conversation with its own texts as private code points, and the way back."""
+
+    def __init__(
+        self,
+        messages: Sequence[Message],
+        roles: frozenset[str],
+        reasoning_keys: Sequence[str],
+        literals: Literals,
+        attempt: Attempt,
+        heads: Mapping[int, int],
+        text: str,
+    ) -> None:
+        """Cover adapted messages; `roles` are the model's, `reasoning_keys` where reasoning stands.
+
+        `heads` says how many characters at the head of a message's content are reasoning with its tags. `text` is
+        the plain render, whose characters are not used.
+        """
+        self._heads = heads
+        self._attempt = attempt
+        self._keys = frozenset(reasoning_keys)
+        self._roles = roles
+        self.sources: list[_Source] = []
+        for index, message in enumerate(messages):
+            self._collect(index, message)
+        self._numbers: list[int] = []
+        texts = self._distinct_texts()
+        self._joined = "".join(texts)
+        self._starts = np.cumsum([0, *map(len, texts)])
+        self._codes = _codes_of(self._joined)
+        kept = _KEPT[self._codes]
+        for start, end in literals.within(self._joined, attempt.literals):
+            kept[start:end] = True
+        if attempt.whole:
+            self._cover_marks_alone(kept)
+        if attempt.literals == "all":
+            self._keep_numbers(texts, kept)
+        plain = _codes_of(text)
+        self._private = np.setdiff1d(_CODES, plain[plain >= _FIRST]) if bool((plain >= _FIRST).any()) else _CODES
+        if int(kept.size - kept.sum()) > len(self._private):
+            self._keep_middles(kept)
+        self._covered = np.flatnonzero(~kept)
+        if len(self._covered) > len(self._private):
+            self._covered = self._covered[:0]
+        if literals.sorts:
+            self._covered = self._in_order(self._covered)
+        changed = self._codes.copy()
+        changed[self._covered] = self._private[: len(self._covered)]
+        covered = changed.tobytes().decode("utf-32-le", "surrogatepass")
+        bounds = self._starts.tolist()
+        self._new = [covered[bounds[i] : bounds[i + 1]] for i in range(len(texts))]
+        self._next = 0
+        self.messages = [self._rewrite(index, message) for index, message in enumerate(messages)]
+
+    def _collect(self, index: int, message: Message) -> None:
+        is_model = message.get("role") in self._roles
+        if is_model or self._attempt.others:
+            for part, call, text in self._texts_of(index, message):
+                self.sources.append(_Source(index, part, call, text))
+
+    def _texts_of(self, index: int, message: Message) -> Iterator[tuple[Part, int, str]]:
+        """Yield a message's own texts in the order in which `_rewrite` asks for them."""
+        seen_reasoning = False
+        for key, value in message.items():
+            if key == "content":
+                yield from self._contents(index, value)
+            elif key in self._keys and isinstance(value, str) and not seen_reasoning:
+                seen_reasoning = True
+                yield "reasoning", -1, value
+            elif key == "tool_calls" and isinstance(value, list):
+                for number, call in enumerate(value):
+                    for part, text in _texts_of_call(call, self._attempt):
+                        yield part, number, text
+
+    def _contents(self, index: int, value: Json) -> Iterator[tuple[Part, int, str]]:
+        head = self._heads.get(index, 0)
+        if head and isinstance(value, str):
+            yield "reasoning", -1, value[:head]
+            yield "content", -1, value[head:]
+            return
+        for text in _contents(value):
+            yield "content", -1, text
+
+    def _distinct_texts(self) -> list[str]:
+        """Return the texts that get code points of their own, and note which one each source has.
+
+        Only contents are ever alike: two calls of one name must be told apart.
+        """
+        texts: list[str] = []
+        known: dict[tuple[str, Part], int] = {}
+        for source in self.sources:
+            key = (source.text, source.part)
+            if self._attempt.alike and source.part == "content" and key in known:
+                self._numbers.append(known[key])
+                continue
+            known[key] = len(texts)
+            self._numbers.append(len(texts))
+            texts.append(source.text)
+        return texts
+
+    def _in_order(self, covered: "NDArray[np.int64]") -> "NDArray[np.int64]":
+        """Return covered places in the order in which they get code points: keys of arguments first, sorted.
+
+        A template that sorts arguments by their keys sorts the covered keys alike.
+        """
+        keys = [i for i, source in enumerate(self.sources) if source.part == "call_key"]
+        if len(keys) < 2:
+            return covered
+        rank = np.full(len(self._starts) - 1, len(keys), np.int64)
+        ordered = sorted(keys, key=lambda i: (self.sources[i].text.lower(), i))
+        rank[[self._numbers[i] for i in ordered]] = np.arange(len(keys))
+        texts = np.searchsorted(self._starts, covered, "right") - 1
+        return covered[np.argsort(rank[texts], kind="stable")]
+
+    def _cover_marks_alone(self, kept: "NDArray[np.bool_]") -> None:
+        """Cover texts of nothing but quotes, backslashes and control characters; no template escapes most of them."""
+        held = np.concatenate((np.zeros(1, np.int64), np.cumsum(~kept)))
+        counts = np.diff(held[self._starts])
+        for i in np.flatnonzero(counts == 0).tolist():
+            start, end = int(self._starts[i]), int(self._starts[i + 1])
+            text = self._joined[start:end]
+            if text.strip() and not any(map(str.isprintable, text.replace('"', "").replace("\\", ""))):
+                kept[start:end] = [character.isspace() for character in text]
+
+    def _keep_numbers(self, texts: Sequence[str], kept: "NDArray[np.bool_]") -> None:
+        """Leave texts without a letter readable: a template may try to read them as numbers."""
+        for i, text in enumerate(texts):
+            if not any(map(str.isalpha, text)):
+                kept[self._starts[i] : self._starts[i + 1]] = True
+
+    def _keep_middles(self, kept: "NDArray[np.bool_]") -> None:
+        for start, end in zip(self._starts[:-1].tolist(), self._starts[1:].tolist(), strict=True):
+            if end - start > 2 * _EDGE:
+                kept[start + _EDGE : end - _EDGE] = True
+
+    def _take(self, _: str) -> str:
+        """Return the next source's text as private code points; texts are asked for in the order of `sources`."""
+        number = self._numbers[self._next]
+        self._next += 1
+        return self._new[number]
+
+    def _rewrite(self, index: int, message: Message) -> Message:
+        if not (self._attempt.others or message.get("role") in self._roles):
+            return message
+        changed: Message = {}
+        reasoning: str | None = None
+        for key, value in message.items():
+            new = value
+            if key == "content":
+                new = self._new_content(index, value)
+            elif key in self._keys and isinstance(value, str):
+                reasoning = self._take(value) if reasoning is None else reasoning
+                new = reasoning
+            elif key == "tool_calls" and isinstance(value, list):
+                new = [_rewritten_call(call, self._take, self._attempt) for call in value]
+            changed[key] = new
+        return changed
+
+    def _new_content(self, index: int, value: Json) -> Json:
+        if isinstance(value, str):
+            head = self._heads.get(index, 0)
+            return self._take(value[:head]) + self._take(value[head:]) if head else self._take(value)
+        if isinstance(value, list):
+            return [{**part, "text": self._take(part["text"])} if _is_text_part(part) else part for part in value]
+        return value
+
+    # ── the way back ──
+
+    def prove(self, covered: str, plain: str) -> Ownership | None:
+        """Return where own texts stand in the plain render; None if the mapped-back render differs from it."""
+        codes, wanted = _codes_of(covered), _codes_of(plain)
+        if len(codes) != len(wanted):
+            return None
+        is_own = codes >= _FIRST
+        if self._private is not _CODES:
+            is_own &= np.isin(codes, self._private)
+        numbers = np.searchsorted(self._private, codes[is_own])
+        if len(numbers) and int(numbers.max()) >= len(self._covered):
+            return None
+        origins = self._covered[numbers]
+        codes[is_own] = self._codes[origins]
+        if not np.array_equal(codes, wanted):
+            return None
+        return self._located(np.flatnonzero(is_own), origins, plain)
+
+    def _located(self, places: "NDArray[np.int64]", origins: "NDArray[np.int64]", plain: str) -> Ownership:
+        owners = np.repeat(np.arange(len(self._starts) - 1), np.diff(self._starts))
+        counts = np.bincount(owners[self._covered], minlength=len(self._starts))
+        printed: dict[int, list[tuple[int, int]]] = {}
+        if len(places):
+            texts, steps = owners[origins], np.diff(origins)
+            is_break = (np.diff(texts) != 0) | (steps <= 0)
+            # Where more or less is printed between two characters than the text has there.
+            is_gap = (np.diff(places) != steps) & ~is_break
+            gaps = np.concatenate((np.zeros(1, np.int64), np.cumsum(is_gap)))
+            firsts = np.concatenate((np.zeros(1, np.int64), np.flatnonzero(is_break) + 1))
+            lasts = np.append(firsts[1:], len(places)) - 1
+            whole = np.flatnonzero(lasts - firsts + 1 == counts[texts[firsts]])
+            firsts, lasts = firsts[whole], lasts[whole]
+            rows = zip(
+                texts[firsts].tolist(), places[firsts].tolist(), places[lasts].tolist(), origins[firsts].tolist(),
+                origins[lasts].tolist(), (gaps[lasts] - gaps[firsts]).tolist(), firsts.tolist(), lasts.tolist(),
+                strict=True,
+            )  # fmt: skip
+            starts = self._starts.tolist()
+            for number, place, last_place, origin, last_origin, gap_count, first, last in rows:
+                if gap_count and not self._is_escaped(places[first : last + 1], origins[first : last + 1], plain):
+                    continue
+                start = _grown(self._joined[starts[number] : origin], plain, place, backwards=True)
+                end = _grown(self._joined[last_origin + 1 : starts[number + 1]], plain, last_place + 1, backwards=False)
+                if start is not None and end is not None:
+                    printed.setdefault(number, []).append((start, end))
+        return self._named(printed, counts)
+
+    def _is_escaped(self, places: "NDArray[np.int64]", origins: "NDArray[np.int64]", plain: str) -> bool:
+        """Tell whether nothing but escapes of its own characters stands between the characters of a text."""
+        gaps = np.flatnonzero(np.diff(places) != np.diff(origins))
+        rows = zip(
+            places[gaps].tolist(), places[gaps + 1].tolist(), origins[gaps].tolist(), origins[gaps + 1].tolist(),
+            strict=True,
+        )  # fmt: skip
+        return all(
+            _is_form_of(plain[place + 1 : next_place], self._joined[origin + 1 : next_origin])
+            for place, next_place, origin, next_origin in rows
+        )
+
+    def _named(self, printed: Mapping[int, list[tuple[int, int]]], counts: "NDArray[np.int64]") -> Ownership:
+        found: list[OwnedText] = []
+        missing: list[OwnedText] = []
+        hidden: list[tuple[OwnedText, str]] = []
+        taken: dict[int, int] = {}
+        for i, source in enumerate(self.sources):
+            if not source.text.strip():
+                continue
+            number = self._numbers[i]
+            places = printed.get(number, [])
+            turn = taken.get(number, 0)
+            if turn < len(places):
+                taken[number] = turn + 1
+                found.append(OwnedText(*places[turn], source.message, source.part, source.call))
+            elif counts[number]:
+                missing.append(OwnedText(0, 0, source.message, source.part, source.call))
+            else:
+                hidden.append((OwnedText(0, 0, source.message, source.part, source.call), source.text))
+        found.sort(key=_place)
+        return Ownership(tuple(found), tuple(missing), tuple(hidden))
+
+
+def _place(one: OwnedText) -> tuple[int, int]:
+    return one.start, one.end
+
+
+def _codes_of(text: str) -> "NDArray[np.uint32]":
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).copy()
+
+
+@lru_cache(maxsize=4096)
+def _is_form_of(shown: str, own: str) -> bool:
+    """Tell whether a template printed a text as it is or JSON-escaped."""
+    return shown in (own, json.dumps(own, ensure_ascii=False)[1:-1], json.dumps(own)[1:-1])
+
+
+def _grown(text: str, plain: str, place: int, *, backwards: bool) -> int | None:
+    """Return how far uncovered characters at the end of a text reach in the print; None if they are not there."""
+    if not text:
+        return place
+    trimmed = text.lstrip() if backwards else text.rstrip()
+    for one in (text, trimmed):
+        for form in (one, json.dumps(one, ensure_ascii=False)[1:-1], json.dumps(one)[1:-1]):
+            if backwards and plain.endswith(form, 0, place):
+                return place - len(form)
+            if not backwards and plain.startswith(form, place):
+                return place + len(form)
+    return None
+
+
+# ── own texts of a message ──
+
+
+def _is_text_part(part: Json) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _contents(value: Json) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        yield from (part["text"] for part in value if _is_text_part(part))
+
+
+def _texts_of_call(call: Json, attempt: Attempt) -> Iterator[tuple[Part, str]]:
+    """Yield the own texts of a call in the order in which `_rewritten_call` asks for them."""
+    function = call.get("function") or {}
+    if isinstance(function.get("name"), str):
+        yield "call_name", function["name"]
+    yield from _texts_of_arguments(function.get("arguments"), attempt, 0)
+
+
+def _texts_of_arguments(value: Json, attempt: Attempt, depth: int) -> Iterator[tuple[Part, str]]:
+    if isinstance(value, str):
+        yield "call_value", value
+    elif depth and not attempt.deep:
+        return
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if attempt.keys:
+                yield "call_key", key
+            yield from _texts_of_arguments(item, attempt, depth + 1)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts_of_arguments(item, attempt, depth + 1)
+
+
+def _rewritten_call(call: Json, take: Callable[[str], str], attempt: Attempt) -> Json:
+    function: dict[str, Json] = dict(call.get("function") or {})
+    if isinstance(function.get("name"), str):
+        function["name"] = take(function["name"])
+    if "arguments" in function:
+        function["arguments"] = _rewritten_arguments(function["arguments"], take, attempt, 0)
+    return {**call, "function": function}
+
+
+def _rewritten_arguments(value: Json, take: Callable[[str], str], attempt: Attempt, depth: int) -> Any:
+    if isinstance(value, str):
+        return take(value)
+    if depth and not attempt.deep:
+        return value
+    if isinstance(value, dict):
+        keys = attempt.keys
+        return {(take(k) if keys else k): _rewritten_arguments(v, take, attempt, depth + 1) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_rewritten_arguments(item, take, attempt, depth + 1) for item in value]
+    return value

@@ -1,0 +1,309 @@
+"""The fast way to the same marks: written into the template's text, for an engine that is not Python.
+
+What belongs here: the change to the template's text, the screen that says which templates may use this
+engine at all, and one render. What does not: the decision to trust it, which `Renderer` takes on probes.
+
+    {% for m in messages -%}  →  {% for m in messages -%}{% if m["K"] is defined %}C7.{{ m["K"] }}C{% endif -%}
+    {%- endfor %}             →  {%- endfor %}{% if true %}C7C{% endif %}
+
+Every message carries its index under a private key `K`; for anything else the inserted block prints
+nothing. A template that compares messages would see the key, so its rows with equal messages take the reference
+way. The block is written with the tag's own white-space sign copied to its end, so that `trim_blocks` and `-%}` act
+on the text after it as before.
+
+minijinja's own limits (fuel, recursion, range) end loops, but not growth by doubling, so templates whose
+variables could double are screened out here; they take the reference way, which counts characters.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import minijinja
+from jinja2 import nodes
+
+from rowmill.conversation.rendering.sandbox import ToJson, clock, raise_exception
+from rowmill.conversation.rendering.span_markers import holds, read_marks
+from rowmill.conversation.template_contract import Printed
+from rowmill.schema.rows import Json, Message
+
+MARK = "\ufdd0"
+KEY = "\ufdd1"
+"""The mark of the fast lane and the private key of a message's index; a row with either takes the other lane."""
+
+FUEL = 8_000
+FUEL_PER_MESSAGE = 1_500
+"""Instructions of one render; a real template takes about a hundred per message."""
+
+_TAG = re.compile(
+    r"""\{\#.*?\#\}
+      | \{%[-+]?\s*raw\s*[-+]?%\}.*?\{%[-+]?\s*endraw\s*[-+]?%\}
+      | \{\{(?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[^"'])*?\}\}
+      | \{%(?P<left>[-+]?)\s*(?P<word>\w+)
+           (?P<rest>(?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[^"'])*?)(?P<right>[-+]?)%\}""",
+    re.VERBOSE | re.DOTALL,
+)
+_FOR = re.compile(r"\s+(?P<targets>[\w\s,()]+?)\s+in\s+(?P<iter>.*)", re.DOTALL)
+_SET_ITEM = re.compile(r"\s+(?P<name>\w+)\s*=\s*\w+\[\s*(?P<index>\w+)\s*\]\s*", re.DOTALL)
+
+_SAFE_METHODS = frozenset(
+    "strip lstrip rstrip split rsplit startswith endswith items keys values get upper lower title capitalize "
+    "find rfind count index removeprefix removesuffix isdigit isalpha isalnum isspace".split()
+)
+_SAFE_FILTERS = frozenset(
+    "tojson trim length count list items first last string lower upper capitalize title select reject selectattr "
+    "rejectattr map join default d int float safe sort unique reverse dictsort abs sum min max".split()
+)
+_SAFE_CALLS = frozenset("raise_exception strftime_now namespace range dict caller".split())
+_GROWTH = (nodes.Add, nodes.Concat, nodes.List, nodes.Tuple, nodes.Dict)
+
+
+def screen(tree: nodes.Template) -> str:
+    """Say why a template may not use the fast engine, or return the empty string.
+
+    Allowed is what cannot grow faster than its loops run: a variable that is built from another built
+    variable must use it once (`text = text + part`), never twice (`text = text + text`).
+    """
+    if holds(tree, nodes.AssignBlock, nodes.FilterBlock, nodes.Include, nodes.Import, nodes.FromImport):
+        return "it captures or includes template text"
+    if holds(tree, nodes.Mul, nodes.Pow):
+        return "it multiplies"
+    if any(one.attr.startswith("_") for one in tree.find_all(nodes.Getattr)):
+        return "it reads a private attribute"
+    macros = {macro.name for macro in tree.find_all(nodes.Macro)}
+    for call in tree.find_all(nodes.Call):
+        if not _safe_call(call, macros):
+            return "it calls a method outside the known safe ones"
+    for one in tree.find_all(nodes.Filter):
+        if one.name not in _SAFE_FILTERS:
+            return f"it uses the filter {one.name}"
+    return _screen_growth(tree, macros)
+
+
+def compares_messages(tree: nodes.Template) -> bool:
+    """Tell whether a template may compare two messages, which the private index key would make unequal."""
+    for compare in tree.find_all(nodes.Compare):
+        sides = [compare.expr, *(one.expr for one in compare.ops)]
+        if sum(not isinstance(side, nodes.Const | nodes.List | nodes.Tuple) for side in sides) > 1:
+            return True
+    by_filter = any(one.name in ("unique", "groupby") for one in tree.find_all(nodes.Filter))
+    methods = (one.attr for one in tree.find_all(nodes.Getattr))
+    return by_filter or any(name in ("index", "count") for name in methods)
+
+
+def has_equal_messages(messages: Sequence[Message]) -> bool:
+    """Tell whether two messages of a row are equal."""
+    known: dict[tuple[str, str], list[Message]] = {}
+    for message in messages:
+        content = message.get("content")
+        alike = known.setdefault((message["role"], content if isinstance(content, str) else ""), [])
+        if message in alike:
+            return True
+        alike.append(message)
+    return False
+
+
+def _safe_call(call: nodes.Call, macros: set[str]) -> bool:
+    target = call.node
+    if isinstance(target, nodes.Name):
+        return target.name in macros or target.name in _SAFE_CALLS or target.name == "loop"
+    if isinstance(target, nodes.Getattr):
+        return target.attr in _SAFE_METHODS or _shrinking_replace(call)
+    # Our own charges and the generation tag.
+    return isinstance(target, nodes.ExtensionAttribute)
+
+
+def _shrinking_replace(call: nodes.Call) -> bool:
+    """Tell whether a call is `x.replace("longer", "shorter")`, which cannot make text grow."""
+    if not isinstance(call.node, nodes.Getattr) or call.node.attr != "replace" or len(call.args) < 2:
+        return False
+    values = [one.value for one in call.args[:2] if isinstance(one, nodes.Const)]
+    return len(values) == 2 and all(isinstance(v, str) for v in values) and 0 < len(values[0]) >= len(values[1])
+
+
+def _screen_growth(tree: nodes.Template, macros: set[str]) -> str:
+    assigned = list(tree.find_all(nodes.Assign))
+    grown = {_target(one) for one in assigned if _grows(one.node, macros)}
+    for macro in tree.find_all(nodes.Macro):
+        for one in macro.find_all(nodes.Assign):
+            if _calls_macro(one.node, macros) and _uses(macro, _target(one)) > 1:
+                return "a macro prints twice what a macro printed"
+    for one in assigned:
+        references = [ref for ref in _references(one.node) if ref in grown]
+        if len(references) > 1 and _grows(one.node, macros):
+            return f"{_target(one)} may double"
+        if references and _calls_macro(one.node, macros):
+            return f"{_target(one)} is built by a macro from built text"
+    return ""
+
+
+def _uses(macro: nodes.Macro, name: str) -> int:
+    """Count where a macro prints or passes on a variable; a test of it makes no text."""
+    makers = [*macro.find_all(nodes.Output), *macro.find_all(nodes.Assign)]
+    return sum(_references(maker).count(name) for maker in makers) - sum(
+        _target(one) == name for one in macro.find_all(nodes.Assign)
+    )
+
+
+def _grows(expression: nodes.Node, macros: set[str]) -> bool:
+    if isinstance(expression, _GROWTH) or holds(expression, *_GROWTH):
+        return True
+    joins = [one for one in _with_self(expression, nodes.Filter) if one.name == "join"]
+    return bool(joins) or _calls_macro(expression, macros)
+
+
+def _calls_macro(expression: nodes.Node, macros: set[str]) -> bool:
+    calls = _with_self(expression, nodes.Call)
+    return any(isinstance(call.node, nodes.Name) and call.node.name in macros for call in calls)
+
+
+def _with_self(node: nodes.Node, kind: Any) -> list[Any]:
+    return [*([node] if isinstance(node, kind) else []), *node.find_all(kind)]
+
+
+def _target(assign: nodes.Assign) -> str:
+    target = assign.target
+    if isinstance(target, nodes.NSRef):
+        return f"{target.name}.{target.attr}"
+    return target.name if isinstance(target, nodes.Name) else ""
+
+
+def _references(expression: nodes.Node) -> list[str]:
+    found = [name.name for name in _with_self(expression, nodes.Name)]
+    for one in _with_self(expression, nodes.Getattr):
+        if isinstance(one.node, nodes.Name):
+            found += [f"{one.node.name}.{one.attr}"]
+    return found
+
+
+def mark_text(source: str, silent: frozenset[int] = frozenset()) -> str:
+    """Write marks into a template's text, but not into the loops that print nothing.
+
+    Raises
+    ------
+    ValueError
+        If the template has a loop that this reading of its text does not understand.
+
+    """
+    pieces: list[str] = []
+    position = 0
+    loops: list[tuple[int, list[str], bool]] = []
+    count = 0
+    for tag in _TAG.finditer(source):
+        word, rest, right = tag["word"], tag["rest"] or "", tag["right"] or ""
+        if word not in ("for", "endfor", "generation", "endgeneration", "set"):
+            continue
+        pieces.append(source[position : tag.start()])
+        position = tag.end()
+        if word == "for":
+            names = _targets(rest)
+            loops.append((count, names, "range(" in rest.replace(" ", "")))
+            pieces.append(tag[0])
+            pieces += [_head(count, name, right) for name in names if count not in silent]
+            count += 1
+        elif word == "endfor":
+            number = loops.pop()[0]
+            mark = f"{{% if true %}}{MARK}{number}{MARK}{{% endif {right}%}}"
+            pieces += [tag[0], "" if number in silent else mark]
+        elif word == "set":
+            pieces += [tag[0], _item_mark(rest, right, loops)]
+        else:
+            pieces.append(_generation(word, tag["left"], right))
+    return "".join([*pieces, source[position:]])
+
+
+def _targets(rest: str) -> list[str]:
+    loop = _FOR.fullmatch(rest)
+    if loop is None:
+        raise ValueError(f"cannot read the loop{rest}")
+    return re.findall(r"\w+", loop["targets"])
+
+
+def _head(loop: int, name: str, right: str) -> str:
+    item = f'{name}["{KEY}"]'
+    return f"{{% if {item} is defined %}}{MARK}{loop}.{{{{ {item} }}}}{MARK}{{% endif {right}%}}"
+
+
+def _item_mark(rest: str, right: str, loops: Sequence[tuple[int, list[str], bool]]) -> str:
+    found = _SET_ITEM.fullmatch(rest)
+    if found is None or not loops or not loops[-1][2] or found["index"] not in loops[-1][1]:
+        return ""
+    return _head(loops[-1][0], found["name"], right)
+
+
+def _generation(word: str, left: str, right: str) -> str:
+    # `with` has the scope that the block has in the reference engine.
+    if word == "generation":
+        return f"{{%{left} with %}}{{% if true %}}{MARK}{{{MARK}{{% endif {right}%}}"
+    return f"{{%{left} if true %}}{MARK}}}{MARK}{{% endif %}}{{% endwith {right}%}}"
+
+
+class FastEngine:
+    """One template, compiled for minijinja with marks in its text."""
+
+    def __init__(
+        self,
+        source: str,
+        now: datetime,
+        tojson: ToJson,
+        values: Mapping[str, Json],
+        silent: frozenset[int] = frozenset(),
+    ) -> None:
+        """Compile; `values` are what every render is given unless its row says otherwise."""
+        self._environment = minijinja.Environment(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            debug=False,
+            undefined_behavior="lenient",
+            auto_escape_callback=_no_escape,
+            filters={"tojson": tojson},
+            globals={**values, "raise_exception": raise_exception, "strftime_now": clock(now)},
+        )
+        # Jinja drops one newline at the end of a source and reads every line end as \n; so must this.
+        text = re.sub(r"\r\n|\r", "\n", source)
+        self._environment.add_template("chat", mark_text(text, silent))
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Json] | None,
+        values: Mapping[str, Json],
+        *,
+        fuel: int,
+    ) -> Printed:
+        """Render once and read the marks.
+
+        Raises
+        ------
+        Exception
+            Whatever the engine or the template complains of; the caller renders the reference way then.
+
+        """
+        self._environment.fuel = fuel
+        text = self._environment.render_template("chat", messages=messages, tools=tools, **values)
+        return read_marks(text, MARK, messages)
+
+    def plain(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Json] | None,
+        values: Mapping[str, Json],
+        *,
+        fuel: int,
+    ) -> str:
+        """Render messages that carry no index and drop the marks that loops print all the same.
+
+        Raises
+        ------
+        Exception
+            Whatever the engine or the template complains of.
+
+        """
+        self._environment.fuel = fuel
+        text = self._environment.render_template("chat", messages=messages, tools=tools, **values)
+        return "".join(text.split(MARK)[::2])
+
+
+def _no_escape(_: str) -> bool:
+    return False

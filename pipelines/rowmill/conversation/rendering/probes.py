@@ -1,0 +1,573 @@
+"""What a template does, found by rendering probes whose text is sentinels that nothing else prints.
+
+What belongs here: the probe conversations, and reading the contract off their renders. What does not:
+rendering (`Renderer` hands in a function), or what to do about what was found (`adaptation.py`, masking).
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+from jinja2 import nodes
+
+from rowmill.conversation.rendering.adaptation import Adaptation
+from rowmill.conversation.template_contract import Printed, TemplateContract
+from rowmill.schema.rows import Json, Message, Rejected, Span
+
+
+class Observe(Protocol):
+    """Render one probe the reference way."""
+
+    def __call__(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Json] | None = None,
+        kwargs: Mapping[str, Json] | None = None,
+        *,
+        adaptation: Adaptation | None = None,
+    ) -> Printed | Rejected:
+        """Print it, adapted as found so far unless told how."""
+        ...
+
+
+TOOL: dict[str, Json] = {
+    "type": "function",
+    "function": {
+        "name": "qztool",
+        "description": "Qzdescribed",
+        "parameters": {
+            "type": "object",
+            "properties": {"qzkey": {"type": "string", "description": "Qzparameter"}},
+            "required": ["qzkey"],
+        },
+    },
+}
+
+
+def user(text: str) -> Message:
+    """Build a user message."""
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str, **more: Json) -> Message:
+    """Build an assistant message."""
+    return {"role": "assistant", "content": text, **more}
+
+
+def system(text: str) -> Message:
+    """Build a system message."""
+    return {"role": "system", "content": text}
+
+
+def call(name: str, arguments: Json, identifier: str = "call_00000001") -> Json:
+    """Build one tool call."""
+    return {"id": identifier, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def result(text: str, identifier: str = "call_00000001", name: str = "qztool") -> Message:
+    """Build a tool result."""
+    return {"role": "tool", "content": text, "tool_call_id": identifier, "name": name}
+
+
+_CALLING = [call("qztool", {"qzkey": "Qzvalue"})]
+_PLAIN = (user("Qzuone"), assistant("Qzaone"), user("Qzutwo"), assistant("Qzatwo"))
+_TOOLS = (
+    user("Qzuone"),
+    assistant("", tool_calls=_CALLING),
+    result("Qzresult"),
+    assistant("Qzaone"),
+    user("Qzutwo"),
+    assistant("Qzatwo"),
+)
+_REASONING = (
+    user("Qzuone"),
+    assistant("Qzaone", reasoning_content="Qzrone"),
+    user("Qzutwo"),
+    assistant("Qzatwo", reasoning_content="Qzrtwo"),
+)
+
+
+def reasoning_keys(tree: nodes.Template) -> tuple[str, ...]:
+    """Return the keys under which reasoning is passed: the two that `apply_chat_template` fills, and what is read."""
+    read = {one.attr for one in tree.find_all(nodes.Getattr)}
+    read |= {one.value for one in tree.find_all(nodes.Const) if isinstance(one.value, str)}
+    keys = ["thinking", "reasoning_content"]
+    if "reasoning" in read and "reasoning_content" not in read and "thinking" not in read:
+        keys.append("reasoning")
+    return tuple(keys)
+
+
+# ── what the messages must look like ──
+
+
+def adaptation(observe: Observe, base: Adaptation) -> Adaptation:
+    """Find how the template wants contents, tools, ids and arguments."""
+    found = base
+    if not _shows(observe(_PLAIN, adaptation=found), "Qzuone"):
+        parts = replace(found, content_form="parts")
+        if _shows(observe(_PLAIN, adaptation=parts), "Qzuone"):
+            found = parts
+    if isinstance(observe(_PLAIN, adaptation=found), Rejected):
+        listed = replace(found, no_tools="[]")
+        if isinstance(observe(_PLAIN, adaptation=listed), Printed):
+            found = listed
+    found = replace(found, reasoning_keys=_reasoning_key(observe, found))
+    found = replace(found, tool_ids=_ids(observe, found))
+    forms = argument_forms(observe, found)
+    return replace(found, arguments="string" if forms == "string" else "object", takes_text=forms != "object")
+
+
+def _reasoning_key(observe: Observe, base: Adaptation) -> tuple[str, ...]:
+    """Return the one key that the template reads, or all that it may read where no probe shows reasoning."""
+    calling: list[Message] = [
+        user("Qzuone"),
+        assistant("", tool_calls=_CALLING, reasoning_content="Qzrtwo"),
+        result("Qzresult"),
+    ]
+    for key in ("reasoning_content", "thinking", "reasoning"):
+        only = replace(base, reasoning_keys=(key,))
+        if any(
+            _shows(observe(talk, tools, adaptation=only), "Qzrtwo")
+            for talk, tools in ((_REASONING, None), (calling, [TOOL]))
+        ):
+            return (key,)
+    return base.reasoning_keys
+
+
+def _ids(observe: Observe, base: Adaptation) -> Literal["any", "nine_alphanumeric"]:
+    nine = replace(base, tool_ids="nine_alphanumeric")
+    short: list[Message] = [
+        user("Qzuone"),
+        assistant("", tool_calls=[call("qztool", {"qzkey": "Qzvalue"}, "call_1")]),
+        result("Qzresult", "call_1"),
+        assistant("Qzaone"),
+    ]
+    for arguments in ("object", "string"):
+        free = [observe(talk, [TOOL], adaptation=replace(base, arguments=arguments)) for talk in (_TOOLS, short)]
+        if all(isinstance(one, Printed) for one in free):
+            return "any"
+        if isinstance(observe(_TOOLS, [TOOL], adaptation=replace(nine, arguments=arguments)), Printed):
+            return "nine_alphanumeric"
+    return "any"
+
+
+def argument_forms(observe: Observe, base: Adaptation) -> Literal["object", "string", "either", "dropped", "refused"]:
+    """Find in which form call arguments are printed as they are."""
+    printed = {form: _prints_arguments(observe, replace(base, arguments=form)) for form in ("object", "string")}
+    if printed["object"] == "yes":
+        return "either" if printed["string"] == "yes" else "object"
+    if printed["string"] == "yes":
+        return "string"
+    return "refused" if set(printed.values()) == {"refused"} else "dropped"
+
+
+def _prints_arguments(observe: Observe, how: Adaptation) -> Literal["yes", "no", "refused"]:
+    arguments = {"qzkey": 'Qz"value', "qznumber": [1, {"qzdeep": True}]}
+    conversation = [user("Qzuone"), assistant("", tool_calls=[call("qztool", arguments)]), result("Qzresult")]
+    print_ = observe([*conversation, assistant("Qzaone")], [TOOL], adaptation=how)
+    if isinstance(print_, Rejected):
+        return "refused"
+    # Python's own print of a dict, or text escaped twice, is no way to show arguments.
+    twice = r"\"qzkey\"" in print_.text or r"Qz\\\"value" in print_.text
+    python = "'qzkey': " in print_.text
+    once = 'Qz\\"value' in print_.text or 'Qz"value' in print_.text
+    return "yes" if once and "qzkey" in print_.text and not twice and not python else "no"
+
+
+def _shows(print_: Printed | Rejected, text: str) -> bool:
+    return isinstance(print_, Printed) and text in print_.text
+
+
+# ── the generation prompt ──
+
+_ENDINGS: dict[str, tuple[Sequence[Message], ...]] = {
+    "user": ([user("Qzuone")],),
+    "system": ([system("Qzsystem")], [user("Qzuone"), assistant("Qzaone"), system("Qzsystem")]),
+    "assistant": ([user("Qzuone"), assistant("Qzaone")],),
+    "tool": (
+        [user("Qzuone"), assistant("", tool_calls=_CALLING), result("Qzresult")],
+        [user("Qzuone"), assistant("Qzaone", tool_calls=_CALLING), result("Qzresult")],
+    ),
+}
+
+
+def generation_prompt(observe: Observe, role: str, has_tools: bool, kwargs: Mapping[str, Json]) -> str:
+    """Return what is printed after the last message loop to prompt the assistant after that role.
+
+    Empty if the template prints nothing there, or refuses every probe that ends so.
+    """
+    tools = [TOOL] if has_tools else None
+    for probe in _ENDINGS.get(role, ([user("Qzuone"), {"role": role, "content": "Qzother"}],)):
+        asked = observe(probe, tools, {**kwargs, "add_generation_prompt": True})
+        silent = observe(probe, tools, {**kwargs, "add_generation_prompt": False})
+        if isinstance(asked, Printed):
+            return _prompt(asked, silent if isinstance(silent, Printed) else None)
+    return ""
+
+
+def _prompt(asked: Printed, silent: Printed | None) -> str:
+    if not asked.spans:
+        return asked.text[len(os.path.commonprefix([asked.text, silent.text])) :] if silent else ""
+    tail = asked.text[asked.loop_end :]
+    if silent is None or tail != silent.text[silent.loop_end :]:
+        return tail
+    own = asked.text[asked.spans[-1].start : asked.loop_end]
+    without = silent.text[silent.spans[-1].start : silent.loop_end] if silent.spans else ""
+    return own[len(without) :] if own != without and own.startswith(without) else tail
+
+
+# ── the contract ──
+
+
+def observe(
+    observe: Observe,
+    prompt: Callable[..., str],
+    *,
+    eos_token: str,
+    bos_token: str,
+    adds_bos: bool,
+    control_tokens: Sequence[str],
+    known_tokens: frozenset[str],
+    has_blocks: bool,
+    adaptation: Adaptation,
+    other_clock: Callable[[Sequence[Message], Sequence[Json] | None], str | Rejected],
+) -> TemplateContract:
+    """Read the template's contract off its probes; what depends on the renderer itself is filled in there."""
+    plain = observe(_PLAIN)
+    ends = _ends(plain, eos_token, control_tokens)
+    kept = _reasoning(observe)
+    prompts = {role: prompt(role, has_tools=role == "tool", kwargs={}) for role in ("user", "tool", "system")}
+    constant = _constant_lead(observe)
+    blocks = Blocks(observe, prompts, constant, ends, control_tokens) if has_blocks else None
+    differences = tuple(dict.fromkeys(blocks.differences())) if blocks else ()
+    return TemplateContract(
+        prefix_preserving={
+            name: _prefix_preserving(observe, probe, tools)
+            for name, probe, tools in (
+                ("plain", _PLAIN, None),
+                ("tools", _TOOLS, [TOOL]),
+                ("reasoning", _REASONING, None),
+            )
+        },
+        prompt_match={role: _prompt_match(observe, asked, role) for role, asked in prompts.items()},
+        prompts=prompts,
+        end_trained=blocks.hold_the_end() if blocks else ends.get("end_of_turn", "missing") != "missing",
+        end_is_one_token=_end(ends, eos_token) in known_tokens,
+        generation_blocks="none" if blocks is None else "differs" if differences else "equal",
+        generation_differences=differences,
+        reasoning=kept,
+        reasoning_key=adaptation.reasoning_keys[0] if kept != "none" else None,
+        inline_tags_stripped=_strips_tags(observe),
+        arguments=argument_forms(observe, adaptation),
+        loses=tuple(_loses(observe)),
+        date_dependent=_date_dependent(observe, other_clock),
+        bos=_bos(plain, bos_token, adds_bos),
+        system=_system(observe),
+        alternation=tuple(_refuses(observe)),
+        tools=_tools(observe),
+        no_tools=adaptation.no_tools,
+        tool_ids=adaptation.tool_ids,
+        content_form=adaptation.content_form,
+        spans="marks" if isinstance(plain, Printed) and plain.spans else "proof",
+        eos_token=eos_token,
+        control_tokens=tuple(sorted(control_tokens, key=len, reverse=True)),
+        heads=_heads(observe),
+        constant_lead=constant,
+        reasoning_close=_reasoning_close(observe),
+        empty_reasoning=_empty_reasoning(observe, prompt),
+        **ends,
+    )
+
+
+def _span(print_: Printed, message: int) -> Span | None:
+    own = [span for span in print_.spans if span.message == message]
+    return own[0] if len(own) == 1 else None
+
+
+def _after(print_: Printed, message: int, text: str) -> str | None:
+    """Return what a message's span prints after its text."""
+    span = _span(print_, message)
+    if span is None:
+        return None
+    found = print_.text.rfind(text, span.start, span.end)
+    return None if found < 0 else print_.text[found + len(text) : span.end]
+
+
+def _before(print_: Printed, message: int, text: str) -> str | None:
+    span = _span(print_, message)
+    if span is None:
+        return None
+    found = print_.text.find(text, span.start, span.end)
+    return None if found < 0 else print_.text[span.start : found]
+
+
+def _ends(plain: Printed | Rejected, eos: str, control_tokens: Sequence[str]) -> dict[str, Any]:
+    if isinstance(plain, Rejected):
+        return {}
+    own, last = _after(plain, 1, "Qzaone"), _after(plain, 3, "Qzatwo")
+    if own is None or last is None:
+        shared = os.path.commonprefix([_between(plain, "Qzaone", "Qzutwo"), plain.text.rpartition("Qzatwo")[2]])
+        own = last = shared
+    own, last = own.rstrip(), last.rstrip()
+    differs = own != last
+    if own:
+        return {"end_of_turn": "own", "last_turn_differs": differs, "own_end": own, "finish": own}
+    following = _span(plain, 2)
+    head = first_control(plain.text[following.start : following.end], control_tokens) if following else ""
+    if head:
+        return {"end_of_turn": "next_header", "last_turn_differs": differs, "finish": head}
+    tail = plain.text[plain.loop_end :]
+    if eos and eos in tail:
+        return {"end_of_turn": "tail", "last_turn_differs": differs}
+    return {"end_of_turn": "missing", "last_turn_differs": differs}
+
+
+def _end(ends: Mapping[str, Any], eos: str) -> str:
+    """Return what ends an assistant's turn, appended or printed."""
+    return str(ends.get("finish") or eos)
+
+
+def first_control(text: str, control_tokens: Sequence[str]) -> str:
+    """Return the control token that begins a text after white space, or nothing."""
+    start = text.lstrip()
+    return max((token for token in control_tokens if start.startswith(token)), key=len, default="")
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """What `{% generation %}` blocks hold on probes, beside what marks would train there."""
+
+    observe: Observe
+    prompts: Mapping[str, str]
+    constant_lead: str
+    ends: Mapping[str, Any]
+    control_tokens: Sequence[str]
+
+    def differences(self) -> Iterator[str]:
+        """Yield text that the blocks train and marks do not, and the other way round."""
+        for probe, tools in ((_PLAIN, None), (_TOOLS, [TOOL]), (_REASONING, None)):
+            print_ = self.observe(probe, tools)
+            if isinstance(print_, Printed):
+                held = {i for block in print_.generation for i in range(block.start, block.end)}
+                marked = set(self._by_marks(print_, probe))
+                yield from (f"adds {text!r}" for text in stretches(print_.text, held - marked))
+                yield from (f"leaves out {text!r}" for text in stretches(print_.text, marked - held))
+
+    def hold_the_end(self) -> bool:
+        """Tell whether the end of an earlier turn is inside its block."""
+        print_ = self.observe(_PLAIN)
+        if isinstance(print_, Rejected):
+            return False
+        end = str(self.ends.get("own_end") or self.ends.get("finish") or "")
+        at = print_.text.find("Qzaone") + len("Qzaone")
+        return any(block.start <= at and at + len(end) <= block.end for block in print_.generation) and bool(end)
+
+    def _by_marks(self, print_: Printed, probe: Sequence[Message]) -> Iterator[int]:
+        text = print_.text
+        for number, span in enumerate(print_.spans):
+            if probe[span.message]["role"] != "assistant":
+                continue
+            is_first = all(other.message != span.message for other in print_.spans[:number])
+            start = span.start + (self._lead(text, span, probe) if is_first else 0)
+            yield from range(start, span.start + len(text[span.start : span.end].rstrip()))
+            following = print_.spans[number + 1 : number + 2]
+            if self.ends.get("end_of_turn") == "next_header" and following:
+                head = first_control(text[following[0].start : following[0].end], self.control_tokens)
+                at = text.find(head, following[0].start)
+                yield from range(at, at + len(head))
+
+    def _lead(self, text: str, span: Span, probe: Sequence[Message]) -> int:
+        before = probe[span.message - 1]["role"] if span.message else "user"
+        for lead in (self.prompts.get(before, ""), self.prompts.get("user", ""), self.constant_lead):
+            if lead and text.startswith(lead, span.start, span.end):
+                return len(lead)
+        return 0
+
+
+def stretches(text: str, positions: set[int]) -> Iterator[str]:
+    """Yield the text of each run of adjacent positions."""
+    start = previous = -2
+    for position in [*sorted(positions), len(text) + 2]:
+        if position != previous + 1:
+            if start >= 0:
+                yield text[start : previous + 1]
+            start = position
+        previous = position
+
+
+def _prefix_preserving(observe: Observe, probe: Sequence[Message], tools: Sequence[Json] | None) -> bool:
+    whole = observe(probe, tools)
+    if isinstance(whole, Rejected):
+        return False
+    for end in range(1, len(probe)):
+        prefix = observe(probe[:end], tools)
+        if isinstance(prefix, Printed) and not whole.text.startswith(prefix.text):
+            return False
+    return True
+
+
+def _prompt_match(observe: Observe, asked: str, role: str) -> Literal["full", "partial", "none"]:
+    probe = [*_ENDINGS[role][0], assistant("Qzlast")]
+    print_ = observe(probe, [TOOL] if role == "tool" else None)
+    if isinstance(print_, Rejected) or not asked:
+        return "none"
+    span = _span(print_, len(probe) - 1)
+    text = print_.text[span.start : span.end] if span else ""
+    if text.startswith(asked):
+        return "full"
+    return "partial" if os.path.commonprefix([text, asked]) else "none"
+
+
+def _reasoning(observe: Observe) -> Literal["all", "last", "none"]:
+    print_ = observe(_REASONING)
+    if _shows(print_, "Qzrone") and _shows(print_, "Qzrtwo"):
+        return "all"
+    return "last" if _shows(print_, "Qzrtwo") else "none"
+
+
+def _strips_tags(observe: Observe) -> bool:
+    inline = assistant("<think>\nQzrone\n</think>\n\nQzaone")
+    print_ = observe([user("Qzuone"), inline, user("Qzutwo"), assistant("Qzatwo")])
+    return isinstance(print_, Printed) and "Qzaone" in print_.text and "Qzrone" not in print_.text
+
+
+def _loses(observe: Observe) -> Iterator[str]:
+    """Name the kinds of own text that a conversation with all of them does not show."""
+    seen: list[tuple[str, str, Sequence[Message], Sequence[Json] | None]] = [
+        ("system", "Qzsystem", [system("Qzsystem"), *_PLAIN], None),
+        ("user", "Qzuone", _PLAIN, None),
+        ("assistant_text", "Qzaone", _PLAIN, None),
+        ("text_beside_call", "Qzbeside", _beside("Qzbeside"), [TOOL]),
+        ("call_name", "qzcalled", _beside("", "qzcalled"), [TOOL]),
+        ("call_arguments", "Qzvalue", _TOOLS, [TOOL]),
+        ("tool_result", "Qzresult", _TOOLS, [TOOL]),
+        ("tool_list", "qztool", _PLAIN, [TOOL]),
+        ("reasoning", "Qzrone", _REASONING, None),
+        ("unknown_role", "Qzother", [user("Qzuone"), {"role": "qzrole", "content": "Qzother"}], None),
+    ]
+    for kind, text, probe, tools in seen:
+        print_ = observe(probe, tools)
+        if isinstance(print_, Printed) and text not in print_.text:
+            yield kind
+
+
+def _beside(text: str, name: str = "qztool") -> Sequence[Message]:
+    calling = assistant(text, tool_calls=[call(name, {"qzkey": "Qzvalue"})])
+    return [user("Qzuone"), calling, result("Qzresult"), assistant("Qzaone")]
+
+
+def _date_dependent(observe: Observe, other_clock: Callable[..., str | Rejected]) -> bool:
+    print_ = observe(_PLAIN)
+    return isinstance(print_, Printed) and other_clock(_PLAIN, None) != print_.text
+
+
+def _bos(plain: Printed | Rejected, bos: str, adds_bos: bool) -> Literal["template", "none", "double"]:
+    if isinstance(plain, Rejected) or not bos or not plain.text.startswith(bos):
+        return "none"
+    return "double" if adds_bos else "template"
+
+
+def _system(observe: Observe) -> Literal["printed", "folded", "dropped", "refused", "last_user_only"]:
+    print_ = observe([system("Qzsystem"), *_PLAIN])
+    if isinstance(print_, Rejected):
+        return "refused"
+    at = print_.text.find("Qzsystem")
+    if at >= 0:
+        folded = any(span.start <= at < span.end and span.message > 0 for span in print_.spans)
+        return "folded" if folded else "printed"
+    ending = observe([system("Qzsystem"), *_PLAIN[:3]])
+    return "last_user_only" if _shows(ending, "Qzsystem") else "dropped"
+
+
+def _refuses(observe: Observe) -> Iterator[str]:
+    if isinstance(observe([user("Qzuone"), user("Qzutwo"), assistant("Qzaone")]), Rejected):
+        yield "two_users"
+    if isinstance(observe([assistant("Qzaone"), user("Qzuone"), assistant("Qzatwo")]), Rejected):
+        yield "leading_assistant"
+    if isinstance(observe(_TOOLS, [TOOL]), Rejected):
+        yield "tool_role"
+
+
+def _tools(observe: Observe) -> Literal["printed", "dropped", "refused"]:
+    print_ = observe(_PLAIN, [TOOL])
+    if isinstance(print_, Rejected):
+        return "refused"
+    return "printed" if "qztool" in print_.text else "dropped"
+
+
+def _heads(observe: Observe) -> dict[str, tuple[str, ...]]:
+    """Return what is printed before the text of users, systems and tools, wherever they stand in the talk."""
+    heads: dict[str, set[str]] = {}
+    probed: list[tuple[Sequence[Message], Sequence[Json] | None]] = [
+        (_PLAIN, None),
+        ([system("Qzsystem"), *_PLAIN], None),
+        ([*_PLAIN, system("Qzsystem"), *_PLAIN], None),
+        (_TOOLS, [TOOL]),
+        ([*_beside("")[:3], result("Qzsecond", "call_00000002"), assistant("Qzaone")], [TOOL]),
+    ]
+    for probe, tools in probed:
+        print_ = observe(probe, tools)
+        if isinstance(print_, Printed):
+            for index, message in enumerate(probe):
+                head = _before(print_, index, message["content"]) if message["content"] else None
+                if head and message["role"] != "assistant":
+                    heads.setdefault(message["role"], set()).add(head)
+    return {role: tuple(sorted(found, key=len, reverse=True)) for role, found in heads.items()}
+
+
+def _constant_lead(observe: Observe) -> str:
+    heads: list[str] = []
+    for texts in (("Qzaone", "Qzatwo"), ("Xqaone", "Wqatwo")):
+        print_ = observe([user("Qzuone"), assistant(texts[0]), user("Qzutwo"), assistant(texts[1])])
+        if isinstance(print_, Printed):
+            heads += [
+                head for i, text in ((1, texts[0]), (3, texts[1])) if (head := _before(print_, i, text)) is not None
+            ]
+    return os.path.commonprefix(heads)
+
+
+def _reasoning_close(observe: Observe) -> tuple[str, str]:
+    """Return what stands between reasoning and answer, and between reasoning and call, in a last turn."""
+    answered = observe([user("Qzuone"), assistant("Qzaone", reasoning_content="Qzrone")])
+    calling = assistant("", tool_calls=[call("qzcalled", {"qzkey": "Qzvalue"})], reasoning_content="Qzrone")
+    called = observe([user("Qzuone"), calling], [TOOL])
+    answer = _between(answered, "Qzrone", "Qzaone")
+    before_call = _between(called, "Qzrone", "qzcalled")
+    return answer, os.path.commonprefix([answer, before_call]) if answer else before_call
+
+
+def _between(print_: Printed | Rejected, first: str, second: str) -> str:
+    if isinstance(print_, Rejected):
+        return ""
+    start = print_.text.rfind(first)
+    end = print_.text.find(second, start)
+    return print_.text[start + len(first) : end] if 0 <= start < end else ""
+
+
+_FRAME = re.compile(r"think|reason|analysis|thought", re.IGNORECASE)
+
+
+def _empty_reasoning(observe: Observe, prompt: Callable[..., str]) -> tuple[str, ...]:
+    """Return frames that are printed before an answer that has no reasoning, beyond the bare prompt.
+
+    Found where an answer without reasoning begins with more than the same answer's header does.
+    """
+    frames: set[str] = set()
+    print_ = observe(_PLAIN)
+    for kwargs in ({}, {"enable_thinking": False}, {"enable_thinking": True}):
+        print_ = observe(_PLAIN, None, kwargs)
+        if isinstance(print_, Rejected):
+            continue
+        for index, text in ((1, "Qzaone"), (3, "Qzatwo")):
+            head = _before(print_, index, text)
+            found = head and _FRAME.search(head)
+            if head and found:
+                start = max(head.rfind("<", 0, found.start()), head.rfind("[", 0, found.start()))
+                frames.add(head[start if start >= 0 else found.start() :])
+        asked = prompt("user", has_tools=False, kwargs=kwargs)
+        if (found := _FRAME.search(asked)) and "/" in asked[found.start() - 1 :]:
+            start = asked.rfind("<", 0, found.start())
+            frames.add(asked[start if start >= 0 else found.start() :])
+    return tuple(sorted(frames, key=len, reverse=True))

@@ -1,0 +1,675 @@
+"""Rendering: a conversation → the text a chat template prints, and which characters belong to which message.
+
+What belongs here: the options of the group `template`, finding a template, and `Renderer`, which runs it.
+What does not: which characters train (`masking.py`), ids (`tokenizer.py`).
+
+Two ways give the same answer. The reference way changes the template's syntax tree (`span_markers.py`) and runs it
+in Jinja's sandbox; the fast way writes the marks into its text for another engine (`minijinja_engine.py`) and is used
+for a template only if text and spans are equal on every probe (`engine_parity.py`); a row on which the fast engine
+complains takes the reference way.
+
+    catalog       templates that have a name        environment   the sandbox and its budget
+    adaptation    messages as a template wants      marks         marks in the syntax tree, marks → spans
+    probes        what a template does              fast          marks in the text
+    trust         probes on which both ways must agree
+    ownership     whose every character is, proven by private code points
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal
+
+import orjson
+from jinja2 import TemplateSyntaxError, nodes
+from pydantic import Field, model_validator
+
+from rowmill.conversation.rendering import content_tracing, engine_parity, minijinja_engine, probes
+from rowmill.conversation.rendering.adaptation import Adaptation, BadArgumentsError
+from rowmill.conversation.rendering.character_ownership import ATTEMPTS, Cover, Literals
+from rowmill.conversation.rendering.probes import stretches
+from rowmill.conversation.rendering.sandbox import (
+    OUTPUT,
+    STEPS,
+    BudgetError,
+    Sandbox,
+    clock,
+    require_shallow,
+    require_short,
+    too_deep,
+)
+from rowmill.conversation.rendering.span_markers import (
+    MARK_CHARACTERS,
+    Recorder,
+    captured_loops,
+    charged,
+    marked,
+    read_marks,
+    silent_loops,
+)
+from rowmill.conversation.rendering.template_registry import (
+    bundled,
+    bundled_names,
+    get_chat_template,
+    is_text,
+    known_names,
+    read_template,
+    register_chat_template,
+)
+from rowmill.conversation.template_contract import OpaquePrint, Ownership, Printed, TemplateContract
+from rowmill.core.config import Config
+from rowmill.core.errors import ConfigError, one_of
+from rowmill.schema.rows import Json, Message, Rejected
+
+__all__ = [
+    "BadArgumentsError",
+    "DroppedKind",
+    "Renderer",
+    "RendererSpec",
+    "Template",
+    "TemplateChoice",
+    "TemplateSource",
+    "bundled",
+    "bundled_names",
+    "get_chat_template",
+    "known_names",
+    "register_chat_template",
+    "resolve",
+    "spec_of",
+    "stretches",
+]
+
+VERSION = 3
+"""Raise it when any conversation may be printed otherwise, or other characters be a message's."""
+
+DroppedKind = Literal[
+    "system",
+    "user",
+    "assistant_text",
+    "text_beside_call",
+    "call_name",
+    "call_arguments",
+    "tool_result",
+    "tool_list",
+    "reasoning",
+    "unknown_role",
+]
+
+
+class TemplateChoice(Config):
+    """One way to name a chat template; exactly one field is given."""
+
+    name: str | None = None
+    """A bundled or registered template."""
+    text: str | None = None
+    """The template itself."""
+    file: str | None = None
+    """A file that holds the template."""
+    tokenizer: str | None = None
+    """A named template of the tokenizer, such as `tool_use`."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> "TemplateChoice":
+        given = [name for name in ("name", "text", "file", "tokenizer") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"names {len(given)} templates; give exactly one of name, text, file or tokenizer; delete the others"
+            )
+        return self
+
+
+class Template(Config):
+    """The options of the group `template`: which chat template prints the rows, and how strictly it is held."""
+
+    chat_template: str | TemplateChoice | None = None
+    """Null: the tokenizer's own. Text with `{{` or `{%` is a template; other text names a bundled or registered one:
+    alpaca, chatml, gemma3, glm4, llama3, llama3.1, mistral, phi3, qwen2.5, qwen3, vicuna, zephyr."""
+    template_kwargs: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Values passed to the template in every render; a row's own win."""
+    chat_template_kwargs: str | None = "chat_template_kwargs"
+    """Column with a row's own template variables, a mapping or its JSON text, which win over template_kwargs;
+    null: none is read."""
+    template_now: str = "2025-01-01T00:00:00"
+    """ISO time that any clock of the template shows, so that the same recipe prints the same text any day."""
+    enable_thinking: bool | None = None
+    """Null: not passed; else passed in every render."""
+    turns: Literal["whole", "exchange", "message", "auto"] = "whole"
+    """One example per conversation, per exchange, per supervised message; auto: per message for rows in which the
+    template prints a turn otherwise once others follow."""
+    spans: Literal["auto", "marks", "generation"] = "auto"
+    """Where loss spans come from; auto: `{% generation %}` blocks where the template has them, else marks."""
+    control_tokens: Literal["as_text", "allow", "reject"] = "as_text"
+    """What happens to control-token strings inside a row's own text."""
+    on_dropped: dict[DroppedKind, Literal["count", "untrain", "reject"]] = Field(
+        default_factory=dict[DroppedKind, Literal["count", "untrain", "reject"]]
+    )
+    """Per kind of own text that the template does not print; default reject, for reasoning count."""
+    verify_render: float = 0.02
+    """Share of rows, 0–1, rendered a second time without marks and compared."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> "Template":
+        if not 0 <= self.verify_render <= 1:
+            raise ValueError(f"verify_render is {self.verify_render}; it is a share from 0 to 1; write such as 0.02")
+        try:
+            datetime.fromisoformat(self.template_now)
+        except ValueError:
+            raise ValueError(
+                f"template_now is {self.template_now!r}; it is an ISO time; write such as 2025-01-01T00:00:00"
+            ) from None
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateSource:
+    """A chat template as found: its text, what it was called, and the special tokens it may print."""
+
+    text: str
+    name: str
+    special_tokens: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def resolve(
+    template: Template,
+    *,
+    tokenizer_chat_template: str | Mapping[str, str] | None,
+    special_tokens: Mapping[str, str],
+) -> TemplateSource:
+    """Find the template that the options name.
+
+    `tokenizer_chat_template` is the tokenizer's own: text, or its named ones, of which `default` is used
+    unless the options name another.
+
+    Raises
+    ------
+    ConfigError
+        If there is none, or no such name or file.
+
+    """
+    choice = _as_choice(template.chat_template)
+    named = (
+        {"default": tokenizer_chat_template} if isinstance(tokenizer_chat_template, str) else tokenizer_chat_template
+    )
+    if choice.text is not None:
+        return TemplateSource(choice.text, "recipe", special_tokens)
+    if choice.file is not None:
+        return TemplateSource(read_template(Path(choice.file)), Path(choice.file).name, special_tokens)
+    if choice.name is not None:
+        return TemplateSource(bundled(choice.name), choice.name, special_tokens)
+    wanted = choice.tokenizer or "default"
+    if not named or wanted not in named:
+        has = f"it has {one_of(sorted(named))}" if named else "it has none"
+        raise ConfigError(
+            f"template.chat_template: the tokenizer has no chat template {wanted!r}; {has}; "
+            f"name a bundled one ({one_of(known_names())}), a file or the text"
+        )
+    return TemplateSource(named[wanted], f"tokenizer:{wanted}", special_tokens)
+
+
+def _as_choice(chosen: str | TemplateChoice | None) -> TemplateChoice:
+    if isinstance(chosen, TemplateChoice):
+        return chosen
+    if chosen is None:
+        return TemplateChoice(tokenizer="default")
+    return TemplateChoice(text=chosen) if is_text(chosen) else TemplateChoice(name=chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class RendererSpec:
+    """All that decides what a renderer prints: plain values, so that a worker can be sent it."""
+
+    text: str
+    special_tokens: Mapping[str, str] = field(default_factory=dict[str, str])
+    """By name (`bos_token`, `eos_token`, …); absent ones print nothing."""
+    template_kwargs: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    now: datetime = datetime(2025, 1, 1)  # noqa: DTZ001  (a template's clock has no zone)
+    control_tokens: tuple[str, ...] = ()
+    """The tokenizer's added tokens that a template may print."""
+    adds_bos: bool = False
+    """Whether the tokenizer puts a BOS first by itself."""
+    arguments: Literal["auto", "object", "string"] = "auto"
+    tool_ids: Literal["auto", "keep"] = "auto"
+    """As the group `tools` has them; auto: what probes show the template to want."""
+    lane: Literal["auto", "reference"] = "auto"
+
+
+def spec_of(
+    template: Template,
+    source: TemplateSource,
+    *,
+    control_tokens: Iterable[str] = (),
+    adds_bos: bool = False,
+    arguments: Literal["auto", "object", "string"] = "auto",
+    tool_ids: Literal["auto", "keep"] = "auto",
+) -> RendererSpec:
+    """Gather what a renderer needs from the options and the template found."""
+    kwargs = dict(template.template_kwargs)
+    if template.enable_thinking is not None:
+        kwargs["enable_thinking"] = template.enable_thinking
+    return RendererSpec(
+        text=source.text,
+        special_tokens=dict(source.special_tokens),
+        template_kwargs=kwargs,
+        now=datetime.fromisoformat(template.template_now),
+        control_tokens=tuple(control_tokens),
+        adds_bos=adds_bos,
+        arguments=arguments,
+        tool_ids=tool_ids,
+    )
+
+
+_CONTROL_LIKE = re.compile(r"<[|｜][^<>|｜\s]{1,40}[|｜]?>|<[^<>|｜\s]{1,40}[|｜]>")
+
+
+class Renderer:
+    """One template, compiled both ways and probed; heavy, so built once per worker."""
+
+    def __init__(self, spec: RendererSpec) -> None:
+        self.spec = spec
+        self._sandbox = Sandbox(spec.now, [Recorder])
+        self._recorder: Recorder = self._sandbox.extensions[Recorder.identifier]  # pyright: ignore[reportAttributeAccessIssue]
+        self._tree = self._parse()
+        require_shallow(self._tree)
+        self._plain = self._compile(charged(self._parse(), self._recorder))
+        self._marked = self._compile(marked(self._parse(), self._recorder))
+        self._captured = captured_loops(self._tree)
+        self._marks_inert = True
+        absent = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "")
+        self._values = {
+            **absent,
+            "documents": None,
+            "add_generation_prompt": False,
+            **spec.special_tokens,
+            **spec.template_kwargs,
+        }
+        self._fast: minijinja_engine.FastEngine | None = None
+        self._opaque: content_tracing.OpaqueRenderer | None = None
+        self._float_shy = False
+        self._compares_messages = minijinja_engine.compares_messages(self._tree)
+        self._contract: TemplateContract | None = None
+        self._prompts: dict[tuple[str, bool, bytes], str] = {}
+        self._clean_tools: object = None
+        self._literals: Literals | None = None
+        self._identity = ""
+        self.adaptation = Adaptation(reasoning_keys=probes.reasoning_keys(self._tree))
+        self.lane_reason = "not probed"
+        self.adaptation = self._chosen(probes.adaptation(self._observe, self.adaptation))
+        self.lane_reason = self._trust_fast_lane()
+
+    @property
+    def lane(self) -> Literal["fast", "reference"]:
+        """Which way rows go: fast only if every probe gave equal text and spans."""
+        return "reference" if self._fast is None else "fast"
+
+    @property
+    def identity(self) -> str:
+        """A digest of all that decides what is printed."""
+        if not self._identity:
+            self._identity = sha256(_dumped(asdict(self.spec) | {"now": self.spec.now.isoformat()})).hexdigest()
+        return self._identity
+
+    @property
+    def contract(self) -> TemplateContract:
+        """What the template does, observed on probes the first time it is asked for."""
+        if self._contract is None:
+            self._contract = self._observed()
+        return self._contract
+
+    def _observed(self) -> TemplateContract:
+        observed = probes.observe(
+            self._observe,
+            self.generation_prompt,
+            eos_token=str(self._values["eos_token"]),
+            bos_token=str(self._values["bos_token"]),
+            adds_bos=self.spec.adds_bos,
+            control_tokens=self._control_tokens(),
+            known_tokens=frozenset((*self.spec.control_tokens, *self.spec.special_tokens.values())),
+            has_blocks=self._has_blocks(),
+            adaptation=self.adaptation,
+            other_clock=self._under_another_clock,
+        )
+        return replace(
+            observed,
+            marks_inert=self._marks_inert,
+            lane=self.lane,
+            lane_reason=self.lane_reason,
+        )
+
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
+    ) -> Printed | Rejected:
+        """Print a conversation and say which characters are whose.
+
+        Law: the text equals `plain` of the same conversation, whichever way was taken.
+        """
+        if self._fast is not None:
+            printed = self._render_fast(messages, tools, kwargs)
+            if printed is not None:
+                return printed
+        return self.reference(messages, tools, kwargs)
+
+    def reference(
+        self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
+    ) -> Printed | Rejected:
+        """Print as `render` does, always the reference way."""
+        try:
+            adapted = self.adaptation.messages(messages)
+        except BadArgumentsError as error:
+            return Rejected("bad_tool_arguments", str(error))
+        return self._reference(adapted, self.adaptation.tools(tools), kwargs)
+
+    def plain(
+        self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
+    ) -> str | Rejected:
+        """Print without marks, as `apply_chat_template(…, tokenize=False)` does."""
+        try:
+            adapted, offered = self.adaptation.messages(messages), self.adaptation.tools(tools)
+        except BadArgumentsError as error:
+            return Rejected("bad_tool_arguments", str(error))
+        size = len(_dumped([adapted, offered]))
+        self._recorder.watch((), "")
+        return self._run(self._plain, adapted, offered, kwargs, size)
+
+    def ownership(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Json] | None,
+        kwargs: Mapping[str, Json],
+        text: str,
+        roles: frozenset[str],
+    ) -> Ownership | None:
+        """Prove whose the characters of `text`, the plain render, are; `roles` are the model's.
+
+        None if the template looks at texts that it only sees as private code points, however few are hidden.
+        """
+        if self._literals is None:
+            self._literals = Literals(self._tree)
+        try:
+            adapted = self.adaptation.messages(messages)
+        except BadArgumentsError:
+            return None
+        offered = self.adaptation.tools(tools)
+        heads = {i: int(m["inline_reasoning"]) for i, m in enumerate(messages) if m.get("inline_reasoning")}
+        for attempt in ATTEMPTS:
+            cover = Cover(adapted, roles, self.adaptation.reasoning_keys, self._literals, attempt, heads, text)
+            covered = self._print_covered(cover.messages, offered, kwargs)
+            proof = None if covered is None else cover.prove(covered, text)
+            if proof is not None:
+                return proof
+        return None
+
+    def _print_covered(
+        self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
+    ) -> str | None:
+        """Print adapted messages without marks, the fast way where there is one."""
+        if self._fast is not None:
+            self._sandbox.budget.refill(0)
+            try:
+                fuel = minijinja_engine.FUEL + minijinja_engine.FUEL_PER_MESSAGE * (len(messages) + len(tools or ()))
+                return self._fast.plain(messages, tools, kwargs, fuel=fuel)
+            except Exception:  # noqa: BLE001, S110  (the reference way says what is wrong, or renders it)
+                pass
+        size = sum(len(str(message)) for message in messages)
+        self._recorder.watch((), "")
+        text = self._run(self._plain, messages, tools, kwargs, size)
+        return None if isinstance(text, Rejected) else text
+
+    def generation_prompt(self, role: str, *, has_tools: bool, kwargs: Mapping[str, Json]) -> str:
+        """Return what the template prints after a message of that role to prompt the assistant."""
+        key = (role, has_tools, _dumped(kwargs))
+        known = self._prompts.get(key)
+        if known is None:
+            if len(self._prompts) > 4096:
+                self._prompts.clear()
+            known = self._prompts[key] = probes.generation_prompt(self._observe, role, has_tools, kwargs)
+        return known
+
+    def opaque(self, roles: Sequence[str]) -> OpaquePrint | None:
+        """Print a placeholder per role, with proof that any contents are printed so; null where there is none."""
+        if self._opaque is None:
+            self._opaque = content_tracing.OpaqueRenderer(self.spec.text, self.spec.now, self._values)
+        if self._opaque.reason:
+            return None
+        messages = [{"role": role, "content": content_tracing.placeholder(index)} for index, role in enumerate(roles)]
+        # The plain render comes first: it has a budget, the other has none.
+        text = self.plain(messages, None, {})
+        printed = None if isinstance(text, Rejected) else self._opaque.render(roles)
+        return printed if printed is not None and printed.text == text else None
+
+    def _chosen(self, found: Adaptation) -> Adaptation:
+        """Let the recipe's choice win over what probes found."""
+        if self.spec.arguments != "auto":
+            found = replace(found, arguments=self.spec.arguments, takes_text=True)
+        return replace(found, tool_ids="any") if self.spec.tool_ids == "keep" else found
+
+    def _parse(self) -> nodes.Template:
+        require_short(self.spec.text)
+        try:
+            return self._sandbox.parse(self.spec.text)
+        except TemplateSyntaxError as error:
+            raise ConfigError(
+                f"template.chat_template: line {error.lineno}: {error.message}; a Jinja chat template is needed; "
+                "correct that line"
+            ) from error
+        except RecursionError as error:
+            raise too_deep() from error
+        except ValueError as error:
+            raise ConfigError(
+                f"template.chat_template: it cannot be read ({error}); a Jinja chat template is needed; correct it"
+            ) from error
+
+    def _compile(self, tree: nodes.Template) -> Any:
+        try:
+            return self._sandbox.from_string(tree)
+        except (TemplateSyntaxError, RecursionError, SyntaxError, MemoryError) as error:
+            raise ConfigError(
+                f"template.chat_template: it cannot be compiled ({error}); correct the template"
+            ) from error
+
+    def _control_tokens(self) -> tuple[str, ...]:
+        literals = [data.data for data in self._tree.find_all(nodes.TemplateData)]
+        literals += [c.value for c in self._tree.find_all(nodes.Const) if isinstance(c.value, str)]
+        text = "\0".join(literals)
+        written = _CONTROL_LIKE.findall(text)
+        printed = [value for value in self.spec.special_tokens.values() if value]
+        return tuple(dict.fromkeys([*self.spec.control_tokens, *written, *printed]))
+
+    def _has_blocks(self) -> bool:
+        calls = self._tree.find_all(nodes.CallBlock)
+        return any(isinstance(call.call.node, nodes.ExtensionAttribute) for call in calls)
+
+    # ── the reference way ──
+
+    def _reference(
+        self,
+        adapted: Sequence[Message],
+        tools: Sequence[Json] | None,
+        kwargs: Mapping[str, Json],
+        size_and_mark: tuple[int, str] | None = None,
+    ) -> Printed | Rejected:
+        if len({id(message) for message in adapted}) < len(adapted):
+            adapted = [dict(message) for message in adapted]
+        size, mark = size_and_mark or self._size_and_mark(adapted, tools, kwargs)
+        if not mark:
+            return Rejected("template_error", "the row holds every character that could serve as a mark")
+        self._recorder.watch(adapted, mark)
+        marked_loops = self._recorder.marked_loops
+        text = self._run(self._marked, adapted, tools, kwargs, size)
+        if isinstance(text, Rejected):
+            return text
+        if self._captured and not self._captured.isdisjoint(marked_loops):
+            self._marks_inert = False
+        try:
+            return read_marks(text, mark, adapted)
+        except (ValueError, IndexError) as error:
+            return Rejected("span_not_found", str(error))
+
+    def _run(
+        self,
+        template: Any,
+        adapted: Sequence[Message],
+        tools: Sequence[Json] | None,
+        kwargs: Mapping[str, Json],
+        size: int,
+    ) -> str | Rejected:
+        self._sandbox.budget.refill(size)
+        try:
+            return template.render(**{**self._values, **kwargs, "messages": adapted, "tools": tools})
+        except RecursionError:
+            # Python's own wording depends on how deep the caller stands.
+            return Rejected("template_error", "RecursionError: the template calls itself too deep")
+        except Exception as error:  # noqa: BLE001  (a template may raise anything; the row carries its message)
+            return Rejected("template_error", f"{type(error).__name__}: {error}"[:500])
+        finally:
+            self._recorder.watch((), "")
+
+    def _size_and_mark(
+        self, adapted: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
+    ) -> tuple[int, str]:
+        dumped = _dumped([adapted, tools, dict(kwargs)])
+        for mark in MARK_CHARACTERS:
+            if mark.encode() not in dumped and mark not in self.spec.text:
+                return len(dumped), mark
+        return len(dumped), ""
+
+    def _observe(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Json] | None = None,
+        kwargs: Mapping[str, Json] | None = None,
+        *,
+        adaptation: Adaptation | None = None,
+    ) -> Printed | Rejected:
+        """Render a probe the reference way.
+
+        Raises
+        ------
+        ConfigError
+            If the template exhausts its budget on so little: it would on every row.
+
+        """
+        adapt = adaptation or self.adaptation
+        print_ = self._reference(adapt.messages(messages), adapt.tools(tools), kwargs or {})
+        if isinstance(print_, Rejected) and print_.detail.startswith(BudgetError.__name__):
+            raise ConfigError(
+                f"template.chat_template: on a conversation of a few words, {print_.detail.partition(': ')[2]}; "
+                f"a render may take {STEPS:,} steps and print {OUTPUT:,} characters; name another template"
+            )
+        return print_
+
+    def _under_another_clock(self, messages: Sequence[Message], tools: Sequence[Json] | None) -> str | Rejected:
+        later = self.spec.now.replace(year=self.spec.now.year + 7, day=1, month=(self.spec.now.month % 12) + 1)
+        known: dict[str, Any] = self._sandbox.globals
+        pinned = known["strftime_now"]
+        known["strftime_now"] = clock(later)
+        try:
+            return self.plain(messages, tools, {})
+        finally:
+            known["strftime_now"] = pinned
+
+    # ── the fast way ──
+
+    def _render_fast(
+        self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
+    ) -> Printed | None:
+        engine = self._fast
+        if engine is None or not self._is_clean(messages, tools, kwargs):
+            return None
+        if self._compares_messages and minijinja_engine.has_equal_messages(messages):
+            return None
+        if self._float_shy and any(
+            _WHOLE_FLOAT.search(_dumped(m["tool_calls"])) for m in messages if "tool_calls" in m
+        ):
+            return None
+        fuel = minijinja_engine.FUEL + minijinja_engine.FUEL_PER_MESSAGE * (len(messages) + len(tools or ()))
+        self._sandbox.budget.refill(0)
+        try:
+            adapted = [{**m, minijinja_engine.KEY: str(i)} for i, m in enumerate(self.adaptation.messages(messages))]
+            return engine.render(adapted, self.adaptation.tools(tools), kwargs, fuel=fuel)
+        except Exception:  # noqa: BLE001  (the reference way says what is wrong, or renders it)
+            return None
+
+    def _is_clean(self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]) -> bool:
+        """Tell whether a row lacks the fast lane's mark and key, and what both engines trim differently.
+
+        Tools seen last are not searched again.
+        """
+        if not _lacks_marks(_dumped(messages)):
+            return False
+        if kwargs and ("messages" in kwargs or "tools" in kwargs or not _lacks_marks(_dumped(kwargs))):
+            return False
+        if tools is not None and tools is not self._clean_tools:
+            if not _lacks_marks(_dumped(tools)):
+                return False
+            self._clean_tools = tools
+        return True
+
+    def _trust_fast_lane(self) -> str:
+        """Build the fast engine and keep it only if it agrees on every probe; return why not."""
+        if self.spec.lane == "reference":
+            return "switched off"
+        if not _lacks_marks(self.spec.text.encode()):
+            return "the template holds the mark"
+        reason = minijinja_engine.screen(self._tree)
+        if reason:
+            return reason
+        try:
+            tojson: Any = self._sandbox.filters["tojson"]
+            silent = silent_loops(self._tree)
+            self._fast = minijinja_engine.FastEngine(self.spec.text, self.spec.now, tojson, self._values, silent)
+        except Exception as error:  # noqa: BLE001  (an engine that cannot read the template is not used)
+            return f"the fast engine cannot read it: {str(error).splitlines()[0]}"
+        reason = self._first_difference()
+        if reason:
+            self._fast = None
+        return reason
+
+    def _first_difference(self) -> str:
+        """Compare both ways on every probe; arguments with floats like 1.0 are left to the reference if they differ."""
+        agreed = 0
+        for name, messages, tools, kwargs in engine_parity.trust_set():
+            quick = self._render_fast(messages, tools, kwargs)
+            if quick is None:
+                continue
+            reason = _difference(quick, self.reference(messages, tools, kwargs))
+            if reason and name.startswith(engine_parity.WHOLE_NUMBERS):
+                self._float_shy = True
+            elif reason:
+                return f"probe {name}: {reason}"
+            agreed += not reason
+        return "" if agreed else "no probe rendered"
+
+
+def _difference(quick: Printed, sure: Printed | Rejected) -> str:
+    if isinstance(sure, Rejected):
+        return f"the reference refuses it ({sure.detail}), the fast engine does not"
+    if quick.text != sure.text:
+        return "the text differs"
+    if quick.spans != sure.spans or quick.generation != sure.generation or quick.loop_end != sure.loop_end:
+        return "the spans differ"
+    return ""
+
+
+_WHOLE_FLOAT = re.compile(rb"\d\.0[,\]}]|\d[eE]\d")
+
+
+def _dumped(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except (TypeError, ValueError):
+        # Big integers, lone surrogates, keys that are no strings: rare, and only searched and measured.
+        return repr(value).encode("utf-8", "surrogatepass")
+
+
+_MARK_BYTES, _KEY_BYTES = minijinja_engine.MARK.encode(), minijinja_engine.KEY.encode()
+
+
+_PYTHON_SPACES = rb"\u001"
+"""How JSON text writes U+001C to U+001F, among others: white space to Python's `strip`, not to the fast engine's."""
+
+
+def _lacks_marks(text: bytes) -> bool:
+    return _MARK_BYTES not in text and _KEY_BYTES not in text and _PYTHON_SPACES not in text

@@ -1,0 +1,455 @@
+"""The Jinja environment of chat templates: what a template may see, and how much it may take.
+
+What belongs here: the sandbox equal to the one `apply_chat_template` uses (trimmed blocks, loop controls,
+`raise_exception`, `strftime_now`, unsorted unescaped `tojson`, no mutation, no internals), and the budget
+that ends a template which loops for ever or prints a gigabyte. What does not: marks (`span_markers.py`), messages.
+
+A chat template is a program that came with a download. Jinja's sandbox stops it from reaching Python, but
+not from taking all time and memory, so every loop, call, print and growing operator is charged:
+
+    steps        loop rounds and calls           → a template that loops for ever
+    characters   what operators and calls made   → 'x' * 10**9, doubling by `+`, `join`, `replace`, …
+    output       what is printed, macros too     → nested loops that print
+
+Compiling is not charged, so a template is bounded before: in its length and in the depth of its syntax tree, which
+Jinja's compiler, Python's and the fast engine all descend by calling themselves.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+import orjson
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from rowmill.core.errors import ConfigError
+from rowmill.schema.rows import Json
+
+STEPS = 300_000
+CHARACTERS = 64_000_000
+OUTPUT = 16_000_000
+"""Budgets of one render, to which `Budget.refill` adds in proportion to the row."""
+
+INTEGER_BITS = 4_096
+"""The largest integer a template may compute; arithmetic on larger ones takes more than a step's time."""
+
+WIDTH_LIMIT = 10_000
+"""The widest padding, indent or batch a template may ask for; real ones ask for single digits."""
+
+TEMPLATE_CHARACTERS = 1 << 17
+"""The longest template; the longest that a model came with has 17,000 characters."""
+
+TEMPLATE_DEPTH = 100
+"""The deepest syntax tree; the deepest that a model came with has 21 levels. Chains (`a + b + c`, `elif`) have a
+level per link."""
+
+_ENDLESS = 1 << 62
+_WIDTH_TAKERS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
+_WIDTH_FILTERS = ("center", "indent", "wordwrap", "batch", "slice", "truncate", "round", "format")
+_WIDE_FORMAT = re.compile(r"\d{5,}|\*|\{[^{}]*\{")
+_TOJSON_CACHED = 4096
+
+
+class BudgetError(TemplateError):
+    """A template took more steps, text or output than a render may."""
+
+
+def require_short(text: str) -> None:
+    """Refuse a template that is too long to be compiled in good time."""
+    if len(text) > TEMPLATE_CHARACTERS:
+        raise ConfigError(
+            f"template.chat_template: has {len(text):,} characters; at most {TEMPLATE_CHARACTERS:,} are allowed; "
+            "shorten it, or see that the file is a chat template"
+        )
+
+
+def require_shallow(tree: nodes.Template) -> None:
+    """Refuse a template whose syntax tree is too deep to be compiled."""
+    pending: list[tuple[nodes.Node, int, int]] = [(tree, 1, 1)]
+    while pending:
+        node, depth, line = pending.pop()
+        if depth > TEMPLATE_DEPTH:
+            raise too_deep(f"line {line}: ")
+        inner = depth + max(1, _links(node))
+        pending += [(child, inner, child.lineno or line) for child in node.iter_child_nodes()]
+
+
+def _links(node: nodes.Node) -> int:
+    """Return in how many levels the fast engine nests what is one node here; it overflows its stack without a word."""
+    match node:
+        case nodes.Concat():
+            return len(node.nodes)
+        case nodes.Compare():
+            return len(node.ops)
+        case nodes.If():
+            return len(node.elif_)
+        case _:
+            return 1
+
+
+def too_deep(where: str = "") -> ConfigError:
+    """Word the refusal of a template that is too deep."""
+    return ConfigError(
+        f"template.chat_template: {where}expressions or blocks are nested in more than {TEMPLATE_DEPTH} levels; at "
+        f"most {TEMPLATE_DEPTH} are allowed, and each operator or elif of a chain is one; join texts with a list and "
+        "join, or set a variable halfway"
+    )
+
+
+class Budget:
+    """What one render may still take."""
+
+    __slots__ = ("characters", "output", "steps")
+
+    def __init__(self) -> None:
+        self.refill(0)
+
+    def refill(self, row_bytes: int) -> None:
+        """Allow a render of a row of that size: real templates take a few steps and copies per byte."""
+        self.steps = STEPS + row_bytes
+        self.characters = CHARACTERS + 256 * row_bytes
+        self.output = OUTPUT + 16 * row_bytes
+
+    def step(self, constant_characters: int = 0) -> str:
+        """Charge one loop round or call, and the constant text it may print."""
+        self.steps -= 1
+        self.characters -= constant_characters
+        if self.steps < 0 or self.characters < 0:
+            raise BudgetError("the template takes too many steps; it loops without end or nearly so")
+        return ""
+
+    def grow(self, size: int) -> None:
+        """Charge text or items that an operation is about to make, or has made."""
+        self.characters -= size
+        if self.characters < 0:
+            raise BudgetError("the template builds too much text")
+
+    def emit(self, value: Any) -> Any:
+        """Charge a printed value; the environment's `finalize`."""
+        self.output -= len(value) if type(value) is str else measure(value, self.output)
+        if self.output < 0:
+            raise BudgetError("the template prints too much text")
+        return value
+
+
+def measure(value: Any, limit: int = OUTPUT) -> int:
+    """Estimate the printed size of a value without printing it; past `limit` it is endless.
+
+    A list that holds itself twice, thirty times over, is small in memory and endless in print.
+    """
+    size = 0
+    pending = [value]
+    while pending and size <= limit:
+        one = pending.pop()
+        if isinstance(one, str):
+            size += len(one)
+        elif isinstance(one, Mapping):
+            pending.extend(one)
+            pending.extend(one.values())
+        elif isinstance(one, list | tuple | set | frozenset):
+            pending.extend(one)
+        size += 8
+    return _ENDLESS if pending else size
+
+
+class _Dict:
+    """`dict` for templates, without the attributes of the real type."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, keys: Iterable[Any], value: Any = None) -> dict[Any, Any]:
+        return dict.fromkeys(keys, value)
+
+
+class _Namespace(Namespace):
+    """`namespace` for templates; names with a leading underscore are refused."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, values = args[0], args[1:]
+        attributes = dict(*values, **kwargs)
+        for name in attributes:
+            _refuse_private(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_private(name)
+        super().__setitem__(name, value)
+
+
+def _refuse_private(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a chat template may not store {name!r} on a namespace; rename the attribute")
+
+
+def raise_exception(message: object = "") -> str:
+    """Raise what a template complains about."""
+    raise TemplateError(str(message))
+
+
+def clock(now: datetime) -> Callable[[str], str]:
+    """Return `strftime_now` for a pinned clock, so that a row's text does not depend on the day it was built."""
+    return now.strftime
+
+
+class ToJson:
+    """The `tojson` of chat templates: source key order, nothing escaped; equal values are encoded once.
+
+    Tool schemas are the same in thousands of rows, and encoding them is most of a render's time.
+    """
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._known: dict[tuple[bytes, tuple[object, ...]], str] = {}
+
+    def __call__(
+        self,
+        value: Json,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: Any = None,
+        sort_keys: bool = False,
+    ) -> str:
+        """Encode with the arguments that `json.dumps` has."""
+        if indent is not None and _is_wide(indent):
+            raise BudgetError("the template asks tojson for an enormous indent")
+
+        def encode() -> str:
+            return json.dumps(
+                value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+            )
+
+        if type(value) is str:
+            self._budget.grow(len(value))
+            return encode()
+        key = _key_of(value)
+        if not key:
+            self._budget.grow(measure(value))
+            return encode()
+        options = (ensure_ascii, indent, repr(separators), sort_keys)
+        text = self._known.get((key, options))
+        if text is None:
+            if len(self._known) >= _TOJSON_CACHED:
+                self._known.clear()
+            text = self._known[key, options] = encode()
+        self._budget.grow(len(text))
+        return text
+
+
+def _key_of(value: Json) -> bytes:
+    """Return bytes that are equal for equal values only; nothing for a value that is not worth keeping, or has none.
+
+    orjson writes NaN as null: then equal bytes do not mean equal values.
+    """
+    try:
+        key = orjson.dumps(value)
+    except (TypeError, ValueError):
+        return b""
+    return b"" if len(key) > 65_536 or b"null" in key else key
+
+
+def _is_wide(indent: Any) -> bool:
+    return not isinstance(indent, int) or indent > WIDTH_LIMIT
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """The immutable sandbox with its operators, calls and filters charged to a budget."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self, now: datetime, extensions: list[Any]) -> None:
+        self.budget = Budget()
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[*extensions, loopcontrols],
+            finalize=self.budget.emit,
+        )
+        self.filters["tojson"] = ToJson(self.budget)
+        known: dict[str, Any] = self.globals
+        known["raise_exception"] = raise_exception
+        known["strftime_now"] = clock(now)
+        known["dict"] = _Dict()
+        known["namespace"] = _Namespace
+        # Random text would differ in every build, and lipsum can be asked for a gigabyte of it.
+        del known["lipsum"]
+        self.filters["random"] = _refuse_random
+        self._guard_filters()
+
+    def _guard_filters(self) -> None:
+        for name, function in list(self.filters.items()):
+            if name not in ("tojson", "random"):
+                weight = 8 if name in ("sort", "unique", "groupby", "dictsort") else 1
+                self.filters[name] = _charged(function, self.budget, weight)
+        self.filters["sum"] = _refuse_list_sums(self.filters["sum"])
+        for name in _WIDTH_FILTERS:
+            self.filters[name] = _narrow(self.filters[name], self.budget, is_format=name == "format")
+        for name, sized in (("join", _joined_size), ("replace", _replaced_size)):
+            self.filters[name] = _sized(self.filters[name], self.budget, sized)
+        for name in ("string", "pprint", "upper", "lower", "trim", "escape", "e", "urlize"):
+            self.filters[name] = _sized(self.filters[name], self.budget, _printed_size)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Charge an operator before it acts."""
+        match operator:
+            case "+":
+                self.budget.grow(_sequence_size(left) + _sequence_size(right))
+                return left + right
+            case "*":
+                self.budget.grow(_product_size(left, right))
+            case "**":
+                self.budget.grow(_power_size(left, right))
+            case _:
+                if isinstance(left, str) and _WIDE_FORMAT.search(left):
+                    raise BudgetError("the template formats with an enormous width")
+        return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Charge a call, and what a string's method is about to make."""
+        self.budget.step()
+        owner = getattr(called, "__self__", None)
+        if type(owner) is str:
+            self.budget.grow(len(owner) // 4)
+            self._check_method(called.__name__, owner, args, kwargs)
+        result = super().call(context, called, *args, **kwargs)
+        if type(result) is str:
+            self.budget.grow(len(result))
+        elif isinstance(called, _Dict):
+            self.budget.grow(measure(result))
+        return result
+
+    def _check_method(self, name: str, owner: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if name in _WIDTH_TAKERS:
+            _check_widths(args, kwargs)
+        elif name == "join":
+            self.budget.grow(_joined_size(*args, owner))
+        elif name == "replace":
+            self.budget.grow(_replaced_size(owner, *args[:2]))
+
+    def wrap_str_format(self, value: Any) -> Any:
+        """Refuse to format with an enormous width."""
+        if getattr(value, "__name__", "") in ("format", "format_map"):
+            owner = getattr(value, "__self__", None)
+            if isinstance(owner, str) and _WIDE_FORMAT.search(owner):
+                raise BudgetError("the template formats with an enormous width")
+        return super().wrap_str_format(value)
+
+
+def _sequence_size(value: Any) -> int:
+    if type(value) is str:
+        return len(value)
+    # An item of a list takes the room of several characters.
+    return 16 * len(value) if isinstance(value, list | tuple | range) else 0
+
+
+def _product_size(left: Any, right: Any) -> int:
+    if isinstance(left, int) and isinstance(right, int):
+        return _ENDLESS if left.bit_length() + right.bit_length() > INTEGER_BITS else 0
+    if isinstance(right, str | list | tuple):
+        left, right = right, left
+    return _sequence_size(left) * max(right, 0) if isinstance(right, int) else 0
+
+
+def _power_size(left: Any, right: Any) -> int:
+    if isinstance(left, int) and isinstance(right, int):
+        return _ENDLESS if left.bit_length() * abs(right) > INTEGER_BITS else 0
+    return 0
+
+
+def _joined_size(parts: Any = (), separator: Any = "", *_: Any, **__: Any) -> int:
+    if not isinstance(parts, list | tuple | str):
+        # A lazy filter's result; what it makes is measured when it is printed or added.
+        return 0
+    return measure(parts) + len(parts) * len(str(separator))
+
+
+def _replaced_size(text: Any, old: Any = "", new: Any = "", *_: Any, **__: Any) -> int:
+    if not (isinstance(text, str) and isinstance(old, str) and isinstance(new, str)):
+        return 0
+    return len(text) + text.count(old) * len(new)
+
+
+def _printed_size(value: Any, *_: Any, **__: Any) -> int:
+    return len(value) if type(value) is str else measure(value)
+
+
+def _charged(function: Callable[..., Any], budget: Budget, weight: int) -> Callable[..., Any]:
+    """Charge a filter for reading its input."""
+    takes = _passed_first(function)
+
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        budget.step()
+        if len(args) > takes:
+            budget.grow(weight * _sequence_size(args[takes]))
+        return function(*args, **kwargs)
+
+    return _like(guarded, function)
+
+
+def _refuse_list_sums(function: Callable[..., Any]) -> Callable[..., Any]:
+    takes = _passed_first(function)
+
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        start = kwargs.get("start", args[takes + 2] if len(args) > takes + 2 else 0)
+        if not isinstance(start, int | float):
+            raise BudgetError("the template sums lists, which is quadratic")
+        return function(*args, **kwargs)
+
+    return _like(guarded, function)
+
+
+def _sized(function: Callable[..., Any], budget: Budget, sized: Callable[..., int]) -> Callable[..., Any]:
+    takes = _passed_first(function)
+
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        budget.step()
+        budget.grow(sized(*args[takes:], **{k: v for k, v in kwargs.items() if k != "attribute"}))
+        return function(*args, **kwargs)
+
+    return _like(guarded, function)
+
+
+def _narrow(function: Callable[..., Any], budget: Budget, *, is_format: bool) -> Callable[..., Any]:
+    takes = _passed_first(function)
+
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        budget.step()
+        _check_widths(args[takes + 1 :], kwargs)
+        value = args[takes] if len(args) > takes else ""
+        if isinstance(value, str):
+            if is_format and _WIDE_FORMAT.search(value):
+                raise BudgetError("the template formats with an enormous width")
+            # An indent is added to every line.
+            budget.grow(len(value) * (1 + max([0, *(a for a in args[takes + 1 :] if type(a) is int)]) // 64))
+        return function(*args, **kwargs)
+
+    return _like(guarded, function)
+
+
+def _check_widths(args: Iterable[Any], kwargs: Mapping[str, Any]) -> None:
+    for one in (*args, *kwargs.values()):
+        if isinstance(one, int) and abs(one) > WIDTH_LIMIT:
+            raise BudgetError("the template asks for an enormous width")
+
+
+def _passed_first(function: Callable[..., Any]) -> int:
+    """Tell how many leading arguments (environment, context) Jinja itself passes to a filter."""
+    return 1 if hasattr(function, "jinja_pass_arg") else 0
+
+
+def _like(guarded: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    passes = getattr(function, "jinja_pass_arg", None)
+    if passes is not None:
+        guarded.jinja_pass_arg = passes  # pyright: ignore[reportFunctionMemberAccess]
+    return guarded
+
+
+def _refuse_random(*_: Any) -> str:
+    raise TemplateError("the template prints random values; a build must give the same bytes every time")

@@ -1,0 +1,330 @@
+"""Prove a chat template's masks on probe conversations of many shapes, and say in sentences what it does.
+
+What belongs here: the probe conversations, masking them as a build does, and the facts. What does not: judging a mask
+(`mask_judge.py`), printing the page (`reports/template_proof.py`).
+
+A shape is written with one letter per message, as in `ucta`: a question, a call, its result, an answer. The loss
+options are the defaults: every assistant message is supervised.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from rowmill.conversation.mask_judge import Finding, Judge, TransformersTemplate
+from rowmill.conversation.masking import Loss, Masker, MaskRules
+from rowmill.conversation.rendering.renderer import Renderer
+from rowmill.conversation.template_contract import Conversation, TemplateContract
+from rowmill.schema.reject_reasons import WORDS
+from rowmill.schema.rows import Json, Masked, Message, Rejected, to_json
+
+MESSAGE_NAMES: Mapping[str, str] = {
+    "s": "system",
+    "u": "user",
+    "a": "answer",
+    "r": "reasoning and answer",
+    "o": "reasoning only",
+    "c": "call",
+    "d": "two calls",
+    "b": "text and call",
+    "e": "reasoning and call",
+    "f": "reasoning, text and call",
+    "t": "tool result",
+}
+"""What each letter of a shape stands for."""
+
+PLAIN_SHAPES = "ua uaua suaua aua aaua uaa uaaua uua uuaua uasua r ur urur uaur uo uoua".split()
+TOOL_SHAPES = (
+    "ua ucta uctaua sucta uctcta udtta ubta uc ub ud uauc uct udtt ucua cta uctra uetra ue uft uctuctua uaca".split()
+)
+TOOLS: tuple[Json, ...] = (
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Weather of a city",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string", "description": "The city"},
+                    "days": {"type": "integer", "description": "Days"},
+                },
+                "required": ["city"],
+            },
+        },
+    },
+)
+ODD_ARGUMENTS: Mapping[str, Json] = {
+    "a": "1",
+    "b": [1, "x", {"c": None}],
+    "flag": True,
+    "f": 0.5,
+    "text": 'He said "hi"\nand left',
+}
+
+_SYSTEM_FACTS: Mapping[str, str] = {
+    "folded": "The system message is printed inside the first user turn.",
+    "dropped": "A system message is not printed.",
+    "refused": "Refuses a system message.",
+    "last_user_only": "The system message is printed before the last user turn only.",
+}
+_REASONING_FACTS: Mapping[str, str] = {
+    "all": "Reasoning of every turn is printed.",
+    "last": "Reasoning of earlier turns is not printed.",
+    "none": "Reasoning is not printed.",
+}
+_ALTERNATION_FACTS: Mapping[str, str] = {
+    "two_users": "Refuses two user messages in a row.",
+    "leading_assistant": "Refuses a conversation that begins with the assistant.",
+    "tool_role": "Refuses tool results.",
+}
+_DROPPED_FACTS: Mapping[str, str] = {
+    "system": "a system message",
+    "user": "user text",
+    "assistant_text": "text of the assistant",
+    "text_beside_call": "text beside a call",
+    "call_name": "a call's name",
+    "call_arguments": "a call's arguments",
+    "tool_result": "a tool result",
+    "tool_list": "the list of tools",
+    "reasoning": "reasoning",
+    "unknown_role": "a message of an unknown role",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeConversation:
+    """A conversation of a known shape, and what the shape is in words."""
+
+    shape: str
+    words: str
+    messages: tuple[Message, ...]
+    tools: tuple[Json, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeProof:
+    """What became of one probe: its judged mask, or why there is none.
+
+    `trained` are character ranges of `text`. `reason` and `detail` are of a refused one.
+    """
+
+    probe: ProbeConversation
+    outcome: Literal["proven", "wrong", "not_provable", "refused"]
+    text: str = ""
+    trained: tuple[tuple[int, int], ...] = ()
+    findings: tuple[Finding, ...] = ()
+    reason: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateProof:
+    """What probes of all shapes showed of a template's masks."""
+
+    facts: tuple[str, ...]
+    shapes: tuple[ShapeProof, ...]
+
+    @property
+    def findings(self) -> list[Finding]:
+        """All characters that train wrongly, or wrongly do not."""
+        return [finding for shape in self.shapes for finding in shape.findings]
+
+    def count(self, outcome: str) -> int:
+        """Count the shapes with an outcome."""
+        return sum(shape.outcome == outcome for shape in self.shapes)
+
+    @property
+    def refusals(self) -> Counter[tuple[str, str]]:
+        """Count the refused shapes by reason and detail."""
+        return Counter((shape.reason, shape.detail) for shape in self.shapes if shape.outcome == "refused")
+
+
+# ── the probe conversations ──
+
+
+def probe_conversations() -> Iterator[ProbeConversation]:
+    """Yield a conversation of every shape, without tools and with them, then those with odd texts."""
+    for shape in PLAIN_SHAPES:
+        yield _probe(shape, None)
+    for shape in TOOL_SHAPES:
+        yield _probe(shape, TOOLS, note="tools")
+    for shape in ("uctua", "uetua"):
+        yield _with_repeated_question(_probe(shape, TOOLS, note="tools, a repeated question"))
+    repeated = [_user("Continue, please."), _answer("One."), _user("Continue, please."), _answer("Two.")]
+    yield _of_messages("uaua", repeated, TOOLS, note="tools, a repeated question")
+    yield _probe("ucta", TOOLS, note="tools, arguments of every type", arguments=ODD_ARGUMENTS)
+    short = [_user("a"), _answer("I"), _user("user"), _answer("4")]
+    yield _of_messages("uaua", short, None, note="short texts")
+
+
+def _user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def _answer(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def _of_messages(
+    shape: str, messages: Sequence[Message], tools: tuple[Json, ...] | None, *, note: str
+) -> ProbeConversation:
+    words = " → ".join(MESSAGE_NAMES[letter] for letter in shape)
+    return ProbeConversation(shape, f"{words} ({note})" if note else words, tuple(messages), tools)
+
+
+def _probe(
+    shape: str, tools: tuple[Json, ...] | None, *, note: str = "", arguments: Mapping[str, Json] | None = None
+) -> ProbeConversation:
+    """Build a conversation in which every text is another one, so that none is taken for its neighbour's."""
+    messages: list[Message] = []
+    waiting: list[str] = []
+    for i, letter in enumerate(shape):
+        match letter:
+            case "u":
+                messages.append(_user(f"What is it, u{i}?"))
+            case "s":
+                messages.append({"role": "system", "content": f"Be terse about s{i}."})
+            case "t":
+                call = waiting.pop(0) if waiting else "call0unknown"
+                content = f'{{"result": "found t{i}"}}'
+                messages.append({"role": "tool", "content": content, "tool_call_id": call, "name": "get_weather"})
+            case _:
+                messages.append(_assistant(letter, i, arguments))
+                waiting = [call["id"] for call in messages[-1].get("tool_calls", ())] or waiting
+    return _of_messages(shape, messages, tools, note=note)
+
+
+def _assistant(letter: str, index: int, arguments: Mapping[str, Json] | None) -> Message:
+    message: Message = {"role": "assistant", "content": f"It is four, a{index}." if letter in "arbf" else ""}
+    if letter in "refo":
+        message["reasoning_content"] = f"Let me think of r{index}."
+    if letter in "cdbef":
+        count = 2 if letter == "d" else 1
+        message["tool_calls"] = [_call(index, number, arguments) for number in range(count)]
+    return message
+
+
+def _call(index: int, number: int, arguments: Mapping[str, Json] | None) -> Json:
+    given = dict(arguments or {"city": f"Paris c{index}{number}", "days": 3})
+    function = {"name": "get_weather", "arguments": given}
+    return {"id": f"call{index:03}{number:02}", "type": "function", "function": function}
+
+
+def _with_repeated_question(probe: ProbeConversation) -> ProbeConversation:
+    first = probe.messages[0]["content"]
+    messages = (*probe.messages[:3], _answer("Go on."), _user(first), _answer("Done."))
+    return replace(probe, messages=messages)
+
+
+# ── the proof ──
+
+
+def prove_template(renderer: Renderer, rules: MaskRules | None = None) -> TemplateProof:
+    """Mask a conversation of every shape with the default loss options, and judge every mask."""
+    rules = replace(rules or MaskRules(), assistant_roles=frozenset({"assistant"}), verify_render=1.0, turns="whole")
+    masker = Masker(renderer, Loss(), rules)
+    mask_judge = MaskJudge(renderer, rules)
+    shapes = tuple(_prove_shape(masker, mask_judge, probe) for probe in probe_conversations())
+    return TemplateProof(tuple(_facts(renderer.contract, shapes, rules)), shapes)
+
+
+class MaskJudge:
+    """Judges masks of one template in which every assistant message is supervised."""
+
+    def __init__(self, renderer: Renderer, rules: MaskRules) -> None:
+        self._renderer = renderer
+        self._by_blocks = renderer.contract.generation_blocks != "none" and rules.spans != "marks"
+        self._judges: dict[str, Judge] = {}
+
+    def judge(self, conversation: Conversation, masked: Masked) -> list[Finding] | None:
+        """Return what is wrong with a conversation's mask; None if the owners of its text cannot be proven."""
+        adaptation = self._renderer.adaptation
+        messages, tools = adaptation.messages(conversation.messages), adaptation.tools(conversation.tools)
+        trained = [(span.start, span.end) for span in masked.trained]
+        return self._judge_with(conversation.kwargs).judge(messages, tools, masked.text, trained)
+
+    def _judge_with(self, kwargs: Mapping[str, Json]) -> Judge:
+        key = to_json(dict(kwargs))
+        if key not in self._judges:
+            spec = self._renderer.spec
+            values = {**spec.template_kwargs, **kwargs}
+            template = TransformersTemplate(spec.text, spec.special_tokens, values, spec.now)
+            self._judges[key] = Judge(template, by_blocks=self._by_blocks)
+        return self._judges[key]
+
+
+def _prove_shape(masker: Masker, judge: MaskJudge, probe: ProbeConversation) -> ShapeProof:
+    conversation = Conversation(probe.messages, probe.tools)
+    masked = masker.mask(conversation)
+    if isinstance(masked, Rejected):
+        return ShapeProof(probe, "refused", reason=masked.reason, detail=masked.detail)
+    trained = tuple((span.start, span.end) for span in masked.trained)
+    findings = judge.judge(conversation, masked)
+    if findings is None:
+        return ShapeProof(probe, "not_provable", masked.text, trained)
+    return ShapeProof(probe, "wrong" if findings else "proven", masked.text, trained, tuple(findings))
+
+
+# ── the facts ──
+
+
+def _facts(contract: TemplateContract, shapes: Sequence[ShapeProof], rules: MaskRules) -> Iterator[str]:
+    yield _REASONING_FACTS[contract.reasoning]
+    if contract.system in _SYSTEM_FACTS:
+        yield _SYSTEM_FACTS[contract.system]
+    yield from (_ALTERNATION_FACTS[one] for one in contract.alternation if one in _ALTERNATION_FACTS)
+    if contract.tools == "dropped":
+        yield "The list of tools is not printed."
+    elif contract.tools == "refused":
+        yield "Refuses a list of tools."
+    yield from _dropped_facts(shapes, rules)
+    yield from _end_facts(contract)
+    yield from _unended_calls(shapes)
+    if contract.generation_blocks != "none" and rules.spans != "marks":
+        yield "Its {% generation %} blocks say what trains; template.spans: marks does without them."
+
+
+def _dropped_facts(shapes: Sequence[ShapeProof], rules: MaskRules) -> Iterator[str]:
+    details = (shape.detail for shape in shapes if shape.reason == "content_dropped")
+    kinds = sorted({kind for detail in details for kind in detail.split(", ")})
+    for kind in kinds:
+        what = _DROPPED_FACTS.get(kind, kind)
+        yield (
+            f"Does not always print {what}: rows that have it are refused; "
+            f"set template.on_dropped: {{{kind}: count}} to keep them, or choose another template."
+        )
+    for kind, policy in (rules.on_dropped or {}).items():
+        if policy != "reject":
+            yield f"May drop {_DROPPED_FACTS.get(kind, kind)}: template.on_dropped says {policy}."
+
+
+def _end_facts(contract: TemplateContract) -> Iterator[str]:
+    match contract.end_of_turn:
+        case "own" | "tail":
+            shown = f" with {contract.own_end.strip()!r}" if contract.own_end.strip() else ""
+            yield f"The template ends the assistant's turn{shown}, and the end trains."
+        case "next_header":
+            yield "The next message's header ends the assistant's turn; it is appended to the last one."
+        case "missing":
+            ending = contract.finish or contract.eos_token
+            added = f"; {ending!r} is appended to the last one" if ending else ""
+            yield f"The template prints no end of turn{added}."
+
+
+def _unended_calls(shapes: Sequence[ShapeProof]) -> Iterator[str]:
+    """Say what is printed behind a final call without being its end: then nothing teaches the model to stop."""
+    for shape in shapes:
+        rest = shape.text[shape.trained[-1][1] :].strip() if shape.trained else ""
+        if shape.outcome == "proven" and shape.probe.shape[-1] in "cdbef" and rest:
+            yield (
+                f"After a final call it prints {rest[:40]!r} and no end, so nothing there trains: "
+                "a model may not learn to stop after its calls."
+            )
+            return
+
+
+def remedy_of(reason: str) -> str:
+    """Return what to do about a refusal."""
+    return WORDS[reason].remedy

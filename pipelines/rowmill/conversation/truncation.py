@@ -1,0 +1,366 @@
+"""Shortening what is too long: a conversation by its structure first, anything by its tokens last.
+
+What belongs here: which messages go, in which order, until what is left fits. What does not: cutting tokens,
+rendering and counting. The last two are handed in as `measure`, because only a real render knows what a template
+makes of fewer messages.
+
+    exchanges   S │ U1 A1 │ U2 A2 call result call result A3 │ U4        limit ↓
+                S │         U2 A2 call result call result A3             after the last supervised
+                S           U2 A2             call result A3             tool rounds of the last exchange
+    reasoning   S           U2 A2             call result A3             oldest first, cut at a token
+    tokens      ──────────────[last tokens]                              by the caller (`text_examples.py`)
+
+The states form one chain, each a part of the one before, and the first that fits is taken. So a larger
+limit never keeps fewer messages, and truncating twice is truncating once.
+"""
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import count, takewhile
+from typing import Annotated, Literal, Protocol
+
+from pydantic import Field, model_validator
+
+from rowmill.core.config import Config
+from rowmill.schema.rows import Json, Message, Rejected
+
+REASONING = "reasoning_content"
+_GUESSES = 8
+_MERGE_SLACK = 8
+"""Tokens by which a cut text may come out shorter than its count says, where it merges with what stands around it."""
+Overlong = Literal["truncate", "drop", "split", "raise", "keep"]
+Side = Literal["left", "right"]
+
+
+class Truncation(Config):
+    """What happens to what is longer than the context."""
+
+    max_length: Annotated[int, Field(ge=2)] | None = None
+    """Tokens that an example may have, inclusive; null: the recipe's `seq_len`, which is the most allowed."""
+    overlong: Overlong | None = None
+    """truncate: shorten by structure, then by tokens; drop: reject; split: several examples; raise: stop the build;
+    keep: leave it to packing's `slice_strategy`. null: truncate, for text split, keep where `slice_strategy` is set."""
+    truncate_side: Side = "left"
+    """The side on which tokens are cut when nothing else is left to cut; left keeps the last tokens."""
+    token_cut: Literal["allow", "reject"] = "allow"  # noqa: S105  (tokens of text)
+    """Whether tokens may be cut at all; reject: what is too long after all else is `overlong_after_structure`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _aliases(cls, values: Json) -> Json:
+        if not isinstance(values, dict) or "max_seq_len" not in values:
+            return values
+        given: dict[str, Json] = values
+        if "max_length" in given:
+            raise ValueError("max_seq_len is max_length and both are given; one may stand; delete max_seq_len")
+        return {"max_length" if name == "max_seq_len" else name: value for name, value in given.items()}
+
+    def policy(self, kind: str, *, sliced: bool) -> Overlong:
+        """Return what happens to overlong rows of a kind; `sliced`: packing's `slice_strategy` is set."""
+        if self.overlong is not None:
+            return self.overlong
+        if sliced:
+            return "keep"
+        return "split" if kind == "text" else "truncate"
+
+
+class Measure(Protocol):
+    """Counts the tokens of a real render."""
+
+    def __call__(self, messages: Sequence[Message], tools: Sequence[Json] | None) -> int | None:
+        """Return the tokens of these messages rendered; null if the template raises on them."""
+        ...
+
+
+class ReasoningCutter(Protocol):
+    """Knows how reasoning falls into tokens."""
+
+    def __call__(self, text: str, max_tokens: int) -> str:
+        """Return the longest beginning of `text` that has at most so many tokens; all of it if it has fewer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Truncated:
+    """A conversation that was made shorter.
+
+    `kept[i]` is the original index of `messages[i]`. `reasoning_context` indexes `messages` whose reasoning
+    was cut: it stays as context without loss. Tokens: `tokens == original_tokens - exchanges_removed -
+    reasoning_removed` are left, and if `needs_token_cut` that is still more than the limit.
+    """
+
+    messages: tuple[Message, ...]
+    kept: tuple[int, ...]
+    original_tokens: int
+    tokens: int
+    reasoning_context: tuple[int, ...] = ()
+    messages_removed: int = 0
+    exchanges_removed: int = 0
+    reasoning_removed: int = 0
+    needs_token_cut: bool = False
+    whole: tuple[int, ...] = ()
+    """Original indices of the piece of a split before it was shortened."""
+    tokens_left_out: int = 0
+    """Tokens of the pieces of a split that stood before this one and have nothing to train; the last one's too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Truncater:
+    """Shortens conversations to `limit` tokens; everything that it must know of models is handed in.
+
+    `assistant_roles` are the roles the model speaks.
+    """
+
+    limit: int
+    measure: Measure
+    cut_reasoning: ReasoningCutter
+    assistant_roles: Container[str] = ("assistant",)
+    token_cut: Literal["allow", "reject"] = "allow"  # noqa: S105  (tokens of text)
+
+    def truncate(
+        self, messages: Sequence[Message], tools: Sequence[Json] | None, supervised: Sequence[bool]
+    ) -> Truncated | Rejected:
+        """Return the conversation as the first state of the chain that fits, itself if it fits already.
+
+        `supervised[i]` says whether message i trains. It stays true to the original: what trains is not
+        chosen again among what is kept.
+        """
+        original = self.measure(messages, tools)
+        if original is None:
+            return Rejected("template_error", "the template raises on the whole conversation")
+        everything = tuple(range(len(messages)))
+        whole = Truncated(tuple(messages), everything, original, original)
+        if original <= self.limit:
+            return whole
+        anchor = _anchor(messages, supervised, self.assistant_roles)
+        if anchor is None:
+            return Rejected("no_assistant", "no supervised message to keep")
+        kept, tokens = self._first_fitting(messages, tools, _leaving(messages, anchor), original)
+        if tokens <= self.limit:
+            return self._kept(whole, messages, kept, tokens)
+        return self._without_reasoning(self._kept(whole, messages, kept, tokens), tools)
+
+    def split(
+        self, messages: Sequence[Message], tools: Sequence[Json] | None, supervised: Sequence[bool]
+    ) -> list[Truncated] | Rejected:
+        """Return the conversation in pieces of consecutive exchanges, as many as fit, each led by system and tools.
+
+        An exchange that is too long alone is truncated. A piece without a supervised message is left out.
+        """
+        original = self.measure(messages, tools)
+        if original is None:
+            return Rejected("template_error", "the template raises on the whole conversation")
+        if original <= self.limit:
+            return [Truncated(tuple(messages), tuple(range(len(messages))), original, original)]
+        lead, exchanges = _exchanges(messages)
+        pieces: list[Truncated] = []
+        start = left_out = 0
+        while start < len(exchanges):
+            stop = self._most_that_fit(messages, tools, lead, exchanges[start:]) + start
+            kept = [*lead, *(index for exchange in exchanges[start:stop] for index in exchange)]
+            start = stop
+            if not any(supervised[index] for index in kept):
+                left_out += self.measure([messages[i] for i in kept], tools) or 0
+                continue
+            piece = self.truncate([messages[i] for i in kept], tools, [supervised[i] for i in kept])
+            if isinstance(piece, Rejected):
+                return piece
+            pieces.append(
+                replace(piece, kept=tuple(kept[i] for i in piece.kept), whole=tuple(kept), tokens_left_out=left_out)
+            )
+            left_out = 0
+        if pieces and left_out:
+            pieces[-1] = replace(pieces[-1], tokens_left_out=pieces[-1].tokens_left_out + left_out)
+        return pieces or Rejected("no_assistant", "no supervised message in any piece")
+
+    def _most_that_fit(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Json] | None,
+        lead: Sequence[int],
+        exchanges: Sequence[Sequence[int]],
+    ) -> int:
+        """Return how many of the first exchanges fit together, at least one."""
+
+        def fits(number: int) -> bool:
+            kept = [*lead, *(index for exchange in exchanges[:number] for index in exchange)]
+            tokens = self.measure([messages[i] for i in kept], tools)
+            return tokens is not None and tokens <= self.limit
+
+        low, high = 1, len(exchanges) + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+    def _first_fitting(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Json] | None,
+        steps: Sequence[int],
+        original: int,
+    ) -> tuple[Sequence[int], int]:
+        """Return what is kept after the fewest steps that make it fit, or after the most that the template takes.
+
+        A binary search: each step takes messages away. Where the template raises on what is left, the next
+        steps stand in for it; what is returned was measured, and so was the state one step before.
+        """
+
+        def kept_after(number: int) -> list[int]:
+            return [index for index, step in enumerate(steps) if step == 0 or step > number]
+
+        @cache
+        def tokens_of(number: int) -> int | None:
+            return original if number == 0 else self.measure([messages[i] for i in kept_after(number)], tools)
+
+        def at_or_after(number: int, stop: int) -> int:
+            while number < stop and tokens_of(number) is None:
+                number += 1
+            return number
+
+        best: int | None = None
+        low, high = 0, max(steps) + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            probe = at_or_after(middle, high)
+            tokens = tokens_of(probe) if probe < high else None
+            if tokens is None or tokens <= self.limit:
+                best, high = (best if tokens is None else probe), middle
+            else:
+                low = probe
+        # Nothing fits: `low` was measured, and after every further step the template raises.
+        best = low if best is None else best
+        return kept_after(best), tokens_of(best) or 0
+
+    def _kept(self, whole: Truncated, messages: Sequence[Message], kept: Sequence[int], tokens: int) -> Truncated:
+        return replace(
+            whole,
+            messages=tuple(messages[index] for index in kept),
+            kept=tuple(kept),
+            tokens=tokens,
+            messages_removed=len(messages) - len(kept),
+            exchanges_removed=whole.original_tokens - tokens,
+        )
+
+    def _without_reasoning(self, state: Truncated, tools: Sequence[Json] | None) -> Truncated | Rejected:
+        """Shorten reasoning, oldest first, until the conversation fits or none is left."""
+        messages, tokens, cut = list(state.messages), state.tokens, list[int]()
+        for index, message in enumerate(state.messages):
+            if tokens <= self.limit:
+                break
+            if not message.get(REASONING):
+                continue
+            messages[index] = {key: value for key, value in message.items() if key != REASONING}
+            without = self.measure(messages, tools)
+            # A template that never printed this reasoning, or that insists on it: it stays.
+            if without is None or without >= tokens:
+                messages[index] = message
+                continue
+            if without <= self.limit:
+                shortened = self._shortened(messages, index, message, tools, without)
+                if shortened is not None:
+                    messages[index], without = shortened
+                    cut.append(index)
+            tokens = without
+        if tokens > self.limit and self.token_cut == "reject":  # noqa: S105  (tokens of text)
+            return Rejected("overlong_after_structure", f"{tokens} tokens after all else was cut, at most {self.limit}")
+        return replace(
+            state,
+            messages=tuple(messages),
+            tokens=tokens,
+            reasoning_context=tuple(cut),
+            reasoning_removed=state.tokens - tokens,
+            needs_token_cut=tokens > self.limit,
+        )
+
+    def _shortened(
+        self,
+        messages: Sequence[Message],
+        index: int,
+        message: Message,
+        tools: Sequence[Json] | None,
+        without: int,
+    ) -> tuple[Message, int] | None:
+        """Return a message with the most of its reasoning that fits, and the tokens then; null: none fits.
+
+        Each render tells by how much the last guess was off, so that three are usual; the search halves
+        its bracket where that does not help.
+        """
+        best: tuple[Message, int] | None = None
+        low, high = 0, self.limit - without + _MERGE_SLACK
+        guess = self.limit - without
+        for attempt in count():
+            if high <= low + 1:
+                break
+            guess = (low + high) // 2 if attempt >= _GUESSES else min(max(guess, low + 1), high - 1)
+            text = self.cut_reasoning(message[REASONING], guess)
+            if not text.strip():
+                low, guess = guess, guess + 1
+                continue
+            shorter = {**message, REASONING: text}
+            tokens = self.measure([*messages[:index], shorter, *messages[index + 1 :]], tools)
+            if tokens is not None and tokens <= self.limit:
+                best, low, guess = (shorter, tokens), guess, guess + max(1, self.limit - tokens)
+            else:
+                over = (high - low) // 2 if tokens is None else tokens - self.limit
+                high, guess = guess, guess - max(1, over)
+        return best
+
+
+def _exchanges(messages: Sequence[Message]) -> tuple[list[int], list[list[int]]]:
+    """Return the indices of the leading system messages, and of each exchange: a user's and all up to the next."""
+    lead = len(list(takewhile(lambda message: message["role"] == "system", messages)))
+    exchanges: list[list[int]] = []
+    for index in range(lead, len(messages)):
+        if messages[index]["role"] == "user" or not exchanges:
+            exchanges.append([])
+        exchanges[-1].append(index)
+    return list(range(lead)), exchanges
+
+
+def _anchor(messages: Sequence[Message], supervised: Sequence[bool], roles: Container[str]) -> int | None:
+    """Return the last supervised message of the model, else the last supervised one; null: nothing trains."""
+    trained = [index for index, trains in enumerate(supervised) if trains]
+    spoken = [index for index in trained if messages[index]["role"] in roles]
+    return max(spoken or trained, default=None)
+
+
+def _callers(messages: Sequence[Message]) -> dict[int, int]:
+    """Map every tool result to the message that called for it: by id, else the last one that called."""
+    callers: dict[int, int] = {}
+    by_id: dict[str, int] = {}
+    last: int | None = None
+    for index, message in enumerate(messages):
+        for call in message.get("tool_calls", ()):
+            by_id[call["id"]] = last = index
+        if message["role"] == "tool" and last is not None:
+            callers[index] = by_id.get(message.get("tool_call_id", ""), last)
+    return callers
+
+
+def _leaving(messages: Sequence[Message], anchor: int) -> list[int]:
+    """Return for every message the step at which it goes, from 1; 0: it never does.
+
+    First goes what follows the anchor, then the oldest exchange, the next, …, then the first tool round of
+    the anchor's exchange, the next, … . A result goes with its call, and stays with it.
+    """
+    callers = _callers(messages)
+    lead, exchanges = _exchanges(messages)
+    # A result that trains is nothing without its call.
+    pivot = callers.get(anchor, anchor)
+    final = next((exchange for exchange in exchanges if pivot in exchange), list[int]())
+    older = list(takewhile(lambda exchange: exchange is not final, exchanges))
+    rounds = [[index] for index in final if index < pivot and messages[index].get("tool_calls")]
+    after = [index for index in range(anchor + 1, len(messages)) if callers.get(index, index) > anchor]
+    steps = [0] * len(messages)
+    number = 0
+    for leaving in [after, *older, *rounds]:
+        going = [index for index in leaving if index >= len(lead) and not steps[index]]
+        number += bool(going)
+        for index in going:
+            steps[index] = number
+    for result, caller in callers.items():
+        if steps[caller] and not 0 < steps[result] < steps[caller]:
+            steps[result] = steps[caller]
+    return steps

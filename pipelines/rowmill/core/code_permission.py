@@ -1,0 +1,23 @@
+"""Whether a recipe may run Python code that it names: a format's class, a generating backend's function.
+
+What belongs here: the switch, and the refusal. What does not: importing (`custom.py`, `callable.py`),
+each of which asks here first.
+
+A recipe of somebody else's is then data alone: templates run in a sandbox, and no dataset script is ever run.
+"""
+
+import os
+
+from rowmill.core.errors import ConfigError
+
+VARIABLE = "ROWMILL_NO_CODE"
+"""The environment variable, so that workers, Ray and Dagster's processes obey as well; `--no-code` sets it."""
+
+
+def require_code(target: str, where: str) -> None:
+    """Refuse to run the code that a recipe names, where the user has forbidden it."""
+    if os.environ.get(VARIABLE, "0") not in ("", "0"):
+        raise ConfigError(
+            f"{where}: {target} is Python code, which --no-code or {VARIABLE} forbids to run; built-in kinds are "
+            "allowed; read the code and leave the switch out, or choose another kind"
+        )

@@ -1,0 +1,235 @@
+"""The base of every configuration model, and the road from a YAML mapping to a checked one.
+
+What belongs here: `Config`, reading a file of YAML, turning pydantic's errors into four-part `ConfigError`s. What does
+not: what of YAML is read (`yaml_text.py`); any option; those live in the room whose behaviour they set.
+
+Models are frozen and closed: an unknown key is an error that names the nearest known one, because a
+mistyped key that is silently ignored has ruined more training runs than any bug.
+"""
+
+import math
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast, get_args
+
+import orjson
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rowmill.core.errors import ConfigError, nearest, one_of
+from rowmill.core.yaml_text import SIZE_LIMIT, parse_yaml
+
+
+class Config(BaseModel):
+    """A group of options: frozen, closed, strict about types, documented under each field."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        # `max_length: true` is no integer and `tags: chat` is no list; YAML makes both easy to write.
+        strict=True,
+        validate_default=True,
+    )
+
+
+ConfigT = TypeVar("ConfigT", bound=Config)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read one YAML file whose top level is a mapping; every failure names the file and the line."""
+    try:
+        facts = path.stat()
+        # A pipe or a device may have no end.
+        if not stat.S_ISREG(facts.st_mode):
+            raise ConfigError(f"{path}: is not a regular file; a recipe is a file of YAML; name one")
+        if facts.st_size > SIZE_LIMIT:
+            raise ConfigError(
+                f"{path}: has {facts.st_size:,} bytes; a recipe has at most {SIZE_LIMIT:,}; name files by a glob or a "
+                "folder instead of one by one"
+            )
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: not UTF-8 at byte {error.start}; a recipe is UTF-8 text; save it as such"
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); name an existing recipe file") from error
+    try:
+        loaded = parse_yaml(text)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    if not isinstance(loaded, dict):
+        raise ConfigError(
+            f"{path}: the top level is {kind_of(loaded)}, expected a mapping with tokenizer, seq_len and datasets; "
+            "see docs/reference.md"
+        )
+    return loaded
+
+
+def read_value(text: str, where: str) -> Any:
+    """Read one value as YAML writes it: `3`, `null`, `auto`, `[a, b]`."""
+    try:
+        return parse_yaml(text)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {_short(text)} cannot be read as a YAML value ({error}); quote it") from error
+
+
+def kind_of(value: object) -> str:
+    """Name a value's type the way YAML and JSON users do."""
+    names: dict[type, str] = {
+        type(None): "null", bool: "a boolean", int: "an integer", float: "a number",
+        str: "a string", list: "a list", dict: "a mapping",
+    }  # fmt: skip
+    return names.get(type(value), type(value).__name__)
+
+
+def check(model: type[ConfigT], values: Mapping[str, Any], where: str) -> ConfigT:
+    """Validate `values` against `model`; every problem is worded as `where.path: what; allowed; remedy`.
+
+    Raises
+    ------
+    ConfigError
+        With one line per problem, in the order of the fields.
+
+    """
+    refused = [f"{where}: {path}: {text}" if path else f"{where}: {text}" for path, text in _not_finite(values)]
+    if refused:
+        raise ConfigError("\n".join(refused))
+    # By way of JSON, strictness means what it should for YAML: a list may fill a tuple, `"3"` is no integer.
+    try:
+        content = orjson.dumps(values, option=orjson.OPT_NON_STR_KEYS)
+    except TypeError as error:
+        raise ConfigError(f"{where}: {error}; only JSON's types can stand in a recipe; write it as a string") from None
+    try:
+        return model.model_validate_json(content)
+    except ValidationError as error:
+        raise ConfigError("\n".join(problems(error, model, where))) from None
+
+
+def _not_finite(value: object, path: str = "") -> Iterator[tuple[str, str]]:
+    """Find numbers that JSON has no form for, which it would turn into null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        written = ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+        yield path, f"{written} is not a number that an option can have; finite numbers are allowed; write one"
+    elif isinstance(value, Mapping):
+        for key, inner in cast("Mapping[object, object]", value).items():
+            yield from _not_finite(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(cast("Sequence[object]", value)):
+            yield from _not_finite(inner, f"{path}.{number}" if path else str(number))
+
+
+def problems(error: ValidationError, model: type[BaseModel], where: str) -> Iterator[str]:
+    """Word each of pydantic's complaints as one four-part line."""
+    reasons: dict[tuple[str, ...], list[str]] = {}
+    mismatched: set[tuple[str, ...]] = set()
+    for one in error.errors():
+        steps, models = _walk(model, one["loc"])
+        reasons.setdefault(tuple(steps), []).append(_reason(one, models))
+        if one["type"] in _WANTED:
+            mismatched.add(tuple(steps))
+    for path, found in reasons.items():
+        # A mistake inside a value shows which of its types was meant; that it has none of the others is no mistake.
+        if path in mismatched and any(other[: len(path)] == path and other != path for other in reasons):
+            continue
+        # A value of several types (`true` or a number) is complained of once per type.
+        yield ": ".join(part for part in (where, ".".join(path), "; or ".join(dict.fromkeys(found))) if part)
+
+
+_WANTED = {
+    "tuple_type": "a list", "list_type": "a list", "dict_type": "a mapping", "model_type": "a mapping",
+    "model_attributes_type": "a mapping", "int_type": "an integer", "float_type": "a number",
+    "bool_type": "true or false", "string_type": "a string",
+}  # fmt: skip
+
+
+def _reason(one: Any, models: set[type[BaseModel]]) -> str:
+    known = {name for model in models for name in model.model_fields} - _given(models) | _beside(models)
+    context: Mapping[str, Any] = one.get("ctx", {})
+    got = one["input"]
+    match one["type"]:
+        case "extra_forbidden":
+            guess = nearest(str(one["loc"][-1]), known)
+            hint = f"did you mean {guess}?" if guess else "delete it"
+            return f"unknown key; allowed here: {one_of(sorted(known))}; {hint}" if known else f"unknown key; {hint}"
+        case "missing":
+            return "is missing and has no default; add it"
+        case "literal_error" | "enum":
+            return f"must be {str(context['expected']).replace(chr(39), '')}; got {got!r}; choose one of them"
+        case "union_tag_invalid":
+            tags = str(context["expected_tags"]).replace("'", "")
+            return f"{context['tag']!r} is not a kind; choose {tags}"
+        case "union_tag_not_found":
+            return f"has no kind; choose {one_of(_tags(models))} and write it as kind: …"
+        case "value_error":
+            return str(context["error"])
+        case str(kind) if kind in _WANTED:
+            return f"must be {_WANTED[kind]}; got {_short(got)}, which is {kind_of(got)}; write {_WANTED[kind]}"
+        case _:
+            message = str(one["msg"])
+            return f"{message[0].lower()}{message[1:]}; got {_short(got)} ({kind_of(got)}); correct it"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+_UNION_BRANCH = re.compile(
+    r"bool|int|float|str|none|constrained-\w+|(?:list|dict|tuple|set|literal|nullable|union|function-\w+|lax-or-strict)\[.*\]"
+)
+"""What pydantic puts into a location for a branch of a union of plain types; nobody wrote it."""
+
+
+def _walk(model: type[BaseModel], path: tuple[int | str, ...]) -> tuple[list[str], set[type[BaseModel]]]:
+    """Follow an error's location through the models.
+
+    Returns the steps as a user would write them (without the tags of unions) and the innermost models on the way:
+    several where a value may be of several kinds.
+    """
+    current: set[type[BaseModel]] = {model}
+    steps: list[str] = []
+    for step in path:
+        # A branch of a union of models is called by its tag, or by the name of its class.
+        tagged = {one for one in current if _is_tagged(one, str(step)) or one.__name__ == step}
+        if tagged:
+            current = tagged
+            continue
+        if isinstance(step, str) and _UNION_BRANCH.fullmatch(step):
+            continue
+        steps.append(str(step))
+        fields = [one.model_fields[str(step)] for one in current if str(step) in one.model_fields]
+        following = {found for field in fields for found in _models_in(field.annotation)}
+        current = following or current
+    return steps, current
+
+
+def _given(models: set[type[BaseModel]]) -> set[str]:
+    """Return the fields that are filled in by whoever reads the file, not written in it."""
+    return {name for one in models for name in getattr(one, "FILLED_IN", ())}
+
+
+def _beside(models: set[type[BaseModel]]) -> set[str]:
+    """Return the keys that a file may have though they are no fields: they are used up before validation."""
+    return {name for one in models for name in getattr(one, "USED_UP", ())}
+
+
+def _tags(models: set[type[BaseModel]]) -> list[str]:
+    """Return the kinds that some models are of."""
+    kinds = (one.model_fields.get("kind") for one in models)
+    return sorted({str(tag) for kind in kinds if kind is not None for tag in get_args(kind.annotation)})
+
+
+def _is_tagged(model: type[BaseModel], tag: str) -> bool:
+    kind = model.model_fields.get("kind")
+    return kind is not None and tag in get_args(kind.annotation)
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+        return
+    for inner in get_args(annotation):
+        yield from _models_in(inner)

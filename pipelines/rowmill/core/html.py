@@ -1,0 +1,94 @@
+"""Pages that stand alone: one HTML file with its style inside, readable offline, by day, by night and on paper.
+
+What belongs here: the page around a content, and content made harmless. What does not: what is shown
+(`report_page.py`, `expectations_page.py`), pictures (`plots.py`).
+
+Every page forbids itself all requests by its own policy, so no text from data can make it call out, and none
+of it is ever markup: `escape` is the only way in.
+"""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from rowmill.core import console
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1f2933; --paper: #fff; --dim: #667380; --line: #dde3e8; --soft: #f5f7f9;
+  --good: #1a7f37; --look: #8a5a00; --bad: #b3261e; --link: #2b5f9e }
+@media (prefers-color-scheme: dark) { :root { --ink: #dfe5ea; --paper: #14191e; --dim: #94a1ad; --line: #2d363e;
+  --soft: #1c2329; --good: #57c273; --look: #e0a53b; --bad: #ff8a80; --link: #8fbcf0 } }
+* { box-sizing: border-box }
+body { margin: 0 auto; max-width: 72rem; padding: 1.5rem 1.25rem 4rem; background: var(--paper); color: var(--ink);
+  font: 15px/1.5 system-ui, sans-serif }
+h1 { font-size: 1.6rem; margin: 0 } h2 { font-size: 1.25rem; margin: 2.5rem 0 .5rem; padding-top: .75rem;
+  border-top: 1px solid var(--line) } h3 { font-size: 1rem; margin: 1.5rem 0 .4rem }
+a { color: var(--link) } code, pre, .text { font: 13px/1.55 ui-monospace, monospace }
+.dim { color: var(--dim) } .good { color: var(--good) } .look { color: var(--look) } .bad { color: var(--bad) }
+.scroll { overflow-x: auto } table { border-collapse: collapse; margin: .4rem 0 1rem; font-size: 14px }
+th, td { padding: .2rem .9rem .2rem 0; text-align: left; vertical-align: top;
+  border-bottom: 1px solid var(--line) }
+th { color: var(--dim); font-weight: 500 }
+td.number, th.number { text-align: right; font-variant-numeric: tabular-nums }
+.plots { display: flex; flex-wrap: wrap; gap: .75rem; margin: .5rem 0 1rem }
+.plots svg { max-width: 100%; height: auto }
+.text { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--soft); padding: .6rem .8rem;
+  margin: .3rem 0 1rem; border-radius: 4px } nav a { margin-right: 1rem }
+@media print { body { max-width: none; padding: 0; font-size: 10pt } .scroll { overflow: visible }
+  nav, .tools { display: none }
+  h2, h3, tr, .plots svg { break-inside: avoid } h2, h3 { break-after: avoid }
+  a { color: inherit; text-decoration: none } }
+"""
+
+
+def page(title: str, body: Iterable[str], *, style: str = "", script: str = "") -> str:
+    """Return a whole page; `body` is markup already, `title` is not."""
+    run = f"<script>{script}</script>" if script else ""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="referrer" content="no-referrer">'
+        f"<title>{escape(title)}</title><style>{STYLE}{style}</style></head><body>\n"
+        + "\n".join(body)
+        + f"\n{run}</body></html>\n"
+    )
+
+
+def text(words: object) -> str:
+    """Return words as markup that shows them, control characters as pictures."""
+    return escape(console.visible(str(words)))
+
+
+def element(tag: str, content: str, **attributes: str) -> str:
+    """Return an element around markup; a trailing `_` keeps an attribute's name from being a Python word."""
+    names = [name.rstrip("_").replace("_", "-") for name in attributes]
+    given = "".join(f' {name}="{text(value)}"' for name, value in zip(names, attributes.values(), strict=True))
+    return f"<{tag}{given}>{content}</{tag}>"
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Lay rows out, numbers to the right."""
+    held = [list(row) for row in rows]
+    right = [bool(held) and all(isinstance(row[i], int | float) for row in held) for i in range(len(columns))]
+    kinds = [' class="number"' if one else "" for one in right]
+    head = "".join(f"<th{kind}>{text(name.replace('_', ' '))}</th>" for name, kind in zip(columns, kinds, strict=True))
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td{kind}>{text(console.number(cell))}</td>" for cell, kind in zip(row, kinds, strict=True))
+        + "</tr>"
+        for row in held
+    )
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def clipped(words: str, most_bytes: int) -> str:
+    """Return the beginning of a text that takes at most so many bytes as markup, with how much there is."""
+    if len(words) * 6 <= most_bytes or len(text(words).encode()) <= most_bytes:
+        return words
+    low, high = 0, min(len(words), most_bytes)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if len(text(words[:middle]).encode()) <= most_bytes else (low, middle - 1)
+    return f"{words[:low]} … ({len(words):,} characters)"

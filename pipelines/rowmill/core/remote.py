@@ -1,0 +1,439 @@
+"""Storages that are not this machine's disk: every request has a time limit, few retries, and one error at its end.
+
+What belongs here: opening a file system of fsspec, and the one way in which anything is asked of it. What does not:
+what is stored (`storage.py`), which files a source has (`urls.py`).
+
+    reach(address, "read", function, …)
+      attempt ─► answer                                        returned
+              ├► nothing is there (404, FileNotFoundError)     FileNotFoundError: whoever asks knows what that means
+              ├► refused (401, 403, PermissionError, …)        SourceError at once
+              └► anything else: 500, 503, cut, refused, silent tried again, then UnreachableError
+
+A server that fails is never one that has no such file. fsspec's `exists`, `isdir`, `walk` and `glob` take one for the
+other, so none of them is called here or by whoever reaches a storage through this module.
+
+Each library has time limits and retries of its own, and some have none. Theirs are set where they can be, and every
+call runs on a thread that is given up when its time has passed, so that no silence of a server holds a build. Trying
+again is done here alone: nested retries took half an hour to say that a server is silent.
+"""
+
+import glob
+import io
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, BinaryIO, TypeVar, cast
+
+import fsspec
+import fsspec.config
+from fsspec.utils import glob_translate
+
+from rowmill.core.errors import ConfigError, PipelineError, SourceError, UnreachableError
+from rowmill.core.public_urls import public_text
+
+ResultT = TypeVar("ResultT")
+
+TIMEOUT, TRIES = "ROWMILL_STORAGE_TIMEOUT_S", "ROWMILL_STORAGE_TRIES"
+"""Environment variables: seconds that a storage may be silent, and how often a request is made at most."""
+
+FIRST_PAUSE_S = 0.5
+"""Seconds before the second attempt; each pause after it is twice as long."""
+
+_SLOWEST_BYTES_PER_S = 1 << 20
+UNKNOWN_SIZE = 256 << 20
+"""How much is waited for where nobody knows how much it is."""
+_READ_AHEAD_BYTES = 1 << 20
+_HERE = frozenset({"file", "local", "memory"})
+"""Protocols that reach nothing outside this process and its disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a storage may be silent, and how often a request is made."""
+
+    timeout_s: float = 30.0
+    tries: int = 5
+
+    def limit_of(self, size_bytes: int) -> float:
+        """Return the seconds that one attempt may take; a storage that moves 1 MiB per second is not given up."""
+        return 2 * self.timeout_s + size_bytes / _SLOWEST_BYTES_PER_S
+
+
+def patience() -> Patience:
+    """Read from the environment how long to wait."""
+    usual = Patience()
+    timeout_s = _positive(TIMEOUT, float, usual.timeout_s, "seconds above 0")
+    return Patience(timeout_s, int(_positive(TRIES, int, usual.tries, "a whole number from 1 on")))
+
+
+def _positive(name: str, kind: Callable[[str], float], default: float, allowed: str) -> float:
+    text = os.environ.get(name, "")
+    if not text:
+        return default
+    try:
+        value = kind(text)
+    except ValueError:
+        value = -1
+    if not 0 < value < float("inf"):
+        raise ConfigError(f"{name}: {text!r} cannot be used; {allowed} are allowed; correct or unset it")
+    return value
+
+
+# ── File systems ───────────────────────────────────────────────────────────────────────────────────
+
+
+def open_filesystem(url: str) -> tuple[Any, str]:
+    """Return the file system of a URL, with time limits of its own where its library has such, and the path in it."""
+    protocols = {link.partition("://")[0] if "://" in link else link for link in url.split("::")}
+    options = {name: _options(name) for name in protocols if name in _OPTIONS}
+    fs, path = cast("tuple[Any, str]", fsspec.core.url_to_fs(url, **options))
+    if is_outside(fs) and isinstance(getattr(fs, "retries", None), int):
+        # Of s3fs and gcsfs: `reach` tries again.
+        fs.retries = 1
+    return fs, path
+
+
+def is_outside(fs: Any) -> bool:
+    """Tell whether a file system may keep its caller waiting."""
+    protocol: str | tuple[str, ...] = fs.protocol
+    return not _HERE & {protocol, *(protocol if isinstance(protocol, tuple) else ())}
+
+
+def _of_s3(wait: Patience) -> dict[str, Any]:
+    limits = {"connect_timeout": min(10.0, wait.timeout_s), "read_timeout": wait.timeout_s}
+    return {
+        "config_kwargs": {**limits, "retries": {"total_max_attempts": 1, "mode": "standard"}},
+        # Other processes write there, too.
+        "use_listings_cache": False,
+    }
+
+
+def _of_http(wait: Patience) -> dict[str, Any]:
+    import aiohttp
+
+    limits = aiohttp.ClientTimeout(total=None, sock_connect=min(10.0, wait.timeout_s), sock_read=wait.timeout_s)
+    return {"client_kwargs": {"timeout": limits}, "use_listings_cache": False}
+
+
+_OPTIONS: dict[str, Callable[[Patience], dict[str, Any]]] = {
+    "s3": _of_s3,
+    "s3a": _of_s3,
+    "http": _of_http,
+    "https": _of_http,
+}
+
+
+def _options(protocol: str) -> dict[str, Any]:
+    """Return a protocol's options; what the user's own configuration of fsspec says of one goes before ours."""
+    try:
+        ours = _OPTIONS[protocol](patience())
+    except ImportError:
+        # fsspec says what to install.
+        return {}
+    theirs = cast("dict[str, Any]", fsspec.config.conf.get(protocol, {}))
+    merged = {**ours, **theirs}
+    for name in ("config_kwargs", "client_kwargs"):
+        if name in ours and isinstance(theirs.get(name), dict):
+            merged[name] = {**ours[name], **theirs[name]}
+    return merged
+
+
+# ── Requests ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def reach(
+    fs: Any, address: str, action: str, function: Callable[[], ResultT], *, size_bytes: int = UNKNOWN_SIZE
+) -> ResultT:
+    """Ask a storage for something that can be asked for twice; `address` is what may be shown, `action` "read" etc.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the storage says that nothing is there.
+    UnreachableError
+        If it does not answer, or fails, or refuses, until the last attempt.
+
+    """
+    wait = patience()
+    began, attempt = time.monotonic(), 0
+    while True:
+        attempt += 1
+        try:
+            return _within(fs, function, wait.limit_of(size_bytes))
+        except (PipelineError, TypeError):
+            # A wrong call is a bug of ours.
+            raise
+        except Exception as error:  # noqa: BLE001  (every storage has errors of its own)
+            refusal = _refusal(fs, error)
+            if is_absent(refusal):
+                raise FileNotFoundError(public_reason(refusal)) from None
+            # A silent server costs the whole time limit, so it is asked twice and not five times.
+            is_over = attempt >= wait.tries or time.monotonic() - began > 1.5 * wait.timeout_s
+            if is_over or not may_pass(refusal):
+                # The storage's own error may show the whole address, so one that says as much takes its place.
+                raise unreachable(address, action, refusal, attempt) from public_cause(refusal)
+        time.sleep(FIRST_PAUSE_S * 2 ** (attempt - 1))
+
+
+def _within(fs: Any, function: Callable[[], ResultT], limit_s: float) -> ResultT:
+    """Call a function, and give up when it has not returned in time; its thread ends when its storage lets it."""
+    if not is_outside(fs):
+        return function()
+    outcome: Future[ResultT] = Future()
+
+    def call() -> None:
+        try:
+            outcome.set_result(function())
+        except BaseException as error:  # noqa: BLE001  (it is raised where the result is waited for)
+            outcome.set_exception(error)
+
+    # No executor: the interpreter would wait for its threads at the end, and one may be held for ever.
+    threading.Thread(target=call, daemon=True, name="rowmill-storage").start()
+    try:
+        return outcome.result(limit_s)
+    except TimeoutError:
+        if outcome.done():
+            raise
+        raise TimeoutError(f"no answer within {limit_s:.0f} s") from None
+
+
+def info(fs: Any, path: str, address: str) -> dict[str, Any] | None:
+    """Return what a storage says of a path: its `type` and `size` among other things; None: nothing is there."""
+    try:
+        return cast("dict[str, Any]", reach(fs, address, "read", lambda: fs.info(path), size_bytes=0))
+    except FileNotFoundError:
+        return None
+
+
+def list_folder(fs: Any, path: str, address: str) -> list[dict[str, Any]]:
+    """Return what a storage says of each file and folder in a folder; nothing if there is no such folder."""
+    try:
+        found = reach(fs, address, "listed", lambda: fs.ls(path, detail=True), size_bytes=0)
+    except FileNotFoundError:
+        return []
+    # Listed by itself, a file is what is found.
+    return [one for one in found if str(one["name"]).rstrip("/") != path.rstrip("/")]
+
+
+def find_files(fs: Any, folder: str, address: str) -> dict[str, dict[str, Any]]:
+    """Return what a storage says of the files under a folder, however deep, by their paths."""
+
+    def find() -> dict[str, dict[str, Any]]:
+        try:
+            return fs.find(folder, detail=True, on_error="raise")
+        except TypeError:
+            # File systems that list by one request have no way to leave a folder out, nor the option that forbids it.
+            return fs.find(folder, detail=True)
+
+    try:
+        return reach(fs, address, "listed", find)
+    except FileNotFoundError:
+        return {}
+
+
+def match_glob(fs: Any, pattern: str, address: str) -> dict[str, dict[str, Any]]:
+    """Return what a storage says of the files and folders that a glob matches, by their paths.
+
+    Not by the file system's own `glob`, which takes folders that cannot be listed for empty ones.
+    """
+    head, *steps = pattern.rstrip("/").split("/")
+    return dict(_matches(fs, head, steps, address))
+
+
+def _matches(fs: Any, folder: str, steps: Sequence[str], address: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    if not steps:
+        return
+    step, rest = steps[0], steps[1:]
+    if "**" in step:
+        wanted = re.compile(glob_translate("/".join([folder, *steps])))
+        yield from ((path, one) for path, one in find_files(fs, folder, address).items() if wanted.match(path))
+        return
+    if rest and not glob.has_magic(step):
+        yield from _matches(fs, f"{folder}/{step}", rest, address)
+        return
+    wanted = re.compile(glob_translate(step))
+    for one in list_folder(fs, folder, address):
+        path = str(one["name"]).rstrip("/")
+        if not wanted.match(path.rpartition("/")[2]):
+            continue
+        if not rest:
+            yield path, one
+        elif one["type"] == "directory":
+            yield from _matches(fs, path, rest, address)
+
+
+def open_file(fs: Any, path: str, address: str) -> BinaryIO:
+    """Open a file for reading.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the storage says that nothing is there.
+
+    """
+    opened = reach(fs, address, "read", lambda: fs.open(path, "rb"), size_bytes=0)
+    return cast(BinaryIO, io.BufferedReader(_RemoteFile(fs, path, address, opened), _READ_AHEAD_BYTES))
+
+
+class _RemoteFile(io.RawIOBase):
+    """A file of a storage that is opened again where a read fails; an end before the file's own is a failure, too."""
+
+    def __init__(self, fs: Any, path: str, address: str, opened: Any) -> None:
+        self._fs, self._path, self._address = fs, path, address
+        self._file: Any = opened
+        self._position = 0
+        self._version = _version_of(opened)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self._file is None or bool(self._file.seekable())
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        self._position = self._reach(lambda opened: _sought(opened, offset, whence), 0)
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: "memoryview") -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        block = self._reach(lambda opened: self._block(opened, len(buffer)), len(buffer))
+        buffer[: len(block)] = block
+        self._position += len(block)
+        return len(block)
+
+    def _reach(self, function: Callable[[Any], ResultT], size_bytes: int) -> ResultT:
+        def attempt() -> ResultT:
+            opened = self._opened_again() if self._file is None else self._file
+            # Where this does not return, the open file stays in the hands of a thread that was given up.
+            self._file = None
+            try:
+                result = function(opened)
+            except BaseException:
+                opened.close()
+                raise
+            self._file = opened
+            return result
+
+        try:
+            return reach(self._fs, self._address, "read", attempt, size_bytes=size_bytes)
+        except FileNotFoundError as error:
+            raise unreachable(self._address, "read", error) from error
+
+    def _opened_again(self) -> Any:
+        opened: Any = self._fs.open(self._path, "rb")
+        try:
+            self._advance(opened)
+        except BaseException:
+            opened.close()
+            raise
+        return opened
+
+    def _advance(self, opened: Any) -> None:
+        """Bring a file that was opened again to where this one is."""
+        if _version_of(opened) != self._version:
+            raise SourceError(
+                f"{self._address}: changed while it was read; a source must stay as it is until it was read to its "
+                "end; run the command again"
+            )
+        try:
+            opened.seek(self._position)
+        except ValueError:
+            # A web server without byte ranges begins at the first byte.
+            left = self._position
+            while left and (block := opened.read(min(left, _READ_AHEAD_BYTES))):
+                left -= len(block)
+
+    def _block(self, opened: Any, size: int) -> bytes:
+        block: bytes = opened.read(size)
+        if not block and size and self._position < self._version[0]:
+            raise ConnectionError(f"it ends after {self._position:,} of {self._version[0]:,} bytes")
+        return block
+
+    def close(self) -> None:
+        if not self.closed and self._file is not None:
+            self._file.close()
+        super().close()
+
+
+def _sought(opened: Any, offset: int, whence: int) -> int:
+    opened.seek(offset, whence)
+    return int(opened.tell())
+
+
+def _version_of(opened: Any) -> tuple[int, str]:
+    """Return an open file's size and what else its storage says by which another version of it is known."""
+    size: Any = getattr(opened, "size", None)
+    details: Any = getattr(opened, "details", None)
+    facts = cast("dict[str, Any]", details) if isinstance(details, dict) else {}
+    return size if isinstance(size, int) else 0, str(next((facts[key] for key in VERSION_KEYS if facts.get(key)), ""))
+
+
+VERSION_KEYS = ("ETag", "etag", "e_tag", "md5Hash", "content_md5", "sha256", "generation")
+"""What storages call the text that changes with a file's content."""
+
+
+# ── What storages raise ────────────────────────────────────────────────────────────────────────────
+
+_ABSENT = frozenset({404, 410})
+_BUSY = frozenset({408, 425, 429})
+_LASTING = (PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError, NotImplementedError)
+"""What another attempt does not change."""
+
+
+def _refusal(fs: Any, error: BaseException) -> BaseException:
+    """Return what a web server did, which fsspec reports as a missing file whatever it was."""
+    protocol: str | tuple[str, ...] = fs.protocol
+    is_web = "http" in (protocol if isinstance(protocol, tuple) else (protocol,))
+    cause = error.__cause__ if is_web or _status(error.__cause__) is not None else None
+    return cause if cause is not None and isinstance(error, FileNotFoundError) else error
+
+
+def is_absent(error: BaseException) -> bool:
+    """Tell whether an error says that nothing is there."""
+    return isinstance(error, FileNotFoundError) or _status(error) in _ABSENT
+
+
+def may_pass(error: BaseException) -> bool:
+    """Tell whether another attempt may end otherwise."""
+    status = _status(error)
+    if status is not None:
+        return status >= 500 or status in _BUSY
+    return not isinstance(error, _LASTING)
+
+
+def public_cause(error: BaseException) -> OSError:
+    """Return an error without an address that says whether nothing is there, or it may pass, or neither."""
+    if is_absent(error):
+        return FileNotFoundError(public_reason(error))
+    return ConnectionError(public_reason(error)) if may_pass(error) else PermissionError(public_reason(error))
+
+
+def unreachable(address: str, action: str, error: BaseException, attempts: int = 1) -> SourceError:
+    """Word a failure of a disk or a storage."""
+    lasting = is_absent(error) or isinstance(error, IsADirectoryError | NotADirectoryError)
+    often = f", tried {attempts} times" if attempts > 1 else ""
+    kind = SourceError if lasting else UnreachableError
+    return kind(
+        f"{address}: cannot be {action} ({public_reason(error)}{often}); it must exist, and its storage must answer "
+        "and allow it; check the path or address, its rights, the network and the credentials"
+    )
+
+
+def _status(error: BaseException | None) -> int | None:
+    """Return the HTTP status of a server's refusal."""
+    status = getattr(error, "status", None)
+    return status if isinstance(status, int) else None
+
+
+def public_reason(error: BaseException) -> str:
+    """Word another library's error, without an address that holds a secret."""
+    if (status := _status(error)) is not None:
+        return f"HTTP status {status} {getattr(error, 'message', '')}".strip()
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    return public_text(" ".join(text.split()))

@@ -1,0 +1,394 @@
+"""Where built things lie: one root (a folder or any fsspec URL) and writes that are whole or absent.
+
+What belongs here: paths under the root, atomic writes, digests of files, one builder at a time. What
+does not: what the files mean (`manifest.py`, `shards/`).
+
+    <root>/<recipe>/<dataset>/<stage>/parts/<fingerprint>/…   the work, one folder per part
+    <root>/<recipe>/<dataset>/<stage>/manifests/<fingerprint>.json
+    <root>/<recipe>/<dataset>/<stage>/versions/<version>.json
+    <root>/<recipe>/<dataset>/<stage>/pointer.json            the version that readers get
+    <root>/stats/…                                            small tables for DuckDB
+
+A file is written under a temporary name and renamed, so a name that exists is whole. On an object
+store the single put has the same effect. No path is ever made from data: only from names that
+`check_name` let through, and from hexadecimal digests.
+"""
+
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, TypeVar, cast
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rowmill.core import remote
+from rowmill.core.errors import BusyError, ConfigError, DamagedFileError, PipelineError
+from rowmill.core.public_urls import public_url
+
+ResultT = TypeVar("ResultT")
+
+UNFINISHED = ".tmp"
+"""How the name of a file ends while it is written."""
+
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+"""What may name a recipe, a dataset or an export: it becomes a folder, an asset key and a SQL value."""
+
+RESERVED_NAMES = frozenset({"training_splits", "gpu_partitions", "exports", "stats", "reports", "_recipe"})
+
+
+def check_name(name: str, where: str) -> str:
+    """Return `name` if it can be a folder, an asset key and a SQL value alike; else say what can."""
+    if not NAME.fullmatch(name) or name in RESERVED_NAMES:
+        raise ConfigError(
+            f"{where}: {name!r} cannot be a name; allowed are a letter followed by up to 63 letters, digits, '_' and "
+            f"'-', and not {', '.join(sorted(RESERVED_NAMES))}; rename it"
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file that a stage wrote: path relative to the storage root, size in bytes, digest, rows."""
+
+    path: str
+    bytes: int
+    digest: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A root folder or fsspec URL; every path given to its methods is relative to it, with `/`."""
+
+    root: str
+
+    @property
+    def is_local(self) -> bool:
+        """Tell whether the root is a folder of this machine, so that files can be mapped and renamed."""
+        return "://" not in self.root or self.root.startswith("file://")
+
+    def path(self, relative: str) -> str:
+        """Return the full path or URL of a relative one."""
+        return f"{self._base}/{relative}" if relative else self._base
+
+    def local(self, relative: str) -> Path:
+        """Return the path of a file of a local root."""
+        if not self.is_local:
+            raise ConfigError(f"{self.root}: not a local folder; this needs one; set a local storage root")
+        return Path(self.path(relative))
+
+    def exists(self, relative: str) -> bool:
+        """Tell whether a file or folder exists."""
+        if self.is_local:
+            return os.path.exists(self.path(relative))
+        return remote.info(self._fs, self.path(relative), self.address(relative)) is not None
+
+    def has(self, file: File) -> bool:
+        """Tell whether a file that a stage wrote is there in its size; its bytes are compared when they are read."""
+        path = self.path(file.path)
+        if self.is_local:
+            return os.path.isfile(path) and os.path.getsize(path) == file.bytes
+        facts = remote.info(self._fs, path, self.address(file.path))
+        return facts is not None and facts["type"] == "file" and int(facts["size"]) == file.bytes
+
+    def read(self, relative: str) -> bytes:
+        """Read a whole small file."""
+        if self.is_local:
+            return Path(self.path(relative)).read_bytes()
+        return cast(bytes, self._reach("read", self._fs.cat_file, relative))
+
+    def open(self, relative: str) -> BinaryIO:
+        """Open a file for reading."""
+        if self.is_local:
+            return Path(self.path(relative)).open("rb")
+        return remote.open_file(self._fs, self.path(relative), self.address(relative))
+
+    def content(self, file: File) -> pa.Buffer:
+        """Read a whole file that a stage wrote; what comes is what was written.
+
+        Raises
+        ------
+        DamagedFileError
+            If it is missing, or its digest is another than the one written down.
+
+        """
+        try:
+            content = self._buffer(file.path, file.bytes)
+        except FileNotFoundError:
+            raise damaged(self, file, "missing") from None
+        found = digest_bytes(content)
+        if found != file.digest:
+            raise damaged(self, file, f"digest {found}")
+        return content
+
+    def table(self, file: File, columns: Sequence[str] | None = None) -> pa.Table:
+        """Read a Parquet file that a stage wrote, or some of its columns, as one table; errors as in `content`."""
+        return self._parquet(self.content(file), columns)
+
+    def unchecked_table(self, relative: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """Read a Parquet file whose digest is nowhere written down, such as a table of statistics.
+
+        Raises
+        ------
+        DamagedFileError
+            If it is no Parquet file, or the checksum of one of its pages, where it has them, is another.
+
+        """
+        try:
+            return self._parquet(self._buffer(relative), columns)
+        except FileNotFoundError:
+            raise
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise DamagedFileError(
+                f"{self.path(relative)}: {' '.join(str(error).split())}; a whole Parquet file is needed; build again "
+                "to make it anew, and check the disk",
+                relative,
+            ) from error
+
+    def _buffer(self, relative: str, size_bytes: int = remote.UNKNOWN_SIZE) -> pa.Buffer:
+        if not self.is_local:
+            return pa.py_buffer(self._reach("read", self._fs.cat_file, relative, size_bytes=size_bytes))
+        with pa.memory_map(self.path(relative), "rb") as source:
+            return source.read_buffer()
+
+    def _parquet(self, content: pa.Buffer, columns: Sequence[str] | None) -> pa.Table:
+        wanted = None if columns is None else list(columns)
+        # Not `read_table`: it looks at the file as a dataset of one, which takes longer than reading a small part.
+        with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
+            # A Python buffer is read on this thread: Arrow's own may let go of it only when the interpreter is ending;
+            # they then wait for its lock, are ended by it, and the process aborts ("terminate called without an
+            # active exception").
+            return file.read(wanted, use_threads=self.is_local)
+
+    def list(self, relative: str) -> list[str]:
+        """Return the sorted names in a folder; none if it does not exist."""
+        if self.is_local:
+            folder = self.path(relative)
+            return sorted(n for n in os.listdir(folder) if not n.startswith(".")) if os.path.isdir(folder) else []
+        folder = remote.open_filesystem(self.path(relative))[1]
+        found = remote.list_folder(self._fs, folder, self.address(relative))
+        return sorted(PurePosixPath(str(one["name"]).rstrip("/")).name for one in found)
+
+    def write(self, relative: str, content: bytes) -> None:
+        """Write a whole file at once: afterwards it is complete, or what was there before is."""
+        if not self.is_local:
+            put = partial(self._put, write=lambda path: self._fs.pipe_file(path, content))
+            self._reach("written", put, relative, size_bytes=len(content))
+            return
+        with self.create(relative) as handle:
+            handle.write(content)
+
+    @contextmanager
+    def create(self, relative: str) -> Generator[BinaryIO]:
+        """Open a file for writing; it appears under its name only when the block ends without an error."""
+        target = self.path(relative)
+        if not self.is_local:
+            # A storage's own handle would put what is written so far when the block fails, and cannot begin again.
+            with tempfile.NamedTemporaryFile(prefix="rowmill-") as handle:
+                yield cast(BinaryIO, handle)
+                handle.flush()
+                put = partial(self._put, write=lambda path: self._fs.put_file(handle.name, path))
+                self._reach("written", put, relative, size_bytes=os.path.getsize(handle.name))
+            return
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        # No `.parquet` ending: globs of DuckDB and Polars must not see what is not finished.
+        temporary = f"{target}.{uuid.uuid4().hex}{UNFINISHED}"
+        try:
+            with open(temporary, "wb") as handle:
+                yield handle
+            os.replace(temporary, target)
+        except BaseException:
+            if os.path.exists(temporary):
+                os.unlink(temporary)
+            raise
+
+    def write_sealed(self, relative: str, value: Mapping[str, Any]) -> None:
+        """Write a JSON object with a digest of itself, by which `read_sealed` knows that nobody changed it."""
+        plain = orjson.loads(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS))
+        self.write(relative, orjson.dumps({**plain, SEAL: _seal(plain)}, option=orjson.OPT_INDENT_2))
+
+    def read_sealed(self, relative: str) -> dict[str, Any] | None:
+        """Return a JSON object as it was written; None if it is absent, cut, empty or changed since."""
+        try:
+            return unsealed(self.read(relative))
+        except FileNotFoundError:
+            return None
+
+    def sync(self, paths: Iterable[str]) -> None:
+        """Wait until files, and the folders that hold them, are on the disk, so that a power cut keeps them."""
+        if not self.is_local:
+            return
+        whole = [self.path(path) for path in paths]
+        for path in dict.fromkeys([*whole, *map(os.path.dirname, whole)]):
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+    def remove(self, relative: str) -> None:
+        """Remove a file or a folder with all in it."""
+        target = self.path(relative)
+        if not self.is_local:
+            with suppress(FileNotFoundError):
+                self._reach("removed", partial(self._fs.rm, recursive=True), relative)
+        elif os.path.isdir(target):
+            shutil.rmtree(target)
+        elif os.path.exists(target):
+            os.unlink(target)
+
+    def unfinished(self, relative: str) -> Sequence[str]:
+        """Return the files in a folder, however deep, that stand under their temporary names.
+
+        Only who holds the folder's lock can tell what a killed process left from what is being written.
+        """
+        if not self.is_local:
+            return []
+        folder = Path(self.path(relative))
+        return sorted(f"{relative}/{path.relative_to(folder)}" for path in folder.rglob(f"*{UNFINISHED}"))
+
+    @contextmanager
+    def lock(self, relative: str, *, what: str, timeout_s: float = 600.0) -> Generator[None]:
+        """Hold a lock among the processes of this machine; the operating system frees it if we die.
+
+        Object stores have no locks: there two builders do double work, and the second adopts the
+        first's manifest; nothing is corrupted because parts are named by their content.
+        """
+        if not self.is_local:
+            yield
+            return
+        path = self.path(relative)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "ab") as handle:
+            deadline = time.monotonic() + timeout_s
+            while not _try_lock(handle):
+                if time.monotonic() > deadline:
+                    raise BusyError(
+                        f"{what}: another process has been building it for {timeout_s:.0f} s; one may build it at a "
+                        "time; wait for that build or stop it"
+                    )
+                time.sleep(0.05)
+            yield
+
+    @property
+    def _base(self) -> str:
+        return self.root.removeprefix("file://").rstrip("/") or "/"
+
+    def address(self, relative: str) -> str:
+        """Return the full path or URL of a relative one as it may be shown: without a password."""
+        return public_url(self.path(relative))
+
+    def _reach(
+        self, action: str, function: Callable[[str], ResultT], relative: str, *, size_bytes: int = remote.UNKNOWN_SIZE
+    ) -> ResultT:
+        path = self.path(relative)
+        return remote.reach(self._fs, self.address(relative), action, lambda: function(path), size_bytes=size_bytes)
+
+    def _put(self, path: str, *, write: Callable[[str], Any]) -> None:
+        """Write a file; where a storage has real folders, after making its own."""
+        try:
+            write(path)
+        except FileNotFoundError:
+            self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            write(path)
+
+    @property
+    def _fs(self) -> Any:
+        return remote.open_filesystem(self.root)[0]
+
+
+SEAL = "seal"
+"""The key of a sealed object's digest of all its other keys."""
+
+
+def unsealed(content: bytes) -> dict[str, Any] | None:
+    """Return the JSON object that `write_sealed` wrote as these bytes; None if they are cut, empty or changed."""
+    try:
+        value: Any = orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(value, dict):
+        return None
+    found: dict[str, Any] = value
+    seal = found.pop(SEAL, None)
+    return found if seal == _seal(found) else None
+
+
+def _seal(value: Mapping[str, Any]) -> str:
+    return digest_bytes(orjson.dumps(value))
+
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""The operating system's words for a full disk: one that trying again does not empty."""
+
+
+@contextmanager
+def full_disk_named(store: Store, what: str) -> Generator[None]:
+    """Turn the operating system's word for a full disk into a sentence that says whose disk and what to do.
+
+    Raises
+    ------
+    PipelineError
+        When something in the block, in this process or a worker, could not be written for lack of room.
+
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM or isinstance(error, PipelineError):
+            raise
+        raise PipelineError(
+            f"{what}: no room to write under {store.root} ({os.strerror(error.errno)}); what was finished is whole and "
+            "kept; free space there, or choose another storage root, and build again"
+        ) from error
+
+
+def _try_lock(handle: BinaryIO) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def digest(*values: object) -> str:
+    """Return a 32-digit hexadecimal BLAKE2b digest of the values' canonical JSON."""
+    from rowmill.schema.rows import canonical_json
+
+    return hashlib.blake2b(canonical_json(list(values)), digest_size=16).hexdigest()
+
+
+def damaged(store: Store, file: File, found: str) -> DamagedFileError:
+    """Return the error that says what was found in place of a file that a stage wrote."""
+    return DamagedFileError(
+        f"{store.address(file.path)}: {found}; what was written has digest {file.digest}; build again to make it anew, "
+        "and check the disk",
+        file.path,
+    )
+
+
+def digest_bytes(content: "bytes | pa.Buffer") -> str:
+    """Return the 32-digit hexadecimal BLAKE2b digest of some bytes."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def digest_file(path: str | Path) -> str:
+    """Return the digest of a local file, read in blocks."""
+    hasher = hashlib.blake2b(digest_size=16)
+    with open(path, "rb") as handle:
+        while block := handle.read(1 << 20):
+            hasher.update(block)
+    return hasher.hexdigest()

@@ -1,0 +1,163 @@
+"""YAML text to plain values: PyYAML's safe loader within bounds, every complaint with the line it is about.
+
+What belongs here: what of YAML a recipe may use. What does not: files, and what the values mean (`config.py`).
+
+    a key twice in a mapping      refused: PyYAML keeps the last one without a word
+    `<<: *name`                   merged, as YAML 1.1 describes; a mapping's own keys win
+    aliases                       copied out, up to `SIZE_LIMIT`; one inside its own anchor is refused
+    nesting                       up to `DEPTH_LIMIT` levels
+    a value that Python refuses   refused with its line: the 31st of February, an integer of 5,000 digits
+
+Sizes and depths are counted while the text is composed, so a small text that stands for a huge value is refused before
+the value exists.
+"""
+
+from collections.abc import Hashable
+from typing import Any, cast
+
+import yaml
+
+from rowmill.core.errors import ConfigError
+
+SIZE_LIMIT = 4 << 20
+"""Characters of a text with its aliases written out, each value counted with eight more; a recipe of a hundred datasets
+takes about a hundredth of it."""
+
+DEPTH_LIMIT = 64
+"""Lists and mappings inside each other."""
+
+_VALUE_SIZE = 8
+_INTEGER_DIGITS = 1_000
+_MERGE = "tag:yaml.org,2002:merge"
+
+
+def parse_yaml(text: str) -> Any:
+    """Return the value of a YAML text: dictionaries, lists and scalars, none of them shared.
+
+    Raises
+    ------
+    ConfigError
+        Beginning with the line, for whatever the text may not hold.
+
+    """
+    if len(text) > SIZE_LIMIT:
+        raise ConfigError(
+            f"the text has {len(text):,} characters; at most {SIZE_LIMIT:,} are allowed; name files by a glob or a "
+            "folder instead of one by one"
+        )
+    try:
+        value = yaml.load(text, Loader=_Loader)  # noqa: S506  (a SafeLoader subclass)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"not YAML: {' '.join(str(error).split())}; correct the line named") from error
+    return _copied(value)
+
+
+def _copied(value: Any) -> Any:
+    """Give every place of an alias its own copy, so that changing one place changes no other."""
+    if isinstance(value, dict):
+        return {key: _copied(one) for key, one in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, list):
+        return [_copied(one) for one in cast("list[Any]", value)]
+    return value
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader with bounds; what a node stands for is known once its children are composed."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._level = 0
+        self._extents: dict[yaml.Node, tuple[int, int]] = {}
+        """Each finished node's size and depth."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Compose a node and refuse what is too deep, too large or inside itself."""
+        event: yaml.Event = self.peek_event()
+        if self._level >= DEPTH_LIMIT:
+            raise _too_deep(event)
+        self._level += 1
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._level -= 1
+        if node is None:
+            return None
+        if node not in self._extents:
+            if isinstance(event, yaml.AliasEvent):
+                raise ConfigError(
+                    f"{_line(event)}: the alias *{event.anchor} stands inside the value that it names; an alias names "
+                    "a value that ends before it; write the value out"
+                )
+            self._extents[node] = self._measure(node)
+        size, depth = self._extents[node]
+        if self._level + depth > DEPTH_LIMIT:
+            raise _too_deep(event)
+        if size > SIZE_LIMIT:
+            raise ConfigError(
+                f"{_line(event)}: with its aliases written out, this value has more than {SIZE_LIMIT:,} characters; "
+                "at most so many are allowed; use fewer aliases of aliases"
+            )
+        return node
+
+    def _measure(self, node: yaml.Node) -> tuple[int, int]:
+        if isinstance(node, yaml.ScalarNode):
+            return _VALUE_SIZE + len(node.value), 0
+        children = node.value if isinstance(node, yaml.SequenceNode) else [one for pair in node.value for one in pair]
+        extents = [self._extents[child] for child in children]
+        return _VALUE_SIZE + sum(size for size, _ in extents), 1 + max((depth for _, depth in extents), default=0)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Construct a value; Python's own complaint about it gets the line."""
+        if isinstance(node, yaml.ScalarNode) and len(node.value) > _INTEGER_DIGITS and node.tag.endswith(":int"):
+            raise ConfigError(
+                f"{_line(node)}: an integer of {len(node.value):,} digits; at most {_INTEGER_DIGITS:,} are read; write "
+                "it in quotes if it is a text"
+            )
+        try:
+            return super().construct_object(node, deep=deep)
+        except ConfigError:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            kind = node.tag.rpartition(":")[2]
+            raise ConfigError(
+                f"{_line(node)}: {_shown(node)} cannot be read as YAML's {kind} ({error}); write it in quotes if it "
+                "is a text"
+            ) from error
+
+    def construct_unique_mapping(self, node: yaml.MappingNode) -> dict[Any, Any]:
+        """Construct a mapping whose keys are given once, with the mappings merged that `<<` names."""
+        seen: set[object] = set()
+        for key_node, _ in node.value:
+            key: object = "<<" if key_node.tag == _MERGE else self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                what = "list" if isinstance(key_node, yaml.SequenceNode) else "mapping"
+                raise ConfigError(
+                    f"{_line(key_node)}: a {what} is a key; keys are texts or numbers; put quotes around it if it is "
+                    "a text"
+                )
+            if key in seen:
+                raise ConfigError(
+                    f"{_line(key_node)}: key {key!r} is given twice in one mapping; a key may stand once; delete one "
+                    "of the two"
+                )
+            seen.add(key)
+        # Merged pairs are put before the mapping's own, so that a dictionary keeps its own.
+        self.flatten_mapping(node)
+        return dict(self.construct_pairs(node, deep=True))
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _Loader.construct_unique_mapping)
+
+
+def _too_deep(event: yaml.Event) -> ConfigError:
+    return ConfigError(
+        f"{_line(event)}: lists and mappings are nested in more than {DEPTH_LIMIT} levels; at most {DEPTH_LIMIT} are "
+        "allowed; correct the brackets or the indentation"
+    )
+
+
+def _shown(node: yaml.Node) -> str:
+    text = str(node.value) if isinstance(node, yaml.ScalarNode) else node.tag
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")
+
+
+def _line(where: yaml.Event | yaml.Node) -> str:
+    return f"line {where.start_mark.line + 1}"

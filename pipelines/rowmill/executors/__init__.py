@@ -1,0 +1,10 @@
+"""Executors: map a function over parts, results in task order. Choose one; none may change a byte.
+
+| kind | where the work runs |
+|---|---|
+| `local` | a pool of processes on this machine |
+"""
+
+from rowmill.executors.local import LocalPool
+
+__all__ = ["LocalPool"]

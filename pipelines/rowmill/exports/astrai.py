@@ -1,0 +1,172 @@
+"""What both forms of AstrAI share: one folder per domain, and in each a stream of tokens with its arrays.
+
+What belongs here: names of folders that stay inside `data/` whatever a domain is called, which segments go into
+which shard, which arrays a shard has. What does not: the bytes of a shard (`astrai_bin.py`, `astrai_h5.py`).
+
+    data/__default__/…      rows without a domain
+    data/wiki/…             one folder per value of a dataset's format.domain_key
+    data/%2E.%2Fx/…         the value ../x
+
+    sequence       10 11  2 20  2      int64, segments end to end
+    loss_mask       0  1  1  0  1      whether a token is itself a target; only where not all tokens train
+    position_ids    0  1  2  0  1      from 0 in each segment
+
+Its train type `sft` reads all three, cuts windows out of the stream, and parts documents where positions begin
+again. Its train type `seq` reads `sequence` alone: it trains every token, and attention crosses documents.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from pathlib import PurePosixPath
+from typing import Annotated, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from rowmill.core.errors import ConfigError, IntegrityError
+from rowmill.exports.base import Export, Job, Layout, Prospect, Shape, Terms, borders
+from rowmill.shards import label_conventions
+from rowmill.shards.label_conventions import Ints, Letter
+from rowmill.shards.sequences import Sequences
+
+DEFAULT = "__default__"
+LONGEST_NAME = 100
+"""Bytes of a folder's name; a longer one is cut and told apart by its hash."""
+KEPT_OF_LONG_NAME = 80
+
+_NEEDS_ESCAPE = re.compile(rb"^\.|[^A-Za-z0-9._-]")
+
+
+class AstrAI(Export):
+    """Unpacked tokens and masks by domain."""
+
+    LETTER: ClassVar[Letter] = "D"
+    BY_DOMAIN: ClassVar[bool] = True
+    VERSION: ClassVar[int] = 2
+    NOTES: ClassVar[dict[str, str]] = {}
+    """What else the card says of the form."""
+
+    max_tokens_per_shard: Annotated[int, Field(ge=1)] = 100_000_000
+    """Tokens per shard of a domain at most; a segment above it has a shard of its own."""
+
+    def takes_open(self) -> bool:
+        """Return true: `refuse` says where segments that see each other are possible."""
+        return True
+
+    def refuse(self, prospect: Prospect) -> None:
+        """Refuse segments that see each other beside a mask: `sft`, which alone reads it, parts all segments."""
+        super().refuse(prospect)
+        opened = [name for name, one in prospect.datasets.items() if one.is_open]
+        if opened and has_mask(frozenset(one.kind for one in prospect.datasets.values())):
+            raise ConfigError(
+                f"kind {self.word} is read by AstrAI's train type sft, which parts all segments, but attention of "
+                f"datasets.{opened[0]} crosses from one to the next; that is possible only where every dataset is "
+                "text, for its train type seq; set packing.block_cross_document_attention: true"
+            )
+
+    def lay_out(self, shape: Shape) -> Layout:
+        """Return a job per shard of each domain."""
+        names = folder_names(shape.domain_values)
+        jobs: list[Job] = []
+        used: list[int] = []
+        for value, mine in sorted(by_domain(shape.domains), key=lambda one: names[one[0]]):
+            used.append(value)
+            runs = list(borders(shape.lengths[mine], most=None, most_tokens=self.max_tokens_per_shard))
+            for number, (first, last) in enumerate(runs):
+                at = self.place(names[value], number, count=len(runs))
+                own = mine[first:last]
+                jobs.append(Job(at, own, np.arange(len(own) + 1), int(shape.lengths[own].sum())))
+        notes = {
+            "domains": {names[i]: shape.domain_values[i] for i in used},
+            "segments_without_domain": int((shape.domains == _index(shape.domain_values)).sum()),
+            "train_type": train_type(shape.kinds),
+            "boundaries": "where position_ids begin again: train type sft parts segments there, seq does not",
+            "loss_mask": "written" if has_mask(shape.kinds) else "left out: every dataset is text, all of it trains",
+        }
+        return Layout(jobs, notes=notes | self.NOTES)
+
+    def place(self, folder: str, number: int, *, count: int) -> str:
+        """Return the name of a shard below `data/`."""
+        raise NotImplementedError
+
+    def pointer(self, data: str, terms: Terms) -> str:
+        """Return the options of AstrAI's training script."""
+        return f"--train_type={train_type(terms.kinds)} --data_root_path={data} --window_size={terms.seq_len}"
+
+
+def has_mask(kinds: frozenset[str]) -> bool:
+    """Tell whether masks are written: for every domain, or for none where all of it is text.
+
+    A mask that one domain had and another lacked would be cut to the shorter stream, and shift.
+    """
+    return kinds != frozenset({"text"})
+
+
+def train_type(kinds: frozenset[str]) -> str:
+    """Return AstrAI's name for the training that these files are for."""
+    return "sft" if has_mask(kinds) else "seq"
+
+
+def array_names(kinds: frozenset[str]) -> tuple[str, ...]:
+    """Return the names of a shard's arrays."""
+    return ("sequence", "loss_mask", "position_ids") if has_mask(kinds) else ("sequence", "position_ids")
+
+
+def arrays(sequences: Sequences) -> dict[str, Ints]:
+    """Return every array of a chunk whose sequences are single segments, int64 and end to end."""
+    return {
+        "sequence": sequences.ids.astype("<i8"),
+        "loss_mask": label_conventions.plain(sequences.trained).astype("<i8"),
+        "position_ids": sequences.position_ids.astype("<i8"),
+    }
+
+
+def _index(values: Sequence[str | None]) -> int:
+    return list(values).index(None) if None in values else -1
+
+
+def by_domain(domains: Ints) -> Iterator[tuple[int, Ints]]:
+    """Yield each domain that has segments, and the numbers of these, ascending."""
+    # One sort, not a look through all segments per domain: there may be as many domains as web sites.
+    order = np.argsort(domains, kind="stable")
+    values, begins = np.unique(domains[order], return_index=True)
+    yield from zip(values.tolist(), np.split(order, begins[1:]), strict=True)
+
+
+# ── Names of folders ───────────────────────────────────────────────────────────────────────────────
+
+
+def folder_names(values: Sequence[str | None]) -> list[str]:
+    """Return a folder's name for each of some distinct values; None and the empty value are `__default__`.
+
+    No name is another one's but for case, none leaves its parent, none is longer than a file system takes.
+
+    Raises
+    ------
+    IntegrityError
+        If a name would not lie directly below its parent after all.
+
+    """
+    plain = [DEFAULT if not value else _escaped(value) for value in values]
+    shared = Counter(name.lower() for name in set(plain))
+    named = [
+        name if not value or (shared[name.lower()] == 1 and name != DEFAULT) else f"{name}-{_hash(value)[:8]}"
+        for name, value in zip(plain, values, strict=True)
+    ]
+    for name, value in zip(named, values, strict=True):
+        if PurePosixPath("data", name).parent != PurePosixPath("data") or name in {"", ".", ".."}:
+            raise IntegrityError(f"domain {value!r}: its folder {name!r} is not below data/; report this name")
+    return named
+
+
+def _escaped(value: str) -> str:
+    # A lone surrogate is no UTF-8, but JSON can hold one.
+    raw = value.encode("utf-8", "surrogatepass")
+    name = _NEEDS_ESCAPE.sub(lambda match: b"%%%02X" % match.group()[0], raw).decode()
+    return name if len(name) <= LONGEST_NAME else f"{name[:KEPT_OF_LONG_NAME]}-{_hash(value)}"
+
+
+def _hash(value: str) -> str:
+    return blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

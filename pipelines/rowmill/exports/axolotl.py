@@ -1,0 +1,72 @@
+"""axolotl: pre-tokenized rows with exactly the three columns that make it leave them alone.
+
+What belongs here: Parquet or JSON Lines, and the stanza of its configuration. What does not: packing, which
+axolotl does by itself with `sample_packing`.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import orjson
+from pydantic import Field
+
+from rowmill.core.errors import ConfigError
+from rowmill.exports import hf
+from rowmill.exports.base import Job, Layout, Shape, Sharded, Tally, Terms, Written
+from rowmill.shards import label_conventions
+from rowmill.shards.label_conventions import Letter
+from rowmill.shards.sequences import Sequences
+
+
+class Axolotl(Sharded):
+    """Pre-tokenized rows for axolotl, which packs them itself."""
+
+    LETTER: ClassVar[Letter] = "A"
+
+    kind: Literal["axolotl"] = "axolotl"
+    """`input_ids`, `attention_mask` and `labels`, and nothing else."""
+    unit: Literal["unpacked"] = "unpacked"
+    """Segments one by one."""
+    sequence_len: Annotated[int, Field(ge=2)] | None = None
+    """axolotl's own `sequence_len`: a longer row would be dropped by it, so it is an error; null: `seq_len`."""
+    ds_type: Literal["parquet", "json"] = "parquet"
+    """Files of Parquet, or of JSON Lines."""
+
+    def lay_out(self, shape: Shape) -> Layout:
+        """Cut the order into files, if nothing is longer than axolotl takes."""
+        limit = self.sequence_len or shape.seq_len
+        longer = np.flatnonzero(shape.lengths > limit)
+        if len(longer):
+            raise ConfigError(
+                f"exports.{self.name}.sequence_len: {limit}, but {len(longer)} segments are longer, the longest has "
+                f"{int(shape.lengths.max())} tokens ({shape.name_of(int(longer[0]))} is the first); axolotl would drop "
+                "them; raise sequence_len, or lower seq_len or truncation.max_length"
+            )
+        return super().lay_out(shape)
+
+    def write(self, job: Job, chunks: Iterator[Sequences], folder: Path, terms: Terms) -> list[Written]:
+        """Write one file."""
+        if self.ds_type == "parquet":
+            return [hf.write_unpacked(chunks, folder, f"data/{job.name}.parquet", card=None)]
+        tally, path = Tally(), f"data/{job.name}.jsonl"
+        with (folder / path).open("wb") as sink:
+            for chunk in chunks:
+                labels = label_conventions.unshifted(chunk.ids, chunk.trained)
+                tally.add(chunk, trained=int((labels != label_conventions.IGNORE).sum()))
+                for begin, end in zip(chunk.offsets[:-1].tolist(), chunk.offsets[1:].tolist(), strict=True):
+                    sink.write(_line(chunk.ids[begin:end].tolist(), labels[begin:end].tolist()))
+        return [tally.written(path)]
+
+    def pointer(self, data: str, terms: Terms) -> str:
+        """Return the stanza of axolotl's YAML."""
+        return (
+            f"datasets:\n  - path: {data}\n    ds_type: {self.ds_type}\n    type:\n"
+            f"sequence_len: {self.sequence_len or terms.seq_len}\nsample_packing: true"
+        )
+
+
+def _line(ids: list[int], labels: list[int]) -> bytes:
+    row = {"attention_mask": [1] * len(ids), "input_ids": ids, "labels": labels}
+    return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)

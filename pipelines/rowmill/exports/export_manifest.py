@@ -1,0 +1,172 @@
+"""The identity card and the manifest of an export, and the door through which it is opened again.
+
+What belongs here: `card.json`, `manifest.json`, and the refusal of an export that is not whole or was made
+with another tokenizer. What does not: a format's own files.
+
+    <export>/
+    ├── data/            what a trainer is pointed at; nothing foreign lies in it
+    ├── card.json        whose tokens these are
+    └── manifest.json    written last: if it is there, every file it names is whole
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b, sha256
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, cast
+
+import orjson
+
+from rowmill.core.errors import IntegrityError
+from rowmill.exports.base import Written
+
+CARD, MANIFEST, DATA = "card.json", "manifest.json", "data"
+MANIFEST_VERSION = 1
+
+_BLOCK = 1 << 20
+
+
+def builder() -> str:
+    """Return who builds: this project's name and version."""
+    try:
+        return f"rowmill {version('rowmill')}"
+    except PackageNotFoundError:
+        return "rowmill"
+
+
+def json_bytes(value: object) -> bytes:
+    """Encode as everything beside the tokens is: UTF-8, sorted keys."""
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A file that was written, its size and its two digests: SHA-256 for everybody, BLAKE2b for our own manifests."""
+
+    written: Written
+    size_bytes: int
+    sha256: str
+    digest: str
+
+
+def describe(folder: Path, written: Written) -> Described:
+    """Read a file that was just written, once, and say what it is."""
+    sha, blake, size = sha256(), blake2b(digest_size=16), 0
+    with (folder / written.path).open("rb") as handle:
+        while block := handle.read(_BLOCK):
+            size += len(block)
+            sha.update(block)
+            blake.update(block)
+    return Described(written, size, sha.hexdigest(), blake.hexdigest())
+
+
+def manifest_of(files: Sequence[Described], card: bytes) -> bytes:
+    """Return the manifest that vouches for some files and the card beside them."""
+    named = {
+        one.written.path: {
+            "bytes": one.size_bytes,
+            "sha256": one.sha256,
+            "sequences": one.written.sequences,
+            "segments": one.written.segments,
+            "tokens": one.written.tokens,
+            "trained_tokens": one.written.trained_tokens,
+        }
+        for one in files
+    }
+    return json_bytes({"version": MANIFEST_VERSION, "card_sha256": sha256(card).hexdigest(), "files": named})
+
+
+# ── Opening ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """An export that is whole: where it lies, its card, and per file its size, digest and counts."""
+
+    folder: Path
+    card: Mapping[str, Any]
+    files: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def data(self) -> Path:
+        """What a trainer is pointed at."""
+        return self.folder / DATA
+
+    def count(self, name: str) -> int:
+        """Return a count over all files: `sequences`, `segments`, `tokens` or `trained_tokens`."""
+        return sum(int(one[name]) for one in self.files.values())
+
+
+def open_export(
+    folder: str | Path, *, tokenizer: str | Path | None = None, verify: bool = False, kind: str | None = None
+) -> Exported:
+    """Open an export's folder, and refuse what a trainer must not read.
+
+    `tokenizer` is a folder whose files must be those that the tokens were made with; `verify` reads every file
+    and compares digests; `kind` is the format that must have been written.
+
+    Raises
+    ------
+    IntegrityError
+        For an export without a manifest, a file that is missing or of another size or digest, or another
+        tokenizer or format.
+    """
+    at = Path(folder)
+    at = at.parent if at.name == DATA and not (at / MANIFEST).is_file() else at
+    if not (at / MANIFEST).is_file():
+        raise IntegrityError(
+            f"{at}: no {MANIFEST}; it is written last, so without it an export is not whole; export again, or name "
+            "the folder that holds it"
+        )
+    card_bytes = _read(at / CARD)
+    found, card = _parsed(at / MANIFEST), _parsed(at / CARD)
+    if sha256(card_bytes).hexdigest() != found.get("card_sha256"):
+        raise IntegrityError(
+            f"{at / CARD}: not the card that {MANIFEST} names; card and files belong together; export again"
+        )
+    exported = Exported(at, card, cast("dict[str, dict[str, Any]]", found["files"]))
+    for path, one in exported.files.items():
+        _require_whole(at / path, one, verify=verify)
+    if kind is not None and card.get("format") != kind:
+        raise IntegrityError(f"{at}: its format is {card.get('format')}, not {kind}; name another export")
+    if tokenizer is not None:
+        _require_tokenizer(exported, Path(tokenizer))
+    return exported
+
+
+def _read(path: Path) -> bytes:
+    if not path.is_file():
+        raise IntegrityError(f"{path}: missing, but every export has one; copy the whole folder, or export again")
+    return path.read_bytes()
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        return cast("dict[str, Any]", orjson.loads(_read(path)))
+    except ValueError as error:
+        raise IntegrityError(f"{path}: not JSON ({error}); it must be as it was written; export again") from error
+
+
+def _require_whole(path: Path, expected: Mapping[str, Any], *, verify: bool) -> None:
+    if not path.is_file():
+        raise IntegrityError(f"{path}: missing; {MANIFEST} names it; copy the whole folder, or export again")
+    if path.stat().st_size != expected["bytes"]:
+        raise IntegrityError(
+            f"{path}: {path.stat().st_size} bytes; {MANIFEST} says {expected['bytes']}; copy it again, or export again"
+        )
+    if verify and describe(path.parent, Written(path.name)).sha256 != expected["sha256"]:
+        raise IntegrityError(f"{path}: its SHA-256 is not that of {MANIFEST}; copy it again, or export again")
+
+
+def _require_tokenizer(exported: Exported, folder: Path) -> None:
+    expected = cast("dict[str, str]", exported.card["tokenizer_files"])
+    for name, digest in expected.items():
+        path = folder / name
+        found = sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+        if found != digest:
+            what = "missing" if found is None else f"SHA-256 {found[:16]}…"
+            raise IntegrityError(
+                f"{path}: {what}; {exported.folder} was made with one of {digest[:16]}…; train with that tokenizer, or "
+                "export with this one"
+            )

@@ -1,0 +1,190 @@
+"""MDS: packed sequences in the shards of mosaicml-streaming, written by its own writer.
+
+What belongs here: which columns a sample has, per profile, and what the writer is asked for. What does not: the
+bytes of a shard, which are the library's.
+
+    profile finetune    input_ids, labels, position_ids, seq_lengths   ndarray:int32      sequence_id   int
+    profile pretrain    tokens                                         ndarray:int32, each exactly seq_len
+
+`finetune` is for loops over a StreamingDataset. LLM Foundry's finetuning loader takes `input_ids` for a prompt and
+`labels` for its response, and would train the sequence twice over: it reads `llm_foundry.py`. Its text loader reads
+`pretrain`. There is no place for a mask in `tokens`, so `pretrain` takes what trains throughout. It is one job: the
+writer closes a shard by size, so the borders are those of the whole order.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import orjson
+from pydantic import Field
+
+from rowmill.core.errors import ConfigError
+from rowmill.exports.base import Export, Job, Layout, Prospect, Shape, Terms, Written
+from rowmill.schema.examples import WEIGHTS
+from rowmill.shards import label_conventions
+from rowmill.shards.label_conventions import Letter
+from rowmill.shards.sequences import Sequences
+
+ARRAY = "ndarray:int32"
+FINETUNE = dict.fromkeys(("input_ids", "labels", "position_ids", "seq_lengths"), ARRAY) | {"sequence_id": "int"}
+
+
+class MDS(Export):
+    """Packed sequences in shards of mosaicml-streaming, for loops over its StreamingDataset."""
+
+    LETTER: ClassVar[Letter] = "A"
+    HOLDS_WEIGHTS: ClassVar[bool] = True
+    NEEDS: ClassVar[tuple[str, str] | None] = ("streaming", "mds")
+
+    kind: Literal["mds"] = "mds"
+    """mosaicml-streaming."""
+    unit: Literal["packed"] = "packed"
+    """Sequences of several segments."""
+    profile: Literal["finetune", "pretrain"] = "finetune"
+    """`finetune`: ids, labels and positions; `pretrain`: `tokens` alone, each sample exactly `seq_len`."""
+    size_limit_bytes: Annotated[int, Field(ge=1 << 10, lt=1 << 32)] = 64 << 20
+    """Bytes per shard, below 4 GiB: offsets in a shard are 32 bits wide."""
+    accept_untrained_as_trained: bool = False
+    """`pretrain` only: whether tokens without loss may be trained all the same, since the format has no mask."""
+
+    @property
+    def letter(self) -> Letter:
+        """How the profile stores targets."""
+        return "A" if self.profile == "finetune" else "none"
+
+    def refuse(self, prospect: Prospect) -> None:
+        """Refuse what `tokens` cannot hold."""
+        super().refuse(prospect)
+        if self.profile == "finetune":
+            if self.accept_untrained_as_trained:
+                raise ConfigError(
+                    "accept_untrained_as_trained with profile: finetune, which stores labels; it is for formats "
+                    "without a mask; delete it"
+                )
+            return
+        for name, one in prospect.datasets.items():
+            if not one.is_joined:
+                raise ConfigError(
+                    f"profile: pretrain takes sequences of exactly {prospect.seq_len} tokens, but datasets.{name} ends "
+                    "them where examples end; joined text (packing.pack_strategy: concat) is needed; choose profile: "
+                    "finetune"
+                )
+            if one.has_weights:
+                raise ConfigError(
+                    f"profile: pretrain has no place for the loss weights of datasets.{name}; choose profile: finetune"
+                )
+            if not one.is_open and not self.accept_untrained_as_trained:
+                raise ConfigError(
+                    f"profile: pretrain stores no mask, but the first token of every document of datasets.{name} is no "
+                    "target; every target must be trained; set packing.block_cross_document_attention: false, or "
+                    "accept_untrained_as_trained: true"
+                )
+
+    def lay_out(self, shape: Shape) -> Layout:
+        """Return one job; of `pretrain` the sequences that are full."""
+        numbers = np.arange(len(shape.lengths))
+        if self.profile == "finetune":
+            return Layout([Job("data", numbers, shape.sequence_offsets)])
+        counts = np.diff(shape.sequence_offsets)
+        is_full = shape.tokens == shape.seq_len
+        kept = np.repeat(is_full, counts)
+        offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts[is_full])))
+        notes = {
+            "accept_untrained_as_trained": self.accept_untrained_as_trained,
+            "tail_sequences": int((~is_full).sum()),
+            "tail_tokens": int(shape.lengths[~kept].sum()),
+        }
+        return Layout(
+            [Job("data", numbers[kept], offsets)] if is_full.any() else [], {"tail": int((~kept).sum())}, notes
+        )
+
+    def write(self, job: Job, chunks: Iterator[Sequences], folder: Path, terms: Terms) -> list[Written]:
+        """Write all shards and their index."""
+        counts: list[tuple[int, int, int]] = []
+        writer: Any = None
+        for chunk in chunks:
+            if writer is None:
+                # Opened with the first chunk: only it tells whether there are weights.
+                writer = open_writer(folder, self._columns(chunk), self.size_limit_bytes)
+            samples = self._finetune(chunk) if self.profile == "finetune" else self._pretrain(chunk, terms)
+            for sample, count in samples:
+                writer.write(sample)
+                counts.append(count)
+        writer.finish()
+        return describe_shards(folder, counts)
+
+    def _columns(self, chunk: Sequences) -> dict[str, str]:
+        if self.profile == "pretrain":
+            return {"tokens": ARRAY}
+        return FINETUNE | ({WEIGHTS: "ndarray:float32"} if chunk.weights is not None else {})
+
+    def _finetune(self, chunk: Sequences) -> "Iterator[tuple[dict[str, Any], tuple[int, int, int]]]":
+        borders, in_sequences = chunk.spans()
+        labels = label_conventions.unshifted(chunk.ids, chunk.trained)
+        lengths = np.diff(borders).astype(np.int32)
+        positions = chunk.position_ids
+        segments = np.diff(chunk.sequence_offsets)
+        tokens = chunk.token_offsets
+        for i in range(len(chunk)):
+            here = slice(int(tokens[i]), int(tokens[i + 1]))
+            sample: dict[str, Any] = {
+                "input_ids": chunk.ids[here],
+                "labels": labels[here],
+                "position_ids": positions[here],
+                "seq_lengths": lengths[in_sequences[i] : in_sequences[i + 1]],
+                "sequence_id": int(chunk.numbers[i]),
+            }
+            if chunk.weights is not None:
+                sample[WEIGHTS] = chunk.weights[here]
+            trained = int((labels[here] != label_conventions.IGNORE).sum())
+            yield sample, (int(segments[i]), here.stop - here.start, trained)
+
+    def _pretrain(self, chunk: Sequences, terms: Terms) -> "Iterator[tuple[dict[str, Any], tuple[int, int, int]]]":
+        tokens, segments = chunk.token_offsets, np.diff(chunk.sequence_offsets)
+        untrained = ~chunk.trained
+        # With open attention a document's first token follows another one: that it trains too is what was asked for.
+        firsts = chunk.offsets[:-1]
+        untrained[firsts[np.repeat(chunk.is_open, segments)]] = False
+        untrained[tokens[:-1]] = False
+        for i in range(len(chunk)):
+            here = slice(int(tokens[i]), int(tokens[i + 1]))
+            trained, without = int(chunk.trained[here].sum()), int(untrained[here].sum())
+            if without and not self.accept_untrained_as_trained:
+                where = f"exports.{self.name}: sequence {int(chunk.numbers[i])} of {chunk.datasets[i].as_py()}"
+                raise ConfigError(
+                    f"{where} has {without} tokens without loss, and profile: pretrain stores no mask; every token but "
+                    "the first must train; choose profile: finetune, or set accept_untrained_as_trained: true"
+                )
+            yield {"tokens": chunk.ids[here]}, (int(segments[i]), terms.seq_len, trained)
+
+    def pointer(self, data: str, terms: Terms) -> str:
+        """Return how to open it, by LLM Foundry where it has a loader for the profile."""
+        if self.profile == "pretrain":
+            loader = f"train_loader: {{name: text, dataset: {{streams: {{rowmill: {{local: {data}}}}}, max_seq_len: "
+            return f"{loader}{terms.seq_len}, shuffle: true}}}}   # LLM Foundry"
+        return f'StreamingDataset(local="{data}", remote=None, batch_size=1)'
+
+
+def open_writer(folder: Path, columns: Mapping[str, str], size_limit_bytes: int) -> Any:
+    """Return the library's writer of shards below an export's folder."""
+    from streaming import MDSWriter  # pyright: ignore[reportMissingImports]
+
+    return MDSWriter(
+        out=str(folder / "data"), columns=dict(columns), compression=None, hashes=["sha256"],
+        size_limit=size_limit_bytes, exist_ok=True,
+    )  # fmt: skip
+
+
+def describe_shards(folder: Path, counts: Sequence[tuple[int, int, int]]) -> list[Written]:
+    """Return the shards that a writer left, and their index; `counts` are each sample's segments, tokens, targets."""
+    index = orjson.loads((folder / "data" / "index.json").read_bytes())
+    written: list[Written] = []
+    first = 0
+    for shard in index["shards"]:
+        mine = counts[first : first + int(shard["samples"])]
+        first += len(mine)
+        segments, tokens, trained = (sum(one) for one in zip(*mine, strict=True))
+        written.append(Written(f"data/{shard['raw_data']['basename']}", len(mine), segments, tokens, trained))
+    return [*written, Written("data/index.json")]

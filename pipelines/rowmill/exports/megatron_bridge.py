@@ -1,0 +1,173 @@
+"""Megatron-Bridge: packed Parquet with the starts of segments, and the metadata that its packed dataset wants.
+
+What belongs here: `*.idx.parquet`, `{pack_size}_metadata.jsonl`, padding for context parallelism. What does not:
+how sequences are planned anew when segments grow (handed in as `Shape.best_fit`).
+
+    segments 10 11 2 | 20 2     input_ids     10 11 2 20 2
+                                seq_start_id   0      3
+                                loss_mask      1  1 0  1 0      letter C: the reader shifts each segment
+
+The reader drops the last token of every segment, so a sequence is as long as its segments less one each.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import Field
+
+from rowmill.core.errors import ConfigError
+from rowmill.exports.base import Job, Layout, Prospect, Shape, Sharded, Tally, Terms, Written, write_parquet
+from rowmill.shards import label_conventions
+from rowmill.shards.label_conventions import Ints, Letter
+from rowmill.shards.sequences import Sequences, lists
+
+ROW_GROUP = 500
+PACKED = pa.schema(
+    [
+        pa.field("input_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("seq_start_id", pa.list_(pa.int32()), nullable=False),
+        pa.field("loss_mask", pa.list_(pa.int8()), nullable=False),
+    ]
+)
+
+
+class MegatronBridge(Sharded):
+    """Packed Parquet for the fine-tuning recipes of Megatron-Bridge."""
+
+    LETTER: ClassVar[Letter] = "C"
+
+    kind: Literal["megatron_bridge"] = "megatron_bridge"
+    """Megatron-Bridge's packed dataset."""
+    unit: Literal["packed"] = "packed"
+    """Sequences of several segments."""
+    pack_size: Annotated[int, Field(ge=2)] | None = None
+    """Its `packed_sequence_size`: tokens per sequence, each segment less one; null: `seq_len`. Any other number
+    plans the segments anew."""
+    pad_segments_to: Annotated[int, Field(ge=1)] | None = None
+    """Segments are filled up with EOS, without loss, until their length less one is a multiple: 2·CP, with
+    sequence parallelism lcm(2·CP, CP·TP). Plans the segments anew."""
+
+    def refuse(self, prospect: Prospect) -> None:
+        """Refuse new plans for segments that see each other."""
+        super().refuse(prospect)
+        opened = [name for name, one in prospect.datasets.items() if one.is_open]
+        if opened and self.plans_anew(prospect.seq_len):
+            raise ConfigError(
+                f"pack_size and pad_segments_to plan segments anew, but attention of datasets.{opened[0]} crosses from "
+                "one to the next; such segments stay together; set packing.block_cross_document_attention: true, or "
+                "delete both"
+            )
+
+    def plans_anew(self, seq_len: int) -> bool:
+        """Tell whether sequences are other ones than those of the build."""
+        return self.pad_segments_to is not None or self.pack_size not in (None, seq_len)
+
+    def rows_at_once(self, seq_len: int) -> int:
+        """Return the rows of a group."""
+        return ROW_GROUP
+
+    def lay_out(self, shape: Shape) -> Layout:
+        """Cut the order into files, after planning it anew where segments grow or sequences have another size."""
+        size = self.pack_size or shape.seq_len
+        if not self.plans_anew(shape.seq_len):
+            return super().lay_out(shape)
+        if self.pad_segments_to is not None and shape.eos_id is None:
+            raise ConfigError(
+                f"exports.{self.name}.pad_segments_to: segments are filled up with EOS, but the tokenizer has "
+                "none; one is needed; name one in tokenizer_config.json, or delete pad_segments_to"
+            )
+        read = np.maximum(self._padded(shape.lengths) - 1, 1)
+        longer = np.flatnonzero(read > size)
+        if len(longer):
+            raise ConfigError(
+                f"exports.{self.name}.pack_size: {size}, but {len(longer)} segments are longer with their padding, the "
+                f"longest has {int(read.max())} tokens ({shape.name_of(int(longer[0]))} is the first); raise "
+                "pack_size, or lower seq_len"
+            )
+        segments, offsets = shape.best_fit(read, size)
+        before = np.concatenate((np.zeros(1, np.int64), np.cumsum(shape.lengths[segments])))
+        return Layout(self.cut(np.diff(before[offsets]), offsets, segments))
+
+    def _padded(self, lengths: Ints) -> Ints:
+        step = self.pad_segments_to or 1
+        return lengths + (1 - lengths) % step
+
+    def write(self, job: Job, chunks: Iterator[Sequences], folder: Path, terms: Terms) -> list[Written]:
+        """Write one file."""
+        path, tally = f"data/{job.name}.idx.parquet", Tally()
+
+        def tables() -> Iterator[pa.Table]:
+            for chunk in chunks:
+                table = self.table(chunk, terms)
+                mask = table.column("loss_mask").chunk(0).flatten().to_numpy()
+                tally.add(chunk, trained=int(mask.sum()))
+                yield table
+
+        write_parquet(folder / path, tables(), PACKED, rows=ROW_GROUP)
+        return [tally.written(path)]
+
+    def table(self, sequences: Sequences, terms: Terms) -> pa.Table:
+        """Return sequences as rows, padded where the recipe asks for it."""
+        borders, in_sequences = sequences.spans()
+        ids, mask, spans = sequences.ids, label_conventions.rolled(sequences.trained, borders), borders
+        if self.pad_segments_to is not None:
+            lengths = np.diff(borders)
+            spans = np.concatenate((np.zeros(1, np.int64), np.cumsum(self._padded(lengths))))
+            where = np.arange(len(ids)) + np.repeat(spans[:-1] - borders[:-1], lengths)
+            ids = np.full(int(spans[-1]), terms.eos_id or 0, np.int32)
+            ids[where] = sequences.ids
+            padded = np.zeros(len(ids), bool)
+            padded[where] = mask
+            mask = padded
+        token_offsets = spans[in_sequences]
+        starts = spans[:-1] - np.repeat(token_offsets[:-1], np.diff(in_sequences))
+        columns = [
+            lists(token_offsets, ids),
+            lists(in_sequences, starts.astype(np.int32)),
+            lists(token_offsets, mask.astype(np.int8)),
+        ]
+        return pa.Table.from_arrays(columns, schema=PACKED)
+
+    def finish(self, folder: Path, written: Sequence[Written], terms: Terms) -> list[Written]:
+        """Write the metadata of all files."""
+        size = self.pack_size or terms.seq_len
+        paths = [folder / one.path for one in written]
+        facts = [pack_facts(pq.read_table(path, partitioning=None)) for path in paths]
+        longest, counts, packed = (np.concatenate(one) for one in zip(*facts, strict=True))
+        content: dict[str, Any] = {
+            "dataset_max_seqlen": int(longest.max()),
+            "max_samples_per_bin": int(counts.max()),
+            "min_packed_seqlen": int(packed.min()),
+            "pack_size": size,
+            "packing_efficiency": round(float(packed.mean()) / size * 100, 2),
+            "packing_factor": round(float(counts.mean()), 2),
+        }
+        path = f"data/{size}_metadata.jsonl"
+        (folder / path).write_bytes(orjson.dumps([content], option=orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE))
+        return [Written(path)]
+
+    def pointer(self, data: str, terms: Terms) -> str:
+        """Return the fields of its dataset's configuration."""
+        size = self.pack_size or terms.seq_len
+        return (
+            f'PackedSequenceSpecs(packed_sequence_size={size}, packed_train_data_path="{data}/*.idx.parquet",\n'
+            f'                    packed_metadata_path="{data}/{size}_metadata.jsonl")   # micro_batch_size: 1'
+        )
+
+
+def pack_facts(table: pa.Table) -> "tuple[Ints, Ints, Ints]":
+    """Return per row of a file its longest segment, its segments, and its tokens, as the reader counts them."""
+    starts = table.column("seq_start_id").combine_chunks()
+    tokens = table.column("input_ids").combine_chunks()
+    sizes = np.diff(np.asarray(tokens.offsets, np.int64))
+    offsets = np.asarray(starts.offsets, np.int64)
+    values = starts.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
+    ends = np.append(values[1:], 0)
+    ends[offsets[1:] - 1] = sizes
+    lengths = ends - values - 1
+    return np.maximum.reduceat(lengths, offsets[:-1]), np.diff(offsets), np.add.reduceat(lengths, offsets[:-1])

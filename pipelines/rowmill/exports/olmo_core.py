@@ -1,0 +1,135 @@
+"""OLMo-core: raw arrays without a header, and where its reader cuts them.
+
+What belongs here: ids, mask and borders of each part, and the reader's rule applied to our own output. What does
+not: packing, which `NumpyPackedFSLDataset` does by itself.
+
+    segments 10 11 2 | 20 2     token_ids_part_00000.npy     0a 0b 02 14 02     the smallest unsigned integer
+                                labels_mask_part_00000.npy   00 01 01 00 01     one byte each
+                                token_ids_part_00000.csv.gz  0,3  3,5           a line per segment
+
+For files on a disk the reader does not look at the last: it cuts behind every EOS (with a BOS set, where an EOS
+stands before a BOS). So a segment must end in its only EOS; anything else is refused here, because there it would
+join two segments, or part one.
+"""
+
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from rowmill.core.errors import ConfigError
+from rowmill.exports.base import Job, Sharded, Tally, Terms, Written
+from rowmill.shards import label_conventions
+from rowmill.shards.label_conventions import Ints, Letter, Tokens
+from rowmill.shards.sequences import Sequences
+
+
+class OLMoCore(Sharded):
+    """Raw NumPy arrays for OLMo-core, which packs them itself."""
+
+    LETTER: ClassVar[Letter] = "D"
+
+    kind: Literal["olmo_core"] = "olmo_core"
+    """OLMo-core's `NumpyPackedFSLDataset`."""
+    unit: Literal["unpacked"] = "unpacked"
+    """Segments one by one."""
+    bos_id: Literal["tokenizer"] | Annotated[int, Field(ge=0)] | None = "tokenizer"
+    """The `bos_token_id` of its TokenizerConfig: with one, its reader cuts where an EOS stands before a BOS; null
+    if it has none there."""
+
+    def write(self, job: Job, chunks: Iterator[Sequences], folder: Path, terms: Terms) -> list[Written]:
+        """Write one part."""
+        part = f"token_ids_{job.name.replace('-', '_')}"
+        mask_name = part.replace("token_ids", "labels_mask")
+        data, tally, dtype = folder / "data", Tally(), smallest(terms.vocab_size)
+        rule = _Rule(self.name, terms.eos_id, terms.bos_id if self.bos_id == "tokenizer" else self.bos_id)
+        with (
+            (data / f"{part}.npy").open("wb") as ids,
+            (data / f"{mask_name}.npy").open("wb") as mask,
+            (data / f"{part}.csv.gz").open("wb") as raw,
+            gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as borders,
+        ):
+            for chunk in chunks:
+                trained = label_conventions.plain(chunk.trained)
+                rule.require(chunk)
+                begin = tally.tokens
+                ids.write(chunk.ids.astype(dtype).tobytes())
+                mask.write(trained.astype(np.uint8).tobytes())
+                lines = np.stack((chunk.offsets[:-1], chunk.offsets[1:]), axis=1) + begin
+                borders.write("".join(f"{first},{last}\n" for first, last in lines.tolist()).encode())
+                tally.add(chunk, trained=int(trained.sum()))
+        side = (f"data/{mask_name}.npy", f"data/{part}.csv.gz")
+        return [tally.written(f"data/{part}.npy"), *(Written(path) for path in side)]
+
+    def pointer(self, data: str, terms: Terms) -> str:
+        """Return its dataset's configuration."""
+        bos = terms.bos_id if self.bos_id == "tokenizer" else self.bos_id
+        dtype = np.dtype(smallest(terms.vocab_size)).name
+        return (
+            f'NumpyPackedFSLDatasetConfig(paths=["{data}/token_ids_part_*.npy"], expand_glob=True,\n'
+            f'    label_mask_paths=["{data}/labels_mask_part_*.npy"], dtype=NumpyDatasetDType.{dtype},\n'
+            f"    tokenizer=TokenizerConfig(vocab_size={terms.vocab_size}, eos_token_id={terms.eos_id}, "
+            f"bos_token_id={bos}, pad_token_id=…),\n    sequence_length=…)   # a power of two"
+        )
+
+
+def smallest(vocab_size: int) -> "type[np.unsignedinteger[Any]]":
+    """Return the smallest unsigned type that holds every id of a vocabulary."""
+    for dtype in (np.uint8, np.uint16, np.uint32):
+        if vocab_size - 1 <= np.iinfo(dtype).max:
+            return dtype
+    return np.uint64
+
+
+class _Rule:
+    """The reader's own cuts, chunk by chunk; a border between chunks is seen with the next one."""
+
+    def __init__(self, export: str, eos_id: int | None, bos_id: int | None) -> None:
+        if eos_id is None:
+            raise ConfigError(
+                f"exports.{export}: the tokenizer has no EOS, behind which OLMo-core cuts; one is needed; name one in "
+                "tokenizer_config.json, or choose another kind"
+            )
+        self._export, self._eos_id, self._bos_id = export, eos_id, bos_id
+
+    def require(self, chunk: Sequences) -> None:
+        """Refuse a chunk that the reader would not cut exactly between its segments.
+
+        Raises
+        ------
+        ConfigError
+            Naming the first example that would be joined or parted, and the id that is to blame.
+
+        """
+        firsts, ends = chunk.offsets[:-1], chunk.offsets[1:] - 1
+        # A chunk's first segment follows another one in the file, which the cuts of this chunk do not see.
+        wrong = firsts[chunk.ids[firsts] != self._bos_id] if self._bos_id is not None else firsts[:0]
+        if not len(wrong):
+            wrong = np.setxor1d(self._cuts(chunk.ids), ends)
+        if len(wrong):
+            segment = int(np.searchsorted(chunk.offsets, wrong[0], "right")) - 1
+            self._refuse(str(chunk.example_ids[segment].as_py()), chunk.ids[firsts[segment] : ends[segment] + 1])
+
+    def _cuts(self, ids: Tokens) -> "NDArray[np.int64]":
+        is_end = ids == self._eos_id
+        if self._bos_id is not None:
+            is_end[:-1] &= ids[1:] == self._bos_id
+        return np.flatnonzero(is_end)
+
+    def _refuse(self, name: str, segment: "Tokens | Ints") -> None:
+        eos = f"{self._eos_id} (EOS)"
+        if int(segment[-1]) != self._eos_id:
+            what = f"ends in {int(segment[-1])}, not in {eos}, so that it would be joined to the next one"
+        elif self._bos_id not in (None, int(segment[0])):
+            what = f"begins with {int(segment[0])}, not with {self._bos_id} (BOS): it would be joined to the one before"
+        else:
+            what = f"holds {eos} before its end, so that it would be parted there"
+        raise ConfigError(
+            f"exports.{self._export}: example {name} {what}; OLMo-core's reader cuts by these ids alone, one cut per "
+            "example is needed; use a template whose end of turn is another token than EOS, leave nothing cut short, "
+            "set bos_id to that of its TokenizerConfig, or choose another kind"
+        )

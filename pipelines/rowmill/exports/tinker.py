@@ -1,0 +1,136 @@
+"""tinker: one Datum per segment as a line of JSON in the client's wire shape, and the way back to objects.
+
+What belongs here: the lines, the ids beside them, `datums`. What does not: shifting (`label_conventions.py`).
+
+    segment 10 11 2, loss on 11 and 2
+
+    {"loss_fn_inputs": {"target_tokens": {"data": [11, 2], "dtype": "int64", "shape": [2]},
+                        "weights": {"data": [1.0, 1.0], "dtype": "float32", "shape": [2]}},
+     "model_input": {"chunks": [{"tokens": [10, 11], "type": "encoded_text"}]}}
+
+A segment of one token predicts nothing and would be an empty chunk, which the service refuses: it is left out
+and counted. A Datum has no boundaries, so there is no packed form.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import orjson
+
+from rowmill.core.errors import ConfigError
+from rowmill.exports.base import Job, Layout, Shape, Sharded, Tally, Terms, Written
+from rowmill.exports.export_manifest import open_export
+from rowmill.shards import label_conventions
+from rowmill.shards.label_conventions import Letter, Shifted, Weights
+from rowmill.shards.sequences import Sequences
+
+IDS = "example_ids.txt"
+
+
+class Tinker(Sharded):
+    """A Datum per segment for tinker, as JSON Lines."""
+
+    LETTER: ClassVar[Letter] = "B"
+    HOLDS_WEIGHTS: ClassVar[bool] = True
+
+    kind: Literal["tinker"] = "tinker"
+    """Lines that become `tinker.Datum`."""
+    unit: Literal["unpacked"] = "unpacked"
+    """Segments one by one: a Datum has no boundaries inside."""
+    reduction: Literal["none", "mean"] = "none"
+    """Weights as they are, or divided so that those of a Datum add up to 1."""
+
+    def lay_out(self, shape: Shape) -> Layout:
+        """Cut the order into files of segments that predict something."""
+        short = shape.lengths < 2
+        before = np.concatenate((np.zeros(1, np.int64), np.cumsum(~short, dtype=np.int64)))
+        counts = np.diff(before[shape.sequence_offsets])
+        kept = counts > 0
+        offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts[kept], dtype=np.int64)))
+        jobs = self.cut(shape.tokens[kept], offsets, np.flatnonzero(~short))
+        return Layout(jobs, {"not_taken": int(short.sum())}, {"left_out_segments_of_one_token": int(short.sum())})
+
+    def write(self, job: Job, chunks: Iterator[Sequences], folder: Path, terms: Terms) -> list[Written]:
+        """Write one file of lines, and one of ids until all are joined."""
+        path, ids, tally = f"data/{job.name}.jsonl", folder / f"{job.name}.ids", Tally()
+        with (folder / path).open("wb") as sink, ids.open("wb") as names:
+            for chunk in chunks:
+                wanted = chunk.trained if chunk.weights is None else chunk.weights
+                datums = label_conventions.shifted(chunk.ids, wanted, chunk.offsets)
+                # A weight may be 0 on a token that has a label.
+                mask = datums.weights if chunk.weights is None else chunk.trained
+                tally.add(chunk, trained=int((mask != 0).sum()))
+                for line in self._lines(datums):
+                    sink.write(line)
+                names.write("".join(f"{name}\n" for name in chunk.example_ids.to_pylist()).encode())
+        return [tally.written(path)]
+
+    def _lines(self, datums: Shifted) -> Iterator[bytes]:
+        weights = datums.weights if self.reduction == "none" else mean(datums)
+        bounds: list[int] = datums.offsets.tolist()
+        for begin, end in pairwise(bounds):
+            size = [end - begin]
+            tokens = {"tokens": datums.inputs[begin:end], "type": "encoded_text"}
+            line = {
+                "loss_fn_inputs": {
+                    "target_tokens": {"data": datums.targets[begin:end], "dtype": "int64", "shape": size},
+                    "weights": {"data": weights[begin:end], "dtype": "float32", "shape": size},
+                },
+                "model_input": {"chunks": [tokens]},
+            }
+            yield orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
+
+    def finish(self, folder: Path, written: Sequence[Written], terms: Terms) -> list[Written]:
+        """Join the ids: line n of them names line n of all files together."""
+        with (folder / IDS).open("wb") as sink:
+            for one in written:
+                part = folder / f"{Path(one.path).stem}.ids"
+                sink.write(part.read_bytes())
+                part.unlink()
+        return [Written(IDS)]
+
+    def pointer(self, data: str, terms: Terms) -> str:
+        """Return how to get objects."""
+        return f'from rowmill.exports import datums\nfor datum in datums("{data}"): …   # tinker.Datum'
+
+
+def mean(datums: Shifted) -> Weights:
+    """Return weights that add up to 1 in each span; those of a span without any stay 0."""
+    before = np.concatenate((np.zeros(1), np.cumsum(datums.weights, dtype=np.float64)))
+    sums = before[datums.offsets[1:]] - before[datums.offsets[:-1]]
+    divisors = np.repeat(np.where(sums == 0, 1.0, sums), np.diff(datums.offsets))
+    return (datums.weights / divisors).astype(np.float32)
+
+
+def datums(path: str | Path) -> Iterator[Any]:
+    """Yield the `tinker.Datum` of each line of an export, in order.
+
+    Raises
+    ------
+    IntegrityError
+        If the export is not whole, or no such export.
+    ConfigError
+        If tinker is not installed.
+
+    """
+    try:
+        import tinker
+    except ImportError as error:
+        raise ConfigError(
+            "tinker is not installed here; it is needed for its objects; run pip install 'rowmill[tinker]', or read "
+            "the lines as JSON"
+        ) from error
+    exported = open_export(path, kind="tinker")
+    for file in sorted(exported.data.glob("*.jsonl")):
+        with file.open("rb") as lines:
+            for line in lines:
+                yield _datum(tinker, orjson.loads(line))
+
+
+def _datum(tinker: Any, line: dict[str, Any]) -> Any:
+    chunks = [tinker.EncodedTextChunk(tokens=chunk["tokens"]) for chunk in line["model_input"]["chunks"]]
+    inputs = {name: tinker.TensorData(**value) for name, value in line["loss_fn_inputs"].items()}
+    return tinker.Datum(model_input=tinker.ModelInput(chunks=chunks), loss_fn_inputs=inputs)

@@ -1,0 +1,30 @@
+"""Whatever a record turns out to be: a conversation if it looks like one, else a document.
+
+What belongs here: the kind's configuration. What does not: the order in which shapes are tried (`detection.py`).
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from pydantic import model_validator
+
+from rowmill.formats.columns import ConversationColumns, ended
+from rowmill.schema.rows import Json
+
+
+class Auto(ConversationColumns):
+    """Each record is recognised by itself: messages, ShareGPT, Alpaca, prompt and response, text."""
+
+    ALIASES: ClassVar[Mapping[str, str]] = {**ConversationColumns.ALIASES, "enforce_eos": "add_eos"}
+
+    kind: Literal["auto"] = "auto"
+    """Conversations or documents, decided record by record."""
+    text_key: str = "text"
+    """Column with the document, where a record is no conversation."""
+    add_eos: Literal["auto"] | bool = "auto"
+    """Whether the end-of-text token ends a document; auto: if the tokenizer has one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_aliases(cls, values: Json) -> Json:
+        return ended(values)

@@ -1,0 +1,16 @@
+"""Conversations, in whatever columns they come.
+
+What belongs here: the kind's configuration. What does not: recognising shapes (`detection.py`), reading
+one message (`messages.py`).
+"""
+
+from typing import Literal
+
+from rowmill.formats.columns import ConversationColumns
+
+
+class Chat(ConversationColumns):
+    """Each record is a conversation: messages, ShareGPT, Alpaca, or prompt and response."""
+
+    kind: Literal["chat"] = "chat"
+    """Conversations, rendered by a chat template."""

@@ -1,0 +1,119 @@
+"""Which columns hold what: the fields that all conversations share, their other names, and paths into a record.
+
+What belongs here: the base of `chat` and `auto`, aliases, looking a value up. What does not: recognising
+a record's shape (`detection.py`).
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, TypeGuard
+
+from pydantic import Field, field_validator, model_validator
+
+from rowmill.core.config import Config
+from rowmill.schema.rows import Json
+
+MAPPED_ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "chatbot": "assistant",
+    "observation": "tool",
+    "function": "tool",
+    "ipython": "tool",
+}
+KNOWN_ROLES = ("system", "user", "assistant", "tool")
+
+
+def is_mapping(value: Json) -> TypeGuard[dict[str, Any]]:
+    """Tell whether a decoded JSON value is a mapping."""
+    return type(value) is dict
+
+
+def is_list(value: Json) -> TypeGuard[list[Any]]:
+    """Tell whether a decoded JSON value is a list."""
+    return type(value) is list
+
+
+def renamed(values: Json, aliases: Mapping[str, str]) -> Json:
+    """Give aliased keys of a mapping their own names; both names at once is an error."""
+    if not is_mapping(values) or aliases.keys().isdisjoint(values):
+        return values
+    out = dict(values)
+    for alias, name in aliases.items():
+        if alias not in out:
+            continue
+        if name in out:
+            raise ValueError(f"{alias} says the same as {name} and both are given; one may stand; delete {alias}")
+        out[name] = out.pop(alias)
+    return out
+
+
+def ended(values: Json) -> Json:
+    """Read the older `enforce_eos: true` as `add_eos: auto`, false as false."""
+    out = renamed(values, {"enforce_eos": "add_eos"})
+    return {**out, "add_eos": "auto"} if out is not values and out["add_eos"] is True else out
+
+
+def at_path(record: Mapping[str, Json], path: str) -> Json:
+    """Look up `a.b` in a record: as one key if there is such a key, else step by step; null where it ends."""
+    value = record.get(path)
+    if value is not None or "." not in path:
+        return value
+    here: Json = record
+    for step in path.split("."):
+        if not is_mapping(here):
+            return None
+        here = here.get(step)
+    return here
+
+
+class ConversationColumns(Config):
+    """Where a conversation is found in a record, and how its roles are read."""
+
+    ALIASES: ClassVar[Mapping[str, str]] = {"messages_key": "messages_field"}
+
+    dataset_schema: Literal["auto", "messages", "prompt_response", "sharegpt", "alpaca"] = "auto"
+    """The shape of every record; `auto` decides per record. Another shape is rejected: `unknown_schema`."""
+    messages_field: str = "messages"
+    """Column with the list of messages, or its JSON text."""
+    prompt_fields: list[str] = Field(default=["prompt", "question"], min_length=1)
+    """Columns that may hold the prompt, text or messages; the first that is not null wins. `instruction` joins
+    Alpaca's `input` to it."""
+    response_fields: list[str] = Field(default=["response", "completion", "answer"], min_length=1)
+    """Columns that may hold the response, text or messages; the first that is not null wins."""
+    role_field: str | None = None
+    """Key of a message's role; null: `role`, and `from` in ShareGPT."""
+    content_field: str | None = None
+    """Key of a message's content; null: `content`, and `value` in ShareGPT."""
+    role_map: dict[str, str] = Field(default={})
+    """Role of the source → role of the template; adds to the built-in names (human, gpt, observation, …)."""
+    unknown_roles: Literal["warn", "reject"] = "warn"
+    """What becomes of a role that no template is known to print: kept and listed, or the row is rejected."""
+    system_prompt: str | None = None
+    """Column whose text, or whose mapping's `content`, is the system message; null: none."""
+    on_existing_system: Literal["merge", "replace", "keep", "reject"] = "merge"
+    """When a system message is there already; merge: the column's text, a blank line, the existing one."""
+    single_turn: bool = False
+    """Keep only the system message, the first user message and the next of the assistant."""
+    assistant_roles: list[str] = Field(default=["assistant"], min_length=1)
+    """The roles that the model itself speaks."""
+    message_flags: list[str] = Field(default=["train", "weight", "loss", "loss_weight"])
+    """Keys of a message that say whether (true, false) or how much (a number, 0: not) it is trained."""
+    domain_key: str | None = None
+    """Column that names the row's domain; a row without a text there is in `__default__`."""
+    add_bos: Literal["auto"] | bool = "auto"
+    """Whether the beginning-of-text token starts a row; auto: as the template prints it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _conversation_aliases(cls, values: Json) -> Json:
+        return renamed(values, cls.ALIASES)
+
+    @field_validator("role_map")
+    @classmethod
+    def _roles_named(cls, role_map: dict[str, str]) -> dict[str, str]:
+        blank = sorted(source for source, role in role_map.items() if not role.strip())
+        if blank:
+            raise ValueError(f"{blank[0]!r} is mapped to a blank role; a role is a word; name one, such as user")
+        return role_map

@@ -1,0 +1,223 @@
+"""Your own format: a class of yours that turns a record into rows, or straight into tokens.
+
+What belongs here: the class to derive from, the names under which classes are registered, finding a class and
+the file it stands in. What does not: options (`python.py`), running a class over records (`custom_rows.py`).
+
+    @register_format("tickets")
+    class Tickets(RowFormat):
+        def rows(self, record): ...           Row, several, or None: left out on purpose
+        def build(self, record, ctx): ...     {"ids": […], "loss_mask": […], "domain": …}, or None
+
+A class has one of the two. What it raises is a reject of that record, never the end of a build. The file it
+stands in is part of the identity of what it makes, other modules that it imports are not: keep what decides
+rows in one file, or raise a constant in it.
+"""
+
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, Literal, TypeVar
+
+from rowmill.core.code_permission import require_code
+from rowmill.core.config import Config
+from rowmill.core.errors import ConfigError
+from rowmill.schema.rows import Json, Row
+
+BUILT_IN = ("chat", "supervised", "text", "auto", "python", "records")
+"""Names that no format of one's own can take."""
+
+ENTRY_POINTS = "rowmill.formats"
+"""The group under which an installed package names its formats: `tickets = "my_package.formats:Tickets"`."""
+
+ConfigT = TypeVar("ConfigT", bound=Config)
+
+
+@dataclass(frozen=True)
+class BuildContext(Generic[ConfigT]):
+    """What `build` is handed beside the record: the tokenizer, the dataset's options, the most tokens allowed."""
+
+    open_tokenizer: Callable[[], Any]
+    config: ConfigT
+    max_length: int
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The recipe's tokenizer, as a fast one of `transformers`, with its chat template; opened when first used."""
+        return self.open_tokenizer()
+
+
+class RowFormat:
+    """Derive from this and write `rows` or `build`; the recipe's `options` are the constructor's arguments."""
+
+    def rows(self, record: Mapping[str, Json]) -> Row | Sequence[Row] | None:
+        """Return the record's rows: conversations, pairs or texts. None: it is left out on purpose."""
+        raise NotImplementedError
+
+    def build(self, record: Mapping[str, Json], ctx: BuildContext[Any]) -> Mapping[str, Any] | None:
+        """Return the record's example: `ids`, `loss_mask` as long, and `domain` if it has one. None: left out.
+
+        `loss_mask[i]` says whether token i itself is a target; the first one never is.
+        """
+        raise NotImplementedError
+
+
+FormatT = TypeVar("FormatT", bound=type[RowFormat])
+
+_REGISTERED: dict[str, str] = {}
+
+
+def register_format(name: str) -> Callable[[FormatT], FormatT]:
+    """Make a class known as `format.kind: <name>` to recipes that are loaded after.
+
+    Raises
+    ------
+    TypeError
+        If it is no `RowFormat` with one of `rows` and `build`.
+    ValueError
+        If the name is taken.
+
+    """
+
+    def register(cls: FormatT) -> FormatT:
+        problem = _problem(cls)
+        if problem:
+            raise TypeError(f"register_format({name!r}): {problem}")
+        path = f"{cls.__module__}:{cls.__qualname__}"
+        # The same class again is its module loaded again, in a worker or after a change.
+        if name in BUILT_IN or _REGISTERED.get(name, path) != path:
+            holder = _REGISTERED.get(name, "a kind of its own")
+            raise ValueError(f"register_format({name!r}): the name is {holder}; every name is given once; take another")
+        _REGISTERED[name] = path
+        return cls
+
+    return register
+
+
+def forget(name: str) -> None:
+    """Free a registered name, for whoever registers only for a while."""
+    _REGISTERED.pop(name, None)
+
+
+def registered() -> Mapping[str, str]:
+    """Return the registered names and `module:Name` of each, those of installed packages among them."""
+    return {point.name: point.value for point in entry_points(group=ENTRY_POINTS)} | _REGISTERED
+
+
+def way_of(cls: type[RowFormat]) -> Literal["rows", "build"]:
+    """Tell which of the two methods a class has."""
+    return "build" if cls.build is not RowFormat.build else "rows"
+
+
+def find(path: str, base: Path, where: str) -> type[RowFormat]:
+    """Return the class that `module:Name` names; modules of the project in `base` come first.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such module or class, it is no `RowFormat`, or code is forbidden.
+
+    """
+    module_name, _, name = path.partition(":")
+    module = _module(module_name, source_file(path, base, where), base, where)
+    found: Any = module
+    for step in name.split("."):
+        found = getattr(found, step, None)
+    if found is None:
+        classes = [key for key, one in vars(module).items() if isinstance(one, type) and issubclass(one, RowFormat)]
+        known = ", ".join(key for key in classes if key != "RowFormat") or "none"
+        raise ConfigError(f"{where}: module {module_name} has no {name}; its formats are {known}; name one of them")
+    problem = _problem(found)
+    if problem:
+        raise ConfigError(f"{where}: {path}: {problem}")
+    return found
+
+
+def source_digest(path: str, base: Path, where: str) -> str:
+    """Identify the file that a class stands in by its content."""
+    return hashlib.sha256(source_file(path, base, where).read_bytes()).hexdigest()
+
+
+def source_file(path: str, base: Path, where: str) -> Path:
+    """Return the file of the module that `module:Name` names."""
+    module_name, colon, name = path.partition(":")
+    if not (colon and name and all(step.isidentifier() for step in module_name.split("."))):
+        raise ConfigError(f"{where}: {path!r} is not module:Name; write such as my_formats:Tickets")
+    # To look for an installed module runs the packages that it lies in.
+    require_code(path, where)
+    steps = module_name.split(".")
+    for candidate in (base.joinpath(*steps).with_suffix(".py"), base.joinpath(*steps, "__init__.py")):
+        if candidate.is_file():
+            return candidate.resolve()
+    loaded = sys.modules.get(module_name)
+    origin = getattr(loaded, "__file__", None) if loaded is not None else _installed(module_name)
+    if origin is None:
+        raise ConfigError(
+            f"{where}: no module {module_name} in {base} or among the installed ones; a file of Python source is "
+            "needed; put it beside configs/, or install its package"
+        )
+    return Path(origin).resolve()
+
+
+def _installed(module_name: str) -> str | None:
+    try:
+        spec = importlib.util.find_spec(module_name)
+    except ImportError:
+        return None
+    return spec.origin if spec is not None and spec.has_location else None
+
+
+_LOADED: dict[tuple[str, str], ModuleType] = {}
+
+
+def _module(name: str, file: Path, base: Path, where: str) -> ModuleType:
+    """Load a module from its file; one whose source has changed is loaded again, in a server that lives for days."""
+    key = (str(file), hashlib.sha256(file.read_bytes()).hexdigest())
+    if key in _LOADED:
+        return _LOADED[key]
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{where}: {file} is no Python source; a .py file is needed; name such a module")
+    module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get(name)
+    sys.modules[name] = module
+    try:
+        with _on_path(base):
+            spec.loader.exec_module(module)
+    except Exception as error:
+        if before is None:
+            del sys.modules[name]
+        else:
+            sys.modules[name] = before
+        raise ConfigError(
+            f"{where}: module {name} cannot be loaded ({type(error).__name__}: {error}); correct {file}"
+        ) from error
+    _LOADED[key] = module
+    return module
+
+
+@contextmanager
+def _on_path(base: Path) -> Generator[None]:
+    """Let a module import its neighbours."""
+    sys.path.insert(0, str(base))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(base))
+
+
+def _problem(cls: object) -> str:
+    """Say why a value is no format; empty: it is one."""
+    if not (isinstance(cls, type) and issubclass(cls, RowFormat)):
+        return "it is no RowFormat; a class derived from rowmill.formats.RowFormat is needed; derive it"
+    own = [name for name in ("rows", "build") if getattr(cls, name) is not getattr(RowFormat, name)]
+    if len(own) == 1:
+        return ""
+    has = "both rows and build" if own else "neither rows nor build"
+    return f"it has {has}; exactly one of them is needed; write one"

@@ -1,0 +1,136 @@
+"""Reading one message as its source wrote it: content in text or typed parts, flags, and a row's own kwargs.
+
+What belongs here: what a message says and whether it is trained. What does not: calls in it (`tool_calls.py`),
+reasoning in it (`reasoning.py`); parts of those kinds are only sorted out here.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from rowmill.core.config import kind_of
+from rowmill.formats.columns import is_list, is_mapping
+from rowmill.schema.rows import Json, Message, Rejected, from_json
+
+TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+REASONING_PARTS = frozenset({"reasoning", "thinking"})
+CALL_PARTS = frozenset({"tool_call", "tool_use"})
+MEDIA = (
+    "image",
+    "audio",
+    "video",
+    "file",
+    "document",
+    "input_image",
+    "input_audio",
+    "input_video",
+    "input_file",
+)
+LEAST_WEIGHT = 2.0**-126
+MOST_WEIGHT = (2 - 2.0**-23) * 2.0**127
+"""What a float32 holds in full: beyond it a trained message would weigh 0 or infinitely much."""
+FORBIDDEN_KWARGS = frozenset({"messages", "tools", "tokenize", "chat_template"})
+
+
+@dataclass(slots=True)
+class Parts:
+    """Typed content, sorted: its text, the reasoning in it, the calls in it."""
+
+    text: list[str] = field(default_factory=list[str])
+    reasoning: list[str] = field(default_factory=list[str])
+    calls: list[Json] = field(default_factory=list[Json])
+
+
+def read_parts(content: Json, *, speaks: bool) -> Parts | Rejected:
+    """Sort a list of typed parts; only who `speaks` for the model may reason and call in parts."""
+    if not is_list(content):
+        return Rejected("content_not_text", f"content is {kind_of(content)}, expected text or a list of parts")
+    parts = Parts()
+    for part in content:
+        problem = _sort(part, parts, speaks=speaks)
+        if problem is not None:
+            return problem
+    return parts
+
+
+def _sort(part: Json, parts: Parts, *, speaks: bool) -> Rejected | None:
+    if not is_mapping(part):
+        return Rejected("unknown_content_part", f"a part is {kind_of(part)}, expected a mapping")
+    kind = part.get("type")
+    if kind is not None and type(kind) is not str:
+        return Rejected("unknown_content_part", f"a part's type is {kind_of(kind)}")
+    if kind is None or kind in TEXT_PARTS:
+        text = _text_of(part, ("text", "value"))
+        if text is None:
+            return Rejected("unknown_content_part", "a text part without text")
+        parts.text.append(text)
+    elif speaks and kind in REASONING_PARTS:
+        text = _text_of(part, (kind, "text", "value", "content"))
+        if text is None:
+            return Rejected("unknown_content_part", f"a {kind} part without text")
+        parts.reasoning.append(text)
+    elif speaks and kind in CALL_PARTS:
+        parts.calls.append(part["value"] if part.get("value") is not None else part)
+    elif kind.startswith(MEDIA):
+        return Rejected("multimodal_content", f"a part is {kind}")
+    else:
+        return Rejected("unknown_content_part", f"a part is {kind}")
+    return None
+
+
+def _text_of(part: Mapping[str, Json], keys: Iterable[str]) -> str | None:
+    for key in keys:
+        text = part.get(key)
+        if type(text) is str:
+            return text
+    return None
+
+
+def read_flags(message: Message, names: Iterable[str], *, weighted: bool) -> dict[str, Json] | Rejected:
+    """Turn a message's flags into `train` and, if a number was given, `weight`.
+
+    A boolean says whether the message trains, a number how much. `weighted`: numbers other than 0 and 1
+    are allowed (the recipe's `loss.weights`).
+    """
+    train: bool | None = None
+    weight: float | None = None
+    for name in names:
+        value = message.get(name)
+        if value is None:
+            continue
+        if type(value) is bool:
+            trains = value
+        elif type(value) in (int, float):
+            if not (value in (0, 1) or (weighted and LEAST_WEIGHT <= value <= MOST_WEIGHT)):
+                return Rejected("bad_weight", f"{name} is {value}")
+            if weight not in (None, float(value)):
+                return Rejected("flag_conflict", f"{name} is {value}, another flag says {weight}")
+            weight, trains = float(value), value > 0
+        else:
+            return Rejected("bad_weight", f"{name} is {kind_of(value)}, expected a boolean or a number")
+        if train not in (None, trains):
+            return Rejected("flag_conflict", f"{name} is {value}, another flag says otherwise")
+        train = trains
+    if train is None:
+        return {}
+    return {"train": train} if weight is None else {"train": train, "weight": weight}
+
+
+def read_kwargs(value: Json) -> tuple[dict[str, Json], bool] | Rejected:
+    """Return a row's own template variables, and whether an `add_generation_prompt` among them was ignored."""
+    if type(value) is str:
+        if not value or value.isspace():
+            return {}, False
+        try:
+            value = from_json(value)
+        except ValueError as error:
+            return Rejected("bad_template_kwargs", f"not JSON: {error}")
+    if value is None:
+        return {}, False
+    if not is_mapping(value):
+        return Rejected("bad_template_kwargs", f"{kind_of(value)}, expected a mapping")
+    for name in value:
+        if name in FORBIDDEN_KWARGS or name.startswith("return_"):
+            return Rejected("bad_template_kwargs", f"{name} is not a row's to set")
+    if "add_generation_prompt" not in value:
+        return value, False
+    return {name: one for name, one in value.items() if name != "add_generation_prompt"}, True

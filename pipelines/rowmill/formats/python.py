@@ -1,0 +1,52 @@
+"""Rows by a class of one's own.
+
+What belongs here: the kind's configuration. What does not: the class and where it is found (`custom.py`).
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from rowmill.core.config import Config
+from rowmill.formats.columns import ended
+from rowmill.schema.rows import Json
+
+
+class Python(Config):
+    """Each record is what a class of yours makes of it: rows, or tokens with their mask."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    FILLED_IN: ClassVar = ("source_digest",)
+    ALIASES: ClassVar[Mapping[str, str]] = {"enforce_eos": "add_eos", "class": "class_name"}
+
+    kind: Literal["python"] = "python"
+    """A class of your own; a registered name says the same."""
+    class_name: str = Field(alias="class")
+    """`module:Name` of a RowFormat; a module of the project, which is the folder of `configs/`, or an installed one."""
+    options: dict[str, Any] = Field(default={})
+    """Arguments of the class."""
+    source_digest: str = ""
+    """The content of the class's file, filled in when the recipe is read: another source makes other rows."""
+    role_map: dict[str, str] = Field(default={})
+    """Role of the class's messages → role of the template; adds to the built-in names (human, gpt, observation, …)."""
+    unknown_roles: Literal["warn", "reject"] = "warn"
+    """What becomes of a role that no template is known to print: kept and listed, or the row is rejected."""
+    assistant_roles: list[str] = Field(default=["assistant"], min_length=1)
+    """The roles that the model itself speaks."""
+    message_flags: list[str] = Field(default=["train", "weight", "loss", "loss_weight"])
+    """Keys of a message that say whether (true, false) or how much (a number, 0: not) it is trained."""
+    domain_key: str | None = None
+    """Column that names the row's domain, where the class does not; without a text there it is `__default__`."""
+    separate_with: str | int | None = None
+    """Text, or one token id, between a pair's prompt and response; it belongs to the prompt."""
+    add_bos: Literal["auto"] | bool = "auto"
+    """Whether the beginning-of-text token starts a pair or text; what `build` returns is left as it is."""
+    add_eos: Literal["auto"] | bool = "auto"
+    """Whether the end-of-text token ends a pair or text; what `build` returns is left as it is."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_aliases(cls, values: Json) -> Json:
+        return ended(values)

@@ -1,0 +1,292 @@
+r"""Reasoning in one place: `reasoning_content`, whether it came under another key, in tags, in parts or as a message.
+
+What belongs here: finding an assistant's reasoning, joining it, limiting it, putting it in tags. What does
+not: whether it trains (`masking.py`), or what a template prints of it.
+
+    "pre <think>r1</think> mid <think>r2</think> end"   →   content "pre mid end", reasoning "r1\n\nr2"
+
+`think_mode: inline` leaves the row's reasoning where it is: truncation must still be able to shorten it.
+`inlined` puts it into the content, just before the template prints it.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import Field, field_validator
+
+from rowmill.core.config import Config
+from rowmill.schema.rows import Json, Message
+
+KEY = "reasoning_content"
+"""The one key under which a canonical message keeps its reasoning."""
+INLINE_KEY = "inline_reasoning"
+"""Characters at the head of an inlined message's content that are its reasoning with its tags."""
+SEPARATOR = "\n\n"
+
+
+class Reasoning(Config):
+    """How reasoning is found, and how much of it stays."""
+
+    reasoning_keys: list[str] = Field(default=["reasoning", "reasoning_content", "thinking", "reason"])
+    """Keys of a message that may hold reasoning; the first that is not blank wins."""
+    extract_think_tags: bool = True
+    """Whether tagged reasoning inside an assistant's content is taken out of it."""
+    think_tags: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = Field(default=[["<think>", "</think>"]])
+    """Pairs of opening and closing tags; the first pair is the one that `inline` writes."""
+    think_mode: Literal["keep", "drop", "inline"] = "keep"
+    """keep: reasoning is handed to the template; drop: it is removed; inline: tagged, it leads the content."""
+    think_max_tokens: Annotated[int, Field(ge=0)] | None = 0
+    """Tokens of each message's reasoning that stay, from its start; 0 and null: all."""
+    think_role: str | None = "think"
+    """Role of messages that are themselves reasoning and join the next assistant's; null: there is none."""
+
+    @field_validator("think_tags")
+    @classmethod
+    def _tags_differ(cls, pairs: list[list[str]]) -> list[list[str]]:
+        tags = [tag for pair in pairs for tag in pair]
+        if not pairs or "" in tags or len(set(tags)) < len(tags):
+            raise ValueError("think_tags are not told apart; give one or more pairs of different, non-empty tags")
+        return pairs
+
+
+class Extracted(NamedTuple):
+    """Content without its reasoning blocks, the blocks (stripped, empty ones too), tags left as text."""
+
+    content: str
+    blocks: list[str]
+    literal: int
+
+
+class _Tag(NamedTuple):
+    start: int
+    end: int
+    pair: int
+    opens: bool
+
+
+_FENCES = ("```", "~~~")
+_AFTER_LONE_CLOSE = re.compile(r"[ \t\r]*(?:\n|\Z)")
+_SPACE = re.compile(r"\s*")
+_BACKTICKS = re.compile("`+")
+_BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
+_QUOTES = frozenset("\"'`‘’“”‚„‹›«»「」『』《》")
+_OPENING_BRACKETS = frozenset("([{<（【")
+_EMPHASIS = frozenset("*_~|")
+
+
+class TagReader:
+    """Takes tagged reasoning out of content, left to right, outside code fences."""
+
+    def __init__(self, pairs: Sequence[Sequence[str]]) -> None:
+        self._pairs: list[tuple[str, str]] = [(pair[0], pair[1]) for pair in pairs]
+        self._tags: dict[str, tuple[int, bool]] = {}
+        for index, (opening, closing) in enumerate(self._pairs):
+            self._tags |= {opening: (index, True), closing: (index, False)}
+        # Longer tags first: of two tags that start alike, the longer one is meant.
+        words = [re.escape(tag) for tag in sorted(self._tags, key=len, reverse=True)]
+        # Bare alternatives, no groups and no anchor: the engine then skips to their first letters.
+        self._marks: re.Pattern[str] = re.compile("|".join([*words, *_FENCES]))
+        self._hints: tuple[str, ...] = tuple({_common_end(*pair) for pair in self._pairs})
+
+    def may_tag(self, content: str) -> bool:
+        """Tell cheaply whether content could hold a tag at all."""
+        return any(hint in content for hint in self._hints)
+
+    def extract(self, content: str) -> Extracted | None:
+        """Split content into what is said and thought; null: a block is never closed, the text was cut off."""
+        kept: list[str] = []
+        blocks: list[str] = []
+        endless: set[int] = set()
+        literal = position = after = 0
+        while (tag := self._next(content, after)) is not None:
+            lone = not tag.opens and not blocks and not literal
+            close = tag if lone else self._close(content, tag, endless)
+            if close is None and tag.opens and _is_blank("".join([*kept, content[position : tag.start]])):
+                return None
+            if close is None or (lone and not self._ends_reasoning(content, tag)):
+                literal += 1
+                after = tag.end
+                continue
+            blocks.append(content[0 if lone else tag.end : close.start].strip())
+            if not lone:
+                kept.append(content[position : tag.start])
+            position = after = _end_of_space(content, close.end)
+        if not blocks:
+            return Extracted(content, [], literal)
+        return Extracted("".join([*kept, content[position:]]).lstrip(), blocks, literal)
+
+    def _ends_reasoning(self, content: str, tag: _Tag) -> bool:
+        """Tell whether a closing tag without an opening one ends reasoning, rather than being mentioned in prose.
+
+        It does at the end of a line. Before text it does as R1 writes it, `reasoning</think>answer`: directly
+        between the two, unquoted, outside code spans, in content without an opening tag.
+        """
+        if _AFTER_LONE_CLOSE.match(content, tag.end):
+            return True
+        opening = self._pairs[tag.pair][0]
+        return opening not in content and not _is_set_off(content, tag) and not _is_in_code_span(content, tag.start)
+
+    def _close(self, content: str, tag: _Tag, endless: set[int]) -> _Tag | None:
+        """Find the end of a block: outside the fences of what is thought, or, if only those hide it, anywhere.
+
+        Reasoning often breaks off inside a fence; the fence it opened must not swallow the answer.
+        `endless` remembers pairs that close nowhere, so that many open tags cost one search.
+        """
+        if not tag.opens or tag.pair in endless:
+            return None
+        closing = self._pairs[tag.pair][1]
+        start = content.find(closing, tag.end)
+        if start < 0:
+            endless.add(tag.pair)
+            return None
+        return self._next(content, tag.end, only=closing) or _Tag(start, start + len(closing), tag.pair, opens=False)
+
+    def _next(self, content: str, position: int, only: str | None = None) -> _Tag | None:
+        """Return the next tag after a position that stands outside every code fence."""
+        while (mark := self._marks.search(content, position)) is not None:
+            word = mark[0]
+            if word in _FENCES:
+                position = _after_fence(content, mark.start())
+            elif only in (None, word):
+                return _Tag(mark.start(), mark.end(), *self._tags[word])
+            else:
+                position = mark.end()
+        return None
+
+
+def _end_of_space(content: str, position: int) -> int:
+    found = _SPACE.match(content, position)
+    return position if found is None else found.end()
+
+
+def _is_set_off(content: str, tag: _Tag) -> bool:
+    """Tell whether a tag is set off from the text around it: by space, quotes, brackets or emphasis."""
+    if content[tag.end].isspace():
+        return True
+    if tag.start == 0:
+        return False
+    before = content[tag.start - 1]
+    if before in _EMPHASIS:
+        return content[tag.end] == before
+    return before.isspace() or before in _QUOTES or before in _OPENING_BRACKETS
+
+
+def _is_in_code_span(content: str, position: int) -> bool:
+    """Tell whether a position is in an inline code span: between two equally long runs of backticks of a paragraph."""
+    begin = max((found.end() for found in _BLANK_LINE.finditer(content, 0, position)), default=0)
+    blank_line = _BLANK_LINE.search(content, position)
+    end = len(content) if blank_line is None else blank_line.start()
+    runs = [found.span() for found in _BACKTICKS.finditer(content, begin, end)]
+    closing = _next_of_same_length(runs)
+    index = 0
+    while index < len(runs) and runs[index][0] < position:
+        close = closing[index]
+        if close is not None and runs[close][0] >= position:
+            return True
+        index = index + 1 if close is None else close + 1
+    return False
+
+
+def _next_of_same_length(runs: Sequence[tuple[int, int]]) -> list[int | None]:
+    """Return for each run the index of the next one that is as long, in one pass from the end."""
+    nearest: dict[int, int] = {}
+    found: list[int | None] = [None] * len(runs)
+    for index in range(len(runs) - 1, -1, -1):
+        length = runs[index][1] - runs[index][0]
+        found[index] = nearest.get(length)
+        nearest[length] = index
+    return found
+
+
+def _after_fence(content: str, start: int) -> int:
+    """Return where a code fence ends; one that is never closed runs to the end of the text, as Markdown has it."""
+    sign = content[start]
+    end = start
+    while end < len(content) and content[end] == sign:
+        end += 1
+    line_start = content.rfind("\n", 0, start) + 1
+    line_end = content.find("\n", end)
+    if start - line_start > 3 or content[line_start:start].strip(" "):
+        return end
+    if line_end < 0:
+        return len(content)
+    if sign == "`" and "`" in content[end:line_end]:
+        return end
+    closing = re.compile(rf"^ {{0,3}}{sign}{{{end - start},}}[ \t\r]*$", re.MULTILINE).search(content, line_end)
+    return len(content) if closing is None else closing.end()
+
+
+def _common_end(opening: str, closing: str) -> str:
+    """Return the longest ending of the closing tag that the opening tag holds, so that one search finds both."""
+    for start in range(len(closing)):
+        if closing[start:] in opening:
+            return closing[start:]
+    return ""
+
+
+class Moved(NamedTuple):
+    """Reasoning found under a message's keys, the message's other keys, and how often what happened."""
+
+    text: str
+    extras: Message
+    moved: int
+    others: int
+
+
+_NOTHING_MOVED = Moved("", {}, 0, 0)
+
+
+def move_keys(extras: Message, keys: Sequence[str]) -> Moved:
+    """Take the first reasoning that is not blank; blank ones go, others stay as extras.
+
+    If another one already stands in `reasoning_content`, it takes the place of the one that moved there.
+    """
+    if not extras:
+        return _NOTHING_MOVED
+    found = [key for key in keys if type(extras.get(key)) is str]
+    spoken = [key for key in found if not _is_blank(extras[key])]
+    if not spoken:
+        return Moved("", without(extras, found), 0, 0)
+    winner, text = spoken[0], extras[spoken[0]]
+    rest = without(extras, [key for key in found if key == winner or key not in spoken])
+    displaced = rest.pop(KEY, None)
+    if displaced is not None and displaced != text:
+        rest[winner] = displaced
+    return Moved(text, rest, int(winner != KEY), len(spoken) - 1)
+
+
+def without(message: Mapping[str, Json], keys: Iterable[str]) -> Message:
+    """Return a message less some keys."""
+    gone = set(keys)
+    return {key: value for key, value in message.items() if key not in gone}
+
+
+def joined(texts: Iterable[str]) -> str:
+    """Join pieces of reasoning, blank ones left out, equal ones once."""
+    seen: dict[str, str] = {}
+    for text in texts:
+        if not _is_blank(text):
+            seen.setdefault(text.strip(), text)
+    return SEPARATOR.join(seen.values())
+
+
+def _is_blank(text: str) -> bool:
+    return not text or text.isspace()
+
+
+def limited(messages: Sequence[Message], limit: int | None, cut: Callable[[str, int], str]) -> tuple[Message, ...]:
+    """Keep the first `limit` tokens of every reasoning (0, null: all); `cut` knows the tokenizer."""
+    if not limit:
+        return tuple(messages)
+    return tuple({**m, KEY: cut(m[KEY], limit)} if m.get(KEY) else m for m in messages)
+
+
+def inlined(messages: Sequence[Message], tags: Sequence[str]) -> tuple[Message, ...]:
+    """Put each message's reasoning, tagged, at the head of its content; `inline_reasoning` is its length."""
+    return tuple(_inlined(message, tags) if message.get(KEY) else message for message in messages)
+
+
+def _inlined(message: Message, tags: Sequence[str]) -> Message:
+    head = f"{tags[0]}\n{message[KEY]}\n{tags[1]}{SEPARATOR}"
+    return {**without(message, [KEY]), "content": head + message["content"], INLINE_KEY: len(head)}

@@ -1,0 +1,359 @@
+"""Records: rows of a table, each one JSON object; alone, in groups, or in series.
+
+What belongs here: the kind's configuration, and the one function that says which mode it asks for. What does not:
+the text of a record (`codec.py`), how columns get their types (`inference.py`), how examples are put together
+(`assembly/`).
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, field_validator, model_validator
+
+from rowmill.core.config import Config
+from rowmill.schema.rows import Json
+from rowmill.tabular.generation import Generation
+from rowmill.tabular.schema import Mode, mode_of
+from rowmill.tabular.serialization import Codec
+from rowmill.tabular.table_contract import TableContract
+
+CAP = 10
+"""Records (or groups) per example where `max_sequences_per_example` is `auto`."""
+DP_CAP = 1
+"""The same under differential privacy: a unit of privacy stands in one example only."""
+SAMPLED = 25_000
+"""Records shown where `num_input_records_to_sample` is `auto`."""
+
+
+def _is(allowed: str, accepts: Callable[[Json], bool]) -> BeforeValidator:
+    """Return a check whose complaint names all that is allowed: unions would complain once per member."""
+
+    def check(value: Json) -> Json:
+        if not accepts(value):
+            raise ValueError(f"must be {allowed}; got {value!r}; write one of these")
+        return value
+
+    return BeforeValidator(check)
+
+
+def _is_count(value: Json) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _is_text(value: Json) -> bool:
+    return type(value) is str and bool(value)
+
+
+def _is_number(value: Json) -> bool:
+    return type(value) in (int, float)
+
+
+Name = Annotated[str, _is("a column's name", _is_text)]
+
+
+class FileGroups(Config):
+    """Groups by source file."""
+
+    file: bool
+    """Whether each file of the source is a group; false says that the rows of all files go on as one series."""
+
+
+def _is_grouping(value: Json) -> bool:
+    if type(value) is dict:
+        return list(value) == ["file"] and type(value["file"]) is bool
+    return value is None or _is_text(value) or (type(value) is list and bool(value) and all(map(_is_text, value)))
+
+
+Groups = Annotated[
+    str | list[str] | FileGroups | None, _is("a column's name, a list of them, {file: true}, or null", _is_grouping)
+]
+MaybeName = Annotated[str | None, _is("a column's name or null", lambda value: value is None or _is_text(value))]
+AutoCount = Annotated[
+    Literal["auto"] | int | None,
+    _is('"auto", null or an integer >= 1', lambda value: value in (None, "auto") or _is_count(value)),
+]
+MaybeCount = Annotated[int | None, _is("null or an integer >= 1", lambda value: value is None or _is_count(value))]
+Token = Annotated[
+    str | int,
+    _is('"auto", a token\'s text, or an id >= 0', lambda value: _is_text(value) or (type(value) is int and value >= 0)),
+]
+Moment = Annotated[
+    str | int | float | None,
+    _is("text, a number or null", lambda value: value is None or _is_text(value) or _is_number(value)),
+]
+
+
+class RecordData(Config):
+    """Which columns group and order the records, and how many stand in an example."""
+
+    group_training_examples_by: Groups = None
+    """Column, or columns, whose equal values make a group; a group stays together. `{file: true}`: each file of the
+    source is a group, or a series; `{file: false}`: a series goes on from file to file, in their order."""
+    order_training_examples_by: MaybeName = None
+    """Column that orders the records of a group; needs a group or `is_timeseries`."""
+    max_sequences_per_example: AutoCount = "auto"
+    """The cap: records (grouped: groups) per example at most; `auto`: 10, under differential privacy 1; null: none."""
+
+    @field_validator("group_training_examples_by")
+    @classmethod
+    def _each_once(cls, names: Groups) -> Groups:
+        if isinstance(names, list) and len(set(names)) < len(names):
+            raise ValueError(f"{names} names a column twice; each may stand once; delete one")
+        return names
+
+
+class Privacy(Config):
+    """Whether training is to be differentially private, which limits how often a unit may be shown."""
+
+    dp_enabled: bool = False
+    """One unit (a group when grouped, else a record) per example, one example per sequence, each shown once at most."""
+
+
+class RecordTraining(Config):
+    """How many records are shown."""
+
+    num_input_records_to_sample: AutoCount = None
+    """Train records to show, by passes over them; `auto`: 25,000; null: each once."""
+
+
+class TimeSeries(Config):
+    """Whether records are time series, and how time is told."""
+
+    is_timeseries: bool = False
+    """Whether each group is a series: one group per example, in order."""
+    timestamp_column: MaybeName = None
+    """Another name of `data.order_training_examples_by`."""
+    timestamp_interval_seconds: Annotated[
+        int | float | None,
+        _is("null or a number > 0", lambda value: value is None or (_is_number(value) and value > 0)),
+    ] = None
+    """Seconds between two records of a series; null: the data's, if it is constant."""
+    timestamp_format: Name = "auto"
+    """`auto` (the one known format that reads every value), `iso8601`, `elapsed_seconds`, or strptime text."""
+    start_timestamp: Moment = None
+    """Where generated series begin; null: where each group begins."""
+    stop_timestamp: Moment = None
+    """Where generated series end; null: where each group ends."""
+
+
+class Assembly(Config):
+    """How long an example of records may be."""
+
+    max_seq_length: MaybeCount = None
+    """Tokens that an example may have; null: the recipe's `seq_len`, which is the most allowed."""
+    on_overflow: Literal["error", "reject", "split"] = "error"
+    """What happens to a record or group that no example can hold: stop before anything is written, reject it, or
+    (grouped only) cut the group between records."""
+
+
+class Prompt(Config):
+    """What stands before the records of an example."""
+
+    style: Literal["keys", "names", "reference"] = "keys"
+    """`keys`: a sentence with the quoted column names; `names`: the names; `reference`: as Safe Synthesizer asks."""
+    template: Annotated[
+        str | None,
+        _is("text with {schema}, or null", lambda value: value is None or (_is_text(value) and "{schema}" in value)),
+    ] = None
+    """A prompt of your own; `{schema}` is where the columns go, written as `style` writes them."""
+    add_bos: Literal["auto"] | bool = "auto"
+    """Whether the tokenizer's BOS begins the prompt; auto: if the tokenizer puts it there itself."""
+    add_eos: Literal["auto"] | bool = "auto"
+    """Whether the tokenizer's EOS ends the prompt; auto: no."""
+
+
+class Delimiters(Config):
+    """The tokens around every unit of records."""
+
+    bos: Token = "auto"
+    """Token before a unit, its text or id; auto: `<|im_start|>`, else the tokenizer's BOS."""
+    eos: Token = "auto"
+    """Token after a unit, its text or id; auto: `<|im_end|>`, else the tokenizer's EOS."""
+
+
+_OF_SERIES = ("timestamp_interval_seconds", "start_timestamp", "stop_timestamp")
+
+
+class Records(Config):
+    """Each record is a row of a table; its columns are found in the data."""
+
+    kind: Literal["records"] = "records"
+    """Rows of tables: tabular, grouped or sequential, which is computed from the options."""
+    data: RecordData = RecordData()
+    """Groups, order, records per example."""
+    table: TableContract | None = None
+    """The table contract: columns, types, words for no value, signs. Null: that of `<recipe>/<dataset>.table.yaml`
+    beside the recipe, if the file exists; else the first build's, which later builds are held against."""
+    privacy: Privacy = Privacy()
+    """Differential privacy."""
+    training: RecordTraining = RecordTraining()
+    """How many records are shown."""
+    time_series: TimeSeries = TimeSeries()
+    """Time series."""
+    assembly: Assembly = Assembly()
+    """Lengths of examples."""
+    codec: Codec = Codec()
+    """The text of a record."""
+    prompt: Prompt = Prompt()
+    """The text before the records."""
+    tokens: Delimiters = Delimiters()
+    """The tokens around the records."""
+    generation: Generation | None = None
+    """How a trained model is asked for records, and how its texts are parsed; null: it is not."""
+    domain_key: MaybeName = None
+    """Column that names the row's domain; a row without a text there is in `__default__`."""
+
+    @property
+    def mode(self) -> Mode:
+        """How examples are put together; computed, never set."""
+        return mode_of(is_timeseries=self.time_series.is_timeseries, is_grouped=self.is_grouped)
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether the records have groups, by columns or by files."""
+        return bool(self.group_columns) or self.is_grouped_by_file
+
+    @property
+    def is_grouped_by_file(self) -> bool:
+        """Whether each source file is a group."""
+        names = self.data.group_training_examples_by
+        return isinstance(names, FileGroups) and names.file
+
+    @property
+    def group_columns(self) -> tuple[str, ...]:
+        """The columns of the group's key, none without groups and for groups by file."""
+        names = self.data.group_training_examples_by
+        if names is None or isinstance(names, FileGroups):
+            return ()
+        return (names,) if isinstance(names, str) else tuple(names)
+
+    @property
+    def order_column(self) -> str | None:
+        """The column that orders records, if one does."""
+        return self.data.order_training_examples_by or self.time_series.timestamp_column
+
+    @property
+    def leading_columns(self) -> tuple[str, ...]:
+        """The columns whose keys stand first in a record's text: of a series the group's, then the order's."""
+        if self.mode != "sequential":
+            return ()
+        return (*self.group_columns, *([self.order_column] if self.order_column is not None else []))
+
+    @property
+    def cap(self) -> int | None:
+        """Records, or groups, per example at most."""
+        given = self.data.max_sequences_per_example
+        return (DP_CAP if self.privacy.dp_enabled else CAP) if given == "auto" else given
+
+    @property
+    def wanted(self) -> int | None:
+        """Train records to show; None: each once."""
+        given = self.training.num_input_records_to_sample
+        return SAMPLED if given == "auto" else given
+
+    @model_validator(mode="after")
+    def _columns_agree(self) -> "Records":
+        order, alias = self.data.order_training_examples_by, self.time_series.timestamp_column
+        name = "data.order_training_examples_by" if order is not None else "time_series.timestamp_column"
+        if order is not None and alias is not None and order != alias:
+            raise ValueError(
+                f"data.order_training_examples_by is {order!r} and time_series.timestamp_column {alias!r}; they are "
+                "one "
+                "option; keep one of them"
+            )
+        if self.order_column is not None and self.mode == "tabular":
+            raise ValueError(
+                f"{name}: {self.order_column!r} without a group; rows of a table have no order; set "
+                "data.group_training_examples_by or time_series.is_timeseries, or delete it"
+            )
+        if self.order_column is not None and self.order_column in self.group_columns:
+            raise ValueError(
+                f"data: {self.order_column!r} is both group and order column; a column is one of them; choose another"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _table_has_the_roles(self) -> "Records":
+        """Refuse a contract that was written for other groups or another order, or that leaves such columns out."""
+        table = self.table
+        if table is None:
+            return self
+        for name, own, wanted in (
+            ("group", table.group, self.group_columns or None),
+            ("order", table.order, self.order_column),
+        ):
+            if own is not None and own != wanted:
+                option = "group_training_examples_by" if name == "group" else "order_training_examples_by"
+                raise ValueError(
+                    f"table.{name}: {own!r}, but data.{option} is {wanted!r}; a contract is for the columns that it "
+                    "was written for; correct one of them"
+                )
+        for column in (*self.group_columns, *([self.order_column] if self.order_column is not None else [])):
+            if column not in table.used:
+                raise ValueError(
+                    f"table.columns: {column!r} groups or orders the records, and the contract has no such column in "
+                    f"use; it has {', '.join(table.used) or 'none'}; add it, or name another column"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _times_have_a_column(self) -> "Records":
+        times = self.time_series
+        if not times.is_timeseries:
+            given = [name for name in _OF_SERIES if getattr(times, name) is not None]
+            if given:
+                raise ValueError(
+                    f"time_series.{given[0]} without is_timeseries; it tells how series are timed; set is_timeseries: "
+                    "true, or delete it"
+                )
+            return self
+        for name in _OF_SERIES:
+            if getattr(times, name) is not None and self.order_column is None:
+                raise ValueError(
+                    f"time_series.{name} without an order column; without one there are no times; set "
+                    "data.order_training_examples_by, or delete it"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _overflow_can_be_cut(self) -> "Records":
+        if self.assembly.on_overflow == "split" and self.mode != "grouped":
+            raise ValueError(
+                f"assembly.on_overflow: split in {self.mode} mode; only groups can be cut between records; choose "
+                "error "
+                "or reject"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _private(self) -> "Records":
+        if not self.privacy.dp_enabled:
+            return self
+        cap = self.data.max_sequences_per_example
+        if cap not in ("auto", DP_CAP):
+            raise ValueError(
+                f"data.max_sequences_per_example: {'null' if cap is None else cap} under privacy.dp_enabled; a unit of "
+                'privacy has an example of its own, so "auto" or 1 is allowed; delete it'
+            )
+        if self.assembly.on_overflow == "split":
+            raise ValueError(
+                "assembly.on_overflow: split under privacy.dp_enabled; a group may enter once; choose error or reject"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _generates_privately(self) -> "Records":
+        """Refuse what would publish rows of the training data; beginnings and ends of series are such, too."""
+        if self.generation is None or not self.privacy.dp_enabled:
+            return self
+        if self.generation.prefill == "records":
+            raise ValueError(
+                "generation.prefill: records under privacy.dp_enabled; it would show the model, and whoever reads its "
+                "prompts, real records; auto and partial show none; choose one of them"
+            )
+        for name in ("start_timestamp", "stop_timestamp") if self.mode == "sequential" and self.order_column else ():
+            if getattr(self.time_series, name) is None:
+                raise ValueError(
+                    f"time_series.{name}: null under privacy.dp_enabled; each group's own would be used; set it"
+                )
+        return self

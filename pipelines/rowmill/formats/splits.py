@@ -1,0 +1,405 @@
+"""Decide which split a row belongs to, from its group, its content or its time, and from nothing else.
+
+What belongs here: the options of splitting, and the decision for one row. What does not: finding a row's
+group or time in its columns (`formats/`), or proving that nothing leaked (`judge.py`).
+
+    u = key(seed, "split", group)      0 ── validation ──┬────── train ──────┬── test ── 2^64
+                                                     v · 2^64           (1 - t) · 2^64
+
+A split is an interval of a hash: adding rows moves none, raising a held-out share only takes rows from train,
+and any number of workers decide alike without talking. Rejected: shuffling and cutting, where one new row
+moves others from train to test.
+"""
+
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from hashlib import blake2b
+from itertools import groupby
+from math import ceil
+from typing import Annotated, Literal
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+from pydantic import AfterValidator, Field, model_validator
+
+from rowmill.core.config import Config
+from rowmill.core.errors import ConfigError
+from rowmill.schema.rows import Json, Rejected, canonical_json
+
+Split = Literal["train", "validation", "test"]
+Timestamp = int | float | str
+
+_DEFAULT_VALIDATION, _DEFAULT_TEST = 0.01, 0
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_DECIMAL = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([smhdw]?)")
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+def is_count(value: float | str) -> bool:
+    """Tell a number of rows from a share."""
+    return isinstance(value, int) and value >= 1
+
+
+def _is_share(value: float | str) -> float | str:
+    if is_count(value):
+        return value
+    if not _DECIMAL.fullmatch(str(value)):
+        raise ValueError(f"{value!r} is no share; a decimal from 0 to below 1 is; write one such as 0.05")
+    if Fraction(str(value)) >= 1:
+        raise ValueError(
+            f"{value} leaves nothing for train; a share below 1 is allowed, or of records a whole number of rows; "
+            "write one such as 0.05"
+        )
+    return value
+
+
+def _is_duration(value: float | str) -> float | str:
+    if not _DURATION.fullmatch(str(value)):
+        raise ValueError(f"{value!r} is no duration; a number, alone or with s, m, h, d or w, is; write one")
+    return value
+
+
+Share = Annotated[float | int | str, AfterValidator(_is_share)]
+"""A decimal in [0, 1), meant as the fraction that is written: 0.1 is a tenth, not its binary neighbour; of records
+also an integer from 1, a number of rows."""
+
+
+class Boundaries(Config):
+    """Where in time held-out splits begin: train < boundary ≤ validation < boundary ≤ test."""
+
+    validation: Timestamp | None = None
+    """First instant of validation: ISO 8601 (UTC unless it says otherwise), or a number in the unit of
+    `time_key`; null for no validation."""
+
+    test: Timestamp | None = None
+    """First instant of test, in the same form; null for no test."""
+
+    @property
+    def are_numbers(self) -> bool:
+        """Whether rows' times are numbers; dates otherwise."""
+        return all(isinstance(value, int | float | None) for value in (self.validation, self.test))
+
+    @model_validator(mode="after")
+    def _ascending(self) -> "Boundaries":
+        given = [value for value in (self.validation, self.test) if value is not None]
+        if not given:
+            raise ValueError("no boundary is set; validation, test or both are needed; write one")
+        instants: list[Fraction] = []
+        for value in given:
+            instant = _instant(value, are_numbers=self.are_numbers)
+            if instant is None:
+                raise ValueError(
+                    f"{value!r} is no instant; both are numbers, or both ISO 8601; write such as 2024-06-30"
+                )
+            instants.append(instant)
+        if instants != sorted(set(instants)):
+            raise ValueError(
+                "validation does not begin before test; train, validation, test is the order; exchange them"
+            )
+        return self
+
+
+class Splits(Config):
+    """Which rows of a dataset are held out."""
+
+    validation: Share = _DEFAULT_VALIDATION
+    """Share of rows (of groups, with `group_key`; of the latest, with `time_key`) in validation. Where the source has
+    rows for validation of its own, those are validation, and no share of the others is."""
+
+    test: Share = _DEFAULT_TEST
+    """Share of rows (of groups, with `group_key`; of the latest, with `time_key`) in test."""
+
+    group_key: str | Annotated[tuple[str, ...], Field(min_length=1, strict=False)] | None = None
+    """Field, or fields, whose equal values keep rows in one split; null: equal rows stay together."""
+
+    time_key: str | None = None
+    """Field with a row's time: splits are then cut in time, the latest rows being held out."""
+
+    boundaries: Boundaries | None = None
+    """Where validation and test begin, with `time_key`; null: where the shares of the latest rows begin, which is
+    recorded."""
+
+    gap: Annotated[int | float | str, AfterValidator(_is_duration)] = 0
+    """Time before each boundary whose rows are rejected: seconds (numbers: the field's own unit), or such as
+    `12h` or `7d`."""
+
+    straddle: Literal["later", "reject"] = "later"
+    """Whether a group on both sides of a boundary goes whole to the later split, or is rejected."""
+
+    method: Literal["hash", "exact"] = "hash"
+    """`hash`: a unit's own hash decides, so that new rows move none; `exact` (records only): whole units in the
+    order of their hashes until the rows are nearest to what is wanted; a number of rows or `max_rows` implies it."""
+
+    max_rows: Annotated[int, Field(ge=1)] | None = None
+    """Rows that each held-out split of records may have; null: any number."""
+
+    seed: int = 0
+    """Seed of the hash, apart from the recipe's: reshuffling training moves no row to another split."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether splits are cut by number of rows, which takes all rows to decide."""
+        return self.method == "exact" or self.max_rows is not None or self.has_counts
+
+    @property
+    def has_counts(self) -> bool:
+        """Whether a split is wanted as a number of rows."""
+        return is_count(self.validation) or is_count(self.test)
+
+    def wanted_rows(self, split: Split, rows: int) -> Fraction:
+        """Return how many of so many rows a held-out split is to have."""
+        value = self.validation if split == "validation" else self.test
+        wanted = Fraction(value) if is_count(value) else Fraction(str(value)) * rows
+        return wanted if self.max_rows is None else min(wanted, Fraction(self.max_rows))
+
+    @model_validator(mode="after")
+    def _possible(self) -> "Splits":
+        if not self.has_counts and Fraction(str(self.validation)) + Fraction(str(self.test)) >= 1:
+            raise ValueError(
+                f"validation {self.validation} and test {self.test} leave nothing for train; their sum is "
+                "below 1; lower one"
+            )
+        if self.time_key is None:
+            self._without_time()
+        else:
+            self._with_time()
+        return self
+
+    def _without_time(self) -> None:
+        for option, is_set in {
+            "boundaries": self.boundaries is not None,
+            "gap": self.gap != 0,
+            "straddle": self.straddle != "later",
+        }.items():
+            if is_set:
+                raise ValueError(
+                    f"{option} without time_key; it says how to cut in time; set time_key or delete {option}"
+                )
+
+    def _with_time(self) -> None:
+        if self.straddle != "later" and self.group_key is None:
+            raise ValueError(
+                f"straddle: {self.straddle} without group_key; only a group can stand on both sides of a boundary; set "
+                "group_key or delete straddle"
+            )
+        if self.boundaries is None:
+            return
+        if (self.validation, self.test) != (_DEFAULT_VALIDATION, _DEFAULT_TEST):
+            raise ValueError("boundaries and shares both say how much is held out; one may; delete validation and test")
+        if self.boundaries.are_numbers and str(self.gap)[-1] in _SECONDS:
+            raise ValueError(
+                f"gap {self.gap} with boundaries that are numbers; it is in the field's unit; write a number"
+            )
+
+    @property
+    def needs_all_rows(self) -> bool:
+        """Whether a row's split depends on others: on the times of all, or on those of its group."""
+        return self.time_key is not None and (self.boundaries is None or self.group_key is not None)
+
+
+class Splitter:
+    """`Splits` made ready to decide row by row; decisions depend on no other row."""
+
+    def __init__(self, splits: Splits, *, by_group: bool = False) -> None:
+        """Prepare the decision; `by_group` where rows have groups by other options than `group_key`."""
+        # Exact splits are cut when all rows are known; until then every row is in train.
+        validation, test = (Fraction(0 if splits.is_exact else str(v)) for v in (splits.validation, splits.test))
+        # u is an integer, so u < x exactly when u < ceil(x), and u >= x exactly when u >= ceil(x).
+        self._below_is_validation = ceil(validation * 2**64)
+        self._from_is_test = ceil((1 - test) * 2**64)
+        self._labels = orjson.dumps([splits.seed, "split"])[:-1] + b","
+        self._grouped = by_group or splits.group_key is not None
+        self._by_time = splits.time_key is not None
+        self._boundaries = splits.boundaries
+        if splits.boundaries is not None:
+            self._starts = _starts(splits.boundaries)
+            self._gap = _gap(splits)
+
+    def __call__(self, group_key: str | None, order_key: str | None, content_hash: bytes) -> Split | Rejected:
+        """Decide by time, group or content, whichever the options say; Rejected where the key is missing."""
+        if self._by_time:
+            return self.of_time(order_key)
+        if self._grouped and group_key is None:
+            return Rejected("group_missing")
+        return self._of(self.hash_of(group_key, content_hash))
+
+    def hash_of(self, group_key: str | None, content_hash: bytes) -> int:
+        """Return u, the number below 2^64 that decides: of a row's group, as JSON text, else of its content."""
+        if self._grouped and group_key is not None:
+            return self.place(group_key.encode("utf-8", "surrogatepass"))
+        return self.place(b'"' + content_hash.hex().encode() + b'"')
+
+    def of_group(self, value: Json) -> Split:
+        """Decide for a group's value: equal values, as canonical JSON, are one group."""
+        return self.of_key(canonical_json(value))
+
+    def of_content(self, content_hash: bytes) -> Split:
+        """Decide for a row without a group by its content, so that exact duplicates stay together."""
+        return self.of_key(b'"' + content_hash.hex().encode() + b'"')
+
+    def of_key(self, key_json: bytes) -> Split:
+        """Decide for a unit whose canonical JSON is known."""
+        return self._of(self.place(key_json))
+
+    def of_time(self, value: Timestamp | None) -> Split | Rejected:
+        """Decide for a row's time; Rejected `order_missing`, `order_unparsable` or `split_gap`.
+
+        Without boundaries every row with a time is train: where shares of time end is known when all rows are.
+        """
+        if value is None:
+            return Rejected("order_missing")
+        if self._boundaries is None:
+            readable = any(_instant(value, are_numbers=kind) is not None for kind in (True, False))
+            return "train" if readable else Rejected("order_unparsable", str(value)[:80])
+        instant = _instant(value, are_numbers=self._boundaries.are_numbers)
+        if instant is None:
+            return Rejected("order_unparsable", str(value)[:80])
+        split: Split = "train"
+        for name, start in self._starts:
+            if instant < start:
+                return Rejected("split_gap", str(value)[:80]) if instant > start - self._gap else split
+            split = name
+        return split
+
+    def place(self, key_json: bytes) -> int:
+        """Return where a unit stands among all, 0 … 2^64: `permutation.key` of its canonical JSON."""
+        # The part of its labels that never changes is encoded once.
+        return int.from_bytes(blake2b(self._labels + key_json + b"]", digest_size=8).digest(), "little")
+
+    def _of(self, u: int) -> Split:
+        if u < self._below_is_validation:
+            return "validation"
+        return "test" if u >= self._from_is_test else "train"
+
+
+def assign_split(
+    splitter: Splitter,
+    *,
+    source: Literal["train", "validation"] | None,
+    group_key: str | None,
+    order_key: str | None,
+    content_hash: bytes,
+) -> Split | Rejected:
+    """Decide the split of a row of any kind, or why it has none.
+
+    `source` is what its file is for, where the dataset has files of its own for validation: their rows are
+    validation, and of the other rows no share is taken for it.
+    """
+    if source == "validation":
+        return "validation"
+    split = splitter(group_key, order_key, content_hash)
+    return "train" if source == "train" and split == "validation" else split
+
+
+def exact(splits: Splits, places: NDArray[np.uint64], rows: NDArray[np.int64]) -> NDArray[np.int8]:
+    """Cut units into splits by number of rows; return 0 for train, 1 for validation, 2 for test.
+
+    `places[u]` and `rows[u]` are a unit's place and how many rows it has. Units are taken whole in the order of
+    their places, validation from the first on and test from the last back, until the rows are nearest to what is
+    wanted (a tie: fewer); every wanted split gets a unit, and so does train, which comes first if units are few.
+    """
+    decided = np.zeros(len(places), np.int8)
+    order = np.argsort(places, kind="stable")
+    total, left = int(rows.sum()), len(order) - 1
+    wanted = {split: splits.wanted_rows(split, total) for split in ("test", "validation")}
+    for number, split in ((2, "test"), (1, "validation")):
+        if not wanted[split] or left <= 0:
+            continue
+        spare = 1 if split == "test" and wanted["validation"] and left > 1 else 0
+        ends = np.cumsum(rows[order[::-1] if split == "test" else order])
+        count = min(_nearest(ends, wanted[split], splits.max_rows), left - spare)
+        decided[order[-count:] if split == "test" else order[:count]] = number
+        left -= count
+    return decided
+
+
+def _nearest(ends: NDArray[np.int64], wanted: Fraction, cap: int | None) -> int:
+    """Return how many units, one at least, bring the rows nearest to what is wanted, and not above the cap."""
+    above = int(np.searchsorted(ends, ceil(wanted)))
+    count = min(above + 1, len(ends))
+    if above and (above == len(ends) or wanted - int(ends[above - 1]) <= int(ends[above]) - wanted):
+        count = above
+    if cap is not None and int(ends[count - 1]) > cap:
+        count = int(np.searchsorted(ends, cap, "right"))
+    return max(count, 1)
+
+
+def _starts(boundaries: Boundaries) -> list[tuple[Split, Fraction]]:
+    starts: list[tuple[Split, Fraction]] = []
+    held_out: tuple[tuple[Split, Timestamp | None], ...] = (
+        ("validation", boundaries.validation),
+        ("test", boundaries.test),
+    )
+    for split, value in held_out:
+        instant = None if value is None else _instant(value, are_numbers=boundaries.are_numbers)
+        if instant is not None:
+            starts.append((split, instant))
+    return starts
+
+
+def _gap(splits: Splits) -> Fraction:
+    found = _DURATION.fullmatch(str(splits.gap))
+    assert found is not None
+    unit = 1 if splits.boundaries is not None and splits.boundaries.are_numbers else 10**6
+    return Fraction(found[1]) * _SECONDS[found[2]] * unit
+
+
+def boundaries_of(splits: Splits, times: Iterable[tuple[str, int]]) -> Boundaries | None:
+    """Turn shares into boundaries: the latest rows are test, those before them validation, never more than asked for.
+
+    `times` are the rows' times as written with how many rows have each. They are numbers if all are, else dates.
+    Rows of one time stay together. None where the shares come to no row.
+
+    Raises
+    ------
+    ConfigError
+        Where `gap` has a unit and the times are numbers.
+
+    """
+    counted = list(times)
+    are_numbers = all(_instant(value, are_numbers=True) is not None for value, _ in counted)
+    if are_numbers and counted and str(splits.gap)[-1] in _SECONDS:
+        raise ConfigError(
+            f"splits.gap: {splits.gap}, but the times of splits.time_key are numbers; it is in their unit; write one"
+        )
+    read = ((_instant(value, are_numbers=are_numbers), value, count) for value, count in counted)
+    # Whole instants as integers, which sort ten times as fast as fractions.
+    known = [
+        (int(when) if when.denominator == 1 else when, value, count) for when, value, count in read if when is not None
+    ]
+    known.sort(reverse=True)
+    total = sum(count for _, _, count in known)
+    test, validation = (splits.wanted_rows(split, total) for split in ("test", "validation"))
+    starts: dict[str, Timestamp] = {}
+    after = 0
+    for when, same in groupby(known, key=lambda one: one[0]):
+        members = list(same)
+        after += sum(count for _, _, count in members)
+        written = (when if isinstance(when, int) else float(when)) if are_numbers else members[0][1]
+        if after <= test:
+            starts["test"] = written
+        elif after <= test + validation:
+            starts["validation"] = written
+        else:
+            break
+    return Boundaries.model_validate(starts) if starts else None
+
+
+def _instant(value: Timestamp, *, are_numbers: bool) -> Fraction | None:
+    """Read a time as a number: microseconds since 1970, or the number itself; None where it is neither."""
+    if are_numbers:
+        try:
+            return Fraction(str(value))
+        except (ValueError, ZeroDivisionError):
+            return None
+    try:
+        read = datetime.fromisoformat(str(value))
+    except ValueError:
+        return None
+    aware = read if read.tzinfo is not None else read.replace(tzinfo=UTC)
+    return Fraction((aware - _EPOCH) // _MICROSECOND)

@@ -1,0 +1,48 @@
+"""Documents: one column of text, all of which trains.
+
+What belongs here: the kind's configuration and reading its column. What does not: limits on a document's
+length (`filters.py`).
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from pydantic import model_validator
+
+from rowmill.core.config import Config, kind_of
+from rowmill.formats.columns import ended
+from rowmill.schema.rows import Json, Rejected
+
+
+class Text(Config):
+    """Each record is a document."""
+
+    ALIASES: ClassVar[Mapping[str, str]] = {"enforce_eos": "add_eos"}
+
+    kind: Literal["text"] = "text"
+    """Documents, without a template and without a prompt."""
+    text_key: str = "text"
+    """Column with the document."""
+    domain_key: str | None = None
+    """Column that names the row's domain; a row without a text there is in `__default__`."""
+    add_bos: Literal["auto"] | bool = "auto"
+    """Whether the beginning-of-text token starts a document; auto: if the tokenizer has one."""
+    add_eos: Literal["auto"] | bool = "auto"
+    """Whether the end-of-text token ends a document; auto: if the tokenizer has one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_aliases(cls, values: Json) -> Json:
+        return ended(values)
+
+
+def read_text(record: Mapping[str, Json], column: str) -> str | Rejected:
+    """Return a column's text; an absent, blank or other value is a reject."""
+    value = record.get(column)
+    if type(value) is not str:
+        if value is None:
+            return Rejected("missing_field", f"{column} is absent or null")
+        return Rejected("content_not_text", f"{column} is {kind_of(value)}")
+    if not value or value.isspace():
+        return Rejected("empty_text", f"{column} is blank")
+    return value

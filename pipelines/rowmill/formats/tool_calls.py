@@ -1,0 +1,240 @@
+"""Tools and calls in one shape, whatever library wrote them.
+
+What belongs here: the list of tools a row offers, the calls in a message, their ids and the ids of their
+results. What does not: how a template wants them (`rendering/` adapts: strings, nine-letter ids, null or []).
+
+    tools    [{"type": "function", "function": {"name": …, "description": …, "parameters": {…}}}]
+    calls    [{"id": "call_0", "type": "function", "function": {"name": …, "arguments": {…}}}]
+
+`arguments` are an object in the source's key order. Where they came as text, the message also keeps that
+text in `arguments_source` (one per call, null where there was none): a template that prints strings gets
+the source's own, spaces and all.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Literal, NamedTuple, TypeGuard
+
+from pydantic import Field
+
+from rowmill.core.config import Config, kind_of
+from rowmill.schema.rows import Json, Message, Rejected, from_json, from_json_without_repeats
+
+ARGUMENT_KEYS = ("arguments", "parameters", "input")
+
+
+class Tools(Config):
+    """How tools and calls are read and handed to the template."""
+
+    tools_fields: list[str] = Field(default=["tools", "tool_schemas", "functions", "function_schemas"])
+    """Columns that may hold the row's tools; the first with a value that is neither null nor blank wins."""
+    arguments: Literal["auto", "object", "string"] = "auto"
+    """The form in which the template is given a call's arguments; auto: the one that it prints correctly."""
+    tool_ids: Literal["auto", "keep"] = "auto"
+    """Whether call ids may be rewritten (nine letters and digits) for a template that asks for it."""
+
+
+class Offered(NamedTuple):
+    """The tools of a row; `present`: a column had a value; `from_text`: it was JSON text."""
+
+    tools: tuple[Json, ...] | None = None
+    present: bool = False
+    from_text: bool = False
+
+
+NOTHING_OFFERED = Offered()
+
+
+def read_tools(record: Mapping[str, Json], fields: Iterable[str]) -> Offered | Rejected:
+    """Return the tools of the first column that has any."""
+    for name in fields:
+        value = record.get(name)
+        if not value or (type(value) is str and value.isspace()):
+            continue
+        from_text = type(value) is str
+        if from_text:
+            try:
+                value = from_json(value)
+            except ValueError as error:
+                return Rejected("bad_tools", f"{name} is not JSON: {error}")
+            if value is None or value == []:
+                continue
+        tools = _tool_list(value)
+        if isinstance(tools, Rejected):
+            return Rejected(tools.reason, f"{name}: {tools.detail}")
+        return Offered(tuple(tools) or None, present=True, from_text=from_text)
+    return NOTHING_OFFERED
+
+
+def _tool_list(value: Json) -> list[Json] | Rejected:
+    if _is_list(value):
+        given = value
+    elif not _is_mapping(value):
+        return Rejected("bad_tools", f"{kind_of(value)}, expected a list or a mapping")
+    elif _is_mapping(value.get("function")) or type(value.get("name")) is str:
+        given = [value]
+    else:
+        given = [_named(name, schema) for name, schema in value.items()]
+    tools: list[Json] = []
+    for one in given:
+        tool = _tool(one)
+        if tool is None:
+            return Rejected("bad_tools", f"tool {len(tools)} ({kind_of(one)}) has no name")
+        tools.append(tool)
+    return tools
+
+
+def _named(name: str, schema: Json) -> Json:
+    """Give a schema that stands under its name that name."""
+    if not _is_mapping(schema) or _is_mapping(schema.get("function")) or "name" in schema:
+        return schema
+    return {"name": name, **schema}
+
+
+def _tool(value: Json) -> Json:
+    """Wrap a bare schema; null for what has no name."""
+    if type(value) is str:
+        try:
+            value = from_json(value)
+        except ValueError:
+            return None
+    if not _is_mapping(value):
+        return None
+    function = value.get("function")
+    if _is_mapping(function):
+        if not _is_name(function.get("name")):
+            return None
+        return value if type(value.get("type")) is str else {**value, "type": "function"}
+    return {"type": "function", "function": value} if _is_name(value.get("name")) else None
+
+
+def _is_mapping(value: Json) -> TypeGuard[dict[str, Any]]:
+    return type(value) is dict
+
+
+def _is_list(value: Json) -> TypeGuard[list[Any]]:
+    return type(value) is list
+
+
+def _is_name(value: Json) -> TypeGuard[str]:
+    return type(value) is str and bool(value) and not value.isspace()
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """The calls of one message, and the text of each one's arguments where it was text."""
+
+    calls: list[Json]
+    sources: list[str | None]
+
+
+def read_calls(values: Iterable[Json], arguments: str = "auto") -> Calls | Rejected:
+    """Bring calls into one shape; each value is a call, a list of calls, or the JSON text of either.
+
+    With `arguments: object` text that is no object is a reject; otherwise it is kept as it is and the
+    renderer decides, who knows whether the template prints strings.
+    """
+    calls: list[Json] = []
+    sources: list[str | None] = []
+    for value in values:
+        given = _calls_in(value)
+        if isinstance(given, Rejected):
+            return given
+        for one in given:
+            call = _call(one, arguments)
+            if isinstance(call, Rejected):
+                return call
+            calls.append(call[0])
+            sources.append(call[1])
+    return Calls(calls, sources)
+
+
+def _calls_in(value: Json) -> list[Json] | Rejected:
+    if type(value) is str:
+        if not value or value.isspace():
+            return []
+        try:
+            value = from_json_without_repeats(value)
+        except ValueError as error:
+            return Rejected("bad_tool_call", f"not JSON: {error}")
+    if value is None:
+        return []
+    if _is_list(value):
+        return value
+    return [value] if _is_mapping(value) else Rejected("bad_tool_call", f"{kind_of(value)}, expected calls")
+
+
+def _call(value: Json, form: str) -> tuple[Json, str | None] | Rejected:
+    if type(value) is str:
+        try:
+            value = from_json_without_repeats(value)
+        except ValueError as error:
+            return Rejected("bad_tool_call", f"not JSON: {error}")
+    if not _is_mapping(value):
+        return Rejected("bad_tool_call", f"a call is {kind_of(value)}, expected a mapping")
+    function = value.get("function")
+    body = function if _is_mapping(function) else value
+    name = body.get("name")
+    if not _is_name(name):
+        return Rejected("bad_tool_call", "a call has no name")
+    given: Json = next((body[key] for key in ARGUMENT_KEYS if body.get(key) is not None), None)
+    arguments = _object(given)
+    if arguments is None:
+        if form == "object" or type(given) is not str:
+            return Rejected("bad_tool_arguments", f"{name}: arguments are no JSON object")
+        arguments = given
+    call_id = value.get("id")
+    call = {
+        "id": call_id if _is_name(call_id) else None,
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+    return call, given if _is_name(given) else None
+
+
+def _object(value: Json) -> dict[str, Json] | None:
+    """Read arguments that may be text, or text of text; null if they are no object in the end, or repeat a key."""
+    for _ in range(2):
+        if type(value) is not str:
+            break
+        if not value or value.isspace():
+            return {}
+        try:
+            value = from_json_without_repeats(value)
+        except ValueError:
+            return None
+    if value is None:
+        return {}
+    return value if _is_mapping(value) else None
+
+
+def link_calls(messages: list[Message]) -> None:
+    """Give calls without an id a number, in place, and results without one the calls still open, in order.
+
+    A user's message closes what is open: a result after it answers nothing before it.
+    """
+    taken = {call["id"] for message in messages for call in message.get("tool_calls", ())}
+    names = (name for name in map("call_{}".format, count()) if name not in taken)
+    waiting: list[str] = []
+    for index, message in enumerate(messages):
+        if message["role"] == "user":
+            waiting.clear()
+        for call in message.get("tool_calls", ()):
+            if call["id"] is None:
+                call["id"] = next(names)
+            waiting.append(call["id"])
+        if message["role"] == "tool":
+            messages[index] = _linked(message, waiting)
+
+
+def _linked(result: Message, waiting: list[str]) -> Message:
+    """Take the call that a result answers off the list, and name it in the result if it did not."""
+    answered = result.get("tool_call_id")
+    if _is_name(answered):
+        if answered in waiting:
+            waiting.remove(answered)
+        return result
+    if waiting:
+        return {**result, "tool_call_id": waiting.pop(0)}
+    return {key: value for key, value in result.items() if key != "tool_call_id"}

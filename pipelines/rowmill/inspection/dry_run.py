@@ -1,0 +1,189 @@
+"""Records before a build: what would be made of them, and which columns would group them well; nothing is kept.
+
+What belongs here: finding rows that were made already, or making them in a folder that is gone afterwards, and asking
+the stage for its plan. What does not: the plan (`table_plan.py`), its words (`table_plans.py`).
+
+    rows of an earlier build, if they are still those of this recipe   ─┐
+    else sources ─► rows in a temporary folder                         ─┴─► lengths ─► plan, advice
+"""
+
+import tempfile
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from rowmill.build import runner
+from rowmill.build.runner import Project
+from rowmill.core.errors import ConfigError, ContextOverflowError, nearest
+from rowmill.core.storage import Store
+from rowmill.executors import LocalPool
+from rowmill.schema.manifest import Key, Manifest
+from rowmill.stages import catalog, generated_source, raw_dataset
+from rowmill.stages.base import Work
+from rowmill.stages.canonical_rows import stage as canonical_rows
+from rowmill.stages.canonical_rows import table_schema
+from rowmill.stages.canonical_rows.table_schema import Proposal
+from rowmill.stages.tokenized_examples import stage as tokenized_examples
+from rowmill.stages.tokenized_examples import table_examples
+from rowmill.stages.tokenized_examples.table_examples import Measured
+from rowmill.stages.tokenized_examples.table_plan import RecordPlan
+from rowmill.tabular import sizing
+from rowmill.tabular.sizing import Estimate, GroupAdvice
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A dataset's plan, or the sentence that says why there is none."""
+
+    dataset: str
+    plan: RecordPlan | None
+    overflow: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Advised:
+    """What is to be said of a dataset's columns as groups, the best first; and what examples come to as they are."""
+
+    dataset: str
+    columns: tuple[GroupAdvice, ...]
+    estimate: Estimate
+    mode: str
+    chosen: tuple[str, ...]
+
+
+def records_datasets(project: Project, dataset: str | None = None) -> list[str]:
+    """Return the records datasets of a recipe, or the one that is named.
+
+    Raises
+    ------
+    ConfigError
+        If there is none of this name, or none at all.
+
+    """
+    known = [name for name, one in project.recipe.datasets.items() if one.row_kind == "record"]
+    if dataset is None:
+        return known
+    if dataset not in known:
+        guess = nearest(dataset, known)
+        hint = f"did you mean {guess}?" if guess else "name one of them"
+        raise ConfigError(
+            f"--dataset {dataset}: no records dataset of this name; there are {', '.join(known) or 'none'}; {hint}"
+        )
+    return [dataset]
+
+
+def plans(project: Project) -> Iterator[Planned]:
+    """Yield the plan of every records dataset; one that does not fit says so and the others go on."""
+    for name in records_datasets(project):
+        with _desk(project, name) as work:
+            loaded, path = tokenized_examples.open_tokenizer(work)
+            try:
+                yield Planned(name, table_examples.dry_run(work, loaded, path))
+            except ContextOverflowError as error:
+                yield Planned(name, None, str(error))
+
+
+def advise(project: Project, dataset: str | None = None) -> Iterator[Advised]:
+    """Yield advice on every column that makes groups, for each records dataset or the one named."""
+    for name in records_datasets(project, dataset):
+        with _desk(project, name) as work:
+            loaded, path = tokenized_examples.open_tokenizer(work)
+            yield _advised(work, table_examples.measure(work, loaded, path))
+
+
+def contracts(project: Project, dataset: str | None = None) -> Iterator[tuple[str, Proposal | None]]:
+    """Yield the table contract that the data of each records dataset, or the one named, proposes."""
+    for name in records_datasets(project, dataset):
+        key: Key = (project.recipe.name, name, raw_dataset.STAGE.name)
+        found = next(one for one in runner.plan(project) if one.step.key == key)
+        with tempfile.TemporaryDirectory(prefix="rowmill-advise-") as folder:
+            placed = replace(project, store=Store(folder))
+            if found.manifest is None:
+                generated_source.lend(
+                    project.store, placed.store, project.recipe.datasets[name].source, project.recipe.name
+                )
+            raw = found.manifest or runner.run(placed, found.step, {}).manifest
+            at: Key = (project.recipe.name, name, canonical_rows.STAGE.name)
+            work = Work(project.recipe, placed.store, project.base, at, name, {key: raw}, LocalPool(1))
+            yield name, table_schema.propose_contract(work, canonical_rows.parts_taken(work))
+
+
+@contextmanager
+def _desk(project: Project, name: str) -> Generator[Work]:
+    """Lend a work place with the dataset's rows as input, made now if no earlier build has them."""
+    key: Key = (project.recipe.name, name, canonical_rows.STAGE.name)
+    found = next(one for one in runner.plan(project) if one.step.key == key)
+    if found.manifest is not None:
+        yield _work(project, name, key, found.manifest)
+        return
+    with tempfile.TemporaryDirectory(prefix="rowmill-plan-") as folder:
+        placed = replace(project, store=Store(folder))
+        for kept in project.store.list("tokenizers"):
+            placed.store.write(f"tokenizers/{kept}", project.store.read(f"tokenizers/{kept}"))
+        generated_source.lend(project.store, placed.store, project.recipe.datasets[name].source, project.recipe.name)
+        made: dict[Key, Manifest] = {}
+        for step in runner.road(placed):
+            if step.dataset == name and step.name in catalog.names_up_to(canonical_rows.STAGE):
+                made[step.key] = runner.run(placed, step, {one: made[one] for one in step.inputs}).manifest
+        yield _work(placed, name, key, made[key])
+
+
+def _work(project: Project, name: str, key: Key, rows: Manifest) -> Work:
+    at: Key = (project.recipe.name, name, tokenized_examples.STAGE.name)
+    return Work(project.recipe, project.store, project.base, at, name, {key: rows}, LocalPool(1))
+
+
+# ── Advice ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _advised(work: Work, measured: Measured) -> Advised:
+    room, form = measured.room, measured.form
+    lengths = np.maximum(measured.lengths, 0)
+    columns = [
+        sizing.advise_group_column(
+            column,
+            np.bincount(codes[codes >= 0]).astype(np.int64),
+            np.bincount(codes[codes >= 0], weights=lengths[codes >= 0]).astype(np.int64),
+            room=room.records,
+            mode="sequential" if form.mode == "sequential" else "grouped",
+            cap=room.cap,
+            is_ordered=form.order_column is not None,
+        )
+        for column, codes in _columns(work)
+    ]
+    columns.sort(key=lambda one: (len(one.unsuitable), len(one.warnings), -one.sizes["count"], one.column))
+    rows = max(int((measured.lengths >= 0).sum()), 1)
+    groups = max(len(measured.index.keys), 1)
+    estimate = sizing.estimate(
+        form.mode,
+        limit=room.limit,
+        prompt=room.prompt,
+        cap=room.cap,
+        record_tokens=float(lengths.sum()) / rows,
+        records_per_group=rows / groups,
+    )
+    return Advised(work.dataset_name or "", tuple(columns), estimate, form.mode, form.group_columns)
+
+
+def _columns(work: Work) -> Iterator[tuple[str, Ints]]:
+    """Yield each column that some rows share a value of, with the number of each row's value (−1: null)."""
+    texts: list[str] = []
+    for part in work.input(canonical_rows.STAGE.name).parts:
+        texts += work.store.table(part.files["rows"], ["record"]).column(0).to_pylist()
+    records: list[dict[str, Any]] = [orjson.loads(text) for text in texts]
+    for name in dict.fromkeys(key for record in records for key in record):
+        numbers: dict[bytes, int] = {}
+        codes = np.full(len(records), -1, np.int64)
+        for row, record in enumerate(records):
+            value = record.get(name)
+            if value is not None:
+                codes[row] = numbers.setdefault(orjson.dumps(value), len(numbers))
+        if 1 < len(numbers) < int((codes >= 0).sum()):
+            yield name, codes

@@ -1,0 +1,113 @@
+"""Every law on what is current, and on request every byte of it read again.
+
+What belongs here: going over a recipe's stages, and comparing files with their manifests. What does not: the
+laws (`judge.py`), showing what was found (`reports/console.py`).
+
+A build compares the digest of what it reads, and reads only what it needs; this reads all. Damage is collected, not
+raised: whoever asks wants to hear of all of it. `discard` then takes away what is damaged and all that was made of it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rowmill import stats
+from rowmill.build import runner
+from rowmill.build.runner import Project, Step
+from rowmill.checks.judge import Verdict
+from rowmill.core.errors import DamagedFileError, IntegrityError
+from rowmill.core.storage import Store
+from rowmill.schema import manifest
+from rowmill.schema.manifest import File, Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """One stage: its current output if it has one, the verdicts on it, and what is damaged.
+
+    `files` and `size_bytes` say how much a deep reading read.
+    """
+
+    step: Step
+    manifest: Manifest | None
+    verdicts: tuple[Verdict, ...] = ()
+    damage: tuple[str, ...] = ()
+    damaged: tuple[str, ...] = ()
+    """Paths of the damaged files, relative to the storage root."""
+    files: int = 0
+    size_bytes: int = 0
+
+    @property
+    def fails(self) -> bool:
+        """Tell whether nothing may be built on this."""
+        return bool(self.damage) or any(verdict.blocking for verdict in self.verdicts)
+
+
+def verify(project: Project, *, deep: bool) -> list[Checked]:
+    """Judge the current output of every stage; with `deep`, compare its files with their digests and content hashes.
+
+    Raises
+    ------
+    IntegrityError
+        If nothing of the recipe was ever built.
+
+    """
+    checked = [_check(project, step, deep=deep) for step in runner.road(project)]
+    if all(one.manifest is None for one in checked):
+        raise IntegrityError(
+            f"{project.recipe.name}: nothing is built in {project.store.path('')}; something built is needed; "
+            f"run `rowmill build {project.recipe.name}`, or name another --root"
+        )
+    return checked
+
+
+def _check(project: Project, step: Step, *, deep: bool) -> Checked:
+    made = manifest.current(project.store, step.key)
+    if made is None:
+        return Checked(step, None)
+    verdicts = tuple(runner.judge(project, step, made))
+    if not deep:
+        return Checked(step, made, verdicts)
+    files = [file for part in made.parts for file in part.files.values()]
+    size = sum(file.bytes for file in files)
+    damage = _damage(project.store, files) | stats.damage(project.store, made.key, made.version)
+    # What is damaged has no content that could be compared.
+    find = step.stage.find_content_damage
+    said = tuple(damage.values()) or (() if find is None else tuple(find(project.store, made)))
+    return Checked(step, made, verdicts, said, tuple(damage), len(files), size)
+
+
+def _damage(store: Store, files: Sequence[File]) -> dict[str, str]:
+    """Return a sentence for each file that is not what was written, by its path."""
+    found: dict[str, str] = {}
+    for file in files:
+        try:
+            store.content(file)
+        except DamagedFileError as error:
+            found[file.path] = str(error).removeprefix(store.path("") + "/")
+    return found
+
+
+def discard(project: Project, checked: Sequence[Checked]) -> list[str]:
+    """Remove damaged files, and every version that was made of one; the next build makes all of it again.
+
+    Tables of statistics are made of versions, not versions of them: of these only the file goes.
+
+    A build that reads a damaged file notices, but one of an older version of rowmill did not: its outputs may be as
+    wrong as what they were made of. What trainers open is taken away with its ranks. Returns a line per version.
+    """
+    store = project.store
+    suspect: set[tuple[str, str]] = set()
+    lines: list[str] = []
+    for one in checked:
+        name = "/".join(one.step.key)
+        for made in manifest.versions(store, one.step.key):
+            paths = {file.path for part in made.parts for file in part.files.values()}
+            if paths & set(one.damaged):
+                suspect.add((name, made.version))
+            elif suspect & set(made.inputs.items()):
+                suspect.add((name, made.version))
+                manifest.forget(store, made)
+                lines.append(f"{name}: version {made.version[:12]} removed, it was made of what is damaged")
+        for path in one.damaged:
+            store.remove(path)
+    return lines

@@ -1,0 +1,316 @@
+"""Deal the order to GPUs: whole steps, even loads inside each, and rank r takes every W-th place.
+
+What belongs here: the options of dealing, what becomes of a remainder, where each sequence of a step stands,
+and what a rank gets in each step. What does not: which sequences come at all (`mixture.py`), or files
+(`shards/`).
+
+    trained tokens of a step   9 1 5 7 3 8 2 6
+    dealt                      9 8 6 7 1 2 5 3     2 ranks: 21 and 20; 4 ranks: 10, 10, 11, 10
+    as step 1, rotated right   3 9 8 6 7 1 2 5     no rank is always first
+
+The dealt order knows no world size: it is even for every number of ranks that divides `balance_ranks`, and
+a run that goes on with other ranks sees the same steps. Rejected: balancing over a window of several steps,
+which moves sequences between optimizer steps.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import gcd
+from typing import Annotated, Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from rowmill.core.config import Config
+from rowmill.core.errors import ConfigError, one_of
+
+FILLER = -1
+"""Stands in a dealt order where a sequence is missing to a whole step."""
+
+Integers: TypeAlias = NDArray[np.integer[Any]]
+_FULL = 1 << 62
+# Steps are dealt side by side; a million members at a time stay within 100 MB of scratch space.
+_MEMBERS_AT_ONCE = 1 << 20
+
+
+class Partitions(Config):
+    """How the order is dealt to data-parallel ranks."""
+
+    world_size: Annotated[int, Field(ge=1)] = 1
+    """Ranks; divides every batch size."""
+
+    remainder: Literal["pad", "drop", "carry"] = "pad"
+    """What becomes of sequences that do not fill a step: `pad` adds fillers at each epoch's end, `drop` leaves
+    them out, `carry` takes them into the next epoch and pads the last step only."""
+
+    balance: Literal["trained_tokens", "none"] = "trained_tokens"
+    """Whether the places inside a step are dealt so that ranks train on equal numbers of tokens."""
+
+    balance_ranks: Annotated[int, Field(ge=1)] = 192
+    """Dealing is even for every world size that divides this number."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dealt:
+    """The final order: place p shows place `order[p]` of the mixed order, or a filler (-1).
+
+    order int64[P] · step_offsets int64[T + 1]: step s is `[step_offsets[s], step_offsets[s + 1])` · dropped
+    int64, places of the mixed order that `drop` left out · not_scheduled int64, those beyond `steps`.
+    `has_steps` is False where there is no batch size and windows of `balance_ranks` stand for steps.
+    """
+
+    order: NDArray[np.int64]
+    step_offsets: NDArray[np.int64]
+    dropped: NDArray[np.int64]
+    not_scheduled: NDArray[np.int64]
+    has_steps: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepFacts:
+    """What one rank gets, int64[T] each; `step_trained_tokens` counts the whole step, all ranks together.
+
+    A filler is one of the `sequences`; its two pad tokens are in none of the other counts.
+    """
+
+    sequences: NDArray[np.int64]
+    fillers: NDArray[np.int64]
+    segments: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    trained_tokens: NDArray[np.int64]
+    longest_segment: NDArray[np.int64]
+    step_trained_tokens: NDArray[np.int64]
+
+
+def check_world_size(world_size: int, batch_sizes: Sequence[tuple[int, int]]) -> None:
+    """Refuse a world size that does not divide every batch size, naming two that do."""
+    common = gcd(*(size for _, size in batch_sizes))
+    if common % world_size:
+        sizes = one_of(dict.fromkeys(size for _, size in batch_sizes))
+        raise ConfigError(
+            f"partitions.world_size: {world_size} does not divide batch_size {sizes}; every rank gets as "
+            f"many sequences of a step; choose {one_of(_nearest_divisors(common, world_size))}, or another "
+            "batch_size"
+        )
+
+
+def deal(
+    partitions: Partitions,
+    epoch_offsets: Integers,
+    trained_tokens: Integers,
+    *,
+    batch_sizes: Sequence[tuple[int, int]],
+    steps: int | None,
+) -> Dealt:
+    """Bring the mixed order to whole steps and deal the places inside each.
+
+    `epoch_offsets` int64[E + 1] are the epochs of the mixed order, `trained_tokens` int64[N] its sequences'
+    targets. `batch_sizes` are `(first step, size)`; none: windows of `balance_ranks` serve as steps and the
+    whole is brought to `world_size`. `steps` ends the order.
+
+    Raises
+    ------
+    ConfigError
+        Where the world size does not divide every batch size.
+
+    """
+    check_world_size(partitions.world_size, batch_sizes)
+    laid = _lay(partitions, epoch_offsets, batch_sizes, steps)
+    if partitions.balance == "none":
+        return laid
+    loads = np.where(laid.order == FILLER, 0, np.append(trained_tokens, 0)[laid.order])
+    order = _dealt(laid.order, laid.step_offsets, loads, partitions.balance_ranks)
+    return Dealt(order, laid.step_offsets, laid.dropped, laid.not_scheduled, laid.has_steps)
+
+
+def rank_positions(dealt: Dealt, rank: int, world_size: int) -> NDArray[np.int64]:
+    """Return the places of the dealt order that a rank takes: those p with p mod W = rank, ascending.
+
+    Raises
+    ------
+    ConfigError
+        Where `world_size` does not divide every step (without steps: the whole order).
+
+    """
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"rank {rank} of {world_size}; ranks are 0 to {world_size - 1}; correct the rank")
+    ends = dealt.step_offsets if dealt.has_steps else dealt.step_offsets[-1:]
+    common = int(np.gcd.reduce(ends))
+    if common % world_size:
+        raise ConfigError(
+            f"world_size {world_size} does not divide every step of this build; equal parts are needed; "
+            f"choose {one_of(_nearest_divisors(common, world_size))}, or build with partitions.world_size "
+            f"{world_size}"
+        )
+    return np.arange(rank, len(dealt.order), world_size, dtype=np.int64)
+
+
+def step_facts(
+    dealt: Dealt,
+    rank: int,
+    world_size: int,
+    *,
+    tokens: Integers,
+    trained_tokens: Integers,
+    segments: Integers,
+    longest_segments: Integers,
+) -> StepFacts:
+    """Sum what a rank gets in each step; the four arrays are [N], by place of the mixed order."""
+    positions = rank_positions(dealt, rank, world_size)
+    # Steps need not begin at a multiple of the world size where windows stand for them.
+    begins = np.searchsorted(positions, dealt.step_offsets)
+    mine = dealt.order[positions]
+
+    def summed(values: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        before = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
+        return np.diff(before[offsets])
+
+    longest = np.zeros(len(begins) - 1, dtype=np.int64)
+    steps = np.repeat(np.arange(len(begins) - 1), np.diff(begins))
+    np.maximum.at(longest, steps, _at(longest_segments, mine))
+    return StepFacts(
+        sequences=np.diff(begins).astype(np.int64),
+        fillers=summed((mine == FILLER).astype(np.int64), begins),
+        segments=summed(_at(segments, mine), begins),
+        tokens=summed(_at(tokens, mine), begins),
+        trained_tokens=summed(_at(trained_tokens, mine), begins),
+        longest_segment=longest,
+        step_trained_tokens=summed(_at(trained_tokens, dealt.order), dealt.step_offsets),
+    )
+
+
+def _at(values: Integers, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    # Index -1, a filler, finds the 0 at the end: fillers hold nothing of the data.
+    return np.append(values, 0).astype(np.int64)[places]
+
+
+def _nearest_divisors(number: int, wanted: int) -> list[int]:
+    """Return the two divisors of a number that are nearest to the one wanted."""
+    divisors = [d for d in range(1, number + 1) if number % d == 0]
+    return sorted(sorted(divisors, key=lambda d: (abs(d - wanted), d))[:2])
+
+
+# --- whole steps ---
+
+
+def _lay(
+    partitions: Partitions, epoch_offsets: Integers, batch_sizes: Sequence[tuple[int, int]], steps: int | None
+) -> Dealt:
+    """Cut the mixed order into whole steps: with fillers where an epoch ends inside one, or without the rest."""
+    offsets: list[int] = epoch_offsets.tolist()
+    if partitions.remainder == "carry":
+        offsets = [offsets[0], offsets[-1]]
+    nothing = np.empty(0, dtype=np.int64)
+    order, dropped, not_scheduled = [nothing], [nothing], [nothing]
+    lengths: list[int] = []
+    for start, end in pairwise(offsets):
+        count = end - start
+        added = _step_lengths(partitions, count, batch_sizes, len(lengths), steps)
+        lengths += added
+        shown = min(count, sum(added))
+        order += [np.arange(start, start + shown), np.full(sum(added) - shown, FILLER)]
+        is_over = steps is not None and len(lengths) >= steps
+        (not_scheduled if is_over else dropped).append(np.arange(start + shown, end))
+    return Dealt(
+        order=np.concatenate(order),
+        step_offsets=np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64),
+        dropped=np.concatenate(dropped),
+        not_scheduled=np.concatenate(not_scheduled),
+        has_steps=bool(batch_sizes),
+    )
+
+
+def _step_lengths(
+    partitions: Partitions,
+    count: int,
+    batch_sizes: Sequence[tuple[int, int]],
+    first_step: int,
+    steps: int | None,
+) -> list[int]:
+    """Return the lengths of the steps to which `count` sequences are brought, more or fewer than they are."""
+    drops = partitions.remainder == "drop"
+    if not batch_sizes:
+        world, window = partitions.world_size, partitions.balance_ranks
+        whole = (count if drops else count + world - 1) // world * world
+        return [min(window, whole - at) for at in range(0, whole, window)]
+    starts = [step for step, _ in batch_sizes]
+    lengths: list[int] = []
+    while count > 0 and (steps is None or first_step + len(lengths) < steps):
+        size = batch_sizes[bisect_right(starts, first_step + len(lengths)) - 1][1]
+        if drops and size > count:
+            break
+        lengths.append(size)
+        count -= size
+    return lengths
+
+
+# --- places inside a step ---
+
+
+def _dealt(
+    order: NDArray[np.int64], step_offsets: NDArray[np.int64], loads: NDArray[np.int64], balance_ranks: int
+) -> NDArray[np.int64]:
+    """Deal the places inside every step; steps of one length are the rows of a matrix."""
+    dealt = np.empty_like(order)
+    lengths = np.diff(step_offsets)
+    for length in np.unique(lengths).tolist():
+        factors = _prime_factors(gcd(length, balance_ranks))
+        alike = np.flatnonzero(lengths == length)
+        together = max(1, _MEMBERS_AT_ONCE // length)
+        for start in range(0, len(alike), together):
+            steps = alike[start : start + together]
+            places = step_offsets[steps][:, None] + np.arange(length)
+            # Rotated right by the step's number: place i of step s shows what was dealt to place i - s.
+            turned = (np.arange(length) - steps[:, None]) % length
+            chosen = np.take_along_axis(_balanced(loads[places], factors), turned, axis=1)
+            dealt[places] = np.take_along_axis(order[places], chosen, axis=1)
+    return dealt
+
+
+def _prime_factors(number: int) -> list[int]:
+    """Return the prime factors of a number, largest first: 12 gives 3, 2, 2."""
+    factors: list[int] = []
+    candidate = 2
+    while number > 1:
+        while number % candidate == 0:
+            factors.insert(0, candidate)
+            number //= candidate
+        candidate += 1
+    return factors
+
+
+def _balanced(loads: NDArray[np.int64], factors: Sequence[int]) -> NDArray[np.int64]:
+    """Return which member stands at each place of each step; `loads` is [steps, members]."""
+    heaviest_first = np.argsort(-loads, axis=1, kind="stable")
+    return _spread(heaviest_first, np.take_along_axis(loads, heaviest_first, axis=1), factors)
+
+
+def _spread(members: NDArray[np.int64], loads: NDArray[np.int64], factors: Sequence[int]) -> NDArray[np.int64]:
+    """Deal sorted members to f parts of equal size and near-equal load; part j fills every f-th place from j.
+
+    Each member in turn goes to the lightest part with room, ties to the lowest; a part stays sorted, so that
+    it is dealt on with the next factor as it is. The loop goes over members, all rows side by side.
+    """
+    if not factors:
+        return members
+    rows, count = loads.shape
+    parts = factors[0]
+    room = count // parts
+    part_loads, filled = np.zeros((rows, parts), dtype=np.int64), np.zeros((rows, parts), dtype=np.int64)
+    every = np.arange(rows)
+    slots = np.empty((rows, count), dtype=np.int64)
+    for i in range(count):
+        part = np.argmin(part_loads, axis=1)
+        slots[:, i] = part * room + filled[every, part]
+        part_loads[every, part] += loads[:, i]
+        filled[every, part] += 1
+        # A full part is heavier than any load can be.
+        part_loads[every, part] += np.where(filled[every, part] == room, _FULL, 0)
+    dealt_members, dealt_loads = np.empty_like(members), np.empty_like(loads)
+    np.put_along_axis(dealt_members, slots, members, axis=1)
+    np.put_along_axis(dealt_loads, slots, loads, axis=1)
+    inner = _spread(dealt_members.reshape(-1, room), dealt_loads.reshape(-1, room), factors[1:])
+    return inner.reshape(rows, parts, room).transpose(0, 2, 1).reshape(rows, count)

@@ -1,0 +1,451 @@
+"""Shards → batches for a trainer: the order of one build, for any number of ranks, resumable at any batch.
+
+    reader = Reader(".rowmill", "demo", rank=0, world_size=2, batch_size=4)
+    for batch in reader:                      # goes on where deliveries stopped
+        …                                     # reader.step: which step this was, and whether it is complete
+        checkpoint["reader"] = reader.state_dict()
+
+| module | what |
+|---|---|
+| `published` | `current.json`, and the files it names checked |
+| `sequences` | places of the order → sequences |
+| `layouts` | sequences → a batch, flat or padded, NumPy or torch |
+| `views` | slices, shuffles and functions, for looking and evaluation |
+| `workers` | which batches a `DataLoader` worker delivers |
+
+What belongs here: whose turn it is, and where a run stands. What does not: the order itself, which is built,
+holds all epochs and knows no world size: rank r of W takes the places p with p mod W = r.
+
+The reader is the loader: one core lays out some 40 million tokens per second, many times what a GPU trains on,
+so it has no worker processes, and needs no `DataLoader` around it. Inside one, each worker's copy delivers its own
+share of the batches and counts these alone. Rejected: counting what a prefetching worker has read, which makes a
+resumed run skip batches that nobody was given.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import gcd
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from rowmill.core.errors import ConfigError, IntegrityError, one_of
+from rowmill.core.storage import Store
+from rowmill.reader import layouts, published
+from rowmill.reader.layouts import Batch, LayoutName
+from rowmill.reader.published import Ints, Published
+from rowmill.reader.sequences import PackedSequence, Shelf
+from rowmill.reader.views import OnBatch, OnSequence, View
+from rowmill.reader.workers import WHOLE, WorkerShare, current_worker
+
+__all__ = ["Batch", "PackedSequence", "Reader", "Step", "View"]
+
+STATE_VERSION = 1
+"""The shape of `state_dict()`; raise it when an older one can no longer be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The step that the last delivered batch belongs to.
+
+    `trained_tokens` are the targets of the whole step, all ranks together: what a summed loss is divided by.
+    `is_complete` is true on the step's last batch, after which the optimizer steps.
+    """
+
+    number: int
+    trained_tokens: int
+    is_complete: bool
+
+
+class Reader:
+    """One rank's sequences in the order of training.
+
+    `root` is the storage root (a folder or fsspec URL) and `recipe` the recipe's name. `batch_size` counts
+    sequences of this rank; a batch never crosses a step, so a step's last batch may be smaller; None is the
+    rank's share of a whole step (of a recipe without `batch_size`: one sequence). `layout` and `pad_to` are
+    described in `layouts.py`. `as_torch` None gives tensors where torch is installed. `tokenizer` is a folder
+    whose tokenizer.json must be the build's. `verify` reads every file once and compares digests.
+
+    `len(reader)` and `reader[i]` are this rank's sequences; iteration yields batches.
+
+    Raises
+    ------
+    IntegrityError
+        If the build is not there, not whole, or made with another tokenizer.
+    ConfigError
+        If the rank, layout or batch size is impossible, or the rank has no sequence.
+
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        recipe: str,
+        *,
+        rank: int,
+        world_size: int,
+        batch_size: int | None = None,
+        layout: LayoutName = "flat",
+        pad_to: int | None = None,
+        as_torch: bool | None = None,
+        tokenizer: str | Path | None = None,
+        verify: bool = False,
+    ) -> None:
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"rank {rank} of {world_size}; ranks are 0 to {world_size - 1}; correct the rank")
+        if batch_size is not None and batch_size < 1:
+            raise ConfigError(f"batch_size: {batch_size}; a batch has at least one sequence; raise it, or leave it out")
+        self._published = published.open_published(Store(str(root)), recipe)
+        if tokenizer is not None:
+            published.check_tokenizer(self._published, tokenizer)
+        self._rank, self._world_size, self._batch_size, self._verify = rank, world_size, batch_size, verify
+        published.require_sequences(self._published, rank, self._number_at(self._published.places))
+        self._view = View(
+            length=self._number_at(self._published.places),
+            fetch=_shelf(self._published, rank, world_size, verify=verify),
+            layout=layouts.layout(layout, pad_id=self._published.pad_id, pad_to=pad_to, as_torch=as_torch),
+            batch_size=batch_size or 1,
+        )
+        self._next = 0
+        self._origin = 0
+        self._step: Step | None = None
+        self._share: WorkerShare | None = None
+        """The share that `_next` is the next batch of; None: where the whole rank stands, to be shared out."""
+        self._is_begun_in_worker = False
+
+    # ── Batches in the order of training ───────────────────────────────────────────────────────────
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield batches from where deliveries stopped to the end of the order, which holds all epochs.
+
+        In a `DataLoader` worker: this worker's share of them (`workers.py`).
+
+        Raises
+        ------
+        ConfigError
+            If the ranks' shares of a step are unequal, or if a worker that has delivered a part is to begin again.
+
+        """
+        self._require_equal_shares(self._position())
+        share = self._begin_share()
+        while self._next < len(self):
+            begin, step_end = self._next, self._step_end(self._next)
+            end = self._batch_end(begin)
+            batch = self._view.get_batch(np.arange(begin, end))
+            # Counted before it is handed over: a state taken inside the loop includes the batch in hand.
+            self._next = self._skip_batches(end, share.workers - 1)
+            self._step = self._step_of(begin, is_complete=end == step_end)
+            yield batch
+
+    def _begin_share(self) -> WorkerShare:
+        """Move on to the first batch of this process's share, and return that share."""
+        worker = current_worker()
+        if worker is None:
+            return WHOLE
+        if self._is_begun_in_worker and self._next < len(self):
+            raise ConfigError(
+                f"{self._published.where}: DataLoader {worker} is to begin a reader of which it has delivered a part; "
+                "batches that it had read ahead would be lost; set persistent_workers=False, call rewind() first, or "
+                "iterate the reader itself"
+            )
+        self._is_begun_in_worker = True
+        if self._share is None:
+            self._next = self._skip_batches(self._next, worker.worker)
+            self._share = worker
+        return worker
+
+    @property
+    def step(self) -> Step | None:
+        """The step of the last delivered batch; None before the first, and where the recipe has no `batch_size`."""
+        return self._step
+
+    def rewind(self) -> None:
+        """Begin anew at the first batch of the order."""
+        self._stand_at(0, origin=0, share=None)
+
+    def _stand_at(self, number: int, *, origin: int, share: WorkerShare | None) -> None:
+        self._next, self._origin, self._step = number, origin, None
+        self._share, self._is_begun_in_worker = share, False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the run stands, counting batches that were delivered: plain strings and integers.
+
+        `position` is the place at which the current step starts, `taken` how many of its sequences this rank was
+        given. On every rank the position is the same. In one of several `DataLoader` workers both lead to the next
+        batch of this worker's share.
+        """
+        position = self._position()
+        share = self._share or WHOLE
+        return {
+            "version": STATE_VERSION,
+            "order": self._published.order,
+            "content": self._published.content,
+            "position": position,
+            "taken": self._next - self._number_at(position),
+            "world_size": self._world_size,
+            "batch_size": self._batch_size,
+            "worker": share.worker,
+            "workers": share.workers,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a run stood: inside a step with the same world size, between steps with any that fits.
+
+        The state of one of several `DataLoader` workers is for the same worker of as many.
+
+        Raises
+        ------
+        IntegrityError
+            If the state is of another build.
+        ConfigError
+            If the world size does not divide the steps to come, or differs inside a step; or if the state is of
+            another `DataLoader` worker.
+
+        """
+        self._require_own(state)
+        share = self._require_own_share(state)
+        position, taken, before = int(state["position"]), int(state["taken"]), int(state["world_size"])
+        if taken and before != self._world_size:
+            raise ConfigError(
+                f"world_size: {self._world_size}, but the state stands inside a step that {before} ranks had begun; "
+                f"inside a step the same number is needed; go on with {before} ranks, or from a state between steps"
+            )
+        self._require_equal_shares(position)
+        self._stand_at(self._number_at(position) + taken, origin=position, share=share)
+
+    # ── Sequences by number ────────────────────────────────────────────────────────────────────────
+
+    def __len__(self) -> int:
+        return len(self._view)
+
+    def __getitem__(self, i: int) -> PackedSequence:
+        """Return this rank's sequence i; negative numbers count from the end."""
+        return self._view[i]
+
+    def get_batch(self, indices: Sequence[int] | Ints) -> Batch:
+        """Return this rank's sequences of these numbers as one batch; nothing is counted as delivered."""
+        return self._view.get_batch(indices)
+
+    def slice_dataset(self, start: int, stop: int) -> View:
+        """View sequences `start` up to `stop`."""
+        return self._view.slice_dataset(start, stop)
+
+    def take(self, count: int) -> View:
+        """View the first `count` sequences."""
+        return self._view.take(count)
+
+    def map(self, function: OnSequence) -> View:
+        """View all sequences with a function put over each."""
+        return self._view.map(function)
+
+    def map_batches(self, function: OnBatch) -> View:
+        """View all sequences with a function put over each batch."""
+        return self._view.map_batches(function)
+
+    def shuffle(self, seed: int) -> View:
+        """View all sequences in another order."""
+        return self._view.shuffle(seed)
+
+    def era_shuffle(self, seed: int, *, era_length: int) -> View:
+        """View all sequences, shuffled inside runs of `era_length`."""
+        return self._view.era_shuffle(seed, era_length=era_length)
+
+    async def async_len(self) -> int:
+        """Return the number of sequences."""
+        return await self._view.async_len()
+
+    async def current_len(self) -> int:
+        """Return the number of sequences, which does not grow."""
+        return await self._view.current_len()
+
+    async def wait_until_len_at_least(self, length: int) -> int:
+        """Return the number of sequences at once; waiting would not make it reach `length`."""
+        return await self._view.wait_until_len_at_least(length)
+
+    async def final_length_is_known(self) -> bool:
+        """Return true."""
+        return await self._view.final_length_is_known()
+
+    def is_finite(self) -> bool:
+        """Return true: the order ends, however many passes it holds."""
+        return self._view.is_finite()
+
+    def has_len(self) -> bool:
+        """Return true."""
+        return self._view.has_len()
+
+    async def getitem_async(self, i: int) -> PackedSequence:
+        """Return sequence i, read in a thread."""
+        return await self._view.getitem_async(i)
+
+    # ── Sets: the order, and each dataset by itself ────────────────────────────────────────────────
+
+    def train_set(self) -> View:
+        """View this rank's sequences in the order of training, from the first on."""
+        return self._view
+
+    def train_sets(self) -> dict[str, View]:
+        """View each dataset's own train sequences in the order of its plan: not mixed, shuffled or dealt to ranks."""
+        return self._sets("train")
+
+    def validation_sets(self, split: Literal["validation", "test"] = "validation") -> dict[str, View]:
+        """View the held-out sequences of each dataset that has some, in recipe order; whole on every rank."""
+        return self._sets(split)
+
+    def validation_set(self, dataset: str, split: Literal["validation", "test"] = "validation") -> View:
+        """View one dataset's held-out sequences.
+
+        Raises
+        ------
+        ConfigError
+            If it has none.
+
+        """
+        held = [name for name, one in self._published.sets.items() if one.shards.get(split)]
+        if dataset not in held:
+            raise ConfigError(
+                f"{split} set of {dataset!r}: this build has none; there are those of {one_of(held) or 'no dataset'}; "
+                f"choose one, or set datasets.{dataset}.splits"
+            )
+        return self._set(dataset, split)
+
+    def tagged_eval_sets(self, split: Literal["validation", "test"] = "validation") -> list[tuple[View, list[str]]]:
+        """Return the held-out set and the tags of each dataset that has one, in recipe order.
+
+        Datasets of weight 0 are among them: evaluated, not trained. A dataset's own name is always a tag.
+        """
+        return [(view, list(self._published.sets[name].tags)) for name, view in self._sets(split).items()]
+
+    def _sets(self, split: str) -> dict[str, View]:
+        return {name: self._set(name, split) for name, one in self._published.sets.items() if one.shards.get(split)}
+
+    def _set(self, dataset: str, split: str) -> View:
+        shards, groups = published.open_set(self._published, dataset, split, verify=self._verify)
+        shelf = Shelf(self._published.store, 1, {0: (shards, groups)})
+        return replace(self._view, length=sum(shard.rows for shard in shards), fetch=shelf.at)
+
+    # ── The build ──────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def seq_len(self) -> int:
+        """The most tokens that a sequence has."""
+        return self._published.seq_len
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id that a model must know."""
+        return int(self._published.card["vocab_size"])
+
+    @property
+    def steps(self) -> int | None:
+        """The number of steps; None where the recipe has no `batch_size`."""
+        return len(self._published.step_trained_tokens) if self._published.has_steps else None
+
+    @property
+    def data_files(self) -> dict[str, list[str]]:
+        """The shards of each stored rank, in order: what `load_dataset("parquet", data_files=…)` takes."""
+        return {name: published.paths_of(self._published, shards) for name, shards in self._published.ranks.items()}
+
+    # ── Places and numbers: this rank's sequence n stands at place rank + n · world_size ───────────
+
+    def _number_at(self, place: int) -> int:
+        """Return the number of this rank's first sequence at or after a place."""
+        return (place - self._rank + self._world_size - 1) // self._world_size
+
+    def _step_number(self, number: int) -> int:
+        return int(np.searchsorted(self._published.step_offsets, self._rank + number * self._world_size, "right")) - 1
+
+    def _step_end(self, number: int) -> int:
+        """Return the number that follows the last sequence of this rank in a sequence's step."""
+        return self._number_at(int(self._published.step_offsets[self._step_number(number) + 1]))
+
+    def _batch_end(self, begin: int) -> int:
+        """Return the number that follows the last sequence of the batch that begins at a number."""
+        step_end = self._step_end(begin)
+        return min(begin + self._size(step_end - begin), step_end)
+
+    def _skip_batches(self, number: int, batches: int) -> int:
+        """Return the number at which the batch so many batches later begins, at most the end."""
+        for _ in range(batches):
+            if number >= len(self):
+                break
+            number = self._batch_end(number)
+        return number
+
+    def _step_of(self, number: int, *, is_complete: bool) -> Step | None:
+        if not self._published.has_steps:
+            return None
+        step = self._step_number(number)
+        return Step(step, int(self._published.step_trained_tokens[step]), is_complete)
+
+    def _size(self, left: int) -> int:
+        if self._batch_size is not None:
+            return self._batch_size
+        return left if self._published.has_steps else 1
+
+    def _position(self) -> int:
+        if self._published.has_steps:
+            return int(self._published.step_offsets[self._step_number(self._next)])
+        # Without steps all ranks together take a round of `world_size` places at a time.
+        return self._origin + (self._next - self._number_at(self._origin)) * self._world_size
+
+    def _require_own(self, state: Mapping[str, Any]) -> None:
+        own = {"version": STATE_VERSION, "order": self._published.order, "content": self._published.content}
+        for name, value in own.items():
+            if state.get(name) != value:
+                raise IntegrityError(
+                    f"{self._published.where}: the state's {name} is {state.get(name)!r}; {value!r} is the "
+                    "build's; make the build that the run began with current again, or begin anew"
+                )
+
+    def _require_own_share(self, state: Mapping[str, Any]) -> WorkerShare | None:
+        """Return the share that a state is of, None for the whole rank; refuse another worker's."""
+        share = WorkerShare(int(state.get("worker", 0)), int(state.get("workers", 1)))
+        if share == WHOLE:
+            return None
+        where, here = self._published.where, current_worker()
+        if here != share:
+            raise ConfigError(
+                f"{where}: the state is of DataLoader {share}, and this is {here or 'a process without workers'}; each "
+                f"worker goes on from its own state; go on with {share.workers} workers of torchdata's "
+                "StatefulDataLoader, or from a state of a reader outside of workers"
+            )
+        # Workers stand at different batches: cut anew, their shares would overlap.
+        for name, value in {"world_size": self._world_size, "batch_size": self._batch_size}.items():
+            if state[name] != value:
+                raise ConfigError(
+                    f"{name}: {value}, but the state is of DataLoader {share} with {state[name]}; between workers "
+                    f"the batches must stay the same; go on with {state[name]}, or from a state of a reader outside "
+                    "of workers"
+                )
+        return share
+
+    def _require_equal_shares(self, position: int) -> None:
+        """Refuse a world size that gives ranks unequal shares of a step that begins at a place or later."""
+        offsets = self._published.step_offsets
+        to_come = np.diff(offsets)[offsets[:-1] >= position] if self._published.has_steps else offsets[-1:] - position
+        common = int(np.gcd.reduce(to_come)) if len(to_come) else 0
+        if common % self._world_size:
+            below = next(d for d in range(self._world_size, 0, -1) if common % d == 0)
+            above = next((d for d in range(self._world_size, common + 1) if common % d == 0), below)
+            raise ConfigError(
+                f"world_size: {self._world_size} does not divide the steps from place {position} on; every rank takes "
+                f"as many sequences of a step; choose {one_of(dict.fromkeys((below, above)))}, or build with another "
+                "batch_size"
+            )
+
+
+def _shelf(build: Published, rank: int, world_size: int, *, verify: bool) -> Any:
+    """Return the function that reads this rank's sequences by number, from the stored ranks that hold them."""
+    rounds = build.world_size // gcd(build.world_size, world_size)
+    needed = sorted({(rank + k * world_size) % build.world_size for k in range(rounds)})
+    groups = published.open_shards(build, needed, verify=verify)
+    shards = list(build.ranks.values())
+    shelf = Shelf(build.store, build.world_size, {one: (shards[one], groups[one]) for one in needed})
+    return partial(_sequences_of_rank, shelf, rank, world_size)
+
+
+def _sequences_of_rank(shelf: Shelf, rank: int, world_size: int, numbers: Ints) -> list[PackedSequence]:
+    return shelf.at(rank + numbers * world_size)

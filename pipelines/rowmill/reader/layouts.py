@@ -1,0 +1,161 @@
+"""Sequences → one batch, in one of two shapes.
+
+What belongs here: padding, joining, the dtypes that models expect, NumPy or torch. What does not: which
+sequences stand in a batch.
+
+    sequences          3 tokens in spans of 2 and 1, and 2 tokens in one span
+
+    flat               input_ids      [[a b c d e]]           one row, no padding
+                       labels         [[. b . . e]]           (. is -100)
+                       position_ids   [[0 1 0 0 1]]
+                       seq_idx        [[0 0 1 2 2]]
+                       cu_seq_lens_q  [0 2 3 5]               and _k, the same
+                       max_length_q   2                       and _k, the same
+
+    padded             input_ids      [[a b c] [d e P]]       one row per sequence
+                       labels         [[. b .] [. e .]]
+                       position_ids   [[0 1 0] [0 1 0]]
+                       segment_ids    [[0 0 1] [0 0 -1]]
+                       attention_mask [[1 1 1] [1 1 0]]
+
+Where the recipe has loss weights, both have `loss_weights`, float32 in the shape of `labels`: positive where there
+is a label, 0 elsewhere and on padding.
+
+`flat` has the names, shapes and dtypes that transformers' own `DataCollatorWithFlattening` gives, so it goes
+to a model as it is. All other arrays are int64 but `cu_seq_lens_*` and `seq_idx`, which kernels take as int32.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rowmill.core.errors import ConfigError
+from rowmill.reader.sequences import PackedSequence, Weights, positions
+from rowmill.schema.examples import WEIGHTS
+
+IGNORE = -100
+"""The label of a position without loss, as PyTorch's cross entropy skips it."""
+
+LayoutName: TypeAlias = Literal["flat", "padded"]
+Batch: TypeAlias = dict[str, Any]
+"""NumPy arrays or torch tensors by name; `max_length_*` are plain integers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How batches are laid out; `pad_to` is the length of a batch's rows, None that of its longest."""
+
+    name: LayoutName
+    pad_id: int
+    pad_to: int | None
+    as_torch: bool
+
+    def lay(self, rows: Sequence[PackedSequence]) -> Batch:
+        """Make a batch of one or more sequences."""
+        match self.name:
+            case "flat":
+                batch = flat(rows, pad_id=self.pad_id, length=self.pad_to)
+            case "padded":
+                batch = padded(rows, pad_id=self.pad_id, length=self.pad_to)
+        return _tensors(batch) if self.as_torch else batch
+
+
+def layout(name: LayoutName, *, pad_id: int, pad_to: int | None, as_torch: bool | None) -> Layout:
+    """Check a layout that was asked for; `as_torch` None means: if torch is installed."""
+    if name not in {"flat", "padded"}:
+        raise ConfigError(f"layout: {name!r}; 'flat' and 'padded' are known; choose one")
+    installed = find_spec("torch") is not None
+    if as_torch and not installed:
+        raise ConfigError(
+            "as_torch: torch is not installed here; it is needed for tensors; install it, or leave as_torch out"
+        )
+    return Layout(name, pad_id, pad_to, installed if as_torch is None else as_torch)
+
+
+def flat(rows: Sequence[PackedSequence], *, pad_id: int, length: int | None) -> Batch:
+    """Join sequences into one row [1, T]; spans are told apart by `cu_seq_lens_*` int32[K + 1].
+
+    With `length` the row is filled up to it, for kernels that want one shape: the padding is one span more, without
+    a target, and has −1 in `seq_idx`.
+    """
+    tokens = sum(len(row.input_ids) for row in rows)
+    gap = _gap(tokens, length)
+    if gap:
+        filler = np.full(gap, pad_id, np.int32)
+        rows = [*rows, PackedSequence(filler, np.full(gap, IGNORE, np.int32), np.array([gap], np.int32))]
+    lengths = np.concatenate([row.seq_lengths for row in rows])
+    bounds = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=bounds[1:])
+    longest = int(lengths.max(initial=0))
+    weights = _weights(rows)
+    return {
+        "input_ids": np.concatenate([row.input_ids for row in rows], dtype=np.int64)[None],
+        "labels": np.concatenate([row.labels for row in rows], dtype=np.int64)[None],
+        "position_ids": positions(lengths)[None],
+        "seq_idx": np.repeat(_numbers(len(lengths), is_filled=gap > 0), lengths)[None],
+        "cu_seq_lens_q": bounds,
+        "cu_seq_lens_k": bounds,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    } | ({} if weights is None else {WEIGHTS: np.concatenate(weights)[None]})
+
+
+def _numbers(spans: int, *, is_filled: bool) -> NDArray[np.int32]:
+    numbers = np.arange(spans, dtype=np.int32)
+    if is_filled:
+        numbers[-1] = -1
+    return numbers
+
+
+def _gap(tokens: int, length: int | None) -> int:
+    """Return how many tokens are missing to a length; none where no length is asked for."""
+    wide = tokens if length is None else length
+    if tokens > wide:
+        raise ConfigError(
+            f"pad_to: {wide}, but a row has {tokens} tokens; at least that many are needed; raise pad_to, or lower "
+            "batch_size"
+        )
+    return wide - tokens
+
+
+def padded(rows: Sequence[PackedSequence], *, pad_id: int, length: int | None) -> Batch:
+    """Stack sequences into [B, L], filled up at the right; `segment_ids` are -1 on padding.
+
+    `attention_mask` tells padding alone: segments of one row are told apart by `segment_ids` or `position_ids`.
+    """
+    longest = max(len(row.input_ids) for row in rows)
+    wide = longest + _gap(longest, length)
+    fills = {"input_ids": pad_id, "labels": IGNORE, "position_ids": 0, "segment_ids": -1, "attention_mask": 0}
+    batch = {name: np.full((len(rows), wide), fill, np.int64) for name, fill in fills.items()}
+    for i, row in enumerate(rows):
+        end = len(row.input_ids)
+        batch["input_ids"][i, :end] = row.input_ids
+        batch["labels"][i, :end] = row.labels
+        batch["position_ids"][i, :end] = row.position_ids
+        batch["segment_ids"][i, :end] = np.repeat(np.arange(len(row.seq_lengths)), row.seq_lengths)
+        batch["attention_mask"][i, :end] = 1
+    weights = _weights(rows)
+    if weights is None:
+        return dict(batch)
+    laid = np.zeros((len(rows), wide), np.float32)
+    for i, own in enumerate(weights):
+        laid[i, : len(own)] = own
+    return {**batch, WEIGHTS: laid}
+
+
+def _weights(rows: Sequence[PackedSequence]) -> list[Weights] | None:
+    """Return the loss weights of every sequence; null if none has any."""
+    if all(row.loss_weights is None for row in rows):
+        return None
+    # One that a function put over it left without weights has the default.
+    return [(row.labels != IGNORE).astype(np.float32) if row.loss_weights is None else row.loss_weights for row in rows]
+
+
+def _tensors(batch: Batch) -> Batch:
+    import torch  # pyright: ignore[reportMissingImports]
+
+    return {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}

@@ -1,0 +1,344 @@
+"""`current.json` and the shards it names, checked before a trainer gets the first token.
+
+What belongs here: opening a published build, its steps, and the refusal of files that are missing, changed,
+of another order or of another tokenizer. What does not: tokens (`sequences.py`), whose turn it is
+(`__init__.py`).
+
+    <root>/<recipe>/gpu_partitions/current.json     written last: every file that it names is whole
+      ranks ─► files ─► footer: rows, size, identity card
+
+The cheap check reads footers alone. A Parquet footer holds the place of every column chunk, so it tells how
+long its file must be; the card in it tells order, rank and tokenizer. Changed tokens in a file of the right
+length are found by `verify`, which reads everything once.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError
+from rowmill.core.storage import Store, digest, digest_bytes, digest_file
+
+Ints = NDArray[np.int64]
+
+CHECKED_AT_ONCE = 16
+"""Shards whose footers are read at the same time."""
+
+# A Parquet file ends with its footer's length and four letters.
+_PARQUET_TAIL_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A file of a stored rank as `current.json` names it."""
+
+    path: str
+    rows: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class OwnSet:
+    """A dataset's sequences as they were packed, by split, and the names under which its evaluation is grouped."""
+
+    tags: tuple[str, ...]
+    shards: dict[str, tuple[Shard, ...]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Published:
+    """A build that trainers may read.
+
+    `order` is the digest of the order, `content` of the packed shards that it shows. Place p of the order lies
+    in stored rank `p mod world_size` at row `p // world_size`. Step s is the places
+    `[step_offsets[s], step_offsets[s + 1])`, and `step_trained_tokens[s]` its targets over all ranks; without
+    steps (`has_steps`) the offsets are those of the whole order.
+    """
+
+    store: Store
+    where: str
+    recipe: str
+    order: str
+    content: str
+    world_size: int
+    seq_len: int
+    places: int
+    has_steps: bool
+    step_offsets: Ints
+    step_trained_tokens: Ints
+    card: dict[str, Any]
+    ranks: dict[str, tuple[Shard, ...]]
+    sets: dict[str, OwnSet]
+    waivers: tuple[str, ...]
+
+    @property
+    def pad_id(self) -> int:
+        """The token that fills a batch up: the tokenizer's pad, else its end of text, else 0."""
+        return int(next((self.card[name] for name in ("pad_id", "eos_id") if self.card.get(name) is not None), 0))
+
+
+def _place(recipe: str) -> str:
+    return f"{recipe}/gpu_partitions/current.json"
+
+
+def published_version(store: Store, recipe: str) -> str | None:
+    """Return which version of a recipe's ranks trainers open, or None if nothing was published.
+
+    It need not be the newest, nor the current one: a rank that was built alone is both, and is not published.
+
+    Raises
+    ------
+    IntegrityError
+        If `current.json` is not as it was written.
+
+    """
+    at = _place(recipe)
+    return str(_as_published(store, at, recipe)["version"]) if store.exists(at) else None
+
+
+def _as_published(store: Store, at: str, recipe: str) -> dict[str, Any]:
+    """Return `current.json` as the build wrote it.
+
+    Raises
+    ------
+    DamagedFileError
+        If it is cut short, or was changed since.
+
+    """
+    raw = store.read_sealed(at)
+    if raw is None:
+        raise DamagedFileError(
+            f"{store.address(at)}: cut short, or changed since it was written; it names what trainers read, so it must "
+            f"be as the build wrote it; copy it again, or build {recipe!r} again",
+            at,
+        )
+    return raw
+
+
+def open_published(store: Store, recipe: str) -> Published:
+    """Read what a recipe last published.
+
+    Raises
+    ------
+    IntegrityError
+        If nothing was published, or what was is not whole.
+
+    """
+    at = _place(recipe)
+    where = store.path(at)
+    if not store.exists(at):
+        raise IntegrityError(
+            f"{where}: missing; it is written once every rank of a recipe is built and no token was lost; run "
+            f"`rowmill build` on {recipe!r}, or name another root or recipe"
+        )
+    raw = _as_published(store, at, recipe)
+    try:
+        found = _from_json(store, where, raw)
+    except (KeyError, TypeError, ValueError) as error:
+        raise IntegrityError(
+            f"{where}: {type(error).__name__} {error}; it must be as this version writes it; build {recipe!r} again"
+        ) from error
+    rows = [sum(shard.rows for shard in shards) for shards in found.ranks.values()]
+    if len(rows) != found.world_size or any(count * found.world_size != found.places for count in rows):
+        raise IntegrityError(
+            f"{where}: {len(rows)} ranks with {rows} sequences; {found.world_size} equal ranks with {found.places} "
+            f"sequences together were to be there; build {recipe!r} again"
+        )
+    return found
+
+
+def _from_json(store: Store, where: str, raw: dict[str, Any]) -> Published:
+    ranks = {
+        name: tuple(Shard(path, rows, what) for path, rows, what in one["files"]) for name, one in raw["ranks"].items()
+    }
+    world_size, places = int(raw["world_size"]), int(raw["places"])
+    # A rank's folder is whole in itself: its facts tell the steps, so the order's own file need not be copied along.
+    first = next(iter(raw["ranks"].values()))["folder"]
+    offsets, trained = np.array([0, places]), np.zeros(1, np.int64)
+    if raw["has_steps"]:
+        offsets, trained = _steps(store, f"{first}/facts.parquet", world_size)
+    if int(offsets[-1]) != places:
+        raise IntegrityError(
+            f"{store.path(first)}/facts.parquet: its steps end at place {int(offsets[-1])}; {where} says {places}; "
+            "build again"
+        )
+    return Published(
+        store=store,
+        where=where,
+        recipe=str(raw["recipe"]),
+        order=str(raw["order"]),
+        content=digest(
+            sorted((key, version) for key, version in raw["inputs"].items() if key.endswith("/packed_shards"))
+        ),
+        world_size=world_size,
+        seq_len=int(raw["seq_len"]),
+        places=places,
+        has_steps=bool(raw["has_steps"]),
+        step_offsets=offsets.astype(np.int64),
+        step_trained_tokens=trained.astype(np.int64),
+        card=dict(raw["card"]),
+        ranks=ranks,
+        sets={name: _own_set(one) for name, one in raw["sets"].items()},
+        waivers=tuple(raw["waivers"]),
+    )
+
+
+def _own_set(raw: dict[str, Any]) -> OwnSet:
+    shards = {split: tuple(Shard(*one) for one in files) for split, files in raw["shards"].items()}
+    return OwnSet(tuple(raw["tags"]), shards)
+
+
+def _steps(store: Store, path: str, world_size: int) -> tuple[Ints, Ints]:
+    if not store.exists(path):
+        _refuse_missing(store.path(path))
+    table = store.unchecked_table(path, ("sequences", "step_trained_tokens"))
+    # Every rank of the build has as many sequences of a step.
+    sizes = table.column("sequences").to_numpy().astype(np.int64) * world_size
+    return np.concatenate(([0], np.cumsum(sizes))), table.column("step_trained_tokens").to_numpy()
+
+
+# ── Checks ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def require_sequences(published: Published, rank: int, sequences: int) -> None:
+    """Refuse a rank without a sequence: a loop over it would end at once and say nothing.
+
+    Raises
+    ------
+    ConfigError
+        If the rank has none, unless the build was made under a waiver of `order_nonempty`: it is then opened for
+        its held-out sets.
+
+    """
+    if sequences or any(waiver.startswith("order_nonempty:") for waiver in published.waivers):
+        return
+    raise ConfigError(
+        f"{published.where}: rank {rank} has no sequence: the order has {published.places} places; every rank needs "
+        "one at least; build with a smaller mixture.batch_size or more data, open fewer ranks, or waive order_nonempty "
+        "to read held-out sets alone"
+    )
+
+
+def check_tokenizer(published: Published, folder: str | Path) -> None:
+    """Refuse a build that was made with another `tokenizer.json` than the folder's."""
+    expected = cast("dict[str, str]", published.card["tokenizer_files"])["tokenizer.json"]
+    file = Path(folder) / "tokenizer.json"
+    if not file.is_file():
+        raise ConfigError(f"{file}: missing; the folder's tokenizer.json is compared; name a folder that has one")
+    found = sha256(file.read_bytes()).hexdigest()
+    if found != expected:
+        raise IntegrityError(
+            f"{file}: SHA-256 {found[:16]}…, not the tokenizer of {published.where}; {expected[:16]}… is needed; train "
+            "with that one, or build with this one"
+        )
+
+
+def open_shards(published: Published, ranks: Iterable[int], *, verify: bool) -> dict[int, tuple[Ints, ...]]:
+    """Check the shards of some stored ranks; return per rank and shard where its row groups begin and end.
+
+    Raises
+    ------
+    IntegrityError
+        For the first file that is missing, cut short, of another order, rank or tokenizer, or (`verify`)
+        whose digest is not the one published.
+
+    """
+    names = list(published.ranks)
+    built = {"order": published.order, "world_size": str(published.world_size)}
+    return {
+        rank: _all_checked(published, published.ranks[names[rank]], {**built, "rank": str(rank)}, verify=verify)
+        for rank in ranks
+    }
+
+
+def open_set(
+    published: Published, name: str, split: str, *, verify: bool
+) -> tuple[tuple[Shard, ...], tuple[Ints, ...]]:
+    """Check a dataset's own shards of a split; return them, and where the row groups of each begin and end.
+
+    Raises
+    ------
+    IntegrityError
+        For the first file that is missing, cut short, of another dataset or tokenizer.
+
+    """
+    shards = published.sets[name].shards.get(split, ())
+    card = {"recipe": published.recipe, "dataset": name}
+    return shards, _all_checked(published, shards, card, verify=verify)
+
+
+def _all_checked(
+    published: Published, shards: Sequence[Shard], expected: Mapping[str, str], *, verify: bool
+) -> tuple[Ints, ...]:
+    """Check shards side by side: a rank may have thousands, and a remote footer takes as long as the way to it."""
+    with ThreadPoolExecutor(max_workers=CHECKED_AT_ONCE) as threads:
+        return tuple(threads.map(lambda shard: _checked(published, shard, expected, verify=verify), shards))
+
+
+def parquet(store: Store, path: str) -> pq.ParquetFile:
+    """Open a shard; a local one is read by Arrow itself, not through Python. Close it with `force=True`."""
+    return pq.ParquetFile(store.path(path) if store.is_local else store.open(path))
+
+
+def _checked(published: Published, shard: Shard, expected: Mapping[str, str], *, verify: bool) -> Ints:
+    where = published.store.path(shard.path)
+    if not published.store.exists(shard.path):
+        _refuse_missing(where)
+    try:
+        opened = parquet(published.store, shard.path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise IntegrityError(f"{where}: no readable Parquet file ({error}); remove it and build again") from error
+    metadata, schema = opened.metadata, opened.schema_arrow
+    opened.close(force=True)
+    _require(where, "rows", metadata.num_rows, shard.rows)
+    _require(where, "bytes", _size(published.store, shard.path), _size_by_footer(metadata))
+    card = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
+    for name, value in {**expected, "tokenizer_digest": str(published.card["tokenizer_digest"])}.items():
+        _require(where, name, card.get(f"rowmill.{name}"), value)
+    if verify:
+        _require(where, "digest", _digest(published.store, shard.path), shard.digest)
+    groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(groups, dtype=np.int64)))
+
+
+def _require(where: str, what: str, found: object, expected: object) -> None:
+    if found != expected:
+        raise IntegrityError(f"{where}: {what} {found}; {expected} was published; remove the file and build again")
+
+
+def _refuse_missing(where: str) -> NoReturn:
+    raise IntegrityError(f"{where}: missing; current.json names it; copy the whole folder, or build again")
+
+
+def _size(store: Store, path: str) -> int:
+    with store.open(path) as handle:
+        return handle.seek(0, 2)
+
+
+def _size_by_footer(metadata: Any) -> int:
+    end = 4
+    for group in range(metadata.num_row_groups):
+        columns = (metadata.row_group(group).column(i) for i in range(metadata.num_columns))
+        end = max(end, *(_begin(column) + column.total_compressed_size for column in columns))
+    return end + metadata.serialized_size + _PARQUET_TAIL_BYTES
+
+
+def _begin(column: Any) -> int:
+    return column.data_page_offset if column.dictionary_page_offset is None else column.dictionary_page_offset
+
+
+def _digest(store: Store, path: str) -> str:
+    return digest_file(store.local(path)) if store.is_local else digest_bytes(store.read(path))
+
+
+def paths_of(published: Published, shards: Sequence[Shard]) -> list[str]:
+    """Return the full paths or URLs of shards."""
+    return [published.store.path(shard.path) for shard in shards]

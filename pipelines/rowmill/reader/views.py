@@ -1,0 +1,140 @@
+"""A part of a rank's sequences, or all in another order, or changed on the way: for looking and for evaluation.
+
+What belongs here: slices, shuffles and functions that are put over sequences or batches; all lazy. What does
+not: what a run has already been shown; a view counts nothing and starts anew whenever it is iterated.
+
+A shuffle here is for looking. The order of training was shuffled when it was built, with balanced steps.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rowmill.core import permutation
+from rowmill.core.errors import ConfigError
+from rowmill.reader.layouts import Layout
+from rowmill.reader.sequences import PackedSequence
+from rowmill.reader.workers import WHOLE, current_worker
+
+Ints = NDArray[np.int64]
+OnSequence: TypeAlias = Callable[[PackedSequence], PackedSequence]
+OnBatch: TypeAlias = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """Some of a rank's sequences, by number. Every method returns another view or reads; none changes this one."""
+
+    length: int
+    fetch: Callable[[Ints], list[PackedSequence]]
+    layout: Layout
+    batch_size: int
+    on_batch: OnBatch | None = None
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, i: int) -> PackedSequence:
+        """Return sequence i; negative numbers count from the end."""
+        if not -self.length <= i < self.length:
+            raise IndexError(f"sequence {i} of {self.length}")
+        return self.fetch(np.array([i % self.length], np.int64))[0].copy()
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield batches of `batch_size` sequences from the first on; the last may be smaller.
+
+        In a `DataLoader` worker: this worker's share of them.
+        """
+        share = current_worker() or WHOLE
+        for begin in range(0, self.length, self.batch_size)[share.worker :: share.workers]:
+            yield self.get_batch(range(begin, min(begin + self.batch_size, self.length)))
+
+    def get_batch(self, indices: Sequence[int] | Ints) -> Any:
+        """Return these sequences as one batch, in the order given."""
+        numbers = np.asarray(indices, np.int64)
+        if not len(numbers):
+            raise ConfigError("get_batch: no index; a batch has at least one sequence; give one")
+        if numbers.min() < -self.length or numbers.max() >= self.length:
+            raise IndexError(f"sequences {numbers.min()} to {numbers.max()} of {self.length}")
+        batch = self.layout.lay(self.fetch(numbers % self.length))
+        return batch if self.on_batch is None else self.on_batch(batch)
+
+    def slice_dataset(self, start: int, stop: int) -> "View":
+        """Keep sequences `start` up to `stop`, as Python slices a list."""
+        begin, end, _ = slice(start, stop).indices(self.length)
+        fetch = self.fetch
+        return replace(self, length=max(0, end - begin), fetch=lambda numbers: fetch(numbers + begin))
+
+    def take(self, count: int) -> "View":
+        """Keep the first `count` sequences, or all if there are fewer."""
+        return self.slice_dataset(0, max(0, count))
+
+    def map(self, function: OnSequence) -> "View":
+        """Put a function over each sequence before it is laid out; it returns a new sequence."""
+        fetch = self.fetch
+        return replace(self, fetch=lambda numbers: [function(row) for row in fetch(numbers)])
+
+    def map_batches(self, function: OnBatch) -> "View":
+        """Put a function over each batch; it may return anything."""
+        before = self.on_batch
+        return replace(self, on_batch=function if before is None else lambda batch: function(before(batch)))
+
+    def shuffle(self, seed: int) -> "View":
+        """Bring the sequences into another order, the same for the same seed."""
+        if not self.length:
+            return self
+        return self._reordered(permutation.feistel(self.length, permutation.key(seed, "view")))
+
+    def era_shuffle(self, seed: int, *, era_length: int) -> "View":
+        """Shuffle inside runs of `era_length` sequences (the last may be shorter); the runs keep their order."""
+        if era_length < 1:
+            raise ConfigError(f"era_length: {era_length}; at least 1 is needed; raise it")
+
+        def moved(numbers: Ints) -> Ints:
+            eras = numbers // era_length
+            out = np.empty_like(numbers)
+            for era in np.unique(eras).tolist():
+                begin = era * era_length
+                key = permutation.key(seed, "view", "era", era)
+                inside = permutation.feistel(min(era_length, self.length - begin), key)
+                out[eras == era] = begin + inside(numbers[eras == era] - begin)
+            return out
+
+        return self._reordered(moved)
+
+    def _reordered(self, order: Callable[[Ints], Ints]) -> "View":
+        fetch = self.fetch
+        return replace(self, fetch=lambda numbers: fetch(order(numbers)))
+
+    async def async_len(self) -> int:
+        """Return the length, which is always known."""
+        return self.length
+
+    async def current_len(self) -> int:
+        """Return the length: a build is whole when it is opened, so it does not grow."""
+        return self.length
+
+    async def wait_until_len_at_least(self, length: int) -> int:
+        """Return the length at once; waiting would not make it reach `length`."""
+        del length
+        return self.length
+
+    async def final_length_is_known(self) -> bool:
+        """Return true."""
+        return True
+
+    def is_finite(self) -> bool:
+        """Return true: the order of a build ends, however many passes it holds."""
+        return True
+
+    def has_len(self) -> bool:
+        """Return true."""
+        return True
+
+    async def getitem_async(self, i: int) -> PackedSequence:
+        """Return sequence i, read in a thread so that the event loop goes on."""
+        return await asyncio.to_thread(self.__getitem__, i)

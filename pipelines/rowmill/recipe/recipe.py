@@ -1,0 +1,793 @@
+"""The recipe: everything that decides the bytes, read once, checked whole; beside it the execution, which decides none.
+
+What belongs here: composing the rooms' option groups, defaults, aliases, reading a recipe file. What does
+not: an option itself; each lives in the room whose behaviour it sets.
+
+A dataset's options stand in groups. Two courtesies are done before validation: `defaults` fills in what a
+dataset leaves out (only the groups that its kind reads), and an option of a group written directly under
+`format`, as other tools do, is moved to its group.
+"""
+
+import copy
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal, cast
+
+from pydantic import Field, model_validator
+
+from rowmill.checks.judge import Gates
+from rowmill.conversation.masking import Loss
+from rowmill.conversation.rendering.renderer import Template
+from rowmill.conversation.truncation import Truncation
+from rowmill.core import config
+from rowmill.core.config import Config, kind_of
+from rowmill.core.errors import ConfigError, nearest, one_of
+from rowmill.core.storage import check_name
+from rowmill.exports import AnyExport, DatasetProspect, Prospect
+from rowmill.formats import KINDS, Auto, Format, Records
+from rowmill.formats.custom import find as find_class
+from rowmill.formats.custom import registered, source_digest, way_of
+from rowmill.formats.filters import Filters
+from rowmill.formats.reasoning import Reasoning
+from rowmill.formats.splits import Splits
+from rowmill.formats.tool_calls import Tools
+from rowmill.packing.mixture import Mixture
+from rowmill.packing.plan import Packing
+from rowmill.packing.rank_assignment import Partitions, check_world_size
+from rowmill.schema.rows import Kind
+from rowmill.sources import Generated, Source
+from rowmill.tabular.table_contract import TableContract
+from rowmill.tokenization.tokenizer_source import TokenizerChoice, find_folder, folder_digest, require_no_revision
+
+GROUPS: dict[str, type[Config]] = {
+    "reasoning": Reasoning,
+    "tools": Tools,
+    "template": Template,
+    "loss": Loss,
+    "truncation": Truncation,
+    "filters": Filters,
+    "splits": Splits,
+    "packing": Packing,
+}
+"""The option groups of a dataset by name."""
+
+_ALL = frozenset(GROUPS)
+GROUPS_READ: dict[str, frozenset[str]] = {
+    "chat": _ALL,
+    "auto": _ALL,
+    "supervised": _ALL - {"reasoning", "tools", "template"},
+    "text": _ALL - {"reasoning", "tools", "template", "loss"},
+    "python": _ALL,
+    "records": frozenset({"filters", "splits", "packing"}),
+}
+"""Which groups a format's kind reads; another group in such a dataset is an error."""
+
+FIELDS_UNREAD: dict[str, dict[str, frozenset[str]]] = {
+    "chat": {"filters": frozenset({"min_chars", "max_chars"})},
+    "supervised": {
+        "filters": frozenset({"min_chars", "max_chars"}),
+        "loss": frozenset({"supervise", "think_loss", "lead", "end_of_turn", "trailing", "finish", "weights"}),
+        "truncation": frozenset({"token_cut"}),
+    },
+    "text": {"truncation": frozenset({"truncate_side", "token_cut"})},
+    "records": {
+        "filters": frozenset({"min_chars", "max_chars"}),
+        "packing": frozenset({"slice_strategy", "tail", "ignore_token_id"}),
+        "splits": frozenset({"gap", "straddle"}),
+    },
+}
+"""Options of a group that a kind reads all the same without this one; given in such a dataset it is an error."""
+
+KIND_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
+    "records": {"filters": {"deduplicate": "off"}, "splits": {"validation": 0, "test": 0.05}},
+}
+"""Defaults of a group that are a kind's own: two equal rows of a table are two observations, not a copy."""
+
+PAIR_SIDES = frozenset({"prompt", "response"})
+"""What `loss.mask` names in pairs; in conversations it names roles."""
+
+FORMAT_ALIASES = {"type": "kind"}
+KIND_ALIASES = {"instruction": "supervised"}
+FIELD_ALIASES = {"max_seq_len": "max_length"}
+
+
+class Dataset(Config):
+    """One dataset: where its rows come from and what is done to them on the way to packed sequences."""
+
+    source: Source
+    """Where the raw records are."""
+    format: Format = Auto()
+    """How a record's own columns become a row."""
+    reasoning: Reasoning = Reasoning()
+    """Where reasoning is found, and what becomes of it."""
+    tools: Tools = Tools()
+    """Where tools are found, and in which form calls reach the template."""
+    template: Template = Template()
+    """The chat template and what is asked of it."""
+    loss: Loss = Loss()
+    """Which tokens train."""
+    truncation: Truncation = Truncation()
+    """What happens to rows longer than the context."""
+    filters: Filters = Filters()
+    """Rows left out on purpose."""
+    splits: Splits = Splits()
+    """Which rows are held out."""
+    packing: Packing = Packing()
+    """How examples share sequences."""
+
+    @model_validator(mode="after")
+    def _can_be_packed(self) -> "Dataset":
+        """Refuse a way of packing that the kind's rows cannot take, before a row is read."""
+        self.packing.strategy_for(self.row_kind)
+        return self
+
+    @model_validator(mode="after")
+    def _generated_records_are_records(self) -> "Dataset":
+        if isinstance(self.source, Generated) and self.format.kind != "records":
+            raise ValueError(
+                f"source.generated: {self.source.generated} holds records of a table, and format.kind is "
+                f"{self.format.kind}; records is needed; set format: {{kind: records}}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _pairs_are_not_split(self) -> "Dataset":
+        if self.format.kind == "supervised" and self.truncation.overlong == "split":
+            raise ValueError(
+                "truncation.overlong: split cannot be done to a pair, which has one response; allowed for a supervised "
+                "dataset are truncate, drop, raise and keep; choose one"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _mask_names_what_is_there(self) -> "Dataset":
+        """Refuse a mask that names sides in a conversation or roles in a pair: it would silently do nothing."""
+        named = set(self.loss.mask)
+        if self.format.kind == "python":
+            return self
+        if self.format.kind == "supervised":
+            wrong, allowed = named - PAIR_SIDES, "prompt and response"
+        else:
+            own = {*getattr(self.format, "assistant_roles", ()), *getattr(self.format, "role_map", {}).values()}
+            wrong, allowed = (named & PAIR_SIDES) - own, "roles, such as user and assistant"
+        if wrong:
+            raise ValueError(
+                f"loss.mask: {min(wrong)!r} is not in the rows of a {self.format.kind} dataset; allowed are "
+                f"{allowed}; name one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _splits_are_of_this_kind(self) -> "Dataset":
+        """Hold the splits of records to their groups; cutting by number of rows is for records alone."""
+        splits, form = self.splits, self.format
+        if not isinstance(form, Records):
+            if splits.is_exact:
+                raise ValueError(
+                    f"splits: a number of rows, method: exact and max_rows are for records; a {form.kind} dataset "
+                    "takes "
+                    "shares by hash; write a share such as 0.05"
+                )
+            return self
+        own = form.group_columns
+        asked = (splits.group_key,) if isinstance(splits.group_key, str) else splits.group_key
+        if form.mode != "tabular" and (asked not in (None, own) or splits.time_key is not None):
+            raise ValueError(
+                f"splits.{'group_key' if asked not in (None, own) else 'time_key'}: in {form.mode} mode a split takes "
+                "whole "
+                f"groups of {one_of(own) or 'one series'}; no other key is allowed; delete it"
+            )
+        if splits.is_exact and splits.time_key is not None:
+            raise ValueError("splits.time_key with a number of rows or method: exact; one decides; delete one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _private_examples_stand_alone(self) -> "Dataset":
+        if isinstance(self.format, Records) and self.format.privacy.dp_enabled and self.packing.pack is not False:
+            raise ValueError(
+                f"packing.pack: {str(self.packing.pack).lower()} under format.privacy.dp_enabled; one example per "
+                "sequence "
+                "is allowed, so that a sequence holds one unit of privacy; set it to false, or delete it"
+            )
+        return self
+
+    @property
+    def row_kind(self) -> Kind:
+        """What most of its rows are."""
+        return ROW_KINDS[self.format.kind]
+
+    @property
+    def keeps_non_finite(self) -> bool:
+        """Whether NaN and infinity of typed sources are values of its rows: records have texts for them."""
+        return self.row_kind == "record"
+
+    @property
+    def keeps_overlong(self) -> bool:
+        """Whether rows over the limit are left to packing, unless `truncation.overlong` says otherwise."""
+        joined = self.packing.strategy_for(self.row_kind) == "concat" and self.truncation.max_length is None
+        return joined or self.packing.slice_strategy is not None
+
+
+def _generates(dataset: Dataset) -> bool:
+    """Tell whether a model's records are parsed for a dataset that has data of its own."""
+    form = dataset.format
+    return isinstance(form, Records) and form.generation is not None and not isinstance(dataset.source, Generated)
+
+
+def _prospect(dataset: Dataset) -> DatasetProspect:
+    """Return what decides which exports a dataset can go into."""
+    return DatasetProspect(
+        kind=dataset.row_kind,
+        is_joined=dataset.packing.strategy_for(dataset.row_kind) == "concat",
+        is_open=not dataset.packing.block_cross_document_attention,
+        has_weights=bool(dataset.loss.weights),
+    )
+
+
+ROW_KINDS: dict[str, Kind] = {
+    "chat": "conversation",
+    "auto": "conversation",
+    "supervised": "pair",
+    "text": "text",
+    "python": "conversation",
+    "records": "record",
+}
+"""What most rows of a format's kind are; it decides how examples are packed."""
+
+
+class Execution(Config):
+    """How a recipe is run: nothing here changes a byte, and nothing here enters a fingerprint."""
+
+    workers: int = Field(default=0, ge=0)
+    """Number of worker processes; 0 is one per core."""
+    cron: str = "0 2 * * *"
+    """When the nightly rebuild runs, in UTC."""
+    schedule_on: bool = False
+    """Whether the nightly rebuild is on when the location is first loaded."""
+    watch_sources: bool = False
+    """Whether a sensor rebuilds when source files have changed and settled."""
+    automation: Literal["off", "on_change"] = "off"
+    """Whether assets materialize themselves when what they read has changed."""
+    run_executor: Literal["in_process", "multiprocess"] = "in_process"
+    """How Dagster runs a job's steps; workers parallelise inside a stage either way."""
+    overdue_hours: float | None = Field(default=None, gt=0)
+    """Hours without a build after which Dagster shows the order of training as overdue; null is never."""
+    owners: tuple[str, ...] = ()
+    """Owners shown in Dagster: e-mail addresses or `team:name`."""
+    reports_url: str | None = None
+    """Where reports are served, for links from Dagster's pages."""
+
+
+class Recipe(Config):
+    """A whole recipe. `execution` and the file's place are the only parts that decide no byte."""
+
+    FILLED_IN: ClassVar = ("name",)
+    USED_UP: ClassVar = ("defaults",)
+
+    name: str
+    """The file's name without its suffix; becomes the asset group."""
+    tokenizer: str | TokenizerChoice
+    """A folder (relative to the recipe's project) or a name on the hub; a mapping has a revision beside the name."""
+    vocab_size: int | None = Field(default=None, ge=1)
+    """Ids must lie below it; null is the tokenizer's own size."""
+    seq_len: int = Field(ge=2)
+    """Tokens: the length of a packed sequence, the most that an example may have."""
+    seed: int = 0
+    """Decides every shuffle and mixture; splits have a seed of their own."""
+    datasets: dict[str, Dataset] = Field(min_length=1)
+    """Datasets by name."""
+    mixture: Mixture = Mixture()
+    """How datasets are mixed into one order."""
+    partitions: Partitions = Partitions()
+    """How the order is dealt to GPUs."""
+    exports: tuple[AnyExport, ...] = ()
+    """The same tokens in trainers' own forms, one folder each."""
+    gates: Gates = Gates()
+    """Thresholds of the laws."""
+    execution: Execution = Execution()
+    """How the recipe is run; decides no byte."""
+
+    @model_validator(mode="after")
+    def _all_is_built(self) -> "Recipe":
+        """Refuse options whose effect is not built yet: an option that is read and ignored ruins runs."""
+        for name, dataset in self.datasets.items():
+            if dataset.loss.boundary == "whole" and isinstance(getattr(dataset.format, "separate_with", None), int):
+                raise ValueError(
+                    f"datasets.{name}.loss.boundary: whole encodes input and output as one text, and separate_with "
+                    "is a token id; whole goes with a text or null; write the separator's text, or split"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _lengths_fit(self) -> "Recipe":
+        for name, dataset in self.datasets.items():
+            limit = dataset.truncation.max_length
+            if limit is not None and limit > self.seq_len:
+                raise ValueError(
+                    f"datasets.{name}.truncation.max_length is {limit}, seq_len {self.seq_len} is the most allowed; "
+                    "lower it, or raise seq_len"
+                )
+            longest = dataset.format.assembly.max_seq_length if isinstance(dataset.format, Records) else None
+            if longest is not None and longest > self.seq_len:
+                raise ValueError(
+                    f"datasets.{name}.format.assembly.max_seq_length is {longest}, seq_len {self.seq_len} is the most "
+                    "allowed; lower it, or raise seq_len"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_share_every_step(self) -> "Recipe":
+        check_world_size(self.partitions.world_size, self.mixture.batch_sizes)
+        return self
+
+    @model_validator(mode="after")
+    def _waivers_name_datasets(self) -> "Recipe":
+        for waiver in self.gates.waivers:
+            if waiver.dataset is not None and waiver.dataset not in self.datasets:
+                raise ValueError(
+                    f"gates.waivers: {waiver.dataset!r} is no dataset; choose {one_of(self.datasets)}; a waiver that "
+                    "covers nothing would be believed to cover something"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _weights_name_datasets(self) -> "Recipe":
+        for field in ("train_weights", "max_train_batches", "num_validation_sequences"):
+            value = getattr(self.mixture, field)
+            stages = value if isinstance(value, tuple | list) else [(0, value)]
+            for _, weights in cast("Iterable[tuple[int, Mapping[str, float] | None]]", stages):
+                for name in weights or {}:
+                    if name not in self.datasets:
+                        raise ValueError(f"mixture.{field}: {name!r} is no dataset; choose {one_of(self.datasets)}")
+                    if field == "num_validation_sequences" and self.datasets[name].row_kind == "record":
+                        raise ValueError(
+                            f"mixture.{field}: {name} holds records, whose splits are decided before they are put into "
+                            f"examples; chats, pairs and texts can be named; set datasets.{name}.splits.validation"
+                        )
+        return self
+
+    @model_validator(mode="after")
+    def _generated_records_come_from_another_dataset(self) -> "Recipe":
+        """Refuse a source that nothing is generated for; what another recipe generated is found when it is read."""
+        for name, dataset in self.datasets.items():
+            if not isinstance(dataset.source, Generated):
+                continue
+            recipe, origin = dataset.source.dataset_key(self.name)
+            if recipe != self.name:
+                continue
+            able = [one for one, other in self.datasets.items() if one != name and _generates(other)]
+            if origin not in able:
+                raise ValueError(
+                    f"datasets.{name}.source.generated: {origin!r} is no other dataset of this recipe with a "
+                    f"format.generation block; {'there is ' + one_of(able) if able else 'there is none'}; name one, or "
+                    "recipe/dataset of another recipe"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _validation_is_said_once(self) -> "Recipe":
+        for name in self.mixture.num_validation_sequences or {}:
+            source, splits = self.datasets[name].source, self.datasets[name].splits
+            if isinstance(source, Generated):
+                continue  # they are records, which are refused above
+            named = source.validation_urls if source.kind == "files" else source.validation_split
+            others = {
+                "source.validation_urls" if source.kind == "files" else "source.validation_split": bool(named),
+                "splits.validation": float(splits.validation) > 0,
+                "splits.time_key": splits.time_key is not None,
+            }
+            for option in (option for option, is_set in others.items() if is_set):
+                raise ValueError(
+                    f"mixture.num_validation_sequences.{name} with datasets.{name}.{option}; one of the two may say "
+                    "what is held out; delete one"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _exports_are_possible(self) -> "Recipe":
+        prospect = Prospect(self.seq_len, {name: _prospect(dataset) for name, dataset in self.datasets.items()})
+        taken = dict.fromkeys(self.datasets, "a dataset")
+        for number, export in enumerate(self.exports):
+            check_name(export.name, f"exports.{number}.name")
+            if export.name in taken:
+                raise ValueError(
+                    f"exports.{number}.name: {export.name!r} is already {taken[export.name]}; names must differ, since "
+                    "statistics are kept by them; rename the export"
+                )
+            taken[export.name] = "another export"
+            try:
+                export.refuse(prospect)
+            except ConfigError as error:
+                raise ValueError(f"exports.{export.name}: {error}") from error
+        return self
+
+    @property
+    def has_loss_weights(self) -> bool:
+        """Whether shards have a weight per token: all of them, as soon as one dataset has weights."""
+        return any(dataset.loss.weights for dataset in self.datasets.values())
+
+    @property
+    def total_workers(self) -> int:
+        """The number of worker processes to use on this machine."""
+        import os
+
+        return self.execution.workers or len(os.sched_getaffinity(0))
+
+    @property
+    def tokenizer_choice(self) -> TokenizerChoice:
+        """What `tokenizer` names, however it is written."""
+        return TokenizerChoice(name=self.tokenizer) if isinstance(self.tokenizer, str) else self.tokenizer
+
+    def limit_of(self, dataset: str) -> int:
+        """Return the most tokens that an example of a dataset may have."""
+        chosen = self.datasets[dataset]
+        if isinstance(chosen.format, Records):
+            return chosen.format.assembly.max_seq_length or self.seq_len
+        return chosen.truncation.max_length or self.seq_len
+
+
+def load(path: Path, overrides: Mapping[str, str] | None = None) -> Recipe:
+    """Read and check a recipe file; `overrides` are options of records datasets, as `overridden` takes them.
+
+    Raises
+    ------
+    ConfigError
+        One line per problem, each saying where, what, what was allowed, what to do.
+
+    """
+    _require_text(path.resolve())
+    values = _with_table_contracts(config.read_yaml(path), path)
+    given = overridden(values, overrides) if overrides else values
+    return parse(given, name=path.stem, where=str(path), base=project_folder(path))
+
+
+TABLE_SUFFIX = ".table.yaml"
+"""How the name of a table contract's file ends; no recipe's does."""
+
+
+def table_contract_file(recipe_path: Path, dataset: str) -> Path:
+    """Return where a records dataset's table contract is pinned: `<recipe>/<dataset>.table.yaml` beside the recipe."""
+    return recipe_path.with_suffix("") / f"{dataset}{TABLE_SUFFIX}"
+
+
+def _with_table_contracts(values: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return a recipe's mapping with the table contracts that stand in files of their own."""
+    files = sorted(path.with_suffix("").glob(f"*{TABLE_SUFFIX}"))
+    datasets: Any = values.get("datasets", values.get("configs"))
+    if not files or not isinstance(datasets, dict):
+        return values
+    filled = copy.deepcopy(values)
+    written: dict[str, Any] = filled["datasets" if "datasets" in filled else "configs"]
+    shared: Any = (filled.get("defaults") or {}).get("format", {}) if isinstance(filled.get("defaults"), dict) else {}
+    for file in files:
+        name = file.name.removesuffix(TABLE_SUFFIX)
+        dataset: Any = written.get(name)
+        if not (_is_records(dataset) or (isinstance(dataset, dict) and _is_records({"format": shared}))):
+            raise ConfigError(
+                f"{file}: there is no records dataset {name!r} in {path}; a table contract is named after the dataset "
+                "that it is of; rename the file, or delete it"
+            )
+        form: Any = dataset.setdefault("format", {})
+        if isinstance(form, dict) and form.get("table") is not None:
+            raise ConfigError(
+                f"{path}: datasets.{name}.format.table: {file} is its table contract, too; one may be; delete one"
+            )
+        loaded = config.read_yaml(file)
+        config.check(TableContract, loaded, str(file))
+        form["table"] = loaded
+    return filled
+
+
+def _require_text(path: Path) -> None:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(path).decode("utf-8", "backslashreplace")
+        raise ConfigError(
+            f"{shown}: this path is not UTF-8; the paths of a project are recorded as text, so they must be; rename "
+            "the file or folder"
+        ) from None
+
+
+def overridden(values: Mapping[str, Any], overrides: Mapping[str, str]) -> dict[str, Any]:
+    """Return a recipe's mapping with options of its records datasets replaced.
+
+    A key is the option's path in `format` with `__` between its words, `data__max_sequences_per_example`, and
+    begins with the dataset's name where the recipe has several records datasets; a value is read as YAML.
+
+    Raises
+    ------
+    ConfigError
+        If it does not say which dataset, or its value is no YAML.
+
+    """
+    changed = copy.deepcopy(dict(values))
+    datasets: Any = changed.get("datasets", changed.get("configs", {}))
+    tables = [str(name) for name, one in datasets.items() if _is_records(one)] if isinstance(datasets, dict) else []
+    for key, text in overrides.items():
+        first, *rest = key.split("__")
+        name, path = (first, rest) if first in tables else (tables[0] if len(tables) == 1 else "", [first, *rest])
+        if not name or not path:
+            raise ConfigError(
+                f"--{key}: does not say whose option it is; this recipe's records datasets are "
+                f"{one_of(tables) or 'none'}; write --NAME__{key}"
+            )
+        here: Any = datasets[name]["format"]
+        for word in path[:-1]:
+            inner = here.setdefault(word, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(
+                    f"--{key}: {word} is {kind_of(inner)}, which has no options; correct the option's name"
+                )
+            here = cast("dict[str, Any]", inner)
+        here[path[-1]] = config.read_value(text, f"--{key}")
+    return changed
+
+
+def _is_records(dataset: Any) -> bool:
+    form: Any = dataset.get("format") if isinstance(dataset, dict) else None
+    return isinstance(form, dict) and "records" in (form.get("kind"), form.get("type"))
+
+
+def project_folder(path: Path) -> Path:
+    """Return the folder from which a recipe's paths count: the one that holds `configs/`, else the recipe's own."""
+    path = path.resolve()
+    return next((p.parent for p in path.parents if p.name == "configs"), path.parent)
+
+
+def parse(values: Mapping[str, Any], *, name: str, where: str, base: Path = Path()) -> Recipe:
+    """Check a recipe given as a mapping; `name` becomes the recipe's, `base` is the project's folder."""
+    check_name(name, where)
+    raw: dict[str, Any] = dict(values)
+    if "name" in raw:
+        raise ConfigError(f"{where}: name: the file's name is the recipe's name; delete the key, or rename the file")
+    raw["name"] = name
+    _top_level_aliases(raw, where)
+    _identify_tokenizer(raw, where, base)
+    defaults: object = raw.pop("defaults", {}) or {}
+    datasets: object = raw.get("datasets")
+    if not isinstance(defaults, dict):
+        raise ConfigError(
+            f"{where}: defaults: is {kind_of(defaults)}, expected a mapping of groups; see docs/reference.md"
+        )
+    if isinstance(datasets, dict):
+        filled = cast("dict[str, Any]", datasets)
+        groups = cast("dict[str, Any]", defaults)
+        _check_defaults(groups, where)
+        raw["datasets"] = {str(key): _dataset(str(key), value, groups, where, base) for key, value in filled.items()}
+        _without_shares(raw, filled)
+    return config.check(Recipe, raw, where)
+
+
+def find(configs: Path) -> list[Path]:
+    """Return the recipe files of a configs folder: `<name>.yaml` in it or one folder down."""
+    found = (*configs.glob("*.yaml"), *configs.glob("*/*.yaml"))
+    return sorted((path for path in found if not path.name.endswith(TABLE_SUFFIX)), key=lambda path: path.stem)
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a recipe file, for editors; `defaults` takes the groups of a dataset."""
+    schema = Recipe.model_json_schema()
+    groups = {name: {"$ref": f"#/$defs/{model.__name__}"} for name, model in GROUPS.items()}
+    schema["properties"].pop("name")
+    schema["$defs"]["Python"]["properties"].pop("source_digest")
+    schema["$defs"]["TokenizerChoice"]["properties"].pop("content")
+    schema["required"] = [field for field in schema["required"] if field != "name"]
+    schema["properties"]["defaults"] = {
+        "type": "object", "properties": groups | {"format": {"type": "object"}}, "additionalProperties": False,
+        "description": "Groups for all datasets; a dataset's own value wins.",
+    }  # fmt: skip
+    return schema | {"title": "rowmill recipe"}
+
+
+_CACHE = ("cache_dir", "cache_options", "auto_build_caches")
+"""What other projects call where and how tokens are kept; here they are found by the digest of what decides them."""
+
+
+def _refuse_cache(raw: Mapping[str, Any], at: str) -> None:
+    for name in _CACHE:
+        if name in raw:
+            raise ConfigError(
+                f"{at}: {name}: a recipe holds what decides the bytes, and this decides none; the storage root is "
+                "--root or ROWMILL_STORE, workers are execution.workers; delete it"
+            )
+
+
+def _top_level_aliases(raw: dict[str, Any], where: str) -> None:
+    _refuse_cache(raw, where)
+    if "configs" in raw:
+        if "datasets" in raw:
+            raise ConfigError(f"{where}: configs and datasets are the same key; only one may stand; delete configs")
+        raw["datasets"] = raw.pop("configs")
+    moves = {"chat_template": ("template", "chat_template"), "enforce_eos": ("format", "add_eos"),
+             "ignore_token_id": ("packing", "ignore_token_id")}  # fmt: skip
+    for alias, (group, field) in moves.items():
+        if alias in raw:
+            defaults: dict[str, Any] = raw.setdefault("defaults", {})
+            into: dict[str, Any] = defaults.setdefault(group, {})
+            if field in into:
+                raise ConfigError(f"{where}: {alias} and defaults.{group}.{field} are the same option; keep one")
+            into[field] = ("auto" if raw[alias] else False) if alias == "enforce_eos" else raw[alias]
+            del raw[alias]
+
+
+def _identify_tokenizer(raw: dict[str, Any], where: str, base: Path) -> None:
+    """Put the digest of a tokenizer's folder beside its name: the folder's path identifies nothing."""
+    given: Any = raw.get("tokenizer")
+    written: dict[str, Any] = {"name": given} if isinstance(given, str) else given if isinstance(given, dict) else {}
+    if "content" in written:
+        raise ConfigError(
+            f"{where}: tokenizer.content: it is read from the folder's files and cannot be set; name and revision are "
+            "allowed; delete it"
+        )
+    name = written.get("name")
+    folder = find_folder(name, base) if isinstance(name, str) and name else None
+    if isinstance(name, str) and folder is not None:
+        try:
+            require_no_revision(name, written.get("revision"))
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        raw["tokenizer"] = {**written, "content": folder_digest(folder)}
+
+
+def _check_defaults(defaults: Mapping[str, Any], where: str) -> None:
+    for group, values in defaults.items():
+        if group != "format" and group not in GROUPS:
+            raise ConfigError(
+                f"{where}: defaults.{group}: unknown group; allowed: {one_of([*GROUPS, 'format'])}; correct it"
+            )
+        if not isinstance(values, dict):
+            raise ConfigError(
+                f"{where}: defaults.{group}: is {kind_of(values)}, expected a mapping; write its options under it"
+            )
+        if group in GROUPS:
+            config.check(GROUPS[group], values, f"{where}: defaults.{group}")
+        else:
+            _check_default_format(cast("dict[str, Any]", values), where)
+
+
+def _check_default_format(values: Mapping[str, Any], where: str) -> None:
+    """Refuse a key that no kind of format has: every dataset would leave it out, and nobody would notice."""
+    known = {"kind", *(name for kind in GROUPS_READ for name in _format_fields(kind))}
+    for name in values:
+        if name in known:
+            continue
+        home = next((group for group, model in GROUPS.items() if name in model.model_fields), None)
+        guess = nearest(name, known)
+        hint = f"write it under defaults.{home}" if home else f"did you mean {guess}?" if guess else "delete it"
+        raise ConfigError(
+            f"{where}: defaults.format.{name}: no kind of format has this option; allowed: {one_of(sorted(known))}; "
+            f"{hint}"
+        )
+
+
+def _dataset(name: str, value: object, defaults: Mapping[str, Any], where: str, base: Path) -> object:
+    check_name(name, f"{where}: datasets.{name}")
+    if not isinstance(value, dict):
+        return value
+    raw = dict(cast("dict[str, Any]", value))
+    at = f"{where}: datasets.{name}"
+    _refuse_cache(raw, at)
+    form: object = raw.get("format", {})
+    if not isinstance(form, dict):
+        return raw
+    shared: dict[str, Any] = dict(defaults.get("format", {}))
+    options = _aliased_format(dict(cast("dict[str, Any]", form)), at)
+    kind = str(options.get("kind", shared.get("kind", "auto")))
+    own = None if kind in KINDS else registered().get(kind)
+    if own is not None:
+        if "class" in options:
+            raise ConfigError(f"{at}.format: {kind} is registered for {own}; its class is known; delete class")
+        kind, options["class"] = "python", own
+    options["kind"] = kind
+    read = GROUPS_READ.get(kind, _ALL)
+    if kind == "python" and _own_format(options, f"{at}.format.class", base) == "build":
+        read -= _FOR_ROWS
+    _move_flat_options(options, raw, read, at)
+    _refuse_unread(raw, kind, at)
+    of_kind = _kind_defaults(kind, raw, options)
+    for group in GROUPS:
+        if group in raw and group not in read:
+            raise ConfigError(
+                f"{at}.{group}: a {kind} dataset does not read this group; it reads {one_of(sorted(read))}; delete it"
+            )
+        if group in read and group in defaults and isinstance(raw.get(group, {}), dict):
+            unread = FIELDS_UNREAD.get(kind, {}).get(group, frozenset())
+            own = raw.get(group, {})
+            if group == "splits" and "boundaries" in own:
+                # Who cuts in time at boundaries of its own does not want the shares that the others have.
+                unread |= {"validation", "test"}
+            raw[group] = {**{k: v for k, v in defaults[group].items() if k not in unread}, **own}
+        if group in of_kind and isinstance(raw.get(group, {}), dict):
+            raw[group] = {**of_kind[group], **raw.get(group, {})}
+    known = _format_fields(kind)
+    raw["format"] = {**{k: v for k, v in shared.items() if k in known}, **options}
+    return raw
+
+
+_FOR_ROWS = frozenset({"reasoning", "tools", "template", "loss"})
+"""Groups that say what becomes of rows; a class that builds tokens itself has none."""
+
+
+def _own_format(options: dict[str, Any], where: str, base: Path) -> str | None:
+    """Find a class of one's own before any data is read, fill in what its file holds, and say which way it goes."""
+    if "source_digest" in options:
+        raise ConfigError(f"{where}: source_digest is read from the class's file; it cannot be set; delete it")
+    path = options.get("class")
+    if not isinstance(path, str):
+        return None
+    options["source_digest"] = source_digest(path, base, where)
+    return way_of(find_class(path, base, where))
+
+
+def _kind_defaults(kind: str, raw: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the defaults that are a kind's own; splits in time have no shares, and privacy packs nothing."""
+    own = dict(KIND_DEFAULTS.get(kind, {}))
+    splits: Any = raw.get("splits")
+    if isinstance(splits, dict) and splits.get("time_key") is not None:
+        own.pop("splits", None)
+    privacy: Any = options.get("privacy")
+    if kind == "records" and isinstance(privacy, dict) and privacy.get("dp_enabled") is True:
+        own["packing"] = {"pack": False}
+    return own
+
+
+def _refuse_unread(raw: Mapping[str, Any], kind: str, at: str) -> None:
+    """Refuse an option that the dataset's kind would read over."""
+    for group, names in FIELDS_UNREAD.get(kind, {}).items():
+        given: object = raw.get(group, {})
+        for name in sorted(names & set(given)) if isinstance(given, dict) else ():
+            allowed = sorted(set(GROUPS[group].model_fields) - names)
+            raise ConfigError(
+                f"{at}.{group}.{name}: a {kind} dataset does not read this option; of {group} it reads "
+                f"{one_of(allowed)}; delete it"
+            )
+
+
+def _without_shares(raw: Mapping[str, Any], written: Mapping[str, Any]) -> None:
+    """Take the validation share from datasets whose validation is given by number, unless they say their own."""
+    mixture: object = raw.get("mixture")
+    given = cast("dict[str, Any]", mixture) if isinstance(mixture, dict) else {}
+    numbers: object = given.get("num_validation_sequences")
+    for name in cast("dict[str, Any]", numbers) if isinstance(numbers, dict) else ():
+        splits: object = written[name].get("splits", {}) if isinstance(written.get(name), dict) else None
+        if isinstance(splits, dict) and not {"validation", "time_key"} & splits.keys():
+            raw["datasets"][name]["splits"] = {**raw["datasets"][name].get("splits", {}), "validation": 0}
+
+
+def _aliased_format(options: dict[str, Any], at: str) -> dict[str, Any]:
+    for alias, name in (FORMAT_ALIASES | FIELD_ALIASES).items():
+        if alias in options:
+            if name in options:
+                raise ConfigError(f"{at}.format: {alias} is another name of {name}; only one may stand; delete {alias}")
+            options[name] = options.pop(alias)
+    if options.get("kind") in KIND_ALIASES:
+        options["kind"] = KIND_ALIASES[str(options["kind"])]
+    return options
+
+
+def _move_flat_options(options: dict[str, Any], raw: dict[str, Any], read: frozenset[str], at: str) -> None:
+    """Move options that belong to a group out of `format`, where other tools keep them."""
+    own = _format_fields(str(options.get("kind", "auto")))
+    for field in [key for key in options if key not in own and key != "kind"]:
+        homes = [group for group in GROUPS if group in read and field in GROUPS[group].model_fields]
+        if not homes:
+            continue
+        group = homes[0]
+        into: object = raw.setdefault(group, {})
+        if not isinstance(into, dict):
+            continue
+        if field in into:
+            raise ConfigError(f"{at}: {field} stands in format and in {group}; once is allowed; delete it from format")
+        raw[group] = {**cast("dict[str, Any]", into), field: options.pop(field)}
+
+
+def _format_fields(kind: str) -> set[str]:
+    from typing import get_args
+
+    members: tuple[type[Config], ...] = get_args(get_args(Format)[0])
+    for member in members:
+        if kind in get_args(member.model_fields["kind"].annotation):
+            return set(member.model_fields) | {str(alias) for alias in getattr(member, "ALIASES", {})}
+    return set()

@@ -1,0 +1,116 @@
+"""How far a running build is: a live line on a terminal, a plain line every few seconds elsewhere.
+
+What belongs here: hearing of progress and of finished steps, and showing both. What does not: the words of a
+finished step (`reports/console.py`).
+"""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+from rowmill.build.runner import Project, Report, Step
+from rowmill.checks.judge import Verdict
+from rowmill.core import number_text
+from rowmill.core.console import DIM
+from rowmill.reports import console
+
+EVERY_S = 5.0
+"""Seconds between two plain lines."""
+
+
+class Watch:
+    """Shows a build of some steps; call it as `progress`, its `tell` as `tell`, inside `with`.
+
+    Finished steps go to `screen`. The live line needs a terminal there; otherwise plain lines go to `aside`.
+    """
+
+    def __init__(self, project: Project, steps: Sequence[Step], screen: Console, aside: Console) -> None:
+        self._project = project
+        self._steps = list(steps)
+        self._screen = screen
+        self._aside = aside
+        self._said_s = 0.0
+        self._live = _live_line(screen) if screen.is_terminal else None
+        self._task = self._live.add_task("", total=None, rates="") if self._live else None
+
+    def __enter__(self) -> Self:
+        """Show the head and begin."""
+        self._print(console.build_title(self._project, self._steps))
+        if self._live is not None:
+            self._live.start()
+        self._begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take the live line away."""
+        if self._live is not None:
+            self._live.stop()
+
+    def __call__(self, where: str, *, done: int, total: int, rows: int, tokens: int, seconds: float) -> None:
+        """Hear that `done` of `total` parts of the present step are finished."""
+        rates = rates_text(done, total, rows, tokens, seconds)
+        if self._live is not None and self._task is not None:
+            self._live.update(self._task, completed=done, total=total, rates=rates)
+        elif seconds - self._said_s >= EVERY_S:
+            self._said_s = seconds
+            self._aside.print(f"{where}: {done} of {total} parts, {rates}")
+
+    def tell(self, step: Step, report: Report, verdicts: Sequence[Verdict]) -> None:
+        """Hear that a step is done."""
+        self._print(console.step_line(step, report, verdicts))
+        self._steps = self._steps[1:]
+        if self._steps and self._steps[0].dataset == step.dataset:
+            self._next()
+        else:
+            self._begin()
+
+    def _begin(self) -> None:
+        if self._steps:
+            self._print(console.scope_title(self._project, self._steps[0]))
+            self._next()
+        elif self._live is not None:
+            self._live.stop()
+
+    def _next(self) -> None:
+        self._said_s = 0.0
+        if self._live is not None and self._task is not None:
+            self._live.reset(self._task, description=self._steps[0].label, total=None, rates="")
+
+    def _print(self, shown: RenderableType) -> None:
+        (self._live.console if self._live is not None else self._screen).print(shown)
+
+
+def _live_line(screen: Console) -> Progress:
+    columns = (
+        TextColumn(" "),
+        SpinnerColumn(style="cyan"),
+        TextColumn("{task.description:<20}", style="cyan"),
+        BarColumn(bar_width=20, complete_style="cyan", pulse_style="cyan", style="bright_black"),
+        TextColumn("{task.fields[rates]}", style=DIM),
+    )
+    return Progress(*columns, console=screen, transient=True, refresh_per_second=8)
+
+
+def rates_text(done: int, total: int, rows: int, tokens: int, seconds: float) -> str:
+    """Word speed and rest: `830 rows/s, 12.3k tokens/s, 4 s left`."""
+    if seconds <= 0:
+        return ""
+    words = [f"{short(rows / seconds)} rows/s"]
+    if tokens:
+        words.append(f"{short(tokens / seconds)} tokens/s")
+    words.append(f"{number_text.seconds_text(seconds / done * (total - done))} left" if done else "")
+    return ", ".join(word for word in words if word)
+
+
+def short(value: float) -> str:
+    """Write a rate with three digits: `830`, `12.3k`, `1.24M`."""
+    for unit in ("", "k", "M"):
+        if value < 999.5:
+            return f"{value:.3g}{unit}" if unit else f"{value:.0f}"
+        value /= 1000
+    return f"{value:.3g}G"

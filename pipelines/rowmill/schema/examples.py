@@ -1,0 +1,73 @@
+"""The tokenized example: ids, which of them are trained, what each of them is, and where it came from.
+
+What belongs here: the columns of `tokenized_examples`, the names of token classes and span kinds. What
+does not: how text becomes ids (`tokenizer.py`) or which characters train (`masking.py`).
+
+    input_ids  151644 872 198 13048 151645 198 151644 77091 198 9707 151645 198
+    loss_mask       0   0   0     0      0   0      0     0   0    1      1   0
+    spans      └ template ┘ └user┘ └─────── template ──────────┘ └asst┘└template┘
+
+`loss_mask` is unshifted: position i itself is the target. Index 0 is never trained. Where messages may weigh
+other than 0 and 1 (`loss.weights`), a column of weights stands beside it: positive where the mask is true, else 0.
+"""
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+KINDS = ("system", "user", "assistant", "reasoning", "tool_call", "tool_result", "template", "prompt", "record")
+"""What a span of tokens is; stored as an index into this tuple, so the order is part of the format."""
+
+TRUNCATION_STAGES = ("exchanges", "reasoning", "tokens")
+"""The stages of structured truncation, in the order in which they act."""
+
+EXAMPLES = pa.schema(
+    [
+        pa.field("example_id", pa.string(), nullable=False),
+        pa.field("row_ids", pa.list_(pa.string()), nullable=False),
+        pa.field("split", pa.string(), nullable=False),
+        pa.field("domain", pa.string()),
+        pa.field("input_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("loss_mask", pa.list_(pa.bool_()), nullable=False),
+        pa.field("span_starts", pa.list_(pa.int32()), nullable=False),
+        pa.field("span_messages", pa.list_(pa.int32()), nullable=False),
+        pa.field("span_kinds", pa.list_(pa.int8()), nullable=False),
+        pa.field("original_tokens", pa.int32(), nullable=False),
+        pa.field("tokens", pa.int32(), nullable=False),
+        pa.field("trained_tokens", pa.int32(), nullable=False),
+        pa.field("context_tokens", pa.int32(), nullable=False),
+        pa.field("template_tokens", pa.int32(), nullable=False),
+        pa.field("messages_removed", pa.int32(), nullable=False),
+        pa.field("exchanges_removed", pa.int32(), nullable=False),
+        pa.field("reasoning_removed", pa.int32(), nullable=False),
+        pa.field("tokens_cut", pa.int32(), nullable=False),
+        pa.field("trained_removed", pa.int32(), nullable=False),
+        pa.field("exchanges_trained", pa.int32(), nullable=False),
+        pa.field("reasoning_trained", pa.int32(), nullable=False),
+        pa.field("cut_trained", pa.int32(), nullable=False),
+    ]
+)
+"""A part of `tokenized_examples`.
+
+Span j of an example covers tokens `[span_starts[j], span_starts[j + 1])` (the last one to the end);
+`span_messages` is the message index or −1; `span_kinds` indexes `KINDS`. `exchanges_removed`,
+`reasoning_removed` and `tokens_cut` are tokens removed at each stage, `messages_removed` counts
+messages; `original_tokens == tokens + exchanges_removed + reasoning_removed + tokens_cut`. `trained_removed`
+are trained tokens that went or lost their loss, and `exchanges_trained`, `reasoning_trained` and `cut_trained`
+what each stage took of them; a stage that changes what the template prints of the rest may add some.
+"""
+
+WEIGHTS = "loss_weights"
+"""The column that holds a float32 per token, in examples and in shards."""
+
+WEIGHTS_FIELD = pa.field(WEIGHTS, pa.list_(pa.float32()), nullable=False)
+
+
+def tokens_by_weight(weights: pa.Array) -> dict[str, int]:
+    """Count trained tokens by their loss weight, ascending; weights as a person writes them."""
+    counts: dict[float, int] = {one["values"]: one["counts"] for one in pc.value_counts(weights).to_pylist()}
+    return {f"{weight:g}": counts[weight] for weight in sorted(counts) if weight}
+
+
+def examples_schema(*, weighted: bool) -> pa.Schema:
+    """Return the schema of a part; examples of a dataset with `loss.weights` have the column of weights, too."""
+    return EXAMPLES.append(WEIGHTS_FIELD) if weighted else EXAMPLES

@@ -1,0 +1,276 @@
+"""What a stage wrote: the manifest, the only door through which another stage reads it.
+
+What belongs here: the manifest's shape, its way to disk and back, the pointer to the current one. What
+does not: how fingerprints are computed (`runner.py`), what the facts mean (`judge.py`).
+
+The manifest is written last, by one atomic rename: if it is there, every file it names is whole. It is
+found by *fingerprint* (what went in: memoisation) and by *version* (what came out: Dagster's data
+version). Two fingerprints may lead to one version; that is how an upstream rebuild that changed nothing
+stops there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, TypeAlias
+
+from rowmill.core.errors import IntegrityError
+from rowmill.core.storage import File, Store, digest
+
+Key: TypeAlias = tuple[str, ...]
+"""`(recipe, dataset, stage)`, `(recipe, stage)` for the stages of a whole recipe, `(recipe, "exports", name)`."""
+
+
+NOT_APPLICABLE = "not_applicable"
+"""A fact of output about which a check has nothing to ask, such as the chat template of a table.
+
+No number says that: 0 would claim that something was measured and found in order.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of a stage's output with its own fingerprint; `facts` are counts that add up over parts."""
+
+    fingerprint: str
+    files: dict[str, File]
+    facts: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A small table for people: column names and at most a few dozen rows."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Counts over bins; bin i covers `[edges[i], edges[i + 1])`; `limit` is marked in the plot."""
+
+    title: str
+    unit: str
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+    limit: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One stage's output.
+
+    `facts` holds the number of every law of the stage (`judge.py`) and the counts shown on its page;
+    `ledger` lines are `(state, reason, records)`; `token_ledger` lines `(split, class, tokens)`; `samples`
+    are row ids per law, ten at most, for whoever has to look.
+    """
+
+    key: Key
+    stage: str
+    fingerprint: str
+    code_version: str
+    inputs: dict[str, str]
+    parts: tuple[Part, ...]
+    facts: dict[str, Any]
+    version: str = ""
+    ledger: tuple[tuple[str, str, int], ...] = ()
+    token_ledger: tuple[tuple[str, str, int], ...] = ()
+    tables: dict[str, Table] = field(default_factory=dict[str, Table])
+    histograms: dict[str, Histogram] = field(default_factory=dict[str, Histogram])
+    samples: dict[str, tuple[str, ...]] = field(default_factory=dict[str, "tuple[str, ...]"])
+    schema: tuple[tuple[str, str], ...] = ()
+    card: dict[str, Any] = field(default_factory=dict[str, Any])
+    waivers: tuple[str, ...] = ()
+    details: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What only the next stages read: scans of source files, offsets, plan shapes."""
+    built_at: str = ""
+    run_id: str = ""
+    seconds: float = 0.0
+
+    def content_digest(self) -> str:
+        """Return the version: a digest of what was written, free of times, runs and fingerprints."""
+        files = [[[name, f.digest] for name, f in sorted(part.files.items())] for part in self.parts]
+        return digest(self.stage, files, self.ledger, self.token_ledger, self.facts, self.card, self.waivers)
+
+    def files(self, name: str) -> list[File]:
+        """Return the files called `name` of all parts, in part order."""
+        return [part.files[name] for part in self.parts if name in part.files]
+
+
+EXPORTS = "exports"
+"""The second word of an export's key, whose third is its name."""
+
+
+def stage_of(key: Key) -> str:
+    """Return the stage that a key belongs to: its last word, but of `(recipe, exports, name)` the second."""
+    return EXPORTS if key[1] == EXPORTS else key[-1]
+
+
+def folder(key: Key) -> str:
+    """Return the folder of a stage, relative to the storage root."""
+    return "/".join(key)
+
+
+def save(store: Store, manifest: Manifest) -> Manifest:
+    """Write a manifest under its fingerprint and its version, then point `pointer.json` at it.
+
+    All files that it names are on the disk before it is. Returns the manifest with `version` filled in.
+    """
+    whole = replace(manifest, version=manifest.content_digest())
+    store.sync(file.path for part in whole.parts for file in part.files.values())
+    content = asdict(whole)
+    written = [f"versions/{whole.version}.json", f"manifests/{whole.fingerprint}.json"]
+    for name in written:
+        store.write_sealed(f"{folder(whole.key)}/{name}", content)
+    store.sync(f"{folder(whole.key)}/{name}" for name in written)
+    _point(store, whole)
+    return whole
+
+
+def make_current(store: Store, manifest: Manifest) -> None:
+    """Make a kept version the one that readers without a version of their own get."""
+    path = f"{folder(manifest.key)}/versions/{manifest.version}.json"
+    if store.read_sealed(path) is None:
+        # It was damaged, while the same under its fingerprint is whole.
+        store.write_sealed(path, asdict(manifest))
+    _point(store, manifest)
+
+
+def _point(store: Store, manifest: Manifest) -> None:
+    pointer = {"version": manifest.version, "fingerprint": manifest.fingerprint}
+    store.write_sealed(f"{folder(manifest.key)}/pointer.json", pointer)
+
+
+def forget(store: Store, manifest: Manifest) -> None:
+    """Remove a version, the notes that its parts are whole, and what names it as current; files stay for `gc`."""
+    at = folder(manifest.key)
+    pointer = store.read_sealed(f"{at}/pointer.json")
+    if pointer is None or pointer["version"] == manifest.version:
+        for name in ("pointer.json", "current.json"):
+            store.remove(f"{at}/{name}")
+    for part in manifest.parts:
+        store.remove(f"{at}/parts/{part.fingerprint}/part.json")
+    for name in store.list(f"{at}/manifests"):
+        one = read(store, f"{at}/manifests/{name}")
+        if one is None or one.version == manifest.version:
+            store.remove(f"{at}/manifests/{name}")
+    store.remove(f"{at}/versions/{manifest.version}.json")
+
+
+def by_fingerprint(store: Store, key: Key, fingerprint: str) -> Manifest | None:
+    """Return the manifest of an earlier build from the same inputs, if all its files are still there."""
+    manifest = read(store, f"{folder(key)}/manifests/{fingerprint}.json")
+    if manifest is None:
+        return None
+    return manifest if all(store.has(file) for part in manifest.parts for file in part.files.values()) else None
+
+
+def by_version(store: Store, key: Key, version: str | None) -> Manifest:
+    """Return a kept version of a stage's output.
+
+    Raises
+    ------
+    IntegrityError
+        If the version is unknown or was collected.
+
+    """
+    path = f"{folder(key)}/versions/{version}.json"
+    found = None if version is None else read(store, path)
+    if found is None and version is not None and store.exists(path):
+        # It is damaged; the same is kept under its fingerprint.
+        names = store.list(f"{folder(key)}/manifests")
+        kept = (read(store, f"{folder(key)}/manifests/{name}") for name in names)
+        found = next((one for one in kept if one is not None and one.version == version), None)
+    if found is None:
+        known = f"version {version} is not kept" if version else "it was never built"
+        known = f"{store.path(path)} is damaged or was edited" if version and store.exists(path) else known
+        raise IntegrityError(
+            f"{'/'.join(key)}: {known}; a kept version is needed; build it, or choose one of its versions"
+        )
+    return found
+
+
+def key_of(name: str) -> Key:
+    """Return the key that `Manifest.inputs` names."""
+    return tuple(name.split("/"))
+
+
+def inputs_of(store: Store, made: Manifest) -> dict[Key, Manifest]:
+    """Return what an output was made of, at the versions that it names.
+
+    Raises
+    ------
+    IntegrityError
+        If one of them is not kept.
+
+    """
+    named = ((key_of(name), version) for name, version in made.inputs.items())
+    return {key: by_version(store, key, version) for key, version in named}
+
+
+def current(store: Store, key: Key) -> Manifest | None:
+    """Return the current manifest of a stage, or None if it was never built."""
+    pointer = store.read_sealed(f"{folder(key)}/pointer.json")
+    return None if pointer is None else by_version(store, key, pointer["version"])
+
+
+def earlier(store: Store, key: Key) -> Manifest | None:
+    """Return the current manifest for what only saves work or says more; None also if it was damaged or collected.
+
+    Who makes an output anew must not be stopped by the one that it replaces.
+    """
+    try:
+        return current(store, key)
+    except IntegrityError:
+        return None
+
+
+def versions(store: Store, key: Key) -> list[Manifest]:
+    """Return all kept versions that are whole, oldest first."""
+    names = store.list(f"{folder(key)}/versions")
+    loaded = (read(store, f"{folder(key)}/versions/{name}") for name in names if name.endswith(".json"))
+    found = [manifest for manifest in loaded if manifest is not None]
+    return sorted(found, key=lambda manifest: (manifest.built_at, manifest.version))
+
+
+def verify_files(store: Store, manifest: Manifest) -> None:
+    """Read every file of a manifest and compare digests; `DamagedFileError` names the first bad one."""
+    for part in manifest.parts:
+        for file in part.files.values():
+            store.content(file)
+
+
+def read(store: Store, path: str) -> Manifest | None:
+    """Return a manifest that is as it was written; None if it is absent, damaged or edited."""
+    raw = store.read_sealed(path)
+    return None if raw is None else load(raw)
+
+
+def load(raw: dict[str, Any]) -> Manifest:
+    """Rebuild a manifest from its JSON."""
+    raw["key"] = tuple(raw["key"])
+    raw["parts"] = tuple(load_part(part) for part in raw["parts"])
+    raw["ledger"] = tuple((str(s), str(r), int(n)) for s, r, n in raw["ledger"])
+    raw["token_ledger"] = tuple((str(s), str(c), int(n)) for s, c, n in raw["token_ledger"])
+    raw["tables"] = {
+        name: Table(columns=tuple(t["columns"]), rows=tuple(tuple(r) for r in t["rows"]))
+        for name, t in raw["tables"].items()
+    }
+    raw["histograms"] = {name: _load_histogram(one) for name, one in raw["histograms"].items()}
+    raw["samples"] = {law: tuple(ids) for law, ids in raw["samples"].items()}
+    raw["schema"] = tuple((str(n), str(t)) for n, t in raw["schema"])
+    raw["waivers"] = tuple(raw["waivers"])
+    return Manifest(**raw)
+
+
+def _load_histogram(raw: dict[str, Any]) -> Histogram:
+    values: dict[str, Any] = {**raw, "edges": tuple(raw["edges"]), "counts": tuple(raw["counts"])}
+    return Histogram(**values)
+
+
+def load_part(raw: Mapping[str, Any]) -> Part:
+    """Rebuild a part from its JSON mapping."""
+    return Part(
+        fingerprint=raw["fingerprint"],
+        files={name: File(**file) for name, file in raw["files"].items()},
+        facts=dict(raw["facts"]),
+    )

@@ -1,0 +1,72 @@
+"""The four ways in which trainers store which tokens are targets, one function each.
+
+What belongs here: turning a canonical pair (ids, and which of them are trained) into what a format stores.
+What does not: which tokens are trained (`masking/`, `plan.py`), or files.
+
+    tokens t0 t1 t2 t3, loss on t2 and t3
+
+    A unshifted     ids t0 t1 t2 t3     labels -100 -100 t2 t3          the model shifts
+    B shifted       ids t0 t1 t2        targets t1 t2 t3, weights 0 1 1    nobody shifts
+    C rolled left   ids t0 t1 t2 t3     mask 0 1 1 0                    the reader shifts, span by span
+    D unshifted     ids t0 t1 t2 t3     mask 0 0 1 1                    the trainer shifts
+
+The first token of an attention span is never a target: whoever makes `trained` keeps to it, and
+`sequences.require_sound` refuses anything else. No exporter computes a mask by itself.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+IGNORE = -100
+"""The label of a position without loss, as PyTorch's cross entropy skips it."""
+
+Letter: TypeAlias = Literal["A", "B", "C", "D", "none"]
+"""How a format stores targets; `none`: ids alone, and the trainer trains on all of them."""
+
+Tokens: TypeAlias = NDArray[np.int32]
+Bools: TypeAlias = NDArray[np.bool_]
+Ints: TypeAlias = NDArray[np.int64]
+Weights: TypeAlias = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shifted:
+    """Letter B of some spans, flat: span k is `[offsets[k], offsets[k + 1])` of all three arrays."""
+
+    inputs: Tokens
+    targets: Tokens
+    weights: Weights
+    offsets: Ints
+
+
+def unshifted(ids: Tokens, trained: Bools) -> Tokens:
+    """Letter A: return a token's own id where it is a target, -100 elsewhere."""
+    return np.where(trained, ids, np.int32(IGNORE)).astype(np.int32)
+
+
+def shifted(ids: Tokens, weights: NDArray[Any], spans: Ints) -> Shifted:
+    """Letter B: return each span without its last token, and what is to follow each of these tokens.
+
+    `weights` are those of the targets, unshifted: 0 or 1, or floats. `spans` int64[K + 1] cut the tokens.
+    """
+    is_input, is_target = np.ones(len(ids), bool), np.ones(len(ids), bool)
+    is_input[spans[1:] - 1] = False
+    is_target[spans[:-1]] = False
+    offsets = spans - np.arange(len(spans), dtype=np.int64)
+    return Shifted(ids[is_input], ids[is_target], weights[is_target].astype(np.float32), offsets)
+
+
+def rolled(trained: Bools, spans: Ints) -> Bools:
+    """Letter C: return for each token whether the next one of its span is a target; false at a span's end."""
+    following = np.zeros(len(trained), bool)
+    following[:-1] = trained[1:]
+    following[spans[1:] - 1] = False
+    return following
+
+
+def plain(trained: Bools) -> Bools:
+    """Letter D: return for each token whether it is itself a target."""
+    return trained

@@ -1,0 +1,313 @@
+"""Native shards: packed sequences in Parquet, one row each, readable by HF `datasets` and TRL with no glue.
+
+What belongs here: the columns, making a table of sequences from examples and a plan, writing and reading
+it, the content hash that proves nothing was lost or copied, the export of such shards. What does not: the plan
+(`plan.py`).
+
+    input_ids      10   11  2 | 20    2
+    labels       -100   11  2 | -100  2       the first token of an attention span is never a target
+    position_ids    0    1  2 |  0    1
+    seq_lengths     3           2
+
+In builds whose recipe has loss weights a column of them stands beside the labels, 0 where there is no target.
+
+The content hash is a sum over segments, so it does not depend on order: BLAKE2b-128 of (example id, start,
+token bytes, target mask, weights if there are some) modulo 2^128. It is computed from the examples by the plan
+and again from the written shards; counts alone would not notice a packer that replaces tokens by copies of others.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from rowmill.exports.base import Job, Sharded, Tally, Terms, Written, write_parquet
+from rowmill.schema.examples import WEIGHTS, WEIGHTS_FIELD
+from rowmill.shards import label_conventions
+from rowmill.shards.label_conventions import IGNORE, Bools, Ints, Letter, Tokens, Weights
+from rowmill.shards.sequences import Sequences, lists
+
+ROW_GROUP = 1024
+FILLER_TOKENS = 2
+MODULUS = 1 << 128
+
+SEQUENCES = pa.schema(
+    [
+        pa.field("input_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("labels", pa.list_(pa.int32()), nullable=False),
+        pa.field("position_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("seq_lengths", pa.list_(pa.int32()), nullable=False),
+        pa.field("example_ids", pa.list_(pa.string()), nullable=False),
+        pa.field("starts", pa.list_(pa.int32()), nullable=False),
+        pa.field("segment_lengths", pa.list_(pa.int32()), nullable=False),
+        pa.field("dataset", pa.dictionary(pa.int32(), pa.string()), nullable=False),
+        pa.field("sequence_id", pa.int64(), nullable=False),
+        pa.field("tokens", pa.int32(), nullable=False),
+        pa.field("trained_tokens", pa.int32(), nullable=False),
+        pa.field("filler", pa.bool_(), nullable=False),
+    ]
+)
+"""A shard. `starts` is the first token taken of each segment's example; no sequence holds padding."""
+
+
+def schema(*, weighted: bool) -> pa.Schema:
+    """Return the columns of a shard; those of a recipe with loss weights have them, too."""
+    return SEQUENCES.append(WEIGHTS_FIELD) if weighted else SEQUENCES
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """The segments of some sequences, flat.
+
+    `ids` and `mask` run over all tokens; `offsets` int64[K + 1] cut them into segments; `sequence_offsets`
+    int64[S + 1] cut the segments into sequences; `example_ids` and `starts` have one entry per segment.
+    `weights` run over all tokens and are 0 on those without a label; null: the recipe has none.
+    """
+
+    ids: Tokens
+    mask: Bools
+    offsets: Ints
+    sequence_offsets: Ints
+    example_ids: pa.Array
+    starts: Tokens
+    weights: Weights | None = None
+
+
+def cut(row_offsets: Ints, rows: Ints, starts: Ints, lengths: Ints) -> Ints:
+    """Return the places of the tokens `[starts[k], starts[k] + lengths[k])` of row `rows[k]`, end to end."""
+    first = row_offsets[rows] + starts
+    begin = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))[:-1]
+    return np.repeat(first - begin, lengths) + np.arange(int(lengths.sum()), dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """What follows from a plan for each token: labels and positions, and the lengths of attention spans.
+
+    `offsets` int64[S + 1] cut `lengths` into sequences; with open attention each sequence is one span.
+    """
+
+    labels: Tokens
+    position_ids: Tokens
+    lengths: Tokens
+    offsets: Ints
+
+
+def to_table(segments: Segments, spans: Spans, *, dataset: str, first_sequence: int, filler: bool = False) -> pa.Table:
+    """Make the rows of a shard."""
+    token_offsets = segments.offsets[segments.sequence_offsets]
+    counted = np.concatenate((np.zeros(1, np.int64), np.cumsum(spans.labels != IGNORE)))
+    count = len(segments.sequence_offsets) - 1
+    columns = [
+        lists(token_offsets, segments.ids),
+        lists(token_offsets, spans.labels),
+        lists(token_offsets, spans.position_ids),
+        lists(spans.offsets, spans.lengths),
+        pa.ListArray.from_arrays(pa.array(segments.sequence_offsets, pa.int32()), segments.example_ids),
+        lists(segments.sequence_offsets, segments.starts.astype(np.int32)),
+        lists(segments.sequence_offsets, np.diff(segments.offsets).astype(np.int32)),
+        pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([dataset], pa.string())),
+        pa.array(np.arange(first_sequence, first_sequence + count, dtype=np.int64)),
+        pa.array(np.diff(token_offsets).astype(np.int32)),
+        pa.array(np.diff(counted[token_offsets]).astype(np.int32)),
+        pa.array(np.full(count, filler)),
+    ]
+    if segments.weights is not None:
+        columns.append(lists(token_offsets, segments.weights))
+    return pa.Table.from_arrays(columns, schema=schema(weighted=segments.weights is not None))
+
+
+def fillers(count: int, *, pad_id: int, dataset: str, weighted: bool) -> pa.Table:
+    """Return sequences of two pad tokens without a target, which make ranks equally long."""
+    segments = Segments(
+        ids=np.full(2 * count, pad_id, np.int32),
+        mask=np.zeros(2 * count, bool),
+        offsets=np.arange(0, 2 * count + 1, 2),
+        sequence_offsets=np.arange(count + 1),
+        example_ids=pa.array([""] * count, pa.string()),
+        starts=np.zeros(count, np.int32),
+        weights=np.zeros(2 * count, np.float32) if weighted else None,
+    )
+    spans = Spans(
+        labels=np.full(2 * count, IGNORE, np.int32),
+        position_ids=np.tile(np.array([0, 1], np.int32), count),
+        lengths=np.full(count, 2, np.int32),
+        offsets=np.arange(count + 1),
+    )
+    table = to_table(segments, spans, dataset=dataset, first_sequence=0, filler=True)
+    numbers = pa.array(np.full(count, -1, np.int64))
+    return table.set_column(table.schema.get_field_index("sequence_id"), SEQUENCES.field("sequence_id"), numbers)
+
+
+def write(table: pa.Table, sink: BinaryIO, card: Mapping[str, str]) -> None:
+    """Write a shard: zstd, 1,024 rows per group, the identity card in the schema's metadata."""
+    metadata = {b"rowmill." + name.encode(): value.encode() for name, value in sorted(card.items())}
+    typed = table.replace_schema_metadata(metadata)
+    pq.write_table(typed, sink, compression="zstd", row_group_size=ROW_GROUP, use_dictionary=["dataset"])
+
+
+def read(content: bytes) -> pa.Table:
+    """Read a whole shard back from its bytes; one that lies in a store is `Store.table`'s."""
+    with pq.ParquetFile(pa.BufferReader(content)) as file:
+        return file.read(use_threads=False).combine_chunks()
+
+
+def segments_of(table: pa.Table) -> Segments:
+    """Recover the segments of a shard's rows from its columns alone."""
+    if not table.num_rows:
+        empty = np.zeros(1, np.int64)
+        return Segments(
+            np.empty(0, np.int32), np.empty(0, bool), empty, empty, pa.array([], pa.string()), np.empty(0, np.int32)
+        )
+    ids = _column(table, "input_ids")
+    labels = _column(table, "labels")
+    lengths = _column(table, "segment_lengths")
+    names = table.column("example_ids").chunk(0)
+    sequence_offsets = np.asarray(names.offsets, np.int64)
+    return Segments(
+        ids=ids,
+        mask=labels != IGNORE,
+        offsets=np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64))),
+        sequence_offsets=sequence_offsets - sequence_offsets[0],
+        example_ids=names.flatten(),
+        starts=_column(table, "starts"),
+        weights=_column(table, WEIGHTS) if WEIGHTS in table.column_names else None,
+    )
+
+
+def _column(table: pa.Table, name: str) -> NDArray[Any]:
+    return table.column(name).chunk(0).flatten().to_numpy(zero_copy_only=False)
+
+
+def segment_hashes(segments: Segments, targets: Bools) -> Iterator[int]:
+    """Yield each segment's content hash as an integer below 2^128; `targets` are the tokens with a label."""
+    tokens, flags = segments.ids.astype("<i4").tobytes(), targets.tobytes()
+    # Without weights nothing is added, so that the hashes of other recipes stay what they are.
+    weights = b"" if segments.weights is None else segments.weights.astype("<f4").tobytes()
+    starts = segments.starts.astype("<i8").tobytes()
+    bounds: list[int] = segments.offsets.tolist()
+    names: list[str] = segments.example_ids.to_pylist()
+    # One call per segment: a segment has some two hundred tokens, so calls cost more than hashing.
+    for i, (name, left, right) in enumerate(zip(names, bounds, bounds[1:], strict=False)):
+        content = b"%b%b%b%b%b" % (
+            name.encode(),
+            starts[8 * i : 8 * i + 8],
+            tokens[4 * left : 4 * right],
+            flags[left:right],
+            weights[4 * left : 4 * right],
+        )
+        yield int.from_bytes(blake2b(content, digest_size=16).digest(), "little")
+
+
+def sequence_hashes(segments: Segments) -> list[int]:
+    """Return per sequence of a shard that was read back the sum of its segments' hashes modulo 2^128."""
+    hashes = list(segment_hashes(segments, segments.mask))
+    bounds: list[int] = segments.sequence_offsets.tolist()
+    return [sum(hashes[left:right]) % MODULUS for left, right in pairwise(bounds)]
+
+
+# ── The export ─────────────────────────────────────────────────────────────────────────────────────
+
+
+GROUP_TOKENS = 32 << 20
+"""Tokens in a row group at most: sequences of a hundred thousand tokens make smaller groups."""
+
+
+class Native(Sharded):
+    """Packed Parquet with positions and span lengths: our own form, which HF `datasets` and TRL read unchanged."""
+
+    LETTER: ClassVar[Letter] = "A"
+    HOLDS_WEIGHTS: ClassVar[bool] = True
+
+    kind: Literal["native"] = "native"
+    """Packed sequences in the columns of our own shards."""
+    unit: Literal["packed"] = "packed"
+    """Sequences of several segments."""
+
+    def rows_at_once(self, seq_len: int) -> int:
+        """Return the rows of a group: 1,024, fewer where sequences are long."""
+        return group_rows(seq_len)
+
+    def write(self, job: Job, chunks: Iterator[Sequences], folder: Path, terms: Terms) -> list[Written]:
+        """Write one shard."""
+        path = f"data/{job.name}.parquet"
+        return [write_packed(chunks, folder, path, terms)]
+
+    def pointer(self, data: str, terms: Terms) -> str:  # noqa: ARG002  (every kind of export has this method)
+        """Return TRL's configuration."""
+        return trl_pointer(PARQUET_LOAD.format(data=data))
+
+
+TRL_OPTIONS: dict[str, Any] = {
+    "packing": False,
+    "padding_free": True,
+    "max_length": None,
+    "per_device_train_batch_size": 1,
+    "train_sampling_strategy": "sequential",
+    "dataset_kwargs": {"skip_prepare_dataset": True},
+}
+"""What TRL's `SFTConfig` needs to train packed rows unchanged and in order; the pages on TRL show the same."""
+
+PARQUET_LOAD = 'rows = load_dataset("parquet", data_files="{data}/*.parquet", split="train")'
+
+
+def trl_pointer(load: str) -> str:
+    """Return the lines that train packed rows with TRL, after the one that loads them."""
+    options = [f"    {name}={value!r}," for name, value in TRL_OPTIONS.items()]
+    model = 'AutoModelForCausalLM.from_pretrained(…, attn_implementation="flash_attention_2")'
+    return "\n".join([load, "SFTConfig(", *options, ")", model])
+
+
+def group_rows(seq_len: int) -> int:
+    """Return how many sequences of a length make a row group."""
+    return max(1, min(ROW_GROUP, GROUP_TOKENS // seq_len))
+
+
+def write_packed(chunks: Iterator[Sequences], folder: Path, path: str, terms: Terms) -> Written:
+    """Write packed sequences as one Parquet file with the card in its schema."""
+    tally = Tally()
+
+    def tables() -> Iterator[pa.Table]:
+        for chunk in chunks:
+            table = packed(chunk)
+            tally.add(chunk, trained=int(table.column("trained_tokens").to_numpy().sum()))
+            yield table
+
+    made = tables()
+    first = next(made)
+    schema = first.schema.with_metadata({"rowmill": terms.card})
+    write_parquet(folder / path, chain([first], made), schema, rows=group_rows(terms.seq_len))
+    return tally.written(path)
+
+
+def packed(sequences: Sequences) -> pa.Table:
+    """Return sequences in the columns of a shard, and with their weights where they have some."""
+    segments = Segments(
+        ids=sequences.ids,
+        mask=sequences.trained,
+        offsets=sequences.offsets,
+        sequence_offsets=sequences.sequence_offsets,
+        example_ids=sequences.example_ids,
+        starts=sequences.starts,
+        weights=sequences.weights,
+    )
+    borders, span_offsets = sequences.spans()
+    lengths = np.diff(borders).astype(np.int32)
+    spans = Spans(
+        labels=label_conventions.unshifted(sequences.ids, sequences.trained),
+        position_ids=sequences.position_ids,
+        lengths=lengths,
+        offsets=span_offsets,
+    )
+    table = to_table(segments, spans, dataset="", first_sequence=0)
+    own = {"dataset": sequences.datasets.dictionary_encode(), "sequence_id": pa.array(sequences.numbers)}
+    for name, column in own.items():
+        table = table.set_column(table.schema.get_field_index(name), SEQUENCES.field(name), column)
+    return table

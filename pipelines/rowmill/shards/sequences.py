@@ -1,0 +1,230 @@
+"""Some packed sequences as flat arrays: what every exporter is handed, and what must be true of it.
+
+What belongs here: taking segments out of rows of native shards, in any grouping; the checks before anything
+is written. What does not: how a format stores them (one file per format), or who takes which (`exports/base.py`).
+
+    ids               10 11 2 20 2 | 7 7 2
+    trained            0  1 1  0 1 | 0 1 1
+    offsets            0      3    5       8     segments in tokens
+    sequence_offsets   0           2       3     sequences in segments
+    is_open            no            no          open: a sequence is one attention span
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rowmill.core.errors import IntegrityError
+from rowmill.schema.examples import WEIGHTS
+from rowmill.shards import gather
+from rowmill.shards.label_conventions import IGNORE, Bools, Ints, Tokens, Weights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sequences:
+    """S sequences of K segments and T tokens, flat.
+
+    ids int32[T], trained bool[T], weights float32[T] or None · offsets int64[K + 1] · sequence_offsets
+    int64[S + 1] · is_open bool[S] · example_ids, starts int32 per segment · datasets, numbers int64 per sequence.
+    A token is trained if it is itself a target. With `weights`, that is where they are not 0.
+    """
+
+    ids: Tokens
+    trained: Bools
+    weights: Weights | None
+    offsets: Ints
+    sequence_offsets: Ints
+    is_open: Bools
+    example_ids: pa.Array
+    starts: Tokens
+    datasets: pa.Array
+    numbers: Ints
+
+    def __len__(self) -> int:
+        """Return the number of sequences."""
+        return len(self.sequence_offsets) - 1
+
+    @property
+    def token_offsets(self) -> Ints:
+        """Where each sequence begins in the tokens, and their number."""
+        return self.offsets[self.sequence_offsets]
+
+    @property
+    def segment_lengths(self) -> Tokens:
+        """Tokens per segment."""
+        return np.diff(self.offsets).astype(np.int32)
+
+    @property
+    def position_ids(self) -> Tokens:
+        """Positions int32[T], from 0 in each attention span."""
+        borders, _ = self.spans()
+        return (np.arange(len(self.ids)) - np.repeat(borders[:-1], np.diff(borders))).astype(np.int32)
+
+    def spans(self) -> tuple[Ints, Ints]:
+        """Return the borders of attention spans in the tokens, and of sequences in the spans.
+
+        A span is a segment; with open attention it is the whole sequence.
+        """
+        counts = np.diff(self.sequence_offsets)
+        begins = np.ones(len(self.offsets) - 1, bool)
+        begins[np.repeat(self.is_open, counts)] = False
+        begins[self.sequence_offsets[:-1]] = True
+        borders = np.append(self.offsets[:-1][begins], self.offsets[-1])
+        per_sequence = np.where(self.is_open, 1, counts)
+        return borders, np.concatenate((np.zeros(1, np.int64), np.cumsum(per_sequence)))
+
+
+def lists(offsets: Ints, values: NDArray[np.generic]) -> pa.ListArray:
+    """Return an Arrow list column: row i is `values[offsets[i]:offsets[i + 1]]`."""
+    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values))
+
+
+# ── Out of native shards ───────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shelf:
+    """Native shards laid out for taking: file f holds segments `[first_segments[f], first_segments[f + 1])`."""
+
+    files: Sequence[str]
+    first_segments: Ints
+
+
+def take(shelf: Shelf, segments: Ints, sequence_offsets: Ints) -> Sequences:
+    """Return segments by their number over all files, in the order wanted, grouped as `sequence_offsets` says.
+
+    A sequence bears the name and number of the one that its first segment stood in. Only the pages that hold
+    these segments are read: a domain's segments may be one in a hundred.
+    """
+    which = np.searchsorted(shelf.first_segments, segments, "right") - 1
+    by_file = np.argsort(which, kind="stable")
+    used, begins = np.unique(which[by_file], return_index=True)
+    pieces = [
+        _piece(gather.whole(shelf.files[int(file)]), segments[places] - shelf.first_segments[int(file)])
+        for file, places in zip(used.tolist(), np.split(by_file, begins[1:]), strict=True)
+    ]
+    back = np.empty(len(segments), np.int64)
+    back[by_file] = np.arange(len(segments))
+    sizes = np.concatenate([one.sizes for one in pieces])
+    tokens = _ranges(_firsts(sizes)[:-1][back], sizes[back])
+    heads = back[sequence_offsets[:-1]]
+    weights = [one.weights for one in pieces if one.weights is not None]
+    return Sequences(
+        ids=np.concatenate([one.ids for one in pieces])[tokens],
+        trained=np.concatenate([one.labels for one in pieces])[tokens] != IGNORE,
+        weights=np.concatenate(weights)[tokens].astype(np.float32) if weights else None,
+        offsets=_firsts(sizes[back]),
+        sequence_offsets=sequence_offsets,
+        is_open=np.concatenate([one.is_open for one in pieces])[heads],
+        example_ids=pa.concat_arrays([one.example_ids for one in pieces]).take(pa.array(back)),
+        starts=np.concatenate([one.starts for one in pieces])[back],
+        datasets=pa.concat_arrays([one.datasets for one in pieces]).take(pa.array(heads)),
+        numbers=np.concatenate([one.numbers for one in pieces])[heads],
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Piece:
+    """Some segments of one file; what a sequence has, each of its segments has here."""
+
+    sizes: Ints
+    ids: Tokens
+    labels: Tokens
+    weights: Weights | None
+    example_ids: pa.Array
+    starts: Tokens
+    is_open: Bools
+    datasets: pa.Array
+    numbers: Ints
+
+
+def _piece(table: pa.Table, wanted: Ints) -> _Piece:
+    lengths = _flat(table, "segment_lengths").astype(np.int64)
+    sizes = lengths[wanted]
+    tokens = _ranges(_firsts(lengths)[:-1][wanted], sizes)
+    segments = _offsets(table, "segment_lengths")
+    rows = np.searchsorted(segments, wanted, "right") - 1
+    is_open = np.diff(_offsets(table, "seq_lengths")) < np.diff(segments)
+    return _Piece(
+        sizes=sizes,
+        ids=_flat(table, "input_ids")[tokens],
+        labels=_flat(table, "labels")[tokens],
+        weights=_flat(table, WEIGHTS)[tokens] if WEIGHTS in table.column_names else None,
+        example_ids=table.column("example_ids").chunk(0).values.take(pa.array(wanted)),
+        starts=_flat(table, "starts")[wanted],
+        is_open=is_open[rows],
+        datasets=table.column("dataset").chunk(0).take(pa.array(rows)),
+        numbers=table.column("sequence_id").to_numpy()[rows],
+    )
+
+
+def _flat(table: pa.Table, name: str) -> Any:
+    """Return all values of a list column, without copying them."""
+    return table.column(name).chunk(0).values.to_numpy(zero_copy_only=False)
+
+
+def _offsets(table: pa.Table, name: str) -> Ints:
+    return np.asarray(table.column(name).chunk(0).offsets, np.int64)
+
+
+def _firsts(counts: Ints) -> Ints:
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
+
+
+def _ranges(begins: Ints, sizes: Ints) -> Ints:
+    """Return `begins[k]`, `begins[k] + 1`, … for each k, end to end."""
+    return np.repeat(begins - _firsts(sizes)[:-1], sizes) + np.arange(int(sizes.sum()))
+
+
+# ── Before anything is written ─────────────────────────────────────────────────────────────────────
+
+
+def require_sound(sequences: Sequences, *, vocab_size: int, where: str) -> None:
+    """Refuse tokens that no trainer could use.
+
+    Raises
+    ------
+    IntegrityError
+        For an id outside the vocabulary, an empty segment, a mask of another length, or an attention span
+        whose first token is a target.
+
+    """
+    ids = sequences.ids
+    if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < vocab_size):
+        bad = int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])
+        _refuse(
+            where,
+            f"token id {int(ids[bad])} in example {_name_at(sequences, bad)}; ids are 0 to {vocab_size - 1}",
+            "set vocab_size to the model's embedding rows, or build again with its tokenizer",
+        )
+    if (sequences.segment_lengths < 1).any():
+        empty = int(np.flatnonzero(sequences.segment_lengths < 1)[0])
+        _refuse(
+            where, f"an empty segment of example {sequences.example_ids[empty].as_py()}; each holds a token", _AGAIN
+        )
+    of_tokens = [sequences.trained] if sequences.weights is None else [sequences.trained, sequences.weights]
+    for one in of_tokens:
+        if len(one) != len(ids):
+            _refuse(where, f"a mask of {len(one)} positions for {len(ids)} tokens; they are of one length", _AGAIN)
+    borders, _ = sequences.spans()
+    firsts = borders[:-1][sequences.trained[borders[:-1]]]
+    if len(firsts):
+        name = _name_at(sequences, int(firsts[0]))
+        _refuse(
+            where, f"example {name} trains on the first token of its attention span, which nothing predicts", _AGAIN
+        )
+
+
+_AGAIN = "this is a bug of rowmill: remove the packed shards, build again, and report it if it returns"
+
+
+def _refuse(where: str, what: str, remedy: str) -> None:
+    raise IntegrityError(f"{where}: {what}; {remedy}")
+
+
+def _name_at(sequences: Sequences, token: int) -> str:
+    return str(sequences.example_ids[int(np.searchsorted(sequences.offsets, token, "right")) - 1].as_py())

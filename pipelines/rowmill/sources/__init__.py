@@ -1,0 +1,103 @@
+"""Where raw records come from: files on any storage, a Hugging Face dataset, or what a model generated.
+
+What belongs here: the choice of source, and the two phases that a build calls. What does not: what a
+record's columns mean (`formats/`).
+
+    scan   every file is read once: parts with digests and counts; unmoved files are not read at all
+    group  small files that are made into rows together (`sharing`)
+    read   a part's bytes, verified, as raw records; bad lines as rejects
+
+One module per kind of source (`files`, `huggingface`, `generated`), one per kind of file (`json_lines`, `json_array`,
+`parquet`, `delimited`, `plain_text`), chosen by suffix in `files.READERS`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import Discriminator, Tag
+
+from rowmill.core.public_urls import public_url
+from rowmill.sources.files import Files, SourceFile, Stage, StageIn, find_files, line_of, scan_file, unusual_dialect
+from rowmill.sources.generated import Generated, GenerationStage, scan_records
+from rowmill.sources.huggingface import HuggingFace, scan_dataset
+from rowmill.sources.parts import VERSION, FileScan, Part, number_equal_parts
+from rowmill.sources.reading import RawRecord, read, read_bytes
+from rowmill.sources.sharing import Group, group_parts
+
+__all__ = [
+    "VERSION",
+    "FileScan",
+    "Files",
+    "Generated",
+    "GenerationStage",
+    "Group",
+    "HuggingFace",
+    "Part",
+    "RawRecord",
+    "Source",
+    "SourceFile",
+    "Stage",
+    "StageIn",
+    "find_files",
+    "group_parts",
+    "line_of",
+    "number_equal_parts",
+    "public_url",
+    "read",
+    "read_bytes",
+    "scan",
+    "scan_file",
+    "scan_records",
+    "unusual_dialect",
+]
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, Files | HuggingFace | Generated):
+        return value.kind
+    given: dict[str, object] = dict(value) if isinstance(value, dict) else {}
+    told = "generated" if "generated" in given else "huggingface" if "id" in given else "files"
+    return str(given.get("kind", told))
+
+
+Source: TypeAlias = Annotated[
+    Annotated[Files, Tag("files")]
+    | Annotated[HuggingFace, Tag("huggingface")]
+    | Annotated[Generated, Tag("generated")],
+    Discriminator(_kind_of),
+]
+"""A dataset's `source`; `kind` may be left out, since `train_urls`, `id` or `generated` tells."""
+
+
+def scan(
+    source: Files | HuggingFace,
+    base: Path,
+    stage: Stage,
+    known: Mapping[str, FileScan],
+    *,
+    keeps_non_finite: bool = False,
+) -> list[FileScan]:
+    """Read each file of a source once and return its parts, in recipe order, training files first.
+
+    `known` are earlier scans by URL: a file whose stamp did not move is not read again. To spread the
+    work, call `find_files` and `scan_file` and end with `number_equal_parts`. `keeps_non_finite`: NaN and infinity of
+    typed sources become the texts that records have for them; else null.
+
+    Raises
+    ------
+    SourceError
+        When a file is missing, cut short or unreadable.
+    ConfigError
+        When a file is named twice, or its suffix is unknown.
+
+    """
+    match source:
+        case Files():
+            scans = [
+                scan_file(file, base, stage, known)
+                for file in find_files(source, base, keeps_non_finite=keeps_non_finite)
+            ]
+        case HuggingFace():
+            scans = scan_dataset(source, base, stage, known, keeps_non_finite=keeps_non_finite)
+    return number_equal_parts(scans)

@@ -1,0 +1,143 @@
+"""Bytes as they were before compression, read as a stream, with a clear word where they break off.
+
+What belongs here: the codecs by suffix, and `Decompressed`, the stream. What does not: what the bytes
+mean.
+
+Memory stays flat: each codec hands on blocks. Every failure below the stream (a truncated gzip member, a
+bad checksum, a disk that stops answering) becomes one `SourceError` that names the file and how far the
+content could be read, since what came before looks whole and must not be taken for the file.
+"""
+
+import bz2
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Callable
+from typing import BinaryIO, cast
+
+import zstandard
+
+from rowmill.core.errors import SourceError
+from rowmill.sources.limits import EXPANSION_FREE_BYTES, require_expansion
+
+_ZSTD_INPUT_BYTES = 16 << 10
+"""Compressed bytes handed over at once; small, because one call returns all that they expand to."""
+
+
+class ZstdFrames(io.RawIOBase):
+    """Zstandard frames, one after another.
+
+    Not `zstandard.stream_reader`: it takes a frame that breaks off for the end of the data.
+    """
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw = raw
+        self._frame = zstandard.ZstdDecompressor().decompressobj()
+        self._inside = False
+        self._pending = b""
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        """Tell that this stream can be read."""
+        return True
+
+    def readinto(self, buffer: "memoryview") -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Fill `buffer` from the next decompressed bytes; return how many."""
+        while not self._ready:
+            if not self._advance():
+                return 0
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+    def _advance(self) -> bool:
+        compressed = self._pending or self._raw.read(_ZSTD_INPUT_BYTES)
+        if not compressed:
+            if self._inside:
+                raise EOFError("the last frame does not end")
+            return False
+        self._ready = memoryview(self._frame.decompress(compressed))
+        self._inside, self._pending = not self._frame.eof, self._frame.unused_data
+        if self._frame.eof:
+            self._frame = zstandard.ZstdDecompressor().decompressobj()
+        return True
+
+
+def _plain(raw: BinaryIO) -> BinaryIO:
+    return raw
+
+
+CODECS: dict[str, Callable[[BinaryIO], BinaryIO]] = {
+    "": _plain,
+    ".gz": lambda raw: cast(BinaryIO, gzip.GzipFile(fileobj=raw, mode="rb")),
+    ".bz2": lambda raw: cast(BinaryIO, bz2.BZ2File(raw, "rb")),
+    ".xz": lambda raw: cast(BinaryIO, lzma.LZMAFile(raw, "rb")),  # noqa: SIM115 (`Decompressed` closes it)
+    ".zst": lambda raw: cast(BinaryIO, ZstdFrames(raw)),
+    ".zstd": lambda raw: cast(BinaryIO, ZstdFrames(raw)),
+}
+"""What opens a file with this suffix below its format's own; the empty one is a file as it lies."""
+
+
+class Decompressed(io.RawIOBase):
+    """The content of a file, counting what was read; owns the file and closes it."""
+
+    def __init__(self, raw: BinaryIO, codec: str, url: str, max_expansion: int) -> None:
+        self._raw = raw
+        self._max_expansion = max_expansion
+        self._url = url
+        self._codec = codec
+        self._position = 0
+        self._content = CODECS[codec](raw)
+        # What one step of the decoder gives; `read` would gather more, and lose it where the data breaks off.
+        self._step: Callable[[int], bytes] = getattr(self._content, "read1", self._content.read)
+
+    def readable(self) -> bool:
+        """Tell that this stream can be read."""
+        return True
+
+    def readinto(self, buffer: "memoryview") -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Fill `buffer`; return how many bytes.
+
+        Raises
+        ------
+        SourceError
+            Where the file ends too early, is damaged, or expands too much.
+
+        """
+        try:
+            block = self._next(len(buffer))
+        except SourceError:
+            # What lies below says better why it cannot be read.
+            raise
+        except (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
+            how = f"its {self._codec} data" if self._codec else "it"
+            raise SourceError(
+                f"{self._url}: {how} cannot be read past byte {self._position:,} of the content ({error}); "
+                "a source is read to its end or not at all; fetch the file again"
+            ) from error
+        buffer[: len(block)] = block
+        self._position += len(block)
+        if self._codec and self._position > EXPANSION_FREE_BYTES:
+            require_expansion(self._url, self._position, self._raw.tell(), self._max_expansion)
+        return len(block)
+
+    def _next(self, size: int) -> bytes:
+        block = self._step(size)
+        if not block and self._codec and self._raw.tell() == 0:
+            # gzip takes no bytes for no members; a compressed file of nothing has at least a header.
+            raise EOFError("the file is empty")
+        return block
+
+    def close(self) -> None:
+        """Close the file, too."""
+        if not self.closed:
+            self._content.close()
+            self._raw.close()
+        super().close()
+
+
+def open_content(raw: BinaryIO, codec: str, url: str, *, max_expansion: int) -> BinaryIO:
+    """Return the decompressed content of an opened file as a buffered stream that owns it."""
+    return cast(BinaryIO, io.BufferedReader(Decompressed(raw, codec, url, max_expansion), 1 << 20))

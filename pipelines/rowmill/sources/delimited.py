@@ -1,0 +1,257 @@
+"""CSV and TSV: the header names the keys, every cell stays the text that was written.
+
+What belongs here: which dialect a file is in, and cells to JSON lines. What does not: types; whether `01234` is a
+number is decided over a whole column by whoever needs numbers (`table_contract/`), never by the reader.
+
+RFC 4180: cells may be quoted with `"`, a quoted cell may hold line ends. The standard library's parser, in
+strict mode: Arrow, Polars and DuckDB are faster, but fail the file at a bad row or change it unsaid
+(`docs/decisions/0024` has what each does).
+Here a row that does not fit its header goes on as a JSON list of its cells (of its lines, where the quotes are
+wrong), so that reading the part rejects that one row as `not_an_object`; a cell that is not UTF-8 keeps its
+bytes, and its row is rejected as `not_utf8`.
+"""
+
+import csv
+import io
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import BinaryIO
+
+import orjson
+
+from rowmill.core.errors import SchemaError, SourceError
+from rowmill.sources.limits import Limits, require_columns, too_long
+from rowmill.sources.parts import Slice, cut_rows
+
+_BLOCK_CHARS = 1 << 20
+_HEAD_BYTES = 256 << 10
+_HEAD_RECORDS = 200
+DELIMITERS = (",", ";", "\t", "|")
+"""What may separate cells where nobody says what does."""
+QUOTE = '"'
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What separates the cells of a file, and what encloses them."""
+
+    delimiter: str
+    quote: str
+
+
+def find_dialect(stream: BinaryIO, url: str, *, usual: str, delimiter: str | None, quote: str | None) -> Dialect:
+    """Return the dialect of a file from its first records; what is asked for is taken, if it can be.
+
+    `usual` is what files of this suffix are separated by: it stays unless its header is one column and another
+    delimiter gives several, the same number in nearly all records.
+
+    Raises
+    ------
+    SchemaError
+        When the file is one column with what was asked for and several with another delimiter, or when two
+        delimiters give several.
+
+    """
+    enclosing = quote or QUOTE
+    head = _head(stream)
+    wanted = delimiter or usual
+    several = {one: width for one in DELIMITERS if one != wanted and (width := _even_width(head, one, enclosing)) > 1}
+    own = _header_width(head, wanted, enclosing)
+    widest = max(several, key=lambda one: several[one], default=None)
+    if widest is None or own > several[widest]:
+        return Dialect(wanted, enclosing)
+    if delimiter is not None and own <= 1:
+        raise SchemaError(
+            f"{url}: is one column with source.delimiter {delimiter!r}, and {several[widest]} columns with {widest!r}; "
+            f"a delimiter separates cells; set source.delimiter: {widest!r}, or leave it out"
+        )
+    ties = [one for one in several if several[one] == several[widest]]
+    if delimiter is None and (own > 1 or len(ties) > 1):
+        counts = ", ".join(
+            f"{width} columns with {one!r}" for one, width in {wanted: own, **several}.items() if width > 1
+        )
+        raise SchemaError(f"{url}: has {counts}; one delimiter must be meant; write it in source.delimiter")
+    return Dialect(delimiter or widest, enclosing)
+
+
+def _head(stream: BinaryIO) -> str:
+    content = b""
+    while len(content) < _HEAD_BYTES and (block := stream.read(_HEAD_BYTES - len(content))):
+        content += block
+    whole = content if len(content) < _HEAD_BYTES else content[: content.rfind(b"\n") + 1]
+    return whole.decode("utf-8-sig", "replace")
+
+
+def _records_of(head: str, delimiter: str, quote: str) -> list[list[str]]:
+    csv.field_size_limit(sys.maxsize)
+    try:
+        reader = csv.reader(io.StringIO(head, newline=""), delimiter=delimiter, quotechar=quote)
+        return [cells for cells in islice(reader, _HEAD_RECORDS) if cells]
+    except csv.Error:
+        return []
+
+
+def _header_width(head: str, delimiter: str, quote: str) -> int:
+    return next((len(cells) for cells in _records_of(head, delimiter, quote)), 0)
+
+
+def _even_width(head: str, delimiter: str, quote: str) -> int:
+    """Return how many columns a delimiter gives, 0 where the records have not nearly all as many as the header."""
+    records = _records_of(head, delimiter, quote)
+    if not records or not all(name.strip() for name in records[0]):
+        return 0
+    width = len(records[0])
+    return width if sum(len(cells) == width for cells in records) >= 0.9 * len(records) else 0
+
+
+def line_of(stream: BinaryIO, dialect: Dialect, record: int) -> int | None:
+    """Return the line on which a record begins, the first after the header being 0; a quoted cell may hold lines."""
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    lines = _Lines(text, "", sys.maxsize - 1)
+    reader = csv.reader(lines, delimiter=dialect.delimiter, quotechar=dialect.quote, strict=True)
+    number, begin = -2, 0
+    while number < record:
+        begin = lines.number + 1
+        try:
+            number += bool(next(reader))
+        except StopIteration:
+            return None
+        except csv.Error:
+            number += 1
+    return begin
+
+
+class _TooLongError(Exception):
+    """The record at hand is too long: its first characters, and how many it has."""
+
+    def __init__(self, begin: str, length: int) -> None:
+        super().__init__()
+        self.begin = begin
+        self.length = length
+
+
+class _Lines:
+    """Physical lines for the parser, and those of the record at hand, for its error messages."""
+
+    def __init__(self, text: io.TextIOWrapper, url: str, max_record_chars: int) -> None:
+        self._text = text
+        self._url = url
+        self._limit = max_record_chars
+        self.number = 0
+        self.record: list[str] = []
+        self._record_chars = 0
+
+    def __iter__(self) -> "_Lines":
+        return self
+
+    def __next__(self) -> str:
+        line = self._text.readline(self._limit + 1)
+        if not line:
+            raise StopIteration
+        self.number += 1
+        self.record.append(line)
+        self._record_chars += len(line)
+        if self._record_chars > self._limit:
+            raise self._pass_record(line)
+        return line
+
+    def _pass_record(self, line: str) -> Exception:
+        """Read to the end of a line with which a record is too long, and say how to go on."""
+        begin, quotes, length = self.record[0], sum(one.count('"') for one in self.record), self._record_chars
+        while not line.endswith("\n") and (line := self._text.readline(_BLOCK_CHARS)):
+            quotes += line.count('"')
+            length += len(line)
+        return self.open_quote() if quotes % 2 else _TooLongError(begin, length)
+
+    def forget(self) -> None:
+        self.record.clear()
+        self._record_chars = 0
+
+    def open_quote(self) -> SourceError:
+        begin = self.number - len(self.record) + 1
+        return SourceError(
+            f"{self._url}: line {begin}: a quoted cell begins in this record and does not end by line {self.number}; "
+            'a cell that begins with " ends with " and doubles those inside, within source.limits.max_record_bytes; '
+            "correct the quotes"
+        )
+
+
+def cut(stream: BinaryIO, url: str, limits: Limits, dialect: Dialect) -> Iterator[Slice]:
+    """Cut a file into parts by the number of its records, the header not counted.
+
+    Raises
+    ------
+    SchemaError
+        When the header names a column twice, or too many, or is not UTF-8.
+    SourceError
+        When a quoted cell does not end.
+
+    """
+    return cut_rows(_records(stream, url, limits, dialect), limits.max_record_bytes)
+
+
+def _records(stream: BinaryIO, url: str, limits: Limits, dialect: Dialect) -> Iterator[bytes]:
+    # The limit belongs to the process; 131,072 characters, its default, is less than one long document.
+    csv.field_size_limit(sys.maxsize)
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    lines = _Lines(text, url, limits.max_record_bytes)
+    reader = csv.reader(lines, delimiter=dialect.delimiter, quotechar=dialect.quote, strict=True)
+    header: list[str] | None = None
+    while True:
+        lines.forget()
+        try:
+            cells = next(reader)
+        except StopIteration:
+            break
+        except _TooLongError as error:
+            if header is None:
+                raise SchemaError(
+                    f"{url}: line {lines.number}: the header has {error.length:,} characters; at most "
+                    f"{limits.max_record_bytes:,} are allowed; see what the file is, or raise "
+                    "source.limits.max_record_bytes"
+                ) from None
+            yield too_long(error.begin.encode("utf-8", "surrogateescape"), error.length, limits.max_record_bytes)
+            continue
+        except csv.Error as error:
+            if "unexpected end of data" in str(error):
+                raise lines.open_quote() from error
+            if header is None:
+                raise SchemaError(
+                    f"{url}: line {lines.number}: the header cannot be read ({error}); it names the columns, quoted "
+                    "whole or not at all; correct its quotes"
+                ) from error
+            yield _encode(lines.record)
+            continue
+        if not cells:
+            continue
+        if header is None:
+            require_columns(url, cells, limits.max_columns)
+            header = _check_header(cells, url)
+        else:
+            yield _encode(dict(zip(header, cells, strict=True)) if len(cells) == len(header) else cells)
+    text.detach()
+
+
+def _check_header(header: list[str], url: str) -> list[str]:
+    try:
+        "".join(header).encode()
+    except UnicodeEncodeError:
+        raise SchemaError(f"{url}: the header is not UTF-8; the column names must be; save the file as UTF-8") from None
+    twice = sorted(name for name, count in Counter(header).items() if count > 1)
+    if twice:
+        raise SchemaError(
+            f"{url}: the header names {', '.join(map(repr, twice))} more than once; each column needs a name of its "
+            "own; rename one of them"
+        )
+    return header
+
+
+def _encode(value: dict[str, str] | list[str]) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape")

@@ -1,0 +1,389 @@
+"""Raw files as a source: which ones, what each of them is, and one pass over each.
+
+What belongs here: the options of `kind: files`, the table from suffix to reader, the decision which parts
+are staged. What does not: the readers (one module each), finding (`urls.py`).
+
+A part of plain JSON Lines is read from the file itself, by its byte range. Everything else is staged once
+as JSON lines, one file per part named by its sha256: a compressed file has no byte ranges, a CSV's part no
+header, and a second parse of either would cost more than the disk.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, BinaryIO, Literal
+
+from pydantic import AfterValidator, Field, field_serializer, field_validator, model_validator
+
+from rowmill.core.config import Config
+from rowmill.core.errors import ConfigError, SourceError, one_of
+from rowmill.core.public_urls import public_url
+from rowmill.core.storage import Store
+from rowmill.sources import delimited, json_array, json_lines, parquet, plain_text, urls
+from rowmill.sources.compression import CODECS, open_content
+from rowmill.sources.limits import Limits, require_files
+from rowmill.sources.parts import VERSION, FileScan, Part, Reader, SampleBy, Slice, SplitHint, name_part
+from rowmill.sources.reading import read
+
+Stage = Callable[[str, bytes], str]
+"""Keeps a staged copy under the name given and returns its path or URL; the same name is the same bytes."""
+
+READERS: dict[str, Reader] = {
+    ".jsonl": "json_lines",
+    ".json": "json_array",
+    ".parquet": "parquet",
+    ".csv": "delimited",
+    ".tsv": "delimited",
+    ".txt": "plain_text",
+}
+"""What reads a file with this suffix; a `.json` is looked into."""
+
+USUAL_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+"""What separates the cells of files with this suffix, unless they show or the recipe says otherwise."""
+
+SUFFIXES = tuple(suffix + codec for suffix in READERS for codec in CODECS)
+
+
+def _is_one_character(text: str) -> str:
+    if len(text) != 1 or text in "\r\n":
+        raise ValueError(f"must be one character that ends no line; got {text!r}; write such as ';'")
+    return text
+
+
+class Files(Config):
+    """Raw files: JSON Lines, JSON, Parquet, CSV, TSV or text, compressed or not, on any storage."""
+
+    kind: Literal["files"] = "files"
+    """May be left out where `train_urls` or `validation_urls` is given."""
+
+    train_urls: list[str] = Field(default=[])
+    """fsspec URLs of the rows to train on: braces, then globs; a folder means its data files. A relative
+    path starts at the recipe's folder."""
+
+    validation_urls: list[str] = Field(default=[])
+    """URLs of rows that are only evaluated."""
+
+    sample_by: SampleBy = "document"
+    """What one record of a `.txt` file is: a `line`, a `paragraph` (the lines up to a blank line) or a `document` (the
+    whole file, of at most 64 MiB). Blank ones are left out as `blank`. Files of other kinds have records of their
+    own."""
+
+    delimiter: Annotated[str, AfterValidator(_is_one_character)] | None = None
+    """What separates the cells of CSV and TSV files; null: what their first records show, a comma or tab if it may be
+    that. The one found is recorded."""
+
+    quote: Annotated[str, AfterValidator(_is_one_character)] | None = None
+    """What encloses a cell of CSV and TSV files that holds the delimiter or a line end; null: a double quote."""
+
+    limits: Limits = Limits()
+    """How much a file, or the source, may hold."""
+
+    tags: list[str] = Field(default=[])
+    """Names under which the dataset's evaluation is grouped; the dataset's own is always added."""
+
+    @field_validator("train_urls", "validation_urls")
+    @classmethod
+    def _suffixes_are_known(cls, values: list[str]) -> list[str]:
+        for url in values:
+            for one in urls.expand_braces(url):
+                _require_known_suffix(one)
+        return values
+
+    @field_serializer("train_urls", "validation_urls")
+    def _public(self, values: list[str]) -> list[str]:
+        """Write addresses as they may be recorded, so that no digest or dump of a recipe depends on a signature."""
+        return [public_url(url) for url in values]
+
+    @model_validator(mode="after")
+    def _names_something(self) -> "Files":
+        if not self.train_urls and not self.validation_urls:
+            raise ValueError(
+                "names no data; a source needs train_urls, validation_urls or id; add train_urls: [path or URL, …]"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _files_have_what_is_set(self) -> "Files":
+        """Refuse what no file can have, such as `sample_by` without text files: it would silently do nothing."""
+        given = [one for url in (*self.train_urls, *self.validation_urls) for one in urls.expand_braces(url)]
+        for option in ("delimiter", "quote"):
+            if getattr(self, option) is not None and all(_is_another_kind(url, "delimited") for url in given):
+                raise ValueError(
+                    f"{option}: is of CSV and TSV files, and no URL names one; other files have none; delete it"
+                )
+        if self.sample_by != "document" and all(_is_another_kind(url, "plain_text") for url in given):
+            raise ValueError(
+                f"sample_by: {self.sample_by} cuts .txt files, and no URL names one; records of other files are their "
+                "own; delete it"
+            )
+        return self
+
+
+def _is_another_kind(url: str, reader: Reader) -> bool:
+    """Tell whether a URL's suffix says that another reader reads its files."""
+    asked = reader_of(url)
+    return asked is not None and asked[0] != reader
+
+
+def _require_known_suffix(url: str) -> None:
+    """Refuse a URL whose own suffix can be told and is none of ours; a folder may be called anything."""
+    text = urls.suffix_text(url)
+    name = text.rpartition("/")[2]
+    suffix = name[name.find(".") :] if "." in name.lstrip(".") else ""
+    if suffix and not urls.is_pattern(suffix) and reader_of(name) is None:
+        raise ValueError(_unknown_suffix(url))
+
+
+def _unknown_suffix(url: str) -> str:
+    return (
+        f"{public_url(url)!r} has no suffix that names a reader; allowed are {one_of(READERS)}, also under "
+        f"{one_of(codec for codec in CODECS if codec)}; rename the file, narrow the glob, or write a folder with '/' "
+        "at its end"
+    )
+
+
+def reader_of(url: str) -> tuple[Reader, str, str] | None:
+    """Return the reader, the suffix and the codec that a file's name asks for; None if it asks for none."""
+    name = urls.suffix_text(url).lower()
+    codec = next((codec for codec in CODECS if codec and name.endswith(codec)), "")
+    stem = name.removesuffix(codec)
+    suffix = next((suffix for suffix in READERS if stem.endswith(suffix)), None)
+    return (READERS[suffix], suffix, codec) if suffix else None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file of a source, not read yet; `url` is the address as the recipe has it, with its secrets."""
+
+    url: str
+    split_hint: SplitHint | None
+    sample_by: SampleBy
+    limits: Limits
+    delimiter: str | None = None
+    quote: str | None = None
+    keeps_non_finite: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StageIn:
+    """A `Stage` in a folder of a store; a copy that is already there is not written again."""
+
+    store: Store
+    folder: str
+
+    def __call__(self, name: str, content: bytes) -> str:
+        """Keep the bytes; the copy appears whole or not at all. Return its absolute path or URL."""
+        relative = f"{self.folder}/{name}"
+        if not self.store.exists(relative):
+            self.store.write(relative, content)
+        path = self.store.path(relative)
+        return os.path.abspath(path) if self.store.is_local else path
+
+
+def find_files(source: Files, base: Path, *, keeps_non_finite: bool = False) -> list[SourceFile]:
+    """Return the files of a source: training ones first, URLs as written, globs by code point.
+
+    Where there are validation files, each file knows its split; else the rows' hashes decide.
+
+    Raises
+    ------
+    SourceError
+        Naming every URL that stands for no file.
+    ConfigError
+        When a file is reached twice, or its suffix is unknown.
+
+    """
+    misses: list[str] = []
+    hints: tuple[SplitHint | None, SplitHint] = ("train" if source.validation_urls else None, "validation")
+    found = [
+        SourceFile(url, hint, source.sample_by, source.limits, source.delimiter, source.quote, keeps_non_finite)
+        for patterns, hint in zip((source.train_urls, source.validation_urls), hints, strict=True)
+        for url in _found(patterns, base, misses)
+    ]
+    if misses:
+        raise SourceError(
+            f"found no data at {', '.join(misses)} (relative paths start at {base}); a source may not be missing, or "
+            "its share would go to the others; correct the URLs or fetch the files"
+        )
+    require_files(len(found), source.limits.max_files)
+    _require_distinct(found, base)
+    return found
+
+
+def _found(patterns: Iterable[str], base: Path, misses: list[str]) -> Iterator[str]:
+    for pattern in patterns:
+        for url in urls.expand_braces(pattern):
+            matches = urls.find(url, base, SUFFIXES)
+            if not matches:
+                misses.append(public_url(url))
+            yield from matches
+
+
+def _require_distinct(found: list[SourceFile], base: Path) -> None:
+    seen: dict[str, str] = {}
+    for file in found:
+        if reader_of(file.url) is None:
+            raise ConfigError(_unknown_suffix(file.url))
+        where = urls.locate(file.url, base)
+        identity = where.identity
+        if identity in seen:
+            raise ConfigError(
+                f"{where.url}: this file is already named, as {seen[identity]}; its rows would count twice; a file may "
+                "stand in a source once; take it out of one of the URLs (to repeat a dataset, raise its weight)"
+            )
+        seen[identity] = where.url
+
+
+def scan_file(file: SourceFile, base: Path, stage: Stage, known: Mapping[str, FileScan]) -> FileScan:
+    """Read a file once and return its parts; an unmoved file's known scan is returned unread.
+
+    Equal parts have equal ids here; `number_equal_parts` over a dataset's scans tells them apart.
+    """
+    where = urls.locate(file.url, base)
+    # Taken before the bytes: a file that moves meanwhile will not match it the next time.
+    stamp = urls.stamp(where)
+    earlier = known.get(where.url)
+    if earlier is not None and _still_holds(earlier, file, stamp, base):
+        parts = tuple(replace(part, split_hint=file.split_hint) for part in earlier.parts)
+        return replace(earlier, split_hint=file.split_hint, parts=parts)
+    return _Scanner(file, where, stamp, stage).scan()
+
+
+def _still_holds(scan: FileScan, file: SourceFile, stamp: str, base: Path) -> bool:
+    if scan.version != VERSION or not stamp or scan.stamp != stamp:
+        return False
+    if scan.sample_by not in (None, file.sample_by) or scan.max_record_bytes != file.limits.max_record_bytes:
+        return False
+    if len(scan.parts) == 1 and scan.parts[0].content_bytes is None:
+        # Whether it shares a group depends on it.
+        return False
+    if scan.reader == "delimited" and (scan.delimiter is None or scan.asked != (file.delimiter, file.quote)):
+        return False
+    if scan.reader == "parquet" and scan.keeps_non_finite != file.keeps_non_finite:
+        return False
+    return all(part.staged is None or urls.exists(urls.locate(part.staged, base)) for part in scan.parts)
+
+
+class _Scanner:
+    """One file's pass: what reads it, and where its parts go."""
+
+    def __init__(self, file: SourceFile, where: urls.Location, stamp: str, stage: Stage) -> None:
+        asked = reader_of(file.url)
+        assert asked is not None
+        self._reader: Reader = asked[0]
+        self._suffix, self._codec = asked[1:]
+        self._file = file
+        self._where = where
+        self._stamp = stamp
+        self._stage = stage
+        self._dialect: delimited.Dialect | None = None
+
+    def scan(self) -> FileScan:
+        if self._suffix == ".json":
+            with self._open() as stream:
+                self._reader = json_array.kind_of_json(stream, self._file.limits)
+        sample_by = self._file.sample_by if self._reader == "plain_text" else None
+        scan = FileScan(
+            self._where.url, self._file.split_hint, self._reader, self._stamp, records=0, parts=(), sample_by=sample_by,
+            max_record_bytes=self._file.limits.max_record_bytes,
+            keeps_non_finite=self._reader == "parquet" and self._file.keeps_non_finite,
+        )  # fmt: skip
+        if self._reader == "delimited":
+            self._dialect = self._find_dialect()
+            scan = replace(
+                scan,
+                delimiter=self._dialect.delimiter,
+                quote=self._dialect.quote,
+                asked=(self._file.delimiter, self._file.quote),
+            )
+        with self._open() as stream:
+            parts = stage_parts(self._cut(stream), scan, self._stage, is_staged=self._is_staged())
+        return replace(scan, parts=parts, records=sum(part.records for part in parts), columns=self._columns())
+
+    def _find_dialect(self) -> delimited.Dialect:
+        usual = USUAL_DELIMITERS[self._suffix]
+        with self._open() as stream:
+            asked = {"delimiter": self._file.delimiter, "quote": self._file.quote}
+            return delimited.find_dialect(stream, self._where.url, usual=usual, **asked)
+
+    def _is_staged(self) -> bool:
+        # An address of which a part is secret is recorded without it, and cannot be opened again by what is recorded.
+        is_whole = self._where.url == self._file.url and not urls.is_web(self._where.url)
+        return self._reader != "json_lines" or self._codec != "" or not is_whole
+
+    def _is_seekable(self) -> bool:
+        return self._reader == "parquet" and self._codec == ""
+
+    def _open(self) -> BinaryIO:
+        raw = urls.open_raw(self._where)
+        return (
+            raw
+            if self._is_seekable()
+            else open_content(raw, self._codec, self._where.url, max_expansion=self._file.limits.max_expansion)
+        )
+
+    def _cut(self, stream: BinaryIO) -> Iterator[Slice]:
+        url, limits = self._where.url, self._file.limits
+        match self._reader:
+            case "json_lines":
+                return json_lines.cut(stream, limits)
+            case "json_array":
+                return json_array.cut(stream, url, limits)
+            case "json_value":
+                return json_array.cut_value(stream, limits)
+            case "parquet":
+                keeps = self._file.keeps_non_finite
+                return parquet.cut(stream, url, limits, seekable=self._is_seekable(), keeps_non_finite=keeps)
+            case "delimited":
+                assert self._dialect is not None
+                return delimited.cut(stream, url, limits, self._dialect)
+            case "plain_text":
+                return plain_text.cut(stream, url, self._file.sample_by, limits)
+            case "huggingface":
+                raise AssertionError(f"{url} is a file")
+
+    def _columns(self) -> dict[str, str] | None:
+        if self._reader != "parquet":
+            return None
+        with self._open() as stream:
+            return parquet.columns(stream, self._where.url, seekable=self._is_seekable())
+
+
+def stage_parts(slices: Iterable[Slice], scan: FileScan, stage: Stage, *, is_staged: bool) -> tuple[Part, ...]:
+    """Name the slices of a file and keep their content: all of it, or that which is not the file's own bytes."""
+    arrow = scan.reader in ("parquet", "huggingface")
+    parts: list[Part] = []
+    for index, piece in enumerate(slices):
+        part = name_part(piece, scan=scan, index=index, arrow=arrow, staged=None)
+        if is_staged or not piece.is_whole:
+            part = replace(part, staged=stage(f"{part.sha256}.jsonl", piece.content))
+        parts.append(part)
+    return tuple(parts)
+
+
+def unusual_dialect(scan: FileScan) -> tuple[str, str] | None:
+    """Return the delimiter and quote of a CSV file that its suffix does not say; None for all other files."""
+    asked = reader_of(scan.url)
+    if scan.delimiter is None or scan.quote is None or asked is None:
+        return None
+    is_usual = scan.delimiter == USUAL_DELIMITERS[asked[1]] and scan.quote == delimited.QUOTE
+    return None if is_usual else (scan.delimiter, scan.quote)
+
+
+def line_of(part: Part, scan: FileScan, base: Path, row: int) -> int | None:
+    """Return the line of its file on which a record of a part begins; None where files have no lines, or not now.
+
+    The file is read again up to there, for messages about one record.
+    """
+    if part.reader == "json_lines":
+        return next((raw.line for raw in read(part, base) if raw.number == row), None)
+    asked = reader_of(part.url)
+    if part.reader != "delimited" or asked is None or scan.delimiter is None or scan.quote is None:
+        return None
+    try:
+        where = urls.locate(part.url, base)
+        with open_content(urls.open_raw(where), asked[2], where.url, max_expansion=Limits().max_expansion) as stream:
+            return delimited.line_of(stream, delimited.Dialect(scan.delimiter, scan.quote), part.first_record - 1 + row)
+    except (SourceError, OSError):
+        return None

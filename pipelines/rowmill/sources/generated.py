@@ -1,0 +1,77 @@
+"""Records that a model generated as a source: those that a stage behind a trained model accepted.
+
+What belongs here: the options of `kind: generated`, staging the records. What does not: which version of which stage is
+read (`generated_source.py`), whether a record is one (`parsing/`).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from rowmill.core.config import Config
+from rowmill.sources import urls
+from rowmill.sources.files import Stage, stage_parts
+from rowmill.sources.limits import RecordLimits
+from rowmill.sources.parts import VERSION, FileScan, cut_rows
+
+GenerationStage = Literal["parsed_records", "generated_series"]
+
+
+class Generated(Config):
+    """Records that a model generated: what `rowmill parse` or `rowmill generate` accepted last."""
+
+    kind: Literal["generated"] = "generated"
+    """May be left out where `generated` is given."""
+
+    generated: str
+    """The records dataset that the model was trained on, of this recipe, or `recipe/dataset` of one with the same
+    storage."""
+
+    stage: GenerationStage | None = None
+    """Which of the two is read; null: the one that was made."""
+
+    limits: RecordLimits = RecordLimits()
+    """How much a record may hold."""
+
+    tags: list[str] = Field(default=[])
+    """Names under which the dataset's evaluation is grouped; the dataset's own is always added."""
+
+    @field_validator("generated")
+    @classmethod
+    def _names_a_dataset(cls, name: str) -> str:
+        if not all(name.split("/")) or name.count("/") > 1:
+            raise ValueError(f"{name!r} names no dataset; allowed are dataset and recipe/dataset; write one of them")
+        return name
+
+    def dataset_key(self, recipe: str) -> tuple[str, str]:
+        """Return the recipe and the dataset that the records were generated from."""
+        first, slash, second = self.generated.partition("/")
+        return (first, second) if slash else (recipe, first)
+
+
+def scan_records(
+    source: Generated,
+    url: str,
+    version: str,
+    records: Iterable[bytes],
+    base: Path,
+    stage: Stage,
+    known: Mapping[str, FileScan],
+) -> FileScan:
+    """Stage records, each one JSON line without its end, unless this version of them is staged already."""
+    limit = source.limits.max_record_bytes
+    earlier = known.get(url)
+    if earlier is not None and _holds(earlier, version, limit, base):
+        return earlier
+    scan = FileScan(url, None, "json_lines", version, 0, (), max_record_bytes=limit)
+    parts = stage_parts(cut_rows(records, limit), scan, stage, is_staged=True)
+    return replace(scan, parts=parts, records=sum(part.records for part in parts))
+
+
+def _holds(scan: FileScan, version: str, limit: int, base: Path) -> bool:
+    if (scan.version, scan.stamp, scan.max_record_bytes) != (VERSION, version, limit):
+        return False
+    return all(part.staged and urls.exists(urls.locate(part.staged, base)) for part in scan.parts)

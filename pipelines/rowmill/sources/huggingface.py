@@ -1,0 +1,216 @@
+"""A Hugging Face dataset as a source, through the `datasets` library: by name at a commit, or a local folder.
+
+What belongs here: the options of `kind: huggingface`, choosing splits, pinning the revision. What does not:
+Arrow values to JSON (`arrow_rows.py`).
+
+No dataset script is ever run: `trust_remote_code` is not offered. Rows are staged as JSON lines, streamed
+or not, from the same batches, so `streaming` changes how fast and how much disk, never a byte.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import AliasChoices, Field
+
+from rowmill.core.config import Config
+from rowmill.core.errors import SourceError, one_of
+from rowmill.sources import urls
+from rowmill.sources.arrow_rows import encode_batch
+from rowmill.sources.files import Stage, stage_parts
+from rowmill.sources.limits import RecordLimits
+from rowmill.sources.parts import VERSION, FileScan, SplitHint, cut_rows
+
+_BATCH_ROWS = 256
+
+
+class HuggingFace(Config):
+    """A dataset of the Hugging Face hub, or a local folder that `datasets` can load."""
+
+    kind: Literal["huggingface"] = "huggingface"
+    """May be left out where `id` is given."""
+
+    id: str = Field(min_length=1)
+    """`owner/name` on the hub, or a folder; a folder, relative to the recipe's, wins."""
+
+    name: str | None = None
+    """The dataset's configuration; null where it has only one."""
+
+    split: str = "train"
+    """The split to train on."""
+
+    validation_split: str | None = None
+    """The split that is only evaluated; null: `validation` where the dataset has one."""
+
+    revision: str | None = None
+    """Branch, tag or commit on the hub; resolved to a commit, which is recorded."""
+
+    streaming: bool = Field(default=True, validation_alias=AliasChoices("streaming", "stream"))
+    """Read without copying the dataset into the local cache first. Never changes a byte."""
+
+    limits: RecordLimits = RecordLimits()
+    """How much a record may hold."""
+
+    tags: list[str] = Field(default=[])
+    """Names under which the dataset's evaluation is grouped; the dataset's own is always added."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pinned:
+    """A dataset at a fixed state: what to load, its commit if it is on the hub, a stamp of its content."""
+
+    path: str
+    revision: str | None
+    stamp: str
+
+
+def scan_dataset(
+    source: HuggingFace, base: Path, stage: Stage, known: Mapping[str, FileScan], *, keeps_non_finite: bool = False
+) -> list[FileScan]:
+    """Read each split once and return its parts; one whose commit or files did not move is not read.
+
+    Raises
+    ------
+    SourceError
+        When the dataset cannot be loaded or a split that is named does not exist.
+
+    """
+    pinned = _pin(source, base)
+    earlier = _earlier(source, pinned, known, base)
+    if earlier is not None and all(one.keeps_non_finite == keeps_non_finite for one in earlier):
+        return earlier
+    available = _splits(source, pinned)
+    return [
+        _scan_split(source, pinned, split, hint, stage, keeps_non_finite) for split, hint in _choose(source, available)
+    ]
+
+
+def _pin(source: HuggingFace, base: Path) -> _Pinned:
+    folder = base / source.id
+    if folder.is_dir():
+        files = (Path(path) for path in sorted(urls.walk_files(str(folder))))
+        facts = ((path, path.stat()) for path in files if path.is_file())
+        listing = [
+            f"{path.relative_to(folder)} {one.st_size} {one.st_mtime_ns} {one.st_ctime_ns}" for path, one in facts
+        ]
+        return _Pinned(str(folder), None, hashlib.sha256("\n".join(listing).encode()).hexdigest()[:32])
+    commit = _commit(source)
+    return _Pinned(source.id, commit or source.revision, commit or "")
+
+
+def _commit(source: HuggingFace) -> str | None:
+    """Ask the hub which commit a revision is; None if it does not answer, as the local cache may still do."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    try:
+        return HfApi().dataset_info(source.id, revision=source.revision, timeout=10.0).sha
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+        raise _cannot_load(source, error) from error
+    # Whatever else goes wrong on the network has many types; the load that follows reports it if it matters.
+    except Exception:  # noqa: BLE001
+        return None
+
+
+def _url(source: HuggingFace, split: str) -> str:
+    return f"huggingface:{source.id}/{source.name or 'default'}/{split}"
+
+
+def _earlier(source: HuggingFace, pinned: _Pinned, known: Mapping[str, FileScan], base: Path) -> list[FileScan] | None:
+    """Return the known scans of the splits if they still hold; without asking for the list of splits again."""
+    train = known.get(_url(source, source.split))
+    held = known.get(_url(source, source.validation_split or "validation"))
+    if train is None or not _holds(train, source, pinned, base):
+        return None
+    if train.split_hint is None:
+        # Scanned when there was no other split to hold out, at this same state of the dataset.
+        return [train] if source.validation_split is None else None
+    return [train, held] if held is not None and _holds(held, source, pinned, base) else None
+
+
+def _holds(scan: FileScan, source: HuggingFace, pinned: _Pinned, base: Path) -> bool:
+    if scan.version != VERSION or not pinned.stamp or scan.stamp != pinned.stamp:
+        return False
+    if scan.max_record_bytes != source.limits.max_record_bytes:
+        return False
+    return all(part.staged and urls.exists(urls.locate(part.staged, base)) for part in scan.parts)
+
+
+def _splits(source: HuggingFace, pinned: _Pinned) -> list[str]:
+    import datasets
+
+    try:
+        return datasets.get_dataset_split_names(pinned.path, source.name, revision=pinned.revision)
+    except _load_errors() as error:
+        raise _cannot_load(source, error) from error
+
+
+def _choose(source: HuggingFace, available: list[str]) -> list[tuple[str, SplitHint | None]]:
+    held = source.validation_split
+    if held is None and "validation" in available and source.split != "validation":
+        held = "validation"
+    for split in (source.split, held):
+        # `train[:10%]` is a slice of the split `train`.
+        if split is not None and re.split(r"[\[+]", split)[0] not in available:
+            raise SourceError(
+                f"{source.id}: has no split {split!r}; it has {one_of(available)}; name one of them in split or "
+                "validation_split"
+            )
+    if held is None:
+        return [(source.split, None)]
+    return [(source.split, "train"), (held, "validation")]
+
+
+def _scan_split(
+    source: HuggingFace, pinned: _Pinned, split: str, hint: SplitHint | None, stage: Stage, keeps_non_finite: bool
+) -> FileScan:
+    dataset = _load(source, pinned, split)
+    columns = {name: str(feature) for name, feature in (dataset.features or {}).items()}
+    scan = FileScan(_url(source, split), hint, "huggingface", pinned.stamp, 0, (), columns, pinned.revision)
+    scan = replace(scan, max_record_bytes=source.limits.max_record_bytes, keeps_non_finite=keeps_non_finite)
+    rows = cut_rows(_rows(source, dataset, keeps_non_finite), source.limits.max_record_bytes)
+    parts = stage_parts(rows, scan, stage, is_staged=True)
+    return replace(scan, parts=parts, records=sum(part.records for part in parts))
+
+
+def _load(source: HuggingFace, pinned: _Pinned, split: str) -> Any:
+    import datasets
+
+    try:
+        return datasets.load_dataset(
+            pinned.path, source.name, split=split, revision=pinned.revision, streaming=source.streaming
+        )
+    except _load_errors() as error:
+        raise _cannot_load(source, error) from error
+
+
+def _rows(source: HuggingFace, dataset: Any, keeps_non_finite: bool) -> Iterator[bytes]:
+    batches = iter(dataset.with_format("arrow").iter(batch_size=_BATCH_ROWS))
+    done = 0
+    while True:
+        try:
+            batch = next(batches, None)
+        except _load_errors() as error:
+            raise _cannot_load(source, error, after=f" after {done:,} rows") from error
+        if batch is None:
+            return
+        yield from encode_batch(batch, keeps_non_finite=keeps_non_finite)
+        done += batch.num_rows
+
+
+def _load_errors() -> tuple[type[Exception], ...]:
+    """Return what the library raises for a dataset that is absent, unreachable or damaged."""
+    from datasets.exceptions import DatasetsError
+
+    return (DatasetsError, OSError, ValueError, RuntimeError)
+
+
+def _cannot_load(source: HuggingFace, error: Exception, after: str = "") -> SourceError:
+    why = " ".join(str(error).split())
+    return SourceError(
+        f"{source.id}: the datasets library cannot load it{after} ({type(error).__name__}: {why}); a dataset of the "
+        "hub at an existing revision, or a folder of data files, is allowed; check id, name, revision and the network"
+    )

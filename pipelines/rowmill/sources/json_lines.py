@@ -1,0 +1,17 @@
+r"""JSON Lines: one record per line, and only `\n` ends a line.
+
+What belongs here: cutting such a file into parts. What does not: parsing; a line is parsed once, when its
+part is read. U+2028, U+0085 and a lone `\r` inside a line are characters like any other, which is why
+nothing here ever calls `splitlines`.
+"""
+
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from rowmill.sources.limits import Limits
+from rowmill.sources.parts import Slice, cut_lines
+
+
+def cut(stream: BinaryIO, limits: Limits) -> Iterator[Slice]:
+    """Cut the file into parts of its own bytes."""
+    return cut_lines(stream, limits.max_record_bytes)

@@ -1,0 +1,120 @@
+r"""Plain text: each line, paragraph or whole file is a record `{"text": …}`, as `source.sample_by` says.
+
+What belongs here: cutting text files into texts. What does not: what becomes of a text (`text.py`).
+
+    sample_by    a text is                                        its parts end
+    line         a line, without its line end                     at a line end
+    paragraph    the lines up to a blank line, joined by "\n"      after a blank line
+    document     the whole file                                   at its end: a file is one part
+
+The values are those of the text builder of Hugging Face `datasets`. That library drops empty paragraphs; here every
+line of a file belongs to a record, and a text with nothing but white space is rejected as `blank` (`reading.py`): a
+blank line of `line`, a blank line behind another of `paragraph`, a blank file of `document`. A line ends with `\n` or
+`\r\n`; texts of several lines have `\n` between them.
+
+The staged copy has each record on the line on which it begins in the file, so that line numbers are the file's.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from functools import partial
+from typing import BinaryIO
+
+import orjson
+
+from rowmill.core.errors import SourceError
+from rowmill.sources.limits import Limits, bounded, explain_too_long
+from rowmill.sources.parts import BLANKS, BOM, SampleBy, Slice, cut_at, find_line_end
+
+TEXT_LIMIT_BYTES = 64 << 20
+"""The longest paragraph or document, some 16 million tokens: a text is held in memory, several times while it is
+encoded. Lines may be as long as records."""
+
+_BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
+
+
+def cut(stream: BinaryIO, url: str, sample_by: SampleBy, limits: Limits) -> Iterator[Slice]:
+    """Cut the file into parts; offsets are the file's own bytes, the content is JSON lines.
+
+    Raises
+    ------
+    SourceError
+        If a paragraph or document is longer than `TEXT_LIMIT_BYTES`.
+
+    """
+    line = record = 1
+    for offset, length, content in _pieces(stream, url, sample_by, limits):
+        text = content.removeprefix(BOM) if offset == 0 else content
+        texts = list(_texts(text, sample_by))
+        staged = b"".join(bounded(_record(one), limits.max_record_bytes) + b"\n" * lines for one, lines in texts)
+        yield Slice(offset, length, line, record, len(texts), staged)
+        line, record = line + content.count(b"\n"), record + len(texts)
+
+
+def _pieces(stream: BinaryIO, url: str, sample_by: SampleBy, limits: Limits) -> Iterator[tuple[int, int, bytes]]:
+    """Yield the file in pieces that hold whole texts, each with its offset and length."""
+    match sample_by:
+        case "line":
+            yield from cut_at(stream, find_line_end, max_line_bytes=limits.max_record_bytes)
+        case "paragraph":
+            yield from cut_at(stream, _find_paragraph_end, check_length=partial(_require_room, url, sample_by))
+        case "document":
+            content = stream.read(TEXT_LIMIT_BYTES + 1)
+            _require_room(url, sample_by, len(content))
+            if content:
+                yield 0, len(content), content
+
+
+def _require_room(url: str, sample_by: SampleBy, length: int) -> None:
+    """Refuse a file whose text of `length` bytes or more is too long to be held."""
+    if length > TEXT_LIMIT_BYTES:
+        finer = "paragraph or line" if sample_by == "document" else "line"
+        raise SourceError(
+            f"{url}: has a {sample_by} of more than {TEXT_LIMIT_BYTES:,} bytes; at most {TEXT_LIMIT_BYTES:,} are "
+            f"allowed, since a text is held in memory; set source.sample_by to {finer}, or split the file"
+        )
+
+
+def _find_paragraph_end(buffer: bytearray, start: int) -> int:
+    """Return where the first blank line ends that does so after `start`, 0 if there is none."""
+    # The line end before the blank line may stand before `start`.
+    found = _BLANK_LINE.search(buffer, max(buffer.rfind(b"\n", 0, start), 0))
+    while found is not None and found.end() <= start:
+        found = _BLANK_LINE.search(buffer, found.end() - 1)
+    return found.end() if found else 0
+
+
+def _texts(content: bytes, sample_by: SampleBy) -> Iterator[tuple[bytes, int]]:
+    """Yield each text of a piece with the number of lines from its beginning to the next one's."""
+    if not content:
+        return
+    if sample_by == "document":
+        yield content.replace(b"\r\n", b"\n"), 1
+        return
+    lines = content.split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    held: list[bytes] = []
+    for line in (one.removesuffix(b"\r") for one in lines):
+        if sample_by == "line":
+            yield line, 1
+        elif line.strip(BLANKS):
+            held.append(line)
+        else:
+            # One blank line ends a paragraph; another is an empty paragraph.
+            yield b"\n".join(held) or line, len(held) + 1
+            held.clear()
+    if held:
+        yield b"\n".join(held), len(held)
+
+
+def _record(text: bytes) -> bytes:
+    if explain_too_long(text) is not None:
+        return text
+    try:
+        return orjson.dumps({"text": text.decode()})
+    except UnicodeDecodeError:
+        # The bad bytes go on as they are: reading the part then rejects this one text as `not_utf8`.
+        value = {"text": text.decode("utf-8", "surrogateescape")}
+        return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape")

@@ -1,0 +1,368 @@
+"""Where source files are: URLs with braces and globs to files, and files to bytes.
+
+What belongs here: expanding, finding, stamping and opening. What does not: what a file's suffix means
+(`files.py`).
+
+    "data/{a,b}/part-{08..10}.jsonl"   braces first, in the order written
+    "data/*.jsonl"                     then globs, by code point; a glob matches files
+    "data/chats" or "data/20*/"        a folder means its data files, however deep, those of linked folders too
+
+A path without a scheme is relative to the base that is handed in (the recipe's folder) and stays relative
+in everything that is recorded, so that a moved project gives the same records. `http` and `https` URLs are
+taken literally: their `?` begins a query, and a web server lists nothing.
+
+A source's file is a regular file: a pipe or a device has no end and no second reading. Whatever a storage raises leaves
+here as one `SourceError` that names the file as it may be recorded (`remote.py`, `public_urls.py`).
+"""
+
+import glob
+import itertools
+import os
+import re
+import stat
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, NoReturn, cast
+
+from rowmill.core import remote
+from rowmill.core.errors import ConfigError, PipelineError, SourceError
+from rowmill.core.public_urls import public_url
+
+_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
+_EXPANSION_LIMIT = 100_000
+_TIME_KEYS = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A URL as it is recorded, and the file system and path by which it is reached; `path` alone if local."""
+
+    url: str
+    path: str
+    fs: Any = None
+
+    @property
+    def identity(self) -> str:
+        """Return what is equal for two spellings of one file."""
+        if self.fs is None:
+            return os.path.realpath(self.path)
+        return public_url(str(self.fs.unstrip_protocol(self.path)))
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """Return the patterns that `{a,b}` and `{08..11}` stand for, in the order written, the last one fastest.
+
+    Braces nest. A brace without a partner, or with neither a comma nor a range inside, is text.
+    """
+    expanded = list(itertools.islice(_expand(pattern), _EXPANSION_LIMIT + 1))
+    if len(expanded) > _EXPANSION_LIMIT:
+        raise ConfigError(
+            f"{pattern}: stands for more than {_EXPANSION_LIMIT:,} URLs; name fewer, or a folder or a glob instead"
+        )
+    return expanded
+
+
+def _expand(pattern: str) -> Iterator[str]:
+    for start, end, commas in _brace_pairs(pattern):
+        cuts = [start, *commas, end]
+        inner = [pattern[a + 1 : b] for a, b in itertools.pairwise(cuts)]
+        choices = _range(inner[0]) if len(inner) == 1 else (one for part in inner for one in _expand(part))
+        if choices is None:
+            continue
+        for choice in choices:
+            for rest in _expand(pattern[end + 1 :]):
+                yield pattern[:start] + choice + rest
+        return
+    yield pattern
+
+
+def _brace_pairs(pattern: str) -> Iterator[tuple[int, int, list[int]]]:
+    """Yield each brace's start, end and own commas, by the start."""
+    for start in (match.start() for match in re.finditer(r"\{", pattern)):
+        depth = 0
+        commas: list[int] = []
+        for index in range(start, len(pattern)):
+            depth += {"{": 1, "}": -1}.get(pattern[index], 0)
+            if pattern[index] == "," and depth == 1:
+                commas.append(index)
+            if depth == 0:
+                yield start, index, commas
+                break
+
+
+def _range(text: str) -> Iterator[str] | None:
+    found = _RANGE.fullmatch(text)
+    if not found:
+        return None
+    first, last = found.groups()
+    padded = any(len(end.lstrip("-")) > 1 and end.lstrip("-")[0] == "0" for end in (first, last))
+    width = max(len(first), len(last)) if padded else 0
+    step = 1 if int(first) <= int(last) else -1
+    return (f"{number:0{width}d}" for number in range(int(first), int(last) + step, step))
+
+
+def is_remote(url: str) -> bool:
+    """Tell whether a URL names its own file system."""
+    return "://" in url or "::" in url
+
+
+def is_web(url: str) -> bool:
+    """Tell whether a URL is a web address, which is taken literally and cannot be relied on for byte ranges."""
+    return url.startswith(("http://", "https://"))
+
+
+def is_pattern(url: str) -> bool:
+    """Tell whether a URL holds a glob."""
+    return glob.has_magic(url) and not is_web(url)
+
+
+def suffix_text(url: str) -> str:
+    """Return the part of a URL that ends in its file's suffix: no query, no fragment of a web address."""
+    return re.split(r"[?#]", url, maxsplit=1)[0] if is_web(url) else url
+
+
+def locate(url: str, base: Path) -> Location:
+    """Return how to reach a URL; a path is relative to `base`.
+
+    Raises
+    ------
+    ConfigError
+        When no file system has the URL's scheme, or its package is not installed.
+
+    """
+    if not is_remote(url):
+        return Location(url, str(base / url))
+    if url.startswith("file://"):
+        return Location(url, url.removeprefix("file://"))
+    try:
+        fs, path = remote.open_filesystem(url)
+    # Every file system checks its URLs in its own way, some by failing on them.
+    except Exception as error:  # noqa: BLE001
+        raise ConfigError(
+            f"{public_url(url)}: cannot be reached ({remote.public_reason(error)}); a path or any URL that fsspec can "
+            "open without further arguments is allowed; correct the scheme or install the package that serves it "
+            "(s3fs, gcsfs, adlfs, aiohttp)"
+        ) from None
+    return Location(public_url(url), path, fs)
+
+
+def find(url: str, base: Path, suffixes: tuple[str, ...]) -> list[str]:
+    """Return the URLs of the files that one URL without braces stands for; none if there are none.
+
+    `suffixes` say which files of a folder are data; names that begin with `.` or `_` are not.
+
+    Raises
+    ------
+    SourceError
+        When the storage does not answer, or a name stands for something that is not a regular file.
+
+    """
+    where = locate(url, base)
+    return _find_local(url, where.path, base, suffixes) if where.fs is None else _find_remote(url, where, suffixes)
+
+
+def _find_local(url: str, path: str, base: Path, suffixes: tuple[str, ...]) -> list[str]:
+    if os.path.isdir(path):
+        return _files_in(url, path, suffixes)
+    if os.path.lexists(path):
+        _require_regular(url, path)
+        return [url]
+    if not is_pattern(url):
+        return []
+    scheme = "file://" if url.startswith("file://") else ""
+    matches = sorted(glob.glob(url.removeprefix(scheme), root_dir=base, recursive=True))
+    if url.endswith("/"):
+        return [one for match in matches for one in _files_in(scheme + match, str(base / match), suffixes)]
+    files = [match for match in matches if not os.path.isdir(base / match)]
+    for match in files:
+        _require_regular(scheme + match, str(base / match))
+    return [scheme + match for match in files]
+
+
+def _files_in(url: str, folder: str, suffixes: tuple[str, ...]) -> list[str]:
+    found = (os.path.relpath(path, folder) for path in walk_files(folder))
+    files = sorted(path for path in found if _is_data(PurePosixPath(path), suffixes))
+    for path in files:
+        _require_regular(f"{url.rstrip('/')}/{path}", os.path.join(folder, path))
+    return [f"{url.rstrip('/')}/{path}" for path in files]
+
+
+def walk_files(folder: str) -> Iterator[str]:
+    """Yield the paths of a folder's files, however deep, linked folders like others.
+
+    Those of folders whose names begin with `.` or `_` are left out, as they are in a source.
+
+    Raises
+    ------
+    SourceError
+        When a folder cannot be listed, or is a link to one that it lies in.
+
+    """
+    for top, folders, names in os.walk(folder, onerror=_refuse_folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith((".", "_"))]
+        for name in folders:
+            _refuse_loop(os.path.join(top, name), folder)
+        yield from (os.path.join(top, name) for name in names)
+
+
+def _refuse_loop(path: str, folder: str) -> None:
+    if not os.path.islink(path):
+        return
+    target, above = os.path.realpath(path), os.path.dirname(path)
+    while target != os.path.realpath(above):
+        if len(above) <= len(folder):
+            return
+        above = os.path.dirname(above)
+    raise SourceError(
+        f"{path}: is a link to {target}, a folder that it lies in, so its files have no end; linked folders are "
+        "followed, and must lead elsewhere; remove the link, or name the files"
+    )
+
+
+def _refuse_folder(error: OSError) -> NoReturn:
+    """Stop where a folder cannot be listed: its files would be missing without a word."""
+    raise SourceError(
+        f"{error.filename}: this folder cannot be read ({error.strerror}); all folders of a source must be readable; "
+        "check its rights, or name the files"
+    ) from error
+
+
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def _require_regular(url: str, path: str) -> None:
+    """Refuse what cannot be read to an end twice, a link to nothing, and a name that cannot be recorded."""
+    try:
+        url.encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(url).decode("utf-8", "backslashreplace")
+        raise SourceError(
+            f"{shown}: this name is not UTF-8; names are recorded as text, so they must be; rename the file"
+        ) from None
+    try:
+        kind = stat.S_IFMT(os.stat(path).st_mode)
+    except FileNotFoundError as error:
+        raise SourceError(
+            f"{url}: is a link to something that is not there ({os.readlink(path)}); a source may not be missing; "
+            "fetch the file, or remove the link"
+        ) from error
+    except OSError as error:
+        raise remote.unreachable(url, "read", error) from error
+    if kind != stat.S_IFREG:
+        raise SourceError(
+            f"{url}: is {_KINDS.get(kind, 'not a file')}; only regular files can be sources; write its content to a "
+            "file, or move it out of the folder"
+        )
+
+
+def _is_data(path: PurePosixPath, suffixes: tuple[str, ...]) -> bool:
+    return path.name.lower().endswith(suffixes) and not any(step.startswith((".", "_")) for step in path.parts)
+
+
+def _find_remote(url: str, where: Location, suffixes: tuple[str, ...]) -> list[str]:
+    facts = remote.info(where.fs, where.path, where.url)
+    kind = None if facts is None else str(facts["type"])
+    if kind == "directory":
+        return _remote_files_in(where, where.path, suffixes)
+    if kind is not None:
+        _require_file(where.url, kind)
+        return [url]
+    if not is_pattern(url):
+        return []
+    matches = remote.match_glob(where.fs, where.path, where.url)
+    if url.endswith("/"):
+        return [one for match in sorted(matches) for one in _remote_files_in(where, match, suffixes)]
+    return _files_of({path: facts for path, facts in matches.items() if facts["type"] != "directory"}, where)
+
+
+def _remote_files_in(where: Location, folder: str, suffixes: tuple[str, ...]) -> list[str]:
+    found = remote.find_files(where.fs, folder, where.url)
+    inside = len(folder.rstrip("/")) + 1
+    data = {path: facts for path, facts in found.items() if _is_data(PurePosixPath(path[inside:]), suffixes)}
+    return _files_of(data, where)
+
+
+def _files_of(found: Mapping[str, Mapping[str, Any]], where: Location) -> list[str]:
+    for path in sorted(found):
+        _require_file(where.fs.unstrip_protocol(path), str(found[path]["type"]))
+    return [where.fs.unstrip_protocol(path) for path in sorted(found)]
+
+
+def _require_file(url: str, kind: str) -> None:
+    if kind == "other":
+        raise SourceError(
+            f"{public_url(url)}: is not a regular file; only regular files can be sources; write its content to a "
+            "file, or move it out of the folder"
+        )
+
+
+def stamp(where: Location) -> str:
+    """Return a short text that changes when the file does; "" where the storage offers none.
+
+    Locally the change time stands beside the modification time, since copies often keep the latter.
+    """
+    with _reaching(where):
+        if where.fs is None:
+            facts = os.stat(where.path)
+            return f"{facts.st_size}-{facts.st_mtime_ns}-{facts.st_ctime_ns}"
+        return _remote_stamp(remote.reach(where.fs, where.url, "read", lambda: where.fs.info(where.path), size_bytes=0))
+
+
+def _remote_stamp(info: Mapping[str, Any]) -> str:
+    for key in (*remote.VERSION_KEYS, *_TIME_KEYS):
+        if info.get(key):
+            return f"{info.get('size')}-{info[key]}"
+    return ""
+
+
+def open_raw(where: Location) -> BinaryIO:
+    """Open a file for reading as it lies."""
+    with _reaching(where):
+        if where.fs is None:
+            return open(where.path, "rb")
+        return remote.open_file(where.fs, where.path, where.url)
+
+
+def read_range(where: Location, offset: int, length: int) -> bytes:
+    """Read `length` bytes from `offset` on; fewer where the file ends before."""
+    with _reaching(where):
+        if where.fs is not None:
+            cut = partial(where.fs.cat_file, where.path, start=offset, end=offset + length)
+            return cast(bytes, remote.reach(where.fs, where.url, "read", cut, size_bytes=length))
+        with open(where.path, "rb") as file:
+            file.seek(offset)
+            return file.read(length)
+
+
+def read_whole(where: Location) -> bytes:
+    """Read a whole file."""
+    with open_raw(where) as file, _reaching(where):
+        return file.read()
+
+
+def exists(where: Location) -> bool:
+    """Tell whether there is a file."""
+    if where.fs is None:
+        return os.path.isfile(where.path)
+    return remote.info(where.fs, where.path, where.url) is not None
+
+
+@contextmanager
+def _reaching(where: Location) -> Generator[None]:
+    """Turn what a disk raises, and a storage's word that nothing is there, into a `SourceError` that names the file."""
+    try:
+        yield
+    except PipelineError:
+        raise
+    except OSError as error:
+        if where.fs is None or isinstance(error, FileNotFoundError):
+            raise remote.unreachable(where.url, "read", error) from error
+        raise

@@ -1,0 +1,90 @@
+"""A finished part of canonical rows, written again: some rows rejected after all, some in another split.
+
+What belongs here: what follows for a part's files and counts. What does not: which rows, and why; that is decided
+over all parts (`canonical_rows/stage.py`, `time_splits.py`).
+
+    rows of the part   a  b  c  d          drop b: duplicate      rows a c d, rejects + b, ledger b: rejected
+    splits             0  0  0  0          splits 0 0 1 0         c is validation
+
+The part as it was stays beside the new one: the next build begins with it.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from rowmill.core.storage import Store
+from rowmill.schema.ledger import LEDGER, REJECTED
+from rowmill.schema.manifest import Part
+from rowmill.schema.rows import Rejected, from_json, without_messages
+from rowmill.stages.part_files import RejectLog, noticed, row_as_bytes, write_parquet
+
+SPLITS = ("train", "validation", "test")
+"""What the codes of `Rewrite.splits` mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """A part, the places of the rows to drop with the reason of each, and each row's split (None: as it was)."""
+
+    root: str
+    folder: str
+    fingerprint: str
+    part: Part
+    drop: tuple[int, ...]
+    why: tuple[Rejected, ...]
+    splits: bytes | None = None
+
+
+def rewrite(task: Rewrite) -> Part:
+    """Write a part again; rows that are dropped join its rejects."""
+    store = Store(task.root)
+    at = f"{task.folder}/parts/{task.fingerprint}"
+    rows = store.table(task.part.files["rows"])
+    if task.splits is not None:
+        names = np.array(SPLITS)[np.frombuffer(task.splits, np.int8)]
+        rows = rows.set_column(rows.schema.get_field_index("split"), rows.schema.field("split"), pa.array(names))
+    log = RejectLog("canonical_rows")
+    dropped = rows.take(pa.array(task.drop, pa.int64())).to_pylist()
+    for row, rejected in zip(dropped, task.why, strict=True):
+        log.add(row["row_id"], rejected, row_as_bytes(row))
+    keep = np.ones(rows.num_rows, bool)
+    keep[list(task.drop)] = False
+    kept = rows.filter(pa.array(keep))
+    rejects = pa.concat_tables([store.table(task.part.files["rejects"]), log.table()])
+    ledger = _ledger(store.table(task.part.files["ledger"]), log)
+    files = {
+        "rows": write_parquet(store, f"{at}/rows.parquet", kept),
+        "rejects": write_parquet(store, f"{at}/rejects.parquet", rejects),
+        "ledger": write_parquet(store, f"{at}/ledger.parquet", ledger),
+    }
+    facts = task.part.facts | {
+        "kept": kept.num_rows,
+        "noticed": noticed(kept),
+        **without_messages(task.part.facts, (from_json(row["messages"] or "[]") for row in dropped)),
+        "reasons": dict(sorted((Counter(task.part.facts["reasons"]) + Counter(log.counts())).items())),
+        "splits": dict(sorted(Counter(kept.column("split").to_pylist()).items())),
+        "examples_of_rejects": _first_of_each(task.part.facts["examples_of_rejects"], log),
+    }
+    return Part(task.fingerprint, files, facts)
+
+
+def _ledger(before: pa.Table, log: RejectLog) -> pa.Table:
+    states, reasons = before.column("state").to_pylist(), before.column("reason").to_pylist()
+    gone = dict(zip(log.row_ids, log.reasons, strict=True))
+    for i, row_id in enumerate(before.column("row_id").to_pylist()):
+        if row_id in gone:
+            states[i], reasons[i] = REJECTED, gone[row_id]
+    return pa.table([before.column("row_id"), before.column("stage"), states, reasons], schema=LEDGER)
+
+
+def _first_of_each(before: dict[str, Sequence[str]], log: RejectLog) -> dict[str, list[str]]:
+    found = {reason: list(ids) for reason, ids in before.items()}
+    for row_id, reason in zip(log.row_ids, log.reasons, strict=True):
+        held = found.setdefault(reason, [])
+        if len(held) < 3:
+            held.append(row_id)
+    return dict(sorted(found.items()))

@@ -1,0 +1,64 @@
+"""All stages, in the order in which they can run: the one list that the rest of the engine and Dagster go by.
+
+What belongs here: the list, and questions about it. What does not: anything about one stage; that is in the stage's
+declaration, in its own module.
+"""
+
+from rowmill.core.errors import IntegrityError
+from rowmill.schema.manifest import Manifest
+from rowmill.stages import exports, generated_series, gpu_partitions, parsed_records, raw_dataset
+from rowmill.stages.base import Scope, StageDeclaration
+from rowmill.stages.canonical_rows import stage as canonical_rows
+from rowmill.stages.packed_shards import stage as packed_shards
+from rowmill.stages.tokenized_examples import stage as tokenized_examples
+from rowmill.stages.training_splits import stage as training_splits
+from rowmill.stages.truncation_stats import stage as truncation_stats
+from rowmill.stats import Rows
+
+STAGES: tuple[StageDeclaration, ...] = (
+    raw_dataset.STAGE,
+    canonical_rows.STAGE,
+    tokenized_examples.STAGE,
+    truncation_stats.STAGE,
+    packed_shards.STAGE,
+    training_splits.STAGE,
+    gpu_partitions.STAGE,
+    exports.STAGE,
+    parsed_records.STAGE,
+    generated_series.STAGE,
+)
+
+
+def find_stage(name: str) -> StageDeclaration:
+    """Return the stage of a name.
+
+    Raises
+    ------
+    IntegrityError
+        If there is none: the manifest that names it was written by another version of rowmill.
+
+    """
+    for stage in STAGES:
+        if stage.name == name:
+            return stage
+    names = ", ".join(stage.name for stage in STAGES)
+    raise IntegrityError(f"{name}: no such stage; this version of rowmill has {names}; build again with it")
+
+
+def stages_of(scope: Scope, *, on_demand: bool = False) -> tuple[StageDeclaration, ...]:
+    """Return the stages of a scope in order: those that every build runs, or those that run on demand."""
+    return tuple(stage for stage in STAGES if stage.scope == scope and stage.on_demand == on_demand)
+
+
+def rows_of(made: Manifest) -> Rows | None:
+    """Return how many rows an output holds and what one of them is called; None if its stage does not say."""
+    return find_stage(made.stage).feeds.rows(made)
+
+
+def names_up_to(last: StageDeclaration) -> tuple[str, ...]:
+    """Return the names of a stage of a dataset and of all that must be built before it, in order."""
+    wanted = {last.name}
+    for stage in reversed(STAGES):
+        if stage.name in wanted:
+            wanted.update(stage.inputs, stage.gates)
+    return tuple(stage.name for stage in STAGES if stage.name in wanted)

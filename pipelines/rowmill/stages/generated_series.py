@@ -1,0 +1,241 @@
+"""A backend asked for what a dataset's model learned: series continued, or groups and rows of their own.
+
+What belongs here: what the model was trained on, recovered from the manifests; asking; what is kept of it. What does
+not: how it is asked (`generation/`), how the backend is reached (`backends/`).
+
+Unlike every other stage it is not a function of its inputs: a model answers, and a server may stumble. So it runs only
+when it is asked for, what it made is kept under its fingerprint like anything else, and a run in which nothing at all
+came leaves nothing behind.
+"""
+
+from collections import Counter
+from decimal import Decimal
+from typing import Any
+
+import pyarrow.compute as pc
+
+from rowmill.core.errors import GenerationError
+from rowmill.core.storage import digest
+from rowmill.formats import Records
+from rowmill.recipe.recipe import Dataset, Recipe
+from rowmill.schema.ledger import KEPT, REJECTED
+from rowmill.schema.manifest import Table
+from rowmill.schema.rows import Rejected
+from rowmill.stages import generated_tables, generated_texts, parsed_records
+from rowmill.stages.base import Draft, Prepared, StageDeclaration, Work, share
+from rowmill.stages.generated_tables import summarize
+from rowmill.stages.generated_texts import PARSED, Made, Meant
+from rowmill.stages.part_files import RejectLog
+from rowmill.stages.tokenized_examples import stage as tokenized_examples
+from rowmill.stats import Feeds, by_fact
+from rowmill.tabular import generation
+from rowmill.tabular.backends import PromptText, open_backend
+from rowmill.tabular.generation import Generated, Prefill, Trained
+from rowmill.tabular.row_index import NO_KEY
+from rowmill.tabular.schema import RecordSchema, Value
+from rowmill.tabular.serialization import Problem, Reader, Serialiser, read_json
+from rowmill.tokenization.tokenizer import Encoder
+
+VERSION = 2
+"""Raise it when the same model would be asked otherwise, or its answers would be parsed otherwise."""
+
+UNUSED = frozenset({"not_chosen", "past_stop", "past_bound", "series_incomplete"})
+"""Reasons that say nothing against an object: another was taken, or the series had ended or failed."""
+
+
+_OF_TIME = {"start_timestamp", "stop_timestamp", "timestamp_interval_seconds"}
+
+
+def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
+    """Return how the model is asked; the key with which it is reached is not part of what it says."""
+    form = recipe.datasets[name].format
+    assert isinstance(form, Records)
+    assert form.generation is not None
+    options = form.generation
+    backend = None if options.backend is None else options.backend.model_dump(mode="json", exclude={"api_key_env"})
+    return {
+        "versions": [VERSION],
+        "generation": options.model_dump(mode="json", exclude={"text_urls", "backend"}),
+        "backend": backend,
+        "time_series": form.time_series.model_dump(mode="json", include=_OF_TIME),
+        "group_columns": form.group_columns,
+        "order_column": form.order_column,
+        "is_private": form.privacy.dp_enabled,
+        "limit": recipe.limit_of(name),
+        "seed": recipe.seed,
+    }
+
+
+def trained_of(work: Work) -> Trained:
+    """Return what the model was trained on."""
+    meant = parsed_records.meant_of(work)
+    told = work.input("tokenized_examples").details["records"]
+    frame = told["frame"]
+    encoder = Encoder(tokenized_examples.open_tokenizer(work)[0])
+    return Trained(
+        mode=meant.mode,
+        schema=meant.record_schema,
+        place=meant.place,
+        prompt=PromptText(frame["prompt_text"] + frame["bos_text"], (*frame["prompt_ids"], frame["bos_id"])),
+        bos=meant.bos,
+        eos=meant.eos,
+        special_tokens=tuple(frame["special_tokens"]),
+        wire=meant.wire,
+        max_seq_length=work.recipe.limit_of(work.dataset_name or ""),
+        longest_example=told["longest_example"],
+        longest_group=told["longest_group"],
+        encode=lambda text: encoder.ids_of_continuations([text])[0].tolist(),
+    )
+
+
+def make(work: Work) -> Draft:
+    """Ask the backend and keep what came.
+
+    Raises
+    ------
+    GenerationError
+        If nothing came because the backend could not be used.
+
+    """
+    form, options = parsed_records.options_of(work)
+    assert options.backend is not None
+    trained = trained_of(work)
+    completer = open_backend(options.backend)
+    if trained.mode == "sequential":
+        result = generation.generate_series(
+            completer, prefills_of(work, trained), trained=trained, options=options,
+            start=form.time_series.start_timestamp, stop=form.time_series.stop_timestamp, seed=work.recipe.seed,
+            is_private=form.privacy.dp_enabled, where=f"datasets.{work.dataset_name}.format.time_series",
+        )  # fmt: skip
+    else:
+        result = generation.generate_records(
+            completer, trained=trained, options=options, num_records=options.num_records, seed=work.recipe.seed
+        )
+    _require_something(work, result)
+    return _draft(work, parsed_records.meant_of(work), result)
+
+
+def _require_something(work: Work, result: Generated) -> None:
+    error = result.error or next((one.error for one in result.series if one.error), "")
+    if result.status == "failed" and error:
+        raise GenerationError(
+            f"{'/'.join(work.key)}: nothing was generated; the backend's last error: {error}; see that it runs, and "
+            "ask again"
+        )
+
+
+# ── Where series begin ─────────────────────────────────────────────────────────────────────────────
+
+
+def prefills_of(work: Work, trained: Trained) -> list[Prefill]:
+    """Return how each series of train begins.
+
+    Under differential privacy no beginnings are kept, and nothing of the data is used but how many series there are.
+    """
+    kept = work.input("tokenized_examples").files("prefill")
+    if not kept:
+        return [Prefill({}, ())] * _count_groups(work)
+    order = trained.place.order_column
+    read = Reader(trained.schema, wire=trained.wire)
+    found: list[Prefill] = []
+    for line in work.store.table(kept[0]).to_pylist():
+        record = read(read_json(line["records"][0]))
+        assert not isinstance(record, Problem), record
+        key = {name: record[name] for name in trained.place.group_columns}
+        start, stop = (_time(line[name], trained.schema, order) for name in ("start", "stop"))
+        # A group of columns is called by its key.
+        name = "" if key or line["group_key"] == NO_KEY else line["group_key"]
+        found.append(Prefill(key, tuple(line["records"]), start, stop, line["length"], name))
+    return found
+
+
+def _time(text: str | None, schema: RecordSchema, column: str | None) -> Value:
+    """Return a time of the training data as a value of its column."""
+    if text is None or column is None:
+        return None
+    value = read_json(text)
+    kind = schema.by_name[column].type
+    if isinstance(value, str) and kind in {"integer", "float", "decimal", "duration"}:
+        value = Decimal(value)
+    read = Reader(RecordSchema((schema.by_name[column],)))({column: value})
+    return None if isinstance(read, Problem) else read[column]
+
+
+def _count_groups(work: Work) -> int:
+    """Count the groups of train, of columns or of files; without groups there is one series."""
+    keys: set[str] = set()
+    for part in work.inputs[(*work.dataset_key, "canonical_rows")].parts:
+        table = work.store.table(part.files["rows"], ["group_key", "split"])
+        own = table.filter(pc.equal(table.column("split"), "train")).column("group_key")
+        keys |= {key for key in own.unique().to_pylist() if key is not None}
+    return max(1, len(keys))
+
+
+# ── What is kept ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _draft(work: Work, meant: Meant, result: Generated) -> Draft:
+    made, log = Made(), RejectLog(work.stage)
+    made.add("generated", result.records, Serialiser(meant.record_schema, special_tokens=()))
+    for number, one in enumerate(result.refused):
+        raw = one.text.encode("utf-8", "surrogatepass")
+        log.add(f"{one.source}#{number}", Rejected(one.reason, one.column), raw)
+    statuses = Counter(one.status for one in result.series)
+    content = digest([made.texts, log.row_ids, log.reasons])
+    part = generated_texts.save(work.store, work.folder, content, made, log, {"kept": len(result.records)})
+    reasons = {name.removeprefix("invalid:"): n for name, n in result.counts.items() if name.startswith("invalid:")}
+    bad = sum(count for reason, count in reasons.items() if reason not in UNUSED)
+    beside = generated_tables.compare(work, [part])
+    return Draft(
+        parts=[part],
+        facts={
+            "valid_fraction": share(len(result.records), len(result.records) + bad),
+            "failed_series": _failed(result, statuses["failed"]),
+            "series": len(result.series),
+            "kept": len(result.records),
+            "rejected": sum(reasons.values()),
+            "rounds": sum(one.rounds for one in result.series),
+            **beside.facts,
+        },
+        ledger=[(KEPT, "", len(result.records)), *((REJECTED, reason, count) for reason, count in reasons.items())],
+        tables=_tables(result) | beside.tables,
+        samples={
+            "failed_series": tuple(one.source for one in result.series if one.status == "failed")[:10],
+            "exact_copies": beside.samples,
+        },
+        schema=tuple((field.name, str(field.type)) for field in PARSED),
+        card={"status": result.status},
+        rows_made=len(result.records),
+    )
+
+
+def _failed(result: Generated, failed: int) -> float:
+    """Return the share of series that failed; where there are none, whether nothing came at all."""
+    return share(failed, len(result.series)) if result.series else float(result.status == "failed")
+
+
+def _tables(result: Generated) -> dict[str, Table]:
+    classes = Table(("class", "items"), tuple(sorted(result.counts.items(), key=lambda one: (-one[1], one[0]))))
+    if not result.series:
+        return {"classes": classes}
+    worst = sorted(result.series, key=lambda one: (one.status != "failed", one.source))
+    lines = tuple((one.source, one.status, one.records, one.rounds, one.error[:200]) for one in worst[:30])
+    return {"classes": classes, "series": Table(("series", "status", "records", "rounds", "last_error"), lines)}
+
+
+def _applies(dataset: Dataset) -> bool:
+    generation = dataset.format.generation if isinstance(dataset.format, Records) else None
+    return generation is not None and generation.backend is not None
+
+
+STAGE = StageDeclaration(
+    name="generated_series",
+    description="Records that the backend generated: series continued step by step, or groups and rows.",
+    identity=identity_of,
+    prepare=lambda work: Prepared((), lambda: make(work)),
+    inputs=("tokenized_examples", "canonical_rows"),
+    applies=_applies,
+    command="generate",
+    feeds=Feeds(by_fact("kept", "record"), files={"records": "generated_records", "rejects": "rejects"}),
+    summarize=summarize,
+)

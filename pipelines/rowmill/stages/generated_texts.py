@@ -1,0 +1,248 @@
+"""What one worker does with generated texts: read them from files, take them apart, write records and rejects.
+
+What belongs here: the shapes in which texts come, the files of a part. What does not: the parser (`parsing/`), which
+files there are (`parsed_records.py`).
+
+| file | a text is |
+|---|---|
+| `.txt` | the whole file (`sample_by: document`) |
+| `.jsonl`, `.json`, `.parquet`, … | the `text` of a record, with `finish_reason` where the server told one |
+| the same | each of a record's `choices`, as a completions server answers |
+
+A text continues the generation prompt: it stands behind BOS. It is closed by EOS, or where its `finish_reason` is
+`stop`, which is how servers say that they ate it.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+
+from rowmill import sources
+from rowmill.core.errors import ConfigError, one_of
+from rowmill.core.storage import Store
+from rowmill.schema.manifest import File, Part
+from rowmill.schema.rows import Json, Rejected
+from rowmill.stages.part_files import RejectLog, write_parquet
+from rowmill.tabular import parsing
+from rowmill.tabular.parsing import Parser, Place, Report, Span, Validation
+from rowmill.tabular.schema import Mode, Record, RecordSchema
+from rowmill.tabular.serialization import Serialiser, Wire
+from rowmill.tabular.time_order import Order
+
+PARSED = pa.schema(
+    [
+        pa.field("stage", pa.string(), nullable=False),
+        pa.field("text_id", pa.string(), nullable=False),
+        pa.field("number", pa.int32(), nullable=False),
+        pa.field("record", pa.string(), nullable=False),
+    ]
+)
+"""A part of `parsed_records`, or of `generated_series`: records in the order of their text, as lossless JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meant:
+    """What a text is meant to be, as `tokenized_examples` tells it; goes to workers as it is."""
+
+    schema: str
+    mode: Mode
+    wire: Wire
+    bos: str
+    eos: str
+    place: Place
+    validation: str
+
+    @property
+    def record_schema(self) -> RecordSchema:
+        """The columns."""
+        return RecordSchema.from_json(orjson.loads(self.schema))
+
+
+@dataclass(frozen=True, slots=True)
+class ParseTask:
+    """A part of a file to take apart."""
+
+    root: str
+    folder: str
+    fingerprint: str
+    base: str
+    part: sources.Part
+    meant: Meant
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A generated text, or why the record that should hold one has none."""
+
+    text_id: str
+    text: str
+    is_closed: bool
+    rejected: Rejected | None = None
+    raw: bytes = b""
+
+
+def meant_of(
+    details: dict[str, Any],
+    *,
+    group_columns: Sequence[str],
+    order_column: str | None,
+    interval_seconds: float | None,
+    validation: str,
+    where: str,
+) -> Meant:
+    """Recover what texts are meant to be from a `tokenized_examples` manifest of records.
+
+    `interval_seconds` is the recipe's; null: the one that the data were found to have.
+
+    Raises
+    ------
+    ConfigError
+        If a column of the recipe is none of the table that was built.
+
+    """
+    told = details["records"]
+    known = [column["name"] for column in told["schema"]["columns"]]
+    for name in (*group_columns, *([] if order_column is None else [order_column])):
+        if name not in known:
+            raise ConfigError(
+                f"{where}: column {name!r} is none of the table that the model was trained on; it has "
+                f"{one_of(known)}; name one of them, or build and train again"
+            )
+    order = None if told["order"] is None else Order(told["order"])
+    interval = told["interval_seconds"] if interval_seconds is None else str(interval_seconds)
+    return Meant(
+        schema=orjson.dumps(told["schema"]).decode(),
+        mode=told["mode"],
+        wire=told["wire"],
+        bos=told["frame"]["bos_text"],
+        eos=told["frame"]["eos_text"],
+        place=Place(tuple(group_columns), order_column, order, None if interval is None else _number(interval)),
+        validation=validation,
+    )
+
+
+def _number(text: str) -> Any:
+    from decimal import Decimal
+
+    number = Decimal(text)
+    return int(number) if number == int(number) else number
+
+
+@lru_cache(maxsize=2)
+def _opened(meant: Meant) -> tuple[Parser, Serialiser]:
+    """Compile what a run has in common, once per worker."""
+    parser = Parser(
+        meant.record_schema, meant.mode, bos=meant.bos, eos=meant.eos, place=meant.place,
+        validation=Validation.model_validate_json(meant.validation), wire=meant.wire,
+    )  # fmt: skip
+    return parser, Serialiser(meant.record_schema, special_tokens=())
+
+
+def texts_of(part: sources.Part, base: Path) -> Iterator[Text]:
+    """Yield the texts of a part."""
+    if part.reader == "plain_text":
+        yield _whole(part, base)
+        return
+    for record in sources.read(part, base):
+        name = f"{part.part_id}:{record.number}"
+        if record.rejected is not None or record.value is None:
+            yield Text(name, "", is_closed=False, rejected=record.rejected, raw=record.raw)
+        else:
+            yield from _in_record(name, record.value, record.raw)
+
+
+def _whole(part: sources.Part, base: Path) -> Text:
+    """Return a text file whole: a character that is damaged must not cost the records around it."""
+    [line] = sources.read_bytes(part, base).split(b"\n")[:1]
+    return Text(f"{part.part_id}:0", json.loads(line.decode("utf-8", "replace"))["text"], is_closed=False)
+
+
+def _in_record(name: str, value: dict[str, Json], raw: bytes) -> Iterator[Text]:
+    choices = value.get("choices")
+    told: list[Json] = choices if isinstance(choices, list) else [value]
+    for number, one in enumerate(told):
+        text = one.get("text") if type(one) is dict else None
+        text_id = f"{name}.{number}" if isinstance(choices, list) else name
+        if isinstance(text, str):
+            yield Text(text_id, text, is_closed=one.get("finish_reason") == "stop")
+        else:
+            rejected = Rejected("missing_field", "neither text nor choices with a text each")
+            yield Text(text_id, "", is_closed=False, rejected=rejected, raw=raw)
+
+
+def parse_texts(task: ParseTask) -> Part:
+    """Take the texts of a part apart and write what came of them."""
+    parser, write = _opened(task.meant)
+    log = RejectLog("parsed_records")
+    made = Made()
+    reports: list[Report] = []
+    for text in texts_of(task.part, Path(task.base)):
+        if text.rejected is not None:
+            log.add(text.text_id, text.rejected, text.raw)
+            continue
+        parsed = parser(text.text, open_at_start=True, closed_at_end=text.is_closed)
+        reports.append(parsed.report)
+        made.add(text.text_id, parsed.records, write)
+        log_spans(log, text.text_id, text.text, parsed.spans)
+    report = parsing.add_up(reports)
+    facts = {
+        "texts": len(reports),
+        "kept": report.valid,
+        "items": dict(report.items),
+        "characters": dict(report.characters),
+        "reasons": log.counts(),
+        "examples_of_rejects": _first_of_each(log),
+    }
+    return save(Store(task.root), task.folder, task.fingerprint, made, log, facts)
+
+
+def log_spans(log: RejectLog, text_id: str, text: str, spans: Sequence[Span]) -> None:
+    """Keep the objects of a text that are no records, with their own characters."""
+    for number, span in enumerate(one for one in spans if one.kind == "invalid"):
+        raw = text[span.start : span.end].encode("utf-8", "surrogatepass")
+        log.add(f"{text_id}#{number}", Rejected(span.reason, span.column), raw)
+
+
+class Made:
+    """Accepted records, column by column."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self.numbers: list[int] = []
+        self.texts: list[str] = []
+
+    def add(self, text_id: str, records: Sequence[Record], write: Serialiser) -> None:
+        """Add the records of a text."""
+        self.ids += [text_id] * len(records)
+        self.numbers += range(len(records))
+        for record in records:
+            line = write(record)
+            assert isinstance(line, str), "what was read can be written"
+            self.texts.append(line.removesuffix("\n"))
+
+
+def _first_of_each(log: RejectLog) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, reason in zip(log.row_ids, log.reasons, strict=True):
+        if len(held := found.setdefault(reason, [])) < 3:
+            held.append(name)
+    return found
+
+
+def save(store: Store, folder: str, fingerprint: str, made: Made, log: RejectLog, facts: dict[str, Any]) -> Part:
+    """Write a part's records and rejects."""
+    path = f"{folder}/parts/{fingerprint}"
+    table = pa.table(
+        [[log.stage] * len(made.ids), made.ids, pa.array(made.numbers, pa.int32()), made.texts], schema=PARSED
+    )
+    files: dict[str, File] = {
+        "records": write_parquet(store, f"{path}/records.parquet", table),
+        "rejects": write_parquet(store, f"{path}/rejects.parquet", log.table()),
+    }
+    return Part(fingerprint, files, facts)

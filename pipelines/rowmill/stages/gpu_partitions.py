@@ -1,0 +1,435 @@
+"""The order and the shards → one folder of shards per data-parallel rank.
+
+What belongs here: moving sequences to ranks, conservation, the file that trainers open. What does not:
+which place belongs to which rank (`rank_assignment.py`).
+
+    rank-00003-of-00008/
+    ├── data/part-00000.parquet …   that rank's sequences, in the order of training
+    └── facts.parquet               per step: sequences, fillers, tokens, trained tokens, longest segment
+
+`current.json` is what trainers open. It is written when all ranks of one order are there.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from rowmill.checks import cross_stage
+from rowmill.checks.judge import Verdict
+from rowmill.core.number_text import counted
+from rowmill.core.storage import Store, digest, digest_bytes
+from rowmill.recipe.recipe import Recipe
+from rowmill.schema import manifest
+from rowmill.schema.examples import WEIGHTS
+from rowmill.schema.manifest import File, Manifest, Part, Table
+from rowmill.shards import gather, native
+from rowmill.stages import part_files
+from rowmill.stages.base import (
+    Draft,
+    Figure,
+    Prepared,
+    StageDeclaration,
+    Work,
+    keep_part,
+    kept_part,
+    part_folder,
+    scratch_folder,
+    share,
+)
+from rowmill.stages.packed_shards.shard_files import find_content_damage
+from rowmill.stages.training_splits import stage as training_splits
+from rowmill.stats import Feeds, by_fact
+
+VERSION = 4
+"""Raise it when any rank may hold other bytes, or other facts are counted on the way."""
+
+Ints = NDArray[np.int64]
+SHARD_TOKENS = 2 << 20
+
+
+def rank_name(rank: int, world_size: int) -> str:
+    """Return the folder name of a rank: `rank-00003-of-00008`; another world size is never mistaken for it."""
+    return f"rank-{rank:05d}-of-{world_size:05d}"
+
+
+def rank_names(world_size: int) -> tuple[str, ...]:
+    """Return the folder names of all ranks."""
+    return tuple(rank_name(rank, world_size) for rank in range(world_size))
+
+
+def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
+    """Return the options that decide ranks (`ranks`), and the tags that trainers are told."""
+    return {
+        "ranks": {
+            "versions": [VERSION],
+            "world_size": recipe.partitions.world_size,
+            "seq_len": recipe.seq_len,
+            "weighted": recipe.has_loss_weights,
+        },
+        "tags": {name: list(dataset.source.tags) for name, dataset in recipe.datasets.items()},
+    }
+
+
+def prepare(work: Work) -> Prepared:
+    """Find which ranks there will be: one can be built without the others."""
+    return Prepared(ranks_of(work), lambda: make(work))
+
+
+def ranks_of(work: Work) -> tuple[str, ...]:
+    """Return the ranks that the manifest will name: those wanted and those kept already."""
+    names = rank_names(work.recipe.partitions.world_size)
+    wanted = set(work.ranks or names)
+    return tuple(
+        name for name in names if name in wanted or kept_part(work.store, work.folder, _fingerprint(work, name))
+    )
+
+
+def stale_ranks(work: Work, present: Sequence[str]) -> int:
+    """Count the ranks of which a kept version tells, but none of this order over these tokens.
+
+    One rank can be built alone. Those beside it then still are of the order before, and nobody may train on both.
+    """
+    known = {name for one in manifest.versions(work.store, work.key) for name in one.card.get("ranks", ())}
+    return len(known & set(rank_names(work.recipe.partitions.world_size)) - set(present))
+
+
+def _fingerprint(work: Work, name: str) -> str:
+    """Identify a rank's files: the order, the sequences that it orders, the world size."""
+    splits = work.inputs[(work.recipe.name, "training_splits")]
+    # The order alone knows sequences by number: other tokens under the same numbers are other ranks.
+    packed = [one.version for one in training_splits.packed_of(work).values()]
+    return digest("gpu_partitions", identity_of(work.recipe, "")["ranks"], splits.version, packed, name)
+
+
+def make(work: Work) -> Draft:
+    """Write the wanted ranks that are not kept, and describe all."""
+    present = ranks_of(work)
+    kept = {name: kept_part(work.store, work.folder, _fingerprint(work, name)) for name in present}
+    missing = [name for name, part in kept.items() if part is None]
+    if missing:
+        for name, part in zip(missing, _write_ranks(work, missing), strict=True):
+            keep_part(work.store, work.folder, part)
+            kept[name] = part
+    ranks = [part for part in kept.values() if part is not None]
+    return _draft(work, list(present), ranks, reused=len(present) - len(missing))
+
+
+# ── Sequences to ranks ─────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class _ScratchTask:
+    root: str
+    source: File
+    target: str
+
+
+def to_scratch(task: _ScratchTask) -> bytes:
+    """Lay a shard out for gathering; return its sequences' content hashes, 16 bytes each."""
+    table = Store(task.root).table(task.source).combine_chunks()
+    hashes = native.sequence_hashes(native.segments_of(table))
+    # Each shard has a dictionary of its own; plain strings can be taken from several.
+    plain = table.set_column(
+        table.schema.get_field_index("dataset"), "dataset", pc.cast(table.column("dataset"), pa.string())
+    )
+    gather.to_scratch(plain, task.target)
+    return b"".join(value.to_bytes(16, "little") for value in hashes)
+
+
+@dataclass(frozen=True, slots=True)
+class _RankTask:
+    root: str
+    at: str
+    fingerprint: str
+    files: tuple[str, ...]
+    first_rows: Ints
+    wanted: Ints
+    per_shard: int
+    card: dict[str, str]
+    facts: pa.Table
+
+
+def write_rank(task: _RankTask) -> tuple[Part, int]:
+    """Write one rank's shards; return the part and the content hash of what was read back."""
+    store = Store(task.root)
+    files: dict[str, File] = {}
+    found = 0
+    counted: dict[str, list[int]] = {}
+    for number, begin in enumerate(range(0, len(task.wanted), task.per_shard)):
+        table = _typed(gather.take(task.files, task.first_rows, task.wanted[begin : begin + task.per_shard]))
+        sink = BytesIO()
+        native.write(table, sink, task.card)
+        content = sink.getvalue()
+        name = f"data/part-{number:05d}.parquet"
+        store.write(f"{task.at}/{name}", content)
+        files[name] = File(f"{task.at}/{name}", len(content), digest_bytes(content), table.num_rows)
+        back = store.table(files[name]).combine_chunks()
+        found += sum(native.sequence_hashes(native.segments_of(back)))
+        _count(back, counted)
+    files["facts"] = part_files.write_parquet(store, f"{task.at}/facts.parquet", task.facts)
+    fillers = counted.pop(_FILLERS, [0])[0]
+    facts = {
+        "sequences": len(task.wanted),
+        "fillers": fillers,
+        "tokens": sum(tokens for _, tokens, _ in counted.values()),
+        "trained_tokens": sum(trained for _, _, trained in counted.values()),
+        "datasets": dict(sorted(counted.items())),
+    }
+    return Part(task.fingerprint, files, facts), found % native.MODULUS
+
+
+_FILLERS = ""
+"""Whose sequences fillers are; no dataset has an empty name."""
+
+
+def _count(shard: pa.Table, counted: dict[str, list[int]]) -> None:
+    """Add a shard's sequences, tokens and trained tokens to those of each dataset, fillers apart."""
+    plain = shard.select(["tokens", "trained_tokens"]).append_column(
+        "dataset", shard.column("dataset").cast(pa.string())
+    )
+    sums = plain.group_by("dataset").aggregate([("tokens", "count"), ("tokens", "sum"), ("trained_tokens", "sum")])
+    names = ("dataset", "tokens_count", "tokens_sum", "trained_tokens_sum")
+    for name, *values in zip(*(sums.column(one).to_pylist() for one in names), strict=True):
+        before = counted.get(name, [0, 0, 0])
+        counted[name] = [a + int(b) for a, b in zip(before, values, strict=True)]
+
+
+def _typed(table: pa.Table) -> pa.Table:
+    column = table.column("dataset").combine_chunks().dictionary_encode()
+    typed = table.set_column(table.schema.get_field_index("dataset"), native.SEQUENCES.field("dataset"), column)
+    return typed.cast(native.schema(weighted=WEIGHTS in table.column_names))
+
+
+def _write_ranks(work: Work, names: Sequence[str]) -> list[Part]:
+    packed = training_splits.packed_of(work)
+    shards = [p.files["shard"] for one in packed.values() for p in one.parts if p.facts["split"] == "train"]
+    counts = [file.rows for file in shards]
+    with scratch_folder(work) as scratch:
+        targets = [str(scratch / f"{i:06d}.arrow") for i in range(len(shards) + 1)]
+        tasks = [_ScratchTask(work.store.root, file, target) for file, target in zip(shards, targets, strict=False)]
+        size = 4 * sum(file.bytes for file in shards)
+        hashes = b"".join(work.pool.map(to_scratch, tasks, size_bytes=size)) + _filler_scratch(work, targets[-1])
+        first_rows = np.concatenate(([0], np.cumsum([*counts, 1])))
+        wanted = _wanted(work, packed)
+        ranks = [_rank_task(work, name, tuple(targets), first_rows, wanted) for name in names]
+        made = list(work.pool.map(write_rank, ranks, size_bytes=size))
+    values = [int.from_bytes(hashes[16 * i : 16 * i + 16], "little") for i in range(len(hashes) // 16)]
+    done: list[Part] = []
+    for task, (part, found) in zip(ranks, made, strict=True):
+        expected = sum(values[i] for i in task.wanted.tolist()) % native.MODULUS
+        facts = part.facts | {"conserved": found == expected, "content_hash": f"{found:032x}"}
+        done.append(Part(part.fingerprint, part.files, facts))
+    return done
+
+
+def _filler_scratch(work: Work, target: str) -> bytes:
+    card = next(iter(training_splits.packed_of(work).values())).card
+    pad = next((card[name] for name in ("pad_id", "eos_id") if card.get(name) is not None), 0)
+    table = native.fillers(1, pad_id=int(pad), dataset="", weighted=work.recipe.has_loss_weights)
+    plain = table.set_column(
+        table.schema.get_field_index("dataset"), "dataset", pc.cast(table.column("dataset"), pa.string())
+    )
+    gather.to_scratch(plain, target)
+    return native.sequence_hashes(native.segments_of(table.combine_chunks()))[0].to_bytes(16, "little")
+
+
+def _wanted(work: Work, packed: dict[str, Manifest]) -> Ints:
+    """Return for each place of the order the row of its sequence over all scratch files; fillers are the last row."""
+    splits = work.inputs[(work.recipe.name, "training_splits")]
+    order = work.store.table(splits.parts[0].files["order"], ("dataset", "sequence_id", "filler"))
+    rows = [sum(p.files["shard"].rows for p in one.parts if p.facts["split"] == "train") for one in packed.values()]
+    firsts = np.concatenate(([0], np.cumsum(rows)))
+    filler = order.column("filler").to_numpy(zero_copy_only=False)
+    datasets = np.where(filler, 0, order.column("dataset").to_numpy())
+    return np.where(filler, firsts[-1], firsts[datasets] + order.column("sequence_id").to_numpy())
+
+
+def _rank_task(work: Work, name: str, files: tuple[str, ...], first_rows: Ints, wanted: Ints) -> _RankTask:
+    world = work.recipe.partitions.world_size
+    rank = int(name.split("-")[1])
+    fingerprint = _fingerprint(work, name)
+    splits = work.inputs[(work.recipe.name, "training_splits")]
+    steps = work.store.table(splits.parts[0].files["rank_steps"])
+    shard_card = next(iter(training_splits.packed_of(work).values())).card
+    own = {"recipe": work.recipe.name, "order": str(splits.card["order"]), "rank": str(rank), "world_size": str(world)}
+    return _RankTask(
+        root=work.store.root,
+        at=f"{part_folder(work.folder, fingerprint)}/{name}",
+        fingerprint=fingerprint,
+        files=files,
+        first_rows=first_rows,
+        wanted=wanted[rank::world],
+        per_shard=max(1, SHARD_TOKENS // work.recipe.seq_len),
+        card={k: str(v) for k, v in shard_card.items() if k != "dataset"} | own,
+        facts=steps.filter(pc.equal(steps.column("rank"), rank)),
+    )
+
+
+# ── What the manifest says, and what trainers open ─────────────────────────────────────────────────
+
+
+def _draft(work: Work, names: list[str], ranks: list[Part], *, reused: int) -> Draft:
+    trained = [int(part.facts["trained_tokens"]) for part in ranks]
+    rows = [
+        (name, *(int(p.facts[f]) for f in ("sequences", "fillers", "tokens", "trained_tokens")))
+        for name, p in zip(names, ranks, strict=True)
+    ]
+    return Draft(
+        parts=ranks,
+        facts={
+            "conservation": sum(not part.facts["conserved"] for part in ranks),
+            "stale_rank": stale_ranks(work, names),
+            "ranks": len(ranks),
+            "world_size": work.recipe.partitions.world_size,
+            "sequences": sum(int(p.facts["sequences"]) for p in ranks),
+            "fillers": sum(int(p.facts["fillers"]) for p in ranks),
+            "tokens": sum(int(p.facts["tokens"]) for p in ranks),
+            "trained_tokens": sum(trained),
+            "trained_spread": share(max(trained) - min(trained), max(trained)) if trained else 0.0,
+        },
+        token_ledger=_token_ledger(ranks),
+        tables={
+            "ranks": Table(("rank", "sequences", "fillers", "tokens", "trained_tokens"), tuple(rows[:30])),
+            "datasets": _dataset_table(work, ranks),
+        },
+        schema=tuple((f.name, str(f.type)) for f in native.schema(weighted=work.recipe.has_loss_weights)),
+        card={"order": work.inputs[(work.recipe.name, "training_splits")].card["order"], "ranks": names},
+        parts_reused=reused,
+        rows_made=sum(int(p.facts["sequences"]) for p in ranks),
+    )
+
+
+def _token_ledger(ranks: Sequence[Part]) -> list[tuple[str, str, int]]:
+    """Place every token of the ranks; shards have labels, but no kinds of spans: what has no label is context."""
+    tokens, trained = (sum(int(part.facts[name]) for part in ranks) for name in ("tokens", "trained_tokens"))
+    padding = native.FILLER_TOKENS * sum(int(part.facts["fillers"]) for part in ranks)
+    return [
+        ("train", "trained", trained),
+        ("train", "context", tokens - trained),
+        ("train", "padding", padding),
+    ]
+
+
+def _dataset_table(work: Work, ranks: Sequence[Part]) -> Table:
+    """Say what each dataset gives the ranks: sequences, tokens, trained tokens, and its share of each."""
+    sums = {
+        name: [sum(int(part.facts["datasets"].get(name, (0, 0, 0))[i]) for part in ranks) for i in range(3)]
+        for name in work.recipe.datasets
+    }
+    totals = [sum(values[i] for values in sums.values()) for i in range(3)]
+    measures = ("sequences", "tokens", "trained_tokens")
+    rows = [
+        (name, *values, *(share(value, total) for value, total in zip(values, totals, strict=True)))
+        for name, values in sums.items()
+    ]
+    return Table(("dataset", *measures, *(f"{measure}_share" for measure in measures)), tuple(rows))
+
+
+def publish(work: Work, made: Manifest, verdicts: Sequence[Verdict], loosened: Sequence[str]) -> None:
+    """Write `current.json` for trainers, once every rank of this order is there and its tokens are conserved.
+
+    `verdicts` are the judgements that let it through, `loosened` the bounds of the whole recipe that are wider than
+    the defaults: whoever opens the ranks can read under which terms they were made.
+
+    What it says is read from what was built: a kept version may be of another recipe than today's.
+    """
+    world = int(made.facts["world_size"])
+    if made.facts["conservation"] or int(made.facts["ranks"]) != world:
+        return
+    splits = work.inputs[(work.recipe.name, "training_splits")]
+    ranks = {
+        name: {
+            "folder": part.files["facts"].path.rsplit("/", 1)[0],
+            "files": [[f.path, f.rows, f.digest] for n, f in part.files.items() if n.startswith("data/")],
+            "sequences": part.facts["sequences"],
+        }
+        for name, part in zip(rank_names(world), made.parts, strict=True)
+    }
+    packed = {name: work.inputs[(work.recipe.name, name, "packed_shards")] for name in splits.card["datasets"]}
+    first = next(iter(packed.values()))
+    content = {
+        "version": made.version,
+        "recipe": work.recipe.name,
+        "order": splits.card["order"],
+        "order_file": splits.parts[0].files["order"].path,
+        "datasets": splits.card["datasets"],
+        "world_size": world,
+        "seq_len": int(first.card["seq_len"]),
+        "places": splits.facts["places"],
+        "steps": splits.facts["steps"],
+        # Orders that were kept by a version before 3 do not say.
+        "has_steps": splits.card["has_steps"] if "has_steps" in splits.card else bool(work.recipe.mixture.batch_sizes),
+        "sets": {name: _sets(work, name, one) for name, one in packed.items()},
+        "inputs": made.inputs,
+        "waivers": list(made.waivers),
+        "loosened": list(loosened),
+        "checks": [
+            {
+                "name": one.law,
+                "value": one.value,
+                "wanted": one.wanted,
+                "severity": one.severity,
+                "outcome": one.outcome,
+                "waiver": one.waiver,
+                "terms": one.terms,
+            }
+            for one in verdicts
+        ],
+        "card": {k: v for k, v in first.card.items() if k != "dataset"},
+        "ranks": ranks,
+    }
+    work.store.write_sealed(f"{work.folder}/current.json", content)
+    cross_stage.write_published(work.store, made)
+
+
+def _sets(work: Work, name: str, packed: Manifest) -> dict[str, Any]:
+    """Name a dataset's own shards by split, in the order of its plans, and its tags: what evaluation reads."""
+    shards: dict[str, list[list[Any]]] = {}
+    for part in packed.parts:
+        if "shard" in part.files:
+            file = part.files["shard"]
+            shards.setdefault(part.facts["split"], []).append([file.path, file.rows, file.digest])
+    dataset = work.recipe.datasets.get(name)
+    tags = dataset.source.tags if dataset is not None else ()
+    return {"tags": list(dict.fromkeys([*tags, name])), "shards": shards}
+
+
+def _data_version(recipe: Recipe, made: Manifest) -> str:
+    """Identify some ranks by the order they are dealt from and how many there are: what they all have in common."""
+    return digest(made.inputs[f"{recipe.name}/training_splits"], recipe.partitions.world_size)
+
+
+def _content_damage(store: Store, made: Manifest) -> Iterator[str]:
+    for part in made.parts:
+        data = [file for name, file in part.files.items() if name.startswith("data/")]
+        rank = part.files["facts"].path.rsplit("/", 1)[0]
+        yield from find_content_damage(store, rank, data, str(part.facts["content_hash"]))
+
+
+STAGE = StageDeclaration(
+    name="gpu_partitions",
+    description="One folder of shards per data-parallel rank, in the order of training.",
+    scope="recipe",
+    identity=identity_of,
+    prepare=prepare,
+    inputs=("training_splits", "packed_shards"),
+    gates_on_every_dataset=True,
+    publish=publish,
+    partitions=lambda recipe: rank_names(recipe.partitions.world_size),
+    find_data_version=_data_version,
+    # Ranks hold shards, too: the same sequences again, which statistics have of the shards.
+    feeds=Feeds(by_fact("sequences", "sequence")),
+    summarize=lambda facts, rows: (counted(facts["ranks"], "rank"), rows),
+    compared=(
+        Figure("ranks", "ranks"),
+        Figure("sequences of all ranks", "sequences"),
+        Figure("tokens of all ranks", "tokens"),
+    ),
+    find_content_damage=_content_damage,
+)

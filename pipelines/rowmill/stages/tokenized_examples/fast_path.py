@@ -1,0 +1,208 @@
+"""The fast lane of plain chats: rows of roles and contents alone become examples a batch at a time.
+
+What belongs here: which rows may go this way, their texts and byte ranges as arrays, and the comparison with
+the way that every row can go. What does not: what makes the lane true (`content_tracing.py`,
+`turn_layouts.py`), and rows that are longer than the limit or have no target, which leave it again.
+
+    messages ─► roles, contents ─► shape ─► text = pattern % contents ─► encode ─► token masks by addition
+
+Measured on two cores, Qwen3 template, a row of two messages: 18 µs, one by one 110 µs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from rowmill.conversation.masking import Masker, share_threshold
+from rowmill.conversation.masking.content_spans import SHORT
+from rowmill.conversation.masking.turn_layouts import (
+    KIND,
+    MESSAGE,
+    MOST_SHAPES,
+    TRAINED_AFTER,
+    TRAINED_BEFORE,
+    TRAINS,
+    FlatRows,
+    Shape,
+    lay_out,
+    literal_pattern,
+)
+from rowmill.conversation.template_contract import Conversation
+from rowmill.schema.rows import Masked, Message, Rejected
+from rowmill.tokenization.encoded_batch import (
+    NO_TEXT_BEHIND,
+    Batch,
+    Columns,
+    Counts,
+    FlatPieces,
+    batch_of,
+    columns_of_batch,
+    encode_checked,
+)
+from rowmill.tokenization.tokenizer import ControlStrings, Encoder, FlatSpans, Ints
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Rows that go the fast lane: their places in the batch, shapes, contents and texts."""
+
+    places: list[int]
+    shapes: list[Shape]
+    contents: list[list[str]]
+    texts: list[str]
+
+
+class PlainChats:
+    """The lane of one dataset; learns a shape the first time a sequence of roles is seen.
+
+    Rows that hold one of the strings of `control` go one by one. Examples longer than `limit` leave the lane
+    (null: none does). `share` of the rows, chosen by their hash, are masked the other way, too, and compared.
+    """
+
+    def __init__(
+        self, masker: Masker, encoder: Encoder, control: ControlStrings, *, limit: int | None, share: float
+    ) -> None:
+        """Keep the rooms; nothing is learned yet."""
+        self._masker = masker
+        self._encoder = encoder
+        self._control = control
+        self._limit = limit
+        self._compares = share > 0
+        self._threshold = share_threshold(share)
+        self._shapes: dict[tuple[str, ...], Shape | None] = {}
+        self._literals: frozenset[str] = frozenset()
+
+    def take(self, rows: pa.Table, places: Ints, counts: Counts) -> Columns | None:
+        """Return the examples of all rows that can go this way; null if none can, or if a compared one differs."""
+        chosen = self._chosen(rows)
+        if not chosen.places:
+            return None
+        if not self._same_as_one_by_one(rows, chosen):
+            counts.lane_differences += 1
+            return None
+        batch = self._batch(chosen, counts)
+        kept = ~batch.bad & (batch.trained > 0)
+        if self._limit is not None:
+            kept &= batch.lengths <= self._limit
+        counts.straddles += batch.straddles
+        return columns_of_batch(batch, places[chosen.places], kept)
+
+    # ── which rows ──
+
+    def _chosen(self, rows: pa.Table) -> _Rows:
+        usable = pc.and_(pc.is_null(rows.column("tools")), pc.is_null(rows.column("template_kwargs")))
+        free = usable.to_numpy(zero_copy_only=False)
+        free &= ~self._control.found_in(rows)
+        found = _Rows([], [], [], [])
+        numbers = np.flatnonzero(free)
+        texts: list[str] = rows.column("messages").take(pa.array(numbers)).to_pylist()
+        for place, text in zip(numbers.tolist(), texts, strict=True):
+            messages: list[Message] = orjson.loads(text)
+            if any(map(_has_more, messages)):
+                continue
+            contents: list[str] = [message["content"] for message in messages]
+            shape = self._shape(tuple([message["role"] for message in messages]))
+            if shape is not None and shape.holds(contents):
+                found.places.append(place)
+                found.shapes.append(shape)
+                found.contents.append(contents)
+        return self._without_literals(rows, found)
+
+    def _shape(self, roles: tuple[str, ...]) -> Shape | None:
+        if roles in self._shapes:
+            return self._shapes[roles]
+        if len(self._shapes) >= MOST_SHAPES:
+            return None
+        shape = self._shapes[roles] = self._masker.shape(roles)
+        if shape is not None:
+            self._literals |= shape.literals
+        return shape
+
+    def _without_literals(self, rows: pa.Table, found: _Rows) -> _Rows:
+        """Leave out rows that hold a text which some template step asks for; then print the others."""
+        if self._literals and found.places:
+            column = rows.column("messages").take(pa.array(found.places))
+            hits = pc.match_substring_regex(column, literal_pattern(self._literals)).to_numpy(zero_copy_only=False)
+            keep = np.flatnonzero(~hits).tolist()
+            found = _Rows(
+                [found.places[i] for i in keep],
+                [found.shapes[i] for i in keep],
+                [found.contents[i] for i in keep],
+                [],
+            )
+        found.texts = [shape.text(own) for shape, own in zip(found.shapes, found.contents, strict=True)]
+        return found
+
+    # ── their masks ──
+
+    def _batch(self, chosen: _Rows, counts: Counts) -> Batch:
+        encoded = encode_checked(self._encoder, chosen.texts, counts)
+        flat = lay_out(chosen.shapes, _sizes(chosen))
+        trains = flat.places[:, TRAINS] > 0
+        before, behind = _neighbours(flat)
+        starts, ends, places = flat.starts[trains], flat.ends[trains], flat.places[trains]
+        trained = FlatSpans(
+            texts=np.repeat(np.arange(len(flat.counts)), flat.counts)[trains],
+            starts=starts - places[:, TRAINED_BEFORE],
+            ends=ends + places[:, TRAINED_AFTER],
+            before=before[trains],
+            behind=behind[trains],
+        )
+        pieces = FlatPieces(flat.counts, flat.starts, flat.ends, flat.places[:, MESSAGE], flat.places[:, KIND])
+        return batch_of(encoded, pieces, trained)
+
+    def _same_as_one_by_one(self, rows: pa.Table, chosen: _Rows) -> bool:
+        """Compare the rows whose hash says so with what `Masker.mask` makes of them; it prints them plainly, too."""
+        if not self._compares:
+            return True
+        hashes = rows.column("content_hash").combine_chunks()
+        for i in np.flatnonzero(_first_words(hashes)[chosen.places] <= self._threshold).tolist():
+            shape, contents = chosen.shapes[i], chosen.contents[i]
+            pairs = zip(shape.roles, contents, strict=True)
+            messages = [{"role": role, "content": content} for role, content in pairs]
+            one = Conversation(messages, row_hash=hashes[chosen.places[i]].as_py())
+            # The shape itself was proven when it was learned.
+            if not _same(
+                self._masker.mask(one, judge=False), shape.mask(contents), exactly=min(map(len, contents)) >= SHORT
+            ):
+                return False
+        return True
+
+
+def _same(one: Masked | Rejected, other: Masked, *, exactly: bool) -> bool:
+    """Compare two masks of a row; very short contents are only searched for one by one, and may be found elsewhere."""
+    if isinstance(one, Rejected) or exactly:
+        return one == other
+    return (one.text, one.spans, one.trained) == (other.text, other.spans, other.trained)
+
+
+def _neighbours(flat: FlatRows) -> tuple[Ints, Ints]:
+    """Return per content where the one before it ends in its row, and where the one behind it begins."""
+    lasts = np.cumsum(flat.counts)
+    before, behind = np.roll(flat.ends, 1), np.roll(flat.starts, -1)
+    before[lasts - flat.counts], behind[lasts - 1] = 0, NO_TEXT_BEHIND
+    return before, behind
+
+
+def _has_more(message: Message) -> bool:
+    return len(message) != 2
+
+
+def _sizes(chosen: _Rows) -> Sequence[int]:
+    """Return the bytes of every content of every row."""
+    sizes: list[int] = []
+    for text, contents in zip(chosen.texts, chosen.contents, strict=True):
+        sizes += map(len, contents) if text.isascii() else [len(content.encode()) for content in contents]
+    return sizes
+
+
+def _first_words(hashes: pa.FixedSizeBinaryArray) -> "NDArray[np.uint64]":
+    """Return the first eight bytes of hashes of sixteen as integers."""
+    buffer = hashes.buffers()[1]
+    words = np.frombuffer(buffer, "<u8", count=2 * len(hashes), offset=16 * hashes.offset)
+    return words[::2]

@@ -1,0 +1,361 @@
+"""The plan of a records dataset: a dry run on lengths that says what a build would make, number for number.
+
+What belongs here: overflow, resampling and assembly of every split, the report, the error that names what does not
+fit. What does not: the ways of assembling (`assembly/`), encoding and files (`table_examples.py`). A build makes
+its examples of this very plan, and makes it before it writes any file of tokens.
+
+    lengths, index ─► what fits ─► passes ─► assembled ─► report
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from rowmill.core import permutation
+from rowmill.core.errors import ConfigError, ContextOverflowError
+from rowmill.formats import Records as RecordsFormat
+from rowmill.schema.manifest import Table
+from rowmill.tabular.assembly import (
+    EDGES,
+    FLUSHES,
+    Assembled,
+    Draw,
+    Ints,
+    Pass,
+    Records,
+    Room,
+    grouped,
+    resampling,
+    sequential,
+    tabular,
+)
+from rowmill.tabular.row_index import SPLITS, Index
+from rowmill.tabular.schema import Mode
+
+WORST = 20
+"""Overflows that an error names; the report has all."""
+KEPT, NOT_SAMPLED, FIRST_REASON = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Overflow:
+    """A record or group that no example can hold: `name` is its row or its key, `rows` its rows' numbers."""
+
+    kind: str
+    name: str
+    tokens: int
+    prompt: int
+    record_tokens: int
+    limit: int
+    rows: tuple[int, ...]
+    widest: str = ""
+
+    @property
+    def reason(self) -> str:
+        """The reason of its reject."""
+        return f"{self.kind}_overflow"
+
+    @property
+    def sentence(self) -> str:
+        """Say what it needs and why."""
+        records = f"{len(self.rows)} {'record' if len(self.rows) == 1 else 'records'} {self.record_tokens}"
+        widest = f", widest column {self.widest}" if self.widest else ""
+        parts = f"prompt {self.prompt}, BOS/EOS {EDGES}, {records}"
+        return f"{self.name} needs {self.tokens} tokens ({parts}), limit {self.limit}{widest}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SplitPlan:
+    """One split's examples: `rows[r]` is the row of the plan's record r, `group_of[r]` its group (−1: none)."""
+
+    split: str
+    rows: Ints
+    groups: Ints
+    records: Records
+    assembled: Assembled
+    lengths: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class RecordPlan:
+    """What a build of a records dataset would make."""
+
+    mode: Mode
+    room: Room
+    options: dict[str, Any]
+    splits: tuple[SplitPlan, ...]
+    overflows: tuple[Overflow, ...]
+    states: NDArray[np.int8]
+    changed: int
+    facts: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def table(self) -> Table:
+        """Return the numbers of each split: counts, tokens, why examples ended, sizes."""
+        columns = ("split", "records", "groups", "examples", "tokens", *(f"flush_{name}" for name in FLUSHES))
+        columns += tuple(f"{of}_{what}" for of in _MEASURED for what in ("min", "mean", "max", "std"))
+        rows = [(name, *(told[c] for c in columns[1:])) for name, told in self.facts["splits"].items()]
+        return Table(columns, tuple(rows))
+
+
+_MEASURED = ("record_tokens", "group_tokens", "example_tokens", "example_records", "example_groups")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a plan needs beside the lengths; the dataset's name and the seed decide its draws."""
+
+    dataset: str
+    seed: int
+    form: RecordsFormat
+    room: Room
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """How what does not fit is named; asked once, for all of it."""
+
+    names_of: Callable[[Ints], Sequence[str]]
+    """The ids of some rows, by their numbers."""
+    widest_of: Callable[[Sequence[Ints]], Sequence[str]]
+    """Of each of some sets of rows, the column with the longest text."""
+
+
+def plan(
+    asked: Asked, index: Index, lengths: Ints, *, naming: Naming, changed: int, options: dict[str, Any]
+) -> RecordPlan:
+    """Plan all splits.
+
+    `lengths` int64[N] are each row's tokens, −1 for a row that was rejected.
+
+    Raises
+    ------
+    ContextOverflowError
+        If something does not fit and the recipe says that this is an error, or no record at all can fit.
+    ConfigError
+        If privacy forbids what is asked for.
+
+    """
+    room, form = asked.room, asked.form
+    if room.records < 1:
+        raise ContextOverflowError(
+            f"datasets.{asked.dataset}: the prompt has {room.prompt} tokens and with BOS/EOS {EDGES} leaves "
+            f"{room.records} of {room.limit} for records; one token at least is needed; its widest columns are "
+            f"{options['widest_names']}; raise seq_len or max_seq_length, shorten these names, or set prompt.style: "
+            "names"
+        )
+    excess = _excess(form, room, index, lengths)
+    overflows = _named(asked, naming, index, excess)
+    # Under `split` only a record above the room is left, which cutting cannot help.
+    if overflows and form.assembly.on_overflow != "reject":
+        raise _too_large(asked, overflows)
+    states = np.zeros(len(lengths), np.int8)
+    states[excess.rows] = FIRST_REASON + (excess.kind == "group")
+    fitting = (lengths >= 0) & (states == KEPT)
+    splits = tuple(_split(asked, index, lengths, fitting, split) for split in SPLITS)
+    shown = np.zeros(len(lengths), bool)
+    for one in splits:
+        shown[one.rows[one.assembled.records]] = True
+    states[fitting & ~shown] = NOT_SAMPLED
+    made = tuple(one for one in splits if len(one.rows))
+    facts = {"splits": {one.split: _told(one) for one in made}}
+    return RecordPlan(form.mode, room, options, made, tuple(overflows), states, changed, facts)
+
+
+@dataclass(frozen=True, slots=True)
+class Replanned:
+    """What another length of examples would come to: `lengths` are those of the examples of each split.
+
+    `records_over` are records that no example could hold, `tokens_over` their tokens, of the records that could be
+    encoded.
+    """
+
+    limit: int
+    lengths: tuple[Ints, ...]
+    records_over: int
+    tokens_over: int
+
+
+def replan(asked: Asked, index: Index, lengths: Ints, limit: int) -> Replanned:
+    """Plan all splits at another length; what does not fit is counted, whatever the recipe says of it."""
+    asked = replace(asked, room=Room(limit, asked.room.prompt, asked.room.cap))
+    fitting = lengths >= 0
+    if asked.room.records < 1:
+        return Replanned(limit, (), int(fitting.sum()), int(lengths[fitting].sum()))
+    over = _excess(asked.form, asked.room, index, lengths).rows
+    fitting[over] = False
+    splits = tuple(_split(asked, index, lengths, fitting, split).lengths for split in SPLITS)
+    return Replanned(limit, splits, len(over), int(lengths[over].sum()))
+
+
+# ── What does not fit ──────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Excess:
+    """Units that no example can hold: unit u is `units[u]`, a row or a group, with `rows[starts[u]:starts[u + 1]]`."""
+
+    kind: Literal["record", "group"]
+    units: Ints
+    tokens: Ints
+    rows: Ints
+    starts: Ints
+
+
+def _excess(form: RecordsFormat, room: Room, index: Index, lengths: Ints) -> _Excess:
+    if form.mode != "grouped" or form.assembly.on_overflow == "split":
+        rows = np.flatnonzero(lengths > room.records)
+        return _Excess("record", rows, lengths[rows], rows, np.arange(len(rows) + 1, dtype=np.int64))
+    assert index.groups is not None
+    tokens = np.bincount(index.groups, weights=np.maximum(lengths, 0), minlength=len(index.keys)).astype(np.int64)
+    is_large = tokens > room.records
+    groups = np.flatnonzero(is_large)
+    rows = np.flatnonzero(is_large[index.groups] & (lengths >= 0))
+    rows = rows[np.argsort(index.groups[rows], kind="stable")]
+    starts = np.searchsorted(index.groups[rows], np.append(groups, len(index.keys))).astype(np.int64)
+    return _Excess("group", groups, tokens[groups], rows, starts)
+
+
+def _named(asked: Asked, naming: Naming, index: Index, excess: _Excess) -> list[Overflow]:
+    """Say of all that does not fit what it is called and which column makes it wide, reading each part once."""
+    if not len(excess.units):
+        return []
+    room, columns = asked.room, asked.form.group_columns
+    rows = np.split(excess.rows, excess.starts[1:-1])
+    if excess.kind == "record":
+        names = [f"record {name}" for name in naming.names_of(excess.units)]
+    else:
+        names = [group_name(columns, index.keys[group]) for group in excess.units.tolist()]
+    return [
+        Overflow(excess.kind, name, own + room.prompt + EDGES, room.prompt, own, room.limit, tuple(of.tolist()), widest)
+        for name, own, of, widest in zip(names, excess.tokens.tolist(), rows, naming.widest_of(rows), strict=True)
+    ]
+
+
+def group_name(columns: Sequence[str], key: str) -> str:
+    """Word a group's key: `customer_id='C-002'`."""
+    value = orjson.loads(key) if len(key) < 1 << 16 else key
+    values = value if len(columns) > 1 and isinstance(value, list) else [value]
+    return ", ".join(f"{name}={one!r}" for name, one in zip(columns, values, strict=False)) or key
+
+
+def _too_large(asked: Asked, overflows: list[Overflow]) -> ContextOverflowError:
+    kind = overflows[0].kind
+    count = len(overflows)
+    worst = sorted(overflows, key=lambda one: (-one.tokens, one.name))[:WORST]
+    does = f"1 {kind} does" if count == 1 else f"{count} {kind}s do"
+    named = "; ".join(one.sentence for one in worst)
+    more = f"; and {count - len(worst)} more" if count > len(worst) else ""
+    return ContextOverflowError(
+        f"datasets.{asked.dataset}: {does} not fit: {named}{more}; {_remedies(asked.form, kind)}"
+    )
+
+
+def _remedies(form: RecordsFormat, kind: str) -> str:
+    ways = ["raise seq_len or format.assembly.max_seq_length"]
+    if kind == "group":
+        ways.append("choose a finer group column (`rowmill advise` judges them)")
+        if not form.privacy.dp_enabled:
+            ways.append("set format.assembly.on_overflow: split to cut groups between records")
+    else:
+        ways.append("shorten or drop the widest column")
+    if form.assembly.on_overflow == "error":
+        ways.append("set format.assembly.on_overflow: reject to leave them out")
+    return ", or ".join(ways)
+
+
+# ── One split ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _split(asked: Asked, index: Index, lengths: Ints, fitting: NDArray[np.bool_], split: str) -> SplitPlan:
+    rows, begins = index.sorted(np.flatnonzero((index.splits == SPLITS.index(split)) & fitting))
+    records = Records(lengths[rows], begins)
+    groups = np.full(len(begins) - 1, -1) if index.groups is None else index.groups[rows[begins[:-1]]]
+    is_train = split == "train"
+    wanted = asked.form.wanted if is_train else None
+    if asked.form.privacy.dp_enabled and wanted is not None and is_train and wanted > len(rows):
+        raise ConfigError(
+            f"datasets.{asked.dataset}.format.training.num_input_records_to_sample: {wanted} of {len(rows)} train "
+            "records "
+            "under privacy.dp_enabled; a unit of privacy may be shown once; lower it"
+        )
+    permute = partial(_permuted, asked.seed, asked.dataset, split)
+    draw = _draw(asked, index, split, groups) if is_train else None
+    assembled = _assembled(asked, records, wanted, permute, draw)
+    return SplitPlan(split, rows, groups, records, assembled, assembled.lengths(records.tokens, asked.room))
+
+
+def _assembled(
+    asked: Asked, records: Records, wanted: int | None, permute: resampling.Permute, draw: Draw | None
+) -> Assembled:
+    room = asked.room
+    match asked.form.mode:
+        case "tabular":
+            return tabular.assemble(records, resampling.tabular(records, wanted, permute), room)
+        case "grouped":
+            passes = resampling.grouped(records, wanted, permute)
+            if asked.form.assembly.on_overflow == "split":
+                passes = [
+                    Pass(one.number, *grouped.cut_too_large(records, one.firsts, one.lasts, room)) for one in passes
+                ]
+            return grouped.assemble(records, passes, room)
+        case "sequential":
+            return sequential.assemble(records, resampling.sequential(records, wanted, permute), room, draw)
+
+
+def _permuted(seed: int, dataset: str, split: str, number: int, count: int) -> Ints:
+    """Return the order of a pass: a keyed permutation, so that other datasets and passes change nothing."""
+    own = permutation.feistel(count, permutation.key(seed, "assembly", dataset, split, number))
+    return own(np.arange(count, dtype=np.int64))
+
+
+def _draw(asked: Asked, index: Index, split: str, groups: Ints) -> Draw:
+    """Return the budgets of train examples, uniform from seven tenths of the room to all of it."""
+    low = asked.room.least_budget
+    span = asked.room.records - low + 1
+
+    def of_group(number: int, group: int) -> Callable[[int], int]:
+        key = index.keys[int(groups[group])]
+        drawn = permutation.keys_after(asked.seed, "budget", asked.dataset, split, number, key)
+        return lambda ordinal: low + (drawn(ordinal) * span >> 64)
+
+    return of_group
+
+
+# ── The report ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _told(one: SplitPlan) -> dict[str, Any]:
+    assembled = one.assembled
+    units, examples = np.diff(assembled.units), np.diff(assembled.record_offsets)
+    told: dict[str, Any] = {
+        "records": len(assembled.records),
+        "distinct_records": len(one.rows),
+        "groups": 0 if len(one.groups) and one.groups[0] < 0 else len(one.groups),
+        "examples": len(one.lengths),
+        "tokens": int(one.lengths.sum()),
+        **{f"flush_{name}": int((assembled.flushes == at).sum()) for at, name in enumerate(FLUSHES)},
+    }
+    is_grouped = bool(told["groups"])
+    measured: Mapping[str, Ints] = {
+        "record_tokens": one.records.tokens,
+        "group_tokens": one.records.group_tokens if is_grouped else units[:0],
+        "example_tokens": one.lengths,
+        "example_records": examples,
+        "example_groups": np.diff(assembled.examples) if is_grouped else units[:0],
+    }
+    for name, values in measured.items():
+        told |= {f"{name}_{what}": value for what, value in spread(values).items()}
+    return told
+
+
+def spread(values: Ints) -> dict[str, float]:
+    """Return minimum, mean, maximum and standard deviation; zeros of nothing."""
+    if not len(values):
+        return {"min": 0, "mean": 0.0, "max": 0, "std": 0.0}
+    mean, std = round(float(values.mean()), 6), round(float(values.std()), 6)
+    return {"min": int(values.min()), "mean": mean, "max": int(values.max()), "std": std}

@@ -1,0 +1,474 @@
+"""What one worker does with records on their way to examples: texts to ids, and a plan's slice to token columns.
+
+What belongs here: encoding a part of rows, laying ids out behind prompts, the files of both. What does not: the plan
+(`assembly/`), which parts there are (`table_examples.py`).
+
+    rows ──encode_part──► ids of each record, in a scratch file that is mapped
+    plan's slice + scratch ──build_part──► prompt BOS record record EOS …  ──► examples.parquet
+
+Every record is encoded alone and once per dataset: passes and examples only say which ids stand where.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from rowmill.core.storage import Store
+from rowmill.schema.examples import EXAMPLES, KINDS
+from rowmill.schema.manifest import File, Part
+from rowmill.schema.rows import Rejected
+from rowmill.shards import gather
+from rowmill.stages.canonical_rows.table_rows import first_of_each, ledger_table
+from rowmill.stages.part_files import RejectLog, row_as_bytes, write_parquet
+from rowmill.stages.tokenized_examples import text_examples
+from rowmill.tabular.assembly import EDGES, FLUSHES, Ints
+from rowmill.tabular.prompt import Frame
+from rowmill.tabular.schema import RecordSchema
+from rowmill.tabular.serialization import Problem, Reader, Serialiser, Wire, read_json
+from rowmill.tokenization import encoded_batch
+from rowmill.tokenization.encoded_batch import Counts
+from rowmill.tokenization.roundtrip import Decoder
+from rowmill.tokenization.tokenizer import Encoder, from_bytes, token_bytes
+
+PROMPT, RECORD, TEMPLATE = (KINDS.index(name) for name in ("prompt", "record", "template"))
+
+RECORD_EXAMPLES = pa.schema(
+    [
+        *EXAMPLES,
+        pa.field("group_keys", pa.list_(pa.string()), nullable=False),
+        pa.field("record_start", pa.int64(), nullable=False),
+        pa.field("record_stop", pa.int64(), nullable=False),
+        pa.field("pass", pa.int32(), nullable=False),
+        pa.field("budget", pa.int64(), nullable=False),
+        pa.field("flush", pa.string(), nullable=False),
+    ]
+)
+"""A part of `tokenized_examples` of records: an example's groups, which records it has, and why it ended.
+
+`record_start` and `record_stop` count a series' records in its order; other records in the order of their split.
+"""
+
+_TOKENS = pa.schema(
+    [pa.field("input_ids", pa.list_(pa.int32()), nullable=False), pa.field("length", pa.int32(), nullable=False)]
+)
+"""The ids of a part of rows as they are kept; `length` is −1 for a row that has none, so that plans read no ids."""
+_SCRATCH = ("input_ids", "row_id", "domain", "group_key")
+
+
+_COUNTED = ("changed", "escaped", "altered", "altered_rows", "usual_way", "lane_differences")
+"""What is told of a part of rows beside the fates of its rows."""
+
+
+# ── Texts to ids ───────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeTask:
+    """A part of rows to encode into a scratch file; `kept` are its ids where an earlier build has them.
+
+    Else they are kept under `fingerprint` in `folder`; without a folder they are not.
+    """
+
+    root: str
+    folder: str | None
+    fingerprint: str
+    target: str
+    tokenizer: str
+    rows: File
+    schema: str
+    wire: Wire
+    special_tokens: tuple[str, ...]
+    kept: Part | None
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """What came of a part: tokens of each record (−1: rejected), what is to be said of them, the part of kept ids."""
+
+    target: str
+    lengths: Ints
+    facts: dict[str, Any]
+    kept: Part | None
+
+
+def encode_part(task: EncodeTask) -> Encoded:
+    """Write a part's ids to scratch; a record that has none has an empty list and its reason in the facts."""
+    store = Store(task.root)
+    columns = ("record", "row_id", "domain", "group_key")
+    rows = store.table(task.rows, columns)
+    if task.kept is not None:
+        tokens, facts = store.table(task.kept.files["tokens"]), task.kept.facts
+    else:
+        ids, facts = _encode(task, rows)
+        lengths = pc.list_value_length(ids).to_numpy(zero_copy_only=False).astype(np.int32)
+        lengths[[place for place, _, _ in facts["rejects"]]] = -1
+        tokens = pa.table([ids, lengths], schema=_TOKENS)
+    kept = task.kept or _keep_tokens(store, task, tokens, facts)
+    table = pa.table([tokens.column("input_ids"), *(rows.column(name) for name in columns[1:])], names=list(_SCRATCH))
+    gather.to_scratch(table, task.target)
+    return Encoded(task.target, tokens.column("length").to_numpy().astype(np.int64), facts, kept)
+
+
+def _keep_tokens(store: Store, task: EncodeTask, tokens: pa.Table, facts: dict[str, Any]) -> Part | None:
+    """Keep a part's ids under the fingerprint of its texts and the tokenizer, which outlives any plan."""
+    if task.folder is None:
+        return None
+    path = f"{task.folder}/parts/{task.fingerprint}/tokens.parquet"
+    return Part(task.fingerprint, {"tokens": write_parquet(store, path, tokens)}, facts)
+
+
+def lengths_of(store: Store, files: Sequence[File]) -> Ints:
+    """Return each row's tokens, −1 of a row that was rejected, from the kept ids of all parts of rows."""
+    lengths = [store.table(file, ["length"]).column(0).to_numpy() for file in files]
+    return np.concatenate([np.empty(0, np.int64), *lengths]).astype(np.int64)
+
+
+@lru_cache(maxsize=2)
+def _encoder(root: str, path: str) -> tuple[Encoder, Decoder]:
+    loaded = from_bytes(Store(root).read(path))
+    encoder = Encoder(loaded)
+    table = token_bytes(loaded.backend) if loaded.card.byte_level else None
+    return encoder, Decoder(loaded.backend, table, encoder.decode)
+
+
+def _encode(task: EncodeTask, rows: pa.Table) -> tuple[pa.ChunkedArray, dict[str, Any]]:
+    encoder, decoder = _encoder(task.root, task.tokenizer)
+    texts, rejects, changed, escaped = _texts(task, rows.column("record"))
+    counts, altered = Counts(), list[int]()
+    pieces: list[pa.ListArray] = []
+    for part in text_examples.batches([len(text) for text in texts], text_examples.BATCH_CHARS):
+        own = texts[part]
+        ids, offsets = _ids(encoder, own, counts)
+        altered += [part.start + place for place in decoder.altered(own, ids, offsets)]
+        pieces.append(pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(ids)))
+    column = pa.chunked_array(pieces, _TOKENS.field("input_ids").type)
+    facts: dict[str, Any] = {
+        "rejects": rejects,
+        "changed": changed,
+        "escaped": escaped,
+        "altered": len(altered),
+        "altered_rows": rows.column("row_id").take(pa.array(altered[:3], pa.int64())).to_pylist(),
+        "usual_way": counts.usual_way,
+        "lane_differences": counts.lane_differences,
+    }
+    return column, facts
+
+
+def _ids(encoder: Encoder, texts: Sequence[str], counts: Counts) -> tuple[NDArray[np.int32], Ints]:
+    """Encode texts as what stands behind other text: no space of the tokenizer's own before them."""
+    if encoder.card.fast:
+        encoded = encoded_batch.encode_checked(encoder, texts, counts)
+        return encoded.ids, encoded.offsets
+    counts.usual_way += len(texts)
+    return encoder.ids_of_continuations(texts)
+
+
+def _texts(task: EncodeTask, records: pa.ChunkedArray) -> tuple[list[str], list[tuple[int, str, str]], int, int]:
+    """Return the text of every record as it is trained, and those that have none with their reasons.
+
+    Two counts stand behind: records that the wire form changed, and records with special-token text in them. The
+    lossless text is the row's own, but for special tokens in it, which are rare and found all at once.
+    """
+    texts: list[str] = [f"{text}\n" for text in records.to_pylist()]
+    schema = RecordSchema.from_json(orjson.loads(task.schema))
+    write = Serialiser(schema, special_tokens=task.special_tokens, wire=task.wire)
+    read, reread = Reader(schema), Reader(schema, wire=task.wire)
+    rejects: list[tuple[int, str, str]] = []
+    changed = 0
+    special = _with_special_tokens(task, records)
+    again = range(len(records)) if task.wire == "reference" else np.flatnonzero(special).tolist()
+    for place in again:
+        record = read(read_json(texts[place]))
+        assert not isinstance(record, Problem), record
+        line = write(record)
+        if isinstance(line, Rejected):
+            rejects.append((place, line.reason, line.detail))
+            texts[place] = ""
+            continue
+        texts[place] = line
+        changed += task.wire == "reference" and reread(read_json(line)) != record
+    return texts, rejects, changed, int(special.sum())
+
+
+def _with_special_tokens(task: EncodeTask, records: pa.ChunkedArray) -> NDArray[np.bool_]:
+    """Tell which records hold the text of a special token anywhere: bool[N]."""
+    if not task.special_tokens:
+        return np.zeros(len(records), bool)
+    pattern = _any_of(task.special_tokens)
+    return pc.match_substring_regex(records, pattern).to_numpy(zero_copy_only=False)
+
+
+@lru_cache(maxsize=2)
+def _any_of(texts: tuple[str, ...]) -> str:
+    """Return one pattern that finds any of some texts in a single pass; RE2 makes one automaton of it."""
+    return "|".join(_NO_LITERAL.sub(r"\\\g<0>", text) for text in texts)
+
+
+_NO_LITERAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
+"""Characters that mean something else in a pattern than themselves."""
+
+
+# ── Parts that stand beside the parts of rows ──────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class AccountTask:
+    """A part of rows whose fates the plan decided; `states[i]` indexes `names`: kept, left out, reasons of rejects.
+
+    `tokens` are its kept ids.
+    """
+
+    root: str
+    folder: str
+    fingerprint: str
+    rows: File
+    tokens: File
+    facts: dict[str, Any]
+    states: bytes
+    names: tuple[str, ...]
+    details: dict[int, str]
+
+
+def account(task: AccountTask) -> Part:
+    """Write a part's ledger and rejects."""
+    store, at = Store(task.root), f"{task.folder}/parts/{task.fingerprint}"
+    row_ids: list[str] = store.table(task.rows, ["row_id"]).column(0).to_pylist()
+    states = np.frombuffer(task.states, np.int8)
+    log = RejectLog("tokenized_examples")
+    places = np.flatnonzero(states > 1).tolist()
+    raw = store.table(task.rows).take(pa.array(places, pa.int64())).to_pylist() if places else []
+    for place, row in zip(places, raw, strict=True):
+        reason = task.names[int(states[place])]
+        log.add(row_ids[place], Rejected(reason, task.details.get(place, "")), row_as_bytes(row))
+    shown = [row_ids[place] for place in np.flatnonzero(states == 0).tolist()]
+    left_out = [row_ids[place] for place in np.flatnonzero(states == 1).tolist()]
+    files = {
+        "tokens": task.tokens,
+        "ledger": write_parquet(store, f"{at}/ledger.parquet", ledger_table(shown, log, left_out, "not_sampled")),
+        "rejects": write_parquet(store, f"{at}/rejects.parquet", log.table()),
+    }
+    facts: dict[str, Any] = {
+        "rows": len(row_ids),
+        "kept": len(shown),
+        "left_out": {"not_sampled": len(left_out)} if left_out else {},
+        "reasons": log.counts(),
+        "examples_of_rejects": first_of_each(log.row_ids, log.reasons),
+        **{name: task.facts[name] for name in _COUNTED},
+    }
+    return Part(task.fingerprint, files, facts)
+
+
+# ── A plan's slice to columns ──────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BuildTask:
+    """Some examples of one split.
+
+    `rows[r]` is the row of record r; unit u has records `[units[u], units[u + 1])`, example e units
+    `[examples[e], examples[e + 1])`; `numbers[e]` counts the examples that begin with its first row.
+    """
+
+    root: str
+    folder: str
+    fingerprint: str
+    files: tuple[str, ...]
+    first_rows: Ints
+    frame: Frame
+    split: str
+    is_grouped: bool
+    rows: Ints
+    units: Ints
+    examples: Ints
+    numbers: Ints
+    starts: Ints
+    passes: Ints
+    budgets: Ints
+    flushes: NDArray[np.int8]
+    vocab_size: int
+
+
+def build_part(task: BuildTask) -> Part:
+    """Gather the records of a slice of the plan and write them as examples."""
+    table = examples_table(task)
+    tokens = table.column("tokens").to_numpy().astype(np.int64)
+    classes = {
+        "trained": int(table.column("trained_tokens").to_numpy().sum()),
+        "context": int(table.column("context_tokens").to_numpy().sum()),
+        "template": int(table.column("template_tokens").to_numpy().sum()),
+        "truncated": 0,
+    }
+    facts: dict[str, Any] = {
+        "split": task.split,
+        "examples": table.num_rows,
+        "records": len(task.rows),
+        "tokens": int(tokens.sum()),
+        "tokens_by_split": {task.split: classes},
+        "outside_vocabulary": encoded_batch.outside_vocabulary(table, task.vocab_size),
+        "verified": count_verified(table),
+        "untrained": int((table.column("trained_tokens").to_numpy() == 0).sum()),
+        "flushes": dict(Counter(FLUSHES[one] for one in task.flushes.tolist())),
+    }
+    path = f"{task.folder}/parts/{task.fingerprint}/examples.parquet"
+    return Part(task.fingerprint, {"examples": write_parquet(Store(task.root), path, table)}, facts)
+
+
+def count_verified(table: pa.Table) -> int:
+    """Count the examples of which all trains but the prompt and the first token.
+
+    Held against the stored spans, which are laid out apart from the mask, and against the stored count.
+    """
+    mask, lengths, starts = _flat(table.column("loss_mask"))
+    span_starts, span_counts, _ = _flat(table.column("span_starts"))
+    kinds, _, _ = _flat(table.column("span_kinds"))
+    places = span_starts + np.repeat(starts, span_counts)
+    sizes = np.diff(np.append(places, len(mask)))
+    sums = np.concatenate((np.zeros(1, np.int64), np.cumsum(mask, dtype=np.int64)))
+    wanted = np.where(kinds == PROMPT, 0, sizes - (span_starts == 0))
+    is_wrong = sums[places + sizes] - sums[places] != wanted
+    wrong = np.bincount(np.repeat(np.arange(len(lengths)), span_counts)[is_wrong], minlength=len(lengths)) > 0
+    wrong |= sums[starts + lengths] - sums[starts] != table.column("trained_tokens").to_numpy()
+    return int((~wrong).sum())
+
+
+def examples_table(task: BuildTask) -> pa.Table:
+    """Return a slice of the plan as `RECORD_EXAMPLES`."""
+    wanted, back = np.unique(task.rows, return_inverse=True)
+    taken = gather.take(task.files, task.first_rows, wanted)
+    ids, lengths, begins = _flat(taken.column("input_ids"))
+    layout = _layout(task, lengths[back])
+    out = np.empty(layout.total, np.int32)
+    prompt = np.array(task.frame.prompt_ids, np.int32)
+    out[layout.example_starts[:, None] + np.arange(len(prompt))] = prompt
+    out[layout.unit_starts] = task.frame.bos_id
+    out[layout.unit_starts + layout.unit_lengths - 1] = task.frame.eos_id
+    own = lengths[back]
+    ends = np.cumsum(own)
+    steps = np.arange(int(ends[-1]) if len(ends) else 0)
+    out[steps + np.repeat(layout.record_starts - (ends - own), own)] = ids[
+        steps + np.repeat(begins[back] - (ends - own), own)
+    ]
+    mask = np.ones(layout.total, bool)
+    mask[layout.example_starts[:, None] + np.arange(len(prompt))] = False
+    # Nothing stands before an example's first token that could predict it.
+    mask[layout.example_starts] = False
+    return _table(task, taken, back, layout, out, mask)
+
+
+def _flat(column: pa.ChunkedArray) -> tuple[NDArray[Any], Ints, Ints]:
+    lists = column.combine_chunks()
+    offsets = np.asarray(lists.offsets, np.int64)
+    values = lists.flatten().to_numpy(zero_copy_only=False)
+    return values, np.diff(offsets), offsets[:-1] - offsets[0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layout:
+    """Where everything stands when the examples lie end to end."""
+
+    total: int
+    example_starts: Ints
+    example_lengths: Ints
+    unit_starts: Ints
+    unit_lengths: Ints
+    record_starts: Ints
+    unit_of_record: Ints
+    example_of_unit: Ints
+
+
+def _layout(task: BuildTask, lengths: Ints) -> _Layout:
+    zero = np.zeros(1, np.int64)
+    record_ends = np.concatenate((zero, np.cumsum(lengths)))
+    unit_lengths = np.diff(record_ends[task.units]) + EDGES
+    unit_ends = np.concatenate((zero, np.cumsum(unit_lengths)))
+    example_lengths = len(task.frame.prompt_ids) + np.diff(unit_ends[task.examples])
+    example_starts = np.cumsum(example_lengths) - example_lengths
+    example_of_unit = np.repeat(np.arange(len(example_lengths)), np.diff(task.examples))
+    unit_of_record = np.repeat(np.arange(len(unit_lengths)), np.diff(task.units))
+    before = unit_ends[:-1] - unit_ends[task.examples[:-1]][example_of_unit]
+    unit_starts = example_starts[example_of_unit] + len(task.frame.prompt_ids) + before
+    inside = record_ends[:-1] - record_ends[task.units[:-1]][unit_of_record]
+    return _Layout(
+        int(example_lengths.sum()), example_starts, example_lengths, unit_starts, unit_lengths,
+        unit_starts[unit_of_record] + 1 + inside, unit_of_record, example_of_unit,
+    )  # fmt: skip
+
+
+def _spans(task: BuildTask, layout: _Layout) -> tuple[Ints, Ints, Ints, NDArray[np.int8]]:
+    """Return spans per example, and of all spans starts, records and kinds: prompt, BOS, each record, EOS."""
+    count, units, records = len(layout.example_starts), len(layout.unit_starts), len(layout.record_starts)
+    first_record = task.units[task.examples[:-1]]
+    number = np.arange(records) - first_record[layout.example_of_unit[layout.unit_of_record]]
+    has_prompt = count if task.frame.prompt_ids else 0
+    starts = np.concatenate(
+        (
+            layout.example_starts[:has_prompt],
+            layout.unit_starts,
+            layout.record_starts,
+            layout.unit_starts + layout.unit_lengths - 1,
+        )
+    )
+    kinds = np.repeat(np.array([PROMPT, TEMPLATE, RECORD, TEMPLATE], np.int8), (has_prompt, units, records, units))
+    messages = np.concatenate((np.full(has_prompt + units, -1), number, np.full(units, -1)))
+    order = np.argsort(starts, kind="stable")
+    starts = starts[order]
+    counts = np.diff(np.searchsorted(starts, np.append(layout.example_starts, layout.total)))
+    return counts, starts - np.repeat(layout.example_starts, counts), messages[order], kinds[order]
+
+
+def _table(
+    task: BuildTask, taken: pa.Table, back: Ints, layout: _Layout, ids: NDArray[np.int32], mask: NDArray[np.bool_]
+) -> pa.Table:
+    counts, span_starts, span_messages, span_kinds = _spans(task, layout)
+    record_offsets = task.units[task.examples]
+    row_ids = taken.column("row_id").combine_chunks().take(pa.array(back))
+    firsts = pa.array(record_offsets[:-1])
+    names = row_ids.take(firsts).to_pylist()
+    examples = len(layout.example_starts)
+    trained = layout.example_lengths - np.maximum(len(task.frame.prompt_ids), 1)
+    keys = taken.column("group_key").combine_chunks().take(pa.array(back)).take(pa.array(task.units[:-1]))
+    by_unit = task.examples if task.is_grouped else np.arange(examples + 1)
+    known: dict[str, Any] = {
+        "example_id": [f"{name}#{k}" for name, k in zip(names, task.numbers.tolist(), strict=True)],
+        "row_ids": pa.ListArray.from_arrays(pa.array(record_offsets.astype(np.int32)), row_ids),
+        "split": [task.split] * examples,
+        "domain": taken.column("domain").combine_chunks().take(pa.array(back)).take(firsts),
+        "input_ids": _lists(layout.example_lengths, ids),
+        "loss_mask": _lists(layout.example_lengths, mask),
+        "span_starts": _lists(counts, span_starts.astype(np.int32)),
+        "span_messages": _lists(counts, span_messages.astype(np.int32)),
+        "span_kinds": _lists(counts, span_kinds),
+        "original_tokens": layout.example_lengths.astype(np.int32),
+        "tokens": layout.example_lengths.astype(np.int32),
+        "trained_tokens": trained.astype(np.int32),
+        "context_tokens": (layout.example_lengths - trained).astype(np.int32),
+        "group_keys": pa.ListArray.from_arrays(pa.array(_without_nulls(keys, by_unit)), keys.drop_null()),
+        "record_start": task.starts,
+        "record_stop": task.starts + np.diff(record_offsets),
+        "pass": task.passes.astype(np.int32),
+        "budget": task.budgets,
+        "flush": [FLUSHES[one] for one in task.flushes.tolist()],
+    }
+    # Nothing is truncated: an example of records is whole, or it is not made.
+    nothing = np.zeros(examples, np.int32)
+    return pa.table([known.get(field.name, nothing) for field in RECORD_EXAMPLES], schema=RECORD_EXAMPLES)
+
+
+def _without_nulls(keys: pa.StringArray, offsets: Ints) -> NDArray[np.int32]:
+    """Return the offsets into the keys that are not null: rows without groups have none."""
+    before = np.concatenate((np.zeros(1, np.int64), np.cumsum(pc.is_valid(keys).to_numpy(zero_copy_only=False))))
+    return before[offsets].astype(np.int32)
+
+
+def _lists(lengths: Ints, values: "NDArray[Any]") -> pa.ListArray:
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths))).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))

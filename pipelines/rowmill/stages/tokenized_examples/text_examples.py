@@ -1,0 +1,683 @@
+"""Canonical rows → tokenized examples: rendering, masking, truncation and tokenization in their order.
+
+What belongs here: the order of those rooms for one batch of rows of each kind, and the example that comes
+out. What does not: any of the rooms' own work, or files (`parts.py`). This is a hall of the corridor.
+
+    conversation   render ─► mask ─► encode ─► too long? truncate, and again ─► Example
+    pair           encode input, encode output as its continuation ─► BOS input sep output EOS
+    text           encode ─► BOS text EOS ─► too long? windows, or the first tokens
+
+Batches are columnar where tokens are concerned; a Python object exists per message, never per token.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from rowmill.conversation.masking import Masker, MaskRules
+from rowmill.conversation.rendering.renderer import Renderer, RendererSpec
+from rowmill.conversation.template_contract import Conversation, mismatched_prompts, warnings
+from rowmill.conversation.truncation import Overlong, Truncated, Truncater
+from rowmill.core.errors import ConfigError
+from rowmill.formats.reasoning import inlined, limited
+from rowmill.recipe.recipe import Dataset
+from rowmill.schema.examples import KINDS, WEIGHTS
+from rowmill.schema.rows import Json, Kind, Masked, Message, Rejected, Span, from_json, from_json_column, to_json
+from rowmill.stages.custom_rows import Built, OwnExamples
+from rowmill.stages.tokenized_examples.fast_path import PlainChats
+from rowmill.stages.tokenized_examples.prompt_parity import begins_with_prompt, choose_rows
+from rowmill.tokenization.concatenation import Stream, constant, interleave, parted, straddling, unless_there
+from rowmill.tokenization.encoded_batch import (
+    TEMPLATE,
+    Columns,
+    Counts,
+    Example,
+    Tokens,
+    columns_of,
+    encode_checked,
+    examples_of,
+    in_row_order,
+    joined,
+)
+from rowmill.tokenization.token_truncation import cut_pair, keep_tail, windows, with_bos
+from rowmill.tokenization.tokenizer import Bools, ControlStrings, Encoder, Ints, Weights, is_changed, reveal
+
+BATCH_CHARS = 1 << 20
+"""Characters of rows per batch: enough for the columnar steps, little for memory (some 60 MB)."""
+
+Outcome = list[Example] | Rejected
+"""What became of one row: its examples in order, or why there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What an example teaches: `ids` int32[T], `loss_mask` bool[T], and float32[T] where its dataset has weights."""
+
+    ids: Tokens
+    loss_mask: Bools
+    loss_weights: Weights | None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What became of a part's rows: examples as `examples.EXAMPLES`, in row order, and rejects by their row's place.
+
+    `places` int64[E] are the rows' places of the examples; `verified` counts examples whose token mask was found
+    to agree with their spans (`batches.Columns.verified`).
+    """
+
+    examples: pa.Table
+    places: Ints
+    rejected: list[tuple[int, Rejected]]
+    verified: int
+
+    def outcomes(self, rows: int) -> "list[list[Targets] | Rejected]":
+        """Return what each row's examples teach, or why it has none."""
+        bounds = np.asarray(self.examples.column("input_ids").combine_chunks().offsets)
+        ids, mask = self._flat("input_ids"), self._flat("loss_mask")
+        weights = self._flat(WEIGHTS) if WEIGHTS in self.examples.column_names else None
+        found: list[list[Targets] | Rejected] = [[] for _ in range(rows)]
+        for place, rejected in self.rejected:
+            found[place] = rejected
+        for j, place in enumerate(self.places.tolist()):
+            held = found[place]
+            if not isinstance(held, Rejected):
+                own = slice(int(bounds[j] - bounds[0]), int(bounds[j + 1] - bounds[0]))
+                held.append(Targets(ids[own], mask[own], None if weights is None else weights[own]))
+        return found
+
+    def _flat(self, name: str) -> "NDArray[Any]":
+        return self.examples.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
+
+
+def _place(rejected: tuple[int, Rejected]) -> int:
+    return rejected[0]
+
+
+# ── Rows of a part ─────────────────────────────────────────────────────────────────────────────────
+
+
+def conversations(table: pa.Table) -> list[Conversation]:
+    """Decode the conversations of a table of canonical rows."""
+    messages, tools, kwargs = (
+        from_json_column(table.column(name)) for name in ("messages", "tools", "template_kwargs")
+    )
+    hashes = table.column("content_hash").to_pylist()
+    return [
+        Conversation(m, t, {} if k is None else k, h)
+        for m, t, k, h in zip(messages, tools, kwargs, hashes, strict=True)
+    ]
+
+
+def hide_control_strings(one: Conversation, control: ControlStrings) -> "tuple[Conversation, dict[str, str]]":
+    """Return the conversation with placeholders for control strings, and what each stands for."""
+    value = [one.messages, one.tools, one.kwargs]
+    hidden, placeholders = control.hide(value, to_json(value))
+    messages, tools, kwargs = cast("list[Any]", hidden)
+    return Conversation(messages, tools, kwargs, one.row_hash), placeholders
+
+
+def show_control_strings(masked: Masked, placeholders: dict[str, str]) -> "tuple[Masked, list[tuple[int, int]]]":
+    """Put control strings back into a masked text; return it and where they stand."""
+    if not placeholders:
+        return masked, []
+    text, ranges = reveal(masked.text, placeholders)
+    return replace(masked, text=text), ranges
+
+
+def batches(sizes: Sequence[int], limit: int) -> Iterator[slice]:
+    """Cut rows into consecutive batches of about `limit` characters."""
+    begin, held = 0, 0
+    for i, size in enumerate(sizes):
+        held += size
+        if held >= limit:
+            yield slice(begin, i + 1)
+            begin, held = i + 1, 0
+    if begin < len(sizes):
+        yield slice(begin, len(sizes))
+
+
+class Preparer:
+    """The rooms that turn one dataset's rows into examples, opened once per process."""
+
+    def __init__(
+        self, encoder: Encoder, dataset: Dataset, spec: RendererSpec | None, limit: int, *, base: Path = Path()
+    ) -> None:
+        """Open the renderer and the masker, if the dataset's kind has a template; `base` is the project's folder."""
+        self._base = base
+        self._own: OwnExamples | None = None
+        self._encoder = encoder
+        self._dataset = dataset
+        self._limit = limit
+        self._printer = None if spec is None else Renderer(spec)
+        self._masker = None if self._printer is None else Masker(self._printer, dataset.loss, _rules(dataset))
+        self._control = None if spec is None else ControlStrings(encoder.card, spec.text)
+        self._cuts_apart = dataset.loss.boundary == "split"
+        self._chat_bos = _wanted_bos(encoder, dataset)
+        self._chats = self._plain_chats()
+
+    def _plain_chats(self) -> PlainChats | None:
+        """Open the lane of plain chats; rows over the limit leave it again, unless they are to stay as they are."""
+        if self._masker is None or self._control is None or self._cuts_apart or self._chat_bos is not None:
+            return None
+        as_it_is = self._policy("conversation") in ("keep", "raise")
+        return PlainChats(
+            self._masker,
+            self._encoder,
+            self._control,
+            limit=None if as_it_is else self._limit,
+            share=self._dataset.template.verify_render,
+        )
+
+    @property
+    def raises(self) -> bool:
+        """Whether rows over the limit are to stop the build; the corridor gathers them all first."""
+        return self._dataset.truncation.overlong == "raise"
+
+    def _noticed(self) -> dict[str, Any]:
+        if self._printer is None:
+            return {}
+        contract = self._printer.contract
+        return {
+            "warnings": warnings(contract, finish=self._dataset.loss.finish),
+            "prompts": mismatched_prompts(contract),
+            "dated": contract.date_dependent,
+        }
+
+    @property
+    def printer(self) -> Renderer | None:
+        """The renderer, for whoever wants to see what it prints."""
+        return self._printer
+
+    def prepare(self, table: pa.Table, counts: Counts) -> Prepared:
+        """Turn canonical rows into examples; what becomes of a row does not depend on those beside it."""
+        made: list[Columns] = []
+        rejected: list[tuple[int, Rejected]] = []
+        counts.template = self._noticed()
+        kinds = table.column("kind").to_numpy(zero_copy_only=False)
+        ways = (("conversation", self._conversations), ("pair", self._pairs), ("text", self._texts))
+        for kind, prepare in (*ways, ("record", self._own_examples)):
+            places = np.flatnonzero(kinds == kind)
+            rows = table if len(places) == table.num_rows else table.take(pa.array(places))
+            for part in batches(_sizes(rows), BATCH_CHARS):
+                some, own = rows.slice(part.start, part.stop - part.start), places[part]
+                if kind == "conversation":
+                    some, own = self._without_plain_chats(some, own, counts, made)
+                held: list[tuple[int, int, Example]] = []
+                for place, outcome in zip(own.tolist(), prepare(some, counts), strict=True):
+                    settled = _with_targets(outcome, counts)
+                    if isinstance(settled, Rejected):
+                        rejected.append((place, settled))
+                    else:
+                        held.extend((place, k, one) for k, one in enumerate(settled))
+                made += [columns_of(held)] if held else []
+        columns = joined(made or [columns_of([])])
+        names = (table.column(name).combine_chunks() for name in ("row_id", "split", "domain"))
+        return Prepared(
+            examples=in_row_order(columns.table(*names, weighted=self._dataset.loss.weights), columns),
+            places=np.sort(columns.rows),
+            rejected=sorted(rejected, key=_place),
+            verified=columns.verified(),
+        )
+
+    def compare_prompts(self, table: pa.Table, counts: Counts) -> None:
+        """Encode the generation prompts of a share of the conversations alone, as a server does, and compare."""
+        if self._masker is None or self._printer is None or self._control is None:
+            return
+        rows = table.filter(pc.equal(table.column("kind"), "conversation"))
+        # A control string in a row's own text is encoded otherwise on purpose; `control_strings` counts such rows.
+        rows = rows.filter(pa.array(~self._control.found_in(rows)))
+        chosen = choose_rows(rows.column("content_hash").to_pylist(), self._dataset.template.verify_render)
+        rows = rows.take(pa.array(chosen, pa.int64()))
+        names: list[str] = rows.column("row_id").to_pylist()
+        for row_id, conversation in zip(names, conversations(rows), strict=True):
+            is_same = begins_with_prompt(
+                self._shown(self._within_thought_limit(conversation)),
+                self._printer,
+                self._masker,
+                encode_prompt=self._prompt_ids,
+                encode_example=lambda masked: self._examples_of([masked], [[]], Counts())[0],
+            )
+            counts.prompts_compared += is_same is not None
+            counts.prompts_that_differ += [row_id] if is_same is False else []
+
+    def _prompt_ids(self, prompt: str) -> Tokens:
+        ids, bos = self._encoder.encode([prompt]).ids, self._chat_bos
+        has_bos = bos is None or (len(ids) > 0 and int(ids[0]) == bos)
+        return ids if has_bos else np.concatenate((np.array([bos], ids.dtype), ids))
+
+    # ── conversations ──
+
+    def _without_plain_chats(
+        self, rows: pa.Table, places: Ints, counts: Counts, made: list[Columns]
+    ) -> tuple[pa.Table, Ints]:
+        """Take plain chats all at once; return the other rows, which go one by one."""
+        columns = None if self._chats is None else self._chats.take(rows, places, counts)
+        if columns is None:
+            return rows, places
+        made.append(columns)
+        left = ~np.isin(places, columns.rows)
+        return rows.filter(pa.array(left)), places[left]
+
+    def _conversations(self, rows: pa.Table, counts: Counts) -> list[Outcome]:
+        if self._masker is None:
+            return [
+                Rejected("template_error", "neither the tokenizer nor the recipe has a chat template")
+            ] * rows.num_rows
+        assert self._control is not None
+        decoded = conversations(rows)
+        controlled = self._control.found_in(rows)
+        drafts: list[_Draft] = []
+        outcomes: list[Outcome] = [[] for _ in decoded]
+        for place, conversation in enumerate(decoded):
+            made = self._drafts(place, conversation, bool(controlled[place]), counts)
+            if isinstance(made, Rejected):
+                outcomes[place] = made
+            else:
+                drafts.extend(made)
+        for draft, example in zip(drafts, self._encoded(drafts, counts), strict=True):
+            held = outcomes[draft.place]
+            if isinstance(held, Rejected):
+                continue
+            made = self._fitted(draft, example, counts) if not isinstance(example, Rejected) else example
+            outcomes[draft.place] = made if isinstance(made, Rejected) else [*held, *made]
+        return outcomes
+
+    def _drafts(
+        self, place: int, conversation: Conversation, controlled: bool, counts: Counts
+    ) -> "list[_Draft] | Rejected":
+        assert self._masker is not None
+        assert self._control is not None
+        placeholders: dict[str, str] = {}
+        before = conversation
+        policy = self._dataset.template.control_tokens
+        if controlled and policy != "allow":
+            if policy == "reject":
+                return Rejected("control_token_in_content", "the row's text holds a control string")
+            try:
+                conversation, placeholders = hide_control_strings(conversation, self._control)
+            except ConfigError as error:
+                # A control token of one character, and a row that uses every letter and digit: no stand-in is free.
+                return Rejected("control_token_in_content", str(error))
+        if controlled:
+            counts.add_control_strings(self._control, before)
+        conversation = self._within_thought_limit(conversation)
+        drafts: list[_Draft] = []
+        for one, only in self._masker.drafts(conversation):
+            masked = self._masker.mask(self._shown(one), only=only)
+            if isinstance(masked, Rejected):
+                return masked
+            if is_changed(masked.text, placeholders):
+                return Rejected("control_token_in_content", "the template changes the stand-in of a control string")
+            counts.add_dropped(masked.dropped)
+            masked, ordinary = show_control_strings(masked, placeholders)
+            drafts.append(_Draft(place, one, only, placeholders, masked, ordinary))
+        return drafts
+
+    def _within_thought_limit(self, conversation: Conversation) -> Conversation:
+        limit = self._dataset.reasoning.think_max_tokens
+        if not limit:
+            return conversation
+        return replace(conversation, messages=limited(conversation.messages, limit, self._cut_reasoning))
+
+    def _shown(self, conversation: Conversation) -> Conversation:
+        """Return the conversation as the template gets it: with `think_mode: inline`, reasoning heads the content."""
+        options = self._dataset.reasoning
+        if options.think_mode != "inline":
+            return conversation
+        return replace(conversation, messages=inlined(conversation.messages, options.think_tags[0]))
+
+    def _encoded(self, drafts: "Sequence[_Draft]", counts: Counts) -> "list[Example | Rejected]":
+        return self._examples_of([d.masked for d in drafts], [d.ordinary for d in drafts], counts)
+
+    def _examples_of(
+        self, masked: Sequence[Masked], ordinary: Sequence[list[tuple[int, int]]], counts: Counts
+    ) -> "list[Example | Rejected]":
+        made = examples_of(masked, ordinary, self._encoder, counts, split=self._cuts_apart)
+        bos = self._chat_bos
+        return made if bos is None else [one if isinstance(one, Rejected) else with_bos(one, bos) for one in made]
+
+    def _fitted(self, draft: "_Draft", example: Example, counts: Counts) -> Outcome:
+        """Apply the policy for what is too long to one example."""
+        settled = self._settled(example, "conversation", counts)
+        if settled is not None:
+            return settled
+        splits = self._dataset.truncation.overlong == "split"
+        shortened = self._shortened(draft, example, counts, split=splits)
+        if isinstance(shortened, Rejected):
+            return _refused(example, shortened, counts)
+        if splits:
+            counts.dropped_trained += max(0, example.original_trained - sum(one.original_trained for one in shortened))
+        return shortened
+
+    def _settled(self, example: Example, kind: Kind, counts: Counts) -> Outcome | None:
+        """Return what becomes of an example that is not to be shortened; None if it is."""
+        policy = self._policy(kind)
+        if len(example.ids) <= self._limit or policy in ("keep", "raise"):
+            return [example]
+        if policy == "drop":
+            return _refused(example, Rejected("overlong", f"{len(example.ids)} tokens, at most {self._limit}"), counts)
+        return None
+
+    def _policy(self, kind: Kind) -> Overlong:
+        return self._dataset.truncation.policy(kind, sliced=self._dataset.keeps_overlong)
+
+    def _shortened(self, draft: "_Draft", original: Example, counts: Counts, *, split: bool) -> Outcome:
+        assert self._masker is not None
+        supervised = frozenset(self._masker.supervised(draft.conversation.messages))
+        chosen = supervised if draft.only is None else supervised & draft.only
+        flags = [i in chosen for i in range(len(draft.conversation.messages))]
+        truncater = Truncater(
+            limit=self._limit,
+            measure=lambda messages, tools: self._measure(draft, messages, tools),
+            cut_reasoning=self._cut_reasoning,
+            assistant_roles=_rules(self._dataset).assistant_roles,
+            token_cut=self._dataset.truncation.token_cut,
+        )
+        messages, tools = draft.conversation.messages, draft.conversation.tools
+        shortened = truncater.split(messages, tools, flags) if split else truncater.truncate(messages, tools, flags)
+        if isinstance(shortened, Rejected):
+            return shortened
+        pieces = shortened if isinstance(shortened, list) else [shortened]
+        made: list[Example] = []
+        for piece in pieces:
+            example = self._remasked(draft, piece, chosen, counts)
+            if isinstance(example, Rejected):
+                return example
+            counts.dropped_tokens += piece.tokens_left_out
+            made.append(self._accounted(draft, example, None if split else original, piece, chosen))
+        return made
+
+    def _remasked(
+        self, draft: "_Draft", piece: Truncated, chosen: frozenset[int], counts: Counts
+    ) -> Example | Rejected:
+        """Render and mask a shortened conversation, and cut tokens if structure was not enough."""
+        example = self._masked_again(draft, piece.messages, piece.kept, chosen, counts, piece.reasoning_context)
+        if isinstance(example, Rejected) or len(example.ids) <= self._limit:
+            return example
+        return keep_tail(example, self._limit, self._dataset.truncation.truncate_side, self._encoder.card.bos_id)
+
+    def _masked_again(
+        self,
+        draft: "_Draft",
+        messages: Sequence[Message],
+        kept: Sequence[int],
+        chosen: frozenset[int],
+        counts: Counts,
+        reasoning_context: Sequence[int] = (),
+    ) -> Example | Rejected:
+        """Render and mask some of a conversation's messages; `kept[i]` is the original index of `messages[i]`."""
+        assert self._masker is not None
+        conversation = replace(draft.conversation, messages=list(messages))
+        only = frozenset(new for new, old in enumerate(kept) if old in chosen)
+        masked = self._masker.mask(self._shown(conversation), only=only)
+        if isinstance(masked, Rejected):
+            return masked
+        masked = _without_loss_on_reasoning(masked, frozenset(reasoning_context))
+        masked, ordinary = show_control_strings(masked, draft.placeholders)
+        return self._examples_of([masked], [ordinary], counts)[0]
+
+    def _accounted(
+        self, draft: "_Draft", example: Example, original: Example | None, piece: Truncated, chosen: frozenset[int]
+    ) -> Example:
+        """Say what structured truncation took, stage by stage, so that original = tokens + removed.
+
+        Without `original` the piece is one of several: its own length before it was shortened counts.
+        """
+        left = int(example.mask.sum()) + example.cut_trained
+        after_exchanges = left
+        if piece.reasoning_removed or piece.reasoning_context:
+            after_exchanges = self._trained_in(draft, piece.kept, chosen, otherwise=left)
+        tokens, trained = piece.original_tokens, after_exchanges
+        if original is not None:
+            tokens, trained = len(original.ids), original.original_trained
+        elif piece.messages_removed:
+            trained = self._trained_in(draft, piece.whole, chosen, otherwise=after_exchanges)
+        return replace(
+            example,
+            original_tokens=tokens,
+            original_trained=trained,
+            messages_removed=piece.messages_removed,
+            exchanges_removed=tokens - len(example.ids) - example.tokens_cut - piece.reasoning_removed,
+            reasoning_removed=piece.reasoning_removed,
+            exchanges_trained=trained - after_exchanges,
+            reasoning_trained=after_exchanges - left,
+        )
+
+    def _trained_in(self, draft: "_Draft", kept: Sequence[int], chosen: frozenset[int], *, otherwise: int) -> int:
+        """Count the trained tokens of some of a conversation's messages, `otherwise` if they have no mask."""
+        messages = [draft.conversation.messages[i] for i in kept]
+        example = self._masked_again(draft, messages, kept, chosen, Counts())
+        return otherwise if isinstance(example, Rejected) else int(example.mask.sum())
+
+    def _measure(self, draft: "_Draft", messages: Sequence[Message], tools: "Sequence[Json] | None") -> int | None:
+        assert self._printer is not None
+        assert self._masker is not None
+        shown = self._shown(replace(draft.conversation, messages=messages, tools=tools))
+        if self._cuts_apart:
+            # Where a text is cut is known only with its mask.
+            masked = self._masker.mask(shown)
+            if isinstance(masked, Masked):
+                masked, ordinary = show_control_strings(masked, draft.placeholders)
+                example = self._examples_of([masked], [ordinary], Counts())[0]
+                return None if isinstance(example, Rejected) else len(example.ids)
+        printed = self._printer.render(shown.messages, tools, draft.conversation.kwargs)
+        if isinstance(printed, Rejected):
+            return None
+        text, ranges = reveal(printed.text, draft.placeholders)
+        encoded = self._encoder.encode_around(text, ranges) if ranges else self._encoder.encode([text])
+        has_bos = self._chat_bos is None or (len(encoded.ids) > 0 and int(encoded.ids[0]) == self._chat_bos)
+        return len(encoded.ids) + (not has_bos)
+
+    def _cut_reasoning(self, text: str, max_tokens: int) -> str:
+        encoded = self._encoder.encode([text])
+        if len(encoded.ids) <= max_tokens:
+            return text
+        if max_tokens <= 0:
+            return ""
+        return text.encode()[: int(encoded.ends[max_tokens - 1])].decode(errors="ignore")
+
+    # ── pairs and documents ──
+
+    def _pairs(self, rows: pa.Table, counts: Counts) -> list[Outcome]:
+        count, card, form = rows.num_rows, self._encoder.card, self._dataset.format
+        separator = getattr(form, "separate_with", None)
+        joint = separator if isinstance(separator, str) else ""
+        inputs: list[str] = [text + joint for text in rows.column("text").to_pylist()]
+        outputs: list[str] = rows.column("output").to_pylist()
+        prompt, answer = KINDS.index("prompt"), KINDS.index("assistant")
+        trains_input, trains_output = _pair_loss(self._dataset)
+        streams = [*self._edge("add_bos", card.bos_id, card.adds_bos, count, trains=False)]
+        if self._dataset.loss.boundary == "whole":
+            encoded = encode_checked(self._encoder, [a + b for a, b in zip(inputs, outputs, strict=True)], counts)
+            edges = np.array([len(text.encode()) for text in inputs], np.int64)
+            given, answers = parted(encoded, edges, straddlers_first=trains_output)
+            counts.straddles += straddling(encoded, edges)
+        else:
+            given = encode_checked(self._encoder, inputs, counts)
+            answers = self._encoder.encode_continuation(outputs)
+        streams.append(Stream(given.ids, given.offsets, prompt, trains_input))
+        if isinstance(separator, int):
+            streams.append(constant(separator, count, kind=prompt, trains=trains_input))
+        streams.append(Stream(answers.ids, answers.offsets, answer, trains_output))
+        streams += self._edge("add_eos", card.eos_id, card.eos_id is not None, count, trains=trains_output)
+        first = 1 if streams[0].kind == TEMPLATE else 0
+        sizes = np.diff(given.offsets)
+        return [self._fitted_pair(one, int(sizes[i]), first, counts) for i, one in enumerate(interleave(streams))]
+
+    def _fitted_pair(self, example: Example, input_tokens: int, first: int, counts: Counts) -> Outcome:
+        settled = self._settled(example, "pair", counts)
+        if settled is not None:
+            return settled
+        return [cut_pair(example, self._limit, self._dataset.truncation.truncate_side, input_tokens, first)]
+
+    def _texts(self, rows: pa.Table, counts: Counts) -> list[Outcome]:
+        card, texts = self._encoder.card, rows.column("text").to_pylist()
+        encoded = encode_checked(self._encoder, texts, counts)
+        streams = [
+            *self._edge("add_bos", card.bos_id, card.bos_id is not None, len(texts), trains=False),
+            Stream(encoded.ids, encoded.offsets, KINDS.index("record"), trains=True),
+            *self._edge("add_eos", card.eos_id, card.eos_id is not None, len(texts), trains=True),
+        ]
+        if streams[0].kind == TEMPLATE:
+            streams[0] = unless_there(streams[0], encoded, 0)
+        if streams[-1].kind == TEMPLATE:
+            streams[-1] = unless_there(streams[-1], encoded, -1)
+        return [self._fitted_text(one, counts) for one in interleave(streams)]
+
+    def _fitted_text(self, example: Example, counts: Counts) -> Outcome:
+        settled = self._settled(example, "text", counts)
+        if settled is not None:
+            return settled
+        return windows(example, self._limit) if self._policy("text") == "split" else [example.cut(0, self._limit)]
+
+    # ── a class of one's own ──
+
+    def _own_examples(self, rows: pa.Table, counts: Counts) -> list[Outcome]:
+        if self._own is None:
+            self._own = OwnExamples(
+                self._dataset,
+                self._base,
+                open_tokenizer=self._encoder.as_transformers,
+                vocab_size=self._encoder.card.vocab_size,
+                max_length=self._limit,
+            )
+        return [self._fitted_own(self._own(from_json(text)), counts) for text in rows.column("record").to_pylist()]
+
+    def _fitted_own(self, built: Built | Rejected, counts: Counts) -> Outcome:
+        """Apply the policy for what is too long to an example that has no structure to shorten by."""
+        if isinstance(built, Rejected):
+            return built
+        # Nothing is known of its parts but what trains: a span for each stretch that does or does not. The first
+        # token is never a target and goes with the one behind it.
+        starts = np.append(0, np.flatnonzero(np.diff(built.mask[1:])) + 2)
+        trains = built.mask[np.minimum(np.maximum(starts, 1), len(built.mask) - 1)]
+        example = Example(
+            ids=built.ids,
+            mask=built.mask,
+            span_starts=starts,
+            span_messages=np.full(len(starts), -1, np.int64),
+            span_kinds=np.where(trains, KINDS.index("record"), KINDS.index("prompt")).astype(np.int8),
+            original_tokens=len(built.ids),
+            original_trained=int(built.mask.sum()),
+            domain=built.domain,
+        )
+        settled = self._settled(example, "record", counts)
+        if settled is not None:
+            return settled
+        if self._policy("record") == "split":
+            return windows(example, self._limit)
+        options = self._dataset.truncation
+        if options.token_cut == "reject":  # noqa: S105  (tokens of text)
+            why = Rejected("overlong_after_structure", f"{len(example.ids)} tokens, at most {self._limit}")
+            return _refused(example, why, counts)
+        return [keep_tail(example, self._limit, options.truncate_side, self._encoder.card.bos_id)]
+
+    def _edge(self, option: str, token_id: int | None, by_itself: bool, count: int, *, trains: bool) -> list[Stream]:
+        """Return the stream of a BOS or EOS, or none: `auto` adds what the tokenizer has."""
+        wanted = getattr(self._dataset.format, option, "auto")
+        if wanted is False or (wanted == "auto" and not by_itself):
+            return []
+        if token_id is None:
+            raise ConfigError(
+                f"format.{option}: true, but the tokenizer has no such token; only auto or false can stand; set auto"
+            )
+        return [constant(token_id, count, kind=TEMPLATE, trains=trains)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A conversation that becomes one example, with its mask; `place` is its row's in the batch."""
+
+    place: int
+    conversation: Conversation
+    only: frozenset[int] | None
+    placeholders: dict[str, str]
+    masked: Masked
+    ordinary: list[tuple[int, int]]
+
+
+def _rules(dataset: Dataset) -> MaskRules:
+    roles = getattr(dataset.format, "assistant_roles", ("assistant",))
+    template = dataset.template
+    return MaskRules(
+        assistant_roles=frozenset(roles),
+        spans=template.spans,
+        on_dropped={str(kind): policy for kind, policy in template.on_dropped.items()},
+        verify_render=template.verify_render,
+        turns=template.turns,
+    )
+
+
+def _wanted_bos(encoder: Encoder, dataset: Dataset) -> int | None:
+    """Return the BOS to put before chats, which the recipe has to ask for: the template decides by itself."""
+    if getattr(dataset.format, "add_bos", "auto") is not True:
+        return None
+    if encoder.card.bos_id is None:
+        raise ConfigError("format.add_bos: true, but the tokenizer has no BOS; only auto or false can stand; set auto")
+    return encoder.card.bos_id
+
+
+def _pair_loss(dataset: Dataset) -> tuple[bool, bool]:
+    """Tell whether a pair's input and output train."""
+    loss = dataset.loss
+    if loss.everything:
+        return True, True
+    if not loss.mask and loss.mask_default == "mask":
+        return False, True
+    return (
+        loss.mask.get("prompt", loss.mask_default) == "train",
+        loss.mask.get("response", loss.mask_default) == "train",
+    )
+
+
+def _sizes(rows: pa.Table) -> list[int]:
+    lengths = np.zeros(rows.num_rows, np.int64)
+    for name in ("messages", "tools", "text", "output", "record"):
+        lengths += pc.fill_null(pc.binary_length(rows.column(name)), 0).to_numpy()
+    return cast("list[int]", lengths.tolist())
+
+
+def _refused(example: Example, why: Rejected, counts: Counts) -> Rejected:
+    """Count the tokens of an example that is rejected for its length; all of them were encoded already."""
+    counts.dropped_tokens += len(example.ids)
+    counts.dropped_trained += int(example.mask.sum())
+    return why
+
+
+def _with_targets(outcome: Outcome, counts: Counts) -> Outcome:
+    """Reject a row none of whose examples has a trained token; drop its examples that have none."""
+    if isinstance(outcome, Rejected):
+        return outcome
+    trained = [one for one in outcome if one.mask.any()]
+    untrained = [one for one in outcome if not one.mask.any()]
+    counts.dropped_tokens += sum(one.original_tokens for one in untrained)
+    counts.dropped_trained += sum(one.original_trained for one in untrained)
+    return trained or Rejected("no_loss_tokens", "no trained token is left")
+
+
+def _without_loss_on_reasoning(masked: Masked, messages: frozenset[int]) -> Masked:
+    """Take the loss off reasoning that was cut: it stays as context, but nobody should learn to stop thinking there."""
+    cut = [p for p in masked.pieces if p.kind == "reasoning" and p.message in messages]
+    if not cut:
+        return masked
+    trained = list(masked.trained)
+    for piece in cut:
+        trained = [part for span in trained for part in _minus(span, piece.start, piece.end)]
+    return replace(masked, trained=tuple(trained))
+
+
+def _minus(span: Span, start: int, end: int) -> Iterator[Span]:
+    if end <= span.start or span.end <= start:
+        yield span
+        return
+    if span.start < start:
+        yield replace(span, end=start)
+    if end < span.end:
+        yield replace(span, start=end)

@@ -1,0 +1,56 @@
+"""Sampled n-grams of token ids as 64-bit hashes: enough to tell that two long texts are nearly the same.
+
+What belongs here: hashing and sampling. What does not: which texts are compared, and what follows (`leakage.py`).
+
+    ids      5 9 2 7 … ─► one hash per run of 13 ids inside a segment ─► kept where the hash is 0 mod 16
+
+The sample is decided by the hash alone, so equal n-grams are kept or left out alike wherever they stand: a share
+of common n-grams in the sample estimates the share in the whole, for a sixteenth of the memory. Rejected: MinHash
+with locality-sensitive buckets, which answers for whole documents and misses a test question inside a long page.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rowmill.core.permutation import mix_array
+
+LENGTH = 13
+"""Token ids in an n-gram."""
+KEPT_OF = 16
+"""One n-gram in so many is kept: those whose hash it divides. A power of two."""
+
+# Hashes and ids of so many places stay in the second-level cache while thirteen passes go over them.
+_CHUNK = 1 << 14
+
+_MULTIPLIER = np.uint64(0x5851F42D4C957F2D)
+
+
+def sampled(ids: NDArray[np.int32], offsets: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """Return the hashes of the kept n-grams and the segment of each.
+
+    Segment k is `ids[offsets[k]:offsets[k + 1]]`; no n-gram reaches over its end. A polynomial of the ids modulo
+    2^64, then scrambled, so that the low bits that decide the sample depend on every id.
+    """
+    kept: list[NDArray[np.uint64]] = [np.empty(0, np.uint64)]
+    places: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+    for begin in range(0, len(ids) - LENGTH + 1, _CHUNK):
+        hashes = _hashes(ids[begin : begin + _CHUNK + LENGTH - 1])
+        at = np.flatnonzero(hashes & np.uint64(KEPT_OF - 1) == 0)
+        kept.append(hashes[at])
+        places.append(at + begin)
+    every, at = np.concatenate(kept), np.concatenate(places)
+    owners = np.searchsorted(offsets, at, "right") - 1
+    inside = offsets[owners + 1] - at >= LENGTH
+    return every[inside], owners[inside]
+
+
+def _hashes(ids: NDArray[np.int32]) -> NDArray[np.uint64]:
+    """Hash the n-gram at each place where a whole one begins."""
+    wide = ids.astype(np.uint64)
+    count = len(wide) - LENGTH + 1
+    hashes = wide[:count].copy()
+    for place in range(1, LENGTH):
+        np.multiply(hashes, _MULTIPLIER, out=hashes)
+        np.add(hashes, wide[place : place + count], out=hashes)
+    mix_array(hashes)
+    return hashes

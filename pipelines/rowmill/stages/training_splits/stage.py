@@ -1,0 +1,341 @@
+"""Sequences of all datasets → the order of training, and what leaks between splits.
+
+What belongs here: sizes for the mixture, dealing. What does not: the order itself (`mixture.py`, `rank_assignment.py`),
+tokens, what leaks between splits (`leakage.py`).
+
+The order is one line per place: dataset, sequence, pass, step. It knows no world size: rank r of W takes
+every W-th place. Validation and test sets are not mixed or shuffled; their order is their plan's.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rowmill.core.errors import IntegrityError
+from rowmill.core.number_text import counted
+from rowmill.core.storage import digest
+from rowmill.packing import rank_assignment
+from rowmill.packing.mixture import Order, furthest_from_share, schedule, wanted_shares
+from rowmill.packing.rank_assignment import FILLER, Dealt
+from rowmill.recipe.recipe import Recipe
+from rowmill.schema.ledger import KEPT
+from rowmill.schema.manifest import Histogram, Manifest, Part, Table
+from rowmill.stages import part_files
+from rowmill.stages.base import Draft, Figure, Prepared, StageDeclaration, Work, part_folder, share
+from rowmill.stages.training_splits import leakage, table_leakage
+from rowmill.stats import Feeds, by_fact
+
+VERSION = 4
+"""Raise it when any recipe may be shown in another order, or other facts are counted on the way."""
+
+Ints = NDArray[np.int64]
+
+ORDER = pa.schema(
+    [
+        pa.field("dataset", pa.int32(), nullable=False),
+        pa.field("sequence_id", pa.int64(), nullable=False),
+        pa.field("pass", pa.int32(), nullable=False),
+        pa.field("step", pa.int64(), nullable=False),
+        pa.field("filler", pa.bool_(), nullable=False),
+    ]
+)
+"""Line p is place p. `dataset` is its number in recipe order; a filler has dataset and sequence −1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """The train sequences of one dataset, int64[S] each."""
+
+    tokens: Ints
+    trained: Ints
+    segments: Ints
+    longest: Ints
+
+
+def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
+    """Return the options that decide the order (`order`), and the splits that it is compared with."""
+    tables = [name for name, dataset in recipe.datasets.items() if dataset.row_kind == "record"]
+    return {
+        # Recipes without tables are as they were.
+        **({"tables": [table_leakage.VERSION, tables]} if tables else {}),
+        "order": {
+            "versions": [VERSION],
+            "mixture": recipe.mixture.model_dump(mode="json"),
+            "partitions": recipe.partitions.model_dump(mode="json"),
+            "seed": recipe.seed,
+            "datasets": list(recipe.datasets),
+        },
+        "splits": {name: dataset.splits.model_dump(mode="json") for name, dataset in recipe.datasets.items()},
+        "grouped": [name for name, dataset in recipe.datasets.items() if leakage.has_groups(dataset)],
+    }
+
+
+def packed_of(work: Work) -> dict[str, Manifest]:
+    """Return the packed shards of each dataset, in recipe order."""
+    return {name: work.inputs[(work.recipe.name, name, "packed_shards")] for name in work.recipe.datasets}
+
+
+def make(work: Work) -> Draft:
+    """Mix, deal, and check for leaks."""
+    packed = packed_of(work)
+    _require_one_tokenizer(work, packed)
+    sequences = {name: _sequences(work, one) for name, one in packed.items()}
+    sizes = {name: len(one.tokens) for name, one in sequences.items()}
+    order = schedule(work.recipe.mixture, sizes, work.recipe.seed)
+    by_place = _by_place(order, list(sequences.values()))
+    mixture = work.recipe.mixture
+    dealt = rank_assignment.deal(
+        work.recipe.partitions,
+        order.epoch_offsets,
+        by_place.trained,
+        batch_sizes=mixture.batch_sizes,
+        steps=mixture.steps,
+    )
+    steps = _rank_steps(work, dealt, by_place)
+    part = _save(work, order, dealt, steps)
+    return _draft(work, packed, sizes, order, dealt, by_place, steps, part)
+
+
+def _require_one_tokenizer(work: Work, packed: Mapping[str, Manifest]) -> None:
+    """Refuse datasets whose ids are of two tokenizers: one that moved between two of them, or an old version used."""
+    made_with: dict[str, list[str]] = {}
+    for name, one in packed.items():
+        made_with.setdefault(str(one.card["tokenizer_digest"]), []).append(name)
+    if len(made_with) > 1:
+        found = "; ".join(f"{', '.join(names)} with {which[:12]}" for which, names in made_with.items())
+        raise IntegrityError(
+            f"{'/'.join(work.key)}: its datasets were tokenized with {len(made_with)} tokenizers ({found}); the ids of "
+            "one order must be of one; build the recipe again, and pin tokenizer.revision if it is on the hub"
+        )
+
+
+def _sequences(work: Work, packed: Manifest) -> Sequences:
+    shards = [p.files["shard"] for p in packed.parts if p.facts["split"] == "train"]
+    if not shards:
+        return Sequences(*(np.empty(0, np.int64) for _ in range(4)))
+    table = pa.concat_tables(
+        [work.store.table(file, ("tokens", "trained_tokens", "segment_lengths")) for file in shards]
+    ).combine_chunks()
+    lists = table.column("segment_lengths").combine_chunks()
+    offsets = np.asarray(lists.offsets, np.int64)
+    lengths = lists.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
+    starts = offsets[:-1] - offsets[0]
+    return Sequences(
+        tokens=table.column("tokens").to_numpy().astype(np.int64),
+        trained=table.column("trained_tokens").to_numpy().astype(np.int64),
+        segments=np.diff(offsets),
+        longest=np.maximum.reduceat(lengths, starts),
+    )
+
+
+def _by_place(order: Order, sequences: list[Sequences]) -> Sequences:
+    """Return the facts of the sequence at each place of the mixed order."""
+    firsts = np.concatenate(([0], np.cumsum([len(one.tokens) for one in sequences])))
+    index = firsts[order.datasets] + order.items
+
+    def at(name: str) -> Ints:
+        joined = np.concatenate([getattr(one, name) for one in sequences])
+        return joined[index]
+
+    return Sequences(at("tokens"), at("trained"), at("segments"), at("longest"))
+
+
+def _rank_steps(work: Work, dealt: Dealt, by_place: Sequences) -> pa.Table:
+    world = work.recipe.partitions.world_size
+    tables: list[pa.Table] = []
+    for rank in range(world):
+        facts = rank_assignment.step_facts(
+            dealt, rank, world, tokens=by_place.tokens, trained_tokens=by_place.trained, segments=by_place.segments,
+            longest_segments=by_place.longest,
+        )  # fmt: skip
+        count = len(facts.sequences)
+        tables.append(
+            pa.table(
+                {
+                    "rank": np.full(count, rank),
+                    "world_size": np.full(count, world),
+                    "step": np.arange(count),
+                    "sequences": facts.sequences,
+                    "fillers": facts.fillers,
+                    "segments": facts.segments,
+                    "tokens": facts.tokens,
+                    "trained_tokens": facts.trained_tokens,
+                    "longest_segment": facts.longest_segment,
+                    "step_trained_tokens": facts.step_trained_tokens,
+                }
+            )
+        )
+    return pa.concat_tables(tables)
+
+
+def _save(work: Work, order: Order, dealt: Dealt, steps: pa.Table) -> Part:
+    filler = dealt.order == FILLER
+    place = np.where(filler, 0, dealt.order)
+    empty = not len(order.items)
+    columns = [
+        np.full(len(filler), -1) if empty else np.where(filler, -1, values[place])
+        for values in (order.datasets, order.items)
+    ]
+    passes = np.zeros(len(filler), np.int32) if empty else np.where(filler, 0, order.passes[place])
+    step = np.repeat(np.arange(len(dealt.step_offsets) - 1), np.diff(dealt.step_offsets))
+    table = pa.table([columns[0].astype(np.int32), columns[1], passes.astype(np.int32), step, filler], schema=ORDER)
+    packed = [one.version for one in packed_of(work).values()]
+    fingerprint = digest("training_splits", identity_of(work.recipe, "")["order"], packed)
+    at = part_folder(work.folder, fingerprint)
+    files = {
+        "order": part_files.write_parquet(work.store, f"{at}/order.parquet", table),
+        "rank_steps": part_files.write_parquet(work.store, f"{at}/rank_steps.parquet", steps),
+    }
+    return Part(fingerprint, files, {"places": len(filler), "fillers": int(filler.sum())})
+
+
+def _draft(
+    work: Work,
+    packed: dict[str, Manifest],
+    sizes: dict[str, int],
+    order: Order,
+    dealt: Dealt,
+    by_place: Sequences,
+    steps: pa.Table,
+    part: Part,
+) -> Draft:
+    shown = np.unique(_global(order, sizes))
+    total = sum(sizes.values())
+    scheduled = np.unique(_global(order, sizes)[dealt.order[dealt.order != FILLER]]) if total else shown
+    dropped = (
+        np.setdiff1d(np.unique(_global(order, sizes)[dealt.dropped]), scheduled)
+        if len(dealt.dropped)
+        else np.empty(0, np.int64)
+    )
+    left = total - len(scheduled) - len(dropped)
+    lines = [(KEPT, "", len(scheduled)), ("remainder", "", len(dropped)), ("not_scheduled", "", left)]
+    leaking = leakage.find(work, packed)
+    balance, empty_pairs = _balance(steps)
+    places, fillers = int(part.facts["places"]), int(part.facts["fillers"])
+    held = places - fillers
+    rows = [row for one in packed.values() for row in one.tables["splits"].rows]
+    return Draft(
+        parts=[part],
+        facts={
+            **leaking.facts,
+            "mixture_share": round(furthest_from_share(work.recipe.mixture, sizes, order), 6),
+            "order_nonempty": held,
+            "dropped_share": share(len(dealt.dropped), held + len(dealt.dropped)),
+            "filler_share": share(fillers, places),
+            "rank_balance": balance,
+            "empty_step": empty_pairs,
+            "sequences": total,
+            "places": places,
+            "fillers": fillers,
+            "steps": len(dealt.step_offsets) - 1,
+            "tokens": int(by_place.tokens[dealt.order[dealt.order != FILLER]].sum()),
+            "trained_tokens": int(by_place.trained[dealt.order[dealt.order != FILLER]].sum()),
+        },
+        ledger=[line for line in lines if line[2] or line[0] == KEPT],
+        tables={
+            "splits": Table(("dataset", "split", "rows", "sequences", "trained_tokens"), tuple(rows)),
+            "shares": _shares_table(work, rows),
+            "mixture": _mixture_table(work, order, dealt, by_place, sizes),
+        },
+        histograms=_step_histogram(steps),
+        samples=leaking.samples,
+        schema=tuple((f.name, str(f.type)) for f in ORDER),
+        card={
+            "order": part.files["order"].digest,
+            "datasets": list(sizes),
+            "packed": {name: one.version for name, one in packed.items()},
+            "has_steps": bool(work.recipe.mixture.batch_sizes),
+        },
+        rows_made=total,
+    )
+
+
+def _shares_table(work: Work, rows: Sequence[tuple[Any, ...]]) -> Table:
+    """Set the share of examples that each split of a dataset got beside the one that was asked for, where one was."""
+    lines: list[tuple[Any, ...]] = []
+    for name, dataset in work.recipe.datasets.items():
+        own = {str(row[1]): int(row[2]) for row in rows if row[0] == name}
+        asked = {split: getattr(dataset.splits, split) for split in ("validation", "test")}
+        shares = {split: float(value) for split, value in asked.items() if isinstance(value, float)}
+        if len(shares) == len(asked):
+            shares["train"] = 1 - sum(shares.values())
+        total = sum(own.values())
+        lines += [(name, split, shares.get(split), share(count, total), count) for split, count in own.items()]
+    return Table(("dataset", "split", "wanted", "got", "examples"), tuple(lines))
+
+
+def _global(order: Order, sizes: dict[str, int]) -> Ints:
+    firsts = np.concatenate(([0], np.cumsum(list(sizes.values()))))
+    return firsts[order.datasets] + order.items
+
+
+def _balance(steps: pa.Table) -> tuple[float, int]:
+    """Return how far the busiest rank lies above the mean one, over steps, and the pairs with nothing trained."""
+    frame = pl.DataFrame(steps.select(["step", "trained_tokens"]).to_pydict())
+    if not len(frame):
+        return 0.0, 0
+    per_step = frame.group_by("step", maintain_order=True).agg(
+        pl.col("trained_tokens").max().alias("most"), pl.col("trained_tokens").mean().alias("mean")
+    )
+    above = (per_step["most"] / per_step["mean"] - 1).fill_nan(0).mean()
+    return round(float(above or 0.0), 9), int((frame["trained_tokens"] == 0).sum())  # pyright: ignore[reportArgumentType]
+
+
+def _step_histogram(steps: pa.Table) -> dict[str, Histogram]:
+    trained = steps.column("trained_tokens").to_numpy()
+    if not len(trained):
+        return {}
+    counts, edges = np.histogram(trained, bins=min(20, max(1, len(np.unique(trained)))))
+    return {
+        "rank_load": Histogram(
+            "trained tokens per rank and step",
+            "tokens",
+            tuple(round(float(e), 1) for e in edges),
+            tuple(int(c) for c in counts),
+        )
+    }
+
+
+def _mixture_table(work: Work, order: Order, dealt: Dealt, by_place: Sequences, sizes: dict[str, int]) -> Table:
+    places = dealt.order[dealt.order != FILLER]
+    shares = wanted_shares(work.recipe.mixture, sizes, order)
+    first = work.recipe.mixture.stages
+    weights = first[0][1] if first else {name: Fraction(size) for name, size in sizes.items()}
+    rows: list[tuple[Any, ...]] = []
+    for number, (name, size) in enumerate(sizes.items()):
+        mine = places[order.datasets[places] == number]
+        rows.append(
+            (
+                name,
+                round(float(weights.get(name, Fraction(0))), 6),
+                round(shares[number], 6),
+                round(len(mine) / size, 4) if size else 0.0,
+                len(mine),
+                int(by_place.trained[mine].sum()),
+            )
+        )
+    return Table(("dataset", "weight", "wanted_share", "passes", "sequences", "trained_tokens"), tuple(rows))
+
+
+STAGE = StageDeclaration(
+    name="training_splits",
+    description="The order in which sequences are shown, mixed by weight; leakage between splits checked.",
+    scope="recipe",
+    identity=identity_of,
+    prepare=lambda work: Prepared((), lambda: make(work)),
+    inputs=("packed_shards",),
+    shows_overdue=True,
+    feeds=Feeds(by_fact("places", "place"), files={"rank_steps": "rank_steps"}, tables=("splits", "mixture")),
+    summarize=lambda facts, rows: (rows, counted(facts["steps"], "step")),
+    compared=(
+        Figure("places", "places"),
+        Figure("steps", "steps"),
+        Figure("rank balance", "rank_balance", is_share=True),
+    ),
+)

@@ -1,0 +1,218 @@
+"""What truncation did, and what another context length would do: integers about lengths, no token is read.
+
+What belongs here: facts for the law of context overflow, histograms, the what-if table, advice. What does
+not: truncating (`truncation.py`), examples that are planned of records and never truncated (`table_lengths.py`).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from rowmill import stats
+from rowmill.core.number_text import percent
+from rowmill.core.storage import File
+from rowmill.packing.plan import plan_best_fit, slice_too_long
+from rowmill.recipe.recipe import Recipe
+from rowmill.schema.examples import EXAMPLES
+from rowmill.schema.manifest import Histogram, Table
+from rowmill.stages.base import Draft, Figure, Prepared, StageDeclaration, Work, share
+from rowmill.stages.truncation_stats import table_lengths
+from rowmill.stats import Feeds, by_fact
+
+VERSION = 2
+
+DROPPED = ("overlong", "overlong_after_structure")
+"""Reasons of rejects that are about length."""
+
+COLUMNS = ("split", "original_tokens", "tokens", "trained_tokens", "messages_removed", "exchanges_removed",
+           "reasoning_removed", "tokens_cut", "trained_removed", "exchanges_trained", "reasoning_trained",
+           "cut_trained", "domain")  # fmt: skip
+DOMAINS_SHOWN = 30
+
+
+def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
+    """Return the options that decide what is counted; what other limits would do depends on cutting and packing too."""
+    dataset = recipe.datasets[name]
+    own = table_lengths.identity_of(recipe, name) if dataset.row_kind == "record" else {}
+    return {
+        "versions": [VERSION],
+        "limit": recipe.limit_of(name),
+        "row_kind": dataset.row_kind,
+        **own,
+        "truncation": dataset.truncation.model_dump(mode="json"),
+        "packing": dataset.packing.model_dump(mode="json"),
+    }
+
+
+def make(work: Work) -> Draft:
+    """Measure the dataset's lengths."""
+    if work.dataset.row_kind == "record":
+        return table_lengths.make(work)
+    manifest = work.input("tokenized_examples")
+    limit = work.recipe.limit_of(work.dataset_name or "")
+    columns = _read(work, manifest.files("examples"))
+    splits = columns.column("split").combine_chunks()
+    original, removed = _ints(columns, "original_tokens"), _ints(columns, "original_tokens") - _ints(columns, "tokens")
+    trained = _ints(columns, "trained_tokens") + _ints(columns, "trained_removed")
+    dropped = sum(n for _, r, n in manifest.ledger if r in DROPPED)
+    shortened = removed > 0
+    rows = len(original) + dropped
+    buckets = stats.length_buckets(original, limit)
+    hints = stats.advice(buckets)
+    by_split = {
+        name: stats.length_histogram(original[_is(splits, name)], limit) for name in sorted(splits.unique().to_pylist())
+    }
+    whole = stats.length_histogram(original, limit)
+    what_if = _what_if(work, original, trained, limit)
+    return Draft(
+        facts={
+            "context_overflow": share(int(shortened.sum()) + dropped, rows),
+            "limit": limit,
+            "examples": len(original),
+            "shortened": int(shortened.sum()),
+            "dropped_for_length": dropped,
+            "tokens_removed": int(removed.sum()),
+            "trained_removed": int(_ints(columns, "trained_removed").sum()),
+            "quantiles": stats.length_quantiles(original),
+            "buckets": buckets,
+            "hints": list(hints),
+        },
+        tables={
+            "what_if": what_if,
+            "lengths": stats.lengths_table(by_split),
+            "quantiles": Table(("quantile", "tokens"), tuple(stats.length_quantiles(original).items())),
+            "stages": _stages_table(columns),
+            **_domains_table(columns),
+            "advice": Table(("hint",), tuple((hint,) for hint in hints)),
+        },
+        histograms={"lengths": whole, "trained_share": _trained_shares(columns)},
+        samples={"context_overflow": _first_shortened(work)},
+    )
+
+
+def _read(work: Work, files: Sequence[File]) -> pa.Table:
+    tables = [work.store.table(file, COLUMNS) for file in files]
+    return pa.concat_tables(tables or [EXAMPLES.empty_table().select(list(COLUMNS))])
+
+
+def _is(splits: pa.Array, name: str) -> NDArray[np.bool_]:
+    return pc.equal(splits, name).to_numpy(zero_copy_only=False)
+
+
+def _first_shortened(work: Work, limit: int = 10) -> tuple[str, ...]:
+    """Return the first examples that lost tokens; read from as few parts as it takes."""
+    found: list[str] = []
+    for file in work.input("tokenized_examples").files("examples"):
+        table = work.store.table(file, ("example_id", "original_tokens", "tokens"))
+        found += table.filter(pc.greater(table.column("original_tokens"), table.column("tokens"))).column(0).to_pylist()
+        if len(found) >= limit:
+            break
+    return tuple(found[:limit])
+
+
+def _ints(table: pa.Table, name: str) -> NDArray[np.int64]:
+    return table.column(name).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _what_if(work: Work, original: NDArray[np.int64], trained: NDArray[np.int64], limit: int) -> Table:
+    """Say what other limits would do; documents that are cut into pieces lose nothing at any of them."""
+    candidates = stats.candidate_seq_lens(limit)
+    if not _cuts_into_pieces(work):
+        return stats.what_if(original, trained, candidates, plan=_planner(work))
+    joined = work.dataset.packing.strategy_for(work.dataset.row_kind) == "concat"
+    rows: list[tuple[int, int, int, int]] = []
+    for seq_len in candidates:
+        pieces = slice_too_long(original, seq_len, "split", name_of=str).lengths if len(original) else original
+        sequences = -(-int(original.sum()) // seq_len) if joined else _planner(work)(pieces, seq_len)
+        rows.append((seq_len, int((original > seq_len).sum()), 0, sequences))
+    return Table(("seq_len", "examples_over", "trained_lost", "sequences"), tuple(rows))
+
+
+def _cuts_into_pieces(work: Work) -> bool:
+    dataset = work.dataset
+    policy = dataset.truncation.policy(dataset.row_kind, sliced=dataset.keeps_overlong)
+    if policy == "keep":
+        joined = dataset.packing.strategy_for(dataset.row_kind) == "concat"
+        return joined or dataset.packing.slice_strategy_for(dataset.row_kind) == "split"
+    return policy == "split" and dataset.row_kind == "text"
+
+
+def _planner(work: Work) -> Any:
+    options = work.dataset.packing
+
+    def plan(lengths: NDArray[np.int64], limit: int) -> int:
+        if options.segment_limit == 1:
+            return len(lengths)
+        return plan_best_fit(lengths, limit, options.segment_limit).sequences
+
+    return plan
+
+
+def _domains_table(columns: pa.Table) -> dict[str, Table]:
+    """Say per domain what truncation took, most first; nothing where no row has a domain."""
+    if columns.column("domain").null_count == len(columns):
+        return {}
+    frame = cast(
+        "pl.DataFrame", pl.from_arrow(columns.select(["domain", "original_tokens", "tokens", "trained_removed"]))
+    )
+    lost = pl.col("original_tokens").cast(pl.Int64) - pl.col("tokens")
+    by_domain = frame.group_by("domain").agg(
+        pl.len().alias("examples"),
+        (lost > 0).sum().alias("shortened"),
+        lost.sum().alias("tokens_removed"),
+        pl.col("trained_removed").cast(pl.Int64).sum(),
+        (lost.sum() / pl.col("original_tokens").cast(pl.Int64).sum()).round(6).alias("share_removed"),
+    )
+    most_first = by_domain.sort(["tokens_removed", "domain"], descending=[True, False], nulls_last=True)
+    return {"domains": Table(tuple(most_first.columns), tuple(most_first.head(DOMAINS_SHOWN).iter_rows()))}
+
+
+def _stages_table(columns: pa.Table) -> Table:
+    """Say per stage of truncation how many examples it touched, and what it took: messages, tokens, trained ones."""
+    stages = (
+        ("exchanges", "exchanges_removed", "exchanges_trained"),
+        ("reasoning", "reasoning_removed", "reasoning_trained"),
+        ("tokens", "tokens_cut", "cut_trained"),
+    )
+    messages = _ints(columns, "messages_removed")
+    rows: list[tuple[str, int, int, int, int]] = []
+    for stage, name, trained in stages:
+        taken, gone = _ints(columns, name), messages if stage == "exchanges" else np.zeros(len(messages), np.int64)
+        touched = int(((taken > 0) | (gone > 0)).sum())
+        rows.append((stage, touched, int(gone.sum()), int(taken.sum()), int(_ints(columns, trained).sum())))
+    return Table(("stage", "examples", "messages_removed", "tokens_removed", "trained_removed"), tuple(rows))
+
+
+def _trained_shares(columns: pa.Table) -> Histogram:
+    shares = _ints(columns, "trained_tokens") / np.maximum(_ints(columns, "tokens"), 1)
+    counts, edges = np.histogram(shares, bins=20, range=(0.0, 1.0))
+    return Histogram(
+        "trained share", "share of tokens", tuple(round(float(e), 2) for e in edges), tuple(int(c) for c in counts)
+    )
+
+
+def _summarize(facts: Mapping[str, Any], rows: str) -> Sequence[str]:
+    del rows
+    quantiles = [f"{name} {facts['quantiles'][name]:,}" for name in ("p50", "p95", "max")]
+    return *quantiles, f"{percent(facts['context_overflow'])} over {facts['limit']:,}"
+
+
+STAGE = StageDeclaration(
+    name="truncation_stats",
+    description="Length distribution, what truncation removed, and what another context length would do.",
+    identity=identity_of,
+    prepare=lambda work: Prepared((), lambda: make(work)),
+    inputs=("tokenized_examples",),
+    # It writes no rows; these are those that it measures.
+    feeds=Feeds(by_fact("examples", "example"), tables=("lengths", "what_if")),
+    summarize=_summarize,
+    compared=(
+        Figure("longer than the context", "context_overflow", is_share=True),
+        Figure("tokens truncated", "tokens_removed"),
+    ),
+)

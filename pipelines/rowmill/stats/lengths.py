@@ -1,0 +1,147 @@
+"""Facts about lengths: how long examples are, how many hit the limit, what another limit would change.
+
+What belongs here: pure functions from integer arrays to histograms, quantiles, buckets, hints and the
+what-if table. What does not: reading lengths from files, and packing; how many sequences a set of
+lengths needs is asked of the `plan` that is handed in.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rowmill.schema.manifest import Histogram, Table
+
+Lengths: TypeAlias = npt.NDArray[np.integer[Any]]
+"""Lengths in tokens, one per example, none negative."""
+
+MAX_BARS = 48
+"""Bars of a histogram: more do not fit into the sparkline that a page shows inline."""
+
+QUANTILES = (25, 50, 75, 90, 95, 99)
+BUCKETS = ("under_25", "25_to_50", "50_to_75", "75_to_100", "at_max")
+"""Shares of the limit in per cent; `at_max` holds everything as long as the limit or longer."""
+
+RAISE_LIMIT = "increase max_length or pre-filter long samples"
+LOWER_LIMIT = "lower max_length to reduce VRAM usage"
+
+
+def length_histogram(lengths: Lengths, limit: int, *, title: str = "original length") -> Histogram:
+    """Count lengths into at most 48 bins, one edge of which is the limit if any length reaches it.
+
+    Bins are equally wide, but for the first (shorter where the limit is no multiple of the width) and
+    the last, which takes the far tail: without it one document of a million tokens would squeeze all
+    others into the first bar.
+    """
+    edges = _edges(lengths, limit)
+    bins = np.searchsorted(edges, lengths, side="right") - 1
+    counts = np.bincount(bins, minlength=len(edges) - 1)
+    return Histogram(
+        title=title,
+        unit="tokens",
+        edges=tuple(float(edge) for edge in edges),
+        counts=tuple(int(count) for count in counts),
+        limit=float(limit),
+    )
+
+
+def _edges(lengths: Lengths, limit: int) -> npt.NDArray[np.int64]:
+    """Return ascending edges from 0 to past the longest length."""
+    if len(lengths) == 0:
+        return np.array([0, limit], dtype=np.int64)
+    longest = int(lengths.max())
+    tail_begins = max(2 * limit, math.ceil(1.25 * _quantile(lengths, 99)))
+    body = min(longest + 1, tail_begins)
+    # Three bars are kept back: the short first one, the one that rounding up adds, the far tail.
+    step = _step(body / (MAX_BARS - 3), limit)
+    first = limit % step if limit <= body else 0
+    edges = np.arange(first, body + step, step, dtype=np.int64)
+    before = [0] if first else []
+    after = [longest + 1] if edges[-1] <= longest else []
+    return np.concatenate([np.array(before, np.int64), edges, np.array(after, np.int64)])
+
+
+def _step(at_least: float, limit: int) -> int:
+    """Return a round bin width, preferring one that divides the limit, for it then starts at zero."""
+    decades = range(math.ceil(math.log10(max(at_least, 1))) + 2)
+    round_numbers = sorted({m * 10**k for k in decades for m in (1, 2, 5)} | {2**k for k in range(64)})
+    wide_enough = [number for number in round_numbers if number >= at_least]
+    dividing = [number for number in wide_enough if limit % number == 0 and number <= 2 * wide_enough[0]]
+    return (dividing or wide_enough)[0]
+
+
+def length_quantiles(lengths: Lengths) -> dict[str, int]:
+    """Return p25, p50, p75, p90, p95, p99 and max: lengths that occur, none interpolated; 0 without any."""
+    if len(lengths) == 0:
+        return {**{f"p{q}": 0 for q in QUANTILES}, "max": 0}
+    return {**{f"p{q}": _quantile(lengths, q) for q in QUANTILES}, "max": int(lengths.max())}
+
+
+def _quantile(lengths: Lengths, per_cent: int) -> int:
+    """Return the shortest length that at least this share of the examples does not exceed."""
+    rank = max(math.ceil(len(lengths) * per_cent / 100), 1) - 1
+    return int(np.partition(lengths, rank)[rank])
+
+
+def length_buckets(lengths: Lengths, limit: int) -> dict[str, int]:
+    """Count examples by length as a share of the limit; the counts add up to all examples."""
+    # Integer arithmetic: a quarter of an odd limit is no integer, and 0.25 * limit would misplace exact hits.
+    quarters = np.minimum(4 * lengths.astype(np.int64) // limit, len(BUCKETS) - 1)
+    counts = np.bincount(quarters, minlength=len(BUCKETS))
+    return {name: int(count) for name, count in zip(BUCKETS, counts, strict=True)}
+
+
+def advice(buckets: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the hints that the buckets justify: none, one or both of two."""
+    total = sum(buckets.values())
+    hints: list[str] = []
+    if buckets["at_max"] > 0.3 * total:
+        hints.append(RAISE_LIMIT)
+    if buckets["under_25"] > 0.5 * total:
+        hints.append(LOWER_LIMIT)
+    return tuple(hints)
+
+
+def candidate_seq_lens(limit: int) -> tuple[int, ...]:
+    """Return the limit and the powers of two from a quarter of it to four times it."""
+    around = 1 << (limit.bit_length() - 1)
+    powers = {around * 4, around * 2, around, around // 2, around // 4}
+    return tuple(sorted({limit} | {power for power in powers if power >= 2}))
+
+
+def what_if(
+    original_tokens: Lengths,
+    trained_tokens: Lengths,
+    seq_lens: Iterable[int],
+    *,
+    plan: Callable[[Lengths, int], int],
+) -> Table:
+    """Estimate for each limit how many examples exceed it, what that costs and how many sequences result.
+
+    `trained_tokens[i]` are the trained tokens of example i before any truncation. What an example loses
+    is taken in proportion to its length: which exchanges go is known only after rendering, and that is
+    the build. So the line of the present limit need not be what truncation took (`words.ESTIMATES`).
+    `plan(lengths, limit)` returns a number of sequences for lengths of at most the limit.
+    """
+    whole = original_tokens.astype(np.int64)
+    trained = trained_tokens.astype(np.int64)
+    rows: list[tuple[int, int, int, int]] = []
+    for seq_len in sorted(set(seq_lens)):
+        over = whole > seq_len
+        lost = trained[over] * (whole[over] - seq_len) // whole[over]
+        sequences = plan(np.minimum(whole, seq_len), seq_len)
+        rows.append((seq_len, int(over.sum()), int(lost.sum()), int(sequences)))
+    return Table(columns=("seq_len", "examples_over", "trained_lost", "sequences"), rows=tuple(rows))
+
+
+def lengths_table(histograms: Mapping[str, Histogram]) -> Table:
+    """Write histograms, one per split, as lines `split, lower, upper, examples`; upper is exclusive."""
+    rows = [line for split, histogram in histograms.items() for line in _lines(split, histogram)]
+    return Table(columns=("split", "lower", "upper", "examples"), rows=tuple(rows))
+
+
+def _lines(split: str, histogram: Histogram) -> Sequence[tuple[str, int, int, int]]:
+    pairs = zip(histogram.edges, histogram.edges[1:], histogram.counts, strict=False)
+    return [(split, int(lower), int(upper), count) for lower, upper, count in pairs]

@@ -1,0 +1,276 @@
+"""`stats.duckdb`: views over the tables, and questions to them.
+
+What belongs here: the views' definitions, replacing the file that holds them, running a query safely.
+What does not: the tables' columns (`tables.py`).
+
+A DuckDB file that is open for writing shuts every other process out, so this one holds views only and is
+never opened for writing under its own name: it is made under a temporary one and renamed. The data are
+Parquet files that the views find by name whenever they are asked.
+
+A view binds the pointers *before* the table: DuckDB lists files from left to right while it plans, so
+every version that a listed pointer names was listed after it was written. The other way round, a version
+switched in between shows no rows.
+"""
+
+import os
+import re
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pyarrow as pa
+
+from rowmill.core import remote
+from rowmill.core.errors import ConfigError
+from rowmill.core.storage import Store, digest
+from rowmill.stats import column_docs
+from rowmill.stats.schemas import SCHEMAS
+from rowmill.stats.tables import require_whole, write_empty_tables
+
+if TYPE_CHECKING:
+    import duckdb
+
+FILE = "stats.duckdb"
+MARKER = "stats/_views.json"
+"""Names the definitions that `stats.duckdb` was made from; while they are the same it is left alone."""
+
+VERSION = 2
+"""Raise it when a table's columns or a view's definition changes in a way that its text does not show."""
+
+
+TRUNCATION = (
+    "SELECT recipe, dataset, version, split, count(*) AS examples, "
+    "count_if(tokens < original_tokens) AS shortened, "
+    "count_if(tokens < original_tokens) / count(*) AS shortened_share, "
+    "sum(original_tokens)::BIGINT AS original_tokens, "
+    "sum(original_tokens - tokens)::BIGINT AS tokens_removed, "
+    "sum(exchanges_removed)::BIGINT AS exchanges_removed, "
+    "sum(reasoning_removed)::BIGINT AS reasoning_removed, sum(tokens_cut)::BIGINT AS tokens_cut "
+    "FROM examples{history} GROUP BY recipe, dataset, version, split"
+)
+RUNS = (
+    "SELECT recipe, run_id, min(built_at) AS began, max(built_at) AS ended, count(*) AS stages, "
+    "sum(seconds) AS seconds, sum(rows)::BIGINT AS rows, sum(parts)::BIGINT AS parts, "
+    "sum(parts_reused)::BIGINT AS parts_reused FROM builds_history WHERE NOT reused GROUP BY recipe, run_id"
+)
+DERIVED = {
+    "truncation": TRUNCATION.format(history=""),
+    "truncation_history": TRUNCATION.format(history="_history"),
+    "runs": RUNS,
+}
+"""Views over other views: questions that everybody asks."""
+
+LAST_JUDGEMENT = " QUALIFY judged_at = max(judged_at) OVER (PARTITION BY t.recipe, t.scope, t.version)"
+"""Of a version judged under several bounds the view shows the last verdicts; the history has all."""
+
+
+def view_names() -> tuple[str, ...]:
+    """Return the views' names; each has a `_history` beside it, except `runs`, which is one."""
+    return (*SCHEMAS, *(name for name in DERIVED if not name.endswith("_history")))
+
+
+def publish_views(store: Store) -> None:
+    """Bring `stats.duckdb` up to date.
+
+    Nothing is to do unless a definition changed, the root moved, or the file is not there. A root on an
+    object store gets the empty tables only; `query` makes its views in memory.
+    """
+    import duckdb
+
+    statements = list(_statements(store))
+    wanted = digest(VERSION, duckdb.__version__, [str(schema) for schema in SCHEMAS.values()], statements)
+    made = store.exists(FILE) or not store.is_local
+    if made and store.exists(MARKER) and orjson.loads(store.read(MARKER)) == wanted:
+        return
+    write_empty_tables(store)
+    if store.is_local:
+        try:
+            _replace(store, statements)
+        except duckdb.Error:
+            require_whole(store)
+            raise
+    store.write(MARKER, orjson.dumps(wanted))
+
+
+def _replace(store: Store, statements: list[str]) -> None:
+    import duckdb
+
+    temporary = store.path(f"{FILE}.{uuid.uuid4().hex}.tmp")
+    try:
+        with duckdb.connect(temporary) as connection:
+            _run(connection, statements)
+            _run(connection, list(_comments(connection)))
+        os.replace(temporary, store.path(FILE))
+    finally:
+        for leftover in (temporary, f"{temporary}.wal"):
+            if os.path.exists(leftover):
+                os.unlink(leftover)
+
+
+def _run(connection: "duckdb.DuckDBPyConnection", statements: list[str]) -> None:
+    # One transaction: a commit for each statement would be a sync for each.
+    connection.begin()
+    for statement in statements:
+        connection.execute(statement)
+    connection.commit()
+
+
+def _statements(store: Store) -> Iterator[str]:
+    current = _pointers(store)
+    yield f"CREATE VIEW current_versions AS {current}"
+    for table, schema in SCHEMAS.items():
+        columns = ", ".join(_selected(schema))
+        files = _files(store, table)
+        yield f"CREATE VIEW {table}_history AS SELECT {columns} FROM {files} AS t"  # noqa: S608  (names are our own, the root is quoted)
+        yield (
+            f"CREATE VIEW {table} AS SELECT {columns} "  # noqa: S608  (the same)
+            f"FROM (SELECT DISTINCT recipe, scope, version FROM ({current})) AS c "
+            f"JOIN {files} AS t USING (recipe, scope, version){LAST_JUDGEMENT if table == 'findings' else ''}"
+        )
+    yield from (f"CREATE VIEW {name} AS {selected}" for name, selected in DERIVED.items())
+
+
+def _comments(connection: "duckdb.DuckDBPyConnection") -> Iterator[str]:
+    """Word every view and column, so that `DESCRIBE` is not all that a reader has."""
+    found = connection.execute("SELECT table_name, column_name FROM duckdb_columns() WHERE NOT internal").fetchall()
+    for view in dict.fromkeys(name for name, _ in found):
+        about = column_docs.VIEWS[view.removesuffix("_history")]
+        kept = " Of all kept versions." if view.endswith("_history") else ""
+        yield f"COMMENT ON VIEW {view} IS {_quoted(about + kept)}"
+    for view, column in found:
+        about = column_docs.of_column(view.removesuffix("_history"), column)
+        yield f'COMMENT ON COLUMN {view}."{column}" IS {_quoted(about)}'
+
+
+def _selected(schema: pa.Schema) -> Iterator[str]:
+    yield "t.recipe AS recipe"
+    yield "coalesce(t.dataset, t.scope) AS dataset" if "dataset" in schema.names else "t.scope AS dataset"
+    yield "t.version AS version"
+    yield from (f't."{name}" AS "{name}"' for name in schema.names if name != "dataset")
+
+
+def _pointers(store: Store) -> str:
+    """Select the current versions: those of each stage's newest pointer; a pointer never changes."""
+    pattern = _pattern(store, "stats/_current/*/*/*/*.parquet")
+    return (
+        "SELECT recipe, scope, stage, unnest(max_by(versions, stamp)) AS version "  # noqa: S608  (the same)
+        f"FROM read_parquet({pattern}, {_hive('recipe', 'scope', 'stage')}) GROUP BY recipe, scope, stage"
+    )
+
+
+def _files(store: Store, table: str) -> str:
+    pattern = _pattern(store, f"stats/{table}/*/*/*/*.parquet")
+    return f"read_parquet({pattern}, {_hive('recipe', 'scope', 'version')})"
+
+
+def _hive(*keys: str) -> str:
+    # Without types a dataset named 2024 would be a number in one recipe and text in another.
+    types = ", ".join(f"{key}: VARCHAR" for key in keys)
+    return f"union_by_name = true, hive_partitioning = true, hive_types = {{{types}}}"
+
+
+def _pattern(store: Store, relative: str) -> str:
+    return _quoted(f"{_literally(_base(store))}/{relative}")
+
+
+def _literally(path: str) -> str:
+    """Write a path so that a pattern means just it: a root may be called `a[1]`."""
+    return re.sub(r"([*?[])", r"[\1]", path)
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _base(store: Store) -> str:
+    return os.path.abspath(store.path("")) if store.is_local else store.path("")
+
+
+def query(store: Store, sql: str, *, recipe: str | None = None) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    """Answer one SELECT over the views, of one recipe or of all in the store: column names and rows.
+
+    It may read the statistics and nothing else: no other file, no network, no extension, no Python
+    variable; and it may write nothing.
+
+    Raises
+    ------
+    ConfigError
+        If the statement is not one SELECT, or DuckDB refuses it; the message names the views there are.
+
+    """
+    import duckdb
+
+    publish_views(store)
+    try:
+        with _connect(store, recipe) as connection:
+            statements = connection.extract_statements(sql)
+            if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
+                # COPY and EXPORT would write into the one folder that may be read.
+                raise _refused(sql, "not a single SELECT")
+            result = connection.execute(statements[0])
+            return tuple(str(column[0]) for column in result.description), result.fetchall()
+    except duckdb.Error as error:
+        if isinstance(error, duckdb.IOException | duckdb.InvalidInputException):
+            # Such as a file without an end: whose fault it is, the files say.
+            require_whole(store)
+        raise _refused(sql, " ".join(str(error).split("\n\nLINE", 1)[0].split())) from error
+
+
+def _connect(store: Store, recipe: str | None) -> "duckdb.DuckDBPyConnection":
+    """Open an engine of our own with the views in it and every door but the statistics shut.
+
+    With a recipe's name the views show that recipe alone: DuckDB looks a name up among temporary views first.
+    In memory, with the file attached: connections to one file share an engine within a process, and a second query
+    would find the configuration locked by the first.
+    """
+    import duckdb
+
+    options: dict[str, Any] = {
+        "python_enable_replacements": False,
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+        "allow_community_extensions": False,
+    }
+    connection = duckdb.connect(":memory:", config=options)
+    if store.is_local:
+        connection.execute(f"ATTACH {_quoted(os.path.join(_base(store), FILE))} AS stats (READ_ONLY)")
+        connection.execute("USE stats")
+    else:
+        connection.register_filesystem(remote.open_filesystem(store.root)[0])
+        _run(connection, list(_statements(store)))
+    if recipe is not None:
+        _run(connection, [*_limited_to(recipe, "stats" if store.is_local else "memory")])
+    allowed = ", ".join(_quoted(folder) for folder in _folders(store))
+    connection.execute(f"SET allowed_directories = [{allowed}]")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+    return connection
+
+
+def _limited_to(recipe: str, catalog: str) -> Iterator[str]:
+    """Put a temporary view of one recipe before each view of a catalog; all of them have the column `recipe`."""
+    for name in (*SCHEMAS, *(f"{table}_history" for table in SCHEMAS), *DERIVED, "current_versions"):
+        selected = f"SELECT * FROM {catalog}.main.{name} WHERE recipe = {_quoted(recipe)}"  # noqa: S608  (quoted)
+        yield f"CREATE TEMP VIEW {name} AS {selected}"
+
+
+def _folders(store: Store) -> tuple[str, ...]:
+    """Return the folder of the tables in each spelling that DuckDB compares with.
+
+    In a pattern, in a file name, and as some remote file systems list it, `memory:///x` for `memory://x`.
+    """
+    folder = f"{_base(store)}/stats"
+    spelled = {folder, _literally(folder)}
+    if not store.is_local:
+        spelled |= {one.replace("://", ":///", 1) for one in spelled}
+    return tuple(sorted(spelled))
+
+
+def _refused(sql: str, why: str) -> ConfigError:
+    shown = " ".join(sql.split())
+    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+    return ConfigError(
+        f"query {shown!r}: {why}; there are the views {', '.join(view_names())}, each but runs with a _history "
+        "of all versions, and current_versions; write one SELECT over them"
+    )

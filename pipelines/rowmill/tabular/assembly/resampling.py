@@ -1,0 +1,63 @@
+"""How often each record is shown: whole passes over the records, then a part of one; each in its own order.
+
+What belongs here: which records each pass has, in which order. What does not: the permutation itself, which is
+handed in and knows the seed.
+
+    n 10, wanted 25        pass 0: all 10    pass 1: all 10    pass 2: 5 of them
+    groups of 1 to 5, 6    whole groups until 6 are reached: 6 to 10 records; a series is cut: exactly 6
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from rowmill.tabular.assembly import Ints, Pass, Records
+
+Permute = Callable[[int, int], Ints]
+"""Hands out an order: (pass, n) → a permutation of 0 … n−1."""
+
+
+def tabular(records: Records, wanted: int | None, permute: Permute) -> list[Pass]:
+    """Return passes over single records: exactly `wanted` in all; None is each once."""
+    passes: list[Pass] = []
+    for number, size in _sizes(len(records.tokens), wanted):
+        order = permute(number, len(records.tokens))[:size]
+        passes.append(Pass(number, order, order + 1))
+    return passes
+
+
+def grouped(records: Records, wanted: int | None, permute: Permute) -> list[Pass]:
+    """Return passes over whole groups: the last one adds groups until its part is reached."""
+    sizes = records.group_sizes
+    passes: list[Pass] = []
+    for number, size in _sizes(len(records.tokens), wanted):
+        order = permute(number, len(sizes))
+        kept = order[: int(np.searchsorted(np.cumsum(sizes[order]), size)) + 1]
+        passes.append(Pass(number, records.groups[kept], records.groups[kept + 1]))
+    return passes
+
+
+def sequential(records: Records, wanted: int | None, permute: Permute) -> list[Pass]:
+    """Return passes over series: exactly `wanted` records, the last series cut to a prefix.
+
+    A whole first pass is in key order; every other pass permutes the groups, never the records.
+    """
+    sizes = records.group_sizes
+    passes: list[Pass] = []
+    for number, size in _sizes(len(records.tokens), wanted):
+        whole_first = number == 0 and size == len(records.tokens)
+        order = np.arange(len(sizes)) if whole_first else permute(number, len(sizes))
+        ends = np.cumsum(sizes[order])
+        kept = order[: int(np.searchsorted(ends, size)) + 1]
+        lasts = records.groups[kept + 1].copy()
+        lasts[-1:] -= ends[len(kept) - 1] - size
+        passes.append(Pass(number, records.groups[kept], lasts))
+    return passes
+
+
+def _sizes(count: int, wanted: int | None) -> list[tuple[int, int]]:
+    """Return the passes as (number, records that it is to have)."""
+    if not count:
+        return []
+    full, rest = (1, 0) if wanted is None else divmod(wanted, count)
+    return [*((number, count) for number in range(full)), *([(full, rest)] if rest else [])]

@@ -1,0 +1,62 @@
+"""Series: one group per example, in order, continued in the next example where the first is full.
+
+What belongs here: the four reasons to flush, in their order, and budgets. What does not: drawing a budget; the
+draw is handed in, because it knows the recipe's seed and the group's key.
+
+Train examples draw how full they may become, so that a model sees series begun and broken off at many places;
+held-out examples are as full as they can be. A record above its example's draw raises that budget to its own
+size: only a record above the room itself does not fit.
+"""
+
+from bisect import bisect_right
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rowmill.tabular.assembly import FLUSHES, Assembled, Draw, Ints, Pass, Records, Room, expand, joined
+
+Flags = NDArray[np.int8]
+
+_END, _RESTART, _GROUP = (FLUSHES.index(name) for name in ("end", "restart", "group_change"))
+_CAP, _BUDGET = FLUSHES.index("max_records"), FLUSHES.index("budget")
+
+
+def assemble(records: Records, passes: list[Pass], room: Room, draw: Draw | None) -> Assembled:
+    """Put the series of the passes into examples of one unit each; `draw` is None for held-out splits."""
+    firsts, lasts, starts = joined(passes)
+    order = expand(firsts, lasts)
+    sums: list[int] = np.concatenate((np.zeros(1, np.int64), np.cumsum(records.tokens[order]))).tolist()
+    groups: list[int] = (np.searchsorted(records.groups, firsts, "right") - 1).tolist()
+    bounds: list[int] = np.concatenate((np.zeros(1, np.int64), np.cumsum(lasts - firsts))).tolist()
+    pass_of: list[int] = (np.searchsorted(starts, np.arange(len(firsts)), "right") - 1).tolist()
+    offsets, budgets, flushes, numbers = [0], list[int](), list[int](), list[int]()
+    cap = room.cap if room.cap is not None else len(order)
+    for run, group in enumerate(groups):
+        here, end, ordinal = bounds[run], bounds[run + 1], 0
+        budget_of = None if draw is None else draw(pass_of[run], group)
+        while here < end:
+            budget = room.records if budget_of is None else budget_of(ordinal)
+            most = min(here + cap, end)
+            # One record always fits, so the search begins behind it.
+            stop = most if most == here + 1 else bisect_right(sums, sums[here] + budget, here + 2, most + 1) - 1
+            offsets.append(stop)
+            budgets.append(budget)
+            numbers.append(pass_of[run])
+            flushes.append(_GROUP if stop == end else _CAP if stop == most else _BUDGET)
+            here, ordinal = stop, ordinal + 1
+    units = np.array(offsets, np.int64)
+    return Assembled(
+        records=order,
+        units=units,
+        examples=np.arange(len(offsets), dtype=np.int64),
+        passes=np.array(numbers, np.int64),
+        budgets=np.maximum(np.array(budgets, np.int64), records.tokens[order[units[:-1]]]),
+        flushes=_with_restarts(np.array(flushes, np.int8), units, bounds, starts),
+    )
+
+
+def _with_restarts(flushes: Flags, offsets: Ints, bounds: list[int], starts: Ints) -> Flags:
+    """Say `restart` where a pass ended, whatever else would have ended its last example, and `end` at the end."""
+    flushes[np.isin(offsets[1:], np.array(bounds, np.int64)[starts])] = _RESTART
+    flushes[-1:] = _END
+    return flushes

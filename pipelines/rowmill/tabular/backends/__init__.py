@@ -1,0 +1,40 @@
+"""What continues a prompt: the kinds of backend, one line each.
+
+What belongs here: the union, and opening any of them. A kind's fields and behaviour are in its own file; what they
+all take and give is in `completions.py`. What does not: which prompts are sent, and what becomes of the answers
+(`generation/`).
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import Field
+
+from rowmill.tabular.backends.callable import CallableBackend, CallableCompleter
+from rowmill.tabular.backends.completions import Completer, Completion, PromptText
+from rowmill.tabular.backends.openai import OpenAIBackend, OpenAICompleter
+
+__all__ = [
+    "Backend", "CallableBackend", "CallableCompleter", "Completer", "Completion", "OpenAIBackend", "OpenAICompleter",
+    "PromptText", "open_backend",
+]  # fmt: skip
+
+Backend: TypeAlias = Annotated[
+    CallableBackend  # a Python function, named as `module:name`
+    | OpenAIBackend,  # any server that speaks OpenAI's `/completions`
+    Field(discriminator="kind"),
+]
+
+
+def open_backend(backend: CallableBackend | OpenAIBackend | Callable[..., Any]) -> Completer:
+    """Return what completes prompts; a function may be given in place of a configuration.
+
+    Raises
+    ------
+    ConfigError
+        If the function cannot be found, or the server's address or key cannot be used.
+
+    """
+    if isinstance(backend, CallableBackend | OpenAIBackend):
+        return backend.open()
+    return CallableCompleter(backend)

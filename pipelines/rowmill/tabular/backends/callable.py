@@ -1,0 +1,121 @@
+"""A Python function as backend.
+
+What belongs here: finding the function, giving it the keywords that it declares, checking what it returns. What
+does not: the network (`openai.py`).
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, cast
+
+from pydantic import Field
+
+from rowmill.core.code_permission import require_code
+from rowmill.core.config import Config
+from rowmill.core.errors import ConfigError, GenerationError
+from rowmill.tabular.backends.completions import Completion, PromptText
+
+
+class CallableBackend(Config):
+    """A Python function; it gets `prompts` (a list of text) and those of the keywords that it declares.
+
+    The keywords: `prompt_ids`, `n`, `max_tokens`, `temperature`, `top_p`, `repetition_penalty`, `stop`, `seeds`.
+    It returns `n` completions per prompt: text, or text with the reason why it ended.
+    """
+
+    kind: Literal["callable"] = "callable"
+    """A Python function."""
+    target: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
+    """Where the function is: `module:name`."""
+
+    def open(self) -> "CallableCompleter":
+        """Import the function.
+
+        Raises
+        ------
+        ConfigError
+            If there is none at that place, or code is forbidden.
+
+        """
+        require_code(self.target, "generation.backend.target")
+        module, _, name = self.target.partition(":")
+        try:
+            found: Any = importlib.import_module(module)
+            for step in name.split("."):
+                found = getattr(found, step)
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(
+                f"generation.backend.target: {self.target!r} cannot be imported ({error}); a function in an importable "
+                "module is wanted; correct module:name"
+            ) from error
+        if not callable(found):
+            raise ConfigError(
+                f"generation.backend.target: {self.target!r} is a {type(found).__name__}, not a function; name one"
+            )
+        return CallableCompleter(found)
+
+
+class CallableCompleter:
+    """Calls a function with the keywords that it declares."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        parameters = inspect.signature(function).parameters.values()
+        takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
+        self._declared = None if takes_all else {one.name for one in parameters}
+
+    def complete(self, prompts: Sequence[PromptText], *, n: int, **keywords: Any) -> Sequence[Sequence[Completion]]:
+        """Return what the function returns, checked.
+
+        Raises
+        ------
+        GenerationError
+            If it returns another number of completions, or something that is none.
+
+        """
+        offered = {"prompt_ids": [one.ids for one in prompts], "n": n, **keywords}
+        given = {name: value for name, value in offered.items() if self._declared is None or name in self._declared}
+        answers = _listed(self._function([one.text for one in prompts], **given), "its answer")
+        if len(answers) != len(prompts):
+            raise GenerationError(
+                f"generation.backend: the function returned {len(answers)} answers to {len(prompts)} prompts; one per "
+                "prompt is wanted; return a list as long as prompts"
+            )
+        return [_completions(answer, n) for answer in answers]
+
+
+def _listed(value: Any, what: str) -> list[Any]:
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise GenerationError(
+            f"generation.backend: {what} is a {type(value).__name__}; a list is wanted; return one entry per prompt"
+        )
+    return list(cast("Iterable[Any]", value))
+
+
+def _completions(answer: Any, n: int) -> list[Completion]:
+    """Check one prompt's completions; where one is asked for, it may come without a list around it."""
+    alone = n == 1 and (isinstance(answer, str | Completion) or _is_pair(answer))
+    found = [_completion(one) for one in ([answer] if alone else _listed(answer, "the answer to a prompt"))]
+    if len(found) != n:
+        raise GenerationError(
+            f"generation.backend: the function returned {len(found)} completions of a prompt; n is {n}; return n"
+        )
+    return found
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, tuple) and len(cast("tuple[Any, ...]", value)) == 2 and isinstance(value[0], str)
+
+
+def _completion(value: Any) -> Completion:
+    if isinstance(value, Completion):
+        return value
+    if isinstance(value, str):
+        return Completion(value)
+    if _is_pair(value) and (value[1] is None or isinstance(value[1], str)):
+        return Completion(value[0], value[1])
+    raise GenerationError(
+        f"generation.backend: a completion is a {type(value).__name__}; text, (text, finish_reason) or a Completion is "
+        "wanted; return one of these"
+    )

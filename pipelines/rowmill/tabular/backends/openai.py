@@ -1,0 +1,216 @@
+"""Any server that speaks OpenAI's completions API, over HTTP.
+
+What belongs here: one request per prompt, retries, what may be told of a failure. What does not: which prompts are
+sent.
+
+One request per prompt, several at once: a prompt that the server chokes on takes no other with it. 408, 409, 429,
+5xx, timeouts and lost connections are tried again after a wait that doubles, or that the server asks for; anything
+else is not. A redirect is not followed: it would take the key and the prompt to a host that nobody wrote down. The
+key is read from the environment when the backend is opened, and is cut out of every text that leaves this module.
+"""
+
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
+from typing import Any, Literal
+
+from pydantic import Field
+
+from rowmill.core.config import Config
+from rowmill.core.errors import ConfigError, GenerationError
+from rowmill.tabular.backends.completions import Completion, PromptText
+
+_RETRIED = frozenset({408, 409, 425, 429, *range(500, 600)})
+_FIRST_WAIT_S = 0.5
+_LONGEST_WAIT_S = 30.0
+_AT_ONCE = 32
+_LARGEST_ANSWER_BYTES = 256 << 20
+_TOLD_CHARS = 300
+
+
+class OpenAIBackend(Config):
+    """A server that answers `POST {base_url}/completions`, such as vLLM, SGLang, llama.cpp or OpenAI's own."""
+
+    kind: Literal["openai"] = "openai"
+    """A completions server."""
+    base_url: str = Field(pattern=r"^https?://[^\s/?#]+[^\s?#]*$")
+    """The address that `/completions` is appended to, such as `http://127.0.0.1:8000/v1`."""
+    model: str = Field(min_length=1)
+    """The model's name on the server."""
+    api_key_env: str | None = None
+    """Environment variable that holds the key; null: no key is sent. The key itself never stands in a recipe."""
+    timeout_seconds: float = Field(default=120, gt=0)
+    """Seconds that one attempt may take."""
+    retries: int = Field(default=5, ge=0)
+    """Attempts after the first, for failures that may pass."""
+    prompt_as: Literal["text", "ids"] = "text"
+    """Whether prompts are sent as text or as token ids; send ids where finding `prompt_parity` says so."""
+
+    def open(self) -> "OpenAICompleter":
+        """Return what speaks to the server; nothing is sent yet.
+
+        Raises
+        ------
+        ConfigError
+            If the key's variable is not set.
+
+        """
+        key = None
+        if self.api_key_env is not None:
+            key = os.environ.get(self.api_key_env)
+            if not key:
+                raise ConfigError(
+                    f"generation.backend.api_key_env: the environment has no {self.api_key_env}; it must hold the "
+                    "server's key; set it, or delete api_key_env if the server needs none"
+                )
+        return OpenAICompleter(self, key)
+
+
+class OpenAICompleter:
+    """Sends prompts to a completions server; `wait` sleeps between attempts."""
+
+    def __init__(self, config: OpenAIBackend, key: str | None, *, wait: Callable[[float], None] = time.sleep) -> None:
+        self._config = config
+        self._key = key
+        self._wait = wait
+        self._url = f"{config.base_url.rstrip('/')}/completions"
+        self._opener = urllib.request.build_opener(_NoRedirect)
+
+    def __repr__(self) -> str:
+        """Name the server, not the key."""
+        return f"{type(self).__name__}({self._url!r}, model={self._config.model!r})"
+
+    def complete(
+        self,
+        prompts: Sequence[PromptText],
+        *,
+        n: int,
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        repetition_penalty: float,
+        stop: Sequence[str],
+        seeds: Sequence[int],
+    ) -> Sequence[Sequence[Completion] | Exception]:
+        """Return `n` completions per prompt, or the error that is left after all attempts."""
+        # Without a temperature all samples are one, and servers refuse to draw several.
+        drawn = n if temperature > 0 else 1
+        options: dict[str, Any] = {
+            "model": self._config.model, "n": drawn, "max_tokens": max_tokens, "temperature": temperature,
+            "top_p": top_p, "stop": list(stop),
+        }  # fmt: skip
+        if repetition_penalty != 1:
+            options["repetition_penalty"] = repetition_penalty
+
+        def ask(prompt: PromptText, seed: int) -> Sequence[Completion] | Exception:
+            try:
+                found = self._ask({**options, "prompt": self._written(prompt), "seed": seed}, drawn)
+            except GenerationError as error:
+                return error
+            return found * n if drawn < n else found
+
+        with ThreadPoolExecutor(min(len(prompts), _AT_ONCE) or 1) as pool:
+            return list(pool.map(ask, prompts, seeds))
+
+    def _written(self, prompt: PromptText) -> str | list[int]:
+        if self._config.prompt_as == "text" or prompt.ids is None:
+            return prompt.text
+        return list(prompt.ids)
+
+    def _ask(self, body: dict[str, Any], n: int) -> list[Completion]:
+        """Send one request until it is answered, fails for good, or the attempts are used up."""
+        sent = json.dumps(body).encode()
+        pause, problem = _FIRST_WAIT_S, ""
+        for attempt in range(self._config.retries + 1):
+            asked_for = None
+            try:
+                return self._read(self._post(sent), n)
+            except urllib.error.HTTPError as error:
+                problem, asked_for = self._told(error), _retry_after(error)
+                if error.code not in _RETRIED:
+                    raise self._failure(problem, attempt) from None
+            except (OSError, HTTPException) as error:
+                problem = f"{type(error).__name__}: {error}"
+            if attempt < self._config.retries:
+                self._wait(min(_LONGEST_WAIT_S, pause if asked_for is None else asked_for))
+                pause *= 2
+        raise self._failure(problem, self._config.retries) from None
+
+    def _post(self, sent: bytes) -> bytes:
+        """Return the answer's bytes; an attempt ends at its deadline even if bytes keep trickling in."""
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
+        request = urllib.request.Request(self._url, sent, headers, method="POST")  # noqa: S310  (http or https, checked)
+        limit = self._config.timeout_seconds
+        deadline = time.monotonic() + limit
+        with self._opener.open(request, timeout=limit) as answer:
+            read: list[bytes] = []
+            size = 0
+            while piece := answer.read1(1 << 16):
+                read.append(piece)
+                size += len(piece)
+                if time.monotonic() > deadline:
+                    raise TimeoutError("the answer did not end in time")
+                if size > _LARGEST_ANSWER_BYTES:
+                    raise GenerationError(self._told_of(f"the answer is over {_LARGEST_ANSWER_BYTES} bytes"))
+            _check_whole(answer.headers.get("Content-Length"), size)
+            return b"".join(read)
+
+    def _read(self, answer: bytes, n: int) -> list[Completion]:
+        """Return the completions in an answer, in the order of their index."""
+        try:
+            choices: list[dict[str, Any]] = json.loads(answer)["choices"]
+            ordered = sorted(choices, key=lambda one: one.get("index", 0))
+            found = [Completion(one["text"], one.get("finish_reason")) for one in ordered]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise GenerationError(
+                self._told_of("the answer is no completions object; see that base_url is of a completions server")
+            ) from None
+        if len(found) != n or not all(isinstance(one.text, str) for one in found):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise GenerationError(self._told_of(f"the answer has {len(found)} texts; {n} were asked for"))
+        return found
+
+    def _told(self, error: urllib.error.HTTPError) -> str:
+        """Return what a server says of its refusal, cut short."""
+        try:
+            said = error.read(1 << 16).decode("utf-8", "replace")
+        except (OSError, HTTPException):
+            said = ""
+        finally:
+            error.close()
+        return f"HTTP {error.code} {' '.join(said.split())[:_TOLD_CHARS]}".rstrip()
+
+    def _failure(self, problem: str, retries: int) -> GenerationError:
+        after = f" after {retries} retries" if retries else ""
+        return GenerationError(self._told_of(f"{problem}{after}; see that the server runs and takes this request"))
+
+    def _told_of(self, problem: str) -> str:
+        """Word a problem; a server that repeats the key does not get it into a log."""
+        text = f"generation.backend: {self._url}: {problem}"
+        return text if not self._key else text.replace(self._key, "***")
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Lets a redirect be the error that it is here."""
+
+    def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any) -> None:
+        """Follow none."""
+
+
+def _retry_after(error: urllib.error.HTTPError) -> float | None:
+    """Return the seconds that a server asks to wait, if it gives a number."""
+    try:
+        return max(0.0, float(error.headers.get("Retry-After") or ""))
+    except ValueError:
+        return None
+
+
+def _check_whole(length: str | None, size: int) -> None:
+    if length is not None and length.isdigit() and int(length) != size:
+        raise ConnectionError(f"the answer ended after {size} of {length} bytes")

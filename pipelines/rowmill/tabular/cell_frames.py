@@ -1,0 +1,46 @@
+"""The cells of records as text, column by column, and numbers that stand for them: so that tables are compared fast.
+
+What belongs here: reading many records' JSON texts into columns, hashing cells. What does not: typed values
+(`serialization/`), what is compared with what (`table_leakage.py`, `table_comparison.py`).
+
+A cell is the text of its JSON value, of a string the string itself; null and an absent key are null. Polars reads all
+columns of a batch at once; the few texts that it cannot read are read one by one.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+import polars as pl
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rowmill.tabular.serialization import read_json
+
+
+def cells_of(records: pa.ChunkedArray, names: Sequence[str]) -> pl.DataFrame:
+    """Return the cells of some columns, text[N] each."""
+    texts: list[str] = records.to_pylist()
+    schema = dict.fromkeys(names, pl.String())
+    if not texts:
+        return pl.DataFrame(schema=schema)
+    try:
+        return pl.read_ndjson("\n".join(texts).encode(), schema=schema)
+    except (pl.exceptions.PolarsError, UnicodeEncodeError):
+        # A lone surrogate, which JSON can escape and UTF-8 cannot hold.
+        read = [read_json(text) for text in texts]
+        return pl.DataFrame({name: [_cell(one.get(name)) for one in read] for name in names}, schema=schema)
+
+
+def _cell(value: Any) -> str | None:
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def hashes_of(cells: pl.DataFrame) -> NDArray[np.uint64]:
+    """Return uint64[N, K]: a number for each cell; equal texts in two columns have different ones."""
+    columns = [column.hash(seed=number).to_numpy() for number, column in enumerate(cells.iter_columns())]
+    return np.stack(columns, axis=1) if columns else np.empty((len(cells), 0), np.uint64)

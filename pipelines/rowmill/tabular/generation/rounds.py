@@ -1,0 +1,282 @@
+"""One series in the making: its window, its bound, and what each round of samples does to it.
+
+What belongs here: the state of a series from prefill to end. What does not: asking the model, many series at once
+(`series.py`).
+
+    generation prompt │ r4 │ r5 │ r6 │  ──model──►  r7 r8 bad …
+                       └─ context_records           └──┴─ accepted: they follow r6
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Literal
+
+from rowmill.core.errors import ConfigError
+from rowmill.schema.rows import Rejected
+from rowmill.tabular.backends import Completion, PromptText
+from rowmill.tabular.generation.options import Generation
+from rowmill.tabular.generation.outcome import Prefill, SeriesStatus, Tally, Trained, is_bad, is_closed
+from rowmill.tabular.generation.sampling import told
+from rowmill.tabular.parsing import Parsed, Parser
+from rowmill.tabular.schema import Record, RecordSchema, Value
+from rowmill.tabular.serialization import Problem, Reader, Serialiser, read_json, serialise
+from rowmill.tabular.time_order import DAY, Position
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all series of a run have in common."""
+
+    trained: Trained
+    options: Generation
+    parser: Parser
+    serialise: Serialiser
+    style: Literal["records", "partial"]
+
+
+@dataclass(slots=True)
+class Series:
+    """A series: `window` are the texts that its context is taken from, `opening` begins its first record.
+
+    `position` is where the last record stands, `stop` where the series ends, `bound` the most records, `key` what all
+    its records have in their group's columns; None until the model wrote it.
+    """
+
+    shared: Shared
+    prefill: Prefill
+    source: str
+    window: list[str]
+    opening: str
+    position: Position | None
+    stop: Position | None
+    bound: int
+    key: Mapping[str, Value] | None
+    records: list[Record] = field(default_factory=list[Record])
+    tally: Tally = field(default_factory=Tally)
+    rounds: int = 0
+    bad_rounds: int = 0
+    has_passed_stop: bool = False
+    error: str = ""
+
+    @property
+    def status(self) -> SeriesStatus | None:
+        """How the series ended, if it has."""
+        if self._is_at_stop:
+            return "completed"
+        if len(self.records) >= self.bound:
+            return "capped"
+        return "failed" if self.bad_rounds >= self.shared.options.patience else None
+
+    @property
+    def _is_at_stop(self) -> bool:
+        if self.stop is None or self.position is None:
+            return False
+        interval = self.shared.trained.place.interval
+        following = self.position if interval is None else self.position + interval
+        return self.has_passed_stop or self.position >= self.stop or following > self.stop
+
+    def prompt(self) -> tuple[PromptText, int]:
+        """Return what the model is to continue, and how many tokens it may add."""
+        trained = self.shared.trained
+        context = self.window[-self.shared.options.context_records :]
+        lengths = [len(trained.encode(text)) for text in context]
+        opening = trained.encode(self.opening) if self.opening else ()
+        room = trained.max_seq_length - trained.prompt_length - len(opening) - sum(lengths)
+        # The past is shortened until another record of the same size, and EOS, would fit behind it.
+        while len(lengths) > 1 and room <= max(lengths):
+            room += lengths.pop(0)
+        context = context[len(context) - len(lengths) :]
+        ids = trained.prompt.ids
+        if ids is not None:
+            ids = (*ids, *(token for text in context for token in trained.encode(text)), *opening)
+        return PromptText(f"{trained.prompt.text}{''.join(context)}{self.opening}", ids), trained.max_tokens(room)
+
+    def lose(self, error: Exception) -> None:
+        """Count a round that the backend gave nothing to."""
+        self.rounds += 1
+        self.bad_rounds += 1
+        self.error = told(error)
+
+    def absorb(self, samples: Sequence[Completion]) -> None:
+        """Keep the sample with the most valid records, and append what of it may follow."""
+        self.rounds += 1
+        texts = [self.opening + sample.text for sample in samples]
+        parsed = [
+            self.shared.parser(text, closed_at_end=is_closed(sample), group=self.key, after=self.position)
+            for text, sample in zip(texts, samples, strict=True)
+        ]
+        chosen = max(range(len(parsed)), key=lambda index: len(parsed[index].records))
+        for index, one in enumerate(parsed):
+            if index != chosen and (objects := one.report.valid + one.report.invalid):
+                self.tally.counts["invalid:not_chosen"] += objects
+        self.tally.look_over(parsed[chosen], texts[chosen], self.source)
+        accepted = self._append(parsed[chosen])
+        threshold = self.shared.options.invalid_fraction_threshold
+        bad = is_bad(parsed[chosen], accepted=accepted, threshold=threshold)
+        self.bad_rounds = self.bad_rounds + 1 if bad else 0
+
+    def _append(self, parsed: Parsed) -> int:
+        """Append records up to stop and bound; return how many."""
+        before = len(self.records)
+        for index, record in enumerate(parsed.records):
+            text = self._text(record)
+            position = parsed.positions[index] if parsed.positions else None
+            if self.stop is not None and position is not None and position > self.stop:
+                self.has_passed_stop = True
+                self.tally.refuse("past_stop", text, self.source)
+            elif len(self.records) >= self.bound:
+                self.tally.refuse("past_bound", text, self.source)
+            else:
+                self.records.append(record)
+                self.window.append(text)
+                self.tally.counts["record"] += 1
+                self.position = position
+                self.opening = ""
+                if self.key is None:
+                    self.key = {name: record[name] for name in self.shared.trained.place.group_columns}
+        return len(self.records) - before
+
+    def _text(self, record: Record) -> str:
+        """Write a record as the model was trained on it, however it was generated."""
+        line = self.shared.serialise(record)
+        if isinstance(line, Rejected):
+            # The reference form has no text for what a model may write escaped.
+            trained = self.shared.trained
+            line = serialise(record, trained.schema, special_tokens=trained.special_tokens)
+            assert isinstance(line, str), "what was read can be written"
+        return line
+
+
+# ── Beginnings ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def begin(prefill: Prefill, shared: Shared, *, start: Value, stop: Value, where: str) -> Series:
+    """Return a series before its first round; `start` and `stop` are those set for all, null: the group's own.
+
+    Raises
+    ------
+    ConfigError
+        If its times cannot be read, or it would stop before it starts.
+
+    """
+    trained = shared.trained
+    source = _key_text(prefill, trained.schema)
+    first = prefill.start if start is None else start
+    started = _position(trained, first, f"{where}: start_timestamp", source)
+    texts = list(prefill.texts) if shared.style == "records" else []
+    position = _last_position(trained, texts, source, where)
+    stopped = _stop(trained, prefill, started, stop, where, source)
+    before = _before(trained, started, position)
+    # Columns of the group come first in a record: without its key nothing of it can be given.
+    has_key = bool(prefill.key) or not trained.place.group_columns
+    opening = _opening(trained, prefill, first, f"{where}: start_timestamp") if has_key and not texts else ""
+    return Series(
+        shared, prefill, source, texts, opening, position if has_key else before, stopped,
+        _bound(shared, before, stopped), prefill.key if has_key else None,
+    )  # fmt: skip
+
+
+def _before(trained: Trained, started: Position | None, position: Position | None) -> Position | None:
+    """Return where the record before the first one stands, or would stand."""
+    if position is not None or started is None or trained.place.interval is None:
+        return position
+    return started - trained.place.interval
+
+
+def _bound(shared: Shared, before: Position | None, stop: Position | None) -> int:
+    """Return the most records that a series may have; every good round adds one, so this ends it."""
+    if shared.options.max_records_per_group != "auto":
+        return shared.options.max_records_per_group
+    interval = shared.trained.place.interval
+    if interval is None or stop is None or before is None:
+        return 2 * shared.trained.longest_group
+    return max(0, int((stop - before) // interval))
+
+
+def _stop(
+    trained: Trained, prefill: Prefill, started: Position | None, stop: Value, where: str, source: str
+) -> Position | None:
+    order, interval = trained.place.order, trained.place.interval
+    if order is None or not order.is_time:
+        return None
+    if order.is_time_of_day and stop is None and started is not None and interval is not None and prefill.length:
+        # The group's own end may lie days ahead of what its clock says.
+        return started + (prefill.length - 1) * interval
+    stopped = _position(trained, prefill.stop if stop is None else stop, f"{where}: stop_timestamp", source)
+    if started is None or stopped is None or stopped >= started:
+        return stopped
+    if order.is_time_of_day:
+        return stopped + DAY
+    raise ConfigError(
+        f"{where}: series {source} would stop at {prefill.stop if stop is None else stop!r}, before it starts; a "
+        "series ends at or after its start; correct start_timestamp or stop_timestamp"
+    )
+
+
+def _position(trained: Trained, value: Value, where: str, source: str) -> Position | None:
+    """Return the position of a start or stop, if there is one."""
+    place = trained.place
+    if value is None or place.order is None:
+        return None
+    position = place.order.read(Decimal(repr(value)) if isinstance(value, float) else value)
+    if position is None:
+        raise ConfigError(
+            f"{where}: {value!r} of series {source} cannot be read as {place.order.name}; a value such as column "
+            f"{place.order_column!r} holds is wanted; correct it, or time_series.timestamp_format"
+        )
+    return position
+
+
+def _last_position(trained: Trained, texts: Sequence[str], source: str, where: str) -> Position | None:
+    """Return the position of the prefill's last record."""
+    place = trained.place
+    if place.order is None or place.order_column is None or not texts:
+        return None
+    read = Reader(trained.schema, wire=trained.wire)
+    values: list[Value] = []
+    for text in texts:
+        record = read(read_json(text))
+        values.append(None if isinstance(record, Problem) else record.get(place.order_column))
+    position = place.order.series(values)[-1]
+    if position is None:
+        raise ConfigError(
+            f"{where}: prefill of series {source}: its last record has no time that can be read; records of the "
+            "training data are wanted; build tokenized_examples again"
+        )
+    return position
+
+
+def _opening(trained: Trained, prefill: Prefill, start: Value, where: str) -> str:
+    """Return the beginning of a series' first record: its group key and start time, without a real record."""
+    place = trained.place
+    names = [*place.group_columns, *([place.order_column] if place.order_column and start is not None else [])]
+    if not names:
+        return ""
+    known = RecordSchema(tuple(trained.schema.by_name[name] for name in names))
+    given: Record = dict(prefill.key)
+    if place.order_column is not None and place.order_column in names:
+        given[place.order_column] = _typed(known, place.order_column, start, trained, where)
+    line = Serialiser(known, special_tokens=trained.special_tokens, wire=trained.wire)(given)
+    if isinstance(line, Rejected):
+        raise ConfigError(f"{where}: the start of a series cannot be written ({line.detail}); correct it")
+    return line.removesuffix("}\n") + ("," if len(trained.schema.columns) > len(names) else "}\n")
+
+
+def _typed(known: RecordSchema, name: str, value: Value, trained: Trained, where: str) -> Value:
+    """Return a value of the recipe as one of its column."""
+    decoded = Decimal(repr(value)) if isinstance(value, float) else value
+    record = Reader(RecordSchema((known.by_name[name],)))({name: decoded})
+    if isinstance(record, Problem):
+        raise ConfigError(
+            f"{where}: {value!r} is no {known.by_name[name].type}, the type of column {name!r}; write one of it"
+        )
+    return record[name]
+
+
+def _key_text(prefill: Prefill, schema: RecordSchema) -> str:
+    """Name a series by its key, as it would be written."""
+    if not prefill.key:
+        return prefill.name or "(the only one)"
+    line = Serialiser(RecordSchema(tuple(schema.by_name[name] for name in prefill.key)), special_tokens=())(prefill.key)
+    return repr(prefill.key) if isinstance(line, Rejected) else line.strip()

@@ -1,0 +1,152 @@
+"""Time series from a model: each group is continued step by step in a sliding window, until it must end.
+
+What belongs here: many series at once, rounds, seeds, what becomes of failed ones. What does not: one series
+(`rounds.py`).
+
+Every series ends. A good round accepts at least one record and a series has at most C of them; of bad rounds in a
+row there are fewer than `patience`; so there are at most `patience` × (C + 1) rounds. Whatever the backend does, raise
+included, is one bad round of the series that it was asked for.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Literal
+
+from rowmill.core.permutation import key
+from rowmill.tabular.backends import Completer
+from rowmill.tabular.generation.options import Generation
+from rowmill.tabular.generation.outcome import Generated, Prefill, Refused, SeriesOutcome, Trained
+from rowmill.tabular.generation.rounds import Series, Shared, begin
+from rowmill.tabular.generation.sampling import SEEDS, ask
+from rowmill.tabular.schema import Record, Value
+from rowmill.tabular.serialization import Serialiser
+
+
+def generate_series(
+    completer: Completer,
+    prefills: Sequence[Prefill],
+    *,
+    trained: Trained,
+    options: Generation,
+    start: Value = None,
+    stop: Value = None,
+    seed: int = 0,
+    is_private: bool = False,
+    where: str = "generation",
+) -> Generated:
+    """Generate one series per prefill; the records come sorted by group, then time.
+
+    `start` and `stop` are set for all series; null: each group's own. `is_private`: no record, key, time or length of
+    the data is used; the series are numbered.
+
+    Raises
+    ------
+    ConfigError
+        If a series' times cannot be read or contradict each other; before anything is asked.
+
+    """
+    style: Literal["records", "partial"]
+    style = ("partial" if is_private else "records") if options.prefill == "auto" else options.prefill
+    serialise = Serialiser(trained.schema, special_tokens=trained.special_tokens, wire=trained.wire)
+    if is_private:
+        prefills = [_without_key(prefill, number, trained) for number, prefill in enumerate(prefills, 1)]
+    shared = Shared(trained, options, trained.parser(options), serialise, style)
+    series = [begin(prefill, shared, start=start, stop=stop, where=where) for prefill in prefills]
+    waiting = [one for one in series if one.status is None]
+    while waiting:
+        for batch in _alike(waiting[: options.parallel_groups]):
+            _ask(completer, batch, trained, options, seed)
+        waiting = [one for one in waiting if one.status is None]
+    return _gathered(series, options)
+
+
+def _without_key(prefill: Prefill, number: int, trained: Trained) -> Prefill:
+    """Return how a private series begins: by its number alone; without groups there is one, which needs none."""
+    return Prefill({}, (), name=f"series-{number}" if trained.place.group_columns else "")
+
+
+def _alike(series: Sequence[Series]) -> list[list[Series]]:
+    """Split series by the temperature that they are due."""
+    batches: dict[int, list[Series]] = {}
+    for one in series:
+        batches.setdefault(one.bad_rounds, []).append(one)
+    return list(batches.values())
+
+
+def _ask(completer: Completer, batch: Sequence[Series], trained: Trained, options: Generation, seed: int) -> None:
+    """Do one round of some series."""
+    prompts = [one.prompt() for one in batch]
+    answers = ask(
+        completer,
+        [prompt for prompt, _ in prompts],
+        n=options.samples_per_prompt,
+        max_tokens=min(tokens for _, tokens in prompts),
+        seeds=[key(seed, "generate", one.source, one.rounds) % SEEDS for one in batch],
+        stop=trained.eos,
+        bad_rounds=batch[0].bad_rounds,
+        options=options,
+    )
+    for one, answer in zip(batch, answers, strict=True):
+        if isinstance(answer, Exception):
+            one.lose(answer)
+        else:
+            one.absorb(answer)
+
+
+def _gathered(series: Sequence[Series], options: Generation) -> Generated:
+    failed = [one for one in series if one.status == "failed"]
+    counts: Counter[str] = Counter()
+    refused: list[Refused] = []
+    kept: list[Series] = []
+    for one in sorted(series, key=_by_key):
+        if one.status == "failed" and options.on_failed_group == "drop":
+            for text in one.window[len(one.window) - len(one.records) :]:
+                one.tally.refuse("series_incomplete", text, one.source)
+            del one.tally.counts["record"]
+        else:
+            kept.append(one)
+        counts.update(one.tally.counts)
+        refused += one.tally.refused
+    status: Literal["complete", "partial", "failed"] = "complete" if not failed else "partial"
+    if failed and len(failed) == len(series):
+        status = "failed"
+    outcomes = [
+        SeriesOutcome(one.source, one.status or "failed", one.rounds, len(one.records), one.error)
+        for one in sorted(series, key=_by_key)
+    ]
+    records = [record for one in kept for record in _named(one)]
+    return Generated(status, records, refused, dict(sorted(counts.items())), outcomes)
+
+
+def _named(one: Series) -> list[Record]:
+    """Return a series' records; of one without a key of the data, under its own number.
+
+    The key that the model wrote may be one that it was trained on: a key stands in all records of a series, and the
+    unit of privacy is a record. One column of it is replaced, the first that can hold a name or a number.
+    """
+    if not one.prefill.name:
+        return one.records
+    schema = one.shared.trained.schema.by_name
+    for name in one.shared.trained.place.group_columns:
+        number = one.prefill.name.rpartition("-")[2]
+        match schema[name].type:
+            case "string" | "json":
+                return [{**record, name: one.prefill.name} for record in one.records]
+            case "integer":
+                return [{**record, name: int(number)} for record in one.records]
+            case "float":
+                return [{**record, name: float(number)} for record in one.records]
+            case "decimal":
+                return [{**record, name: Decimal(number)} for record in one.records]
+            case _:
+                continue
+    return one.records
+
+
+def _by_key(one: Series) -> list[tuple[bool, float, str]]:
+    """Order numbers by size and all else by its text; a column has one type."""
+    return [
+        (True, float(value), "") if isinstance(value, int | float) else (False, 0.0, str(value))
+        for value in one.prefill.key.values()
+    ]

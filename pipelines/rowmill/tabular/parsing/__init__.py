@@ -1,0 +1,143 @@
+r"""Generated text to records: every character classified, every object accepted or refused with a reason.
+
+What belongs here: the order of the steps for one text. What does not: finding objects (`scanner.py`), typing them
+(`serialization/`), laws between them (`rules.py`), where texts come from.
+
+    text ──cut at BOS, EOS──► pieces ──Scanner──► objects ──Reader──► records ──laws──► Parsed
+                                                    └ prose, delimiter, truncated, invalid(reason)
+
+Spans partition any string, and nothing is raised for what a text holds. All that schema and options decide is
+worked out once per `Parser`.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from rowmill.core.errors import ConfigError
+from rowmill.tabular.parsing.rules import Piece, Place, Validation, judge_group, judge_series
+from rowmill.tabular.parsing.scanner import Scanner
+from rowmill.tabular.parsing.spans import REASONS, Parsed, Report, Span, SpanKind, add_up, count
+from rowmill.tabular.schema import Mode, Record, RecordSchema, Value
+from rowmill.tabular.serialization import Problem, Reader, Wire
+from rowmill.tabular.time_order import Position
+
+__all__ = [
+    "REASONS", "Parsed", "Parser", "Place", "Report", "Span", "SpanKind", "Validation", "add_up", "parse",
+]  # fmt: skip
+
+
+class Parser:
+    """Takes generated texts of one schema and mode apart.
+
+    `bos` and `eos` are the texts of the delimiters; `place` says what groups and orders records.
+
+    Raises
+    ------
+    ConfigError
+        If groups are asked for and their beginnings look like their ends.
+
+    """
+
+    def __init__(
+        self,
+        schema: RecordSchema,
+        mode: Mode,
+        *,
+        bos: str,
+        eos: str,
+        place: Place,
+        validation: Validation,
+        wire: Wire = "lossless",
+    ) -> None:
+        if mode == "grouped" and bos == eos:
+            raise ConfigError(
+                f"tokens: BOS and EOS are both {bos!r}, and a group needs two that differ; set tokens.bos or tokens.eos"
+            )
+        self._mode: Mode = mode
+        self._bos = bos
+        self._eos = eos
+        self._place = place
+        self._validation = validation
+        self._read = Reader(schema, wire=wire)
+        self._scanner = Scanner()
+        texts = sorted({one for one in (bos, eos) if one}, key=len, reverse=True)
+        self._delimiter = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
+
+    def __call__(
+        self,
+        text: str,
+        *,
+        open_at_start: bool = False,
+        closed_at_end: bool = False,
+        group: Mapping[str, Value] | None = None,
+        after: Position | None = None,
+    ) -> Parsed:
+        """Take one text apart.
+
+        `open_at_start`: the prompt ended with BOS; `closed_at_end`: the server stopped at EOS and did not return
+        it. In sequential mode `group` is the key that all records must have, `after` the position that the first
+        one follows.
+        """
+        spans: list[Span] = []
+        pieces: list[Piece] = []
+        start, is_begun, has_objects = 0, open_at_start, False
+        for found in self._delimiter.finditer(text):
+            scanned = self._scan(text, start, found.start())
+            has_objects = has_objects or any(span.kind in {"record", "invalid"} for span in scanned)
+            # Where both delimiters are one text, the first only begins.
+            is_end = found[0] == self._eos and (found[0] != self._bos or has_objects)
+            pieces.append(Piece(scanned, is_begun, is_end))
+            spans += scanned
+            spans.append(Span(found.start(), found.end(), "delimiter"))
+            start, is_begun = found.end(), found[0] == self._bos
+        pieces.append(Piece(self._scan(text, start, len(text)), is_begun, closed_at_end))
+        spans += pieces[-1].spans
+        records, positions = self._judge(pieces, group, after)
+        return Parsed(spans, records, count(spans), positions)
+
+    def _scan(self, text: str, start: int, end: int) -> list[Span]:
+        """Scan a piece and read its objects: a span is a record as long as nothing is wrong with it by itself."""
+        spans: list[Span] = []
+        has_place = self._place.order is not None
+        for span, value in self._scanner.scan(text, start, end):
+            spans.append(span)
+            if span.kind != "record":
+                continue
+            read = self._read(value)
+            if isinstance(read, Problem):
+                span.fail(*read)
+                continue
+            span.record = read
+            misplaced = self._place.misplaced(read) if has_place else None
+            if misplaced is not None:
+                span.fail(*misplaced)
+                span.record = None
+        return spans
+
+    def _judge(
+        self, pieces: Sequence[Piece], group: Mapping[str, Value] | None, after: Position | None
+    ) -> tuple[list[Record], list[Position]]:
+        match self._mode:
+            case "tabular":
+                return [span.record for piece in pieces for span in piece.spans if span.record is not None], []
+            case "grouped":
+                return [record for piece in pieces for record in judge_group(piece, self._place, self._validation)], []
+            case "sequential":
+                return judge_series(pieces, self._place, group=group, after=after)
+
+
+def parse(
+    text: str,
+    schema: RecordSchema,
+    mode: Mode,
+    *,
+    bos: str,
+    eos: str,
+    place: Place,
+    validation: Validation,
+    open_at_start: bool = False,
+    closed_at_end: bool = False,
+) -> Parsed:
+    """Take one text apart; for many texts keep a `Parser`."""
+    parser = Parser(schema, mode, bos=bos, eos=eos, place=place, validation=validation)
+    return parser(text, open_at_start=open_at_start, closed_at_end=closed_at_end)

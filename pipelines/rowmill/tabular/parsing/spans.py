@@ -1,0 +1,118 @@
+r"""What generated text is made of: spans that partition it, and their counts.
+
+What belongs here: the kinds of a span, the reasons of an invalid one, the report. What does not: finding them.
+
+    {"g":"a","t":1}\n{"g":"a","t":tru
+    └── record ───┘└┘└── truncated ──┘
+                 delimiter
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rowmill.tabular.schema import Record
+from rowmill.tabular.time_order import Position
+
+SpanKind = Literal["record", "invalid", "delimiter", "prose", "truncated"]
+
+REASONS = (
+    # One object by itself, in the order in which the first is chosen.
+    "invalid_json number_too_large too_deep duplicate_column unknown_column missing_column null type order_missing "
+    "timestamp "
+    # An object among its group.
+    "group_incomplete group_has_invalid group_mixed_key group_unordered "
+    # An object in its series.
+    "step order after_failure "
+    # A completion that generation did not keep.
+    "not_chosen past_stop past_bound series_incomplete"
+).split()
+"""The closed list of reasons why an object of generated text is no record of the output."""
+
+
+@dataclass(slots=True)
+class Span:
+    """Characters `[start, end)` of a text and what they are; `reason` and `column` only if invalid.
+
+    `record` is the object's record as long as nothing is wrong with it by itself.
+    """
+
+    start: int
+    end: int
+    kind: SpanKind
+    reason: str = ""
+    column: str = ""
+    record: Record | None = None
+
+    def fail(self, reason: str, column: str = "") -> None:
+        """Make the span an invalid one."""
+        self.kind, self.reason, self.column = "invalid", reason, column
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How many spans and characters there are of each class; a class is a kind, or `invalid:` and its reason.
+
+    A report holds no data: no value of a record, and no name that a model made up.
+    """
+
+    items: Mapping[str, int] = field(default_factory=dict[str, int])
+    characters: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def valid(self) -> int:
+        """Records accepted."""
+        return self.items.get("record", 0)
+
+    @property
+    def invalid(self) -> int:
+        """Objects that are no record of the output."""
+        return sum(count for name, count in self.items.items() if name.startswith("invalid:"))
+
+    @property
+    def valid_fraction(self) -> float:
+        """The share of valid among all objects; 0 where there is none."""
+        return self.valid / (self.valid + self.invalid) if self.valid else 0.0
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        """The invalid objects by reason."""
+        return {
+            name.removeprefix("invalid:"): count for name, count in self.items.items() if name.startswith("invalid:")
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A text taken apart: its spans in order, the accepted records, the counts.
+
+    `positions` are those of the records in sequential mode, empty in others. Records of a group that was sorted
+    are in their new order, others in that of the text.
+    """
+
+    spans: Sequence[Span]
+    records: Sequence[Record]
+    report: Report
+    positions: Sequence[Position] = ()
+
+
+def count(spans: Iterable[Span]) -> Report:
+    """Count spans and characters by class; the classes come out sorted."""
+    items: dict[str, int] = {}
+    characters: dict[str, int] = {}
+    for span in spans:
+        name = f"invalid:{span.reason}" if span.reason else span.kind
+        items[name] = items.get(name, 0) + 1
+        characters[name] = characters.get(name, 0) + span.end - span.start
+    return Report({name: items[name] for name in sorted(items)}, {name: characters[name] for name in sorted(items)})
+
+
+def add_up(reports: Iterable[Report]) -> Report:
+    """Add counts of several texts."""
+    items: dict[str, int] = {}
+    characters: dict[str, int] = {}
+    for report in reports:
+        for name, number in report.items.items():
+            items[name] = items.get(name, 0) + number
+            characters[name] = characters.get(name, 0) + report.characters[name]
+    return Report({name: items[name] for name in sorted(items)}, {name: characters[name] for name in sorted(items)})

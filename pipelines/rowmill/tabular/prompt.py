@@ -1,0 +1,262 @@
+r"""The prompt of records and the tokens around them: what is the same for every example of a dataset.
+
+What belongs here: the three styles of prompt, which tokens delimit units, the generation prompt. What does not: the
+records behind it (`serialization/`), encoding itself, which is handed in.
+
+    Generate JSON Lines records with these keys: "date","amount"\n BOS {"date":…}\n{"date":…}\n EOS
+    └────────────────────────── prompt ───────────────────────────┘└─ generation starts behind here
+
+The generation prompt is the start of every example, token for token: prompt and first BOS.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rowmill.core.errors import ConfigError
+from rowmill.tabular.schema import Column, RecordSchema
+from rowmill.tabular.serialization import serialise
+
+INSTRUCTION = "Generate a JSONL dataset with the following columns: "
+"""What Safe Synthesizer asks; it ends with one space."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How Safe Synthesizer prompts a family of models, which a tokenizer's name tells.
+
+    `adds_bos` and `adds_eos`: whether the sequence's BOS and EOS stand around the prompt, too. `begins_turn`: sequences
+    begin with `<|im_start|>`; those of the others with the tokenizer's own BOS. All end with its own EOS.
+    """
+
+    names: tuple[str, ...]
+    template: str
+    adds_bos: bool
+    adds_eos: bool
+    begins_turn: bool = False
+
+
+_TURN = "user\n {i} {s} \n assistant\n"
+FAMILIES = (
+    Family(("tinyllama",), "[INST] {i} {s} [/INST]", adds_bos=True, adds_eos=True),
+    Family(("qwen",), _TURN, adds_bos=True, adds_eos=False),
+    # It begins sequences with id 151644, which is Qwen's <|im_start|>; Llama has no such token, and gets its own BOS.
+    Family(("llama32", "llama-3.2", "llama3.2"), _TURN, adds_bos=False, adds_eos=False),
+    Family(("smollm2",), _TURN, adds_bos=False, adds_eos=False, begins_turn=True),
+    Family(("smollm3",), "user\n {i} {s} <|im_end|> \n assistant\n", adds_bos=True, adds_eos=False, begins_turn=True),
+    Family(("mistral",), "[INST] {i} \n\n {s} [/INST]", adds_bos=True, adds_eos=True),
+    Family(("nemotron",), "[INST] {i} \n\n {s} [/INST]", adds_bos=True, adds_eos=True),
+    Family(("granite",), _TURN, adds_bos=False, adds_eos=True),
+)
+"""In the order in which names are compared: the first that stands in a tokenizer's name is its family."""
+PAIR = ("<|im_start|>", "<|im_end|>")
+"""The delimiters of a tokenizer that has both, whatever its own BOS and EOS are."""
+
+Encode = Callable[[str], Sequence[int]]
+"""Encodes a text as the tokenizer does by itself, special tokens in it read as such, none added."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What must be known of a tokenizer: its name, special tokens by id and by text, how large it is."""
+
+    name: str
+    size: int
+    bos_id: int | None
+    eos_id: int | None
+    adds_bos: bool
+    special: Mapping[str, int]
+
+    def text_of(self, token_id: int) -> str | None:
+        """Return the text of a special token."""
+        return next((text for text, own in self.special.items() if own == token_id), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What stands around the records of every example, as ids and as text.
+
+    `special_tokens` are the texts that a record must not hold unescaped.
+    """
+
+    prompt_text: str
+    prompt_ids: tuple[int, ...]
+    bos_id: int
+    eos_id: int
+    bos_text: str
+    eos_text: str
+    special_tokens: tuple[str, ...]
+    is_parity: bool
+
+    @property
+    def generation_text(self) -> str:
+        """The generation prompt as text."""
+        return self.prompt_text + self.bos_text
+
+    @property
+    def generation_ids(self) -> tuple[int, ...]:
+        """The generation prompt as ids, which begin every example."""
+        return (*self.prompt_ids, self.bos_id)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a JSON value, for the manifest: whoever generates needs it."""
+        return {
+            "prompt_text": self.prompt_text, "prompt_ids": list(self.prompt_ids), "bos_id": self.bos_id,
+            "eos_id": self.eos_id, "bos_text": self.bos_text, "eos_text": self.eos_text,
+            "special_tokens": list(self.special_tokens), "is_parity": self.is_parity,
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> "Frame":
+        """Read what `to_json` returned."""
+        values: dict[str, Any] = {**told}
+        for name in ("prompt_ids", "special_tokens"):
+            values[name] = tuple(values[name])
+        return cls(**values)
+
+
+def frame(
+    schema: RecordSchema,
+    vocabulary: Vocabulary,
+    encode: Encode,
+    *,
+    style: Literal["keys", "names", "reference"],
+    template: str | None,
+    add_bos: Literal["auto"] | bool,
+    add_eos: Literal["auto"] | bool,
+    bos: str | int,
+    eos: str | int,
+    is_grouped: bool,
+    where: str,
+) -> Frame:
+    """Return what stands around the records.
+
+    Raises
+    ------
+    ConfigError
+        If a delimiter is no single token of the tokenizer, or the prompt cannot be written.
+
+    """
+    family = _family(vocabulary, where) if style == "reference" and template is None else None
+    bos_id, bos_text = _delimiter("bos", bos, vocabulary, encode, where, family)
+    eos_id, eos_text = _delimiter("eos", eos, vocabulary, encode, where, family)
+    if is_grouped and bos_id == eos_id:
+        raise ConfigError(
+            f"{where}.tokens: bos and eos are both {bos_text!r} ({bos_id}); groups need two different tokens to be "
+            "told "
+            "apart; set tokens.bos or tokens.eos"
+        )
+    special = tuple(dict.fromkeys([bos_text, eos_text, *vocabulary.special]))
+    body, leads, trails = _body(schema, vocabulary, style, template, special, where, family)
+    first = _edge("add_bos", add_bos, bos_id if style == "reference" else vocabulary.bos_id, leads, where)
+    last = _edge("add_eos", add_eos, eos_id if style == "reference" else vocabulary.eos_id, trails, where)
+    prompt_ids = (*first, *encode(body), *last)
+    texts = {bos_id: bos_text, eos_id: eos_text}
+    around = [texts.get(one) or vocabulary.text_of(one) or "" for one in (*first, *last)]
+    prompt_text = "".join([*around[: len(first)], body, *around[len(first) :]])
+    is_parity = tuple(encode(prompt_text + bos_text)) == (*prompt_ids, bos_id)
+    return Frame(prompt_text, prompt_ids, bos_id, eos_id, bos_text, eos_text, special, is_parity)
+
+
+def _family(vocabulary: Vocabulary, where: str) -> Family:
+    name = vocabulary.name.lower()
+    found = next((one for one in FAMILIES if any(part in name for part in one.names)), None)
+    if found is None:
+        raise ConfigError(
+            f"{where}.prompt.style: reference has no template for the tokenizer {vocabulary.name!r}; there are some "
+            f"for {', '.join(one.names[0] for one in FAMILIES)}; set prompt.template, or another style"
+        )
+    return found
+
+
+def _has_pair(name: str, vocabulary: Vocabulary, family: Family | None) -> bool:
+    """Tell whether a sequence begins or ends with the turn's token rather than with the tokenizer's own."""
+    if not all(text in vocabulary.special for text in PAIR):
+        return False
+    own = vocabulary.bos_id if name == "bos" else vocabulary.eos_id
+    return family is None or own is None or (name == "bos" and family.begins_turn)
+
+
+def _delimiter(
+    name: str, wanted: str | int, vocabulary: Vocabulary, encode: Encode, where: str, family: Family | None
+) -> tuple[int, str]:
+    at = f"{where}.tokens.{name}"
+    if wanted == "auto":
+        if _has_pair(name, vocabulary, family):
+            text = PAIR[name == "eos"]
+            return vocabulary.special[text], text
+        own = vocabulary.bos_id if name == "bos" else vocabulary.eos_id
+        text = None if own is None else vocabulary.text_of(own)
+        if own is None or text is None:
+            raise ConfigError(
+                f"{at}: auto, but the tokenizer has neither {PAIR[0]} and {PAIR[1]} nor a {name.upper()} of its own; a "
+                "single token is needed; name one by its text or id"
+            )
+        return own, text
+    if isinstance(wanted, int):
+        text = vocabulary.text_of(wanted)
+        if wanted >= vocabulary.size or text is None:
+            raise ConfigError(
+                f"{at}: {wanted} is no special token of the vocabulary of {vocabulary.size}; the id of one is needed, "
+                "so "
+                "that no data looks like it; choose one"
+            )
+        return wanted, text
+    ids = encode(wanted)
+    if len(ids) != 1 or wanted not in vocabulary.special:
+        raise ConfigError(
+            f"{at}: {wanted!r} is {len(ids)} tokens, not one special token; a text that the tokenizer reads as one "
+            "special "
+            "token is needed; choose one, or add it to the tokenizer"
+        )
+    return ids[0], wanted
+
+
+def _edge(
+    option: str, wanted: Literal["auto"] | bool, token_id: int | None, by_itself: bool, where: str
+) -> tuple[int, ...]:
+    if wanted is False or (wanted == "auto" and not by_itself):
+        return ()
+    if token_id is None:
+        raise ConfigError(
+            f"{where}.prompt.{option}: true, but the tokenizer has no such token; auto or false can stand; set auto"
+        )
+    return (token_id,)
+
+
+def _body(
+    schema: RecordSchema,
+    vocabulary: Vocabulary,
+    style: Literal["keys", "names", "reference"],
+    template: str | None,
+    special: tuple[str, ...],
+    where: str,
+    family: Family | None,
+) -> tuple[str, bool, bool]:
+    """Return the prompt's text, and whether a BOS leads it and an EOS ends it where the options say `auto`."""
+    if style == "keys":
+        names = ",".join(_quoted(name, special) for name in schema.names)
+        text = f"Generate JSON Lines records with these keys: {names}\n"
+        return (text if template is None else template.replace("{schema}", names)), vocabulary.adds_bos, False
+    for name in schema.names:
+        if any(token in name for token in special):
+            raise ConfigError(
+                f"{where}.prompt.style: {style} writes the column {name!r} as it is, and it holds a special token; "
+                "only keys "
+                "can escape it; set style: keys, or rename the column"
+            )
+    if style == "names":
+        names = ", ".join(schema.names)
+        return (f"{names}\n" if template is None else template.replace("{schema}", names)), vocabulary.adds_bos, False
+    columns = ",".join(f'"{name}":<unk>' for name in schema.names)
+    if template is not None:
+        return template.replace("{schema}", columns), vocabulary.adds_bos, False
+    assert family is not None, "a prompt of the reference without a template of its own has a family"
+    return family.template.replace("{i}", INSTRUCTION).replace("{s}", columns), family.adds_bos, family.adds_eos
+
+
+def _quoted(name: str, special: tuple[str, ...]) -> str:
+    """Return a column's name as its key stands in every record."""
+    line = serialise({name: None}, RecordSchema((Column(name, "string", nullable=True),)), special_tokens=special)
+    assert isinstance(line, str), line
+    return line[len("{") : -len(":null}\n")]

@@ -1,0 +1,185 @@
+"""All rows of a records dataset as integers: split, group and position of each, so that planning sees no text.
+
+What belongs here: numbering groups in the order of their keys, positions as whole numbers, sorting. What does not:
+what a key or a position is (`table_rows.py` wrote both), lengths in tokens, plans (`assembly/`).
+
+    row         0    1    2    3         rows are numbered in source order, over all parts
+    group_key  "B"  "A"  "B"  "A"   ──►  groups 1 0 1 0, keys "A" "B"
+    order_key   7    3    5    9         positions 7 3 5 9   ──►  sorted rows 1 3 | 2 0
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from rowmill.core.storage import File, Store
+from rowmill.schema.rows import Json
+from rowmill.tabular.serialization import read_json
+from rowmill.tabular.time_order import DAY, Order
+
+Ints = NDArray[np.int64]
+SPLITS = ("train", "validation", "test")
+NO_KEY = "null"
+"""The key of the one series of a dataset without a group column."""
+_LARGEST = 2**62
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Index:
+    """The rows of a dataset.
+
+    `splits` int8[N] index `SPLITS`; `groups` int64[N] number `keys`, which ascend (None without groups);
+    `positions` int64[N] order a group's rows (None: the source's order does), as multiples of `unit` seconds where
+    they are times (None where only their order is known). `first_rows` int64[P + 1] are where parts begin.
+    """
+
+    splits: NDArray[np.int8]
+    groups: Ints | None
+    keys: tuple[str, ...]
+    positions: Ints | None
+    unit: Decimal | None
+    first_rows: Ints
+
+    @property
+    def group_sizes(self) -> Ints:
+        """Rows of each group."""
+        return np.empty(0, np.int64) if self.groups is None else np.bincount(self.groups, minlength=len(self.keys))
+
+    def sorted(self, rows: Ints) -> tuple[Ints, Ints]:
+        """Return some rows by group and position, ties in source order, and where each group begins (end included).
+
+        Groups without a row among them are left out; without groups every row stands alone, in source order.
+        """
+        if self.groups is None:
+            return rows, np.arange(len(rows) + 1, dtype=np.int64)
+        keys = (rows, self.groups[rows]) if self.positions is None else (rows, self.positions[rows], self.groups[rows])
+        ordered = rows[np.lexsort(keys)]
+        begins = np.flatnonzero(np.diff(self.groups[ordered], prepend=-1))
+        return ordered, np.append(begins, len(ordered)).astype(np.int64)
+
+
+def load(store: Store, files: Sequence[File], order: Order | None, *, is_grouped: bool, is_series: bool) -> Index:
+    """Read the rows' keys of all parts; a time of day becomes seconds since its series' first midnight."""
+    tables = [store.table(file, ("split", "group_key", "order_key")) for file in files]
+    first_rows = np.concatenate((np.zeros(1, np.int64), np.cumsum([one.num_rows for one in tables], dtype=np.int64)))
+    splits = [pc.index_in(one.column("split"), pa.array(SPLITS)).to_numpy() for one in tables]
+    count = int(first_rows[-1])
+    groups, keys = _groups([one.column("group_key") for one in tables]) if is_grouped else (None, ())
+    if is_series and groups is None:
+        groups, keys = np.zeros(count, np.int64), (NO_KEY,)
+    positions = unit = None
+    if order is not None and groups is not None:
+        positions, unit = _positions([one.column("order_key") for one in tables], is_time=order.is_time)
+        if order.is_time_of_day and unit is not None:
+            positions = _rolled_over(positions, groups, int(DAY / unit))
+    return Index(
+        splits=np.concatenate([np.empty(0, np.int8), *splits]).astype(np.int8),
+        groups=groups,
+        keys=keys,
+        positions=positions,
+        unit=unit,
+        first_rows=first_rows,
+    )
+
+
+def _groups(columns: Sequence[pa.ChunkedArray]) -> tuple[Ints, tuple[str, ...]]:
+    codes: list[Ints] = []
+    numbers: dict[str, int] = {}
+    for column in columns:
+        encoded = column.combine_chunks().dictionary_encode()
+        own = [numbers.setdefault(key, len(numbers)) for key in encoded.dictionary.to_pylist()]
+        codes.append(np.array(own, np.int64)[encoded.indices.to_numpy(zero_copy_only=False)])
+    met = list(numbers)
+    order = sorted(range(len(met)), key=lambda number: key_order(met[number]))
+    ranks = np.empty(len(met), np.int64)
+    ranks[order] = np.arange(len(met))
+    joined = np.concatenate([np.empty(0, np.int64), *codes])
+    return ranks[joined], tuple(met[number] for number in order)
+
+
+def key_order(key: str) -> tuple[object, ...]:
+    """Return what sorts a group's key among others: nulls, numbers by size, texts by code points, then the rest."""
+    return _sortable(read_json(key))
+
+
+def _sortable(value: Json) -> tuple[object, ...]:
+    match value:
+        case bool():
+            return (3, value)
+        case int() | Decimal():
+            return (1, value)
+        case str():
+            return (2, value)
+        case list():
+            return (4, *(_sortable(one) for one in value))
+        case _:
+            return (0, str(value))
+
+
+def _positions(columns: Sequence[pa.ChunkedArray], *, is_time: bool) -> tuple[Ints, Decimal | None]:
+    if not is_time:
+        texts = [column.to_pylist() for column in columns]
+        return _ranks(texts), None
+    whole = [_whole(column) for column in columns]
+    if all(one is not None for one in whole):
+        return np.concatenate([np.empty(0, np.int64), *(one for one in whole if one is not None)]), Decimal(1)
+    numbers = [[Decimal(text) for text in column.to_pylist()] for column in columns]
+    places = max((_places(one) for part in numbers for one in part), default=0)
+    scaled = [[int(one.scaleb(places)) for one in part] for part in numbers]
+    if any(abs(one) >= _LARGEST for part in scaled for one in part):
+        return _ranks(numbers), None
+    return np.concatenate([np.empty(0, np.int64), *(np.array(part, np.int64) for part in scaled)]), Decimal(1).scaleb(
+        -places
+    )
+
+
+def _whole(column: pa.ChunkedArray) -> Ints | None:
+    """Return a column of whole numbers, or None if there is any other."""
+    try:
+        return pc.cast(column, pa.int64()).combine_chunks().to_numpy(zero_copy_only=False)
+    except pa.ArrowInvalid:
+        return None
+
+
+def _places(number: Decimal) -> int:
+    exponent = number.as_tuple().exponent
+    assert isinstance(exponent, int)
+    return max(0, -exponent)
+
+
+def _ranks(parts: Iterable[Sequence[object]]) -> Ints:
+    """Replace values by their places among the distinct ones."""
+    held = [list(part) for part in parts]
+    distinct: list[object] = sorted({one for part in held for one in part})  # pyright: ignore[reportArgumentType]
+    place = {one: at for at, one in enumerate(distinct)}
+    return np.array([place[one] for part in held for one in part], np.int64)
+
+
+def _rolled_over(positions: Ints, groups: Ints, day: int) -> Ints:
+    """Add a day to a series' times of day from every decrease on; series keep the order of the source."""
+    order = np.argsort(groups, kind="stable")
+    times, own = positions[order], groups[order]
+    next_day = np.diff(times, prepend=times[:1]) < 0
+    begins = np.diff(own, prepend=-1) != 0
+    next_day &= ~begins
+    days = np.cumsum(next_day)
+    before = days[np.flatnonzero(begins)]
+    rolled = np.empty_like(positions)
+    rolled[order] = times + day * (days - np.repeat(before, np.diff(np.append(np.flatnonzero(begins), len(own)))))
+    return rolled
+
+
+def steps(index: Index) -> Ints:
+    """Return the distances between neighbours of the same series, in the index's unit, over all series."""
+    if index.groups is None or index.positions is None or index.unit is None:
+        return np.empty(0, np.int64)
+    rows, begins = index.sorted(np.arange(len(index.groups), dtype=np.int64))
+    distances = np.diff(index.positions[rows])
+    within = np.ones(len(distances), bool)
+    within[begins[1:-1] - 1] = False
+    return distances[within]

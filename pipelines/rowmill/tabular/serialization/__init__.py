@@ -1,0 +1,37 @@
+r"""A record as one line of text, and back: the form that a model is trained on and generates.
+
+What belongs here: the options and the table of contents. Writing a record is in `writing.py`, checking and
+typing a decoded JSON object in `reading.py`, both worked out once per schema. What does not belong: finding
+objects in generated text (`parsing/`), prompts and tokens.
+
+    {"id": 7, "paid": Decimal("42.50")}  ──Serialiser──►  {"id":7,"paid":42.50}\n
+                                         ◄──Reader───── read_json
+
+`read(serialise(record)) == record` for every record that the lossless wire takes, types included. A record that
+it does not take is `Rejected`, never altered. The reference wire prints as pandas' `to_json` with ten decimals
+does, and loses what that loses.
+"""
+
+from rowmill.core.config import Config
+from rowmill.tabular.serialization.reading import Problem, Reader, RepeatedKeyError, exact_decoder, read_json
+from rowmill.tabular.serialization.writing import Serialiser, Wire, serialise, write_decimal
+
+__all__ = [
+    "Codec",
+    "Problem",
+    "Reader",
+    "RepeatedKeyError",
+    "Serialiser",
+    "Wire",
+    "exact_decoder",
+    "read_json",
+    "serialise",
+    "write_decimal",
+]
+
+
+class Codec(Config):
+    """How a record is written as text."""
+
+    wire: Wire = "lossless"
+    """`lossless` reads back exactly; `reference` prints floats to 10 decimals and dates as epoch milliseconds."""

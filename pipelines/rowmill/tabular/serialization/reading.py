@@ -1,0 +1,313 @@
+"""A decoded JSON object to a record: whether it is one of the schema, and its typed values.
+
+What belongs here: decoding JSON text exactly, checking an object's keys and typing its values, with the first
+problem by the order of the reasons. What does not: where objects are in a text, and laws between records
+(`parsing/`).
+"""
+
+import base64
+import binascii
+import json
+import math
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from typing import NamedTuple, TypeGuard
+
+from rowmill.schema.rows import Json
+from rowmill.tabular.iso8601 import CANONICAL, canonical_datetime, canonical_duration
+from rowmill.tabular.schema import MAX_DIGITS, Column, Record, RecordSchema, Value
+from rowmill.tabular.serialization.writing import Wire
+
+_ABSENT = object()
+
+
+class Problem(NamedTuple):
+    """Why an object is no record of the schema: a word of the closed list, and the column at fault."""
+
+    reason: str
+    column: str
+
+
+class _MistypedError(Exception):
+    """A decoded value that is none of its column's."""
+
+
+class _TooLargeError(Exception):
+    """A number beyond what its column's type holds."""
+
+
+class Reader:
+    """Checks and types decoded objects of one schema; all that the schema decides is worked out here, once.
+
+    It takes what `read_json` returns: numbers are `int` or `Decimal`. Integer columns take `1.0` as 1, float
+    columns take `18`; a boolean is no number.
+    """
+
+    def __init__(self, schema: RecordSchema, *, wire: Wire = "lossless") -> None:
+        self._names = frozenset(schema.names)
+        self._columns = [(one, _typed(one, wire)) for one in schema.columns]
+
+    def __call__(self, decoded: Mapping[str, Json]) -> Record | Problem:
+        """Return the record, keys in schema order, or the first problem by the order of the reasons."""
+        record: Record = {}
+        try:
+            for column, convert in self._columns:
+                value = decoded.get(column.name, _ABSENT)
+                if value is None:
+                    if not column.nullable:
+                        return self._diagnose(decoded)
+                    record[column.name] = None
+                elif value is not _ABSENT:
+                    record[column.name] = convert(value)
+                elif column.required:
+                    return self._diagnose(decoded)
+        except (_MistypedError, _TooLargeError):
+            return self._diagnose(decoded)
+        return record if len(record) == len(decoded) else self._diagnose(decoded)
+
+    def _diagnose(self, decoded: Mapping[str, Json]) -> Problem:
+        """Return the problem whose reason comes first in the list, and of those the first column's."""
+        null = mistyped = None
+        for column, convert in self._columns:
+            value = decoded.get(column.name, _ABSENT)
+            if value is None:
+                null = null or (None if column.nullable else Problem("null", column.name))
+                continue
+            try:
+                _ = value is _ABSENT or convert(value)
+            except _TooLargeError:
+                return Problem("number_too_large", column.name)
+            except _MistypedError:
+                mistyped = mistyped or Problem("type", column.name)
+        for name in decoded:
+            if name not in self._names:
+                return Problem("unknown_column", name)
+        for column, _ in self._columns:
+            if column.required and column.name not in decoded:
+                return Problem("missing_column", column.name)
+        found = null or mistyped
+        assert found is not None
+        return found
+
+
+class RepeatedKeyError(ValueError):
+    """An object has a key twice: which of its values is meant, JSON does not say."""
+
+
+def read_json(text: str, *, unique_keys: bool = False) -> Json:
+    """Decode JSON text exactly: numbers with `.` or `e` as `Decimal`, others as `int`.
+
+    Raises
+    ------
+    RepeatedKeyError
+        With `unique_keys`, if an object has a key twice; else its last value counts.
+    ValueError
+        If it is no JSON (NaN is none), nested too deep to be read, or holds a number too large to be read.
+
+    """
+    try:
+        return (_UNIQUE if unique_keys else _EXACT).decode(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    except InvalidOperation:
+        raise ValueError("a number with an exponent beyond what can be read") from None
+
+
+class _Decimals(dict[str, Decimal]):
+    """One decimal for each text."""
+
+    def __missing__(self, text: str) -> Decimal:
+        found = self[text] = Decimal(text)
+        return found
+
+
+def exact_decoder() -> Callable[[str], Json]:
+    """Return what decodes as `read_json` does, and gives one object for all decimals that are written alike."""
+    decoder = json.JSONDecoder(parse_float=_Decimals().__getitem__, parse_constant=_refuse_constant)
+
+    def decode(text: str) -> Json:
+        try:
+            value, end = decoder.raw_decode(text)
+        except (ValueError, RecursionError, InvalidOperation):
+            return read_json(text)
+        # Blanks, or text, behind the value.
+        return value if end == len(text) else read_json(text)
+
+    return decode
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _each_key_once(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise RepeatedKeyError(next(name for name in names if names.count(name) > 1))
+    return found
+
+
+_EXACT = json.JSONDecoder(parse_float=Decimal, parse_constant=_refuse_constant)
+_UNIQUE = json.JSONDecoder(parse_float=Decimal, parse_constant=_refuse_constant, object_pairs_hook=_each_key_once)
+
+
+def _is_mapping(value: Json) -> TypeGuard[dict[str, Json]]:
+    return type(value) is dict
+
+
+def _typed(column: Column, wire: Wire) -> Callable[[Json], Value]:
+    """Return the check of a column's decoded values that are not null; it returns the typed value."""
+    match column.type:
+        case "datetime" | "date" | "duration" if wire == "reference":
+            return _FROM_MILLISECONDS[column.type]
+        case "datetime" | "date" | "time":
+            canonical = CANONICAL[column.type]
+            return lambda value: _as_temporal(value, canonical)
+        case "list":
+            assert column.item is not None
+            return _as_list(column.item, wire)
+        case "struct":
+            return _as_struct(column, wire)
+        case "integer" | "float" | "decimal" | "boolean" | "string" | "duration" | "bytes" | "json":
+            return _SCALARS[column.type]
+
+
+def _as_integer(value: Json) -> int:
+    if type(value) is int:
+        return value
+    if type(value) is not Decimal:
+        raise _MistypedError
+    if value.adjusted() >= MAX_DIGITS:
+        raise _TooLargeError
+    if value != value.to_integral_value():
+        raise _MistypedError
+    return int(value)
+
+
+def _as_float(value: Json) -> float:
+    if type(value) is Decimal or type(value) is int:
+        try:
+            number = float(value)
+        except OverflowError:
+            raise _TooLargeError from None
+        if math.isinf(number):
+            raise _TooLargeError
+        return number
+    if type(value) is str and value in _NOT_FINITE:
+        return _NOT_FINITE[value]
+    raise _MistypedError
+
+
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def _as_decimal(value: Json) -> Decimal:
+    if type(value) is Decimal:
+        return value
+    if type(value) is int:
+        return Decimal(value)
+    raise _MistypedError
+
+
+def _as_boolean(value: Json) -> bool:
+    if type(value) is bool:
+        return value
+    raise _MistypedError
+
+
+def _as_string(value: Json) -> str:
+    if type(value) is str:
+        return value
+    raise _MistypedError
+
+
+def _as_temporal(value: Json, canonical: Callable[[str], str | None]) -> str:
+    found = canonical(value) if type(value) is str else None
+    if found is None:
+        raise _MistypedError
+    return found
+
+
+def _as_duration(value: Json) -> Decimal:
+    number = _as_decimal(value)
+    if abs(number.adjusted()) > MAX_DIGITS:
+        raise _TooLargeError
+    return canonical_duration(number)
+
+
+def _as_milliseconds(value: Json) -> Decimal:
+    return canonical_duration(_as_duration(value).scaleb(-3))
+
+
+def _from_epoch(value: Json, *, only_date: bool) -> str:
+    try:
+        moment = datetime.fromtimestamp(_as_integer(value) / 1000, UTC)
+    except (OverflowError, ValueError, OSError):
+        raise _TooLargeError from None
+    found = canonical_datetime(moment.isoformat())
+    assert found is not None
+    return found[:10] if only_date else found.removesuffix("+00:00")
+
+
+def _as_bytes(value: Json) -> bytes:
+    if type(value) is not str:
+        raise _MistypedError
+    try:
+        return base64.b64decode(value.encode("ascii"), validate=True)
+    except (UnicodeEncodeError, binascii.Error):
+        raise _MistypedError from None
+
+
+_SCALARS: dict[str, Callable[[Json], Value]] = {
+    "integer": _as_integer,
+    "float": _as_float,
+    "decimal": _as_decimal,
+    "boolean": _as_boolean,
+    "string": _as_string,
+    "duration": _as_duration,
+    "bytes": _as_bytes,
+    "json": lambda value: value,
+}
+_FROM_MILLISECONDS: dict[str, Callable[[Json], Value]] = {
+    "datetime": lambda value: _from_epoch(value, only_date=False),
+    "date": lambda value: _from_epoch(value, only_date=True),
+    "duration": _as_milliseconds,
+}
+
+
+def _as_list(item: Column, wire: Wire) -> Callable[[Json], list[Value]]:
+    convert = _typed(item, wire)
+
+    def convert_list(value: Json) -> list[Value]:
+        if type(value) is not list:
+            raise _MistypedError
+        return [_not_null(item) if one is None else convert(one) for one in value]
+
+    return convert_list
+
+
+def _as_struct(column: Column, wire: Wire) -> Callable[[Json], Record]:
+    fields = [(one, _typed(one, wire)) for one in column.fields]
+
+    def convert_struct(value: Json) -> Record:
+        if not _is_mapping(value):
+            raise _MistypedError
+        record: Record = {}
+        for field, convert in fields:
+            if field.name in value:
+                one = value[field.name]
+                record[field.name] = _not_null(field) if one is None else convert(one)
+            elif field.required:
+                raise _MistypedError
+        if len(record) != len(value):
+            raise _MistypedError
+        return record
+
+    return convert_struct
+
+
+def _not_null(column: Column) -> None:
+    if not column.nullable:
+        raise _MistypedError

@@ -1,0 +1,185 @@
+"""How large examples of records become, and which column makes good groups: estimates and advice, from counts.
+
+What belongs here: arithmetic on sizes of groups and tokens of records, before anything is built. What does not:
+the plan, which is exact (`assembly/`), and counting tokens; who has a tokenizer hands its counts in.
+
+    tabular      prompt + record · cap
+    grouped      prompt + group · cap        a lone group must fit beside the prompt and one BOS and EOS
+    sequential   prompt + one group          at most the limit: series are continued in the next example
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rowmill.schema.manifest import Histogram, Table
+from rowmill.tabular.schema import Mode
+
+Ints = NDArray[np.int64]
+
+CHARACTERS_PER_TOKEN = 4
+"""What is assumed without a tokenizer; records of many numbers have two to three, so it is called approximate."""
+EDGES = 2
+DOMINANT_SHARE = 0.5
+UNBOUNDED_P95 = 200
+SKEWED_TIMES = 20
+FEW_EXAMPLES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What an example comes to.
+
+    `unit_tokens` are a record's or a group's, `example_tokens` those of an example filled to the cap, `units` how
+    many units an example holds at most, `largest_unit` the tokens above which a lone unit has no room.
+    """
+
+    unit_tokens: int
+    example_tokens: int
+    fits: bool
+    units: int
+    largest_unit: int
+    advice: tuple[str, ...]
+    is_approximate: bool
+
+
+def estimate(
+    mode: Mode,
+    *,
+    limit: int,
+    prompt: int,
+    cap: int | None,
+    record_tokens: float,
+    records_per_group: float = 1,
+    is_approximate: bool = False,
+) -> Estimate:
+    """Estimate an example of records of so many tokens each, groups of so many records; a cap of None is none."""
+    unit = round(record_tokens if mode == "tabular" else record_tokens * records_per_group)
+    largest = limit - prompt - EDGES
+    if mode == "grouped":
+        most = max((limit - prompt) // (unit + EDGES), 0)
+    else:
+        most = max(largest // max(round(record_tokens), 1), 0)
+    wanted = most if cap is None else cap
+    if mode == "sequential":
+        tokens, fits = min(prompt + unit, limit), round(record_tokens) <= largest
+        return Estimate(unit, tokens, fits, min(most, wanted), largest, () if fits else ("overflow",), is_approximate)
+    tokens = prompt + unit * wanted
+    advice: list[str] = []
+    if unit > largest:
+        advice.append("overflow")
+    elif tokens > limit:
+        advice.append(f"cap_unreachable (flush at {most})")
+    return Estimate(unit, tokens, tokens <= limit, min(most, wanted), largest, tuple(advice), is_approximate)
+
+
+# ── Groups ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAdvice:
+    """What is to be said for and against a column that makes groups.
+
+    `sizes` are count, mean, std, min, p25, p50, p75, p95 and max of records per group; `unsuitable` and `warnings`
+    are words of closed lists, each with its reason.
+    """
+
+    column: str
+    sizes: dict[str, float]
+    largest: str
+    unsuitable: dict[str, str]
+    warnings: dict[str, str]
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing speaks against it."""
+        return not self.unsuitable and not self.warnings
+
+    def table(self) -> Table:
+        """Return it for a page: one line per fact and per piece of advice."""
+        rows: list[tuple[Any, ...]] = [("column", self.column), ("largest", self.largest)]
+        rows += [(name, f"{value:g}") for name, value in self.sizes.items()]
+        rows += [(name, why) for name, why in (self.unsuitable | self.warnings).items()]
+        return Table(("about", "says"), tuple(rows))
+
+
+def advise_group_column(
+    column: str,
+    sizes: Ints,
+    tokens: Ints,
+    *,
+    room: int,
+    mode: Mode = "grouped",
+    cap: int | None = 10,
+    is_ordered: bool = True,
+    is_approximate: bool = False,
+) -> GroupAdvice:
+    """Judge a column by the sizes of its groups: `sizes[g]` records and `tokens[g]` tokens each.
+
+    `room` are the tokens that an example has for records.
+    """
+    total = int(sizes.sum())
+    facts = describe(sizes)
+    unsuitable: dict[str, str] = {}
+    warnings: dict[str, str] = {}
+    largest = int(np.argmax(sizes)) if len(sizes) else 0
+    most = int(sizes[largest]) if len(sizes) else 0
+    about = "about " if is_approximate else ""
+    if mode != "sequential" and len(sizes) and int(tokens.max()) > room:
+        over = int((tokens > room).sum())
+        unsuitable["overflow"] = (
+            f"{over} of {len(sizes)} groups have more than {room} tokens, the largest {about}{int(tokens.max())}"
+        )
+    if mode != "sequential" and len(sizes) > 1 and most > DOMINANT_SHARE * total:
+        unsuitable["dominant"] = f"one group has {most} of {total} records; none should have more than half"
+    if mode != "sequential" and facts["p95"] > UNBOUNDED_P95:
+        unsuitable["unbounded"] = (
+            f"one group in twenty has more than {facts['p95']:g} records; up to {UNBOUNDED_P95} are good"
+        )
+    if most > SKEWED_TIMES * max(facts["p50"], 1):
+        warnings["skewed"] = f"the largest group has {most} records, the median one {facts['p50']:g}"
+    if not is_ordered:
+        warnings["no_order"] = "no order column: records of a group keep the order of the source"
+    examples = examples_of(sizes, tokens, room=room, cap=cap, mode=mode)
+    if examples < FEW_EXAMPLES:
+        warnings["few_examples"] = f"about {examples} examples; lower the cap to 3-5"
+    return GroupAdvice(
+        column,
+        facts,
+        f"Largest group: {most} records, {about}{int(tokens[largest]) if len(sizes) else 0} tokens",
+        unsuitable,
+        warnings,
+    )
+
+
+def examples_of(sizes: Ints, tokens: Ints, *, room: int, cap: int | None, mode: Mode) -> int:
+    """Return about how many examples groups make, bounded by the cap and by the room."""
+    by_room = -(-int(tokens.sum()) // max(room, 1))
+    if mode == "sequential":
+        by_cap = 0 if cap is None else int((-(-sizes // cap)).sum())
+        return max(by_room, by_cap, len(sizes))
+    return max(by_room, 0 if cap is None else -(-len(sizes) // cap))
+
+
+def describe(values: Ints) -> dict[str, float]:
+    """Return count, mean, standard deviation, minimum, quartiles, p95 and maximum."""
+    if not len(values):
+        return dict.fromkeys(("count", "mean", "std", "min", "p25", "p50", "p75", "p95", "max"), 0.0)
+    p25, p50, p75, p95 = (float(np.percentile(values, p)) for p in (25, 50, 75, 95))
+    return {
+        "count": len(values), "mean": round(float(values.mean()), 6), "std": round(float(values.std()), 6),
+        "min": int(values.min()), "p25": p25, "p50": p50, "p75": p75, "p95": p95, "max": int(values.max()),
+    }  # fmt: skip
+
+
+def size_histogram(sizes: Ints, limit: float | None) -> Histogram:
+    """Count groups by their records, in bins that widen; `limit` is how many records an example has room for."""
+    top = max(int(sizes.max(initial=1)) + 1, 2)
+    edges = np.unique(np.geomspace(1, top, 24).round().astype(np.int64))
+    counts, _ = np.histogram(sizes, bins=edges)
+    return Histogram(
+        "records per group", "records", tuple(float(edge) for edge in edges), tuple(int(count) for count in counts),
+        None if limit is None else round(float(limit), 1),
+    )  # fmt: skip

@@ -1,0 +1,163 @@
+"""A table of generated records beside the table that the model was trained on: columns, associations, copies.
+
+What belongs here: numbers from two frames of cells (`cell_frames.py`). What does not: reading rows, laws, pages.
+
+| asked of | measure |
+|---|---|
+| a column of numbers | Kolmogorov–Smirnov distance: the largest gap between the two cumulative shares |
+| a column of other values | total variation: half of what the values' shares differ by, summed |
+| a column of names and texts, which hardly repeat | Kolmogorov–Smirnov distance of their lengths |
+| two columns | Cramér's V in each table, over at most 20 classes of each; numbers in classes of equal size in train |
+
+All lie between 0 (alike) and 1. Rejected: Pearson's coefficient, which sees numbers alone, and lines alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from rowmill.schema.manifest import Table
+from rowmill.tabular.schema import RecordSchema
+
+NUMBERS = frozenset({"integer", "float", "decimal", "duration"})
+CLASSES = 20
+MANY = 0.5
+"""Share of distinct values from which on a column holds names and texts, whose own values say little."""
+FEW = 50
+"""Values that may all be distinct in a small table and still be compared by themselves."""
+COLUMNS_PAIRED = 40
+"""Columns whose associations are measured: the number of pairs grows with the square."""
+LINES = 60
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Two tables side by side: what a page shows, and the largest distances."""
+
+    columns: Table
+    associations: Table
+    column_distance: float
+    association_distance: float
+
+
+def compare(schema: RecordSchema, train: pl.DataFrame, generated: pl.DataFrame) -> Compared:
+    """Set the columns and the associations of two tables side by side; both have rows."""
+    lines = [_column(schema, name, train[name], generated[name]) for name in schema.names]
+    pairs = _associations(schema, train, generated)
+    return Compared(
+        Table(tuple(lines[0]) if lines else ("column",), tuple(tuple(line.values()) for line in lines[:LINES])),
+        Table(("first", "second", "train", "generated", "difference"), tuple(pairs[:LINES])),
+        max((float(line["distance"]) for line in lines), default=0.0),
+        max((float(pair[4]) for pair in pairs), default=0.0),
+    )
+
+
+# ── Columns ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _column(schema: RecordSchema, name: str, train: pl.Series, generated: pl.Series) -> dict[str, Any]:
+    kind = schema.by_name[name].type
+    shown = {"column": name, "type": kind}
+    if kind in NUMBERS:
+        measure, distance = "values", _gap(_numbers(train), _numbers(generated))
+    elif train.n_unique() > max(FEW, MANY * len(train)):
+        measure, distance = "lengths", _gap(_lengths(train), _lengths(generated))
+    else:
+        measure, distance = "shares", _variation(train, generated)
+    both = {"train": _told(train, kind), "generated": _told(generated, kind)}
+    facts = {f"{fact} {which}": both[which][fact] for fact in both["train"] for which in both}
+    known = train.drop_nulls().unique()
+    told = generated.drop_nulls()
+    fresh = 0.0 if not len(told) else float((~told.is_in(known.implode())).mean() or 0.0)  # pyright: ignore[reportArgumentType]
+    return {**shown, "compared": measure, "distance": round(distance, 4), "new values": round(fresh, 4), **facts}
+
+
+def _told(column: pl.Series, kind: str) -> Mapping[str, float | int | None]:
+    told: dict[str, float | int | None] = {
+        "null": round(column.null_count() / max(len(column), 1), 4),
+        "distinct": column.drop_nulls().n_unique(),
+    }
+    values = _numbers(column) if kind in NUMBERS else np.empty(0, np.float64)
+    for fact, of in (("mean", np.mean), ("std", np.std), ("min", np.min), ("max", np.max)):
+        told[fact] = float(f"{float(of(values)):.6g}") if len(values) else None
+    return told
+
+
+def _numbers(column: pl.Series) -> Numbers:
+    values = column.cast(pl.Float64, strict=False).drop_nulls().to_numpy().astype(np.float64)
+    return values[np.isfinite(values)]
+
+
+def _lengths(column: pl.Series) -> Numbers:
+    return column.drop_nulls().str.len_chars().to_numpy().astype(np.float64)
+
+
+def _gap(train: Numbers, generated: Numbers) -> float:
+    """Return the Kolmogorov–Smirnov distance; 1 where only one of the two has values."""
+    if not len(train) or not len(generated):
+        return float(len(train) != len(generated))
+    places = np.concatenate((train, generated))
+    shares = [np.searchsorted(np.sort(one), places, "right") / len(one) for one in (train, generated)]
+    return float(np.abs(shares[0] - shares[1]).max())
+
+
+def _variation(train: pl.Series, generated: pl.Series) -> float:
+    """Return the total variation of two columns' shares of values, null being one."""
+    shares = [
+        pl.DataFrame({"value": column}).group_by("value").agg((pl.len() / max(len(column), 1)).alias("share"))
+        for column in (train, generated)
+    ]
+    joined = shares[0].join(shares[1], on="value", how="full", nulls_equal=True).fill_null(0)
+    return float((joined["share"] - joined["share_right"]).abs().sum()) / 2
+
+
+# ── Associations ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _associations(schema: RecordSchema, train: pl.DataFrame, generated: pl.DataFrame) -> list[tuple[Any, ...]]:
+    """Return every pair of columns with its Cramér's V in both tables, those that differ most first."""
+    names = [name for name in schema.names if train[name].n_unique() > 1][:COLUMNS_PAIRED]
+    classes = {name: _classes(schema.by_name[name].type, train[name], generated[name]) for name in names}
+    pairs: list[tuple[Any, ...]] = []
+    for first, second in combinations(names, 2):
+        there, here = (_cramers_v(classes[first][which], classes[second][which]) for which in (0, 1))
+        pairs.append((first, second, round(there, 4), round(here, 4), round(abs(there - here), 4)))
+    return sorted(pairs, key=lambda pair: (-pair[4], pair[0], pair[1]))
+
+
+def _classes(kind: str, train: pl.Series, generated: pl.Series) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the class of each value: of numbers the twentieth of train that it lies in, else one per common value."""
+    if kind in NUMBERS and len(_numbers(train)):
+        edges = np.unique(np.quantile(_numbers(train), np.linspace(0, 1, CLASSES)[1:-1]))
+        values = (one.cast(pl.Float64, strict=False).fill_null(np.nan).to_numpy() for one in (train, generated))
+        there, here = (np.where(np.isnan(one), len(edges) + 1, np.searchsorted(edges, one)) for one in values)
+        return there.astype(np.int64), here.astype(np.int64)
+    counts = train.value_counts(sort=True).drop_nulls().sort(["count", train.name], descending=[True, False])
+    common = counts[train.name].head(CLASSES - 2).to_list()
+    number = {value: place + 2 for place, value in enumerate(common)}
+    there, here = (
+        one.replace_strict(number, default=1, return_dtype=pl.Int64).set(one.is_null(), 0).to_numpy()
+        for one in (train, generated)
+    )
+    return there.astype(np.int64), here.astype(np.int64)
+
+
+def _cramers_v(first: NDArray[np.int64], second: NDArray[np.int64]) -> float:
+    """Return how far one column's class tells the other's: 0 nothing, 1 all."""
+    width = int(second.max(initial=0)) + 1
+    counts = np.bincount(first * width + second, minlength=(int(first.max(initial=0)) + 1) * width)
+    seen = counts.reshape(-1, width).astype(np.float64)
+    seen = seen[seen.sum(axis=1) > 0][:, seen.sum(axis=0) > 0]
+    degrees = min(seen.shape) - 1
+    if degrees < 1:
+        return 0.0
+    total = seen.sum()
+    expected = seen.sum(axis=1, keepdims=True) * seen.sum(axis=0, keepdims=True) / total
+    return float(np.sqrt(((seen - expected) ** 2 / expected).sum() / total / degrees))

@@ -1,0 +1,106 @@
+"""A cell of CSV by its column's contract: its JSON text, null, or a mismatch; and its place in the order.
+
+What belongs here: reading one text. What does not: columns of them (`table_rows.py`), what becomes of a mismatch.
+
+Every text has one JSON text, which the lossless codec would write for its value; so rows of a table are written
+without making a Python value of any cell whose text is written as JSON writes it.
+"""
+
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from json.encoder import encode_basestring
+
+from rowmill.schema.rows import Json
+from rowmill.tabular.serialization import write_decimal
+from rowmill.tabular.table_contract.contract import ColumnContract
+from rowmill.tabular.table_contract.value_shapes import INTEGERS, NUMBERS, shape_of
+from rowmill.tabular.time_order import Order, Position
+
+NULL = "null"
+_AS_JSON = re.compile(r"0|-?[1-9][0-9]{0,400}")
+_AS_JSON_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,400}|-?(?:0|[1-9][0-9]{0,400})\.[0-9]{1,400}")
+_AS_WRITTEN = "\0"
+"""What a reader returns for a text that fits and stays text."""
+_BOOLEANS = {"true": "true", "false": "false"}
+
+
+def cell_writer(column: ColumnContract) -> Callable[[str], str | None]:
+    """Return what gives a cell's JSON text, `null` for one without a value, and None for one that does not fit."""
+    absent = frozenset(("", *column.na))
+    read = _reader(column)
+    otherwise = NULL if column.on_mismatch == "na" else None
+    is_text = column.type in ("text", "any")
+
+    def write(cell: str) -> str | None:
+        if cell in absent:
+            return NULL
+        if is_text:
+            return encode_basestring(cell)
+        bare = cell.strip(" \t")
+        if not bare or bare in absent:
+            return NULL
+        written = read(bare)
+        # Times stay as they are written, blanks around them included.
+        return otherwise if written is None else encode_basestring(cell) if written is _AS_WRITTEN else written
+
+    return write
+
+
+def _reader(column: ColumnContract) -> Callable[[str], str | None]:
+    match column.type:
+        case "integer":
+            return _integers(INTEGERS[column.thousands], column.thousands)
+        case "number":
+            return _numbers(column)
+        case "boolean":
+            return lambda text: _BOOLEANS.get(text.lower()) if shape_of(text) == "boolean" else None
+        case "date" | "datetime" | "time":
+            assert column.format is not None
+            order = Order(column.format)
+            return lambda text: None if order.read(text) is None else _AS_WRITTEN
+        case "text" | "any":
+            return lambda _: _AS_WRITTEN
+
+
+def _integers(shapes: frozenset[str], thousands: str) -> Callable[[str], str | None]:
+    def read(text: str) -> str | None:
+        if _AS_JSON.fullmatch(text):
+            return text
+        return str(int(_without(text, thousands))) if shape_of(text) in shapes else None
+
+    return read
+
+
+def _numbers(column: ColumnContract) -> Callable[[str], str | None]:
+    shapes = NUMBERS.get((column.decimal, column.thousands), frozenset())
+    is_plain = column.decimal == "."
+
+    def read(text: str) -> str | None:
+        # `1.234` is a fraction only where the point is the decimal sign.
+        if is_plain and _AS_JSON_NUMBER.fullmatch(text):
+            return text
+        shape = shape_of(text)
+        if shape not in shapes:
+            return None
+        if shape == "sign":
+            # As in a column of integers: what decimals stand beside it changes no text.
+            return str(int(text))
+        bare = _without(text, column.thousands)
+        return write_decimal(Decimal(bare if is_plain else bare.replace(",", ".")))
+
+    return read
+
+
+def _without(text: str, thousands: str) -> str:
+    if thousands == " ":
+        return re.sub("[ \u00a0\u202f]", "", text)
+    return text.replace(thousands, "") if thousands else text
+
+
+def read_position(column: ColumnContract, order: Order, cell: str, written: str) -> Position | None:
+    """Return where a cell stands in the order: a number by its value, a time or text by the cell itself."""
+    if column.type in ("integer", "number"):
+        value: Json = Decimal(written) if any(sign in written for sign in ".eE") else int(written)
+        return order.read(value)
+    return order.read(cell.strip(" \t") if column.type != "text" else cell)

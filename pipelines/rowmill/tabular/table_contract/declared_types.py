@@ -1,0 +1,59 @@
+"""The types that typed sources declare, Parquet by Arrow's names and Hugging Face by its features', as record columns.
+
+What belongs here: reading such names. What does not: columns of which only values tell (`inference.py`).
+"""
+
+import re
+
+from rowmill.tabular.schema import Column, ColumnType
+
+_ARROW: tuple[tuple[re.Pattern[str], ColumnType], ...] = (
+    (re.compile(r"u?int(8|16|32|64)"), "integer"),
+    (re.compile(r"half_?float|float(16|32|64)?|double"), "float"),
+    (re.compile(r"decimal(32|64|128|256)?\(.*\)"), "decimal"),
+    (re.compile(r"bool"), "boolean"),
+    (re.compile(r"(large_)?(string|utf8)(_view)?"), "string"),
+    (re.compile(r"timestamp\[.*\]"), "datetime"),
+    (re.compile(r"date(32|64)(\[.*\])?"), "date"),
+    (re.compile(r"time(32|64)\[.*\]"), "time"),
+    (re.compile(r"duration\[.*\]"), "duration"),
+    (re.compile(r"(large_|fixed_size_)?binary(_view)?(\[\d+\])?"), "bytes"),
+)
+_LIST = re.compile(r"(?:large_|fixed_size_)?list(?:_view)?<[^:<>]+: (.+?)>(?:\[\d+\])?")
+_FEATURE = re.compile(r"Value\((?:dtype=)?'([^']+)'.*\)")
+
+
+def declared_column(name: str, declared: str, *, nullable: bool, required: bool) -> Column:
+    """Return the column of a declared Arrow type, or `json` for one that only its values can tell."""
+    feature = _FEATURE.fullmatch(declared)
+    declared = declared if feature is None else feature[1]
+    for pattern, kind in _ARROW:
+        if pattern.fullmatch(declared):
+            return Column(name, kind, nullable=nullable, required=required)
+    inner = _LIST.fullmatch(declared)
+    if inner is not None:
+        item = declared_column("item", inner[1].removesuffix(" not null"), nullable=True, required=True)
+        return Column(name, "list", nullable=nullable, required=required, item=item)
+    fields = _struct_fields(declared)
+    if fields is not None:
+        # Arrow writes every field of a struct, absent ones as null.
+        inner_columns = tuple(declared_column(n, kind, nullable=True, required=True) for n, kind in fields)
+        return Column(name, "struct", nullable=nullable, required=required, fields=inner_columns)
+    return Column(name, "json", nullable=nullable, required=required)
+
+
+def _struct_fields(declared: str) -> list[tuple[str, str]] | None:
+    """Part `struct<a: int64, b: list<item: string>>` into its fields; nothing for any other text."""
+    if not (declared.startswith("struct<") and declared.endswith(">")):
+        return None
+    fields: list[tuple[str, str]] = []
+    depth, begin, body = 0, 0, declared[len("struct<") : -1]
+    for at, character in enumerate(f"{body},"):
+        depth += (character in "<([") - (character in ">)]")
+        if character == "," and not depth:
+            name, colon, kind = body[begin:at].strip().partition(": ")
+            if not colon:
+                return None
+            fields.append((name, kind.removesuffix(" not null")))
+            begin = at + 1
+    return fields

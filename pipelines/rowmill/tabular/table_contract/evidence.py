@@ -1,0 +1,250 @@
+"""What the data says of each column: how its values are written, how often, and the first place of each way.
+
+What belongs here: looking at the records of one part, and adding up parts. What does not: what follows for types
+(`inference.py`).
+
+A type is decided over all data, so each part says what it saw and the sums over parts are the same in any order of
+work; a part that was seen before is not read again.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from typing import TypeAlias
+
+from rowmill.schema.rows import Json
+from rowmill.tabular.table_contract.value_shapes import shape_of, time_shape_of
+
+Place: TypeAlias = tuple[int, int]
+"""A part, and a record in it, both counted from 0."""
+
+EXAMPLES = 3
+"""Distinct texts kept of each shape."""
+SHOWN = 100
+"""Characters kept of such a text."""
+_KINDS: dict[type, str] = {
+    int: "integer", Decimal: "decimal", float: "decimal", bool: "boolean", str: "string",
+    list: "container", dict: "container",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many values there are of a shape, and the first distinct ones with their places."""
+
+    count: int
+    examples: tuple[tuple[str, Place], ...]
+
+    def plus(self, other: "Tally") -> "Tally":
+        """Add what a later part says."""
+        known = {text for text, _ in self.examples}
+        news = tuple(one for one in other.examples if one[0] not in known)
+        return Tally(self.count + other.count, (*self.examples, *news)[:EXAMPLES])
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnEvidence:
+    """What is known of one column.
+
+    `present` records have it, in `nulls` of which it is null or an empty cell. `cells` counts the other cells of CSV
+    by their shapes; of JSON values `kinds` counts the types, and `cells` stays empty but for text that is a time.
+    `gap` is the first record without the column.
+    """
+
+    first: Place
+    present: int = 0
+    nulls: int = 0
+    cells: Mapping[str, Tally] = field(default_factory=dict[str, Tally])
+    kinds: Mapping[str, Tally] = field(default_factory=dict[str, Tally])
+    times: Mapping[str, Tally] = field(default_factory=dict[str, Tally])
+    gap: Place | None = None
+
+    def plus(self, other: "ColumnEvidence") -> "ColumnEvidence":
+        """Add what a later part says."""
+        return ColumnEvidence(
+            self.first,
+            self.present + other.present,
+            self.nulls + other.nulls,
+            _sum(self.cells, other.cells),
+            _sum(self.kinds, other.kinds),
+            _sum(self.times, other.times),
+            other.gap if self.gap is None else self.gap,
+        )
+
+    @property
+    def values(self) -> int:
+        """Values that are neither null nor an empty cell."""
+        return self.present - self.nulls
+
+
+def _sum(one: Mapping[str, Tally], other: Mapping[str, Tally]) -> dict[str, Tally]:
+    return {
+        name: one[name].plus(other[name]) if name in one and name in other else one.get(name) or other[name]
+        for name in dict.fromkeys((*one, *other))
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the records of some parts say of the columns, in the order in which these were first met."""
+
+    records: int
+    columns: Mapping[str, ColumnEvidence]
+
+    def to_json(self) -> dict[str, Json]:
+        """Return it as a JSON value."""
+        return {"records": self.records, "columns": {name: _column_json(one) for name, one in self.columns.items()}}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Json]) -> "Evidence":
+        """Read what `to_json` returned."""
+        columns: dict[str, Json] = told["columns"]
+        return cls(told["records"], {name: _column_of(one) for name, one in columns.items()})
+
+
+def _column_json(column: ColumnEvidence) -> Json:
+    tallies = [
+        {name: [one.count, [[text, *place] for text, place in one.examples]] for name, one in counted.items()}
+        for counted in (column.cells, column.kinds, column.times)
+    ]
+    return [column.first, column.present, column.nulls, *tallies, column.gap]
+
+
+def _column_of(told: Json) -> ColumnEvidence:
+    first, present, nulls, cells, kinds, times, gap = told
+    counted = [
+        {
+            name: Tally(count, tuple((text, (part, row)) for text, part, row in examples))
+            for name, (count, examples) in one.items()
+        }
+        for one in (cells, kinds, times)
+    ]
+    return ColumnEvidence(tuple(first), present, nulls, *counted, gap=None if gap is None else tuple(gap))
+
+
+# ── One part ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def observe(records: Sequence[Mapping[str, Json]], rows: Sequence[int] | None = None, *, are_cells: bool) -> Evidence:
+    """Say what a part's records show; cells are texts of a CSV file. `rows` are the records' numbers in the part."""
+    numbers = range(len(records)) if rows is None else rows
+    values: dict[str, list[Json]] = {}
+    having: dict[str, list[int]] = {}
+    whole: dict[str, None] = dict.fromkeys(records[0]) if records else {}
+    if all(one.keys() == whole.keys() for one in records):
+        values = {name: [one[name] for one in records] for name in whole}
+        having = {name: list(numbers) for name in whole}
+    else:
+        for number, record in zip(numbers, records, strict=True):
+            for name, value in record.items():
+                values.setdefault(name, []).append(value)
+                having.setdefault(name, []).append(number)
+    see = _see_cells if are_cells else _see_values
+    return Evidence(len(records), {name: see(column, having[name], numbers) for name, column in values.items()})
+
+
+def _gap(having: Sequence[int], numbers: Sequence[int]) -> Place | None:
+    if len(having) == len(numbers):
+        return None
+    known = set(having)
+    return (0, next(number for number in numbers if number not in known))
+
+
+def _see_cells(cells: Sequence[str], having: Sequence[int], numbers: Sequence[int]) -> ColumnEvidence:
+    counted = Counter(cells)
+    nulls = counted.pop("", 0)
+    return ColumnEvidence(
+        (0, having[0]), len(cells), nulls, _tallied(counted, cells, having), gap=_gap(having, numbers)
+    )
+
+
+def _tallied(
+    counted: Mapping[str, int],
+    texts: Sequence[Json],
+    having: Sequence[int],
+    shape_of: Callable[[str], str] = shape_of,
+) -> dict[str, Tally]:
+    """Count texts by shape; `counted` holds them in the order in which they are first met."""
+    counts: Counter[str] = Counter()
+    first: dict[str, list[str]] = {}
+    for text, count in counted.items():
+        shape = shape_of(text)
+        counts[shape] += count
+        held = first.setdefault(shape, [])
+        if len(held) < EXAMPLES:
+            held.append(text)
+    return {
+        shape: Tally(count, tuple((text[:SHOWN], (0, having[texts.index(text)])) for text in first[shape]))
+        for shape, count in counts.items()
+    }
+
+
+def _see_values(values: Sequence[Json], having: Sequence[int], numbers: Sequence[int]) -> ColumnEvidence:
+    types = list(map(type, values))
+    kinds: dict[str, Tally] = {}
+    for own, count in Counter(types).items():
+        if own is not type(None):
+            tally = Tally(count, _first_of(own, types, values, having))
+            kind = _KINDS[own]
+            kinds[kind] = kinds[kind].plus(tally) if kind in kinds else tally
+    texts = [value for value in values if type(value) is str] if "string" in kinds else []
+    times = _tallied(Counter(text for text in texts if text), values, having, time_shape_of) if texts else {}
+    return ColumnEvidence((0, having[0]), len(values), values.count(None), {}, kinds, times, _gap(having, numbers))
+
+
+def _first_of(
+    wanted: type, types: Sequence[type], values: Sequence[Json], having: Sequence[int]
+) -> tuple[tuple[str, Place], ...]:
+    """Return the first values of a type with their places."""
+    found: list[tuple[str, Place]] = []
+    at = -1
+    for _ in range(min(EXAMPLES, types.count(wanted))):
+        at = types.index(wanted, at + 1)
+        found.append((str(values[at])[:SHOWN], (0, having[at])))
+    return tuple(found)
+
+
+# ── All parts ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def add_up(parts: Iterable[Evidence]) -> Evidence:
+    """Add up what parts say; columns stand in the order in which the parts meet them."""
+    records, columns = 0, dict[str, ColumnEvidence]()
+    seen: list[tuple[int, Evidence]] = []
+    for number, part in enumerate(parts):
+        if not part.records:
+            continue
+        records += part.records
+        seen.append((number, part))
+        for name, column in part.columns.items():
+            own = _in_part(column, number)
+            columns[name] = columns[name].plus(own) if name in columns else own
+    return Evidence(records, {name: _with_gap(name, one, records, seen) for name, one in columns.items()})
+
+
+def _with_gap(name: str, column: ColumnEvidence, records: int, seen: Sequence[tuple[int, Evidence]]) -> ColumnEvidence:
+    """Find the first record without a column that some parts have not at all."""
+    if column.present == records:
+        return column
+    for number, part in seen:
+        own = part.columns.get(name)
+        if own is None:
+            return replace(
+                column, gap=(number, min(one.first[1] for one in part.columns.values()) if part.columns else 0)
+            )
+        if own.gap is not None:
+            return replace(column, gap=(number, own.gap[1]))
+    return column
+
+
+def _in_part(column: ColumnEvidence, number: int) -> ColumnEvidence:
+    tallies = [
+        {
+            name: Tally(one.count, tuple((text, (number, row)) for text, (_, row) in one.examples))
+            for name, one in counted.items()
+        }
+        for counted in (column.cells, column.kinds, column.times)
+    ]
+    gap = None if column.gap is None else (number, column.gap[1])
+    return ColumnEvidence((number, column.first[1]), column.present, column.nulls, *tallies, gap=gap)

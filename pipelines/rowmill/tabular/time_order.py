@@ -1,0 +1,241 @@
+"""What comes before what: the exact position of a record in its group or series, from its order column.
+
+What belongs here: the known ways of writing times; reading a value to a position; days that roll over midnight. What
+does not: which column orders (`formats/`), which way its values are written (`table_contract/`), sorting and cutting
+(`assembly/`), checking generated records (`parsing/`). Assembly, parsing and generation read the same positions.
+
+| order | values | position |
+|---|---|---|
+| `elapsed_seconds` | numbers, durations | the number, exact |
+| `iso8601`, other dates | text, dates, moments | seconds since 1970, exact; no offset counts as UTC |
+| time of day | `23:00`, times | seconds since midnight, plus 86,400 for each day passed |
+| `text` | other text | itself: code points |
+
+Positions of one column compare with each other; those of times are `int` or `Decimal`, so that steps are exact.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from functools import cached_property, lru_cache
+from typing import Any, TypeAlias
+
+from rowmill.core.errors import ConfigError
+from rowmill.tabular.iso8601 import canonical_date, canonical_datetime, canonical_time
+from rowmill.tabular.schema import Column, Value
+
+Position: TypeAlias = Any
+"""Where a value stands: `int` or `Decimal`, or `str` for text; only positions of one column are compared."""
+
+DAY = 86400
+_EPOCH_DAY = date(1970, 1, 1).toordinal()
+_MONTHS = {
+    name: number
+    for number, name in enumerate("jan feb mar apr may jun jul aug sep oct nov dec".split(), start=1)
+}  # fmt: skip
+_CLOCK = r"\d{1,2}:\d\d(?::\d\d(?:\.\d{1,9})?)?"
+_DAY, _MONTH, _YEAR, _NAME = r"(?P<day>\d{1,2})", r"(?P<month>\d{1,2})", r"(?P<year>\d{4})", r"(?P<name>[A-Za-z]{3})"
+_DATES = {
+    "%d/%m/%Y": f"{_DAY}/{_MONTH}/{_YEAR}",
+    "%m/%d/%Y": f"{_MONTH}/{_DAY}/{_YEAR}",
+    "%Y/%m/%d": f"{_YEAR}/{_MONTH}/{_DAY}",
+    "%d.%m.%Y": rf"{_DAY}\.{_MONTH}\.{_YEAR}",
+    "%d-%b-%Y": f"{_DAY}-{_NAME}-{_YEAR}",
+    "%d %b %Y": f"{_DAY} {_NAME} {_YEAR}",
+    "%b %d %Y": f"{_NAME} {_DAY} {_YEAR}",
+    "%b %Y": f"{_NAME} {_YEAR}",
+}
+"""Ways to write dates; a time of day may follow each."""
+_NUMBER = re.compile(r"[+-]?\d{1,400}(?:\.\d{1,400})?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Order:
+    """How a column's values are read to positions: `elapsed_seconds`, `iso8601`, `text` or a strptime text."""
+
+    name: str
+
+    def __reduce__(self) -> tuple[type["Order"], tuple[str]]:
+        """Go to another process by name; functions cannot."""
+        return (Order, (self.name,))
+
+    @property
+    def is_time(self) -> bool:
+        """Whether positions are seconds, so that intervals mean something."""
+        return self.name != "text"
+
+    @cached_property
+    def is_time_of_day(self) -> bool:
+        """Whether a decrease is the next day."""
+        return self.name == TIME_OF_DAY.name or ("%" in self.name and not _DATED.search(self.name))
+
+    @cached_property
+    def _read(self) -> Callable[[Value], Position | None]:
+        return _READERS[self.name] if self.name in _READERS else _strptime(self.name, dated=not self.is_time_of_day)
+
+    def read(self, value: Value) -> Position | None:
+        """Return a value's position, or nothing if it is null or cannot be read."""
+        return None if value is None else self._read(value)
+
+    def following(self, previous: Position | None, value: Value) -> Position | None:
+        """Return a value's position after another one's: a time of day that would decrease is the next day's."""
+        position = self.read(value)
+        if not self.is_time_of_day or previous is None or position is None:
+            return position
+        position += previous // DAY * DAY
+        return position if position >= previous else position + DAY
+
+    def series(self, values: Iterable[Value]) -> list[Position]:
+        """Return the positions of a series in its own order, midnights passed included; `None` where there is none."""
+        if not self.is_time_of_day:
+            return [self.read(value) for value in values]
+        positions: list[Position] = []
+        previous: Position | None = None
+        for value in values:
+            position = self.following(previous, value)
+            positions.append(position)
+            previous = previous if position is None else position
+        return positions
+
+
+def named_order(timestamp_format: str, column: Column, *, where: str = "time_series.timestamp_format") -> Order:
+    """Return the order that a set format means: `iso8601`, `elapsed_seconds` or a strptime text.
+
+    Raises
+    ------
+    ConfigError
+        If it is none of these, or is not for a column of this type.
+
+    """
+    if column.type == "time" and timestamp_format == "iso8601":
+        return TIME_OF_DAY
+    if timestamp_format in _READERS:
+        return Order(timestamp_format)
+    if "%" not in timestamp_format:
+        raise ConfigError(
+            f"{where}: {timestamp_format!r} is no format; auto, iso8601, elapsed_seconds or a strptime text such as "
+            "%Y-%m-%d %H:%M is; write one"
+        )
+    return Order(timestamp_format)
+
+
+# ── Formats ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _elapsed(value: Value) -> Position | None:
+    if type(value) is int:
+        return value
+    if type(value) is float:
+        # The text that a float is written as is what it means: steps of 0.1 are steps of a tenth.
+        return Decimal(repr(value)) if math.isfinite(value) else None
+    if type(value) is Decimal:
+        return value if value.is_finite() else None
+    return Decimal(value) if type(value) is str and _NUMBER.fullmatch(value) else None
+
+
+def _iso8601(value: Value) -> Position | None:
+    if type(value) is not str:
+        return None
+    if len(value) == 10:
+        return _day_seconds(value)
+    text = canonical_datetime(value)
+    if text is None:
+        return None
+    day, clock = _day_seconds(text[:10]), text[11:]
+    sign = max(clock.rfind("+"), clock.rfind("-"))
+    offset = _offset_seconds(clock[sign:]) if sign >= 0 else 0
+    assert day is not None
+    return _whole(day + _clock_seconds(clock[:sign] if sign >= 0 else clock) - offset)
+
+
+def _day_seconds(text: str) -> int | None:
+    return None if canonical_date(text) is None else (date.fromisoformat(text).toordinal() - _EPOCH_DAY) * DAY
+
+
+def _offset_seconds(text: str) -> int:
+    parts = [int(part) for part in text[1:].split(":")]
+    seconds = sum(part * unit for part, unit in zip(parts, (3600, 60, 1), strict=False))
+    return -seconds if text[0] == "-" else seconds
+
+
+def _clock_seconds(text: str) -> int | Decimal:
+    """Return the seconds since midnight of `01:02:03.5`."""
+    seconds = int(text[:2]) * 3600 + int(text[3:5]) * 60 + int(text[6:8])
+    return seconds + Decimal(text[8:]) if len(text) > 8 else seconds
+
+
+def _whole(seconds: int | Decimal) -> int | Decimal:
+    return int(seconds) if seconds == int(seconds) else seconds
+
+
+def _time_of_day(value: Value) -> Position | None:
+    if type(value) is not str:
+        return None
+    text = canonical_time(value if value[1:2] != ":" else f"0{value}")
+    return None if text is None else _whole(_clock_seconds(text))
+
+
+def _on_day(year: str, month: int, day: str, clock: str | None) -> Position | None:
+    midnight = _day_seconds(f"{year}-{month:02d}-{int(day):02d}")
+    passed = 0 if clock is None else _time_of_day(clock)
+    if midnight is None or passed is None:
+        return None
+    return midnight + passed
+
+
+def _dated(pattern: str) -> Callable[[Value], Position | None]:
+    """Return a reader of dates by a pattern with the groups year, month or name, and day where there are days."""
+    compiled = re.compile(f"{pattern}(?:[T ](?P<clock>{_CLOCK}))?", re.ASCII)
+
+    def read_date(value: Value) -> Position | None:
+        found = compiled.fullmatch(value) if type(value) is str else None
+        if found is None:
+            return None
+        parts = found.groupdict()
+        name = parts.get("name")
+        month = int(parts["month"]) if name is None else _MONTHS.get(name.lower())
+        return None if month is None else _on_day(parts["year"], month, parts.get("day", "1"), parts["clock"])
+
+    return read_date
+
+
+def _code_points(value: Value) -> Position | None:
+    return value if type(value) is str else None
+
+
+def _strptime(pattern: str, *, dated: bool) -> Callable[[Value], Position | None]:
+    """Return a reader by `strptime`; a pattern without year, month and day is one of times of day."""
+
+    @lru_cache(maxsize=1 << 16)
+    def read_text(text: str) -> Position | None:
+        try:
+            moment = datetime.strptime(text, pattern)  # noqa: DTZ007  (no offset counts as UTC)
+        except ValueError:
+            return None
+        if not dated:
+            clock = moment.hour * 3600 + moment.minute * 60 + moment.second
+            return _whole(clock + Decimal(moment.microsecond).scaleb(-6))
+        aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        passed = aware - datetime(1970, 1, 1, tzinfo=UTC)
+        return _whole(passed.days * DAY + passed.seconds + Decimal(passed.microseconds).scaleb(-6))
+
+    return lambda value: read_text(value) if type(value) is str else None
+
+
+ELAPSED = Order("elapsed_seconds")
+ISO8601 = Order("iso8601")
+TEXT = Order("text")
+TIME_OF_DAY = Order("%H:%M[:%S]")
+CANDIDATES = (ISO8601, *(Order(name) for name in _DATES), TIME_OF_DAY)
+"""What is tried on text; these dates may be followed by a time of day."""
+_READERS: dict[str, Callable[[Value], Position | None]] = {
+    ELAPSED.name: _elapsed,
+    ISO8601.name: _iso8601,
+    TEXT.name: _code_points,
+    TIME_OF_DAY.name: _time_of_day,
+    **{name: _dated(pattern) for name, pattern in _DATES.items()},
+}
+_DATED = re.compile(r"(?<!%)(?:%%)*%-?[YymbBdjDFcxGVuUWs]")

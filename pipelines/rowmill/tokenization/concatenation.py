@@ -1,0 +1,97 @@
+"""Pairs and documents: pieces of tokens, each encoded for all rows of a batch, joined row by row.
+
+What belongs here: streams, what is left out of one, joining them. What does not: which streams a kind has
+(`text_examples.py`), cutting what became too long (`token_truncation.py`).
+
+    bos      1       1
+    input    5 6     -         row 0: 1 5 6 7 2
+    output   7       8 9       row 1: 1 8 9 2
+    eos      2       2
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rowmill.tokenization.encoded_batch import Example, Tokens
+from rowmill.tokenization.tokenizer import Bools, Encoded, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One piece of every example of a batch: its ids, its class, and whether it trains."""
+
+    ids: Tokens
+    offsets: Ints
+    kind: int
+    trains: bool
+
+
+def parted(encoded: Encoded, edges: Ints, *, straddlers_first: bool) -> tuple[Encoded, Encoded]:
+    """Part each encoded text at a byte; a token across the edge goes to the first part, or to the second."""
+    at = np.repeat(edges, np.diff(encoded.offsets))
+    is_first = encoded.starts < at if straddlers_first else encoded.ends <= at
+    return _chosen(encoded, is_first), _chosen(encoded, ~is_first)
+
+
+def straddling(encoded: Encoded, edges: Ints) -> int:
+    """Count the tokens that lie across the byte at which their text is parted."""
+    at = np.repeat(edges, np.diff(encoded.offsets))
+    return int(((encoded.starts < at) & (at < encoded.ends)).sum())
+
+
+def _chosen(encoded: Encoded, keep: Bools) -> Encoded:
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(keep, dtype=np.int64)))[encoded.offsets]
+    return Encoded(encoded.ids[keep], offsets, encoded.starts[keep], encoded.ends[keep], 0)
+
+
+def constant(token_id: int, count: int, *, kind: int, trains: bool) -> Stream:
+    """Return a stream of the same single token for each of `count` examples."""
+    return Stream(np.full(count, token_id, np.int32), np.arange(count + 1), kind, trains)
+
+
+def unless_there(edge: Stream, encoded: Encoded, at: Literal[0, -1]) -> Stream:
+    """Leave a constant stream's token out where the text begins (0) or ends (−1) with that token already."""
+    lengths = np.diff(encoded.offsets)
+    places = encoded.offsets[:-1] if at == 0 else encoded.offsets[1:] - 1
+    there = np.zeros(len(lengths), bool)
+    there[lengths > 0] = encoded.ids[places[lengths > 0]] == edge.ids[:1]
+    if not there.any():
+        return edge
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(~there, dtype=np.int64)))
+    return replace(edge, ids=edge.ids[: int(offsets[-1])], offsets=offsets)
+
+
+def interleave(streams: Sequence[Stream]) -> list[Example]:
+    """Join the streams example by example: what streams[0], streams[1] … have for it, end to end."""
+    count = len(streams[0].offsets) - 1
+    lengths = np.stack([np.diff(s.offsets) for s in streams], axis=1)
+    ends = np.cumsum(lengths.ravel())
+    begins = (ends - lengths.ravel()).reshape(count, len(streams))
+    total = int(ends[-1]) if count else 0
+    ids, mask = np.empty(total, np.int32), np.empty(total, bool)
+    for column, stream in enumerate(streams):
+        index = np.repeat(begins[:, column] - stream.offsets[:-1], lengths[:, column]) + np.arange(len(stream.ids))
+        ids[index] = stream.ids
+        mask[index] = stream.trains
+    kinds = np.array([s.kind for s in streams], np.int8)
+    row_ends = ends.reshape(count, len(streams))[:, -1] if count else ends
+    return [_joined(ids, mask, begins[i], int(row_ends[i]), lengths[i] > 0, kinds) for i in range(count)]
+
+
+def _joined(ids: Tokens, mask: Bools, begins: Ints, end: int, nonempty: Bools, kinds: NDArray[np.int8]) -> Example:
+    first = int(begins[0])
+    own = mask[first:end]
+    own[:1] = False
+    return Example(
+        ids=ids[first:end],
+        mask=own,
+        span_starts=begins[nonempty] - first,
+        span_messages=np.full(int(nonempty.sum()), -1, np.int64),
+        span_kinds=kinds[nonempty],
+        original_tokens=end - first,
+        original_trained=int(own.sum()),
+    )

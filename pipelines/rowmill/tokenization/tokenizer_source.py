@@ -1,0 +1,230 @@
+"""Which tokenizer a recipe means: a folder, or a name on the Hugging Face hub at a commit.
+
+What belongs here: the option `tokenizer`, finding the folder, asking the hub which commit a revision is, fetching that
+commit, and identifying a tokenizer's files. What does not: opening it and what it does with text (`tokenizer.py`).
+
+    tokenizer: configs/demo/tokenizer                       a folder; its files identify it, wherever it lies
+    tokenizer: Qwen/Qwen3-0.6B                              the hub's default branch, asked anew by each build
+    tokenizer: {name: Qwen/Qwen3-0.6B, revision: c1899de2…} a commit, which never moves and is never asked for
+
+A path or a name is never part of a tokenizer's identity: a copy of a folder is the same tokenizer.
+"""
+
+import hashlib
+import logging
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+
+from rowmill.core.config import Config
+from rowmill.core.errors import ConfigError, UnreachableError
+from rowmill.core.storage import digest
+
+_LOG = logging.getLogger("rowmill.tokenizer")
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+TOKENIZER_FILES = (
+    "added_tokens.json", "chat_template.jinja", "chat_template.json", "merges.txt", "sentencepiece.bpe.model",
+    "special_tokens_map.json", "spiece.model", "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
+    "vocab.json", "vocab.txt",
+)  # fmt: skip
+"""The files by which tokenizers are saved; others of a model's folder, such as its weights' index, are not its."""
+
+_FETCHED = (*TOKENIZER_FILES, "config.json", "additional_chat_templates/*.jinja", "*.model")
+"""What is fetched from the hub: also what `transformers` looks at to choose a tokenizer's class."""
+
+_HUB_TIMEOUT_S = 10.0
+
+
+class TokenizerChoice(Config):
+    """A tokenizer: a folder, or a name on the hub with the revision that is wanted."""
+
+    FILLED_IN: ClassVar = ("content",)
+
+    name: str = Field(min_length=1)
+    """A folder (relative to the recipe's project) or a name on the hub."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub; null is its default branch. A commit never moves."""
+    content: str | None = None
+    """The digest of a folder's files, filled in when the recipe is read: other files make other tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTokenizer:
+    """A tokenizer at a fixed state: in a folder, or on the hub at a commit."""
+
+    choice: TokenizerChoice
+    folder: Path | None
+    commit: str | None
+
+    @property
+    def stamp(self) -> str:
+        """Identify its files without opening them where a commit says which they are."""
+        if self.folder is not None:
+            return folder_digest(self.folder)
+        return digest("hub", self.choice.name, self.commit)
+
+    def fetch(self) -> Path:
+        """Return the folder of its files; those of a commit come from the hub or from the hub's cache here.
+
+        Raises
+        ------
+        UnreachableError
+            If they are not in the cache and the hub does not hand them out.
+
+        """
+        return self.folder if self.folder is not None else _fetch(self.choice, self.commit or "")
+
+
+def find_folder(name: str, base: Path) -> Path | None:
+    """Return the folder that a tokenizer's name is, seen from the project or from here; None: it is on the hub."""
+    return next((folder for folder in (base / name, Path(name)) if folder.is_dir()), None)
+
+
+def require_no_revision(folder: str, revision: object) -> None:
+    """Refuse a revision beside a folder, which would silently do nothing."""
+    if revision is not None:
+        raise ConfigError(
+            f"tokenizer.revision: {revision!r} with the folder {folder!r}; only names on the hub have revisions; "
+            "delete it"
+        )
+
+
+def find_tokenizer(choice: TokenizerChoice, base: Path, *, last_commit: str | None = None) -> FoundTokenizer:
+    """Find a tokenizer's folder, or the commit that its revision is on the hub today.
+
+    `last_commit` is what the revision was when it was last asked for; it stands where the hub does not answer.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such folder, name or revision.
+    UnreachableError
+        If the hub does not answer and no commit is known.
+
+    """
+    folder = find_folder(choice.name, base)
+    if folder is not None:
+        require_no_revision(choice.name, choice.revision)
+        return FoundTokenizer(choice, folder, None)
+    if choice.name.startswith((".", "/", "~")) or choice.name.count("/") > 1:
+        raise ConfigError(
+            f"tokenizer: no folder {choice.name!r} (looked in {base}); a folder with tokenizer.json or a hub name like "
+            "Qwen/Qwen3-0.6B is needed; correct the path"
+        )
+    if choice.revision is not None and _COMMIT.fullmatch(choice.revision):
+        return FoundTokenizer(choice, None, choice.revision)
+    return FoundTokenizer(choice, None, _commit_of(choice, last_commit))
+
+
+def own_files(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of each of a tokenizer's own files."""
+    return {name: _sha256(folder / name) for name in TOKENIZER_FILES if (folder / name).is_file()}
+
+
+def folder_digest(folder: Path) -> str:
+    """Identify all small files of a folder: whatever of them a tokenizer's class may read."""
+    suffixes = {".json", ".jinja", ".model", ".txt"}
+    names = sorted(one.name for one in folder.iterdir() if one.suffix in suffixes and one.is_file())
+    return digest({name: _sha256(folder / name) for name in names})
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# ── The hub ────────────────────────────────────────────────────────────────────────────────────────
+
+
+_COMMITS: dict[tuple[str, str, str | None], str] = {}
+
+
+def forget_commits() -> None:
+    """Ask the hub anew from here on: within one build a revision is one commit, whatever happens on the hub."""
+    _COMMITS.clear()
+
+
+def _commit_of(choice: TokenizerChoice, last_commit: str | None) -> str:
+    key = (os.environ.get("HF_ENDPOINT", ""), choice.name, choice.revision)
+    if key not in _COMMITS:
+        _COMMITS[key] = _asked_commit(choice, last_commit)
+    return _COMMITS[key]
+
+
+def _asked_commit(choice: TokenizerChoice, last_commit: str | None) -> str:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+
+    try:
+        commit = HfApi().model_info(choice.name, revision=choice.revision, timeout=_HUB_TIMEOUT_S).sha
+    except HFValidationError as error:
+        raise _no_tokenizer(choice, "it is neither a folder nor a name on the hub") from error
+    except RevisionNotFoundError as error:
+        raise _no_tokenizer(choice, f"the hub has no revision {choice.revision!r} of it") from error
+    except RepositoryNotFoundError as error:
+        raise _no_tokenizer(choice, "the hub has no such name, or not for you") from error
+    # Whatever goes wrong on the network has many types.
+    except Exception as error:
+        known = last_commit or _cached_commit(choice)
+        if known is None:
+            raise _unreachable(choice, error) from error
+        _LOG.warning(
+            "tokenizer: the hub does not say which commit %s is (%s); goes on with %s, the last one known",
+            described(choice), type(error).__name__, known[:12],
+        )  # fmt: skip
+        return known
+    if commit is None:
+        raise _no_tokenizer(choice, "the hub names no commit for it")
+    return commit
+
+
+def _cached_commit(choice: TokenizerChoice) -> str | None:
+    """Return the commit that the hub's cache on this machine has for a revision."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = snapshot_download(
+            choice.name, revision=choice.revision, allow_patterns=list(_FETCHED), local_files_only=True
+        )
+    except (OSError, ValueError):
+        return None
+    return Path(folder).name
+
+
+def _fetch(choice: TokenizerChoice, commit: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    try:
+        return Path(snapshot_download(choice.name, revision=commit, allow_patterns=list(_FETCHED)))
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+        raise _no_tokenizer(choice, f"the hub has no commit {commit[:12]} of it") from error
+    # As above.
+    except Exception as error:
+        raise _unreachable(choice, error) from error
+
+
+def described(choice: TokenizerChoice) -> str:
+    """Name a tokenizer with its revision."""
+    return f"{choice.revision or 'the default branch'} of {choice.name}"
+
+
+def _no_tokenizer(choice: TokenizerChoice, what: str) -> ConfigError:
+    return ConfigError(
+        f"tokenizer: {choice.name!r} cannot be loaded ({what}); a folder with tokenizer.json and "
+        "tokenizer_config.json, or a hub name and revision, is needed; point `tokenizer` at one"
+    )
+
+
+def _unreachable(choice: TokenizerChoice, error: BaseException) -> UnreachableError:
+    why = " ".join(str(error).split())[:300]
+    return UnreachableError(
+        f"tokenizer: {choice.name!r} cannot be loaded ({type(error).__name__}: {why}); the hub must answer, or its "
+        "cache on this machine have the tokenizer; check the network, or name a folder"
+    )

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from benchmarks import corpus, measure
 from rowmill.conversation.masking import Loss, Masker, MaskRules
 from rowmill.conversation.rendering.renderer import Renderer, RendererSpec
-from rowmill.conversation.template_contract import Conversation, OpaquePrint, Ownership, Printed, TemplateContract
+from rowmill.conversation.template_contract import OpaquePrint, Ownership, Printed, TemplateContract
+from rowmill.core.json import Json
 from rowmill.core.storage import digest_bytes
-from rowmill.schema.rows import Json, Masked, Message, Rejected
+from rowmill.schema.conversation import Conversation
+from rowmill.schema.rows import Masked, Message, Rejected
 
 TURNS = 20
 """Assistant messages per chat."""

@@ -21,9 +21,11 @@ from rowmill.core.storage import digest_file
 from rowmill.executors import LocalPool
 from rowmill.schema.manifest import Manifest, Part
 from rowmill.schema.rows import place_of
-from rowmill.stages import part_files
+from rowmill.stages import tokenizer_files
 from rowmill.stages.base import Work
+from rowmill.stages.canonical_rows import text_rows
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
+from rowmill.stages.tokenized_examples import text_parts
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
@@ -191,7 +193,7 @@ class Road:
         """Return a dataset's examples by the parts' own work alone: no judging, no statistics, no workers."""
         project, found = self.project, list[dict[str, Any]]()
         work = Work(project.recipe, project.store, project.base, ("road", dataset, "-"), dataset, {}, LocalPool(1))
-        loaded, path = tokenized_examples.open_tokenizer(work)
+        loaded, path = tokenizer_files.open_tokenizer(work)
         limit = project.recipe.limit_of(dataset)
         stage = sources.StageIn(project.store, "staged")
         source = work.dataset.source
@@ -199,13 +201,13 @@ class Road:
         for scan in sources.scan(source, project.base, stage, {}):
             for part in scan.parts:
                 base = str(project.base)
-                rows = part_files.canonicalize_part(
-                    part_files.CanonicalTask(
+                rows = text_rows.canonicalize_part(
+                    text_rows.CanonicalTask(
                         work.store.root, "r", part.sha256, base, dataset, work.dataset, ((part, None),)
                     )
                 )
-                made = part_files.tokenize_part(
-                    part_files.TokenizeTask(
+                made = text_parts.tokenize_part(
+                    text_parts.TokenizeTask(
                         root=work.store.root,
                         folder="e",
                         fingerprint=part.sha256,

@@ -20,10 +20,11 @@ from rowmill.conversation.rendering.renderer import (
     register_chat_template,
     resolve,
 )
-from rowmill.conversation.template_contract import Conversation
 from rowmill.core.config import check
 from rowmill.core.errors import ConfigError
-from rowmill.schema.rows import Json, Masked, Message, Rejected
+from rowmill.core.json import Json
+from rowmill.schema.conversation import Conversation
+from rowmill.schema.rows import Masked, Message, Rejected
 from tests.recipes import Road, text_of
 from tests.test_templates_real import TOKENS, Chat, chats
 

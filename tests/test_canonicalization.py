@@ -14,12 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rowmill.core.json import Json, to_json
 from rowmill.formats import Auto, Chat, Supervised, Text
 from rowmill.formats.canonicalization import Canonicalizer, Options, canonicalize_row, without_nulls
 from rowmill.formats.filters import content_hash
 from rowmill.formats.reasoning import Reasoning
 from rowmill.schema.ledger import REASONS
-from rowmill.schema.rows import Json, ParseReport, Rejected, Row, to_json
+from rowmill.schema.rows import ParseReport, Rejected, Row
 
 COLUMNS = [
     *("messages", "conversations", "prompt", "question", "response", "completion", "answer", "instruction", "input"),

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from rowmill.build.in_memory import Datum, Tokens, datum_of, datums_of, row_to_datum, sft_tokenize
 from rowmill.core.errors import ConfigError
-from rowmill.schema.rows import Json, Rejected
+from rowmill.core.json import Json
+from rowmill.schema.rows import Rejected
 from tests.recipes import CHAT, PAIR, TEXT, Road, chat, document, pair, write_tokenizer
 
 MASKS = st.lists(st.booleans(), min_size=0, max_size=12)

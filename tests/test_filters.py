@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from rowmill.core.json import Json
 from rowmill.formats import Auto, Chat
 from rowmill.formats.canonicalization import Canonicalizer, Options
 from rowmill.formats.filters import Filters, check_length, content_hash, first_occurrences, prefix_hash
-from rowmill.schema.rows import Json, Rejected, Row
+from rowmill.schema.rows import Rejected, Row
 
 HASHES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=40)
 

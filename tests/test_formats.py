@@ -12,12 +12,16 @@ from pydantic import TypeAdapter, ValidationError
 
 from rowmill import formats
 from rowmill.conversation.rendering.renderer import Template
+from rowmill.core.json import Json
 from rowmill.formats import Auto, Chat, Format, Python, Supervised, Text
 from rowmill.formats.canonicalization import Canonicalizer, Options, canonicalize_row
-from rowmill.schema.rows import Json, Rejected, Row
+from rowmill.schema.rows import Rejected, Row
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Format)
-SHARED = {"columns", "inference", "detection", "media_placeholders", "messages", "own", "preference"}
+SHARED = {
+    *("canonicalization", "columns", "custom", "detection", "filters", "media_placeholders", "messages", "preference"),
+    *("reasoning", "splits", "tool_calls"),
+}
 """Modules of the folder that are no kind: what several kinds have in common."""
 
 

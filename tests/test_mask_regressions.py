@@ -7,9 +7,11 @@ import pytest
 
 from rowmill.conversation.masking import Loss, Masker, MaskRules
 from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, bundled
-from rowmill.conversation.template_contract import Conversation, Printed
+from rowmill.conversation.template_contract import Printed
 from rowmill.core.config import check
-from rowmill.schema.rows import Json, Masked, Message, Rejected
+from rowmill.core.json import Json
+from rowmill.schema.conversation import Conversation
+from rowmill.schema.rows import Masked, Message, Rejected
 
 PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT

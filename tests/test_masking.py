@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from rowmill.conversation.masking import Loss, Masker, MaskRules, needs_plain_check
 from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, bundled
-from rowmill.conversation.template_contract import Conversation
 from rowmill.core.config import check
 from rowmill.core.errors import ConfigError
-from rowmill.schema.rows import Json, Masked, Message, Rejected
+from rowmill.core.json import Json
+from rowmill.schema.conversation import Conversation
+from rowmill.schema.rows import Masked, Message, Rejected
 
 LETTERS = (
     "{% for m in messages %}{{ '<' + m.role[0] + '>' + m.content + '<e>\n' }}{% endfor %}"

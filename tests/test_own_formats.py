@@ -14,11 +14,12 @@ import pytest
 from pydantic import TypeAdapter
 
 from rowmill.core.errors import ConfigError
+from rowmill.core.json import Json
 from rowmill.formats import Format, Python, RowFormat, custom, register_format
 from rowmill.inspection import inspect, trace
 from rowmill.recipe import recipe
 from rowmill.schema.examples import KINDS
-from rowmill.schema.rows import Json, Row
+from rowmill.schema.rows import Row
 from tests.recipes import CONTROL, Built, Road, lines, sentence, text_of
 
 FORMATS = '''

@@ -13,7 +13,7 @@ from rowmill.conversation.masking import Loss, Masker, MaskRules
 from rowmill.conversation.masking.content_spans import SHORT
 from rowmill.conversation.rendering.content_tracing import OpaqueRenderer, screen
 from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, bundled
-from rowmill.conversation.template_contract import Conversation
+from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import Masked
 from tests.recipes import CHAT, Built, Road
 

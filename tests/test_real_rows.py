@@ -207,11 +207,11 @@ def printed(built: Project, real_data: Path) -> dict[str, list[tuple[Any, str]]]
 
 
 def _first_records(project: Project, dataset: str) -> dict[str, int]:
-    from rowmill.stages import raw_dataset
+    from rowmill.stages import inputs
 
     starts: dict[str, int] = {}
     before = 0
-    for part in raw_dataset.parts_of(made(project, dataset, "raw_dataset").details):
+    for part in inputs.parts_of(made(project, dataset, "raw_dataset").details):
         starts[part.part_id] = before
         before += part.records
     return starts

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from rowmill.core.json import Json
 from rowmill.formats import Chat
 from rowmill.formats.canonicalization import Canonicalizer, Options
 from rowmill.formats.reasoning import Extracted, Reasoning, TagReader, inlined, joined, limited
-from rowmill.schema.rows import Json, Rejected, Row
+from rowmill.schema.rows import Rejected, Row
 
 TAGS = TagReader([["<think>", "</think>"]])
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from rowmill.build import runner
 from rowmill.core.errors import ConfigError, ContextOverflowError, GateError, GenerationError
-from rowmill.stages.tokenized_examples.table_plan import RecordPlan
+from rowmill.stages.table_plan import RecordPlan
 from tests.recipes import Built, Road, lines, tokenizer_json
 from tests.tables import (
     as_csv,

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowmill.core.errors import IntegrityError
-from rowmill.shards import gather, native
+from rowmill.exports import native
+from rowmill.shards import gather
 from rowmill.shards.sequences import Sequences, Shelf, require_sound, take
 from tests.export_cases import VECTOR, sequences
 

@@ -18,7 +18,7 @@ from rowmill.build import runner
 from rowmill.inspection.trace import trace_row, trace_source
 from rowmill.sources import FileScan, Group, Part, group_parts
 from rowmill.sources.sharing import MEAN_BYTES, MOST_BYTES, SMALL_BYTES
-from rowmill.stages import raw_dataset
+from rowmill.stages import inputs
 from tests.recipes import CHAT, Built, Road, chat
 
 FILES = 700
@@ -172,7 +172,7 @@ def test_two_workers_make_the_bytes_of_one(built: Built, tmp_path: Path) -> None
 def test_changed_file_makes_its_group_alone(tmp_path: Path) -> None:
     road = write_many(tmp_path, large=False)
     first = road.build()
-    groups = raw_dataset.groups_of(first.manifest("rows", "raw_dataset").details)
+    groups = inputs.groups_of(first.manifest("rows", "raw_dataset").details)
     assert len(groups) > 2
 
     # Not the last of its group: that one decides where the group ends.
@@ -219,7 +219,7 @@ def test_tables_in_small_files_keep_a_part_each(tmp_path: Path) -> None:
 def test_manifest_of_before_files_shared_parts_has_each_alone(built: Built) -> None:
     details = {"scans": built.manifest("rows", "raw_dataset").details["scans"]}
 
-    assert all(len(group) == 1 for group in raw_dataset.groups_of(details))
+    assert all(len(group) == 1 for group in inputs.groups_of(details))
 
 
 def test_single_file_is_identified_as_before_files_shared_parts(tmp_path: Path) -> None:

@@ -19,10 +19,12 @@ from rowmill.conversation.rendering.renderer import (
     bundled_names,
     spec_of,
 )
-from rowmill.conversation.template_contract import Conversation, Printed
+from rowmill.conversation.template_contract import Printed
+from rowmill.core.json import Json
 from rowmill.formats import Chat
 from rowmill.formats.canonicalization import Options, canonicalize_row
-from rowmill.schema.rows import Json, Masked, Message, Rejected
+from rowmill.schema.conversation import Conversation
+from rowmill.schema.rows import Masked, Message, Rejected
 from rowmill.tokenization.tokenizer import Encoded, degenerate
 from tests.recipes import CHATML, Road, chat, text_of
 

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from rowmill.conversation.masking import Loss, Masker, MaskRules
 from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, bundled, bundled_names
-from rowmill.conversation.template_contract import Conversation, Printed
-from rowmill.schema.rows import Json, Masked, Message, Rejected, to_json
+from rowmill.conversation.template_contract import Printed
+from rowmill.core.json import Json, to_json
+from rowmill.schema.conversation import Conversation
+from rowmill.schema.rows import Masked, Message, Rejected
 from rowmill.stages.tokenized_examples.text_examples import conversations, hide_control_strings, show_control_strings
 from rowmill.tokenization import tokenizer
 from rowmill.tokenization.encoded_batch import Counts, Example, examples_of

@@ -12,7 +12,6 @@ from rowmill.cli import main
 from rowmill.conversation.mask_judge import FindingKind, Judge, TransformersTemplate
 from rowmill.conversation.masking import Loss, Masker, MaskRules
 from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, bundled, bundled_names
-from rowmill.conversation.template_contract import Conversation
 from rowmill.conversation.template_proof import (
     MaskJudge,
     ProbeConversation,
@@ -23,6 +22,7 @@ from rowmill.conversation.template_proof import (
 )
 from rowmill.core.console import text_of
 from rowmill.reports.template_proof import FINDING_SENTENCES, render_proof, word_finding
+from rowmill.schema.conversation import Conversation
 from rowmill.schema.reject_reasons import WORDS
 from rowmill.schema.rows import Masked
 from tests.cli_project import FOREIGN_WARNINGS, CliProject

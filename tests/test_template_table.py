@@ -9,7 +9,7 @@ import pytest
 from docs.generate import template_table
 from docs.generate.template_table import PAGE, chats, page, study, template_names
 from rowmill.conversation.masking import Masker
-from rowmill.conversation.template_contract import Conversation
+from rowmill.schema.conversation import Conversation
 from rowmill.schema.ledger import REASONS
 from rowmill.schema.reject_reasons import WORDS
 from rowmill.schema.rows import Masked, Message, Rejected

@@ -15,8 +15,10 @@ import pytest
 from docs.generate.template_table import template_text
 from rowmill.conversation.masking import Loss, Masker, MaskRules
 from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, bundled, bundled_names, stretches
-from rowmill.conversation.template_contract import Conversation, Printed
-from rowmill.schema.rows import Json, Masked, Message, Rejected, Span
+from rowmill.conversation.template_contract import Printed
+from rowmill.core.json import Json
+from rowmill.schema.conversation import Conversation
+from rowmill.schema.rows import Masked, Message, Rejected, Span
 from rowmill.tokenization.encoded_batch import Counts, Example, examples_of
 from rowmill.tokenization.tokenizer import ControlStrings, Encoder, byte_positions, open_tokenizer
 

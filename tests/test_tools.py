@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rowmill.core.json import Json
 from rowmill.formats import Chat
 from rowmill.formats.canonicalization import Canonicalizer, Options
 from rowmill.formats.tool_calls import Tools, link_calls, read_calls, read_tools
-from rowmill.schema.rows import Json, Message, Rejected, Row
+from rowmill.schema.rows import Message, Rejected, Row
 
 FIELDS = Tools().tools_fields
 BARE = {"name": "f", "description": "d", "parameters": {"type": "object"}}

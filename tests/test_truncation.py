@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rowmill.conversation.truncation import Truncated, Truncater, Truncation
-from rowmill.schema.rows import Json, Message, Rejected
+from rowmill.core.json import Json
+from rowmill.schema.rows import Message, Rejected
 
 KEY = "reasoning_content"
 

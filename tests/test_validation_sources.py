@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
-from rowmill.stages import catalog, raw_dataset
+from rowmill.stages import catalog, inputs
 from rowmill.stages.training_splits import stage as training_splits
 from tests.recipes import CHAT, PAIR, TEXT, Road, chat, document, pair
 
@@ -48,8 +48,7 @@ def splits_of(
     options = {"source": source, "format": form, "splits": splits, "filters": {"deduplicate": "off"}}
     built = road.recipe({"rows": options}).build(only=("raw_dataset", "canonical_rows"))
     hint = {
-        part.part_id: str(part.split_hint)
-        for part in raw_dataset.parts_of(built.manifest("rows", "raw_dataset").details)
+        part.part_id: str(part.split_hint) for part in inputs.parts_of(built.manifest("rows", "raw_dataset").details)
     }
     found: dict[str, Counter[str]] = {"train": Counter(), "validation": Counter()}
     for row in built.rows_of("rows", "canonical_rows", file="rows"):

@@ -24,13 +24,14 @@ from typing import Any
 from rowmill.conversation.mask_judge import Finding
 from rowmill.conversation.masking import Loss, Masker, MaskRules
 from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, bundled, stretches
-from rowmill.conversation.template_contract import Conversation
 from rowmill.conversation.template_proof import MaskJudge, TemplateProof, probe_conversations, prove_template
+from rowmill.core.json import Json, to_json
 from rowmill.core.storage import digest
 from rowmill.formats import Chat
 from rowmill.formats.canonicalization import Canonicalizer, Options
+from rowmill.schema.conversation import Conversation
 from rowmill.schema.reject_reasons import WORDS
-from rowmill.schema.rows import Json, Masked, Rejected, Span, to_json
+from rowmill.schema.rows import Masked, Rejected, Span
 
 PAGE = Path("docs/templates.md")
 ROWS_OF_EACH = 300

@@ -26,14 +26,15 @@ from rowmill.build import runner
 from rowmill.build.runner import Project
 from rowmill.cli import main
 from rowmill.conversation.masking import Masker
-from rowmill.conversation.template_contract import Conversation
+from rowmill.core.json import from_json
 from rowmill.executors import LocalPool
 from rowmill.inspection.trace import Place, RowTrace, trace_source
 from rowmill.schema import manifest
+from rowmill.schema.conversation import Conversation
 from rowmill.schema.examples import KINDS
 from rowmill.schema.manifest import Manifest
-from rowmill.schema.rows import Masked, Rejected, from_json
-from rowmill.stages import raw_dataset
+from rowmill.schema.rows import Masked, Rejected
+from rowmill.stages import inputs, raw_dataset, tokenizer_files
 from rowmill.stages.base import Work
 from rowmill.stages.canonical_rows import stage as canonical_rows
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
@@ -75,7 +76,7 @@ class _Walker:
 
     def one(self, stage: str, name: str, column: str, value: str) -> dict[str, Any]:
         """Return the only line of a file of the row's part that has a value in a column."""
-        numbered = list(raw_dataset.numbered_parts(self.made(DATASET, raw_dataset.STAGE.name).details))
+        numbered = list(inputs.numbered_parts(self.made(DATASET, raw_dataset.STAGE.name).details))
         table = self.project.store.table(self.made(DATASET, stage).parts[numbered[self.part][0]].files[name])
         [found] = table.filter(pc.equal(table.column(column), value)).to_pylist()
         return found
@@ -112,7 +113,7 @@ def demo(root: Path) -> Generator[Project, None, None]:
 def page(project: Project) -> str:
     """Return docs/walk.md from a build of the demo."""
     [trace] = trace_source(project, f"{FILE}:{LINE}")
-    parts = raw_dataset.parts_of(_made(project, raw_dataset.STAGE.name).details)
+    parts = inputs.parts_of(_made(project, raw_dataset.STAGE.name).details)
     part = next(i for i, one in enumerate(parts) if one.part_id == trace.row_id.rpartition(":")[0])
     walker = _Walker(project, trace, part)
     doors = (_source, _part, _row, _text, _tokens, _sequence, _shard, _order, _back)
@@ -155,7 +156,7 @@ def _source(walker: _Walker) -> Iterator[str]:
 
 
 def _part(walker: _Walker) -> Iterator[str]:
-    part = raw_dataset.parts_of(walker.made(DATASET, raw_dataset.STAGE.name).details)[walker.part]
+    part = inputs.parts_of(walker.made(DATASET, raw_dataset.STAGE.name).details)[walker.part]
     yield "A part, and an id (`raw_dataset`)"
     yield "Files are cut into parts, and a part is named by its bytes."
     yield f"This part is bytes {part.offset:,} to {part.offset + part.length:,} of the file, {part.records:,} records."
@@ -195,7 +196,7 @@ def _plain(name: str, value: Any) -> Any:
 def _printed(walker: _Walker) -> Masked:
     """Print and mask the row with the rooms that the build used."""
     work = walker.work
-    loaded, _ = tokenized_examples.open_tokenizer(work)
+    loaded, _ = tokenizer_files.open_tokenizer(work)
     spec = tokenized_examples.renderer_spec(work, loaded)
     printer = Preparer(Encoder(loaded), work.dataset, spec, work.recipe.limit_of(DATASET)).printer
     assert printer is not None
@@ -232,7 +233,7 @@ def _tokens(walker: _Walker) -> Iterator[str]:
     yield "A token trains if all its bytes lie in a trained span."
     yield ""
     ids: list[int] = example["input_ids"]
-    texts = _texts(Encoder(tokenized_examples.open_tokenizer(walker.work)[0]), ids)
+    texts = _texts(Encoder(tokenizer_files.open_tokenizer(walker.work)[0]), ids)
     rows: list[tuple[object, ...]] = []
     for at, (token, text) in enumerate(zip(ids, texts, strict=True)):
         span = sum(1 for start in example["span_starts"] if start <= at) - 1

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from rowmill.core.json import Json
 from rowmill.formats import RowFormat, register_format
-from rowmill.schema.rows import Json, Row
+from rowmill.schema.rows import Row
 
 
 @register_format("exercises")

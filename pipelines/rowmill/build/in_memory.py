@@ -25,7 +25,8 @@ from rowmill.tokenization.encoded_batch import Counts
 from rowmill.formats.canonicalization import Canonicalizer
 from rowmill.formats.filters import content_hash
 from rowmill.stages.tokenized_examples.text_examples import Preparer
-from rowmill.schema.rows import Json, Rejected, Row, path_of_lone_surrogate, to_json
+from rowmill.core.json import Json, path_of_lone_surrogate, to_json
+from rowmill.schema.rows import Rejected, Row
 from rowmill.stages.tokenized_examples.stage import spec_of_dataset
 from rowmill.tokenization.tokenizer import Encoder, open_tokenizer, opened_tokenizer
 

@@ -11,18 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from rowmill.schema.rows import Json, Message, Rejected, Rendered, Span
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """What a template is given: canonical messages, tools, the row's own kwargs, and the row's hash."""
-
-    messages: Sequence[Message]
-    tools: Sequence[Json] | None = None
-    kwargs: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    row_hash: bytes = b""
-    """At least 8 bytes; decides whether the row is in the share that is rendered a second time."""
+from rowmill.core.json import Json
+from rowmill.schema.rows import Message, Rejected, Rendered, Span
 
 
 @dataclass(frozen=True, slots=True)

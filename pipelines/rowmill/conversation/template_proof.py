@@ -15,9 +15,11 @@ from typing import Literal
 from rowmill.conversation.mask_judge import Finding, Judge, TransformersTemplate
 from rowmill.conversation.masking import Loss, Masker, MaskRules
 from rowmill.conversation.rendering.renderer import Renderer
-from rowmill.conversation.template_contract import Conversation, TemplateContract
+from rowmill.conversation.template_contract import TemplateContract
+from rowmill.core.json import Json, to_json
+from rowmill.schema.conversation import Conversation
 from rowmill.schema.reject_reasons import WORDS
-from rowmill.schema.rows import Json, Masked, Message, Rejected, to_json
+from rowmill.schema.rows import Masked, Message, Rejected
 
 MESSAGE_NAMES: Mapping[str, str] = {
     "s": "system",

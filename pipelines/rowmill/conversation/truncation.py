@@ -23,7 +23,8 @@ from typing import Annotated, Literal, Protocol
 from pydantic import Field, model_validator
 
 from rowmill.core.config import Config
-from rowmill.schema.rows import Json, Message, Rejected
+from rowmill.core.json import Json
+from rowmill.schema.rows import Message, Rejected
 
 REASONING = "reasoning_content"
 _GUESSES = 8

@@ -366,7 +366,7 @@ def _try_lock(handle: BinaryIO) -> bool:
 
 def digest(*values: object) -> str:
     """Return a 32-digit hexadecimal BLAKE2b digest of the values' canonical JSON."""
-    from rowmill.schema.rows import canonical_json
+    from rowmill.core.json import canonical_json
 
     return hashlib.blake2b(canonical_json(list(values)), digest_size=16).hexdigest()
 

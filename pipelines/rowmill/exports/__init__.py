@@ -24,9 +24,9 @@ from rowmill.exports.hf import HuggingFace
 from rowmill.exports.llm_foundry import LLMFoundry
 from rowmill.exports.mds import MDS
 from rowmill.exports.megatron_bridge import MegatronBridge
+from rowmill.exports.native import Native
 from rowmill.exports.olmo_core import OLMoCore
 from rowmill.exports.tinker import Tinker, datums
-from rowmill.shards.native import Native
 
 __all__ = ["AnyExport", "DatasetProspect", "Export", "Exported", "Prospect", "datums", "open_export"]
 

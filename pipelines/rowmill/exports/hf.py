@@ -18,9 +18,11 @@ import pyarrow as pa
 
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import digest_bytes
+from rowmill.exports import native
 from rowmill.exports.base import Job, Layout, Prospect, Shape, Sharded, Tally, Terms, Unit, Written, write_parquet
-from rowmill.shards import label_conventions, native
+from rowmill.shards import label_conventions
 from rowmill.shards.label_conventions import Letter
+from rowmill.shards.native import ROW_GROUP
 from rowmill.shards.sequences import Sequences, lists
 
 UNPACKED = pa.schema(
@@ -144,5 +146,5 @@ def write_unpacked(chunks: Iterator[Sequences], folder: Path, path: str, *, card
 
     schema = UNPACKED.with_metadata({"rowmill": card}) if card else UNPACKED
     tables = (_counted(unpacked(chunk), chunk, tally) for chunk in chunks)
-    write_parquet(folder / path, tables, schema, rows=native.ROW_GROUP)
+    write_parquet(folder / path, tables, schema, rows=ROW_GROUP)
     return tally.written(path)

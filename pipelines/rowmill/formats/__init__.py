@@ -8,6 +8,7 @@ from typing import Annotated, TypeAlias
 
 from pydantic import BeforeValidator, Field
 
+from rowmill.core.json import Json
 from rowmill.formats.auto import Auto
 from rowmill.formats.chat import Chat
 from rowmill.formats.columns import is_mapping, renamed
@@ -16,7 +17,6 @@ from rowmill.formats.python import Python
 from rowmill.formats.records import Records
 from rowmill.formats.supervised import Supervised
 from rowmill.formats.text import Text
-from rowmill.schema.rows import Json
 
 __all__ = ["Auto", "Chat", "Format", "Python", "Records", "RowFormat", "Supervised", "Text", "register_format"]
 

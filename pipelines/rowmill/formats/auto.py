@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
+from rowmill.core.json import Json
 from rowmill.formats.columns import ConversationColumns, ended
-from rowmill.schema.rows import Json
 
 
 class Auto(ConversationColumns):

@@ -17,6 +17,7 @@ from typing import Protocol
 from rowmill.conversation.rendering.renderer import Template
 from rowmill.core.config import kind_of
 from rowmill.core.errors import ConfigError
+from rowmill.core.json import Json, canonical_json
 from rowmill.formats import Auto, Chat, Format, Python, Records, Supervised, Text
 from rowmill.formats.columns import KNOWN_ROLES, MAPPED_ROLES, ConversationColumns, at_path, is_list, is_mapping
 from rowmill.formats.detection import Found, detect
@@ -28,7 +29,7 @@ from rowmill.formats.reasoning import KEY, SEPARATOR, Reasoning, TagReader, join
 from rowmill.formats.supervised import read_pair
 from rowmill.formats.text import read_text
 from rowmill.formats.tool_calls import Calls, Offered, Tools, link_calls, read_calls, read_tools
-from rowmill.schema.rows import Json, Message, ParseReport, Rejected, Row, canonical_json
+from rowmill.schema.rows import Message, ParseReport, Rejected, Row
 
 DEFAULT_DOMAIN = "__default__"
 FUNCTION_CALL = "function_call"

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, TypeGuard
 from pydantic import Field, field_validator, model_validator
 
 from rowmill.core.config import Config
-from rowmill.schema.rows import Json
+from rowmill.core.json import Json
 
 MAPPED_ROLES = {
     "human": "user",

@@ -28,7 +28,8 @@ from typing import Any, Generic, Literal, TypeVar
 from rowmill.core.code_permission import require_code
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError
-from rowmill.schema.rows import Json, Row
+from rowmill.core.json import Json
+from rowmill.schema.rows import Row
 
 BUILT_IN = ("chat", "supervised", "text", "auto", "python", "records")
 """Names that no format of one's own can take."""

@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from rowmill.core.config import kind_of
+from rowmill.core.json import Json, from_json
 from rowmill.formats.auto import Auto
 from rowmill.formats.columns import ConversationColumns, is_list, is_mapping
-from rowmill.schema.rows import Json, Rejected, from_json
+from rowmill.schema.rows import Rejected
 
 
 class Found(NamedTuple):

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
 from rowmill.core.config import Config
-from rowmill.schema.rows import Json, Message, Rejected, Row, canonical_json
+from rowmill.core.json import Json, canonical_json
+from rowmill.schema.rows import Message, Rejected, Row
 
 HASH_BYTES = 16
 PREFIX_CHARACTERS = 200

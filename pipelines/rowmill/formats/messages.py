@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rowmill.core.config import kind_of
+from rowmill.core.json import Json, from_json
 from rowmill.formats.columns import is_list, is_mapping
-from rowmill.schema.rows import Json, Message, Rejected, from_json
+from rowmill.schema.rows import Message, Rejected
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 REASONING_PARTS = frozenset({"reasoning", "thinking"})

@@ -12,9 +12,9 @@ Names decide, not values: what a `label` says is known to whoever wrote it.
 
 from collections.abc import Collection, Mapping
 
+from rowmill.core.json import Json
 from rowmill.formats.columns import ConversationColumns
 from rowmill.formats.supervised import Supervised
-from rowmill.schema.rows import Json
 
 ANSWER_LABELS = frozenset(
     "label kto_tag desirable is_desirable is_chosen is_rejected is_preferred is_good thumbs_up accepted".split()

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from rowmill.core.config import Config
+from rowmill.core.json import Json
 from rowmill.formats.columns import ended
-from rowmill.schema.rows import Json
 
 
 class Python(Config):

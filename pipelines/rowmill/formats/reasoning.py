@@ -16,7 +16,8 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field, field_validator
 
 from rowmill.core.config import Config
-from rowmill.schema.rows import Json, Message
+from rowmill.core.json import Json
+from rowmill.schema.rows import Message
 
 KEY = "reasoning_content"
 """The one key under which a canonical message keeps its reasoning."""

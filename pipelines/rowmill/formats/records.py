@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, field_validator, model_validator
 
 from rowmill.core.config import Config
-from rowmill.schema.rows import Json
+from rowmill.core.json import Json
 from rowmill.tabular.generation import Generation
 from rowmill.tabular.schema import Mode, mode_of
 from rowmill.tabular.serialization import Codec

@@ -27,7 +27,8 @@ from pydantic import AfterValidator, Field, model_validator
 
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError
-from rowmill.schema.rows import Json, Rejected, canonical_json
+from rowmill.core.json import Json, canonical_json
+from rowmill.schema.rows import Rejected
 
 Split = Literal["train", "validation", "test"]
 Timestamp = int | float | str

@@ -10,9 +10,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from rowmill.core.config import Config, kind_of
+from rowmill.core.json import Json
 from rowmill.formats.columns import ended, renamed
 from rowmill.formats.detection import alpaca_prompt
-from rowmill.schema.rows import Json, Rejected
+from rowmill.schema.rows import Rejected
 
 
 class Supervised(Config):

@@ -10,8 +10,9 @@ from typing import ClassVar, Literal
 from pydantic import model_validator
 
 from rowmill.core.config import Config, kind_of
+from rowmill.core.json import Json
 from rowmill.formats.columns import ended
-from rowmill.schema.rows import Json, Rejected
+from rowmill.schema.rows import Rejected
 
 
 class Text(Config):

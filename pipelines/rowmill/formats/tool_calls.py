@@ -19,7 +19,8 @@ from typing import Any, Literal, NamedTuple, TypeGuard
 from pydantic import Field
 
 from rowmill.core.config import Config, kind_of
-from rowmill.schema.rows import Json, Message, Rejected, from_json, from_json_without_repeats
+from rowmill.core.json import Json, from_json, from_json_without_repeats
+from rowmill.schema.rows import Message, Rejected
 
 ARGUMENT_KEYS = ("arguments", "parameters", "input")
 

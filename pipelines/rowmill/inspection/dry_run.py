@@ -23,15 +23,15 @@ from rowmill.core.errors import ConfigError, ContextOverflowError, nearest
 from rowmill.core.storage import Store
 from rowmill.executors import LocalPool
 from rowmill.schema.manifest import Key, Manifest
-from rowmill.stages import catalog, generated_source, raw_dataset
+from rowmill.stages import catalog, generated_source, raw_dataset, tokenizer_files
 from rowmill.stages.base import Work
 from rowmill.stages.canonical_rows import stage as canonical_rows
 from rowmill.stages.canonical_rows import table_schema
 from rowmill.stages.canonical_rows.table_schema import Proposal
+from rowmill.stages.table_plan import RecordPlan
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.tokenized_examples import table_examples
 from rowmill.stages.tokenized_examples.table_examples import Measured
-from rowmill.stages.tokenized_examples.table_plan import RecordPlan
 from rowmill.tabular import sizing
 from rowmill.tabular.sizing import Estimate, GroupAdvice
 
@@ -83,7 +83,7 @@ def plans(project: Project) -> Iterator[Planned]:
     """Yield the plan of every records dataset; one that does not fit says so and the others go on."""
     for name in records_datasets(project):
         with _desk(project, name) as work:
-            loaded, path = tokenized_examples.open_tokenizer(work)
+            loaded, path = tokenizer_files.open_tokenizer(work)
             try:
                 yield Planned(name, table_examples.dry_run(work, loaded, path))
             except ContextOverflowError as error:
@@ -94,7 +94,7 @@ def advise(project: Project, dataset: str | None = None) -> Iterator[Advised]:
     """Yield advice on every column that makes groups, for each records dataset or the one named."""
     for name in records_datasets(project, dataset):
         with _desk(project, name) as work:
-            loaded, path = tokenized_examples.open_tokenizer(work)
+            loaded, path = tokenizer_files.open_tokenizer(work)
             yield _advised(work, table_examples.measure(work, loaded, path))
 
 

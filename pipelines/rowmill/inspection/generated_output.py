@@ -20,6 +20,7 @@ from rowmill.sources import StageIn
 from rowmill.stages import generated_series, generated_texts, parsed_records
 from rowmill.stages.base import Work
 from rowmill.stages.canonical_rows import stage as canonical_rows
+from rowmill.stages.generated_texts import expected_texts
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.tabular import parsing
 
@@ -97,7 +98,7 @@ def parse_files(project: Project, dataset: str, urls: Sequence[str]) -> ParsedFi
         at = (project.recipe.name, dataset, parsed_records.STAGE.name)
         work = Work(project.recipe, store, Path.cwd(), at, dataset, {key: made}, LocalPool(1))
         scans = parsed_records.scan(urls, work.base, StageIn(store, "staged"), ())
-        tasks = [one.task for one in parsed_records.tasks_of(work, scans, parsed_records.meant_of(work))]
+        tasks = [one.task for one in parsed_records.tasks_of(work, scans, expected_texts(work))]
         parts = [generated_texts.parse_texts(task) for task in tasks]
         records = [text for part in parts for text in _records(store, part.files["records"])]
     report = parsing.Report(parsed_records.added(parts, "items"), parsed_records.added(parts, "characters"))

@@ -37,9 +37,11 @@ from rowmill.schema import manifest
 from rowmill.schema.examples import KINDS, WEIGHTS, tokens_by_weight
 from rowmill.schema.rows import is_place, place_of
 from rowmill.sources import FileScan, Generated, Part, RawRecord
-from rowmill.stages import catalog, generated_source, part_files, raw_dataset
+from rowmill.stages import catalog, generated_source, inputs, part_files, raw_dataset, tokenizer_files
 from rowmill.stages.base import Work
+from rowmill.stages.canonical_rows import text_rows
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
+from rowmill.stages.tokenized_examples import text_parts
 from rowmill.tokenization.tokenizer import Encoder
 
 TokenClass = Literal["trained", "context", "template"]
@@ -141,7 +143,7 @@ def _known(project: Project, dataset: str) -> str:
 def _desk(project: Project, name: str) -> Generator[Work, None, None]:
     """Lend a work place in memory; kept tokenizers come along, since opening one anew takes seconds."""
     store = Store(f"memory://rowmill-{uuid.uuid4().hex}")
-    tokenized_examples.copy_tokenizers(project.store, store)
+    tokenizer_files.copy_tokenizers(project.store, store)
     key = (project.recipe.name, name, tokenized_examples.STAGE.name)
     try:
         yield Work(project.recipe, store, project.base, key, name, {}, LocalPool(1))
@@ -208,7 +210,7 @@ def _through(work: Work, part: Part, wanted: range) -> Iterator[Inspected]:
     """Do with some records of a part what a build does with all."""
     records = [one for one in sources.read(part, work.base) if one.number in wanted]
     names = [f"{part.part_id}:{one.number}" for one in records]
-    task = part_files.CanonicalTask(
+    task = text_rows.CanonicalTask(
         work.store.root,
         "rows",
         part.sha256,
@@ -217,7 +219,7 @@ def _through(work: Work, part: Part, wanted: range) -> Iterator[Inspected]:
         work.dataset,
         ((part, wanted.stop),),
     )
-    made = part_files.canonicalize_part(task)
+    made = text_rows.canonicalize_part(task)
     rows = _only(work.store.table(made.files["rows"]), names)
     rejects = [_only(work.store.table(made.files["rejects"]), names)]
     samples: dict[str, list[Sample]] = {}
@@ -262,7 +264,7 @@ def _records(project: Project, name: str, count: int, row_id: str | None) -> Ite
         return
     with _assembled(project, name) as made:
         left, shown = count, set[str]()
-        for index, part in raw_dataset.numbered_parts(made.raw.details):
+        for index, part in inputs.numbered_parts(made.raw.details):
             if wanted is None:
                 numbers = range(min(left, part.records))
                 left -= len(numbers)
@@ -318,7 +320,7 @@ def _assembled(project: Project, name: str) -> Generator[_Assembled, None, None]
     steps = [step for step in runner.road(project) if step.dataset == name and step.name in _TO_EXAMPLES]
     with tempfile.TemporaryDirectory(prefix="rowmill-inspect-") as folder:
         placed = replace(project, store=Store(folder))
-        tokenized_examples.copy_tokenizers(project.store, placed.store)
+        tokenizer_files.copy_tokenizers(project.store, placed.store)
         generated_source.lend(project.store, placed.store, project.recipe.datasets[name].source, project.recipe.name)
         scanned = manifest.current(project.store, steps[0].key)
         if scanned is not None:
@@ -331,7 +333,7 @@ def _assembled(project: Project, name: str) -> Generator[_Assembled, None, None]
             for step in steps[1:]:
                 made[step.key] = runner.run(placed, step, {key: made[key] for key in step.inputs}).manifest
         work = Work(placed.recipe, placed.store, placed.base, steps[-1].key, name, {}, LocalPool(1))
-        loaded, _ = tokenized_examples.open_tokenizer(work)
+        loaded, _ = tokenizer_files.open_tokenizer(work)
         rows, examples = (made[step.key] for step in steps[1:])
         yield _Assembled(store, raw, rows, examples, Encoder(loaded))
 
@@ -359,8 +361,8 @@ def _only(table: pa.Table, names: Sequence[str]) -> pa.Table:
 
 
 def _tokenize(work: Work, rows: pa.Table) -> tuple[manifest.Part, Encoder]:
-    loaded, path = tokenized_examples.open_tokenizer(work)
-    task = part_files.TokenizeTask(
+    loaded, path = tokenizer_files.open_tokenizer(work)
+    task = text_parts.TokenizeTask(
         root=work.store.root,
         folder="examples",
         fingerprint=uuid.uuid4().hex,
@@ -372,7 +374,7 @@ def _tokenize(work: Work, rows: pa.Table) -> tuple[manifest.Part, Encoder]:
         rows=part_files.write_parquet(work.store, "chosen.parquet", rows),
         base=str(work.base),
     )
-    return part_files.tokenize_part(task), Encoder(loaded)
+    return text_parts.tokenize_part(task), Encoder(loaded)
 
 
 def _inspected(
@@ -458,7 +460,7 @@ def template_reports(project: Project) -> list[TemplateReport]:
     found: list[TemplateReport] = []
     for name, dataset in project.recipe.datasets.items():
         with _desk(project, name) as work:
-            loaded, _ = tokenized_examples.open_tokenizer(work)
+            loaded, _ = tokenizer_files.open_tokenizer(work)
             spec = tokenized_examples.renderer_spec(work, loaded)
             if spec is not None:
                 observed = Renderer(spec).contract
@@ -471,7 +473,7 @@ def template_proofs(project: Project) -> Iterator[tuple[str, TemplateProof]]:
     """Prove the masks of each dataset's chat template on probes of all shapes; datasets without one are left out."""
     for name, dataset in project.recipe.datasets.items():
         with _desk(project, name) as work:
-            loaded, _ = tokenized_examples.open_tokenizer(work)
+            loaded, _ = tokenizer_files.open_tokenizer(work)
             spec = tokenized_examples.renderer_spec(work, loaded)
             if spec is not None:
                 on_dropped = {str(kind): policy for kind, policy in dataset.template.on_dropped.items()}

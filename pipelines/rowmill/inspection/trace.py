@@ -30,7 +30,7 @@ from rowmill.schema.examples import KINDS, WEIGHTS
 from rowmill.schema.manifest import Manifest
 from rowmill.schema.rows import is_place, place_of
 from rowmill.sources import Part
-from rowmill.stages import gpu_partitions, raw_dataset
+from rowmill.stages import gpu_partitions, inputs, raw_dataset
 from rowmill.stages.canonical_rows import stage as canonical_rows
 from rowmill.stages.packed_shards import stage as packed_shards
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
@@ -158,7 +158,7 @@ class _Lineage:
     @cached_property
     def _numbered(self) -> list[tuple[int, Part]]:
         raw = self.made.get(raw_dataset.STAGE.name)
-        return list(raw_dataset.numbered_parts(raw.details)) if raw else []
+        return list(inputs.numbered_parts(raw.details)) if raw else []
 
     def made_of(self, stage: str, index: int) -> manifest.Part | None:
         """Return the part of `canonical_rows` or `tokenized_examples` that has the rows of a source part.

@@ -33,6 +33,7 @@ from rowmill.schema import manifest
 from rowmill.schema.examples import KINDS
 from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import File, Manifest, Table
+from rowmill.stages import tokenizer_files
 from rowmill.stages.base import Work
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.tokenization.tokenizer import Encoder
@@ -256,7 +257,7 @@ def _tables(one: Manifest) -> Iterator[str]:
 def _samples(project: Project, name: str, made: Manifest) -> Iterator[str]:
     key = (project.recipe.name, name, tokenized_examples.STAGE.name)
     work = Work(project.recipe, project.store, project.base, key, name, {}, LocalPool(1))
-    loaded, _ = tokenized_examples.open_tokenizer(work)
+    loaded, _ = tokenizer_files.open_tokenizer(work)
     if loaded.card.digest != made.card.get("tokenizer_digest"):
         yield '<p class="look">The tokenizer changed since these examples were made, so none is shown.</p>'
         return

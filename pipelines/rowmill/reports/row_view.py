@@ -16,10 +16,10 @@ from rich.text import Text
 
 from rowmill.conversation.template_contract import TemplateContract
 from rowmill.core.console import BAD, DIM, GOOD, HEAD, LOOK, grid, labelled, number, source_text, visible
+from rowmill.core.json import Json, from_json, to_json
 from rowmill.core.number_text import counted, dotted, percent
 from rowmill.inspection.inspect import Inspected, Sample, TemplateReport, TokenClass
 from rowmill.inspection.trace import Origin, Place, RowTrace, SequenceTrace, Showing, TokenTrace
-from rowmill.schema.rows import Json, from_json, to_json
 
 STYLES: Mapping[TokenClass, str] = {"trained": "green", "context": "", "template": "bright_black"}
 RAW_CHARS = 600

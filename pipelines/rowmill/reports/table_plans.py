@@ -11,7 +11,7 @@ from rich.text import Text
 from rowmill.core.console import BAD, DIM, GOOD, HEAD, LOOK, grid, visible
 from rowmill.core.number_text import counted, dotted
 from rowmill.inspection.dry_run import Advised, Planned
-from rowmill.stages.tokenized_examples.table_plan import RecordPlan
+from rowmill.stages.table_plan import RecordPlan
 from rowmill.tabular.assembly import FLUSHES
 
 LARGEST = 20

@@ -19,7 +19,8 @@ import orjson
 
 from rowmill.core.config import kind_of
 from rowmill.core.errors import IntegrityError
-from rowmill.schema.rows import Json, Rejected
+from rowmill.core.json import Json
+from rowmill.schema.rows import Rejected
 from rowmill.sources import urls
 from rowmill.sources.limits import explain_too_long
 from rowmill.sources.parts import BLANKS, BOM, Part

@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 from rowmill.conversation.rendering.renderer import Template
 from rowmill.core.config import kind_of
 from rowmill.core.errors import ConfigError
+from rowmill.core.json import Json
 from rowmill.formats import Chat, Python, Supervised, Text
 from rowmill.formats.canonicalization import Canonicalizer, Options, without_nulls
 from rowmill.formats.columns import is_mapping
 from rowmill.formats.custom import BuildContext, RowFormat, find, way_of
 from rowmill.formats.tool_calls import Tools
 from rowmill.recipe.recipe import Dataset
-from rowmill.schema.rows import Json, Rejected, Row
+from rowmill.schema.rows import Rejected, Row
 
 SCHEMA = "python"
 """What the report of such a row says of its shape."""

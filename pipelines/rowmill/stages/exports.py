@@ -38,6 +38,7 @@ from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import EXPORTS, File, Key, Manifest, Part, Table
 from rowmill.shards import gather, native
 from rowmill.shards.sequences import Sequences, Shelf, require_sound, take
+from rowmill.stages import inputs
 from rowmill.stages.base import (
     Draft,
     Prepared,
@@ -48,7 +49,6 @@ from rowmill.stages.base import (
     part_folder,
     scratch_folder,
 )
-from rowmill.stages.training_splits import stage as training_splits
 from rowmill.stats import Feeds, Rows, by_fact
 
 VERSION = 4
@@ -103,7 +103,7 @@ class _Source:
 
 
 def _source(work: Work, export: Export) -> _Source:
-    packed = training_splits.packed_of(work)
+    packed = inputs.packed_of(work)
     parts = [part for one in packed.values() for part in one.parts if part.facts["split"] == export.split]
     shards = tuple(part.files["shard"] for part in parts)
     counts = [np.empty(0, np.int64)]
@@ -176,7 +176,7 @@ def _name(work: Work, source: _Source, segment: int) -> str:
 def _domains(work: Work, source: _Source) -> tuple[tuple[str | None, ...], Ints]:
     """Return the values of all domains, and for each segment over all shards the number of its own."""
     found = [pl.Series("domain", [], pl.String)]
-    for one in training_splits.packed_of(work).values():
+    for one in inputs.packed_of(work).values():
         lineage = [file for file in one.files("segments") if file in source.lineage]
         examples = _input(work, one, "tokenized_examples").files("examples")
         if not lineage:
@@ -205,7 +205,7 @@ def _input(work: Work, made: Manifest, stage: str) -> Manifest:
 
 
 def _card(work: Work, export: Export, layout: Layout, counts: Mapping[str, int], content: str) -> dict[str, Any]:
-    packed = training_splits.packed_of(work)
+    packed = inputs.packed_of(work)
     own = next(iter(packed.values())).card
     return {
         "format": export.word,
@@ -277,7 +277,7 @@ def _part_fingerprint(work: Work) -> str:
 def _make(work: Work, at: str) -> Part:
     export = export_of(work)
     source = _source(work, export)
-    tokenizer = next(iter(training_splits.packed_of(work).values())).card
+    tokenizer = next(iter(inputs.packed_of(work).values())).card
     if not len(source.rows):
         raise ConfigError(
             f"exports.{export.name}.split: {export.split} holds no sequence; one is needed for an export; enlarge "

@@ -21,12 +21,11 @@ from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema.ledger import KEPT, REJECTED
 from rowmill.schema.manifest import Table
 from rowmill.schema.rows import Rejected
-from rowmill.stages import generated_tables, generated_texts, parsed_records
+from rowmill.stages import generated_tables, generated_texts, tokenizer_files
 from rowmill.stages.base import Draft, Prepared, StageDeclaration, Work, share
 from rowmill.stages.generated_tables import summarize
-from rowmill.stages.generated_texts import PARSED, Made, Meant
+from rowmill.stages.generated_texts import PARSED, Made, Meant, expected_texts, options_of
 from rowmill.stages.part_files import RejectLog
-from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stats import Feeds, by_fact
 from rowmill.tabular import generation
 from rowmill.tabular.backends import PromptText, open_backend
@@ -68,10 +67,10 @@ def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
 
 def trained_of(work: Work) -> Trained:
     """Return what the model was trained on."""
-    meant = parsed_records.meant_of(work)
+    meant = expected_texts(work)
     told = work.input("tokenized_examples").details["records"]
     frame = told["frame"]
-    encoder = Encoder(tokenized_examples.open_tokenizer(work)[0])
+    encoder = Encoder(tokenizer_files.open_tokenizer(work)[0])
     return Trained(
         mode=meant.mode,
         schema=meant.record_schema,
@@ -97,7 +96,7 @@ def make(work: Work) -> Draft:
         If nothing came because the backend could not be used.
 
     """
-    form, options = parsed_records.options_of(work)
+    form, options = options_of(work)
     assert options.backend is not None
     trained = trained_of(work)
     completer = open_backend(options.backend)
@@ -112,7 +111,7 @@ def make(work: Work) -> Draft:
             completer, trained=trained, options=options, num_records=options.num_records, seed=work.recipe.seed
         )
     _require_something(work, result)
-    return _draft(work, parsed_records.meant_of(work), result)
+    return _draft(work, expected_texts(work), result)
 
 
 def _require_something(work: Work, result: Generated) -> None:

@@ -23,7 +23,7 @@ from rowmill.core.storage import File, Store
 from rowmill.schema import manifest
 from rowmill.schema.manifest import NOT_APPLICABLE, Part, Table
 from rowmill.stages.base import Work, count_rejected, scratch_folder, share
-from rowmill.stages.canonical_rows.table_schema import form_of, known_of
+from rowmill.stages.table_inputs import form_of, known_of
 from rowmill.tabular import table_comparison
 from rowmill.tabular.cell_frames import cells_of, hashes_of
 from rowmill.tabular.schema import RecordSchema

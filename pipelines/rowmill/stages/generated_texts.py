@@ -25,11 +25,15 @@ import pyarrow as pa
 
 from rowmill import sources
 from rowmill.core.errors import ConfigError, one_of
+from rowmill.core.json import Json
 from rowmill.core.storage import Store
+from rowmill.formats import Records
 from rowmill.schema.manifest import File, Part
-from rowmill.schema.rows import Json, Rejected
-from rowmill.stages.part_files import RejectLog, write_parquet
+from rowmill.schema.rows import Rejected
+from rowmill.stages.base import Work
+from rowmill.stages.part_files import RejectLog, first_of_each, write_parquet
 from rowmill.tabular import parsing
+from rowmill.tabular.generation import Generation
 from rowmill.tabular.parsing import Parser, Place, Report, Span, Validation
 from rowmill.tabular.schema import Mode, Record, RecordSchema
 from rowmill.tabular.serialization import Serialiser, Wire
@@ -197,7 +201,7 @@ def parse_texts(task: ParseTask) -> Part:
         "items": dict(report.items),
         "characters": dict(report.characters),
         "reasons": log.counts(),
-        "examples_of_rejects": _first_of_each(log),
+        "examples_of_rejects": first_of_each(log),
     }
     return save(Store(task.root), task.folder, task.fingerprint, made, log, facts)
 
@@ -227,14 +231,6 @@ class Made:
             self.texts.append(line.removesuffix("\n"))
 
 
-def _first_of_each(log: RejectLog) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for name, reason in zip(log.row_ids, log.reasons, strict=True):
-        if len(held := found.setdefault(reason, [])) < 3:
-            held.append(name)
-    return found
-
-
 def save(store: Store, folder: str, fingerprint: str, made: Made, log: RejectLog, facts: dict[str, Any]) -> Part:
     """Write a part's records and rejects."""
     path = f"{folder}/parts/{fingerprint}"
@@ -246,3 +242,24 @@ def save(store: Store, folder: str, fingerprint: str, made: Made, log: RejectLog
         "rejects": write_parquet(store, f"{path}/rejects.parquet", log.table()),
     }
     return Part(fingerprint, files, facts)
+
+
+def options_of(work: Work) -> tuple[Records, Generation]:
+    """Return the dataset's options of records and of generation."""
+    form = work.dataset.format
+    assert isinstance(form, Records)
+    assert form.generation is not None
+    return form, form.generation
+
+
+def expected_texts(work: Work) -> Meant:
+    """Return what generated texts of the dataset are meant to be."""
+    form, generation = options_of(work)
+    return meant_of(
+        work.input("tokenized_examples").details,
+        group_columns=form.group_columns,
+        order_column=form.order_column,
+        interval_seconds=form.time_series.timestamp_interval_seconds,
+        where=f"datasets.{work.dataset_name}.format",
+        validation=generation.validation.model_dump_json(),
+    )

@@ -29,7 +29,8 @@ from rowmill.schema import manifest
 from rowmill.schema.examples import WEIGHTS
 from rowmill.schema.manifest import File, Manifest, Part, Table
 from rowmill.shards import gather, native
-from rowmill.stages import part_files
+from rowmill.shards.native import find_content_damage
+from rowmill.stages import inputs, part_files
 from rowmill.stages.base import (
     Draft,
     Figure,
@@ -42,8 +43,6 @@ from rowmill.stages.base import (
     scratch_folder,
     share,
 )
-from rowmill.stages.packed_shards.shard_files import find_content_damage
-from rowmill.stages.training_splits import stage as training_splits
 from rowmill.stats import Feeds, by_fact
 
 VERSION = 4
@@ -103,7 +102,7 @@ def _fingerprint(work: Work, name: str) -> str:
     """Identify a rank's files: the order, the sequences that it orders, the world size."""
     splits = work.inputs[(work.recipe.name, "training_splits")]
     # The order alone knows sequences by number: other tokens under the same numbers are other ranks.
-    packed = [one.version for one in training_splits.packed_of(work).values()]
+    packed = [one.version for one in inputs.packed_of(work).values()]
     return digest("gpu_partitions", identity_of(work.recipe, "")["ranks"], splits.version, packed, name)
 
 
@@ -207,7 +206,7 @@ def _typed(table: pa.Table) -> pa.Table:
 
 
 def _write_ranks(work: Work, names: Sequence[str]) -> list[Part]:
-    packed = training_splits.packed_of(work)
+    packed = inputs.packed_of(work)
     shards = [p.files["shard"] for one in packed.values() for p in one.parts if p.facts["split"] == "train"]
     counts = [file.rows for file in shards]
     with scratch_folder(work) as scratch:
@@ -229,7 +228,7 @@ def _write_ranks(work: Work, names: Sequence[str]) -> list[Part]:
 
 
 def _filler_scratch(work: Work, target: str) -> bytes:
-    card = next(iter(training_splits.packed_of(work).values())).card
+    card = next(iter(inputs.packed_of(work).values())).card
     pad = next((card[name] for name in ("pad_id", "eos_id") if card.get(name) is not None), 0)
     table = native.fillers(1, pad_id=int(pad), dataset="", weighted=work.recipe.has_loss_weights)
     plain = table.set_column(
@@ -256,7 +255,7 @@ def _rank_task(work: Work, name: str, files: tuple[str, ...], first_rows: Ints, 
     fingerprint = _fingerprint(work, name)
     splits = work.inputs[(work.recipe.name, "training_splits")]
     steps = work.store.table(splits.parts[0].files["rank_steps"])
-    shard_card = next(iter(training_splits.packed_of(work).values())).card
+    shard_card = next(iter(inputs.packed_of(work).values())).card
     own = {"recipe": work.recipe.name, "order": str(splits.card["order"]), "rank": str(rank), "world_size": str(world)}
     return _RankTask(
         root=work.store.root,

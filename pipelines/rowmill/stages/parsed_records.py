@@ -24,37 +24,16 @@ from rowmill.sources.files import reader_of
 from rowmill.stages import generated_tables, generated_texts
 from rowmill.stages.base import Draft, Planned, Prepared, StageDeclaration, Work, first_samples, make_parts, share
 from rowmill.stages.generated_tables import summarize
-from rowmill.stages.generated_texts import PARSED, Meant, ParseTask
+from rowmill.stages.generated_texts import PARSED, Meant, ParseTask, expected_texts, options_of
 from rowmill.stats import Feeds, by_fact
 from rowmill.tabular import parsing
-from rowmill.tabular.generation import Generation
 
 VERSION = 4
 """Raise it when any text may give other records."""
 
+
 FOLDER = "generated"
 """Where generated texts lie in the project unless `generation.text_urls` names others."""
-
-
-def options_of(work: Work) -> tuple[Records, Generation]:
-    """Return the dataset's options of records and of generation."""
-    form = work.dataset.format
-    assert isinstance(form, Records)
-    assert form.generation is not None
-    return form, form.generation
-
-
-def meant_of(work: Work) -> Meant:
-    """Return what generated texts of the dataset are meant to be."""
-    form, generation = options_of(work)
-    return generated_texts.meant_of(
-        work.input("tokenized_examples").details,
-        group_columns=form.group_columns,
-        order_column=form.order_column,
-        interval_seconds=form.time_series.timestamp_interval_seconds,
-        where=f"datasets.{work.dataset_name}.format",
-        validation=generation.validation.model_dump_json(),
-    )
 
 
 def scans_of(work: Work) -> list[FileScan]:
@@ -129,7 +108,7 @@ def tasks_of(work: Work, scans: Sequence[FileScan], meant: Meant) -> list[Planne
 
 def make(work: Work, scans: Sequence[FileScan]) -> Draft:
     """Take all texts apart."""
-    meant = meant_of(work)
+    meant = expected_texts(work)
     made, reused, rows_made = make_parts(work, generated_texts.parse_texts, tasks_of(work, scans, meant))
     items, characters = added(made, "items"), added(made, "characters")
     report = parsing.Report(items, characters)

@@ -3,8 +3,7 @@
 What belongs here: scanning, and what a person wants to know about the files. What does not: records.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rowmill import sources
@@ -140,23 +139,3 @@ def _news(scan: FileScan, earlier: FileScan | None) -> str:
 
 def _digest(scan: FileScan) -> str:
     return digest([part.sha256 for part in scan.parts])
-
-
-def parts_of(details: Mapping[str, Any]) -> list[sources.Part]:
-    """Recover the source's parts from a `raw_dataset` manifest's details."""
-    return [part for one in details["scans"] for part in FileScan.from_json(one).parts]
-
-
-def numbered_parts(details: Mapping[str, Any]) -> Iterator[tuple[int, sources.Part]]:
-    """Yield the source's parts, each with the number of its group: of the part of `canonical_rows` with its rows."""
-    for number, group in enumerate(groups_of(details)):
-        for part in group:
-            yield number, part
-
-
-def groups_of(details: Mapping[str, Any]) -> list[Group]:
-    """Recover the groups that rows are made of: one for each part of `canonical_rows`, in its order."""
-    parts = parts_of(details)
-    # A manifest of before files shared groups has each part alone.
-    ends = list(accumulate(details.get("groups", [1] * len(parts)), initial=0))
-    return [tuple(parts[begin:end]) for begin, end in pairwise(ends)]

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rowmill.core.json import Json
 from rowmill.core.storage import File, Store
-from rowmill.schema.rows import Json
 from rowmill.tabular.serialization import read_json
 from rowmill.tabular.time_order import DAY, Order
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, cast, get_args
 
-from rowmill.schema.rows import Json
+from rowmill.core.json import Json
 
 ColumnType = Literal[
     "integer", "float", "decimal", "boolean", "string", "datetime", "date", "time", "duration", "bytes", "list",

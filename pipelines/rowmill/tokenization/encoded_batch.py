@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rowmill.conversation.template_contract import Conversation
+from rowmill.schema.conversation import Conversation
 from rowmill.schema.examples import KINDS, examples_schema
 from rowmill.schema.rows import Masked, Piece, Rejected, Span
 from rowmill.tokenization.tokenizer import (

@@ -32,8 +32,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.errors import ConfigError
+from rowmill.core.json import Json
 from rowmill.core.storage import digest, digest_bytes
-from rowmill.schema.rows import Json
 from rowmill.tokenization.tokenizer_source import FoundTokenizer, TokenizerChoice, find_tokenizer, own_files
 
 VERSION = 3

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 from rowmill.conversation.masking.template_frames import Frames
 from rowmill.conversation.template_contract import Part, Printed
-from rowmill.schema.rows import Json, Message, Piece, Span
+from rowmill.core.json import Json
+from rowmill.schema.rows import Message, Piece, Span
 
 SHORT = 8
 """Characters under which a text may stand somewhere by chance, so that its place must be confirmed."""

@@ -29,7 +29,8 @@ from rowmill.conversation.masking.template_frames import (
     without_ids,
 )
 from rowmill.conversation.template_contract import Printed, Printer
-from rowmill.schema.rows import Json, Message, Piece, to_json
+from rowmill.core.json import Json, to_json
+from rowmill.schema.rows import Message, Piece
 
 # ── what one render shows ──
 

@@ -23,10 +23,12 @@ from rowmill.conversation.masking.template_frames import Frames
 from rowmill.conversation.masking.turn_cutting import Cutter
 from rowmill.conversation.masking.turn_layouts import Shape, learn
 from rowmill.conversation.masking.verification import verify
-from rowmill.conversation.template_contract import Conversation, Printed, Printer, TemplateContract
+from rowmill.conversation.template_contract import Printed, Printer, TemplateContract
 from rowmill.core.errors import ConfigError
+from rowmill.core.json import Json, to_json
+from rowmill.schema.conversation import Conversation
 from rowmill.schema.examples import KINDS
-from rowmill.schema.rows import Json, Masked, Message, Piece, Rejected, Span, to_json
+from rowmill.schema.rows import Masked, Message, Piece, Rejected, Span
 
 VERSION = 4
 """Raise it when any mask may come out differently."""

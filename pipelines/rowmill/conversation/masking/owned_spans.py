@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rowmill.conversation.masking.content_spans import Located, dropped_kind, leaf_forms, own_kind
 from rowmill.conversation.template_contract import OwnedText, Ownership
-from rowmill.schema.rows import Json, Message, Piece
+from rowmill.core.json import Json
+from rowmill.schema.rows import Message, Piece
 
 _REACH = 256
 """Characters after a call's name within which its arguments begin, where none of them is text."""

@@ -11,7 +11,8 @@ Own texts all hold `qz` and are in lower case, so that templates which lower-cas
 
 from collections.abc import Iterator
 
-from rowmill.schema.rows import Json, Message
+from rowmill.core.json import Json
+from rowmill.schema.rows import Message
 
 TOOL: Json = {
     "type": "function",

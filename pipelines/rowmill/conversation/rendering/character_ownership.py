@@ -31,7 +31,8 @@ from jinja2 import nodes
 from numpy.typing import NDArray
 
 from rowmill.conversation.template_contract import OwnedText, Ownership, Part
-from rowmill.schema.rows import Json, Message
+from rowmill.core.json import Json
+from rowmill.schema.rows import Message
 
 _PLANES = ((0xF0000, 0xFFFFE), (0x100000, 0x10FFFE))
 """The private planes, without the non-characters at their ends."""

@@ -28,7 +28,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from rowmill.conversation.rendering.sandbox import clock, raise_exception
 from rowmill.conversation.rendering.span_markers import holds
 from rowmill.conversation.template_contract import OpaquePrint
-from rowmill.schema.rows import Json, Message
+from rowmill.core.json import Json
+from rowmill.schema.rows import Message
 
 _PLACEHOLDER = "Zq{0}\"\\'<&>{{{{%s}}}}\té漢  \n{0}qZ"
 """Every character that some way of escaping or changing text would change; found again, the text was only printed."""

@@ -8,7 +8,8 @@ the comparison (`Renderer`), or probes of the contract (`probes.py`), whose text
 from collections.abc import Iterator
 
 from rowmill.conversation.rendering.probes import TOOL, assistant, call, result, system, user
-from rowmill.schema.rows import Json, Message
+from rowmill.core.json import Json
+from rowmill.schema.rows import Message
 
 _TRUSTED = ("Grüße, 世界 🙂 <b>&'\"</b>", "line\nbreak\ttab \\ \u2028", "  spaced  \n", "5 < 6 {{ x }} {% y %}", "a")
 

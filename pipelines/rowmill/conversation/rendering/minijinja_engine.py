@@ -26,7 +26,8 @@ from jinja2 import nodes
 from rowmill.conversation.rendering.sandbox import ToJson, clock, raise_exception
 from rowmill.conversation.rendering.span_markers import holds, read_marks
 from rowmill.conversation.template_contract import Printed
-from rowmill.schema.rows import Json, Message
+from rowmill.core.json import Json
+from rowmill.schema.rows import Message
 
 MARK = "\ufdd0"
 KEY = "\ufdd1"

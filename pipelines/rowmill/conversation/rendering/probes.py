@@ -14,7 +14,8 @@ from jinja2 import nodes
 
 from rowmill.conversation.rendering.adaptation import Adaptation
 from rowmill.conversation.template_contract import Printed, TemplateContract
-from rowmill.schema.rows import Json, Message, Rejected, Span
+from rowmill.core.json import Json
+from rowmill.schema.rows import Message, Rejected, Span
 
 
 class Observe(Protocol):

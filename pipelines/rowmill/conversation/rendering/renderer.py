@@ -62,7 +62,8 @@ from rowmill.conversation.rendering.template_registry import (
 from rowmill.conversation.template_contract import OpaquePrint, Ownership, Printed, TemplateContract
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, one_of
-from rowmill.schema.rows import Json, Message, Rejected
+from rowmill.core.json import Json
+from rowmill.schema.rows import Message, Rejected
 
 __all__ = [
     "BadArgumentsError",

@@ -30,7 +30,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from rowmill.core.errors import ConfigError
-from rowmill.schema.rows import Json
+from rowmill.core.json import Json
 
 STEPS = 300_000
 CHARACTERS = 64_000_000

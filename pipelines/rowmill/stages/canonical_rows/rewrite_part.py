@@ -16,11 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from rowmill.core.json import from_json
 from rowmill.core.storage import Store
 from rowmill.schema.ledger import LEDGER, REJECTED
 from rowmill.schema.manifest import Part
-from rowmill.schema.rows import Rejected, from_json, without_messages
-from rowmill.stages.part_files import RejectLog, noticed, row_as_bytes, write_parquet
+from rowmill.schema.rows import Rejected, without_messages
+from rowmill.stages.canonical_rows.text_rows import noticed
+from rowmill.stages.part_files import RejectLog, row_as_bytes, write_parquet
 
 SPLITS = ("train", "validation", "test")
 """What the codes of `Rewrite.splits` mean."""

@@ -27,7 +27,7 @@ from rowmill.schema.ledger import CHOSEN, KEPT, REJECTED, add_up, unaccounted
 from rowmill.schema.manifest import NOT_APPLICABLE, Histogram, Part, Table
 from rowmill.schema.rows import NOTICED, REASONING_AND_CALLS, ROWS, Rejected
 from rowmill.sources.sharing import TakenGroup, records_of, size_of
-from rowmill.stages import part_files, raw_dataset
+from rowmill.stages import inputs
 from rowmill.stages.base import (
     Draft,
     Figure,
@@ -42,7 +42,7 @@ from rowmill.stages.base import (
     scan_rows,
     share,
 )
-from rowmill.stages.canonical_rows import table_schema, time_splits
+from rowmill.stages.canonical_rows import table_schema, text_rows, time_splits
 from rowmill.stages.canonical_rows.rewrite_part import Rewrite, rewrite
 from rowmill.stats import Feeds, by_fact
 
@@ -70,7 +70,7 @@ def _rows_digest(work: Work) -> str:
 
 def make(work: Work) -> Draft:
     """Make the rows of all parts and leave later copies out."""
-    groups = raw_dataset.groups_of(work.input("raw_dataset").details)
+    groups = inputs.groups_of(work.input("raw_dataset").details)
     scanned = [part for group in groups for part in group]
     _require_one_way_to_hold_out(work, scanned)
     options = _rows_digest(work)
@@ -78,7 +78,7 @@ def make(work: Work) -> Draft:
         # A cell is found again by its place in its part: small files of tables share no group.
         made, reused, rows_made, known = table_schema.make_rows(work, _each(_taken(work, groups)), options)
     else:
-        made, reused, rows_made = make_parts(work, part_files.canonicalize_part, _planned(work, groups, options))
+        made, reused, rows_made = make_parts(work, text_rows.canonicalize_part, _planned(work, groups, options))
         known = None
     distinct = _without_duplicates(work, made)
     split = time_splits.split_by_time(work, distinct)
@@ -111,7 +111,7 @@ def _note_boundaries(work: Work, draft: Draft, resolved: Boundaries | None) -> N
 
 def parts_taken(work: Work) -> list[tuple[sources.Part, int | None]]:
     """Return the parts of a dataset's source with how many records of each are taken; None is all."""
-    return _each(_taken(work, raw_dataset.groups_of(work.input("raw_dataset").details)))
+    return _each(_taken(work, inputs.groups_of(work.input("raw_dataset").details)))
 
 
 def _each(groups: Sequence[TakenGroup]) -> list[tuple[sources.Part, int | None]]:
@@ -140,7 +140,7 @@ def _planned(work: Work, groups: Sequence[sources.Group], options: str) -> list[
         # A part alone is identified by itself, so that what was built before files shared groups holds.
         each = [[part.part_id, part.sha256, part.arrow, part.split_hint, take] for part, take in taken]
         fingerprint = digest(options, *each[0]) if len(each) == 1 else digest(options, "group", each)
-        task = part_files.CanonicalTask(
+        task = text_rows.CanonicalTask(
             work.store.root, work.folder, fingerprint, str(work.base), work.dataset_name or "", work.dataset, taken
         )
         planned.append(Planned(fingerprint, task, records_of(taken), size_of(taken)))

@@ -29,13 +29,14 @@ import orjson
 import pyarrow as pa
 
 from rowmill import sources
+from rowmill.core.json import Json
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.formats import Records, filters
 from rowmill.formats.splits import Split, Splits, Splitter, assign_split
 from rowmill.recipe.recipe import Dataset
-from rowmill.schema.ledger import LEDGER, NOT_TAKEN
+from rowmill.schema.ledger import NOT_TAKEN
 from rowmill.schema.manifest import File, Part
-from rowmill.schema.rows import ROWS, Json, Rejected, message_counts
+from rowmill.schema.rows import ROWS, Rejected, message_counts
 from rowmill.stages.canonical_rows.typed_records import (
     ABSENT,
     CellRows,
@@ -46,7 +47,7 @@ from rowmill.stages.canonical_rows.typed_records import (
     columns_of,
     roles_of,
 )
-from rowmill.stages.part_files import RejectLog, write_parquet
+from rowmill.stages.part_files import RejectLog, first_of_each, ledger_table, write_parquet
 from rowmill.tabular.schema import RecordSchema
 from rowmill.tabular.serialization import RepeatedKeyError, exact_decoder, read_json
 from rowmill.tabular.table_contract import TableContract
@@ -357,30 +358,15 @@ def _save(task: RowsTask, columns: _Columns, log: RejectLog, left_out: list[str]
         "noticed": {},
         **message_counts(()),
         "splits": dict(sorted(Counter(columns.splits).items())),
-        "examples_of_rejects": first_of_each(log.row_ids, log.reasons),
+        "examples_of_rejects": first_of_each(log),
         "characters": sum(map(len, texts)) + len(texts),
         "mismatches": mismatches.to_json(),
     }
     files = {
         "rows": write_parquet(store, f"{at}/rows.parquet", columns.table()),
         "rejects": write_parquet(store, f"{at}/rejects.parquet", log.table()),
-        "ledger": write_parquet(store, f"{at}/ledger.parquet", ledger_table(columns.ids, log, left_out)),
+        "ledger": write_parquet(
+            store, f"{at}/ledger.parquet", ledger_table(pa.chunked_array([columns.ids], pa.string()), log, left_out)
+        ),
     }
     return Part(task.fingerprint, files, facts)
-
-
-def ledger_table(kept: Sequence[str], log: RejectLog, left_out: Sequence[str], state: str = NOT_TAKEN) -> pa.Table:
-    """Return a part's ledger: rows kept, rejected, and left out in one state."""
-    row_ids = [*kept, *log.row_ids, *left_out]
-    states = ["kept"] * len(kept) + ["rejected"] * len(log.row_ids) + [state] * len(left_out)
-    reasons = [""] * len(kept) + log.reasons + [""] * len(left_out)
-    return pa.table([row_ids, [log.stage] * len(row_ids), states, reasons], schema=LEDGER)
-
-
-def first_of_each(row_ids: Sequence[str], reasons: Sequence[str]) -> dict[str, list[str]]:
-    """Return the first three rows of each reason."""
-    found: dict[str, list[str]] = {}
-    for row_id, reason in zip(row_ids, reasons, strict=True):
-        if len(found.setdefault(reason, [])) < 3:
-            found[reason].append(row_id)
-    return dict(sorted(found.items()))

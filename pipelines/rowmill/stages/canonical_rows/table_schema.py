@@ -11,7 +11,7 @@ text may change.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,55 +26,21 @@ from rowmill.formats import Records, splits
 from rowmill.formats.splits import Splitter
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
-from rowmill.schema.manifest import NOT_APPLICABLE, File, Part, Table
+from rowmill.schema.manifest import NOT_APPLICABLE, Part, Table
 from rowmill.sources import FileScan
 from rowmill.stages.base import Draft, Planned, Work, kept_part, make_parts, share
 from rowmill.stages.canonical_rows import table_rows
 from rowmill.stages.canonical_rows.rewrite_part import Rewrite, rewrite
+from rowmill.stages.table_inputs import Known, form_of, index_of
 from rowmill.tabular import row_index, sizing, table_contract
 from rowmill.tabular.row_index import Index
 from rowmill.tabular.schema import RecordSchema
 from rowmill.tabular.table_contract import Drift, Evidence, Mismatch, TableContract
 from rowmill.tabular.table_contract.document import as_yaml
 from rowmill.tabular.table_contract.drift import describe
-from rowmill.tabular.time_order import Order
 
 VERSION = 4
 """Raise it when any record may get another type, text, key or split, or other facts are counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What is known of a dataset once all its parts were observed.
-
-    `contract` is the one in force: the recipe's, else that of the last build, else the one that the data proposes.
-    """
-
-    schema: RecordSchema
-    order: Order | None
-    contract: TableContract | None = None
-    evidence: Evidence = field(default_factory=lambda: Evidence(0, {}))
-    proposed: TableContract | None = None
-    earlier: Mapping[str, Any] | None = None
-    observed: tuple[str, ...] = ()
-    """Fingerprints of the parts that say what was seen, in the order of the parts; the next build reads them again."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what parsing and generation read of it, for the manifest."""
-        return {"schema": self.schema.to_json(), "order": None if self.order is None else self.order.name}
-
-
-def known_of(details: dict[str, Any]) -> Known:
-    """Recover what a `canonical_rows` manifest says of its dataset."""
-    told = details["records"]
-    return Known(RecordSchema.from_json(told["schema"]), None if told["order"] is None else Order(told["order"]))
-
-
-def form_of(work: Work) -> Records:
-    """Return the dataset's options of records."""
-    form = work.dataset.format
-    assert isinstance(form, Records)
-    return form
 
 
 def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
@@ -276,26 +242,6 @@ def _declared(work: Work) -> dict[str, str]:
     if not all(scan.columns for scan in scans if scan.records):
         return {}
     return {name: next(iter(kinds)) for name, kinds in found.items() if len(kinds) == 1}
-
-
-# ── After rows are made ────────────────────────────────────────────────────────────────────────────
-
-
-def index_of(work: Work, parts: Sequence[Part], known: Known) -> Index:
-    """Return the rows of some parts as integers."""
-    return index_of_files(work, [part.files["rows"] for part in parts], known)
-
-
-def index_of_files(work: Work, files: Sequence[File], known: Known) -> Index:
-    """Return the rows of some files as integers."""
-    form = form_of(work)
-    return row_index.load(
-        work.store,
-        files,
-        known.order,
-        is_grouped=form.is_grouped,
-        is_series=form.mode == "sequential",
-    )
 
 
 def with_splits(work: Work, made: list[Part], known: Known) -> list[Part]:

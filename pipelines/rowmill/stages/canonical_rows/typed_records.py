@@ -17,10 +17,11 @@ from itertools import repeat
 from json.encoder import encode_basestring
 from typing import Any, NamedTuple, TypeVar, cast
 
+from rowmill.core.json import Json
 from rowmill.formats import Records
 from rowmill.formats.columns import at_path
 from rowmill.formats.splits import Splits
-from rowmill.schema.rows import Json, Rejected
+from rowmill.schema.rows import Rejected
 from rowmill.tabular.schema import Column, Record, RecordSchema, Value
 from rowmill.tabular.serialization import Problem, Reader, Serialiser
 from rowmill.tabular.table_contract import ColumnContract, TableContract, cell_writer, read_position

@@ -21,7 +21,7 @@ from rowmill.packing import plan as packing
 from rowmill.packing.plan import Plan, Slices
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
-from rowmill.stages import raw_dataset
+from rowmill.stages import inputs
 from rowmill.stages.base import Work
 from rowmill.stages.packed_shards import validation_holdout
 
@@ -209,7 +209,7 @@ def _first_sequences(plan: Plan, count: int) -> Plan:
 
 
 def _require_no_other_validation(work: Work) -> None:
-    parts = raw_dataset.parts_of(work.input("raw_dataset").details)
+    parts = inputs.parts_of(work.input("raw_dataset").details)
     if any(part.split_hint == "validation" for part in parts):
         raise ConfigError(
             f"mixture.num_validation_sequences.{work.dataset_name}: the source has rows for validation of its own; one "

@@ -11,7 +11,6 @@ back. The two sums must be equal. Reading back begins when the last shard is wri
 cut short a file meanwhile is noticed, too.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
@@ -32,6 +31,7 @@ from rowmill.shards.label_conventions import IGNORE
 from rowmill.shards.sequences import lists
 
 Ints = NDArray[np.int64]
+
 
 SEGMENTS = pa.schema(
     [
@@ -263,17 +263,3 @@ def _lineage(table: pa.Table, task: ShardTask) -> pa.Table:
 def _save(store: Store, path: str, content: bytes, rows: int) -> File:
     store.write(path, content)
     return File(path=path, bytes=len(content), digest=digest_bytes(content), rows=rows)
-
-
-def find_content_damage(store: Store, where: str, files: Sequence[File], expected: str) -> Iterator[str]:
-    """Compare the content hash of the sequences in some files with the one that a stage wrote down."""
-    total = 0
-    for file in files:
-        table = store.table(file).combine_chunks()
-        total += sum(native.sequence_hashes(native.segments_of(table)))
-    found = f"{total % native.MODULUS:032x}"
-    if found != expected:
-        yield (
-            f"{where}: its sequences hash to {found}, its manifest says {expected}; "
-            "remove the stage's folder and build again"
-        )

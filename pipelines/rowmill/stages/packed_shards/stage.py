@@ -27,15 +27,15 @@ from rowmill.recipe.recipe import Recipe
 from rowmill.schema.ledger import KEPT, REJECTED
 from rowmill.schema.manifest import NOT_APPLICABLE, File, Histogram, Manifest, Part, Table
 from rowmill.shards import native
+from rowmill.shards.native import find_content_damage
 from rowmill.sources import Part as SourcePart
-from rowmill.stages import raw_dataset
+from rowmill.stages import inputs
 from rowmill.stages.base import Draft, Figure, Prepared, StageDeclaration, Work, part_folder, scratch_folder, share
 from rowmill.stages.packed_shards.pack_plans import SPLITS, SURPLUS, Lengths, Plans, SplitPlan, carved_of, plan_splits
 from rowmill.stages.packed_shards.shard_files import (
     ReadTask,
     ScratchTask,
     ShardTask,
-    find_content_damage,
     read_back,
     to_scratch,
     write_shard,
@@ -215,7 +215,7 @@ def _all_segments(work: Work, plans: Sequence[SplitPlan]) -> "tuple[Ints, Ints, 
 
 
 def _write_shards(work: Work, lengths: Lengths, plans: Sequence[SplitPlan], files: list[str]) -> list[Part]:
-    scanned = raw_dataset.parts_of(work.input("raw_dataset").details)
+    scanned = inputs.parts_of(work.input("raw_dataset").details)
     at = part_folder(work.folder, _plan_digest(work, lengths, plans))
     card = {k: str(v) for k, v in _card(work).items()}
     tasks = [task for one in plans for task in _shard_tasks(work, lengths, one, files, scanned, at, card)]

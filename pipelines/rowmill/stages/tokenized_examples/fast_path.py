@@ -32,7 +32,7 @@ from rowmill.conversation.masking.turn_layouts import (
     lay_out,
     literal_pattern,
 )
-from rowmill.conversation.template_contract import Conversation
+from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import Masked, Message, Rejected
 from rowmill.tokenization.encoded_batch import (
     NO_TEXT_BEHIND,

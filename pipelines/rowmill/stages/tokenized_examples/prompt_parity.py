@@ -14,7 +14,8 @@ from dataclasses import replace
 import numpy as np
 
 from rowmill.conversation.masking import Masker, needs_plain_check
-from rowmill.conversation.template_contract import Conversation, Printer
+from rowmill.conversation.template_contract import Printer
+from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import Masked, Rejected
 from rowmill.tokenization.encoded_batch import Example, Tokens
 

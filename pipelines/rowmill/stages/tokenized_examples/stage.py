@@ -17,13 +17,12 @@ from rowmill.conversation.rendering import renderer
 from rowmill.conversation.rendering.renderer import RendererSpec
 from rowmill.core.errors import ConfigError
 from rowmill.core.number_text import counted, percent
-from rowmill.core.storage import Store, digest
+from rowmill.core.storage import digest
 from rowmill.formats import Records
 from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema.examples import examples_schema
 from rowmill.schema.ledger import KEPT, REJECTED, add_up, unaccounted
 from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, Part, Table
-from rowmill.stages import part_files
 from rowmill.stages.base import (
     Draft,
     Figure,
@@ -37,49 +36,23 @@ from rowmill.stages.base import (
     name_rejects,
     share,
 )
-from rowmill.stages.tokenized_examples import table_examples
+from rowmill.stages.tokenized_examples import table_examples, text_parts
+from rowmill.stages.tokenizer_files import find_tokenizer, open_tokenizer
 from rowmill.stats import Feeds, by_fact
 from rowmill.tokenization import tokenizer, tokenizer_source
 from rowmill.tokenization.tokenizer import LoadedTokenizer
-from rowmill.tokenization.tokenizer_source import FoundTokenizer
 
 VERSION = 5
 """Raise it when any row may become another example, or other facts are counted."""
 
+
 LENGTH_REASONS = frozenset({"overlong", "overlong_after_structure"})
+
+
 NO_TARGET = frozenset({"no_loss_tokens", "no_assistant", "assistant_untrained"})
+
+
 UNVERIFIED = frozenset({"span_not_found", "own_text_untrained", "foreign_text_trained", "reasoning_not_located"})
-
-
-KEPT_TOKENIZERS, KEPT_COMMITS = "tokenizers", "tokenizer_commits"
-"""Folders of a store: tokenizers as data, and which commit a revision of the hub was when it was last asked for."""
-
-
-def open_tokenizer(work: Work) -> tuple[LoadedTokenizer, str]:
-    """Return the recipe's tokenizer and its path in the store, loading it only if its files changed."""
-    found = find_tokenizer(work)
-    path = f"{KEPT_TOKENIZERS}/{digest(tokenizer.VERSION, found.stamp)}.json"
-    if not work.store.exists(path):
-        work.store.write(path, tokenizer.to_bytes(tokenizer.load_tokenizer(found)))
-    return tokenizer.from_bytes(work.store.read(path)), path
-
-
-def find_tokenizer(work: Work) -> FoundTokenizer:
-    """Return where the recipe's tokenizer is; what a revision of the hub is today is noted in the store."""
-    choice = work.recipe.tokenizer_choice
-    noted = f"{KEPT_COMMITS}/{digest(choice.name, choice.revision)}.json"
-    last: dict[str, Any] = work.store.read_sealed(noted) or {}
-    found = tokenizer_source.find_tokenizer(choice, work.base, last_commit=last.get("commit"))
-    if found.commit is not None and found.commit != last.get("commit"):
-        work.store.write_sealed(noted, {"name": choice.name, "revision": choice.revision, "commit": found.commit})
-    return found
-
-
-def copy_tokenizers(source: Store, target: Store) -> None:
-    """Take kept tokenizers along to another store: opening one anew takes seconds."""
-    for folder in (KEPT_TOKENIZERS, KEPT_COMMITS):
-        for name in source.list(folder):
-            target.write(f"{folder}/{name}", source.read(f"{folder}/{name}"))
 
 
 def origin_of(work: Work, loaded: LoadedTokenizer) -> dict[str, Any]:
@@ -201,7 +174,7 @@ def _make(work: Work, loaded: LoadedTokenizer, path: str) -> Draft:
     rows = work.input("canonical_rows").parts
     options = _examples_digest(work, loaded, spec)
     planned = [_planned(work, path, spec, part, digest(options, part.files["rows"].digest), loaded) for part in rows]
-    made, reused, rows_made = make_parts(work, part_files.tokenize_part, planned)
+    made, reused, rows_made = make_parts(work, text_parts.tokenize_part, planned)
     _raise_overlong(work, made)
     return _draft(work, made, loaded, spec, reused=reused, rows_made=rows_made)
 
@@ -209,7 +182,7 @@ def _make(work: Work, loaded: LoadedTokenizer, path: str) -> Draft:
 def _planned(
     work: Work, path: str, spec: RendererSpec | None, part: Part, fingerprint: str, loaded: LoadedTokenizer
 ) -> Planned:
-    task = part_files.TokenizeTask(
+    task = text_parts.TokenizeTask(
         root=work.store.root,
         folder=work.folder,
         fingerprint=fingerprint,
@@ -229,7 +202,7 @@ def _raise_overlong(work: Work, made: list[Part]) -> None:
     found = [(str(row_id), int(length)) for part in made for row_id, length in part.facts["overlong"]]
     total = sum(int(part.facts["overlong_rows"]) for part in made)
     if total and work.dataset.truncation.overlong == "raise":
-        raise part_files.too_long(
+        raise text_parts.too_long(
             work.recipe.limit_of(work.dataset_name or ""), total, found, f"datasets.{work.dataset_name}"
         )
 
@@ -290,6 +263,7 @@ def _draft(
 _COUNTED = ("verified", "outside_vocabulary", "usual_way", "lane_differences", "controlled_rows", "altered",
             "straddles", "original_tokens", "rows_with_tools", "tool_tokens", "prompts_compared",
             "prompts_that_differ", "trained_removed", "dropped_trained")  # fmt: skip
+
 
 OF_TEMPLATE = ("render_equal", "content_dropped", "contract", "prompt_match", "date_pinned", "control_strings",
                "prompt_parity")  # fmt: skip

@@ -31,6 +31,7 @@ from rowmill.recipe.recipe import Recipe
 from rowmill.schema.ledger import KEPT, REJECTED, add_up, unaccounted
 from rowmill.schema.manifest import NOT_APPLICABLE, File, Histogram, Part, Table
 from rowmill.shards import gather
+from rowmill.stages import table_plan
 from rowmill.stages.base import (
     Draft,
     Planned,
@@ -43,9 +44,9 @@ from rowmill.stages.base import (
     scratch_folder,
     share,
 )
-from rowmill.stages.canonical_rows.table_schema import Known, form_of, index_of, known_of
-from rowmill.stages.tokenized_examples import table_plan, table_tokens
-from rowmill.stages.tokenized_examples.table_plan import Overflow, RecordPlan, SplitPlan
+from rowmill.stages.table_inputs import Known, form_of, index_of, known_of
+from rowmill.stages.table_plan import Overflow, RecordPlan, SplitPlan
+from rowmill.stages.tokenized_examples import table_tokens
 from rowmill.stages.tokenized_examples.table_tokens import RECORD_EXAMPLES, AccountTask, BuildTask, Encoded, EncodeTask
 from rowmill.tabular import prompt
 from rowmill.tabular.assembly import EDGES, Ints, Room

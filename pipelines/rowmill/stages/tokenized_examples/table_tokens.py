@@ -27,8 +27,7 @@ from rowmill.schema.examples import EXAMPLES, KINDS
 from rowmill.schema.manifest import File, Part
 from rowmill.schema.rows import Rejected
 from rowmill.shards import gather
-from rowmill.stages.canonical_rows.table_rows import first_of_each, ledger_table
-from rowmill.stages.part_files import RejectLog, row_as_bytes, write_parquet
+from rowmill.stages.part_files import RejectLog, first_of_each, ledger_table, row_as_bytes, write_parquet
 from rowmill.stages.tokenized_examples import text_examples
 from rowmill.tabular.assembly import EDGES, FLUSHES, Ints
 from rowmill.tabular.prompt import Frame
@@ -40,6 +39,7 @@ from rowmill.tokenization.roundtrip import Decoder
 from rowmill.tokenization.tokenizer import Encoder, from_bytes, token_bytes
 
 PROMPT, RECORD, TEMPLATE = (KINDS.index(name) for name in ("prompt", "record", "template"))
+
 
 RECORD_EXAMPLES = pa.schema(
     [
@@ -57,10 +57,13 @@ RECORD_EXAMPLES = pa.schema(
 `record_start` and `record_stop` count a series' records in its order; other records in the order of their split.
 """
 
+
 _TOKENS = pa.schema(
     [pa.field("input_ids", pa.list_(pa.int32()), nullable=False), pa.field("length", pa.int32(), nullable=False)]
 )
 """The ids of a part of rows as they are kept; `length` is −1 for a row that has none, so that plans read no ids."""
+
+
 _SCRATCH = ("input_ids", "row_id", "domain", "group_key")
 
 
@@ -124,12 +127,6 @@ def _keep_tokens(store: Store, task: EncodeTask, tokens: pa.Table, facts: dict[s
         return None
     path = f"{task.folder}/parts/{task.fingerprint}/tokens.parquet"
     return Part(task.fingerprint, {"tokens": write_parquet(store, path, tokens)}, facts)
-
-
-def lengths_of(store: Store, files: Sequence[File]) -> Ints:
-    """Return each row's tokens, −1 of a row that was rejected, from the kept ids of all parts of rows."""
-    lengths = [store.table(file, ["length"]).column(0).to_numpy() for file in files]
-    return np.concatenate([np.empty(0, np.int64), *lengths]).astype(np.int64)
 
 
 @lru_cache(maxsize=2)
@@ -253,7 +250,11 @@ def account(task: AccountTask) -> Part:
     left_out = [row_ids[place] for place in np.flatnonzero(states == 1).tolist()]
     files = {
         "tokens": task.tokens,
-        "ledger": write_parquet(store, f"{at}/ledger.parquet", ledger_table(shown, log, left_out, "not_sampled")),
+        "ledger": write_parquet(
+            store,
+            f"{at}/ledger.parquet",
+            ledger_table(pa.chunked_array([shown], pa.string()), log, left_out, "not_sampled"),
+        ),
         "rejects": write_parquet(store, f"{at}/rejects.parquet", log.table()),
     }
     facts: dict[str, Any] = {
@@ -261,7 +262,7 @@ def account(task: AccountTask) -> Part:
         "kept": len(shown),
         "left_out": {"not_sampled": len(left_out)} if left_out else {},
         "reasons": log.counts(),
-        "examples_of_rejects": first_of_each(log.row_ids, log.reasons),
+        "examples_of_rejects": first_of_each(log),
         **{name: task.facts[name] for name in _COUNTED},
     }
     return Part(task.fingerprint, files, facts)

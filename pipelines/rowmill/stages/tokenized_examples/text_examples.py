@@ -22,13 +22,15 @@ from numpy.typing import NDArray
 
 from rowmill.conversation.masking import Masker, MaskRules
 from rowmill.conversation.rendering.renderer import Renderer, RendererSpec
-from rowmill.conversation.template_contract import Conversation, mismatched_prompts, warnings
+from rowmill.conversation.template_contract import mismatched_prompts, warnings
 from rowmill.conversation.truncation import Overlong, Truncated, Truncater
 from rowmill.core.errors import ConfigError
+from rowmill.core.json import Json, from_json, from_json_column, to_json
 from rowmill.formats.reasoning import inlined, limited
 from rowmill.recipe.recipe import Dataset
+from rowmill.schema.conversation import Conversation
 from rowmill.schema.examples import KINDS, WEIGHTS
-from rowmill.schema.rows import Json, Kind, Masked, Message, Rejected, Span, from_json, from_json_column, to_json
+from rowmill.schema.rows import Kind, Masked, Message, Rejected, Span
 from rowmill.stages.custom_rows import Built, OwnExamples
 from rowmill.stages.tokenized_examples.fast_path import PlainChats
 from rowmill.stages.tokenized_examples.prompt_parity import begins_with_prompt, choose_rows

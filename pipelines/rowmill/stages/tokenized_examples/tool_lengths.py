@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rowmill.conversation.rendering.renderer import Renderer
-from rowmill.schema.rows import Json, Message, Rejected, from_json
+from rowmill.core.json import Json, from_json
+from rowmill.schema.rows import Message, Rejected
 from rowmill.tokenization.tokenizer import Encoder
 
 PROBES: Sequence[Sequence[Message]] = (

@@ -28,13 +28,16 @@ from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import Histogram, Manifest, Part, Table
 from rowmill.stages import part_files
 from rowmill.stages.base import Draft, Figure, Prepared, StageDeclaration, Work, part_folder, share
+from rowmill.stages.inputs import packed_of
 from rowmill.stages.training_splits import leakage, table_leakage
 from rowmill.stats import Feeds, by_fact
 
 VERSION = 4
 """Raise it when any recipe may be shown in another order, or other facts are counted on the way."""
 
+
 Ints = NDArray[np.int64]
+
 
 ORDER = pa.schema(
     [
@@ -74,11 +77,6 @@ def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
         "splits": {name: dataset.splits.model_dump(mode="json") for name, dataset in recipe.datasets.items()},
         "grouped": [name for name, dataset in recipe.datasets.items() if leakage.has_groups(dataset)],
     }
-
-
-def packed_of(work: Work) -> dict[str, Manifest]:
-    """Return the packed shards of each dataset, in recipe order."""
-    return {name: work.inputs[(work.recipe.name, name, "packed_shards")] for name in work.recipe.datasets}
 
 
 def make(work: Work) -> Draft:

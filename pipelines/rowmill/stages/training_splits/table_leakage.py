@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from rowmill.core.storage import File, Store
 from rowmill.schema.manifest import Manifest
 from rowmill.stages.base import Work, scratch_folder
-from rowmill.stages.canonical_rows.table_schema import known_of
+from rowmill.stages.table_inputs import known_of
 from rowmill.tabular.cell_frames import cells_of, hashes_of
 
 VERSION = 1

@@ -19,10 +19,10 @@ from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.schema.ledger import REJECTED, add_up
 from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, Table
+from rowmill.stages import table_inputs, table_plan
 from rowmill.stages.base import Draft, Work, share
-from rowmill.stages.canonical_rows.table_schema import form_of, index_of_files, known_of
-from rowmill.stages.tokenized_examples import table_plan, table_tokens
-from rowmill.stages.tokenized_examples.table_plan import Asked, Replanned
+from rowmill.stages.table_inputs import form_of, index_of_files, known_of
+from rowmill.stages.table_plan import Asked, Replanned
 from rowmill.tabular.assembly import Ints, Room
 
 VERSION = 1
@@ -102,7 +102,7 @@ def _what_if(work: Work, made: Manifest, limit: int) -> Table:
     key = (*work.dataset_key, "canonical_rows")
     rows = manifest.by_version(work.store, key, made.inputs["/".join(key)])
     index = index_of_files(work, rows.files("rows"), known_of(made.details))
-    lengths = table_tokens.lengths_of(work.store, made.files("tokens"))
+    lengths = table_inputs.lengths_of(work.store, made.files("tokens"))
     form = form_of(work)
     asked = Asked(
         work.dataset_name or "", work.recipe.seed, form, Room(limit, int(made.facts["prompt_tokens"]), form.cap)

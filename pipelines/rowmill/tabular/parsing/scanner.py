@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from rowmill.schema.rows import Json
+from rowmill.core.json import Json
 from rowmill.tabular.parsing.spans import Span
 from rowmill.tabular.schema import MAX_DEPTH, MAX_DIGITS
 

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from typing import NamedTuple, TypeGuard
 
-from rowmill.schema.rows import Json
+from rowmill.core.json import Json
 from rowmill.tabular.iso8601 import CANONICAL, canonical_datetime, canonical_duration
 from rowmill.tabular.schema import MAX_DIGITS, Column, Record, RecordSchema, Value
 from rowmill.tabular.serialization.writing import Wire

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from json.encoder import encode_basestring
 
-from rowmill.schema.rows import Json
+from rowmill.core.json import Json
 from rowmill.tabular.serialization import write_decimal
 from rowmill.tabular.table_contract.contract import ColumnContract
 from rowmill.tabular.table_contract.value_shapes import INTEGERS, NUMBERS, shape_of

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import TypeAlias
 
-from rowmill.schema.rows import Json
+from rowmill.core.json import Json
 from rowmill.tabular.table_contract.value_shapes import shape_of, time_shape_of
 
 Place: TypeAlias = tuple[int, int]

@@ -1,0 +1,120 @@
+"""JSON text to values and back: numbers kept whole, repeated keys and lone surrogates noticed, one canonical form.
+
+What belongs here: reading and writing JSON. What does not: what a value means.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Json: TypeAlias = Any
+"""A decoded JSON value. The one place where `Any` is honest: sources decide its shape."""
+
+
+_BEYOND_64_BITS = "-[0-9]{19}|[0-9]{20}"
+_LONG_NUMBER = re.compile(r"\d{19}")
+"""Digits that may be an integer beyond 64 bits, which the fast parser would turn into a float without a word."""
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def from_json(text: str) -> Json:
+    """Decode JSON text exactly, integers of any size included.
+
+    Raises
+    ------
+    ValueError
+        If it is no JSON, or nested deeper than can be read.
+
+    """
+    if _LONG_NUMBER.search(text) is None:
+        return orjson.loads(text)
+    try:
+        value = json.loads(text)
+        # What the fast parser refuses stays refused: infinite numbers and lone surrogates, which cannot be stored.
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    return value
+
+
+def from_json_without_repeats(text: str) -> Json:
+    """Decode JSON text as `from_json` does, and refuse an object that repeats a key: one of its values would be lost.
+
+    Raises
+    ------
+    ValueError
+        If a key is repeated, at any depth, or for what `from_json` refuses.
+
+    """
+    value = from_json(text)
+    # Each key has its colon: a flat object with as many colons as keys repeats none, and needs no slow second parse.
+    if text.count(":") > (len(value) if type(value) is dict else 0):
+        json.loads(text, object_pairs_hook=_refuse_repeats)
+    return value
+
+
+def _refuse_repeats(pairs: list[tuple[str, Json]]) -> None:
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise ValueError(f"the key {key!r} is repeated")
+        seen.add(key)
+
+
+def path_of_lone_surrogate(value: Json) -> str | None:
+    """Return where a value holds text that UTF-8 cannot encode, such as `messages[1].content`; None: nowhere."""
+    try:
+        orjson.dumps(value)
+    except TypeError:
+        pass
+    else:
+        return None
+    waiting: list[tuple[str, Json]] = [("", value)]
+    while waiting:
+        path, here = waiting.pop()
+        if isinstance(here, str):
+            if _SURROGATE.search(here):
+                return path
+        elif isinstance(here, Mapping):
+            mapping: Mapping[Any, Json] = here
+            if any(isinstance(key, str) and _SURROGATE.search(key) for key in mapping):
+                return f"a key of {path or 'the record'}"
+            waiting += [(f"{path}.{key}" if path else f"{key}", one) for key, one in [*mapping.items()][::-1]]
+        elif isinstance(here, list | tuple):
+            items: Sequence[Json] = here
+            waiting += [(f"{path}[{i}]", items[i]) for i in range(len(items) - 1, -1, -1)]
+    return None
+
+
+def from_json_column(column: pa.ChunkedArray) -> list[Json]:
+    """Decode a column of JSON text as `from_json` does, looking for long integers in all of it at once."""
+    inexact = pc.match_substring_regex(column, _BEYOND_64_BITS).to_pylist()
+    texts: list[str | None] = column.to_pylist()
+    return [
+        None if text is None else json.loads(text) if long else orjson.loads(text)
+        for text, long in zip(texts, inexact, strict=True)
+    ]
+
+
+def to_json(value: Json) -> str:
+    """Encode a canonical value as JSON text: UTF-8, key order kept, absent keys absent."""
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:
+        # Integers beyond 64 bits: rare, and still the row's own content.
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def canonical_json(value: Json) -> bytes:
+    """Encode a value so that equal values give equal bytes: keys sorted at every level."""
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except TypeError:
+        return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()

@@ -1,0 +1,269 @@
+"""What one worker does with one source part of conversations, pairs or texts: records to rows, rejects and a ledger.
+
+What belongs here: reading a part record by record, and the files of its rows. What does not: how one record is read
+(`formats/`), tables (`table_rows.py`), what is decided over all parts (`stage.py`).
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rowmill import sources
+from rowmill.core.json import Json, to_json
+from rowmill.core.storage import Store
+from rowmill.formats import Python, canonicalization, filters
+from rowmill.formats.preference import columns_in
+from rowmill.formats.splits import Splitter, assign_split
+from rowmill.recipe.recipe import Dataset
+from rowmill.schema.ledger import NOT_TAKEN
+from rowmill.schema.manifest import Part
+from rowmill.schema.rows import NOTICED, ROWS, ParseReport, Rejected, Row, message_counts
+from rowmill.sources.parts import SplitHint
+from rowmill.sources.sharing import TakenGroup, read_taken, records_of
+from rowmill.stages.custom_rows import OwnRows
+from rowmill.stages.part_files import RejectLog, first_of_each, ledger_table, write_parquet, write_rejects
+
+# ── Canonical rows ─────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class CanonicalTask:
+    """Source parts to make rows of together."""
+
+    root: str
+    folder: str
+    fingerprint: str
+    base: str
+    dataset_name: str
+    dataset: Dataset
+    taken: TakenGroup
+
+
+_CANONICALIZERS: dict[str, "tuple[canonicalization.Canonicalizer, Splitter]"] = {}
+
+
+def _canonicalizer(name: str, dataset: Dataset) -> "tuple[canonicalization.Canonicalizer, Splitter]":
+    key = name + dataset.model_dump_json()
+    if key not in _CANONICALIZERS:
+        made = canonicalization.Canonicalizer(
+            dataset,
+            weighted=dataset.loss.weights,
+            group_key=dataset.splits.group_key,
+            order_key=dataset.splits.time_key,
+        )
+        _CANONICALIZERS.clear()
+        _CANONICALIZERS[key] = (made, Splitter(dataset.splits))
+    return _CANONICALIZERS[key]
+
+
+def canonicalize_part(task: CanonicalTask) -> Part:
+    """Make canonical rows of some source parts."""
+    if isinstance(task.dataset.format, Python):
+        return _canonicalize_own(task)
+    canonicalizer, splitter = _canonicalizer(task.dataset_name, task.dataset)
+    log = RejectLog("canonical_rows")
+    by_prefix = task.dataset.filters.deduplicate == "prefix200"
+    columns = _RowColumns(task.dataset_name, task.taken[0][0], splitter, by_prefix=by_prefix)
+    left_out: list[str] = []
+    for part, row_id, record in read_taken(task.taken, Path(task.base), left_out):
+        row = record.rejected or canonicalizer(record.value, arrow=part.arrow)
+        if record.value is not None and not (isinstance(row, Row) and row.kind == "text"):
+            columns.note_preferences(row_id, columns_in(record.value, canonicalizer.unread_preferences))
+        if isinstance(row, Rejected):
+            log.add(row_id, row, record.raw)
+            continue
+        refused = columns.add(row_id, row, record.value)
+        if refused is not None:
+            log.add(row_id, refused, record.raw)
+    return _save_rows(task, columns, log, left_out)
+
+
+def _canonicalize_own(task: CanonicalTask) -> Part:
+    """Make the rows of some parts by a class of one's own, which may make several of one record."""
+    own = OwnRows(task.dataset, Path(task.base))
+    log = RejectLog("canonical_rows")
+    by_prefix = task.dataset.filters.deduplicate == "prefix200"
+    columns = _RowColumns(task.dataset_name, task.taken[0][0], Splitter(task.dataset.splits), by_prefix=by_prefix)
+    left_out: list[str] = []
+    further = 0
+    for part, row_id, record in read_taken(task.taken, Path(task.base), left_out):
+        made = [record.rejected] if record.rejected else own(record.value, arrow=part.arrow)
+        further += len(made) - 1
+        for k, row in enumerate(made):
+            name = f"{row_id}.{k}" if k else row_id
+            # Rows of one record are not copies of each other, whatever its first 200 characters.
+            seen = [k, record.value] if k else record.value
+            refused = row if isinstance(row, Rejected) else columns.add(name, row, seen)
+            if refused is not None:
+                log.add(name, refused, record.raw)
+    return _save_rows(task, columns, log, left_out, further=further)
+
+
+class _RowColumns:
+    """Canonical rows of a part, column by column."""
+
+    def __init__(self, dataset: str, part: sources.Part, splitter: Splitter, *, by_prefix: bool) -> None:
+        self.dataset = dataset
+        self.by_prefix = by_prefix
+        self.hint: SplitHint | None = part.split_hint
+        self.splitter = splitter
+        self.ids: list[str] = []
+        self.rows: list[Row] = []
+        self.texts: list[tuple[str | None, ...]] = []
+        self.hashes: list[bytes] = []
+        self.dedupe_keys: list[bytes | None] = []
+        self.splits: list[str] = []
+        self.roles: Counter[str] = Counter()
+        self.with_unknown_roles: list[str] = []
+        self.preferences: Counter[str] = Counter()
+        self.with_preferences: list[str] = []
+
+    def note_preferences(self, row_id: str, names: Sequence[str]) -> None:
+        """Count a record's columns of preference data, whatever becomes of the record."""
+        if names:
+            self.preferences.update(names)
+            self.with_preferences.append(row_id)
+
+    def add(self, row_id: str, row: Row, record: Json) -> Rejected | None:
+        """Add a row, or return why it cannot be stored or its split cannot be told."""
+        texts = _as_json(row)
+        if isinstance(texts, Rejected):
+            return texts
+        content = filters.content_hash(row)
+        split = assign_split(
+            self.splitter,
+            source=self.hint,
+            group_key=row.group_key,
+            order_key=row.order_key,
+            content_hash=content,
+        )
+        if isinstance(split, Rejected):
+            return split
+        self.ids.append(row_id)
+        self.rows.append(row)
+        self.texts.append(texts)
+        self.hashes.append(content)
+        self.dedupe_keys.append(filters.prefix_hash(record) if self.by_prefix else None)
+        self.splits.append(split)
+        if row.report.unknown_roles:
+            self.with_unknown_roles.append(row_id)
+            self.roles.update(row.report.unknown_roles)
+        return None
+
+    def table(self) -> pa.Table:
+        """Return the rows as `rows.ROWS`."""
+        rows = self.rows
+        messages, tools, kwargs, records = zip(*self.texts, strict=True) if rows else ((), (), (), ())
+        columns: list[Any] = [
+            self.ids, self.hashes, self.dedupe_keys, pa.repeat(self.dataset, len(rows)), [r.kind for r in rows],
+            self.splits, [r.group_key for r in rows], [r.order_key for r in rows], [r.domain for r in rows],
+            messages, tools, kwargs, [r.text for r in rows], [r.output for r in rows], records,
+            [_prompt_hash(r) for r in rows],
+            *_report_columns([row.report for row in rows]),
+        ]  # fmt: skip
+        return pa.table(columns, schema=ROWS)
+
+
+DEPTH_LIMIT = 254
+"""What orjson encodes. The reader holds records to less; JSON text inside them (arguments, tools) is parsed later."""
+
+
+def _as_json(row: Row) -> tuple[str | None, ...] | Rejected:
+    """Return a row's messages, tools, template values and record as JSON text, or why they have none."""
+    values = (
+        row.messages if row.kind == "conversation" else None,
+        row.tools,
+        row.template_kwargs or None,
+        row.record,
+    )
+    try:
+        return tuple(None if value is None else orjson.dumps(value).decode() for value in values)
+    except TypeError:
+        # Integers beyond 64 bits are the row's own content; nesting without end breaks whatever reads it later.
+        if _is_deeper(values, DEPTH_LIMIT + 1):
+            return Rejected("too_deep", f"JSON text inside the record is nested in more than {DEPTH_LIMIT} levels")
+        return tuple(None if value is None else to_json(value) for value in values)
+
+
+def _is_deeper(value: Json, limit: int) -> bool:
+    """Tell whether lists and objects are nested in more than `limit` levels."""
+    level = [value]
+    for _ in range(limit):
+        inner = [one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer)]
+        level = [one for one in inner if isinstance(one, dict | list | tuple)]
+        if not level:
+            return False
+    return True
+
+
+def _prompt_hash(row: Row) -> bytes | None:
+    """Identify what a row asks, case-folded and with spaces collapsed: the same prompt in two splits is a leak."""
+    prompt = row.text if row.kind == "pair" else next((m["content"] for m in row.messages if m["role"] == "user"), None)
+    if not prompt:
+        return None
+    return hashlib.blake2b(" ".join(prompt.casefold().split()).encode(errors="surrogatepass"), digest_size=8).digest()
+
+
+def _report_columns(reports: Sequence[ParseReport]) -> list[pa.Array]:
+    names = ("schema", "extracted_think_from_content", "moved_reasoning_keys", "dropped_think_messages",
+             "tools_present", "tools_parsed_from_string", "unknown_roles", "notes")  # fmt: skip
+    # Rows of one schema about which there is nothing to say share one report.
+    each = {id(report): report for report in reports}
+    places = {key: place for place, key in enumerate(each)}
+    rows = pa.array([places[id(report)] for report in reports], pa.int32())
+    return [
+        pa.array([getattr(report, name) for report in each.values()], ROWS.field(name).type).take(rows)
+        for name in names
+    ]
+
+
+def _save_rows(
+    task: CanonicalTask,
+    columns: _RowColumns,
+    log: RejectLog,
+    not_taken: Sequence[str],
+    *,
+    further: int = 0,
+) -> Part:
+    store = Store(task.root)
+    at = f"{task.folder}/parts/{task.fingerprint}"
+    table = columns.table()
+    notes = Counter(note for row in columns.rows for note in row.report.notes)
+    facts: dict[str, Any] = {
+        "records": records_of(task.taken),
+        "is_text_file": task.taken[0][0].reader == "plain_text",
+        "further_rows": further,
+        "kept": len(columns.ids),
+        "reasons": log.counts(),
+        "left_out": {NOT_TAKEN: len(not_taken)} if not_taken else {},
+        "roles": dict(sorted(columns.roles.items())),
+        "rows_with_unknown_roles": len(columns.with_unknown_roles),
+        "examples_of_roles": {"": columns.with_unknown_roles[:3]},
+        "preference_columns": dict(sorted(columns.preferences.items())),
+        "rows_with_preferences": len(columns.with_preferences),
+        "examples_of_preferences": {"": columns.with_preferences[:3]},
+        "schemas": dict(sorted(Counter(row.report.schema for row in columns.rows).items())),
+        "notes": dict(sorted(notes.items())),
+        "splits": dict(sorted(Counter(columns.splits).items())),
+        "examples_of_rejects": first_of_each(log),
+        "noticed": noticed(table),
+        **message_counts(row.messages for row in columns.rows),
+    }
+    files = {
+        "rows": write_parquet(store, f"{at}/rows.parquet", table),
+        "rejects": write_rejects(store, task.folder, at, log),
+        "ledger": write_parquet(store, f"{at}/ledger.parquet", ledger_table(table.column("row_id"), log, not_taken)),
+    }
+    return Part(task.fingerprint, files, facts)
+
+
+def noticed(table: pa.Table) -> dict[str, int]:
+    """Add up what canonicalisation noticed in the rows of a part."""
+    return {name: int(pc.sum(table.column(name)).as_py() or 0) for name in NOTICED}

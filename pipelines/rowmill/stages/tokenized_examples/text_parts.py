@@ -1,0 +1,204 @@
+"""What one worker does with one part of rows: examples in columns, rejects and a ledger.
+
+What belongs here: opening tokenizer and template once, the files and counts of a part. What does not: how rows become
+examples (`text_examples.py`), tables (`table_tokens.py`).
+"""
+
+import gc
+import multiprocessing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rowmill.conversation.rendering.renderer import RendererSpec
+from rowmill.core.errors import ContextOverflowError
+from rowmill.core.storage import Store
+from rowmill.recipe.recipe import Dataset
+from rowmill.schema.examples import WEIGHTS, tokens_by_weight
+from rowmill.schema.ledger import add_up
+from rowmill.schema.manifest import File, Part
+from rowmill.stages.part_files import RejectLog, first_of_each, ledger_table, row_as_bytes, write_parquet, write_rejects
+from rowmill.stages.tokenized_examples import tool_lengths
+from rowmill.stages.tokenized_examples.text_examples import Prepared, Preparer
+from rowmill.tokenization import encoded_batch
+from rowmill.tokenization.encoded_batch import Counts
+from rowmill.tokenization.tokenizer import Encoder, from_bytes
+
+# ── Tokenized examples ─────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeTask:
+    """One part of canonical rows to tokenize; `tokenizer` is a file of the store, `renderer` plain data."""
+
+    root: str
+    folder: str
+    fingerprint: str
+    tokenizer: str
+    dataset: Dataset
+    renderer: RendererSpec | None
+    limit: int
+    vocab_size: int
+    rows: File
+    base: str = ""
+
+
+READ = ("row_id", "content_hash", "kind", "split", "domain", "messages", "tools", "template_kwargs", "text", "output",
+        "record")  # fmt: skip
+"""The columns of canonical rows that decide examples."""
+
+
+@lru_cache(maxsize=2)
+def _encoder(root: str, path: str) -> Encoder:
+    return Encoder(from_bytes(Store(root).read(path)))
+
+
+_PREPARERS: dict[str, "Preparer"] = {}
+
+
+def _preparer(task: TokenizeTask) -> "Preparer":
+    """Return this process's rooms for a task's options; the last ones are kept."""
+    key = repr((task.root, task.tokenizer, task.renderer, task.limit, task.base)) + task.dataset.model_dump_json()
+    if key not in _PREPARERS:
+        _PREPARERS.clear()
+        encoder = _encoder(task.root, task.tokenizer)
+        _PREPARERS[key] = Preparer(encoder, task.dataset, task.renderer, task.limit, base=Path(task.base))
+        if multiprocessing.parent_process() is not None:
+            # What a worker has opened stays: walking it at every collection cost ten per cent of a part.
+            gc.collect()
+            gc.freeze()
+    return _PREPARERS[key]
+
+
+def tokenize_part(task: TokenizeTask) -> Part:
+    """Tokenize one part of canonical rows."""
+    store, preparer = Store(task.root), _preparer(task)
+    rows = store.table(task.rows, READ)
+    counts = Counts()
+    prepared = preparer.prepare(rows, counts)
+    preparer.compare_prompts(rows, counts)
+    log = RejectLog("tokenized_examples")
+    for place, rejected in prepared.rejected:
+        row = rows.slice(place, 1).to_pylist()[0]
+        log.add(row["row_id"], rejected, row_as_bytes(row))
+    kept = np.ones(rows.num_rows, bool)
+    kept[[place for place, _ in prepared.rejected]] = False
+    lengths = _short_documents(rows, prepared)
+    return _save_examples(task, rows.filter(pa.array(kept)), prepared, log, counts, lengths)
+
+
+def too_long(limit: int, count: int, found: Sequence[tuple[str, int]], where: str) -> ContextOverflowError:
+    """Word the error of `overlong: raise`: how many, the longest, and up to twenty of them."""
+    longest = max(length for _, length in found)
+    names = ", ".join(row_id for row_id, _ in found[:20])
+    return ContextOverflowError(
+        f"{where}: {count} rows are longer than {limit} tokens, the longest {longest}: {names}; at most {limit} fit; "
+        "raise seq_len, or choose truncation.overlong truncate, drop or split"
+    )
+
+
+SHORT_TOKENS = 20
+"""Documents under it are rather lines of a document that was cut wrongly."""
+
+
+def _short_documents(rows: pa.Table, prepared: Prepared) -> dict[str, int]:
+    """Count the documents that became examples, and those of them that are shorter than `SHORT_TOKENS`."""
+    is_text = pc.equal(rows.column("kind"), "text").to_numpy(zero_copy_only=False)
+    lengths = prepared.examples.column("original_tokens").to_numpy()
+    tokens = np.bincount(prepared.places, weights=lengths, minlength=rows.num_rows)[is_text]
+    return {
+        "documents": int((tokens > 0).sum()),
+        "short_documents": int(((tokens > 0) & (tokens < SHORT_TOKENS)).sum()),
+    }
+
+
+def _save_examples(
+    task: TokenizeTask, kept: pa.Table, prepared: Prepared, log: RejectLog, counts: Counts, documents: dict[str, int]
+) -> Part:
+    tools = _tool_lengths(task, kept.column("tools"))
+    table = prepared.examples
+    by_split = _tokens_by_split(table)
+    overlong = _overlong(task, table)
+    facts: dict[str, Any] = {
+        "rows": kept.num_rows + len(log.row_ids),
+        "kept": kept.num_rows,
+        "examples": table.num_rows,
+        **documents,
+        "verified": prepared.verified,
+        "reasons": log.counts(),
+        "examples_of_rejects": first_of_each(log),
+        "tokens": int(table.column("tokens").to_numpy().sum()),
+        "original_tokens": int(table.column("original_tokens").to_numpy().sum()),
+        "tokens_by_split": by_split,
+        "tokens_by_class": add_up(by_split.values()),
+        **({"tokens_by_weight": _tokens_by_weight(table)} if WEIGHTS in table.column_names else {}),
+        "outside_vocabulary": encoded_batch.outside_vocabulary(table, task.vocab_size),
+        "overlong": overlong[:20],
+        "overlong_rows": len(overlong),
+        "dropped": dict(sorted(counts.dropped.items())),
+        "usual_way": counts.usual_way,
+        "lane_differences": counts.lane_differences,
+        "control_counts": dict(sorted(counts.control_strings.items())),
+        "controlled_rows": counts.controlled_rows,
+        "altered": counts.altered,
+        "template": counts.template,
+        "straddles": counts.straddles,
+        "prompts_compared": counts.prompts_compared,
+        "prompts_that_differ": len(counts.prompts_that_differ),
+        "examples_of_prompts": counts.prompts_that_differ[:3],
+        "dropped_tokens": counts.dropped_tokens,
+        "dropped_trained": counts.dropped_trained,
+        "trained_removed": int(table.column("trained_removed").to_numpy().sum()),
+        "rows_with_tools": tools.rows,
+        "tool_tokens": tools.tokens,
+        "most_tool_tokens": tools.most,
+    }
+    store = Store(task.root)
+    at = f"{task.folder}/parts/{task.fingerprint}"
+    files = {
+        "examples": write_parquet(store, f"{at}/examples.parquet", table),
+        "rejects": write_rejects(store, task.folder, at, log),
+        "ledger": write_parquet(store, f"{at}/ledger.parquet", ledger_table(kept.column("row_id"), log)),
+    }
+    return Part(task.fingerprint, files, facts)
+
+
+def _tokens_by_weight(table: pa.Table) -> dict[str, int]:
+    return tokens_by_weight(table.column(WEIGHTS).combine_chunks().flatten())
+
+
+def _overlong(task: TokenizeTask, table: pa.Table) -> list[tuple[str, int]]:
+    """Name the rows over the limit with their lengths, longest first, where such rows are to stop the build."""
+    if task.dataset.truncation.overlong != "raise":
+        return []
+    lengths = table.column("tokens").to_numpy()
+    places = np.flatnonzero(lengths > task.limit)
+    places = places[np.argsort(-lengths[places], kind="stable")]
+    names: list[str] = table.column("example_id").take(pa.array(places)).to_pylist()
+    return [(name.rpartition("#")[0], int(n)) for name, n in zip(names, lengths[places].tolist(), strict=True)]
+
+
+def _tool_lengths(task: TokenizeTask, tools: pa.ChunkedArray) -> tool_lengths.ToolLengths:
+    preparer = _preparer(task)
+    if preparer.printer is None or tools.null_count == len(tools):
+        return tool_lengths.ToolLengths()
+    return tool_lengths.measure(tools, preparer.printer, _encoder(task.root, task.tokenizer))
+
+
+def _tokens_by_split(table: pa.Table) -> dict[str, dict[str, int]]:
+    """Add up, per split, what every original token became: each is in exactly one class."""
+    names = {"trained": "trained_tokens", "context": "context_tokens", "template": "template_tokens"}
+    columns = {name: table.column(column).to_numpy().astype(np.int64) for name, column in names.items()}
+    removed = table.column("original_tokens").to_numpy().astype(np.int64) - table.column("tokens").to_numpy()
+    columns["truncated"] = removed
+    splits = table.column("split").to_numpy(zero_copy_only=False)
+    return {
+        str(split): {name: int(values[splits == split].sum()) for name, values in columns.items()}
+        for split in sorted(set(splits.tolist()))
+    }

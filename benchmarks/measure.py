@@ -22,12 +22,12 @@ from benchmarks import corpus  # noqa: E402  (the path must be set first)
 from rowmill.build import runner  # noqa: E402
 from rowmill.build.runner import Project  # noqa: E402
 from rowmill.core.storage import Store  # noqa: E402
-from rowmill.recipe.recipe import parse  # noqa: E402
+from rowmill.recipe.recipe import parse_recipe  # noqa: E402
 from rowmill.stages import catalog  # noqa: E402
 from rowmill.stages.packed_shards import stage as packed_shards  # noqa: E402
 
 RUNS = 5
-TO_SHARDS = catalog.names_up_to(packed_shards.STAGE)
+TO_SHARDS = catalog.list_stages_up_to(packed_shards.STAGE)
 LIBRARIES = ("fastokens", "minijinja", "tokenizers", "transformers", "pyarrow", "polars", "numpy")
 
 
@@ -46,7 +46,7 @@ def project(rows: Path, root: Path, *, workers: int) -> Project:
         },
         "execution": {"workers": workers},
     }
-    return Project(parse(values, name="bench", where="benchmark"), Store(str(root)), ROOT)
+    return Project(parse_recipe(values, name="bench", where="benchmark"), Store(str(root)), ROOT)
 
 
 def build_shards(one: Project) -> list[Any]:

@@ -18,7 +18,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rowmill.packing.plan import lower_bound, plan_best_fit
+from rowmill.packing.plan import bound_sequence_count, plan_best_fit
 
 LIMIT, RUNS = 4096, 5
 
@@ -47,7 +47,7 @@ def measure(lengths: np.ndarray[tuple[int], np.dtype[np.int64]], max_segments: i
         "fastest_s": round(min(taken), 3),
         "slowest_s": round(max(taken), 3),
         "sequences": sequences,
-        "times_lower_bound": round(sequences / lower_bound(lengths, LIMIT, None), 6),
+        "times_lower_bound": round(sequences / bound_sequence_count(lengths, LIMIT, None), 6),
     }
 
 

@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import Any
 
 from benchmarks import measure
-from rowmill.tabular.parsing import Parser, Place, Validation
+from rowmill.tabular.parsing import Parser, PlacementColumns, Validation
 from rowmill.tabular.schema import Column, RecordSchema
 from rowmill.tabular.serialization import Serialiser
 
@@ -30,7 +30,7 @@ SCHEMA = RecordSchema(
     )
 )
 BOS, EOS = "<|im_start|>", "<|im_end|>"
-PLACE = Place(("label_0",), None)
+PLACE = PlacementColumns(("label_0",), None)
 LABELS = ("drizzle", "rain", "a longer label of several words", None)
 SMALL, LARGE = 200_000, 2_000_000
 """Characters of the texts whose times are compared."""

@@ -25,8 +25,17 @@ from rowmill.build import runner
 from rowmill.build.runner import Project
 from rowmill.core import permutation
 from rowmill.core.storage import Store
-from rowmill.recipe.recipe import parse
-from rowmill.tabular.assembly import Assembled, Draw, Records, Room, grouped, resampling, sequential, tabular
+from rowmill.recipe.recipe import parse_recipe
+from rowmill.tabular.assembly import (
+    AssembledExamples,
+    BudgetSampler,
+    ExampleLimits,
+    RecordLengths,
+    grouped,
+    resampling,
+    sequential,
+    tabular,
+)
 
 LENGTHS = 1_000_000
 RUNS = 3
@@ -35,7 +44,9 @@ PER_DOCUMENT = 10
 
 def shuffled(number: int, count: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
     """Return a pass's order as a build would draw it."""
-    return permutation.feistel(count, permutation.key(0, "assembly", "bench", "train", number))(np.arange(count))
+    return permutation.make_feistel(count, permutation.hash_labels(0, "assembly", "bench", "train", number))(
+        np.arange(count)
+    )
 
 
 def assembly() -> None:
@@ -43,25 +54,29 @@ def assembly() -> None:
     random = np.random.default_rng(0)
     tokens = random.integers(20, 200, LENGTHS).astype(np.int64)
     borders = np.sort(random.choice(np.arange(1, LENGTHS), 20_000, replace=False))
-    of = Records(tokens, np.concatenate(([0], borders, [LENGTHS])).astype(np.int64))
+    of = RecordLengths(tokens, np.concatenate(([0], borders, [LENGTHS])).astype(np.int64))
 
-    def draw(room: Room) -> Draw:
-        span = room.records - room.least_budget + 1
+    def draw(room: ExampleLimits) -> BudgetSampler:
+        span = room.records - room.min_budget + 1
 
         def of_series(number: int, group: int) -> Callable[[int], int]:
             # As `table_plan.py` draws.
-            key = permutation.keys_after(0, "budget", "bench", "train", number, group)
-            return lambda ordinal: room.least_budget + (key(ordinal) * span >> 64)
+            key = permutation.make_label_hasher(0, "budget", "bench", "train", number, group)
+            return lambda ordinal: room.min_budget + (key(ordinal) * span >> 64)
 
         return of_series
 
     for cap in (1, 10, None):
-        room, wide = Room(4096, 40, cap), Room(1 << 20, 40, cap)
-        ways: dict[str, Callable[[], Assembled]] = {
-            "tabular": lambda room=room: tabular.assemble(of, resampling.tabular(of, None, shuffled), room),
-            "grouped": lambda wide=wide: grouped.assemble(of, resampling.grouped(of, None, shuffled), wide),
-            "sequential": lambda room=room: sequential.assemble(
-                of, resampling.sequential(of, None, shuffled), room, draw(room)
+        room, wide = ExampleLimits(4096, 40, cap), ExampleLimits(1 << 20, 40, cap)
+        ways: dict[str, Callable[[], AssembledExamples]] = {
+            "tabular": lambda room=room: tabular.assemble_records(
+                of, resampling.resample_records(of, None, shuffled), room
+            ),
+            "grouped": lambda wide=wide: grouped.assemble_groups(
+                of, resampling.resample_groups(of, None, shuffled), wide
+            ),
+            "sequential": lambda room=room: sequential.assemble_series(
+                of, resampling.resample_series(of, None, shuffled), room, draw(room)
             ),
         }
         for mode, way in ways.items():
@@ -235,7 +250,7 @@ def project(
         "execution": {"workers": workers},
         "gates": gates or {},
     }
-    return Project(parse(values, name="bench", where="benchmark"), Store(str(root)), measure.ROOT)
+    return Project(parse_recipe(values, name="bench", where="benchmark"), Store(str(root)), measure.ROOT)
 
 
 def main(rows: int) -> None:

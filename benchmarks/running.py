@@ -91,7 +91,7 @@ def quiet_night() -> None:
             wall.append(time.perf_counter() - began)
             cpu.append(time.process_time() - worked)
             history.append(sum(path.stat().st_size for path in Path(folder, "home").rglob("*") if path.is_file()))
-        report = Path(folder, ".rowmill", report_page.path_of("demo")).stat().st_size
+        report = Path(folder, ".rowmill", report_page.report_path("demo")).stat().st_size
     emit(
         "quiet_night",
         datasets=3,

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from benchmarks import measure
 from rowmill.core.storage import Store
-from rowmill.packing.plan import labels, plan_greedy, position_ids
+from rowmill.packing.plan import make_labels, plan_greedy, position_ids
 from rowmill.schema import manifest
 from rowmill.schema.manifest import File, Manifest, Part
 from rowmill.shards import native
@@ -78,8 +78,8 @@ def packed(sequences: int) -> pa.Table:
     mask = random.random(len(ids)) < 0.4
     names = pa.array([f"{i // 977:016x}:{i}#0" for i in range(last)])
     segments = native.Segments(ids, mask, bounds, offsets, names, np.zeros(last, np.int32))
-    facts = native.Spans(labels(ids, mask, spans, ignore_token_id=None), position_ids(spans), spans, offsets)
-    return native.to_table(segments, facts, dataset="texts", first_sequence=0)
+    facts = native.Spans(make_labels(ids, mask, spans, ignore_token_id=None), position_ids(spans), spans, offsets)
+    return native.make_shard_table(segments, facts, dataset="texts", first_sequence=0)
 
 
 def writing(table: pa.Table) -> None:
@@ -93,7 +93,7 @@ def writing(table: pa.Table) -> None:
         write(sink)
         return time.process_time() - begin
 
-    ours = measure.timed(lambda: once(lambda sink: native.write(table, sink, {"format": "native"})))
+    ours = measure.timed(lambda: once(lambda sink: native.write_native_shard(table, sink, {"format": "native"})))
     bare = measure.timed(lambda: once(lambda sink: pq.write_table(table, sink)))
     measure.emit(
         "shard_writing",
@@ -142,7 +142,9 @@ def _text_project(folder: Path, million_tokens: int) -> measure.Project:
         "datasets": {"texts": {"source": {"train_urls": [str(path)]}, "format": {"kind": "text"}}},
         "defaults": {"splits": {"validation": 0}},
     }
-    return measure.Project(measure.parse(values, name="bench", where="benchmark"), Store(str(folder / "root")), folder)
+    return measure.Project(
+        measure.parse_recipe(values, name="bench", where="benchmark"), Store(str(folder / "root")), folder
+    )
 
 
 def _forget(file: Path) -> None:
@@ -168,7 +170,9 @@ def opening(folder: Path) -> None:
         for n in range(count)
     ]
     key = ("bench", "texts", "packed_shards")
-    manifest.save(store, Manifest(key, "packed_shards", "f" * 32, "0", {}, tuple(parts), {"sequences": 512 * count}))
+    manifest.save_manifest(
+        store, Manifest(key, "packed_shards", "f" * 32, "0", {}, tuple(parts), {"sequences": 512 * count})
+    )
     ranks = {
         f"rank-{rank:05d}-of-00008": {
             "folder": f"simulated/gpu_partitions/parts/{rank:032x}",

@@ -23,9 +23,9 @@ sys.path.insert(0, str(ROOT))
 from rowmill.build import runner  # noqa: E402  (the path must be set first)
 from rowmill.build.runner import Project  # noqa: E402
 from rowmill.core.storage import Store  # noqa: E402
-from rowmill.recipe.recipe import parse  # noqa: E402
-from rowmill.schema.examples import KINDS  # noqa: E402
-from rowmill.schema.manifest import current  # noqa: E402
+from rowmill.recipe.recipe import parse_recipe  # noqa: E402
+from rowmill.schema.examples import SPAN_KINDS  # noqa: E402
+from rowmill.schema.manifest import load_current  # noqa: E402
 
 LIMITS = (2048, 4096, 8192)
 UNCUT = 40960
@@ -69,14 +69,14 @@ def project(data: Path, root: Path, limit: int, overlong: str) -> Project:
         "gates": {name: {"at_most": 1} for name in ("context_overflow", "rejects", "zero_loss_rows")},
         "execution": {"workers": 1},
     }
-    return Project(parse(values, name=f"study-{limit}", where="study"), Store(str(root)), ROOT)
+    return Project(parse_recipe(values, name=f"study-{limit}", where="study"), Store(str(root)), ROOT)
 
 
 def examples_of(one: Project) -> tuple[list[dict[str, Any]], Mapping[str, Sequence[Any]]]:
     """Build; return the examples, and what each stage of truncation took."""
     runner.build(one, only=STAGES)
-    made = current(one.store, (one.recipe.name, "tau", "tokenized_examples"))
-    lengths = current(one.store, (one.recipe.name, "tau", "truncation_stats"))
+    made = load_current(one.store, (one.recipe.name, "tau", "tokenized_examples"))
+    lengths = load_current(one.store, (one.recipe.name, "tau", "truncation_stats"))
     assert made is not None
     assert lengths is not None
     tables = [one.store.table(file) for file in made.files("examples")]
@@ -90,7 +90,7 @@ def spans_of(example: Mapping[str, Any]) -> Iterator[tuple[str, int, int, int]]:
     for kind, message, start, stop in zip(
         example["span_kinds"], example["span_messages"], example["span_starts"], stops, strict=True
     ):
-        yield KINDS[kind], message, start, stop
+        yield SPAN_KINDS[kind], message, start, stop
 
 
 def uncut(example: Mapping[str, Any]) -> Uncut:

@@ -13,11 +13,16 @@ from dataclasses import dataclass
 from benchmarks import corpus, measure
 from rowmill.conversation.masking import Loss, Masker, MaskRules
 from rowmill.conversation.rendering.renderer import Renderer, RendererSpec
-from rowmill.conversation.template_contract import OpaquePrint, Ownership, Printed, TemplateContract
+from rowmill.conversation.template_contract import (
+    CharacterOwnership,
+    PlaceholderRendering,
+    RenderedConversation,
+    TemplateBehavior,
+)
 from rowmill.core.json import Json
 from rowmill.core.storage import digest_bytes
 from rowmill.schema.conversation import Conversation
-from rowmill.schema.rows import Masked, Message, Rejected
+from rowmill.schema.rows import MaskedConversation, Message, Rejected
 
 TURNS = 20
 """Assistant messages per chat."""
@@ -38,13 +43,13 @@ class Counting:
         return self.renderer.identity
 
     @property
-    def contract(self) -> TemplateContract:
+    def contract(self) -> TemplateBehavior:
         """Return the renderer's own."""
         return self.renderer.contract
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
-    ) -> Printed | Rejected:
+    ) -> RenderedConversation | Rejected:
         """Count a render."""
         self.renders += 1
         return self.renderer.render(messages, tools, kwargs)
@@ -56,21 +61,21 @@ class Counting:
         self.again += 1
         return self.renderer.plain(messages, tools, kwargs)
 
-    def ownership(
+    def prove_ownership(
         self,
         messages: Sequence[Message],
         tools: Sequence[Json] | None,
         kwargs: Mapping[str, Json],
         text: str,
         roles: frozenset[str],
-    ) -> Ownership | None:
+    ) -> CharacterOwnership | None:
         """Pass on: it prints again for the rows that are proven."""
         self.again += 1
-        return self.renderer.ownership(messages, tools, kwargs, text, roles)
+        return self.renderer.prove_ownership(messages, tools, kwargs, text, roles)
 
-    def opaque(self, roles: Sequence[str]) -> OpaquePrint | None:
+    def render_placeholders(self, roles: Sequence[str]) -> PlaceholderRendering | None:
         """Pass on; chats with reasoning do not go that way."""
-        return self.renderer.opaque(roles)
+        return self.renderer.render_placeholders(roles)
 
     def generation_prompt(self, role: str, *, has_tools: bool, kwargs: Mapping[str, Json]) -> str:
         """Pass on; prompts are known after the first row."""
@@ -116,7 +121,7 @@ def main(chats: int) -> None:
         def examples(masker: Masker = masker) -> float:
             nonlocal made
             begin = time.perf_counter()
-            made = sum(isinstance(one, Masked) for row in conversations for one in masker.examples(row))
+            made = sum(isinstance(one, MaskedConversation) for row in conversations for one in masker.examples(row))
             return time.perf_counter() - begin
 
         taken = measure.timed(examples, runs=RUNS)

@@ -13,8 +13,8 @@ import pyarrow as pa
 from pydantic import TypeAdapter
 
 from rowmill.exports import AnyExport, Export
-from rowmill.exports.base import Job, Shape, Terms, Written
-from rowmill.shards.sequences import Sequences
+from rowmill.exports.base import ExportContext, ExportIndex, ExportJob, WrittenFile
+from rowmill.shards.sequences import SequenceBatch
 
 VECTOR = [[([10, 11, 2], [0, 1, 1]), ([20, 2], [0, 1])]]
 """One sequence of two segments: ids, and which are targets; EOS 2, vocabulary 100."""
@@ -25,10 +25,10 @@ def sequences(
     *,
     weights: Sequence[float] | None = None,
     is_open: bool = False,
-) -> Sequences:
+) -> SequenceBatch:
     """Return sequences from their segments; `weights` are flat over all tokens."""
     segments = [segment for one in content for segment in one]
-    return Sequences(
+    return SequenceBatch(
         ids=np.array([i for ids, _ in segments for i in ids], np.int32),
         trained=np.array([bool(m) for _, mask in segments for m in mask], bool),
         weights=None if weights is None else np.array(weights, np.float32),
@@ -51,7 +51,7 @@ def export(**options: Any) -> Export:
     return TypeAdapter(AnyExport).validate_python({"name": "tested", **options})
 
 
-def shape(lengths: Sequence[int], per_sequence: Sequence[int], **changes: Any) -> Shape:
+def shape(lengths: Sequence[int], per_sequence: Sequence[int], **changes: Any) -> ExportIndex:
     """Return what an export is told of segments of these lengths."""
     values: dict[str, Any] = {
         "seq_len": 64,
@@ -66,14 +66,14 @@ def shape(lengths: Sequence[int], per_sequence: Sequence[int], **changes: Any) -
         "name_of": lambda number: f"e{number}#0",
         "best_fit": _one_each,
     }
-    return Shape(**{**values, **changes})
+    return ExportIndex(**{**values, **changes})
 
 
 def _one_each(lengths: Any, limit: int) -> tuple[Any, Any]:
     return np.arange(len(lengths)), np.arange(len(lengths) + 1)
 
 
-def terms(**changes: Any) -> Terms:
+def terms(**changes: Any) -> ExportContext:
     values: dict[str, Any] = {
         "seq_len": 64,
         "vocab_size": 100,
@@ -81,15 +81,15 @@ def terms(**changes: Any) -> Terms:
         "eos_id": 2,
         "kinds": frozenset({"conversation"}),
     }
-    return Terms(**{**values, **changes})
+    return ExportContext(**{**values, **changes})
 
 
-def write(one: Export, chunk: Sequences, folder: Path, **changes: Any) -> tuple[Path, list[Written]]:
+def write(one: Export, chunk: SequenceBatch, folder: Path, **changes: Any) -> tuple[Path, list[WrittenFile]]:
     """Write one chunk as one job; return the data folder and what was written."""
     (folder / "data").mkdir(parents=True)
     name = {"astrai_bin": "__default__", "astrai_h5": "__default__/data_0000.h5", "hf": "train-in-1"}.get(
-        one.word, "part-00000"
+        one.kind_name, "part-00000"
     )
-    job = Job(name, np.arange(len(chunk.offsets) - 1), chunk.sequence_offsets, len(chunk.ids))
+    job = ExportJob(name, np.arange(len(chunk.offsets) - 1), chunk.sequence_offsets, len(chunk.ids))
     written = one.write(job, iter([chunk]), folder, terms(**changes))
     return folder / "data", [*written, *one.finish(folder, written, terms(**changes))]

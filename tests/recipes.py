@@ -16,13 +16,13 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from rowmill import sources
 from rowmill.build import runner
-from rowmill.checks.judge import Verdict
+from rowmill.checks.judge import CheckResult
 from rowmill.core.storage import digest_file
 from rowmill.executors import LocalPool
 from rowmill.schema.manifest import Manifest, Part
-from rowmill.schema.rows import place_of
+from rowmill.schema.rows import parse_row_id
 from rowmill.stages import tokenizer_files
-from rowmill.stages.base import Work
+from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import text_rows
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.tokenized_examples import text_parts
@@ -192,13 +192,15 @@ class Road:
     def examples(self, dataset: str = "rows") -> list[dict[str, Any]]:
         """Return a dataset's examples by the parts' own work alone: no judging, no statistics, no workers."""
         project, found = self.project, list[dict[str, Any]]()
-        work = Work(project.recipe, project.store, project.base, ("road", dataset, "-"), dataset, {}, LocalPool(1))
-        loaded, path = tokenizer_files.open_tokenizer(work)
+        work = StageContext(
+            project.recipe, project.store, project.base, ("road", dataset, "-"), dataset, {}, LocalPool(1)
+        )
+        loaded, path = tokenizer_files.open_recipe_tokenizer(work)
         limit = project.recipe.limit_of(dataset)
-        stage = sources.StageIn(project.store, "staged")
+        stage = sources.StoreStager(project.store, "staged")
         source = work.dataset.source
-        assert not isinstance(source, sources.Generated)
-        for scan in sources.scan(source, project.base, stage, {}):
+        assert not isinstance(source, sources.GeneratedSource)
+        for scan in sources.scan_source(source, project.base, stage, {}):
             for part in scan.parts:
                 base = str(project.base)
                 rows = text_rows.canonicalize_part(
@@ -213,7 +215,7 @@ class Road:
                         fingerprint=part.sha256,
                         tokenizer=path,
                         dataset=work.dataset,
-                        renderer=tokenized_examples.renderer_spec(work, loaded),
+                        renderer=tokenized_examples.resolve_renderer_spec(work, loaded),
                         limit=limit,
                         vocab_size=loaded.card.vocab_size,
                         rows=rows.files["rows"],
@@ -236,9 +238,9 @@ class Built:
     """What a build came to, by `(dataset, stage)` or `(stage,)`."""
 
     project: runner.Project
-    steps: "dict[tuple[str, ...], tuple[runner.Report, Sequence[Verdict]]]"
+    steps: "dict[tuple[str, ...], tuple[runner.StepReport, Sequence[CheckResult]]]"
 
-    def report(self, *key: str) -> runner.Report:
+    def report(self, *key: str) -> runner.StepReport:
         return self.steps[key][0]
 
     def manifest(self, *key: str) -> Manifest:
@@ -274,7 +276,7 @@ class Built:
             for stage in ("canonical_rows", "tokenized_examples")
             for row in self.rows_of(dataset, stage, file="rejects")
         ]
-        return sorted((place_of(row["row_id"])[1], str(row["reason"])) for row in found)
+        return sorted((parse_row_id(row["row_id"])[1], str(row["reason"])) for row in found)
 
     def details(self, dataset: str = "rows") -> list[str]:
         """Return the details of all rejects."""
@@ -284,7 +286,7 @@ class Built:
     def kept(self, dataset: str = "rows") -> list[int]:
         """Return the record numbers that became examples."""
         rows = self.rows_of(dataset, "tokenized_examples", file="examples")
-        return sorted({place_of(row["row_ids"][0])[1] for row in rows})
+        return sorted({parse_row_id(row["row_ids"][0])[1] for row in rows})
 
     def examples(self, dataset: str = "rows") -> list[dict[str, Any]]:
         return self.rows_of(dataset, "tokenized_examples", file="examples")

@@ -12,10 +12,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from rowmill.tabular import parsing
-from rowmill.tabular.parsing import Parsed, Place, Validation
+from rowmill.tabular.parsing import ParsedText, PlacementColumns, Validation
 from rowmill.tabular.schema import RecordSchema
-from rowmill.tabular.serialization import serialise
-from rowmill.tabular.time_order import Order
+from rowmill.tabular.serialization import serialise_record
+from rowmill.tabular.time_order import SortKey
 from tests.recipes import Built
 
 RECORDS: dict[str, Any] = {"kind": "records"}
@@ -66,7 +66,7 @@ def schema_of(built: Built, dataset: str = "rows") -> RecordSchema:
     return RecordSchema.from_json(known(built, dataset)["schema"])
 
 
-def read_back(built: Built, tokenizer: Tokenizer, form: Mapping[str, Any], dataset: str = "rows") -> list[Parsed]:
+def read_back(built: Built, tokenizer: Tokenizer, form: Mapping[str, Any], dataset: str = "rows") -> list[ParsedText]:
     """Decode the trained tokens of every example and parse them."""
     told, data = known(built, dataset), form.get("data", {})
     groups = data.get("group_training_examples_by")
@@ -76,10 +76,10 @@ def read_back(built: Built, tokenizer: Tokenizer, form: Mapping[str, Any], datas
         told["mode"],
         bos=told["frame"]["bos_text"],
         eos=told["frame"]["eos_text"],
-        place=Place(
+        place=PlacementColumns(
             group_columns=[groups] if isinstance(groups, str) else groups or [],
             order_column=data.get("order_training_examples_by"),
-            order=None if order is None else Order(order),
+            order=None if order is None else SortKey(order),
         ),
         validation=Validation(),
         wire=told["wire"],
@@ -95,7 +95,7 @@ def trained_texts(built: Built, tokenizer: Tokenizer, dataset: str = "rows") -> 
     return texts
 
 
-def as_written(parsed: Iterable[Parsed], schema: RecordSchema) -> Counter[tuple[tuple[str, str], ...]]:
+def as_written(parsed: Iterable[ParsedText], schema: RecordSchema) -> Counter[tuple[tuple[str, str], ...]]:
     """Return parsed records as cells of CSV: what each value is written as, text unquoted, null empty."""
     return Counter(
         tuple(cell(name, record[name], schema) for name in record) for one in parsed for record in one.records
@@ -107,7 +107,7 @@ def cell(name: str, value: Any, schema: RecordSchema) -> tuple[str, str]:
         return (name, "")
     if isinstance(value, str):
         return (name, value)
-    line = serialise({name: value}, RecordSchema((schema.by_name[name],)))
+    line = serialise_record({name: value}, RecordSchema((schema.by_name[name],)))
     assert isinstance(line, str)
     return (name, line[len(f'{{"{name}":') : -len("}\n")])
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_rowmill.automation import RANGE_END, RANGE_START, Watch, look
+from dagster_rowmill.automation import RANGE_END, RANGE_START, SourceWatchState, update_watch
 from tests.tiny_project import FOREIGN_WARNINGS, Tiny, chat
 
 # Conditions and the policy of backfills are beta by name in the pinned release; these tests are how we notice a change.
@@ -75,10 +75,10 @@ def test_sensor_waits_for_missing_files_and_says_which(tiny: Tiny) -> None:
 @settings(deadline=None)
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=30))
 def test_looks_fire_exactly_once_per_settled_change_with_keys_that_never_repeat(states: list[str]) -> None:
-    watch, keys, fired = Watch(), [], ""
+    watch, keys, fired = SourceWatchState(), [], ""
     previous = ""
     for now in states:
-        watch, key = look(watch, now)
+        watch, key = update_watch(watch, now)
         assert (key is not None) == (now == previous and now != fired)
         if key is not None:
             keys.append(key)

@@ -117,4 +117,4 @@ def test_settings_of_the_home_are_accepted_by_dagster(tmp_path: Path, monkeypatc
 
 def test_server_without_a_workspace_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="run it in the project's folder"):
-        ui.serve(tmp_path)
+        ui.serve_ui(tmp_path)

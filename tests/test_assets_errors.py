@@ -7,7 +7,7 @@ from gzip import BadGzipFile
 import dagster as dg
 import pytest
 
-from dagster_rowmill.factory import RETRY, LogProgress, may_pass, only_infrastructure_errors
+from dagster_rowmill.factory import RETRY_POLICY, LogProgress, is_transient_error, only_infrastructure_errors
 from rowmill.core.errors import GateError, IntegrityError, SourceError
 
 
@@ -42,7 +42,7 @@ def test_error_that_may_pass_leaves_unchanged_for_the_retry_policy(error: Except
         raise error
 
     assert caught.value is error
-    assert RETRY.max_retries == 2
+    assert RETRY_POLICY.max_retries == 2
 
 
 @pytest.mark.parametrize("error", FINAL, ids=repr)
@@ -59,8 +59,8 @@ def test_lost_worker_of_ray_is_known_by_name() -> None:
     lost = type("WorkerCrashedError", (RuntimeError,), {"__module__": "ray.exceptions"})
     task = type("RayTaskError", (RuntimeError,), {"__module__": "ray.exceptions"})
 
-    assert may_pass(lost("gone"))
-    assert not may_pass(task("the task's own error"))
+    assert is_transient_error(lost("gone"))
+    assert not is_transient_error(task("the task's own error"))
 
 
 def test_progress_says_a_line_every_five_seconds_with_speed_and_time_left() -> None:

@@ -122,12 +122,12 @@ def test_threads_take_turns_and_lose_nothing() -> None:
 @pytest.mark.usefixtures("home")
 def test_files_of_old_runs_are_closed_and_read_again_when_asked_for() -> None:
     with dg.DagsterInstance.get() as instance:
-        runs = [dg.materialize([seen], instance=instance).run_id for _ in range(event_log.MOST_FILES + 4)]
+        runs = [dg.materialize([seen], instance=instance).run_id for _ in range(event_log.MAX_OPEN_FILES + 4)]
         still_open = open_logs()
         first = said_in(instance, runs[0])
     after = open_logs()
 
-    assert 0 < len(still_open) <= event_log.MOST_FILES
+    assert 0 < len(still_open) <= event_log.MAX_OPEN_FILES
     assert first == [f"said by {runs[0]}"]
     assert after == set()
 

@@ -8,22 +8,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_rowmill import metadata
-from rowmill.build.runner import Report
-from rowmill.checks.judge import Verdict
+from rowmill.build.runner import StepReport
+from rowmill.checks.judge import CheckResult
 from rowmill.core.storage import Store
 from rowmill.schema.ledger import TOKEN_CLASSES
-from rowmill.schema.manifest import Histogram, Manifest, Part, Table
+from rowmill.schema.manifest import DisplayTable, Histogram, Manifest, Part
 
 STORE = Store("/store")
 CALLS_OUT = "![x](http://example.org/x.png)"
 
 
-def report(**fields: Any) -> Report:
+def report(**fields: Any) -> StepReport:
     base: dict[str, Any] = {
         "key": ("r", "d", "packed_shards"), "stage": "packed_shards", "fingerprint": "f", "code_version": "c",
         "inputs": {}, "parts": (), "facts": {}, "version": "v",
     }  # fmt: skip
-    return Report(Manifest(**{**base, **fields}), reused=False, parts=0, parts_reused=0, rows_made=0, seconds=0.0)
+    return StepReport(Manifest(**{**base, **fields}), reused=False, parts=0, parts_reused=0, rows_made=0, seconds=0.0)
 
 
 @settings(deadline=None)
@@ -33,32 +33,34 @@ def test_sparkline_of_any_histogram_is_shown_inline(counts: list[int]) -> None:
         "Lengths", "tokens", tuple(float(i) for i in range(len(counts) + 1)), tuple(counts), limit=3.0
     )
 
-    page = metadata.of(report(histograms={"lengths": histogram}), STORE)
+    page = metadata.make_stage_page(report(histograms={"lengths": histogram}), STORE)
 
-    assert len(page["plot lengths"].value) < metadata.INLINE_CHARACTERS
-    assert len(page["plot lengths (large)"].value) <= 2 * metadata.LARGEST_PLOT_BYTES
+    assert len(page["plot lengths"].value) < metadata.MAX_INLINE_CHARS
+    assert len(page["plot lengths (large)"].value) <= 2 * metadata.MAX_PLOT_BYTES
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=200), st.integers(1, 60))
 def test_joined_counts_keep_their_sum_and_their_limit(counts: list[int], most: int) -> None:
-    joined = metadata.joined(counts, most)
+    joined = metadata.join_counts(counts, most)
 
     assert sum(joined) == sum(counts)
     assert len(joined) <= most
 
 
 def test_empty_histogram_has_no_picture() -> None:
-    page = metadata.of(report(histograms={"lengths": Histogram("Lengths", "tokens", (0.0, 1.0), (0,))}), STORE)
+    page = metadata.make_stage_page(
+        report(histograms={"lengths": Histogram("Lengths", "tokens", (0.0, 1.0), (0,))}), STORE
+    )
 
     assert not any(key.startswith("plot") for key in page)
 
 
 @pytest.mark.parametrize("shown", [1, 30, 31, 500])
 def test_tables_show_thirty_rows_at_most(shown: int) -> None:
-    table = Table(("role", "rows"), tuple((f"role {i}", i) for i in range(shown)))
+    table = DisplayTable(("role", "rows"), tuple((f"role {i}", i) for i in range(shown)))
 
-    page = metadata.of(report(tables={"roles": table}), STORE)
+    page = metadata.make_stage_page(report(tables={"roles": table}), STORE)
 
     assert len(page["table roles"].records) == min(shown, 30)
 
@@ -71,7 +73,7 @@ def test_trained_share_is_of_the_tokens_that_a_model_sees() -> None:
         ("train", "truncated", 900),
     )
 
-    page = metadata.of(report(token_ledger=ledger), STORE)
+    page = metadata.make_stage_page(report(token_ledger=ledger), STORE)
 
     assert page["trained_share"].value == pytest.approx(0.3)
     assert page["tokens"].value == 100
@@ -79,14 +81,14 @@ def test_trained_share_is_of_the_tokens_that_a_model_sees() -> None:
 
 def test_text_from_data_stays_out_of_markdown() -> None:
     facts = {"rows": 3, "domain": CALLS_OUT}
-    table = Table(("role", CALLS_OUT), ((CALLS_OUT, {"nested": CALLS_OUT}),))
+    table = DisplayTable(("role", CALLS_OUT), ((CALLS_OUT, {"nested": CALLS_OUT}),))
     histogram = Histogram(CALLS_OUT, CALLS_OUT, (0.0, 1.0), (1,))
     made = report(
         facts=facts, tables={"roles": table}, histograms={"lengths": histogram}, ledger=(("rejected", CALLS_OUT, 1),),
         samples={"rejects": (CALLS_OUT,)},
     )  # fmt: skip
 
-    page = metadata.of(made, STORE) | metadata.of_verdict(_verdict(samples=(CALLS_OUT,)), STORE)
+    page = metadata.make_stage_page(made, STORE) | metadata.make_check_page(_verdict(samples=(CALLS_OUT,)), STORE)
 
     markdown = [value.value for value in page.values() if isinstance(value, dg.MarkdownMetadataValue)]
     assert markdown
@@ -94,7 +96,7 @@ def test_text_from_data_stays_out_of_markdown() -> None:
 
 
 def test_facts_that_are_no_numbers_are_left_out() -> None:
-    page = metadata.of(
+    page = metadata.make_stage_page(
         report(facts={"fill": 0.5, "nan": float("nan"), "flag": True, "nested": {"a": 1}, "sequences": 7}), STORE
     )
 
@@ -106,23 +108,23 @@ def test_facts_that_are_no_numbers_are_left_out() -> None:
 def test_ledger_shows_what_was_kept_and_then_the_most_frequent_reasons() -> None:
     ledger = (("rejected", "too_long", 1), ("rejected", "duplicate", 9), ("kept", "", 3))
 
-    page = metadata.of(report(ledger=ledger), STORE)
+    page = metadata.make_stage_page(report(ledger=ledger), STORE)
 
     assert [record.data["reason"] for record in page["table ledger"].records] == ["", "duplicate", "too_long"]
 
 
 @pytest.mark.parametrize(("name", "column"), metadata.DRAWN_COLUMNS.items())
 def test_table_of_files_or_ranks_is_drawn_inline_too(name: str, column: str) -> None:
-    table = Table(("name", column), tuple((f"{i}", 10**9 + i) for i in range(500)))
+    table = DisplayTable(("name", column), tuple((f"{i}", 10**9 + i) for i in range(500)))
 
-    page = metadata.of(report(tables={name: table}), STORE)
+    page = metadata.make_stage_page(report(tables={name: table}), STORE)
 
-    assert len(page[f"plot {name}"].value) < metadata.INLINE_CHARACTERS
+    assert len(page[f"plot {name}"].value) < metadata.MAX_INLINE_CHARS
     assert f"table {name}" in page
 
 
 def test_columns_are_shown_with_their_arrow_types() -> None:
-    page = metadata.of(report(schema=(("input_ids", "list<int32>"), ("labels", "list<int32>"))), STORE)
+    page = metadata.make_stage_page(report(schema=(("input_ids", "list<int32>"), ("labels", "list<int32>"))), STORE)
 
     columns = page["dagster/column_schema"].schema.columns
     assert [(column.name, column.type) for column in columns] == [
@@ -137,13 +139,13 @@ def test_a_rank_is_told_its_own_counts_and_digest() -> None:
         Part(name, {}, {"sequences": i, "conserved": True, "content_hash": f"{i}f"}) for i, name in enumerate(names)
     )
 
-    page = metadata.of_rank(report(parts=parts, card={"ranks": names}).manifest, names[1])
+    page = metadata.make_rank_page(report(parts=parts, card={"ranks": names}).manifest, names[1])
 
     assert {key: value.value for key, value in page.items()} == {"rank sequences": 1, "rank content": "1f"}
 
 
 def test_parts_there_are_and_parts_this_build_made_are_two_numbers() -> None:
-    page = metadata.of(report(facts={"parts": 18, "reused": 1}), STORE)
+    page = metadata.make_stage_page(report(facts={"parts": 18, "reused": 1}), STORE)
 
     assert (page["parts"].value, page["build_parts"].value) == (18, 0)
     assert (page["reused"].value, page["build_reused"].value) == (1, False)
@@ -154,51 +156,51 @@ def test_parts_there_are_and_parts_this_build_made_are_two_numbers() -> None:
 def test_bar_of_token_classes_is_shown_inline(counts: dict[str, int]) -> None:
     ledger = tuple(("train", name, count) for name, count in counts.items())
 
-    page = metadata.of(report(token_ledger=(*ledger, ("train", "trained", 1))), STORE)
+    page = metadata.make_stage_page(report(token_ledger=(*ledger, ("train", "trained", 1))), STORE)
 
-    assert len(page["plot token_classes"].value) < metadata.INLINE_CHARACTERS
+    assert len(page["plot token_classes"].value) < metadata.MAX_INLINE_CHARS
 
 
 def test_table_that_repeats_a_picture_or_a_ledger_is_left_out() -> None:
-    table = Table(("reason", "records"), (("too_long", 1),))
+    table = DisplayTable(("reason", "records"), (("too_long", 1),))
     made = report(
         tables={"lengths": table, "rejects": table, "what_if": table},
         histograms={"lengths": Histogram("Lengths", "tokens", (0.0, 1.0), (1,))},
         ledger=(("kept", "", 1),),
     )
 
-    page = metadata.of(made, STORE)
+    page = metadata.make_stage_page(made, STORE)
 
     assert {key for key in page if key.startswith("table")} == {"table what_if", "table ledger"}
 
 
 def test_table_of_rejects_with_rows_to_look_at_stands_beside_the_ledger() -> None:
-    rejects = Table(("reason", "records", "for_example"), (("too_long", 1, "a:1"),))
+    rejects = DisplayTable(("reason", "records", "for_example"), (("too_long", 1, "a:1"),))
 
-    page = metadata.of(report(tables={"rejects": rejects}, ledger=(("rejected", "too_long", 1),)), STORE)
+    page = metadata.make_stage_page(report(tables={"rejects": rejects}, ledger=(("rejected", "too_long", 1),)), STORE)
 
     assert {"table rejects", "table ledger"} <= set(page)
 
 
 def test_law_that_was_not_measured_has_no_value_to_draw() -> None:
-    page = metadata.of_verdict(_verdict(value=None), STORE)
+    page = metadata.make_check_page(_verdict(value=None), STORE)
 
     assert "value" not in page
     assert page["wanted"].value == "at most 0.01"
 
 
 def test_page_leads_to_the_report_by_address_where_it_is_served_and_by_path_elsewhere() -> None:
-    served = metadata.of(report(), STORE, "http://127.0.0.1:3001/")
-    check = metadata.of_verdict(_verdict(), STORE, "http://127.0.0.1:3001")
+    served = metadata.make_stage_page(report(), STORE, "http://127.0.0.1:3001/")
+    check = metadata.make_check_page(_verdict(), STORE, "http://127.0.0.1:3001")
 
     assert served["report"].value == "http://127.0.0.1:3001/r/report.html#d/packed_shards"
     assert check["expectations"].value == ("http://127.0.0.1:3001/r/expectations/d-canonical_rows.html#unknown_roles")
     assert isinstance(served["report"], dg.UrlMetadataValue)
-    assert metadata.of(report(), STORE)["report"].value == "/store/reports/r/report.html"
+    assert metadata.make_stage_page(report(), STORE)["report"].value == "/store/reports/r/report.html"
 
 
-def _verdict(value: float | None = 0.2, samples: tuple[str, ...] = ()) -> Verdict:
-    return Verdict(
+def _verdict(value: float | None = 0.2, samples: tuple[str, ...] = ()) -> CheckResult:
+    return CheckResult(
         law="unknown_roles", key=("r", "d", "canonical_rows"), version="v", terms="t", value=value,
         bound=0.01, wanted="at most 0.01", severity="error", passed=False, blocking=True, what="share",
         remedy="map the role", samples=samples,

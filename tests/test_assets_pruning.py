@@ -53,7 +53,7 @@ def kept(instance: dg.DagsterInstance) -> set[str]:
 
 
 def prune(instance: dg.DagsterInstance, *, days: int = 30, now: datetime = LATER) -> int:
-    return pruning.prune(instance, days=days, now=now)
+    return pruning.delete_old_runs(instance, days=days, now=now)
 
 
 def test_old_runs_of_an_asset_go_and_its_newest_stays(instance: dg.DagsterInstance) -> None:
@@ -144,7 +144,7 @@ def test_job_prunes_the_history_that_it_is_written_to(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = {run(instance, rows) for _ in range(2)}
-    monkeypatch.setenv(pruning.VARIABLE, "7")
+    monkeypatch.setenv(pruning.DAYS_VARIABLE, "7")
 
     result = pruning.prune_history.execute_in_process(instance=instance)
 
@@ -156,15 +156,15 @@ def test_job_prunes_the_history_that_it_is_written_to(
 
 
 def test_schedule_is_on_by_default() -> None:
-    assert pruning.pruning_schedule().default_status == dg.DefaultScheduleStatus.RUNNING
+    assert pruning.make_pruning_schedule().default_status == dg.DefaultScheduleStatus.RUNNING
 
 
 @pytest.mark.parametrize("given", ["-1", "many", "1.5"])
 def test_variable_that_is_no_number_of_days_is_an_error(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(pruning.VARIABLE, given)
+    monkeypatch.setenv(pruning.DAYS_VARIABLE, given)
 
-    with pytest.raises(ConfigError, match=f"{pruning.VARIABLE}: '{given}' is not a number of days"):
-        pruning.days_kept()
+    with pytest.raises(ConfigError, match=f"{pruning.DAYS_VARIABLE}: '{given}' is not a number of days"):
+        pruning.read_days_kept()
 
 
 @pytest.mark.usefixtures("instance")

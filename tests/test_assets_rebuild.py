@@ -59,7 +59,7 @@ def test_statistics_file_answers_after_a_run(tiny: Tiny) -> None:
 def test_data_version_is_the_version_that_the_engine_keeps(tiny: Tiny) -> None:
     tiny.run()
 
-    current = manifest.current(Store(tiny.store), ("tiny", "chats", "packed_shards"))
+    current = manifest.load_current(Store(tiny.store), ("tiny", "chats", "packed_shards"))
     assert current is not None
     assert tiny.version("chats", "packed_shards") == current.version
 
@@ -150,7 +150,7 @@ def test_missing_source_fails_once_with_the_engine_s_sentence(tiny: Tiny) -> Non
 
     result = tiny.run()
 
-    said = materialize.failures(result)
+    said = materialize.list_failures(result)
     assert not result.success
     assert [line for line in said if "tasks__raw_dataset" in line and "found no data at data/tasks.jsonl" in line]
     assert ("tiny", "chats", "packed_shards") in built(result)

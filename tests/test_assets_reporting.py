@@ -26,7 +26,7 @@ def tiny(tmp_path: Path) -> Iterator[Tiny]:
 
 
 def current(tiny: Tiny, *steps: str) -> Manifest:
-    made = manifest.current(Store(tiny.store), ("tiny", *steps))
+    made = manifest.load_current(Store(tiny.store), ("tiny", *steps))
     assert made is not None
     return made
 

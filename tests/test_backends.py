@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from rowmill.core.config import check
+from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError, GenerationError
 from rowmill.tabular.backends import Backend, CallableBackend, Completion, OpenAIBackend, PromptText, open_backend
 from rowmill.tabular.backends.openai import OpenAICompleter
@@ -274,4 +274,4 @@ def test_each_kind_of_backend_survives_its_own_dump(backend: Any) -> None:
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host/v1", "http://", "http://host/v1?key=1", "file:///etc"])
 def test_address_that_is_none_is_a_config_error(url: str) -> None:
     with pytest.raises(ConfigError, match="base_url"):
-        check(OpenAIBackend, {"kind": "openai", "base_url": url, "model": "m"}, "backend")
+        validate_options(OpenAIBackend, {"kind": "openai", "base_url": url, "model": "m"}, "backend")

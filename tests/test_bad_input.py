@@ -449,7 +449,7 @@ def test_tokenizer_or_template_that_is_not_there_is_an_error_before_rows_are_mad
 
     def attempt() -> object:
         if how == "plan":
-            return runner.plan(road.project)
+            return runner.forecast_steps(road.project)
         # Dagster runs one stage after another, which a build of some stages does too.
         return road.build(only=("raw_dataset", "canonical_rows") if how == "stage" else ())
 
@@ -465,7 +465,7 @@ def test_build_in_which_nothing_changed_opens_no_tokenizer_beforehand(road: Road
     shutil.rmtree(road.store / "tokenizers")
 
     # What is there was made with it; only who makes something new needs it.
-    runner.require_ready(road.project, runner.road(road.project))
+    runner.require_ready(road.project, runner.plan_steps(road.project))
 
     assert not (road.store / "tokenizers").exists()
 

@@ -82,7 +82,7 @@ def test_second_build_reuses_every_step_and_writes_no_part(first: Built, ready: 
 
     second = ready.build()
 
-    assert len(first.made()) == len(DATASETS) * len(catalog.stages_of("dataset")) + len(catalog.stages_of("recipe"))
+    assert len(first.made()) == len(DATASETS) * len(catalog.list_stages("dataset")) + len(catalog.list_stages("recipe"))
     assert second.made() == set()
     assert second.versions() == first.versions()
     assert times(ready) == written
@@ -90,19 +90,19 @@ def test_second_build_reuses_every_step_and_writes_no_part(first: Built, ready: 
 
 def test_steps_of_a_recipe_are_made_once_however_many_ask(ready: Road, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[str, str | None]] = []
-    terms_of = judge.terms_of
+    terms_of = judge.list_thresholds
 
     def counted(gates: Any, stage: str, dataset: str | None, kind: Any = None) -> Any:
         made.append((stage, dataset))
         return terms_of(gates, stage, dataset, kind)
 
-    monkeypatch.setattr(judge, "terms_of", counted)
+    monkeypatch.setattr(judge, "list_thresholds", counted)
     project = ready.project
 
     runner.build(project)
-    runner.open_inputs(replace(project, store=Store(str(ready.store))), runner.road(project)[-1])
+    runner.open_inputs(replace(project, store=Store(str(ready.store))), runner.plan_steps(project)[-1])
 
-    assert sorted(made, key=str) == sorted(((step.name, step.dataset) for step in runner.road(project)), key=str)
+    assert sorted(made, key=str) == sorted(((step.name, step.dataset) for step in runner.plan_steps(project)), key=str)
 
 
 def test_steps_follow_a_replaced_recipe(ready: Road) -> None:
@@ -111,8 +111,8 @@ def test_steps_follow_a_replaced_recipe(ready: Road) -> None:
 
     alone = replace(project, recipe=project.recipe.model_copy(update={"datasets": datasets}))
 
-    assert {step.dataset for step in runner.road(project)} == {"chats", "tasks", None}
-    assert {step.dataset for step in runner.road(alone)} == {"tasks", None}
+    assert {step.dataset for step in runner.plan_steps(project)} == {"chats", "tasks", None}
+    assert {step.dataset for step in runner.plan_steps(alone)} == {"tasks", None}
 
 
 def test_build_in_which_nothing_changed_imports_what_judges_nothing(ready: Road) -> None:
@@ -307,9 +307,9 @@ def test_kept_version_can_be_made_current_again(first: Built, ready: Road) -> No
     project = ready.project
     step = runner.find_step(project, wanted.key)
 
-    report = runner.run(project, step, runner.open_inputs(project, step), version=wanted.version)
+    report = runner.run_step(project, step, runner.open_inputs(project, step), version=wanted.version)
 
-    current = manifest.current(project.store, wanted.key)
+    current = manifest.load_current(project.store, wanted.key)
     assert report.reused
     assert current is not None
     assert current.version == wanted.version != later.version
@@ -391,7 +391,7 @@ def test_waiver_that_is_exceeded_does_not_open_the_gate(road: Road) -> None:
 
 
 def forecasts(road: Road) -> dict[str, tuple[str, str]]:
-    return {"/".join(one.step.key[1:]): (one.action, one.why) for one in runner.plan(road.project)}
+    return {"/".join(one.step.key[1:]): (one.action, one.why) for one in runner.forecast_steps(road.project)}
 
 
 def test_plan_of_a_new_project_says_what_must_be_made_and_builds_nothing(road: Road) -> None:
@@ -413,7 +413,7 @@ def test_plan_after_new_rows_names_the_source(ready: Road) -> None:
 
     assert found["tasks/raw_dataset"] == ("make", "its source files changed")
     assert {name for name, (action, _) in found.items() if action == "reuse"} == {
-        f"chats/{stage.name}" for stage in catalog.stages_of("dataset")
+        f"chats/{stage.name}" for stage in catalog.list_stages("dataset")
     }
 
 
@@ -483,7 +483,7 @@ def test_version_of_a_renamed_dataset_is_held_against_today_s_bounds(tmp_path: P
     project = road.project
 
     with pytest.raises(GateError, match=r"road/chats/canonical_rows, version .*unknown_roles: 0\.2"):
-        runner.run(project, runner.find_step(project, ("road", "gpu_partitions")), {}, version=older)
+        runner.run_step(project, runner.find_step(project, ("road", "gpu_partitions")), {}, version=older)
 
 
 def test_version_of_a_renamed_table_is_held_against_the_checks_that_tables_alone_have(tmp_path: Path) -> None:
@@ -502,4 +502,4 @@ def test_version_of_a_renamed_table_is_held_against_the_checks_that_tables_alone
     project = road.project
 
     with pytest.raises(GateError, match=r"road/table/canonical_rows, version .*table_drift: 1"):
-        runner.run(project, runner.find_step(project, ("road", "gpu_partitions")), {}, version=drifted)
+        runner.run_step(project, runner.find_step(project, ("road", "gpu_partitions")), {}, version=drifted)

@@ -103,7 +103,7 @@ def truth(built: Built, *key: str) -> int:
 def lines_of_builds(built: Built, where: str = "not reused") -> dict[tuple[str, ...], tuple[int, int, int]]:
     """Return rows, parts and parts reused of each stage, as `builds` tells them."""
     sql = f"SELECT dataset, stage, rows, parts, parts_reused FROM builds WHERE {where}"
-    _, lines = stats.query(built.project.store, sql)
+    _, lines = stats.query_views(built.project.store, sql)
     assert len({line[:2] for line in lines}) == len(lines)
 
     def key(dataset: str, stage: str) -> tuple[str, ...]:
@@ -130,13 +130,13 @@ def test_page_and_builds_give_one_number_and_the_terminal_names_it(built: Built)
     told = lines_of_builds(built)
 
     for key, (report, _) in built.steps.items():
-        page = metadata.of(report, built.project.store)
+        page = metadata.make_stage_page(report, built.project.store)
         rows, parts, _ = told[key]
         assert (page["dagster/row_count"].value, page["build_parts"].value) == (rows, parts)
         if key[-1] != "truncation_stats":  # its line tells quantiles
-            found = catalog.rows_of(report.manifest)
+            found = catalog.count_output_rows(report.manifest)
             assert found is not None
-            assert number_text.counted(rows, found.noun) in console.outcome(report.manifest).split(" · ")
+            assert number_text.format_count(rows, found.noun) in console.summarize_output(report.manifest).split(" · ")
 
 
 def test_source_has_the_parts_that_its_rows_are_named_by(built: Built) -> None:
@@ -152,16 +152,18 @@ def test_run_that_made_nothing_has_no_line_in_runs_as_the_view_says(built: Built
     store = built.project.store
     # Without seconds: DuckDB adds floats up in any order.
     runs = "SELECT COLUMNS(* EXCLUDE seconds) FROM runs ORDER BY run_id"
-    before = stats.query(store, runs)
+    before = stats.query_views(store, runs)
     made = {report.manifest.run_id for report, _ in built.steps.values()}
 
     runner.build(built.project)
 
-    assert stats.query(store, runs) == before
-    _, lines = stats.query(store, "SELECT run_id, stages FROM runs")
+    assert stats.query_views(store, runs) == before
+    _, lines = stats.query_views(store, "SELECT run_id, stages FROM runs")
     assert dict(lines) == Counter(report.manifest.run_id for report, _ in built.steps.values())
-    assert {run_id for (run_id,) in stats.query(store, "SELECT DISTINCT run_id FROM builds WHERE reused")[1]} <= made
-    _, [(said,)] = stats.query(store, "SELECT comment FROM duckdb_views() WHERE view_name = 'runs'")
+    assert {
+        run_id for (run_id,) in stats.query_views(store, "SELECT DISTINCT run_id FROM builds WHERE reused")[1]
+    } <= made
+    _, [(said,)] = stats.query_views(store, "SELECT comment FROM duckdb_views() WHERE view_name = 'runs'")
     assert "found everything made has no line" in said
 
 

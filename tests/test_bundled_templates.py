@@ -8,23 +8,23 @@ from typing import Any
 
 import pytest
 
-from docs.generate.template_table import template_text
+from docs.generate.template_table import read_template_file
 from rowmill.conversation.masking import Loss, Masker, MaskRules
 from rowmill.conversation.rendering.renderer import (
     Renderer,
     RendererSpec,
     Template,
-    bundled,
-    bundled_names,
     get_chat_template,
+    list_bundled_templates,
+    read_named_template,
     register_chat_template,
-    resolve,
+    resolve_template,
 )
-from rowmill.core.config import check
+from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
 from rowmill.schema.conversation import Conversation
-from rowmill.schema.rows import Masked, Message, Rejected
+from rowmill.schema.rows import MaskedConversation, Message, Rejected
 from tests.recipes import Road, text_of
 from tests.test_templates_real import TOKENS, Chat, chats
 
@@ -34,12 +34,12 @@ DIFFERENCES = {"mistral": ("adds ' '",)}
 
 
 def test_bundled_templates_are_those_of_the_specification() -> None:
-    assert set(bundled_names()) == NAMES
+    assert set(list_bundled_templates()) == NAMES
 
 
-@pytest.mark.parametrize("name", bundled_names())
+@pytest.mark.parametrize("name", list_bundled_templates())
 def test_bundled_template_takes_the_fast_lane_and_its_blocks_train_what_marks_would(name: str) -> None:
-    renderer = Renderer(RendererSpec(bundled(name), TOKENS))
+    renderer = Renderer(RendererSpec(read_named_template(name), TOKENS))
     contract = renderer.contract
 
     assert renderer.lane == "fast", renderer.lane_reason
@@ -60,7 +60,7 @@ class Tokenizer:
 
 @pytest.mark.parametrize(
     ("asked", "text"),
-    [("qwen3", bundled("qwen3")), ("{{ messages }}", "{{ messages }}"), ("rag", "{{ 'rag' }}")],
+    [("qwen3", read_named_template("qwen3")), ("{{ messages }}", "{{ messages }}"), ("rag", "{{ 'rag' }}")],
 )
 def test_get_chat_template_returns_a_tokenizer_with_it_and_leaves_the_old_one(asked: str, text: str) -> None:
     named = {"rag": "{{ 'rag' }}"}
@@ -81,8 +81,8 @@ def test_get_chat_template_of_an_unknown_name_names_the_nearest() -> None:
 def test_registered_template_is_found_by_name_and_its_name_is_taken() -> None:
     register_chat_template("test-registered", "{{ 'registered' }}")
 
-    found = resolve(
-        check(Template, {"chat_template": "test-registered"}, "template"),
+    found = resolve_template(
+        validate_options(Template, {"chat_template": "test-registered"}, "template"),
         tokenizer_chat_template=None,
         special_tokens={},
     )
@@ -130,7 +130,7 @@ def test_get_chat_template_gives_a_real_tokenizer_that_renders_with_it(real_data
     changed = get_chat_template(tokenizer, chat_template="llama3")
 
     talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
-    expected = Renderer(RendererSpec(bundled("llama3"), tokenizer.special_tokens_map)).plain(talk, None, {})
+    expected = Renderer(RendererSpec(read_named_template("llama3"), tokenizer.special_tokens_map)).plain(talk, None, {})
     assert changed.apply_chat_template(talk, tokenize=False) == expected
     assert tokenizer.chat_template == own != changed.chat_template
 
@@ -217,8 +217,8 @@ def _talks(chat: Chat) -> Iterator[tuple[list[Message], list[Json] | None]]:
 @pytest.mark.real_data
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda one: f"{one.name}-{one.real}")
 def test_bundled_template_prints_what_the_familys_own_prints(family: Family, real_data: Path) -> None:
-    ours = Renderer(RendererSpec(bundled(family.name), TOKENS))
-    theirs = Renderer(RendererSpec(template_text(real_data, family.real), TOKENS))
+    ours = Renderer(RendererSpec(read_named_template(family.name), TOKENS))
+    theirs = Renderer(RendererSpec(read_template_file(real_data, family.real), TOKENS))
     compared: Counter[str] = Counter()
     for source, tools in talks(real_data):
         messages = [{**m, "content": m["content"].strip()} for m in source] if family.trims else source
@@ -243,7 +243,7 @@ def test_bundled_template_prints_what_the_familys_own_prints(family: Family, rea
 @pytest.mark.real_data
 def test_bundled_zephyr_prints_what_tinyllamas_own_template_prints(real_data: Path) -> None:
     text = (real_data / "tokenizers/tinyllama/chat_template.jinja").read_text(encoding="utf-8")
-    ours, theirs = Renderer(RendererSpec(bundled("zephyr"), TOKENS)), Renderer(RendererSpec(text, TOKENS))
+    ours, theirs = Renderer(RendererSpec(read_named_template("zephyr"), TOKENS)), Renderer(RendererSpec(text, TOKENS))
 
     for messages, _ in talks(real_data):
         if all(m["role"] != "tool" and "tool_calls" not in m for m in messages):
@@ -252,8 +252,8 @@ def test_bundled_zephyr_prints_what_tinyllamas_own_template_prints(real_data: Pa
 
 @pytest.mark.real_data
 def test_bundled_mistral_prints_system_text_before_the_last_question(real_data: Path) -> None:
-    ours = Renderer(RendererSpec(bundled("mistral"), TOKENS))
-    stock = Renderer(RendererSpec(template_text(real_data, "vllm__tool_chat_template_mistral"), TOKENS))
+    ours = Renderer(RendererSpec(read_named_template("mistral"), TOKENS))
+    stock = Renderer(RendererSpec(read_template_file(real_data, "vllm__tool_chat_template_mistral"), TOKENS))
     asked: list[Message] = [
         {"role": "system", "content": "Be kind."},
         {"role": "user", "content": "U1"},
@@ -270,9 +270,9 @@ def test_bundled_mistral_prints_system_text_before_the_last_question(real_data: 
 
 
 @pytest.mark.real_data
-@pytest.mark.parametrize("name", bundled_names())
+@pytest.mark.parametrize("name", list_bundled_templates())
 def test_bundled_template_masks_real_chats_by_blocks_as_by_marks(name: str, real_data: Path) -> None:
-    renderer = Renderer(RendererSpec(bundled(name), TOKENS))
+    renderer = Renderer(RendererSpec(read_named_template(name), TOKENS))
     rules: dict[str, Any] = {"on_dropped": dict.fromkeys(("text_beside_call", "tool_list", "tool_result"), "count")}
     rules["on_dropped"] |= dict.fromkeys(("call_name", "call_arguments"), "untrain")
     by_blocks, by_marks = (
@@ -282,8 +282,8 @@ def test_bundled_template_masks_real_chats_by_blocks_as_by_marks(name: str, real
     outcomes: Counter[str] = Counter()
     for chat in chats(real_data):
         one, other = (masker.mask(Conversation(chat.messages, chat.tools)) for masker in (by_blocks, by_marks))
-        outcomes["masked" if isinstance(one, Masked) else one.reason] += 1
-        if isinstance(one, Masked) and isinstance(other, Masked):
+        outcomes["masked" if isinstance(one, MaskedConversation) else one.reason] += 1
+        if isinstance(one, MaskedConversation) and isinstance(other, MaskedConversation):
             assert one.text.startswith(other.text) or other.text.startswith(one.text)
             held, marked = _trained(one), _trained(other)
             # The space before a Mistral answer.
@@ -295,5 +295,5 @@ def test_bundled_template_masks_real_chats_by_blocks_as_by_marks(name: str, real
     assert set(outcomes) <= {"masked", "template_error", "no_loss_tokens"}
 
 
-def _trained(masked: Masked) -> set[int]:
+def _trained(masked: MaskedConversation) -> set[int]:
     return {i for span in masked.trained for i in range(span.start, span.end)}

@@ -83,18 +83,18 @@ def after_flip(road: Road, changes: dict[str, object], clean: dict[str, str], ca
     else:
         mended = any("made again" in record.getMessage() for record in caplog.records)
         when = "mended by the build" if mended else "harmless" if found == clean else "found by verify --deep"
-    checked = verify.verify(road.project, deep=True)
+    checked = verify.verify_recipe(road.project, deep=True)
     if when in ("refused by the build", "found by verify --deep"):
         assert any(one.damage for one in checked)
-    verify.discard(road.project, checked)
+    verify.discard_damage(road.project, checked)
     assert contents(road) == clean
-    assert not any(one.damage for one in verify.verify(road.project, deep=True))
+    assert not any(one.damage for one in verify.verify_recipe(road.project, deep=True))
     Reader(str(road.store), "road", rank=0, world_size=len(_ranks(road)), verify=True)
     return when
 
 
 def _ranks(road: Road) -> tuple[str, ...]:
-    return runner.ranks_of(road.project)
+    return runner.list_rank_names(road.project)
 
 
 def test_flipped_bit_anywhere_is_noticed_or_harmless_and_the_next_build_is_a_clean_one(
@@ -175,6 +175,6 @@ def test_build_killed_at_any_rename_is_finished_by_the_next_with_the_same_bytes(
 def _require_whole_manifests(road: Road) -> None:
     """Hold every manifest that a killed build left to its files: if it is there, all that it names is whole."""
     project = road.project
-    for step in runner.road(project):
-        for made in manifest.versions(project.store, step.key):
+    for step in runner.plan_steps(project):
+        for made in manifest.list_versions(project.store, step.key):
             manifest.verify_files(project.store, made)

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from rowmill.core.json import Json, to_json
 from rowmill.formats import Auto, Chat, Supervised, Text
-from rowmill.formats.canonicalization import Canonicalizer, Options, canonicalize_row, without_nulls
-from rowmill.formats.filters import content_hash
+from rowmill.formats.canonicalization import Canonicalizer, RowOptionValues, canonicalize_row, remove_nulls
+from rowmill.formats.filters import hash_row_content
 from rowmill.formats.reasoning import Reasoning
-from rowmill.schema.ledger import REASONS
+from rowmill.schema.ledger import REJECT_REASONS
 from rowmill.schema.rows import ParseReport, Rejected, Row
 
 COLUMNS = [
@@ -98,13 +98,13 @@ RECORDS = st.dictionaries(st.sampled_from(COLUMNS), VALUES, max_size=5) | st.fix
     optional={"tools": CALLS | VALUES, "chat_template_kwargs": VALUES, "sys": WORDS | VALUES},
 )
 CONFIGS = [
-    Options(Auto()),
-    Options(Chat(system_prompt="sys", single_turn=True, unknown_roles="reject")),
-    Options(Chat(dataset_schema="sharegpt"), reasoning=Reasoning(think_mode="drop")),
-    Options(Chat(dataset_schema="messages", domain_key="id"), reasoning=Reasoning(extract_think_tags=False)),
-    Options(Chat(prompt_fields=["instruction"], on_existing_system="replace", system_prompt="system")),
-    Options(Supervised()),
-    Options(Text()),
+    RowOptionValues(Auto()),
+    RowOptionValues(Chat(system_prompt="sys", single_turn=True, unknown_roles="reject")),
+    RowOptionValues(Chat(dataset_schema="sharegpt"), reasoning=Reasoning(think_mode="drop")),
+    RowOptionValues(Chat(dataset_schema="messages", domain_key="id"), reasoning=Reasoning(extract_think_tags=False)),
+    RowOptionValues(Chat(prompt_fields=["instruction"], on_existing_system="replace", system_prompt="system")),
+    RowOptionValues(Supervised()),
+    RowOptionValues(Text()),
 ]
 
 
@@ -121,16 +121,16 @@ def _is_json(value: Json) -> bool:
 
 @given(st.one_of(RECORDS, RECORDS, VALUES), st.sampled_from(CONFIGS), st.booleans())
 def test_any_json_value_becomes_a_row_or_a_reject_with_a_known_reason(
-    record: Json, config: Options, arrow: bool
+    record: Json, config: RowOptionValues, arrow: bool
 ) -> None:
     before = repr(record)
     found = canonicalize_row(record, config, arrow=arrow)
 
     assert repr(record) == before
     if isinstance(found, Rejected):
-        assert found.reason in REASONS
+        assert found.reason in REJECT_REASONS
         return
-    assert len(content_hash(found)) == 16
+    assert len(hash_row_content(found)) == 16
     for message in found.messages:
         assert isinstance(message["role"], str)
         assert isinstance(message["content"], str)
@@ -146,14 +146,16 @@ def test_any_json_value_becomes_a_row_or_a_reject_with_a_known_reason(
 @given(st.fixed_dictionaries({"messages": MESSAGES}))
 def test_canonical_row_read_again_is_itself(record: Json) -> None:
     """Tags are left alone here: what is left of a text after its blocks are out may look like tags again."""
-    canonicalizer = Canonicalizer(Options(Chat(), reasoning=Reasoning(extract_think_tags=False, reasoning_keys=[])))
+    canonicalizer = Canonicalizer(
+        RowOptionValues(Chat(), reasoning=Reasoning(extract_think_tags=False, reasoning_keys=[]))
+    )
     row = canonicalizer(record)
     if isinstance(row, Rejected):
         return
 
     again = canonicalizer({"messages": [without(message, "arguments_source") for message in row.messages]})
     assert isinstance(again, Row)
-    assert content_hash(again) == content_hash(row)
+    assert hash_row_content(again) == hash_row_content(row)
     assert again.report.unknown_roles == row.report.unknown_roles
 
 
@@ -167,7 +169,7 @@ def test_nulls_of_arrow_are_gone_at_every_level(value: Json) -> None:
         inner = list(one.values()) if isinstance(one, dict) else one if isinstance(one, list) else []
         return (isinstance(one, dict) and None in one.values()) or any(map(has_null, inner))
 
-    assert not has_null(without_nulls(value))
+    assert not has_null(remove_nulls(value))
 
 
 # Through Arrow
@@ -209,21 +211,21 @@ def through_arrow(records: list[Json]) -> list[Json]:
 def test_json_text_is_refused_whether_or_not_it_holds_a_long_integer(odd: str, number: str) -> None:
     talk = f'[{{"role": "user", "content": "q"}}, {{"role": "assistant", "content": "a", "x": {odd}, "y": {number}}}]'
 
-    made = canonicalize_row({"messages": talk}, Options(Chat()))
+    made = canonicalize_row({"messages": talk}, RowOptionValues(Chat()))
 
     assert isinstance(made, Rejected)
     assert made.reason == "bad_messages"
 
 
 def test_rows_through_arrow_are_the_rows_from_json() -> None:
-    canonicalizer = Canonicalizer(Options(Chat()))
+    canonicalizer = Canonicalizer(RowOptionValues(Chat()))
 
     direct = [canonicalizer(record) for record in TOOL_DIALOGUE]
     assert [canonicalizer(record, arrow=True) for record in through_arrow(TOOL_DIALOGUE)] == direct
 
 
 def test_nulls_of_a_json_source_survive_in_arguments() -> None:
-    row = canonicalize_row(through_arrow(TOOL_DIALOGUE)[0], Options(Chat()), arrow=True)
+    row = canonicalize_row(through_arrow(TOOL_DIALOGUE)[0], RowOptionValues(Chat()), arrow=True)
 
     assert isinstance(row, Row)
     assert row.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": None}
@@ -248,7 +250,7 @@ DIALOGUE: dict[str, Json] = {"messages": [{"role": "user", "content": "U"}, {"ro
     ],
 )
 def test_group_key_is_canonical_json(key: Any, record: dict[str, Json], expected: str | None) -> None:
-    row = Canonicalizer(Options(Chat()), group_key=key)({**DIALOGUE, **record})
+    row = Canonicalizer(RowOptionValues(Chat()), group_key=key)({**DIALOGUE, **record})
 
     assert isinstance(row, Row)
     assert row.group_key == expected
@@ -256,14 +258,14 @@ def test_group_key_is_canonical_json(key: Any, record: dict[str, Json], expected
 
 @pytest.mark.parametrize("record", [{}, {"id": None}, {"id": 1, "meta": 3}, {"id": 1, "meta": {"id": None}}])
 def test_group_key_null_is_rejected(record: dict[str, Json]) -> None:
-    row = Canonicalizer(Options(Chat()), group_key=["id", "meta.id"])({**DIALOGUE, **record})
+    row = Canonicalizer(RowOptionValues(Chat()), group_key=["id", "meta.id"])({**DIALOGUE, **record})
 
     assert isinstance(row, Rejected)
     assert row.reason == "group_missing"
 
 
 def test_order_key_is_text_as_written() -> None:
-    canonicalizer = Canonicalizer(Options(Text()), order_key="at")
+    canonicalizer = Canonicalizer(RowOptionValues(Text()), order_key="at")
 
     rows = [canonicalizer({"text": "T", "at": at}) for at in ("2024-05-01", 7, None)]
     assert [row.order_key if isinstance(row, Row) else row.reason for row in rows] == [
@@ -277,7 +279,7 @@ def test_order_key_is_text_as_written() -> None:
     ("value", "domain"), [("wiki", "wiki"), (None, "__default__"), (3, "__default__"), (" ", "__default__")]
 )
 def test_domain_without_a_text_is_the_default(value: Json, domain: str) -> None:
-    row = canonicalize_row({"text": "T", "source": value}, Options(Text(domain_key="source")))
+    row = canonicalize_row({"text": "T", "source": value}, RowOptionValues(Text(domain_key="source")))
 
     assert isinstance(row, Row)
     assert row.domain == domain
@@ -295,7 +297,7 @@ def test_report_says_what_was_noticed() -> None:
         "tools": None,
         "functions": '[{"name": "f"}]',
     }
-    row = canonicalize_row(record, Options(Auto()))
+    row = canonicalize_row(record, RowOptionValues(Auto()))
 
     assert isinstance(row, Row)
     assert row.report == ParseReport(
@@ -316,24 +318,24 @@ def test_report_says_what_was_noticed() -> None:
 @pytest.mark.parametrize(
     ("file", "config", "schemas", "rejects"),
     [
-        ("chat/tinker_conversations.jsonl", Options(Auto()), {"messages": 128}, {}),
-        ("chat/fastchat_dummy_conversation.json", Options(Auto()), {"sharegpt": 500}, {}),
-        ("chat/v1_sft_demo.jsonl", Options(Auto()), {"messages": 500}, {}),
+        ("chat/tinker_conversations.jsonl", RowOptionValues(Auto()), {"messages": 128}, {}),
+        ("chat/fastchat_dummy_conversation.json", RowOptionValues(Auto()), {"sharegpt": 500}, {}),
+        ("chat/v1_sft_demo.jsonl", RowOptionValues(Auto()), {"messages": 500}, {}),
         # Questions without answers: their `turns` are no known shape.
-        ("chat/mt_bench_question.jsonl", Options(Auto()), {}, {"unknown_schema": 80}),
-        ("chat/mt_bench_reference_gpt4.jsonl", Options(Auto()), {}, {"unknown_schema": 30}),
-        ("instruct/identity.json", Options(Auto()), {"alpaca": 91}, {}),
+        ("chat/mt_bench_question.jsonl", RowOptionValues(Auto()), {}, {"unknown_schema": 80}),
+        ("chat/mt_bench_reference_gpt4.jsonl", RowOptionValues(Auto()), {}, {"unknown_schema": 30}),
+        ("instruct/identity.json", RowOptionValues(Auto()), {"alpaca": 91}, {}),
         # `response` for `output`: what else belongs to the prompt must be said.
-        ("instruct/gpteacher_roleplay.json", Options(Auto()), {}, {"unknown_schema": 1923}),
-        ("instruct/gpteacher_roleplay.json", Options(Chat(dataset_schema="alpaca")), {"alpaca": 1923}, {}),
-        ("instruct/identity.json", Options(Supervised()), {"alpaca": 91}, {}),
-        ("tools/glaive_toolcall_en_demo.json", Options(Auto()), {"sharegpt": 300}, {}),
-        ("tools/tau_airline_gpt4o.messages.jsonl", Options(Auto()), {"messages": 100}, {}),
-        ("reasoning/reason_tool_use_demo_50.jsonl", Options(Auto()), {"messages": 50}, {}),
-        ("reasoning/toolrl_rlla_sft.json", Options(Auto()), {"alpaca": 400}, {}),
+        ("instruct/gpteacher_roleplay.json", RowOptionValues(Auto()), {}, {"unknown_schema": 1923}),
+        ("instruct/gpteacher_roleplay.json", RowOptionValues(Chat(dataset_schema="alpaca")), {"alpaca": 1923}, {}),
+        ("instruct/identity.json", RowOptionValues(Supervised()), {"alpaca": 91}, {}),
+        ("tools/glaive_toolcall_en_demo.json", RowOptionValues(Auto()), {"sharegpt": 300}, {}),
+        ("tools/tau_airline_gpt4o.messages.jsonl", RowOptionValues(Auto()), {"messages": 100}, {}),
+        ("reasoning/reason_tool_use_demo_50.jsonl", RowOptionValues(Auto()), {"messages": 50}, {}),
+        ("reasoning/toolrl_rlla_sft.json", RowOptionValues(Auto()), {"alpaca": 400}, {}),
         (
             "preference/dpo_en_demo.json",
-            Options(
+            RowOptionValues(
                 Chat(
                     dataset_schema="prompt_response",
                     prompt_fields=["conversations"],
@@ -345,25 +347,25 @@ def test_report_says_what_was_noticed() -> None:
             {"prompt_response": 300},
             {},
         ),
-        ("preference/kto_en_demo.json", Options(Auto()), {"messages": 300}, {}),
+        ("preference/kto_en_demo.json", RowOptionValues(Auto()), {"messages": 300}, {}),
         (
             "preference/v1_dpo_demo.jsonl",
-            Options(Chat(messages_field="chosen_messages")),
+            RowOptionValues(Chat(messages_field="chosen_messages")),
             {"messages": 10},
             {},
         ),
-        ("math/gsm8k_train.jsonl", Options(Auto()), {"prompt_response": 7473}, {}),
+        ("math/gsm8k_train.jsonl", RowOptionValues(Auto()), {"prompt_response": 7473}, {}),
         (
             "math/gsm8k_test.jsonl",
-            Options(Supervised(input_field="question", output_field="answer")),
+            RowOptionValues(Supervised(input_field="question", output_field="answer")),
             {"prompt_response": 1319},
             {},
         ),
-        ("text/c4_demo.jsonl", Options(Auto()), {"text": 300}, {}),
+        ("text/c4_demo.jsonl", RowOptionValues(Auto()), {"text": 300}, {}),
     ],
 )
 def test_real_records_become_rows(
-    real_data: Path, file: str, config: Options, schemas: dict[str, int], rejects: dict[str, int]
+    real_data: Path, file: str, config: RowOptionValues, schemas: dict[str, int], rejects: dict[str, int]
 ) -> None:
     found = list(map(Canonicalizer(config), records_of(real_data / file)))
 
@@ -378,7 +380,7 @@ def test_real_records_become_rows(
 def test_real_tool_dialogues_have_every_result_answer_a_call(real_data: Path) -> None:
     for file in ("tools/glaive_toolcall_en_demo.json", "tools/tau_airline_gpt4o.messages.jsonl"):
         for record in records_of(real_data / file):
-            row = canonicalize_row(record, Options(Auto()))
+            row = canonicalize_row(record, RowOptionValues(Auto()))
             assert isinstance(row, Row)
             calls = [call for message in row.messages for call in message.get("tool_calls", ())]
             results = [message["tool_call_id"] for message in row.messages if message["role"] == "tool"]
@@ -388,7 +390,7 @@ def test_real_tool_dialogues_have_every_result_answer_a_call(real_data: Path) ->
 
 @pytest.mark.real_data
 def test_real_rows_through_arrow_are_the_rows_from_json(real_data: Path) -> None:
-    canonicalizer = Canonicalizer(Options(Auto()))
+    canonicalizer = Canonicalizer(RowOptionValues(Auto()))
     for file in ("tools/tau_airline_gpt4o.messages.jsonl", "reasoning/reason_tool_use_demo_50.jsonl"):
         records = records_of(real_data / file)
         for record, other in zip(records, through_arrow(records), strict=True):

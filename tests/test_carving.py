@@ -13,7 +13,7 @@ from rowmill import stats
 from rowmill.core.errors import ConfigError
 from rowmill.formats.splits import Splits, Splitter
 from rowmill.inspection import trace
-from rowmill.stages.packed_shards.validation_holdout import carve
+from rowmill.stages.packed_shards.validation_holdout import hold_out_groups
 from tests.recipes import CHAT, TEXT, Built, Road, chat, document, lines
 
 
@@ -21,7 +21,7 @@ def carved(groups: list[tuple[int, int]], wanted: int) -> list[int] | None:
     """Carve from examples given as (u, room); return the numbers of those chosen."""
     u = np.array([one for one, _ in groups], np.uint64)
     room = np.array([one for _, one in groups], np.int64)
-    chosen = carve(u, room, np.ones(len(groups), np.bool_), wanted)
+    chosen = hold_out_groups(u, room, np.ones(len(groups), np.bool_), wanted)
     return None if chosen is None else np.flatnonzero(chosen).tolist()
 
 
@@ -121,7 +121,7 @@ def test_no_group_is_on_both_sides_and_the_surplus_on_none(built: Built, dataset
     assert all(row["tokens"] == row["of_tokens"] for row in surplus)
     # Taken in the order of the hash: all that are held out come before all that train.
     splitter = Splitter(Splits(group_key="user"))
-    assert max(splitter.hash_of(one, b"") for one in held) < min(splitter.hash_of(one, b"") for one in train)
+    assert max(splitter.hash_unit(one, b"") for one in held) < min(splitter.hash_unit(one, b"") for one in train)
 
 
 @pytest.mark.parametrize("dataset", list(WANTED))
@@ -163,7 +163,7 @@ def test_left_out_examples_can_be_asked_for(built: Built) -> None:
     left = [row for name in WANTED for row in built.rows_of(name, "packed_shards", file="left_out")]
     surplus = [row["tokens"] for row in left if row["state"] == "validation_surplus"]
 
-    assert stats.query(built.project.store, sql)[1] == [("validation_surplus", len(surplus), sum(surplus))]
+    assert stats.query_views(built.project.store, sql)[1] == [("validation_surplus", len(surplus), sum(surplus))]
 
 
 def test_second_build_reuses_everything_and_another_number_only_packs_again(road: Road, built: Built) -> None:

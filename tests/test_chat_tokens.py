@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models
 
 from rowmill.core.errors import ConfigError
-from rowmill.schema.rows import Masked, Piece, Rejected, Span
-from rowmill.tokenization.encoded_batch import Counts, Example, columns_of, examples_of
-from rowmill.tokenization.token_truncation import with_bos
-from rowmill.tokenization.tokenizer import Card, Encoder, LoadedTokenizer, holds_added_token, open_tokenizer
+from rowmill.schema.rows import ContentSpan, MaskedConversation, Rejected, Span
+from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, make_columns, make_examples
+from rowmill.tokenization.token_truncation import prepend_bos
+from rowmill.tokenization.tokenizer import Encoder, LoadedTokenizer, TokenizerCard, contains_added_token, open_tokenizer
 from tests import recipes
 from tests.recipes import CHATML, CONTROL, Built, Road, text_of
 
@@ -30,14 +30,14 @@ def encoder(loaded: LoadedTokenizer) -> Encoder:
     return Encoder(loaded)
 
 
-def example_of(encoder: Encoder, masked: Masked, *, split: bool) -> Example:
-    (made,) = examples_of([masked], [[]], encoder, Counts(), split=split)
+def example_of(encoder: Encoder, masked: MaskedConversation, *, split: bool) -> Example:
+    (made,) = make_examples([masked], [[]], encoder, TokenizationCounts(), split=split)
     assert isinstance(made, Example)
     return made
 
 
-def masked(text: str, *trained: tuple[int, int]) -> Masked:
-    return Masked(text, (Span(0, len(text), 0),), tuple(Span(*one, 0) for one in trained), ())
+def masked(text: str, *trained: tuple[int, int]) -> MaskedConversation:
+    return MaskedConversation(text, (Span(0, len(text), 0),), tuple(Span(*one, 0) for one in trained), ())
 
 
 # ── boundary ──
@@ -61,7 +61,7 @@ def test_split_of_a_batch_is_each_texts_own(encoder: Encoder, texts: list[str], 
     ranges = [sorted(data.draw(st.tuples(*[st.integers(0, len(t))] * 2))) for t in texts]
     rows = [masked(t, (a, b)) if a < b else masked(t) for t, (a, b) in zip(texts, ranges, strict=True)]
 
-    together = examples_of(rows, [[]] * len(rows), encoder, Counts(), split=True)
+    together = make_examples(rows, [[]] * len(rows), encoder, TokenizationCounts(), split=True)
 
     for row, made in zip(rows, together, strict=True):
         alone = example_of(encoder, row, split=True)
@@ -88,8 +88,8 @@ def test_merge_over_a_trained_start_moves_the_mask_only_where_the_text_is_encode
     """A merge of prompt and answer (tinker-cookbook#877) gives ids that inference never sees; split gives its own."""
     encoder = merging(tmp_path)
     text = "xaby"
-    pieces = (Piece(0, 2, 0, "user"), Piece(2, 4, 1, "assistant"))
-    row = Masked(text, (Span(0, 2, 0), Span(2, 4, 1)), (Span(2, 4, 1),), pieces)
+    pieces = (ContentSpan(0, 2, 0, "user"), ContentSpan(2, 4, 1, "assistant"))
+    row = MaskedConversation(text, (Span(0, 2, 0), Span(2, 4, 1)), (Span(2, 4, 1),), pieces)
 
     whole, apart = (example_of(encoder, row, split=split) for split in (False, True))
 
@@ -101,10 +101,10 @@ def test_merge_over_a_trained_start_moves_the_mask_only_where_the_text_is_encode
 
 def test_straddling_token_trains_if_no_other_messages_text_is_in_it(tmp_path: Path) -> None:
     encoder = merging(tmp_path)
-    counts = Counts()
-    row = Masked("xaby", (Span(0, 4, 0),), (Span(2, 4, 0),), ())
+    counts = TokenizationCounts()
+    row = MaskedConversation("xaby", (Span(0, 4, 0),), (Span(2, 4, 0),), ())
 
-    (made,) = examples_of([row], [[]], encoder, counts)
+    (made,) = make_examples([row], [[]], encoder, counts)
 
     assert isinstance(made, Example)
     assert made.mask.tolist() == [False, True, True]
@@ -115,22 +115,22 @@ def test_straddling_token_trains_if_no_other_messages_text_is_in_it(tmp_path: Pa
     ("text", "pieces", "trained"),
     [
         # The header's last character and the answer's first are one token, as a space and a SentencePiece word are.
-        ("xaby", (Piece(0, 1, 0, "user"), Piece(2, 4, 1, "assistant")), (Span(2, 4, 1),)),
+        ("xaby", (ContentSpan(0, 1, 0, "user"), ContentSpan(2, 4, 1, "assistant")), (Span(2, 4, 1),)),
         # The answer's last character and the first one of its end are one token, as a full stop and a line break are.
-        ("xyab", (Piece(0, 1, 0, "user"), Piece(1, 3, 1, "assistant")), (Span(1, 4, 1),)),
-        ("xyab", (Piece(0, 1, 0, "user"), Piece(1, 3, 1, "assistant")), (Span(1, 3, 1),)),
+        ("xyab", (ContentSpan(0, 1, 0, "user"), ContentSpan(1, 3, 1, "assistant")), (Span(1, 4, 1),)),
+        ("xyab", (ContentSpan(0, 1, 0, "user"), ContentSpan(1, 3, 1, "assistant")), (Span(1, 3, 1),)),
     ],
     ids=["header", "end", "masked-end"],
 )
 def test_token_shared_with_the_template_trains_at_both_edges(
-    tmp_path: Path, text: str, pieces: tuple[Piece, ...], trained: tuple[Span, ...]
+    tmp_path: Path, text: str, pieces: tuple[ContentSpan, ...], trained: tuple[Span, ...]
 ) -> None:
-    row = Masked(text, (), trained, pieces)
+    row = MaskedConversation(text, (), trained, pieces)
 
     made = example_of(merging(tmp_path), row, split=False)
 
     assert made.mask.tolist() == [False, True, True]
-    assert columns_of([(0, 0, made)]).verified() == 1
+    assert make_columns([(0, 0, made)]).verified() == 1
 
 
 def test_recipe_with_split_boundary_keeps_inference_ids_in_every_turn(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_bos_is_put_first_unless_it_is_there_and_does_not_train(ids: list[int]) 
         span_messages=zeros, span_kinds=np.ones(1, np.int8), original_tokens=len(ids), original_trained=1,
     )  # fmt: skip
 
-    made = with_bos(example, 1)
+    made = prepend_bos(example, 1)
 
     assert made.ids.tolist() == [1, 5, 6]
     assert made.mask.tolist() == [False, False, True]
@@ -250,7 +250,7 @@ def test_control_id_made_of_ordinary_text_is_found() -> None:
     vocabulary = [("<unk>", 0.0), ("</s>", -1.0), *((letter, -5.0) for letter in "ab</s>")]
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=0))
     tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
-    card = Card(
+    card = TokenizerCard(
         digest="", files={}, vocab_size=8, bos_id=None, eos_id=1, pad_id=None, special_tokens={},
         added=((1, "</s>", True),), chat_template=None, adds_bos=False, adds_eos=False, byte_level=False, fast=False,
         why_usual="",
@@ -259,8 +259,8 @@ def test_control_id_made_of_ordinary_text_is_found() -> None:
 
     around = encoder.encode_around("a</s>b", [(1, 5)])
 
-    assert holds_added_token(card, around, "a</s>b", [(1, 5)]) is (1 in around.ids.tolist())
-    (made,) = examples_of([masked("a</s>b", (0, 6))], [[(1, 5)]], encoder, Counts())
+    assert contains_added_token(card, around, "a</s>b", [(1, 5)]) is (1 in around.ids.tolist())
+    (made,) = make_examples([masked("a</s>b", (0, 6))], [[(1, 5)]], encoder, TokenizationCounts())
     assert isinstance(made, Rejected)
     assert made.reason == "control_token_in_content"
 

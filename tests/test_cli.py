@@ -36,7 +36,7 @@ def copied(built: CliProject, tmp_path: Path) -> CliProject:
 
 
 def current(project: CliProject, *stage: str) -> manifest.Manifest:
-    found = manifest.current(project.project.store, ("small", *stage))
+    found = manifest.load_current(project.project.store, ("small", *stage))
     assert found is not None
     return found
 
@@ -61,7 +61,7 @@ def test_plan_of_new_project_makes_the_first_stages_and_writes_no_output(
     out = capsys.readouterr().out
     assert out.count("never built") == 3
     assert out.count("make if changed") == STEPS - 3
-    assert manifest.current(project.project.store, ("small", "chats", "raw_dataset")) is None
+    assert manifest.load_current(project.project.store, ("small", "chats", "raw_dataset")) is None
 
 
 def test_plan_after_build_reuses_every_stage(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
@@ -425,10 +425,10 @@ def test_gc_keeps_what_is_current_and_what_that_was_made_of(
     assert copied.rowmill("gc", "--keep", "1") == main.DONE
     store = copied.project.store
 
-    assert [one.version for one in manifest.versions(store, ("small", "chats", "canonical_rows"))] == [
+    assert [one.version for one in manifest.list_versions(store, ("small", "chats", "canonical_rows"))] == [
         kept["canonical_rows"]
     ]
-    assert [one.version for one in manifest.versions(store, ("small", "chats", "packed_shards"))] == [
+    assert [one.version for one in manifest.list_versions(store, ("small", "chats", "packed_shards"))] == [
         kept["packed_shards"]
     ]
     # All but the one file that every part without rejects shares.
@@ -451,7 +451,7 @@ def test_gc_keeps_an_old_version_that_was_made_current(copied: CliProject) -> No
     copied.rowmill("use", "chats/canonical_rows", first)
 
     assert copied.rowmill("gc", "--keep", "1") == main.DONE
-    kept = {one.version for one in manifest.versions(copied.project.store, ("small", "chats", "canonical_rows"))}
+    kept = {one.version for one in manifest.list_versions(copied.project.store, ("small", "chats", "canonical_rows"))}
     assert first in kept
     assert len(kept) == 2
     assert copied.rowmill("verify", "--deep") == main.DONE

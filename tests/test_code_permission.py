@@ -6,7 +6,7 @@ import pytest
 
 from dagster_rowmill.definitions import build_definitions
 from rowmill.cli import main
-from rowmill.core.code_permission import VARIABLE
+from rowmill.core.code_permission import NO_CODE_VARIABLE
 from rowmill.core.errors import ConfigError
 from rowmill.tabular.backends.callable import CallableBackend
 from tests.cli_project import FOREIGN_WARNINGS, CliProject
@@ -28,7 +28,7 @@ class Mine(RowFormat):
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CliProject:
     """Return a project whose recipe names a class; its module leaves a file when it runs."""
     # Set once, so that whatever a command does to it is undone.
-    monkeypatch.setenv(VARIABLE, "")
+    monkeypatch.setenv(NO_CODE_VARIABLE, "")
     (tmp_path / "mine.py").write_text(MODULE)
     source = {"train_urls": ["data/chats.jsonl"]}
     own = {"source": source, "format": {"kind": "python", "class": "mine:Mine"}}
@@ -82,7 +82,7 @@ def test_command_with_code_runs_it(project: CliProject) -> None:
     ("value", "status"), [("1", main.WRONG), ("true", main.WRONG), ("0", main.DONE), ("", main.DONE)]
 )
 def test_variable_says_the_same(project: CliProject, monkeypatch: pytest.MonkeyPatch, value: str, status: int) -> None:
-    monkeypatch.setenv(VARIABLE, value)
+    monkeypatch.setenv(NO_CODE_VARIABLE, value)
 
     assert project.rowmill("plan") == status
     assert has_run(project) is (status == main.DONE)
@@ -96,7 +96,7 @@ def test_recipe_without_code_is_built_all_the_same(project: CliProject) -> None:
 
 def test_function_of_a_backend_is_refused(project: CliProject, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(project.folder))
-    monkeypatch.setenv(VARIABLE, "1")
+    monkeypatch.setenv(NO_CODE_VARIABLE, "1")
 
     with pytest.raises(ConfigError, match=r"^generation\.backend\.target: mine:Mine is Python code"):
         CallableBackend(target="mine:Mine").open()
@@ -105,7 +105,7 @@ def test_function_of_a_backend_is_refused(project: CliProject, monkeypatch: pyte
 
 
 def test_dagster_that_loads_the_recipe_runs_nothing(project: CliProject, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "1")
+    monkeypatch.setenv(NO_CODE_VARIABLE, "1")
 
     with pytest.raises(ConfigError, match="mine:Mine is Python code"):
         build_definitions([Path(project.recipe)], str(project.folder / ".rowmill"))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rowmill.schema.rows import Rejected
 from rowmill.tabular.schema import Column, ColumnType, RecordSchema
-from rowmill.tabular.serialization import Problem, Reader, Serialiser, read_json, serialise
+from rowmill.tabular.serialization import RecordDecoder, RecordProblem, Serialiser, read_json, serialise_record
 from tests.record_strategies import SPECIAL, records, schemas, schemas_with_record
 
 
@@ -42,7 +42,7 @@ def one_column(kind: ColumnType, **kwargs: Any) -> RecordSchema:
 
 def written(value: Any, kind: ColumnType, **kwargs: Any) -> str | Rejected:
     """Return how a value stands in its line."""
-    line = serialise({"x": value}, one_column(kind, **kwargs), special_tokens=SPECIAL)
+    line = serialise_record({"x": value}, one_column(kind, **kwargs), special_tokens=SPECIAL)
     return line if isinstance(line, Rejected) else line.removeprefix('{"x":').removesuffix("}\n")
 
 
@@ -58,7 +58,7 @@ def test_record_read_back_is_the_same_and_one_line_without_delimiters(
     assert line.endswith("\n")
     assert line.count("\n") == 1
     assert not any(token in line for token in SPECIAL)
-    assert same(Reader(schema)(read_json(line)), record)
+    assert same(RecordDecoder(schema)(read_json(line)), record)
 
 
 @settings(max_examples=40)
@@ -71,11 +71,11 @@ def test_schema_as_json_reads_back(schema: RecordSchema) -> None:
 @given(st.data())
 def test_record_written_again_gives_the_same_line(data: st.DataObject) -> None:
     schema = data.draw(schemas())
-    line = str(serialise(data.draw(records(schema.columns)), schema, special_tokens=SPECIAL))
-    again = Reader(schema)(read_json(line))
+    line = str(serialise_record(data.draw(records(schema.columns)), schema, special_tokens=SPECIAL))
+    again = RecordDecoder(schema)(read_json(line))
 
-    assert not isinstance(again, Problem)
-    assert serialise(again, schema, special_tokens=SPECIAL) == line
+    assert not isinstance(again, RecordProblem)
+    assert serialise_record(again, schema, special_tokens=SPECIAL) == line
 
 
 @pytest.mark.parametrize(
@@ -159,30 +159,30 @@ def test_null_and_absent_keys_follow_the_schema() -> None:
         (Column("a", "integer", nullable=True), Column("b", "integer", required=False), Column("c", "integer"))
     )
 
-    assert serialise({"a": None, "c": 1}, schema) == '{"a":null,"c":1}\n'
-    assert Reader(schema)({"c": 1, "a": None}) == {"a": None, "c": 1}
+    assert serialise_record({"a": None, "c": 1}, schema) == '{"a":null,"c":1}\n'
+    assert RecordDecoder(schema)({"c": 1, "a": None}) == {"a": None, "c": 1}
     for record in ({"c": 1}, {"a": 1, "b": None, "c": 1}, {"a": 1}, {"a": 1, "c": None}, {"a": 1, "c": 1, "d": 1}):
-        assert isinstance(serialise(record, schema), Rejected), record
-        assert isinstance(Reader(schema)(record), Problem), record
+        assert isinstance(serialise_record(record, schema), Rejected), record
+        assert isinstance(RecordDecoder(schema)(record), RecordProblem), record
 
 
 def test_keys_stand_in_schema_order_and_led_by_moves_columns_first() -> None:
     schema = RecordSchema((Column("v", "integer"), Column("t", "integer"), Column("g", "string")))
-    moved = schema.led_by(["g", "t"])
+    moved = schema.with_leading(["g", "t"])
 
     assert moved.names == ("g", "t", "v")
-    assert serialise({"v": 1, "t": 2, "g": "a"}, moved) == '{"g":"a","t":2,"v":1}\n'
+    assert serialise_record({"v": 1, "t": 2, "g": "a"}, moved) == '{"g":"a","t":2,"v":1}\n'
 
 
 def test_special_token_that_names_a_column_is_escaped() -> None:
     schema = RecordSchema((Column("a<s>", "integer"),))
-    line = serialise({"a<s>": 1}, schema, special_tokens=("<s>",))
+    line = serialise_record({"a<s>": 1}, schema, special_tokens=("<s>",))
 
     assert line == '{"a\\u003cs>":1}\n'
 
 
 def test_special_token_that_is_syntax_rejects_the_record() -> None:
-    result = serialise({"x": 1}, one_column("integer"), special_tokens=('":',))
+    result = serialise_record({"x": 1}, one_column("integer"), special_tokens=('":',))
 
     assert isinstance(result, Rejected)
     assert result.reason == "control_token_in_content"
@@ -205,9 +205,9 @@ def test_special_token_that_is_syntax_rejects_the_record() -> None:
     ],
 )
 def test_value_of_each_type_is_read_as_specified(kind: ColumnType, text: str, value: Any) -> None:
-    record = Reader(one_column(kind))(read_json(f'{{"x":{text}}}'))
+    record = RecordDecoder(one_column(kind))(read_json(f'{{"x":{text}}}'))
 
-    assert not isinstance(record, Problem)
+    assert not isinstance(record, RecordProblem)
     assert same(record["x"], value)
 
 
@@ -229,17 +229,17 @@ def test_value_of_each_type_is_read_as_specified(kind: ColumnType, text: str, va
     ],
 )
 def test_value_of_another_type_has_a_reason(kind: ColumnType, text: str, reason: str) -> None:
-    assert Reader(one_column(kind))(read_json(f'{{"x":{text}}}')) == Problem(reason, "x")
+    assert RecordDecoder(one_column(kind))(read_json(f'{{"x":{text}}}')) == RecordProblem(reason, "x")
 
 
 def test_first_reason_of_the_list_wins_over_the_first_column() -> None:
-    reader = Reader(RecordSchema((Column("a", "integer"), Column("b", "float"), Column("c", "integer"))))
+    reader = RecordDecoder(RecordSchema((Column("a", "integer"), Column("b", "float"), Column("c", "integer"))))
 
-    assert reader(read_json('{"a":"x","b":1e999,"d":1}')) == Problem("number_too_large", "b")
-    assert reader({"a": "x", "b": 1, "d": 1}) == Problem("unknown_column", "d")
-    assert reader({"a": "x", "b": None}) == Problem("missing_column", "c")
-    assert reader({"a": "x", "b": None, "c": 1}) == Problem("null", "b")
-    assert reader({"a": "x", "b": 1, "c": 1}) == Problem("type", "a")
+    assert reader(read_json('{"a":"x","b":1e999,"d":1}')) == RecordProblem("number_too_large", "b")
+    assert reader({"a": "x", "b": 1, "d": 1}) == RecordProblem("unknown_column", "d")
+    assert reader({"a": "x", "b": None}) == RecordProblem("missing_column", "c")
+    assert reader({"a": "x", "b": None, "c": 1}) == RecordProblem("null", "b")
+    assert reader({"a": "x", "b": 1, "c": 1}) == RecordProblem("type", "a")
 
 
 @pytest.mark.parametrize("text", ["NaN", "[Infinity]", "1e99999999999999999999", "1" * 4301, "[" * 100_000])
@@ -255,7 +255,7 @@ def test_json_that_cannot_be_read_exactly_is_a_value_error(text: str) -> None:
     "value", [42.5, 1e-12, -1e-12, 1 / 3, 1e15, 1e16, 1e20, 1.5e300, 1e-10, 1e-16, 18.0, 0.0, math.nan, math.inf]
 )
 def test_reference_floats_are_printed_as_pandas_prints_them(value: float) -> None:
-    line = serialise({"x": value}, one_column("float"), wire="reference")
+    line = serialise_record({"x": value}, one_column("float"), wire="reference")
     peer = pd.DataFrame({"x": [value]}).to_json(orient="records", lines=True)
 
     assert isinstance(line, str)
@@ -281,10 +281,10 @@ def test_reference_prints_dates_as_milliseconds_and_escapes_slashes() -> None:
         "z": Decimal("42.50"),
         "l": ["/"],
     }
-    line = str(serialise(record, schema, wire="reference"))
+    line = str(serialise_record(record, schema, wire="reference"))
 
     assert line == '{"t":1705269600500,"d":1705276800000,"n":1.0,"a\\/b":"x\\/y","z":42.5,"l":["\\/"]}\n'
-    assert Reader(schema, wire="reference")(read_json(line)) == {
+    assert RecordDecoder(schema, wire="reference")(read_json(line)) == {
         **record,
         "t": "2024-01-14T22:00:00.5",
         "z": Decimal("42.5"),
@@ -292,7 +292,7 @@ def test_reference_prints_dates_as_milliseconds_and_escapes_slashes() -> None:
 
 
 def test_reference_rejects_special_token_text() -> None:
-    result = serialise({"x": "a</s>"}, one_column("string"), special_tokens=("</s>",), wire="reference")
+    result = serialise_record({"x": "a</s>"}, one_column("string"), special_tokens=("</s>",), wire="reference")
 
     assert isinstance(result, Rejected)
     assert result.reason == "control_token_in_content"

@@ -11,7 +11,7 @@ from rowmill.build import runner
 from rowmill.build.runner import Project
 from rowmill.reader import Reader
 from rowmill.recipe import recipe
-from rowmill.schema.manifest import Manifest, current
+from rowmill.schema.manifest import Manifest, load_current
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "configs/examples/levanter"
@@ -31,7 +31,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Project]:
 
 
 def made(project: Project, *key: str) -> Manifest:
-    found = current(project.store, (project.recipe.name, *key))
+    found = load_current(project.store, (project.recipe.name, *key))
     assert found is not None
     return found
 
@@ -54,7 +54,7 @@ def test_page_shows_the_recipes_as_they_are() -> None:
 
 
 def test_recipes_are_no_part_of_the_demo() -> None:
-    assert {*NAMES}.isdisjoint(path.stem for path in recipe.find(ROOT / "configs"))
+    assert {*NAMES}.isdisjoint(path.stem for path in recipe.find_recipes(ROOT / "configs"))
 
 
 @pytest.mark.slow

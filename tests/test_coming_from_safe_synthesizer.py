@@ -12,7 +12,7 @@ from rowmill.schema.manifest import Manifest
 from rowmill.stages import catalog
 from rowmill.stages.packed_shards import stage as packed_shards
 from rowmill.tabular import parsing
-from rowmill.tabular.parsing import Place, Validation
+from rowmill.tabular.parsing import PlacementColumns, Validation
 from rowmill.tabular.schema import Column, Mode, RecordSchema
 from rowmill.tabular.time_order import ELAPSED
 
@@ -30,7 +30,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Manif
     made: dict[str, dict[str, Manifest]] = {}
     for name in NAMES:
         steps = runner.build(
-            runner.open_project(FOLDER / f"{name}.yaml", root), only=catalog.names_up_to(packed_shards.STAGE)
+            runner.open_project(FOLDER / f"{name}.yaml", root), only=catalog.list_stages_up_to(packed_shards.STAGE)
         )
         made[name] = {step.name: report.manifest for step, report, _ in steps}
     return made
@@ -44,7 +44,7 @@ def split(built: dict[str, dict[str, Manifest]], name: str, which: str = "train"
 R = '{"g":"a","t":0,"v":1}'
 SPREAD = R.replace(",", ",\n")
 SCHEMA = RecordSchema((Column("g", "string"), Column("t", "integer"), Column("v", "integer")))
-PLACE = Place(("g",), "t", ELAPSED)
+PLACE = PlacementColumns(("g",), "t", ELAPSED)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,9 @@ PLACE = Place(("g",), "t", ELAPSED)
 def test_parser_differs_from_the_original_as_the_page_says(
     row: str, text: str, mode: Mode, said: dict[str, int]
 ) -> None:
-    parsed = parsing.parse(text, SCHEMA, mode, bos="<s>", eos="</s>", place=PLACE, validation=Validation())
+    parsed = parsing.parse_generated_text(
+        text, SCHEMA, mode, bos="<s>", eos="</s>", place=PLACE, validation=Validation()
+    )
     reasons = {name.removeprefix("invalid:") for name in said if name.startswith("invalid:")}
     [line] = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("|") and row in line]
 
@@ -86,7 +88,7 @@ def test_page_shows_the_recipes_as_they_are() -> None:
 
 
 def test_recipes_are_no_part_of_the_demo() -> None:
-    assert {*NAMES}.isdisjoint(path.stem for path in recipe.find(ROOT / "configs"))
+    assert {*NAMES}.isdisjoint(path.stem for path in recipe.find_recipes(ROOT / "configs"))
 
 
 def test_table_is_shown_four_hundred_times_in_three_passes(built: dict[str, dict[str, Manifest]]) -> None:

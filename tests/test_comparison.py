@@ -8,23 +8,23 @@ from hypothesis import strategies as st
 
 from rowmill.cli import main
 from rowmill.inspection import diff
-from rowmill.inspection.diff import Compared
+from rowmill.inspection.diff import ScopeComparison
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest
 from tests.recipes import CHAT, PAIR, Road, chat, pair
 
 
 def versions(road: Road, *key: str) -> list[Manifest]:
-    return manifest.versions(road.project.store, ("road", *key))
+    return manifest.list_versions(road.project.store, ("road", *key))
 
 
-def compared(road: Road, *key: str) -> dict[str | None, Compared]:
+def compared(road: Road, *key: str) -> dict[str | None, ScopeComparison]:
     """Compare a stage's oldest version with its newest."""
     kept = versions(road, *key)
-    return {one.scope: one for one in diff.compare(road.project, kept[0], kept[-1])}
+    return {one.scope: one for one in diff.compare_versions(road.project, kept[0], kept[-1])}
 
 
-def numbers(one: Compared) -> dict[str, tuple[float | None, float | None]]:
+def numbers(one: ScopeComparison) -> dict[str, tuple[float | None, float | None]]:
     return {line.name: (line.before, line.after) for line in one.lines}
 
 
@@ -78,7 +78,7 @@ def test_version_of_one_dataset_tells_of_that_dataset_alone(road: Road) -> None:
 def test_version_beside_itself_moves_nothing(road: Road) -> None:
     [newest] = versions(road, "training_splits")[-1:]
 
-    for one in diff.compare(road.project, newest, newest):
+    for one in diff.compare_versions(road.project, newest, newest):
         assert one.added in (0, None)
         assert one.removed in (0, None)
         assert all(line.before == line.after for line in one.lines)
@@ -94,7 +94,7 @@ def test_collected_inputs_are_left_out(road: Road) -> None:
     content = path.read_bytes()
     path.unlink()
     try:
-        [found] = diff.compare(road.project, old, versions(road, "chats", "packed_shards")[-1])
+        [found] = diff.compare_versions(road.project, old, versions(road, "chats", "packed_shards")[-1])
     finally:
         path.write_bytes(content)
 
@@ -115,7 +115,7 @@ def test_rows_added_and_removed_are_the_difference_of_what_was_read(
         built = road.build(only=["raw_dataset", "canonical_rows"])
         made.append(built.manifest("rows", "canonical_rows"))
 
-    [found] = diff.compare(road.project, *made)
+    [found] = diff.compare_versions(road.project, *made)
 
     assert found.added == sum(max(after.count(i) - before.count(i), 0) for i in range(5))
     assert found.removed == sum(max(before.count(i) - after.count(i), 0) for i in range(5))

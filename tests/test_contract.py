@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from rowmill.conversation.rendering.adaptation import nine_alphanumeric
-from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, bundled
-from rowmill.conversation.template_contract import TemplateContract, mismatched_prompts, warnings
+from rowmill.conversation.rendering.adaptation import make_nine_character_id
+from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, read_named_template
+from rowmill.conversation.template_contract import TemplateBehavior, find_mismatched_prompts, list_template_warnings
 
 
-def contract(text: str, **tokens: str) -> TemplateContract:
+def contract(text: str, **tokens: str) -> TemplateBehavior:
     return Renderer(RendererSpec(text, {"eos_token": "</s>", **tokens})).contract
 
 
@@ -151,16 +151,16 @@ def test_contract_tells_how_generation_blocks_differ_from_marks(
     ],
 )
 def test_warning_of_a_contract_names_its_remedy(observed: dict[str, Any], finish: str, word: str | None) -> None:
-    found = warnings(TemplateContract(**observed), finish=finish)
+    found = list_template_warnings(TemplateBehavior(**observed), finish=finish)
 
     assert len(found) == (word is not None)
     assert (word or "") in "".join(found)
 
 
 def test_prompt_that_training_does_not_go_on_from_is_named() -> None:
-    assert mismatched_prompts(contract(LOOP + PROMPT)) == []
-    assert mismatched_prompts(contract(LOOP)) == []
-    assert mismatched_prompts(contract(LOOP + PROMPT.replace("assistant\n", "assistant\nSure"))) == [
+    assert find_mismatched_prompts(contract(LOOP + PROMPT)) == []
+    assert find_mismatched_prompts(contract(LOOP)) == []
+    assert find_mismatched_prompts(contract(LOOP + PROMPT.replace("assistant\n", "assistant\nSure"))) == [
         "user",
         "tool",
         "system",
@@ -175,7 +175,7 @@ def test_end_of_turn_is_one_token_if_the_tokenizer_has_it() -> None:
 
 
 def test_contract_of_qwen3_is_its_models_behaviour() -> None:
-    found = contract(bundled("qwen3"))
+    found = contract(read_named_template("qwen3"))
 
     assert (found.reasoning, found.inline_tags_stripped, found.arguments, found.tools) == (
         "last",
@@ -195,7 +195,7 @@ def test_tokenizer_that_adds_a_bos_too_is_told() -> None:
 
 
 def test_nine_alphanumeric_ids_are_stable_and_kept_where_they_fit() -> None:
-    assert nine_alphanumeric("abc123XYZ") == "abc123XYZ"
-    assert nine_alphanumeric("call_1") == nine_alphanumeric("call_1") != nine_alphanumeric("call_2")
-    assert len(nine_alphanumeric("call_1")) == 9
-    assert nine_alphanumeric("call_1").isalnum()
+    assert make_nine_character_id("abc123XYZ") == "abc123XYZ"
+    assert make_nine_character_id("call_1") == make_nine_character_id("call_1") != make_nine_character_id("call_2")
+    assert len(make_nine_character_id("call_1")) == 9
+    assert make_nine_character_id("call_1").isalnum()

@@ -11,7 +11,7 @@ import pytest
 
 from rowmill.build import runner
 from rowmill.checks import cross_stage
-from rowmill.checks.judge import Verdict
+from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import GateError
 from rowmill.schema import manifest
 from tests.recipes import CHAT, LENIENT, PAIR, Built, Road, chat, document, lines, pair
@@ -20,18 +20,18 @@ STRICT = {name: bound for name, bound in LENIENT.items() if name not in ("end_to
 """Bounds that let everything through but the two laws of this page."""
 
 
-def verdict_of(built: Built, law: str, *key: str) -> Verdict:
+def verdict_of(built: Built, law: str, *key: str) -> CheckResult:
     _, verdicts = built.steps[key]
     return next(one for one in verdicts if one.law == law)
 
 
-def judged(road: Road, law: str, *key: str) -> Verdict:
+def judged(road: Road, law: str, *key: str) -> CheckResult:
     """Judge what is current, as `rowmill verify` does."""
     project = road.project
     step = runner.find_step(project, ("road", *key))
-    made = manifest.current(project.store, step.key)
+    made = manifest.load_current(project.store, step.key)
     assert made is not None
-    return next(one for one in runner.judge(project, step, made) if one.law == law)
+    return next(one for one in runner.check_step(project, step, made) if one.law == law)
 
 
 def write(road: Road, rows: "list[dict[str, Any]] | bytes", kind: "dict[str, Any]" = PAIR, **changes: Any) -> Road:
@@ -73,7 +73,7 @@ def test_loss_of_trained_tokens_counts_those_of_rows_that_were_rejected_for_thei
         road.build()
 
     found = judged(road, "end_to_end_loss", "rows", "packed_shards")
-    tokenized = manifest.current(road.project.store, ("road", "rows", "tokenized_examples"))
+    tokenized = manifest.load_current(road.project.store, ("road", "rows", "tokenized_examples"))
     assert tokenized is not None
     facts = tokenized.facts
     assert found.value == pytest.approx(
@@ -223,7 +223,7 @@ def test_rollback_to_a_smaller_version_is_no_vanished_source(tmp_path: Path) -> 
     project = road.project
     step = runner.find_step(project, ("road", "gpu_partitions"))
 
-    assert runner.run(project, step, {}, version=older).version == older
+    assert runner.run_step(project, step, {}, version=older).version == older
 
 
 def test_gate_after_publication_judges_again_instead_of_refusing(tmp_path: Path) -> None:

@@ -24,11 +24,11 @@ def scanned(folder: Path, content: bytes, name: str = "a.csv", **options: Any) -
         (folder / at).write_bytes(copy)
         return str(folder / at)
 
-    return sources.scan(source, folder, stage, {})[0]
+    return sources.scan_source(source, folder, stage, {})[0]
 
 
 def records_of(scan: FileScan, folder: Path) -> list[Any]:
-    return [raw.value for part in scan.parts for raw in sources.read(part, folder)]
+    return [raw.value for part in scan.parts for raw in sources.read_records(part, folder)]
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
@@ -75,7 +75,7 @@ def test_quote_and_delimiter_asked_for_are_taken_and_another_asking_reads_the_fi
 
     assert records_of(scan, tmp_path) == [{"a": "x#y", "b": "2"}]
     again = Files(train_urls=["a.csv"], delimiter="#")
-    [other] = sources.scan(again, tmp_path, lambda at, _: str(tmp_path / at), {scan.url: scan})
+    [other] = sources.scan_source(again, tmp_path, lambda at, _: str(tmp_path / at), {scan.url: scan})
     assert other.quote == '"'
 
 
@@ -99,4 +99,4 @@ def test_record_is_found_on_its_line_behind_cells_of_several_lines(tmp_path: Pat
     scan = scanned(tmp_path, gzip.compress(content) if name.endswith("gz") else content, name)
 
     [part] = scan.parts
-    assert [sources.line_of(part, scan, tmp_path, row) for row in range(5)] == [2, 5, 6, 8, None]
+    assert [sources.find_part_line(part, scan, tmp_path, row) for row in range(5)] == [2, 5, 6, 8, None]

@@ -63,13 +63,13 @@ def copy(whole: Road, tmp_path: Path) -> Road:
 
 
 def versions(project: runner.Project) -> dict[str, str]:
-    found = {"/".join(step.key): manifest.current(project.store, step.key) for step in runner.road(project)}
+    found = {"/".join(step.key): manifest.load_current(project.store, step.key) for step in runner.plan_steps(project)}
     return {key: made.version for key, made in found.items() if made is not None}
 
 
 def outputs(road: Road) -> Iterator[Manifest]:
-    for step in runner.road(road.project):
-        made = manifest.current(road.project.store, step.key)
+    for step in runner.plan_steps(road.project):
+        made = manifest.load_current(road.project.store, step.key)
         assert made is not None
         yield made
 
@@ -107,7 +107,7 @@ def flip_value(path: Path) -> None:
 def test_damaged_statistics_are_named_and_written_again(copy: Road, spoil: Callable[[Path], None]) -> None:
     def tables() -> dict[str, list[tuple[object, ...]]]:
         return {
-            name: sorted(stats.query(copy.project.store, f"FROM {name}")[1], key=repr)
+            name: sorted(stats.query_views(copy.project.store, f"FROM {name}")[1], key=repr)
             for name in ("ledger", "token_ledger", "examples", "lengths", "what_if")
         }
 
@@ -115,15 +115,15 @@ def test_damaged_statistics_are_named_and_written_again(copy: Road, spoil: Calla
     spoilt = sorted(path for path in (copy.store / "stats").rglob("version=*/part-0.parquet") if "=_" not in str(path))
     for path in spoilt:
         spoil(path)
-    checked = verify.verify(copy.project, deep=True)
+    checked = verify.verify_recipe(copy.project, deep=True)
     named = {path for one in checked for path in one.damaged}
-    verify.discard(copy.project, checked)
+    verify.discard_damage(copy.project, checked)
     copy.build()
 
     # A verdict's table is read, and made again, by whoever judges: here by `verify` itself.
     assert {f"{path.relative_to(copy.store)}" for path in spoilt if "stats/findings" not in str(path)} <= named
     assert tables() == before
-    assert not any(one.damage for one in verify.verify(copy.project, deep=True))
+    assert not any(one.damage for one in verify.verify_recipe(copy.project, deep=True))
 
 
 def test_build_that_meets_a_damaged_table_of_statistics_writes_it_again(copy: Road) -> None:
@@ -140,14 +140,14 @@ def test_question_to_damaged_statistics_names_the_file_and_what_takes_it_away(co
     empty(made)
 
     with pytest.raises(IntegrityError, match=rf"{made.name}: .*`rowmill verify --deep --discard`"):
-        stats.query(copy.project.store, "FROM builds")
+        stats.query_views(copy.project.store, "FROM builds")
 
-    verify.discard(copy.project, verify.verify(copy.project, deep=True))
-    assert len(stats.query(copy.project.store, "FROM builds")[1]) > 0
+    verify.discard_damage(copy.project, verify.verify_recipe(copy.project, deep=True))
+    assert len(stats.query_views(copy.project.store, "FROM builds")[1]) > 0
 
 
 def _records(road: Road) -> list[tuple[object, ...]]:
-    return stats.query(road.project.store, "SELECT sum(records) FROM ledger WHERE stage = 'canonical_rows'")[1]
+    return stats.query_views(road.project.store, "SELECT sum(records) FROM ledger WHERE stage = 'canonical_rows'")[1]
 
 
 # ── files of parts ──
@@ -164,13 +164,13 @@ def test_a_damaged_file_of_any_stage_leaves_what_a_clean_build_leaves(
 
     assert versions(write(copy, **CHANGED).build().project) == clean
     # What nothing reads, such as a ledger, a build cannot notice.
-    verify.discard(copy.project, verify.verify(copy.project, deep=True))
+    verify.discard_damage(copy.project, verify.verify_recipe(copy.project, deep=True))
     assert versions(copy.build().project) == clean
-    assert [one.damage for one in verify.verify(copy.project, deep=True)] == [()] * len(clean)
+    assert [one.damage for one in verify.verify_recipe(copy.project, deep=True)] == [()] * len(clean)
 
 
 def test_a_damaged_part_alone_is_made_again(copy: Road, caplog: pytest.LogCaptureFixture) -> None:
-    made = manifest.current(copy.project.store, ("road", "chats", "canonical_rows"))
+    made = manifest.load_current(copy.project.store, ("road", "chats", "canonical_rows"))
     assert made is not None
     damaged = made.parts[0].files["rows"]
     flip(copy.store / damaged.path)
@@ -183,7 +183,7 @@ def test_a_damaged_part_alone_is_made_again(copy: Road, caplog: pytest.LogCaptur
 
 def test_a_source_that_changed_cannot_mend_what_was_made_of_it(copy: Road) -> None:
     project = copy.project
-    made = manifest.current(project.store, ("road", "chats", "canonical_rows"))
+    made = manifest.load_current(project.store, ("road", "chats", "canonical_rows"))
     assert made is not None
     flip(copy.store / made.parts[0].files["rows"].path)
     write(copy, **CHANGED)
@@ -193,16 +193,16 @@ def test_a_source_that_changed_cannot_mend_what_was_made_of_it(copy: Road) -> No
     runner.build(copy.project, only=["raw_dataset"])
 
     with pytest.raises(IntegrityError, match="made again"):
-        runner.run(copy.project, step, inputs)
+        runner.run_step(copy.project, step, inputs)
 
 
 def test_discard_takes_away_what_was_made_of_damage_and_the_next_build_is_whole(copy: Road, whole: Road) -> None:
     before = versions(whole.project)
-    made = manifest.current(copy.project.store, ("road", "chats", "canonical_rows"))
+    made = manifest.load_current(copy.project.store, ("road", "chats", "canonical_rows"))
     assert made is not None
     flip(copy.store / made.parts[0].files["rows"].path)
-    checked = verify.verify(copy.project, deep=True)
-    lines = verify.discard(copy.project, checked)
+    checked = verify.verify_recipe(copy.project, deep=True)
+    lines = verify.discard_damage(copy.project, checked)
 
     stages = ("tokenized_examples", "truncation_stats", "packed_shards", "training_splits", "gpu_partitions")
     assert [line.partition(":")[0].rpartition("/")[2] for line in lines] == list(stages)
@@ -230,7 +230,7 @@ def test_a_cut_or_empty_note_is_written_again(
 
 def test_an_edited_fact_is_not_believed(copy: Road) -> None:
     key = ("road", "chats", "canonical_rows")
-    made = manifest.current(copy.project.store, key)
+    made = manifest.load_current(copy.project.store, key)
     assert made is not None
     folder = copy.store / "road/chats/canonical_rows"
     for path in (*folder.glob("versions/*.json"), *folder.glob("manifests/*.json")):
@@ -239,7 +239,7 @@ def test_an_edited_fact_is_not_believed(copy: Road) -> None:
         path.write_bytes(content.replace(b'"unknown_roles": 0', b'"unknown_roles": 9'))
 
     with pytest.raises(IntegrityError, match=r"canonical_rows/versions/.* is damaged or was edited"):
-        manifest.by_version(copy.project.store, key, made.version)
+        manifest.load_version(copy.project.store, key, made.version)
     assert versions(copy.build().project)["road/chats/canonical_rows"] == made.version
 
 

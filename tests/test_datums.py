@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowmill.build.in_memory import Datum, Tokens, datum_of, datums_of, row_to_datum, sft_tokenize
+from rowmill.build.in_memory import Datum, ExampleTokens, make_datum, make_datums, row_to_datum, sft_tokenize
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
 from rowmill.schema.rows import Rejected
@@ -24,7 +24,7 @@ def lists(datum: Datum | None) -> tuple[list[int], list[int], list[float]]:
 
 
 def test_datum_is_the_example_shifted_by_one() -> None:
-    datum = datum_of([10, 20, 30, 40, 50], [False, False, True, True, True])
+    datum = make_datum([10, 20, 30, 40, 50], [False, False, True, True, True])
 
     assert lists(datum) == ([10, 20, 30, 40], [20, 30, 40, 50], [0, 1, 1, 1])
     assert datum is not None
@@ -32,13 +32,13 @@ def test_datum_is_the_example_shifted_by_one() -> None:
 
 
 def test_datum_by_mean_has_weights_that_add_up_to_one() -> None:
-    assert lists(datum_of([1, 2, 3], [False, True, True], reduction="mean"))[2] == [0.5, 0.5]
+    assert lists(make_datum([1, 2, 3], [False, True, True], reduction="mean"))[2] == [0.5, 0.5]
 
 
 def test_datum_takes_loss_weights_instead_of_the_mask() -> None:
     mask, weights = [False, False, True, True], [0, 0, 0.5, 1.5]
 
-    plain, mean = (datum_of([1, 2, 3, 4], mask, loss_weights=weights, reduction=one) for one in ("none", "mean"))
+    plain, mean = (make_datum([1, 2, 3, 4], mask, loss_weights=weights, reduction=one) for one in ("none", "mean"))
 
     assert lists(plain) == ([1, 2, 3], [2, 3, 4], [0, 0.5, 1.5])
     assert lists(mean) == ([1, 2, 3], [2, 3, 4], [0, 0.25, 0.75])
@@ -46,14 +46,14 @@ def test_datum_takes_loss_weights_instead_of_the_mask() -> None:
 
 @pytest.mark.parametrize(("ids", "mask"), [([], []), ([1], [True]), ([1, 2], [True, False]), ([1, 2], [False, False])])
 def test_datum_of_what_teaches_nothing_is_none(ids: list[int], mask: list[bool]) -> None:
-    assert datum_of(ids, mask) is None
+    assert make_datum(ids, mask) is None
 
 
 @given(MASKS)
 def test_datum_targets_exactly_the_trained_tokens(mask: list[bool]) -> None:
     ids = list(range(100, 100 + len(mask)))
 
-    datum, mean = datum_of(ids, mask), datum_of(ids, mask, reduction="mean")
+    datum, mean = make_datum(ids, mask), make_datum(ids, mask, reduction="mean")
 
     trained = [one for one, trains in zip(ids[1:], mask[1:], strict=True) if trains]
     assert (datum is None) == (not trained)
@@ -65,11 +65,11 @@ def test_datum_targets_exactly_the_trained_tokens(mask: list[bool]) -> None:
 
 def test_datums_count_what_they_skip() -> None:
     examples = [
-        Tokens(np.array(ids, np.int32), np.array(mask, np.bool_))
+        ExampleTokens(np.array(ids, np.int32), np.array(mask, np.bool_))
         for ids, mask in (([1], [True]), ([1, 2], [False, True]), ([1, 2], [False, False]))
     ]
 
-    kept, skipped = datums_of(examples)
+    kept, skipped = make_datums(examples)
 
     assert (len(kept), skipped) == (1, 2)
 
@@ -77,7 +77,7 @@ def test_datums_count_what_they_skip() -> None:
 # What a build gives
 
 
-def tokens_of(row: Json, tokenizer: Any, **more: Any) -> Tokens:
+def tokens_of(row: Json, tokenizer: Any, **more: Any) -> ExampleTokens:
     [made] = sft_tokenize([row], tokenizer, max_seq_len=256, **more)
     assert not isinstance(made, Rejected)
     return made[0]
@@ -142,7 +142,7 @@ def test_row_to_datum_is_the_shift_of_sft_tokenize(tokenizer: Path) -> None:
 
     datum = row_to_datum(chat(1), opened, max_seq_len=256)
 
-    assert lists(datum) == lists(datum_of(tokens.ids.tolist(), tokens.loss_mask.tolist()))
+    assert lists(datum) == lists(make_datum(tokens.ids.tolist(), tokens.loss_mask.tolist()))
 
 
 def test_row_to_datum_weighs_each_target_as_its_message(tokenizer: Path) -> None:

@@ -26,7 +26,7 @@ from rowmill.build import runner
 from rowmill.formats.canonicalization import Canonicalizer, canonicalize_row
 from rowmill.recipe import recipe
 from rowmill.recipe.recipe import Recipe
-from rowmill.schema.ledger import REASONS
+from rowmill.schema.ledger import REJECT_REASONS
 from rowmill.schema.rows import Rejected, Row
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,7 +48,7 @@ UNREADABLE = {"invalid_json", "not_utf8", "not_an_object", "too_deep"}
 
 @pytest.fixture(scope="module")
 def demo() -> Recipe:
-    return recipe.load(DEMO / "demo.yaml")
+    return recipe.load_recipe(DEMO / "demo.yaml")
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_flaws_of_every_kind_are_named_by_the_ledger_s_reasons(flaws: ModuleType
         reason for reason, _ in [*flaws.chat_flaws(), *flaws.SHAREGPT_FLAWS, *flaws.CSV_FLAWS, *flaws.DOCUMENT_FLAWS]
     }
 
-    assert named <= REASONS
+    assert named <= REJECT_REASONS
     assert len(named) >= 25
 
 

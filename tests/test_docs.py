@@ -54,7 +54,7 @@ def blocks(page: Path, language: str) -> list[str]:
 @cache
 def anchors(page: Path) -> frozenset[str]:
     """Return the anchors of a page's headings, as GitHub makes them."""
-    return frozenset(reference.slug(title) for title in re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE))
+    return frozenset(reference.make_anchor(title) for title in re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE))
 
 
 def groups() -> Iterator[type[Config]]:
@@ -74,16 +74,16 @@ def groups() -> Iterator[type[Config]]:
 # ── Generated pages ──
 
 
-@pytest.mark.parametrize("path", sorted(reference.pages(ROOT)))
+@pytest.mark.parametrize("path", sorted(reference.render_code_pages(ROOT)))
 def test_generated_page_is_what_the_code_says(path: str) -> None:
     written = (ROOT / path).read_text(encoding="utf-8")
 
-    assert written == reference.pages(ROOT)[path], f"{path} is not current: run `make docs`"
+    assert written == reference.render_code_pages(ROOT)[path], f"{path} is not current: run `make docs`"
 
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Project]:
-    with walkthrough.demo(ROOT) as project:
+    with walkthrough.build_demo(ROOT) as project:
         yield project
 
 
@@ -91,36 +91,38 @@ def demo() -> Iterator[Project]:
 def test_walk_is_what_a_build_of_the_demo_gives(demo: Project) -> None:
     written = (ROOT / "docs/walk.md").read_text(encoding="utf-8")
 
-    assert written == walkthrough.page(demo), "docs/walk.md is not current: run `make docs`"
+    assert written == walkthrough.render_walkthrough(demo), "docs/walk.md is not current: run `make docs`"
 
 
 def test_answers_are_those_of_a_build_of_the_demo(demo: Project) -> None:
-    written = (ROOT / reference.QUESTIONS).read_text(encoding="utf-8")
+    written = (ROOT / reference.QUERIES_PAGE).read_text(encoding="utf-8")
 
-    assert written == reference.with_answers(written, demo.store), f"{reference.QUESTIONS} is not current: `make docs`"
+    assert written == reference.replace_answers(written, demo.store), (
+        f"{reference.QUERIES_PAGE} is not current: `make docs`"
+    )
 
 
-@pytest.mark.parametrize("query", blocks(ROOT / reference.QUESTIONS, "sql"))
+@pytest.mark.parametrize("query", blocks(ROOT / reference.QUERIES_PAGE, "sql"))
 def test_every_question_has_an_answer(demo: Project, query: str) -> None:
-    columns, rows = stats.query(demo.store, query)
+    columns, rows = stats.query_views(demo.store, query)
 
     assert columns
     assert rows
 
 
 def test_there_are_twenty_questions_each_with_its_answer() -> None:
-    text = (ROOT / reference.QUESTIONS).read_text(encoding="utf-8")
+    text = (ROOT / reference.QUERIES_PAGE).read_text(encoding="utf-8")
 
-    asked = blocks(ROOT / reference.QUESTIONS, "sql")
+    asked = blocks(ROOT / reference.QUERIES_PAGE, "sql")
     assert len(asked) >= 20
-    assert len(reference.ASKED.findall(text)) == len(asked)
+    assert len(reference.QUERY_PATTERN.findall(text)) == len(asked)
 
 
 def test_reference_names_every_option_with_its_words() -> None:
-    page = reference.reference_page()
+    page = reference.render_reference_page()
 
     for model in groups():
-        laws = set(judge.BY_NAME) if model is judge.Gates else set[str]()
+        laws = set(judge.CHECKS_BY_NAME) if model is judge.Gates else set[str]()
         for name, field in model.model_fields.items():
             if name in laws or name in getattr(model, "FILLED_IN", ()):
                 continue
@@ -130,19 +132,19 @@ def test_reference_names_every_option_with_its_words() -> None:
 
 
 def test_reference_names_every_law_state_and_reason() -> None:
-    page = reference.reference_page()
+    page = reference.render_reference_page()
 
-    for name in (*judge.BY_NAME, *ledger.STATES, *ledger.TOKEN_CLASSES, *ledger.REASONS):
+    for name in (*judge.CHECKS_BY_NAME, *ledger.RECORD_STATES, *ledger.TOKEN_CLASSES, *ledger.REJECT_REASONS):
         assert f"`{name}`" in page
 
 
 def test_readme_lists_every_kind() -> None:
-    table = reference.readme_table()
+    table = reference.render_readme_table()
 
     for model in (
-        *reference.kinds(sources.Source),
-        *reference.kinds(formats.Format),
-        *reference.kinds(exports.AnyExport),
+        *reference.list_kinds(sources.Source),
+        *reference.list_kinds(formats.Format),
+        *reference.list_kinds(exports.AnyExport),
     ):
         assert re.search(rf"\| \[?`{model.model_fields['kind'].default}`[^|]* \|", table)
 
@@ -159,7 +161,7 @@ def test_readme_lists_every_kind() -> None:
     ],
 )
 def test_type_words_speak_yaml(annotation: Any, words: str) -> None:
-    assert reference.type_words(annotation) == words
+    assert reference.describe_option_type(annotation) == words
 
 
 # ── The schema ──
@@ -234,7 +236,7 @@ def test_commands_of_a_page_exist(page: Path) -> None:
     # Commands stand in code: on a line of a block, or right behind a backtick.
     assert set(re.findall(r"(?:^|`|\$ )make ([a-z]+)\b", text, re.MULTILINE)) <= words
     assert set(re.findall(r"(?:^|`|\$ )rowmill ([a-z][a-z-]*)\b(?=[ `\n])", text, re.MULTILINE)) <= {
-        *reference.verbs(),
+        *reference.list_verbs(),
         # The first word of a sentence.
         *(found for found in re.findall(r"^rowmill ([a-z]+)", prose(page), re.MULTILINE)),
     }
@@ -244,7 +246,7 @@ def test_commands_of_a_page_exist(page: Path) -> None:
 def test_options_of_shown_commands_exist(page: Path) -> None:
     for line in re.findall(r"^(?:\$ )?(rowmill [^#\n]+)", "\n".join(blocks(page, "")), re.MULTILINE):
         verb, *rest = shlex.split(line)[1:]
-        known = reference.help_text(verb)
+        known = reference.capture_help(verb)
         for word in rest:
             # `--data__max_sequences_per_example` is an option of the recipe's records datasets.
             of_recipe = verb in ("plan", "build", "advise") and "__" in word
@@ -270,4 +272,4 @@ def test_yaml_of_a_page_is_a_recipe_or_a_part_of_one(page: Path, monkeypatch: py
             top = {name: value for name, value in given.items() if name not in own}
             given = {**SMALLEST, **top, "datasets": {"chats": {**SMALLEST["datasets"]["chats"], **own}}}
 
-        recipe.parse(given, name="page", where=page.name)
+        recipe.parse_recipe(given, name="page", where=page.name)

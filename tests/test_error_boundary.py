@@ -14,7 +14,7 @@ import pytest
 
 from rowmill.build import runner
 from rowmill.cli import main
-from rowmill.cli.error_boundary import BLOCKED, BUG, INTERRUPTED, OUTSIDE, WRONG, describe, status_of
+from rowmill.cli.error_boundary import BLOCKED, BUG, INTERRUPTED, OUTSIDE, WRONG, choose_exit_status, explain_error
 from rowmill.core.errors import (
     BusyError,
     ConfigError,
@@ -73,7 +73,7 @@ STATUS = [
 
 @pytest.mark.parametrize(("error", "status"), STATUS, ids=[repr(error) for error, _ in STATUS])
 def test_status_says_who_has_to_act(error: BaseException, status: int) -> None:
-    assert status_of(error) == status
+    assert choose_exit_status(error) == status
 
 
 def test_statuses_are_told_apart() -> None:
@@ -81,7 +81,7 @@ def test_statuses_are_told_apart() -> None:
 
 
 def test_only_a_closed_gate_is_status_1() -> None:
-    assert [error for error, _ in STATUS if status_of(error) == 1] == [STATUS[0][0]]
+    assert [error for error, _ in STATUS if choose_exit_status(error) == 1] == [STATUS[0][0]]
 
 
 def kept(text: str) -> Path:
@@ -92,7 +92,7 @@ def kept(text: str) -> Path:
 
 
 def test_error_of_the_disk_names_the_file_and_keeps_the_traceback() -> None:
-    words = describe(OSError(errno.EROFS, "Read-only file system", "/data/a"), ["build", "x"])
+    words = explain_error(OSError(errno.EROFS, "Read-only file system", "/data/a"), ["build", "x"])
 
     assert words.startswith("/data/a: Read-only file system (EROFS); what a command reads and writes must be reachable")
     file = kept(words)
@@ -102,7 +102,7 @@ def test_error_of_the_disk_names_the_file_and_keeps_the_traceback() -> None:
 
 
 def test_words_of_a_file_name_that_is_not_utf8_can_be_written() -> None:
-    words = describe(OSError(errno.EIO, "Input/output error", b"/data/f\xe9"), ["build", os.fsdecode(b"\xe9")])
+    words = explain_error(OSError(errno.EIO, "Input/output error", b"/data/f\xe9"), ["build", os.fsdecode(b"\xe9")])
 
     assert "Input/output error (EIO)" in words
     kept(words).unlink()
@@ -111,7 +111,7 @@ def test_words_of_a_file_name_that_is_not_utf8_can_be_written() -> None:
 def test_traceback_that_cannot_be_kept_is_no_further_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
 
-    assert "the traceback is in no file, since none could be written" in describe(KeyError("x"), [])
+    assert "the traceback is in no file, since none could be written" in explain_error(KeyError("x"), [])
 
 
 # ── Through the command line ───────────────────────────────────────────────────────────────────────
@@ -125,7 +125,7 @@ def test_bug_of_ours_is_status_70_with_its_traceback_in_a_file(
     def broken(_: runner.Project) -> None:
         raise KeyError("part_id")
 
-    monkeypatch.setattr(runner, "plan", broken)
+    monkeypatch.setattr(runner, "forecast_steps", broken)
 
     assert project.rowmill("plan") == BUG
     err = capsys.readouterr().err

@@ -16,8 +16,8 @@ from rowmill.build import runner
 from rowmill.build.in_memory import sft_tokenize
 from rowmill.build.runner import Project
 from rowmill.recipe import recipe
-from rowmill.schema.examples import KINDS
-from rowmill.schema.manifest import current
+from rowmill.schema.examples import SPAN_KINDS
+from rowmill.schema.manifest import load_current
 from rowmill.schema.rows import Rejected
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,7 +31,7 @@ class Example:
         self.project = project
 
     def rows_of(self, dataset: str, stage: str, file: str) -> list[dict[str, Any]]:
-        made = current(self.project.store, (self.project.recipe.name, dataset, stage))
+        made = load_current(self.project.store, (self.project.recipe.name, dataset, stage))
         assert made is not None
         return [row for one in made.files(file) for row in self.project.store.table(one).to_pylist()]
 
@@ -53,7 +53,9 @@ def built(request: pytest.FixtureRequest, tmp_path: Path) -> Example:
 
 
 def test_examples_are_no_part_of_the_demo() -> None:
-    assert {path.stem for path in FOLDER.glob("*.yaml")}.isdisjoint(path.stem for path in recipe.find(ROOT / "configs"))
+    assert {path.stem for path in FOLDER.glob("*.yaml")}.isdisjoint(
+        path.stem for path in recipe.find_recipes(ROOT / "configs")
+    )
 
 
 def test_every_example_has_a_test_and_a_page() -> None:
@@ -90,11 +92,11 @@ def test_qlora_train_answers_train_and_reasoning_does_not(built: Example) -> Non
     for one in examples:
         starts = [*one["span_starts"], one["tokens"]]
         for kind, start, stop in zip(one["span_kinds"], starts, starts[1:], strict=False):
-            if KINDS[kind] == "reasoning":
+            if SPAN_KINDS[kind] == "reasoning":
                 reasoning += 1
                 assert stop - start <= 64
                 assert not any(one["loss_mask"][start:stop])
-            elif KINDS[kind] in ("user", "system", "tool_result"):
+            elif SPAN_KINDS[kind] in ("user", "system", "tool_result"):
                 assert not any(one["loss_mask"][start:stop])
     assert reasoning > 50
     assert all(one["tokens"] <= 512 for one in examples)
@@ -113,7 +115,7 @@ def test_astrai_mask_filters_and_domains(built: Example) -> None:
     assert built.rejects("tasks")["duplicate"] > 0
     assert len(chats) <= 200
     for one in built.examples("tasks"):
-        answer = one["span_starts"][one["span_kinds"].index(KINDS.index("assistant"))]
+        answer = one["span_starts"][one["span_kinds"].index(SPAN_KINDS.index("assistant"))]
         assert one["loss_mask"] == [i >= answer for i in range(one["tokens"])]
     assert tasks
     assert built.examples("exercises")

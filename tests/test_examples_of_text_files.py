@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rowmill.checks.judge import Verdict
+from rowmill.checks.judge import CheckResult
 from rowmill.schema.manifest import Manifest
 from tests.recipes import TEXT, Built, Road, document, sentence
 
@@ -16,7 +16,7 @@ TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
 PLAY = "\n".join(f"SPEAKER {i}:\n{sentence(i, 9)}\n{sentence(i + 500, 9)}\n" for i in range(60))
 
 
-def built(folder: Path, *urls: str, tokenizer: str = "tokenizer", **source: Any) -> tuple[Manifest, Verdict]:
+def built(folder: Path, *urls: str, tokenizer: str = "tokenizer", **source: Any) -> tuple[Manifest, CheckResult]:
     """Build documents to examples; return what was made and the verdict on their lengths."""
     road = Road(folder)
     road.recipe(

@@ -21,9 +21,9 @@ import pytest
 from rowmill.build import runner
 from rowmill.core.errors import ConfigError, IntegrityError
 from rowmill.executors import local
-from rowmill.exports import Exported, datums, open_export
+from rowmill.exports import Exported, open_export, read_datums
 from rowmill.recipe.recipe import Execution
-from rowmill.stages.exports import folder_of
+from rowmill.stages.exports import locate_export
 from tests import export_readers as readers
 from tests.export_readers import Segment
 from tests.recipes import CHAT, PAIR, TEXT, Built, Road, chat, document, pair, write_tokenizer
@@ -109,7 +109,7 @@ def folder(built: Built, name: str) -> Path:
     """Return an export's folder, or skip where its library is not installed."""
     if name not in OPTIONS:
         pytest.skip(f"{WITH_LIBRARY[name][0]} is not installed; {name} needs it")
-    return built.project.store.local(folder_of(built.manifest("exports", name)))
+    return built.project.store.local(locate_export(built.manifest("exports", name)))
 
 
 def examples(
@@ -430,12 +430,12 @@ def test_opening_another_kind_is_refused(copied: Callable[[str], Path]) -> None:
     pytest.importorskip("tinker", reason="tinker is not installed: pip install 'rowmill[tinker]'")
 
     with pytest.raises(IntegrityError, match="its format is native, not tinker"):
-        next(iter(datums(copied("native"))))
+        next(iter(read_datums(copied("native"))))
 
 
 def test_datums_are_what_the_client_makes_of_the_same_arrays(built: Built) -> None:
     tinker = pytest.importorskip("tinker", reason="tinker is not installed: pip install 'rowmill[tinker]'")
-    found = list(datums(folder(built, "tinker") / "data"))
+    found = list(read_datums(folder(built, "tinker") / "data"))
 
     assert all(type(one) is tinker.Datum for one in found)
     back = [
@@ -462,7 +462,7 @@ def test_validation_export_holds_the_rows_held_out(tmp_path: Path) -> None:
 
 
 def folder_in(built: Built, name: str) -> Path:
-    return built.project.store.local(folder_of(built.manifest("exports", name))) / "data"
+    return built.project.store.local(locate_export(built.manifest("exports", name))) / "data"
 
 
 def test_export_of_an_empty_split_says_so(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from rowmill.exports import open_export
 from rowmill.schema import manifest
-from rowmill.stages.exports import folder_of
+from rowmill.stages.exports import locate_export
 from tests.tiny_project import FOREIGN_WARNINGS, Tiny, built, refusals, reused
 
 pytestmark = FOREIGN_WARNINGS
@@ -44,9 +44,9 @@ def test_run_materializes_exports_and_the_next_reuses_them(tiny: Tiny) -> None:
     assert second.success
     assert {("tiny", *ROWS), ("tiny", *HELD)} <= built(first)
     assert reused(second)["exports/rows"]
-    made = manifest.current(tiny.project.store, ("tiny", *ROWS))
+    made = manifest.load_current(tiny.project.store, ("tiny", *ROWS))
     assert made is not None
-    assert open_export(tiny.project.store.local(folder_of(made))).count("tokens") == made.facts["tokens"]
+    assert open_export(tiny.project.store.local(locate_export(made))).count("tokens") == made.facts["tokens"]
 
 
 def test_code_version_moves_with_the_options_of_its_own_export_alone(tiny: Tiny) -> None:

@@ -23,7 +23,7 @@ OPEN: dict[str, Any] = {**TEXT, "packing": {"block_cross_document_attention": Fa
 
 def load(*exports: dict[str, Any], **datasets: dict[str, Any]) -> Recipe:
     values = {"tokenizer": "t", "seq_len": 64, "datasets": datasets or {"chats": CHATS}, "exports": list(exports)}
-    return recipe.parse(values, name="mine", where="mine.yaml")
+    return recipe.parse_recipe(values, name="mine", where="mine.yaml")
 
 
 def refusal(*exports: dict[str, Any], **datasets: dict[str, Any]) -> str:
@@ -33,7 +33,7 @@ def refusal(*exports: dict[str, Any], **datasets: dict[str, Any]) -> str:
 
 
 def members() -> tuple[type[Export], ...]:
-    return reference.kinds(AnyExport)  # pyright: ignore[reportReturnType]
+    return reference.list_kinds(AnyExport)  # pyright: ignore[reportReturnType]
 
 
 def kind_of(model: type[Export]) -> str:
@@ -59,7 +59,7 @@ def test_kind_survives_its_own_dump(model: type[Export]) -> None:
     one = model(name="mine")
 
     assert model.model_validate(one.model_dump()) == one
-    assert one.letter in get_args(label_conventions.Letter)
+    assert one.label_convention in get_args(label_conventions.LabelConvention)
 
 
 @pytest.mark.usefixtures("with_libraries")
@@ -200,14 +200,14 @@ def test_printed_trl_options_are_those_of_the_pages(options: dict[str, Any], pag
 )
 @pytest.mark.usefixtures("with_libraries")
 def test_loss_weights_need_a_format_with_a_place_for_them(options: dict[str, Any], holds: bool) -> None:
-    weighted = base.DatasetProspect("conversation", is_joined=False, is_open=False, has_weights=True)
+    weighted = base.DatasetSummary("conversation", is_joined=False, is_open=False, has_weights=True)
     one = load({"name": "mine", **options}).exports[0]
 
     if holds:
-        one.refuse(base.Prospect(64, {"chats": weighted}))
+        one.refuse(base.RecipeSummary(64, {"chats": weighted}))
     else:
         with pytest.raises(ConfigError, match=r"no place for the loss weights of datasets\.chats"):
-            one.refuse(base.Prospect(64, {"chats": weighted}))
+            one.refuse(base.RecipeSummary(64, {"chats": weighted}))
 
 
 # ── Folders of domains ──
@@ -230,11 +230,11 @@ def test_loss_weights_need_a_format_with_a_place_for_them(options: dict[str, Any
     ],
 )
 def test_folder_of_a_domain(value: str | None, name: str) -> None:
-    assert astrai.folder_names([value]) == [name]
+    assert astrai.name_folders([value]) == [name]
 
 
 def test_folders_of_names_equal_but_for_case_are_told_apart() -> None:
-    names = astrai.folder_names(["A", "a", "b"])
+    names = astrai.name_folders(["A", "a", "b"])
 
     assert [name[:2] for name in names] == ["A-", "a-", "b"]
     assert [len(name) for name in names] == [10, 10, 1]
@@ -242,14 +242,14 @@ def test_folders_of_names_equal_but_for_case_are_told_apart() -> None:
 
 
 def test_value_spelled_like_the_default_has_a_folder_of_its_own() -> None:
-    none, spelled = astrai.folder_names([None, "__default__"])
+    none, spelled = astrai.name_folders([None, "__default__"])
 
     assert none == "__default__"
     assert spelled.startswith("__default__-")
 
 
 def test_folder_of_a_long_name_is_cut_and_told_apart() -> None:
-    one, other, fits = astrai.folder_names(["x" * 300, "x" * 301, "y" * 100])
+    one, other, fits = astrai.name_folders(["x" * 300, "x" * 301, "y" * 100])
 
     assert one[:81] == other[:81] == "x" * 80 + "-"
     assert one != other

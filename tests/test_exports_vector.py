@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowmill.core.errors import ConfigError
-from rowmill.exports.llm_foundry import turns
-from rowmill.shards.sequences import Sequences
+from rowmill.exports.llm_foundry import cut_turns
+from rowmill.shards.sequences import SequenceBatch
 from tests import export_readers as readers
 from tests.export_cases import VECTOR, export, sequences, shape, terms, write
 
@@ -20,12 +20,12 @@ SEGMENTS = [((10, 11, 2), (False, True, True)), ((20, 2), (False, True))]
 
 
 @pytest.fixture
-def vector() -> Sequences:
+def vector() -> SequenceBatch:
     return sequences(VECTOR)
 
 
 @pytest.mark.parametrize("options", [{"kind": "native"}, {"kind": "hf", "unit": "packed"}], ids=["native", "hf"])
-def test_packed_parquet_of_the_vector(vector: Sequences, tmp_path: Path, options: dict[str, Any]) -> None:
+def test_packed_parquet_of_the_vector(vector: SequenceBatch, tmp_path: Path, options: dict[str, Any]) -> None:
     data, _ = write(export(**options), vector, tmp_path)
 
     [row] = readers.rows(data)
@@ -38,7 +38,7 @@ def test_packed_parquet_of_the_vector(vector: Sequences, tmp_path: Path, options
     assert row["filler"] is False
 
 
-def test_packed_parquet_has_the_specified_types_and_no_nulls(vector: Sequences, tmp_path: Path) -> None:
+def test_packed_parquet_has_the_specified_types_and_no_nulls(vector: SequenceBatch, tmp_path: Path) -> None:
     data, _ = write(export(kind="native"), vector, tmp_path, card='{"a": 1}')
 
     [path] = data.iterdir()
@@ -63,7 +63,7 @@ def test_open_attention_is_one_span_of_several_segments(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["hf", "axolotl"])
-def test_unpacked_parquet_of_the_vector(vector: Sequences, tmp_path: Path, kind: str) -> None:
+def test_unpacked_parquet_of_the_vector(vector: SequenceBatch, tmp_path: Path, kind: str) -> None:
     data, _ = write(export(kind=kind), vector, tmp_path)
 
     [path] = data.iterdir()
@@ -75,7 +75,7 @@ def test_unpacked_parquet_of_the_vector(vector: Sequences, tmp_path: Path, kind:
     }
 
 
-def test_axolotl_json_lines_of_the_vector(vector: Sequences, tmp_path: Path) -> None:
+def test_axolotl_json_lines_of_the_vector(vector: SequenceBatch, tmp_path: Path) -> None:
     data, _ = write(export(kind="axolotl", ds_type="json"), vector, tmp_path)
 
     assert (data / "part-00000.jsonl").read_bytes().splitlines() == [
@@ -85,7 +85,7 @@ def test_axolotl_json_lines_of_the_vector(vector: Sequences, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("unit", ["packed", "unpacked"])
-def test_saved_dataset_of_the_vector_is_loaded_by_its_library(vector: Sequences, tmp_path: Path, unit: str) -> None:
+def test_saved_dataset_of_the_vector_is_loaded_by_its_library(vector: SequenceBatch, tmp_path: Path, unit: str) -> None:
     import datasets
 
     data, _ = write(export(kind="hf", arrow=True, unit=unit), vector, tmp_path)
@@ -98,7 +98,7 @@ def test_saved_dataset_of_the_vector_is_loaded_by_its_library(vector: Sequences,
     assert readers.saved(data, "train") == rows
 
 
-def test_tinker_lines_of_the_vector(vector: Sequences, tmp_path: Path) -> None:
+def test_tinker_lines_of_the_vector(vector: SequenceBatch, tmp_path: Path) -> None:
     data, _ = write(export(kind="tinker"), vector, tmp_path)
 
     first, second = (data / "part-00000.jsonl").read_text(encoding="utf-8").splitlines()
@@ -142,7 +142,7 @@ def test_native_takes_float_weights_in_a_column_of_their_own(tmp_path: Path) -> 
     assert row["loss_weights"] == [0, 0.5, 2, 0, 0.25]
 
 
-def test_megatron_bridge_of_the_vector(vector: Sequences, tmp_path: Path) -> None:
+def test_megatron_bridge_of_the_vector(vector: SequenceBatch, tmp_path: Path) -> None:
     data, _ = write(export(kind="megatron_bridge", pack_size=64), vector, tmp_path)
 
     [row] = pl.read_parquet(data / "part-00000.idx.parquet").to_dicts()
@@ -159,7 +159,7 @@ def test_megatron_bridge_of_the_vector(vector: Sequences, tmp_path: Path) -> Non
     ]
 
 
-def test_megatron_bridge_fills_segments_up_with_eos_without_loss(vector: Sequences, tmp_path: Path) -> None:
+def test_megatron_bridge_fills_segments_up_with_eos_without_loss(vector: SequenceBatch, tmp_path: Path) -> None:
     data, _ = write(export(kind="megatron_bridge", pad_segments_to=4), vector, tmp_path)
 
     [row] = pl.read_parquet(data / "part-00000.idx.parquet").to_dicts()
@@ -169,7 +169,7 @@ def test_megatron_bridge_fills_segments_up_with_eos_without_loss(vector: Sequenc
     assert row["loss_mask"] == [1, 1, 0, 0, 0, 1, 0, 0, 0, 0]
 
 
-def test_astrai_bin_of_the_vector(vector: Sequences, tmp_path: Path) -> None:
+def test_astrai_bin_of_the_vector(vector: SequenceBatch, tmp_path: Path) -> None:
     data, _ = write(export(kind="astrai_bin"), vector, tmp_path)
 
     folder = data / "__default__"
@@ -183,7 +183,7 @@ def test_astrai_bin_of_the_vector(vector: Sequences, tmp_path: Path) -> None:
     )
 
 
-def test_astrai_bin_of_text_alone_has_no_mask(vector: Sequences, tmp_path: Path) -> None:
+def test_astrai_bin_of_text_alone_has_no_mask(vector: SequenceBatch, tmp_path: Path) -> None:
     data, _ = write(export(kind="astrai_bin"), vector, tmp_path, kinds=frozenset({"text"}))
 
     names = ["meta.json", "position_ids.bin", "sequence.bin"]
@@ -194,7 +194,7 @@ def test_astrai_bin_of_text_alone_has_no_mask(vector: Sequences, tmp_path: Path)
     }
 
 
-def test_astrai_h5_of_the_vector(vector: Sequences, tmp_path: Path) -> None:
+def test_astrai_h5_of_the_vector(vector: SequenceBatch, tmp_path: Path) -> None:
     pytest.importorskip("h5py", reason="h5py is not installed: pip install 'rowmill[h5]'")
 
     data, _ = write(export(kind="astrai_h5"), vector, tmp_path)
@@ -202,7 +202,7 @@ def test_astrai_h5_of_the_vector(vector: Sequences, tmp_path: Path) -> None:
     assert readers.astrai_h5(data) == {"__default__": SEGMENTS}
 
 
-def test_olmo_core_of_the_vector(vector: Sequences, tmp_path: Path) -> None:
+def test_olmo_core_of_the_vector(vector: SequenceBatch, tmp_path: Path) -> None:
     data, _ = write(export(kind="olmo_core"), vector, tmp_path)
 
     assert (data / "token_ids_part_00000.npy").read_bytes() == bytes.fromhex("0a0b021402")
@@ -258,7 +258,7 @@ def test_olmo_core_reader_cuts_as_the_exporter_promised(tmp_path: Path) -> None:
     assert [(int(a), int(b)) for a, b in cuts] == [(0, 3), (3, 5), (5, 9)]
 
 
-def test_mds_of_the_vector(vector: Sequences, tmp_path: Path) -> None:
+def test_mds_of_the_vector(vector: SequenceBatch, tmp_path: Path) -> None:
     pytest.importorskip("streaming", reason="mosaicml-streaming is not installed: pip install 'rowmill[mds]'")
 
     data, _ = write(export(kind="mds"), vector, tmp_path)
@@ -284,7 +284,7 @@ def test_mds_takes_float_weights_in_a_column_of_their_own(tmp_path: Path) -> Non
     assert sample["loss_weights"] == [0, 0.5, 2, 0, 0.25]
 
 
-def test_mds_pretrain_refuses_untrained_tokens_unless_they_are_accepted(vector: Sequences, tmp_path: Path) -> None:
+def test_mds_pretrain_refuses_untrained_tokens_unless_they_are_accepted(vector: SequenceBatch, tmp_path: Path) -> None:
     pytest.importorskip("streaming", reason="mosaicml-streaming is not installed: pip install 'rowmill[mds]'")
 
     with pytest.raises(ConfigError, match="tokens without loss"):
@@ -340,7 +340,7 @@ def test_llm_foundry_with_accepted_eos_trains_one_more(tmp_path: Path) -> None:
     assert readers.llm_foundry(readers.mds(data), 2) == [((10, 11, 12, 2), (False, True, True, True))]
 
 
-def test_mds_finetune_is_no_form_for_llm_foundry(vector: Sequences, tmp_path: Path) -> None:
+def test_mds_finetune_is_no_form_for_llm_foundry(vector: SequenceBatch, tmp_path: Path) -> None:
     """Its loader takes `labels` for a response: the page sends such users to `llm_foundry`."""
     pytest.importorskip("streaming", reason="mosaicml-streaming is not installed: pip install 'rowmill[mds]'")
 
@@ -355,7 +355,7 @@ def test_turns_are_the_segment_up_to_its_last_target(trained: list[bool]) -> Non
     mask = np.array([False, *trained])
     ids = np.arange(len(mask), dtype=np.int32)
 
-    made, held = turns(ids, mask)
+    made, held = cut_turns(ids, mask)
 
     assert all(turn["input_ids"] and turn["labels"] for turn in made)
     [(found, targets)] = readers.llm_foundry([{"turns": made}], None)

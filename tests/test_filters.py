@@ -10,15 +10,15 @@ from pydantic import ValidationError
 
 from rowmill.core.json import Json
 from rowmill.formats import Auto, Chat
-from rowmill.formats.canonicalization import Canonicalizer, Options
-from rowmill.formats.filters import Filters, check_length, content_hash, first_occurrences, prefix_hash
+from rowmill.formats.canonicalization import Canonicalizer, RowOptionValues
+from rowmill.formats.filters import Filters, check_length, hash_record_prefix, hash_row_content, mark_first_occurrences
 from rowmill.schema.rows import Rejected, Row
 
 HASHES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=40)
 
 
 def row_of(record: Json) -> Row:
-    row = Canonicalizer(Options(Auto()))(record)
+    row = Canonicalizer(RowOptionValues(Auto()))(record)
     assert isinstance(row, Row), row
     return row
 
@@ -35,7 +35,7 @@ def test_length_limits_are_inclusive(length: int, reason: str | None) -> None:
 
 
 def test_length_of_a_document_is_checked_on_the_way() -> None:
-    options = Options(Auto(), filters=Filters(min_chars=3))
+    options = RowOptionValues(Auto(), filters=Filters(min_chars=3))
 
     assert Canonicalizer(options)({"text": "ab"}) == Rejected("too_short", "2 characters, at least 3")
     assert isinstance(Canonicalizer(options)(dialogue()), Row)
@@ -66,40 +66,42 @@ def test_wrong_option_is_refused(wrong: dict[str, Any]) -> None:
     ],
 )
 def test_content_hash_tells_apart_what_a_message_says(change: dict[str, Json]) -> None:
-    assert content_hash(row_of(dialogue())) != content_hash(row_of(dialogue(**change)))
+    assert hash_row_content(row_of(dialogue())) != hash_row_content(row_of(dialogue(**change)))
 
 
 @pytest.mark.parametrize("beside", [{"tools": [{"name": "f"}]}, {"chat_template_kwargs": {"x": 1}}])
 def test_content_hash_tells_apart_what_stands_beside(beside: dict[str, Json]) -> None:
-    assert content_hash(row_of(dialogue())) != content_hash(row_of({**dialogue(), **beside}))
+    assert hash_row_content(row_of(dialogue())) != hash_row_content(row_of({**dialogue(), **beside}))
 
 
 def test_content_hash_is_one_for_all_ways_to_write_a_row() -> None:
     sharegpt = {"id": 7, "conversations": [{"value": "U", "from": "human"}, {"from": "gpt", "value": "A"}]}
     extras = {"messages": [{"content": "U", "role": "user", "time": 1}, {"role": "assistant", "content": "A"}]}
 
-    hashes = {content_hash(row_of(record)) for record in (dialogue(), sharegpt, extras, {"prompt": "U", "answer": "A"})}
+    hashes = {
+        hash_row_content(row_of(record)) for record in (dialogue(), sharegpt, extras, {"prompt": "U", "answer": "A"})
+    }
     assert len(hashes) == 1
     assert len(hashes.pop()) == 16
 
 
 def test_content_hash_tells_kinds_apart() -> None:
-    assert content_hash(Row("text", text="x")) != content_hash(Row("pair", text="x"))
+    assert hash_row_content(Row("text", text="x")) != hash_row_content(Row("pair", text="x"))
 
 
 def test_two_chats_with_one_long_system_text_collide_only_by_prefix() -> None:
     system = {"role": "system", "content": "s" * 150}
     records: list[dict[str, Json]] = [{"messages": [system, *dialogue(content=text)["messages"]]} for text in "AB"]
 
-    assert len({content_hash(row_of(record)) for record in records}) == 2
-    assert len({prefix_hash(record) for record in records}) == 1
+    assert len({hash_row_content(row_of(record)) for record in records}) == 2
+    assert len({hash_record_prefix(record) for record in records}) == 1
 
 
 @given(st.text(alphabet="aé€😀", min_size=195, max_size=230))
 def test_prefix_hash_counts_characters_not_bytes(text: str) -> None:
     """The record begins with six characters of its own: `{"a":"`."""
-    assert prefix_hash({"a": text}) == prefix_hash({"a": text[:194] + "x"})
-    assert prefix_hash({"a": text}) != prefix_hash({"a": text[:193] + "x" + text[194:]})
+    assert hash_record_prefix({"a": text}) == hash_record_prefix({"a": text[:194] + "x"})
+    assert hash_record_prefix({"a": text}) != hash_record_prefix({"a": text[:193] + "x" + text[194:]})
 
 
 @given(HASHES)
@@ -107,14 +109,14 @@ def test_first_occurrences_are_those_of_a_plain_loop(pairs: list[tuple[int, int]
     hashes = np.array(pairs, dtype=np.uint64).reshape(-1, 2)
     expected = [pairs.index(pair) == index for index, pair in enumerate(pairs)]
 
-    assert first_occurrences(hashes).tolist() == expected
-    assert first_occurrences(hashes.view("V16").reshape(-1)).tolist() == expected
+    assert mark_first_occurrences(hashes).tolist() == expected
+    assert mark_first_occurrences(hashes.view("V16").reshape(-1)).tolist() == expected
 
 
 def test_first_occurrences_of_stored_hashes() -> None:
-    digests = [content_hash(row_of(dialogue(content=text))) for text in "ABACB"]
+    digests = [hash_row_content(row_of(dialogue(content=text))) for text in "ABACB"]
 
-    assert first_occurrences(np.frombuffer(b"".join(digests), dtype="V16")).tolist() == [
+    assert mark_first_occurrences(np.frombuffer(b"".join(digests), dtype="V16")).tolist() == [
         True,
         True,
         False,
@@ -124,4 +126,4 @@ def test_first_occurrences_of_stored_hashes() -> None:
 
 
 def test_chat_options_read_no_length() -> None:
-    assert isinstance(Canonicalizer(Options(Chat(), filters=Filters(min_chars=99)))(dialogue()), Row)
+    assert isinstance(Canonicalizer(RowOptionValues(Chat(), filters=Filters(min_chars=99)))(dialogue()), Row)

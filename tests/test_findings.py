@@ -8,9 +8,9 @@ from typing import Any, get_args
 import pytest
 
 from rowmill.checks import judge
-from rowmill.checks.cross_stage import FACTS
-from rowmill.checks.judge import LAWS, Gates, Law, Verdict
-from rowmill.core.config import check
+from rowmill.checks.cross_stage import CROSS_STAGE_FACTS
+from rowmill.checks.judge import CHECKS, Check, CheckResult, Gates
+from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError, GateError
 from rowmill.core.storage import Store
 from rowmill.schema import manifest
@@ -22,24 +22,24 @@ GOOD = {
     "preference_data": 0.0, "unpinned_boundaries": 0, "group_advice": 0, "interval_mismatch": 0,
 }  # fmt: skip
 REASON = "looked at each of them"
-OF_RECORDS = {law.name for law in LAWS if law.row_kind == "record"}
+OF_RECORDS = {law.name for law in CHECKS if law.row_kind == "record"}
 
 
-def _judged(store: Store, facts: dict[str, Any], **gates: Any) -> tuple[Manifest, dict[str, Verdict]]:
+def _judged(store: Store, facts: dict[str, Any], **gates: Any) -> tuple[Manifest, dict[str, CheckResult]]:
     made = Manifest(
         key=KEY, stage="canonical_rows", fingerprint="f", code_version="1", inputs={}, parts=(), facts=facts,
         samples={"unknown_roles": ("a:1", "a:2")},
     )  # fmt: skip
-    saved = manifest.save(store, made)
+    saved = manifest.save_manifest(store, made)
     # Of the laws for one kind of rows alone those are judged whose facts are there.
     kind = "record" if OF_RECORDS & facts.keys() else "conversation"
-    terms = judge.terms_of(check(Gates, gates, "gates"), "canonical_rows", "chats", kind)
+    terms = judge.list_thresholds(validate_options(Gates, gates, "gates"), "canonical_rows", "chats", kind)
     terms = tuple(one for one in terms if one.law in facts or one.law not in OF_RECORDS)
-    return saved, {verdict.law: verdict for verdict in judge.judge(store, saved, terms)}
+    return saved, {verdict.law: verdict for verdict in judge.run_checks(store, saved, terms)}
 
 
-def _terms(**gates: Any) -> tuple[judge.Terms, ...]:
-    return judge.terms_of(check(Gates, gates, "gates"), "canonical_rows", "chats", "conversation")
+def _terms(**gates: Any) -> tuple[judge.Threshold, ...]:
+    return judge.list_thresholds(validate_options(Gates, gates, "gates"), "canonical_rows", "chats", "conversation")
 
 
 def test_judge_good_facts_passes_every_law(tmp_path: Path) -> None:
@@ -47,13 +47,15 @@ def test_judge_good_facts_passes_every_law(tmp_path: Path) -> None:
 
     assert {law for law, verdict in verdicts.items() if not verdict.passed} == {"shrunk"}
     assert verdicts["shrunk"].outcome == "not_applicable"
-    judge.require_open(Store(str(tmp_path)), saved, _terms())
+    judge.require_passing_checks(Store(str(tmp_path)), saved, _terms())
 
 
 @pytest.mark.parametrize(
-    "law", [law for law in LAWS if "canonical_rows" in law.stages and law.name not in FACTS], ids=lambda law: law.name
+    "law",
+    [law for law in CHECKS if "canonical_rows" in law.stages and law.name not in CROSS_STAGE_FACTS],
+    ids=lambda law: law.name,
 )
-def test_judge_fact_just_beyond_its_bound_fails_and_at_it_passes(tmp_path: Path, law: judge.Law) -> None:
+def test_judge_fact_just_beyond_its_bound_fails_and_at_it_passes(tmp_path: Path, law: judge.Check) -> None:
     beyond = law.bound + 0.001 if law.direction == "at_most" else law.bound - 0.001
 
     _, at_bound = _judged(Store(str(tmp_path / "at")), {**GOOD, law.name: law.bound})
@@ -65,23 +67,24 @@ def test_judge_fact_just_beyond_its_bound_fails_and_at_it_passes(tmp_path: Path,
 
 
 def test_laws_of_one_kind_of_rows_are_no_other_kinds() -> None:
-    gates = check(Gates, {}, "gates")
+    gates = validate_options(Gates, {}, "gates")
 
     of_chats, of_records = (
-        {one.law for one in judge.terms_of(gates, "canonical_rows", "a", kind)} for kind in ("conversation", "record")
+        {one.law for one in judge.list_thresholds(gates, "canonical_rows", "a", kind)}
+        for kind in ("conversation", "record")
     )
 
     assert of_records - of_chats == OF_RECORDS == {"table_drift", "type_mismatch"}
 
 
-def judged_order(store: Store, value: float, **gates: Any) -> Verdict:
+def judged_order(store: Store, value: float, **gates: Any) -> CheckResult:
     made = Manifest(
         key=("demo", "training_splits"), stage="training_splits", fingerprint="f", code_version="1", inputs={},
         parts=(), facts={"dropped_share": value},
     )  # fmt: skip
-    terms = judge.terms_of(check(Gates, gates, "gates"), "training_splits", None)
+    terms = judge.list_thresholds(validate_options(Gates, gates, "gates"), "training_splits", None)
     own = [one for one in terms if one.law == "dropped_share"]
-    return judge.judge(store, manifest.save(store, made), own)[0]
+    return judge.run_checks(store, manifest.save_manifest(store, made), own)[0]
 
 
 @pytest.mark.parametrize(
@@ -124,11 +127,11 @@ def test_fact_that_is_not_applicable_neither_passes_nor_fails_and_shuts_no_gate(
     for law in ("unknown_roles", "roles"):
         one = verdicts[law]
         assert (one.outcome, one.passed, one.failed, one.blocking) == ("not_applicable", False, False, False)
-    judge.require_open(store, saved, _terms(expectations=own))
-    assert judge.judge(store, saved, _terms())[2] == verdicts["unknown_roles"]
+    judge.require_passing_checks(store, saved, _terms(expectations=own))
+    assert judge.run_checks(store, saved, _terms())[2] == verdicts["unknown_roles"]
 
 
-@pytest.mark.parametrize("law", [law.name for law in LAWS if "canonical_rows" in law.stages and not law.applies_to])
+@pytest.mark.parametrize("law", [law.name for law in CHECKS if "canonical_rows" in law.stages and not law.applies_to])
 def test_law_for_all_data_cannot_be_called_not_applicable(tmp_path: Path, law: str) -> None:
     _, verdicts = _judged(Store(str(tmp_path)), {**GOOD, law: NOT_APPLICABLE})
 
@@ -139,7 +142,7 @@ def test_require_open_with_a_failed_law_names_number_threshold_and_remedy(tmp_pa
     saved, _ = _judged(Store(str(tmp_path)), {**GOOD, "unknown_roles": 0.2})
 
     with pytest.raises(GateError) as refusal:
-        judge.require_open(Store(str(tmp_path)), saved, _terms())
+        judge.require_passing_checks(Store(str(tmp_path)), saved, _terms())
 
     text = str(refusal.value)
     assert "demo/chats/canonical_rows: unknown_roles: 0.2" in text
@@ -151,7 +154,7 @@ def test_require_open_under_terms_never_judged_stays_shut(tmp_path: Path) -> Non
     saved, _ = _judged(Store(str(tmp_path)), GOOD)
 
     with pytest.raises(GateError, match="unknown_roles was never judged"):
-        judge.require_open(Store(str(tmp_path)), saved, _terms(unknown_roles={"at_most": 0.001}))
+        judge.require_passing_checks(Store(str(tmp_path)), saved, _terms(unknown_roles={"at_most": 0.001}))
 
 
 def test_waiver_covers_a_failure_within_its_bound_and_not_beyond(tmp_path: Path) -> None:
@@ -183,19 +186,19 @@ def test_waiver_that_names_the_dataset_goes_before_one_for_all(tmp_path: Path) -
         assert not verdicts["unknown_roles"].blocking
 
 
-@pytest.mark.parametrize("law", [law for law in LAWS if not law.waivable], ids=lambda law: law.name)
-def test_bound_of_a_law_that_guards_correctness_can_only_be_tightened(law: Law) -> None:
+@pytest.mark.parametrize("law", [law for law in CHECKS if not law.waivable], ids=lambda law: law.name)
+def test_bound_of_a_law_that_guards_correctness_can_only_be_tightened(law: Check) -> None:
     looser, stricter = (1, -1) if law.direction == "at_most" else (-1, 1)
     for bound in ({"severity": "warn"}, {law.direction: law.bound + looser}):
         with pytest.raises(ConfigError, match=f"{law.name} guards correctness"):
-            check(Gates, {law.name: bound}, "gates")
-    assert check(Gates, {law.name: {law.direction: law.bound + stricter, "severity": "error"}}, "gates")
+            validate_options(Gates, {law.name: bound}, "gates")
+    assert validate_options(Gates, {law.name: {law.direction: law.bound + stricter, "severity": "error"}}, "gates")
 
 
-@pytest.mark.parametrize("law", [law.name for law in LAWS if not law.waivable])
+@pytest.mark.parametrize("law", [law.name for law in CHECKS if not law.waivable])
 def test_waiver_of_a_law_that_guards_correctness_is_refused(law: str) -> None:
     with pytest.raises(ConfigError, match="cannot be waived"):
-        check(Gates, {"waivers": [{"law": law, "at_most": 1, "reason": REASON}]}, "gates")
+        validate_options(Gates, {"waivers": [{"law": law, "at_most": 1, "reason": REASON}]}, "gates")
 
 
 def test_severity_warn_shows_and_does_not_block(tmp_path: Path) -> None:
@@ -207,12 +210,12 @@ def test_severity_warn_shows_and_does_not_block(tmp_path: Path) -> None:
 
 def test_bound_of_the_wrong_direction_is_refused() -> None:
     with pytest.raises(ConfigError, match="rejects has an at_most bound"):
-        check(Gates, {"rejects": {"at_least": 1}}, "gates")
+        validate_options(Gates, {"rejects": {"at_least": 1}}, "gates")
 
 
 def test_unknown_law_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean unknown_roles"):
-        check(Gates, {"unknown_role": {"at_most": 1}}, "gates")
+        validate_options(Gates, {"unknown_role": {"at_most": 1}}, "gates")
 
 
 def test_own_expectation_is_judged_beside_the_laws(tmp_path: Path) -> None:
@@ -233,7 +236,7 @@ def test_judge_twice_reads_the_saved_verdict(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     saved, first = _judged(store, {**GOOD, "unknown_roles": 0.2})
 
-    again = judge.judge(store, saved, _terms())
+    again = judge.run_checks(store, saved, _terms())
 
     assert {verdict.law: verdict for verdict in again} == first
     assert first["unknown_roles"].samples == ("a:1", "a:2")
@@ -243,7 +246,7 @@ def test_judge_twice_reads_the_saved_verdict(tmp_path: Path) -> None:
 def test_verdict_names_its_bound_exactly_and_its_words_may_round(tmp_path: Path, bound: float) -> None:
     _, verdicts = _judged(Store(str(tmp_path)), GOOD, rejects={"at_most": bound})
 
-    again = judge.judge(Store(str(tmp_path)), _saved_of(tmp_path), _terms(rejects={"at_most": bound}))
+    again = judge.run_checks(Store(str(tmp_path)), _saved_of(tmp_path), _terms(rejects={"at_most": bound}))
 
     assert verdicts["rejects"].bound == bound
     assert {one.law: one.bound for one in again}["rejects"] == bound
@@ -266,7 +269,7 @@ def test_own_expectation_with_two_bounds_passes_only_between_them(tmp_path: Path
 )
 def test_own_expectation_without_bound_or_named_like_a_law_is_refused(rule: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        check(Gates, {"expectations": {"canonical_rows": [{"column": "kept", **rule}]}}, "gates")
+        validate_options(Gates, {"expectations": {"canonical_rows": [{"column": "kept", **rule}]}}, "gates")
 
 
 OWN = {"name": "enough", "column": "kept", "min_value": 1}
@@ -303,7 +306,7 @@ def test_own_expectation_that_cannot_be_judged_is_one_error_at_load(
     stage: str, rule: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
-        check(Gates, {"expectations": {stage: [{**OWN, **rule}]}}, "gates")
+        validate_options(Gates, {"expectations": {stage: [{**OWN, **rule}]}}, "gates")
 
     assert "\n" not in str(caught.value)
 
@@ -335,11 +338,11 @@ def test_two_rules_of_one_name_are_an_error() -> None:
     rules = [{"name": "enough", "column": "kept", "min_value": value} for value in (1, 1000)]
 
     with pytest.raises(ConfigError, match=r"canonical_rows: 2 rules are called enough"):
-        check(Gates, {"expectations": {"canonical_rows": rules}}, "gates")
-    check(Gates, {"expectations": {"canonical_rows": rules[:1], "packed_shards": rules[1:]}}, "gates")
+        validate_options(Gates, {"expectations": {"canonical_rows": rules}}, "gates")
+    validate_options(Gates, {"expectations": {"canonical_rows": rules[:1], "packed_shards": rules[1:]}}, "gates")
 
 
 def _saved_of(folder: Path) -> Manifest:
-    found = manifest.current(Store(str(folder)), KEY)
+    found = manifest.load_current(Store(str(folder)), KEY)
     assert found is not None
     return found

@@ -14,7 +14,7 @@ from rowmill import formats
 from rowmill.conversation.rendering.renderer import Template
 from rowmill.core.json import Json
 from rowmill.formats import Auto, Chat, Format, Python, Supervised, Text
-from rowmill.formats.canonicalization import Canonicalizer, Options, canonicalize_row
+from rowmill.formats.canonicalization import Canonicalizer, RowOptionValues, canonicalize_row
 from rowmill.schema.rows import Rejected, Row
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Format)
@@ -26,13 +26,13 @@ SHARED = {
 
 
 def kept(record: Json, options: Any = None, **arguments: Any) -> Row:
-    row = Canonicalizer(Options(options or Chat()), **arguments)(record)
+    row = Canonicalizer(RowOptionValues(options or Chat()), **arguments)(record)
     assert isinstance(row, Row), row
     return row
 
 
 def reason(record: Json, options: Any = None, **arguments: Any) -> str:
-    row = Canonicalizer(Options(options or Chat()), **arguments)(record)
+    row = Canonicalizer(RowOptionValues(options or Chat()), **arguments)(record)
     assert isinstance(row, Rejected), row
     return row.reason
 
@@ -268,7 +268,7 @@ def test_placeholder_of_a_media_column_is_rejected(column: str, value: Json, tex
     ]
 
     for record, options in records:
-        row = Canonicalizer(Options(options))(record | {column: value})
+        row = Canonicalizer(RowOptionValues(options))(record | {column: value})
         assert isinstance(row, Rejected)
         assert row.reason == "multimodal_content"
         assert row.detail.endswith(f"the column {column} is not empty")
@@ -297,7 +297,7 @@ def test_shape_is_decided_record_by_record() -> None:
         chat(("user", "U"), ("assistant", "A")),
         {"instruction": "U", "output": "A"},
     ]
-    canonicalizer = Canonicalizer(Options(Chat()))
+    canonicalizer = Canonicalizer(RowOptionValues(Chat()))
 
     rows = [canonicalizer(record) for record in records]
 
@@ -612,7 +612,7 @@ def test_kwargs_column_by_configuration() -> None:
     record = {**chat(("user", "U")), "chat_template_kwargs": 3, "vars": {"x": 1}}
 
     for column, read in (("vars", {"x": 1}), (None, {})):
-        row = canonicalize_row(record, Options(Chat(), template=Template(chat_template_kwargs=column)))
+        row = canonicalize_row(record, RowOptionValues(Chat(), template=Template(chat_template_kwargs=column)))
         assert isinstance(row, Row)
         assert row.template_kwargs == read
 
@@ -668,7 +668,7 @@ def test_document_without_text_is_rejected(record: Json, expected: str) -> None:
 
 
 def test_document_is_kept_as_it_is() -> None:
-    row = canonicalize_row({"body": " T\u2028\n", "text": "x"}, Options(Text(text_key="body")))
+    row = canonicalize_row({"body": " T\u2028\n", "text": "x"}, RowOptionValues(Text(text_key="body")))
 
     assert isinstance(row, Row)
     assert (row.kind, row.text, row.report.schema) == ("text", " T\u2028\n", "text")

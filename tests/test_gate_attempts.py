@@ -129,9 +129,9 @@ def _use_the_lenient_ranks_without_the_dataset(project: Besieged) -> None:
 
 def _use_lenient_inputs_and_go_on(project: Besieged) -> None:
     store = project.road.project.store
-    ranks = manifest.by_version(store, ("road", "gpu_partitions"), project.lenient)
+    ranks = manifest.load_version(store, ("road", "gpu_partitions"), project.lenient)
     packed = ranks.inputs["road/chats/packed_shards"]
-    tokenized = manifest.by_version(store, ("road", "chats", "packed_shards"), packed).inputs
+    tokenized = manifest.load_version(store, ("road", "chats", "packed_shards"), packed).inputs
     rowmill(project.road, "use", "chats/tokenized_examples", tokenized["road/chats/tokenized_examples"])
     rowmill(project.road, "build", *only("truncation_stats", "packed_shards", "training_splits", "gpu_partitions"))
     rowmill(project.road, "use", "chats/packed_shards", packed)

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from dagster_rowmill import factory, history, metadata
-from dagster_rowmill.resources import Storage
+from dagster_rowmill.resources import StorageResource
 from rowmill.build import runner
 from rowmill.checks import judge
 from rowmill.core.errors import GateError
@@ -65,7 +65,7 @@ def test_later_run_of_the_ranks_alone_is_refused_with_name_number_threshold_and_
     assert built(result) == set()
     assert "tiny/chats/canonical_rows: unknown_roles: 0.2" in said
     assert "wanted at most 0.01" in said
-    assert judge.BY_NAME["unknown_roles"].remedy in said
+    assert judge.CHECKS_BY_NAME["unknown_roles"].remedy in said
     assert "tiny/training_splits: it was never built" in said
 
 
@@ -120,15 +120,15 @@ def _crashed_check(tiny: Tiny) -> None:
 
 def _launched_by_a_condition(tiny: Tiny) -> None:
     """`eager()` knows no gate; what it launches is a run like any other."""
-    assets = factory.assets_of(tiny.project, dg.AutomationCondition.eager())
-    eager = dg.Definitions(assets, resources={"storage": Storage(root=tiny.store)})
+    assets = factory.make_assets(tiny.project, dg.AutomationCondition.eager())
+    eager = dg.Definitions(assets, resources={"storage": StorageResource(root=tiny.store)})
     dg.evaluate_automation_conditions(eager, instance=tiny.instance)
     assert not tiny.run_only(dg.AssetSelection.assets(tiny.key("chats", "tokenized_examples"))).success
 
 
 def _posted_pass(tiny: Tiny) -> None:
     for terms in _terms(tiny):
-        told = {metadata.VERSION: tiny.version(*ROWS), "terms": terms.digest}
+        told = {metadata.VERSION_KEY: tiny.version(*ROWS), "terms": terms.digest}
         passed = dg.AssetCheckEvaluation(tiny.key(*ROWS), terms.law, passed=True, metadata=told)
         tiny.instance.report_runless_asset_event(passed)
 
@@ -276,7 +276,7 @@ def test_forged_pass_in_the_event_log_opens_nothing(broken: Tiny) -> None:
         asset_key=broken.key(*ROWS),
         check_name="unknown_roles",
         passed=True,
-        metadata={metadata.VERSION: version, "terms": terms.digest},
+        metadata={metadata.VERSION_KEY: version, "terms": terms.digest},
     )
     broken.instance.report_runless_asset_event(forged)
 
@@ -342,10 +342,10 @@ def test_open_gate_hands_over_exactly_the_inputs_in_dagster_s_versions(tiny: Tin
     needs = {("tiny", *ROWS): _terms(tiny)}
     store = Store(tiny.store)
 
-    opened = factory.open_inputs(tiny.instance, tiny.project, needs, [("tiny", *ROWS)])
+    opened = factory.open_asset_inputs(tiny.instance, tiny.project, needs, [("tiny", *ROWS)])
 
     assert {key: one.version for key, one in opened.items()} == {("tiny", *ROWS): tiny.version(*ROWS)}
-    assert opened["tiny", *ROWS] == manifest.by_version(store, ("tiny", *ROWS), tiny.version(*ROWS))
+    assert opened["tiny", *ROWS] == manifest.load_version(store, ("tiny", *ROWS), tiny.version(*ROWS))
 
 
 # ── What the present versions say nothing of ───────────────────────────────────────────────────────
@@ -358,7 +358,7 @@ def outdated(tiny: Tiny) -> Tiny:
     assert tiny.write(unknown_roles=12, gates=RECIPE["gates"] | loose).run().success
     tiny.write(rows=61)
     assert tiny.run_only(_with_checks(tiny, "chats", ("raw_dataset", "canonical_rows"))).success
-    everything = [tiny.key(*step.key[1:]) for step in runner.road(tiny.project)]
+    everything = [tiny.key(*step.key[1:]) for step in runner.plan_steps(tiny.project)]
     tiny.run_only(dg.AssetSelection.checks_for_assets(*everything))
     return tiny
 
@@ -382,7 +382,7 @@ def test_kept_version_made_of_rows_that_fail_today_is_refused(outdated: Tiny) ->
     result = outdated.run_only(packed, config=_version("tiny__chats__packed_shards", old))
 
     assert "of which this was made: unknown_roles: 0.2" in refusals(result)["tiny__chats__packed_shards"]
-    current = manifest.current(Store(outdated.store), ("tiny", "chats", "packed_shards"))
+    current = manifest.load_current(Store(outdated.store), ("tiny", "chats", "packed_shards"))
     assert current is not None
     assert current.version == now != old
 
@@ -436,7 +436,7 @@ def _version(step: str, version: str) -> dict[str, Any]:
 
 
 def _kept(tiny: Tiny) -> str:
-    made = manifest.current(Store(tiny.store), ("tiny", "gpu_partitions"))
+    made = manifest.load_current(Store(tiny.store), ("tiny", "gpu_partitions"))
     assert made is not None
     return made.version
 
@@ -446,13 +446,13 @@ def _sequences(tiny: Tiny) -> list[list[int]]:
     return [reader[i].input_ids.tolist() for i in range(len(reader))]
 
 
-def _verdict(tiny: Tiny, terms: judge.Terms, version: str) -> dg.AssetCheckEvaluation | None:
+def _verdict(tiny: Tiny, terms: judge.Threshold, version: str) -> dg.AssetCheckEvaluation | None:
     key = ("tiny", *ROWS)
-    return history.Verdicts(tiny.instance, [(key, terms.law)]).on(key, terms, version)
+    return history.CheckHistory(tiny.instance, [(key, terms.law)]).on(key, terms, version)
 
 
-def _terms(tiny: Tiny) -> tuple[judge.Terms, ...]:
-    return judge.terms_of(tiny.project.recipe.gates, "canonical_rows", "chats")
+def _terms(tiny: Tiny) -> tuple[judge.Threshold, ...]:
+    return judge.list_thresholds(tiny.project.recipe.gates, "canonical_rows", "chats")
 
 
 def _waiver(**bound: float) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from dagster_rowmill.definitions import build_definitions
 from rowmill.build import runner
 from rowmill.core.errors import ConfigError, GateError, SourceError
 from rowmill.inspection import dry_run, inspect
-from rowmill.schema.manifest import Key
+from rowmill.schema.manifest import StageKey
 from tests.recipes import CHAT, LENIENT, Built, Road
 from tests.tables import records
 
@@ -95,8 +95,8 @@ def test_plan_and_inspect_read_them_too(trained: Road) -> None:
     runner.build(trained.project, only=["parsed_records"])
     project = trained.recipe({"rows": sales(trained), "synthetic": synthetic("rows")}, seq_len=1024).project
 
-    plans = {one.dataset: one.plan for one in dry_run.plans(project)}
-    shown = list(inspect.inspect(project, count=6, dataset="synthetic", row_id=None))
+    plans = {one.dataset: one.plan for one in dry_run.plan_tables(project)}
+    shown = list(inspect.inspect_rows(project, count=6, dataset="synthetic", row_id=None))
 
     assert plans["synthetic"] is not None
     assert plans["synthetic"].facts["splits"]["train"]["records"] == 6
@@ -130,7 +130,7 @@ def test_nothing_is_read_past_a_failed_check_of_what_was_generated(trained: Road
     ],
 )
 def test_asset_graph_has_an_edge_from_the_stage_that_generates_the_records(
-    trained: Road, source: dict[str, Any], edges: Key | None
+    trained: Road, source: dict[str, Any], edges: StageKey | None
 ) -> None:
     trained.recipe({"rows": sales(trained), "synthetic": source}, seq_len=1024, gates=GATES)
 

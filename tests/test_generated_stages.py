@@ -14,11 +14,11 @@ import pytest
 import yaml
 
 from rowmill.build import runner
-from rowmill.checks.judge import Verdict
+from rowmill.checks.judge import CheckResult
 from rowmill.cli import main
 from rowmill.core.errors import ConfigError, GenerationError, IntegrityError, SourceError
 from rowmill.reports import report_page
-from rowmill.schema.ledger import REASONS
+from rowmill.schema.ledger import REJECT_REASONS
 from rowmill.schema.manifest import Manifest
 from rowmill.tabular.parsing import REASONS as PARSING_REASONS
 from tests.completions_server import Reply, serving
@@ -93,7 +93,7 @@ def generated(grouped: Road) -> Iterator[Path]:
         file.unlink()
 
 
-def run(road: Road, stage: str) -> tuple[Manifest, list[Verdict], bool]:
+def run(road: Road, stage: str) -> tuple[Manifest, list[CheckResult], bool]:
     [(_, report, verdicts)] = runner.build(road.project, only=[stage])
     return report.manifest, verdicts, report.reused
 
@@ -119,7 +119,7 @@ def with_backend(road: Road, base_url: str, **options: Any) -> Road:
 
 
 def test_build_leaves_out_what_needs_a_trained_model(grouped: Road) -> None:
-    steps = runner.road(grouped.project)
+    steps = runner.plan_steps(grouped.project)
     asked = [step.name for step in steps if step.on_demand]
 
     assert asked == ["parsed_records"]
@@ -127,7 +127,7 @@ def test_build_leaves_out_what_needs_a_trained_model(grouped: Road) -> None:
 
 
 def test_generation_changes_no_shard_and_no_code_version(grouped: Road) -> None:
-    before = {step.name: step.code_version for step in runner.road(grouped.project)}
+    before = {step.name: step.code_version for step in runner.plan_steps(grouped.project)}
     other = Road(grouped.folder, str(grouped.store))
     values = yaml.safe_load(grouped.config.read_text())
     values["datasets"]["rows"]["format"]["generation"] = {
@@ -137,7 +137,7 @@ def test_generation_changes_no_shard_and_no_code_version(grouped: Road) -> None:
     kept = grouped.config.read_text()
     try:
         grouped.config.write_text(yaml.safe_dump(values))
-        after = {step.name: step.code_version for step in runner.road(other.project)}
+        after = {step.name: step.code_version for step in runner.plan_steps(other.project)}
         again = other.build()
     finally:
         grouped.config.write_text(kept)
@@ -221,7 +221,7 @@ def test_parsing_before_anything_is_built_names_what_is_missing(tmp_path: Path) 
 
 
 def test_reasons_of_parsing_are_on_the_ledgers_list() -> None:
-    assert set(PARSING_REASONS) <= REASONS
+    assert set(PARSING_REASONS) <= REJECT_REASONS
 
 
 # ── Beside the table that was trained on ───────────────────────────────────────────────────────────
@@ -247,14 +247,14 @@ def test_generated_records_stand_beside_the_table_they_were_learned_from(grouped
     assert columns["units"]["new values"] == pytest.approx(4 / 6, abs=1e-4)
     assert {row[:2] for row in made.tables["associations"].rows} == {("shop", "day")}
     assert [one.law for one in verdicts if one.failed] == ["exact_copies"] * (copies > 0)
-    report_page.write(grouped.project)
-    shown = grouped.project.store.local(report_page.path_of("road")).read_text("utf-8")
+    report_page.write_report(grouped.project)
+    shown = grouped.project.store.local(report_page.report_path("road")).read_text("utf-8")
     assert "columns beside train" in shown
     assert "associations" in shown
 
 
 def _trained_shops(road: Road) -> set[str]:
-    rows = runner.manifest.by_version(
+    rows = runner.manifest.load_version(
         road.project.store, ("road", "rows", "canonical_rows"), _current(road, "canonical_rows")
     )
     every = [row for file in rows.files("rows") for row in road.project.store.table(file).to_pylist()]
@@ -323,7 +323,7 @@ def test_ids_are_sent_where_they_are_asked_for(series: Road) -> None:
         run(road, "generated_series")
     [examples] = [
         road.project.store.table(file).to_pylist()
-        for file in runner.manifest.by_version(
+        for file in runner.manifest.load_version(
             road.project.store, ("road", "rows", "tokenized_examples"), _current(road, "tokenized_examples")
         ).files("examples")
     ]
@@ -334,7 +334,7 @@ def test_ids_are_sent_where_they_are_asked_for(series: Road) -> None:
 
 
 def _current(road: Road, stage: str) -> str | None:
-    made = runner.manifest.current(road.project.store, ("road", "rows", stage))
+    made = runner.manifest.load_current(road.project.store, ("road", "rows", stage))
     return None if made is None else made.version
 
 

@@ -20,10 +20,17 @@ from hypothesis import strategies as st
 from rowmill.core.errors import ConfigError, GenerationError
 from rowmill.tabular.backends import Completion, OpenAIBackend, PromptText, open_backend
 from rowmill.tabular.backends.openai import OpenAICompleter
-from rowmill.tabular.generation import Generated, Generation, Prefill, Trained, generate_records, generate_series
-from rowmill.tabular.parsing import Place
+from rowmill.tabular.generation import (
+    Generation,
+    GenerationResult,
+    Prefill,
+    TrainedModel,
+    generate_records,
+    generate_series,
+)
+from rowmill.tabular.parsing import PlacementColumns
 from rowmill.tabular.schema import Column, Mode, RecordSchema
-from rowmill.tabular.time_order import ELAPSED, ISO8601, TIME_OF_DAY, Order
+from rowmill.tabular.time_order import ELAPSED, ISO8601, TIME_OF_DAY, SortKey
 from tests.completions_server import Reply, serving
 
 BOS, EOS = "<s>", "</s>"
@@ -41,14 +48,14 @@ def clock(hour: int) -> str:
 
 
 def trained(
-    order: Order | None = TIME_OF_DAY, interval: Any = HOUR, mode: Mode = "sequential", **changed: Any
-) -> Trained:
+    order: SortKey | None = TIME_OF_DAY, interval: Any = HOUR, mode: Mode = "sequential", **changed: Any
+) -> TrainedModel:
     """Describe a model of columns g, t, v whose tokens are bytes."""
     kind = "string" if order in (TIME_OF_DAY, ISO8601) else "decimal" if isinstance(interval, Decimal) else "integer"
     given: dict[str, Any] = {
         "mode": mode,
         "schema": RecordSchema((Column("g", "string"), Column("t", kind), Column("v", "integer"))),
-        "place": Place(("g",), "t" if order else None, order, interval),
+        "place": PlacementColumns(("g",), "t" if order else None, order, interval),
         "prompt": PromptText(PROMPT),
         "bos": BOS,
         "eos": EOS,
@@ -59,7 +66,7 @@ def trained(
         "longest_group": 10,
         "encode": lambda text: list(text.encode()),
     }
-    return Trained(**{**given, **changed})
+    return TrainedModel(**{**given, **changed})
 
 
 def hourly(g: str = "A", stop: int = 9) -> Prefill:
@@ -83,8 +90,8 @@ def perfect(prompts: list[str], n: int) -> list[list[str]]:
 
 
 def run(
-    function: Any, prefills: Sequence[Prefill] = (hourly(),), model: Trained | None = None, **options: Any
-) -> Generated:
+    function: Any, prefills: Sequence[Prefill] = (hourly(),), model: TrainedModel | None = None, **options: Any
+) -> GenerationResult:
     """Generate with a function as the model; options of the `generation` block by name."""
     given = {name: options.pop(name) for name in ("start", "stop", "is_private") if name in options}
     return generate_series(
@@ -92,7 +99,7 @@ def run(
     )
 
 
-def times(result: Generated, g: str = "A") -> list[Any]:
+def times(result: GenerationResult, g: str = "A") -> list[Any]:
     return [record["t"] for record in result.records if record["g"] == g]
 
 
@@ -471,7 +478,7 @@ def test_series_always_end_within_their_bound_and_give_nothing_past_the_stop(
 # ── Records ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def records_of(function: Any, mode: Mode = "tabular", num_records: int = 10, **options: Any) -> Generated:
+def records_of(function: Any, mode: Mode = "tabular", num_records: int = 10, **options: Any) -> GenerationResult:
     return generate_records(
         open_backend(function), trained=trained(ELAPSED if mode == "grouped" else None, None, mode),
         options=Generation(**options), num_records=num_records,

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowmill.cli import main
-from rowmill.conversation.template_contract import TemplateContract, warnings
-from rowmill.core.console import text_of
+from rowmill.conversation.template_contract import TemplateBehavior, list_template_warnings
+from rowmill.core.console import render_text
 from rowmill.inspection import inspect
-from rowmill.inspection.inspect import Inspected, TemplateReport, TokenClass
+from rowmill.inspection.inspect import InspectedRecord, TemplateReport, TokenClass
 from rowmill.reports import row_view
 from rowmill.schema import manifest
 from rowmill.tokenization import tokenizer
@@ -41,11 +41,11 @@ def demo_encoder() -> tokenizer.Encoder:
 
 def looked_at(
     project: CliProject, count: int = 3, dataset: str | None = "chats", row: str | None = None
-) -> list[Inspected]:
-    return list(inspect.inspect(project.project, count=count, dataset=dataset, row_id=row))
+) -> list[InspectedRecord]:
+    return list(inspect.inspect_rows(project.project, count=count, dataset=dataset, row_id=row))
 
 
-def trained(one: Inspected) -> list[str]:
+def trained(one: InspectedRecord) -> list[str]:
     return [stretch.text for sample in one.samples for stretch in sample.stretches if stretch.kind == "trained"]
 
 
@@ -104,7 +104,7 @@ def test_document_that_is_split_shows_each_window(tmp_path: Path) -> None:
 
 
 def test_numbers_are_those_of_the_build(built: CliProject) -> None:
-    made = manifest.current(built.project.store, ("small", "chats", "tokenized_examples"))
+    made = manifest.load_current(built.project.store, ("small", "chats", "tokenized_examples"))
     assert made is not None
     columns = ["example_id", "tokens", "trained_tokens", "original_tokens"]
     stored = [row for file in made.files("examples") for row in built.project.store.table(file, columns).to_pylist()]
@@ -222,7 +222,7 @@ def test_stretches_joined_are_the_decoded_text_however_it_is_cut(text: str, patt
     ids = encoder.encode([text]).ids.tolist()
     kinds: list[TokenClass] = [pattern[i % len(pattern)] for i in range(len(ids))]
 
-    cut = list(inspect.stretches(ids, kinds, encoder))
+    cut = list(inspect.split_by_class(ids, kinds, encoder))
 
     assert "".join(one.text for one in cut) == encoder.decode(ids)
     assert [one.kind for one in cut for _ in range(one.tokens)] == kinds
@@ -236,7 +236,7 @@ def test_classes_follow_mask_first_and_spans_next() -> None:
         "span_kinds": [6, 1, 2, 6],
     }
 
-    assert inspect.classes(example) == ["template", "context", "context", "trained", "trained", "template"]
+    assert inspect.classify_tokens(example) == ["template", "context", "context", "trained", "trained", "template"]
 
 
 # ── Colours and templates ──
@@ -245,7 +245,7 @@ def test_classes_follow_mask_first_and_spans_next() -> None:
 def test_with_colours_there_are_no_brackets_but_a_legend(built: CliProject) -> None:
     [first, *_] = looked_at(built, 1)
 
-    shown = text_of(row_view.inspected(first, colours=True))
+    shown = render_text(row_view.render_inspected_record(first, colours=True))
     assert "⟦" not in shown
     assert "■ trained" in shown
     assert answer(0) in shown
@@ -264,18 +264,18 @@ def test_template_report_says_how_turns_end(built: CliProject, capsys: pytest.Ca
 
 
 def test_template_report_shows_every_field_of_the_contract_in_one_place() -> None:
-    shown = [name for names in row_view.SECTIONS.values() for name in names]
+    shown = [name for names in row_view.BEHAVIOR_SECTIONS.values() for name in names]
 
-    assert sorted(shown) == sorted(field.name for field in fields(TemplateContract))
+    assert sorted(shown) == sorted(field.name for field in fields(TemplateBehavior))
 
 
 def test_template_report_begins_with_what_a_trainer_should_know() -> None:
-    observed = TemplateContract(
+    observed = TemplateBehavior(
         prompts={"user": "<a>"}, prompt_match={"user": "partial"}, generation_blocks="equal", end_of_turn="own"
     )
-    report = TemplateReport("chats", "0123456789abcdef01", observed, tuple(warnings(observed)))
+    report = TemplateReport("chats", "0123456789abcdef01", observed, tuple(list_template_warnings(observed)))
 
-    lines = text_of(row_view.contract(report)).splitlines()
+    lines = render_text(row_view.render_template_report(report)).splitlines()
 
     assert lines[0].split() == ["chats", "template", "0123456789abcdef"]
     assert lines[1].split()[:2] == ["look", "{%"]

@@ -12,7 +12,7 @@ import pytest
 from rowmill.cli import main
 from rowmill.core.errors import ConfigError
 from rowmill.inspection import inspect
-from rowmill.inspection.inspect import MOST_EXAMPLES, Inspected
+from rowmill.inspection.inspect import MAX_SHOWN_EXAMPLES, InspectedRecord
 from tests.recipes import Road
 from tests.tables import as_csv, grouped, purchases, records
 
@@ -30,15 +30,15 @@ def road_of(folder: Path, mode: str) -> Road:
     return road.recipe({"rows": {"source": source, "format": records(**FORMS[mode])}}, seq_len=1024)
 
 
-def looked_at(road: Road, count: int = 3, row: str | None = None) -> list[Inspected]:
-    return list(inspect.inspect(road.project, count=count, dataset=None, row_id=row))
+def looked_at(road: Road, count: int = 3, row: str | None = None) -> list[InspectedRecord]:
+    return list(inspect.inspect_rows(road.project, count=count, dataset=None, row_id=row))
 
 
-def text_of(one: inspect.Sample) -> str:
+def text_of(one: inspect.InspectedExample) -> str:
     return "".join(stretch.text for stretch in one.stretches)
 
 
-def shown(rows: list[Inspected]) -> dict[str, tuple[int, int]]:
+def shown(rows: list[InspectedRecord]) -> dict[str, tuple[int, int]]:
     return {sample.example_id: (sample.tokens, sample.trained_tokens) for one in rows for sample in one.samples}
 
 
@@ -67,7 +67,7 @@ def test_examples_shown_are_those_of_the_build_whether_it_was_made_or_not(tmp_pa
         named = [sample.example_id for sample in one.samples] + list(one.shown_above)
         assert set(named) <= set(own)
         assert len(named) + one.not_shown == len(own)
-        assert len(one.samples) <= MOST_EXAMPLES
+        assert len(one.samples) <= MAX_SHOWN_EXAMPLES
     if mode != "tabular":
         assert shown(after) == stored
 

@@ -48,7 +48,7 @@ def test_row_in_both_splits_closes_the_gate_and_is_named(tmp_path: Path) -> None
 def _versions(road: Road) -> list[Any]:
     from rowmill.schema import manifest
 
-    return manifest.versions(road.project.store, ("road", "training_splits"))
+    return manifest.list_versions(road.project.store, ("road", "training_splits"))
 
 
 def test_prompt_in_both_splits_is_told_with_its_rows(tmp_path: Path) -> None:
@@ -102,6 +102,6 @@ def test_groups_of_the_specification_are_held_out_as_it_says(tmp_path: Path) -> 
 def test_hash_that_decides_is_the_one_that_carving_orders_by() -> None:
     splitter = Splitter(Splits(group_key="user", validation=0.5))
 
-    assert [splitter.of_group(f"g{i}") == "validation" for i in range(50)] == [
-        splitter.hash_of(f'"g{i}"', b"") < 1 << 63 for i in range(50)
+    assert [splitter.assign_by_group(f"g{i}") == "validation" for i in range(50)] == [
+        splitter.hash_unit(f'"g{i}"', b"") < 1 << 63 for i in range(50)
     ]

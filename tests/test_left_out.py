@@ -11,7 +11,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from rowmill.build import runner
 from rowmill.core.errors import ContextOverflowError, GateError
 from rowmill.packing import plan
-from rowmill.schema.manifest import versions
+from rowmill.schema.manifest import list_versions
 from tests.recipes import LENIENT, PAIR, TEXT, Built, Road, document, pair, sentence
 
 TO_SHARDS = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")
@@ -198,7 +198,7 @@ def test_shard_that_is_not_what_was_written_closes_the_gate(tmp_path: Path, rott
 
     with pytest.raises(GateError, match="shard_digests: 1 "):
         road.build()
-    (made,) = versions(road.project.store, ("road", "rows", "packed_shards"))
+    (made,) = list_versions(road.project.store, ("road", "rows", "packed_shards"))
     assert (made.facts["shard_digests"], made.facts["conservation"]) == (1, 1)
 
 
@@ -214,7 +214,7 @@ def test_ranks_of_an_earlier_order_are_counted_until_they_are_built_again(tmp_pa
         project = road.recipe({"rows": dataset}, seed=seed, partitions={"world_size": 3}).project
         runner.build(project, only=(*TO_SHARDS, "training_splits"))
         step = runner.find_step(project, ("road", "gpu_partitions"))
-        report = runner.run(project, step, runner.open_inputs(project, step), ranks=ranks)
+        report = runner.run_step(project, step, runner.open_inputs(project, step), ranks=ranks)
         stale.append(report.manifest.facts["stale_rank"])
 
     make(0)

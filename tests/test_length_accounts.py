@@ -145,8 +145,8 @@ def test_tool_lengths_are_what_the_tools_add_to_the_print(tmp_path: Path) -> Non
     text = json.dumps([TOOL])
     column = pa.chunked_array([pa.array([text, None, text, json.dumps([TOOL, TOOL])])])
 
-    measured = tool_lengths.measure(column, Renderer(RendererSpec(WITH_TOOLS)), encoder)
-    ignored = tool_lengths.measure(column, Renderer(RendererSpec(THINKING)), encoder)
+    measured = tool_lengths.measure_tools(column, Renderer(RendererSpec(WITH_TOOLS)), encoder)
+    ignored = tool_lengths.measure_tools(column, Renderer(RendererSpec(THINKING)), encoder)
 
     one, two = (
         len(encoder.encode([f"<|im_start|>tools\n{json.dumps(tools)}<|im_end|>\n"]).ids)
@@ -163,6 +163,6 @@ def test_tool_lengths_of_a_template_that_refuses_the_probes_are_those_of_the_sch
     picky = "{% if messages[0]['content'] == 'x' %}{{ raise_exception('no') }}{% endif %}" + WITH_TOOLS
     text = json.dumps([TOOL])
 
-    measured = tool_lengths.measure(pa.chunked_array([pa.array([text])]), Renderer(RendererSpec(picky)), encoder)
+    measured = tool_lengths.measure_tools(pa.chunked_array([pa.array([text])]), Renderer(RendererSpec(picky)), encoder)
 
     assert measured.tokens == len(encoder.encode([text]).ids)

@@ -14,14 +14,14 @@ WHOLE = np.array([0, 4])
 
 
 def test_letters_of_the_specified_table() -> None:
-    shifted = label_conventions.shifted(IDS, TRAINED, WHOLE)
+    shifted = label_conventions.make_shifted_targets(IDS, TRAINED, WHOLE)
 
-    assert label_conventions.unshifted(IDS, TRAINED).tolist() == [-100, -100, 12, 13]
+    assert label_conventions.make_unshifted_labels(IDS, TRAINED).tolist() == [-100, -100, 12, 13]
     assert shifted.inputs.tolist() == [10, 11, 12]
     assert shifted.targets.tolist() == [11, 12, 13]
     assert shifted.weights.tolist() == [0, 1, 1]
-    assert label_conventions.rolled(TRAINED, WHOLE).tolist() == [False, True, True, False]
-    assert label_conventions.plain(TRAINED).tolist() == [False, False, True, True]
+    assert label_conventions.make_rolled_mask(TRAINED, WHOLE).tolist() == [False, True, True, False]
+    assert label_conventions.make_unshifted_mask(TRAINED).tolist() == [False, False, True, True]
 
 
 SPANS = st.lists(
@@ -42,9 +42,9 @@ def test_every_letter_tells_which_token_follows_which(spans: list[list[tuple[int
     # (token before, target) for every target, span by span.
     wanted = [(a, b) for span in spans for (a, _), (b, is_target) in pairwise(span) if is_target]
 
-    labels = label_conventions.unshifted(ids, trained)
-    shifted = label_conventions.shifted(ids, trained, borders)
-    rolled = label_conventions.rolled(trained, borders)
+    labels = label_conventions.make_unshifted_labels(ids, trained)
+    shifted = label_conventions.make_shifted_targets(ids, trained, borders)
+    rolled = label_conventions.make_rolled_mask(trained, borders)
 
     assert [(int(ids[i - 1]), int(labels[i])) for i in np.flatnonzero(labels != -100)] == wanted
     assert [
@@ -61,7 +61,7 @@ def test_shifted_carries_float_weights_to_their_targets(spans: list[list[tuple[i
     weights = np.arange(len(ids), dtype=np.float32) / 8
     borders = np.concatenate(([0], np.cumsum([len(span) for span in spans])))
 
-    shifted = label_conventions.shifted(ids, weights, borders)
+    shifted = label_conventions.make_shifted_targets(ids, weights, borders)
 
     expected = [w for begin, end in pairwise(borders.tolist()) for w in weights[begin + 1 : end].tolist()]
     assert shifted.weights.tolist() == expected

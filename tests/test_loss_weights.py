@@ -15,15 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowmill.build.in_memory import sft_tokenize
-from rowmill.core.console import text_of
+from rowmill.core.console import render_text
 from rowmill.core.errors import ConfigError
 from rowmill.inspection import inspect, trace
 from rowmill.reader import Reader, layouts
 from rowmill.reports import console, row_view
-from rowmill.schema.examples import WEIGHTS
+from rowmill.schema.examples import WEIGHT_COLUMN
 from rowmill.schema.rows import Rejected
-from rowmill.tokenization.encoded_batch import Example, columns_of
-from rowmill.tokenization.token_truncation import with_bos
+from rowmill.tokenization.encoded_batch import Example, make_columns
+from rowmill.tokenization.token_truncation import prepend_bos
 from tests.recipes import CHAT, PAIR, TEXT, Built, Road, chat, document, pair
 
 WEIGHED = {"loss": {"weights": True}}
@@ -69,7 +69,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 def numbers(rows: Sequence[dict[str, Any]]) -> list[float]:
     """Return all positive weights, ascending: exactly what sums are made of."""
-    return sorted(weight for row in rows for weight in row[WEIGHTS] if weight)
+    return sorted(weight for row in rows for weight in row[WEIGHT_COLUMN] if weight)
 
 
 def rank_rows(built: Built) -> list[dict[str, Any]]:
@@ -88,14 +88,14 @@ def rank_rows(built: Built) -> list[dict[str, Any]]:
 def test_weights_of_examples_are_those_of_their_messages(mixed: Built) -> None:
     examples = mixed.rows_of("chats", "tokenized_examples", file="examples")
 
-    assert {weight for row in examples for weight in row[WEIGHTS]} == {0, 0.5, 1, 2, 0.25}
+    assert {weight for row in examples for weight in row[WEIGHT_COLUMN]} == {0, 0.5, 1, 2, 0.25}
     for row in examples:
-        assert [weight > 0 for weight in row[WEIGHTS]] == row["loss_mask"]
+        assert [weight > 0 for weight in row[WEIGHT_COLUMN]] == row["loss_mask"]
 
 
 def test_examples_of_a_dataset_without_weights_have_no_such_column(mixed: Built) -> None:
     for name in ("pairs", "texts"):
-        assert all(WEIGHTS not in row for row in mixed.rows_of(name, "tokenized_examples", file="examples"))
+        assert all(WEIGHT_COLUMN not in row for row in mixed.rows_of(name, "tokenized_examples", file="examples"))
 
 
 def test_weights_of_a_segment_are_those_of_its_tokens_in_the_example(mixed: Built) -> None:
@@ -105,9 +105,9 @@ def test_weights_of_a_segment_are_those_of_its_tokens_in_the_example(mixed: Buil
         first = 0
         for name, start, length in zip(row["example_ids"], row["starts"], row["segment_lengths"], strict=True):
             whole = examples[name]
-            expected = whole[WEIGHTS][start : start + length]
+            expected = whole[WEIGHT_COLUMN][start : start + length]
             assert row["input_ids"][first : first + length] == whole["input_ids"][start : start + length]
-            assert row[WEIGHTS][first : first + length] == [
+            assert row[WEIGHT_COLUMN][first : first + length] == [
                 weight if label >= 0 else 0
                 for weight, label in zip(expected, row["labels"][first : first + length], strict=True)
             ]
@@ -120,9 +120,9 @@ def test_every_shard_of_the_recipe_has_weights_exactly_where_it_has_labels(mixed
     rows = [row for name in ("chats", "pairs", "texts") for row in mixed.rows_of(name, "packed_shards", file="shard")]
 
     for row in [*rows, *rank_rows(mixed)]:
-        assert [weight > 0 for weight in row[WEIGHTS]] == [label >= 0 for label in row["labels"]]
+        assert [weight > 0 for weight in row[WEIGHT_COLUMN]] == [label >= 0 for label in row["labels"]]
         if row["dataset"] in ("pairs", "texts"):
-            assert set(row[WEIGHTS]) <= {0, 1}
+            assert set(row[WEIGHT_COLUMN]) <= {0, 1}
 
 
 def test_sum_of_weights_is_conserved_from_shards_to_ranks(mixed: Built) -> None:
@@ -155,12 +155,12 @@ def test_open_attention_and_an_ignored_token_take_the_weight_with_the_label(tmp_
 
     rows = built.rows_of("rows", "packed_shards", file="shard")
     ignored = [
-        weight for row in rows for token, weight in zip(row["input_ids"], row[WEIGHTS], strict=True) if token == 2
+        weight for row in rows for token, weight in zip(row["input_ids"], row[WEIGHT_COLUMN], strict=True) if token == 2
     ]
     assert ignored
     assert not any(ignored)
     for row in rows:
-        assert [weight > 0 for weight in row[WEIGHTS]] == [label >= 0 for label in row["labels"]]
+        assert [weight > 0 for weight in row[WEIGHT_COLUMN]] == [label >= 0 for label in row["labels"]]
 
 
 # ── What a weight means ────────────────────────────────────────────────────────────────────────────
@@ -173,7 +173,7 @@ def test_weight_0_equals_untrained(tmp_path: Path) -> None:
         Road(tmp_path / "off").one("a.jsonl", [weighed(row, (False, None), "train") for row in rows], **WEIGHED).build()
     )
 
-    names = ("input_ids", "labels", WEIGHTS)
+    names = ("input_ids", "labels", WEIGHT_COLUMN)
     one, other = (
         [[row[n] for n in names] for row in b.rows_of("rows", "packed_shards", file="shard")] for b in (zero, off)
     )
@@ -188,11 +188,13 @@ def test_without_loss_weights_files_are_those_that_they_would_be_without_the_col
 
     for stage, file in (("tokenized_examples", "examples"), ("packed_shards", "shard")):
         without, with_them = (b.rows_of("rows", stage, file=file) for b in (plain, weighted))
-        assert [[*row] for row in with_them] == [[*row, WEIGHTS] for row in without]
+        assert [[*row] for row in with_them] == [[*row, WEIGHT_COLUMN] for row in without]
         assert [{name: row[name] for name in without[0]} for row in with_them] == without
         schema = plain.manifest("rows", stage).schema
-        assert WEIGHTS not in dict(schema)
-        assert [*schema, (WEIGHTS, "list<element: float>")][-1][0] == weighted.manifest("rows", stage).schema[-1][0]
+        assert WEIGHT_COLUMN not in dict(schema)
+        assert [*schema, (WEIGHT_COLUMN, "list<element: float>")][-1][0] == weighted.manifest("rows", stage).schema[-1][
+            0
+        ]
 
 
 def test_plain_chats_among_weighted_ones_weigh_1_and_stay_in_their_places(tmp_path: Path) -> None:
@@ -202,8 +204,8 @@ def test_plain_chats_among_weighted_ones_weigh_1_and_stay_in_their_places(tmp_pa
     built = Road(tmp_path).one("a.jsonl", rows, **WEIGHED).build(only=_TO_EXAMPLES)
 
     found = built.rows_of("rows", "tokenized_examples", file="examples")
-    assert [{*row[WEIGHTS]} for row in found] == [{0, 1} if i % 2 else {0, 0.5} for i in range(9)]
-    assert all([weight > 0 for weight in row[WEIGHTS]] == row["loss_mask"] for row in found)
+    assert [{*row[WEIGHT_COLUMN]} for row in found] == [{0, 1} if i % 2 else {0, 0.5} for i in range(9)]
+    assert all([weight > 0 for weight in row[WEIGHT_COLUMN]] == row["loss_mask"] for row in found)
 
 
 _TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
@@ -217,7 +219,7 @@ def test_weights_reach_the_end_of_turn_that_is_appended(tmp_path: Path) -> None:
 
     (row,) = built.rows_of("rows", "packed_shards", file="shard")
     assert row["labels"][-1] == row["input_ids"][-1] == 2
-    assert row[WEIGHTS][-1] == 0.5
+    assert row[WEIGHT_COLUMN][-1] == 0.5
 
 
 @given(
@@ -279,7 +281,7 @@ def test_bos_put_before_moves_weights_with_their_tokens() -> None:
         weights=np.array([0, 0.5], np.float32),
     )  # fmt: skip
 
-    led = with_bos(whole, 1)
+    led = prepend_bos(whole, 1)
 
     assert led.ids.tolist() == [1, 5, 6]
     assert led.weights is not None
@@ -293,7 +295,7 @@ def test_examples_with_and_without_weights_share_columns(sizes: list[tuple[int, 
         if not has_weights:
             one.weights = None
 
-    found = columns_of([(i, 0, one) for i, one in enumerate(examples)]).token_weights
+    found = make_columns([(i, 0, one) for i, one in enumerate(examples)]).token_weights
 
     expected = [one.mask.astype(np.float32) if one.weights is None else one.weights for one in examples]
     assert np.array_equal(found, np.concatenate(expected))
@@ -309,8 +311,8 @@ def test_truncation_keeps_the_weight_of_every_message_that_stays(tmp_path: Path,
     seen: set[float] = set()
     rendered = [m for row in rows for m in row["messages"]]
     for one in built.rows_of("rows", "tokenized_examples", file="examples"):
-        for weight in {w for w in one[WEIGHTS] if w}:
-            own = [token for token, w in zip(one["input_ids"], one[WEIGHTS], strict=True) if w == weight]
+        for weight in {w for w in one[WEIGHT_COLUMN] if w}:
+            own = [token for token, w in zip(one["input_ids"], one[WEIGHT_COLUMN], strict=True) if w == weight]
             said = _decode(built, own).removesuffix("<|im_end|>")
             assert any(m.get("weight") == weight and m["content"].endswith(said) for m in rendered)
             seen.add(weight)
@@ -333,9 +335,9 @@ def test_reader_gives_weights_beside_labels(mixed: Built, rank: int) -> None:
     for layout in ("flat", "padded"):
         batches = 0
         for batch in Reader(root, "road", rank=rank, world_size=3, layout=layout, as_torch=False):
-            assert batch[WEIGHTS].dtype == np.float32
-            assert batch[WEIGHTS].shape == batch["labels"].shape
-            assert np.array_equal(batch[WEIGHTS] > 0, batch["labels"] >= 0)
+            assert batch[WEIGHT_COLUMN].dtype == np.float32
+            assert batch[WEIGHT_COLUMN].shape == batch["labels"].shape
+            assert np.array_equal(batch[WEIGHT_COLUMN] > 0, batch["labels"] >= 0)
             batches += 1
         assert batches
 
@@ -343,7 +345,7 @@ def test_reader_gives_weights_beside_labels(mixed: Built, rank: int) -> None:
 def test_reader_of_all_ranks_gives_the_weights_that_stand_on_disk(mixed: Built) -> None:
     root = str(mixed.project.base / ".rowmill")
     reader = Reader(root, "road", rank=0, world_size=1, as_torch=False)
-    weights = np.concatenate([batch[WEIGHTS].ravel() for batch in reader])
+    weights = np.concatenate([batch[WEIGHT_COLUMN].ravel() for batch in reader])
 
     assert sorted(weights[weights > 0].tolist()) == numbers(rank_rows(mixed))
 
@@ -357,7 +359,7 @@ def test_reader_gives_the_default_to_a_sequence_that_a_function_left_without_wei
 
     assert kept.loss_weights is not None
     expected = [*kept.loss_weights.tolist(), *(plain.labels >= 0).astype(float).tolist()]
-    assert batch[WEIGHTS].ravel().tolist() == expected
+    assert batch[WEIGHT_COLUMN].ravel().tolist() == expected
 
 
 @pytest.mark.parametrize("layout", ["flat", "padded"])
@@ -367,8 +369,8 @@ def test_padding_of_a_batch_has_no_weight(mixed: Built, layout: layouts.LayoutNa
 
     batch = reader.get_batch([0])
 
-    assert batch[WEIGHTS].shape == (1, 200)
-    assert batch[WEIGHTS][0, len(reader[0].input_ids) :].tolist() == [0] * (200 - len(reader[0].input_ids))
+    assert batch[WEIGHT_COLUMN].shape == (1, 200)
+    assert batch[WEIGHT_COLUMN][0, len(reader[0].input_ids) :].tolist() == [0] * (200 - len(reader[0].input_ids))
 
 
 def test_reader_of_a_recipe_without_weights_gives_none(tmp_path: Path) -> None:
@@ -377,7 +379,7 @@ def test_reader_of_a_recipe_without_weights_gives_none(tmp_path: Path) -> None:
     reader = Reader(str(built.project.base / ".rowmill"), "road", rank=0, world_size=2, as_torch=False)
 
     assert reader[0].loss_weights is None
-    assert all(WEIGHTS not in batch for batch in reader)
+    assert all(WEIGHT_COLUMN not in batch for batch in reader)
 
 
 def test_weights_as_tensors_are_float32(mixed: Built) -> None:
@@ -386,8 +388,8 @@ def test_weights_as_tensors_are_float32(mixed: Built) -> None:
 
     batch = next(iter(reader))
 
-    assert batch[WEIGHTS].dtype == torch.float32
-    assert torch.equal(batch[WEIGHTS] > 0, batch["labels"] >= 0)
+    assert batch[WEIGHT_COLUMN].dtype == torch.float32
+    assert torch.equal(batch[WEIGHT_COLUMN] > 0, batch["labels"] >= 0)
 
 
 def test_exports_hold_the_weights_of_the_shards(mixed: Built) -> None:
@@ -413,14 +415,14 @@ def test_statistics_count_trained_tokens_by_weight(mixed: Built) -> None:
     table = mixed.manifest("chats", "tokenized_examples").tables["loss_weights"]
 
     assert dict(table.rows) == Counter(numbers(examples))
-    assert "trained tokens by loss weight" in text_of(console.statistics(mixed.project))
+    assert "trained tokens by loss weight" in render_text(console.render_statistics(mixed.project))
     assert "loss_weights" not in mixed.manifest("pairs", "tokenized_examples").tables
 
 
 def test_inspection_shows_the_weight_of_messages_and_tokens(mixed: Built) -> None:
-    rows = inspect.inspect(mixed.project, count=3, dataset="chats", row_id=None)
+    rows = inspect.inspect_rows(mixed.project, count=3, dataset="chats", row_id=None)
 
-    _, _, third = (text_of(row_view.inspected(row, colours=False)) for row in rows)
+    _, _, third = (render_text(row_view.render_inspected_record(row, colours=False)) for row in rows)
 
     assert "weight 2" not in third.split("example")[0].split("structured")[0]
     assert "assistant  weight 1" in third
@@ -430,12 +432,12 @@ def test_inspection_shows_the_weight_of_messages_and_tokens(mixed: Built) -> Non
 
 def test_trace_of_a_token_names_its_weight(mixed: Built) -> None:
     row = mixed.rows_of("chats", "packed_shards", file="shard")[0]
-    at = next(i for i, weight in enumerate(row[WEIGHTS]) if weight not in (0, 1))
+    at = next(i for i, weight in enumerate(row[WEIGHT_COLUMN]) if weight not in (0, 1))
 
     token = trace.trace_sequence(mixed.project, f"chats/{_split(mixed)}/{row['sequence_id']}:{at}").token
 
     assert token is not None
-    assert token.weight == row[WEIGHTS][at]
+    assert token.weight == row[WEIGHT_COLUMN][at]
 
 
 def _split(built: Built) -> str:
@@ -519,12 +521,12 @@ def test_real_chats_with_loss_weights_in_their_messages(real_data: Path, tmp_pat
     assert [{n: row[n] for n in names} for row in found["own"]] == [
         {n: row[n] for n in names} for row in found["plain"]
     ]
-    assert all(row[WEIGHTS] == [float(trains) for trains in row["loss_mask"]] for row in found["own"])
+    assert all(row[WEIGHT_COLUMN] == [float(trains) for trains in row["loss_mask"]] for row in found["own"])
     reasons = {row["reason"] for row in built.rows_of("scaled", "tokenized_examples", file="rejects")}
     assert reasons == {"no_loss_tokens"}
     for number, row in zip([n for n in range(200) if n % 4], found["scaled"], strict=True):
-        assert set(row[WEIGHTS]) == {0, (number % 4) / 4}
+        assert set(row[WEIGHT_COLUMN]) == {0, (number % 4) / 4}
         assert row["loss_mask"] == found["own"][number]["loss_mask"]
     everything = [row for rows in found.values() for row in rows]
-    total = sum(sum(row.get(WEIGHTS, map(float, row["loss_mask"]))) for row in everything)
-    assert sum(sum(row[WEIGHTS]) for row in rank_rows(built)) == total
+    total = sum(sum(row.get(WEIGHT_COLUMN, map(float, row["loss_mask"]))) for row in everything)
+    assert sum(sum(row[WEIGHT_COLUMN]) for row in rank_rows(built)) == total

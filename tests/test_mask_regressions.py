@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from rowmill.conversation.masking import Loss, Masker, MaskRules
-from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, bundled
-from rowmill.conversation.template_contract import Printed
-from rowmill.core.config import check
+from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, read_named_template
+from rowmill.conversation.template_contract import RenderedConversation
+from rowmill.core.config import validate_options
 from rowmill.core.json import Json
 from rowmill.schema.conversation import Conversation
-from rowmill.schema.rows import Masked, Message, Rejected
+from rowmill.schema.rows import MaskedConversation, Message, Rejected
 
 PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT
@@ -49,14 +49,14 @@ def mask(
 ) -> str:
     """Mask a conversation, every row checked by proof, and draw it: trained characters stand in brackets."""
     renderer = Renderer(RendererSpec(template, {"bos_token": "<s>", "eos_token": "</s>", **special}))
-    masker = Masker(renderer, check(Loss, loss or {}, "loss"), rules or MaskRules(verify_render=1.0))
+    masker = Masker(renderer, validate_options(Loss, loss or {}, "loss"), rules or MaskRules(verify_render=1.0))
     made = masker.mask(Conversation(messages, tools))
     if isinstance(made, Rejected):
         return f"{made.reason}: {made.detail}"
     return drawn(made)
 
 
-def drawn(made: Masked) -> str:
+def drawn(made: MaskedConversation) -> str:
     pieces: list[str] = []
     position = 0
     for span in made.trained:
@@ -81,7 +81,7 @@ TALK = [user("Hello there"), assistant("Good day")]
     ],
 )
 def test_loss_options_are_obeyed_where_spans_come_from_generation_blocks(loss: dict[str, str], expected: str) -> None:
-    assert mask(bundled("qwen3"), TALK, loss).endswith(expected)
+    assert mask(read_named_template("qwen3"), TALK, loss).endswith(expected)
 
 
 def test_blocks_decide_what_no_option_names() -> None:
@@ -200,7 +200,7 @@ def test_fast_and_reference_way_agree_where_a_template_compares_messages() -> No
     printed, reference = renderer.render(again, None, {}), renderer.reference(again, None, {})
 
     assert renderer.lane == "fast"
-    assert isinstance(printed, Printed) and isinstance(reference, Printed)
+    assert isinstance(printed, RenderedConversation) and isinstance(reference, RenderedConversation)
     assert printed.text == reference.text == renderer.plain(again, None, {})
     assert printed.text.count("[TOOLS]") == 2
     assert mask(template, again).count("⟦") == 2
@@ -220,7 +220,7 @@ def test_answer_of_reasoning_alone_that_is_not_printed_is_refused() -> None:
     rows = [user("Hello there"), assistant("", reasoning_content="only a thought")]
 
     assert mask(CHATML, rows) == "assistant_untrained: message 1"
-    assert mask(bundled("zephyr"), rows) == "assistant_untrained: message 1: nothing of it is printed"
+    assert mask(read_named_template("zephyr"), rows) == "assistant_untrained: message 1: nothing of it is printed"
 
 
 def test_white_space_before_an_appended_end_trains_with_it() -> None:

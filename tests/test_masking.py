@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowmill.conversation.masking import Loss, Masker, MaskRules, needs_plain_check
-from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, bundled
-from rowmill.core.config import check
+from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, read_named_template
+from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
 from rowmill.schema.conversation import Conversation
-from rowmill.schema.rows import Masked, Message, Rejected
+from rowmill.schema.rows import MaskedConversation, Message, Rejected
 
 LETTERS = (
     "{% for m in messages %}{{ '<' + m.role[0] + '>' + m.content + '<e>\n' }}{% endfor %}"
@@ -36,10 +36,10 @@ REASONED = [user("U1"), assistant("A1", reasoning_content="R1"), user("U2"), ass
 
 def masker(template: str, loss: dict[str, Any] | None = None, rules: MaskRules | None = None, **kwargs: Json) -> Masker:
     renderer = Renderer(RendererSpec(template, {"eos_token": "</s>"}, kwargs))
-    return Masker(renderer, check(Loss, loss or {}, "loss"), rules or MaskRules(verify_render=1.0))
+    return Masker(renderer, validate_options(Loss, loss or {}, "loss"), rules or MaskRules(verify_render=1.0))
 
 
-def shown(result: Masked | Rejected) -> str:
+def shown(result: MaskedConversation | Rejected) -> str:
     """Draw a mask: trained characters stand in brackets."""
     if isinstance(result, Rejected):
         return f"{result.reason}: {result.detail}"
@@ -57,7 +57,7 @@ def mask(template: str, messages: Sequence[Message], loss: dict[str, Any] | None
 
 def trained(template: str, messages: Sequence[Message], loss: dict[str, Any]) -> list[int]:
     result = masker(template, loss).mask(Conversation(messages))
-    assert isinstance(result, Masked), result
+    assert isinstance(result, MaskedConversation), result
     # Index 0 never trains; that is tokenization's to see to, so it is left out here.
     return [i for span in result.trained for i in range(span.start, span.end) if i > 0]
 
@@ -93,7 +93,9 @@ def test_system_text_before_all_messages_trains_by_its_own_place() -> None:
     """Qwen2.5 prints it outside every loop, so no mark shows where it is."""
     messages = [{"role": "system", "content": "Be kind"}, user("U1"), assistant("A1")]
 
-    maker = masker(bundled("qwen2.5"), {"mask": {"system": "train"}}, MaskRules(spans="marks", verify_render=1.0))
+    maker = masker(
+        read_named_template("qwen2.5"), {"mask": {"system": "train"}}, MaskRules(spans="marks", verify_render=1.0)
+    )
 
     assert shown(maker.mask(Conversation(messages))) == (
         "<|im_start|>system\n⟦Be kind<|im_end|>⟧\n<|im_start|>user\nU1<|im_end|>\n<|im_start|>assistant\nA1<|im_end|>\n"
@@ -126,9 +128,9 @@ def test_row_without_supervision_is_rejected_with_its_reason(messages: list[Mess
 )
 def test_messages_of_one_text_stand_each_in_a_place_of_its_own(template: str, messages: list[Message]) -> None:
     """Gemma prints the system's text in the user's turn: the user's own text is the second one there."""
-    result = masker(bundled(template)).mask(Conversation(messages))
+    result = masker(read_named_template(template)).mask(Conversation(messages))
 
-    assert isinstance(result, Masked)
+    assert isinstance(result, MaskedConversation)
     first = result.text.index("Answer briefly.")
     second = result.text.index("Answer briefly.", first + 1)
     assert [(piece.message, piece.start) for piece in result.pieces[:2]] == [(0, first), (1, second)]
@@ -151,7 +153,7 @@ def test_text_of_two_messages_that_is_printed_once_counts_as_dropped() -> None:
 
 # ── the Qwen3 format, our own template ──
 
-QWEN = bundled("qwen3")
+QWEN = read_named_template("qwen3")
 U1, U2 = (
     "<|im_start|>user\nU1<|im_end|>\n<|im_start|>assistant\n",
     "<|im_start|>user\nU2<|im_end|>\n<|im_start|>assistant\n",
@@ -184,7 +186,7 @@ def test_mask_of_qwen3_without_thinking_starts_after_the_empty_block() -> None:
 def test_reasoning_of_history_is_counted_as_dropped(spans: Any) -> None:
     result = masker(QWEN, {}, MaskRules(spans=spans)).mask(Conversation(REASONED))
 
-    assert isinstance(result, Masked)
+    assert isinstance(result, MaskedConversation)
     assert result.dropped == {"reasoning": 1}
     assert shown(result) == f"{U1}⟦A1<|im_end|>⟧\n{U2}⟦<think>\nR2\n</think>\n\nA2<|im_end|>⟧\n"
 
@@ -206,7 +208,7 @@ def test_think_loss_covers_what_it_says(think_loss: str, last: str, spans: Any) 
 
 def test_think_loss_is_not_misled_by_quoted_tags() -> None:
     reasoning = "they wrote </think>\n\nhere"
-    result = masker(bundled("chatml"), {"think_loss": "answer_only"}).mask(
+    result = masker(read_named_template("chatml"), {"think_loss": "answer_only"}).mask(
         Conversation([user("U1"), assistant("A1", reasoning_content=reasoning)])
     )
 
@@ -240,10 +242,10 @@ def test_turns_by_message_print_each_turn_as_its_prompt_would() -> None:
         (QWEN, TALK, 2),
         (QWEN, TALK[:2], 1),
         (QWEN, REASONED, 2),
-        (bundled("chatml"), REASONED, 1),
-        (bundled("llama3"), TALK, 1),
-        (bundled("mistral"), [{"role": "system", "content": "Be kind"}, *TALK], 2),
-        (bundled("mistral"), TALK, 1),
+        (read_named_template("chatml"), REASONED, 1),
+        (read_named_template("llama3"), TALK, 1),
+        (read_named_template("mistral"), [{"role": "system", "content": "Be kind"}, *TALK], 2),
+        (read_named_template("mistral"), TALK, 1),
     ],
 )
 def test_turns_auto_is_by_message_where_the_whole_lacks_what_a_turn_prints_as_the_last(
@@ -252,7 +254,7 @@ def test_turns_auto_is_by_message_where_the_whole_lacks_what_a_turn_prints_as_th
     """Qwen3 prints a think block only in the last turn, and Mistral system text only before the last question."""
     results = masker(template, {}, MaskRules(turns="auto")).examples(Conversation(messages))
 
-    assert [isinstance(one, Masked) for one in results] == [True] * examples
+    assert [isinstance(one, MaskedConversation) for one in results] == [True] * examples
 
 
 def test_turns_by_exchange_cut_after_each_exchange() -> None:
@@ -289,7 +291,7 @@ def test_next_header_ends_a_turn_where_none_is_its_own() -> None:
     result = Masker(renderer, Loss(), MaskRules()).mask(Conversation(TALK))
 
     assert shown(result) == "<|user|>\nU1<|assistant|>\n⟦A1<|user|>⟧\nU2<|assistant|>\n⟦A2<|user|>⟧"
-    assert isinstance(result, Masked)
+    assert isinstance(result, MaskedConversation)
     assert result.trained[-1].message == 3
 
 
@@ -380,7 +382,7 @@ def test_dropped_call_untrains_only_its_message() -> None:
     )
 
     assert shown(result) == "<u>U1<e>\n<a>A1<e>\n<u>U2<e>\n<a>⟦A2<e>⟧\n"
-    assert isinstance(result, Masked)
+    assert isinstance(result, MaskedConversation)
     assert result.dropped == {"call_name": 1, "call_arguments": 1}
 
 
@@ -478,7 +480,7 @@ messages_ = st.lists(
 )
 MAKERS = {
     name: masker(text, rules=MaskRules(spans="marks", verify_render=0.1))
-    for name, text in (("letters", LETTERS), ("chatml", bundled("chatml")), ("qwen3", QWEN))
+    for name, text in (("letters", LETTERS), ("chatml", read_named_template("chatml")), ("qwen3", QWEN))
 }
 
 
@@ -488,7 +490,7 @@ MAKERS = {
 def test_trained_spans_are_ordered_disjoint_and_inside_their_messages(name: str, messages: list[Message]) -> None:
     result = MAKERS[name].mask(Conversation(messages))
 
-    if isinstance(result, Masked):
+    if isinstance(result, MaskedConversation):
         assert all(one.end <= two.start for one, two in zip(result.trained, result.trained[1:], strict=False))
         for span in result.trained:
             assert messages[span.message]["role"] == "assistant"
@@ -518,8 +520,10 @@ def test_changing_a_user_text_changes_no_other_mask(messages: list[Message], oth
 
     results = [MAKERS["letters"].mask(Conversation(one)) for one in (messages, changed)]
 
-    if all(isinstance(one, Masked) for one in results):
-        texts = [[one.text[s.start : s.end] for s in one.trained] for one in results if isinstance(one, Masked)]
+    if all(isinstance(one, MaskedConversation) for one in results):
+        texts = [
+            [one.text[s.start : s.end] for s in one.trained] for one in results if isinstance(one, MaskedConversation)
+        ]
         assert texts[0] == texts[1]
 
 
@@ -529,7 +533,7 @@ def test_last_assistant_trains_a_subset_of_all(messages: list[Message]) -> None:
     every = masker_cached("all_assistant").mask(Conversation(messages))
     last = masker_cached("last_assistant").mask(Conversation(messages))
 
-    if isinstance(every, Masked) and isinstance(last, Masked):
+    if isinstance(every, MaskedConversation) and isinstance(last, MaskedConversation):
         assert set(last.trained) <= set(every.trained)
 
 
@@ -556,7 +560,7 @@ def masker_cached(supervise: str) -> Masker:
 )
 def test_loss_options_that_cannot_be_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        check(Loss, values, "loss")
+        validate_options(Loss, values, "loss")
 
 
 def test_generation_spans_of_a_template_without_blocks_are_refused() -> None:

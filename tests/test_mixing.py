@@ -12,23 +12,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowmill.core.config import check
+from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError
-from rowmill.packing.mixture import Mixture, Order, furthest_from_share, schedule, step_start, wanted_shares
+from rowmill.packing.mixture import (
+    Mixture,
+    SampleOrder,
+    compute_wanted_shares,
+    find_step_start,
+    measure_share_error,
+    schedule_sequences,
+)
 
 ABC = {"a": 0.5, "b": 0.3, "c": 0.2}
 FIVE = {"a": 5, "b": 5, "c": 5}
 
 
 def mixture(**values: Any) -> Mixture:
-    return check(Mixture, values, "mixture")
+    return validate_options(Mixture, values, "mixture")
 
 
-def mixed(sizes: dict[str, int], *, seed: int = 0, **values: Any) -> Order:
-    return schedule(mixture(**values), sizes, seed)
+def mixed(sizes: dict[str, int], *, seed: int = 0, **values: Any) -> SampleOrder:
+    return schedule_sequences(mixture(**values), sizes, seed)
 
 
-def letters(order: Order) -> str:
+def letters(order: SampleOrder) -> str:
     return "".join("abcd"[d] for d in order.datasets.tolist())
 
 
@@ -337,10 +344,10 @@ def test_weight_on_an_empty_dataset_is_refused() -> None:
 
 
 def test_step_starts_follow_the_batch_schedule() -> None:
-    assert step_start([(0, 10), (5, 20)], 10) == 150
-    assert step_start([(0, 10), (10, 20)], 10) == 100
-    assert step_start([(0, 10), (5, 20)], 3) == 30
-    assert step_start([(0, 10)], 0) == 0
+    assert find_step_start([(0, 10), (5, 20)], 10) == 150
+    assert find_step_start([(0, 10), (10, 20)], 10) == 100
+    assert find_step_start([(0, 10), (5, 20)], 3) == 30
+    assert find_step_start([(0, 10)], 0) == 0
 
 
 @pytest.mark.parametrize(
@@ -444,12 +451,12 @@ def test_share_is_measured_from_the_order_that_was_made() -> None:
     weights = {"a": 0.5, "b": 0.5}
     options = {"train_weights": weights, "mixture_block_size": 10, "batch_size": 10, "steps": 4}
     sizes = {"a": 100, "b": 100}
-    made = schedule(mixture(**options), sizes, 0)
+    made = schedule_sequences(mixture(**options), sizes, 0)
     spoiled = made.datasets.copy()
     spoiled[3:8] = 0
 
-    assert furthest_from_share(mixture(**options), sizes, made) == 0
-    assert furthest_from_share(mixture(**options), sizes, replace(made, datasets=spoiled)) > 1
+    assert measure_share_error(mixture(**options), sizes, made) == 0
+    assert measure_share_error(mixture(**options), sizes, replace(made, datasets=spoiled)) > 1
 
 
 @pytest.mark.parametrize("rounding", ["carry", "fixed"])
@@ -462,23 +469,26 @@ def test_share_of_later_stages_and_of_fixed_blocks_is_measured_too(rounding: str
         "block_rounding": rounding,
     }
     sizes = {"a": 1000, "b": 1000, "c": 1000}
-    made = schedule(mixture(**options), sizes, 0)
+    made = schedule_sequences(mixture(**options), sizes, 0)
     spoiled = made.datasets.copy()
     spoiled[200:210] = 1
 
-    assert 0 < furthest_from_share(mixture(**options), sizes, made) < 1
-    assert furthest_from_share(mixture(**options), sizes, replace(made, datasets=spoiled)) > 1
+    assert 0 < measure_share_error(mixture(**options), sizes, made) < 1
+    assert measure_share_error(mixture(**options), sizes, replace(made, datasets=spoiled)) > 1
 
 
 def test_block_that_the_orders_end_cuts_short_promises_nothing() -> None:
     options = {"train_weights": {"a": 0.5, "b": 0.5}, "mixture_block_size": 100, "stop_strategy": "first_exhausted"}
     sizes = {"a": 3, "b": 50}
 
-    assert furthest_from_share(mixture(**options), sizes, schedule(mixture(**options), sizes, 0)) == 0
+    assert measure_share_error(mixture(**options), sizes, schedule_sequences(mixture(**options), sizes, 0)) == 0
 
 
 def test_wanted_shares_of_stages_are_weighed_by_their_lengths() -> None:
     options = {"train_weights": [[0, {"a": 1}], [1, {"b": 1}]], "batch_size": 10, "steps": 4}
     sizes = {"a": 5, "b": 5}
 
-    assert wanted_shares(mixture(**options), sizes, schedule(mixture(**options), sizes, 0)) == [0.25, 0.75]
+    assert compute_wanted_shares(mixture(**options), sizes, schedule_sequences(mixture(**options), sizes, 0)) == [
+        0.25,
+        0.75,
+    ]

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowmill.stages.training_splits.ngrams import KEPT_OF, LENGTH, sampled
+from rowmill.stages.training_splits.ngrams import NGRAM_LENGTH, SAMPLE_ONE_IN, sample_ngrams
 
 
 def ids_of(seed: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
@@ -14,15 +14,15 @@ def ids_of(seed: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 
 
 def whole(ids: np.ndarray[tuple[int], np.dtype[np.int32]]) -> list[int]:
-    hashes, _ = sampled(ids, np.array([0, len(ids)]))
+    hashes, _ = sample_ngrams(ids, np.array([0, len(ids)]))
     return hashes.tolist()
 
 
 def test_a_sixteenth_of_all_ngrams_is_kept() -> None:
     hashes = whole(ids_of(0, 200_000))
 
-    assert abs(len(hashes) * KEPT_OF / 200_000 - 1) < 0.03
-    assert all(one % KEPT_OF == 0 for one in hashes)
+    assert abs(len(hashes) * SAMPLE_ONE_IN / 200_000 - 1) < 0.03
+    assert all(one % SAMPLE_ONE_IN == 0 for one in hashes)
     assert len(set(hashes)) == len(hashes)
 
 
@@ -38,14 +38,14 @@ def test_ngrams_of_a_text_are_found_wherever_it_stands(seed: int, before: int, a
 def test_no_ngram_reaches_over_the_end_of_a_segment(lengths: list[int]) -> None:
     ids = ids_of(1, sum(lengths))
     offsets = np.cumsum([0, *lengths])
-    hashes, owners = sampled(ids, offsets)
-    alone = [sampled(ids[a:b], np.array([0, b - a]))[0].tolist() for a, b in pairwise(offsets)]
+    hashes, owners = sample_ngrams(ids, offsets)
+    alone = [sample_ngrams(ids[a:b], np.array([0, b - a]))[0].tolist() for a, b in pairwise(offsets)]
 
     assert [hashes[owners == k].tolist() for k in range(len(lengths))] == alone
 
 
 def test_texts_shorter_than_an_ngram_have_none() -> None:
-    assert whole(ids_of(2, LENGTH - 1)) == []
+    assert whole(ids_of(2, NGRAM_LENGTH - 1)) == []
     assert whole(ids_of(2, 0)) == []
 
 

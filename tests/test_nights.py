@@ -46,7 +46,7 @@ def places(tiny: Tiny) -> dict[str, str]:
 
 
 def said(result: dg.ExecuteInProcessResult) -> str:
-    return "\n".join(materialize.failures(result))
+    return "\n".join(materialize.list_failures(result))
 
 
 def test_bad_file_leaves_yesterday_readable_says_which_and_the_next_night_is_whole(tiny: Tiny) -> None:

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 from dagster_rowmill import metadata
-from dagster_rowmill.checks import result_of
+from dagster_rowmill.checks import make_asset_check_result
 from rowmill import stats
-from rowmill.checks.judge import Verdict
+from rowmill.checks.judge import CheckResult
 from rowmill.cli import main
 from rowmill.core import number_text
 from rowmill.reports import console, report_page
@@ -57,7 +57,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return road.recipe(datasets, seq_len=1024).build()
 
 
-def verdicts_of(built: Built, dataset: str) -> dict[str, Verdict]:
+def verdicts_of(built: Built, dataset: str) -> dict[str, CheckResult]:
     return {one.law: one for key, (_, verdicts) in built.steps.items() if key[0] == dataset for one in verdicts}
 
 
@@ -94,20 +94,20 @@ def test_terminal_and_report_say_not_applicable_and_count_it_apart(
     idle = sum(one.outcome == "not_applicable" for one in every)
     assert main.main(["verify", str(built.project.base / "configs/road.yaml")]) == main.DONE
     shown = capsys.readouterr().out
-    report_page.write(built.project)
-    page = built.project.store.read(report_page.path_of("road")).decode()
+    report_page.write_report(built.project)
+    page = built.project.store.read(report_page.report_path("road")).decode()
 
     assert f"{idle} not applicable" in shown
     assert f"{sum(one.passed for one in every)} passed" in shown
     line = next(line for line in shown.splitlines() if "contract" in line and "chat templates" in line)
-    assert line.split()[:4] == [number_text.NOTHING, "contract", "not", "applicable"]
+    assert line.split()[:4] == [number_text.NO_NUMBER, "contract", "not", "applicable"]
     own = [one.outcome for one in verdicts_of(built, "table").values() if one.key[-1] == "tokenized_examples"]
     counts = f"{own.count('passed')} of {len(own) - own.count('not_applicable')} findings passed"
     assert f"{counts}, {own.count('not_applicable')} not applicable" in page
 
 
 def test_sql_tells_not_applicable_from_passed_and_failed(built: Built) -> None:
-    _, answer = stats.query(
+    _, answer = stats.query_views(
         built.project.store,
         "SELECT law, outcome, passed, value FROM findings WHERE dataset = 'table' AND stage = 'tokenized_examples'",
     )
@@ -120,7 +120,7 @@ def test_sql_tells_not_applicable_from_passed_and_failed(built: Built) -> None:
 def test_dagster_is_told_that_nothing_was_judged(built: Built) -> None:
     one = verdicts_of(built, "table")["contract"]
 
-    result = result_of(one, dg.AssetKey(["road"]), metadata.of_verdict(one, built.project.store))
+    result = make_asset_check_result(one, dg.AssetKey(["road"]), metadata.make_check_page(one, built.project.store))
 
     assert result.metadata["outcome"].value == "not applicable"
     assert "value" not in result.metadata
@@ -129,7 +129,7 @@ def test_dagster_is_told_that_nothing_was_judged(built: Built) -> None:
 
 
 def test_summary_shows_no_check_that_does_not_apply_as_failed(built: Built) -> None:
-    assert [one for one in console.failed_findings(built.project) if one.outcome != "failed"] == []
+    assert [one for one in console.find_failed_checks(built.project) if one.outcome != "failed"] == []
 
 
 # ── What was a constant is measured ────────────────────────────────────────────────────────────────

@@ -80,7 +80,7 @@ LINES = pytest.mark.parametrize(("kind", "group", "option", "default", "wrong"),
 def dataset(kind: str, **groups: Any) -> Dataset:
     form = {"kind": kind, **groups.pop("format", {})}
     values = {"tokenizer": "t", "seq_len": 64, "datasets": {"a": {"source": SOURCE, "format": form, **groups}}}
-    return recipe.parse(values, name="demo", where="demo.yaml").datasets["a"]
+    return recipe.parse_recipe(values, name="demo", where="demo.yaml").datasets["a"]
 
 
 @LINES
@@ -152,13 +152,13 @@ def test_alias_means_its_option_and_both_are_an_error(
 def test_type_means_kind(alias: str, kind: str) -> None:
     values = {"tokenizer": "t", "seq_len": 64, "datasets": {"a": {"source": SOURCE, "format": {"type": alias}}}}
 
-    assert recipe.parse(values, name="demo", where="demo.yaml").datasets["a"].format.kind == kind
+    assert recipe.parse_recipe(values, name="demo", where="demo.yaml").datasets["a"].format.kind == kind
 
 
 def test_kind_left_out_is_auto() -> None:
     values = {"tokenizer": "t", "seq_len": 64, "datasets": {"a": {"source": SOURCE}}}
 
-    assert recipe.parse(values, name="demo", where="demo.yaml").datasets["a"].format.kind == "auto"
+    assert recipe.parse_recipe(values, name="demo", where="demo.yaml").datasets["a"].format.kind == "auto"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rowmill.core.errors import ConfigError
 from rowmill.tabular.schema import Column
-from rowmill.tabular.time_order import TIME_OF_DAY, Order, named_order
+from rowmill.tabular.time_order import TIME_OF_DAY, SortKey, resolve_sort_key
 
 TEXT = Column("t", "string")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -26,20 +26,20 @@ def seconds(passed: timedelta) -> Decimal:
 
 @pytest.mark.parametrize("value", [None, "", "soon", 1, "2024-13-01", "01/02/24"])
 def test_value_in_no_or_another_format_has_no_position(value: Any) -> None:
-    assert Order("iso8601").read(value) is None
+    assert SortKey("iso8601").read(value) is None
 
 
 def test_set_format_reads_by_strptime_and_a_word_is_refused() -> None:
-    order = named_order("%Y%m%d %H", TEXT)
+    order = resolve_sort_key("%Y%m%d %H", TEXT)
 
     assert order.read("20240101 01") == 1704070800
-    assert named_order("%H.%M", TEXT).series(["23.30", "00.30"]) == [84600, 88200]
+    assert resolve_sort_key("%H.%M", TEXT).series(["23.30", "00.30"]) == [84600, 88200]
     with pytest.raises(ConfigError, match="'iso' is no format"):
-        named_order("iso", TEXT)
+        resolve_sort_key("iso", TEXT)
 
 
 def test_order_that_was_used_goes_to_another_process() -> None:
-    order = Order("%Y-%m")
+    order = SortKey("%Y-%m")
     order.read("2024-01")
 
     assert pickle.loads(pickle.dumps(order)).read("2024-01") == 1704067200
@@ -47,7 +47,7 @@ def test_order_that_was_used_goes_to_another_process() -> None:
 
 @given(st.datetimes(timezones=st.just(UTC)), st.datetimes(timezones=st.timezones()))
 def test_instants_are_exact_seconds_and_compare_as_the_times_do(one: datetime, other: datetime) -> None:
-    order = Order("iso8601")
+    order = SortKey("iso8601")
     first = order.read(one.isoformat())
     second = order.read(other.isoformat())
 

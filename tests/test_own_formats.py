@@ -18,7 +18,7 @@ from rowmill.core.json import Json
 from rowmill.formats import Format, Python, RowFormat, custom, register_format
 from rowmill.inspection import inspect, trace
 from rowmill.recipe import recipe
-from rowmill.schema.examples import KINDS
+from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.rows import Row
 from tests.recipes import CONTROL, Built, Road, lines, sentence, text_of
 
@@ -106,10 +106,10 @@ def project(tmp_path: Path) -> Road:
 @pytest.fixture(autouse=True)
 def _registry() -> Iterator[None]:
     """Give every test the names that were registered before it."""
-    before = dict(custom.registered())
+    before = dict(custom.list_registered_formats())
     yield
-    for name in set(custom.registered()) - set(before):
-        custom.forget(name)
+    for name in set(custom.list_registered_formats()) - set(before):
+        custom.unregister_format(name)
 
 
 def made_by(road: Road, name: str, rows: Sequence[Mapping[str, Any]], **groups: Any) -> Built:
@@ -174,7 +174,7 @@ def test_rows_of_one_record_are_found_by_trace_and_inspect(project: Road) -> Non
 
     traced = trace.trace_source(built.project, "data/a.jsonl:1")
     second = trace.trace_row(built.project, traced[1].row_id)
-    seen = list(inspect.inspect(built.project, count=1, dataset=None, row_id=None))
+    seen = list(inspect.inspect_rows(built.project, count=1, dataset=None, row_id=None))
 
     assert [one.row_id.rpartition(":")[2] for one in traced] == ["0", "0.1", "0.2"]
     assert [len(one.places) for one in traced] == [1, 1, 1]
@@ -247,7 +247,7 @@ def test_tokens_are_taken_as_they_are_but_the_first_is_no_target(project: Road) 
     assert one["loss_mask"] == [False, False, True, True]
     assert one["domain"] == "mine"
     assert (one["trained_tokens"], one["context_tokens"], one["template_tokens"]) == (2, 2, 0)
-    assert [KINDS[kind] for kind in one["span_kinds"]] == ["prompt", "record"]
+    assert [SPAN_KINDS[kind] for kind in one["span_kinds"]] == ["prompt", "record"]
     assert one["span_starts"] == [0, 2]
 
 
@@ -315,10 +315,10 @@ def test_tokens_may_be_arrays(project: Road) -> None:
         def build(self, record: Mapping[str, Json], ctx: Any) -> dict[str, Any]:
             return {"ids": np.array([3, 4], np.int64), "loss_mask": np.array([False, True])}
 
-    from rowmill.stages.custom_rows import Built as Made
-    from rowmill.stages.custom_rows import checked
+    from rowmill.stages.custom_rows import CustomExample as Made
+    from rowmill.stages.custom_rows import check_custom_example
 
-    made = checked(Arrays().build({}, None), vocab_size=10)
+    made = check_custom_example(Arrays().build({}, None), vocab_size=10)
 
     assert isinstance(made, Made)
     assert (made.ids.tolist(), made.mask.tolist()) == ([3, 4], [False, True])
@@ -330,7 +330,7 @@ def test_tokens_may_be_arrays(project: Road) -> None:
 def refusal(road: Road, form: Mapping[str, Any], **groups: Any) -> str:
     road.one("a.jsonl", [{"how": "none"}], {"kind": "python", **form}, **groups)
     with pytest.raises(ConfigError) as error:
-        recipe.load(road.config)
+        recipe.load_recipe(road.config)
     return str(error.value)
 
 
@@ -433,7 +433,7 @@ def test_registered_name_is_a_kind(project: Road) -> None:
         "    def rows(self, record):\n        return Row('text', text=record['a'])\n",
         encoding="utf-8",
     )
-    custom.find("named_formats:Named", project.folder, "test")
+    custom.find_format("named_formats:Named", project.folder, "test")
 
     built = project.one("a.jsonl", [{"a": "by name"}], {"kind": "named"}).build()
     dataset = built.project.recipe.datasets["rows"].format

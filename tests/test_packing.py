@@ -9,48 +9,48 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowmill.core.config import check
+from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError, ContextOverflowError
 from rowmill.packing.plan import (
+    ExampleSlices,
     Integers,
     Packing,
-    Plan,
-    Slices,
+    SequencePlan,
     SliceStrategy,
     attention_spans,
+    bound_sequence_count,
     count_best_fit,
+    count_left_out_tokens,
+    count_piece_targets,
     cu_seqlens,
+    keep_examples_whole,
     keep_pieces,
-    labels,
-    lower_bound,
+    make_labels,
+    mark_loss_positions,
+    mark_targets,
     plan_best_fit,
     plan_concat,
     plan_greedy,
     plan_single,
     plan_slices,
     position_ids,
-    predicting,
     segment_ids,
     slice_too_long,
-    targets,
-    targets_per_piece,
-    tokens_left_out,
-    whole,
 )
-from rowmill.schema.rows import Kind
+from rowmill.schema.rows import RowKind
 
 TEN = [6, 5, 5, 4, 4, 3, 3, 2, 2, 2]
 
 
 def packing(**values: object) -> Packing:
-    return check(Packing, values, "packing")
+    return validate_options(Packing, values, "packing")
 
 
-def sequences_of(plan: Plan) -> list[list[int]]:
+def sequences_of(plan: SequencePlan) -> list[list[int]]:
     return [part.tolist() for part in np.split(plan.examples, plan.sequence_offsets[1:-1])]
 
 
-def sliced(lengths: list[int], limit: int, strategy: SliceStrategy) -> Slices:
+def sliced(lengths: list[int], limit: int, strategy: SliceStrategy) -> ExampleSlices:
     return slice_too_long(np.array(lengths), limit, strategy, name_of=lambda number: f"row#{number}")
 
 
@@ -130,7 +130,7 @@ def test_slice_strategy_alias_names_the_side_kept(alias: str, name: str) -> None
     ("kind", "name"),
     [("conversation", "keep_start"), ("pair", "keep_end"), ("text", "split"), ("record", "error")],
 )
-def test_slice_strategy_unset_depends_on_the_kind(kind: Kind, name: str) -> None:
+def test_slice_strategy_unset_depends_on_the_kind(kind: RowKind, name: str) -> None:
     assert packing().slice_strategy_for(kind) == name
 
 
@@ -179,9 +179,9 @@ def test_targets_per_piece_skip_the_first_token_of_a_piece() -> None:
     loss_mask = np.array([0, 0, 0, 1, 1, 0, 1, 1], dtype=bool)
     offsets = np.array([0, 5, 8])
 
-    assert targets_per_piece(sliced([5, 3], 3, "keep_start"), loss_mask, offsets).tolist() == [0, 2]
-    assert targets_per_piece(sliced([5, 3], 3, "keep_end"), loss_mask, offsets).tolist() == [2, 2]
-    assert targets_per_piece(sliced([5, 3], 3, "split"), loss_mask, offsets).tolist() == [0, 1, 2]
+    assert count_piece_targets(sliced([5, 3], 3, "keep_start"), loss_mask, offsets).tolist() == [0, 2]
+    assert count_piece_targets(sliced([5, 3], 3, "keep_end"), loss_mask, offsets).tolist() == [2, 2]
+    assert count_piece_targets(sliced([5, 3], 3, "split"), loss_mask, offsets).tolist() == [0, 1, 2]
 
 
 def test_keep_pieces_leaves_the_others_out() -> None:
@@ -216,7 +216,7 @@ def test_slice_leaves_fitting_examples_whole_and_no_piece_too_long(
 
 
 @pytest.mark.parametrize("plan", [plan_greedy, plan_best_fit])
-def test_plan_of_four_examples_fills_two_sequences(plan: Callable[[Integers, int, int | None], Plan]) -> None:
+def test_plan_of_four_examples_fills_two_sequences(plan: Callable[[Integers, int, int | None], SequencePlan]) -> None:
     lengths = np.array([100, 200, 150, 150])
 
     assert sequences_of(plan(lengths, 300, 64)) == [[0, 1], [2, 3]]
@@ -250,7 +250,7 @@ def test_concat_dropping_its_tail_leaves_the_last_sequence_out() -> None:
     plan = plan_concat(np.array([3, 6]), 4, "drop")
 
     assert plan.sequence_offsets.tolist() == [0, 2, 3]
-    assert tokens_left_out(plan, np.array([3, 6])).tolist() == [0, 1]
+    assert count_left_out_tokens(plan, np.array([3, 6])).tolist() == [0, 1]
 
 
 def test_plan_of_pieces_names_their_examples_and_starts() -> None:
@@ -264,7 +264,7 @@ def test_plan_of_pieces_names_their_examples_and_starts() -> None:
 @pytest.mark.parametrize(
     "plan", [partial(plan_best_fit, max_segments=None), partial(plan_greedy, max_segments=3), plan_single]
 )
-def test_plan_of_no_examples_has_no_sequences(plan: Callable[[Integers, int], Plan]) -> None:
+def test_plan_of_no_examples_has_no_sequences(plan: Callable[[Integers, int], SequencePlan]) -> None:
     assert plan(np.empty(0, dtype=np.int64), 8).sequences == 0
     assert plan_concat(np.empty(0, dtype=np.int64), 8, "keep").sequences == 0
 
@@ -295,7 +295,7 @@ def test_plan_partitions_the_examples_within_both_limits(
     assert plan.tokens.max(initial=0) <= limit
     assert segments.min(initial=1) >= 1
     assert segments.max(initial=0) <= (max_segments or len(lengths))
-    assert plan.sequences >= lower_bound(lengths, limit, max_segments)
+    assert plan.sequences >= bound_sequence_count(lengths, limit, max_segments)
 
 
 @given(case=lengths_and_limit, max_segments=segment_limits)
@@ -372,7 +372,9 @@ def test_best_fit_needs_no_more_sequences_than_greedy_or_batches_on_any_of_a_tho
 def test_best_fit_with_a_limit_that_binds_is_near_the_lower_bound(mean: float, limit: int, max_segments: int) -> None:
     lengths = np.clip(np.random.default_rng(0).lognormal(mean, 0.8, 20_000), 1, limit).astype(np.int64)
 
-    assert plan_best_fit(lengths, limit, max_segments).sequences <= 1.02 * lower_bound(lengths, limit, max_segments)
+    assert plan_best_fit(lengths, limit, max_segments).sequences <= 1.02 * bound_sequence_count(
+        lengths, limit, max_segments
+    )
 
 
 def test_best_fit_of_speeches_needs_fewer_sequences_than_greedy(real_data: Path) -> None:
@@ -381,7 +383,7 @@ def test_best_fit_of_speeches_needs_fewer_sequences_than_greedy(real_data: Path)
     found = plan_best_fit(lengths, 2048, 64).sequences
 
     assert found < plan_greedy(lengths, 2048, 64).sequences
-    assert found <= 1.02 * lower_bound(lengths, 2048, 64)
+    assert found <= 1.02 * bound_sequence_count(lengths, 2048, 64)
 
 
 def test_best_fit_above_sixteen_bits_equals_best_fit_one_by_one() -> None:
@@ -395,7 +397,7 @@ def test_best_fit_of_log_normal_lengths_is_near_the_lower_bound(max_segments: in
     lengths = np.clip(np.random.default_rng(0).lognormal(5.5, 1, 100_000).astype(np.int64), 1, 4096)
     plan = plan_best_fit(lengths, 4096, max_segments)
 
-    assert plan.sequences <= bound * lower_bound(lengths, 4096, None)
+    assert plan.sequences <= bound * bound_sequence_count(lengths, 4096, None)
 
 
 @given(lengths=st.lists(st.integers(1, 30), max_size=30), limit=st.integers(1, 12), drop=st.booleans())
@@ -447,15 +449,15 @@ def test_attention_spans_are_segments_or_whole_sequences() -> None:
     ],
 )
 def test_loss_stands_one_before_its_target_inside_a_span(mask: list[int], spans: list[int], loss: list[int]) -> None:
-    assert predicting(np.array(mask, dtype=bool), np.array(spans)).astype(int).tolist() == loss
+    assert mark_loss_positions(np.array(mask, dtype=bool), np.array(spans)).astype(int).tolist() == loss
 
 
 def test_labels_are_unshifted_and_spare_the_ignored_token() -> None:
     ids = np.array([7, 8, 9, 7, 8, 5], dtype=np.int32)
     mask = np.array([1, 1, 1, 1, 1, 1], dtype=bool)
 
-    assert labels(ids, mask, np.array([3, 3]), ignore_token_id=None).tolist() == [-100, 8, 9, -100, 8, 5]
-    assert labels(ids, mask, np.array([3, 3]), ignore_token_id=8).tolist() == [-100, -100, 9, -100, -100, 5]
+    assert make_labels(ids, mask, np.array([3, 3]), ignore_token_id=None).tolist() == [-100, 8, 9, -100, 8, 5]
+    assert make_labels(ids, mask, np.array([3, 3]), ignore_token_id=8).tolist() == [-100, -100, 9, -100, -100, 5]
 
 
 @given(spans=st.lists(st.integers(1, 6), min_size=1, max_size=10), data=st.data())
@@ -464,8 +466,8 @@ def test_targets_never_cross_a_span(spans: list[int], data: st.DataObject) -> No
     mask = np.array(data.draw(st.lists(st.booleans(), min_size=total, max_size=total)))
     lengths = np.array(spans)
     span_of = np.repeat(np.arange(len(spans)), lengths)
-    predicted = targets(mask, lengths)
-    predictors = np.flatnonzero(predicting(mask, lengths))
+    predicted = mark_targets(mask, lengths)
+    predictors = np.flatnonzero(mark_loss_positions(mask, lengths))
 
     assert np.array_equal(predictors + 1, np.flatnonzero(predicted))
     assert np.array_equal(span_of[predictors], span_of[predictors + 1])
@@ -473,4 +475,4 @@ def test_targets_never_cross_a_span(spans: list[int], data: st.DataObject) -> No
 
 
 def test_whole_examples_may_exceed_any_limit() -> None:
-    assert whole(np.array([1, 10**6])).lengths.tolist() == [1, 10**6]
+    assert keep_examples_whole(np.array([1, 10**6])).lengths.tolist() == [1, 10**6]

@@ -102,8 +102,8 @@ def test_rows_page_and_report_count_roles_reasoning_and_tools_of_the_rows_that_w
     roles = Counter(message["role"] for message in messages)
     calls = [message["tool_calls"] for message in messages if message.get("tool_calls")]
 
-    page = metadata.of(built.report("rows", "canonical_rows"), Store(str(tmp_path)))
-    report = Path(report_page.write(built.project)).read_text(encoding="utf-8")
+    page = metadata.make_stage_page(built.report("rows", "canonical_rows"), Store(str(tmp_path)))
+    report = Path(report_page.write_report(built.project)).read_text(encoding="utf-8")
 
     assert made.facts["kept"] == 20
     assert {one["role"]: one["messages"] for one in lines(built, "rows", "canonical_rows", table="roles")} == roles
@@ -131,7 +131,9 @@ def test_rows_page_and_report_count_roles_reasoning_and_tools_of_the_rows_that_w
 
 
 def test_keys_of_the_rows_page_are_the_same_whatever_the_rows_are(twice: tuple[Built, Built]) -> None:
-    chats, pairs = (metadata.of(twice[0].report(name, "canonical_rows"), Store("x")) for name in ("chats", "pairs"))
+    chats, pairs = (
+        metadata.make_stage_page(twice[0].report(name, "canonical_rows"), Store("x")) for name in ("chats", "pairs")
+    )
     numbers = (dg.IntMetadataValue, dg.FloatMetadataValue)
 
     # What a law has no meaning for is named, and has no number.
@@ -207,10 +209,10 @@ def test_splits_page_sets_shares_asked_for_beside_those_that_came(twice: tuple[B
 def test_page_answers_what_its_user_asks_within_what_dagster_shows_in_place(
     twice: tuple[Built, Built], stage: tuple[str, ...], shown: set[str]
 ) -> None:
-    page = metadata.of(twice[1].report(*stage), Store("/store"))
+    page = metadata.make_stage_page(twice[1].report(*stage), Store("/store"))
 
     inline = [value.value for name, value in page.items() if name.startswith("plot ") and not name.endswith("(large)")]
     assert shown <= set(page)
-    assert all(len(markdown) < metadata.INLINE_CHARACTERS for markdown in inline)
+    assert all(len(markdown) < metadata.MAX_INLINE_CHARS for markdown in inline)
     assert {"report", "version", "fingerprint", "folder"} <= set(page)
     assert all(isinstance(page[name], dg.IntMetadataValue | dg.FloatMetadataValue) for name in shown if " " not in name)

@@ -13,17 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowmill.core.errors import ConfigError
-from rowmill.tabular.parsing import Parsed, Parser, Place, Validation, parse
+from rowmill.tabular.parsing import ParsedText, Parser, PlacementColumns, Validation, parse_generated_text
 from rowmill.tabular.schema import Column, Mode, RecordSchema
 from rowmill.tabular.serialization import Serialiser
-from rowmill.tabular.time_order import ELAPSED, TIME_OF_DAY, Order
+from rowmill.tabular.time_order import ELAPSED, TIME_OF_DAY, SortKey
 from tests.record_strategies import SPECIAL, records, schemas
 
 BOS, EOS = "<s>", "</s>"
 SCHEMA = RecordSchema((Column("g", "string"), Column("t", "integer"), Column("v", "integer")))
 CLOCK = RecordSchema((Column("g", "string"), Column("t", "string"), Column("v", "integer")))
 KNOBS = tuple(Validation.model_fields)
-GROUPED = Place(group_columns=("g",), order_column="t", order=ELAPSED)
+GROUPED = PlacementColumns(group_columns=("g",), order_column="t", order=ELAPSED)
 
 
 def line(g: Any = "a", t: Any = 0, v: Any = 1) -> str:
@@ -34,21 +34,21 @@ def line(g: Any = "a", t: Any = 0, v: Any = 1) -> str:
 R = line()
 
 
-def taken(text: str, mode: Mode = "tabular", place: Any = None, **options: Any) -> Parsed:
+def taken(text: str, mode: Mode = "tabular", place: Any = None, **options: Any) -> ParsedText:
     """Parse with the vectors' schema; knobs and flags by name."""
     knobs = {name: options.pop(name) for name in KNOBS if name in options}
     schema = options.pop("schema", SCHEMA)
-    default = {"tabular": Place(), "grouped": GROUPED, "sequential": GROUPED}[mode]
+    default = {"tabular": PlacementColumns(), "grouped": GROUPED, "sequential": GROUPED}[mode]
     parser = Parser(schema, mode, bos=BOS, eos=EOS, place=place or default, validation=Validation(**knobs))
     return parser(text, **options)
 
 
-def classes(parsed: Parsed) -> list[str]:
+def classes(parsed: ParsedText) -> list[str]:
     """Return the spans' classes in order, without delimiters."""
     return [span.reason or span.kind for span in parsed.spans if span.kind != "delimiter"]
 
 
-def assert_partition(text: str, parsed: Parsed) -> None:
+def assert_partition(text: str, parsed: ParsedText) -> None:
     """Spans cover the text, each character once, and the report counts them all."""
     assert "".join(text[span.start : span.end] for span in parsed.spans) == text
     assert all(span.start < span.end for span in parsed.spans)
@@ -119,7 +119,9 @@ def test_object_cut_anywhere_is_truncated_not_invalid(cut: int) -> None:
 def test_decimals_of_more_digits_than_an_integer_may_have_are_kept() -> None:
     schema = RecordSchema((Column("x", "decimal"),))
     digits = f"0.{'7' * 5000}"
-    parsed = parse(f'{{"x":{digits}}}', schema, "tabular", bos=BOS, eos=EOS, place=Place(), validation=Validation())
+    parsed = parse_generated_text(
+        f'{{"x":{digits}}}', schema, "tabular", bos=BOS, eos=EOS, place=PlacementColumns(), validation=Validation()
+    )
 
     assert parsed.records == [{"x": Decimal(digits)}]
 
@@ -223,7 +225,7 @@ def test_group_whose_bos_is_its_eos_is_a_config_error() -> None:
 
 
 def test_unreadable_order_value_has_its_own_reason() -> None:
-    place = Place(("g",), "t", Order("iso8601"))
+    place = PlacementColumns(("g",), "t", SortKey("iso8601"))
     schema = RecordSchema((Column("g", "string"), Column("t", "string", nullable=True), Column("v", "integer")))
     text = f"{BOS}{line(t='2024-01-01')}{line(t='soon')}{line(t=None)}{EOS}"
 
@@ -237,8 +239,8 @@ def series(*times: Any, g: str = "a") -> str:
     return "".join(f"{line(g, time)}\n" for time in times)
 
 
-HOURLY = Place(("g",), "t", ELAPSED, 3600)
-CLOCKED = Place(("g",), "t", TIME_OF_DAY, 3600)
+HOURLY = PlacementColumns(("g",), "t", ELAPSED, 3600)
+CLOCKED = PlacementColumns(("g",), "t", TIME_OF_DAY, 3600)
 
 
 @pytest.mark.parametrize(
@@ -251,10 +253,12 @@ CLOCKED = Place(("g",), "t", TIME_OF_DAY, 3600)
         (series(0) + "{}" + series(1) + "{}", GROUPED, None, ["record", "missing_column", *["after_failure"] * 2]),
         (series(0) + EOS + series(1), GROUPED, None, ["record", "after_failure"]),
         (BOS + series(0) + "so" + series(1), GROUPED, None, ["record", "prose", "record"]),
-        (series(3, 1), Place(), None, ["record", "record"]),
+        (series(3, 1), PlacementColumns(), None, ["record", "record"]),
     ],
 )
-def test_series_stops_at_its_first_bad_record(text: str, place: Place, after: Any, expected: list[str]) -> None:
+def test_series_stops_at_its_first_bad_record(
+    text: str, place: PlacementColumns, after: Any, expected: list[str]
+) -> None:
     parsed = taken(text, "sequential", place, after=after)
 
     assert classes(parsed) == expected
@@ -286,7 +290,7 @@ def test_series_with_one_text_for_both_delimiters_begins_with_the_first() -> Non
 @pytest.mark.parametrize("time", [Decimal("0.3"), Decimal("1e5000"), Decimal("1e-5000")])
 def test_step_of_decimals_is_exact(time: Decimal) -> None:
     schema = RecordSchema((Column("g", "string"), Column("t", "decimal"), Column("v", "integer")))
-    place = Place(("g",), "t", ELAPSED, Decimal("0.1"))
+    place = PlacementColumns(("g",), "t", ELAPSED, Decimal("0.1"))
     text = R.replace("0", str(time))
 
     expected = "record" if time == Decimal("0.3") else "step"
@@ -357,7 +361,7 @@ def test_serialised_records_are_parsed_back_whatever_the_delimiters_between_them
     serialiser = Serialiser(schema, special_tokens=SPECIAL)
     lines = [str(serialiser(record)) for record in written]
     between = data.draw(st.sampled_from(["", BOS, EOS, "\r\n", "  "]))
-    parser = Parser(schema, "tabular", bos=BOS, eos=EOS, place=Place(), validation=Validation())
+    parser = Parser(schema, "tabular", bos=BOS, eos=EOS, place=PlacementColumns(), validation=Validation())
     parsed = parser(between.join(lines))
 
     assert [serialiser(record) for record in parsed.records] == lines

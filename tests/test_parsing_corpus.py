@@ -8,19 +8,19 @@ from itertools import groupby, pairwise
 
 import pytest
 
-from rowmill.tabular.parsing import Parsed, Place, Validation, parse
-from rowmill.tabular.parsing.spans import add_up
+from rowmill.tabular.parsing import ParsedText, PlacementColumns, Validation, parse_generated_text
+from rowmill.tabular.parsing.spans import merge_span_counts
 from rowmill.tabular.time_order import ISO8601
 from tests.generated_text import BOS, EOS, SCHEMA, Corpus, make
 
-PLACE = Place(("shop",), "day", ISO8601)
+PLACE = PlacementColumns(("shop",), "day", ISO8601)
 
 
-def parsed(text: str) -> Parsed:
-    return parse(text, SCHEMA, "grouped", bos=BOS, eos=EOS, place=PLACE, validation=Validation())
+def parsed(text: str) -> ParsedText:
+    return parse_generated_text(text, SCHEMA, "grouped", bos=BOS, eos=EOS, place=PLACE, validation=Validation())
 
 
-def found(result: Parsed) -> list[str]:
+def found(result: ParsedText) -> list[str]:
     """Return the class of every character as the parser has it."""
     return [
         f"invalid:{span.reason}" if span.reason else span.kind
@@ -67,4 +67,4 @@ def test_reports_of_the_groups_add_up_to_that_of_the_text(corpus: Corpus) -> Non
     parts = [parsed(text[start:end]) for start, end in pairwise(starts)]
     whole = parsed(text).report
 
-    assert add_up(part.report for part in parts) == whole
+    assert merge_span_counts(part.report for part in parts) == whole

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowmill.core.config import check
+from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError
 from rowmill.packing.rank_assignment import (
     FILLER,
-    Dealt,
     Partitions,
+    RankOrder,
+    assign_ranks,
     check_world_size,
-    deal,
-    rank_positions,
-    step_facts,
+    find_rank_positions,
+    summarize_steps,
 )
 
 EIGHT = [9, 1, 5, 7, 3, 8, 2, 6]
@@ -29,9 +29,9 @@ def dealt(
     epochs: list[int] | None = None,
     steps: int | None = None,
     **values: Any,
-) -> Dealt:
-    return deal(
-        check(Partitions, values, "partitions"),
+) -> RankOrder:
+    return assign_ranks(
+        validate_options(Partitions, values, "partitions"),
         np.array(epochs or [0, len(trained)]),
         np.array(trained, dtype=np.int64),
         batch_sizes=batch_sizes or [],
@@ -39,11 +39,11 @@ def dealt(
     )
 
 
-def loads_of(found: Dealt, trained: list[int]) -> list[int]:
+def loads_of(found: RankOrder, trained: list[int]) -> list[int]:
     return [trained[place] if place != FILLER else 0 for place in found.order.tolist()]
 
 
-def steps_of(found: Dealt) -> list[list[int]]:
+def steps_of(found: RankOrder) -> list[list[int]]:
     return [step.tolist() for step in np.split(found.order, found.step_offsets[1:-1])]
 
 
@@ -55,8 +55,8 @@ def test_one_step_of_eight_is_dealt_as_specified() -> None:
     loads = np.array(loads_of(found, EIGHT))
 
     assert loads.tolist() == [9, 8, 6, 7, 1, 2, 5, 3]
-    assert [int(loads[rank_positions(found, r, 2)].sum()) for r in range(2)] == [21, 20]
-    assert [int(loads[rank_positions(found, r, 4)].sum()) for r in range(4)] == [10, 10, 11, 10]
+    assert [int(loads[find_rank_positions(found, r, 2)].sum()) for r in range(2)] == [21, 20]
+    assert [int(loads[find_rank_positions(found, r, 4)].sum()) for r in range(4)] == [10, 10, 11, 10]
 
 
 def test_second_step_is_rotated_right_by_one() -> None:
@@ -143,7 +143,7 @@ def test_deal_of_nothing_is_nothing() -> None:
 
     assert found.order.tolist() == []
     assert found.step_offsets.tolist() == [0]
-    assert rank_positions(found, 1, 2).tolist() == []
+    assert find_rank_positions(found, 1, 2).tolist() == []
 
 
 @given(
@@ -170,7 +170,7 @@ def test_deal_keeps_every_sequence_in_its_step_for_every_rank(
     found = dealt(trained, batch_sizes=batch_sizes, epochs=epochs, steps=steps, balance=balance, **values)
     laid = dealt(trained, batch_sizes=batch_sizes, epochs=epochs, steps=steps, balance="none", **values)
     shown = found.order[found.order != FILLER].tolist()
-    ranks = [found.order[rank_positions(found, r, world_size)] for r in range(world_size)]
+    ranks = [found.order[find_rank_positions(found, r, world_size)] for r in range(world_size)]
 
     assert sorted([*shown, *found.dropped.tolist(), *found.not_scheduled.tolist()]) == list(range(len(trained)))
     assert [sorted(step) for step in steps_of(found)] == [sorted(step) for step in steps_of(laid)]
@@ -202,9 +202,9 @@ def test_rank_positions_for_a_world_size_that_splits_a_step_are_refused() -> Non
     found = dealt([1] * 12, batch_sizes=[(0, 6)])
 
     with pytest.raises(ConfigError, match="choose 2 or 3"):
-        rank_positions(found, 0, 4)
+        find_rank_positions(found, 0, 4)
     with pytest.raises(ConfigError, match="rank 2 of 2"):
-        rank_positions(found, 2, 2)
+        find_rank_positions(found, 2, 2)
 
 
 @given(
@@ -219,7 +219,7 @@ def test_step_facts_of_all_ranks_add_up(
     tokens = np.array(trained, dtype=np.int64) + 5
     count = len(trained)
     facts = [
-        step_facts(
+        summarize_steps(
             found,
             rank,
             world_size,
@@ -244,7 +244,9 @@ def test_step_facts_of_all_ranks_add_up(
 def test_step_facts_count_nothing_of_a_filler_but_itself() -> None:
     found = dealt([7], batch_sizes=[(0, 2)])
     ones = np.array([1])
-    facts = step_facts(found, 1, 2, tokens=ones * 9, trained_tokens=ones * 7, segments=ones, longest_segments=ones * 9)
+    facts = summarize_steps(
+        found, 1, 2, tokens=ones * 9, trained_tokens=ones * 7, segments=ones, longest_segments=ones * 9
+    )
 
     assert [v.tolist() for v in (facts.fillers, facts.tokens, facts.trained_tokens)] == [[1], [0], [0]]
     assert [v.tolist() for v in (facts.longest_segment, facts.step_trained_tokens)] == [[0], [7]]

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rowmill.schema.manifest import Manifest
-from rowmill.shards.label_conventions import IGNORE
+from rowmill.shards.label_conventions import IGNORED_LABEL
 from tests.recipes import CHAT, Road, chat
 
 
@@ -73,5 +73,5 @@ def counted(made: Manifest) -> dict[str, int]:
 
 
 def classes(labels: Iterable[list[int]]) -> dict[str, int]:
-    flat = [label != IGNORE for one in labels for label in one]
+    flat = [label != IGNORED_LABEL for one in labels for label in one]
     return {"trained": sum(flat), "context": len(flat) - sum(flat)}

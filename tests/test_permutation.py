@@ -8,17 +8,17 @@ from hypothesis import strategies as st
 from rowmill.core.permutation import (
     GAMMA,
     PermutationType,
-    feistel,
-    key,
-    key_of_json,
-    keys_after,
-    linear,
-    mix,
-    permutation,
-    permuted_rows,
+    hash_label_json,
+    hash_labels,
+    make_feistel,
+    make_label_hasher,
+    make_linear,
+    make_permutation,
+    mix_bits,
+    permute_rows,
 )
 
-K = key(0, "shuffle", "a", 0)
+K = hash_labels(0, "shuffle", "a", 0)
 KINDS: tuple[PermutationType, ...] = ("feistel", "linear")
 sizes = st.integers(1, 3000)
 keys = st.integers(0, 2**64 - 1)
@@ -29,19 +29,19 @@ def test_key_of_labels_is_the_specified_number() -> None:
 
 
 def test_key_of_non_ascii_labels_hashes_plain_utf8() -> None:
-    assert key(0, "ü") == key_of_json('[0,"ü"]'.encode())
+    assert hash_labels(0, "ü") == hash_label_json('[0,"ü"]'.encode())
 
 
 def test_mix_of_gamma_is_the_specified_number() -> None:
-    assert mix(GAMMA) == 16294208416658607535
+    assert mix_bits(GAMMA) == 16294208416658607535
 
 
 def test_feistel_of_ten_is_the_specified_order() -> None:
-    assert [feistel(10, K)(i) for i in range(10)] == [8, 1, 9, 5, 7, 6, 4, 3, 0, 2]
+    assert [make_feistel(10, K)(i) for i in range(10)] == [8, 1, 9, 5, 7, 6, 4, 3, 0, 2]
 
 
 def test_linear_of_ten_is_the_specified_order() -> None:
-    permuted = linear(10, K)
+    permuted = make_linear(10, K)
 
     assert (permuted.a, permuted.b) == (7, 0)
     assert permuted(np.arange(10)).tolist() == [0, 7, 4, 1, 8, 5, 2, 9, 6, 3]
@@ -50,7 +50,7 @@ def test_linear_of_ten_is_the_specified_order() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @given(n=sizes, k=keys)
 def test_permutation_of_every_place_gives_every_place_once(kind: PermutationType, n: int, k: int) -> None:
-    permuted = permutation(kind, n, k)(np.arange(n))
+    permuted = make_permutation(kind, n, k)(np.arange(n))
 
     assert np.array_equal(np.sort(permuted), np.arange(n))
 
@@ -61,7 +61,7 @@ def test_permutation_of_an_array_equals_that_of_its_places(
     kind: PermutationType, n: int, k: int, data: st.DataObject
 ) -> None:
     places = data.draw(st.lists(st.integers(0, n - 1), max_size=20))
-    permuted = permutation(kind, n, k)
+    permuted = make_permutation(kind, n, k)
 
     assert permuted(np.array(places, dtype=np.int64)).tolist() == [permuted(p) for p in places]
 
@@ -69,23 +69,25 @@ def test_permutation_of_an_array_equals_that_of_its_places(
 @pytest.mark.parametrize("kind", KINDS)
 @given(n=st.integers(1, 300), some=st.lists(keys, max_size=5))
 def test_permuted_rows_equal_one_permutation_per_key(kind: PermutationType, n: int, some: list[int]) -> None:
-    rows = permuted_rows(kind, n, some)
+    rows = permute_rows(kind, n, some)
 
     assert rows.shape == (len(some), n)
-    assert all(np.array_equal(row, permutation(kind, n, k)(np.arange(n))) for row, k in zip(rows, some, strict=True))
+    assert all(
+        np.array_equal(row, make_permutation(kind, n, k)(np.arange(n))) for row, k in zip(rows, some, strict=True)
+    )
 
 
 def test_permuted_rows_longer_than_a_chunk_equal_one_permutation_per_key() -> None:
-    rows = permuted_rows("feistel", 20_000, [1, 2])
+    rows = permute_rows("feistel", 20_000, [1, 2])
 
-    assert np.array_equal(rows[1], feistel(20_000, 2)(np.arange(20_000)))
+    assert np.array_equal(rows[1], make_feistel(20_000, 2)(np.arange(20_000)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_linear_above_float_precision_stays_a_permutation(kind: PermutationType) -> None:
     """Neighbours near the end of 120,000,007 items collided where the product was a float64."""
     n = 120_000_007
-    permuted = permutation(kind, n, K)(np.arange(n - 200_000, n))
+    permuted = make_permutation(kind, n, K)(np.arange(n - 200_000, n))
 
     assert np.unique(permuted).size == 200_000
     assert permuted.min() >= 0
@@ -96,24 +98,24 @@ def test_linear_above_float_precision_stays_a_permutation(kind: PermutationType)
 @pytest.mark.parametrize("place", [-1, 10, 2**70])
 def test_permutation_outside_its_range_is_an_index_error(kind: PermutationType, place: int) -> None:
     with pytest.raises(IndexError, match="10"):
-        permutation(kind, 10, K)(place)
+        make_permutation(kind, 10, K)(place)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", [-1, 10])
 def test_permutation_of_an_array_reaching_outside_is_an_index_error(kind: PermutationType, place: int) -> None:
     with pytest.raises(IndexError, match="10"):
-        permutation(kind, 10, K)(np.array([0, place]))
+        make_permutation(kind, 10, K)(np.array([0, place]))
 
 
 def test_permutation_of_fractional_places_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="float64"):
-        feistel(10, K)(np.array([0.5]))
+        make_feistel(10, K)(np.array([0.5]))
 
 
 def test_permutation_of_nothing_is_a_value_error() -> None:
     with pytest.raises(ValueError, match="at least one"):
-        feistel(0, K)
+        make_feistel(0, K)
 
 
 # --- a billion places
@@ -123,7 +125,7 @@ def test_permutation_of_nothing_is_a_value_error() -> None:
 @given(n=st.integers(1, 2**48), k=keys, data=st.data())
 def test_inverse_of_a_permutation_leads_back(kind: PermutationType, n: int, k: int, data: st.DataObject) -> None:
     places = np.array(data.draw(st.lists(st.integers(0, n - 1), max_size=20)), np.int64)
-    permuted = permutation(kind, n, k)
+    permuted = make_permutation(kind, n, k)
 
     assert np.array_equal(permuted.inverse(permuted(places)), places)
     assert np.array_equal(permuted(permuted.inverse(places)), places)
@@ -134,7 +136,7 @@ def test_a_billion_places_are_permuted_as_evenly_as_at_random(kind: PermutationT
     """Of a random sample, 10,000 buckets hold what a multinomial draw would: their variance is the mean's."""
     n, buckets = 10**9, 10_000
     places = np.random.default_rng(0).choice(n, 1 << 20, replace=False)
-    permuted = permutation(kind, n, K)
+    permuted = make_permutation(kind, n, K)
     shown = permuted(places)
     counts = np.bincount(shown * buckets // n, minlength=buckets)
 
@@ -145,7 +147,7 @@ def test_a_billion_places_are_permuted_as_evenly_as_at_random(kind: PermutationT
 def test_neighbours_of_a_billion_are_scattered_as_at_random() -> None:
     """Only the Feistel network promises this; a linear permutation spreads neighbours too evenly."""
     n, buckets = 10**9, 10_000
-    shown = feistel(n, K)(np.arange(5 * 10**8, 5 * 10**8 + (1 << 20)))
+    shown = make_feistel(n, K)(np.arange(5 * 10**8, 5 * 10**8 + (1 << 20)))
     counts = np.bincount(shown * buckets // n, minlength=buckets)
 
     assert np.unique(shown).size == 1 << 20
@@ -154,6 +156,6 @@ def test_neighbours_of_a_billion_are_scattered_as_at_random() -> None:
 
 
 def test_keys_after_labels_are_the_keys_of_labels_and_number() -> None:
-    keys = keys_after(3, "budget", 'a "name"')
+    keys = make_label_hasher(3, "budget", 'a "name"')
 
-    assert [keys(n) for n in (0, 1, 10**9)] == [key(3, "budget", 'a "name"', n) for n in (0, 1, 10**9)]
+    assert [keys(n) for n in (0, 1, 10**9)] == [hash_labels(3, "budget", 'a "name"', n) for n in (0, 1, 10**9)]

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from rowmill.cli import main
-from rowmill.core.config import check
+from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError, GateError
 from rowmill.recipe import recipe
 from rowmill.tabular.table_contract import TableContract
@@ -71,7 +71,7 @@ def test_file_that_advice_writes_is_the_contract_that_a_build_would_propose(
     path = pin(road, capsys)
     pinned = road.build(only=TO_ROWS)
 
-    contract = check(TableContract, yaml.safe_load(path.read_text(encoding="utf-8")), "file")
+    contract = validate_options(TableContract, yaml.safe_load(path.read_text(encoding="utf-8")), "file")
     assert road.project.recipe.datasets["rows"].format.model_dump()["table"] == contract.model_dump()
     assert (contract.delimiter, contract.group, contract.order) == (",", ("customer",), "day")
     assert [row["record"] for row in rows_of(pinned)] == [row["record"] for row in rows_of(free)]
@@ -190,7 +190,7 @@ def load(folder: Path, table: Any = None, *, file: str | None = None, name: str 
         path = recipe.table_contract_file(road.config, name)
         path.parent.mkdir(exist_ok=True)
         path.write_text(file, encoding="utf-8")
-    return recipe.load(road.config)
+    return recipe.load_recipe(road.config)
 
 
 COLUMNS = {"customer": {"type": "integer"}, "day": {"type": "date", "format": "iso8601"}}
@@ -231,4 +231,4 @@ def test_files_of_contracts_are_no_recipes(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
 
-    assert [path.name for path in recipe.find(tmp_path)] == ["a.yaml", "b.yaml"]
+    assert [path.name for path in recipe.find_recipes(tmp_path)] == ["a.yaml", "b.yaml"]

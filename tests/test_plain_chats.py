@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowmill.conversation.masking import Loss, Masker, MaskRules
-from rowmill.conversation.masking.content_spans import SHORT
-from rowmill.conversation.rendering.content_tracing import OpaqueRenderer, screen
-from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, bundled
+from rowmill.conversation.masking.content_spans import SHORT_TEXT_CHARS
+from rowmill.conversation.rendering.content_tracing import TracingRenderer, find_tracing_obstacle
+from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, read_named_template
 from rowmill.schema.conversation import Conversation
-from rowmill.schema.rows import Masked
+from rowmill.schema.rows import MaskedConversation
 from tests.recipes import CHAT, Built, Road
 
 CHATML = (
@@ -39,7 +39,7 @@ def _renderer(template: str) -> Renderer:
     return Renderer(RendererSpec(text=template, special_tokens={"bos_token": "<s>", "eos_token": "</s>"}))
 
 
-def _lane_mask(masker: Masker, roles: Sequence[str], contents: Sequence[str]) -> Masked | None:
+def _lane_mask(masker: Masker, roles: Sequence[str], contents: Sequence[str]) -> MaskedConversation | None:
     """Return a row's mask by its shape, if it has one and keeps what the shape rests on."""
     shape = masker.shape(tuple(roles))
     if shape is None or not shape.holds(contents) or any(one in text for one in shape.literals for text in contents):
@@ -54,7 +54,7 @@ def test_shape_of_a_real_template_gives_the_mask_that_the_row_itself_has(real_da
 
 @pytest.mark.parametrize("name", ["chatml", "qwen3", "llama3.1", "gemma3"])
 def test_shape_of_a_bundled_template_gives_the_mask_that_the_row_itself_has(name: str) -> None:
-    _hold_the_law(bundled(name), Loss())
+    _hold_the_law(read_named_template(name), Loss())
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def _hold_the_law(template: str, loss: Loss) -> None:
         taken += 1
         messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
         alone = masker.mask(Conversation(messages))
-        assert isinstance(alone, Masked)
+        assert isinstance(alone, MaskedConversation)
         assert (alone.text, alone.spans, alone.trained) == (laned.text, laned.spans, laned.trained)
-        if min(map(len, contents)) >= SHORT:
+        if min(map(len, contents)) >= SHORT_TEXT_CHARS:
             assert alone == laned
 
     check()
@@ -128,7 +128,7 @@ def _hold_the_law(template: str, loss: Loss) -> None:
     ],
 )  # fmt: skip
 def test_template_that_does_more_than_print_contents_has_no_proof(template: str) -> None:
-    assert _renderer(template).opaque(("user", "assistant")) is None
+    assert _renderer(template).render_placeholders(("user", "assistant")) is None
 
 
 def test_notes_hold_what_decided_a_step() -> None:
@@ -136,7 +136,7 @@ def test_notes_hold_what_decided_a_step() -> None:
         "{% for m in messages %}{% if '</think>' in m.content %}T{% endif %}{{ m.content.strip('\n') }}{% endfor %}"
     )
 
-    printed = _renderer(template).opaque(("user", "assistant"))
+    printed = _renderer(template).render_placeholders(("user", "assistant"))
 
     assert printed is not None
     assert printed.literals == {"</think>"}
@@ -156,9 +156,9 @@ def test_text_that_keeps_the_notes_is_answered_as_the_placeholder_was(text: str)
         "{% for m in messages %}{% set c = m.content %}" + QUESTIONS + "{{ (c | trim).replace('ef', '') }}{% endfor %}"
     )
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
-    assert screen(environment.parse(source)) == ""
+    assert find_tracing_obstacle(environment.parse(source)) == ""
 
-    printed = OpaqueRenderer(source, datetime(2025, 1, 1), {}).render(("user",))  # noqa: DTZ001
+    printed = TracingRenderer(source, datetime(2025, 1, 1), {}).render(("user",))  # noqa: DTZ001
 
     assert printed is not None
     if any(one in text for one in printed.literals) or text != text.strip():

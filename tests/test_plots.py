@@ -16,26 +16,26 @@ HISTOGRAM = Histogram(
 
 
 def test_sparkline_of_three_counts_is_one_outline_of_integer_steps() -> None:
-    svg = plots.sparkline([12, 24, 0])
+    svg = plots.draw_sparkline([12, 24, 0])
 
     assert 'd="M0 24V12h5V0h5V24h5V24z"' in svg
     assert svg.count("<path") == 1
 
 
 def test_sparkline_with_a_rare_bin_still_shows_it() -> None:
-    assert "V23h5" in plots.sparkline([1, 1_000_000])
+    assert "V23h5" in plots.draw_sparkline([1, 1_000_000])
 
 
 def test_sparkline_of_48_bars_fits_into_inline_markdown() -> None:
     # Dagster shows Markdown under 1000 characters inline, longer ones behind a link.
-    address = plots.data_uri(plots.sparkline(list(range(0, 4800, 100))))
+    address = plots.make_data_uri(plots.draw_sparkline(list(range(0, 4800, 100))))
 
     assert len(f"![tokens]({address})") < 1000
     assert base64.b64decode(address.split(",")[1]).startswith(b"<svg")
 
 
 def test_sparkline_of_nothing_is_well_formed() -> None:
-    assert ET.fromstring(plots.sparkline([])).tag == f"{SVG}svg"
+    assert ET.fromstring(plots.draw_sparkline([])).tag == f"{SVG}svg"
 
 
 def bars_of(svg: str) -> list[ET.Element]:
@@ -43,7 +43,7 @@ def bars_of(svg: str) -> list[ET.Element]:
 
 
 def test_histogram_svg_draws_a_bar_per_count_in_proportion_and_colours_those_past_the_limit() -> None:
-    bars = bars_of(plots.histogram_svg(HISTOGRAM))
+    bars = bars_of(plots.draw_histogram_svg(HISTOGRAM))
 
     heights = [float(bar.get("height", "0")) for bar in bars]
     assert [round(height / heights[2]) for height in heights] == [4, 2, 1]
@@ -52,7 +52,7 @@ def test_histogram_svg_draws_a_bar_per_count_in_proportion_and_colours_those_pas
 
 
 def test_histogram_svg_marks_the_limit_where_its_bin_begins() -> None:
-    svg = plots.histogram_svg(HISTOGRAM, width=316)
+    svg = plots.draw_histogram_svg(HISTOGRAM, width=316)
 
     # 8 pixels of margin and two of three bars of 100 pixels.
     assert 'd="M208.0' in svg
@@ -60,44 +60,44 @@ def test_histogram_svg_marks_the_limit_where_its_bin_begins() -> None:
 
 
 def test_histogram_svg_with_a_limit_beyond_all_lengths_points_to_it() -> None:
-    svg = plots.histogram_svg(Histogram("t", "tokens", (0.0, 10.0), (1,), limit=4096.0))
+    svg = plots.draw_histogram_svg(Histogram("t", "tokens", (0.0, 10.0), (1,), limit=4096.0))
 
     assert "limit 4,096 →" in svg
 
 
 def test_histogram_svg_without_counts_or_limit_is_well_formed() -> None:
     for histogram in (Histogram("t", "u", (0.0, 1.0), (0,)), Histogram("t", "u", (), (), limit=3.0)):
-        assert bars_of(plots.histogram_svg(histogram)) == []
+        assert bars_of(plots.draw_histogram_svg(histogram)) == []
 
 
 @given(st.text(max_size=40))
 def test_bars_svg_with_any_name_from_data_stays_well_formed_and_holds_no_markup_of_it(name: str) -> None:
-    tree = ET.fromstring(plots.bars_svg("rejects", [(f"<image href='x'/>{name}", 3.0)]))
+    tree = ET.fromstring(plots.draw_bars_svg("rejects", [(f"<image href='x'/>{name}", 3.0)]))
 
     assert {element.tag.removeprefix(SVG) for element in tree.iter()} == {"svg", "title", "rect", "text"}
 
 
 def test_bars_svg_of_two_values_draws_lengths_in_proportion() -> None:
-    widths = [float(bar.get("width", "0")) for bar in bars_of(plots.bars_svg("t", [("a", 10), ("b", 5)]))]
+    widths = [float(bar.get("width", "0")) for bar in bars_of(plots.draw_bars_svg("t", [("a", 10), ("b", 5)]))]
 
     assert widths[0] == 2 * widths[1] > 0
 
 
 def test_bars_text_of_two_values_is_drawn_to_an_eighth_of_a_cell() -> None:
-    drawn = plots.bars_text([("kept", 16), ("bad", 1)], width=11)
+    drawn = plots.draw_bars_text([("kept", 16), ("bad", 1)], width=11)
 
     assert drawn.splitlines() == ["kept │██ 16", " bad │▏ 1"]
 
 
 def test_bars_text_with_control_characters_in_a_name_prints_none() -> None:
-    drawn = plots.bars_text([("a\x1b[31m\nb", 1)])
+    drawn = plots.draw_bars_text([("a\x1b[31m\nb", 1)])
 
     assert "\x1b" not in drawn
     assert len(drawn.splitlines()) == 1
 
 
 def test_histogram_text_has_a_line_per_bin_and_a_rule_at_the_limit() -> None:
-    lines = plots.histogram_text(HISTOGRAM, width=30).splitlines()
+    lines = plots.draw_histogram_text(HISTOGRAM, width=30).splitlines()
 
     assert lines[0] == "original length (tokens)"
     assert [line.split("│")[0].strip() for line in (lines[1], lines[2], lines[4])] == [
@@ -111,7 +111,7 @@ def test_histogram_text_has_a_line_per_bin_and_a_rule_at_the_limit() -> None:
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=48), st.integers(0, 48))
 def test_histogram_text_of_many_bins_joins_them_without_losing_any(counts: list[int], limit: int) -> None:
     edges = tuple(float(edge) for edge in range(len(counts) + 1))
-    drawn = plots.histogram_text(Histogram("t", "u", edges, tuple(counts), float(limit)), lines=10)
+    drawn = plots.draw_histogram_text(Histogram("t", "u", edges, tuple(counts), float(limit)), lines=10)
 
     body = [line for line in drawn.splitlines()[1:] if not line.startswith("──")]
     assert len(body) <= 12

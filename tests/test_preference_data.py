@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rowmill.build import runner
-from rowmill.checks.judge import Verdict
+from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import GateError
 from rowmill.schema.manifest import NOT_APPLICABLE
 from tests.recipes import CHAT, PAIR, TEXT, Road, chat, document, pair
@@ -20,7 +20,7 @@ ROWS = ("raw_dataset", "canonical_rows")
 REASON = "label is the topic of the chat"
 
 
-def verdict_on(road: Road) -> Verdict:
+def verdict_on(road: Road) -> CheckResult:
     _, verdicts = road.build(only=ROWS).steps["rows", "canonical_rows"]
     return next(one for one in verdicts if one.law == "preference_data")
 

@@ -10,19 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowmill.core.errors import ConfigError
-from rowmill.schema.examples import KINDS
+from rowmill.schema.examples import SPAN_KINDS
 from rowmill.stages.tokenized_examples import text_examples
-from rowmill.tokenization.concatenation import Stream, constant, interleave
-from rowmill.tokenization.encoded_batch import TEMPLATE, Example, columns_of
-from rowmill.tokenization.token_truncation import cut_pair, keep_tail, windows
+from rowmill.tokenization.concatenation import TokenColumn, concat_token_columns, make_constant_column
+from rowmill.tokenization.encoded_batch import TEMPLATE_KIND, Example, make_columns
+from rowmill.tokenization.token_truncation import cut_pair, split_into_windows, truncate_tokens
 from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
 from tests.recipes import CHAT, PAIR, TEXT, Built, Road, chat, document, pair, text_of
 
-PROMPT, ANSWER = KINDS.index("prompt"), KINDS.index("assistant")
+PROMPT, ANSWER = SPAN_KINDS.index("prompt"), SPAN_KINDS.index("assistant")
 
 
 def _example(ids: list[int], mask: list[int], spans: list[tuple[int, int]] | None = None) -> Example:
-    starts, kinds = zip(*(spans or [(0, TEMPLATE)]), strict=True)
+    starts, kinds = zip(*(spans or [(0, TEMPLATE_KIND)]), strict=True)
     return Example(
         ids=np.array(ids, np.int32), mask=np.array(mask, bool), span_starts=np.array(starts, np.int64),
         span_messages=np.full(len(starts), -1, np.int64), span_kinds=np.array(kinds, np.int8),
@@ -30,30 +30,30 @@ def _example(ids: list[int], mask: list[int], spans: list[tuple[int, int]] | Non
     )  # fmt: skip
 
 
-def _stream(rows: list[list[int]], kind: int, *, trains: bool) -> Stream:
+def _stream(rows: list[list[int]], kind: int, *, trains: bool) -> TokenColumn:
     offsets = np.concatenate(([0], np.cumsum([len(row) for row in rows]))).astype(np.int64)
-    return Stream(np.array([i for row in rows for i in row], np.int32), offsets, kind, trains)
+    return TokenColumn(np.array([i for row in rows for i in row], np.int32), offsets, kind, trains)
 
 
 def test_interleave_of_bos_input_output_eos_is_the_specified_pair() -> None:
     streams = [
-        constant(1, 2, kind=TEMPLATE, trains=False), _stream([[5, 6], []], PROMPT, trains=False),
-        _stream([[7], [8, 9]], ANSWER, trains=True), constant(2, 2, kind=TEMPLATE, trains=True),
+        make_constant_column(1, 2, kind=TEMPLATE_KIND, trains=False), _stream([[5, 6], []], PROMPT, trains=False),
+        _stream([[7], [8, 9]], ANSWER, trains=True), make_constant_column(2, 2, kind=TEMPLATE_KIND, trains=True),
     ]  # fmt: skip
 
-    first, second = interleave(streams)
+    first, second = concat_token_columns(streams)
 
     assert first.ids.tolist() == [1, 5, 6, 7, 2]
     assert first.mask.tolist() == [False, False, False, True, True]
     assert list(zip(first.span_starts.tolist(), first.span_kinds.tolist(), strict=True)) == [
-        (0, TEMPLATE), (1, PROMPT), (3, ANSWER), (4, TEMPLATE),
+        (0, TEMPLATE_KIND), (1, PROMPT), (3, ANSWER), (4, TEMPLATE_KIND),
     ]  # fmt: skip
     assert second.ids.tolist() == [1, 8, 9, 2]
     assert second.span_starts.tolist() == [0, 1, 3]
 
 
 def test_interleave_never_trains_the_first_token() -> None:
-    (one,) = interleave([_stream([[5, 6]], ANSWER, trains=True)])
+    (one,) = concat_token_columns([_stream([[5, 6]], ANSWER, trains=True)])
 
     assert one.mask.tolist() == [False, True]
     assert one.original_trained == 1
@@ -63,7 +63,7 @@ def test_interleave_never_trains_the_first_token() -> None:
 def test_windows_lose_no_token_and_train_all_but_their_first(length: int, limit: int) -> None:
     example = _example(list(range(length)), [0] + [1] * (length - 1))
 
-    pieces = windows(example, limit)
+    pieces = split_into_windows(example, limit)
 
     assert [i for piece in pieces for i in piece.ids.tolist()] == list(range(length))
     assert all(len(piece.ids) <= limit and piece.tokens_cut == 0 for piece in pieces)
@@ -85,28 +85,31 @@ def test_cut_pair_takes_the_input_first_and_then_the_outputs_end() -> None:
 
 
 def test_keep_tail_keeps_the_bos_and_the_last_tokens() -> None:
-    example = _example([1, 10, 11, 12, 13], [0, 1, 1, 1, 1], [(0, TEMPLATE), (1, PROMPT), (3, ANSWER)])
+    example = _example([1, 10, 11, 12, 13], [0, 1, 1, 1, 1], [(0, TEMPLATE_KIND), (1, PROMPT), (3, ANSWER)])
 
-    kept = keep_tail(example, 3, "left", bos_id=1)
+    kept = truncate_tokens(example, 3, "left", bos_id=1)
 
     assert kept.ids.tolist() == [1, 12, 13]
     assert kept.mask.tolist() == [False, True, True]
-    assert list(zip(kept.span_starts.tolist(), kept.span_kinds.tolist(), strict=True)) == [(0, TEMPLATE), (1, ANSWER)]
-    assert keep_tail(example, 3, "left", bos_id=None).ids.tolist() == [11, 12, 13]
-    assert keep_tail(example, 3, "right", bos_id=1).ids.tolist() == [1, 10, 11]
+    assert list(zip(kept.span_starts.tolist(), kept.span_kinds.tolist(), strict=True)) == [
+        (0, TEMPLATE_KIND),
+        (1, ANSWER),
+    ]
+    assert truncate_tokens(example, 3, "left", bos_id=None).ids.tolist() == [11, 12, 13]
+    assert truncate_tokens(example, 3, "right", bos_id=1).ids.tolist() == [1, 10, 11]
 
 
 @given(sizes=st.lists(st.integers(0, 10), max_size=12), limit=st.integers(1, 15))
 def test_batches_are_consecutive_and_leave_no_row_out(sizes: list[int], limit: int) -> None:
-    cut = list(text_examples.batches(sizes, limit))
+    cut = list(text_examples.cut_batches(sizes, limit))
 
     assert [i for one in cut for i in range(one.start, one.stop)] == list(range(len(sizes)))
 
 
 def test_columns_count_every_token_in_one_class() -> None:
-    one = _example([1, 5, 6, 2], [0, 0, 1, 1], [(0, TEMPLATE), (1, PROMPT), (2, ANSWER), (3, TEMPLATE)])
+    one = _example([1, 5, 6, 2], [0, 0, 1, 1], [(0, TEMPLATE_KIND), (1, PROMPT), (2, ANSWER), (3, TEMPLATE_KIND)])
 
-    columns = columns_of([(0, 0, one), (0, 1, one)])
+    columns = make_columns([(0, 0, one), (0, 1, one)])
     row = columns.table(
         pa.array(["a:0"]), pa.array(["train"]), pa.array([None], pa.string()), weighted=False
     ).to_pylist()[1]
@@ -118,7 +121,9 @@ def test_columns_count_every_token_in_one_class() -> None:
 
 def _chat_example(mask: list[int]) -> Example:
     return _example(
-        [1, 5, 6, 3, 7, 8, 2, 4], mask, [(0, TEMPLATE), (1, PROMPT), (3, TEMPLATE), (4, ANSWER), (6, TEMPLATE)]
+        [1, 5, 6, 3, 7, 8, 2, 4],
+        mask,
+        [(0, TEMPLATE_KIND), (1, PROMPT), (3, TEMPLATE_KIND), (4, ANSWER), (6, TEMPLATE_KIND)],
     )
 
 
@@ -129,7 +134,7 @@ def _chat_example(mask: list[int]) -> Example:
     ids=["as-it-is", "end-left-out", "prompt", "one-early", "one-late", "into-the-prompt"],
 )  # fmt: skip
 def test_verified_counts_only_masks_that_own_text_agrees_with(mask: list[int], verified: int) -> None:
-    columns = columns_of([(0, 0, _chat_example(mask)), (1, 0, _chat_example([0, 0, 0, 0, 1, 1, 1, 0]))])
+    columns = make_columns([(0, 0, _chat_example(mask)), (1, 0, _chat_example([0, 0, 0, 0, 1, 1, 1, 0]))])
 
     assert columns.verified() == verified + 1
 
@@ -140,7 +145,7 @@ def test_verified_counts_only_masks_that_own_text_agrees_with(mask: list[int], v
 def _spans(example: dict[str, list[int]]) -> list[tuple[str, list[int]]]:
     bounds = [*example["span_starts"], len(example["input_ids"])]
     return [
-        (KINDS[kind], example["input_ids"][left:right])
+        (SPAN_KINDS[kind], example["input_ids"][left:right])
         for kind, left, right in zip(example["span_kinds"], bounds, bounds[1:], strict=False)
     ]
 

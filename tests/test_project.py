@@ -132,9 +132,9 @@ def test_no_tracked_file_is_large() -> None:
 
 
 def test_recipes_load() -> None:
-    found = recipe.find(ROOT / "configs")
+    found = recipe.find_recipes(ROOT / "configs")
 
-    assert [recipe.load(path).name for path in found] == [path.stem for path in found]
+    assert [recipe.load_recipe(path).name for path in found] == [path.stem for path in found]
     assert "demo" in {path.stem for path in found}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rowmill.core.errors import ConfigError
-from rowmill.tabular.prompt import FAMILIES, Frame, Vocabulary, frame
+from rowmill.tabular.prompt import FAMILIES, PromptFrame, Vocabulary, build_prompt_frame
 from rowmill.tabular.schema import Column, RecordSchema
 
 SCHEMA = RecordSchema((Column("a", "string"), Column("b", "integer")))
@@ -23,7 +23,7 @@ LLAMA = ("<|begin_of_text|>", "<|eot_id|>")
 SENTENCEPIECE = ("<s>", "</s>")
 
 
-def framed(name: str, own: tuple[str | None, str], *others: str, **changes: Any) -> Frame:
+def framed(name: str, own: tuple[str | None, str], *others: str, **changes: Any) -> PromptFrame:
     """Write the prompt for a tokenizer of one id per character behind its special tokens."""
     texts = list(dict.fromkeys(text for text in (*own, *others) if text is not None))
     special = {text: number for number, text in enumerate(texts)}
@@ -33,7 +33,7 @@ def framed(name: str, own: tuple[str | None, str], *others: str, **changes: Any)
         "style": "reference", "template": None, "add_bos": "auto", "add_eos": "auto", "bos": "auto", "eos": "auto",
         "is_grouped": True, "where": "format",
     }  # fmt: skip
-    return frame(SCHEMA, vocabulary, lambda text: _encoded(text, special), **options | changes)
+    return build_prompt_frame(SCHEMA, vocabulary, lambda text: _encoded(text, special), **options | changes)
 
 
 def _encoded(text: str, special: dict[str, int]) -> list[int]:

@@ -27,9 +27,9 @@ from hypothesis import strategies as st
 
 from rowmill.build import runner
 from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError
-from rowmill.core.storage import SEAL, Store
+from rowmill.core.storage import SEAL_KEY, Store
 from rowmill.reader import Batch, PackedSequence, Reader
-from rowmill.reader.layouts import flat, padded
+from rowmill.reader.layouts import join_flat, stack_padded
 from rowmill.schema import manifest
 
 # Great Expectations, which judges the build, imports a module that Python 3.11 deprecates.
@@ -106,7 +106,7 @@ def order_of(root: Path) -> list[bytes]:
     rows: list[list[list[int]]] = []
     store = runner.Store(str(root))
     for name in found["datasets"]:
-        packed = manifest.by_version(
+        packed = manifest.load_version(
             store, ("tiny", name, "packed_shards"), found["inputs"][f"tiny/{name}/packed_shards"]
         )
         shards = [p.files["shard"] for p in packed.parts if p.facts["split"] == "train"]
@@ -314,7 +314,7 @@ TWO = [sequence([11, 12, 13], [-100, 12, -100], [2, 1]), sequence([14, 15], [-10
 
 
 def test_flat_layout_joins_sequences_without_padding() -> None:
-    batch = flat(TWO, pad_id=9, length=None)
+    batch = join_flat(TWO, pad_id=9, length=None)
 
     assert {name: np.asarray(value).tolist() for name, value in batch.items()} == {
         "input_ids": [[11, 12, 13, 14, 15]],
@@ -329,7 +329,7 @@ def test_flat_layout_joins_sequences_without_padding() -> None:
 
 
 def test_flat_layout_filled_up_to_a_length_has_one_span_more() -> None:
-    batch = flat(TWO, pad_id=9, length=8)
+    batch = join_flat(TWO, pad_id=9, length=8)
 
     assert {name: np.asarray(value).tolist() for name, value in batch.items()} == {
         "input_ids": [[11, 12, 13, 14, 15, 9, 9, 9]],
@@ -344,13 +344,13 @@ def test_flat_layout_filled_up_to_a_length_has_one_span_more() -> None:
 
 
 def test_flat_layout_of_just_that_length_is_not_filled() -> None:
-    assert same(flat(TWO, pad_id=9, length=5), flat(TWO, pad_id=9, length=None))
+    assert same(join_flat(TWO, pad_id=9, length=5), join_flat(TWO, pad_id=9, length=None))
     with pytest.raises(ConfigError, match="pad_to: 4"):
-        flat(TWO, pad_id=9, length=4)
+        join_flat(TWO, pad_id=9, length=4)
 
 
 def test_padded_layout_fills_up_at_the_right() -> None:
-    batch = padded(TWO, pad_id=9, length=4)
+    batch = stack_padded(TWO, pad_id=9, length=4)
 
     assert {name: value.tolist() for name, value in batch.items()} == {
         "input_ids": [[11, 12, 13, 9], [14, 15, 9, 9]],
@@ -363,7 +363,7 @@ def test_padded_layout_fills_up_at_the_right() -> None:
 
 def test_padded_layout_refuses_a_sequence_longer_than_pad_to() -> None:
     with pytest.raises(ConfigError, match="pad_to: 2"):
-        padded(TWO, pad_id=9, length=2)
+        stack_padded(TWO, pad_id=9, length=2)
 
 
 @given(data=st.data())
@@ -552,7 +552,7 @@ def test_published_file_that_contradicts_itself_is_refused(
 ) -> None:
     raw = current(copied)
     change(raw)
-    raw.pop(SEAL)
+    raw.pop(SEAL_KEY)
     Store(str(copied)).write_sealed("tiny/gpu_partitions/current.json", raw)
     with pytest.raises(IntegrityError, match=words):
         open_reader(copied)
@@ -573,7 +573,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "emptied": lambda _: b"",
     "cut": lambda content: content[: len(content) // 2],
     "other-json": lambda _: b"[]",
-    "without-seal": lambda content: orjson.dumps({k: v for k, v in orjson.loads(content).items() if k != SEAL}),
+    "without-seal": lambda content: orjson.dumps({k: v for k, v in orjson.loads(content).items() if k != SEAL_KEY}),
     "digit": flip_a_digit,
     "ranks-swapped": swap_two_ranks,
 }

@@ -28,7 +28,7 @@ from rowmill.core.errors import ConfigError
 from rowmill.core.storage import Store
 from rowmill.reader import Batch, Reader
 from rowmill.reader.published import Shard
-from rowmill.reader.sequences import Shelf
+from rowmill.reader.sequences import RowGroupCache
 from tests.test_reader import GROWING, STEPPED, UNSTEPPED, make, open_reader
 
 # Great Expectations, which judges the build, imports a module that Python 3.11 deprecates.
@@ -213,7 +213,7 @@ def test_forked_copy_reads_while_a_thread_of_its_parent_does(tmp_path: Path) -> 
     columns = {name: pa.array([[5, 6, 7]], pa.list_(pa.int32())) for name in ("input_ids", "labels", "seq_lengths")}
     pq.write_table(pa.table(columns), tmp_path / "shard.parquet")
     rank = ([Shard("shard.parquet", 1, "")], [np.array([0, 1])])
-    shelf = Shelf(SlowInParent(str(tmp_path)), 1, {0: rank})
+    shelf = RowGroupCache(SlowInParent(str(tmp_path)), 1, {0: rank})
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
     child = context.Process(target=lambda: queue.put(shelf.at(np.array([0]))[0].input_ids.tolist()))

@@ -13,7 +13,7 @@ import yaml
 from rowmill.build import runner
 from rowmill.build.runner import Project
 from rowmill.reader import Reader
-from rowmill.schema.manifest import Manifest, current
+from rowmill.schema.manifest import Manifest, load_current
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_data]
 
@@ -75,7 +75,7 @@ def built(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 
 def made(project: Project, *key: str) -> Manifest:
-    found = current(project.store, (project.recipe.name, *key))
+    found = load_current(project.store, (project.recipe.name, *key))
     assert found is not None
     return found
 

@@ -8,7 +8,7 @@ import yaml
 
 from rowmill.build import runner
 from rowmill.build.runner import Project
-from rowmill.schema.manifest import Manifest, current
+from rowmill.schema.manifest import Manifest, load_current
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_data]
 
@@ -73,7 +73,7 @@ def built(request: pytest.FixtureRequest, real_data: Path, tmp_path_factory: pyt
 
 
 def _manifest(project: Project, *key: str) -> Manifest:
-    found = current(project.store, (project.recipe.name, *key))
+    found = load_current(project.store, (project.recipe.name, *key))
     assert found is not None
     return found
 

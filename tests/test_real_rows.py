@@ -16,7 +16,7 @@ import yaml
 
 from rowmill.build import runner
 from rowmill.build.runner import Project
-from rowmill.schema.manifest import Manifest, current
+from rowmill.schema.manifest import Manifest, load_current
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_data]
 
@@ -89,7 +89,7 @@ def built(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 def made(project: Project, dataset: str, stage: str) -> Manifest:
-    found = current(project.store, (project.recipe.name, dataset, stage))
+    found = load_current(project.store, (project.recipe.name, dataset, stage))
     assert found is not None
     return found
 
@@ -211,7 +211,7 @@ def _first_records(project: Project, dataset: str) -> dict[str, int]:
 
     starts: dict[str, int] = {}
     before = 0
-    for part in inputs.parts_of(made(project, dataset, "raw_dataset").details):
+    for part in inputs.load_source_parts(made(project, dataset, "raw_dataset").details):
         starts[part.part_id] = before
         before += part.records
     return starts

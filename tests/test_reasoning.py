@@ -9,11 +9,18 @@ from pydantic import ValidationError
 
 from rowmill.core.json import Json
 from rowmill.formats import Chat
-from rowmill.formats.canonicalization import Canonicalizer, Options
-from rowmill.formats.reasoning import Extracted, Reasoning, TagReader, inlined, joined, limited
+from rowmill.formats.canonicalization import Canonicalizer, RowOptionValues
+from rowmill.formats.reasoning import (
+    ExtractedReasoning,
+    Reasoning,
+    ThinkTagReader,
+    inline_reasoning,
+    join_reasoning,
+    limit_reasoning,
+)
 from rowmill.schema.rows import Rejected, Row
 
-TAGS = TagReader([["<think>", "</think>"]])
+TAGS = ThinkTagReader([["<think>", "</think>"]])
 
 
 def spoken(message: dict[str, Json], **options: Any) -> dict[str, Json]:
@@ -21,13 +28,13 @@ def spoken(message: dict[str, Json], **options: Any) -> dict[str, Json]:
 
 
 def row_of(messages: list[Json], **options: Any) -> Row:
-    row = Canonicalizer(Options(Chat(), reasoning=Reasoning(**options)))({"messages": messages})
+    row = Canonicalizer(RowOptionValues(Chat(), reasoning=Reasoning(**options)))({"messages": messages})
     assert isinstance(row, Row), row
     return row
 
 
 def reason(messages: list[Json], **options: Any) -> str:
-    row = Canonicalizer(Options(Chat(), reasoning=Reasoning(**options)))({"messages": messages})
+    row = Canonicalizer(RowOptionValues(Chat(), reasoning=Reasoning(**options)))({"messages": messages})
     assert isinstance(row, Rejected), row
     return row.reason
 
@@ -74,7 +81,7 @@ def reason(messages: list[Json], **options: Any) -> str:
     ],
 )
 def test_tags_are_split_from_what_is_said(content: str, said: str, thought: list[str], literal: int) -> None:
-    assert TAGS.extract(content) == Extracted(said, thought, literal)
+    assert TAGS.extract(content) == ExtractedReasoning(said, thought, literal)
 
 
 @pytest.mark.parametrize(
@@ -86,9 +93,11 @@ def test_tags_never_closed_at_the_start_mean_a_cut_off_text(content: str) -> Non
 
 
 def test_tags_of_two_pairs_close_their_own() -> None:
-    reader = TagReader([["<think>", "</think>"], ["[T]", "[/T]"]])
+    reader = ThinkTagReader([["<think>", "</think>"], ["[T]", "[/T]"]])
 
-    assert reader.extract("[T]a</think>[/T]b<think>c[/T]</think>d") == Extracted("bd", ["a</think>", "c[/T]"], 0)
+    assert reader.extract("[T]a</think>[/T]b<think>c[/T]</think>d") == ExtractedReasoning(
+        "bd", ["a</think>", "c[/T]"], 0
+    )
 
 
 PIECES = st.lists(st.sampled_from(["<think>", "</think>", "a", " ", "\n", "```", "~~~~", "`"]), max_size=14).map(
@@ -109,14 +118,14 @@ def test_tags_no_letter_is_lost(content: str) -> None:
 def test_tags_hint_finds_every_tag(content: str) -> None:
     found = TAGS.extract(content)
 
-    assert TAGS.may_tag(content) or found == Extracted(content, [], 0)
+    assert TAGS.may_contain_tag(content) or found == ExtractedReasoning(content, [], 0)
 
 
 @given(st.text(alphabet="ab \n", min_size=1).filter(str.strip), st.text(alphabet="cd \n").map(str.strip))
 def test_tags_round_trip(thought: str, said: str) -> None:
     found = TAGS.extract(f"<think>\n{thought}\n</think>\n\n{said}")
 
-    assert found == Extracted(said, [thought.strip()], 0)
+    assert found == ExtractedReasoning(said, [thought.strip()], 0)
 
 
 @pytest.mark.slow
@@ -124,7 +133,7 @@ def test_tags_a_million_open_ones_take_no_time() -> None:
     """Quadratic work on this would take days."""
     content = "x" + "<think>" * 200_000
 
-    assert TAGS.extract(content) == Extracted(content, [], 200_000)
+    assert TAGS.extract(content) == ExtractedReasoning(content, [], 200_000)
 
 
 # Keys
@@ -255,7 +264,7 @@ def test_mode_drop_leaves_nothing_is_rejected() -> None:
 
 def test_mode_inline_is_undone_by_reading_it() -> None:
     message = {"role": "assistant", "content": "A", "reasoning_content": "r1\n\nr2"}
-    (written,) = inlined([message], ["<think>", "</think>"])
+    (written,) = inline_reasoning([message], ["<think>", "</think>"])
 
     assert written["content"] == "<think>\nr1\n\nr2\n</think>\n\nA"
     assert written["content"][written["inline_reasoning"] :] == "A"
@@ -268,12 +277,12 @@ def test_limit_keeps_the_first_tokens_and_zero_keeps_all() -> None:
     def first_words(text: str, number: int) -> str:
         return " ".join(text.split()[:number])
 
-    assert limited([message], 2, first_words)[0]["reasoning_content"] == "a b"
-    assert limited([message], 0, first_words) == limited([message], None, first_words) == (message,)
+    assert limit_reasoning([message], 2, first_words)[0]["reasoning_content"] == "a b"
+    assert limit_reasoning([message], 0, first_words) == limit_reasoning([message], None, first_words) == (message,)
 
 
 def test_joined_texts_stand_once() -> None:
-    assert joined(["a", " ", "b", "a\n"]) == "a\n\nb"
+    assert join_reasoning(["a", " ", "b", "a\n"]) == "a\n\nb"
 
 
 @pytest.mark.parametrize(

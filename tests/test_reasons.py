@@ -230,8 +230,10 @@ def test_every_reason_is_reached_by_one_of_these_rows() -> None:
     # The last one is reached in `test_source_limits.py`.
     reached = {*CHATS, *ONE_BY_ONE, *TEMPLATES, "offsets_degenerate", "blank", "too_long_record"}
 
-    of_records = {reason for reason, words in reject_reasons.WORDS.items() if words.of in {"records", "generated"}}
-    assert reached == set(ledger.REASONS) - of_records
+    of_records = {
+        reason for reason, words in reject_reasons.REASON_DESCRIPTIONS.items() if words.of in {"records", "generated"}
+    }
+    assert reached == set(ledger.REJECT_REASONS) - of_records
 
 
 def literal_reasons() -> Iterator[tuple[str, str]]:
@@ -248,22 +250,22 @@ def test_no_reason_outside_the_list_is_used() -> None:
     found = list(literal_reasons())
 
     assert len(found) > 80
-    assert [one for one in found if one[1] not in reject_reasons.WORDS] == []
+    assert [one for one in found if one[1] not in reject_reasons.REASON_DESCRIPTIONS] == []
 
 
 def test_every_reason_has_its_words_and_the_page_shows_them() -> None:
     page = (ROOT / "docs/reasons.md").read_text(encoding="utf-8")
 
-    assert set(ledger.REASONS) <= set(reject_reasons.WORDS)
-    for reason in ledger.REASONS:
-        words = reject_reasons.WORDS[reason]
+    assert set(ledger.REJECT_REASONS) <= set(reject_reasons.REASON_DESCRIPTIONS)
+    for reason in ledger.REJECT_REASONS:
+        words = reject_reasons.REASON_DESCRIPTIONS[reason]
         assert f"| `{reason}` | {words.what} | {words.remedy} |" in page
         assert len(words.remedy) > 10
 
 
 def options_named(text: str) -> Iterator[str]:
     for word in text.split("`")[1::2]:
-        if "." in word and word.split(".")[0] in {*recipe.GROUPS, "format"}:
+        if "." in word and word.split(".")[0] in {*recipe.OPTION_GROUPS, "format"}:
             yield word.partition(":")[0]
 
 
@@ -274,8 +276,8 @@ def test_options_that_the_words_name_exist() -> None:
 
     kinds = get_args(get_args(Format)[0])
     formats = {field.alias or name for kind in kinds for name, field in kind.model_fields.items()}
-    for reason, words in reject_reasons.WORDS.items():
+    for reason, words in reject_reasons.REASON_DESCRIPTIONS.items():
         for option in options_named(words.what + words.remedy):
             group, name = option.split(".")[:2]
-            known = formats if group == "format" else set(recipe.GROUPS[group].model_fields)
+            known = formats if group == "format" else set(recipe.OPTION_GROUPS[group].model_fields)
             assert name in known, f"{reason}: {option}"

@@ -15,7 +15,7 @@ SOURCE = {"train_urls": ["a.jsonl"]}
 
 def _parse(dataset: "dict[str, Any] | None" = None, **top: Any) -> Recipe:
     values = {"tokenizer": "t", "seq_len": 64, "datasets": {"a": {"source": SOURCE, **(dataset or {})}}, **top}
-    return recipe.parse(values, name="demo", where="configs/demo.yaml")
+    return recipe.parse_recipe(values, name="demo", where="configs/demo.yaml")
 
 
 def _refusal(dataset: "dict[str, Any] | None" = None, **top: Any) -> str:
@@ -212,7 +212,7 @@ def test_load_of_a_key_given_twice_names_the_line(tmp_path: Path) -> None:
     path.write_text("tokenizer: a\nseq_len: 8\ntokenizer: b\n", encoding="utf-8")
 
     with pytest.raises(ConfigError, match="line 3: key 'tokenizer' is given twice"):
-        recipe.load(path)
+        recipe.load_recipe(path)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_load_of_what_is_no_recipe_says_what_it_is(tmp_path: Path, content: byte
     path.write_bytes(content)
 
     with pytest.raises(ConfigError, match=expected):
-        recipe.load(path)
+        recipe.load_recipe(path)
 
 
 def test_recipe_survives_its_own_dump() -> None:
@@ -235,5 +235,5 @@ def test_recipe_survives_its_own_dump() -> None:
 
 
 def test_every_group_of_a_dataset_is_listed() -> None:
-    assert set(recipe.GROUPS) == set(recipe.Dataset.model_fields) - {"source", "format"}
-    assert all(groups <= set(recipe.GROUPS) for groups in recipe.GROUPS_READ.values())
+    assert set(recipe.OPTION_GROUPS) == set(recipe.Dataset.model_fields) - {"source", "format"}
+    assert all(groups <= set(recipe.OPTION_GROUPS) for groups in recipe.GROUPS_READ.values())

@@ -12,11 +12,11 @@ import pytest
 from rowmill import stats
 from rowmill.checks import judge
 from rowmill.checks.judge import Gates
-from rowmill.core.console import text_of
+from rowmill.core.console import render_text
 from rowmill.core.errors import GateError
 from rowmill.inspection import diff
 from rowmill.reports import console
-from rowmill.schema.rows import Kind
+from rowmill.schema.rows import RowKind
 from tests.recipes import LENIENT, Built, Road
 from tests.tables import as_csv, grouped, purchases, records
 
@@ -93,16 +93,16 @@ def test_overflow_is_a_share_of_records_and_names_them(tmp_path: Path) -> None:
 def test_pages_of_records_say_nothing_of_truncation_and_how_the_table_is_known(tmp_path: Path) -> None:
     made = road_of(tmp_path, grouped(), purchases(120), 2048).build()
 
-    shown = " ".join(text_of(console.statistics(made.project)).split())
+    shown = " ".join(render_text(console.render_statistics(made.project)).split())
     facts = made.manifest("rows", "truncation_stats").facts
 
     assert "what truncation took" not in shown
-    assert stats.PLANNED in shown
-    assert stats.ESTIMATES["what_if"] not in shown
+    assert stats.PLANNED_NOTE in shown
+    assert stats.ESTIMATE_NOTES["what_if"] not in shown
     idle = {name for name, value in facts.items() if value == "not_applicable"}
     assert idle == {"shortened", "tokens_removed", "trained_removed"}
     packed = made.manifest("rows", "packed_shards")
-    compared = diff.compare(made.project, packed, packed)
+    compared = diff.compare_versions(made.project, packed, packed)
     assert "tokens truncated" not in [line.name for one in compared for line in one.lines]
 
 
@@ -121,10 +121,10 @@ def test_advice_on_tables_is_about_caps_prompts_and_groups(tmp_path: Path) -> No
 
 
 def test_remedies_of_tables_name_options_that_tables_have(tmp_path: Path) -> None:
-    for law in judge.LAWS:
-        wanted: dict[Kind, str] = {"record": law.of_records or law.remedy, "conversation": law.remedy}
+    for law in judge.CHECKS:
+        wanted: dict[RowKind, str] = {"record": law.of_records or law.remedy, "conversation": law.remedy}
         for kind, remedy in wanted.items():
-            terms = judge.terms_of(Gates(), law.stages[0], "rows", kind)
+            terms = judge.list_thresholds(Gates(), law.stages[0], "rows", kind)
             has_it = law.row_kind in (None, kind)
             assert [one.remedy for one in terms if one.law == law.name] == [remedy] * has_it
     form = {**grouped(), "assembly": {"on_overflow": "reject", "max_seq_length": 200}}

@@ -15,7 +15,7 @@ from tests.tables import as_csv, grouped, purchases, records
 def parsed(form: dict[str, Any], **groups: Any) -> recipe.Dataset:
     dataset = {"source": {"train_urls": ["a.csv"]}, "format": records(**form), **groups}
     values = {"tokenizer": "t", "seq_len": 64, "datasets": {"rows": dataset}}
-    return recipe.parse(values, name="road", where="road.yaml").datasets["rows"]
+    return recipe.parse_recipe(values, name="road", where="road.yaml").datasets["rows"]
 
 
 def form_of(form: dict[str, Any], **groups: Any) -> Any:
@@ -105,7 +105,9 @@ def test_numbers_of_rows_are_for_records_alone() -> None:
     dataset = {"source": {"train_urls": ["a.jsonl"]}, "format": {"kind": "text"}, "splits": {"test": 100}}
 
     with pytest.raises(ConfigError, match="are for records; a text dataset takes shares"):
-        recipe.parse({"tokenizer": "t", "seq_len": 64, "datasets": {"a": dataset}}, name="road", where="road.yaml")
+        recipe.parse_recipe(
+            {"tokenizer": "t", "seq_len": 64, "datasets": {"a": dataset}}, name="road", where="road.yaml"
+        )
 
 
 def test_column_that_no_record_has_is_named_with_those_there_are(tmp_path: Path) -> None:
@@ -121,7 +123,7 @@ def test_column_that_no_record_has_is_named_with_those_there_are(tmp_path: Path)
 
 
 def overridden(datasets: dict[str, Any], **options: str) -> Any:
-    return recipe.overridden({"datasets": datasets}, options)["datasets"]
+    return recipe.apply_overrides({"datasets": datasets}, options)["datasets"]
 
 
 def test_option_on_the_command_line_is_the_only_records_dataset_s() -> None:

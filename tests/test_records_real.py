@@ -15,10 +15,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from rowmill.core.errors import ConfigError, ContextOverflowError
-from rowmill.tabular.prompt import Encode, Frame, Vocabulary, frame
+from rowmill.tabular.prompt import Encode, PromptFrame, Vocabulary, build_prompt_frame
 from rowmill.tabular.schema import Column, RecordSchema
 from rowmill.tabular.table_contract import TableContract
-from rowmill.tabular.table_contract.drift import describe
+from rowmill.tabular.table_contract.drift import describe_column_contract
 from rowmill.tokenization.tokenizer import Encoder, LoadedTokenizer, open_tokenizer
 from tests.recipes import Built, Road
 from tests.tables import as_written, cells, read_back, records, schema_of
@@ -141,7 +141,7 @@ def test_contract_of_a_real_table_is_what_its_readers_would_write(
 
     details = built.manifest("rows", "canonical_rows").details["table"]
     contract = TableContract.from_json(details["contract"])
-    assert {name: describe(column) for name, column in contract.columns.items()} == wanted
+    assert {name: describe_column_contract(column) for name, column in contract.columns.items()} == wanted
     assert (contract.delimiter, details["mismatches"]) == (",", {})
 
 
@@ -205,13 +205,13 @@ def opened(real_data: Path, name: str) -> tuple[Vocabulary, Encode]:
     return vocabulary, lambda text: encoder.usual.encode(text, add_special_tokens=False).ids
 
 
-def framed(vocabulary: Vocabulary, encode: Encode, **changes: Any) -> Frame:
+def framed(vocabulary: Vocabulary, encode: Encode, **changes: Any) -> PromptFrame:
     options: dict[str, Any] = {
         "style": "keys", "template": None, "add_bos": "auto", "add_eos": "auto", "bos": "auto", "eos": "auto",
         "is_grouped": True, "where": "format",
     }  # fmt: skip
     schema = changes.pop("schema", PAGE)
-    return frame(schema, vocabulary, encode, **options | changes)
+    return build_prompt_frame(schema, vocabulary, encode, **options | changes)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_record_is_encoded_as_what_follows_a_line_end(real_data: Path, name: str
     with (real_data / "tabular" / "stocks_monthly.csv").open(encoding="utf-8") as file:
         texts = [f'{{"line":"{line.strip()}","漢":null}}\n' for line in file][:200]
 
-    ids, offsets = encoder.ids_of_continuations(texts)
+    ids, offsets = encoder.encode_continuation_ids(texts)
 
     newline = len(encoder.usual.encode("\n", add_special_tokens=False).ids)
     for text, left, right in zip(texts, offsets.tolist(), offsets[1:].tolist(), strict=False):

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from rowmill.build import runner
 from rowmill.core.errors import ConfigError, ContextOverflowError, GateError, GenerationError
-from rowmill.stages.table_plan import RecordPlan
+from rowmill.stages.table_plan import TablePlan
 from tests.recipes import Built, Road, lines, tokenizer_json
 from tests.tables import (
     as_csv,
@@ -97,10 +97,10 @@ def test_plan_before_the_build_and_the_build_have_the_same_numbers(tmp_path: Pat
     assert facts["accounted"] == 0
 
 
-def planned(project: runner.Project) -> RecordPlan:
+def planned(project: runner.Project) -> TablePlan:
     from rowmill.inspection import dry_run
 
-    [one] = dry_run.plans(project)
+    [one] = dry_run.plan_tables(project)
     assert one.plan is not None, one.overflow
     return one.plan
 

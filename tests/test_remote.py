@@ -17,7 +17,7 @@ from rowmill.cli import error_boundary
 from rowmill.core import remote
 from rowmill.core.errors import ConfigError, PipelineError, SourceError, UnreachableError
 from rowmill.core.storage import File, Store, digest_bytes
-from rowmill.sources import Files, FileScan, StageIn, find_files, scan
+from rowmill.sources import Files, FileScan, StoreStager, find_files, scan_source
 from tests.object_server import KEY_ID, SECRET, ObjectServer, Outage, serving
 from tests.recipes import Road, chat, lines
 from tests.tiny_project import FOREIGN_WARNINGS
@@ -44,8 +44,8 @@ def server(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> I
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_EC2_METADATA_DISABLED": "true",
             # Busy machines are slow; only who is never answered has to wait so long.
-            remote.TIMEOUT: "2" if "stall" in request.node.name else "20",
-            remote.TRIES: "2",
+            remote.TIMEOUT_VARIABLE: "2" if "stall" in request.node.name else "20",
+            remote.TRIES_VARIABLE: "2",
         }.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(remote, "FIRST_PAUSE_S", 0.01)
@@ -100,7 +100,7 @@ def test_store_that_fails_for_good_is_one_error_and_never_an_answer(
     assert words.startswith("s3://bucket/root/")
     assert "cannot be " in words and "must answer" in words and "check the path or address" in words
     assert isinstance(caught.value.__cause__, ConnectionError)
-    assert error_boundary.status_of(caught.value) == error_boundary.OUTSIDE
+    assert error_boundary.choose_exit_status(caught.value) == error_boundary.OUTSIDE
     assert SECRET not in words and KEY_ID not in words
 
 
@@ -162,24 +162,27 @@ def test_file_that_failed_while_it_was_written_does_not_appear(server: ObjectSer
 
 
 def test_call_that_never_returns_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(remote.TIMEOUT, "0.1")
-    monkeypatch.setenv(remote.TRIES, "2")
+    monkeypatch.setenv(remote.TIMEOUT_VARIABLE, "0.1")
+    monkeypatch.setenv(remote.TRIES_VARIABLE, "2")
     let_go = threading.Event()
 
     class Silent:
         protocol = "silent"
 
     with pytest.raises(UnreachableError, match=r"^silent://x: cannot be read \(no answer within 0 s"):
-        remote.reach(Silent(), "silent://x", "read", let_go.wait, size_bytes=0)
+        remote.retry_request(Silent(), "silent://x", "read", let_go.wait, size_bytes=0)
     let_go.set()
 
 
-@pytest.mark.parametrize(("name", "value"), [(remote.TIMEOUT, "soon"), (remote.TIMEOUT, "-1"), (remote.TRIES, "0.5")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(remote.TIMEOUT_VARIABLE, "soon"), (remote.TIMEOUT_VARIABLE, "-1"), (remote.TRIES_VARIABLE, "0.5")],
+)
 def test_patience_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
 
     with pytest.raises(ConfigError, match=rf"{name}: '{value}' cannot be used; .* are allowed; correct or unset it"):
-        remote.patience()
+        remote.read_retry_policy()
 
 
 def test_users_own_limits_for_a_storage_go_before_ours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +203,7 @@ ROWS = lines(chat(n) for n in range(20))
 
 
 def scan_all(folder: Path, *urls: str) -> list[FileScan]:
-    return scan(Files(train_urls=list(urls)), folder, StageIn(Store(str(folder / "stage")), "raw"), {})
+    return scan_source(Files(train_urls=list(urls)), folder, StoreStager(Store(str(folder / "stage")), "raw"), {})
 
 
 @pytest.mark.parametrize("outage", SOME_OUTAGES)
@@ -292,8 +295,8 @@ class _Stubborn(threading.Thread):
 def stubborn(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Callable[[str, int], str]]:
     """Return a function that begins to serve a file and gives its address."""
     pytest.importorskip("aiohttp", reason="web addresses need aiohttp: pip install 'rowmill[http]'")
-    monkeypatch.setenv(remote.TIMEOUT, "2" if "stall" in request.node.name else "20")
-    monkeypatch.setenv(remote.TRIES, "3")
+    monkeypatch.setenv(remote.TIMEOUT_VARIABLE, "2" if "stall" in request.node.name else "20")
+    monkeypatch.setenv(remote.TRIES_VARIABLE, "3")
     monkeypatch.setattr(remote, "FIRST_PAUSE_S", 0.01)
     made: list[_Stubborn] = []
 
@@ -340,7 +343,7 @@ def test_builds_that_a_store_left_end_as_a_clean_one(
 ) -> None:
     """Twenty outages at random requests of a build: each is one error, and the next build ends as a clean one."""
     count = trials(20)
-    monkeypatch.setenv(remote.TIMEOUT, "4")
+    monkeypatch.setenv(remote.TIMEOUT_VARIABLE, "4")
     chance = random.Random(20)
     expected = Road(tmp_path).one("rows.jsonl", [chat(i) for i in range(20)]).build().versions()
     before = server.requests

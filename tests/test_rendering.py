@@ -8,9 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, Template, bundled, resolve, spec_of
-from rowmill.conversation.template_contract import Printed
-from rowmill.core.config import check
+from rowmill.conversation.rendering.renderer import (
+    Renderer,
+    RendererSpec,
+    Template,
+    make_renderer_spec,
+    read_named_template,
+    resolve_template,
+)
+from rowmill.conversation.template_contract import RenderedConversation
+from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError
 from rowmill.schema.rows import Message, Rejected
 
@@ -32,14 +39,14 @@ def assistant(text: str) -> Message:
 TALK = [user("U1"), assistant("A1"), user("U2"), assistant("A2")]
 
 
-def printed(text: str, messages: list[Message], lane: str = "auto") -> Printed:
+def printed(text: str, messages: list[Message], lane: str = "auto") -> RenderedConversation:
     renderer = Renderer(RendererSpec(text, {"eos_token": "</s>"}, lane="reference" if lane == "reference" else "auto"))
     result = renderer.render(messages, None, {})
-    assert isinstance(result, Printed), result
+    assert isinstance(result, RenderedConversation), result
     return result
 
 
-def owned(result: Printed) -> list[tuple[int, str]]:
+def owned(result: RenderedConversation) -> list[tuple[int, str]]:
     return [(span.message, result.text[span.start : span.end]) for span in result.spans]
 
 
@@ -97,7 +104,7 @@ def test_spans_under_control_flow_hold_exactly_their_content(name: str, lane: st
 
     result = renderer.render(messages, None, {})
 
-    assert isinstance(result, Printed)
+    assert isinstance(result, RenderedConversation)
     assert result.text == renderer.plain(messages, None, {})
     for span in result.spans:
         own = result.text[span.start : span.end]
@@ -126,7 +133,7 @@ turns = st.lists(
     min_size=1,
     max_size=6,
 )
-LAWFUL_TEXTS = {**FLOW, "letters": LETTERS, **{name: bundled(name) for name in ("chatml", "qwen3")}}
+LAWFUL_TEXTS = {**FLOW, "letters": LETTERS, **{name: read_named_template(name) for name in ("chatml", "qwen3")}}
 LAWFUL = {name: Renderer(RendererSpec(text, {"eos_token": "</s>"})) for name, text in LAWFUL_TEXTS.items()}
 
 
@@ -138,7 +145,7 @@ def test_render_without_marks_equals_plain_render(name: str, messages: list[Mess
 
     result, plain = renderer.render(messages, None, {}), renderer.plain(messages, None, {})
 
-    assert (result.text if isinstance(result, Printed) else result) == plain
+    assert (result.text if isinstance(result, RenderedConversation) else result) == plain
 
 
 @pytest.mark.parametrize("name", LAWFUL)
@@ -182,7 +189,7 @@ def test_arguments_that_engines_print_differently_take_the_reference_way() -> No
     result = renderer.render([{**assistant("A"), "tool_calls": calls}], None, {})
 
     assert renderer.lane == "fast"
-    assert isinstance(result, Printed)
+    assert isinstance(result, RenderedConversation)
     assert result.text == "1.0;2;A"
 
 
@@ -197,7 +204,7 @@ def test_white_space_is_trimmed_as_the_reference_trims_it(space: str) -> None:
     result = renderer.render(messages, None, {})
 
     assert renderer.lane == "fast"
-    assert isinstance(result, Printed)
+    assert isinstance(result, RenderedConversation)
     assert result.text == renderer.plain(messages, None, {}) == "U/U;".replace("U", f"{space}U{space}".strip())
 
 
@@ -211,9 +218,9 @@ def test_generation_block_spans_are_its_characters() -> None:
 
 
 def test_renderer_spec_survives_pickling() -> None:
-    spec = spec_of(
+    spec = make_renderer_spec(
         Template(enable_thinking=False),
-        resolve(Template(chat_template="qwen3"), tokenizer_chat_template=None, special_tokens={}),
+        resolve_template(Template(chat_template="qwen3"), tokenizer_chat_template=None, special_tokens={}),
     )
 
     assert pickle.loads(pickle.dumps(spec)) == spec
@@ -239,16 +246,16 @@ def test_inner_keys_of_canonical_messages_are_hidden_from_templates() -> None:
     ("chosen", "text"),
     [
         ("{{ 'own' }}", "{{ 'own' }}"),
-        ("chatml", bundled("chatml")),
+        ("chatml", read_named_template("chatml")),
         (None, "{{ 'default' }}"),
         ({"tokenizer": "tool_use"}, "{{ 'tools' }}"),
     ],
 )
 def test_resolve_finds_what_the_options_name(chosen: object, text: str) -> None:
-    options = check(Template, {"chat_template": chosen}, "template")
+    options = validate_options(Template, {"chat_template": chosen}, "template")
     named = {"default": "{{ 'default' }}", "tool_use": "{{ 'tools' }}"}
 
-    found = resolve(options, tokenizer_chat_template=named, special_tokens={})
+    found = resolve_template(options, tokenizer_chat_template=named, special_tokens={})
 
     assert found.text == text
 
@@ -256,7 +263,11 @@ def test_resolve_finds_what_the_options_name(chosen: object, text: str) -> None:
 @pytest.mark.parametrize("chosen", ["chatlm", {"tokenizer": "rag"}, {"file": "/nowhere.jinja"}, None])
 def test_resolve_of_what_is_not_there_is_a_config_error(chosen: object) -> None:
     with pytest.raises(ConfigError, match=r"template\.chat_template"):
-        resolve(check(Template, {"chat_template": chosen}, "template"), tokenizer_chat_template=None, special_tokens={})
+        resolve_template(
+            validate_options(Template, {"chat_template": chosen}, "template"),
+            tokenizer_chat_template=None,
+            special_tokens={},
+        )
 
 
 @pytest.mark.parametrize(
@@ -270,7 +281,7 @@ def test_resolve_of_what_is_not_there_is_a_config_error(chosen: object) -> None:
 )
 def test_template_options_that_cannot_be_are_refused(values: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
-        check(Template, values, "template")
+        validate_options(Template, values, "template")
 
 
 def test_template_that_is_no_template_is_a_config_error() -> None:
@@ -333,7 +344,7 @@ def test_template_that_takes_too_much_on_one_row_rejects_that_row(name: str) -> 
     assert result.reason == "template_error"
     assert time.perf_counter() - started < 20
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 512 * 1024
-    assert isinstance(renderer.render(TALK, None, {}), Printed)
+    assert isinstance(renderer.render(TALK, None, {}), RenderedConversation)
 
 
 FORBIDDEN = {
@@ -409,8 +420,8 @@ def test_template_out_of_bounds_is_a_config_error(text: str, words: str) -> None
 
 def test_row_of_ten_megabytes_is_within_the_budget() -> None:
     messages = [user("word " * 2_000_000), assistant("A1")]
-    renderer = Renderer(RendererSpec(bundled("qwen3")))
+    renderer = Renderer(RendererSpec(read_named_template("qwen3")))
 
     for result in (renderer.render(messages, None, {}), renderer.reference(messages, None, {})):
-        assert isinstance(result, Printed)
+        assert isinstance(result, RenderedConversation)
         assert len(result.text) > 10_000_000

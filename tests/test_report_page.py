@@ -62,7 +62,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.fixture(scope="module")
 def folder(built: Built) -> Path:
-    return Path(report_page.write(built.project)).parent
+    return Path(report_page.write_report(built.project)).parent
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def pages(folder: Path) -> Iterator[Path]:
 def test_no_page_can_ask_for_anything_outside_itself(folder: Path) -> None:
     for path in pages(folder):
         page = Page(path.read_text(encoding="utf-8"))
-        assert html.POLICY in page.values("content", "meta")
+        assert html.CONTENT_POLICY in page.values("content", "meta")
         assert not {"link", "img", "iframe", "object", "embed", "base"} & set(page.tags), path
         assert page.values("src") == []
 
@@ -93,7 +93,7 @@ def test_text_from_data_is_shown_and_is_never_markup(page: Page) -> None:
 
 @given(st.text())
 def test_words_of_any_kind_come_back_as_text(words: str) -> None:
-    shown = Page(f"<p>{html.text(words)}</p>")
+    shown = Page(f"<p>{html.escape_text(words)}</p>")
 
     assert shown.tags == ["p"]
     assert len(shown.words) >= len(words)
@@ -101,11 +101,11 @@ def test_words_of_any_kind_come_back_as_text(words: str) -> None:
 
 @given(st.text(max_size=200), st.integers(8, 200))
 def test_clipped_text_fits_and_is_a_beginning(words: str, most: int) -> None:
-    shown = html.clipped(words, most)
+    shown = html.clip_text(words, most)
 
     kept = shown.rsplit(" … (", 1)[0] if shown != words else words
     assert words.startswith(kept)
-    assert len(html.text(kept).encode()) <= most
+    assert len(html.escape_text(kept).encode()) <= most
 
 
 def test_every_link_leads_to_a_page_and_an_anchor_of_it(folder: Path) -> None:
@@ -128,7 +128,7 @@ def test_report_shows_every_stage_and_each_picture(built: Built, page: Page) -> 
         for report, _ in built.steps.values()
     )
 
-    assert {"/".join(step.key[1:]) for step in runner.road(built.project)} <= set(ids)
+    assert {"/".join(step.key[1:]) for step in runner.plan_steps(built.project)} <= set(ids)
     assert page.tags.count("svg") == drawn
 
 
@@ -137,7 +137,7 @@ def test_samples_colour_every_token_and_underline_those_that_train(built: Built,
     titles = [title for title in page.values("title", "span") if " tokens, " in title]
     shown = re.findall(r"(\S+#\d+) · (?:train|validation)", page.words)
 
-    assert len(shown) == 2 * report_page.SAMPLES
+    assert len(shown) == 2 * report_page.SAMPLES_PER_DATASET
     assert len(set(shown)) == len(shown)
     assert sum(int(title.split()[0]) for title in titles) == sum(examples[name]["tokens"] for name in shown)
     trained = sum(int(title.split()[0]) for title in titles if title.endswith(", trained"))
@@ -150,7 +150,7 @@ def test_kinds_of_an_example_are_those_of_its_spans() -> None:
         "span_starts": [0, 1, 3], "span_kinds": [6, 2, 6],
     }  # fmt: skip
 
-    assert report_page.kinds_of(example) == [
+    assert report_page.list_token_kinds(example) == [
         ("template", False), ("assistant", False), ("assistant", True), ("template", False),
     ]  # fmt: skip
 
@@ -171,7 +171,7 @@ def test_failed_gate_is_named_with_what_was_not_built(tmp_path: Path) -> None:
     with pytest.raises(judge.GateError):
         road.build()
 
-    page = Page(Path(report_page.write(road.project)).read_text(encoding="utf-8"))
+    page = Page(Path(report_page.write_report(road.project)).read_text(encoding="utf-8"))
 
     assert "Not built: rows/tokenized_examples" in page.words
     assert "rejects: 0.0697674" in page.words
@@ -189,7 +189,7 @@ def test_waiver_is_shown_in_report_and_expectations(tmp_path: Path) -> None:
     )  # fmt: skip
     built = road.build()
 
-    report = Path(report_page.write(road.project))
+    report = Path(report_page.write_report(road.project))
     docs = report.parent / "expectations" / "rows-canonical_rows.html"
 
     assert report.read_text(encoding="utf-8").count(reason) >= 2
@@ -206,22 +206,22 @@ def test_report_of_huge_rows_and_rejects_stays_small(tmp_path: Path) -> None:
     bad = [{"messages": f"{i} " + "<&>" * 60_000} for i in range(60)]
     built = Road(tmp_path).one("rows.jsonl", [*long, *bad], packing={"slice_strategy": "split"}).build()
 
-    size = Path(report_page.write(built.project)).stat().st_size
+    size = Path(report_page.write_report(built.project)).stat().st_size
 
-    assert report_page.REJECT_BYTES + report_page.SAMPLE_BYTES <= report_page.MOST_BYTES // 2
-    assert size < report_page.MOST_BYTES
+    assert report_page.MAX_REJECT_BYTES + report_page.MAX_SAMPLE_BYTES <= report_page.MAX_PAGE_BYTES // 2
+    assert size < report_page.MAX_PAGE_BYTES
 
 
 def test_report_is_written_again_only_when_it_says_something_else(tmp_path: Path) -> None:
     road = Road(tmp_path).one("chats.jsonl", rows())
-    path = Path(report_page.write(road.build().project))
+    path = Path(report_page.write_report(road.build().project))
     first = path.read_text(encoding="utf-8")
     path.write_text(first.replace("<h1>", "<h1>the same "), encoding="utf-8")
 
-    report_page.write(road.build().project)
+    report_page.write_report(road.build().project)
     unchanged = path.read_text(encoding="utf-8")
     road.write("chats.jsonl", rows()[:-1])
-    report_page.write(road.build().project)
+    report_page.write_report(road.build().project)
 
     assert "<h1>the same " in unchanged
     assert "<h1>the same " not in path.read_text(encoding="utf-8")
@@ -244,13 +244,13 @@ def test_law_judged_alone_hides_no_other_verdict(tmp_path: Path) -> None:
     road = Road(tmp_path).one("chats.jsonl", rows())
     project = road.build().project
     step = runner.find_step(project, ("road", "rows", "canonical_rows"))
-    made = manifest.current(project.store, step.key)
+    made = manifest.load_current(project.store, step.key)
     assert made is not None
 
-    [alone] = runner.judge(project, step, made, only={"rejects"})
+    [alone] = runner.check_step(project, step, made, only={"rejects"})
 
-    _, shown = stats.query(project.store, "SELECT law FROM findings WHERE stage = 'canonical_rows' ORDER BY law")
-    docs = project.store.read(expectations_page.path_of(step.key)).decode()
+    _, shown = stats.query_views(project.store, "SELECT law FROM findings WHERE stage = 'canonical_rows' ORDER BY law")
+    docs = project.store.read(expectations_page.expectations_page_path(step.key)).decode()
     assert alone.law == "rejects"
     assert [law for (law,) in shown] == sorted(one.law for one in step.terms)
     assert f"{len(step.terms)} of {len(step.terms)} judged" in docs

@@ -14,7 +14,7 @@ from rich.text import Text
 from rowmill.build import runner
 from rowmill.cli import main
 from rowmill.core import number_text
-from rowmill.core.console import PIPE_WIDTH, grid, number, visible
+from rowmill.core.console import PIPE_WIDTH, escape_control_characters, format_value, make_grid
 from rowmill.reports import console, progress
 from tests.cli_project import CHATS, FOREIGN_WARNINGS, NOTES, TASKS, CliProject
 
@@ -46,14 +46,14 @@ def said(screen: Console) -> list[str]:
     [(0, "0"), (1342, "1,342"), (1342.0, "1,342"), (0.05466, "0.05466"), (None, ""), (True, "True"), ("a\x1bb", "a␛b")],
 )
 def test_number_is_written_for_people(value: object, text: str) -> None:
-    assert number(value) == text
+    assert format_value(value) == text
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.04, "0.0 s"), (59.9, "59.9 s"), (61, "1 min 01 s"), (3600 * 3 + 600, "3 h 10 min")]
 )
 def test_seconds_become_minutes_and_hours(seconds: float, text: str) -> None:
-    assert number_text.seconds_text(seconds) == text
+    assert number_text.format_seconds(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -61,27 +61,27 @@ def test_seconds_become_minutes_and_hours(seconds: float, text: str) -> None:
     [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 kB"), (2_500_000_000, "2.5 GB"), (3e15, "3000.0 TB")],
 )
 def test_size_has_a_unit(size: float, text: str) -> None:
-    assert number_text.size_text(size) == text
+    assert number_text.format_size(size) == text
 
 
 def test_share_of_nothing_is_no_number() -> None:
-    assert number_text.percent(0, 0) == number_text.NOTHING
-    assert number_text.percent(1, 3) == "33.3 %"
+    assert number_text.format_percent(0, 0) == number_text.NO_NUMBER
+    assert number_text.format_percent(1, 3) == "33.3 %"
 
 
 @given(st.text())
 def test_visible_text_moves_no_cursor_and_keeps_every_line(text: str) -> None:
-    shown = visible(text)
+    shown = escape_control_characters(text)
 
     assert {character for character in shown if unicodedata.category(character) == "Cc"} <= {"\n", "\t"}
     assert shown.count("\n") == text.count("\n")
-    assert visible(shown) == shown
+    assert escape_control_characters(shown) == shown
 
 
 def test_grid_sets_numbers_to_the_right_and_cuts_nothing_in_a_pipe() -> None:
     screen = plain_console()
     long = "x" * 3000
-    screen.print(grid(["name", "count", "share"], [("a", 5, "1.0 %"), (long, 1234, "100.0 %")], indent=0))
+    screen.print(make_grid(["name", "count", "share"], [("a", 5, "1.0 %"), (long, 1234, "100.0 %")], indent=0))
 
     head, first, second = said(screen)
     assert second.split() == [long, "1,234", "100.0 %"[:5], "%"]
@@ -91,7 +91,7 @@ def test_grid_sets_numbers_to_the_right_and_cuts_nothing_in_a_pipe() -> None:
 
 def test_markup_in_data_is_text() -> None:
     screen = plain_console()
-    screen.print(grid(["reason"], [("[red]no[/red] :smile:",)], indent=0))
+    screen.print(make_grid(["reason"], [("[red]no[/red] :smile:",)], indent=0))
 
     assert said(screen)[1].strip() == "[red]no[/red] :smile:"
 
@@ -100,7 +100,7 @@ def test_markup_in_data_is_text() -> None:
 
 
 def test_summary_adds_up_every_dataset(built: CliProject) -> None:
-    lines = [line.split() for line in console.summary(built.project).splitlines()]
+    lines = [line.split() for line in console.summarize_recipe(built.project).splitlines()]
     rows = {line[0]: line[1:4] for line in lines if line and line[0] in ("chats", "tasks", "notes", "all")}
 
     assert rows == {
@@ -112,7 +112,7 @@ def test_summary_adds_up_every_dataset(built: CliProject) -> None:
 
 
 def test_summary_says_why_where_and_what_next(built: CliProject) -> None:
-    text = console.summary(built.project)
+    text = console.summarize_recipe(built.project)
 
     assert "1 invalid_json" in text
     assert str(built.folder / ".rowmill" / "small" / "{chats,tasks,notes}" / "packed_shards") in text
@@ -125,7 +125,7 @@ def test_summary_s_commands_name_a_root_that_is_not_the_project_s(built: CliProj
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(built.folder / ".rowmill", elsewhere)
 
-    text = console.summary(runner.open_project(Path(built.recipe), str(elsewhere)))
+    text = console.summarize_recipe(runner.open_project(Path(built.recipe), str(elsewhere)))
     assert f"rowmill stats small --root {elsewhere}" in text
 
 
@@ -133,30 +133,30 @@ def test_summary_of_half_a_build_shows_what_is_there_and_how_to_go_on(tmp_path: 
     project = CliProject(tmp_path).write()
     assert project.rowmill("build", "--only", "raw_dataset") == main.DONE
 
-    text = console.summary(project.project)
+    text = console.summarize_recipe(project.project)
     assert "rowmill build small" in text
-    assert number_text.NOTHING in text
+    assert number_text.NO_NUMBER in text
 
 
 # ── Progress ──
 
 
 def test_rates_word_speed_and_what_is_left() -> None:
-    assert progress.rates_text(5, 20, 1000, 50_000, 10.0) == "100 rows/s, 5k tokens/s, 30.0 s left"
-    assert progress.rates_text(5, 20, 1000, 0, 10.0) == "100 rows/s, 30.0 s left"
+    assert progress.format_rates(5, 20, 1000, 50_000, 10.0) == "100 rows/s, 5k tokens/s, 30.0 s left"
+    assert progress.format_rates(5, 20, 1000, 0, 10.0) == "100 rows/s, 30.0 s left"
 
 
 @pytest.mark.parametrize(
     ("rate", "text"), [(0, "0"), (999.4, "999"), (999.6, "1k"), (12_340, "12.3k"), (1.24e6, "1.24M"), (7e9, "7G")]
 )
 def test_rate_has_three_digits(rate: float, text: str) -> None:
-    assert progress.short(rate) == text
+    assert progress.format_short_number(rate) == text
 
 
 def test_progress_without_terminal_speaks_every_five_seconds(built: CliProject) -> None:
     project, screen, aside = built.project, plain_console(), plain_console()
-    steps = runner.road(project)
-    with progress.Watch(project, steps, screen, aside) as watch:
+    steps = runner.plan_steps(project)
+    with progress.BuildProgress(project, steps, screen, aside) as watch:
         for second in range(1, 13):
             watch("chats/raw_dataset", done=second, total=24, rows=100 * second, tokens=0, seconds=float(second))
 
@@ -170,11 +170,11 @@ def test_progress_without_terminal_speaks_every_five_seconds(built: CliProject) 
 def test_progress_on_a_terminal_leaves_only_finished_steps(built: CliProject) -> None:
     project = built.project
     screen = Console(file=io.StringIO(), force_terminal=True, width=120, color_system=None)
-    steps = runner.road(project)[:1]
-    with progress.Watch(project, steps, screen, plain_console()) as watch:
+    steps = runner.plan_steps(project)[:1]
+    with progress.BuildProgress(project, steps, screen, plain_console()) as watch:
         watch(steps[0].name, done=1, total=2, rows=10, tokens=0, seconds=1.0)
-        report = runner.run(project, steps[0], {})
-        watch.tell(steps[0], report, runner.judge(project, steps[0], report.manifest))
+        report = runner.run_step(project, steps[0], {})
+        watch.tell(steps[0], report, runner.check_step(project, steps[0], report.manifest))
 
     assert isinstance(screen.file, io.StringIO)
     shown = Text.from_ansi(screen.file.getvalue()).plain

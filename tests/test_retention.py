@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from rowmill.build import runner
-from rowmill.build.gc import collect
+from rowmill.build.gc import collect_garbage
 from rowmill.core.errors import IntegrityError
 from rowmill.inspection import verify
 from rowmill.reader import Reader
@@ -23,15 +23,15 @@ def test_unfinished_files_go_and_finished_ones_stay(tmp_path: Path) -> None:
     for path in (beside, alone):
         path.write_bytes(b"half")
 
-    named = collect(road.project, keep=1, dry_run=True).items
+    named = collect_garbage(road.project, keep=1, dry_run=True).items
     assert sorted((one.kind, one.path, one.size_bytes) for one in named) == sorted(
         ("unfinished file", str(path.relative_to(road.store)), 4) for path in (beside, alone)
     )
     assert beside.exists()
-    collect(road.project, keep=1, dry_run=False)
+    collect_garbage(road.project, keep=1, dry_run=False)
     assert not beside.exists()
     assert not alone.exists()
-    assert not any(one.fails for one in verify.verify(road.project, deep=True))
+    assert not any(one.fails for one in verify.verify_recipe(road.project, deep=True))
     assert road.build().made() == set()
 
 
@@ -44,7 +44,7 @@ def test_part_that_was_written_again_is_what_the_next_build_begins_with(tmp_path
     road.recipe({"rows": {"source": {"train_urls": urls}, "format": PAIR}})
     before = road.build(only=("raw_dataset", "canonical_rows"))
     made_of = before.manifest("rows", "canonical_rows").details["made_of"]
-    collect(road.project, keep=1, dry_run=False)
+    collect_garbage(road.project, keep=1, dry_run=False)
 
     road.write("c.jsonl", [pair(9)])
     after = road.build(only=("raw_dataset", "canonical_rows")).report("rows", "canonical_rows")
@@ -64,9 +64,9 @@ def test_versions_that_go_take_the_parts_they_began_with_along(tmp_path: Path) -
     folder = road.store / "road" / "rows" / "canonical_rows" / "parts"
     assert len(list(folder.iterdir())) == 4
 
-    collect(road.project, keep=1, dry_run=False)
+    collect_garbage(road.project, keep=1, dry_run=False)
 
-    kept = runner.manifest.current(road.project.store, ("road", "rows", "canonical_rows"))
+    kept = runner.manifest.load_current(road.project.store, ("road", "rows", "canonical_rows"))
     assert kept is not None
     assert {path.name for path in folder.iterdir()} == {
         *(part.fingerprint for part in kept.parts),
@@ -87,7 +87,7 @@ def night(road: Road, rows: range, *ranks: str) -> None:
     road.one("rows.jsonl", content, PAIR, splits={"validation": 0.3})
     road.build(only=BEFORE_RANKS)
     step = runner.find_step(road.project, ("road", RANKS))
-    runner.run(road.project, step, runner.open_inputs(road.project, step), ranks=ranks)
+    runner.run_step(road.project, step, runner.open_inputs(road.project, step), ranks=ranks)
 
 
 def read_by_trainers(road: Road) -> tuple[list[list[int]], list[list[int]]]:
@@ -106,7 +106,7 @@ def test_ranks_that_trainers_open_stay_while_one_newer_rank_is_current(tmp_path:
     night(road, range(20, 70), "rank-00000-of-00002")
     assert read_by_trainers(road) == published
 
-    collect(road.project, keep=1, dry_run=False)
+    collect_garbage(road.project, keep=1, dry_run=False)
 
     assert read_by_trainers(road) == published
     assert (road.store / names["order_file"]).exists()
@@ -114,7 +114,7 @@ def test_ranks_that_trainers_open_stay_while_one_newer_rank_is_current(tmp_path:
     versions, store = {f"road/{RANKS}": names["version"]}, road.project.store
     while versions:
         key, version = versions.popitem()
-        made = runner.manifest.by_version(store, tuple(key.split("/")), version)
+        made = runner.manifest.load_version(store, tuple(key.split("/")), version)
         assert all(store.exists(file.path) for part in made.parts for file in part.files.values())
         versions |= made.inputs
 
@@ -126,7 +126,7 @@ def test_ranks_that_trainers_no_longer_open_go(tmp_path: Path) -> None:
     night(road, range(20, 70))
     now = read_by_trainers(road)
 
-    collect(road.project, keep=1, dry_run=False)
+    collect_garbage(road.project, keep=1, dry_run=False)
 
     assert read_by_trainers(road) == now
     assert not (road.store / first["order_file"]).exists()
@@ -141,7 +141,7 @@ def test_nothing_goes_while_it_cannot_be_told_what_trainers_open(tmp_path: Path,
     before = sorted(road.store.rglob("*"))
 
     with pytest.raises(IntegrityError, match=r"current\.json: cut short, or changed .*; copy it again, or build"):
-        collect(road.project, keep=1, dry_run=False)
+        collect_garbage(road.project, keep=1, dry_run=False)
 
     assert sorted(road.store.rglob("*")) == before
 
@@ -152,9 +152,9 @@ def test_shards_that_are_current_again_keep_the_statistics_that_their_gate_asks_
     road.write("rows.jsonl", [pair(i) for i in range(60)])
     road.build()
     project = road.project
-    runner.run(project, runner.find_step(project, old.key), {}, version=old.version)
+    runner.run_step(project, runner.find_step(project, old.key), {}, version=old.version)
 
-    collect(project, keep=1, dry_run=False)
+    collect_garbage(project, keep=1, dry_run=False)
     again = runner.build(project, only=["training_splits", "gpu_partitions"])
 
     assert [step.name for step, _, _ in again] == ["training_splits", "gpu_partitions"]

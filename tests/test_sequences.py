@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rowmill.core.errors import IntegrityError
 from rowmill.exports import native
 from rowmill.shards import gather
-from rowmill.shards.sequences import Sequences, Shelf, require_sound, take
+from rowmill.shards.sequences import SegmentFiles, SequenceBatch, require_valid_tokens, take_segments
 from tests.export_cases import VECTOR, sequences
 
 SEGMENT = st.lists(st.tuples(st.integers(0, 99), st.integers(0, 1)), min_size=1, max_size=5).map(
@@ -23,16 +23,18 @@ FILES = st.lists(st.lists(st.lists(SEGMENT, min_size=1, max_size=3), min_size=1,
 """Files of sequences of segments (ids, mask)."""
 
 
-def shelf_of(files: list[list[list[tuple[list[int], list[int]]]]], folder: Path) -> Shelf:
+def shelf_of(files: list[list[list[tuple[list[int], list[int]]]]], folder: Path) -> SegmentFiles:
     paths: list[str] = []
     for number, content in enumerate(files):
-        table = native.packed(sequences(content))
+        table = native.make_packed_table(sequences(content))
         place = table.schema.get_field_index("dataset")
         path = folder / f"{number}.arrow"
-        gather.to_scratch(table.set_column(place, "dataset", pa.array([f"d{number}"] * len(content))), str(path))
+        gather.write_scratch_file(
+            table.set_column(place, "dataset", pa.array([f"d{number}"] * len(content))), str(path)
+        )
         paths.append(str(path))
     counts = [sum(len(one) for one in content) for content in files]
-    return Shelf(tuple(paths), np.concatenate(([0], np.cumsum(counts))))
+    return SegmentFiles(tuple(paths), np.concatenate(([0], np.cumsum(counts))))
 
 
 @settings(deadline=None, max_examples=40)
@@ -47,25 +49,27 @@ def test_take_returns_the_wanted_segments_in_the_wanted_grouping(
     cuts = data.draw(st.sets(st.integers(1, len(wanted)), max_size=3))
     offsets = np.array([0, *sorted(cuts | {len(wanted)})])
 
-    taken = take(shelf, np.array(wanted), offsets)
-    gather.forget()
+    taken = take_segments(shelf, np.array(wanted), offsets)
+    gather.drop_scratch_maps()
 
     assert taken.ids.tolist() == [i for number in wanted for i in every[number][0]]
     assert taken.trained.tolist() == [bool(m) for number in wanted for m in every[number][1]]
     assert np.diff(taken.offsets).tolist() == [len(every[number][0]) for number in wanted]
     assert taken.sequence_offsets.tolist() == offsets.tolist()
     assert taken.datasets.to_pylist() == [homes[wanted[first]] for first in offsets[:-1]]
-    require_sound(taken, vocab_size=100, where="here")
+    require_valid_tokens(taken, vocab_size=100, where="here")
 
 
 def test_take_carries_weights_and_open_attention(tmp_path: Path) -> None:
     one = sequences(VECTOR, weights=[0, 0.5, 2, 0, 0.25], is_open=True)
-    table = native.packed(one)
+    table = native.make_packed_table(one)
     place = table.schema.get_field_index("dataset")
-    gather.to_scratch(table.set_column(place, "dataset", pa.array(["d"])), str(tmp_path / "a.arrow"))
+    gather.write_scratch_file(table.set_column(place, "dataset", pa.array(["d"])), str(tmp_path / "a.arrow"))
 
-    taken = take(Shelf((str(tmp_path / "a.arrow"),), np.array([0, 2])), np.array([0, 1]), np.array([0, 2]))
-    gather.forget()
+    taken = take_segments(
+        SegmentFiles((str(tmp_path / "a.arrow"),), np.array([0, 2])), np.array([0, 1]), np.array([0, 2])
+    )
+    gather.drop_scratch_maps()
 
     assert taken.weights is not None
     assert taken.weights.tolist() == [0, 0.5, 2, 0, 0.25]
@@ -73,7 +77,7 @@ def test_take_carries_weights_and_open_attention(tmp_path: Path) -> None:
     assert taken.spans()[0].tolist() == [0, 5]
 
 
-def vector(**changes: Any) -> Sequences:
+def vector(**changes: Any) -> SequenceBatch:
     return replace(sequences(VECTOR), **changes)
 
 
@@ -90,8 +94,8 @@ def vector(**changes: Any) -> Sequences:
 )
 def test_unsound_sequences_are_refused_before_anything_is_written(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(IntegrityError, match=f"here: {said}"):
-        require_sound(vector(**changes), vocab_size=100, where="here")
+        require_valid_tokens(vector(**changes), vocab_size=100, where="here")
 
 
 def test_sound_sequences_pass() -> None:
-    require_sound(vector(), vocab_size=21, where="here")
+    require_valid_tokens(vector(), vocab_size=21, where="here")

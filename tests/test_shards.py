@@ -28,17 +28,17 @@ def _segments(parts: list[tuple[list[int], list[int]]], per_sequence: list[int])
 
 def _table(segments: Segments, *, blocked: bool = True) -> pa.Table:
     ranges = np.stack([segments.starts, np.diff(segments.offsets).astype(np.int32)], axis=1)
-    plan = packing.Plan(segments.sequence_offsets, np.arange(len(ranges)), ranges)
+    plan = packing.SequencePlan(segments.sequence_offsets, np.arange(len(ranges)), ranges)
     lengths, offsets = packing.attention_spans(plan, block_cross_document_attention=blocked)
-    labels = packing.labels(segments.ids, segments.mask, lengths, ignore_token_id=None)
+    labels = packing.make_labels(segments.ids, segments.mask, lengths, ignore_token_id=None)
     spans = Spans(labels, packing.position_ids(lengths), lengths, offsets)
-    return native.to_table(segments, spans, dataset="d", first_sequence=7)
+    return native.make_shard_table(segments, spans, dataset="d", first_sequence=7)
 
 
 def _back(table: pa.Table) -> pa.Table:
     sink = BytesIO()
-    native.write(table, sink, {"recipe": "demo"})
-    return native.read(sink.getvalue())
+    native.write_native_shard(table, sink, {"recipe": "demo"})
+    return native.read_native_shard(sink.getvalue())
 
 
 def test_to_table_of_the_specified_vector() -> None:
@@ -80,31 +80,31 @@ def test_segments_of_what_was_written_are_the_segments(parts: list[list[tuple[in
     sizes = [first, len(parts) - first] if first < len(parts) else [first]
     segments = _segments([([i for i, _ in p], [m for _, m in p]) for p in parts], sizes)
 
-    back = native.segments_of(_back(_table(segments)))
+    back = native.recover_segments(_back(_table(segments)))
 
     lengths = np.diff(segments.offsets)
-    targets = packing.targets(segments.mask, lengths)
+    targets = packing.mark_targets(segments.mask, lengths)
     assert back.ids.tolist() == segments.ids.tolist()
     assert back.mask.tolist() == targets.tolist()
     assert back.offsets.tolist() == segments.offsets.tolist()
     assert back.sequence_offsets.tolist() == segments.sequence_offsets.tolist()
-    found, expected = sum(native.sequence_hashes(back)), sum(native.segment_hashes(segments, targets))
-    assert found % native.MODULUS == expected % native.MODULUS
+    found, expected = sum(native.hash_sequences(back)), sum(native.hash_segments(segments, targets))
+    assert found % native.HASH_MODULUS == expected % native.HASH_MODULUS
 
 
 @pytest.mark.parametrize("place", [0, 3, 4])
 def test_content_hash_sees_a_token_replaced_by_a_copy(place: int) -> None:
     segments = _segments([([10, 11, 2], [0, 1, 1]), ([20, 2], [0, 1])], [2])
-    before = sum(native.segment_hashes(segments, segments.mask))
+    before = sum(native.hash_segments(segments, segments.mask))
 
     segments.ids[place] = 11
 
-    assert sum(native.segment_hashes(segments, segments.mask)) != before
+    assert sum(native.hash_segments(segments, segments.mask)) != before
 
 
 def test_content_hash_sees_a_shifted_mask_and_a_swapped_name() -> None:
     segments = _segments([([10, 11, 2], [0, 1, 1]), ([10, 11, 2], [0, 1, 1])], [2])
-    before = sum(native.segment_hashes(segments, segments.mask))
+    before = sum(native.hash_segments(segments, segments.mask))
     shifted = np.roll(segments.mask, 1)
     renamed = Segments(
         segments.ids,
@@ -115,8 +115,8 @@ def test_content_hash_sees_a_shifted_mask_and_a_swapped_name() -> None:
         segments.starts,
     )
 
-    assert sum(native.segment_hashes(segments, shifted)) != before
-    assert sum(native.segment_hashes(renamed, renamed.mask)) != before
+    assert sum(native.hash_segments(segments, shifted)) != before
+    assert sum(native.hash_segments(renamed, renamed.mask)) != before
 
 
 def test_content_hash_sees_a_weight_moved_or_changed() -> None:
@@ -124,7 +124,7 @@ def test_content_hash_sees_a_weight_moved_or_changed() -> None:
     given_weights = ([0, 0.5, 2, 0, 1], [0, 2, 0.5, 0, 1], [0, 0.5, 2, 0, 0.5], None)
 
     hashes = [
-        sum(native.segment_hashes(replace(segments, weights=weights), segments.mask))
+        sum(native.hash_segments(replace(segments, weights=weights), segments.mask))
         for weights in (None if one is None else np.array(one, np.float32) for one in given_weights)
     ]
 
@@ -137,19 +137,19 @@ def test_weights_are_read_back_with_the_content_hash_that_they_were_written_with
 
     table = _back(_table(weighted))
 
-    assert table.schema.equals(native.schema(weighted=True))
-    back = native.segments_of(table)
+    assert table.schema.equals(native.make_shard_schema(weighted=True))
+    back = native.recover_segments(table)
     assert back.weights is not None
     assert back.weights.tolist() == [0, 0.5, 2, 0, 1]
-    assert native.sequence_hashes(back) == [sum(native.segment_hashes(weighted, segments.mask)) % native.MODULUS]
+    assert native.hash_sequences(back) == [sum(native.hash_segments(weighted, segments.mask)) % native.HASH_MODULUS]
 
 
 def test_fillers_of_a_weighted_recipe_weigh_nothing() -> None:
-    assert native.fillers(1, pad_id=3, dataset="", weighted=True).to_pylist()[0]["loss_weights"] == [0, 0]
+    assert native.make_fillers(1, pad_id=3, dataset="", weighted=True).to_pylist()[0]["loss_weights"] == [0, 0]
 
 
 def test_fillers_have_two_tokens_and_no_target() -> None:
-    row = native.fillers(2, pad_id=3, dataset="", weighted=False).to_pylist()[1]
+    row = native.make_fillers(2, pad_id=3, dataset="", weighted=False).to_pylist()[1]
 
     assert row["input_ids"] == [3, 3]
     assert row["labels"] == [-100, -100]
@@ -171,7 +171,7 @@ def test_take_returns_the_wanted_rows_in_the_wanted_order(
     for i, size in enumerate(sizes):
         rows = [[n] * (n % 3) for n in range(int(firsts[i]), int(firsts[i]) + size)]
         path = folder / f"{i}.arrow"
-        gather.to_scratch(
+        gather.write_scratch_file(
             pa.table(
                 {
                     "row": pa.array(rows, pa.list_(pa.int64())),
@@ -182,13 +182,13 @@ def test_take_returns_the_wanted_rows_in_the_wanted_order(
         )
         files.append(str(path))
 
-    table = gather.take(files, firsts, np.array(wanted, np.int64))
+    table = gather.take_rows(files, firsts, np.array(wanted, np.int64))
 
     assert table.column("name").to_pylist() == [str(n) for n in wanted]
     assert table.column("row").to_pylist() == [[n] * (n % 3) for n in wanted]
 
 
 def test_cut_joins_the_ranges_in_order() -> None:
-    places = native.cut(np.array([0, 4, 10]), np.array([1, 0, 1]), np.array([2, 0, 0]), np.array([3, 2, 1]))
+    places = native.locate_tokens(np.array([0, 4, 10]), np.array([1, 0, 1]), np.array([2, 0, 0]), np.array([3, 2, 1]))
 
     assert places.tolist() == [6, 7, 8, 0, 1, 4]

@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rowmill.tabular.sizing import advise_group_column, estimate
+from rowmill.tabular.sizing import advise_group_column, estimate_example
 
 
 def sized(**changes: Any) -> Any:
     values: dict[str, Any] = {"limit": 12_288, "prompt": 100, "record_tokens": 20, "records_per_group": 17, "cap": 5}
-    return estimate("grouped", **values | changes)
+    return estimate_example("grouped", **values | changes)
 
 
 def test_estimate_of_the_specification_s_groups_fits_with_room_for_thirty_five() -> None:
@@ -34,8 +34,8 @@ def test_estimate_of_a_lone_group_overflows_beyond_the_room(tokens: int, advice:
 
 
 def test_estimate_of_tables_and_series_adds_the_prompt() -> None:
-    table = estimate("tabular", limit=1000, prompt=36, cap=3, record_tokens=80)
-    series = estimate("sequential", limit=1000, prompt=36, cap=None, record_tokens=80, records_per_group=50)
+    table = estimate_example("tabular", limit=1000, prompt=36, cap=3, record_tokens=80)
+    series = estimate_example("sequential", limit=1000, prompt=36, cap=None, record_tokens=80, records_per_group=50)
 
     assert (table.example_tokens, table.fits) == (36 + 240, True)
     assert (series.example_tokens, series.fits) == (1000, True)

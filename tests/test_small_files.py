@@ -16,8 +16,8 @@ import pytest
 
 from rowmill.build import runner
 from rowmill.inspection.trace import trace_row, trace_source
-from rowmill.sources import FileScan, Group, Part, group_parts
-from rowmill.sources.sharing import MEAN_BYTES, MOST_BYTES, SMALL_BYTES
+from rowmill.sources import FileScan, PartGroup, SourcePart, group_parts
+from rowmill.sources.sharing import MAX_GROUP_BYTES, MEAN_GROUP_BYTES, SMALL_FILE_BYTES
 from rowmill.stages import inputs
 from tests.recipes import CHAT, Built, Road, chat
 
@@ -31,7 +31,7 @@ FILES = 700
 def file_of(name: str, *, content_bytes: int = 2000, parts: int = 1, **other: Any) -> FileScan:
     """Return the scan of a file; its digests follow from its name."""
     made = tuple(
-        Part(
+        SourcePart(
             url=name, split_hint=None, index=index, offset=0, length=content_bytes, first_line=1, first_record=1,
             records=1, sha256=hashlib.sha256(f"{name} {index}".encode()).hexdigest(), part_id=f"{name}-{index}",
             reader="json_lines", arrow=False, stamp="s", staged=None, content_bytes=content_bytes,
@@ -46,28 +46,28 @@ def many(count: int, **options: Any) -> list[FileScan]:
     return [file_of(f"f{number:05d}", **options) for number in range(count)]
 
 
-def cost(group: Group) -> int:
+def cost(group: PartGroup) -> int:
     return sum(part.content_bytes or 0 for part in group)
 
 
 def test_groups_are_the_parts_in_their_order() -> None:
-    scans = [*many(500), file_of("large", content_bytes=SMALL_BYTES, parts=3), *many(300, content_bytes=100_000)]
+    scans = [*many(500), file_of("large", content_bytes=SMALL_FILE_BYTES, parts=3), *many(300, content_bytes=100_000)]
 
     groups = group_parts(scans)
 
     assert [*chain(*groups)] == [part for scan in scans for part in scan.parts]
     assert len(groups) < 100
-    assert max(map(cost, groups)) <= MOST_BYTES
+    assert max(map(cost, groups)) <= MAX_GROUP_BYTES
 
 
 def test_groups_of_many_small_files_have_the_mean_size() -> None:
     groups = group_parts(many(20_000))
 
-    assert 0.8 * MEAN_BYTES < 20_000 * (2000 + 4096) / len(groups) < 1.2 * MEAN_BYTES
+    assert 0.8 * MEAN_GROUP_BYTES < 20_000 * (2000 + 4096) / len(groups) < 1.2 * MEAN_GROUP_BYTES
 
 
 def test_files_that_fill_a_part_share_none() -> None:
-    scans = [file_of(f"large{number}", content_bytes=SMALL_BYTES) for number in range(5)]
+    scans = [file_of(f"large{number}", content_bytes=SMALL_FILE_BYTES) for number in range(5)]
 
     assert {len(group) for group in group_parts(scans)} == {1}
 
@@ -87,7 +87,7 @@ def test_files_of_another_split_or_kind_go_apart(other: dict[str, Any]) -> None:
     assert all(len({(part.split_hint, part.reader, part.arrow) for part in group}) == 1 for group in groups)
 
 
-def names(groups: Iterable[Sequence[Part]]) -> set[tuple[str, ...]]:
+def names(groups: Iterable[Sequence[SourcePart]]) -> set[tuple[str, ...]]:
     return {tuple(part.sha256 for part in group) for group in groups}
 
 
@@ -172,7 +172,7 @@ def test_two_workers_make_the_bytes_of_one(built: Built, tmp_path: Path) -> None
 def test_changed_file_makes_its_group_alone(tmp_path: Path) -> None:
     road = write_many(tmp_path, large=False)
     first = road.build()
-    groups = inputs.groups_of(first.manifest("rows", "raw_dataset").details)
+    groups = inputs.load_part_groups(first.manifest("rows", "raw_dataset").details)
     assert len(groups) > 2
 
     # Not the last of its group: that one decides where the group ends.
@@ -219,7 +219,7 @@ def test_tables_in_small_files_keep_a_part_each(tmp_path: Path) -> None:
 def test_manifest_of_before_files_shared_parts_has_each_alone(built: Built) -> None:
     details = {"scans": built.manifest("rows", "raw_dataset").details["scans"]}
 
-    assert all(len(group) == 1 for group in inputs.groups_of(details))
+    assert all(len(group) == 1 for group in inputs.load_part_groups(details))
 
 
 def test_single_file_is_identified_as_before_files_shared_parts(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from rowmill.core import remote
 from rowmill.core.errors import ConfigError, SourceError
 from rowmill.core.storage import Store
 from rowmill.reports import report_page
-from rowmill.sources import Files, FileScan, StageIn, find_files, public_url, read, scan
+from rowmill.sources import Files, FileScan, StoreStager, find_files, public_url, read_records, scan_source
 from tests.recipes import CHAT, Road, chat, lines
 from tests.tiny_project import FOREIGN_WARNINGS
 
@@ -28,7 +28,9 @@ pytestmark = FOREIGN_WARNINGS
 
 
 def scan_all(folder: Path, *urls: str, known: dict[str, FileScan] | None = None) -> list[FileScan]:
-    return scan(Files(train_urls=list(urls)), folder, StageIn(Store(str(folder.parent / "stage")), "raw"), known or {})
+    return scan_source(
+        Files(train_urls=list(urls)), folder, StoreStager(Store(str(folder.parent / "stage")), "raw"), known or {}
+    )
 
 
 @pytest.fixture
@@ -318,10 +320,10 @@ def test_two_signatures_of_one_file_are_one_file(address: str, tmp_path: Path) -
 
 def test_file_signed_anew_has_the_same_identity_and_rows(address: str, tmp_path: Path) -> None:
     first, second = (Files(train_urls=[signed(address, one)]) for one in ("5ec2e7", "5ec2e7b"))
-    stage = StageIn(Store(str(tmp_path / "stage")), "raw")
+    stage = StoreStager(Store(str(tmp_path / "stage")), "raw")
 
     assert first.model_dump() == second.model_dump()
-    assert scan(first, tmp_path, stage, {}) == scan(second, tmp_path, stage, {})
+    assert scan_source(first, tmp_path, stage, {}) == scan_source(second, tmp_path, stage, {})
 
 
 def test_queries_that_ask_for_two_files_are_two_files(address: str, tmp_path: Path) -> None:
@@ -345,7 +347,7 @@ def test_secrets_of_an_address_reach_nothing_that_a_build_leaves(address: str, t
     road = Road(tmp_path)
     source = {"train_urls": [signed(address, "5ec2e7")]}
     built = road.recipe({"rows": {"source": source, "format": CHAT}}).build()
-    report_page.write(road.project)
+    report_page.write_report(road.project)
 
     found = list(contents(road.store))
 
@@ -359,4 +361,4 @@ def test_secrets_of_an_address_reach_nothing_that_a_build_leaves(address: str, t
 def test_part_of_a_secret_address_is_read_from_its_copy(address: str, tmp_path: Path) -> None:
     [one] = scan_all(tmp_path, signed(address, "5ec2e7"))
 
-    assert sum(1 for part in one.parts for _ in read(part, tmp_path)) == 20
+    assert sum(1 for part in one.parts for _ in read_records(part, tmp_path)) == 20

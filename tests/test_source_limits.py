@@ -20,7 +20,16 @@ from hypothesis import strategies as st
 
 from rowmill.core.errors import SchemaError, SourceError
 from rowmill.core.storage import Store
-from rowmill.sources import Files, FileScan, HuggingFace, RawRecord, StageIn, json_array, read, scan
+from rowmill.sources import (
+    Files,
+    FileScan,
+    HuggingFaceSource,
+    RawRecord,
+    StoreStager,
+    json_array,
+    read_records,
+    scan_source,
+)
 from rowmill.sources.limits import EXPANSION_FREE_BYTES, Limits, RecordLimits
 from rowmill.sources.parts import cut_lines
 from tests.recipes import CHAT, Road, chat, lines
@@ -32,13 +41,13 @@ def scan_one(path: Path, *, known: dict[str, FileScan] | None = None, **limits: 
     source = Files(
         train_urls=[path.name], sample_by="line" if ".txt" in path.name else "document", limits=Limits(**limits)
     )
-    [one] = scan(source, path.parent, StageIn(Store(str(path.parent / "stage")), "raw"), known or {})
+    [one] = scan_source(source, path.parent, StoreStager(Store(str(path.parent / "stage")), "raw"), known or {})
     return one
 
 
 def records(path: Path, max_record_bytes: int = 64 << 20) -> list[RawRecord]:
     one = scan_one(path, max_record_bytes=max_record_bytes)
-    found = [record for part in one.parts for record in read(part, path.parent)]
+    found = [record for part in one.parts for record in read_records(part, path.parent)]
     assert len(found) == one.records
     return found
 
@@ -176,7 +185,7 @@ def test_line_of_gigabytes_is_read_past_in_flat_memory() -> None:
 def test_element_of_gigabytes_is_read_past_in_flat_memory() -> None:
     stream: Any = _Endless(b'[{"a":1},{"b":"', 512, b'"},{"c":1}]')
 
-    found, peak = peak_of(lambda: sum(1 for _ in json_array.elements(stream, "a.json", 8 << 20)))
+    found, peak = peak_of(lambda: sum(1 for _ in json_array.split_elements(stream, "a.json", 8 << 20)))
 
     assert found == 3
     assert peak < 64 << 20
@@ -266,15 +275,15 @@ def test_source_of_too_many_files_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(
         SourceError, match=r"the source has 4 files; at most 3 are allowed; .* source\.limits\.max_files"
     ):
-        scan(source, tmp_path, StageIn(Store(str(tmp_path / "stage")), "raw"), {})
+        scan_source(source, tmp_path, StoreStager(Store(str(tmp_path / "stage")), "raw"), {})
 
 
 def test_rows_of_a_hugging_face_dataset_that_are_too_long_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set/train.jsonl").write_bytes(b"".join(json.dumps(row).encode() + b"\n" for row in ROWS))
-    source = HuggingFace(id="set", limits=RecordLimits(max_record_bytes=LIMIT))
+    source = HuggingFaceSource(id="set", limits=RecordLimits(max_record_bytes=LIMIT))
 
-    [one] = scan(source, tmp_path, StageIn(Store(str(tmp_path / "stage")), "raw"), {})
+    [one] = scan_source(source, tmp_path, StoreStager(Store(str(tmp_path / "stage")), "raw"), {})
 
-    found = told([record for part in one.parts for record in read(part, tmp_path)])
+    found = told([record for part in one.parts for record in read_records(part, tmp_path)])
     assert found == [ROWS[0], too_long(len(LONG)), ROWS[2]]

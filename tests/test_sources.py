@@ -33,27 +33,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rowmill.core.config import Config, check
+from rowmill.core.config import Config, validate_options
 from rowmill.core.errors import ConfigError, SourceError
 from rowmill.core.storage import Store
 from rowmill.sources import (
     Files,
     FileScan,
-    Generated,
-    HuggingFace,
+    GeneratedSource,
+    HuggingFaceSource,
     RawRecord,
     Source,
-    StageIn,
+    StoreStager,
     find_files,
     json_array,
     number_equal_parts,
     plain_text,
     public_url,
-    read,
-    scan,
+    read_records,
+    scan_source,
 )
 from rowmill.sources.limits import Limits
-from rowmill.sources.parts import SampleBy, Slice, cut_lines, cut_rows, part_bytes, part_rows
+from rowmill.sources.parts import PartContent, SampleBy, cut_lines, cut_rows, part_bytes, part_rows
 from rowmill.sources.urls import expand_braces
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -74,9 +74,9 @@ class Holder(Config):
     source: Source
 
 
-def validated(**source: Any) -> Files | HuggingFace:
+def validated(**source: Any) -> Files | HuggingFaceSource:
     found = Holder.model_validate({"source": source}).source
-    assert not isinstance(found, Generated)
+    assert not isinstance(found, GeneratedSource)
     return found
 
 
@@ -84,12 +84,12 @@ def scan_all(
     folder: Path, *urls: str, known: dict[str, FileScan] | None = None, sample_by: SampleBy = "document"
 ) -> list[FileScan]:
     """Scan the files of a folder, staging beside it."""
-    stage = StageIn(Store(str(folder.parent / "stage")), "raw")
-    return scan(Files(train_urls=list(urls or ["."]), sample_by=sample_by), folder, stage, known or {})
+    stage = StoreStager(Store(str(folder.parent / "stage")), "raw")
+    return scan_source(Files(train_urls=list(urls or ["."]), sample_by=sample_by), folder, stage, known or {})
 
 
 def records(scans: list[FileScan], base: Path) -> list[RawRecord]:
-    return [record for one in scans for part in one.parts for record in read(part, base)]
+    return [record for one in scans for part in one.parts for record in read_records(part, base)]
 
 
 def values(scans: list[FileScan], base: Path) -> list[Any]:
@@ -112,8 +112,8 @@ def folder(tmp_path: Path) -> Path:
         ({"train_urls": ["a.jsonl"]}, Files),
         ({"validation_urls": ["a.jsonl"]}, Files),
         ({"kind": "files", "train_urls": ["a.jsonl"]}, Files),
-        ({"id": "owner/name"}, HuggingFace),
-        ({"kind": "huggingface", "id": "owner/name", "stream": False}, HuggingFace),
+        ({"id": "owner/name"}, HuggingFaceSource),
+        ({"kind": "huggingface", "id": "owner/name", "stream": False}, HuggingFaceSource),
     ],
 )
 def test_source_with_or_without_kind_is_told_by_its_fields(given_source: dict[str, Any], kind: type) -> None:
@@ -129,7 +129,7 @@ def test_source_survives_its_own_dump() -> None:
 def test_source_stream_is_streaming() -> None:
     source = validated(id="a/b", stream=False)
 
-    assert isinstance(source, HuggingFace)
+    assert isinstance(source, HuggingFaceSource)
     assert source.streaming is False
 
 
@@ -148,7 +148,7 @@ def test_source_stream_is_streaming() -> None:
 )
 def test_source_that_is_wrong_is_refused_at_load(given_source: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
-        check(Holder, {"source": given_source}, "datasets.x")
+        validate_options(Holder, {"source": given_source}, "datasets.x")
 
     for word in words:
         assert word in str(caught.value)
@@ -266,10 +266,10 @@ def test_glob_that_matches_another_suffix_is_refused(folder: Path) -> None:
 def test_validation_urls_give_every_file_its_split(folder: Path) -> None:
     (folder / "a.jsonl").write_text('{"a":1}\n')
     (folder / "b.jsonl").write_text('{"b":1}\n')
-    stage = StageIn(Store(str(folder.parent)), "raw")
+    stage = StoreStager(Store(str(folder.parent)), "raw")
 
-    both = scan(Files(train_urls=["a.jsonl"], validation_urls=["b.jsonl"]), folder, stage, {})
-    alone = scan(Files(train_urls=["a.jsonl"]), folder, stage, {both[0].url: both[0]})
+    both = scan_source(Files(train_urls=["a.jsonl"], validation_urls=["b.jsonl"]), folder, stage, {})
+    alone = scan_source(Files(train_urls=["a.jsonl"]), folder, stage, {both[0].url: both[0]})
 
     assert [(one.split_hint, one.parts[0].split_hint) for one in both] == [
         ("train",) * 2,
@@ -289,7 +289,7 @@ def text_of(lengths: list[int], *, ends: bool) -> bytes:
     return b"\n".join(lines) + (b"\n" if ends and lines else b"")
 
 
-def sliced(content: bytes) -> list[Slice]:
+def sliced(content: bytes) -> list[PartContent]:
     return list(cut_lines(io.BytesIO(content), NO_LIMIT))
 
 
@@ -414,7 +414,7 @@ def test_unmoved_file_is_not_read_again(folder: Path) -> None:
     def refuse(name: str, content: bytes) -> str:
         raise AssertionError(f"{name} is staged again: {content!r}")
 
-    assert scan(Files(train_urls=["."]), folder, refuse, known_of(scans)) == scans
+    assert scan_source(Files(train_urls=["."]), folder, refuse, known_of(scans)) == scans
 
 
 def test_moved_file_is_read_again(folder: Path) -> None:
@@ -511,7 +511,7 @@ def test_texts_are_those_of_the_text_builder_of_datasets(folder: Path) -> None:
 def test_parts_of_a_text_file_hold_the_same_texts_wherever_they_are_cut(lines: list[str], ends: bool) -> None:
     content = "\n".join(lines) + "\n" * ends
     for sample_by in ("line", "paragraph"):
-        parts = list(plain_text.cut(io.BytesIO(content.encode()), "a.txt", sample_by, Limits()))
+        parts = list(plain_text.cut_plain_text(io.BytesIO(content.encode()), "a.txt", sample_by, Limits()))
         staged = [line for part in parts for line in part.content.splitlines() if line]
         whole = content.split("\n")[: None if content.split("\n")[-1] else -1]
         said = [line for line in (one.removesuffix("\r") for one in whole) if line.strip(" \t\r")]
@@ -539,8 +539,8 @@ def test_paragraphs_appended_change_no_finished_part() -> None:
     content = "".join(paragraphs).encode()
 
     for kept in (len(content) // 3, len(content) // 2):
-        parts = list(plain_text.cut(io.BytesIO(content[:kept]), "a.txt", "paragraph", Limits()))
-        grown = list(plain_text.cut(io.BytesIO(content), "a.txt", "paragraph", Limits()))
+        parts = list(plain_text.cut_plain_text(io.BytesIO(content[:kept]), "a.txt", "paragraph", Limits()))
+        grown = list(plain_text.cut_plain_text(io.BytesIO(content), "a.txt", "paragraph", Limits()))
 
         assert len(parts) > 3
         assert grown[: len(parts) - 1] == parts[:-1]
@@ -564,7 +564,7 @@ def test_text_that_cannot_be_held_is_an_error_that_says_the_limit(
 @pytest.mark.parametrize("urls", [["a.jsonl"], ["a.{csv,parquet.zst}"]])
 def test_sample_by_without_a_text_file_is_refused(urls: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"sample_by: line cuts \.txt files, and no URL names one"):
-        check(Holder, {"source": {"train_urls": urls, "sample_by": "line"}}, "datasets.x")
+        validate_options(Holder, {"source": {"train_urls": urls, "sample_by": "line"}}, "datasets.x")
     for other in ("a.txt.gz", "data/", "data/*"):
         assert Files(train_urls=[*urls, other], sample_by="line").sample_by == "line"
 
@@ -617,7 +617,7 @@ def test_line_numbers_run_on_through_the_parts(folder: Path) -> None:
         assert [record.line for record in found] == [record.value and record.value["line"] for record in found]
         assert len(found) == one.records == sum(1 for row in rows if row)
         for part in one.parts:
-            inside = list(read(part, folder))
+            inside = list(read_records(part, folder))
             assert [record.number for record in inside] == list(range(part.records))
 
 
@@ -675,7 +675,7 @@ def test_list_elements_with_brackets_and_escapes_across_blocks_stay_whole(elemen
 
     text = f'[{element}, {element},{{"k": [{element}]}}]'
 
-    found = list(json_array.elements(Dripping(text.encode()), "a.json", NO_LIMIT))
+    found = list(json_array.split_elements(Dripping(text.encode()), "a.json", NO_LIMIT))
 
     assert found == [element.encode(), element.encode(), f'{{"k": [{element}]}}'.encode()]
 
@@ -691,7 +691,7 @@ def test_list_of_any_size_is_split_in_flat_memory() -> None:
             return next(self.pieces, b"")
 
     tracemalloc.start()
-    count = sum(1 for _ in json_array.elements(Generated(), "a.json", NO_LIMIT))
+    count = sum(1 for _ in json_array.split_elements(Generated(), "a.json", NO_LIMIT))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 
@@ -860,11 +860,11 @@ def test_remote_files_are_found_staged_and_read(memory: Any, tmp_path: Path) -> 
     memory.pipe("/bucket/x/p-1.jsonl", b'{"a": 3}\n')
     memory.pipe("/bucket/y/q.csv.gz", gzip.compress(b"a\n4\n"))
     memory.pipe("/bucket/y/README.md", b"no data")
-    stage = StageIn(Store("memory://out"), "raw")
+    stage = StoreStager(Store("memory://out"), "raw")
     source = Files(train_urls=["memory://bucket/x/p-{1..1}.jsonl", "memory://bucket/x/*0.jsonl", "memory://bucket/y"])
 
-    scans = scan(source, tmp_path, stage, {})
-    again = scan(source, tmp_path, stage, known_of(scans))
+    scans = scan_source(source, tmp_path, stage, {})
+    again = scan_source(source, tmp_path, stage, known_of(scans))
 
     assert [one.records for one in scans] == [1, 18000, 1]
     assert len(scans[1].parts) > 1
@@ -872,7 +872,7 @@ def test_remote_files_are_found_staged_and_read(memory: Any, tmp_path: Path) -> 
     assert values(scans, tmp_path) == [{"a": 3}, *([{"a": 1}, {"a": 2}] * 9000), {"a": "4"}]
     assert again == scans
     memory.pipe("/bucket/x/p-1.jsonl", b'{"a": 5}\n')
-    assert values(scan(source, tmp_path, stage, known_of(scans))[:1], tmp_path) == [{"a": 5}]
+    assert values(scan_source(source, tmp_path, stage, known_of(scans))[:1], tmp_path) == [{"a": 5}]
 
 
 class _Served(SimpleHTTPRequestHandler):
@@ -901,9 +901,11 @@ def test_web_addresses_are_read_and_what_moved_is_read_again(server: tuple[str, 
     (folder / "a.jsonl").write_bytes(b'{"a": 1}\n{"a": 2}\n')
     (folder / "b.jsonl.gz").write_bytes(gzip.compress(b'{"a": 3}\n'))
     source = Files(train_urls=[f"{address}/{{a.jsonl,b.jsonl.gz}}?download=1"])
-    stage = StageIn(Store(str(tmp_path / "stage")), "raw")
+    stage = StoreStager(Store(str(tmp_path / "stage")), "raw")
 
-    scans = scan(Files(train_urls=[f"{address}/a.jsonl?download=1", f"{address}/b.jsonl.gz"]), tmp_path, stage, {})
+    scans = scan_source(
+        Files(train_urls=[f"{address}/a.jsonl?download=1", f"{address}/b.jsonl.gz"]), tmp_path, stage, {}
+    )
 
     assert [one.url for one in scans] == [public_url(f"{address}/a.jsonl?download=1"), f"{address}/b.jsonl.gz"]
     assert values(scans, tmp_path) == [{"a": 1}, {"a": 2}, {"a": 3}]
@@ -912,7 +914,7 @@ def test_web_addresses_are_read_and_what_moved_is_read_again(server: tuple[str, 
         f"{address}/b.jsonl.gz?download=1",
     ]
     (folder / "a.jsonl").write_bytes(b'{"a": 9}\n')
-    assert values(scan(source, tmp_path, stage, known_of(scans)), tmp_path) == [{"a": 9}, {"a": 3}]
+    assert values(scan_source(source, tmp_path, stage, known_of(scans)), tmp_path) == [{"a": 9}, {"a": 3}]
 
 
 def test_web_address_that_is_not_there_is_named(server: tuple[str, Path], tmp_path: Path) -> None:
@@ -956,7 +958,9 @@ def dataset(folder: Path) -> Path:
 
 
 def scan_hub(base: Path, known: dict[str, FileScan] | None = None, **options: Any) -> list[FileScan]:
-    return scan(HuggingFace(id="set", **options), base, StageIn(Store(str(base.parent / "stage")), "raw"), known or {})
+    return scan_source(
+        HuggingFaceSource(id="set", **options), base, StoreStager(Store(str(base.parent / "stage")), "raw"), known or {}
+    )
 
 
 def test_hugging_face_folder_gives_its_rows_and_the_validation_split_it_has(dataset: Path) -> None:
@@ -1015,7 +1019,7 @@ def test_real_files_are_read_to_the_last_row(real_data: Path, tmp_path: Path) ->
     expected = rows_of_sources((real_data / "SOURCES.md").read_text(encoding="utf-8"))
     source = Files(train_urls=sorted(expected), sample_by="line")
 
-    scans = scan(source, real_data, StageIn(Store(str(tmp_path)), "raw"), {})
+    scans = scan_source(source, real_data, StoreStager(Store(str(tmp_path)), "raw"), {})
 
     assert len(expected) >= 40
     for one in scans:
@@ -1036,7 +1040,7 @@ def test_every_line_of_a_real_play_is_in_a_text_or_blank(
     source = Files(train_urls=["text/tinyshakespeare.txt"], sample_by=sample_by)
     content = (real_data / "text/tinyshakespeare.txt").read_text(encoding="utf-8")
 
-    scans = scan(source, real_data, StageIn(Store(str(tmp_path)), "raw"), {})
+    scans = scan_source(source, real_data, StoreStager(Store(str(tmp_path)), "raw"), {})
     found = records(scans, real_data)
 
     said = [one.value["text"] for one in found if one.value]
@@ -1054,9 +1058,9 @@ def test_real_lists_hold_what_the_standard_library_reads(real_data: Path, tmp_pa
         "preference/dpo_en_demo.json",
         "chat/fastchat_dummy_conversation.json",
     ]
-    stage = StageIn(Store(str(tmp_path)), "raw")
+    stage = StoreStager(Store(str(tmp_path)), "raw")
 
-    for one in scan(Files(train_urls=names), real_data, stage, {}):
+    for one in scan_source(Files(train_urls=names), real_data, stage, {}):
         assert values([one], real_data) == json.loads((real_data / one.url).read_text(encoding="utf-8"))
 
 

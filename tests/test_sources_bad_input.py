@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from rowmill.core.errors import IntegrityError, PipelineError, SchemaError, SourceError
 from rowmill.core.storage import Store
-from rowmill.sources import Files, FileScan, HuggingFace, RawRecord, StageIn, read, scan
+from rowmill.sources import Files, FileScan, HuggingFaceSource, RawRecord, StoreStager, read_records, scan_source
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
@@ -36,12 +36,12 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 def scan_file(path: Path) -> FileScan:
     """Scan one file, staging in the folder above its own; a text file is cut into lines."""
     source = Files(train_urls=[path.name], sample_by="line" if path.suffix == ".txt" else "document")
-    return scan(source, path.parent, StageIn(Store(str(path.parent.parent)), "raw"), {})[0]
+    return scan_source(source, path.parent, StoreStager(Store(str(path.parent.parent)), "raw"), {})[0]
 
 
 def read_file(path: Path) -> list[RawRecord]:
     one = scan_file(path)
-    found = [record for part in one.parts for record in read(part, path.parent)]
+    found = [record for part in one.parts for record in read_records(part, path.parent)]
     assert len(found) == one.records
     return found
 
@@ -349,10 +349,10 @@ def test_file_that_changes_between_scan_and_read_is_noticed(folder: Path) -> Non
     for content in ('{"a": 2}\n', "", '{"a": 1}'):
         path.write_text(content)
         with pytest.raises(IntegrityError, match="the file changed while the build ran"):
-            read(part, folder)
+            read_records(part, folder)
     path.unlink()
     with pytest.raises(SourceError, match=r"a\.jsonl"):
-        read(part, folder)
+        read_records(part, folder)
 
 
 def test_lines_appended_between_scan_and_read_do_not_disturb_the_parts(folder: Path) -> None:
@@ -362,7 +362,7 @@ def test_lines_appended_between_scan_and_read_do_not_disturb_the_parts(folder: P
     with path.open("a") as file:
         file.write('{"a": 2}\n')
 
-    assert [record.value for record in read(part, folder)] == [{"a": 1}]
+    assert [record.value for record in read_records(part, folder)] == [{"a": 1}]
 
 
 def test_staged_copy_that_is_damaged_or_gone_is_noticed(folder: Path) -> None:
@@ -372,10 +372,10 @@ def test_staged_copy_that_is_damaged_or_gone_is_noticed(folder: Path) -> None:
 
     Path(part.staged).write_text("two\n")
     with pytest.raises(IntegrityError, match="remove it and build again"):
-        read(part, folder)
+        read_records(part, folder)
     Path(part.staged).unlink()
     with pytest.raises(SourceError, match="must exist"):
-        read(part, folder)
+        read_records(part, folder)
 
 
 def test_errors_say_where_what_was_allowed_and_what_to_do(folder: Path) -> None:
@@ -415,4 +415,4 @@ def test_hugging_face_folder_with_damaged_data_is_one_error(folder: Path) -> Non
     (folder / "set/train.jsonl").write_text('{"a": 1}\n{"a": \n')
 
     with pytest.raises(SourceError, match="set: the datasets library cannot load it"):
-        scan(HuggingFace(id="set"), folder, StageIn(Store(str(folder.parent)), "raw"), {})
+        scan_source(HuggingFaceSource(id="set"), folder, StoreStager(Store(str(folder.parent)), "raw"), {})

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowmill.core.config import check
+from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError
 from rowmill.formats import splits
-from rowmill.formats.splits import Splits, Splitter, boundaries_of
+from rowmill.formats.splits import Splits, Splitter, compute_boundaries
 from rowmill.schema.rows import Rejected
 
 CONTENT = b"0123456789abcdef"
 
 
 def splitter(**values: object) -> Splitter:
-    return Splitter(check(Splits, values, "splits"))
+    return Splitter(validate_options(Splits, values, "splits"))
 
 
 def in_time(gap: object = 0, **boundaries: object) -> Splitter:
@@ -32,20 +32,22 @@ def test_group_split_of_twelve_groups_is_as_specified() -> None:
 
     assert [name for name, split in decided.items() if split == "validation"] == ["g2", "g8"]
     assert [name for name, split in decided.items() if split == "test"] == ["g4"]
-    assert decided == {name: decide.of_group(name) for name in decided}
+    assert decided == {name: decide.assign_by_group(name) for name in decided}
 
 
 def test_group_split_with_another_seed_is_another_one() -> None:
     names = [f"g{i}" for i in range(100)]
 
-    assert [splitter(test=0.5).of_group(n) for n in names] != [splitter(test=0.5, seed=1).of_group(n) for n in names]
+    assert [splitter(test=0.5).assign_by_group(n) for n in names] != [
+        splitter(test=0.5, seed=1).assign_by_group(n) for n in names
+    ]
 
 
 def test_group_split_keeps_typed_values_apart_and_key_order_together() -> None:
     decide = splitter(validation=0, test=0.5)
 
-    assert {decide.of_group(i) == decide.of_group(str(i)) for i in range(64)} == {True, False}
-    assert all(decide.of_group({"a": i, "b": 1}) == decide.of_group({"b": 1, "a": i}) for i in range(64))
+    assert {decide.assign_by_group(i) == decide.assign_by_group(str(i)) for i in range(64)} == {True, False}
+    assert all(decide.assign_by_group({"a": i, "b": 1}) == decide.assign_by_group({"b": 1, "a": i}) for i in range(64))
 
 
 def test_group_split_without_a_group_is_rejected() -> None:
@@ -58,7 +60,7 @@ def test_split_without_group_key_follows_the_content() -> None:
 
     assert [decide(str(i), None, h) for i, h in enumerate(hashes)] == [decide(None, None, h) for h in hashes]
     assert {decide(None, None, h) for h in hashes} == {"train", "validation", "test"}
-    assert decide.of_content(hashes[0]) == decide.of_group(hashes[0].hex())
+    assert decide.assign_by_content(hashes[0]) == decide.assign_by_group(hashes[0].hex())
 
 
 @given(keys=st.lists(st.text(), max_size=50), tenths=st.tuples(st.integers(0, 4), st.integers(0, 4)))
@@ -68,7 +70,7 @@ def test_raising_a_share_only_takes_rows_from_train(keys: list[str], tenths: tup
     after = splitter(validation=f"0.{validation + 1}", test=f"0.{test}")
 
     for name in keys:
-        old, new = before.of_group(name), after.of_group(name)
+        old, new = before.assign_by_group(name), after.assign_by_group(name)
         assert old == new or (old, new) == ("train", "validation")
 
 
@@ -76,12 +78,12 @@ def test_raising_a_share_only_takes_rows_from_train(keys: list[str], tenths: tup
 def test_share_of_zero_holds_nothing_out(share: object) -> None:
     decide = splitter(validation=share, test=0)
 
-    assert {decide.of_group(i) for i in range(2000)} == {"train"}
+    assert {decide.assign_by_group(i) for i in range(2000)} == {"train"}
 
 
 def test_shares_are_met_to_within_their_deviation() -> None:
     decide = splitter(validation=0.05, test="2e-1")
-    decided = [decide.of_group(i) for i in range(20_000)]
+    decided = [decide.assign_by_group(i) for i in range(20_000)]
 
     assert abs(decided.count("validation") - 1000) < 5 * 31
     assert abs(decided.count("test") - 4000) < 5 * 57
@@ -139,8 +141,8 @@ def test_time_split_rejects_rows_inside_the_gap(when: str, split: str | None) ->
 def test_gap_means_the_same_in_every_unit(gap: object) -> None:
     decide = in_time(test="2024-01-01", gap=gap)
 
-    assert decide.of_time("2023-12-31T23:00:00") == "train"
-    assert decide.of_time("2023-12-31T23:00:01") == Rejected("split_gap", "2023-12-31T23:00:01")
+    assert decide.assign_by_time("2023-12-31T23:00:00") == "train"
+    assert decide.assign_by_time("2023-12-31T23:00:01") == Rejected("split_gap", "2023-12-31T23:00:01")
 
 
 def test_time_split_of_a_missing_or_unreadable_time_is_rejected() -> None:
@@ -188,22 +190,22 @@ TIMES = [(f"2024-01-{day:02d}", 1) for day in range(1, 9)]
 def test_shares_of_time_become_boundaries(
     shares: dict[str, object], times: list[tuple[str, int]], found: dict[str, object]
 ) -> None:
-    splits = check(Splits, {"time_key": "t", **shares}, "splits")
-    resolved = boundaries_of(splits, times)
+    splits = validate_options(Splits, {"time_key": "t", **shares}, "splits")
+    resolved = compute_boundaries(splits, times)
 
     assert resolved is not None
     assert resolved.model_dump(exclude_none=True) == found
 
 
 def test_shares_of_time_too_small_for_a_row_hold_nothing_out() -> None:
-    assert boundaries_of(check(Splits, {"time_key": "t", "validation": 0.1}, "splits"), TIMES) is None
+    assert compute_boundaries(validate_options(Splits, {"time_key": "t", "validation": 0.1}, "splits"), TIMES) is None
 
 
 def test_gap_with_a_unit_over_times_that_are_numbers_is_refused() -> None:
-    splits = check(Splits, {"time_key": "t", "validation": 0.5, "gap": "7d"}, "splits")
+    splits = validate_options(Splits, {"time_key": "t", "validation": 0.5, "gap": "7d"}, "splits")
 
     with pytest.raises(ConfigError, match=r"splits\.gap"):
-        boundaries_of(splits, [("1", 1), ("2", 1)])
+        compute_boundaries(splits, [("1", 1), ("2", 1)])
 
 
 @given(
@@ -211,12 +213,12 @@ def test_gap_with_a_unit_over_times_that_are_numbers_is_refused() -> None:
 )
 def test_shares_of_time_are_never_exceeded(counts: list[int], tenths: tuple[int, int]) -> None:
     validation, test = (Fraction(one, 10) for one in tenths)
-    splits = check(Splits, {"time_key": "t", "validation": float(validation), "test": float(test)}, "splits")
-    resolved = boundaries_of(splits, [(str(when), count) for when, count in enumerate(counts)])
+    splits = validate_options(Splits, {"time_key": "t", "validation": float(validation), "test": float(test)}, "splits")
+    resolved = compute_boundaries(splits, [(str(when), count) for when, count in enumerate(counts)])
     decide = Splitter(splits.model_copy(update={"boundaries": resolved}))
     rows: Counter[str] = Counter()
     for when, count in enumerate(counts):
-        rows[str(decide.of_time(str(when)))] += count
+        rows[str(decide.assign_by_time(str(when)))] += count
 
     assert rows["test"] <= test * sum(counts)
     assert rows["validation"] + rows["test"] <= (validation + test) * sum(counts)
@@ -224,7 +226,7 @@ def test_shares_of_time_are_never_exceeded(counts: list[int], tenths: tuple[int,
 
 @pytest.mark.parametrize("values", [{"group_key": ["a", "b"]}, {"time_key": "t", "boundaries": {"test": "2024-01-01"}}])
 def test_splits_survive_their_own_dump(values: dict[str, object]) -> None:
-    splits = check(Splits, values, "splits")
+    splits = validate_options(Splits, values, "splits")
 
     assert Splits.model_validate(splits.model_dump()) == splits
 
@@ -234,9 +236,9 @@ def test_splits_survive_their_own_dump(values: dict[str, object]) -> None:
 
 def cut(rows: list[int], **values: object) -> list[int]:
     """Return how many units fall to train, validation and test; units stand in the order of their places."""
-    options = check(Splits, {"validation": 0, "test": 0, "method": "exact", **values}, "splits")
+    options = validate_options(Splits, {"validation": 0, "test": 0, "method": "exact", **values}, "splits")
     places = np.arange(1, len(rows) + 1, dtype=np.uint64) << np.uint64(40)
-    return np.bincount(splits.exact(options, places, np.array(rows, np.int64)), minlength=3).tolist()
+    return np.bincount(splits.assign_exact_splits(options, places, np.array(rows, np.int64)), minlength=3).tolist()
 
 
 @pytest.mark.parametrize(("groups", "rows", "test"), [(2000, 10, 100), (1000, 20, 50), (200, 1, 10)])
@@ -272,7 +274,7 @@ def test_exact_split_is_as_near_as_whole_units_in_order_can_be(rows: list[int], 
 
 
 def test_counts_and_shares_are_told_apart() -> None:
-    options = check(Splits, {"validation": 0.1, "test": 300, "max_rows": 200}, "splits")
+    options = validate_options(Splits, {"validation": 0.1, "test": 300, "max_rows": 200}, "splits")
 
     assert options.is_exact
     assert (options.wanted_rows("validation", 1000), options.wanted_rows("test", 1000)) == (100, 200)

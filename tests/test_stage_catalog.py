@@ -136,15 +136,15 @@ def test_what_lower_layers_say_of_stages_is_what_the_stages_say() -> None:
     of_recipe = {stage.name for stage in catalog.STAGES if stage.scope != "dataset"}
 
     assert of_recipe <= storage.RESERVED_NAMES, "no dataset may have the name of such a stage: both are folders"
-    assert {stage for law in judge.LAWS for stage in law.stages} <= names
+    assert {stage for law in judge.CHECKS for stage in law.stages} <= names
     assert set(get_args(GenerationStage)) == {stage.name for stage in catalog.STAGES if stage.on_demand}
 
 
 def test_stages_up_to_one_are_those_that_it_waits_for() -> None:
-    assert catalog.names_up_to(canonical_rows.STAGE) == ("raw_dataset", "canonical_rows")
-    everything = tuple(stage.name for stage in catalog.stages_of("dataset"))
-    assert catalog.names_up_to(truncation_stats.STAGE) == everything[:-1]
-    assert catalog.names_up_to(packed_shards.STAGE) == everything
+    assert catalog.list_stages_up_to(canonical_rows.STAGE) == ("raw_dataset", "canonical_rows")
+    everything = tuple(stage.name for stage in catalog.list_stages("dataset"))
+    assert catalog.list_stages_up_to(truncation_stats.STAGE) == everything[:-1]
+    assert catalog.list_stages_up_to(packed_shards.STAGE) == everything
 
 
 def test_unknown_stage_is_one_error() -> None:

@@ -24,7 +24,7 @@ from rowmill.core.config import Config
 from rowmill.core.errors import PipelineError
 from rowmill.recipe import recipe
 from rowmill.recipe.recipe import Dataset, Execution, Recipe
-from rowmill.schema.manifest import Key, Manifest
+from rowmill.schema.manifest import Manifest, StageKey
 from tests.recipes import CHAT, PAIR, TEXT, Road, chat, document, pair
 
 OptionPath = tuple[str | int, ...]
@@ -251,7 +251,7 @@ def get(model: Any, path: OptionPath) -> Any:
 
 
 def parsed(road: Road, values: Mapping[str, Any]) -> Recipe:
-    return recipe.parse(values, name="road", where="road.yaml", base=road.folder)
+    return recipe.parse_recipe(values, name="road", where="road.yaml", base=road.folder)
 
 
 # ── The laws ───────────────────────────────────────────────────────────────────────────────────────
@@ -266,22 +266,22 @@ def all_changes(road: Road) -> list[Change]:
 
 
 @pytest.fixture(scope="module")
-def built(road: Road) -> dict[Key, Manifest]:
+def built(road: Road) -> dict[StageKey, Manifest]:
     return {step.key: report.manifest for step, report, _ in runner.build(road.project)}
 
 
 def test_fingerprint_differs_only_where_the_code_version_differs(
-    road: Road, all_changes: list[Change], built: dict[Key, Manifest]
+    road: Road, all_changes: list[Change], built: dict[StageKey, Manifest]
 ) -> None:
     drifted: list[str] = []
-    known: dict[tuple[Key, str], str] = {}
+    known: dict[tuple[StageKey, str], str] = {}
 
     def fingerprint(step: runner.Step, loaded: Recipe) -> str:
         # Recipes before a change are mostly the same one; opening its tokenizer again for each takes minutes.
         at = (step.key, loaded.model_dump_json())
         if at not in known:
             inputs = {key: built[key] for key in step.inputs}
-            known[at] = runner.fingerprint_of(replace(road.project, recipe=loaded), step, inputs)
+            known[at] = runner.compute_fingerprint(replace(road.project, recipe=loaded), step, inputs)
         return known[at]
 
     for change in all_changes:
@@ -307,16 +307,16 @@ def test_option_that_a_stage_reads_changes_its_own_code_version(
     project = replace(road.project, store=type(road.project.store)(str(road.folder / "watched")))
     undeclared: list[str] = []
     # What is told to trainers beside the ranks are today's bounds, which decide no output.
-    monkeypatch.setattr(runner, "_publish", lambda *_: None)
+    monkeypatch.setattr(runner, "_publish_output", lambda *_: None)
     with watched(monkeypatch) as read:
-        for step in runner.road(project):
+        for step in runner.plan_steps(project):
             if step.on_demand:
                 continue
             inputs = runner.open_inputs(project, step)
             read.clear()
-            made = runner.run(project, step, inputs).manifest
+            made = runner.run_step(project, step, inputs).manifest
             seen = frozenset(read)
-            runner.judge(project, step, made)
+            runner.check_step(project, step, made)
             undeclared += [
                 f"{'.'.join(map(str, change.path))} in {'/'.join(step.key)}"
                 for change in all_changes
@@ -328,10 +328,10 @@ def test_option_that_a_stage_reads_changes_its_own_code_version(
 
 
 def steps_of(road: Road, loaded: Recipe) -> tuple[runner.Step, ...]:
-    return runner.road(replace(road.project, recipe=loaded))
+    return runner.plan_steps(replace(road.project, recipe=loaded))
 
 
-def versions(road: Road, loaded: Recipe) -> dict[Key, str]:
+def versions(road: Road, loaded: Recipe) -> dict[StageKey, str]:
     return {step.key: step.code_version for step in steps_of(road, loaded)}
 
 

@@ -10,9 +10,9 @@ from dagster_rowmill import metadata
 from rowmill import stats
 from rowmill.build import runner
 from rowmill.cli import main
-from rowmill.core.console import text_of
+from rowmill.core.console import render_text
 from rowmill.reports import console, report_page
-from rowmill.schema.rows import NOTICED
+from rowmill.schema.rows import NORMALIZATION_COLUMNS
 from rowmill.stages import catalog
 from rowmill.stages.truncation_stats import stage as truncation_stats
 from tests.recipes import CHAT, PAIR, Built, Road, chat, pair, sentence, write_tokenizer
@@ -58,10 +58,10 @@ def test_stats_alone_makes_what_the_build_makes(built: Built, capsys: pytest.Cap
     assert main.main(["stats", str(aside.config), "--root", str(aside.root)]) == main.DONE
 
     alone = runner.open_project(aside.config, aside.root)
-    for stage in catalog.names_up_to(truncation_stats.STAGE):
+    for stage in catalog.list_stages_up_to(truncation_stats.STAGE):
         for dataset in ("rows", "pairs"):
             step = runner.find_step(alone, ("road", dataset, stage))
-            made = runner.manifest.current(alone.store, step.key)
+            made = runner.manifest.load_current(alone.store, step.key)
             assert made is not None
             assert made.version == built.manifest(dataset, stage).version
             assert made.facts == built.manifest(dataset, stage).facts
@@ -106,14 +106,16 @@ def test_stages_of_truncation_are_those_of_the_examples(built: Built) -> None:
 def test_noticed_are_the_sums_over_the_rows_that_were_kept(built: Built) -> None:
     rows, facts = built.rows_of("rows", "canonical_rows", file="rows"), built.manifest("rows", "canonical_rows").facts
 
-    assert {name: facts[name] for name in NOTICED} == {name: sum(row[name] for row in rows) for name in NOTICED}
+    assert {name: facts[name] for name in NORMALIZATION_COLUMNS} == {
+        name: sum(row[name] for row in rows) for name in NORMALIZATION_COLUMNS
+    }
     assert facts["moved_reasoning_keys"] > 0
     assert facts["extracted_think_from_content"] > 0
     assert facts["tools_parsed_from_string"] > 0
 
 
 def test_report_shows_all_of_it(built: Built) -> None:
-    text = text_of(console.statistics(built.project))
+    text = render_text(console.render_statistics(built.project))
     facts = built.manifest("rows", "tokenized_examples").facts
 
     assert facts["rows_with_tools"] == sum(
@@ -133,11 +135,13 @@ def test_what_if_is_called_an_estimate_wherever_it_is_shown(built: Built) -> Non
     assert lost < made.facts["trained_removed"]
     assert sequences > built.manifest("rows", "packed_shards").facts["sequences"]
 
-    said = stats.ESTIMATES["what_if"]
-    page = metadata.of(built.report("rows", "truncation_stats"), built.project.store)
-    _, [(comment,)] = stats.query(built.project.store, "SELECT comment FROM duckdb_views() WHERE view_name = 'what_if'")
-    report = built.project.store.local(report_page.path_of("road"))
-    report_page.write(built.project)
+    said = stats.ESTIMATE_NOTES["what_if"]
+    page = metadata.make_stage_page(built.report("rows", "truncation_stats"), built.project.store)
+    _, [(comment,)] = stats.query_views(
+        built.project.store, "SELECT comment FROM duckdb_views() WHERE view_name = 'what_if'"
+    )
+    report = built.project.store.local(report_page.report_path("road"))
+    report_page.write_report(built.project)
     places = (page["about what_if"].value, comment, report.read_text("utf-8"), reports_text(built))
 
     assert page["table what_if"].value
@@ -146,4 +150,4 @@ def test_what_if_is_called_an_estimate_wherever_it_is_shown(built: Built) -> Non
 
 
 def reports_text(built: Built) -> str:
-    return text_of(console.statistics(built.project))
+    return render_text(console.render_statistics(built.project))

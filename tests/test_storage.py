@@ -8,7 +8,7 @@ import fsspec
 import pytest
 
 from rowmill.core.errors import BusyError, ConfigError, DamagedFileError
-from rowmill.core.storage import File, Store, check_name, digest, digest_bytes
+from rowmill.core.storage import File, Store, check_name, digest_bytes, digest_json
 from tests.recipes import CHAT, PAIR, TEXT, Road, chat, document, pair
 
 
@@ -85,9 +85,9 @@ def test_file_is_read_only_as_it_was_written(tmp_path: Path, memory_root: str, r
 
 
 def test_digest_ignores_key_order_and_sees_every_value() -> None:
-    assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
-    assert digest({"a": 1}) != digest({"a": 2})
-    assert digest("a", "b") != digest("ab")
+    assert digest_json({"a": 1, "b": 2}) == digest_json({"b": 2, "a": 1})
+    assert digest_json({"a": 1}) != digest_json({"a": 2})
+    assert digest_json("a", "b") != digest_json("ab")
 
 
 @pytest.mark.slow

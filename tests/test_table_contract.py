@@ -11,32 +11,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowmill.core.config import check
+from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError
 from rowmill.tabular import table_contract
 from rowmill.tabular.schema import Column, RecordSchema
-from rowmill.tabular.serialization import Reader, Serialiser, read_json
+from rowmill.tabular.serialization import RecordDecoder, Serialiser, read_json
 from rowmill.tabular.table_contract import (
     ColumnContract,
-    Evidence,
-    Mismatch,
+    ColumnMismatch,
     TableContract,
-    add_up,
-    cell_writer,
-    infer,
-    observe,
-    schema_of,
+    TableEvidence,
+    build_record_schema,
+    infer_contract,
+    make_cell_writer,
+    merge_evidence,
+    observe_records,
 )
-from rowmill.tabular.table_contract.declared_types import declared_column
-from rowmill.tabular.time_order import Order
+from rowmill.tabular.table_contract.declared_types import parse_declared_column
+from rowmill.tabular.time_order import SortKey
 
 
-def seen(values: list[Any], *, are_cells: bool = True) -> Evidence:
-    return observe([{"a": value} for value in values], are_cells=are_cells)
+def seen(values: list[Any], *, are_cells: bool = True) -> TableEvidence:
+    return observe_records([{"a": value} for value in values], are_cells=are_cells)
 
 
 def column_of(values: list[Any], *, are_cells: bool = True, order: str | None = None) -> ColumnContract:
-    return infer(seen(values, are_cells=are_cells), {}, order=order).columns["a"]
+    return infer_contract(seen(values, are_cells=are_cells), {}, order=order).columns["a"]
 
 
 def signs_of(values: list[Any]) -> tuple[str, str, str]:
@@ -142,16 +142,16 @@ def test_type_of_json_values_is_their_own(values: list[Any], kind: str) -> None:
 
 
 def test_columns_of_two_files_are_one_schema_and_what_one_lacks_is_not_required() -> None:
-    one = observe([{"a": "1", "b": ""}], are_cells=True)
-    other = observe([{"a": "x"}], are_cells=True)
+    one = observe_records([{"a": "1", "b": ""}], are_cells=True)
+    other = observe_records([{"a": "x"}], are_cells=True)
 
-    evidence = add_up([one, other])
-    columns = schema_of(infer(evidence, {}), evidence, {}, ()).columns
+    evidence = merge_evidence([one, other])
+    columns = build_record_schema(infer_contract(evidence, {}), evidence, {}, ()).columns
 
     assert [(c.name, c.type, c.nullable, c.required) for c in columns] == [
         ("a", "string", False, True), ("b", "string", True, False),
     ]  # fmt: skip
-    assert Evidence.from_json(read_json(dumps(evidence.to_json()))) == evidence
+    assert TableEvidence.from_json(read_json(dumps(evidence.to_json()))) == evidence
     assert (evidence.columns["b"].gap, evidence.columns["a"].gap) == ((1, 0), None)
 
 
@@ -166,7 +166,7 @@ def test_columns_of_two_files_are_one_schema_and_what_one_lacks_is_not_required(
     ],
 )  # fmt: skip
 def test_declared_types_are_kept(declared: str, kind: str) -> None:
-    assert declared_column("a", declared, nullable=False, required=True).type == kind
+    assert parse_declared_column("a", declared, nullable=False, required=True).type == kind
 
 
 # ── Cells ──────────────────────────────────────────────────────────────────────────────────────────
@@ -201,7 +201,7 @@ def test_declared_types_are_kept(declared: str, kind: str) -> None:
     ],
 )
 def test_cell_is_written_as_its_contract_reads_it(options: dict[str, Any], cell: str, written: str | None) -> None:
-    assert cell_writer(check(ColumnContract, options, "column"))(cell) == written
+    assert make_cell_writer(validate_options(ColumnContract, options, "column"))(cell) == written
 
 
 CELLS = st.one_of(
@@ -216,9 +216,13 @@ CELLS = st.one_of(
 @given(st.lists(CELLS, min_size=1, max_size=30))
 def test_every_cell_that_is_written_reads_back_under_the_proposed_schema(cells: list[str]) -> None:
     evidence = seen(cells)
-    contract = infer(evidence, {})
-    schema = schema_of(contract, evidence, {}, ())
-    write, read, print_ = cell_writer(contract.columns["a"]), Reader(schema), Serialiser(schema, special_tokens=())
+    contract = infer_contract(evidence, {})
+    schema = build_record_schema(contract, evidence, {}, ())
+    write, read, print_ = (
+        make_cell_writer(contract.columns["a"]),
+        RecordDecoder(schema),
+        Serialiser(schema, special_tokens=()),
+    )
 
     for cell in cells:
         text = write(cell)
@@ -238,13 +242,13 @@ def order_of(
     pinned: dict[str, Any] | None = None,
     timestamp_format: str = "auto",
     must_be_time: bool = False,
-) -> Order:
+) -> SortKey:
     evidence = seen(values, are_cells=all(isinstance(one, str) for one in values))
-    contract = infer(evidence, {}, order="a")
+    contract = infer_contract(evidence, {}, order="a")
     if pinned is not None:
-        contract = check(TableContract, {"columns": {"a": pinned}}, "table")
-    schema = schema_of(contract, evidence, {}, ())
-    return table_contract.order_of(
+        contract = validate_options(TableContract, {"columns": {"a": pinned}}, "table")
+    schema = build_record_schema(contract, evidence, {}, ())
+    return table_contract.infer_sort_key(
         "a",
         contract,
         evidence,
@@ -316,10 +320,15 @@ def test_column_without_an_order_is_refused() -> None:
 # ── Changes ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def changes(before: list[str], after: list[str], mismatch: Mismatch | None = None) -> list[tuple[str, str | None]]:
-    earlier, evidence = infer(seen(before), {}), seen(after)
+def changes(
+    before: list[str], after: list[str], mismatch: ColumnMismatch | None = None
+) -> list[tuple[str, str | None]]:
+    earlier, evidence = infer_contract(seen(before), {}), seen(after)
     found = {} if mismatch is None else {"a": mismatch}
-    return [(one.change, one.text) for one in table_contract.changes(earlier, infer(evidence, {}), evidence, found, {})]
+    return [
+        (one.change, one.text)
+        for one in table_contract.find_contract_changes(earlier, infer_contract(evidence, {}), evidence, found, {})
+    ]
 
 
 def test_same_shapes_are_no_change() -> None:
@@ -346,10 +355,11 @@ def test_column_that_reads_otherwise_is_a_change_that_names_the_cell(
 
 
 def test_mismatch_that_was_there_before_is_no_change() -> None:
-    before, found = infer(seen(NUMBERS), {}), {"a": Mismatch(1, "guest", (0, 20))}
+    before, found = infer_contract(seen(NUMBERS), {}), {"a": ColumnMismatch(1, "guest", (0, 20))}
 
     known, new = (
-        list(table_contract.changes(before, before, seen([*NUMBERS, "guest"]), found, {"a": count})) for count in (1, 0)
+        list(table_contract.find_contract_changes(before, before, seen([*NUMBERS, "guest"]), found, {"a": count}))
+        for count in (1, 0)
     )
 
     assert known == []
@@ -372,11 +382,13 @@ def test_mismatch_that_was_there_before_is_no_change() -> None:
 )
 def test_column_contract_that_cannot_be_says_what_can(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        check(ColumnContract, options, "table.columns.a")
+        validate_options(ColumnContract, options, "table.columns.a")
 
 
 def test_contract_survives_its_json() -> None:
-    contract = infer(seen([*NUMBERS, "NA"]), {}, delimiter=";", quote='"')
+    contract = infer_contract(seen([*NUMBERS, "NA"]), {}, delimiter=";", quote='"')
 
     assert TableContract.from_json(read_json(dumps(contract.to_json()))) == contract
-    assert RecordSchema((Column("a", "integer", nullable=True),)) == schema_of(contract, seen([*NUMBERS, "NA"]), {}, ())
+    assert RecordSchema((Column("a", "integer", nullable=True),)) == build_record_schema(
+        contract, seen([*NUMBERS, "NA"]), {}, ()
+    )

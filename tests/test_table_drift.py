@@ -354,5 +354,5 @@ def test_other_kinds_of_data_know_nothing_of_tables(tmp_path: Path) -> None:
     assert not {"table_drift", "type_mismatch", "non_finite"} & facts_of(made).keys()
     assert not {"table_drift", "type_mismatch"} & {one.law for one in made.steps["rows", "canonical_rows"][1]}
     assert set(made.manifest("rows", "raw_dataset").card) == {"parts"}
-    identity = raw_dataset.identity_of(made.project.recipe, "rows")
+    identity = raw_dataset.identify_raw_dataset(made.project.recipe, "rows")
     assert not {"delimiter", "quote"} & identity["source"].keys()

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowmill.tabular.schema import Column, RecordSchema
-from rowmill.tabular.table_comparison import Compared, compare
+from rowmill.tabular.table_comparison import TableComparison, compare_tables
 
 SCHEMA = RecordSchema((Column("n", "integer"), Column("kind", "string", nullable=True), Column("name", "string")))
 
@@ -27,23 +27,23 @@ def table(count: int, seed: int = 0) -> pl.DataFrame:
     return pl.DataFrame({"n": [str(n) for n in numbers], "kind": kinds, "name": names})
 
 
-def column(found: Compared, name: str) -> dict[str, Any]:
+def column(found: TableComparison, name: str) -> dict[str, Any]:
     return next(dict(zip(found.columns.columns, row, strict=True)) for row in found.columns.rows if row[0] == name)
 
 
-def association(found: Compared, first: str, second: str) -> tuple[float, float]:
+def association(found: TableComparison, first: str, second: str) -> tuple[float, float]:
     return next((row[2], row[3]) for row in found.associations.rows if row[:2] == (first, second))
 
 
 def test_table_beside_itself_has_no_distance() -> None:
-    found = compare(SCHEMA, table(300), table(300))
+    found = compare_tables(SCHEMA, table(300), table(300))
 
     assert (found.column_distance, found.association_distance) == (0, 0)
     assert column(found, "n")["distinct train"] == column(found, "n")["distinct generated"]
 
 
 def test_columns_are_compared_by_what_they_hold() -> None:
-    found = compare(SCHEMA, table(300), table(300, seed=1))
+    found = compare_tables(SCHEMA, table(300), table(300, seed=1))
 
     assert [column(found, name)["compared"] for name in SCHEMA.names] == ["values", "shares", "lengths"]
     assert found.column_distance < 0.15
@@ -53,7 +53,7 @@ def test_numbers_that_moved_have_the_share_that_moved_as_distance() -> None:
     train = pl.DataFrame({"n": [str(n) for n in range(100)]})
     moved = pl.DataFrame({"n": [str(n if n < 75 else 1000) for n in range(100)]})
 
-    line = column(compare(RecordSchema((Column("n", "integer"),)), train, moved), "n")
+    line = column(compare_tables(RecordSchema((Column("n", "integer"),)), train, moved), "n")
 
     assert (line["distance"], line["new values"]) == (0.25, 0.25)
     assert (line["max train"], line["max generated"], line["mean train"]) == (99, 1000, 49.5)
@@ -64,7 +64,7 @@ def test_shares_of_values_and_nulls_are_compared() -> None:
     train = pl.DataFrame({"kind": ["a"] * 50 + ["b"] * 50})
     made = pl.DataFrame({"kind": ["a"] * 50 + ["c"] * 20 + [None] * 30})
 
-    line = column(compare(schema, train, made), "kind")
+    line = column(compare_tables(schema, train, made), "kind")
 
     assert (line["distance"], line["null train"], line["null generated"]) == (0.5, 0, 0.3)
     assert line["new values"] == pytest.approx(20 / 70, abs=1e-4)
@@ -73,7 +73,7 @@ def test_shares_of_values_and_nulls_are_compared() -> None:
 def test_columns_that_lost_their_association_are_first_in_the_table() -> None:
     train = table(2000)
     shuffled = train.with_columns(pl.col("kind").shuffle(seed=1))
-    found = compare(SCHEMA, train, shuffled)
+    found = compare_tables(SCHEMA, train, shuffled)
 
     there, here = association(found, "n", "kind")
     assert there > 0.9
@@ -90,7 +90,7 @@ def test_distances_lie_between_nothing_and_one(left: list[tuple[int, Any]], righ
         pl.DataFrame({"n": [str(n) for n, _ in rows], "kind": pl.Series([kind for _, kind in rows], dtype=pl.String)})
         for rows in (left, right)
     ]
-    found = compare(schema, *frames)
+    found = compare_tables(schema, *frames)
 
     assert 0 <= found.column_distance <= 1
     assert 0 <= found.association_distance <= 1

@@ -15,17 +15,17 @@ from rowmill.conversation.rendering.renderer import (
     RendererSpec,
     Template,
     TemplateSource,
-    bundled,
-    bundled_names,
-    spec_of,
+    list_bundled_templates,
+    make_renderer_spec,
+    read_named_template,
 )
-from rowmill.conversation.template_contract import Printed
+from rowmill.conversation.template_contract import RenderedConversation
 from rowmill.core.json import Json
 from rowmill.formats import Chat
-from rowmill.formats.canonicalization import Options, canonicalize_row
+from rowmill.formats.canonicalization import RowOptionValues, canonicalize_row
 from rowmill.schema.conversation import Conversation
-from rowmill.schema.rows import Masked, Message, Rejected
-from rowmill.tokenization.tokenizer import Encoded, degenerate
+from rowmill.schema.rows import MaskedConversation, Message, Rejected
+from rowmill.tokenization.tokenizer import EncodedTexts, find_degenerate_texts
 from tests.recipes import CHATML, Road, chat, text_of
 
 TOKENS: dict[str, str] = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -49,14 +49,14 @@ TOOL: Json = {"type": "function", "function": {"name": "look", "parameters": {"t
 
 def masked(
     text: str, messages: list[Message], tools: list[Json] | None = None, loss: Loss | None = None, **rules: Any
-) -> Masked:
+) -> MaskedConversation:
     renderer = Renderer(RendererSpec(text, TOKENS))
     result = Masker(renderer, loss or Loss(), MaskRules(verify_render=1.0, **rules)).mask(Conversation(messages, tools))
-    assert isinstance(result, Masked), result
+    assert isinstance(result, MaskedConversation), result
     return result
 
 
-def trained(one: Masked) -> str:
+def trained(one: MaskedConversation) -> str:
     return "".join(one.text[span.start : span.end] for span in one.trained)
 
 
@@ -64,10 +64,10 @@ def trained(one: Masked) -> str:
 def test_qwen3_prefix_lengths_would_train_the_next_user_turn(spans: str) -> None:
     """A prefix's render is longer than the same turns in the whole: 24 of 221 templates, on plain chats."""
     messages = [user("U1"), assistant("A1", reasoning_content="R1"), user("U2"), assistant("A2")]
-    renderer = Renderer(RendererSpec(bundled("qwen3"), TOKENS))
+    renderer = Renderer(RendererSpec(read_named_template("qwen3"), TOKENS))
     whole, prefix = renderer.plain(messages, None, {}), renderer.plain(messages[:2], None, {})
 
-    result = masked(bundled("qwen3"), messages, spans=spans)
+    result = masked(read_named_template("qwen3"), messages, spans=spans)
 
     assert isinstance(whole, str)
     assert isinstance(prefix, str)
@@ -78,7 +78,7 @@ def test_qwen3_prefix_lengths_would_train_the_next_user_turn(spans: str) -> None
 
 @pytest.mark.parametrize("name", ["qwen2.5", "llama3.1", "gemma3", "mistral"])
 def test_slime_2263_messages_rendered_singly_would_repeat_bos_default_system_and_date(name: str) -> None:
-    result = masked(bundled(name), TALK)
+    result = masked(read_named_template(name), TALK)
 
     for once in ("You are Qwen", "Today Date", "<s>"):
         assert result.text.count(once) <= 1
@@ -93,12 +93,12 @@ def test_qwen35_template_that_raises_on_a_system_only_prefix_is_masked() -> None
     assert trained(result) == "A1 answer<|im_end|>A2 answer<|im_end|>"
 
 
-@pytest.mark.parametrize("name", [*bundled_names(), "untagged"])
+@pytest.mark.parametrize("name", [*list_bundled_templates(), "untagged"])
 def test_marin_7237_template_without_generation_tags_is_never_an_all_zero_mask(name: str) -> None:
     text = (
         CHATML
         if name == "untagged"
-        else bundled(name).replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
+        else read_named_template(name).replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
     )
 
     result = masked(text, TALK)
@@ -122,10 +122,10 @@ def test_unsloth_2900_row_without_a_single_target_is_rejected_and_reaches_no_sha
 def test_llamafactory_9107_text_beside_a_call_is_printed_and_trains_or_the_row_is_refused() -> None:
     messages = [user("U1 question"), assistant("let me look at it", tool_calls=[call({"at": "this"})])]
 
-    for name in bundled_names():
-        renderer = Renderer(RendererSpec(bundled(name), TOKENS))
+    for name in list_bundled_templates():
+        renderer = Renderer(RendererSpec(read_named_template(name), TOKENS))
         result = Masker(renderer, Loss(), MaskRules()).mask(Conversation(messages, [TOOL]))
-        if isinstance(result, Masked):
+        if isinstance(result, MaskedConversation):
             assert "let me look at it" in trained(result), name
         else:
             assert result.reason == "content_dropped"
@@ -140,14 +140,21 @@ STRINGS_ONLY = OBJECTS_ONLY.replace("c.function.arguments | tojson", "c.function
 
 
 @pytest.mark.parametrize(
-    "template", [OBJECTS_ONLY, STRINGS_ONLY, bundled("qwen2.5"), bundled("llama3.1"), bundled("glm4")]
+    "template",
+    [
+        OBJECTS_ONLY,
+        STRINGS_ONLY,
+        read_named_template("qwen2.5"),
+        read_named_template("llama3.1"),
+        read_named_template("glm4"),
+    ],
 )
 @pytest.mark.parametrize("as_text", [False, True])
 def test_oumi_2599_arguments_are_encoded_once_whatever_the_source_has(template: str, as_text: bool) -> None:
     arguments = {"at": 'say "é"', "n": 1}
     source = json.dumps(arguments, ensure_ascii=False) if as_text else arguments
     record = {"messages": [user("U1 question"), assistant("", tool_calls=[call(source)])]}
-    row = canonicalize_row(record, Options(Chat()))
+    row = canonicalize_row(record, RowOptionValues(Chat()))
     assert not isinstance(row, Rejected)
 
     result = masked(template, list(row.messages), on_dropped={"tool_list": "count"})
@@ -164,7 +171,7 @@ def test_transformers_44301_reasoning_reaches_a_template_under_the_key_it_reads(
         "{{ m.content }}<e>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
     )
     record = {"messages": [user("U1 question"), assistant("A1 answer", thinking="why so")]}
-    row = canonicalize_row(record, Options(Chat()))
+    row = canonicalize_row(record, RowOptionValues(Chat()))
     assert not isinstance(row, Rejected)
 
     result = masked(template, list(row.messages))
@@ -206,7 +213,7 @@ def test_automodel_3738_empty_think_block_that_the_template_inserts_can_be_left_
         (Loss(think_loss="answer_only"), "A1 answer<|im_end|>A2 answer<|im_end|>"),
         (Loss(think_loss="answer_plus_think"), "A1 answer<|im_end|>A2 answer<|im_end|>"),
     ):
-        assert trained(masked(bundled("qwen3"), TALK, loss=loss)) == expected
+        assert trained(masked(read_named_template("qwen3"), TALK, loss=loss)) == expected
 
 
 def test_openrlhf_973_the_mask_is_not_shifted(tmp_path: Path) -> None:
@@ -228,18 +235,18 @@ def test_transformers_32573_zero_width_and_backward_offsets_are_refused(
 ) -> None:
     offsets = np.array([0, 3], np.int64)
 
-    found = degenerate(Encoded(np.zeros(3, np.int32), offsets, np.array(starts), np.array(ends), 1))
+    found = find_degenerate_texts(EncodedTexts(np.zeros(3, np.int32), offsets, np.array(starts), np.array(ends), 1))
 
     assert found.tolist() == [bad]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", bundled_names())
+@pytest.mark.parametrize("name", list_bundled_templates())
 @pytest.mark.parametrize("spans", ["marks", "generation"])
 def test_torchtune_949_the_end_of_every_turn_trains(name: str, spans: str) -> None:
-    renderer = Renderer(RendererSpec(bundled(name), TOKENS))
+    renderer = Renderer(RendererSpec(read_named_template(name), TOKENS))
 
-    result = masked(bundled(name), TALK, spans=spans)
+    result = masked(read_named_template(name), TALK, spans=spans)
 
     end = renderer.contract.finish
     assert end
@@ -247,12 +254,12 @@ def test_torchtune_949_the_end_of_every_turn_trains(name: str, spans: str) -> No
     assert trained(result).endswith(f"A2 answer{end}")
 
 
-@pytest.mark.parametrize("name", bundled_names())
+@pytest.mark.parametrize("name", list_bundled_templates())
 def test_template_that_prints_a_bos_the_tokenizer_lacks_prints_nothing_there(name: str) -> None:
     """`bos_token` is undefined for 12 of 228 templates."""
-    result = Renderer(RendererSpec(bundled(name))).render(TALK, None, {})
+    result = Renderer(RendererSpec(read_named_template(name))).render(TALK, None, {})
 
-    assert isinstance(result, Printed)
+    assert isinstance(result, RenderedConversation)
     assert "None" not in result.text
     assert "undefined" not in result.text.lower()
 
@@ -261,7 +268,7 @@ def test_template_that_prints_today_prints_the_recipes_day_on_every_day() -> Non
     """Today's date stood in every row of 17 templates."""
     dated = "{{ strftime_now('%d %B %Y') }}" + CHATML
     source = Renderer(RendererSpec(dated)).plain(TALK, None, {})
-    other = spec_of(Template(template_now="2031-05-06T00:00:00"), TemplateSource(dated, "test"))
+    other = make_renderer_spec(Template(template_now="2031-05-06T00:00:00"), TemplateSource(dated, "test"))
 
     assert str(source).startswith("01 January 2025")
     assert str(Renderer(other).plain(TALK, None, {})).startswith("06 May 2031")

@@ -11,14 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowmill.conversation.masking import Loss, Masker, MaskRules
-from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, bundled, bundled_names
-from rowmill.conversation.template_contract import Printed
+from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, list_bundled_templates, read_named_template
+from rowmill.conversation.template_contract import RenderedConversation
 from rowmill.core.json import Json, to_json
 from rowmill.schema.conversation import Conversation
-from rowmill.schema.rows import Masked, Message, Rejected
-from rowmill.stages.tokenized_examples.text_examples import conversations, hide_control_strings, show_control_strings
+from rowmill.schema.rows import MaskedConversation, Message, Rejected
+from rowmill.stages.tokenized_examples.text_examples import (
+    decode_conversations,
+    hide_control_strings,
+    show_control_strings,
+)
 from rowmill.tokenization import tokenizer
-from rowmill.tokenization.encoded_batch import Counts, Example, examples_of
+from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, make_examples
 from rowmill.tokenization.tokenizer import ControlStrings, Encoder
 from tests import recipes
 
@@ -75,7 +79,7 @@ def talk(draw: st.DrawFn) -> Conversation:
 
 @lru_cache(maxsize=64)
 def renderer(name: str) -> Renderer:
-    return Renderer(RendererSpec(bundled(name), TOKENS))
+    return Renderer(RendererSpec(read_named_template(name), TOKENS))
 
 
 @lru_cache(maxsize=256)
@@ -85,14 +89,14 @@ def masker(name: str, **options: Any) -> Masker:
     return Masker(renderer(name), loss, MaskRules(on_dropped=COUNT_ALL, verify_render=0.0, **rules))
 
 
-def characters(one: Masked) -> set[int]:
+def characters(one: MaskedConversation) -> set[int]:
     return {i for span in one.trained for i in range(span.start, span.end)}
 
 
 # ── 1: marks change no text ──
 
 
-@pytest.mark.parametrize("name", bundled_names())
+@pytest.mark.parametrize("name", list_bundled_templates())
 @given(one=talk())
 @settings(max_examples=25, deadline=None)
 def test_text_without_marks_is_the_plain_render_whichever_way_is_taken(name: str, one: Conversation) -> None:
@@ -101,16 +105,16 @@ def test_text_without_marks_is_the_plain_render_whichever_way_is_taken(name: str
 
     for way in (made.render, made.reference):
         result = way(one.messages, one.tools, one.kwargs)
-        assert (result.text if isinstance(result, Printed) else result) == plain
+        assert (result.text if isinstance(result, RenderedConversation) else result) == plain
 
 
-@pytest.mark.parametrize("name", bundled_names())
+@pytest.mark.parametrize("name", list_bundled_templates())
 @given(one=talk())
 @settings(max_examples=25, deadline=None)
 def test_both_ways_own_the_same_characters(name: str, one: Conversation) -> None:
     fast, sure = (way(one.messages, one.tools, {}) for way in (renderer(name).render, renderer(name).reference))
 
-    if isinstance(fast, Printed) and isinstance(sure, Printed):
+    if isinstance(fast, RenderedConversation) and isinstance(sure, RenderedConversation):
         assert (fast.spans, fast.generation, fast.loop_end) == (sure.spans, sure.generation, sure.loop_end)
 
 
@@ -131,20 +135,20 @@ def test_every_supervised_message_trains_in_exactly_one_example(name: str, turns
     times: Counter[int] = Counter()
     printed: set[int] = set()
     for result in results:
-        assert isinstance(result, Masked)
+        assert isinstance(result, MaskedConversation)
         times.update({span.message for span in result.trained if span.message >= 0})
         printed |= {piece.message for piece in result.pieces}
     # Of a message of which the template prints nothing, and the recipe lets it, nothing trains.
     assert times == Counter(dict.fromkeys([i for i in maker.supervised(one.messages) if i in printed], 1))
 
 
-@pytest.mark.parametrize("name", bundled_names())
+@pytest.mark.parametrize("name", list_bundled_templates())
 @given(one=talk())
 @settings(max_examples=20, deadline=None)
 def test_own_text_trains_if_and_only_if_its_message_is_supervised(name: str, one: Conversation) -> None:
     for spans in ("marks", "auto"):
         result = masker(name, spans=spans).mask(one)
-        if isinstance(result, Masked):
+        if isinstance(result, MaskedConversation):
             held = characters(result)
             for piece in result.pieces:
                 inside = set(range(piece.start, piece.end)) & held
@@ -165,8 +169,10 @@ def test_changing_an_untrained_text_changes_no_trained_text(name: str, one: Conv
 
     results = [masker(name).mask(Conversation(messages, one.tools)) for messages in (one.messages, changed)]
 
-    if all(isinstance(result, Masked) for result in results):
-        first, second = ([r.text[s.start : s.end] for s in r.trained] for r in results if isinstance(r, Masked))
+    if all(isinstance(result, MaskedConversation) for result in results):
+        first, second = (
+            [r.text[s.start : s.end] for s in r.trained] for r in results if isinstance(r, MaskedConversation)
+        )
         assert first == second
 
 
@@ -184,12 +190,12 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
 
 
 def control_ids(encoder: Encoder, messages: list[Message]) -> list[int]:
-    control = ControlStrings(encoder.card, bundled("chatml"))
+    control = ControlStrings(encoder.card, read_named_template("chatml"))
     hidden, placeholders = hide_control_strings(Conversation(messages), control)
     result = masker("chatml").mask(hidden)
-    assert isinstance(result, Masked)
+    assert isinstance(result, MaskedConversation)
     shown, ordinary = show_control_strings(result, placeholders)
-    (example,) = examples_of([shown], [ordinary], encoder, Counts())
+    (example,) = make_examples([shown], [ordinary], encoder, TokenizationCounts())
     assert isinstance(example, Example)
     assert encoder.decode(example.ids.tolist()) == shown.text
     return [i for i in example.ids.tolist() if i in control.ids]
@@ -222,7 +228,7 @@ def test_rows_through_parquets_text_and_back_render_the_same(talks: list[Convers
         }
     )
 
-    for before, after in zip(talks, conversations(table), strict=True):
+    for before, after in zip(talks, decode_conversations(table), strict=True):
         for name in ("chatml", "qwen2.5"):
             assert renderer(name).plain(after.messages, after.tools, after.kwargs) == renderer(name).plain(
                 before.messages, before.tools, {}
@@ -233,13 +239,13 @@ def test_rows_through_parquets_text_and_back_render_the_same(talks: list[Convers
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in bundled_names() if "call_arguments" not in renderer(name).contract.loses]
+    "name", [name for name in list_bundled_templates() if "call_arguments" not in renderer(name).contract.loses]
 )
 @given(given_arguments=arguments)
 @settings(max_examples=30, deadline=None)
 def test_arguments_given_as_object_and_as_text_print_equally(name: str, given_arguments: dict[str, Json]) -> None:
     from rowmill.formats import Chat
-    from rowmill.formats.canonicalization import Options, canonicalize_row
+    from rowmill.formats.canonicalization import RowOptionValues, canonicalize_row
 
     printed: list[object] = []
     for source in (
@@ -250,7 +256,7 @@ def test_arguments_given_as_object_and_as_text_print_equally(name: str, given_ar
         record = {
             "messages": [{"role": "user", "content": "why?"}, {"role": "assistant", "content": "", "tool_calls": calls}]
         }
-        row = canonicalize_row(record, Options(Chat()))
+        row = canonicalize_row(record, RowOptionValues(Chat()))
         assert not isinstance(row, Rejected)
         printed.append(renderer(name).plain(row.messages, [TOOL], {}))
 
@@ -284,5 +290,5 @@ def _fits(value: Json) -> bool:
 def test_narrower_options_train_a_subset(name: str, less: dict[str, Any], one: Conversation) -> None:
     every, some = (masker(name, spans="marks", **options).mask(one) for options in ({}, less))
 
-    if isinstance(every, Masked) and isinstance(some, Masked):
+    if isinstance(every, MaskedConversation) and isinstance(some, MaskedConversation):
         assert characters(some) <= characters(every)

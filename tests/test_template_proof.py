@@ -7,24 +7,24 @@ from typing import Any, get_args
 
 import pytest
 
-from docs.generate.template_table import template_names, template_text
+from docs.generate.template_table import list_template_names, read_template_file
 from rowmill.cli import main
-from rowmill.conversation.mask_judge import FindingKind, Judge, TransformersTemplate
+from rowmill.conversation.mask_judge import IndependentMaskJudge, MaskDefectKind, TransformersTemplate
 from rowmill.conversation.masking import Loss, Masker, MaskRules
-from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, bundled, bundled_names
+from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, list_bundled_templates, read_named_template
 from rowmill.conversation.template_proof import (
     MaskJudge,
     ProbeConversation,
     ShapeProof,
     TemplateProof,
-    probe_conversations,
+    make_probe_conversations,
     prove_template,
 )
-from rowmill.core.console import text_of
-from rowmill.reports.template_proof import FINDING_SENTENCES, render_proof, word_finding
+from rowmill.core.console import render_text
+from rowmill.reports.template_proof import FINDING_SENTENCES, describe_finding, render_proof
 from rowmill.schema.conversation import Conversation
-from rowmill.schema.reject_reasons import WORDS
-from rowmill.schema.rows import Masked
+from rowmill.schema.reject_reasons import REASON_DESCRIPTIONS
+from rowmill.schema.rows import MaskedConversation
 from tests.cli_project import FOREIGN_WARNINGS, CliProject
 from tests.test_templates_real import TEMPLATES
 
@@ -39,34 +39,34 @@ def prove(text: str, spans: Any = "auto") -> TemplateProof:
 
 def findings_of(proof: TemplateProof) -> list[tuple[str, str]]:
     """Return the findings of all shapes, each with the words of its shape."""
-    return [(shape.probe.words, word_finding(finding)) for shape in proof.shapes for finding in shape.findings]
+    return [(shape.probe.words, describe_finding(finding)) for shape in proof.shapes for finding in shape.findings]
 
 
 # ── right masks ──
 
 
 @pytest.mark.parametrize("spans", ["auto", pytest.param("marks", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", bundled_names())
+@pytest.mark.parametrize("name", list_bundled_templates())
 def test_judge_of_bundled_template_finds_nothing_wrong(name: str, spans: str) -> None:
-    proof = prove(bundled(name), spans)
+    proof = prove(read_named_template(name), spans)
 
     assert findings_of(proof) == []
     assert proof.count("not_provable") == 0
     assert proof.count("proven") >= 7
-    assert all(reason in WORDS for reason, _ in proof.refusals)
+    assert all(reason in REASON_DESCRIPTIONS for reason, _ in proof.refusals)
 
 
 @pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_judge_of_public_template_finds_nothing_wrong(name: str, real_data: Path) -> None:
-    assert name in template_names(real_data)
+    assert name in list_template_names(real_data)
     for spans in ("auto", "marks"):
-        proof = prove(template_text(real_data, name), spans)
+        proof = prove(read_template_file(real_data, name), spans)
 
         assert findings_of(proof) == []
         assert proof.count("not_provable") == 0
-        assert all(WORDS[reason].remedy for reason, _ in proof.refusals)
+        assert all(REASON_DESCRIPTIONS[reason].remedy for reason, _ in proof.refusals)
 
 
 def test_proof_of_a_template_without_an_end_after_calls_says_so() -> None:
@@ -83,12 +83,12 @@ def test_proof_of_a_template_without_an_end_after_calls_says_so() -> None:
 
 
 def test_judge_takes_a_result_without_letters_for_no_end_of_the_call() -> None:
-    renderer = Renderer(RendererSpec(bundled("glm4"), TOKENS))
-    [probe, *_] = [one for one in probe_conversations() if one.shape == "ucta"]
+    renderer = Renderer(RendererSpec(read_named_template("glm4"), TOKENS))
+    [probe, *_] = [one for one in make_probe_conversations() if one.shape == "ucta"]
     conversation = Conversation([*probe.messages[:2], {**probe.messages[2], "content": "[]"}], probe.tools)
     masked = Masker(renderer, Loss(), MaskRules()).mask(conversation)
 
-    assert isinstance(masked, Masked)
+    assert isinstance(masked, MaskedConversation)
     assert "[]" in masked.text
     assert MaskJudge(renderer, MaskRules(spans="marks")).judge(conversation, masked) == []
 
@@ -99,20 +99,20 @@ def test_judge_says_nothing_of_an_answer_that_it_cannot_hide(answer: str, is_pro
     # A template that compares messages prints other text where equal ones are hidden.
     asked = "{% set asked = messages | selectattr('role', 'equalto', 'user') | list %}"
     last = asked + "{{ asked[-1].content == 'Yes, please.' }}"
-    now = Renderer(RendererSpec(bundled("chatml"), TOKENS)).spec.now
+    now = Renderer(RendererSpec(read_named_template("chatml"), TOKENS)).spec.now
     template = TransformersTemplate(last + turns, TOKENS, {}, now)
     question = {"role": "user", "content": "Yes, please."}
     answers = [{"role": "assistant", "content": one} for one in (answer, "Done, four.")]
     messages = [question, answers[0], question, answers[1]]
     text = template.render(messages, None)
     assert text is not None
-    found = Judge(template).judge(messages, None, text, [])
+    found = IndependentMaskJudge(template).judge(messages, None, text, [])
 
     assert (found is not None) == is_provable
 
 
 def test_probe_conversations_are_all_different_and_of_both_kinds() -> None:
-    probes = list(probe_conversations())
+    probes = list(make_probe_conversations())
 
     assert len({probe.words for probe in probes}) == len(probes)
     assert {probe.tools is None for probe in probes} == {True, False}
@@ -125,23 +125,27 @@ def test_probe_conversations_are_all_different_and_of_both_kinds() -> None:
 class Mask:
     """A right mask, to be spoilt by hand."""
 
-    judge: Judge
+    judge: IndependentMaskJudge
     conversation: Conversation
     text: str
     trains: bytearray
 
     @classmethod
     def of(cls, name: str, shape: str) -> "Mask":
-        renderer = Renderer(RendererSpec(bundled(name), TOKENS))
-        [probe, *_] = [one for one in probe_conversations() if one.shape == shape]
+        renderer = Renderer(RendererSpec(read_named_template(name), TOKENS))
+        [probe, *_] = [one for one in make_probe_conversations() if one.shape == shape]
         adaptation = renderer.adaptation
         conversation = Conversation(adaptation.messages(probe.messages), adaptation.tools(probe.tools))
-        template = TransformersTemplate(bundled(name), TOKENS, {}, renderer.spec.now)
+        template = TransformersTemplate(read_named_template(name), TOKENS, {}, renderer.spec.now)
         masked = Masker(renderer, Loss(), MaskRules(spans="marks")).mask(Conversation(probe.messages, probe.tools))
-        text = masked.text if isinstance(masked, Masked) else template.render(conversation.messages, conversation.tools)
+        text = (
+            masked.text
+            if isinstance(masked, MaskedConversation)
+            else template.render(conversation.messages, conversation.tools)
+        )
         assert text is not None
-        mask = cls(Judge(template), conversation, text, bytearray(len(text)))
-        for span in masked.trained if isinstance(masked, Masked) else ():
+        mask = cls(IndependentMaskJudge(template), conversation, text, bytearray(len(text)))
+        for span in masked.trained if isinstance(masked, MaskedConversation) else ():
             mask.set(span.start, span.end, train=True)
         return mask
 
@@ -218,7 +222,7 @@ def _question_trained(mask: Mask) -> None:
         (_question_trained, "other_text_trained"),
     ],
 )
-def test_judge_names_a_defect_in_a_chat(spoil: Callable[[Mask], None], kind: FindingKind) -> None:
+def test_judge_names_a_defect_in_a_chat(spoil: Callable[[Mask], None], kind: MaskDefectKind) -> None:
     mask = Mask.of("qwen2.5", "uaua")
     assert mask.kinds() == []
 
@@ -237,7 +241,7 @@ def test_judge_names_a_defect_in_a_chat(spoil: Callable[[Mask], None], kind: Fin
         ("Weather", "", True, "other_text_trained"),
     ],
 )
-def test_judge_names_a_defect_in_a_tool_dialogue(text: str, after: str, train: bool, kind: FindingKind) -> None:
+def test_judge_names_a_defect_in_a_tool_dialogue(text: str, after: str, train: bool, kind: MaskDefectKind) -> None:
     mask = Mask.of("qwen2.5", "ucta")
     assert mask.kinds() == []
 
@@ -274,7 +278,7 @@ def test_judge_cannot_prove_a_template_that_looks_at_the_text() -> None:
     template = TransformersTemplate(text, TOKENS, {}, Renderer(RendererSpec(text)).spec.now)
     messages = [{"role": "user", "content": "What"}, {"role": "assistant", "content": "Four"}]
 
-    assert Judge(template).judge(messages, None, "4;Four;", [(2, 7)]) is None
+    assert IndependentMaskJudge(template).judge(messages, None, "4;Four;", [(2, 7)]) is None
 
 
 def test_clock_of_the_judged_template_stands_still() -> None:
@@ -288,7 +292,7 @@ def test_clock_of_the_judged_template_stands_still() -> None:
 
 
 def page_of(shapes: Sequence[ShapeProof]) -> str:
-    return text_of(render_proof("chats", TemplateProof(("Reasoning is not printed.",), tuple(shapes))))
+    return render_text(render_proof("chats", TemplateProof(("Reasoning is not printed.",), tuple(shapes))))
 
 
 def test_page_says_what_is_refused_and_what_to_do() -> None:
@@ -301,11 +305,11 @@ def test_page_says_what_is_refused_and_what_to_do() -> None:
     assert lines[1].split(maxsplit=1)[1] == "1 shape: 0 proven · 1 refused · 0 wrong masks"
     assert "Reasoning is not printed." in lines[2]
     assert "content_dropped · tool_list" in lines[3]
-    assert WORDS["content_dropped"].remedy in lines[4]
+    assert REASON_DESCRIPTIONS["content_dropped"].remedy in lines[4]
 
 
 def test_every_kind_of_finding_has_a_sentence() -> None:
-    assert set(FINDING_SENTENCES) == set(get_args(FindingKind))
+    assert set(FINDING_SENTENCES) == set(get_args(MaskDefectKind))
 
 
 def test_template_report_with_prove_shows_trained_text_and_ends_well(

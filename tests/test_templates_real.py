@@ -12,15 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from docs.generate.template_table import template_text
+from docs.generate.template_table import read_template_file
 from rowmill.conversation.masking import Loss, Masker, MaskRules
-from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, bundled, bundled_names, stretches
-from rowmill.conversation.template_contract import Printed
+from rowmill.conversation.rendering.renderer import (
+    Renderer,
+    RendererSpec,
+    iterate_text_runs,
+    list_bundled_templates,
+    read_named_template,
+)
+from rowmill.conversation.template_contract import RenderedConversation
 from rowmill.core.json import Json
 from rowmill.schema.conversation import Conversation
-from rowmill.schema.rows import Masked, Message, Rejected, Span
-from rowmill.tokenization.encoded_batch import Counts, Example, examples_of
-from rowmill.tokenization.tokenizer import ControlStrings, Encoder, byte_positions, open_tokenizer
+from rowmill.schema.rows import MaskedConversation, Message, Rejected, Span
+from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, make_examples
+from rowmill.tokenization.tokenizer import ControlStrings, Encoder, compute_byte_positions, open_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_data]
 
@@ -144,8 +150,10 @@ def test_text_of_real_chats_is_the_references_and_spans_are_equal_both_ways(name
     for chat in chats(real_data):
         result, reference = one.render(chat.messages, chat.tools, {}), one.reference(chat.messages, chat.tools, {})
         assert isinstance(result, Rejected) == isinstance(reference, Rejected)
-        assert one.plain(chat.messages, chat.tools, {}) == (result.text if isinstance(result, Printed) else result)
-        if isinstance(result, Printed) and isinstance(reference, Printed):
+        assert one.plain(chat.messages, chat.tools, {}) == (
+            result.text if isinstance(result, RenderedConversation) else result
+        )
+        if isinstance(result, RenderedConversation) and isinstance(reference, RenderedConversation):
             accepted += 1
             assert (result.text, result.spans, result.generation) == (
                 reference.text,
@@ -168,15 +176,15 @@ def test_real_chats_are_masked_or_refused_for_the_templates_own_limits(name: str
     outcomes: Counter[str] = Counter()
     for chat in chats(real_data):
         result = masker.mask(Conversation(chat.messages, chat.tools))
-        outcomes["masked" if isinstance(result, Masked) else result.reason] += 1
-        if isinstance(result, Masked):
+        outcomes["masked" if isinstance(result, MaskedConversation) else result.reason] += 1
+        if isinstance(result, MaskedConversation):
             _check_mask(result, chat)
 
     assert set(outcomes) <= {"masked", *REASONS}
     assert outcomes["masked"] >= 12
 
 
-def _check_mask(result: Masked, chat: Chat) -> None:
+def _check_mask(result: MaskedConversation, chat: Chat) -> None:
     trained = ranges(result.trained)
     for piece in result.pieces:
         inside = set(range(piece.start, piece.end)) <= trained
@@ -223,11 +231,15 @@ def test_mask_from_marks_equals_the_training_templates_blocks(name: str, real_da
         theirs = truth.mask(conversation)
         for way, masker in enumerate(ours):
             mine = masker.mask(conversation)
-            if isinstance(theirs, Masked) and isinstance(mine, Masked) and mine.text == theirs.text:
+            if (
+                isinstance(theirs, MaskedConversation)
+                and isinstance(mine, MaskedConversation)
+                and mine.text == theirs.text
+            ):
                 compared[way] += 1
                 expected, found = ranges(theirs.trained), ranges(mine.trained)
                 assert found <= expected
-                assert set(stretches(theirs.text, expected - found)) <= explained
+                assert set(iterate_text_runs(theirs.text, expected - found)) <= explained
 
     assert all(compared[way] >= 5 for way in range(len(ours)))
 
@@ -242,7 +254,7 @@ def test_generation_spans_equal_the_tokenizers_assistant_mask(name: str, real_da
     one = renderer(real_data, name)
     for chat in chats(real_data):
         result = one.render(chat.messages, chat.tools, {})
-        if isinstance(result, Printed):
+        if isinstance(result, RenderedConversation):
             adapted, tools = as_seen(one, chat)
             _, theirs = render_jinja_template(
                 [adapted], tools=tools, chat_template=one.spec.text, return_assistant_tokens_mask=True, **TOKENS
@@ -274,7 +286,7 @@ def test_plain_render_equals_the_tokenizers_own(tokenizer: str, template: str | 
 
 
 def test_bundled_qwen3_prints_what_the_models_own_template_prints(real_data: Path) -> None:
-    own, stock = Renderer(RendererSpec(bundled("qwen3"))), renderer(real_data, "llamacpp__Qwen-Qwen3-0.6B")
+    own, stock = Renderer(RendererSpec(read_named_template("qwen3"))), renderer(real_data, "llamacpp__Qwen-Qwen3-0.6B")
 
     for chat in chats(real_data):
         for kwargs in ({}, {"enable_thinking": False, "add_generation_prompt": True}):
@@ -337,11 +349,11 @@ def test_ids_and_mask_of_qwen3_are_the_vector(
     template: str, kwargs: dict[str, Json], trained: tuple[int, int], real_data: Path
 ) -> None:
     _, encoder = opened(real_data, "qwen3")
-    spec = RendererSpec(template_text(real_data, template), encoder.card.special_tokens, kwargs)
+    spec = RendererSpec(read_template_file(real_data, template), encoder.card.special_tokens, kwargs)
     result = Masker(Renderer(spec), Loss(), MaskRules(spans="marks")).mask(Conversation(HI))
-    assert isinstance(result, Masked)
+    assert isinstance(result, MaskedConversation)
 
-    (example,) = examples_of([result], [[]], encoder, Counts())
+    (example,) = make_examples([result], [[]], encoder, TokenizationCounts())
 
     assert isinstance(example, Example)
     assert example.ids.tolist() == HI_IDS
@@ -427,12 +439,12 @@ def test_ids_of_every_template_equal_transformers_and_the_mask_its_characters(to
         text = (real_data / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
         one = Renderer(RendererSpec(text, special, control_tokens=ControlStrings(encoder.card, text).strings))
         masker = Masker(one, Loss(finish="none"), MaskRules(on_dropped=COUNT_ALL, verify_render=0))
-        kept: list[tuple[Chat, Masked]] = []
+        kept: list[tuple[Chat, MaskedConversation]] = []
         for chat in short_chats(real_data):
             result = masker.mask(Conversation(chat.messages, chat.tools))
-            if isinstance(result, Masked):
+            if isinstance(result, MaskedConversation):
                 kept.append((chat, result))
-        made = examples_of([masked for _, masked in kept], [[] for _ in kept], encoder, Counts())
+        made = make_examples([masked for _, masked in kept], [[] for _ in kept], encoder, TokenizationCounts())
         for (chat, masked), example in zip(kept, made, strict=True):
             assert isinstance(example, Example), (name, example)
             compared[name] += 1
@@ -459,15 +471,15 @@ def test_assistant_mask_of_every_template_with_blocks_equals_transformers(tokeni
     special = {key: value for key, value in theirs.special_tokens_map.items() if isinstance(value, str)}
     rules = MaskRules(spans="generation", on_dropped=COUNT_ALL, verify_render=0)
     compared: Counter[str] = Counter()
-    for name in [*WITH_BLOCKS, *bundled_names()]:
-        text = template_text(real_data, name)
+    for name in [*WITH_BLOCKS, *list_bundled_templates()]:
+        text = read_template_file(real_data, name)
         one = Renderer(RendererSpec(text, special, control_tokens=ControlStrings(encoder.card, text).strings))
         masker = Masker(one, Loss(), rules)
         for chat in short_chats(real_data):
             result = masker.mask(Conversation(chat.messages, chat.tools))
             if isinstance(result, Rejected) or one.contract.date_dependent or is_silent(result, chat):
                 continue
-            (example,) = examples_of([result], [[]], encoder, Counts())
+            (example,) = make_examples([result], [[]], encoder, TokenizationCounts())
             assert isinstance(example, Example)
             adapted, tools = as_seen(one, chat)
             given = theirs.apply_chat_template(
@@ -484,15 +496,15 @@ def test_assistant_mask_of_every_template_with_blocks_equals_transformers(tokeni
     assert set(MATCHING.get(tokenizer, ())) <= set(compared)
 
 
-def is_silent(masked: Masked, chat: Chat) -> bool:
+def is_silent(masked: MaskedConversation, chat: Chat) -> bool:
     """Tell whether nothing of an assistant is printed; ours does not train its end, theirs does."""
     printed = {piece.message for piece in masked.pieces}
     return any(message["role"] == "assistant" and i not in printed for i, message in enumerate(chat.messages))
 
 
-def across_edges(encoder: Encoder, masked: Masked) -> set[int]:
+def across_edges(encoder: Encoder, masked: MaskedConversation) -> set[int]:
     """Return the tokens that lie across the start or the end of a trained span."""
-    encoded, at = encoder.encode([masked.text]), byte_positions(masked.text)
+    encoded, at = encoder.encode([masked.text]), compute_byte_positions(masked.text)
     edges = at[[place for span in masked.trained for place in (span.start, span.end)]]
     inside = (encoded.starts[:, None] < edges) & (edges < encoded.ends[:, None])
     return set(np.flatnonzero(inside.any(axis=1)).tolist())

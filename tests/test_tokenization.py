@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from rowmill.core.errors import ConfigError
 from rowmill.tokenization import tokenizer
-from rowmill.tokenization.tokenizer import ControlStrings, Encoder, FlatSpans, LoadedTokenizer, reveal, trained_tokens
+from rowmill.tokenization.tokenizer import (
+    ControlStrings,
+    Encoder,
+    FlatSpans,
+    LoadedTokenizer,
+    find_trained_tokens,
+    restore_control_strings,
+)
 from tests import recipes
 
 TEXTS = st.text(
@@ -36,7 +43,7 @@ def encoder(loaded: LoadedTokenizer) -> Encoder:
 def test_card_of_a_byte_level_tokenizer_takes_the_fast_lane(loaded: LoadedTokenizer) -> None:
     assert loaded.card.fast
     assert loaded.card.byte_level
-    assert tokenizer.from_bytes(tokenizer.to_bytes(loaded)) == loaded
+    assert tokenizer.deserialize_tokenizer(tokenizer.serialize_tokenizer(loaded)) == loaded
 
 
 @settings(deadline=None)
@@ -55,7 +62,7 @@ def test_encode_any_text_gives_the_reference_ids_and_covers_every_byte(encoder: 
 @settings(deadline=None)
 @given(texts=st.lists(TEXTS, min_size=1, max_size=3))
 def test_encode_usual_way_equals_fast_lane(encoder: Encoder, texts: list[str]) -> None:
-    fast, usual = encoder.encode(texts), encoder.without_fast_lane().encode(texts)
+    fast, usual = encoder.encode(texts), encoder.without_fast_path().encode(texts)
 
     for name in ("ids", "offsets", "starts", "ends"):
         assert getattr(fast, name).tolist() == getattr(usual, name).tolist()
@@ -66,8 +73,8 @@ def test_same_as_usual_with_other_ids_is_false(encoder: Encoder) -> None:
     encoded = encoder.encode(["the river", "seven"])
     encoded.ids[0] += 1
 
-    assert not encoder.same_as_usual(["the river", "seven"], encoded, [0, 1])
-    assert encoder.same_as_usual(["the river", "seven"], encoded, [1])
+    assert not encoder.matches_reference(["the river", "seven"], encoded, [0, 1])
+    assert encoder.matches_reference(["the river", "seven"], encoded, [1])
 
 
 @settings(deadline=None)
@@ -83,7 +90,7 @@ def test_trained_tokens_touch_the_span_and_no_other_messages_text(
     places = [np.array([value], np.int64) for value in (0, start, end, before, behind)]
     spans = FlatSpans(places[0], places[1], places[2], places[3], places[4])
 
-    mask, straddles = trained_tokens(encoded, spans)
+    mask, straddles = find_trained_tokens(encoded, spans)
 
     inside = (encoded.starts >= start) & (encoded.ends <= end)
     touches = (encoded.starts < end) & (encoded.ends > start)
@@ -116,7 +123,7 @@ def test_hide_then_reveal_gives_the_row_back_at_the_same_places(loaded: LoadedTo
     for before, after in zip(row, hidden, strict=True):
         assert not any(text in after["content"] for text in control.strings)
         assert len(after["content"]) == len(before["content"])
-        assert reveal(after["content"], placeholders)[0] == before["content"]
+        assert restore_control_strings(after["content"], placeholders)[0] == before["content"]
 
 
 def test_open_tokenizer_folder_without_tokenizer_json_names_the_remedy(tmp_path: Path) -> None:
@@ -160,7 +167,7 @@ def test_encode_text_that_the_normaliser_changes_takes_the_usual_way(real_data: 
     encoded = encoder.encode(["plain", "e\u0301 decomposed", "plain again"])
 
     assert encoded.usual == 1
-    assert not tokenizer.degenerate(encoded).any()
+    assert not tokenizer.find_degenerate_texts(encoded).any()
 
 
 @pytest.mark.slow

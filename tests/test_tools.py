@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rowmill.core.json import Json
 from rowmill.formats import Chat
-from rowmill.formats.canonicalization import Canonicalizer, Options
+from rowmill.formats.canonicalization import Canonicalizer, RowOptionValues
 from rowmill.formats.tool_calls import Tools, link_calls, read_calls, read_tools
 from rowmill.schema.rows import Message, Rejected, Row
 
@@ -19,13 +19,13 @@ WRAPPED = {"type": "function", "function": BARE}
 
 
 def row_of(messages: list[Json], **options: Any) -> Row:
-    row = Canonicalizer(Options(Chat(), tools=Tools(**options)))({"messages": messages})
+    row = Canonicalizer(RowOptionValues(Chat(), tools=Tools(**options)))({"messages": messages})
     assert isinstance(row, Row), row
     return row
 
 
 def reason(messages: list[Json], **options: Any) -> str:
-    row = Canonicalizer(Options(Chat(), tools=Tools(**options)))({"messages": messages})
+    row = Canonicalizer(RowOptionValues(Chat(), tools=Tools(**options)))({"messages": messages})
     assert isinstance(row, Rejected), row
     return row.reason
 
@@ -140,7 +140,7 @@ def test_call_as_a_turn_of_its_own() -> None:
             {"from": "gpt", "value": "A"},
         ]
     }
-    row = Canonicalizer(Options(Chat()))(record)
+    row = Canonicalizer(RowOptionValues(Chat()))(record)
 
     assert isinstance(row, Row)
     assert [message["role"] for message in row.messages] == ["user", "assistant", "tool", "assistant"]

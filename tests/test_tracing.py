@@ -40,7 +40,7 @@ def line_of(i: int) -> int:
 
 def shards(project: Project, dataset: str) -> list[dict[str, Any]]:
     """Return all sequences of a dataset with their splits."""
-    made = manifest.current(project.store, (project.recipe.name, dataset, "packed_shards"))
+    made = manifest.load_current(project.store, (project.recipe.name, dataset, "packed_shards"))
     assert made is not None
     return [
         {**row, "split": part.facts["split"]}
@@ -110,7 +110,7 @@ def test_unknown_place_says_what_is_needed(built: CliProject, place: str, capsys
 def test_row_s_places_hold_its_tokens_and_all_of_them(built: CliProject) -> None:
     project = built.project
     sequences = {(row["split"], row["sequence_id"]): row for row in shards(project, "notes")}
-    encoder = trace.encoder_of(project, "notes")
+    encoder = trace.open_shard_encoder(project, "notes")
     for i in range(NOTES):
         [found] = trace.trace_source(project, f"notes.jsonl:{i + 1}")
         pieces = [
@@ -138,7 +138,7 @@ def test_every_segment_of_every_sequence_is_found_from_its_row(built: CliProject
 @pytest.mark.parametrize("dataset", ["chats", "tasks", "notes"])
 def test_showings_are_where_the_ranks_files_hold_the_sequence(built: CliProject, dataset: str) -> None:
     project = built.project
-    ranks = manifest.current(project.store, ("small", "gpu_partitions"))
+    ranks = manifest.load_current(project.store, ("small", "gpu_partitions"))
     assert ranks is not None
     wanted: dict[int, int] = {}
     for part in ranks.parts:

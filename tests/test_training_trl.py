@@ -16,7 +16,7 @@ import pytest
 
 from rowmill.build import runner
 from rowmill.reader import Reader
-from rowmill.stages.exports import folder_of
+from rowmill.stages.exports import locate_export
 from tests.real_chats import ROOT, one_thread, write_recipe
 from tests.test_docs import blocks
 
@@ -62,9 +62,9 @@ def rows(built: runner.Project, tmp_path_factory: pytest.TempPathFactory) -> Any
     """Load the export as the documentation does."""
     import datasets
 
-    made = runner.manifest.current(built.store, ("chats", "exports", "shards"))
+    made = runner.manifest.load_current(built.store, ("chats", "exports", "shards"))
     assert made is not None
-    files = str(built.store.local(f"{folder_of(made)}/data") / "*.parquet")
+    files = str(built.store.local(f"{locate_export(made)}/data") / "*.parquet")
     cache = str(tmp_path_factory.mktemp("cache"))
     return datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=cache)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rowmill.conversation.truncation import Truncated, Truncater, Truncation
+from rowmill.conversation.truncation import ConversationTruncator, TruncatedConversation, Truncation
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message, Rejected
 
@@ -35,9 +35,9 @@ def first_characters(text: str, max_tokens: int) -> str:
     return text[:max_tokens]
 
 
-def truncater(limit: int, **more: Any) -> Truncater:
+def truncater(limit: int, **more: Any) -> ConversationTruncator:
     options: dict[str, Any] = {"measure": measure, "cut_reasoning": first_characters, **more}
-    return Truncater(limit, **options)
+    return ConversationTruncator(limit, **options)
 
 
 def dialogue(words: str) -> list[Message]:
@@ -62,9 +62,9 @@ def trained(messages: Sequence[Message]) -> list[bool]:
     return [message["role"] == "assistant" for message in messages]
 
 
-def cut(messages: Sequence[Message], limit: int, **more: Any) -> Truncated:
+def cut(messages: Sequence[Message], limit: int, **more: Any) -> TruncatedConversation:
     found = truncater(limit, **more).truncate(messages, None, trained(messages))
-    assert isinstance(found, Truncated), found
+    assert isinstance(found, TruncatedConversation), found
     return found
 
 
@@ -128,7 +128,7 @@ def test_stages_in_their_order(conversation: str, flags: str, limit: int, expect
     messages = dialogue(conversation)
     found = truncater(limit).truncate(messages, None, [flag == "1" for flag in flags[: len(messages)]])
 
-    assert isinstance(found, Truncated)
+    assert isinstance(found, TruncatedConversation)
     assert words(found.messages) == expected
     assert [messages[index] for index in found.kept] == list(found.messages)
 
@@ -168,7 +168,7 @@ def test_tools_are_measured_and_never_removed() -> None:
     messages = dialogue("U1 A1 U2 A2")
     found = truncater(36).truncate(messages, ["tool"], trained(messages))
 
-    assert isinstance(found, Truncated)
+    assert isinstance(found, TruncatedConversation)
     assert (words(found.messages), found.tokens) == ("U2 A2", 19)
 
 
@@ -280,7 +280,7 @@ def test_truncating_twice_is_truncating_once(given_: tuple[list[Message], list[b
         return
 
     twice = truncater(limit).truncate(once.messages, None, [flags[index] for index in once.kept])
-    assert isinstance(twice, Truncated)
+    assert isinstance(twice, TruncatedConversation)
     assert (twice.messages, twice.messages_removed) == (once.messages, 0)
 
 
@@ -292,7 +292,7 @@ def test_larger_limit_never_keeps_fewer_messages(
     small = truncater(limit).truncate(messages, None, flags)
     large = truncater(limit + more).truncate(messages, None, flags)
 
-    if isinstance(small, Truncated) and isinstance(large, Truncated):
+    if isinstance(small, TruncatedConversation) and isinstance(large, TruncatedConversation):
         assert set(small.kept) <= set(large.kept)
         assert small.tokens <= large.tokens
 
@@ -322,7 +322,7 @@ def test_split_of_what_fits_is_one_piece() -> None:
     messages = dialogue("S U1 A1")
 
     assert truncater(99).split(messages, None, trained(messages)) == [
-        Truncated(tuple(messages), (0, 1, 2), len(t1(messages)), len(t1(messages)))
+        TruncatedConversation(tuple(messages), (0, 1, 2), len(t1(messages)), len(t1(messages)))
     ]
 
 

@@ -1,7 +1,7 @@
 """Rows of records: what is made column by column is what is made one by one, and what is read fast is exact.
 
-What belongs here: `ValueColumns` against `ValueRows`, contents, and the exact reading of lines. What does not: types of
-columns (`test_table_contract.py`), whole builds (`test_records_road.py`).
+What belongs here: `ValueColumnBuilder` against `ValueRowBuilder`, contents, and the exact reading of lines. What does
+not: types of columns (`test_table_contract.py`), whole builds (`test_records_road.py`).
 """
 
 import json
@@ -13,11 +13,17 @@ from hypothesis import strategies as st
 
 from rowmill.schema.rows import Rejected
 from rowmill.stages.canonical_rows import table_rows
-from rowmill.stages.canonical_rows.typed_records import Mismatches, Roles, ValueColumns, ValueRows, columns_of
+from rowmill.stages.canonical_rows.typed_records import (
+    ColumnRoles,
+    MismatchLog,
+    ValueColumnBuilder,
+    ValueRowBuilder,
+    split_columns,
+)
 from rowmill.tabular import table_contract
 from rowmill.tabular.serialization import read_json
 from rowmill.tabular.table_contract import TableContract
-from rowmill.tabular.time_order import Order
+from rowmill.tabular.time_order import SortKey
 
 BEYOND_64_BITS = "1180591620717411303424"
 NUMBERS = st.sampled_from(
@@ -66,7 +72,7 @@ def decoded(line: str) -> dict[str, Any] | Rejected | None:
     return READ(line.encode(), value) if type(value) is dict else None
 
 
-READ = table_rows.exact_line_reader()
+READ = table_rows.make_exact_line_reader()
 
 
 @given(lines())
@@ -82,8 +88,8 @@ def test_line_is_read_with_its_own_digits_and_a_key_that_stands_twice_is_refused
         assert repr(found) == repr(expected)
 
 
-def roles_with(group: tuple[str, ...], order: str | None, time_key: str | None, domain: str | None) -> Roles:
-    return Roles(group, len(group) > 1, by_file=False, order=order, time_key=time_key, domain=domain)
+def roles_with(group: tuple[str, ...], order: str | None, time_key: str | None, domain: str | None) -> ColumnRoles:
+    return ColumnRoles(group, len(group) > 1, by_file=False, order=order, time_key=time_key, domain=domain)
 
 
 ROLES = st.builds(
@@ -97,26 +103,31 @@ ROLES = st.builds(
 
 @given(st.data(), st.lists(lines(), min_size=1, max_size=30), ROLES)
 def test_rows_made_column_by_column_are_those_made_one_by_one(
-    data: st.DataObject, content: list[str], roles: Roles
+    data: st.DataObject, content: list[str], roles: ColumnRoles
 ) -> None:
     records = [one for one in map(decoded, content) if isinstance(one, dict)]
-    seen = table_contract.observe(records[: data.draw(st.integers(1, 30))], are_cells=False)
-    evidence = table_contract.add_up([seen])
+    seen = table_contract.observe_records(records[: data.draw(st.integers(1, 30))], are_cells=False)
+    evidence = table_contract.merge_evidence([seen])
     assume(evidence.columns)
-    inferred = table_contract.infer(evidence, {}, order=roles.order if roles.order in evidence.columns else None)
+    inferred = table_contract.infer_contract(
+        evidence, {}, order=roles.order if roles.order in evidence.columns else None
+    )
     contract = hardened(data, inferred)
-    schema = table_contract.schema_of(contract, evidence, {}, ())
-    order = data.draw(st.sampled_from([None, Order("iso8601"), Order("elapsed_seconds"), Order("text")]))
-    many, one_by_one = ValueColumns(contract, schema, order, roles), ValueRows(contract, schema, order, roles)
+    schema = table_contract.build_record_schema(contract, evidence, {}, ())
+    order = data.draw(st.sampled_from([None, SortKey("iso8601"), SortKey("elapsed_seconds"), SortKey("text")]))
+    many, one_by_one = (
+        ValueColumnBuilder(contract, schema, order, roles),
+        ValueRowBuilder(contract, schema, order, roles),
+    )
     numbers = range(7, 7 + len(records))
 
     for _ in range(2):
-        columns, found, expected = columns_of(records), Mismatches(), Mismatches()
+        columns, found, expected = split_columns(records), MismatchLog(), MismatchLog()
         assert many(records, columns, numbers, found) == [
             one_by_one(one, number, expected) for number, one in zip(numbers, records, strict=True)
         ]
         assert found.to_json() == expected.to_json()
-        assert table_rows.contents_of(records, columns) == [table_rows.content_of(one) for one in records]
+        assert table_rows.hash_records(records, columns) == [table_rows.hash_record(one) for one in records]
 
 
 def hardened(data: st.DataObject, contract: TableContract) -> TableContract:

@@ -48,7 +48,8 @@ def splits_of(
     options = {"source": source, "format": form, "splits": splits, "filters": {"deduplicate": "off"}}
     built = road.recipe({"rows": options}).build(only=("raw_dataset", "canonical_rows"))
     hint = {
-        part.part_id: str(part.split_hint) for part in inputs.parts_of(built.manifest("rows", "raw_dataset").details)
+        part.part_id: str(part.split_hint)
+        for part in inputs.load_source_parts(built.manifest("rows", "raw_dataset").details)
     }
     found: dict[str, Counter[str]] = {"train": Counter(), "validation": Counter()}
     for row in built.rows_of("rows", "canonical_rows", file="rows"):
@@ -135,7 +136,7 @@ def test_share_of_test_is_compared_with_the_rows_it_was_asked_of(tmp_path: Path)
         "validation_urls": [road.write("held.jsonl", rows[400:])],
     }
     made = road.recipe({"rows": {"source": source, "format": PAIR, "splits": {"test": 0.3}}}).build(
-        only=catalog.names_up_to(training_splits.STAGE)
+        only=catalog.list_stages_up_to(training_splits.STAGE)
     )
 
     # 0.3 of 400 rows; of all 1,200 the test split is a tenth.

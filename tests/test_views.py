@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from rowmill import stats
-from rowmill.checks.judge import Verdict
+from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import ConfigError, SchemaError
 from rowmill.core.storage import Store, digest_bytes
-from rowmill.schema.examples import EXAMPLES
-from rowmill.schema.manifest import File, Key, Manifest, Part, Table
-from rowmill.schema.rows import REJECTS, ROWS
+from rowmill.schema.examples import EXAMPLE_SCHEMA
+from rowmill.schema.manifest import DisplayTable, File, Manifest, Part, StageKey
+from rowmill.schema.rows import REJECT_SCHEMA, ROW_SCHEMA
 from rowmill.stages import catalog
 from rowmill.stats import column_docs
 
@@ -32,7 +32,7 @@ def store(tmp_path: Path) -> Store:
     return Store(str(tmp_path / "root"))
 
 
-def manifest_of(stage: str, version: str, *, key: Key | None = None, **content: Any) -> Manifest:
+def manifest_of(stage: str, version: str, *, key: StageKey | None = None, **content: Any) -> Manifest:
     """Return a manifest of a stage of dataset `chats` (or of `key`) with the given version and content."""
     bare = Manifest(
         key=key or (*CHATS, stage),
@@ -52,10 +52,10 @@ def manifest_of(stage: str, version: str, *, key: Key | None = None, **content: 
 
 def record(store: Store, manifest: Manifest, *, reused: bool = False, parts_reused: int = 0) -> None:
     """Write what the manifest's stage feeds the statistics."""
-    stats.record(store, manifest, feeds_of(manifest.stage), reused=reused, parts_reused=parts_reused)
+    stats.record_manifest(store, manifest, feeds_of(manifest.stage), reused=reused, parts_reused=parts_reused)
 
 
-def feeds_of(stage: str) -> stats.Feeds:
+def feeds_of(stage: str) -> stats.StatsInputs:
     """Return what the statistics take from a stage."""
     return catalog.find_stage(stage).feeds
 
@@ -92,7 +92,7 @@ def _zero(kind: pa.DataType) -> Any:
 
 
 def answer(store: Store, sql: str) -> list[tuple[Any, ...]]:
-    return stats.query(store, sql)[1]
+    return stats.query_views(store, sql)[1]
 
 
 def ledger_of(version: str, kept: int, *, dataset: str = "chats") -> Manifest:
@@ -108,10 +108,10 @@ def test_query_of_one_recipe_shows_that_recipe_in_every_view(tmp_path: Path, roo
         record(store, manifest_of("canonical_rows", "v1", key=key, ledger=(("kept", "", kept),)))
 
     for recipe, kept in (("mine", 3), ("yours", 5)):
-        assert stats.query(store, "SELECT recipe, records FROM ledger", recipe=recipe)[1] == [(recipe, kept)]
-    for view in (*stats.view_names(), *(f"{name}_history" for name in stats.view_names() if name != "runs")):
+        assert stats.query_views(store, "SELECT recipe, records FROM ledger", recipe=recipe)[1] == [(recipe, kept)]
+    for view in (*stats.list_view_names(), *(f"{name}_history" for name in stats.list_view_names() if name != "runs")):
         for name in ("mine", "none"):
-            assert set(stats.query(store, f"SELECT recipe FROM {view}", recipe=name)[1]) <= {(name,)}
+            assert set(stats.query_views(store, f"SELECT recipe FROM {view}", recipe=name)[1]) <= {(name,)}
 
 
 # ── The questions of the specification ────────────────────────────────────────────────────────────
@@ -130,7 +130,9 @@ def test_query_why_rows_went_adds_up_rejects_by_reason(store: Store) -> None:
 
 
 def test_query_a_longer_context_sums_what_if_over_datasets(store: Store) -> None:
-    table = Table(("seq_len", "examples_over", "trained_lost", "sequences"), ((2048, 5, 700, 40), (4096, 1, 100, 20)))
+    table = DisplayTable(
+        ("seq_len", "examples_over", "trained_lost", "sequences"), ((2048, 5, 700, 40), (4096, 1, 100, 20))
+    )
     for dataset in ("chats", "tasks"):
         key = ("support", dataset, "truncation_stats")
         record(store, manifest_of("truncation_stats", "v1", key=key, tables={"what_if": table}))
@@ -141,7 +143,7 @@ def test_query_a_longer_context_sums_what_if_over_datasets(store: Store) -> None
 
 
 def test_query_whether_weights_were_kept_names_each_dataset_of_the_mixture(store: Store) -> None:
-    mixture = Table(
+    mixture = DisplayTable(
         ("dataset", "weight", "wanted_share", "passes", "sequences", "trained_tokens"),
         (("chats", 3, 0.75, 1.0, 30, 3000), ("tasks", 1, 0.25, 2.0, 10, 1000)),
     )
@@ -183,8 +185,8 @@ def test_tables_of_canonical_rows_over_two_parts_holds_rows_and_rejects(store: S
         {"row_id": f"a:{i}", "kind": "conversation", "split": "train", "unknown_roles": ["critic"]} for i in range(3)
     ]
     reject = {"row_id": "a:9", "stage": "canonical_rows", "reason": "duplicate", "detail": "of a:1", "raw": b"{}"}
-    first = part_of(store, "p1", rows=filled(ROWS, rows[:2]), rejects=filled(REJECTS, [reject]))
-    second = part_of(store, "p2", rows=filled(ROWS, rows[2:]), rejects=filled(REJECTS, []))
+    first = part_of(store, "p1", rows=filled(ROW_SCHEMA, rows[:2]), rejects=filled(REJECT_SCHEMA, [reject]))
+    second = part_of(store, "p2", rows=filled(ROW_SCHEMA, rows[2:]), rejects=filled(REJECT_SCHEMA, []))
     record(store, manifest_of("canonical_rows", "v1", parts=(first, second), facts={"kept": 3}))
 
     assert answer(store, "SELECT recipe, dataset, version, row_id, unknown_roles FROM rows ORDER BY row_id") == [
@@ -198,10 +200,10 @@ def test_tables_of_canonical_rows_over_two_parts_holds_rows_and_rejects(store: S
 
 def test_tables_of_examples_leaves_tokens_and_masks_out(store: Store) -> None:
     lines = [{"example_id": "a:0#0", "row_ids": ["a:0"], "input_ids": [1, 2], "loss_mask": [False, True], "tokens": 2}]
-    part = part_of(store, "p", examples=filled(EXAMPLES, lines))
+    part = part_of(store, "p", examples=filled(EXAMPLE_SCHEMA, lines))
     record(store, manifest_of("tokenized_examples", "v1", parts=(part,), token_ledger=(("train", "trained", 1),)))
 
-    columns, found = stats.query(store, "FROM examples")
+    columns, found = stats.query_views(store, "FROM examples")
 
     assert columns[3:] == tuple(stats.SCHEMAS["examples"].names)
     assert found[0][3:6] == ("a:0#0", ["a:0"], "")
@@ -211,9 +213,11 @@ def test_tables_of_examples_leaves_tokens_and_masks_out(store: Store) -> None:
 
 
 def test_tables_of_many_small_parts_writes_few_row_groups(store: Store) -> None:
-    one = filled(EXAMPLES, [{"example_id": f"a:{i}#0"} for i in range(10)])
+    one = filled(EXAMPLE_SCHEMA, [{"example_id": f"a:{i}#0"} for i in range(10)])
     parts = tuple(part_of(store, f"p{i}", examples=one) for i in range(40))
-    stats.tables_of(store, manifest_of("tokenized_examples", "v1", parts=parts), feeds_of("tokenized_examples"))
+    stats.write_manifest_tables(
+        store, manifest_of("tokenized_examples", "v1", parts=parts), feeds_of("tokenized_examples")
+    )
 
     path = "stats/examples/recipe=support/scope=chats/version=v1/part-0.parquet"
     with pq.ParquetFile(store.path(path)) as written:
@@ -221,7 +225,7 @@ def test_tables_of_many_small_parts_writes_few_row_groups(store: Store) -> None:
 
 
 def test_tables_of_the_same_manifest_again_rewrites_nothing(store: Store) -> None:
-    part = part_of(store, "p", rows=filled(ROWS, [{"row_id": "a:0"}]))
+    part = part_of(store, "p", rows=filled(ROW_SCHEMA, [{"row_id": "a:0"}]))
     manifest = manifest_of("canonical_rows", "v1", parts=(part,), ledger=(("kept", "", 1),))
     record(store, manifest)
     before = _files(store)
@@ -253,20 +257,22 @@ def test_tables_of_a_file_without_a_column_names_file_and_column(store: Store) -
     )
 
     with pytest.raises(SchemaError, match=r"parts/p/rejects.parquet: column detail is missing; expected .*; correct"):
-        stats.tables_of(store, manifest_of("canonical_rows", "v1", parts=(part,)), feeds_of("canonical_rows"))
+        stats.write_manifest_tables(
+            store, manifest_of("canonical_rows", "v1", parts=(part,)), feeds_of("canonical_rows")
+        )
 
 
 def test_tables_of_a_table_with_text_for_a_number_names_the_table(store: Store) -> None:
-    table = Table(("seq_len", "examples_over", "trained_lost", "sequences"), (("4k", 1, 1, 1),))
+    table = DisplayTable(("seq_len", "examples_over", "trained_lost", "sequences"), (("4k", 1, 1, 1),))
 
     with pytest.raises(SchemaError, match=r"support/chats/truncation_stats: table what_if: a value does not fit"):
-        stats.tables_of(
+        stats.write_manifest_tables(
             store, manifest_of("truncation_stats", "v1", tables={"what_if": table}), feeds_of("truncation_stats")
         )
 
 
-def verdict(law: str, value: float | None, bound: float, *, passed: bool) -> Verdict:
-    return Verdict(
+def verdict(law: str, value: float | None, bound: float, *, passed: bool) -> CheckResult:
+    return CheckResult(
         law=law, key=(*CHATS, "canonical_rows"), version="v1", terms="t", value=value, bound=bound,
         wanted=f"at most {bound:g}", severity="error", passed=passed, blocking=not passed, what="w",
         remedy="r",
@@ -285,7 +291,7 @@ def test_write_findings_after_a_bound_changed_shows_the_last_judgement_and_keeps
         verdict("nonempty", None, 1, passed=False),
     ]
     for verdicts in (strict, strict, lenient):
-        stats.write_findings(store, manifest, verdicts)
+        stats.write_check_results(store, manifest, verdicts)
 
     assert answer(store, "SELECT law, value, bound, passed FROM findings ORDER BY law") == [
         ("nonempty", None, 1.0, False),
@@ -313,7 +319,7 @@ def test_point_current_at_an_older_version_restores_it_whatever_its_age(store: S
     record(store, ledger_of("v1", 10))
     record(store, ledger_of("v2", 20))
 
-    stats.point_current(store, *CHATS, "canonical_rows", ("v1",))
+    stats.set_current_versions(store, *CHATS, "canonical_rows", ("v1",))
 
     assert answer(store, "SELECT DISTINCT version FROM ledger") == [("v1",)]
 
@@ -322,15 +328,15 @@ def test_point_current_at_several_or_no_versions_shows_just_these(store: Store) 
     for version in ("v1", "v2", "v3"):
         record(store, ledger_of(version, 1))
 
-    stats.point_current(store, *CHATS, "canonical_rows", ("v1", "v3"))
+    stats.set_current_versions(store, *CHATS, "canonical_rows", ("v1", "v3"))
     assert answer(store, "SELECT DISTINCT version FROM ledger ORDER BY 1") == [("v1",), ("v3",)]
 
-    stats.point_current(store, *CHATS, "canonical_rows", ())
+    stats.set_current_versions(store, *CHATS, "canonical_rows", ())
     assert answer(store, "FROM ledger") == []
 
 
 def test_views_of_a_version_without_rejects_do_not_show_those_of_the_version_before(store: Store) -> None:
-    reject = filled(REJECTS, [{"row_id": "a:9", "stage": "canonical_rows"}])
+    reject = filled(REJECT_SCHEMA, [{"row_id": "a:9", "stage": "canonical_rows"}])
     record(store, manifest_of("canonical_rows", "v1", parts=(part_of(store, "p", rejects=reject),)))
     record(store, manifest_of("canonical_rows", "v2"))
 
@@ -342,14 +348,14 @@ def test_forget_of_a_collected_version_takes_it_out_of_the_history(store: Store)
     record(store, ledger_of("v1", 10))
     record(store, ledger_of("v2", 20))
 
-    stats.forget(store, *CHATS, "v1")
+    stats.remove_version_tables(store, *CHATS, "v1")
 
     assert answer(store, "SELECT DISTINCT version FROM ledger_history") == [("v2",)]
 
 
 def test_views_over_names_of_digits_keep_them_text(store: Store) -> None:
     stats.write_table(store, "ledger", "r", "2024", "0012", _ledger(1))
-    stats.point_current(store, "r", "2024", "canonical_rows", ("0012",))
+    stats.set_current_versions(store, "r", "2024", "canonical_rows", ("0012",))
 
     assert answer(store, "SELECT dataset, version FROM ledger") == [("2024", "0012")]
 
@@ -360,7 +366,7 @@ def _ledger(records: int, lines: int = 1) -> pa.Table:
 
 def test_views_on_an_empty_root_are_empty_with_all_their_columns(store: Store) -> None:
     for view in stats.SCHEMAS:
-        columns, rows = stats.query(store, f"FROM {view}")
+        columns, rows = stats.query_views(store, f"FROM {view}")
         own = [name for name in stats.SCHEMAS[view].names if name != "dataset"]
         assert columns == ("recipe", "dataset", "version", *own)
         assert rows == answer(store, f"FROM {view}_history") == []
@@ -373,9 +379,9 @@ def test_every_view_and_column_has_a_comment_and_no_words_are_left_over(store: S
     assert [name for name, comment in views if not comment] == []
     assert [line for line in columns if not line[2]] == []
     own = {(name, column) for name, column, _ in columns}
-    told = {(view, column) for view, column_words in column_docs.COLUMNS.items() for column in column_words}
+    told = {(view, column) for view, column_words in column_docs.COLUMN_DOCS.items() for column in column_words}
     assert told <= own
-    assert {name.removesuffix("_history") for name, _ in views} == set(column_docs.VIEWS)
+    assert {name.removesuffix("_history") for name, _ in views} == set(column_docs.VIEW_DOCS)
 
 
 def test_truncation_adds_up_examples_by_split(store: Store) -> None:
@@ -384,7 +390,7 @@ def test_truncation_adds_up_examples_by_split(store: Store) -> None:
         {"example_id": "a:1#0", "split": "train", "original_tokens": 30, "tokens": 10, "exchanges_removed": 20},
         {"example_id": "a:2#0", "split": "test", "original_tokens": 5, "tokens": 4, "tokens_cut": 1},
     ]
-    part = part_of(store, "p1", examples=filled(EXAMPLES, lines))
+    part = part_of(store, "p1", examples=filled(EXAMPLE_SCHEMA, lines))
     record(store, manifest_of("tokenized_examples", "v1", parts=(part,)))
 
     found = answer(
@@ -431,7 +437,7 @@ def test_query_on_a_remote_root_answers_from_memory() -> None:
 
     assert answer(store, "SELECT version, records FROM ledger WHERE state = 'kept'") == [("v2", 20)]
     with pytest.raises(ConfigError, match="disabled by configuration"):
-        stats.query(store, "FROM read_text('/etc/hostname')")
+        stats.query_views(store, "FROM read_text('/etc/hostname')")
 
 
 # ── A query reads the statistics, and nothing else ────────────────────────────────────────────────
@@ -463,7 +469,7 @@ def test_query_that_is_wrong_or_reaches_out_is_refused_in_four_parts(store: Stor
     before = _files(store)
 
     with pytest.raises(ConfigError) as refusal:
-        stats.query(store, sql.replace("{root}", store.root))
+        stats.query_views(store, sql.replace("{root}", store.root))
 
     message = str(refusal.value)
     assert message.startswith("query ")
@@ -533,7 +539,7 @@ for number in range(1, int(sys.argv[2]) + 1):
 def test_reader_that_stays_open_beside_a_busy_writer_always_sees_one_whole_version(store: Store) -> None:
     """A view that lists the table before the pointers shows no rows in one of six of these reads."""
     stats.write_table(store, "ledger", "r", "d", "v0", _ledger(0, lines=10))
-    stats.point_current(store, "r", "d", "canonical_rows", ("v0",))
+    stats.set_current_versions(store, "r", "d", "canonical_rows", ("v0",))
     stats.publish_views(store)
     root = Path(__file__).resolve().parent.parent
     seen: list[list[tuple[int, int]]] = []

@@ -68,7 +68,7 @@ def test_recipe_that_is_out_of_bounds_names_its_file(tmp_path: Path, name: str) 
     path.write_text(REFUSED[name][0])
 
     with pytest.raises(ConfigError) as caught:
-        recipe.load(path)
+        recipe.load_recipe(path)
 
     assert str(caught.value).startswith(f"{path}: ")
 
@@ -114,7 +114,7 @@ def test_recipe_may_share_options_by_merge_keys(tmp_path: Path) -> None:
             source: {train_urls: [b.jsonl]}
     """)
 
-    loaded = recipe.load(path)
+    loaded = recipe.load_recipe(path)
 
     assert loaded.datasets["b"].filters == loaded.datasets["a"].filters
     assert loaded.datasets["b"].source.model_dump()["train_urls"] == ["b.jsonl"]

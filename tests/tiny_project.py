@@ -14,11 +14,11 @@ import dagster as dg
 import pytest
 import yaml
 
-from dagster_rowmill.automation import all_ranks
+from dagster_rowmill.automation import tag_all_ranks
 from dagster_rowmill.definitions import build_definitions, open_projects
 from dagster_rowmill.materialize import materialize_recipe
 from rowmill.build import runner
-from rowmill.schema.manifest import Key
+from rowmill.schema.manifest import StageKey
 
 TOKENIZER = Path(__file__).resolve().parent.parent / "configs" / "demo" / "tokenizer"
 RECIPE: dict[str, Any] = {
@@ -109,7 +109,7 @@ class Tiny:
         self, selection: dg.AssetSelection, *, ranks: Sequence[str] = (), config: Mapping[str, Any] | None = None
     ) -> dg.ExecuteInProcessResult:
         """Run a selection of assets and checks, as someone clicking in the user interface would."""
-        tags = all_ranks(self.project)
+        tags = tag_all_ranks(self.project)
         if ranks:
             tags = dict(zip(tags, (ranks[0], ranks[-1]), strict=True))
         job = dg.define_asset_job("picked", selection=selection, executor_def=dg.in_process_executor)
@@ -141,7 +141,7 @@ def task(i: int) -> dict[str, Any]:
     return {"prompt": f"Name a number above {i}.", "answer": f"{i + 1} is above {i}."}
 
 
-def built(result: dg.ExecuteInProcessResult) -> set[Key]:
+def built(result: dg.ExecuteInProcessResult) -> set[StageKey]:
     """Return the keys of the assets that a run materialized."""
     return {tuple(event.asset_key.path) for event in result.get_asset_materialization_events() if event.asset_key}
 

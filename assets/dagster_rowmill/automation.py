@@ -15,45 +15,45 @@ import dagster as dg
 import orjson
 
 from dagster_rowmill.factory import dagster_name
-from dagster_rowmill.resources import EXECUTORS
+from dagster_rowmill.resources import RUN_EXECUTORS
 from rowmill.build import runner
 from rowmill.build.runner import Project
 from rowmill.core.errors import PipelineError
-from rowmill.core.storage import digest
+from rowmill.core.storage import digest_json
 from rowmill.sources import Files, find_files, urls
 
 RECIPE_TAG: Final = "rowmill/recipe"
 """Bounds the queue to one run per recipe (`dagster.yaml`)."""
 RANGE_START: Final = "dagster/asset_partition_range_start"
 RANGE_END: Final = "dagster/asset_partition_range_end"
-LOOK_EVERY_S: Final = 60
+SENSOR_INTERVAL_S: Final = 60
 """Seconds between two looks at the source files; also how long they must have stood still."""
 
 
-def job_of(project: Project) -> Any:
+def make_job(project: Project) -> Any:
     """Return the job that walks a recipe's whole road.
 
     One job per recipe, since a job over two numbers of ranks does not resolve.
     """
     # What needs a trained model is materialized by hand: a nightly run must not ask a server that is not there.
-    keys = [list(step.key) for step in runner.road(project) if not step.on_demand]
+    keys = [list(step.key) for step in runner.plan_steps(project) if not step.on_demand]
     name = project.recipe.name
     return dg.define_asset_job(
         f"rebuild_{dagster_name(name)}",
         selection=dg.AssetSelection.assets(*keys),
-        executor_def=EXECUTORS[project.recipe.execution.run_executor],
+        executor_def=RUN_EXECUTORS[project.recipe.execution.run_executor],
         tags={RECIPE_TAG: name},
         description=f"Every stage of {name} and all its checks; what is unchanged is reused.",
     )
 
 
-def all_ranks(project: Project) -> dict[str, str]:
+def tag_all_ranks(project: Project) -> dict[str, str]:
     """Return the tags that make a run cover all ranks at once; without them it fails when it reaches them."""
-    ranks = runner.ranks_of(project)
+    ranks = runner.list_rank_names(project)
     return {RANGE_START: ranks[0], RANGE_END: ranks[-1]}
 
 
-def nightly_of(project: Project, job: Any) -> dg.ScheduleDefinition:
+def make_nightly_schedule(project: Project, job: Any) -> dg.ScheduleDefinition:
     """Return the schedule that rebuilds a recipe every night; on a quiet night it costs seconds."""
     name = project.recipe.name
 
@@ -67,14 +67,14 @@ def nightly_of(project: Project, job: Any) -> dg.ScheduleDefinition:
     )
     def nightly(context: dg.ScheduleEvaluationContext) -> dg.RunRequest:
         return dg.RunRequest(
-            run_key=f"{name}:{context.scheduled_execution_time:%Y-%m-%dT%H:%M}", tags=all_ranks(project)
+            run_key=f"{name}:{context.scheduled_execution_time:%Y-%m-%dT%H:%M}", tags=tag_all_ranks(project)
         )
 
     return nightly
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class SourceWatchState:
     """What a sensor remembers: the state of the files at the last look and at the last run, and how many runs."""
 
     seen: str = ""
@@ -82,41 +82,43 @@ class Watch:
     runs: int = 0
 
 
-def look(watch: Watch, now: str) -> tuple[Watch, str | None]:
+def update_watch(watch: SourceWatchState, now: str) -> tuple[SourceWatchState, str | None]:
     """Return what to remember, and the run key if a run is due: the files are new and stood still since the last look.
 
     The number of runs is in the key: by the state alone, a file that is restored would never run again.
     """
     if now != watch.seen or now == watch.fired:
-        return Watch(seen=now, fired=watch.fired, runs=watch.runs), None
+        return SourceWatchState(seen=now, fired=watch.fired, runs=watch.runs), None
     runs = watch.runs + 1
-    return Watch(seen=now, fired=now, runs=runs), f"{runs}-{now}"
+    return SourceWatchState(seen=now, fired=now, runs=runs), f"{runs}-{now}"
 
 
-def watcher_of(project: Project, job: Any) -> dg.SensorDefinition:
+def make_source_sensor(project: Project, job: Any) -> dg.SensorDefinition:
     """Return the sensor that rebuilds a recipe when its source files have changed and settled."""
     name = project.recipe.name
 
     @dg.sensor(
         name=f"raw_files_{dagster_name(name)}",
         job=job,
-        minimum_interval_seconds=LOOK_EVERY_S,
+        minimum_interval_seconds=SENSOR_INTERVAL_S,
         default_status=_sensor_status(project.recipe.execution.watch_sources),
         description="Rebuilds when source files have changed and then stood still for one look.",
     )
     def raw_files(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         try:
-            now = digest(stamps(project))
+            now = digest_json(stamp_sources(project))
         except PipelineError as error:
             return dg.SkipReason(str(error))
-        watch, run_key = look(Watch(**orjson.loads(context.cursor)) if context.cursor else Watch(), now)
-        requests = [dg.RunRequest(run_key=run_key, tags=all_ranks(project))] if run_key else []
+        watch, run_key = update_watch(
+            SourceWatchState(**orjson.loads(context.cursor)) if context.cursor else SourceWatchState(), now
+        )
+        requests = [dg.RunRequest(run_key=run_key, tags=tag_all_ranks(project))] if run_key else []
         return dg.SensorResult(run_requests=requests, cursor=orjson.dumps(asdict(watch)).decode())
 
     return raw_files
 
 
-def stamps(project: Project) -> dict[str, list[tuple[str, str]]]:
+def stamp_sources(project: Project) -> dict[str, list[tuple[str, str]]]:
     """Return the URL and the stamp of every source file; a pinned dataset of a hub cannot change.
 
     Raises
@@ -128,20 +130,20 @@ def stamps(project: Project) -> dict[str, list[tuple[str, str]]]:
     sources = {name: dataset.source for name, dataset in project.recipe.datasets.items()}
     return {
         name: [
-            (where.url, urls.stamp(where))
-            for where in (urls.locate(file.url, project.base) for file in find_files(source, project.base))
+            (where.url, urls.stamp_file(where))
+            for where in (urls.locate_url(file.url, project.base) for file in find_files(source, project.base))
         ]
         for name, source in sources.items()
         if isinstance(source, Files)
     }
 
 
-def condition_of(project: Project) -> dg.AutomationCondition[Any] | None:
+def choose_condition(project: Project) -> dg.AutomationCondition[Any] | None:
     """Return the condition under which a recipe's assets materialize themselves; None unless it asks for one."""
-    return on_change() if project.recipe.execution.automation == "on_change" else None
+    return make_change_condition() if project.recipe.execution.automation == "on_change" else None
 
 
-def on_change() -> dg.AutomationCondition[Any]:
+def make_change_condition() -> dg.AutomationCondition[Any]:
     """Fire once for each change of what an asset is made from, as soon as its inputs are there and passed.
 
     Never a bare `execution_failed()`: it would retry for ever.

@@ -14,45 +14,45 @@ import dagster as dg
 
 from dagster_rowmill import metadata, reporting
 from dagster_rowmill.factory import only_infrastructure_errors
-from dagster_rowmill.resources import Storage
+from dagster_rowmill.resources import StorageResource
 from rowmill.build import runner
 from rowmill.build.runner import Project, Step
-from rowmill.checks.judge import Terms, Verdict
+from rowmill.checks.judge import CheckResult, Threshold
 from rowmill.schema import manifest
-from rowmill.schema.manifest import Key
+from rowmill.schema.manifest import StageKey
 
 
-def checks_of(project: Project) -> list[dg.AssetChecksDefinition]:
+def make_checks(project: Project) -> list[dg.AssetChecksDefinition]:
     """Return the checks of every step of the recipe's road that has laws."""
-    return [stage_checks(project, step) for step in runner.road(project) if step.terms]
+    return [make_stage_checks(project, step) for step in runner.plan_steps(project) if step.terms]
 
 
-def stage_checks(project: Project, step: Step) -> dg.AssetChecksDefinition:
+def make_stage_checks(project: Project, step: Step) -> dg.AssetChecksDefinition:
     """Return the checks of one stage: one step in a run, each law selectable by itself."""
     asset = dg.AssetKey(list(step.key))
 
     @dg.multi_asset_check(
-        name=reporting.check_name(asset),
-        specs=[_spec(one, asset) for one in step.terms],
+        name=reporting.name_check_step(asset),
+        specs=[_make_check_spec(one, asset) for one in step.terms],
         can_subset=True,
     )
-    def body(context: dg.AssetCheckExecutionContext, storage: Storage) -> Iterator[dg.AssetCheckResult]:
+    def body(context: dg.AssetCheckExecutionContext, storage: StorageResource) -> Iterator[dg.AssetCheckResult]:
         chosen = {check.name for check in context.selected_asset_check_keys}
         served = storage.served(project.recipe.execution.reports_url)
         with only_infrastructure_errors():
             placed = replace(project, store=storage.store())
-            built = manifest.by_version(placed.store, step.key, judged_version(context.instance, step.key))
-            verdicts = runner.judge(placed, step, built, only=chosen)
+            built = manifest.load_version(placed.store, step.key, find_checked_version(context.instance, step.key))
+            verdicts = runner.check_step(placed, step, built, only=chosen)
         for verdict in verdicts:
             if verdict.failed:
                 context.log.warning("%s: %s", "/".join(step.key[1:]), verdict.sentence)
-            yield result_of(verdict, asset, metadata.of_verdict(verdict, placed.store, served))
-        reporting.write_behind_checks(context, placed, step, shut=any(verdict.blocking for verdict in verdicts))
+            yield make_asset_check_result(verdict, asset, metadata.make_check_page(verdict, placed.store, served))
+        reporting.write_report_after_checks(context, placed, step, shut=any(verdict.blocking for verdict in verdicts))
 
     return body
 
 
-def _spec(terms: Terms, asset: dg.AssetKey) -> dg.AssetCheckSpec:
+def _make_check_spec(terms: Threshold, asset: dg.AssetKey) -> dg.AssetCheckSpec:
     waived = (
         f" A failure is waived within {terms.waiver_bound:g}: {terms.waiver_reason}"
         if terms.waiver_bound is not None
@@ -66,7 +66,7 @@ def _spec(terms: Terms, asset: dg.AssetKey) -> dg.AssetCheckSpec:
     )
 
 
-def judged_version(instance: dg.DagsterInstance, key: Key) -> str | None:
+def find_checked_version(instance: dg.DagsterInstance, key: StageKey) -> str | None:
     """Return the version of the manifest that the newest materialization wrote or reused; None if there is none.
 
     Its metadata is asked, not its data version: a check has no way to be told which materialization it is
@@ -74,12 +74,16 @@ def judged_version(instance: dg.DagsterInstance, key: Key) -> str | None:
     """
     event = instance.get_latest_materialization_event(dg.AssetKey(list(key)))
     entry = (
-        event.asset_materialization.metadata.get(metadata.VERSION) if event and event.asset_materialization else None
+        event.asset_materialization.metadata.get(metadata.VERSION_KEY)
+        if event and event.asset_materialization
+        else None
     )
     return str(entry.value) if entry else None
 
 
-def result_of(verdict: Verdict, asset: dg.AssetKey, page: metadata.Page) -> dg.AssetCheckResult:
+def make_asset_check_result(
+    verdict: CheckResult, asset: dg.AssetKey, page: metadata.MetadataPage
+) -> dg.AssetCheckResult:
     """Word a verdict for Dagster: what blocks is an ERROR, everything else that failed is a WARN.
 
     Dagster knows no third outcome. What is not applicable raises no alarm there; its description and its metadata

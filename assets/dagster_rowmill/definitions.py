@@ -14,11 +14,11 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_rowmill.automation import condition_of, job_of, nightly_of, watcher_of
-from dagster_rowmill.checks import checks_of
-from dagster_rowmill.factory import assets_of, dagster_name
-from dagster_rowmill.pruning import prune_history, pruning_schedule
-from dagster_rowmill.resources import Storage
+from dagster_rowmill.automation import choose_condition, make_job, make_nightly_schedule, make_source_sensor
+from dagster_rowmill.checks import make_checks
+from dagster_rowmill.factory import dagster_name, make_assets
+from dagster_rowmill.pruning import make_pruning_schedule, prune_history
+from dagster_rowmill.resources import StorageResource
 from rowmill.build import runner
 from rowmill.build.runner import Project
 from rowmill.core.errors import ConfigError
@@ -32,7 +32,7 @@ def defs() -> dg.Definitions:
     served = os.environ.get("ROWMILL_REPORTS_URL", "")
     store = storage_root(configs)
     return build_definitions(
-        recipe.find(configs), store, resources={"storage": Storage(root=store, reports_url=served)}
+        recipe.find_recipes(configs), store, resources={"storage": StorageResource(root=store, reports_url=served)}
     )
 
 
@@ -67,14 +67,14 @@ def build_definitions(
         Listing what is wrong with every bad recipe, not only with the first.
 
     """
-    projects, wrong = _opened(recipes, store)
+    projects, wrong = _try_open_projects(recipes, store)
     # Backfill policies, and the conditions where a recipe asks for them, are beta by name in the pinned release.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)
-        defined: list[_Defined] = []
+        defined: list[_RecipeDefinitions] = []
         for project in projects:
             try:
-                defined.append(_defined(project))
+                defined.append(_define_recipe(project))
             except dg.DagsterInvalidDefinitionError as error:
                 said = " ".join(str(error).split())
                 wrong.append(f"{project.recipe.name}: execution: Dagster does not take it: {said}; mend that option")
@@ -84,17 +84,17 @@ def build_definitions(
             assets=[asset for one in defined for asset in one.assets],
             asset_checks=[check for one in defined for check in one.checks],
             loggers=loggers,
-            resources={"storage": Storage(root=store), **(resources or {})},
+            resources={"storage": StorageResource(root=store), **(resources or {})},
             # Runs of hand-picked assets too: a process per step costs two seconds of imports each.
             executor=dg.in_process_executor,
             jobs=[*(one.job for one in defined), prune_history],
-            schedules=[*(one.schedule for one in defined), pruning_schedule()],
+            schedules=[*(one.schedule for one in defined), make_pruning_schedule()],
             sensors=[one.sensor for one in defined],
         )
 
 
 @dataclass(frozen=True, slots=True)
-class _Defined:
+class _RecipeDefinitions:
     """What one recipe becomes."""
 
     assets: list[dg.AssetsDefinition]
@@ -104,26 +104,26 @@ class _Defined:
     sensor: dg.SensorDefinition
 
 
-def _defined(project: Project) -> _Defined:
-    job = job_of(project)
-    return _Defined(
-        assets=assets_of(project, condition_of(project)),
-        checks=checks_of(project),
+def _define_recipe(project: Project) -> _RecipeDefinitions:
+    job = make_job(project)
+    return _RecipeDefinitions(
+        assets=make_assets(project, choose_condition(project)),
+        checks=make_checks(project),
         job=job,
-        schedule=nightly_of(project, job),
-        sensor=watcher_of(project, job),
+        schedule=make_nightly_schedule(project, job),
+        sensor=make_source_sensor(project, job),
     )
 
 
 def open_projects(recipes: Sequence[Path], store: str) -> list[Project]:
     """Open every recipe file; all that is wrong with any of them is one error."""
-    projects, wrong = _opened(recipes, store)
+    projects, wrong = _try_open_projects(recipes, store)
     if wrong:
         raise ConfigError("\n".join(wrong))
     return projects
 
 
-def _opened(recipes: Sequence[Path], store: str) -> tuple[list[Project], list[str]]:
+def _try_open_projects(recipes: Sequence[Path], store: str) -> tuple[list[Project], list[str]]:
     """Return the projects that could be opened, and what is wrong with the others."""
     projects: list[Project] = []
     wrong: list[str] = []
@@ -132,11 +132,11 @@ def _opened(recipes: Sequence[Path], store: str) -> tuple[list[Project], list[st
             projects.append(runner.open_project(path, store))
         except ConfigError as error:
             wrong.append(str(error))
-    wrong += _same_names(recipes, projects)
+    wrong += _find_name_clashes(recipes, projects)
     return projects, wrong
 
 
-def _same_names(recipes: Sequence[Path], projects: Sequence[Project]) -> list[str]:
+def _find_name_clashes(recipes: Sequence[Path], projects: Sequence[Project]) -> list[str]:
     """Word every clash of names: Dagster's names hold no hyphens, so `a-b` and `a_b` are one name to it."""
     by_recipe = Counter(dagster_name(path.stem) for path in recipes)
     clashes = [
@@ -147,7 +147,7 @@ def _same_names(recipes: Sequence[Path], projects: Sequence[Project]) -> list[st
     ]
     if clashes:
         return clashes
-    keys = [dg.AssetKey(list(step.key)) for project in projects for step in runner.road(project)]
+    keys = [dg.AssetKey(list(step.key)) for project in projects for step in runner.plan_steps(project)]
     steps = Counter(key.to_python_identifier() for key in keys)
     return [
         f"{key.to_user_string()}: another stage has the same name in Dagster, {key.to_python_identifier()}; "

@@ -23,18 +23,18 @@ from dagster._core.storage.event_log import SqliteEventLogStorage
 
 from rowmill.core.errors import ConfigError
 
-MOST_FILES = 16
+MAX_OPEN_FILES = 16
 """How many files are kept open, those of the newest runs; a webserver is asked for hundreds."""
 
-PATIENCE_S = 300
+LOCK_TIMEOUT_S = 300
 """How long a statement waits for another process, and a thread for another thread."""
 
 
-_VERDICTS = sa.table("asset_check_executions", sa.column("run_id"))
+_CHECK_EXECUTIONS = sa.table("asset_check_executions", sa.column("run_id"))
 """Dagster's table of the verdicts of all runs."""
 
 
-def _name_of(run_id: str | None) -> str:
+def _name_run_file(run_id: str | None) -> str:
     return f"run {run_id}"
 
 
@@ -73,11 +73,11 @@ class KeptEventLog(SqliteEventLogStorage):
 
     def run_connection(self, run_id: str | None = None) -> AbstractContextManager[sa.Connection]:
         """Lend the connection to the file of a run."""
-        return self._kept(_name_of(run_id), lambda: super(KeptEventLog, self).run_connection(run_id))
+        return self._lend_connection(_name_run_file(run_id), lambda: super(KeptEventLog, self).run_connection(run_id))
 
     def index_connection(self) -> AbstractContextManager[sa.Connection]:
         """Lend the connection to the file that is asked across runs."""
-        return self._kept("index", super().index_connection)
+        return self._lend_connection("index", super().index_connection)
 
     def has_table(self, table_name: str) -> bool:
         """Tell whether the index has a table; asked for each event, and no table ever goes."""
@@ -89,9 +89,9 @@ class KeptEventLog(SqliteEventLogStorage):
         """Delete a run's events, with its file, and its verdicts, both of which Dagster's own leaves behind."""
         super().delete_events(run_id)
         with self.index_connection() as connection:
-            connection.execute(sa.delete(_VERDICTS).where(_VERDICTS.c.run_id == run_id))
+            connection.execute(sa.delete(_CHECK_EXECUTIONS).where(_CHECK_EXECUTIONS.c.run_id == run_id))
         with self._engines_lock:
-            kept = self._engines.pop(_name_of(run_id), None)
+            kept = self._engines.pop(_name_run_file(run_id), None)
             if kept is not None:
                 kept.dispose()
             # Whoever asks for the run again finds an empty log, as in any other process.
@@ -101,22 +101,22 @@ class KeptEventLog(SqliteEventLogStorage):
 
     def wipe(self) -> None:
         """Delete everything."""
-        self._close()
+        self._close_engines()
         super().wipe()
 
     def dispose(self) -> None:
         """Close every file."""
         super().dispose()
-        self._close()
+        self._close_engines()
 
     @contextmanager
-    def _kept(
+    def _lend_connection(
         self, name: str, first: Callable[[], AbstractContextManager[sa.Connection]]
     ) -> Generator[sa.Connection, None, None]:
-        with self._engine(name, first).begin() as connection:
+        with self._open_engine(name, first).begin() as connection:
             yield connection
 
-    def _engine(self, name: str, first: Callable[[], AbstractContextManager[sa.Connection]]) -> sa.Engine:
+    def _open_engine(self, name: str, first: Callable[[], AbstractContextManager[sa.Connection]]) -> sa.Engine:
         """Return the engine of a file; `first` is Dagster's own connection to it, which makes what is missing."""
         with self._engines_lock:
             if name not in self._engines:
@@ -127,17 +127,17 @@ class KeptEventLog(SqliteEventLogStorage):
                     poolclass=sa.QueuePool,
                     pool_size=1,
                     max_overflow=0,
-                    pool_timeout=PATIENCE_S,
+                    pool_timeout=LOCK_TIMEOUT_S,
                     # The pool hands the connection from thread to thread, to one at a time.
-                    connect_args={"timeout": PATIENCE_S, "check_same_thread": False},
+                    connect_args={"timeout": LOCK_TIMEOUT_S, "check_same_thread": False},
                 )
             self._engines.move_to_end(name)
-            if len(self._engines) > MOST_FILES:
+            if len(self._engines) > MAX_OPEN_FILES:
                 # A connection that is lent is closed when it comes back.
                 self._engines.popitem(last=False)[1].dispose()
             return self._engines[name]
 
-    def _close(self) -> None:
+    def _close_engines(self) -> None:
         with self._engines_lock:
             while self._engines:
                 self._engines.popitem()[1].dispose()

@@ -23,70 +23,70 @@ from typing import Any, Final
 import dagster as dg
 
 from dagster_rowmill import history, metadata, reporting
-from dagster_rowmill.history import Verdicts
-from dagster_rowmill.resources import Storage
+from dagster_rowmill.history import CheckHistory
+from dagster_rowmill.resources import StorageResource
 from rowmill.build import runner
-from rowmill.build.runner import Project, Report, Step
+from rowmill.build.runner import Project, Step, StepReport
 from rowmill.checks import judge
-from rowmill.checks.judge import Terms
+from rowmill.checks.judge import Threshold
 from rowmill.core import number_text
 from rowmill.core.errors import PipelineError
-from rowmill.core.storage import NO_ROOM, Store
+from rowmill.core.storage import DISK_FULL_ERRNOS, Store
 from rowmill.reports import console
-from rowmill.reports.progress import rates_text
+from rowmill.reports.progress import format_rates
 from rowmill.schema import manifest
-from rowmill.schema.manifest import Key, Manifest
+from rowmill.schema.manifest import Manifest, StageKey
 
-RETRY: Final = dg.RetryPolicy(max_retries=2, delay=10, backoff=dg.Backoff.EXPONENTIAL)
+RETRY_POLICY: Final = dg.RetryPolicy(max_retries=2, delay=10, backoff=dg.Backoff.EXPONENTIAL)
 """For disks, networks and lost workers; everything else leaves a body as a Failure that forbids retries."""
 
-CORES: Final = "cores"
+CORES_POOL: Final = "cores"
 """The pool of the stages that use every core of the machine by themselves."""
 
-LINE_EVERY_S: Final = 5.0
+LOG_INTERVAL_S: Final = 5.0
 """A progress line in Dagster's log is an event in its database, so not one per part."""
 
 
-class StageRun(dg.Config):
+class StageRunConfig(dg.Config):
     """What may be set for one run in the launchpad."""
 
     version: str | None = None
     """A kept version to return instead of building; verified whole and gated like a build."""
 
 
-def assets_of(project: Project, condition: dg.AutomationCondition[Any] | None) -> list[dg.AssetsDefinition]:
+def make_assets(project: Project, condition: dg.AutomationCondition[Any] | None) -> list[dg.AssetsDefinition]:
     """Return one asset per step of the recipe's road; `condition` is when they materialize themselves."""
-    steps = runner.road(project)
+    steps = runner.plan_steps(project)
     terms = {step.key: step.terms for step in steps}
-    before = order(steps)
+    before = find_asset_deps(steps)
     return [
-        stage_asset(
+        make_stage_asset(
             project,
             step,
             deps=before[step.key],
             needs={key: terms[key] for key in step.gates},
-            ranks=ranks_of(project, step),
+            ranks=make_rank_partitions(project, step),
             condition=None if step.on_demand else condition,
         )
         for step in steps
     ]
 
 
-def ranks_of(project: Project, step: Step) -> dg.StaticPartitionsDefinition | None:
+def make_rank_partitions(project: Project, step: Step) -> dg.StaticPartitionsDefinition | None:
     """Return the pieces of a step's output that can be made one without another; None if there is one piece."""
     names = step.stage.partitions
     return None if names is None else dg.StaticPartitionsDefinition(list(names(project.recipe)))
 
 
-def order(steps: Sequence[Step]) -> dict[Key, tuple[Key, ...]]:
+def find_asset_deps(steps: Sequence[Step]) -> dict[StageKey, tuple[StageKey, ...]]:
     """Return the edges of the asset graph: what a step reads, and what it only waits for.
 
     It waits for every stage whose findings it needs; those that stand before its inputs anyway get no edge,
     or the last asset would have one to every other. Neither do source files that are read beside rows: the rows' ids
     hold the digests of their parts, so whatever changes the files changes the rows.
     """
-    edges: dict[Key, tuple[Key, ...]] = {}
-    behind: dict[Key, set[Key]] = {}
+    edges: dict[StageKey, tuple[StageKey, ...]] = {}
+    behind: dict[StageKey, set[StageKey]] = {}
     sources = {step.key for step in steps if not step.inputs}
     for step in steps:
         reached = {key for one in step.inputs for key in behind[one] | {one}}
@@ -97,12 +97,12 @@ def order(steps: Sequence[Step]) -> dict[Key, tuple[Key, ...]]:
     return edges
 
 
-def stage_asset(
+def make_stage_asset(
     project: Project,
     step: Step,
     *,
-    deps: Sequence[Key],
-    needs: Mapping[Key, Sequence[Terms]],
+    deps: Sequence[StageKey],
+    needs: Mapping[StageKey, Sequence[Threshold]],
     ranks: dg.StaticPartitionsDefinition | None,
     condition: dg.AutomationCondition[Any] | None,
 ) -> dg.AssetsDefinition:
@@ -113,24 +113,29 @@ def stage_asset(
         deps=[dg.AssetKey(list(key)) for key in deps],
         group_name=dagster_name(step.recipe),
         code_version=step.code_version,
-        pool=CORES if step.stage.uses_all_cores else None,
+        pool=CORES_POOL if step.stage.uses_all_cores else None,
         partitions_def=ranks,
         backfill_policy=dg.BackfillPolicy.single_run() if ranks else None,
-        retry_policy=RETRY,
+        retry_policy=RETRY_POLICY,
         automation_condition=condition,
-        kinds=kinds_of(step),
+        kinds=list_asset_kinds(step),
         owners=list(project.recipe.execution.owners),
         tags={"rowmill/stage": step.name},
-        freshness_policy=freshness_of(project, step),
+        freshness_policy=make_freshness_policy(project, step),
         description=step.description,
     )
-    def body(context: dg.AssetExecutionContext, config: StageRun, storage: Storage) -> dg.MaterializeResult[Any]:
-        with only_infrastructure_errors(), reporting.reported(context, project, step, storage) as placed:
+    def body(
+        context: dg.AssetExecutionContext, config: StageRunConfig, storage: StorageResource
+    ) -> dg.MaterializeResult[Any]:
+        with (
+            only_infrastructure_errors(),
+            reporting.write_report_after_stage(context, project, step, storage) as placed,
+        ):
             folders = tuple(context.partition_keys) if ranks else ()
             runner.publish_statistics(placed)
             # A kept version is gated by what it was made of, whatever is current now.
-            inputs = {} if config.version else open_inputs(context.instance, placed, needs, step.inputs)
-            report = runner.run(
+            inputs = {} if config.version else open_asset_inputs(context.instance, placed, needs, step.inputs)
+            report = runner.run_step(
                 placed,
                 step,
                 inputs,
@@ -139,18 +144,20 @@ def stage_asset(
                 progress=LogProgress(context.log.info),
                 run_id=context.run.run_id,
             )
-            context.log.info(said_of(step, report))
+            context.log.info(summarize_step(step, report))
             for folder in folders:
-                context.add_asset_metadata(metadata.of_rank(report.manifest, folder), partition_key=folder)
+                context.add_asset_metadata(metadata.make_rank_page(report.manifest, folder), partition_key=folder)
             return dg.MaterializeResult(
-                data_version=data_version(report, project, step),
-                metadata=metadata.of(report, placed.store, storage.served(project.recipe.execution.reports_url)),
+                data_version=make_data_version(report, project, step),
+                metadata=metadata.make_stage_page(
+                    report, placed.store, storage.served(project.recipe.execution.reports_url)
+                ),
             )
 
     return body
 
 
-def freshness_of(project: Project, step: Step) -> dg.FreshnessPolicy | None:
+def make_freshness_policy(project: Project, step: Step) -> dg.FreshnessPolicy | None:
     """Return when the order of training counts as overdue: it stands for all that a trainer reads."""
     hours = project.recipe.execution.overdue_hours
     if hours is None or not step.stage.shows_overdue:
@@ -158,7 +165,7 @@ def freshness_of(project: Project, step: Step) -> dg.FreshnessPolicy | None:
     return dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=hours))
 
 
-def data_version(report: Report, project: Project, step: Step) -> dg.DataVersion:
+def make_data_version(report: StepReport, project: Project, step: Step) -> dg.DataVersion:
     """Return the digest of what was written, so that an equal rebuild leaves everything behind it fresh.
 
     Ranks share one: the order they are dealt from and how many they are. What each of them holds is told
@@ -169,7 +176,7 @@ def data_version(report: Report, project: Project, step: Step) -> dg.DataVersion
     return dg.DataVersion(built.version if find is None else find(project.recipe, built))
 
 
-def kinds_of(step: Step) -> set[str]:
+def list_asset_kinds(step: Step) -> set[str]:
     """Return the chips of a graph node: it shows only the last part of its key, so one names the dataset."""
     if step.stage.scope == "export":
         return {"export"}
@@ -182,10 +189,10 @@ def dagster_name(recipe: str) -> str:
     return recipe.replace("-", "_")
 
 
-def said_of(step: Step, report: Report) -> str:
+def summarize_step(step: Step, report: StepReport) -> str:
     """Say in one line what became of a step."""
-    how = "reused" if report.reused else f"made in {number_text.seconds_text(report.seconds)}"
-    return f"{'/'.join(step.key[1:])}: {how}, {console.outcome(report.manifest)}"
+    how = "reused" if report.reused else f"made in {number_text.format_seconds(report.seconds)}"
+    return f"{'/'.join(step.key[1:])}: {how}, {console.summarize_output(report.manifest)}"
 
 
 class LogProgress:
@@ -200,15 +207,18 @@ class LogProgress:
     def __call__(self, where: str, *, done: int, total: int, rows: int, tokens: int, seconds: float) -> None:
         """Say a line if the last one is long enough ago."""
         now_s = self._clock()
-        if now_s - self._last_s < LINE_EVERY_S:
+        if now_s - self._last_s < LOG_INTERVAL_S:
             return
         self._last_s = now_s
-        self._say(f"{where}: {done:,} of {total:,} parts, {rates_text(done, total, rows, tokens, seconds)}")
+        self._say(f"{where}: {done:,} of {total:,} parts, {format_rates(done, total, rows, tokens, seconds)}")
 
 
-def open_inputs(
-    instance: dg.DagsterInstance, project: Project, needs: Mapping[Key, Sequence[Terms]], inputs: Sequence[Key]
-) -> dict[Key, Manifest]:
+def open_asset_inputs(
+    instance: dg.DagsterInstance,
+    project: Project,
+    needs: Mapping[StageKey, Sequence[Threshold]],
+    inputs: Sequence[StageKey],
+) -> dict[StageKey, Manifest]:
     """Return the vouched-for manifest of every input, or refuse with all that stands in the way.
 
     Raises
@@ -217,32 +227,32 @@ def open_inputs(
         Naming every closed check with its number, threshold and remedy; never retried.
 
     """
-    manifests: dict[Key, Manifest] = {}
+    manifests: dict[StageKey, Manifest] = {}
     closed: list[str] = []
     store = project.store
-    versions = history.current_versions(instance, needs)
-    verdicts = history.Verdicts(instance, [(key, one.law) for key, terms in needs.items() for one in terms])
+    versions = history.find_current_versions(instance, needs)
+    verdicts = history.CheckHistory(instance, [(key, one.law) for key, terms in needs.items() for one in terms])
     for key, terms in needs.items():
         try:
-            manifests[key] = manifest.by_version(store, key, versions[key])
+            manifests[key] = manifest.load_version(store, key, versions[key])
         except PipelineError as missing:
             closed.append(str(missing))
             continue
-        closed += [why for one in terms if (why := why_closed(verdicts, store, manifests[key], one))]
+        closed += [why for one in terms if (why := explain_closed_check(verdicts, store, manifests[key], one))]
     if not closed:
         try:
             runner.require_open_ancestry(project, [manifests[key] for key in inputs], gated=manifests.values())
         except PipelineError as refusal:
             closed.append(str(refusal))
     if closed:
-        raise refused(closed)
+        raise make_gate_failure(closed)
     return {key: manifests[key] for key in inputs}
 
 
-def why_closed(verdicts: Verdicts, store: Store, built: Manifest, terms: Terms) -> str | None:
+def explain_closed_check(verdicts: CheckHistory, store: Store, built: Manifest, terms: Threshold) -> str | None:
     """Word what keeps one check of an input shut: the engine's saved finding, then Dagster's record; None if open."""
     try:
-        judge.require_open(store, built, [terms])
+        judge.require_passing_checks(store, built, [terms])
     except PipelineError as refusal:
         return str(refusal)
     if terms.severity != "error":
@@ -256,7 +266,7 @@ def why_closed(verdicts: Verdicts, store: Store, built: Manifest, terms: Terms) 
     return f"{where}: {verdict.description or terms.law}"
 
 
-def refused(closed: Sequence[str]) -> dg.Failure:
+def make_gate_failure(closed: Sequence[str]) -> dg.Failure:
     """Return the failure of a step whose gate is closed."""
     lines = "\n".join(f"- {line}" for line in closed)
     return dg.Failure(
@@ -274,16 +284,16 @@ def only_infrastructure_errors() -> Generator[None, None, None]:
     except dg.Failure:
         raise
     except PipelineError as error:
-        if may_pass(error):
+        if is_transient_error(error):
             raise
         raise dg.Failure(str(error), allow_retries=False) from error
     except Exception as error:
-        if may_pass(error):
+        if is_transient_error(error):
             raise
         raise dg.Failure(f"{type(error).__name__}: {error}", allow_retries=False) from error
 
 
-def may_pass(error: BaseException | None) -> bool:
+def is_transient_error(error: BaseException | None) -> bool:
     """Tell whether trying again can help: a disk, a network or a worker failed, not the data or the recipe.
 
     Our own errors are asked for their cause: "a worker died" may pass, "the file is cut short" may not.
@@ -291,10 +301,10 @@ def may_pass(error: BaseException | None) -> bool:
     if error is None:
         return False
     if isinstance(error, PipelineError):
-        return may_pass(error.__cause__)
+        return is_transient_error(error.__cause__)
     if isinstance(error, FileNotFoundError | PermissionError | BadGzipFile):
         return False
-    if isinstance(error, OSError) and error.errno in NO_ROOM:
+    if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
         return False
     return isinstance(error, OSError | BrokenExecutor) or _is_lost_worker_of_ray(error)
 

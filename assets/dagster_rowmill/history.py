@@ -13,63 +13,65 @@ from typing import Any, TypeAlias
 import dagster as dg
 
 from dagster_rowmill import metadata
-from rowmill.checks.judge import Terms
-from rowmill.schema.manifest import Key
+from rowmill.checks.judge import Threshold
+from rowmill.schema.manifest import StageKey
 
-Check: TypeAlias = tuple[Key, str]
+CheckKey: TypeAlias = tuple[StageKey, str]
 """An asset's key, and the name of one of its checks."""
 
-MOST_VERDICTS = 50
+MAX_SEARCHED_RESULTS = 50
 """How far back a verdict on the present version is looked for, behind those on others."""
 
 
-def current_versions(instance: dg.DagsterInstance, keys: Iterable[Key]) -> dict[Key, str | None]:
+def find_current_versions(instance: dg.DagsterInstance, keys: Iterable[StageKey]) -> dict[StageKey, str | None]:
     """Return the data version of each asset's newest materialization; None for one that has none."""
     assets = {dg.AssetKey(list(key)): key for key in keys}
     events = instance.event_log_storage.get_latest_materialization_events(list(assets))
-    return {key: _version(events.get(asset)) for asset, key in assets.items()}
+    return {key: _read_data_version(events.get(asset)) for asset, key in assets.items()}
 
 
-def _version(event: dg.EventLogEntry | None) -> str | None:
+def _read_data_version(event: dg.EventLogEntry | None) -> str | None:
     materialization = event.asset_materialization if event else None
     return (materialization.tags or {}).get("dagster/data_version") if materialization else None
 
 
-class Verdicts:
+class CheckHistory:
     """The verdicts on some checks; one query for the newest of all, another for a check only if that is not it."""
 
-    def __init__(self, instance: dg.DagsterInstance, checks: Iterable[Check]) -> None:
+    def __init__(self, instance: dg.DagsterInstance, checks: Iterable[CheckKey]) -> None:
         """Read the newest record of each check."""
         self._log = instance.event_log_storage
-        keys = [_check_key(key, law) for key, law in checks]
+        keys = [_make_check_key(key, law) for key, law in checks]
         self._newest: Mapping[dg.AssetCheckKey, Any] = self._log.get_latest_asset_check_execution_by_key(keys)
 
-    def on(self, key: Key, terms: Terms, version: str | None) -> dg.AssetCheckEvaluation | None:
+    def on(self, key: StageKey, terms: Threshold, version: str | None) -> dg.AssetCheckEvaluation | None:
         """Return the newest completed verdict on this version under these terms.
 
         A verdict is a function of (content, terms): an older one stays true, so a restored version opens at
         once, and a check that is only planned or crashed hides no verdict before it.
         """
-        check = _check_key(key, terms.law)
+        check = _make_check_key(key, terms.law)
         newest = self._newest.get(check)
         if newest is None:
             return None
-        found = _matching([newest], terms, version)
-        return found or _matching(
-            self._log.get_asset_check_execution_history(check, limit=MOST_VERDICTS), terms, version
+        found = _find_matching_evaluation([newest], terms, version)
+        return found or _find_matching_evaluation(
+            self._log.get_asset_check_execution_history(check, limit=MAX_SEARCHED_RESULTS), terms, version
         )
 
 
-def _check_key(key: Key, law: str) -> dg.AssetCheckKey:
+def _make_check_key(key: StageKey, law: str) -> dg.AssetCheckKey:
     return dg.AssetCheckKey(asset_key=dg.AssetKey(list(key)), name=law)
 
 
-def _matching(records: Iterable[Any], terms: Terms, version: str | None) -> dg.AssetCheckEvaluation | None:
+def _find_matching_evaluation(
+    records: Iterable[Any], terms: Threshold, version: str | None
+) -> dg.AssetCheckEvaluation | None:
     for record in records:
         evaluation: Any = record.evaluation
         # Else it is only planned: it waits, runs, or died.
         if isinstance(evaluation, dg.AssetCheckEvaluation):
             seen = {name: value.value for name, value in evaluation.metadata.items()}
-            if (seen.get(metadata.VERSION), seen.get("terms")) == (version, terms.digest):
+            if (seen.get(metadata.VERSION_KEY), seen.get("terms")) == (version, terms.digest):
                 return evaluation
     return None

@@ -15,13 +15,13 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_rowmill.automation import RECIPE_TAG, all_ranks
+from dagster_rowmill.automation import RECIPE_TAG, tag_all_ranks
 from dagster_rowmill.definitions import build_definitions, configs_folder, open_projects, storage_root
 from dagster_rowmill.factory import dagster_name
-from dagster_rowmill.pruning import days_kept, prune
-from rowmill.cli.ui import QUIET, prepare_home
+from dagster_rowmill.pruning import delete_old_runs, read_days_kept
+from rowmill.cli.ui import QUIET_ENVIRONMENT, prepare_home
 from rowmill.core import errors
-from rowmill.core.errors import ConfigError, PipelineError, one_of
+from rowmill.core.errors import ConfigError, PipelineError, join_choices
 from rowmill.recipe import recipe
 from rowmill.reports import console, report_page
 
@@ -32,7 +32,7 @@ def materialize_recipe(path: Path, store: str, instance: dg.DagsterInstance) -> 
     definitions = build_definitions([path], store, loggers={"console": stages_only})
     return definitions.resolve_job_def(f"rebuild_{dagster_name(project.recipe.name)}").execute_in_process(
         instance=instance,
-        tags={**all_ranks(project), RECIPE_TAG: project.recipe.name},
+        tags={**tag_all_ranks(project), RECIPE_TAG: project.recipe.name},
         run_config={"loggers": {"console": {}}},
         raise_on_error=False,
     )
@@ -42,8 +42,8 @@ def materialize_recipe(path: Path, store: str, instance: dg.DagsterInstance) -> 
 def stages_only(_: dg.InitLoggerContext) -> logging.Logger:
     """Print what stages and checks say, and none of the hundreds of events that Dagster logs about its steps."""
     printer = logging.StreamHandler(sys.stdout)
-    printer.addFilter(_by_a_stage)
-    printer.setFormatter(_Said())
+    printer.addFilter(_is_stage_message)
+    printer.setFormatter(_MessageFormatter())
     logger = logging.getLogger("rowmill.stages")
     logger.setLevel(logging.INFO)
     logger.propagate = False
@@ -52,36 +52,36 @@ def stages_only(_: dg.InitLoggerContext) -> logging.Logger:
     return logger
 
 
-class _Said(logging.Formatter):
+class _MessageFormatter(logging.Formatter):
     """The words alone: run ids and step names are for the log of a server."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return str(_meta(record).get("orig_message", record.getMessage()))
+        return str(_get_dagster_meta(record).get("orig_message", record.getMessage()))
 
 
-def _by_a_stage(record: logging.LogRecord) -> bool:
+def _is_stage_message(record: logging.LogRecord) -> bool:
     # Errors are Dagster's own, one for each step that a failed one holds back; `failures` says them once.
-    return _meta(record).get("dagster_event") is None and record.levelno < logging.ERROR
+    return _get_dagster_meta(record).get("dagster_event") is None and record.levelno < logging.ERROR
 
 
-def _meta(record: logging.LogRecord) -> dict[str, Any]:
+def _get_dagster_meta(record: logging.LogRecord) -> dict[str, Any]:
     # What Dagster adds to every record it hands to a logger of ours.
     return getattr(record, "dagster_meta", {})
 
 
-def failures(result: dg.ExecuteInProcessResult) -> list[str]:
+def list_failures(result: dg.ExecuteInProcessResult) -> list[str]:
     """Return what each failed step said, in the order in which they failed; a bug with its traceback."""
     said: list[str] = []
     for event in result.all_events:
         if event.is_step_failure:
             data = event.step_failure_data
             text = data.user_failure_data.description if data.user_failure_data else None
-            trace = _traceback(data.error.cause if data.error else None)
+            trace = _format_traceback(data.error.cause if data.error else None)
             said.append(f"{event.step_key}: {text or (data.error.message.strip() if data.error else 'failed')}{trace}")
     return said
 
 
-def _traceback(cause: Any) -> str:
+def _format_traceback(cause: Any) -> str:
     """Return the traceback of what a step failed from, unless it is an error whose words are complete."""
     return "" if cause is None or hasattr(errors, cause.cls_name) else f"\n{cause.to_string()}"
 
@@ -95,10 +95,10 @@ def find_recipe(name: str, configs: Path) -> Path:
         Naming the recipes there are.
 
     """
-    known = {path.stem: path for path in recipe.find(configs)}
+    known = {path.stem: path for path in recipe.find_recipes(configs)}
     if name not in known:
         raise ConfigError(
-            f"{name!r}: no recipe of this name in {configs}; choose {one_of(known) or 'none, it is empty'}"
+            f"{name!r}: no recipe of this name in {configs}; choose {join_choices(known) or 'none, it is empty'}"
         )
     return known[name]
 
@@ -110,20 +110,20 @@ def main(arguments: list[str] | None = None) -> int:
     name = parser.parse_args(arguments).recipe
     try:
         configs = configs_folder()
-        path, store, days = find_recipe(name, configs), storage_root(configs), days_kept()
+        path, store, days = find_recipe(name, configs), storage_root(configs), read_days_kept()
         # The same home as `rowmill ui`, so that its pages show this run.
-        os.environ.update(QUIET | {"DAGSTER_HOME": str(prepare_home(configs.parent))})
+        os.environ.update(QUIET_ENVIRONMENT | {"DAGSTER_HOME": str(prepare_home(configs.parent))})
         with dg.DagsterInstance.get() as instance:
             result = materialize_recipe(path, store, instance)
-            prune(instance, days=days)
+            delete_old_runs(instance, days=days)
     except PipelineError as error:
         print(error, file=sys.stderr)
         return 2
-    for line in failures(result):
+    for line in list_failures(result):
         print(line, file=sys.stderr)
     [project] = open_projects([path], store)
-    print(console.summary(project))
-    print(f"\nreport  {project.store.path(report_page.path_of(project.recipe.name))}")
+    print(console.summarize_recipe(project))
+    print(f"\nreport  {project.store.path(report_page.report_path(project.recipe.name))}")
     return 0 if result.success else 1
 
 

@@ -16,55 +16,57 @@ from typing import Any, TypeAlias
 import dagster as dg
 
 from rowmill import stats
-from rowmill.build.runner import Report
+from rowmill.build.runner import StepReport
 from rowmill.checks import expectations_page
-from rowmill.checks.judge import Verdict
+from rowmill.checks.judge import CheckResult
 from rowmill.core.storage import Store
 from rowmill.reports import plots, report_page
 from rowmill.schema.ledger import KEPT
-from rowmill.schema.manifest import NOT_APPLICABLE, Histogram, Manifest, Table, folder
+from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, get_stage_folder
 from rowmill.stages import catalog
 
-Page: TypeAlias = dict[str, Any]
+MetadataPage: TypeAlias = dict[str, Any]
 """Metadata entries by key; every value is one of Dagster's metadata values."""
 
-MOST_ROWS = 30
+MAX_TABLE_ROWS = 30
 """Rows of a table on a page: the event log keeps every page for ever."""
-INLINE_CHARACTERS = 1000
+MAX_INLINE_CHARS = 1000
 """Dagster's user interface shows shorter Markdown in place, and hides the rest behind a button."""
-LARGEST_PLOT_BYTES = 64 << 10
-SPARK_BARS = 48
-"""More bars than these make a sparkline of more than `INLINE_CHARACTERS`."""
+MAX_PLOT_BYTES = 64 << 10
+MAX_SPARK_BARS = 48
+"""More bars than these make a sparkline of more than `MAX_INLINE_CHARS`."""
 
-VERSION = "version"
+VERSION_KEY = "version"
 """The key under which every materialization and every verdict names the version of the manifest it speaks of."""
 
 
-def of(report: Report, store: Store, reports_url: str = "") -> Page:
+def make_stage_page(report: StepReport, store: Store, reports_url: str = "") -> MetadataPage:
     """Return the page of a stage that was just run or reused; `reports_url` is where reports are served."""
     manifest = report.manifest
     # A page shows entries in this order: pictures and tables answer the first questions, the laws' numbers the next.
     return {
-        **_plots(manifest.histograms),
-        **_bars(manifest.tables),
-        **_tokens(manifest),
-        **_tables(manifest),
-        **_numbers(manifest),
-        **_idle_laws(manifest),
-        **_schema(manifest),
-        **_built(report, store),
-        "report": link(store, f"{report_page.path_of(manifest.key[0])}#{'/'.join(manifest.key[1:])}", reports_url),
+        **_show_plots(manifest.histograms),
+        **_show_bars(manifest.tables),
+        **_show_tokens(manifest),
+        **_show_tables(manifest),
+        **_show_numbers(manifest),
+        **_show_inapplicable_checks(manifest),
+        **_show_schema(manifest),
+        **_show_build(report, store),
+        "report": link_report(
+            store, f"{report_page.report_path(manifest.key[0])}#{'/'.join(manifest.key[1:])}", reports_url
+        ),
     }
 
 
-def link(store: Store, path: str, reports_url: str) -> dg.MetadataValue:
+def link_report(store: Store, path: str, reports_url: str) -> dg.MetadataValue:
     """Lead to a page under `reports/`: by its address where reports are served, else by where it lies."""
     if reports_url:
         return dg.MetadataValue.url(f"{reports_url.rstrip('/')}/{path.removeprefix('reports/')}")
     return dg.MetadataValue.path(store.path(path.partition("#")[0]))
 
 
-def _built(report: Report, store: Store) -> Page:
+def _show_build(report: StepReport, store: Store) -> MetadataPage:
     # Named apart from the facts: how many parts there are is one thing, how many this build made another.
     manifest = report.manifest
     return {
@@ -73,23 +75,23 @@ def _built(report: Report, store: Store) -> Page:
         "build_parts_reused": dg.MetadataValue.int(report.parts_reused),
         "build_rows": dg.MetadataValue.int(report.rows_made),
         "build_seconds": dg.MetadataValue.float(round(report.seconds, 3)),
-        "folder": dg.MetadataValue.path(store.path(folder(manifest.key))),
+        "folder": dg.MetadataValue.path(store.path(get_stage_folder(manifest.key))),
         "fingerprint": dg.MetadataValue.text(manifest.fingerprint),
-        VERSION: dg.MetadataValue.text(manifest.version),
+        VERSION_KEY: dg.MetadataValue.text(manifest.version),
     }
 
 
-def of_rank(manifest: Manifest, rank: str) -> Page:
+def make_rank_page(manifest: Manifest, rank: str) -> MetadataPage:
     """Return what is shown of one rank alone: its counts, and the digest of its content."""
     ranks = dict(zip(manifest.card.get("ranks", ()), manifest.parts, strict=False))
     if rank not in ranks:
         return {}
     facts = ranks[rank].facts
-    counts = {f"rank {name}": _metadata_number(value) for name, value in facts.items() if _is_number(value)}
+    counts = {f"rank {name}": _make_number_entry(value) for name, value in facts.items() if _is_number(value)}
     return counts | {"rank content": dg.MetadataValue.text(str(facts.get("content_hash", "")))}
 
 
-def of_verdict(verdict: Verdict, store: Store, reports_url: str = "") -> Page:
+def make_check_page(verdict: CheckResult, store: Store, reports_url: str = "") -> MetadataPage:
     """Return what is shown beside a check's verdict; the gate reads `version` and `terms` from it."""
     # Not measured or not applicable: no entry, since a key that is once a number and once a text is drawn as neither.
     value = {} if verdict.value is None else {"value": dg.MetadataValue.float(verdict.value)}
@@ -101,19 +103,23 @@ def of_verdict(verdict: Verdict, store: Store, reports_url: str = "") -> Page:
         "remedy": dg.MetadataValue.text(verdict.remedy),
         "waiver": dg.MetadataValue.text(verdict.waiver or "none"),
         "rows_to_look_at": dg.MetadataValue.text(" ".join(verdict.samples[:10]) or "none"),
-        VERSION: dg.MetadataValue.text(verdict.version),
+        VERSION_KEY: dg.MetadataValue.text(verdict.version),
         "terms": dg.MetadataValue.text(verdict.terms),
-        "expectations": link(store, f"{expectations_page.path_of(verdict.key)}#{verdict.law}", reports_url),
+        "expectations": link_report(
+            store, f"{expectations_page.expectations_page_path(verdict.key)}#{verdict.law}", reports_url
+        ),
     }
 
 
-def _numbers(manifest: Manifest) -> Page:
-    page: Page = {name: _metadata_number(value) for name, value in manifest.facts.items() if _is_number(value)}
-    rows = catalog.rows_of(manifest)
+def _show_numbers(manifest: Manifest) -> MetadataPage:
+    page: MetadataPage = {
+        name: _make_number_entry(value) for name, value in manifest.facts.items() if _is_number(value)
+    }
+    rows = catalog.count_output_rows(manifest)
     return page if rows is None else {"dagster/row_count": dg.MetadataValue.int(rows.count), **page}
 
 
-def _idle_laws(manifest: Manifest) -> Page:
+def _show_inapplicable_checks(manifest: Manifest) -> MetadataPage:
     """Name the laws that have no meaning for this data; a number of them would claim that something was measured."""
     names = ", ".join(name for name, value in manifest.facts.items() if value == NOT_APPLICABLE)
     return {NOT_APPLICABLE: dg.MetadataValue.text(names)} if names else {}
@@ -123,11 +129,11 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _metadata_number(value: float) -> dg.MetadataValue:
+def _make_number_entry(value: float) -> dg.MetadataValue:
     return dg.MetadataValue.int(value) if isinstance(value, int) else dg.MetadataValue.float(value)
 
 
-def _tokens(manifest: Manifest) -> Page:
+def _show_tokens(manifest: Manifest) -> MetadataPage:
     """Return the tokens by class, and the trained share of those that a model gets to see."""
     counts: dict[str, int] = {}
     for _, token_class, tokens in manifest.token_ledger:
@@ -135,10 +141,10 @@ def _tokens(manifest: Manifest) -> Page:
     seen = sum(counts.get(name, 0) for name in ("trained", "context", "template"))
     if not seen:
         return {}
-    large = plots.bars_svg("Tokens by class", list(counts.items()))
+    large = plots.draw_bars_svg("Tokens by class", list(counts.items()))
     return {
-        "plot token_classes": picture(_share_bar(counts), "tokens by class"),
-        "plot token_classes (large)": picture(large, "tokens by class"),
+        "plot token_classes": embed_picture(_draw_share_bar(counts), "tokens by class"),
+        "plot token_classes (large)": embed_picture(large, "tokens by class"),
         "trained_share": dg.MetadataValue.float(counts.get("trained", 0) / seen),
         "tokens": dg.MetadataValue.int(seen),
     }
@@ -150,7 +156,7 @@ CLASS_COLOURS = {
 }  # fmt: skip
 
 
-def _share_bar(counts: Mapping[str, int]) -> str:
+def _draw_share_bar(counts: Mapping[str, int]) -> str:
     """Draw one bar divided by class, small enough to stand inline; the large picture has names and numbers."""
     total, x, pieces = sum(counts.values()), 0, ""
     for name, colour in CLASS_COLOURS.items():
@@ -160,12 +166,14 @@ def _share_bar(counts: Mapping[str, int]) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" width="{x}" height="14">{pieces}</svg>'
 
 
-def _plots(histograms: Mapping[str, Histogram]) -> Page:
-    page: Page = {}
+def _show_plots(histograms: Mapping[str, Histogram]) -> MetadataPage:
+    page: MetadataPage = {}
     for name, histogram in histograms.items():
         if sum(histogram.counts):
-            page[f"plot {name}"] = picture(plots.sparkline(joined(histogram.counts, SPARK_BARS)), name)
-            page[f"plot {name} (large)"] = picture(plots.histogram_svg(histogram), name)
+            page[f"plot {name}"] = embed_picture(
+                plots.draw_sparkline(join_counts(histogram.counts, MAX_SPARK_BARS)), name
+            )
+            page[f"plot {name} (large)"] = embed_picture(plots.draw_histogram_svg(histogram), name)
     return page
 
 
@@ -173,41 +181,41 @@ DRAWN_COLUMNS = {"files": "records", "ranks": "trained_tokens"}
 """Tables that are drawn as well, one bar for each row, and the column that gives its length."""
 
 
-def _bars(tables: Mapping[str, Table]) -> Page:
-    page: Page = {}
+def _show_bars(tables: Mapping[str, DisplayTable]) -> MetadataPage:
+    page: MetadataPage = {}
     for name, column in DRAWN_COLUMNS.items():
         table = tables.get(name)
         if table is None or column not in table.columns or not table.rows:
             continue
-        shown = [(str(row[0]), row[table.columns.index(column)]) for row in table.rows[:MOST_ROWS]]
+        shown = [(str(row[0]), row[table.columns.index(column)]) for row in table.rows[:MAX_TABLE_ROWS]]
         title = f"{column.replace('_', ' ')} of {name}"
-        page[f"plot {name}"] = picture(plots.sparkline([value for _, value in shown]), name)
-        page[f"plot {name} (large)"] = picture(plots.bars_svg(title, shown), name)
+        page[f"plot {name}"] = embed_picture(plots.draw_sparkline([value for _, value in shown]), name)
+        page[f"plot {name} (large)"] = embed_picture(plots.draw_bars_svg(title, shown), name)
     return page
 
 
-def picture(svg: str, name: str) -> dg.MetadataValue:
+def embed_picture(svg: str, name: str) -> dg.MetadataValue:
     """Wrap a picture as Markdown; one too large for the event log is left to the report."""
-    if len(svg) > LARGEST_PLOT_BYTES:
+    if len(svg) > MAX_PLOT_BYTES:
         return dg.MetadataValue.text("too large for this page; see the stage's report")
-    return dg.MetadataValue.md(f"![{name.replace('_', ' ')}]({plots.data_uri(svg)})")
+    return dg.MetadataValue.md(f"![{name.replace('_', ' ')}]({plots.make_data_uri(svg)})")
 
 
-def joined(counts: Sequence[int], most: int) -> list[int]:
+def join_counts(counts: Sequence[int], most: int) -> list[int]:
     """Add up neighbouring counts until at most `most` are left; the sum is kept."""
     run = max(1, math.ceil(len(counts) / most))
     return [sum(counts[i : i + run]) for i in range(0, len(counts), run)]
 
 
-_NO_TABLE = Table((), ())
+_NO_TABLE = DisplayTable((), ())
 
 
-def _tables(manifest: Manifest) -> Page:
+def _show_tables(manifest: Manifest) -> MetadataPage:
     """Return the stage's tables; what a picture or a ledger beside them says as well is not said twice."""
     ledgers = {
-        "ledger": Table(("state", "reason", "records"), _most_first(manifest.ledger)),
-        "token_ledger": Table(("split", "class", "tokens"), manifest.token_ledger),
-        "waivers": Table(("waiver",), tuple((waiver,) for waiver in manifest.waivers)),
+        "ledger": DisplayTable(("state", "reason", "records"), _sort_ledger(manifest.ledger)),
+        "token_ledger": DisplayTable(("split", "class", "tokens"), manifest.token_ledger),
+        "waivers": DisplayTable(("waiver",), tuple((waiver,) for waiver in manifest.waivers)),
     }
     said = {
         *manifest.histograms,
@@ -216,28 +224,28 @@ def _tables(manifest: Manifest) -> Page:
         *(["tokens"] if manifest.token_ledger else []),
     }
     own = {name: table for name, table in manifest.tables.items() if name not in said}
-    page: Page = {}
+    page: MetadataPage = {}
     for name, table in (own | ledgers).items():
         if table.rows:
-            page[f"table {name}"] = _table(table)
-            if (about := stats.about(name, table)) is not None:
+            page[f"table {name}"] = _make_table_entry(table)
+            if (about := stats.describe_estimate(name, table)) is not None:
                 page[f"about {name}"] = dg.MetadataValue.text(about)
     return page
 
 
-def _most_first(ledger: Sequence[tuple[str, str, int]]) -> tuple[tuple[str, str, int], ...]:
+def _sort_ledger(ledger: Sequence[tuple[str, str, int]]) -> tuple[tuple[str, str, int], ...]:
     """Put what was kept first and then the most frequent reasons: a page may not show all of them."""
     return tuple(sorted(ledger, key=lambda line: (line[0] != KEPT, -line[2], line)))
 
 
-def _table(table: Table) -> dg.MetadataValue:
-    shown = [[_cell(value) for value in row] for row in table.rows[:MOST_ROWS]]
+def _make_table_entry(table: DisplayTable) -> dg.MetadataValue:
+    shown = [[_format_cell(value) for value in row] for row in table.rows[:MAX_TABLE_ROWS]]
     columns = [dg.TableColumn(name, type=_column_type(row[i] for row in shown)) for i, name in enumerate(table.columns)]
     records = [dg.TableRecord(dict(zip(table.columns, row, strict=True))) for row in shown]
     return dg.MetadataValue.table(records, schema=dg.TableSchema(columns=columns))
 
 
-def _cell(value: object) -> str | int | float | bool | None:
+def _format_cell(value: object) -> str | int | float | bool | None:
     if isinstance(value, float):
         return round(value, 6) if math.isfinite(value) else str(value)
     return value if value is None or isinstance(value, str | int) else str(value)
@@ -250,7 +258,7 @@ def _column_type(values: Iterable[object]) -> str:
     return "float" if kinds <= {int, float} and kinds else "string"
 
 
-def _schema(manifest: Manifest) -> Page:
+def _show_schema(manifest: Manifest) -> MetadataPage:
     if not manifest.schema:
         return {}
     columns = [dg.TableColumn(name, type=kind) for name, kind in manifest.schema]

@@ -19,19 +19,19 @@ import dagster as dg
 
 from rowmill.core.errors import ConfigError
 
-VARIABLE: Final = "ROWMILL_HISTORY_DAYS"
-DAYS: Final = 30
+DAYS_VARIABLE: Final = "ROWMILL_HISTORY_DAYS"
+DEFAULT_DAYS: Final = 30
 """How long runs are kept where the variable says nothing; 0 keeps all."""
 
-CRON: Final = "30 3 * * *"
+PRUNE_CRON: Final = "30 3 * * *"
 """Behind the hour at which nights begin by default, in UTC."""
 
-FINISHED: Final = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
-LASTING: Final = (dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_CHECK_EVALUATION)
+FINISHED_STATUSES: Final = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
+LASTING_EVENTS: Final = (dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_CHECK_EVALUATION)
 """Events that may be asked for long after their run."""
 
 
-def days_kept() -> int:
+def read_days_kept() -> int:
     """Return for how many days runs are kept, as the environment says.
 
     Raises
@@ -40,22 +40,22 @@ def days_kept() -> int:
         If it is not a number of days.
 
     """
-    given = os.environ.get(VARIABLE, "")
+    given = os.environ.get(DAYS_VARIABLE, "")
     if given and not given.isdecimal():
         raise ConfigError(
-            f"{VARIABLE}: {given!r} is not a number of days; allowed is an integer from 0, which keeps all runs; "
+            f"{DAYS_VARIABLE}: {given!r} is not a number of days; allowed is an integer from 0, which keeps all runs; "
             "correct it, or unset it"
         )
-    return int(given) if given else DAYS
+    return int(given) if given else DEFAULT_DAYS
 
 
-def prune(instance: dg.DagsterInstance, *, days: int, now: datetime | None = None) -> int:
+def delete_old_runs(instance: dg.DagsterInstance, *, days: int, now: datetime | None = None) -> int:
     """Delete the runs that ended more than so many days ago and hold nothing newest; return how many went."""
     if days == 0:
         return 0
     before = (now or datetime.now(UTC)) - timedelta(days=days)
-    ended = dg.RunsFilter(statuses=list(FINISHED), updated_before=before)
-    newest = _Newest(instance)
+    ended = dg.RunsFilter(statuses=list(FINISHED_STATUSES), updated_before=before)
+    newest = _NewestEvents(instance)
     gone = [record.dagster_run.run_id for record in instance.get_run_records(ended)]
     gone = [run_id for run_id in gone if not newest.is_in(run_id)]
     for run_id in gone:
@@ -65,7 +65,7 @@ def prune(instance: dg.DagsterInstance, *, days: int, now: datetime | None = Non
 
 
 @dataclass(frozen=True, slots=True)
-class _Newest:
+class _NewestEvents:
     """Which run holds the newest event of each asset, partition and check; asked once for each."""
 
     instance: dg.DagsterInstance
@@ -74,16 +74,16 @@ class _Newest:
 
     def is_in(self, run_id: str) -> bool:
         """Tell whether a run holds the newest event of anything."""
-        events = [entry.dagster_event for entry in self.instance.all_logs(run_id, of_type=set(LASTING))]
+        events = [entry.dagster_event for entry in self.instance.all_logs(run_id, of_type=set(LASTING_EVENTS))]
         made = {(one.asset_key, one.partition) for one in events if one and one.is_step_materialization}
         judged = {
             evaluation.asset_check_key
             for one in events
             if one and isinstance(evaluation := one.event_specific_data, dg.AssetCheckEvaluation)
         }
-        return run_id in {*map(self._of_asset, _named(made)), *self._of(judged)}
+        return run_id in {*map(self._find_asset_run, _filter_named(made)), *self._find_check_runs(judged)}
 
-    def _of_asset(self, place: tuple[dg.AssetKey, str | None]) -> str | None:
+    def _find_asset_run(self, place: tuple[dg.AssetKey, str | None]) -> str | None:
         if place not in self._of_assets:
             key, partition = place
             asked = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[partition] if partition else None)
@@ -91,7 +91,7 @@ class _Newest:
             self._of_assets[place] = records[0].run_id if records else None
         return self._of_assets[place]
 
-    def _of(self, checks: Iterable[dg.AssetCheckKey]) -> Iterator[str | None]:
+    def _find_check_runs(self, checks: Iterable[dg.AssetCheckKey]) -> Iterator[str | None]:
         unknown = [one for one in checks if one not in self._of_checks]
         found: Any = self.instance.event_log_storage.get_latest_asset_check_execution_by_key(unknown) if unknown else {}
         for one in unknown:
@@ -99,13 +99,13 @@ class _Newest:
         return (self._of_checks[one] for one in checks)
 
 
-def _named(
+def _filter_named(
     made: Iterable[tuple[dg.AssetKey | None, str | None]],
 ) -> Iterator[tuple[dg.AssetKey, str | None]]:
     return ((key, partition) for key, partition in made if key is not None)
 
 
-class Kept(dg.Config):
+class PruneConfig(dg.Config):
     """What may be set for one run in the launchpad."""
 
     days: int | None = None
@@ -113,10 +113,10 @@ class Kept(dg.Config):
 
 
 @dg.op(name="prune_runs", description="Deletes old runs that hold nothing newest.")
-def prune_runs(context: dg.OpExecutionContext, config: Kept) -> None:
+def prune_runs(context: dg.OpExecutionContext, config: PruneConfig) -> None:
     """Delete old runs from the history that this run is written to."""
-    days = days_kept() if config.days is None else config.days
-    gone = prune(context.instance, days=days)
+    days = read_days_kept() if config.days is None else config.days
+    gone = delete_old_runs(context.instance, days=days)
     context.log.info(f"{gone} runs deleted; kept are those of {days} days" if days else "all runs are kept")
 
 
@@ -130,13 +130,13 @@ def prune_history() -> None:
     prune_runs()
 
 
-def pruning_schedule() -> dg.ScheduleDefinition:
+def make_pruning_schedule() -> dg.ScheduleDefinition:
     """Return the schedule of the job, which is on unless someone switches it off."""
     return dg.ScheduleDefinition(
         name="daily_prune_history",
         job=prune_history,
-        cron_schedule=CRON,
+        cron_schedule=PRUNE_CRON,
         execution_timezone="UTC",
         default_status=dg.DefaultScheduleStatus.RUNNING,
-        description=f"Keeps the history to {VARIABLE} days, {DAYS} by default.",
+        description=f"Keeps the history to {DAYS_VARIABLE} days, {DEFAULT_DAYS} by default.",
     )

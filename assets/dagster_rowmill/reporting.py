@@ -19,74 +19,76 @@ from dataclasses import replace
 
 import dagster as dg
 
-from dagster_rowmill.resources import Storage
+from dagster_rowmill.resources import StorageResource
 from rowmill.build import runner
 from rowmill.build.runner import Project, Step
 from rowmill.core.errors import PipelineError
 from rowmill.reports import report_page
 
-_HELD_BACK: set[str] = set()
+_HELD_BACK_RUNS: set[str] = set()
 """Runs of this process of which some step will not come: nobody can leave the report to another any more."""
 
 
-def check_name(asset: dg.AssetKey) -> str:
+def name_check_step(asset: dg.AssetKey) -> str:
     """Return the name of the step that runs an asset's checks."""
     return f"{asset.to_python_identifier()}__checks"
 
 
 @contextmanager
-def reported(
-    context: dg.AssetExecutionContext, project: Project, step: Step, storage: Storage
+def write_report_after_stage(
+    context: dg.AssetExecutionContext, project: Project, step: Step, storage: StorageResource
 ) -> Generator[Project, None, None]:
     """Hand out the project where its work is done, and write the report behind a stage's work where it is due."""
     placed = replace(project, store=storage.store())
     try:
         yield placed
     except Exception:
-        _HELD_BACK.add(context.run.run_id)
+        _HELD_BACK_RUNS.add(context.run.run_id)
         # What kept the stage from being made may keep the report from being written; it is what has to be told.
         with suppress(PipelineError, OSError):
-            report_page.write(placed)
+            report_page.write_report(placed)
         raise
-    running = running_in(context)
-    if check_name(dg.AssetKey(list(step.key))) not in running and _is_due(context, placed, step, running):
-        context.log.info("report: %s", report_page.write(placed))
+    running = list_run_steps(context)
+    if name_check_step(dg.AssetKey(list(step.key))) not in running and _is_report_due(context, placed, step, running):
+        context.log.info("report: %s", report_page.write_report(placed))
 
 
-def write_behind_checks(context: dg.AssetCheckExecutionContext, project: Project, step: Step, *, shut: bool) -> None:
+def write_report_after_checks(
+    context: dg.AssetCheckExecutionContext, project: Project, step: Step, *, shut: bool
+) -> None:
     """Write the report behind a stage's checks where it is due; `shut`: they keep what follows from being built."""
     if shut:
-        _HELD_BACK.add(context.run.run_id)
+        _HELD_BACK_RUNS.add(context.run.run_id)
     # Dagster lets what follows run before checks of which none can block it.
     blocks = any(one.severity == "error" for one in step.terms)
-    if not blocks or _is_due(context, project, step, running_in(context)):
-        context.log.info("report: %s", report_page.write(project))
+    if not blocks or _is_report_due(context, project, step, list_run_steps(context)):
+        context.log.info("report: %s", report_page.write_report(project))
 
 
-def running_in(context: dg.AssetExecutionContext | dg.AssetCheckExecutionContext) -> set[str]:
+def list_run_steps(context: dg.AssetExecutionContext | dg.AssetCheckExecutionContext) -> set[str]:
     """Return the names of all steps of a run; one that is repeated from a failure has fewer than its job."""
     names = {node.name for node in context.job_def.nodes}
     return names & set(context.run.step_keys_to_execute or names)
 
 
-def _is_due(
+def _is_report_due(
     context: dg.AssetExecutionContext | dg.AssetCheckExecutionContext, project: Project, step: Step, running: set[str]
 ) -> bool:
-    if context.run.run_id in _HELD_BACK:
+    if context.run.run_id in _HELD_BACK_RUNS:
         return True
-    later = {name for one in _behind(project, step) for name in _names(one)}
+    later = {name for one in _iterate_later_steps(project, step) for name in _list_step_names(one)}
     return later.isdisjoint(running)
 
 
-def _behind(project: Project, step: Step) -> Iterator[Step]:
+def _iterate_later_steps(project: Project, step: Step) -> Iterator[Step]:
     """Yield the steps that read what a step makes or wait for it, however far down the road."""
     reached = {step.key}
-    for one in runner.road(project):
+    for one in runner.plan_steps(project):
         if not reached.isdisjoint((*one.inputs, *one.gates)):
             reached.add(one.key)
             yield one
 
 
-def _names(step: Step) -> tuple[str, str]:
+def _list_step_names(step: Step) -> tuple[str, str]:
     asset = dg.AssetKey(list(step.key))
-    return asset.to_python_identifier(), check_name(asset)
+    return asset.to_python_identifier(), name_check_step(asset)

@@ -11,7 +11,7 @@ import dagster as dg
 from rowmill.core.storage import Store
 
 
-class Storage(dg.ConfigurableResource[Any]):
+class StorageResource(dg.ConfigurableResource[Any]):
     """The root under which the engine writes: a folder or any fsspec URL."""
 
     root: str
@@ -27,6 +27,6 @@ class Storage(dg.ConfigurableResource[Any]):
         return own or self.reports_url
 
 
-EXECUTORS: Final = {"in_process": dg.in_process_executor, "multiprocess": dg.multiprocess_executor}
+RUN_EXECUTORS: Final = {"in_process": dg.in_process_executor, "multiprocess": dg.multiprocess_executor}
 """`execution.run_executor`. In process is the default: a new process costs each step two seconds of imports,
 and our workers already use all cores inside a step."""

@@ -35,7 +35,7 @@ from rowmill.formats.splits import Boundaries
 from rowmill.packing.mixture import BlockShuffle, Mixture
 from rowmill.packing.rank_assignment import Partitions
 from rowmill.recipe import recipe
-from rowmill.recipe.recipe import FIELDS_UNREAD, GROUPS, GROUPS_READ, Dataset, Execution, Recipe
+from rowmill.recipe.recipe import FIELDS_UNREAD, GROUPS_READ, OPTION_GROUPS, Dataset, Execution, Recipe
 from rowmill.schema import ledger, reject_reasons
 from rowmill.sources.compression import CODECS
 from rowmill.sources.files import READERS
@@ -47,11 +47,11 @@ from rowmill.tabular.parsing import Validation
 from rowmill.tabular.table_contract import ColumnContract, TableContract
 from rowmill.tokenization.tokenizer_source import TokenizerChoice
 
-GENERATED = "<!-- Written by `make docs` from the code; changes by hand are lost. -->"
-TABLE_BEGINS = "<!-- formats and sources: written by `make docs` -->"
-TABLE_ENDS = "<!-- end of formats and sources -->"
-QUESTIONS = "docs/how-to/query-the-statistics.md"
-ASKED = re.compile(r"(^```sql\n(.*?)^```\n)\n```\n.*?^```\n", re.MULTILINE | re.DOTALL)
+GENERATED_NOTICE = "<!-- Written by `make docs` from the code; changes by hand are lost. -->"
+TABLE_BEGIN = "<!-- formats and sources: written by `make docs` -->"
+TABLE_END = "<!-- end of formats and sources -->"
+QUERIES_PAGE = "docs/how-to/query-the-statistics.md"
+QUERY_PATTERN = re.compile(r"(^```sql\n(.*?)^```\n)\n```\n.*?^```\n", re.MULTILINE | re.DOTALL)
 """A query and the block behind it, which shows its answer."""
 COLUMNS_OF_VIEWS = "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE NOT internal"
 HELP_COLUMNS = 100
@@ -59,7 +59,7 @@ HELP_COLUMNS = 100
 
 TITLES: dict[type[Config], str] = {
     Dataset: "`datasets.<name>`",
-    **{model: f"`datasets.<name>.{name}`" for name, model in GROUPS.items()},
+    **{model: f"`datasets.<name>.{name}`" for name, model in OPTION_GROUPS.items()},
     TokenizerChoice: "`tokenizer`",
     TemplateChoice: "Template choice",
     Boundaries: "Boundaries",
@@ -96,7 +96,7 @@ FAMILIES = {
 """Options that choose one of several kinds, and the title of the section that lists them."""
 
 
-def slug(title: str) -> str:
+def make_anchor(title: str) -> str:
     """Return the anchor of a heading, as GitHub makes it."""
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
@@ -104,32 +104,32 @@ def slug(title: str) -> str:
 # ── One model as a table ───────────────────────────────────────────────────────────────────────────
 
 
-def kinds(family: Any) -> tuple[type[Config], ...]:
+def list_kinds(family: Any) -> tuple[type[Config], ...]:
     """Return the members of a discriminated union, in the order in which it lists them."""
     members = get_args(get_args(family)[0])
     return tuple(get_args(one)[0] if get_origin(one) is Annotated else one for one in members)
 
 
-def type_words(annotation: Any, limits: Sequence[Any] = ()) -> str:
+def describe_option_type(annotation: Any, limits: Sequence[Any] = ()) -> str:
     """Say a field's type as a person who writes YAML would: `integer ≥ 1`, `list of text`, `a` · `b`, null."""
     if get_origin(annotation) is Annotated:
         inner, *marks = get_args(annotation)
         own = [limit for mark in marks for limit in (mark.metadata if isinstance(mark, FieldInfo) else [mark])]
-        return type_words(inner, own)
+        return describe_option_type(inner, own)
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return " · ".join(f"`{json.dumps(one) if not isinstance(one, str) else one}`" for one in arguments)
     if origin in (Union, UnionType):
-        return _either([type_words(one, limits) for one in arguments])
+        return _join_alternatives([describe_option_type(one, limits) for one in arguments])
     if origin is list or (origin is tuple and arguments[1:] == (...,)):
-        return f"list of {type_words(arguments[0])}"
+        return f"list of {describe_option_type(arguments[0])}"
     if origin is tuple:
-        return f"[{', '.join(type_words(one) for one in arguments)}]"
+        return f"[{', '.join(describe_option_type(one) for one in arguments)}]"
     if origin is dict:
-        return f"mapping of {type_words(arguments[0])} to {type_words(arguments[1])}"
+        return f"mapping of {describe_option_type(arguments[0])} to {describe_option_type(arguments[1])}"
     if isinstance(annotation, type) and issubclass(annotation, Config):
         title = TITLES[annotation]
-        return f"[{title}](#{slug(title)})"
+        return f"[{title}](#{make_anchor(title)})"
     plain = {str: "text", int: "integer", float: "number", bool: "`true` · `false`", NoneType: "null", Any: "anything"}
     least = next((limit.ge for limit in limits if hasattr(limit, "ge")), None)
     most = next((limit.le for limit in limits if hasattr(limit, "le")), None)
@@ -137,7 +137,7 @@ def type_words(annotation: Any, limits: Sequence[Any] = ()) -> str:
     return " ".join([plain[annotation], *(bound for bound in bounds if bound and annotation in (int, float))])
 
 
-def _either(words: list[str]) -> str:
+def _join_alternatives(words: list[str]) -> str:
     """Join alternatives; an integer is a number too, and literals run on."""
     kept = [one for one in dict.fromkeys(words) if not (one.startswith("integer") and "number" in words)]
     joined = ""
@@ -147,18 +147,18 @@ def _either(words: list[str]) -> str:
     return joined
 
 
-def default_words(field: FieldInfo) -> str:
+def describe_default(field: FieldInfo) -> str:
     """Say a field's default as YAML would have it; of a group, its own."""
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True, validated_data={})
     assert value is not PydanticUndefined
     if isinstance(value, Config):
-        return f"`{_kind(value)}`" if "kind" in type(value).model_fields else "`{}`"
+        return f"`{_kind_name(value)}`" if "kind" in type(value).model_fields else "`{}`"
     return f"`{json.dumps(value, ensure_ascii=False)}`"
 
 
-def options(model: type[Config], names: Iterable[str] | None = None) -> Iterator[str]:
+def render_option_table(model: type[Config], names: Iterable[str] | None = None) -> Iterator[str]:
     """Yield the lines of a table of a model's fields, or of those named."""
     yield "| option | type | default | what it does |"
     yield "|---|---|---|---|"
@@ -169,17 +169,19 @@ def options(model: type[Config], names: Iterable[str] | None = None) -> Iterator
             continue
         words = " ".join((field.description or "").split())
         family = (
-            f"[{FAMILIES[name]}](#{slug(FAMILIES[name])})" if name in FAMILIES and model in (Dataset, Recipe) else None
+            f"[{FAMILIES[name]}](#{make_anchor(FAMILIES[name])})"
+            if name in FAMILIES and model in (Dataset, Recipe)
+            else None
         )
-        yield _line(
+        yield _format_table_row(
             f"`{field.alias or name}`",
-            family or type_words(field.annotation, field.metadata),
-            default_words(field),
+            family or describe_option_type(field.annotation, field.metadata),
+            describe_default(field),
             words,
         )
 
 
-def _line(*cells: str) -> str:
+def _format_table_row(*cells: str) -> str:
     escaped = (cell.replace("|", "\\|") for cell in cells)
     return f"| {' | '.join(escaped)} |"
 
@@ -191,29 +193,29 @@ def _first_sentence(model: type[Config]) -> str:
 # ── docs/reference.md ──────────────────────────────────────────────────────────────────────────────
 
 
-def reference_page() -> str:
+def render_reference_page() -> str:
     """Return docs/reference.md."""
     sections = (
-        _recipe_section(),
-        _dataset_section(),
-        _source_section(),
-        _format_section(),
-        *(_group_section(model) for model in GROUPS.values()),
-        _group_section(Mixture),
-        _section(Partitions),
-        _exports_section(),
-        _gates_section(),
-        _section(Execution),
-        _names_section(),
-        _laws_section(),
-        _ledger_section(),
-        _views_section(),
-        _commands_section(),
+        _render_recipe_section(),
+        _render_dataset_section(),
+        _render_source_section(),
+        _render_format_section(),
+        *(_render_group_section(model) for model in OPTION_GROUPS.values()),
+        _render_group_section(Mixture),
+        _render_section(Partitions),
+        _render_exports_section(),
+        _render_gates_section(),
+        _render_section(Execution),
+        _render_names_section(),
+        _render_checks_section(),
+        _render_ledger_section(),
+        _render_views_section(),
+        _render_commands_section(),
     )
     head = [
         "# Reference",
         "",
-        GENERATED,
+        GENERATED_NOTICE,
         "",
         "A recipe is one YAML file, `configs/<name>.yaml` or `configs/<folder>/<name>.yaml`.",
         "The file's name is the recipe's.",
@@ -225,26 +227,26 @@ def reference_page() -> str:
     return re.sub(r"\n{3,}", "\n\n", text).rstrip("\n") + "\n"
 
 
-def _section(model: type[Config], level: int = 2, title: str | None = None) -> Iterator[str]:
+def _render_section(model: type[Config], level: int = 2, title: str | None = None) -> Iterator[str]:
     yield from (f"{'#' * level} {title or TITLES[model]}", "", _first_sentence(model), "")
-    yield from options(model)
+    yield from render_option_table(model)
 
 
-def _recipe_section() -> Iterator[str]:
+def _render_recipe_section() -> Iterator[str]:
     yield from ("## The file", "", "`execution` decides no byte of the output; everything else does.", "")
-    yield from options(Recipe, [name for name in Recipe.model_fields if name != "name"])
+    yield from render_option_table(Recipe, [name for name in Recipe.model_fields if name != "name"])
     words = "Groups for all datasets; a dataset's own value wins, and a kind takes only the groups it reads."
-    yield _line("`defaults`", "mapping of groups", "`{}`", words)
-    yield from ("", *_section(TokenizerChoice))
+    yield _format_table_row("`defaults`", "mapping of groups", "`{}`", words)
+    yield from ("", *_render_section(TokenizerChoice))
 
 
-def _dataset_section() -> Iterator[str]:
-    yield from _section(Dataset)
+def _render_dataset_section() -> Iterator[str]:
+    yield from _render_section(Dataset)
     yield from ("", "Which groups a kind reads; another one in a dataset of that kind is an error:", "")
-    yield f"| kind | {' | '.join(f'`{name}`' for name in GROUPS)} |"
-    yield f"|---|{'---|' * len(GROUPS)}"
+    yield f"| kind | {' | '.join(f'`{name}`' for name in OPTION_GROUPS)} |"
+    yield f"|---|{'---|' * len(OPTION_GROUPS)}"
     for kind, read in GROUPS_READ.items():
-        yield f"| `{kind}` | {' | '.join('yes' if name in read else '' for name in GROUPS)} |"
+        yield f"| `{kind}` | {' | '.join('yes' if name in read else '' for name in OPTION_GROUPS)} |"
     yield from ("", "Options of these groups that a kind does not read, and refuses in a dataset of its own:", "")
     yield from ("| kind | options |", "|---|---|")
     for kind, groups in FIELDS_UNREAD.items():
@@ -252,46 +254,48 @@ def _dataset_section() -> Iterator[str]:
         yield f"| `{kind}` | {names} |"
 
 
-def _source_section() -> Iterator[str]:
+def _render_source_section() -> Iterator[str]:
     yield from (
         f"## {FAMILIES['source']}",
         "",
         "One of these kinds; `kind` may be left out, since `train_urls` or `id` tells.",
         "",
     )
-    for model in kinds(sources.Source):
-        yield from (*_section(model, level=3, title=_kind_title(model)), "")
+    for model in list_kinds(sources.Source):
+        yield from (*_render_section(model, level=3, title=_kind_title(model)), "")
     for model in (Limits, RecordLimits):
-        yield from (*_section(model, level=3), "")
+        yield from (*_render_section(model, level=3), "")
     suffixes = ", ".join(f"`{suffix}`" for suffix in READERS)
-    yield f"Files are read by their suffix: {suffixes}, each also with {_listed(codec for codec in CODECS if codec)}."
+    yield (
+        f"Files are read by their suffix: {suffixes}, each also with {_join_names(codec for codec in CODECS if codec)}."
+    )
     yield "A `.txt` file is one document, unless `sample_by` cuts it into paragraphs or lines."
 
 
-def _listed(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     *first, last = [f"`{name}`" for name in names]
     return f"{', '.join(first)} or {last}"
 
 
-def _format_section() -> Iterator[str]:
+def _render_format_section() -> Iterator[str]:
     yield from (f"## {FAMILIES['format']}", "", "One of these kinds; `auto` where none is named.", "")
     seen: list[type[Config]] = []
-    for model in kinds(formats.Format):
-        like = next((one for one in seen if _extends(model, one)), None)
+    for model in list_kinds(formats.Format):
+        like = next((one for one in seen if _extends_kind(model, one)), None)
         if like is None:
-            yield from (*_section(model, level=3, title=_kind_title(model)), "")
-            for inner in (one for one in TITLES if one in _inner_models(model)):
-                yield from (*_section(inner, level=4), "")
+            yield from (*_render_section(model, level=3, title=_kind_title(model)), "")
+            for inner in (one for one in TITLES if one in _find_inner_models(model)):
+                yield from (*_render_section(inner, level=4), "")
         else:
             own = ["kind", *(name for name in model.model_fields if name not in like.model_fields)]
             yield from (f"### {_kind_title(model)}", "", _first_sentence(model))
-            yield f"It has all options of [{_kind_title(like)}](#{slug(_kind_title(like))}), and these:"
-            yield from ("", *options(model, own), "")
+            yield f"It has all options of [{_kind_title(like)}](#{make_anchor(_kind_title(like))}), and these:"
+            yield from ("", *render_option_table(model, own), "")
         seen.append(model)
 
 
-def _exports_section() -> Iterator[str]:
-    pages = ", ".join(f"[{_kind(model)}]({page})" for model, page in export_pages())
+def _render_exports_section() -> Iterator[str]:
+    pages = ", ".join(f"[{_kind_name(model)}]({page})" for model, page in iterate_export_pages())
     yield from (
         f"## {FAMILIES['exports']}",
         "",
@@ -299,17 +303,17 @@ def _exports_section() -> Iterator[str]:
         f"Each kind has a page that says how to point its trainer at it: {pages}.",
         "",
     )
-    for model in kinds(exports.AnyExport):
-        yield from (*_section(model, level=3, title=_kind_title(model)), "")
+    for model in list_kinds(exports.AnyExport):
+        yield from (*_render_section(model, level=3, title=_kind_title(model)), "")
 
 
-def export_pages() -> Iterator[tuple[type[Config], str]]:
+def iterate_export_pages() -> Iterator[tuple[type[Config], str]]:
     """Yield each kind of export and its page, relative to `docs/`."""
-    for model in kinds(exports.AnyExport):
+    for model in list_kinds(exports.AnyExport):
         yield model, f"formats/{model.__module__.rsplit('.', 1)[1]}.md"
 
 
-def _extends(model: type[Config], other: type[Config]) -> bool:
+def _extends_kind(model: type[Config], other: type[Config]) -> bool:
     """Tell whether a kind has every option of another one, with the same words, beside its `kind`."""
     mine, theirs = model.model_fields, other.model_fields
     return all(
@@ -317,23 +321,23 @@ def _extends(model: type[Config], other: type[Config]) -> bool:
     )
 
 
-def _kind(model: type[Config] | Config) -> str:
+def _kind_name(model: type[Config] | Config) -> str:
     fields = model.model_fields if isinstance(model, type) else type(model).model_fields
     return str(fields["kind"].default)
 
 
 def _kind_title(model: type[Config]) -> str:
-    return f"`kind: {_kind(model)}`"
+    return f"`kind: {_kind_name(model)}`"
 
 
-def _group_section(model: type[Config]) -> Iterator[str]:
-    yield from _section(model)
+def _render_group_section(model: type[Config]) -> Iterator[str]:
+    yield from _render_section(model)
     for inner in TITLES:
-        if inner in _inner_models(model):
-            yield from ("", *_section(inner, level=3))
+        if inner in _find_inner_models(model):
+            yield from ("", *_render_section(inner, level=3))
 
 
-def _inner_models(model: type[Config]) -> set[type[Config]]:
+def _find_inner_models(model: type[Config]) -> set[type[Config]]:
     found: set[type[Config]] = set()
     waiting: list[Any] = [field.annotation for field in model.model_fields.values()]
     while waiting:
@@ -345,16 +349,16 @@ def _inner_models(model: type[Config]) -> set[type[Config]]:
     return found
 
 
-def _gates_section() -> Iterator[str]:
+def _render_gates_section() -> Iterator[str]:
     yield from (f"## {TITLES[judge.Gates]}", "", _first_sentence(judge.Gates), "")
-    yield from options(judge.Gates, ["waivers", "expectations"])
-    bound = f"[{TITLES[Bound]}](#{slug(TITLES[Bound])}) or null"
-    yield _line("a [law](#laws)'s name", bound, "`null`", "The law's bound and severity in this recipe.")
+    yield from render_option_table(judge.Gates, ["waivers", "expectations"])
+    bound = f"[{TITLES[Bound]}](#{make_anchor(TITLES[Bound])}) or null"
+    yield _format_table_row("a [law](#laws)'s name", bound, "`null`", "The law's bound and severity in this recipe.")
     for model in (Bound, Waiver, Expectation):
-        yield from ("", *_section(model, level=3))
+        yield from ("", *_render_section(model, level=3))
 
 
-def _names_section() -> Iterator[str]:
+def _render_names_section() -> Iterator[str]:
     """List other spellings that are accepted: people come with recipes of other tools."""
     yield from ("## Other names", "", "Accepted and meant as what stands beside them; both at once are an error.", "")
     yield from ("| written | meant |", "|---|---|")
@@ -371,7 +375,7 @@ def _names_section() -> Iterator[str]:
     yield "| an option of a group, written directly under `format` | the same option in its group |"
 
 
-def _laws_section() -> Iterator[str]:
+def _render_checks_section() -> Iterator[str]:
     yield from (
         "## Laws",
         "",
@@ -384,7 +388,7 @@ def _laws_section() -> Iterator[str]:
         "| law | stage | bound | severity | number | applies to | remedy | waivable |",
         "|---|---|---|---|---|---|---|---|",
     )
-    for law in judge.LAWS:
+    for law in judge.CHECKS:
         sign = "≤" if law.direction == "at_most" else "≥"
         stages = ", ".join(f"`{stage}`" for stage in law.stages)
         cells = (
@@ -394,13 +398,13 @@ def _laws_section() -> Iterator[str]:
             law.severity if law.warn_from is None else f"{law.severity}; warn from {law.warn_from:g}",
             law.what,
             law.applies_to or "all data",
-            judge.for_recipe(law.remedy, "RECIPE"),
+            judge.format_remedy(law.remedy, "RECIPE"),
             "yes" if law.waivable else "no",
         )
-        yield _line(*cells)
+        yield _format_table_row(*cells)
 
 
-def _views_section() -> Iterator[str]:
+def _render_views_section() -> Iterator[str]:
     yield from (
         "## Statistics",
         "",
@@ -411,58 +415,69 @@ def _views_section() -> Iterator[str]:
         "DuckDB holds the same words as comments: `from duckdb_columns() select column_name, comment`.",
     )
     with tempfile.TemporaryDirectory() as folder:
-        _, columns = stats.query(Store(folder), COLUMNS_OF_VIEWS)
-    for view in stats.view_names():
-        yield from ("", f"### `{view}`", "", column_docs.VIEWS[view], "", "| column | type | what |", "|---|---|---|")
+        _, columns = stats.query_views(Store(folder), COLUMNS_OF_VIEWS)
+    for view in stats.list_view_names():
+        yield from (
+            "",
+            f"### `{view}`",
+            "",
+            column_docs.VIEW_DOCS[view],
+            "",
+            "| column | type | what |",
+            "|---|---|---|",
+        )
         own = [(str(name), str(kind)) for table, name, kind in columns if table == view]
-        yield from (_line(f"`{name}`", f"`{kind.lower()}`", column_docs.of_column(view, name)) for name, kind in own)
+        yield from (
+            _format_table_row(f"`{name}`", f"`{kind.lower()}`", column_docs.describe_column(view, name))
+            for name, kind in own
+        )
 
 
-def _ledger_section() -> Iterator[str]:
+def _render_ledger_section() -> Iterator[str]:
     yield from (
         "## Ledger",
         "",
         "Every record is, after every stage, in exactly one state; every token is of exactly one class.",
         "",
-        f"States: {', '.join(f'`{state}`' for state in ledger.STATES)}.",
+        f"States: {', '.join(f'`{state}`' for state in ledger.RECORD_STATES)}.",
         "",
         f"Classes of tokens: {', '.join(f'`{one}`' for one in ledger.TOKEN_CLASSES)}.",
         "",
         "Reasons for `rejected`, a closed list; [Reasons](reasons.md) says what to do about each:",
         "",
     )
-    yield ", ".join(f"`{reason}`" for reason in sorted(ledger.REASONS)) + "."
+    yield ", ".join(f"`{reason}`" for reason in sorted(ledger.REJECT_REASONS)) + "."
 
 
 # ── The command line ───────────────────────────────────────────────────────────────────────────────
 
 
-def help_text(*words: str) -> str:
+def capture_help(*words: str) -> str:
     """Return what `rowmill … --help` prints, its usage on one line: versions of Python break it differently."""
-    usage, _, rest = walkthrough.said(*words, "--help", columns=HELP_COLUMNS).partition("\n\n")
+    usage, _, rest = walkthrough.capture_command(*words, "--help", columns=HELP_COLUMNS).partition("\n\n")
     return f"{' '.join(usage.split())}\n\n{rest}"
 
 
-def verbs() -> list[str]:
+def list_verbs() -> list[str]:
     """Return the verbs of `rowmill`, in the order of its help."""
-    return re.findall(r"^    ([a-z-]+)(?: |$)", help_text(), re.MULTILINE)
+    return re.findall(r"^    ([a-z-]+)(?: |$)", capture_help(), re.MULTILINE)
 
 
-def _commands_section() -> Iterator[str]:
-    yield from ("## Commands", "", "```", help_text(), "```")
-    for verb in verbs():
-        yield from ("", f"### `rowmill {verb}`", "", "```", help_text(verb), "```")
+def _render_commands_section() -> Iterator[str]:
+    yield from ("## Commands", "", "```", capture_help(), "```")
+    for verb in list_verbs():
+        yield from ("", f"### `rowmill {verb}`", "", "```", capture_help(verb), "```")
 
 
 # ── configs/schema/recipe.json and README.md ───────────────────────────────────────────────────────
 
 
-def reasons_page() -> str:
+def render_reasons_page() -> str:
     """Return docs/reasons.md."""
     head = [
         "# Reasons",
         "",
-        GENERATED,
+        GENERATED_NOTICE,
         "",
         "A record that cannot go on is rejected with one of these reasons; the list is closed.",
         "Nothing of it is lost: the raw record and a detail are kept beside it.",
@@ -473,70 +488,73 @@ def reasons_page() -> str:
         "```",
         "",
     ]
-    return "\n".join([*head, *reject_reasons.page()]).rstrip("\n") + "\n"
+    return "\n".join([*head, *reject_reasons.format_reasons_page()]).rstrip("\n") + "\n"
 
 
-def schema_text() -> str:
+def render_schema() -> str:
     """Return configs/schema/recipe.json."""
     return json.dumps(recipe.json_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
-def readme_table() -> str:
+def render_readme_table() -> str:
     """Return README's table of sources, formats and exports, between its markers."""
-    lines = [TABLE_BEGINS, "", "| option | kind | what |", "|---|---|---|"]
+    lines = [TABLE_BEGIN, "", "| option | kind | what |", "|---|---|---|"]
     for option, family in (("source", sources.Source), ("format", formats.Format)):
-        lines += [f"| `{option}` | `{_kind(model)}` | {_first_sentence(model)} |" for model in kinds(family)]
-    for model, page in export_pages():
-        lines.append(f"| `exports` | [`{_kind(model)}`](docs/{page}) | {_first_sentence(model)} |")
+        lines += [f"| `{option}` | `{_kind_name(model)}` | {_first_sentence(model)} |" for model in list_kinds(family)]
+    for model, page in iterate_export_pages():
+        lines.append(f"| `exports` | [`{_kind_name(model)}`](docs/{page}) | {_first_sentence(model)} |")
     suffixes = " ".join(f"`{suffix}`" for suffix in READERS)
     codecs = " ".join(f"`{codec}`" for codec in CODECS if codec)
     lines += ["", f"Files are read by suffix: {suffixes}, each plain or under {codecs}."]
     lines += [
         "A `.txt` file is one document, unless `source.sample_by` cuts it into paragraphs or lines.",
         "",
-        TABLE_ENDS,
+        TABLE_END,
     ]
     return "\n".join(lines)
 
 
-def with_table(readme: str) -> str:
+def replace_readme_table(readme: str) -> str:
     """Return README.md with its table written anew."""
-    begin, end = readme.index(TABLE_BEGINS), readme.index(TABLE_ENDS) + len(TABLE_ENDS)
-    return readme[:begin] + readme_table() + readme[end:]
+    begin, end = readme.index(TABLE_BEGIN), readme.index(TABLE_END) + len(TABLE_END)
+    return readme[:begin] + render_readme_table() + readme[end:]
 
 
-def pages(root: Path) -> dict[str, str]:
+def render_code_pages(root: Path) -> dict[str, str]:
     """Return every file that is written from the code alone, by its path in the project."""
     return {
-        "docs/reference.md": reference_page(),
-        "docs/reasons.md": reasons_page(),
-        "configs/schema/recipe.json": schema_text(),
-        "README.md": with_table((root / "README.md").read_text(encoding="utf-8")),
+        "docs/reference.md": render_reference_page(),
+        "docs/reasons.md": render_reasons_page(),
+        "configs/schema/recipe.json": render_schema(),
+        "README.md": replace_readme_table((root / "README.md").read_text(encoding="utf-8")),
     }
 
 
-def demo_pages(root: Path) -> dict[str, str]:
+def render_demo_pages(root: Path) -> dict[str, str]:
     """Return every file that tells of a build of the demo, by its path in the project."""
-    with walkthrough.demo(root) as project:
-        questions = (root / QUESTIONS).read_text(encoding="utf-8")
-        return {"docs/walk.md": walkthrough.page(project), QUESTIONS: with_answers(questions, project.store)}
+    with walkthrough.build_demo(root) as project:
+        questions = (root / QUERIES_PAGE).read_text(encoding="utf-8")
+        return {
+            "docs/walk.md": walkthrough.render_walkthrough(project),
+            QUERIES_PAGE: replace_answers(questions, project.store),
+        }
 
 
-def with_answers(text: str, store: Store) -> str:
+def replace_answers(text: str, store: Store) -> str:
     """Return a page with the block behind each query replaced by what a build of the demo answers."""
-    return ASKED.sub(lambda found: f"{found[1]}\n```\n{_answer(store, found[2])}\n```\n", text)
+    return QUERY_PATTERN.sub(lambda found: f"{found[1]}\n```\n{_render_answer(store, found[2])}\n```\n", text)
 
 
-def _answer(store: Store, query: str) -> str:
-    columns, rows = stats.query(store, query)
-    shown = console.text_of(console.grid(columns, rows, indent=0))
+def _render_answer(store: Store, query: str) -> str:
+    columns, rows = stats.query_views(store, query)
+    shown = console.render_text(console.make_grid(columns, rows, indent=0))
     return "\n".join(line.rstrip() for line in shown.splitlines())
 
 
 def main() -> int:
     """Write the pages of the project in this folder, and those that tell of a build of the demo."""
     root = Path.cwd()
-    for path, text in (pages(root) | demo_pages(root)).items():
+    for path, text in (render_code_pages(root) | render_demo_pages(root)).items():
         changed = not (root / path).exists() or (root / path).read_text(encoding="utf-8") != text
         (root / path).write_text(text, encoding="utf-8")
         print(f"{path}  {'written' if changed else 'unchanged'}")

@@ -21,27 +21,27 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from rowmill.conversation.mask_judge import Finding
+from rowmill.conversation.mask_judge import MaskDefect
 from rowmill.conversation.masking import Loss, Masker, MaskRules
-from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, bundled, stretches
-from rowmill.conversation.template_proof import MaskJudge, TemplateProof, probe_conversations, prove_template
+from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, iterate_text_runs, read_named_template
+from rowmill.conversation.template_proof import MaskJudge, TemplateProof, make_probe_conversations, prove_template
 from rowmill.core.json import Json, to_json
-from rowmill.core.storage import digest
+from rowmill.core.storage import digest_json
 from rowmill.formats import Chat
-from rowmill.formats.canonicalization import Canonicalizer, Options
+from rowmill.formats.canonicalization import Canonicalizer, RowOptionValues
 from rowmill.schema.conversation import Conversation
-from rowmill.schema.reject_reasons import WORDS
-from rowmill.schema.rows import Masked, Rejected, Span
+from rowmill.schema.reject_reasons import REASON_DESCRIPTIONS
+from rowmill.schema.rows import MaskedConversation, Rejected, Span
 
 PAGE = Path("docs/templates.md")
 ROWS_OF_EACH = 300
 """Rows taken from the head of each file."""
-SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 """What templates print for the tokens that a tokenizer names; the table is about templates, not tokenizers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ChatFile:
     """A file of chats; `chosen` names the preferred answer of a preference pair, which continues the conversation."""
 
     path: str
@@ -49,59 +49,59 @@ class Source:
     chosen: str | None = None
 
 
-SOURCES = (
-    Source("chat/fastchat_dummy_conversation.json"),
-    Source("chat/v1_sft_demo.jsonl"),
-    Source("chat/tinker_conversations.jsonl"),
-    Source("tools/glaive_toolcall_en_demo.json"),
-    Source("tools/tau_airline_gpt4o.messages.jsonl"),
-    Source("reasoning/reason_tool_use_demo_50.jsonl"),
-    Source("reasoning/toolrl_rlla_sft.json"),
-    Source("instruct/identity.json"),
-    Source(
+CHAT_FILES = (
+    ChatFile("chat/fastchat_dummy_conversation.json"),
+    ChatFile("chat/v1_sft_demo.jsonl"),
+    ChatFile("chat/tinker_conversations.jsonl"),
+    ChatFile("tools/glaive_toolcall_en_demo.json"),
+    ChatFile("tools/tau_airline_gpt4o.messages.jsonl"),
+    ChatFile("reasoning/reason_tool_use_demo_50.jsonl"),
+    ChatFile("reasoning/toolrl_rlla_sft.json"),
+    ChatFile("instruct/identity.json"),
+    ChatFile(
         "instruct/gpteacher_roleplay.json",
         {"dataset_schema": "prompt_response", "prompt_fields": ["instruction"], "response_fields": ["response"]},
     ),
-    Source("preference/dpo_en_demo.json", chosen="chosen"),
-    Source("preference/kto_en_demo.json"),
-    Source("preference/v1_dpo_demo.jsonl", {"messages_field": "chosen_messages"}),
+    ChatFile("preference/dpo_en_demo.json", chosen="chosen"),
+    ChatFile("preference/kto_en_demo.json"),
+    ChatFile("preference/v1_dpo_demo.jsonl", {"messages_field": "chosen_messages"}),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Truth:
+class TrainingTemplate:
     """A training template that prints the same text as another, and the template values with which it does."""
 
     name: str
     kwargs: tuple[tuple[str, Json], ...] = ()
 
 
-_TEKKEN = Truth("mistral", (("tekken", True),))
-TRUTHS: Mapping[str, Truth] = {
-    "axolotl__deepseek_v3": Truth("trl__deepseekv3_training"),
-    "axolotl__gemma3": Truth("trl__gemma3_training"),
-    "axolotl__mistral_v2v3": Truth("mistral"),
+_TEKKEN = TrainingTemplate("mistral", (("tekken", True),))
+TRAINING_TEMPLATES: Mapping[str, TrainingTemplate] = {
+    "axolotl__deepseek_v3": TrainingTemplate("trl__deepseekv3_training"),
+    "axolotl__gemma3": TrainingTemplate("trl__gemma3_training"),
+    "axolotl__mistral_v2v3": TrainingTemplate("mistral"),
     "axolotl__mistral_v3_tekken": _TEKKEN,
-    "chujiezheng__llama-3-instruct": Truth("trl__llama3_training"),
-    "chujiezheng__vicuna": Truth("vicuna"),
-    "chujiezheng__zephyr": Truth("zephyr"),
-    "llamacpp__GLM-4.6": Truth("trl__glm4moe_training"),
-    "llamacpp__Qwen-Qwen2.5-7B-Instruct": Truth("trl__qwen2_5_training"),
-    "llamacpp__Qwen-Qwen3-0.6B": Truth("qwen3"),
-    "llamacpp__google-gemma-2-2b-it": Truth("trl__gemma_training"),
-    "llamacpp__meta-llama-Llama-3.1-8B-Instruct": Truth("llama3.1"),
-    "llamacpp__meta-llama-Llama-3.2-3B-Instruct": Truth("llama3.1", (("date_string", "01 Jan 2025"),)),
-    "llamacpp__microsoft-Phi-3.5-mini-instruct": Truth("trl__phi3_training"),
+    "chujiezheng__llama-3-instruct": TrainingTemplate("trl__llama3_training"),
+    "chujiezheng__vicuna": TrainingTemplate("vicuna"),
+    "chujiezheng__zephyr": TrainingTemplate("zephyr"),
+    "llamacpp__GLM-4.6": TrainingTemplate("trl__glm4moe_training"),
+    "llamacpp__Qwen-Qwen2.5-7B-Instruct": TrainingTemplate("trl__qwen2_5_training"),
+    "llamacpp__Qwen-Qwen3-0.6B": TrainingTemplate("qwen3"),
+    "llamacpp__google-gemma-2-2b-it": TrainingTemplate("trl__gemma_training"),
+    "llamacpp__meta-llama-Llama-3.1-8B-Instruct": TrainingTemplate("llama3.1"),
+    "llamacpp__meta-llama-Llama-3.2-3B-Instruct": TrainingTemplate("llama3.1", (("date_string", "01 Jan 2025"),)),
+    "llamacpp__microsoft-Phi-3.5-mini-instruct": TrainingTemplate("trl__phi3_training"),
     "llamacpp__mistralai-Mistral-Nemo-Instruct-2407": _TEKKEN,
-    "llamacpp__openai-gpt-oss-120b": Truth("trl__gptoss_training"),
-    "vllm__template_chatml": Truth("chatml"),
-    "vllm__tool_chat_template_mistral": Truth("mistral"),
+    "llamacpp__openai-gpt-oss-120b": TrainingTemplate("trl__gptoss_training"),
+    "vllm__template_chatml": TrainingTemplate("chatml"),
+    "vllm__tool_chat_template_mistral": TrainingTemplate("mistral"),
 }
 """Template → the training template, with `{% generation %}`, that prints the same text: theirs or a bundled one."""
 
 
 @dataclass(slots=True)
-class Line:
+class TemplateResult:
     """What one template made of all chats."""
 
     name: str
@@ -116,7 +116,7 @@ class Line:
     """Rows, kept or refused, by kind of own text that was not printed."""
     judged: Counter[str] = field(default_factory=Counter[str])
     """Masked rows by what the judge says of them: right, wrong, not provable, or not judged."""
-    findings: list[Finding] = field(default_factory=list[Finding])
+    findings: list[MaskDefect] = field(default_factory=list[MaskDefect])
     proof: TemplateProof = field(default_factory=lambda: TemplateProof((), ()))
     truth: str = ""
     compared: int = 0
@@ -128,25 +128,25 @@ class Line:
 # ── the chats ──
 
 
-def chats(data: Path, rows_of_each: int = ROWS_OF_EACH) -> list[Conversation]:
+def load_chats(data: Path, rows_of_each: int = ROWS_OF_EACH) -> list[Conversation]:
     """Return the first rows of every file, in canonical form; rows without one are left out."""
-    return [one for source in SOURCES for one in _chats(data, source, rows_of_each)]
+    return [one for source in CHAT_FILES for one in _read_chats(data, source, rows_of_each)]
 
 
-def _chats(data: Path, source: Source, count: int) -> Iterator[Conversation]:
-    canonicalize = Canonicalizer(Options(Chat.model_validate(dict(source.columns))))
-    for record in _records(data / source.path)[:count]:
-        row = canonicalize(record if source.chosen is None else _continued(record, source.chosen))
+def _read_chats(data: Path, source: ChatFile, count: int) -> Iterator[Conversation]:
+    canonicalize = Canonicalizer(RowOptionValues(Chat.model_validate(dict(source.columns))))
+    for record in _read_records(data / source.path)[:count]:
+        row = canonicalize(record if source.chosen is None else _append_answer(record, source.chosen))
         if not isinstance(row, Rejected):
-            key = bytes.fromhex(digest(to_json(row.messages)))
+            key = bytes.fromhex(digest_json(to_json(row.messages)))
             yield Conversation(list(row.messages), list(row.tools) if row.tools else None, row.template_kwargs, key)
 
 
-def _continued(record: Mapping[str, Json], chosen: str) -> Json:
+def _append_answer(record: Mapping[str, Json], chosen: str) -> Json:
     return {"conversations": [*record["conversations"], record[chosen]]}
 
 
-def _records(path: Path) -> list[Json]:
+def _read_records(path: Path) -> list[Json]:
     text = path.read_text(encoding="utf-8")
     return json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.split("\n") if line]
 
@@ -154,55 +154,55 @@ def _records(path: Path) -> list[Json]:
 # ── one template ──
 
 
-def study(data: Path, name: str, conversations: Sequence[Conversation]) -> Line:
+def study_template(data: Path, name: str, conversations: Sequence[Conversation]) -> TemplateResult:
     """Print and mask all chats with one template, every row also plainly, and compare with its training template."""
-    renderer, rules = _renderer(data, Truth(name)), MaskRules()
-    line = Line(name, proof=prove_template(renderer, rules))
-    masker, judge = _masker(data, Truth(name)), MaskJudge(renderer, rules)
+    renderer, rules = _open_renderer(data, TrainingTemplate(name)), MaskRules()
+    line = TemplateResult(name, proof=prove_template(renderer, rules))
+    masker, judge = _make_masker(data, TrainingTemplate(name)), MaskJudge(renderer, rules)
     has_blocks = renderer.contract.generation_blocks != "none"
     # A training template is held against itself: its own blocks against marks.
-    truth = Truth(name) if has_blocks else TRUTHS.get(name)
-    by_marks = _masker(data, Truth(name), spans="marks") if has_blocks else masker
-    theirs = _masker(data, truth, spans="generation") if truth else None
+    truth = TrainingTemplate(name) if has_blocks else TRAINING_TEMPLATES.get(name)
+    by_marks = _make_masker(data, TrainingTemplate(name), spans="marks") if has_blocks else masker
+    theirs = _make_masker(data, truth, spans="generation") if truth else None
     if truth is not None:
         line.truth = truth.name
-    allowed = _adds(data, truth) if truth else frozenset[str]()
+    allowed = _list_added_texts(data, truth) if truth else frozenset[str]()
     for one in conversations:
         line.rows += 1
         result = masker.mask(one)
-        _count(line, result, "generation" if has_blocks else "marks")
+        _count_result(line, result, "generation" if has_blocks else "marks")
         if isinstance(result, Rejected):
             continue
-        _judge(line, judge, one, result)
+        _judge_mask(line, judge, one, result)
         if theirs is not None:
-            _compare(line, by_marks.mask(one), theirs.mask(one), allowed)
+            _compare_masks(line, by_marks.mask(one), theirs.mask(one), allowed)
     return line
 
 
 @cache
-def _renderer(data: Path, one: Truth) -> Renderer:
-    return Renderer(RendererSpec(template_text(data, one.name), SPECIAL, dict(one.kwargs)))
+def _open_renderer(data: Path, one: TrainingTemplate) -> Renderer:
+    return Renderer(RendererSpec(read_template_file(data, one.name), SPECIAL_TOKENS, dict(one.kwargs)))
 
 
-def template_text(data: Path, name: str) -> str:
+def read_template_file(data: Path, name: str) -> str:
     """Return the text of a template of the folder, or of a bundled one."""
     path = data / "templates" / f"{name}.jinja"
-    text = path.read_text(encoding="utf-8") if path.is_file() else bundled(name)
+    text = path.read_text(encoding="utf-8") if path.is_file() else read_named_template(name)
     # That collection writes its templates over several lines for readers and joins them before use.
     return text.replace("    ", "").replace("\n", "") if name.startswith("chujiezheng__") else text
 
 
-def _masker(data: Path, one: Truth, *, spans: Any = "auto") -> Masker:
-    return Masker(_renderer(data, one), Loss(), MaskRules(spans=spans, verify_render=1.0))
+def _make_masker(data: Path, one: TrainingTemplate, *, spans: Any = "auto") -> Masker:
+    return Masker(_open_renderer(data, one), Loss(), MaskRules(spans=spans, verify_render=1.0))
 
 
-def _adds(data: Path, one: Truth) -> frozenset[str]:
+def _list_added_texts(data: Path, one: TrainingTemplate) -> frozenset[str]:
     """Return the texts that a training template's blocks train and marks would not."""
-    differences = _renderer(data, one).contract.generation_differences
+    differences = _open_renderer(data, one).contract.generation_differences
     return frozenset(text.removeprefix("adds ") for text in differences if text.startswith("adds "))
 
 
-def _count(line: Line, result: Masked | Rejected, way: str) -> None:
+def _count_result(line: TemplateResult, result: MaskedConversation | Rejected, way: str) -> None:
     if isinstance(result, Rejected):
         line.refused[result.reason] += 1
         if result.reason == "template_error":
@@ -217,7 +217,7 @@ def _count(line: Line, result: Masked | Rejected, way: str) -> None:
     line.ways[way if own_spans else "proof"] += 1
 
 
-def _judge(line: Line, judge: MaskJudge, conversation: Conversation, masked: Masked) -> None:
+def _judge_mask(line: TemplateResult, judge: MaskJudge, conversation: Conversation, masked: MaskedConversation) -> None:
     if any(
         message.get("train", message["role"] == "assistant") != (message["role"] == "assistant")
         for message in conversation.messages
@@ -230,41 +230,46 @@ def _judge(line: Line, judge: MaskJudge, conversation: Conversation, masked: Mas
     line.findings += findings or []
 
 
-def _compare(line: Line, mine: Masked | Rejected, theirs: Masked | Rejected, allowed: frozenset[str]) -> None:
+def _compare_masks(
+    line: TemplateResult,
+    mine: MaskedConversation | Rejected,
+    theirs: MaskedConversation | Rejected,
+    allowed: frozenset[str],
+) -> None:
     if isinstance(mine, Rejected) or isinstance(theirs, Rejected):
         return
     # One may end with an appended end of turn that the other prints.
     if not (mine.text.startswith(theirs.text) or theirs.text.startswith(mine.text)):
         return
     line.compared += 1
-    found, expected = _positions(mine.trained), _positions(theirs.trained)
-    beside = {repr(text) for text in stretches(theirs.text, expected - found)}
+    found, expected = _collect_positions(mine.trained), _collect_positions(theirs.trained)
+    beside = {repr(text) for text in iterate_text_runs(theirs.text, expected - found)}
     if found <= expected and beside <= allowed:
         line.equal += 1
         line.beside |= beside
 
 
-def _positions(spans: Iterable[Span]) -> set[int]:
+def _collect_positions(spans: Iterable[Span]) -> set[int]:
     return {i for span in spans for i in range(span.start, span.end)}
 
 
 # ── the page ──
 
 
-def template_names(data: Path) -> list[str]:
+def list_template_names(data: Path) -> list[str]:
     """List the templates of the folder."""
     return sorted(path.name.removesuffix(".jinja") for path in (data / "templates").glob("*.jinja"))
 
 
-def page(lines: Sequence[Line]) -> str:
+def render_template_page(lines: Sequence[TemplateResult]) -> str:
     """Write the table and what stands behind its refusals."""
     rows = lines[0].rows if lines else 0
-    shapes = sum(1 for _ in probe_conversations())
-    opening = OPENING.format(templates=len(lines), rows=rows, each=ROWS_OF_EACH, shapes=shapes)
-    return "\n".join([opening, *_table(lines), *_closing(lines), ""])
+    shapes = sum(1 for _ in make_probe_conversations())
+    opening = PAGE_OPENING.format(templates=len(lines), rows=rows, each=ROWS_OF_EACH, shapes=shapes)
+    return "\n".join([opening, *_render_result_table(lines), *_render_closing(lines), ""])
 
 
-OPENING = """<!-- Written by `make docs` where the real data is; changes by hand are lost. -->
+PAGE_OPENING = """<!-- Written by `make docs` where the real data is; changes by hand are lost. -->
 # Chat templates on real chats
 
 {templates} public chat templates, each on the same {rows:,} rows.
@@ -290,26 +295,26 @@ All options have their defaults: of what a template does not print, only reasoni
 """
 
 
-def _table(lines: Sequence[Line]) -> Iterator[str]:
+def _render_result_table(lines: Sequence[TemplateResult]) -> Iterator[str]:
     yield "| template | masked | by | judged | shapes | refused | training template | not printed |"
     yield "|---|---:|---|---|---|---|---|---|"
     for one in lines:
         ways = ", ".join(f"{way}" if len(one.ways) == 1 else f"{way} {n}" for way, n in one.ways.most_common())
-        cells = [f"`{one.name}`", f"{one.masked:,}", ways, _counts(one.judged), _shapes(one.proof)]
-        cells += [_counts(one.refused), _truth(one), _counts(one.dropped)]
-        yield f"| {' | '.join(_cell(text) for text in cells)} |"
+        cells = [f"`{one.name}`", f"{one.masked:,}", ways, _format_counts(one.judged), _format_shapes(one.proof)]
+        cells += [_format_counts(one.refused), _format_training_template(one), _format_counts(one.dropped)]
+        yield f"| {' | '.join(_escape_cell(text) for text in cells)} |"
 
 
-def _shapes(proof: TemplateProof) -> str:
+def _format_shapes(proof: TemplateProof) -> str:
     found = {one: proof.count(one) for one in ("proven", "wrong", "not_provable", "refused")}
     return ", ".join(f"{one.replace('_', ' ')} {count}" for one, count in found.items() if count)
 
 
-def _cell(text: str) -> str:
+def _escape_cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def _truth(line: Line) -> str:
+def _format_training_template(line: TemplateResult) -> str:
     if not line.truth:
         return ""
     beside = f", beside {', '.join(f'`{text}`' for text in sorted(line.beside))}" if line.beside else ""
@@ -317,27 +322,27 @@ def _truth(line: Line) -> str:
     return f"{name}: {line.equal:,} of {line.compared:,} equal{beside}"
 
 
-def _counts(counted: Counter[str]) -> str:
+def _format_counts(counted: Counter[str]) -> str:
     found = sorted(counted.items(), key=lambda one: (-one[1], one[0]))
     return ", ".join(f"{name} {count:,}" for name, count in found)
 
 
-def _closing(lines: Sequence[Line]) -> Iterator[str]:
+def _render_closing(lines: Sequence[TemplateResult]) -> Iterator[str]:
     yield from ("", "## What to do about a refusal", "", "| reason | what it means | what to do |", "|---|---|---|")
     for reason in sorted({reason for one in lines for reason in one.refused}):
-        yield f"| `{reason}` | {WORDS[reason].what} | {WORDS[reason].remedy} |"
+        yield f"| `{reason}` | {REASON_DESCRIPTIONS[reason].what} | {REASON_DESCRIPTIONS[reason].remedy} |"
     yield from ("", "## What the templates do", "", "| template | facts |", "|---|---|")
     for one in lines:
-        yield f"| `{one.name}` | {_cell(' '.join(one.proof.facts))} |"
+        yield f"| `{one.name}` | {_escape_cell(' '.join(one.proof.facts))} |"
     yield from ("", "## What the templates say", "", "| template | rows | its message |", "|---|---:|---|")
     for one in lines:
         for message, count in sorted(one.messages.items(), key=lambda found: (-found[1], found[0]))[:3]:
-            yield f"| `{one.name}` | {count:,} | {_cell(message.partition(': ')[2])} |"
+            yield f"| `{one.name}` | {count:,} | {_escape_cell(message.partition(': ')[2])} |"
 
 
-def _study_all(data: Path, name: str) -> Line:
-    line = study(data, name, chats(data))
-    print(f"{name}  {_counts(line.judged)}", file=sys.stderr, flush=True)
+def _study_on_all_chats(data: Path, name: str) -> TemplateResult:
+    line = study_template(data, name, load_chats(data))
+    print(f"{name}  {_format_counts(line.judged)}", file=sys.stderr, flush=True)
     for finding in line.findings[:3]:
         print(f"  {finding}", file=sys.stderr, flush=True)
     return line
@@ -350,7 +355,7 @@ def main() -> int:
         print(f"{PAGE}  left as it is: no templates at {data / 'templates'}; set ROWMILL_REAL_DATA")
         return 0
     with ProcessPoolExecutor() as workers:
-        text = page(list(workers.map(partial(_study_all, data), template_names(data))))
+        text = render_template_page(list(workers.map(partial(_study_on_all_chats, data), list_template_names(data))))
     changed = not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text
     PAGE.write_text(text, encoding="utf-8")
     print(f"{PAGE}  {'written' if changed else 'unchanged'}")

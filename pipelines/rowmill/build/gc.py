@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 from rowmill.schema import manifest
 from rowmill import stats
-from rowmill.build.runner import Project, road
-from rowmill.schema.manifest import Key, Manifest, folder
-from rowmill.reader.published import published_version
+from rowmill.build.runner import Project, plan_steps
+from rowmill.schema.manifest import Manifest, StageKey, get_stage_folder
+from rowmill.reader.published import find_published_version
 from rowmill.core.storage import Store
 
 LOCK_WAIT_S = 10.0
@@ -29,23 +29,23 @@ LOCK_WAIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class GarbageItem:
     """A file or folder to remove: of which stage, what it is, where it lies under the storage root, its size."""
 
-    key: Key
+    key: StageKey
     kind: str
     path: str
     size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
+class CollectedGarbage:
     """What was removed, or would be."""
 
-    items: tuple[Item, ...]
+    items: tuple[GarbageItem, ...]
 
 
-def collect(project: Project, *, keep: int, dry_run: bool) -> Collected:
+def collect_garbage(project: Project, *, keep: int, dry_run: bool) -> CollectedGarbage:
     """Remove what is neither among the newest `keep` versions of its stage, nor current, nor needed by such a version.
 
     What trainers open, and all that it was made of, stays. Holds the locks of all stages meanwhile, so that no build
@@ -59,40 +59,40 @@ def collect(project: Project, *, keep: int, dry_run: bool) -> Collected:
         If it cannot be told what trainers open.
 
     """
-    steps = road(project)
+    steps = plan_steps(project)
     store, keys = project.store, [step.key for step in steps]
     beside = {key for step in steps if step.dataset is not None for key in set(step.gates) - set(step.inputs)}
     with ExitStack() as locks:
         for key in keys:
-            if store.exists(folder(key)):
-                locks.enter_context(store.lock(f"{folder(key)}/.lock", what="/".join(key), timeout_s=LOCK_WAIT_S))
+            if store.exists(get_stage_folder(key)):
+                locks.enter_context(store.lock(f"{get_stage_folder(key)}/.lock", what="/".join(key), timeout_s=LOCK_WAIT_S))
         needed: set[tuple[str, str]] = set()
-        if (published := published_version(store, project.recipe.name)) is not None:
+        if (published := find_published_version(store, project.recipe.name)) is not None:
             needed |= {("/".join(step.key), published) for step in steps if step.stage.publish is not None}
-        items: list[Item] = []
+        items: list[GarbageItem] = []
         # Against the road: a stage's kept versions say which versions of its inputs are needed.
         for key in reversed(keys):
-            kept, gone = _divided(store, key, keep, needed, beside=key in beside)
+            kept, gone = _split_versions(store, key, keep, needed, beside=key in beside)
             needed |= {named for one in kept for named in one.inputs.items()}
-            found = list(_superfluous(store, key, kept))
-            found += _unfinished(store, key, [path for _, path in found])
-            items += [Item(key, kind, path, _size(store, path)) for kind, path in found]
+            found = list(_find_garbage(store, key, kept))
+            found += _find_unfinished_files(store, key, [path for _, path in found])
+            items += [GarbageItem(key, kind, path, _measure_size(store, path)) for kind, path in found]
             if not dry_run:
-                _forget(store, key, gone)
+                _forget_statistics(store, key, gone)
         if not dry_run:
             # Manifests stand before the parts they name: killed in between, no manifest promises what is gone.
             for item in items:
                 store.remove(item.path)
-    return Collected(tuple(items))
+    return CollectedGarbage(tuple(items))
 
 
-def _divided(
-    store: Store, key: Key, keep: int, needed: set[tuple[str, str]], *, beside: bool
+def _split_versions(
+    store: Store, key: StageKey, keep: int, needed: set[tuple[str, str]], *, beside: bool
 ) -> tuple[list[Manifest], list[Manifest]]:
     """Part a stage's versions into those that stay and those that go; `beside` stages stay with what they are of."""
-    known = manifest.versions(store, key)
+    known = manifest.list_versions(store, key)
     newest = {one.version for one in known[max(len(known) - keep, 0) :]}
-    pointed = manifest.current(store, key)
+    pointed = manifest.load_current(store, key)
     stays = (
         newest | {pointed.version if pointed else ""} | {version for name, version in needed if name == "/".join(key)}
     )
@@ -101,12 +101,12 @@ def _divided(
     return [one for one in known if one.version in stays], [one for one in known if one.version not in stays]
 
 
-def _superfluous(store: Store, key: Key, kept: list[Manifest]) -> Iterator[tuple[str, str]]:
+def _find_garbage(store: Store, key: StageKey, kept: list[Manifest]) -> Iterator[tuple[str, str]]:
     """Yield what lies in a stage's folder and no kept version needs, each with what it is."""
-    at, versions = folder(key), {one.version for one in kept}
+    at, versions = get_stage_folder(key), {one.version for one in kept}
     stay = list(kept)
     for name in store.list(f"{at}/manifests"):
-        one = manifest.read(store, f"{at}/manifests/{name}")
+        one = manifest.read_manifest(store, f"{at}/manifests/{name}")
         # Another fingerprint may have led to the same version, through parts of other names.
         if one is not None and one.version in versions:
             stay.append(one)
@@ -114,8 +114,8 @@ def _superfluous(store: Store, key: Key, kept: list[Manifest]) -> Iterator[tuple
             yield "manifest", f"{at}/manifests/{name}"
     named = {
         "versions": ("version", {f"{version}.json" for version in versions}),
-        "parts": ("part", set(_part_names(at, stay))),
-        "staged": ("staged copy", set(_staged_names(stay))),
+        "parts": ("part", set(_iterate_part_names(at, stay))),
+        "staged": ("staged copy", set(_iterate_staged_names(stay))),
     }
     for place, (kind, names) in named.items():
         yield from ((kind, f"{at}/{place}/{name}") for name in store.list(f"{at}/{place}") if name not in names)
@@ -125,32 +125,32 @@ def _superfluous(store: Store, key: Key, kept: list[Manifest]) -> Iterator[tuple
     yield from (("scratch folder", f"{at}/{name}") for name in store.list(at) if name.startswith("scratch-"))
 
 
-def _unfinished(store: Store, key: Key, going: list[str]) -> list[tuple[str, str]]:
+def _find_unfinished_files(store: Store, key: StageKey, going: list[str]) -> list[tuple[str, str]]:
     """Return files under temporary names that do not lie in a folder that goes anyway."""
     folders = tuple(f"{path}/" for path in going)
-    return [("unfinished file", path) for path in store.unfinished(folder(key)) if not path.startswith(folders)]
+    return [("unfinished file", path) for path in store.list_unfinished(get_stage_folder(key)) if not path.startswith(folders)]
 
 
-def _part_names(at: str, kept: Iterable[Manifest]) -> Iterator[str]:
+def _iterate_part_names(at: str, kept: Iterable[Manifest]) -> Iterator[str]:
     for one in kept:
         for part in one.parts:
             yield from (file.path.removeprefix(f"{at}/parts/").split("/", 1)[0] for file in part.files.values())
         yield from one.details.get("made_of", ())
 
 
-def _staged_names(kept: Iterable[Manifest]) -> Iterator[str]:
+def _iterate_staged_names(kept: Iterable[Manifest]) -> Iterator[str]:
     for one in kept:
         for scan in one.details.get("scans", ()):
             yield from (str(part["staged"]).rsplit("/", 1)[-1] for part in scan["parts"] if part["staged"])
 
 
-def _forget(store: Store, key: Key, gone: list[Manifest]) -> None:
-    recipe, scope = stats.scope_of(key)
+def _forget_statistics(store: Store, key: StageKey, gone: list[Manifest]) -> None:
+    recipe, scope = stats.split_stage_key(key)
     for one in gone:
-        stats.forget(store, recipe, scope, one.version)
+        stats.remove_version_tables(store, recipe, scope, one.version)
 
 
-def _size(store: Store, path: str) -> int:
+def _measure_size(store: Store, path: str) -> int:
     if not store.is_local:
         return 0
     full = store.path(path)

@@ -21,24 +21,24 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill.recipe import recipe
-from rowmill.tokenization.encoded_batch import Counts
+from rowmill.tokenization.encoded_batch import TokenizationCounts
 from rowmill.formats.canonicalization import Canonicalizer
-from rowmill.formats.filters import content_hash
-from rowmill.stages.tokenized_examples.text_examples import Preparer
-from rowmill.core.json import Json, path_of_lone_surrogate, to_json
+from rowmill.formats.filters import hash_row_content
+from rowmill.stages.tokenized_examples.text_examples import ExampleBuilder
+from rowmill.core.json import Json, find_lone_surrogate, to_json
 from rowmill.schema.rows import Rejected, Row
-from rowmill.stages.tokenized_examples.stage import spec_of_dataset
-from rowmill.tokenization.tokenizer import Encoder, open_tokenizer, opened_tokenizer
+from rowmill.stages.tokenized_examples.stage import build_renderer_spec
+from rowmill.tokenization.tokenizer import Encoder, open_tokenizer, wrap_tokenizer
 
 Supervise = Literal["all_assistant", "last_assistant", "last_turn"]
 Reduction = Literal["none", "mean"]
 
-SHORTEST = 2
+MIN_DATUM_TOKENS = 2
 """Tokens that predict something: one predicts the next."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class ExampleTokens:
     """One example: `ids` int32[T] and `loss_mask` bool[T], unshifted: position i itself is the target.
 
     With `loss: {weights: true}` in the options, `loss_weights` float32[T]: positive where the mask is true, else 0.
@@ -58,7 +58,7 @@ class Datum:
     weights: NDArray[np.float32]
 
 
-def datum_of(
+def make_datum(
     ids: Sequence[int],
     loss_mask: Sequence[bool],
     *,
@@ -72,15 +72,15 @@ def datum_of(
     """
     weights = np.asarray(loss_mask if loss_weights is None else loss_weights, np.float32)[1:]
     total = float(weights.sum(dtype=np.float64))
-    if len(ids) < SHORTEST or total <= 0:
+    if len(ids) < MIN_DATUM_TOKENS or total <= 0:
         return None
     tokens = np.asarray(ids, np.int64)
     return Datum(tokens[:-1], tokens[1:], (weights / total).astype(np.float32) if reduction == "mean" else weights)
 
 
-def datums_of(examples: Iterable[Tokens], *, reduction: Reduction = "none") -> tuple[list[Datum], int]:
+def make_datums(examples: Iterable[ExampleTokens], *, reduction: Reduction = "none") -> tuple[list[Datum], int]:
     """Shift examples by one, and count those that are skipped because they teach nothing."""
-    made = [_shifted(one, reduction) for one in examples]
+    made = [_shift_example(one, reduction) for one in examples]
     kept = [one for one in made if one is not None]
     return kept, len(made) - len(kept)
 
@@ -93,7 +93,7 @@ def sft_tokenize(
     enable_thinking: bool | None = None,
     supervise: Supervise = "all_assistant",
     options: Mapping[str, Any] | None = None,
-) -> list[list[Tokens] | Rejected]:
+) -> list[list[ExampleTokens] | Rejected]:
     """Return what a build makes of each row: its examples, or why there is none.
 
     `tokenizer` is a fast tokenizer of `transformers`, or a folder or name of one. `options` are groups of a
@@ -106,8 +106,8 @@ def sft_tokenize(
         If the options are wrong, or the tokenizer has no chat template and none is named.
 
     """
-    groups = _groups(options or {}, enable_thinking, supervise)
-    return [*_opened(tokenizer, max_seq_len, groups).tokenize(rows)]
+    groups = _merge_options(options or {}, enable_thinking, supervise)
+    return [*_open_pipeline(tokenizer, max_seq_len, groups).tokenize(rows)]
 
 
 def row_to_datum(
@@ -121,22 +121,22 @@ def row_to_datum(
     reduction: Reduction = "none",
 ) -> Datum | None:
     """Return the first Datum of one row; null: nothing in it is supervised, or `sft_tokenize` says what else."""
-    groups = _groups(options or {}, enable_thinking, supervise)
-    (made,) = _opened(tokenizer, max_seq_len, groups).tokenize([row])
+    groups = _merge_options(options or {}, enable_thinking, supervise)
+    (made,) = _open_pipeline(tokenizer, max_seq_len, groups).tokenize([row])
     if isinstance(made, Rejected):
         return None
-    return _shifted(made[0], reduction)
+    return _shift_example(made[0], reduction)
 
 
-def _shifted(one: Tokens, reduction: Reduction) -> Datum | None:
+def _shift_example(one: ExampleTokens, reduction: Reduction) -> Datum | None:
     weights = None if one.loss_weights is None else one.loss_weights.tolist()
-    return datum_of(one.ids.tolist(), one.loss_mask.tolist(), loss_weights=weights, reduction=reduction)
+    return make_datum(one.ids.tolist(), one.loss_mask.tolist(), loss_weights=weights, reduction=reduction)
 
 
 # ── The rooms, opened once ─────────────────────────────────────────────────────────────────────────
 
 
-def _groups(options: Mapping[str, Any], enable_thinking: bool | None, supervise: Supervise) -> dict[str, Any]:
+def _merge_options(options: Mapping[str, Any], enable_thinking: bool | None, supervise: Supervise) -> dict[str, Any]:
     groups = {name: dict(values) for name, values in options.items()}
     if enable_thinking is not None:
         groups.setdefault("template", {})["enable_thinking"] = enable_thinking
@@ -145,7 +145,7 @@ def _groups(options: Mapping[str, Any], enable_thinking: bool | None, supervise:
     return groups
 
 
-class _Rooms:
+class _InMemoryPipeline:
     """The rooms of a build for rows in memory."""
 
     def __init__(self, tokenizer: Any, max_seq_len: int, groups: Mapping[str, Any]) -> None:
@@ -155,34 +155,34 @@ class _Rooms:
             "seq_len": max_seq_len,
             "datasets": {"rows": {"source": {"train_urls": ["given"]}, **groups}},
         }
-        dataset = recipe.parse(values, name="rows", where="options", base=base).datasets["rows"]
+        dataset = recipe.parse_recipe(values, name="rows", where="options", base=base).datasets["rows"]
         named = isinstance(tokenizer, str | Path)
-        loaded = open_tokenizer(str(tokenizer), base) if named else opened_tokenizer(tokenizer)
+        loaded = open_tokenizer(str(tokenizer), base) if named else wrap_tokenizer(tokenizer)
         self._canonicalizer = Canonicalizer(dataset, weighted=dataset.loss.weights)
-        self._preparer = Preparer(
-            Encoder(loaded), dataset, spec_of_dataset(dataset, base, loaded), max_seq_len, base=base
+        self._preparer = ExampleBuilder(
+            Encoder(loaded), dataset, build_renderer_spec(dataset, base, loaded), max_seq_len, base=base
         )
 
-    def tokenize(self, rows: Iterable[Mapping[str, Json]]) -> Iterator[list[Tokens] | Rejected]:
+    def tokenize(self, rows: Iterable[Mapping[str, Json]]) -> Iterator[list[ExampleTokens] | Rejected]:
         made = [_reject_lone_surrogate(row) or self._canonicalizer(row) for row in rows]
-        table = _table([row for row in made if isinstance(row, Row)])
-        prepared = iter(self._preparer.prepare(table, Counts()).outcomes(table.num_rows))
+        table = _make_rows_table([row for row in made if isinstance(row, Row)])
+        prepared = iter(self._preparer.prepare(table, TokenizationCounts()).outcomes(table.num_rows))
         for row in made:
             outcome = row if isinstance(row, Rejected) else next(prepared)
             yield (
                 outcome
                 if isinstance(outcome, Rejected)
-                else [Tokens(one.ids, one.loss_mask, one.loss_weights) for one in outcome]
+                else [ExampleTokens(one.ids, one.loss_mask, one.loss_weights) for one in outcome]
             )
 
 
 def _reject_lone_surrogate(row: Mapping[str, Json]) -> Rejected | None:
     """Reject a row with text that is no Unicode, as a line of a file with it is rejected."""
-    path = path_of_lone_surrogate(row)
+    path = find_lone_surrogate(row)
     return None if path is None else Rejected("invalid_json", f"{path} holds a lone surrogate; UTF-8 cannot encode it")
 
 
-def _table(rows: Sequence[Row]) -> pa.Table:
+def _make_rows_table(rows: Sequence[Row]) -> pa.Table:
     """Return what tokenization reads of canonical rows, as a build stores it."""
     texts = pa.string()
     return pa.table(
@@ -191,7 +191,7 @@ def _table(rows: Sequence[Row]) -> pa.Table:
             "split": pa.array(["train"] * len(rows), texts),
             "domain": pa.nulls(len(rows), texts),
             "kind": pa.array([row.kind for row in rows], texts),
-            "content_hash": pa.array([content_hash(row) for row in rows], pa.binary(16)),
+            "content_hash": pa.array([hash_row_content(row) for row in rows], pa.binary(16)),
             "messages": pa.array([to_json(row.messages) if row.messages else None for row in rows], texts),
             "tools": pa.array([to_json(row.tools) if row.tools else None for row in rows], texts),
             "template_kwargs": pa.array([to_json(k) if (k := row.template_kwargs) else None for row in rows], texts),
@@ -202,17 +202,17 @@ def _table(rows: Sequence[Row]) -> pa.Table:
     )
 
 
-_ROOMS: "WeakKeyDictionary[Any, dict[str, _Rooms]]" = WeakKeyDictionary()
-_NAMED: dict[str, _Rooms] = {}
+_PIPELINES: "WeakKeyDictionary[Any, dict[str, _InMemoryPipeline]]" = WeakKeyDictionary()
+_PIPELINES_BY_NAME: dict[str, _InMemoryPipeline] = {}
 
 
-def _opened(tokenizer: Any, max_seq_len: int, groups: Mapping[str, Any]) -> _Rooms:
+def _open_pipeline(tokenizer: Any, max_seq_len: int, groups: Mapping[str, Any]) -> _InMemoryPipeline:
     """Keep opened rooms as long as their tokenizer lives: probing a template takes a second."""
     named = isinstance(tokenizer, str | Path)
-    kept = _NAMED if named else _ROOMS.setdefault(tokenizer, {})
+    kept = _PIPELINES_BY_NAME if named else _PIPELINES.setdefault(tokenizer, {})
     # A program may change its tokenizer between two calls.
     state = str(tokenizer) if named else [tokenizer.chat_template, len(tokenizer)]
     key = to_json([state, max_seq_len, groups])
     if key not in kept:
-        kept[key] = _Rooms(tokenizer, max_seq_len, groups)
+        kept[key] = _InMemoryPipeline(tokenizer, max_seq_len, groups)
     return kept[key]

@@ -27,13 +27,13 @@ from rowmill import stats
 from rowmill.tokenization import tokenizer_source
 from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError, PipelineError
 from rowmill.executors import LocalPool
-from rowmill.checks.judge import Terms, Verdict
-from rowmill.schema.manifest import Key, Manifest
+from rowmill.checks.judge import CheckResult, Threshold
+from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.recipe.recipe import Recipe
-from rowmill.sources import Generated
-from rowmill.stages.base import Draft, Progress, Publish, StageDeclaration, Work
+from rowmill.sources import GeneratedSource
+from rowmill.stages.base import ProgressCallback, Publish, StageContext, StageDeclaration, StageOutput
 from rowmill.stages import catalog, exports, gpu_partitions
-from rowmill.core.storage import Store, full_disk_named
+from rowmill.core.storage import Store, explain_disk_full
 
 _LOG = logging.getLogger("rowmill.build")
 
@@ -48,12 +48,12 @@ class Step:
     stage: StageDeclaration = field(compare=False, repr=False)
     recipe: str
     dataset: str | None
-    key: Key
-    inputs: tuple[Key, ...]
-    gates: tuple[Key, ...]
+    key: StageKey
+    inputs: tuple[StageKey, ...]
+    gates: tuple[StageKey, ...]
     code_version: str
-    terms: tuple[Terms, ...]
-    generated_by: Key | None = None
+    terms: tuple[Threshold, ...]
+    generated_by: StageKey | None = None
     """The stage that generates the records that it reads as a source, where the recipe says which one it is."""
 
     @property
@@ -78,7 +78,7 @@ class Step:
 
 
 @dataclass(frozen=True, eq=False)
-class Graph:
+class StepGraph:
     """The steps of a recipe, and what a gate asks about them; each is computed once, when it is first asked for."""
 
     recipe: Recipe
@@ -86,10 +86,10 @@ class Graph:
     @cached_property
     def steps(self) -> tuple[Step, ...]:
         """The steps in the order in which they can run."""
-        return tuple(_steps(self.recipe))
+        return tuple(_iterate_steps(self.recipe))
 
     @cached_property
-    def terms(self) -> Mapping[Key, tuple[Terms, ...]]:
+    def terms(self) -> Mapping[StageKey, tuple[Threshold, ...]]:
         """What the output of each step is held against."""
         return {step.key: step.terms for step in self.steps}
 
@@ -101,17 +101,17 @@ class Project:
     recipe: Recipe
     store: Store
     base: Path
-    graph: Graph = field(default=cast("Graph", None), compare=False, repr=False)
+    graph: StepGraph = field(default=cast("StepGraph", None), compare=False, repr=False)
     """The recipe's steps; `replace` hands them on as long as the recipe is the same."""
 
     def __post_init__(self) -> None:
         """Make the graph of the recipe, unless this one is already of it."""
-        if cast("Graph | None", self.graph) is None or self.graph.recipe is not self.recipe:
-            object.__setattr__(self, "graph", Graph(self.recipe))
+        if cast("StepGraph | None", self.graph) is None or self.graph.recipe is not self.recipe:
+            object.__setattr__(self, "graph", StepGraph(self.recipe))
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class StepReport:
     """What running a step came to: its manifest, and how much of it was new.
 
     `rows_made` is how many rows, examples or records were read to make what was not reused.
@@ -137,39 +137,39 @@ def open_project(path: Path, root: str | None = None, overrides: Mapping[str, st
     folder where there is none. `root` defaults to `.rowmill` there.
     """
     base = recipe.project_folder(path)
-    return Project(recipe.load(path, overrides), Store(root or str(base / ".rowmill")), base)
+    return Project(recipe.load_recipe(path, overrides), Store(root or str(base / ".rowmill")), base)
 
 
 # ── The order ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def road(project: Project) -> tuple[Step, ...]:
+def plan_steps(project: Project) -> tuple[Step, ...]:
     """Return the steps of a recipe in the order in which they can run."""
     return project.graph.steps
 
 
-def _steps(loaded: Recipe) -> Iterator[Step]:
+def _iterate_steps(loaded: Recipe) -> Iterator[Step]:
     """Yield the steps of every dataset, those of the recipe, its exports, and last what runs on demand."""
     for dataset in loaded.datasets:
-        yield from _dataset_steps(loaded, dataset, on_demand=False)
-    for stage in catalog.stages_of("recipe"):
-        yield _step(loaded, stage, (loaded.name, stage.name))
-    for stage in catalog.stages_of("export"):
+        yield from _iterate_dataset_steps(loaded, dataset, on_demand=False)
+    for stage in catalog.list_stages("recipe"):
+        yield _make_step(loaded, stage, (loaded.name, stage.name))
+    for stage in catalog.list_stages("export"):
         for one in loaded.exports:
-            yield _step(loaded, stage, (loaded.name, stage.name, one.name))
+            yield _make_step(loaded, stage, (loaded.name, stage.name, one.name))
     for dataset in loaded.datasets:
-        yield from _dataset_steps(loaded, dataset, on_demand=True)
+        yield from _iterate_dataset_steps(loaded, dataset, on_demand=True)
 
 
-def _dataset_steps(loaded: Recipe, dataset: str, *, on_demand: bool) -> Iterator[Step]:
-    for stage in catalog.stages_of("dataset", on_demand=on_demand):
+def _iterate_dataset_steps(loaded: Recipe, dataset: str, *, on_demand: bool) -> Iterator[Step]:
+    for stage in catalog.list_stages("dataset", on_demand=on_demand):
         if stage.applies(loaded.datasets[dataset]):
-            yield _step(loaded, stage, (loaded.name, dataset, stage.name), dataset)
+            yield _make_step(loaded, stage, (loaded.name, dataset, stage.name), dataset)
 
 
-def _step(loaded: Recipe, stage: StageDeclaration, key: Key, dataset: str | None = None) -> Step:
-    inputs = tuple(one for name in stage.inputs for one in _keys_of(loaded, name, dataset))
-    gates = tuple(_gates_of(loaded, stage, inputs, dataset))
+def _make_step(loaded: Recipe, stage: StageDeclaration, key: StageKey, dataset: str | None = None) -> Step:
+    inputs = tuple(one for name in stage.inputs for one in _find_stage_keys(loaded, name, dataset))
+    gates = tuple(_find_gates(loaded, stage, inputs, dataset))
     kind = None if dataset is None else loaded.datasets[dataset].row_kind
     identity = "" if stage.scope == "recipe" else key[-1] if dataset is None else dataset
     return Step(
@@ -179,13 +179,13 @@ def _step(loaded: Recipe, stage: StageDeclaration, key: Key, dataset: str | None
         key=key,
         inputs=inputs,
         gates=gates,
-        code_version=stage.code_version(loaded, identity, sorted(set(_waivers_on(loaded, gates)))),
-        terms=findings.terms_of(loaded.gates, stage.name, dataset, kind),
-        generated_by=_generated_by(loaded, dataset) if dataset is not None and not inputs else None,
+        code_version=stage.code_version(loaded, identity, sorted(set(_iterate_gate_waivers(loaded, gates)))),
+        terms=findings.list_thresholds(loaded.gates, stage.name, dataset, kind),
+        generated_by=_find_generating_stage(loaded, dataset) if dataset is not None and not inputs else None,
     )
 
 
-def _keys_of(loaded: Recipe, name: str, dataset: str | None) -> Iterator[Key]:
+def _find_stage_keys(loaded: Recipe, name: str, dataset: str | None) -> Iterator[StageKey]:
     """Yield the keys of a stage that another one names: of its dataset, or of every dataset if it has none."""
     stage = catalog.find_stage(name)
     if stage.scope == "recipe":
@@ -196,22 +196,22 @@ def _keys_of(loaded: Recipe, name: str, dataset: str | None) -> Iterator[Key]:
             yield (loaded.name, one, name)
 
 
-def _gates_of(loaded: Recipe, stage: StageDeclaration, inputs: Iterable[Key], dataset: str | None) -> list[Key]:
+def _find_gates(loaded: Recipe, stage: StageDeclaration, inputs: Iterable[StageKey], dataset: str | None) -> list[StageKey]:
     """Return the stages whose checks must have passed before a stage: all that it reads, and what it names."""
-    named = [key for name in stage.gates for key in _keys_of(loaded, name, dataset)]
+    named = [key for name in stage.gates for key in _find_stage_keys(loaded, name, dataset)]
     every = [
         key
         for one in (loaded.datasets if stage.gates_on_every_dataset else ())
-        for gate in catalog.stages_of("dataset")
-        for key in _keys_of(loaded, gate.name, one)
+        for gate in catalog.list_stages("dataset")
+        for key in _find_stage_keys(loaded, gate.name, one)
     ]
     return list(dict.fromkeys((*every, *inputs, *named)))
 
 
-def _generated_by(loaded: Recipe, dataset: str) -> Key | None:
+def _find_generating_stage(loaded: Recipe, dataset: str) -> StageKey | None:
     """Return the stage that a source of generated records reads; of two that may have made some, one is found later."""
     source = loaded.datasets[dataset].source
-    if not isinstance(source, Generated):
+    if not isinstance(source, GeneratedSource):
         return None
     recipe_name, origin = source.dataset_key(loaded.name)
     own = loaded.datasets.get(origin) if recipe_name == loaded.name else None
@@ -220,14 +220,14 @@ def _generated_by(loaded: Recipe, dataset: str) -> Key | None:
     return None if name is None else (recipe_name, origin, name)
 
 
-def ranks_of(project: Project) -> tuple[str, ...]:
+def list_rank_names(project: Project) -> tuple[str, ...]:
     """Return the folder names of a recipe's ranks, in order; the number of ranks is part of each name."""
     return gpu_partitions.rank_names(project.recipe.partitions.world_size)
 
 
-def find_step(project: Project, key: Key) -> Step:
+def find_step(project: Project, key: StageKey) -> Step:
     """Return the step of a key; ConfigError names those there are."""
-    steps = road(project)
+    steps = plan_steps(project)
     for step in steps:
         if step.key == key:
             return step
@@ -235,11 +235,11 @@ def find_step(project: Project, key: Key) -> Step:
     raise ConfigError(f"{'/'.join(key)}: no such asset; there are {names}; choose one")
 
 
-def followers(project: Project, key: Key) -> tuple[Step, ...]:
+def find_downstream_steps(project: Project, key: StageKey) -> tuple[Step, ...]:
     """Return the steps that read a step's output, or that of one that does, in order."""
     reached = {key}
     found: list[Step] = []
-    for step in road(project):
+    for step in plan_steps(project):
         if reached & set(step.inputs):
             reached.add(step.key)
             found.append(step)
@@ -249,7 +249,7 @@ def followers(project: Project, key: Key) -> tuple[Step, ...]:
 # ── The gate ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def open_inputs(project: Project, step: Step) -> dict[Key, Manifest]:
+def open_inputs(project: Project, step: Step) -> dict[StageKey, Manifest]:
     """Return the current manifest of every input whose gates are open.
 
     Raises
@@ -262,13 +262,13 @@ def open_inputs(project: Project, step: Step) -> dict[Key, Manifest]:
     """
     terms = project.graph.terms
     closed: list[PipelineError] = []
-    found: dict[Key, Manifest] = {}
+    found: dict[StageKey, Manifest] = {}
     for key in dict.fromkeys((*step.inputs, *step.gates)):
         try:
-            pointed = manifest.current(project.store, key)
-            found[key] = pointed if pointed is not None else manifest.by_version(project.store, key, None)
+            pointed = manifest.load_current(project.store, key)
+            found[key] = pointed if pointed is not None else manifest.load_version(project.store, key, None)
             if key in step.gates:
-                findings.require_open(project.store, found[key], terms[key])
+                findings.require_passing_checks(project.store, found[key], terms[key])
         except PipelineError as error:
             closed.append(error)
     if closed:
@@ -289,15 +289,15 @@ def require_open_ancestry(project: Project, inputs: Iterable[Manifest], *, gated
     """
     graph = project.graph
 
-    def terms(made: Manifest) -> Sequence[Terms]:
+    def terms(made: Manifest) -> Sequence[Threshold]:
         # A kept version may be of a dataset that the recipe no longer has, or calls otherwise: it is judged alike.
         dataset = made.key[1] if catalog.find_stage(made.stage).scope == "dataset" else None
-        return graph.terms.get(made.key) or findings.terms_of_output(project.recipe.gates, made, dataset)
+        return graph.terms.get(made.key) or findings.list_output_thresholds(project.recipe.gates, made, dataset)
 
-    upstream.require_open(project.store, inputs, terms=terms, beside=_gates_beside, gated=gated)
+    upstream.require_passing_ancestors(project.store, inputs, terms=terms, beside=_find_sibling_gates, gated=gated)
 
 
-def _gates_beside(made: Manifest) -> list[Key]:
+def _find_sibling_gates(made: Manifest) -> list[StageKey]:
     """Return what an output of a dataset waits for without reading it; what a recipe's waits for are its ancestors."""
     return [(*made.key[:-1], name) for name in sorted(catalog.find_stage(made.stage).gates)]
 
@@ -305,64 +305,64 @@ def _gates_beside(made: Manifest) -> list[Key]:
 # ── Running ────────────────────────────────────────────────────────────────────────────────────────
 
 
-_POOLS: dict[int, LocalPool] = {}
+_WORKER_POOLS: dict[int, LocalPool] = {}
 
 
-def _pool(workers: int) -> LocalPool:
+def _open_worker_pool(workers: int) -> LocalPool:
     """Keep workers from stage to stage: opening a tokenizer in each costs a second."""
-    return _POOLS.setdefault(workers, LocalPool(workers))
+    return _WORKER_POOLS.setdefault(workers, LocalPool(workers))
 
 
 def close_workers() -> None:
     """Stop the worker processes that stages share; the next stage that needs them starts them again."""
-    for pool in _POOLS.values():
+    for pool in _WORKER_POOLS.values():
         pool.close()
 
 
-def run(
+def run_step(
     project: Project,
     step: Step,
-    inputs: Mapping[Key, Manifest],
+    inputs: Mapping[StageKey, Manifest],
     *,
     ranks: Sequence[str] = (),
     version: str | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     run_id: str = "",
-) -> Report:
+) -> StepReport:
     """Make one step's output, or find that it is there already; `ranks` are folder names such as `rank-00003-of-00008`.
 
     With `version`, return that kept version instead, verified whole and gated, and make it the current one; `inputs`
     are then those that it was made of, whatever is handed in.
     """
     _require_one_history(inputs)
-    asked = _Asked(project, step, tuple(ranks), version, progress, run_id)
-    for _ in range(MOST_MENDED):
+    asked = _RunRequest(project, step, tuple(ranks), version, progress, run_id)
+    for _ in range(MAX_REPAIRS):
         try:
-            return _run(asked, inputs)
+            return _run_or_reuse(asked, inputs)
         except DamagedFileError as damage:
             if version is not None:
                 raise
-            _mend(asked, inputs, damage)
-    return _run(asked, inputs)
+            _rebuild_damaged_file(asked, inputs, damage)
+    return _run_or_reuse(asked, inputs)
 
 
-MOST_MENDED = 100
+MAX_REPAIRS = 100
 """Damaged files that one run makes again before it gives up: a disk that loses more is to be replaced."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _RunRequest:
     """What `run` was asked for, beside the inputs."""
 
     project: Project
     step: Step
     ranks: tuple[str, ...]
     version: str | None
-    progress: Progress | None
+    progress: ProgressCallback | None
     run_id: str
 
 
-def _mend(asked: _Asked, inputs: Mapping[Key, Manifest], damage: DamagedFileError) -> None:
+def _rebuild_damaged_file(asked: _RunRequest, inputs: Mapping[StageKey, Manifest], damage: DamagedFileError) -> None:
     """Remove a damaged file and run the stage that made it again: all else of that stage is kept.
 
     Raises
@@ -373,11 +373,11 @@ def _mend(asked: _Asked, inputs: Mapping[Key, Manifest], damage: DamagedFileErro
     """
     project, step = asked.project, asked.step
     project.store.remove(damage.path)
-    owner = next((one for one in road(project) if damage.path.startswith(f"{manifest.folder(one.key)}/")), None)
+    owner = next((one for one in plan_steps(project) if damage.path.startswith(f"{manifest.get_stage_folder(one.key)}/")), None)
     _LOG.warning("%s; it is made again", damage)
     if owner is None or owner.key == step.key:
         return
-    made = run(project, owner, open_inputs(project, owner), progress=asked.progress, run_id=asked.run_id).manifest
+    made = run_step(project, owner, open_inputs(project, owner), progress=asked.progress, run_id=asked.run_id).manifest
     if owner.key in inputs and made.version != inputs[owner.key].version:
         raise IntegrityError(
             f"{damage}; made again, {'/'.join(owner.key)} has version {made.version[:12]} instead of "
@@ -385,64 +385,64 @@ def _mend(asked: _Asked, inputs: Mapping[Key, Manifest], damage: DamagedFileErro
         )
 
 
-def _run(asked: _Asked, inputs: Mapping[Key, Manifest]) -> Report:
+def _run_or_reuse(asked: _RunRequest, inputs: Mapping[StageKey, Manifest]) -> StepReport:
     started = time.monotonic()
     project, step = asked.project, asked.step
-    work = Work(
+    work = StageContext(
         recipe=project.recipe,
         store=project.store,
         base=project.base,
         key=step.key,
         dataset_name=step.dataset,
         inputs=inputs,
-        pool=_pool(project.recipe.total_workers),
+        pool=_open_worker_pool(project.recipe.total_workers),
         progress=asked.progress,
         ranks=asked.ranks,
     )
     name = "/".join(step.key)
-    with full_disk_named(project.store, name), project.store.lock(f"{manifest.folder(step.key)}/.lock", what=name):
+    with explain_disk_full(project.store, name), project.store.lock(f"{manifest.get_stage_folder(step.key)}/.lock", what=name):
         if asked.version is not None:
-            return _restore(project, step, work, asked.version, started)
-        fingerprint, make = _prepare(work, step)
-        kept = manifest.by_fingerprint(work.store, step.key, fingerprint)
+            return _restore_version(project, step, work, asked.version, started)
+        fingerprint, make = _prepare_step(work, step)
+        kept = manifest.find_by_fingerprint(work.store, step.key, fingerprint)
         if kept is not None:
             manifest.make_current(work.store, kept)
-            return _reported(project, step, work, _nothing_new(kept, started))
+            return _record_report(project, step, work, _report_reuse(kept, started))
         # Whoever runs one stage after another, as Dagster does, hears of it before the stage ahead of it is made.
-        require_ready(project, [one for one in road(project) if step.key in one.inputs])
+        require_ready(project, [one for one in plan_steps(project) if step.key in one.inputs])
         _warn_of_outside_change(project, step, work)
         draft = make()
-        made = manifest.save(work.store, _manifest(work, step, draft, fingerprint, started, asked.run_id))
-        report = Report(
+        made = manifest.save_manifest(work.store, _make_manifest(work, step, draft, fingerprint, started, asked.run_id))
+        report = StepReport(
             made,
             reused=False,
-            parts=stats.parts_of(made),
+            parts=stats.count_parts(made),
             parts_reused=draft.parts_reused,
             rows_made=draft.rows_made,
             seconds=time.monotonic() - started,
         )
-        return _reported(project, step, work, report)
+        return _record_report(project, step, work, report)
 
 
-def _warn_of_outside_change(project: Project, step: Step, work: Work) -> None:
+def _warn_of_outside_change(project: Project, step: Step, work: StageContext) -> None:
     """Say what changed though the recipe did not, and what is made again for it."""
-    changed = _find_outside_change(step, work, manifest.earlier(work.store, step.key))
+    changed = _find_outside_change(step, work, manifest.load_current_if_intact(work.store, step.key))
     if changed is not None:
-        behind = ", ".join("/".join(one.key[1:]) for one in followers(project, step.key))
+        behind = ", ".join("/".join(one.key[1:]) for one in find_downstream_steps(project, step.key))
         _LOG.warning("%s: %s; it is made again, and so is what is made of it: %s", "/".join(step.key), changed, behind)
 
 
-def _find_outside_change(step: Step, work: Work, earlier: Manifest | None) -> str | None:
+def _find_outside_change(step: Step, work: StageContext, earlier: Manifest | None) -> str | None:
     find = step.stage.find_outside_change
     return None if find is None or earlier is None else find(work, earlier)
 
 
-def _nothing_new(kept: Manifest, started: float) -> Report:
-    parts = stats.parts_of(kept)
-    return Report(kept, reused=True, parts=parts, parts_reused=parts, rows_made=0, seconds=time.monotonic() - started)
+def _report_reuse(kept: Manifest, started: float) -> StepReport:
+    parts = stats.count_parts(kept)
+    return StepReport(kept, reused=True, parts=parts, parts_reused=parts, rows_made=0, seconds=time.monotonic() - started)
 
 
-def _require_one_history(inputs: Mapping[Key, Manifest]) -> None:
+def _require_one_history(inputs: Mapping[StageKey, Manifest]) -> None:
     """Refuse inputs of which one was made of another version of the other.
 
     That happens when an older version of one stage was made current and what follows was not built again.
@@ -463,70 +463,70 @@ def _require_one_history(inputs: Mapping[Key, Manifest]) -> None:
                 )
 
 
-def _reported(project: Project, step: Step, work: Work, report: Report) -> Report:
+def _record_report(project: Project, step: Step, work: StageContext, report: StepReport) -> StepReport:
     if step.stage.publish is not None:
-        _publish(project, step, work, report.manifest, step.stage.publish)
+        _publish_output(project, step, work, report.manifest, step.stage.publish)
     made, feeds = report.manifest, step.stage.feeds
-    stats.record(work.store, made, feeds, reused=report.reused, parts_reused=report.parts_reused)
+    stats.record_manifest(work.store, made, feeds, reused=report.reused, parts_reused=report.parts_reused)
     return report
 
 
-def _publish(project: Project, step: Step, work: Work, made: Manifest, publish: Publish) -> None:
+def _publish_output(project: Project, step: Step, work: StageContext, made: Manifest, publish: Publish) -> None:
     """Judge an output, and give it to trainers if no check blocks; what was given before stays otherwise."""
-    verdicts = findings.judge(project.store, made, step.terms)
+    verdicts = findings.run_checks(project.store, made, step.terms)
     if not any(verdict.blocking for verdict in verdicts):
-        loosened = [line for one in road(project) for line in findings.loosened(one.key, one.terms)]
+        loosened = [line for one in plan_steps(project) for line in findings.list_loosened_checks(one.key, one.terms)]
         publish(work, made, verdicts, loosened)
 
 
-def _restore(project: Project, step: Step, work: Work, version: str, started: float) -> Report:
-    kept = manifest.by_version(work.store, work.key, version)
-    inputs = manifest.inputs_of(work.store, kept)
+def _restore_version(project: Project, step: Step, work: StageContext, version: str, started: float) -> StepReport:
+    kept = manifest.load_version(work.store, work.key, version)
+    inputs = manifest.load_inputs(work.store, kept)
     require_open_ancestry(project, inputs.values())
     manifest.verify_files(work.store, kept)
     manifest.make_current(work.store, kept)
-    return _reported(project, step, replace(work, inputs=inputs), _nothing_new(kept, started))
+    return _record_report(project, step, replace(work, inputs=inputs), _report_reuse(kept, started))
 
 
-def _prepare(work: Work, step: Step) -> tuple[str, Callable[[], Draft]]:
+def _prepare_step(work: StageContext, step: Step) -> tuple[str, Callable[[], StageOutput]]:
     """Return a step's fingerprint and the function that makes its output."""
     versions = {"/".join(key): one.version for key, one in sorted(work.inputs.items())}
     prepared = step.stage.prepare(work)
-    return step.stage.fingerprint(step.code_version, versions, _waivers(work, step), prepared.outside), prepared.make
+    return step.stage.fingerprint(step.code_version, versions, _list_waivers(work, step), prepared.outside), prepared.make
 
 
-def fingerprint_of(project: Project, step: Step, inputs: Mapping[Key, Manifest]) -> str:
+def compute_fingerprint(project: Project, step: Step, inputs: Mapping[StageKey, Manifest]) -> str:
     """Identify what a step would make of some inputs, making nothing."""
-    return _prepare(_work_of(project, step, inputs), step)[0]
+    return _prepare_step(_make_stage_context(project, step, inputs), step)[0]
 
 
-def _work_of(project: Project, step: Step, inputs: Mapping[Key, Manifest]) -> Work:
+def _make_stage_context(project: Project, step: Step, inputs: Mapping[StageKey, Manifest]) -> StageContext:
     """Return what a stage is handed to look at, not to work with: it has one worker."""
-    return Work(project.recipe, project.store, project.base, step.key, step.dataset, inputs, _pool(1))
+    return StageContext(project.recipe, project.store, project.base, step.key, step.dataset, inputs, _open_worker_pool(1))
 
 
-def find_kept(project: Project, step: Step, inputs: Mapping[Key, Manifest], *, scratch: Store) -> Manifest | None:
+def find_kept_output(project: Project, step: Step, inputs: Mapping[StageKey, Manifest], *, scratch: Store) -> Manifest | None:
     """Return the output that a build would reuse for these inputs; what is read on the way is kept in `scratch`."""
-    fingerprint = fingerprint_of(replace(project, store=scratch), step, inputs)
-    return manifest.by_fingerprint(project.store, step.key, fingerprint)
+    fingerprint = compute_fingerprint(replace(project, store=scratch), step, inputs)
+    return manifest.find_by_fingerprint(project.store, step.key, fingerprint)
 
 
-def _waivers(work: Work, step: Step) -> list[str]:
+def _list_waivers(work: StageContext, step: Step) -> list[str]:
     """Name the waivers on all that a step waits for, and those below its inputs; they are part of what is built."""
     return sorted(
-        {waiver for one in work.inputs.values() for waiver in one.waivers} | set(_waivers_on(work.recipe, step.gates))
+        {waiver for one in work.inputs.values() for waiver in one.waivers} | set(_iterate_gate_waivers(work.recipe, step.gates))
     )
 
 
-def _waivers_on(loaded: Recipe, gates: Sequence[Key]) -> Iterator[str]:
+def _iterate_gate_waivers(loaded: Recipe, gates: Sequence[StageKey]) -> Iterator[str]:
     """Name the waivers on what a step waits for."""
     for waiver in loaded.gates.waivers:
-        law = findings.BY_NAME[waiver.law]
+        law = findings.CHECKS_BY_NAME[waiver.law]
         if any(key[-1] in law.stages and waiver.dataset in (None, key[1] if len(key) == 3 else None) for key in gates):
             yield f"{waiver.law}{f' on {waiver.dataset}' if waiver.dataset else ''}: {waiver.reason}"
 
 
-def _manifest(work: Work, step: Step, draft: Draft, fingerprint: str, started: float, run_id: str) -> Manifest:
+def _make_manifest(work: StageContext, step: Step, draft: StageOutput, fingerprint: str, started: float, run_id: str) -> Manifest:
     return Manifest(
         key=step.key,
         stage=step.name,
@@ -542,7 +542,7 @@ def _manifest(work: Work, step: Step, draft: Draft, fingerprint: str, started: f
         samples=draft.samples,
         schema=tuple(draft.schema),
         card=draft.card,
-        waivers=tuple(_waivers(work, step)),
+        waivers=tuple(_list_waivers(work, step)),
         details=draft.details,
         built_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         run_id=run_id,
@@ -568,7 +568,7 @@ def require_ready(project: Project, steps: Iterable[Step]) -> None:
         if require is None or _has_these_options(project, step):
             continue
         try:
-            require(_work_of(project, step, {}))
+            require(_make_stage_context(project, step, {}))
         except ConfigError as error:
             problems[f"{step.recipe}: {error}"] = None
     if problems:
@@ -576,36 +576,36 @@ def require_ready(project: Project, steps: Iterable[Step]) -> None:
 
 
 def _has_these_options(project: Project, step: Step) -> bool:
-    made = manifest.earlier(project.store, step.key)
+    made = manifest.load_current_if_intact(project.store, step.key)
     return made is not None and made.code_version == step.code_version
 
 
 def publish_statistics(project: Project) -> None:
     """Bring `stats.duckdb` up to date, so that it answers while what follows is built."""
-    with full_disk_named(project.store, "stats.duckdb"):
+    with explain_disk_full(project.store, "stats.duckdb"):
         stats.publish_views(project.store)
 
 
-def judge(project: Project, step: Step, made: Manifest, *, only: Collection[str] | None = None) -> list[Verdict]:
+def check_step(project: Project, step: Step, made: Manifest, *, only: Collection[str] | None = None) -> list[CheckResult]:
     """Judge a step's output under the recipe's terms, or some laws of them; save the verdicts and show them."""
     chosen = [one for one in step.terms if only is None or one.law in only]
-    with full_disk_named(project.store, "/".join(step.key)):
-        verdicts = findings.judge(project.store, made, chosen)
+    with explain_disk_full(project.store, "/".join(step.key)):
+        verdicts = findings.run_checks(project.store, made, chosen)
         # A law that is judged alone must not hide what is known of the others.
-        known = verdicts if only is None else findings.judged(project.store, made, step.terms)
-        stats.write_findings(project.store, made, known)
-        expectations_page.write(project.store, made, step.terms, known)
+        known = verdicts if only is None else findings.load_check_results(project.store, made, step.terms)
+        stats.write_check_results(project.store, made, known)
+        expectations_page.write_expectations_page(project.store, made, step.terms, known)
     return verdicts
 
 
 def build(
     project: Project,
     *,
-    progress: Progress | None = None,
-    tell: Callable[[Step, Report, list[Verdict]], None] | None = None,
+    progress: ProgressCallback | None = None,
+    tell: Callable[[Step, StepReport, list[CheckResult]], None] | None = None,
     only: Sequence[str] = (),
     datasets: Collection[str] | None = None,
-) -> list[tuple[Step, Report, list[Verdict]]]:
+) -> list[tuple[Step, StepReport, list[CheckResult]]]:
     """Run a recipe's steps in order, judging each; stop at the first gate that stays shut.
 
     `only` limits the build to stages of these names or labels; without it, stages behind a trained model are left
@@ -621,17 +621,17 @@ def build(
     """
     chosen = [
         step
-        for step in road(project)
+        for step in plan_steps(project)
         if ({step.name, step.label} & set(only) if only else not step.on_demand)
         and (datasets is None or step.dataset in datasets)
     ]
     tokenizer_source.forget_commits()
     require_ready(project, chosen)
-    done: list[tuple[Step, Report, list[Verdict]]] = []
+    done: list[tuple[Step, StepReport, list[CheckResult]]] = []
     run_id = f"build-{uuid.uuid4().hex[:12]}"
     for step in chosen:
-        report = run(project, step, open_inputs(project, step), progress=progress, run_id=run_id)
-        verdicts = judge(project, step, report.manifest)
+        report = run_step(project, step, open_inputs(project, step), progress=progress, run_id=run_id)
+        verdicts = check_step(project, step, report.manifest)
         done.append((step, report, verdicts))
         if tell is not None:
             tell(step, report, verdicts)
@@ -641,12 +641,12 @@ def build(
 def copy_export(project: Project, name: str, target: Path) -> None:
     """Put a copy of a built export into a new folder."""
     key = (project.recipe.name, exports.STAGE.name, name)
-    made = manifest.current(project.store, key) or manifest.by_version(project.store, key, None)
-    exports.copy_out(project.store, made, target)
+    made = manifest.load_current(project.store, key) or manifest.load_version(project.store, key, None)
+    exports.copy_export_files(project.store, made, target)
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class StepForecast:
     """What a build would do with a step: reuse it, or make it, and why."""
 
     step: Step
@@ -656,39 +656,39 @@ class Forecast:
     """What would be reused."""
 
 
-def plan(project: Project) -> list[Forecast]:
+def forecast_steps(project: Project) -> list[StepForecast]:
     """Say for each step what would be built and why, writing nothing but scans of sources that changed.
 
     A step below one that must be made is forecast as `make if changed`: its input's content is not known yet.
     """
     tokenizer_source.forget_commits()
-    require_ready(project, road(project))
-    known: dict[Key, Manifest] = {}
-    return [_forecast(project, step, known) for step in road(project)]
+    require_ready(project, plan_steps(project))
+    known: dict[StageKey, Manifest] = {}
+    return [_forecast_step(project, step, known) for step in plan_steps(project)]
 
 
-def _forecast(project: Project, step: Step, known: dict[Key, Manifest]) -> Forecast:
+def _forecast_step(project: Project, step: Step, known: dict[StageKey, Manifest]) -> StepForecast:
     """Forecast one step from the manifests `known` above it; one that would be reused joins them."""
     if step.on_demand:
         command = f"rowmill {step.stage.command} {step.recipe}"
-        return Forecast(step, "on request", f"`{command}` makes it, once there is a trained model")
+        return StepForecast(step, "on request", f"`{command}` makes it, once there is a trained model")
     waiting = [key for key in step.inputs if key not in known]
     if waiting:
-        return Forecast(step, "make if changed", f"{'/'.join(waiting[0][1:])} is to be made first")
+        return StepForecast(step, "make if changed", f"{'/'.join(waiting[0][1:])} is to be made first")
     inputs = {k: known[k] for k in step.inputs}
-    work = _work_of(project, step, inputs)
-    fingerprint, _ = _prepare(work, step)
-    kept = manifest.by_fingerprint(project.store, step.key, fingerprint)
+    work = _make_stage_context(project, step, inputs)
+    fingerprint, _ = _prepare_step(work, step)
+    kept = manifest.find_by_fingerprint(project.store, step.key, fingerprint)
     if kept is not None:
         known[step.key] = kept
         moved = _find_outside_change(step, work, kept)
         same = f"; {moved}, with the same tokenizer" if moved else ""
-        return Forecast(step, "reuse", f"version {kept.version[:12]} of {kept.built_at[:19]}{same}", kept)
-    earlier = manifest.earlier(project.store, step.key)
-    return Forecast(step, "make", _find_outside_change(step, work, earlier) or _why(step, earlier, inputs))
+        return StepForecast(step, "reuse", f"version {kept.version[:12]} of {kept.built_at[:19]}{same}", kept)
+    earlier = manifest.load_current_if_intact(project.store, step.key)
+    return StepForecast(step, "make", _find_outside_change(step, work, earlier) or _explain_rebuild(step, earlier, inputs))
 
 
-def _why(step: Step, earlier: Manifest | None, inputs: Mapping[Key, Manifest]) -> str:
+def _explain_rebuild(step: Step, earlier: Manifest | None, inputs: Mapping[StageKey, Manifest]) -> str:
     if earlier is None:
         return "never built"
     if earlier.code_version != step.code_version:

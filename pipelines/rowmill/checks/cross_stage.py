@@ -18,14 +18,14 @@ from functools import lru_cache
 from typing import Any
 
 from rowmill.core.errors import IntegrityError
-from rowmill.core.storage import Store, digest, unsealed
+from rowmill.core.storage import Store, digest_json, parse_sealed
 from rowmill.schema import manifest
-from rowmill.schema.ledger import CHOSEN, KEPT, REJECTED
-from rowmill.schema.manifest import NOT_APPLICABLE, Key, Manifest
+from rowmill.schema.ledger import INTENDED_REASONS, KEPT, REJECTED
+from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, StageKey
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class CrossStageMeasurement:
     """A fact and the sentence that explains its number; `is_intended` where a change of the recipe explains it."""
 
     value: float | str
@@ -38,7 +38,7 @@ class CrossStageFact:
     """How a law's number is found; `basis` identifies all that it is measured against beside the output itself."""
 
     basis: Callable[[Store, Manifest], str]
-    measure: Callable[[Store, Manifest], Measured]
+    measure: Callable[[Store, Manifest], CrossStageMeasurement]
     compares: bool = False
     """Whether it compares with what is published: nothing that is asked of what was published before."""
 
@@ -46,21 +46,21 @@ class CrossStageFact:
 # ── What was lost ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _loss(store: Store, packed: Manifest) -> Measured:
+def _measure_loss(store: Store, packed: Manifest) -> CrossStageMeasurement:
     """Return the larger of the shares, of records and of trained tokens, that entered and stand in no sequence.
 
     A record counts from where it was read, a trained token from where its row was tokenized. What the recipe left out
     on purpose (`take`, copies, surplus of validation) counts as neither.
     """
     if "packing_losses" not in packed.facts:
-        return Measured(NOT_APPLICABLE, "made by a version of rowmill that did not count it")
-    inputs = manifest.inputs_of(store, packed)
+        return CrossStageMeasurement(NOT_APPLICABLE, "made by a version of rowmill that did not count it")
+    inputs = manifest.load_inputs(store, packed)
     tokenized = next(one for one in inputs.values() if one.stage == "tokenized_examples")
-    canonical = next(iter(manifest.inputs_of(store, tokenized).values()))
+    canonical = next(iter(manifest.load_inputs(store, tokenized).values()))
     packing = packed.facts["packing_losses"]
     records = {
-        "canonical_rows": _rejected(canonical, CHOSEN),
-        "tokenized_examples": _rejected(tokenized, frozenset()),
+        "canonical_rows": _count_rejected(canonical, INTENDED_REASONS),
+        "tokenized_examples": _count_rejected(tokenized, frozenset()),
         "packed_shards": tuple(packing["examples"]),
     }
     trained: dict[str, tuple[int, int]] = {}
@@ -71,24 +71,26 @@ def _loss(store: Store, packed: Manifest) -> Measured:
     trained["packed_shards"] = tuple(packing["trained_tokens"])
     worst, counted = max(
         (("records", records), ("trained tokens", trained)),
-        key=lambda one: _compound(one[1].values()),
+        key=lambda one: _compound_loss(one[1].values()),
     )
-    value = _compound(counted.values())
+    value = _compound_loss(counted.values())
     entered = next(iter(counted.values()))[1]
     if not entered:
-        return Measured(NOT_APPLICABLE)
+        return CrossStageMeasurement(NOT_APPLICABLE)
     lost = ", ".join(f"{name} {count:,}" for name, (count, _) in counted.items() if count)
-    return Measured(value, f"{worst} that entered and stand in no sequence, of {entered:,}: {lost or 'none'}")
+    return CrossStageMeasurement(
+        value, f"{worst} that entered and stand in no sequence, of {entered:,}: {lost or 'none'}"
+    )
 
 
-def _rejected(made: Manifest, chosen: frozenset[str]) -> tuple[int, int]:
+def _count_rejected(made: Manifest, chosen: frozenset[str]) -> tuple[int, int]:
     """Return how many records a stage rejected though nobody asked for it, and how many it should have kept."""
     kept = sum(count for state, _, count in made.ledger if state == KEPT)
     rejected = sum(count for state, reason, count in made.ledger if state == REJECTED and reason not in chosen)
     return rejected, kept + rejected
 
 
-def _compound(stages: Iterable[tuple[int, int]]) -> float:
+def _compound_loss(stages: Iterable[tuple[int, int]]) -> float:
     """Return what share is lost over stages of which each loses `lost` of `entered`."""
     left = 1.0
     for lost, entered in stages:
@@ -104,10 +106,10 @@ def published_path(recipe: str) -> str:
     return f"{recipe}/gpu_partitions/published.json"
 
 
-_NOTHING: Mapping[str, Any] = {"version": "", "stages": {}}
+_NOTHING_PUBLISHED: Mapping[str, Any] = {"version": "", "stages": {}}
 
 
-def write_published(store: Store, ranks: Manifest) -> None:
+def write_published_counts(store: Store, ranks: Manifest) -> None:
     """Keep what every stage of some ranks held, for later builds to be compared with.
 
     `published.json` has the ranks' `version`, when it was published (`at`), and for each of `stages` its `version`,
@@ -115,51 +117,51 @@ def write_published(store: Store, ranks: Manifest) -> None:
     """
     path = published_path(ranks.key[0])
     kept = store.read_sealed(path)
-    found = _described(store, ranks, kept or _NOTHING)
+    found = _describe_stages(store, ranks, kept or _NOTHING_PUBLISHED)
     if kept is None or kept["stages"] != found["stages"]:
         store.write_sealed(path, found)
 
 
 @lru_cache(maxsize=8)
-def _decoded(content: bytes) -> Mapping[str, Any] | None:
+def _decode_published(content: bytes) -> Mapping[str, Any] | None:
     """Decode published counts: every stage of every dataset asks for the same, several times a build."""
-    return unsealed(content)
+    return parse_sealed(content)
 
 
-def _published(store: Store, recipe: str) -> Mapping[str, Any] | None:
+def _load_published(store: Store, recipe: str) -> Mapping[str, Any] | None:
     """Return what is kept of the published ranks; where that was lost, or never written, their manifests say it."""
     path = published_path(recipe)
-    kept = _decoded(store.read(path)) if store.exists(path) else None
+    kept = _decode_published(store.read(path)) if store.exists(path) else None
     if kept is not None:
         return kept
     current = store.read_sealed(f"{recipe}/gpu_partitions/current.json")
     if current is None:
         return None
     try:
-        ranks = manifest.by_version(store, (recipe, "gpu_partitions"), current["version"])
-        return _described(store, ranks, _NOTHING)
+        ranks = manifest.load_version(store, (recipe, "gpu_partitions"), current["version"])
+        return _describe_stages(store, ranks, _NOTHING_PUBLISHED)
     except IntegrityError:
         # One of them was collected: then nothing can be compared.
         return None
 
 
-def _described(store: Store, ranks: Manifest, earlier: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_stages(store: Store, ranks: Manifest, earlier: Mapping[str, Any]) -> dict[str, Any]:
     stages: dict[str, dict[str, Any]] = {}
-    for one in _whole_history(store, ranks):
+    for one in _iterate_history(store, ranks):
         name = "/".join(one.key)
         before = earlier["stages"].get(name, {})
         is_known = before.get("version") == one.version
         stages[name] = {
             "version": one.version,
             "code_version": one.code_version,
-            "counts": counts_of(one),
+            "counts": read_counts(one),
             "compared_with": before["compared_with"] if is_known else earlier["version"],
         }
     at = datetime.now(UTC).isoformat(timespec="seconds")
     return {"version": ranks.version, "at": at, "stages": stages}
 
 
-def counts_of(made: Manifest) -> dict[str, float]:
+def read_counts(made: Manifest) -> dict[str, float]:
     """Return the counts of an output that should not fall from one build to the next, by name."""
     facts = made.facts
     match made.stage:
@@ -170,12 +172,12 @@ def counts_of(made: Manifest) -> dict[str, float]:
         case "packed_shards":
             return {"tokens": facts["tokens"], "trained tokens": facts["trained_tokens"]}
         case "training_splits":
-            return _shares(made)
+            return _measure_mixture_shares(made)
         case _:
             return {}
 
 
-def _shares(order: Manifest) -> dict[str, float]:
+def _measure_mixture_shares(order: Manifest) -> dict[str, float]:
     """Return each dataset's share of the order's trained tokens."""
     table = order.tables["mixture"]
     name, trained = table.columns.index("dataset"), table.columns.index("trained_tokens")
@@ -183,61 +185,66 @@ def _shares(order: Manifest) -> dict[str, float]:
     return {f"share of {row[name]}": round(int(row[trained]) / total, 9) for row in table.rows} if total else {}
 
 
-def _shrinkage(store: Store, made: Manifest) -> Measured:
+def _measure_shrinkage(store: Store, made: Manifest) -> CrossStageMeasurement:
     """Return the largest share by which a count of an output fell since the published build."""
-    published = _published(store, made.key[0])
+    published = _load_published(store, made.key[0])
     before = (published or {}).get("stages", {}).get("/".join(made.key))
     if published is None or before is None:
-        return Measured(NOT_APPLICABLE, "nothing is published yet that it could be compared with")
-    now = counts_of(made)
+        return CrossStageMeasurement(NOT_APPLICABLE, "nothing is published yet that it could be compared with")
+    now = read_counts(made)
     fell = {name: 1 - now.get(name, 0) / count for name, count in before["counts"].items() if count}
     if not fell:
-        return Measured(NOT_APPLICABLE, "the published build had none of it")
+        return CrossStageMeasurement(NOT_APPLICABLE, "the published build had none of it")
     name, share = max(fell.items(), key=lambda one: one[1])
     value = round(max(share, 0.0), 9)
     since = f"since version {published['version'][:12]}, published {published['at'][:19]}"
     if not value:
-        return Measured(value, f"nothing of it is less {since}")
-    what = f"{name}: {_shown(now.get(name, 0))}, were {_shown(before['counts'][name])} {since}"
-    changed = _changed_options(store, made, published["stages"])
-    return Measured(value, f"{what}; the options of {changed} changed, too" if changed else what, bool(changed))
+        return CrossStageMeasurement(value, f"nothing of it is less {since}")
+    what = (
+        f"{name}: {_format_count_or_share(now.get(name, 0))}, were {_format_count_or_share(before['counts'][name])} "
+        f"{since}"
+    )
+    changed = _find_changed_options(store, made, published["stages"])
+    return CrossStageMeasurement(
+        value, f"{what}; the options of {changed} changed, too" if changed else what, bool(changed)
+    )
 
 
-def _changed_options(store: Store, made: Manifest, published: Mapping[str, Any]) -> str:
+def _find_changed_options(store: Store, made: Manifest, published: Mapping[str, Any]) -> str:
     """Name a stage, among those that an output was made by, whose options are not those of the published build."""
-    for one in _whole_history(store, made):
+    for one in _iterate_history(store, made):
         name = "/".join(one.key)
         if published.get(name, {}).get("code_version") != one.code_version:
             return name
     return ""
 
 
-def _whole_history(store: Store, made: Manifest) -> Iterator[Manifest]:
+def _iterate_history(store: Store, made: Manifest) -> Iterator[Manifest]:
     """Yield an output and all that it was made of, each once."""
-    waiting, seen = [made], set[Key]()
+    waiting, seen = [made], set[StageKey]()
     while waiting:
         one = waiting.pop()
         if one.key not in seen:
             seen.add(one.key)
             yield one
-            waiting += manifest.inputs_of(store, one).values()
+            waiting += manifest.load_inputs(store, one).values()
 
 
-def _compared_with(store: Store, made: Manifest) -> str:
+def _find_compared_version(store: Store, made: Manifest) -> str:
     """Return the published version that an output is held against; one that is published keeps its comparison."""
-    published = _published(store, made.key[0])
+    published = _load_published(store, made.key[0])
     if published is None:
         return ""
     own = published["stages"].get("/".join(made.key), {})
     return str(own["compared_with"] if own.get("version") == made.version else published["version"])
 
 
-def _shown(count: float) -> str:
+def _format_count_or_share(count: float) -> str:
     return f"{count:,}" if isinstance(count, int) else f"{100 * count:.1f} %"
 
 
-FACTS: dict[str, CrossStageFact] = {
-    "end_to_end_loss": CrossStageFact(lambda _, made: digest(made.inputs), _loss),
-    "shrunk": CrossStageFact(_compared_with, _shrinkage, compares=True),
+CROSS_STAGE_FACTS: dict[str, CrossStageFact] = {
+    "end_to_end_loss": CrossStageFact(lambda _, made: digest_json(made.inputs), _measure_loss),
+    "shrunk": CrossStageFact(_find_compared_version, _measure_shrinkage, compares=True),
 }
 """Law → how its number is found; the numbers of all other laws stand in the manifest."""

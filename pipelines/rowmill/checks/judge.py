@@ -26,19 +26,19 @@ from pydantic import Field, create_model, field_validator, model_validator
 
 from rowmill.checks import cross_stage
 from rowmill.core.config import Config
-from rowmill.core.errors import GateError, nearest, one_of
-from rowmill.core.storage import Store, digest
-from rowmill.schema.manifest import NOT_APPLICABLE, Key, Manifest, folder
-from rowmill.schema.rows import Kind
+from rowmill.core.errors import GateError, join_choices, suggest_name
+from rowmill.core.storage import Store, digest_json
+from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, StageKey, get_stage_folder
+from rowmill.schema.rows import RowKind
 
 Severity = Literal["error", "warn"]
-Outcome = Literal["passed", "failed", "not_applicable"]
-VERSION = 4
+CheckOutcome = Literal["passed", "failed", "not_applicable"]
+RESULT_VERSION = 4
 """Raise it when the meaning of a law or the shape of a verdict changes: what was saved is then judged anew."""
 
 
 @dataclass(frozen=True, slots=True)
-class Law:
+class Check:
     """A number that a stage's output must keep within a bound.
 
     `name` is its key in `Manifest.facts`. A law without `waivable` guards correctness itself. `applies_to` names the
@@ -52,208 +52,208 @@ class Law:
     severity: Severity
     what: str
     remedy: str
-    """`{recipe}` in it stands for the recipe's name; see `for_recipe`."""
+    """`{recipe}` in it stands for the recipe's name; see `format_remedy`."""
     waivable: bool = True
     warn_from: float | None = None
     """A value beyond it fails, and blocks only beyond `bound`; None: whatever fails blocks."""
     applies_to: str = ""
     of_records: str = ""
     """The remedy for tables, where that of other rows cannot help."""
-    row_kind: Kind | None = None
+    row_kind: RowKind | None = None
     """The kind of rows whose stages have the law at all, None is every kind; stages of others count nothing for it."""
     names_samples: bool = False
     """Whether its samples are sentences that say what is wrong, which every message about it then shows."""
 
 
-LAWS: tuple[Law, ...] = (
-    Law("nonempty", ("raw_dataset", "canonical_rows", "tokenized_examples"), "at_least", 1, "error",
+CHECKS: tuple[Check, ...] = (
+    Check("nonempty", ("raw_dataset", "canonical_rows", "tokenized_examples"), "at_least", 1, "error",
         "records, rows or examples that came out",
         "check the source's paths and files, or read the rejects with `rowmill sql \"from rejects\" {recipe}`"),
-    Law("accounted", ("canonical_rows", "tokenized_examples"), "at_most", 0, "error",
+    Check("accounted", ("canonical_rows", "tokenized_examples"), "at_most", 0, "error",
         "records or tokens that the ledger cannot place",
         "this is a bug of rowmill: report it with the manifest", waivable=False),
-    Law("empty_files", ("raw_dataset",), "at_most", 0, "warn",
+    Check("empty_files", ("raw_dataset",), "at_most", 0, "warn",
         "source files without a single record", "take them out of the source, or fetch them again"),
-    Law("unknown_roles", ("canonical_rows",), "at_most", 0.01, "error",
+    Check("unknown_roles", ("canonical_rows",), "at_most", 0.01, "error",
         "share of rows with a role that no template is known to print",
         "map the role in format.role_map, or set format.unknown_roles: reject", applies_to="conversations"),
-    Law("group_size", ("canonical_rows",), "at_most", 10_000, "error",
+    Check("group_size", ("canonical_rows",), "at_most", 10_000, "error",
         "rows in the largest group of splits.group_key",
         "choose a finer splits.group_key, or raise gates.group_size if one group may be that large",
         applies_to="datasets with splits.group_key, and records in groups that are not cut",
         of_records="choose a finer group column (`rowmill advise {recipe}`), cut groups by format.assembly."
         "on_overflow: split, or raise gates.group_size if one group may be that large"),
-    Law("group_advice", ("canonical_rows",), "at_most", 0, "warn",
+    Check("group_advice", ("canonical_rows",), "at_most", 0, "warn",
         "points against the chosen group column",
         "read table group_advice on this page, or try other columns with `rowmill advise {recipe}`",
         applies_to="records in groups, and time series"),
-    Law("interval_mismatch", ("canonical_rows",), "at_most", 0, "warn",
+    Check("interval_mismatch", ("canonical_rows",), "at_most", 0, "warn",
         "share of steps in time that are not timestamp_interval_seconds",
         "set the interval of the data, or leave it out: a constant one is found",
         applies_to="time series with timestamp_interval_seconds"),
-    Law("table_drift", ("canonical_rows",), "at_most", 0, "error",
+    Check("table_drift", ("canonical_rows",), "at_most", 0, "error",
         "changes of the table against its contract, pinned or the last build's",
         "mend the data where the cell stands; or accept it: write the contract of today's data with "
         "`rowmill advise {recipe} --write`, look through it, and build again", applies_to="records", row_kind="record",
         names_samples=True),
-    Law("type_mismatch", ("canonical_rows",), "at_most", 0, "warn",
+    Check("type_mismatch", ("canonical_rows",), "at_most", 0, "warn",
         "values that do not fit the type of their column; their records are rejected, or the values null, as the table "
         "contract says",
         "look at the table type_mismatch; mend the values, name them in the column's na words, or give the column "
         "another type in the table contract (`rowmill advise {recipe} --write`)", applies_to="records",
         row_kind="record", names_samples=True),
-    Law("preference_data", ("canonical_rows",), "at_most", 0, "error",
+    Check("preference_data", ("canonical_rows",), "at_most", 0, "error",
         "share of records with a column of preference data that the recipe does not read, such as label or rejected",
         "good and bad answers would train alike: keep the good ones in the source, or name the answer to train on in "
         "format.messages_field or format.response_fields; if the column means something else, waive the finding",
         applies_to="chats and pairs in columns"),
-    Law("rejects", ("canonical_rows", "tokenized_examples"), "at_most", 0.05, "error",
+    Check("rejects", ("canonical_rows", "tokenized_examples"), "at_most", 0.05, "error",
         "share of records rejected at this stage",
         'read the reasons with `rowmill sql "from rejects select dataset, reason, count(*) group by all" {recipe}` '
         "and mend the data or the format options", names_samples=True),
-    Law("unpinned_boundaries", ("canonical_rows",), "at_most", 0, "warn",
+    Check("unpinned_boundaries", ("canonical_rows",), "at_most", 0, "warn",
         "boundaries in time that came from shares, so that new rows move them",
         "write them into splits.boundaries, as they stand in the table of this page",
         applies_to="splits by time"),
-    Law("duplicates", ("canonical_rows",), "at_most", 0.2, "warn",
+    Check("duplicates", ("canonical_rows",), "at_most", 0.2, "warn",
         "share of rows that repeat an earlier row",
         "look where the copies come from; filters.deduplicate: off keeps them"),
-    Law("mask_verified", ("tokenized_examples",), "at_least", 1, "error",
+    Check("mask_verified", ("tokenized_examples",), "at_least", 1, "error",
         "share of examples whose loss mask was verified",
         "this is a bug of rowmill: report it with the manifest", waivable=False, applies_to="datasets with examples"),
-    Law("render_equal", ("tokenized_examples",), "at_most", 0, "error",
+    Check("render_equal", ("tokenized_examples",), "at_most", 0, "error",
         "sampled rows whose marked render differs from the plain one",
         "set template.verify_render: 1 and read the rejects named render_mismatch; report the template",
         applies_to="chat templates, unless template.verify_render is 0"),
-    Law("short_documents", ("tokenized_examples",), "at_most", 0.5, "warn",
+    Check("short_documents", ("tokenized_examples",), "at_most", 0.5, "warn",
         "share of the documents of text files that are shorter than 20 tokens",
         "set source.sample_by to paragraph or document, unless each line of the files is a document",
         applies_to="documents of text files (.txt)"),
-    Law("content_dropped", ("tokenized_examples",), "at_most", 0.02, "error",
+    Check("content_dropped", ("tokenized_examples",), "at_most", 0.02, "error",
         "share of rows rejected because the template does not print all of their content",
         "choose another template, or allow the kind in template.on_dropped", applies_to="chat templates"),
-    Law("zero_loss_rows", ("tokenized_examples",), "at_most", 0.05, "error",
+    Check("zero_loss_rows", ("tokenized_examples",), "at_most", 0.05, "error",
         "share of rows without a single trained token",
         "check loss.supervise, loss.mask and the rows' train flags, or raise seq_len if truncation took the answer"),
-    Law("contract", ("tokenized_examples",), "at_most", 0, "warn",
+    Check("contract", ("tokenized_examples",), "at_most", 0, "warn",
         "warnings about what the chat template does",
         "read them with `rowmill template-report {recipe}`; each says what to write", applies_to="chat templates"),
-    Law("prompt_match", ("tokenized_examples",), "at_most", 0, "warn",
+    Check("prompt_match", ("tokenized_examples",), "at_most", 0, "warn",
         "roles after which inference prompts otherwise than the training text goes on",
         "read prompts and prompt_match in `rowmill template-report {recipe}`; set template.template_kwargs or "
         "template.enable_thinking as at inference", applies_to="chat templates"),
-    Law("date_pinned", ("tokenized_examples",), "at_most", 0, "warn",
+    Check("date_pinned", ("tokenized_examples",), "at_most", 0, "warn",
         "templates that print a date, which is template.template_now in every row",
         "set template.template_now to the date the model shall believe in", applies_to="chat templates"),
-    Law("control_strings", ("tokenized_examples",), "at_most", 0.05, "warn",
+    Check("control_strings", ("tokenized_examples",), "at_most", 0.05, "warn",
         "share of rows whose own text holds strings of control tokens",
         "look at the table control_strings; template.control_tokens: as_text keeps them text, reject refuses the rows",
         applies_to="chat templates, and records",
         of_records="nothing is lost: such strings are written escaped and never become control tokens; gates."
         "control_strings says how many may hold one"),
-    Law("text_roundtrip", ("tokenized_examples",), "at_most", 0.01, "warn",
+    Check("text_roundtrip", ("tokenized_examples",), "at_most", 0.01, "warn",
         "share of texts whose ids decode to other text, because the tokenizer normalises",
         "expected of tokenizers that lower or recompose text; normalise the source yourself if it must not happen",
         applies_to="datasets with examples"),
-    Law("token_ids", ("tokenized_examples",), "at_most", 0, "error",
+    Check("token_ids", ("tokenized_examples",), "at_most", 0, "error",
         "token ids outside the vocabulary",
         "set vocab_size to the model's embedding rows, or use the model's tokenizer", waivable=False),
-    Law("prompt_parity", ("tokenized_examples",), "at_most", 0, "warn",
+    Check("prompt_parity", ("tokenized_examples",), "at_most", 0, "warn",
         "share of generation prompts whose text is tokenized otherwise than in training",
         "records: send the generation prompt as ids (`prompt_as: ids`), not as text; chats: set loss.boundary: split, "
         "so that a prompt is tokenized apart from its answer",
         applies_to="records, and chats of which a sample has a generation prompt to compare"),
-    Law("context_overflow", ("truncation_stats",), "at_most", 0.1, "error",
+    Check("context_overflow", ("truncation_stats",), "at_most", 0.1, "error",
         "share of examples that were longer than the context and lost tokens, or were dropped for it; of records, of "
         "those that no example could hold",
         "raise seq_len, shorten or filter the long rows, or accept the loss in gates.context_overflow",
         of_records="raise seq_len or format.assembly.max_seq_length, choose a finer group column (`rowmill advise "
         "{recipe}`), cut groups by format.assembly.on_overflow: split, or accept the loss in gates.context_overflow"),
-    Law("conservation", ("packed_shards", "gpu_partitions", "exports"), "at_most", 0, "error",
+    Check("conservation", ("packed_shards", "gpu_partitions", "exports"), "at_most", 0, "error",
         "tokens or segments that differ between what went in and the shards read back",
         "remove the stage's folder and build again; if it returns, report it", waivable=False),
-    Law("shard_digests", ("packed_shards",), "at_most", 0, "error",
+    Check("shard_digests", ("packed_shards",), "at_most", 0, "error",
         "shard files whose bytes are not what was written",
         "check the disk, remove the stage's folder and build again", waivable=False),
-    Law("packing_loss", ("packed_shards",), "at_most", 0.1, "error",
+    Check("packing_loss", ("packed_shards",), "at_most", 0.1, "error",
         "larger of the shares of examples and of trained tokens that enter packing and stand in no sequence",
         "raise seq_len, shorten rows by truncation.overlong instead of packing.slice_strategy, or accept the loss in "
         "gates.packing_loss", applies_to="datasets with examples"),
-    Law("end_to_end_loss", ("packed_shards",), "at_most", 0.25, "error",
+    Check("end_to_end_loss", ("packed_shards",), "at_most", 0.25, "error",
         "larger of the shares of records and of trained tokens that entered and stand in no sequence",
         "read what each stage rejected with `rowmill stats {recipe}`; raise seq_len, mend the data, or accept the loss "
         "in gates.end_to_end_loss", warn_from=0.1, applies_to="datasets with examples"),
-    Law("shrunk", ("raw_dataset", "canonical_rows", "packed_shards", "training_splits"), "at_most", 0.5, "error",
+    Check("shrunk", ("raw_dataset", "canonical_rows", "packed_shards", "training_splits"), "at_most", 0.5, "error",
         "largest share by which its files, records, rows, tokens or share of the mixture fell since the published "
         "build; it only warns if options changed, too",
         "see that the source is whole and every file was fetched; if there is to be less, accept it for one build by a "
         "waiver in gates.waivers",
         warn_from=0.1, applies_to="recipes whose ranks were published before"),
-    Law("limit_cost", ("packed_shards",), "at_most", 0.05, "warn",
+    Check("limit_cost", ("packed_shards",), "at_most", 0.05, "warn",
         "share of sequences that packing.max_segments_per_example costs, against no limit",
         "raise packing.max_segments_per_example, or set it to null"),
-    Law("fill", ("packed_shards",), "at_least", 0.9, "warn",
+    Check("fill", ("packed_shards",), "at_least", 0.9, "warn",
         "share of each sequence's room that holds tokens",
         "set packing.pack_strategy to best_fit where it is greedy, raise packing.max_segments_per_example, or lower "
         "seq_len if most rows are short",
         of_records="set format.assembly.max_seq_length to a half of seq_len or less, so that several examples share a "
         "sequence, raise format.data.max_sequences_per_example where examples end at it, or lower seq_len"),
-    Law("order_nonempty", ("training_splits",), "at_least", 1, "error",
+    Check("order_nonempty", ("training_splits",), "at_least", 1, "error",
         "places of the training order that hold a sequence",
         "lower mixture.batch_size below the number of train sequences, or set partitions.remainder: pad"),
-    Law("dropped_share", ("training_splits",), "at_most", 0.1, "error",
+    Check("dropped_share", ("training_splits",), "at_most", 0.1, "error",
         "share of the scheduled sequences that partitions.remainder: drop leaves out of the training order",
         "lower mixture.batch_size, or set partitions.remainder: pad or carry", warn_from=0.01),
-    Law("filler_share", ("training_splits",), "at_most", 0.1, "error",
+    Check("filler_share", ("training_splits",), "at_most", 0.1, "error",
         "share of the training order's places that hold no sequence but a filler, which trains nothing",
         "lower mixture.batch_size or partitions.world_size, or set partitions.remainder: carry or drop",
         warn_from=0.01),
-    Law("same_row", ("training_splits",), "at_most", 0, "error",
+    Check("same_row", ("training_splits",), "at_most", 0, "error",
         "rows with equal content in two splits",
         "this is a bug of rowmill: report it with the manifest", waivable=False),
-    Law("same_group", ("training_splits",), "at_most", 0, "error",
+    Check("same_group", ("training_splits",), "at_most", 0, "error",
         "groups with rows in two splits", "set splits.group_key to the field that names the group",
         applies_to="datasets with groups"),
-    Law("time_order", ("training_splits",), "at_most", 0, "error",
+    Check("time_order", ("training_splits",), "at_most", 0, "error",
         "rows in an earlier split than their time belongs to, or inside splits.gap",
         "this is a bug of rowmill: report it with the manifest", applies_to="splits by time"),
-    Law("mixture_share", ("training_splits",), "at_most", 1, "error",
+    Check("mixture_share", ("training_splits",), "at_most", 1, "error",
         "largest distance, in sequences, of a dataset from its share at the end of a block",
         "this is a bug of rowmill: report it with the manifest"),
-    Law("same_prompt", ("training_splits",), "at_most", 0.01, "warn",
+    Check("same_prompt", ("training_splits",), "at_most", 0.01, "warn",
         "share of evaluation rows whose first user message also opens a training row",
         "set splits.group_key so that equal prompts stay together, or deduplicate prompts",
         applies_to="all data but tables"),
-    Law("near_duplicate", ("training_splits",), "at_most", 0.01, "warn",
+    Check("near_duplicate", ("training_splits",), "at_most", 0.01, "warn",
         "share of evaluation examples of whose 13-token n-grams half or more stand in train; of tables, of records "
         "that equal one of train in all columns but one",
         "set splits.group_key so that versions of one text stay together (tables: group_training_examples_by), or take "
         "the copies out", applies_to="all data but tables, and tables of which something is held out"),
-    Law("split_share", ("training_splits",), "at_most", 0.05, "warn",
+    Check("split_share", ("training_splits",), "at_most", 0.05, "warn",
         "largest distance between a split's share of rows and the share asked for",
         "expected on few rows or large groups; change splits.seed only before you have trained"),
-    Law("rank_balance", ("training_splits",), "at_most", 0.05, "warn",
+    Check("rank_balance", ("training_splits",), "at_most", 0.05, "warn",
         "mean over steps of how far the busiest rank's trained tokens lie above the mean rank's",
         "use partitions.balance: trained_tokens and a larger batch_size"),
-    Law("empty_step", ("training_splits",), "at_most", 0, "warn",
+    Check("empty_step", ("training_splits",), "at_most", 0, "warn",
         "(step, rank) pairs without a trained token", "use a larger batch_size or fewer ranks"),
-    Law("valid_fraction", ("parsed_records", "generated_series"), "at_least", 0.8, "warn",
+    Check("valid_fraction", ("parsed_records", "generated_series"), "at_least", 0.8, "warn",
         "share of generated objects that are records of the dataset",
         "read the reasons in the ledger; the model may need more training, another temperature, or a knob of "
         "generation.validation", applies_to="generated texts"),
-    Law("failed_series", ("generated_series",), "at_most", 0.99, "error",
+    Check("failed_series", ("generated_series",), "at_most", 0.99, "error",
         "share of series that ended before their stop; of single records and groups, whether none came at all",
         "read last_error and the reasons; see that the backend runs, or raise generation.patience", warn_from=0),
-    Law("exact_copies", ("parsed_records", "generated_series"), "at_most", 0.01, "warn",
+    Check("exact_copies", ("parsed_records", "generated_series"), "at_most", 0.01, "warn",
         "share of generated records that equal a training row",
         "compare with what repeats in train (table `beside train`): rows of few values agree by chance; a model that "
         "learned rows by heart needs fewer epochs, more data, or differential privacy",
         applies_to="generated records of a table that is kept"),
-    Law("stale_rank", ("gpu_partitions",), "at_most", 0, "warn",
+    Check("stale_rank", ("gpu_partitions",), "at_most", 0, "warn",
         "ranks that were built from another order", "materialize all ranks"),
 )  # fmt: skip
 
-BY_NAME = {law.name: law for law in LAWS}
+CHECKS_BY_NAME = {law.name: law for law in CHECKS}
 
 
 class Bound(Config):
@@ -282,12 +282,13 @@ class Waiver(Config):
     """Why this is right; shown with every failure that it covers."""
 
     @model_validator(mode="after")
-    def _names_a_waivable_law(self) -> "Waiver":
-        law = BY_NAME.get(self.law)
+    def _require_waivable_check(self) -> "Waiver":
+        law = CHECKS_BY_NAME.get(self.law)
         if law is None:
-            guess = nearest(self.law, BY_NAME)
+            guess = suggest_name(self.law, CHECKS_BY_NAME)
             raise ValueError(
-                f"{self.law!r} is no law; choose {one_of(sorted(BY_NAME))}{f'; did you mean {guess}?' if guess else ''}"
+                f"{self.law!r} is no law; choose "
+                f"{join_choices(sorted(CHECKS_BY_NAME))}{f'; did you mean {guess}?' if guess else ''}"
             )
         if not law.waivable:
             raise ValueError(
@@ -331,18 +332,18 @@ class Expectation(Config):
 
     @field_validator("type", mode="before")
     @classmethod
-    def _is_a_range(cls, value: object) -> object:
+    def _require_range_type(cls, value: object) -> object:
         allowed = get_args(ExpectationType)
         if not isinstance(value, str) or value in allowed:
             return value
-        guess = nearest(value, allowed)
+        guess = suggest_name(value, allowed)
         raise ValueError(
-            f"{value!r} is no expectation that asks for a number between bounds; choose {one_of(allowed)}; "
+            f"{value!r} is no expectation that asks for a number between bounds; choose {join_choices(allowed)}; "
             f"{f'did you mean {guess}?' if guess else 'say it with min_value and max_value'}"
         )
 
     @model_validator(mode="after")
-    def _has_a_bound(self) -> "Expectation":
+    def _require_bound(self) -> "Expectation":
         if self.min_value is None and self.max_value is None:
             raise ValueError(
                 f"{self.name}: has no bound; min_value, max_value or both say what passes; give at least one"
@@ -352,7 +353,7 @@ class Expectation(Config):
                 f"{self.name}: min_value {self.min_value:g} is above max_value {self.max_value:g}, so that nothing "
                 "passes; the lower bound must not be above the upper; correct one"
             )
-        if self.name in BY_NAME:
+        if self.name in CHECKS_BY_NAME:
             raise ValueError(f"{self.name} is the name of a law; a rule of your own needs another; rename it")
         return self
 
@@ -366,31 +367,31 @@ class GatesBase(Config):
     """Rules of your own: stage name → rules over that stage's facts."""
 
     @model_validator(mode="after")
-    def _bounds_have_the_law_s_direction(self) -> "GatesBase":
-        for law in LAWS:
+    def _require_fitting_bounds(self) -> "GatesBase":
+        for law in CHECKS:
             bound: Bound | None = getattr(self, law.name, None)
             other = "at_least" if law.direction == "at_most" else "at_most"
             if bound is not None and getattr(bound, other) is not None:
                 raise ValueError(
                     f"{law.name} has an {law.direction} bound, {other} means nothing for it; use {law.direction}"
                 )
-            if bound is not None and not law.waivable and _is_loosened(law, bound):
+            if bound is not None and not law.waivable and _is_loosened_bound(law, bound):
                 raise ValueError(
                     f"{law.name} guards correctness; allowed is {law.direction} {law.bound:g} or stricter, and "
                     "severity error; take the line out and mend the cause"
                 )
         for stage in self.expectations:
-            stages = {s for law in LAWS for s in law.stages}
+            stages = {s for law in CHECKS for s in law.stages}
             if stage not in stages:
-                guess = nearest(stage, stages)
+                guess = suggest_name(stage, stages)
                 hint = f"; did you mean {guess}?" if guess else ""
-                raise ValueError(f"expectations.{stage}: no such stage; choose {one_of(sorted(stages))}{hint}")
+                raise ValueError(f"expectations.{stage}: no such stage; choose {join_choices(sorted(stages))}{hint}")
             for one in self.expectations[stage]:
-                law = BY_NAME.get(one.column)
+                law = CHECKS_BY_NAME.get(one.column)
                 if law is not None and stage not in law.stages:
                     raise ValueError(
                         f"expectations.{stage}: rule {one.name} looks at {one.column}, which this stage does not "
-                        f"measure; {one_of(law.stages)} does; write the rule under expectations.{law.stages[0]}"
+                        f"measure; {join_choices(law.stages)} does; write the rule under expectations.{law.stages[0]}"
                     )
             names = Counter(one.name for one in self.expectations[stage])
             repeated = [name for name, count in names.items() if count > 1]
@@ -402,7 +403,7 @@ class GatesBase(Config):
         return self
 
 
-def _is_loosened(law: Law, bound: Bound) -> bool:
+def _is_loosened_bound(law: Check, bound: Bound) -> bool:
     own = getattr(bound, law.direction)
     if own is None:
         return bound.severity == "warn"
@@ -410,10 +411,10 @@ def _is_loosened(law: Law, bound: Bound) -> bool:
     return looser or bound.severity == "warn"
 
 
-def loosened(key: Key, terms: Iterable["Terms"]) -> Iterator[str]:
+def list_loosened_checks(key: StageKey, terms: Iterable["Threshold"]) -> Iterator[str]:
     """Name the laws that a recipe holds a stage to less strictly than the defaults, with both bounds."""
     for one in terms:
-        law = BY_NAME.get(one.law)
+        law = CHECKS_BY_NAME.get(one.law)
         if law is None:
             continue
         wider = one.bound > law.bound if law.direction == "at_most" else one.bound < law.bound
@@ -424,7 +425,7 @@ def loosened(key: Key, terms: Iterable["Terms"]) -> Iterator[str]:
             )
 
 
-def _law_field(law: Law) -> tuple[Any, Any]:
+def _define_bound_field(law: Check) -> tuple[Any, Any]:
     sign = "≤" if law.direction == "at_most" else "≥"
     where = f" Applies to {law.applies_to}." if law.applies_to else ""
     warned = "" if law.warn_from is None else f"; a warning from {law.warn_from:g} on"
@@ -436,13 +437,13 @@ if TYPE_CHECKING:
     Gates = GatesBase
 else:
     Gates = create_model(
-        "Gates", __base__=GatesBase, __doc__=GatesBase.__doc__, **{law.name: _law_field(law) for law in LAWS}
+        "Gates", __base__=GatesBase, __doc__=GatesBase.__doc__, **{law.name: _define_bound_field(law) for law in CHECKS}
     )
     """`GatesBase` plus one optional `Bound` per law, so that a mistyped law is an unknown key."""
 
 
 @dataclass(frozen=True)
-class Terms:
+class Threshold:
     """What a fact is held against: the law as this recipe sets it."""
 
     law: str
@@ -466,7 +467,7 @@ class Terms:
     @cached_property
     def digest(self) -> str:
         """Identify the terms: a verdict under other terms says nothing about these."""
-        return digest(VERSION, asdict(self))
+        return digest_json(RESULT_VERSION, asdict(self))
 
     @property
     def wanted(self) -> str:
@@ -492,7 +493,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CheckResult:
     """One law judged on one version of one stage's output.
 
     `blocking` is true when it failed, its severity is error and no waiver covers the value. What is not applicable
@@ -500,7 +501,7 @@ class Verdict:
     """
 
     law: str
-    key: Key
+    key: StageKey
     version: str
     terms: str
     value: float | None
@@ -517,7 +518,7 @@ class Verdict:
     applies_to: str = ""
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> CheckOutcome:
         """Which of the three ways of ending it is."""
         if self.note == NOT_APPLICABLE:
             return "not_applicable"
@@ -540,24 +541,28 @@ class Verdict:
         return f"{self.law}: {shown} ({self.what}); wanted {self.wanted}{excuse}"
 
 
-def terms_of(gates: GatesBase, stage: str, dataset: str | None, kind: Kind | None = None) -> tuple[Terms, ...]:
-    """Return the terms of every law of a stage under a recipe's gates, in the order of `LAWS`.
+def list_thresholds(
+    gates: GatesBase, stage: str, dataset: str | None, kind: RowKind | None = None
+) -> tuple[Threshold, ...]:
+    """Return the terms of every law of a stage under a recipe's gates, in the order of `CHECKS`.
 
     `kind` is that of the dataset's rows, None for a stage of the whole recipe: laws of another kind alone are left out.
     """
     ours = tuple(
-        _terms(law, gates, dataset, kind) for law in LAWS if stage in law.stages and law.row_kind in (None, kind)
+        _make_threshold(law, gates, dataset, kind)
+        for law in CHECKS
+        if stage in law.stages and law.row_kind in (None, kind)
     )
-    return ours + tuple(_own(expectation) for expectation in gates.expectations.get(stage, ()))
+    return ours + tuple(_convert_expectation(expectation) for expectation in gates.expectations.get(stage, ()))
 
 
-def terms_of_output(gates: GatesBase, made: Manifest, dataset: str | None) -> tuple[Terms, ...]:
+def list_output_thresholds(gates: GatesBase, made: Manifest, dataset: str | None) -> tuple[Threshold, ...]:
     """Return the terms of an output whose dataset the recipe may no longer have: its facts show of which kind it is."""
-    kinds: Iterator[Kind | None] = (law.row_kind for law in LAWS if law.row_kind and law.name in made.facts)
-    return terms_of(gates, made.stage, dataset, next(kinds, None))
+    kinds: Iterator[RowKind | None] = (law.row_kind for law in CHECKS if law.row_kind and law.name in made.facts)
+    return list_thresholds(gates, made.stage, dataset, next(kinds, None))
 
 
-def _terms(law: Law, gates: GatesBase, dataset: str | None, kind: Kind | None) -> Terms:
+def _make_threshold(law: Check, gates: GatesBase, dataset: str | None, kind: RowKind | None) -> Threshold:
     bound: Bound | None = getattr(gates, law.name, None)
     own = getattr(bound, law.direction) if bound else None
     covering = [w for w in gates.waivers if w.law == law.name and w.dataset in (None, dataset)]
@@ -565,7 +570,7 @@ def _terms(law: Law, gates: GatesBase, dataset: str | None, kind: Kind | None) -
     waiver = min(covering, key=lambda w: w.dataset is None, default=None)
     limit = law.bound if own is None else own
     stricter = min if law.direction == "at_most" else max
-    return Terms(
+    return Threshold(
         law=law.name,
         direction=law.direction,
         bound=limit,
@@ -579,11 +584,11 @@ def _terms(law: Law, gates: GatesBase, dataset: str | None, kind: Kind | None) -
     )
 
 
-def _own(expectation: Expectation) -> Terms:
+def _convert_expectation(expectation: Expectation) -> Threshold:
     upper = expectation.max_value is not None
     bound = expectation.max_value if upper else expectation.min_value
     assert bound is not None  # its validator let none through without one
-    return Terms(
+    return Threshold(
         law=expectation.name,
         direction="at_most" if upper else "at_least",
         bound=bound,
@@ -592,27 +597,27 @@ def _own(expectation: Expectation) -> Terms:
         remedy=f"see gates.expectations, rule {expectation.name}",
         expectation=expectation.model_dump(),
         # A rule holds for a stage of every dataset; where its fact has no meaning, neither has the rule.
-        applies_to=BY_NAME[expectation.column].applies_to if expectation.column in BY_NAME else "",
+        applies_to=CHECKS_BY_NAME[expectation.column].applies_to if expectation.column in CHECKS_BY_NAME else "",
     )
 
 
-def judge(store: Store, manifest: Manifest, terms: Sequence[Terms]) -> list[Verdict]:
+def run_checks(store: Store, manifest: Manifest, terms: Sequence[Threshold]) -> list[CheckResult]:
     """Return a verdict for each of the terms, judging only what was not judged before on this version."""
-    saved = {one.law: _saved(store, manifest, one) for one in terms}
+    saved = {one.law: _load_check_result(store, manifest, one) for one in terms}
     open_terms = [one for one in terms if saved[one.law] is None]
-    fresh = {verdict.law: verdict for verdict in _judge(store, manifest, open_terms)}
+    fresh = {verdict.law: verdict for verdict in _evaluate_checks(store, manifest, open_terms)}
     for one in open_terms:
-        store.write_sealed(_verdict_path(store, manifest, one), asdict(fresh[one.law]))
+        store.write_sealed(_check_result_path(store, manifest, one), asdict(fresh[one.law]))
     return [saved[one.law] or fresh[one.law] for one in terms]
 
 
-def judged(store: Store, manifest: Manifest, terms: Iterable[Terms]) -> list[Verdict]:
+def load_check_results(store: Store, manifest: Manifest, terms: Iterable[Threshold]) -> list[CheckResult]:
     """Return the saved verdicts on a version under these terms; what was never judged is left out."""
-    saved = (_saved(store, manifest, one) for one in terms)
+    saved = (_load_check_result(store, manifest, one) for one in terms)
     return [verdict for verdict in saved if verdict is not None]
 
 
-def require_open(store: Store, manifest: Manifest, terms: Iterable[Terms]) -> None:
+def require_passing_checks(store: Store, manifest: Manifest, terms: Iterable[Threshold]) -> None:
     """Refuse a manifest that has a failed blocking finding, or one that was never judged under these terms.
 
     Raises
@@ -624,74 +629,80 @@ def require_open(store: Store, manifest: Manifest, terms: Iterable[Terms]) -> No
     closed: list[str] = []
     for one in terms:
         # What is measured against other outputs may have to be judged anew though this one did not change.
-        verdict = judge(store, manifest, [one])[0] if one.law in cross_stage.FACTS else _saved(store, manifest, one)
+        verdict = (
+            run_checks(store, manifest, [one])[0]
+            if one.law in cross_stage.CROSS_STAGE_FACTS
+            else _load_check_result(store, manifest, one)
+        )
         if one.severity == "error" and verdict is None:
             closed.append(
                 f"{'/'.join(manifest.key)}: {one.law} was never judged on version {manifest.version[:12]}; "
                 "run `rowmill verify`"
             )
         elif verdict is not None and verdict.blocking:
-            closed.append(f"{'/'.join(manifest.key)}: {verdict.sentence}{_named(verdict)}")
+            closed.append(f"{'/'.join(manifest.key)}: {verdict.sentence}{_format_samples(verdict)}")
     if closed:
         raise GateError("\n".join(closed))
 
 
-def _named(verdict: Verdict) -> str:
+def _format_samples(verdict: CheckResult) -> str:
     """Return what is wrong, line by line, where the samples of a law say it."""
-    law = BY_NAME.get(verdict.law)
+    law = CHECKS_BY_NAME.get(verdict.law)
     return "".join(f"\n  {one}" for one in verdict.samples) if law is not None and law.names_samples else ""
 
 
-def _saved(store: Store, manifest: Manifest, terms: Terms) -> Verdict | None:
-    raw = store.read_sealed(_verdict_path(store, manifest, terms))
+def _load_check_result(store: Store, manifest: Manifest, terms: Threshold) -> CheckResult | None:
+    raw = store.read_sealed(_check_result_path(store, manifest, terms))
     if raw is None:
         return None
     values: dict[str, Any] = {**raw, "key": tuple(raw["key"]), "samples": tuple(raw["samples"])}
-    return Verdict(**values)
+    return CheckResult(**values)
 
 
-def _verdict_path(store: Store, manifest: Manifest, terms: Terms) -> str:
-    across = cross_stage.FACTS.get(terms.law)
-    asked = terms.digest if across is None else digest(terms.digest, across.basis(store, manifest))
-    return f"{folder(manifest.key)}/verdicts/{manifest.version}-{asked}.json"
+def _check_result_path(store: Store, manifest: Manifest, terms: Threshold) -> str:
+    across = cross_stage.CROSS_STAGE_FACTS.get(terms.law)
+    asked = terms.digest if across is None else digest_json(terms.digest, across.basis(store, manifest))
+    return f"{get_stage_folder(manifest.key)}/verdicts/{manifest.version}-{asked}.json"
 
 
-def _judge(store: Store, manifest: Manifest, terms: Sequence[Terms]) -> list[Verdict]:
+def _evaluate_checks(store: Store, manifest: Manifest, terms: Sequence[Threshold]) -> list[CheckResult]:
     across = {
-        one.law: cross_stage.FACTS[one.law].measure(store, manifest) for one in terms if one.law in cross_stage.FACTS
+        one.law: cross_stage.CROSS_STAGE_FACTS[one.law].measure(store, manifest)
+        for one in terms
+        if one.law in cross_stage.CROSS_STAGE_FACTS
     }
     whole = replace(manifest, facts=manifest.facts | {law: found.value for law, found in across.items()})
-    explained = [_explained(one, across.get(one.law)) for one in terms]
-    measured = [one for one in explained if _number(whole.facts, one) is not None]
-    passed = _expect(whole.facts, measured) if measured else {}
-    verdicts = [_verdict(whole, one, passed.get(one.law)) for one in explained]
+    explained = [_explain_threshold(one, across.get(one.law)) for one in terms]
+    measured = [one for one in explained if _read_fact(whole.facts, one) is not None]
+    passed = _ask_expectations(whole.facts, measured) if measured else {}
+    verdicts = [_make_check_result(whole, one, passed.get(one.law)) for one in explained]
     # A verdict is kept for the terms that were asked, whatever was said in its words.
     return [replace(verdict, terms=one.digest) for verdict, one in zip(verdicts, terms, strict=True)]
 
 
-def _explained(terms: Terms, measured: cross_stage.Measured | None) -> Terms:
+def _explain_threshold(terms: Threshold, measured: cross_stage.CrossStageMeasurement | None) -> Threshold:
     """Return terms that say what a number was made of; a change that the recipe explains blocks nothing."""
     if measured is None:
         return terms
     return replace(terms, what=measured.what or terms.what, severity="warn" if measured.is_intended else terms.severity)
 
 
-def _fact(terms: Terms) -> str:
+def _fact_name(terms: Threshold) -> str:
     return terms.expectation["column"] if terms.expectation else terms.law
 
 
-def _number(facts: Mapping[str, Any], terms: Terms) -> float | None:
-    value = facts.get(_fact(terms))
+def _read_fact(facts: Mapping[str, Any], terms: Threshold) -> float | None:
+    value = facts.get(_fact_name(terms))
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
 
 
-def _verdict(manifest: Manifest, terms: Terms, success: bool | None) -> Verdict:
-    value = _number(manifest.facts, terms)
+def _make_check_result(manifest: Manifest, terms: Threshold, success: bool | None) -> CheckResult:
+    value = _read_fact(manifest.facts, terms)
     # A rule of one's own names facts that other kinds of data may not count at all.
     absent = None if terms.expectation is None or not terms.applies_to else NOT_APPLICABLE
-    applies = not terms.applies_to or manifest.facts.get(_fact(terms), absent) != NOT_APPLICABLE
+    applies = not terms.applies_to or manifest.facts.get(_fact_name(terms), absent) != NOT_APPLICABLE
     note = (
         NOT_APPLICABLE if not applies else "not_measured" if value is None else "not_judged" if success is None else ""
     )
@@ -699,7 +710,7 @@ def _verdict(manifest: Manifest, terms: Terms, success: bool | None) -> Verdict:
     covered = not passed and value is not None and _is_within(value, terms.waiver_bound, terms.direction)
     # Between where a warning begins and the bound, a failure only shows.
     severity = "warn" if terms.warn_from is not None and _is_within(value, terms.bound, terms.direction) else None
-    return Verdict(
+    return CheckResult(
         law=terms.law,
         key=manifest.key,
         version=manifest.version,
@@ -711,7 +722,7 @@ def _verdict(manifest: Manifest, terms: Terms, success: bool | None) -> Verdict:
         passed=passed,
         blocking=applies and not passed and (severity or terms.severity) == "error" and not covered,
         what=terms.what,
-        remedy=for_recipe(terms.remedy, manifest.key[0]),
+        remedy=format_remedy(terms.remedy, manifest.key[0]),
         waiver=terms.waiver_reason if covered else "",
         note=note,
         samples=manifest.samples.get(terms.law, ()),
@@ -719,7 +730,7 @@ def _verdict(manifest: Manifest, terms: Terms, success: bool | None) -> Verdict:
     )
 
 
-def for_recipe(remedy: str, name: str) -> str:
+def format_remedy(remedy: str, name: str) -> str:
     """Return a law's remedy with its commands written out for a recipe."""
     return remedy.replace("{recipe}", name)
 
@@ -730,49 +741,49 @@ def _is_within(value: float | None, bound: float | None, direction: str) -> bool
     return value <= bound if direction == "at_most" else value >= bound
 
 
-Question = tuple[str, tuple[tuple[str, float | str], ...], float | None]
+ExpectationQuestion = tuple[str, tuple[tuple[str, float | str], ...], float | None]
 """An expectation's name, its arguments, and the number that it is asked about."""
-_ANSWERS: dict[Question, bool] = {}
+_ANSWER_CACHE: dict[ExpectationQuestion, bool] = {}
 """What this process has asked: a number has one answer to an expectation, and asking takes ten milliseconds."""
-_ANSWERS_KEPT = 10_000
+_MAX_CACHED_ANSWERS = 10_000
 
 
-def _expect(facts: Mapping[str, Any], terms: Sequence[Terms]) -> dict[str, bool]:
+def _ask_expectations(facts: Mapping[str, Any], terms: Sequence[Threshold]) -> dict[str, bool]:
     """Tell which terms the facts keep; a law absent from the result was not judged."""
-    questions = {one.law: _question(facts, one) for one in terms}
-    unasked = [one for one in terms if questions[one.law] not in _ANSWERS]
+    questions = {one.law: _make_question(facts, one) for one in terms}
+    unasked = [one for one in terms if questions[one.law] not in _ANSWER_CACHE]
     if unasked:
-        if len(_ANSWERS) > _ANSWERS_KEPT:
-            _ANSWERS.clear()
-        _ANSWERS.update({questions[law]: passed for law, passed in _validated(facts, unasked).items()})
-    return {law: _ANSWERS[question] for law, question in questions.items() if question in _ANSWERS}
+        if len(_ANSWER_CACHE) > _MAX_CACHED_ANSWERS:
+            _ANSWER_CACHE.clear()
+        _ANSWER_CACHE.update({questions[law]: passed for law, passed in _run_expectation_suite(facts, unasked).items()})
+    return {law: _ANSWER_CACHE[question] for law, question in questions.items() if question in _ANSWER_CACHE}
 
 
-def _question(facts: Mapping[str, Any], terms: Terms) -> Question:
+def _make_question(facts: Mapping[str, Any], terms: Threshold) -> ExpectationQuestion:
     kind, arguments = terms.rule
-    return kind, tuple(sorted(arguments.items())), _number(facts, terms)
+    return kind, tuple(sorted(arguments.items())), _read_fact(facts, terms)
 
 
-def _validated(facts: Mapping[str, Any], terms: Sequence[Terms]) -> dict[str, bool]:
+def _run_expectation_suite(facts: Mapping[str, Any], terms: Sequence[Threshold]) -> dict[str, bool]:
     """Run the terms as one Great Expectations suite over the facts; what raised is left out."""
     import great_expectations as gx
     import pandas as pd
 
-    batch = _facts_batch()
+    batch = _open_facts_batch()
     suite: Any = gx.ExpectationSuite(name="laws")
     for one in terms:
-        suite.add_expectation(_expectation(one))
-    frame = pd.DataFrame([{_fact(one): _number(facts, one) for one in terms}])
+        suite.add_expectation(_make_gx_expectation(one))
+    frame = pd.DataFrame([{_fact_name(one): _read_fact(facts, one) for one in terms}])
     result: Any = batch.get_batch({"dataframe": frame}).validate(suite)
     return {
         one.expectation_config.meta["law"]: bool(one.success)
         for one in result.results
-        if not _raised(one.exception_info)
+        if not _has_raised(one.exception_info)
     }
 
 
 @cache
-def _facts_batch() -> Any:
+def _open_facts_batch() -> Any:
     """Return the library's handle on a frame of facts; made once per process, for it takes a third of a second."""
     import great_expectations as gx
 
@@ -782,23 +793,23 @@ def _facts_batch() -> Any:
     return source.add_dataframe_asset("facts").add_batch_definition_whole_dataframe("all")
 
 
-def _expectation(terms: Terms) -> Any:
+def _make_gx_expectation(terms: Threshold) -> Any:
     kind, arguments = terms.rule
-    return _kind(kind)(meta={"law": terms.law}, severity=_SEVERITIES[terms.severity], **arguments)
+    return _find_expectation_class(kind)(meta={"law": terms.law}, severity=_GX_SEVERITIES[terms.severity], **arguments)
 
 
-_SEVERITIES: Mapping[Severity, str] = {"error": "critical", "warn": "warning"}
+_GX_SEVERITIES: Mapping[Severity, str] = {"error": "critical", "warn": "warning"}
 """Our words for how bad a failure is → the library's."""
 
 
-def _kind(name: str) -> Any:
+def _find_expectation_class(name: str) -> Any:
     """Return the class of the library that a snake-case name means."""
     import great_expectations.expectations as gxe
 
     return getattr(gxe, "".join(word.capitalize() for word in name.split("_")))
 
 
-def _raised(info: Mapping[str, Any]) -> bool:
+def _has_raised(info: Mapping[str, Any]) -> bool:
     """Read the library's exception record, which is flat or one mapping per metric."""
     if "raised_exception" in info:
         return bool(info["raised_exception"])

@@ -15,19 +15,19 @@ present terms, too. A verdict is a function of content and terms, so one that no
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from rowmill.checks import cross_stage, judge
-from rowmill.checks.judge import Terms
+from rowmill.checks.judge import Threshold
 from rowmill.core.errors import GateError
 from rowmill.core.storage import Store
 from rowmill.schema import manifest
-from rowmill.schema.manifest import Key, Manifest
+from rowmill.schema.manifest import Manifest, StageKey
 
 
-def require_open(
+def require_passing_ancestors(
     store: Store,
     inputs: Iterable[Manifest],
     *,
-    terms: Callable[[Manifest], Sequence[Terms]],
-    beside: Callable[[Manifest], Iterable[Key]],
+    terms: Callable[[Manifest], Sequence[Threshold]],
+    beside: Callable[[Manifest], Iterable[StageKey]],
     gated: Iterable[Manifest] = (),
 ) -> None:
     """Refuse inputs of which any ancestor fails a blocking check under the present terms.
@@ -47,46 +47,49 @@ def require_open(
     known = {(one.key, one.version): one for one in gated}
     closed = [
         f"{'/'.join(one.key)}, version {one.version[:12]}, of which this was made: {verdict.sentence}"
-        for one in _ancestors(store, inputs, beside, known)
+        for one in _iterate_ancestors(store, inputs, beside, known)
         if (one.key, one.version) not in known
-        for verdict in judge.judge(store, one, _asked(terms(one)))
+        for verdict in judge.run_checks(store, one, _select_blocking_thresholds(terms(one)))
         if verdict.blocking
     ]
     if closed:
         raise GateError("\n".join(closed))
 
 
-def _asked(terms: Sequence[Terms]) -> list[Terms]:
+def _select_blocking_thresholds(terms: Sequence[Threshold]) -> list[Threshold]:
     """Leave out what cannot block, and what an ancestor of a kept version cannot be asked: whether it is the newest."""
     return [
         one
         for one in terms
-        if one.severity == "error" and not (one.law in cross_stage.FACTS and cross_stage.FACTS[one.law].compares)
+        if one.severity == "error"
+        and not (one.law in cross_stage.CROSS_STAGE_FACTS and cross_stage.CROSS_STAGE_FACTS[one.law].compares)
     ]
 
 
-def _ancestors(
+def _iterate_ancestors(
     store: Store,
     inputs: Iterable[Manifest],
-    beside: Callable[[Manifest], Iterable[Key]],
-    known: Mapping[tuple[Key, str], Manifest],
+    beside: Callable[[Manifest], Iterable[StageKey]],
+    known: Mapping[tuple[StageKey, str], Manifest],
 ) -> Iterator[Manifest]:
     """Yield some manifests and all that they were made of, each version once; those `known` are not read again."""
-    waiting, seen = list(inputs), set[tuple[Key, str]]()
+    waiting, seen = list(inputs), set[tuple[StageKey, str]]()
     while waiting:
         one = waiting.pop()
         if (one.key, one.version) in seen:
             continue
         seen.add((one.key, one.version))
         yield one
-        named = [(manifest.key_of(name), version) for name, version in one.inputs.items()]
-        waiting += [known.get(name) or manifest.by_version(store, *name) for name in named if name not in seen]
-        waiting += [_made_beside(store, one, key, known) for key in beside(one)]
+        named = [(manifest.parse_stage_key(name), version) for name, version in one.inputs.items()]
+        waiting += [known.get(name) or manifest.load_version(store, *name) for name in named if name not in seen]
+        waiting += [_find_sibling_version(store, one, key, known) for key in beside(one)]
 
 
-def _made_beside(store: Store, made: Manifest, key: Key, known: Mapping[tuple[Key, str], Manifest]) -> Manifest:
+def _find_sibling_version(
+    store: Store, made: Manifest, key: StageKey, known: Mapping[tuple[StageKey, str], Manifest]
+) -> Manifest:
     """Return the version of a stage that was made of the same inputs as an output beside it."""
-    for one in _candidates(store, key, known):
+    for one in _iterate_candidate_versions(store, key, known):
         if all(made.inputs.get(name) in (None, version) for name, version in one.inputs.items()):
             return one
     named = ", ".join(f"version {version[:12]} of {name}" for name, version in sorted(made.inputs.items()))
@@ -97,10 +100,12 @@ def _made_beside(store: Store, made: Manifest, key: Key, known: Mapping[tuple[Ke
     )
 
 
-def _candidates(store: Store, key: Key, known: Mapping[tuple[Key, str], Manifest]) -> Iterator[Manifest]:
+def _iterate_candidate_versions(
+    store: Store, key: StageKey, known: Mapping[tuple[StageKey, str], Manifest]
+) -> Iterator[Manifest]:
     """Yield a stage's versions, the likeliest first, so that the others are seldom read."""
     yield from (one for (of, _), one in known.items() if of == key)
-    now = manifest.current(store, key)
+    now = manifest.load_current(store, key)
     if now is not None:
         yield now
-    yield from reversed(manifest.versions(store, key))
+    yield from reversed(manifest.list_versions(store, key))

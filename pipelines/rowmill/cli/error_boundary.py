@@ -28,14 +28,14 @@ from rowmill.core.errors import BusyError, ConfigError, GateError, GenerationErr
 
 DONE, BLOCKED, WRONG, OUTSIDE, FOUND, BUG, INTERRUPTED = 0, 1, 2, 3, 4, 70, 130
 
-_OF_STORAGES = frozenset(
+_STORAGE_LIBRARIES = frozenset(
     "adlfs aiobotocore aiohttp azure botocore fsspec gcsfs google httpx huggingface_hub ocifs paramiko requests s3fs "
     "urllib3".split()
 )
 """Libraries that reach the outside world; an error class of theirs is the world's, whatever it derives from."""
 
 
-def status_of(error: BaseException) -> int:
+def choose_exit_status(error: BaseException) -> int:
     """Return the exit status for what ended a command."""
     match error:
         case KeyboardInterrupt():
@@ -55,7 +55,7 @@ def status_of(error: BaseException) -> int:
 def _is_caused_outside(cause: BaseException | None) -> bool:
     """Tell whether the outside world stands behind one of our own errors; a wrong path or a broken file does not."""
     if isinstance(cause, PipelineError):
-        return status_of(cause) == OUTSIDE
+        return choose_exit_status(cause) == OUTSIDE
     absent = FileNotFoundError | IsADirectoryError | NotADirectoryError | BadGzipFile
     return cause is not None and not isinstance(cause, absent) and _is_outside(cause)
 
@@ -63,10 +63,10 @@ def _is_caused_outside(cause: BaseException | None) -> bool:
 def _is_outside(error: BaseException) -> bool:
     if isinstance(error, OSError | MemoryError | BrokenExecutor):
         return True
-    return any(one.__module__.partition(".")[0] in _OF_STORAGES for one in type(error).__mro__)
+    return any(one.__module__.partition(".")[0] in _STORAGE_LIBRARIES for one in type(error).__mro__)
 
 
-def describe(error: BaseException, arguments: Sequence[str]) -> str:
+def explain_error(error: BaseException, arguments: Sequence[str]) -> str:
     """Return what a user is told of an exception; the traceback of one that is not ours is kept in a file."""
     if isinstance(error, PipelineError):
         return str(error)
@@ -75,7 +75,8 @@ def describe(error: BaseException, arguments: Sequence[str]) -> str:
     kept = _keep_traceback(error, arguments)
     if _is_outside(error):
         return (
-            f"{_described(error)}; what a command reads and writes must be reachable, with room and rights; see to it "
+            f"{_describe_outside_error(error)}; what a command reads and writes must be reachable, with room "
+            "and rights; see to it "
             f"and run the command again, which goes on from what is finished (the traceback is in {kept})"
         )
     return (
@@ -85,7 +86,7 @@ def describe(error: BaseException, arguments: Sequence[str]) -> str:
     )
 
 
-def _described(error: BaseException) -> str:
+def _describe_outside_error(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return "this machine: out of memory"
     if not isinstance(error, OSError) or error.errno is None:

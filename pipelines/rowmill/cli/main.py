@@ -16,9 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rowmill.cli.error_boundary import BLOCKED, DONE, FOUND, WRONG, describe, status_of
+from rowmill.cli.error_boundary import BLOCKED, DONE, FOUND, WRONG, choose_exit_status, explain_error
 from rowmill.core import code_permission
-from rowmill.core.errors import ConfigError, GateError, nearest
+from rowmill.core.errors import ConfigError, GateError, suggest_name
 
 if TYPE_CHECKING:
     from rowmill.build.runner import Project, Step
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
-QUIET = {
+QUIET_LIBRARIES = {
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -45,35 +45,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             # A pipe may speak ASCII; a mark that it cannot say must not end a build.
             stream.reconfigure(errors="replace")
-    parser = _parser()
+    parser = _make_parser()
     given, unknown = parser.parse_known_args(arguments)
     verb: Verb | None = getattr(given, "verb", None)
     if verb is None:
         parser.print_help()
         return WRONG
-    os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
+    os.environ.update({name: value for name, value in QUIET_LIBRARIES.items() if name not in os.environ})
     if getattr(given, "no_code", False):
-        os.environ[code_permission.VARIABLE] = "1"
+        os.environ[code_permission.NO_CODE_VARIABLE] = "1"
     try:
-        given.overrides = _overrides(parser, unknown, allowed=verb in (_plan, _build, _advise))
+        given.overrides = _parse_overrides(parser, unknown, allowed=verb in (_run_plan, _run_build, _run_advise))
         return verb(given)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  (the boundary: whatever it is, a user gets words)
-        if isinstance(error, BrokenPipeError) and _is_unread():
+        if isinstance(error, BrokenPipeError) and _is_output_unread():
             # `rowmill sql … | head`: the reader has enough. What is left to flush goes nowhere.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return DONE
-        _complain(describe(error, sys.argv[1:] if arguments is None else arguments))
-        return status_of(error)
+        _print_error(explain_error(error, sys.argv[1:] if arguments is None else arguments))
+        return choose_exit_status(error)
 
 
-def _is_unread() -> bool:
+def _is_output_unread() -> bool:
     """Tell whether nobody reads what we print any more; a connection to a storage may break, too."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
-def _overrides(parser: argparse.ArgumentParser, words: Sequence[str], *, allowed: bool) -> dict[str, str]:
+def _parse_overrides(parser: argparse.ArgumentParser, words: Sequence[str], *, allowed: bool) -> dict[str, str]:
     """Read `--data__max_sequences_per_example 3`: options of records datasets, a path with `__` between its words."""
     found: dict[str, str] = {}
     waiting = list(words)
@@ -86,19 +86,19 @@ def _overrides(parser: argparse.ArgumentParser, words: Sequence[str], *, allowed
     return found
 
 
-def _complain(message: str) -> None:
+def _print_error(message: str) -> None:
     from rich.text import Text
 
-    from rowmill.core.console import BAD, console
+    from rowmill.core.console import BAD, make_console
 
     sys.stdout.flush()
-    console(sys.stderr).print(Text(message, BAD), soft_wrap=True)
+    make_console(sys.stderr).print(Text(message, BAD), soft_wrap=True)
 
 
 # ── Verbs and their options ────────────────────────────────────────────────────────────────────────
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rowmill",
         description="Raw datasets in, packed token shards and per-GPU partitions out.",
@@ -110,29 +110,29 @@ def _parser() -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(title="verbs", metavar="VERB")
 
-    _building_verbs(verbs)
-    inspect = _verb(
-        verbs, "inspect", _inspect, "show rows as the model sees them, trained tokens marked; writes nothing"
+    _add_building_verbs(verbs)
+    inspect = _add_verb(
+        verbs, "inspect", _run_inspect, "show rows as the model sees them, trained tokens marked; writes nothing"
     )
-    inspect.add_argument("-n", type=_positive, metavar="N", default=3, help="rows per dataset (3)")
+    inspect.add_argument("-n", type=_parse_positive, metavar="N", default=3, help="rows per dataset (3)")
     inspect.add_argument("--dataset", metavar="D", help="only this dataset")
     inspect.add_argument("--row", metavar="ID", help="only this row")
 
-    verify = _verb(verbs, "verify", _verify, "print every finding on what is built")
+    verify = _add_verb(verbs, "verify", _run_verify, "print every finding on what is built")
     verify.add_argument("--deep", action="store_true", help="read all files again; compare digests and content hashes")
     verify.add_argument("--discard", action="store_true", help="with --deep: remove damage, and what was made of it")
     verify.add_argument("--facts", action="store_true", help="list the numbers that gates.expectations can name")
 
     sql = verbs.add_parser("sql", help="answer a SELECT over rows, examples, sequences, ledger, findings …")
-    sql.set_defaults(verb=_sql)
+    sql.set_defaults(verb=_run_sql)
     sql.add_argument("query", metavar="QUERY", help="one SELECT; a wrong one names the views there are")
     sql.add_argument(
         "recipe", metavar="RECIPE", nargs="?", help="ask of this recipe alone; default: all of this folder's storage"
     )
     sql.add_argument("--format", choices=["table", "csv", "json"], default="table", help="table (default), csv or json")
-    _root(sql)
+    _add_root_option(sql)
 
-    trace = _verb(verbs, "trace", _trace, "from a place in a shard to the source line, and back to every place")
+    trace = _add_verb(verbs, "trace", _run_trace, "from a place in a shard to the source line, and back to every place")
     which = trace.add_mutually_exclusive_group(required=True)
     which.add_argument("--row", metavar="ID", help="a row: every shard, sequence, rank and step that shows it")
     which.add_argument("--source", metavar="FILE:LINE", help="a line of a source file: the same")
@@ -140,69 +140,75 @@ def _parser() -> argparse.ArgumentParser:
         "--sequence", metavar="DATASET/SPLIT/N[:TOKEN]", help="a sequence, or one token in it: whence it came"
     )
 
-    template = _verb(
-        verbs, "template-report", _template_report, "what probes showed each dataset's chat template to do"
+    template = _add_verb(
+        verbs, "template-report", _run_template_report, "what probes showed each dataset's chat template to do"
     )
     template.add_argument(
         "--prove", action="store_true", help="prove its masks on conversations of all shapes; status 4 if one is wrong"
     )
 
-    _verb(verbs, "report", _report, "write the report: pictures, samples, rejects and findings, in one HTML file")
+    _add_verb(
+        verbs, "report", _run_report, "write the report: pictures, samples, rejects and findings, in one HTML file"
+    )
 
-    _generation_verbs(verbs)
-    _version_verbs(verbs)
+    _add_generation_verbs(verbs)
+    _add_version_verbs(verbs)
 
-    collect = _verb(verbs, "gc", _collect, "remove versions that nothing needs")
-    collect.add_argument("--keep", type=_positive, metavar="N", default=3, help="newest versions to keep per stage (3)")
+    collect = _add_verb(verbs, "gc", _run_gc, "remove versions that nothing needs")
+    collect.add_argument(
+        "--keep", type=_parse_positive, metavar="N", default=3, help="newest versions to keep per stage (3)"
+    )
     collect.add_argument("--dry-run", action="store_true", help="only say what would go")
 
     ui = verbs.add_parser("ui", help="open Dagster's webserver and daemon on this machine")
-    ui.set_defaults(verb=_ui)
+    ui.set_defaults(verb=_run_ui)
     ui.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
-    ui.add_argument("--port", type=_positive, default=3000, help="port to listen on (3000)")
+    ui.add_argument("--port", type=_parse_positive, default=3000, help="port to listen on (3000)")
     return parser
 
 
-def _generation_verbs(verbs: "Verbs") -> None:
+def _add_generation_verbs(verbs: "Verbs") -> None:
     """Add the verbs that come after training."""
-    parse = _verb(verbs, "parse", _parse, "take generated texts apart: records, and why the rest is none")
+    parse = _add_verb(verbs, "parse", _run_parse, "take generated texts apart: records, and why the rest is none")
     parse.add_argument(
         "files", metavar="FILE", nargs="*", help="parse these alone and store nothing; default: generation.text_urls"
     )
-    generate = _verb(verbs, "generate", _generate, "ask the recipe's backend for series, groups or records")
+    generate = _add_verb(verbs, "generate", _run_generate, "ask the recipe's backend for series, groups or records")
     for verb in (parse, generate):
         verb.add_argument("--dataset", metavar="D", help="only this dataset")
         verb.add_argument("--output", metavar="FILE", help="write the accepted records there, as JSON Lines")
 
 
-def _version_verbs(verbs: "Verbs") -> None:
+def _add_version_verbs(verbs: "Verbs") -> None:
     """Add the verbs that speak of kept versions."""
-    versions = _verb(verbs, "versions", _versions, "list the kept versions of a stage")
+    versions = _add_verb(verbs, "versions", _run_versions, "list the kept versions of a stage")
     versions.add_argument("key", metavar="KEY", help="such as chats/canonical_rows, or training_splits")
 
-    diff = _verb(verbs, "diff", _diff, "two kept versions side by side: rows, lengths, fill, shares")
+    diff = _add_verb(verbs, "diff", _run_diff, "two kept versions side by side: rows, lengths, fill, shares")
     diff.add_argument("key", metavar="KEY", help="such as chats/packed_shards, or training_splits")
     diff.add_argument("before", metavar="BEFORE", help="a version, or enough of its beginning")
     diff.add_argument("after", metavar="AFTER", nargs="?", help="another; default: the current one")
 
-    use = _verb(verbs, "use", _use, "make a kept version the current one again")
+    use = _add_verb(verbs, "use", _run_use, "make a kept version the current one again")
     use.add_argument("key", metavar="KEY", help="such as chats/canonical_rows, or training_splits")
     use.add_argument("version", metavar="VERSION", help="a version, or enough of its beginning")
 
 
-def _building_verbs(verbs: "Verbs") -> None:
+def _add_building_verbs(verbs: "Verbs") -> None:
     """Add the verbs that build, and `stats`, which builds as far as lengths are known."""
-    _verb(verbs, "plan", _plan, "say what a build would make, what it would reuse, and why")
-    build = _verb(verbs, "build", _build, "build what is missing or changed, stage by stage")
+    _add_verb(verbs, "plan", _run_plan, "say what a build would make, what it would reuse, and why")
+    build = _add_verb(verbs, "build", _run_build, "build what is missing or changed, stage by stage")
     build.add_argument(
         "--only", action="append", metavar="STAGE", default=[], help="only stages of this name; may be repeated"
     )
-    build.add_argument("--workers", type=_positive, metavar="N", help="worker processes, instead of execution.workers")
+    build.add_argument(
+        "--workers", type=_parse_positive, metavar="N", help="worker processes, instead of execution.workers"
+    )
 
-    advise = _verb(
+    advise = _add_verb(
         verbs,
         "advise",
-        _advise,
+        _run_advise,
         "propose the table contract of records, judge their columns as groups, and say how long examples become",
     )
     advise.add_argument("--dataset", metavar="D", help="only this dataset")
@@ -210,21 +216,27 @@ def _building_verbs(verbs: "Verbs") -> None:
         "--write", action="store_true", help="write each table contract to RECIPE/DATASET.table.yaml, which pins it"
     )
 
-    export = _verb(verbs, "export", _export, "write the recipe's exports, and say how to point their trainers at them")
+    export = _add_verb(
+        verbs, "export", _run_export, "write the recipe's exports, and say how to point their trainers at them"
+    )
     export.add_argument(
         "--name", action="append", metavar="N", default=[], help="only the export of this name; may be repeated"
     )
     export.add_argument("--to", metavar="FOLDER", help="put a copy of one export into a new folder")
-    export.add_argument("--workers", type=_positive, metavar="N", help="worker processes, instead of execution.workers")
+    export.add_argument(
+        "--workers", type=_parse_positive, metavar="N", help="worker processes, instead of execution.workers"
+    )
 
-    stats = _verb(
-        verbs, "stats", _stats, "lengths, truncation, rejects, and what another limit would do; packs nothing"
+    stats = _add_verb(
+        verbs, "stats", _run_stats, "lengths, truncation, rejects, and what another limit would do; packs nothing"
     )
     stats.add_argument("--strict", action="store_true", help="exit with 4 if there is a hint")
-    stats.add_argument("--workers", type=_positive, metavar="N", help="worker processes, instead of execution.workers")
+    stats.add_argument(
+        "--workers", type=_parse_positive, metavar="N", help="worker processes, instead of execution.workers"
+    )
 
 
-def _verb(
+def _add_verb(
     verbs: "Verbs",
     name: str,
     verb: Verb,
@@ -234,17 +246,17 @@ def _verb(
     parser = verbs.add_parser(name, help=words, description=f"{words[0].upper()}{words[1:]}.")
     parser.set_defaults(verb=verb)
     parser.add_argument("recipe", metavar="RECIPE", help="a recipe file, or the name of one under configs/")
-    _root(parser)
+    _add_root_option(parser)
     return parser
 
 
-def _root(parser: argparse.ArgumentParser) -> None:
+def _add_root_option(parser: argparse.ArgumentParser) -> None:
     words = "where built things lie: a folder or URL (default: $ROWMILL_STORE, or .rowmill in the project)"
     parser.add_argument("--root", metavar="R", help=words)
     parser.add_argument("--no-code", action="store_true", help="refuse a recipe that names Python code of its own")
 
 
-def _positive(text: str) -> int:
+def _parse_positive(text: str) -> int:
     value = int(text) if text.isdecimal() else 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
@@ -254,11 +266,11 @@ def _positive(text: str) -> int:
 # ── Finding the recipe and the storage ─────────────────────────────────────────────────────────────
 
 
-def _project(given: argparse.Namespace) -> "Project":
+def _open_project(given: argparse.Namespace) -> "Project":
     from rowmill.build import runner
 
     overrides: dict[str, str] = getattr(given, "overrides", {})
-    project = runner.open_project(recipe_path(given.recipe), _chosen_root(given), overrides)
+    project = runner.open_project(recipe_path(given.recipe), _choose_root(given), overrides)
     workers = getattr(given, "workers", None)
     if workers is None:
         return project
@@ -266,7 +278,7 @@ def _project(given: argparse.Namespace) -> "Project":
     return replace(project, recipe=project.recipe.model_copy(update={"execution": execution}))
 
 
-def _chosen_root(given: argparse.Namespace) -> str | None:
+def _choose_root(given: argparse.Namespace) -> str | None:
     return given.root or os.environ.get("ROWMILL_STORE") or None
 
 
@@ -297,9 +309,9 @@ def recipe_path(name: str) -> Path:
         raise ConfigError(
             f"{name}: no such recipe; there is no configs folder here or above; name a recipe file, or run in a project"
         )
-    known = {path.stem: path for path in recipe.find(configs)}
+    known = {path.stem: path for path in recipe.find_recipes(configs)}
     if name not in known:
-        guess = nearest(name, known)
+        guess = suggest_name(name, known)
         hint = f"did you mean {guess}?" if guess else "name one of them, or a recipe file"
         raise ConfigError(
             f"{name}: no recipe of this name; there are {', '.join(known) or 'none'} in {configs}; {hint}"
@@ -307,55 +319,55 @@ def recipe_path(name: str) -> Path:
     return known[name]
 
 
-def _folder_store(given: argparse.Namespace) -> "Store":
+def _open_folder_store(given: argparse.Namespace) -> "Store":
     """Return the storage of the folder's recipes, whichever they are."""
     from rowmill.core.storage import Store
 
     configs = configs_folder()
-    root = _chosen_root(given) or str((configs.parent if configs else Path.cwd()) / ".rowmill")
+    root = _choose_root(given) or str((configs.parent if configs else Path.cwd()) / ".rowmill")
     return Store(root)
 
 
 # ── plan, build, stats, verify ─────────────────────────────────────────────────────────────────────
 
 
-def _plan(given: argparse.Namespace) -> int:
+def _run_plan(given: argparse.Namespace) -> int:
     from rowmill.build import runner
     from rowmill.core import console as terminal
     from rowmill.inspection import dry_run
     from rowmill.reports import table_plans
-    from rowmill.reports.console import plan
+    from rowmill.reports.console import render_plan
 
-    project, screen = _project(given), terminal.console()
-    screen.print(plan(project, runner.plan(project)))
-    if not dry_run.records_datasets(project):
+    project, screen = _open_project(given), terminal.make_console()
+    screen.print(render_plan(project, runner.forecast_steps(project)))
+    if not dry_run.list_table_datasets(project):
         return DONE
-    planned = list(dry_run.plans(project))
-    screen.print(table_plans.plans(planned))
+    planned = list(dry_run.plan_tables(project))
+    screen.print(table_plans.render_table_plans(planned))
     return WRONG if any(one.plan is None for one in planned) else DONE
 
 
-def _advise(given: argparse.Namespace) -> int:
+def _run_advise(given: argparse.Namespace) -> int:
     from rowmill.core import console as terminal
     from rowmill.inspection import dry_run
     from rowmill.reports import table_plans
 
-    project, screen = _project(given), terminal.console()
-    if not dry_run.records_datasets(project, given.dataset):
+    project, screen = _open_project(given), terminal.make_console()
+    if not dry_run.list_table_datasets(project, given.dataset):
         raise ConfigError(f"{project.recipe.name}: no records dataset; advice is on their columns; name another recipe")
-    for name, proposal in dry_run.contracts(project, given.dataset):
+    for name, proposal in dry_run.propose_contracts(project, given.dataset):
         if proposal is None:
             continue
         if given.write:
-            print(_pin(recipe_path(given.recipe), project.recipe, name, proposal.document))
+            print(_write_table_contract(recipe_path(given.recipe), project.recipe, name, proposal.document))
         else:
             print(proposal.document)
     if not given.write:
-        screen.print(table_plans.advice(dry_run.advise(project, given.dataset)))
+        screen.print(table_plans.render_advice(dry_run.advise_on_columns(project, given.dataset)))
     return DONE
 
 
-def _pin(recipe_path: Path, loaded: "Recipe", dataset: str, document: str) -> str:
+def _write_table_contract(recipe_path: Path, loaded: "Recipe", dataset: str, document: str) -> str:
     """Write a table contract beside its recipe; return what is to be said of it."""
     from rowmill.recipe.recipe import table_contract_file
 
@@ -371,56 +383,56 @@ def _pin(recipe_path: Path, loaded: "Recipe", dataset: str, document: str) -> st
     return f"{path}  written; look through it: the next build follows it"
 
 
-def _build(given: argparse.Namespace) -> int:
+def _run_build(given: argparse.Namespace) -> int:
     from rowmill.build import runner
     from rowmill.reports import report_page
-    from rowmill.reports.console import summary
+    from rowmill.reports.console import summarize_recipe
 
-    project = _project(given)
-    steps = [step for step in runner.road(project) if _is_asked_for(step, given.only)]
-    _require_stages(given.only, {name for step in runner.road(project) for name in (step.name, step.label)})
-    blocked = _run(project, steps, given.only)
+    project = _open_project(given)
+    steps = [step for step in runner.plan_steps(project) if _is_selected_step(step, given.only)]
+    _require_known_stages(given.only, {name for step in runner.plan_steps(project) for name in (step.name, step.label)})
+    blocked = _build_stages(project, steps, given.only)
     if not given.only:
-        print(f"\n{summary(project)}\n\nreport  {report_page.write(project)}")
+        print(f"\n{summarize_recipe(project)}\n\nreport  {report_page.write_report(project)}")
     return BLOCKED if blocked else DONE
 
 
-def _is_asked_for(step: "Step", only: Sequence[str]) -> bool:
+def _is_selected_step(step: "Step", only: Sequence[str]) -> bool:
     return bool({step.name, step.label} & set(only)) if only else not step.on_demand
 
 
-def _require_stages(only: Sequence[str], known: set[str]) -> None:
+def _require_known_stages(only: Sequence[str], known: set[str]) -> None:
     for name in only:
         if name not in known:
-            guess = nearest(name, known)
+            guess = suggest_name(name, known)
             hint = f"did you mean {guess}?" if guess else "name one of them"
             raise ConfigError(f"--only {name}: no such stage; there are {', '.join(sorted(known))}; {hint}")
 
 
-def _run(
+def _build_stages(
     project: "Project", steps: "Sequence[Step]", only: Sequence[str], datasets: Sequence[str] | None = None
 ) -> bool:
     """Build some stages with their progress shown; tell whether a blocking finding failed."""
     from rowmill.build import runner
     from rowmill.core import console as terminal
-    from rowmill.reports.progress import Watch
+    from rowmill.reports.progress import BuildProgress
 
     # First of all, so that it answers while the build runs.
     runner.publish_statistics(project)
-    with Watch(project, steps, terminal.console(), terminal.console(sys.stderr)) as watch:
+    with BuildProgress(project, steps, terminal.make_console(), terminal.make_console(sys.stderr)) as watch:
         done = runner.build(project, progress=watch, tell=watch.tell, only=only, datasets=datasets)
     return any(verdict.blocking for _, _, verdicts in done for verdict in verdicts)
 
 
-def _export(given: argparse.Namespace) -> int:
+def _run_export(given: argparse.Namespace) -> int:
     from rowmill.core import console as terminal
-    from rowmill.reports.console import pointers
+    from rowmill.reports.console import render_export_pointers
 
-    project = _project(given)
+    project = _open_project(given)
     known = [one.name for one in project.recipe.exports]
     for name in given.name or known or [""]:
         if name not in known:
-            guess = nearest(name, known)
+            guess = suggest_name(name, known)
             hint = f"did you mean {guess}?" if guess else "add one under exports: in the recipe"
             raise ConfigError(f"--name {name}: no such export; there are {', '.join(known) or 'none'}; {hint}")
     if given.to is not None and len(given.name) != 1:
@@ -429,125 +441,127 @@ def _export(given: argparse.Namespace) -> int:
     from rowmill.stages import exports
 
     labels = [f"{exports.STAGE.name}/{name}" for name in given.name or known]
-    steps = [step for step in runner.road(project) if step.label in labels]
-    if _run(project, steps, labels):
+    steps = [step for step in runner.plan_steps(project) if step.label in labels]
+    if _build_stages(project, steps, labels):
         return BLOCKED
     if given.to is not None:
         runner.copy_export(project, given.name[0], Path(given.to))
-    terminal.console().print(pointers(project, given.name, given.to))
+    terminal.make_console().print(render_export_pointers(project, given.name, given.to))
     return DONE
 
 
-def _parse(given: argparse.Namespace) -> int:
+def _run_parse(given: argparse.Namespace) -> int:
     from rowmill.core import console as terminal
     from rowmill.inspection import generated_output
-    from rowmill.reports.console import parsed_files
+    from rowmill.reports.console import render_parsed_files
     from rowmill.stages import parsed_records
 
     stage = parsed_records.STAGE.name
     if not given.files:
-        return _after_training(given, stage)
-    project = _project(given)
-    dataset = _only_one(generated_output.datasets_of(project, stage, given.dataset))
+        return _run_after_training(given, stage)
+    project = _open_project(given)
+    dataset = _require_one_dataset(generated_output.select_datasets(project, stage, given.dataset))
     parsed = generated_output.parse_files(project, dataset, given.files)
-    terminal.console().print(parsed_files(parsed))
+    terminal.make_console().print(render_parsed_files(parsed))
     if given.output:
-        generated_output.write_lines(Path(given.output), parsed.records)
+        generated_output.write_json_lines(Path(given.output), parsed.records)
     return DONE
 
 
-def _generate(given: argparse.Namespace) -> int:
+def _run_generate(given: argparse.Namespace) -> int:
     from rowmill.stages import generated_series
 
-    return _after_training(given, generated_series.STAGE.name)
+    return _run_after_training(given, generated_series.STAGE.name)
 
 
-def _after_training(given: argparse.Namespace, stage: str) -> int:
+def _run_after_training(given: argparse.Namespace, stage: str) -> int:
     """Run a stage behind a trained model, show what came of it, and write its records where that is asked for."""
     from rowmill.build import runner
     from rowmill.core import console as terminal
     from rowmill.inspection import generated_output
-    from rowmill.reports.console import differing_builds, generated
+    from rowmill.reports.console import render_generated, render_outdated_builds
     from rowmill.schema import manifest
 
-    project = _project(given)
-    datasets = generated_output.datasets_of(project, stage, given.dataset)
-    steps = [step for step in runner.road(project) if step.name == stage and step.dataset in datasets]
-    terminal.console(sys.stderr).print(differing_builds(generated_output.differing_builds(project, datasets)))
-    blocked = _run(project, steps, [stage], datasets)
-    made = [one for step in steps if (one := manifest.current(project.store, step.key)) is not None]
-    terminal.console().print(generated(made))
+    project = _open_project(given)
+    datasets = generated_output.select_datasets(project, stage, given.dataset)
+    steps = [step for step in runner.plan_steps(project) if step.name == stage and step.dataset in datasets]
+    terminal.make_console(sys.stderr).print(
+        render_outdated_builds(generated_output.find_outdated_builds(project, datasets))
+    )
+    blocked = _build_stages(project, steps, [stage], datasets)
+    made = [one for step in steps if (one := manifest.load_current(project.store, step.key)) is not None]
+    terminal.make_console().print(render_generated(made))
     if given.output:
-        records = [text for one in made for text in generated_output.records_of(project.store, one)]
-        generated_output.write_lines(Path(given.output), records)
+        records = [text for one in made for text in generated_output.iterate_accepted_records(project.store, one)]
+        generated_output.write_json_lines(Path(given.output), records)
     return BLOCKED if blocked else DONE
 
 
-def _only_one(datasets: Sequence[str]) -> str:
+def _require_one_dataset(datasets: Sequence[str]) -> str:
     if len(datasets) > 1:
         raise ConfigError(f"several datasets are generated: {', '.join(datasets)}; one is needed; add --dataset")
     return datasets[0]
 
 
-def _stats(given: argparse.Namespace) -> int:
+def _run_stats(given: argparse.Namespace) -> int:
     from rowmill.build import runner
     from rowmill.core import console as terminal
-    from rowmill.reports.console import hints, statistics
+    from rowmill.reports.console import list_hints, render_statistics
     from rowmill.stages import catalog
     from rowmill.stages.truncation_stats import stage as truncation_stats
 
-    project = _project(given)
-    stages = catalog.names_up_to(truncation_stats.STAGE)
-    steps = [step for step in runner.road(project) if step.name in stages]
+    project = _open_project(given)
+    stages = catalog.list_stages_up_to(truncation_stats.STAGE)
+    steps = [step for step in runner.plan_steps(project) if step.name in stages]
     try:
-        blocked = _run(project, steps, stages)
+        blocked = _build_stages(project, steps, stages)
     except GateError:
         # A shut gate is a reason to look at the numbers, not to hide them.
-        terminal.console().print(statistics(project))
+        terminal.make_console().print(render_statistics(project))
         raise
-    terminal.console().print(statistics(project))
+    terminal.make_console().print(render_statistics(project))
     if blocked:
         return BLOCKED
-    return FOUND if given.strict and hints(project) else DONE
+    return FOUND if given.strict and list_hints(project) else DONE
 
 
-def _verify(given: argparse.Namespace) -> int:
+def _run_verify(given: argparse.Namespace) -> int:
     from rowmill.core import console as terminal
     from rowmill.inspection import verify as verification
     from rowmill.reports import console as reports
 
-    project = _project(given)
-    checked = verification.verify(project, deep=given.deep)
-    terminal.console().print(reports.verification(project, checked, facts=given.facts, deep=given.deep))
+    project = _open_project(given)
+    checked = verification.verify_recipe(project, deep=given.deep)
+    terminal.make_console().print(reports.render_verification(project, checked, facts=given.facts, deep=given.deep))
     if any(one.damaged for one in checked):
-        gone = verification.discard(project, checked) if given.discard else None
-        terminal.console().print(reports.discarded(project, gone))
+        gone = verification.discard_damage(project, checked) if given.discard else None
+        terminal.make_console().print(reports.render_discarded(project, gone))
     return BLOCKED if any(one.fails for one in checked) else DONE
 
 
-def _report(given: argparse.Namespace) -> int:
+def _run_report(given: argparse.Namespace) -> int:
     from rowmill.reports import report_page
 
-    print(report_page.write(_project(given)))
+    print(report_page.write_report(_open_project(given)))
     return DONE
 
 
 # ── sql ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _sql(given: argparse.Namespace) -> int:
+def _run_sql(given: argparse.Namespace) -> int:
     from rowmill import stats
     from rowmill.core import console as terminal
-    from rowmill.reports.console import answer
+    from rowmill.reports.console import render_query_rows
 
-    project = None if given.recipe is None else _project(given)
-    store = _folder_store(given) if project is None else project.store
+    project = None if given.recipe is None else _open_project(given)
+    store = _open_folder_store(given) if project is None else project.store
     if not store.exists("stats"):
         raise ConfigError(
             f"{store.path('')}: no statistics here; a storage root with a build in it is needed; build a recipe, or "
             "name another --root"
         )
-    columns, rows = stats.query(store, given.query, recipe=project.recipe.name if project else None)
+    columns, rows = stats.query_views(store, given.query, recipe=project.recipe.name if project else None)
     if given.format == "csv":
         import csv
 
@@ -558,60 +572,60 @@ def _sql(given: argparse.Namespace) -> int:
         lines = [dict(zip(columns, row, strict=True)) for row in rows]
         print(orjson.dumps(lines, default=str, option=orjson.OPT_INDENT_2).decode())
     else:
-        terminal.console().print(answer(columns, rows))
+        terminal.make_console().print(render_query_rows(columns, rows))
     return DONE
 
 
 # ── inspect, trace, template-report ────────────────────────────────────────────────────────────────
 
 
-def _inspect(given: argparse.Namespace) -> int:
+def _run_inspect(given: argparse.Namespace) -> int:
     from rowmill.core import console as terminal
     from rowmill.inspection import inspect as inspection
     from rowmill.reports import row_view
 
-    project = _project(given)
-    screen = terminal.console()
-    for one in inspection.inspect(project, count=given.n, dataset=given.dataset, row_id=given.row):
-        screen.print(row_view.inspected(one, colours=screen.is_terminal and not screen.no_color))
+    project = _open_project(given)
+    screen = terminal.make_console()
+    for one in inspection.inspect_rows(project, count=given.n, dataset=given.dataset, row_id=given.row):
+        screen.print(row_view.render_inspected_record(one, colours=screen.is_terminal and not screen.no_color))
     return DONE
 
 
-def _trace(given: argparse.Namespace) -> int:
+def _run_trace(given: argparse.Namespace) -> int:
     from rowmill.core import console as terminal
     from rowmill.inspection.trace import trace_row, trace_sequence, trace_source
     from rowmill.reports import row_view
 
-    project, screen = _project(given), terminal.console()
+    project, screen = _open_project(given), terminal.make_console()
     if given.sequence is not None:
-        screen.print(row_view.sequence(trace_sequence(project, given.sequence)))
+        screen.print(row_view.render_sequence_trace(trace_sequence(project, given.sequence)))
     elif given.row is not None:
-        screen.print(row_view.traces(trace_row(project, given.row)))
+        screen.print(row_view.render_row_traces(trace_row(project, given.row)))
     else:
-        screen.print(row_view.traces(trace_source(project, given.source)))
+        screen.print(row_view.render_row_traces(trace_source(project, given.source)))
     return DONE
 
 
-def _template_report(given: argparse.Namespace) -> int:
+def _run_template_report(given: argparse.Namespace) -> int:
     from rowmill.core import console as terminal
-    from rowmill.inspection.inspect import template_reports
+    from rowmill.inspection.inspect import report_templates
     from rowmill.reports import row_view
 
-    project, screen = _project(given), terminal.console()
+    project, screen = _open_project(given), terminal.make_console()
     if given.prove:
         return _prove_templates(project)
-    for report in template_reports(project):
-        screen.print(row_view.contract(report))
+    for report in report_templates(project):
+        screen.print(row_view.render_template_report(report))
     return DONE
 
 
 def _prove_templates(project: "Project") -> int:
     from rowmill.core import console as terminal
-    from rowmill.inspection.inspect import template_proofs
+    from rowmill.inspection.inspect import prove_templates
     from rowmill.reports import template_proof
 
-    screen, are_right = terminal.console(), True
-    for dataset, proof in template_proofs(project):
+    screen, are_right = terminal.make_console(), True
+    for dataset, proof in prove_templates(project):
         screen.print(template_proof.render_proof(dataset, proof))
         are_right = are_right and not proof.findings
     return DONE if are_right else FOUND
@@ -620,54 +634,56 @@ def _prove_templates(project: "Project") -> int:
 # ── versions, use, gc, ui ──────────────────────────────────────────────────────────────────────────
 
 
-def _versions(given: argparse.Namespace) -> int:
+def _run_versions(given: argparse.Namespace) -> int:
     from rowmill.core import console as terminal
     from rowmill.reports import console as reports
     from rowmill.schema import manifest
 
-    project = _project(given)
-    step = _step(project, given.key)
-    kept = manifest.versions(project.store, step.key)
-    terminal.console().print(reports.versions(project, kept, manifest.current(project.store, step.key)))
+    project = _open_project(given)
+    step = _find_step(project, given.key)
+    kept = manifest.list_versions(project.store, step.key)
+    terminal.make_console().print(
+        reports.render_versions(project, kept, manifest.load_current(project.store, step.key))
+    )
     return DONE
 
 
-def _diff(given: argparse.Namespace) -> int:
+def _run_diff(given: argparse.Namespace) -> int:
     from rowmill.core import console as terminal
-    from rowmill.inspection.diff import compare
+    from rowmill.inspection.diff import compare_versions
     from rowmill.reports import console as reports
     from rowmill.schema import manifest
 
-    project = _project(given)
-    step = _step(project, given.key)
-    kept = {one.version: one for one in manifest.versions(project.store, step.key)}
-    now = manifest.current(project.store, step.key)
+    project = _open_project(given)
+    step = _find_step(project, given.key)
+    kept = {one.version: one for one in manifest.list_versions(project.store, step.key)}
+    now = manifest.load_current(project.store, step.key)
     chosen = (given.before, given.after or (now.version if now is not None else ""))
-    before, after = (kept[_one_of(one, list(kept), f"{project.recipe.name}/{given.key}")] for one in chosen)
-    terminal.console().print(reports.comparison(before, after, compare(project, before, after)))
+    before, after = (kept[_match_version(one, list(kept), f"{project.recipe.name}/{given.key}")] for one in chosen)
+    terminal.make_console().print(reports.render_comparison(before, after, compare_versions(project, before, after)))
     return DONE
 
 
-def _use(given: argparse.Namespace) -> int:
+def _run_use(given: argparse.Namespace) -> int:
     from rowmill.build import runner
     from rowmill.core import console as terminal
-    from rowmill.reports.console import step_line, used
+    from rowmill.reports.console import render_step, render_used_version
     from rowmill.schema import manifest
 
-    project = _project(given)
+    project = _open_project(given)
     runner.publish_statistics(project)
-    step = _step(project, given.key)
-    known = [one.version for one in manifest.versions(project.store, step.key)]
-    version = _one_of(given.version, known, f"{project.recipe.name}/{given.key}")
-    report = runner.run(project, step, {}, version=version)
-    verdicts = runner.judge(project, step, report.manifest)
-    screen = terminal.console()
-    screen.print(used(project, step, report.version))
-    screen.print(step_line(step, report, verdicts))
+    step = _find_step(project, given.key)
+    known = [one.version for one in manifest.list_versions(project.store, step.key)]
+    version = _match_version(given.version, known, f"{project.recipe.name}/{given.key}")
+    report = runner.run_step(project, step, {}, version=version)
+    verdicts = runner.check_step(project, step, report.manifest)
+    screen = terminal.make_console()
+    screen.print(render_used_version(project, step, report.version))
+    screen.print(render_step(step, report, verdicts))
     return BLOCKED if any(verdict.blocking for verdict in verdicts) else DONE
 
 
-def _one_of(given: str, known: Sequence[str], where: str) -> str:
+def _match_version(given: str, known: Sequence[str], where: str) -> str:
     """Return the version that begins as given; every other case is an error that names those there are."""
     found = [version for version in known if version.startswith(given)]
     if len(found) == 1:
@@ -676,7 +692,7 @@ def _one_of(given: str, known: Sequence[str], where: str) -> str:
     raise ConfigError(f"{where}: {given!r}: {what}; there are {', '.join(known) or 'none'}; name one of them")
 
 
-def _step(project: "Project", key: str) -> "Step":
+def _find_step(project: "Project", key: str) -> "Step":
     from rowmill.build import runner
 
     words = [word for word in key.split("/") if word]
@@ -684,22 +700,22 @@ def _step(project: "Project", key: str) -> "Step":
     return runner.find_step(project, tuple(words) if words[:1] == [name] else (name, *words))
 
 
-def _collect(given: argparse.Namespace) -> int:
+def _run_gc(given: argparse.Namespace) -> int:
     from rowmill.build import gc
     from rowmill.core import console as terminal
-    from rowmill.reports.console import collected
+    from rowmill.reports.console import render_collected
 
-    project = _project(given)
-    found = gc.collect(project, keep=given.keep, dry_run=given.dry_run)
-    terminal.console().print(collected(found, dry_run=given.dry_run))
+    project = _open_project(given)
+    found = gc.collect_garbage(project, keep=given.keep, dry_run=given.dry_run)
+    terminal.make_console().print(render_collected(found, dry_run=given.dry_run))
     return DONE
 
 
-def _ui(given: argparse.Namespace) -> int:
+def _run_ui(given: argparse.Namespace) -> int:
     from rowmill.cli import ui
 
     configs = configs_folder()
-    ui.serve(configs.parent if configs else Path.cwd(), host=given.host, port=given.port)
+    ui.serve_ui(configs.parent if configs else Path.cwd(), host=given.host, port=given.port)
     return DONE
 
 

@@ -25,7 +25,7 @@ def default_settings() -> Path:
     return Path(spec.origin).parent / "dagster.yaml"
 
 
-QUIET = {
+QUIET_ENVIRONMENT = {
     "DAGSTER_DISABLE_TELEMETRY": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -36,7 +36,7 @@ QUIET = {
 """Nothing reports to anyone. Dagster's own switch in `dagster.yaml` stops only half of it."""
 
 
-def serve(root: Path, *, host: str = "127.0.0.1", port: int = 3000) -> None:
+def serve_ui(root: Path, *, host: str = "127.0.0.1", port: int = 3000) -> None:
     """Become `dagster dev` over the project in `root`; never returns. Stop it with SIGINT: SIGTERM leaves children.
 
     Raises
@@ -51,17 +51,17 @@ def serve(root: Path, *, host: str = "127.0.0.1", port: int = 3000) -> None:
             f"{workspace}: no such file; the user interface needs the project's workspace.yaml; "
             "run it in the project's folder"
         )
-    environment = os.environ | QUIET | {"DAGSTER_HOME": str(prepare_home(root))}
-    environment.setdefault("ROWMILL_REPORTS_URL", _serve_reports(root, host, port + 1))
+    environment = os.environ | QUIET_ENVIRONMENT | {"DAGSTER_HOME": str(prepare_home(root))}
+    environment.setdefault("ROWMILL_REPORTS_URL", _start_report_server(root, host, port + 1))
     os.chdir(root)
     # Dagster has no login and who reaches the port runs code, so it listens on loopback unless told otherwise.
     command = [sys.executable, "-m", "dagster", "dev", "-h", host, "-p", str(port), "-w", "workspace.yaml"]
     os.execvpe(command[0], command, environment)  # noqa: S606  (the words are ours, and no shell is wanted)
 
 
-def _serve_reports(root: Path, host: str, port: int) -> str:
+def _start_report_server(root: Path, host: str, port: int) -> str:
     """Start the server of reports and return its address; empty where the storage root is no local folder."""
-    store = os.environ.get("ROWMILL_STORE") or str(_project(root) / ".rowmill")
+    store = os.environ.get("ROWMILL_STORE") or str(_find_project_folder(root) / ".rowmill")
     if "://" in store:
         return ""
     reports = Path(store) / "reports"
@@ -75,7 +75,7 @@ def _serve_reports(root: Path, host: str, port: int) -> str:
     return f"http://{host}:{port}"
 
 
-def _project(root: Path) -> Path:
+def _find_project_folder(root: Path) -> Path:
     configs = os.environ.get("ROWMILL_CONFIGS")
     return Path(configs).absolute().parent if configs else root
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message
 
-FindingKind = Literal[
+MaskDefectKind = Literal[
     "own_text_untrained",
     "other_text_trained",
     "header_trained",
@@ -41,7 +41,7 @@ FindingKind = Literal[
 ]
 TextPart = Literal["content", "reasoning", "call_name", "argument", "nested_argument", "tool_description"]
 
-_ATTEMPTS: tuple[frozenset[TextPart], ...] = (
+_HIDDEN_PART_SETS: tuple[frozenset[TextPart], ...] = (
     frozenset({"content", "reasoning", "call_name", "argument", "nested_argument", "tool_description"}),
     # Python's own notation of a list, which some templates print, escapes private code points.
     frozenset({"content", "reasoning", "call_name", "argument", "tool_description"}),
@@ -54,32 +54,32 @@ _ATTEMPTS: tuple[frozenset[TextPart], ...] = (
 """Sets of texts that are replaced, tried in turn: a template may compare a call's name with a word of its own."""
 
 _PRIVATE_BLOCKS = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
-_PRIVATE = "".join(chr(point) for block in _PRIVATE_BLOCKS for point in block)
+_PRIVATE_CHARACTERS = "".join(chr(point) for block in _PRIVATE_BLOCKS for point in block)
 """The code points that stand for own characters: a conversation with more of these is not provable."""
-_LETTERS = re.compile(r"[^\W_]+")
+_ALPHANUMERIC_RUN = re.compile(r"[^\W_]+")
 """A run of characters that are replaced: those of `str.isalnum`."""
-_TOKEN = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Za-z_]{2,40}\]")
+_TOKEN_PATTERN = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Za-z_]{2,40}\]")
 """What looks like a control token."""
 _STOP_WORDS = re.compile(
     r"<(?!/)[^<>]*(?:end|eo[tsm]|call|return|turn|user|observation|response)[^<>]*>|</s>", re.IGNORECASE
 )
 """Control tokens that may end a turn; generous, since it is only used to doubt that nothing does."""
-_STOPS = re.compile(rf"(?:(?:{_STOP_WORDS.pattern})\s*)+", re.IGNORECASE)
-_WORD = re.compile(r"\S*")
+_STOP_RUN = re.compile(rf"(?:(?:{_STOP_WORDS.pattern})\s*)+", re.IGNORECASE)
+_NON_SPACE_RUN = re.compile(r"\S*")
 _END_WORDS = re.compile(r"end|eo[tsm]|/", re.IGNORECASE)
 _START_WORDS = re.compile(r"<[^<>]*(?:start_of_turn|im_start|start_header)[^<>]*>|<\|start\|>", re.IGNORECASE)
 """Tokens that begin a turn."""
-_CLOCK = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1""")
+_CLOCK_CALL = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1""")
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
-_TOOLS = -1
+_TOOLS_MESSAGE = -1
 """The message number of tool descriptions."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class MaskDefect:
     """Characters `[start, end)` of the judged text that train wrongly or wrongly do not."""
 
-    kind: FindingKind
+    kind: MaskDefectKind
     message: int
     """The message whose mask is wrong; −1 where it is no message's."""
     start: int
@@ -91,7 +91,7 @@ class TransformersTemplate:
     """A chat template as transformers renders it."""
 
     def __init__(self, text: str, special_tokens: Mapping[str, str], kwargs: Mapping[str, Json], now: datetime) -> None:
-        self._text = _with_fixed_clock(text, now)
+        self._text = _fix_clock(text, now)
         absent = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "")
         self._values: dict[str, Any] = {**absent, **special_tokens, **kwargs}
         self.eos_token = str(self._values["eos_token"])
@@ -130,7 +130,7 @@ class TransformersTemplate:
         code = last.last_code[1]
         if code not in earlier.first_printing:
             return ""
-        common = _common_tokens(last.text_after(code), earlier.text_after(code))
+        common = _take_common_tokens(last.text_after(code), earlier.text_after(code))
         return self.without_header(common, tools).strip()
 
     def without_header(self, text: str, tools: Sequence[Json] | None) -> str:
@@ -142,18 +142,20 @@ class TransformersTemplate:
 
     def header_token(self, tools: Sequence[Json] | None) -> str:
         """Return the first control token of the generation prompt; it may close the user's turn before."""
-        tokens = _TOKEN.findall(self.user_prompt(tools))
+        tokens = _TOKEN_PATTERN.findall(self.user_prompt(tools))
         return next((one for one in tokens if not _END_WORDS.search(one)), "")
 
     def user_prompt(self, tools: Sequence[Json] | None) -> str:
         """Return the generation prompt after a single user message."""
         messages = [{"role": "user", "content": "What is it"}]
-        return _prompt_suffix(self.render(messages, tools), self.render(messages, tools, add_generation_prompt=True))
+        return _find_prompt_suffix(
+            self.render(messages, tools), self.render(messages, tools, add_generation_prompt=True)
+        )
 
 
-def _with_fixed_clock(text: str, now: datetime) -> str:
+def _fix_clock(text: str, now: datetime) -> str:
     """Shadow the clock of transformers, which shows the real time, with the formats that the template asks for."""
-    formats = {form: now.strftime(form) for _, form in _CLOCK.findall(text)}
+    formats = {form: now.strftime(form) for _, form in _CLOCK_CALL.findall(text)}
     # Jinja drops the first line end after a block, so the template's own white space stays.
     return f"{{% set strftime_now = {json.dumps(formats)}.get %}}\n{text}" if formats else text
 
@@ -162,7 +164,7 @@ def _with_fixed_clock(text: str, now: datetime) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class CharacterOwner:
     """Whose a hidden character is."""
 
     message: int
@@ -170,13 +172,13 @@ class Owner:
 
 
 @dataclass(frozen=True)
-class ProvenText:
+class ProvenRender:
     """A render in which the owner of every letter and digit of own text is proven."""
 
     text: str
     codes: Sequence[int]
     """Per character the number of the own character that it prints, −1 for the template's."""
-    owners: Sequence[Owner]
+    owners: Sequence[CharacterOwner]
     """By number of the own character."""
     kept: frozenset[int] = frozenset()
     """Messages whose content was not hidden, since another has the same and the template compares them."""
@@ -213,7 +215,7 @@ class ProvenText:
         return self.text[start:end]
 
 
-class _Hiding:
+class _TextHider:
     """Replaces own characters by private code points and remembers which is which.
 
     Characters are numbered whether they are replaced or not, so that a conversation and its prefix agree.
@@ -222,7 +224,7 @@ class _Hiding:
     def __init__(self, parts: frozenset[TextPart], kept: frozenset[str]) -> None:
         self._parts, self._kept = parts, kept
         self._known: dict[tuple[int, TextPart, str], str] = {}
-        self.owners: list[Owner] = []
+        self.owners: list[CharacterOwner] = []
         self._originals: list[str] = []
 
     @property
@@ -233,29 +235,29 @@ class _Hiding:
     def hide(self, text: str, message: int, part: TextPart, where: str = "") -> str:
         key = (message, part, f"{where}\0{text}")
         if key not in self._known:
-            owner = Owner(message, part)
-            self._known[key] = _LETTERS.sub(lambda run: self._replaced(run.group(), owner), text)
+            owner = CharacterOwner(message, part)
+            self._known[key] = _ALPHANUMERIC_RUN.sub(lambda run: self._replace_run(run.group(), owner), text)
         return self._known[key] if part in self._parts else text
 
-    def _replaced(self, run: str, owner: Owner) -> str:
+    def _replace_run(self, run: str, owner: CharacterOwner) -> str:
         first = len(self.owners)
         self.owners += [owner] * len(run)
         self._originals.append(run)
-        return _PRIVATE[first : len(self.owners)]
+        return _PRIVATE_CHARACTERS[first : len(self.owners)]
 
     def message(self, message: Message, index: int) -> Message:
         hidden = dict(message)
-        content = self._content(message.get("content"), index)
+        content = self._hide_content(message.get("content"), index)
         hidden["content"] = message.get("content") if str(message.get("content")) in self._kept else content
         for key in _REASONING_KEYS:
             if isinstance(message.get(key), str):
                 hidden[key] = self.hide(message[key], index, "reasoning")
         if isinstance(message.get("tool_calls"), list):
             calls = enumerate(message["tool_calls"])
-            hidden["tool_calls"] = [self._call(call, index, str(number)) for number, call in calls]
+            hidden["tool_calls"] = [self._hide_call(call, index, str(number)) for number, call in calls]
         return hidden
 
-    def _content(self, content: Json, index: int) -> Json:
+    def _hide_content(self, content: Json, index: int) -> Json:
         if isinstance(content, str):
             return self.hide(content, index, "content")
         if isinstance(content, list):
@@ -265,13 +267,13 @@ class _Hiding:
             ]
         return content
 
-    def _call(self, call: Any, index: int, where: str) -> Any:
+    def _hide_call(self, call: Any, index: int, where: str) -> Any:
         function = call["function"]
         hidden = {**function, "name": self.hide(function["name"], index, "call_name", where)}
-        hidden["arguments"] = self._arguments(function.get("arguments"), index, where)
+        hidden["arguments"] = self._hide_arguments(function.get("arguments"), index, where)
         return {**call, "function": hidden}
 
-    def _arguments(self, arguments: Json, index: int, where: str) -> Json:
+    def _hide_arguments(self, arguments: Json, index: int, where: str) -> Json:
         def hide(text: str, path: str) -> str:
             part: TextPart = "argument" if path.count("/") == 1 else "nested_argument"
             return self.hide(text, index, part, f"{where}{path}")
@@ -288,18 +290,18 @@ class _Hiding:
     def tools(self, tools: Sequence[Json] | None) -> list[Json] | None:
         def hide(text: str, path: str) -> str:
             is_description = path.endswith("/description")
-            return self.hide(text, _TOOLS, "tool_description", path) if is_description else text
+            return self.hide(text, _TOOLS_MESSAGE, "tool_description", path) if is_description else text
 
         return None if tools is None else [_map_strings(tool, hide, f"/{i}") for i, tool in enumerate(tools)]
 
 
-def _code_points(text: str) -> NDArray[np.int64]:
+def _list_code_points(text: str) -> NDArray[np.int64]:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32).astype(np.int64)
 
 
-def _codes(hidden: str) -> NDArray[np.int64]:
+def _decode_private_codes(hidden: str) -> NDArray[np.int64]:
     """Return per character the number of the own character that it stands for, −1 for any other."""
-    points = _code_points(hidden)
+    points = _list_code_points(hidden)
     codes = np.full(len(points), -1)
     begin = 0
     for block in _PRIVATE_BLOCKS:
@@ -323,7 +325,7 @@ def _map_strings(value: Json, change: Callable[[str, str], str], path: str = "")
 
 def prove_owners(
     template: TransformersTemplate, messages: Sequence[Message], tools: Sequence[Json] | None
-) -> ProvenText | None:
+) -> ProvenRender | None:
     """Render a conversation and prove the owners of its characters; None where the template hinders the proof."""
     plain = template.render(messages, tools)
     if plain is None:
@@ -331,24 +333,24 @@ def prove_owners(
     contents = [str(one.get("content")) for one in messages]
     repeated = frozenset(one for one in contents if contents.count(one) > 1)
     # A template may compare messages; equal ones, hidden, are no longer equal.
-    attempts = [(parts, kept) for kept in dict.fromkeys((frozenset[str](), repeated)) for parts in _ATTEMPTS]
+    attempts = [(parts, kept) for kept in dict.fromkeys((frozenset[str](), repeated)) for parts in _HIDDEN_PART_SETS]
     for parts, kept in attempts:
-        hiding = _Hiding(parts, kept)
+        hiding = _TextHider(parts, kept)
         offered = hiding.tools(tools)
         hidden = template.render([hiding.message(one, i) for i, one in enumerate(messages)], offered)
         if hidden is None:
             continue
-        originals = _code_points(hiding.originals)
-        if len(originals) > len(_PRIVATE):
+        originals = _list_code_points(hiding.originals)
+        if len(originals) > len(_PRIVATE_CHARACTERS):
             return None
-        codes = _codes(hidden)
+        codes = _decode_private_codes(hidden)
         if len(codes) != len(plain) or codes.max(initial=-1) >= len(originals):
             continue
-        back = _code_points(hidden)
+        back = _list_code_points(hidden)
         back[codes >= 0] = originals[codes[codes >= 0]]
-        if np.array_equal(back, _code_points(plain)):
+        if np.array_equal(back, _list_code_points(plain)):
             unhidden = frozenset(i for i, one in enumerate(contents) if one in kept)
-            return ProvenText(plain, codes.tolist(), hiding.owners, unhidden)
+            return ProvenRender(plain, codes.tolist(), hiding.owners, unhidden)
     return None
 
 
@@ -356,7 +358,7 @@ def prove_owners(
 
 
 @dataclass(frozen=True, slots=True)
-class _Region:
+class _TurnEndRegion:
     """What of the template's text beside own text must train, `[start, required)`, and may, up to `allowed`."""
 
     required: int
@@ -364,7 +366,7 @@ class _Region:
 
 
 @dataclass
-class Judge:
+class IndependentMaskJudge:
     """Judges masks of one template in which all messages of `roles` are supervised.
 
     With `by_blocks` masks follow the template's `{% generation %}` blocks. Then its author decides whether headers and
@@ -381,34 +383,34 @@ class Judge:
         tools: Sequence[Json] | None,
         text: str,
         trained: Sequence[tuple[int, int]],
-    ) -> list[Finding] | None:
+    ) -> list[MaskDefect] | None:
         """Return what is wrong with a mask, None if the owners of the text cannot be proven.
 
         `messages` and `tools` are in the form that the template reads; `trained` are character ranges of `text`.
         """
         plain = self.template.render(messages, tools)
         if plain is None or not text.startswith(plain):
-            at = _common_length(plain or "", text)
-            return [Finding("text_differs", -1, at, len(text), text[at : at + 60])]
+            at = _count_common_characters(plain or "", text)
+            return [MaskDefect("text_differs", -1, at, len(text), text[at : at + 60])]
         proven = prove_owners(self.template, messages, tools)
         if proven is None or any(messages[i]["role"] in self.roles for i in proven.kept):
             return None
-        return _Judgement(self, proven, messages, tools, text, trained).findings()
+        return _MaskJudgement(self, proven, messages, tools, text, trained).findings()
 
 
 @dataclass
-class _Judgement:
+class _MaskJudgement:
     """One mask under judgement."""
 
-    judge: Judge
-    proven: ProvenText
+    judge: IndependentMaskJudge
+    proven: ProvenRender
     messages: Sequence[Message]
     tools: Sequence[Json] | None
     text: str
     trained: Sequence[tuple[int, int]]
-    found: list[Finding] = field(default_factory=list[Finding])
+    found: list[MaskDefect] = field(default_factory=list[MaskDefect])
 
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[MaskDefect]:
         self._trains = bytearray(len(self.text))
         for start, end in self.trained:
             self._trains[start:end] = b"\1" * (end - start)
@@ -427,8 +429,8 @@ class _Judgement:
             train = self._is_supervised(owner)
             if bool(self._trains[position]) == train or (train and first[code] != position):
                 continue
-            kind: FindingKind = "own_text_untrained" if train else "other_text_trained"
-            self._expect(position, position + 1, owner, kind, train=train)
+            kind: MaskDefectKind = "own_text_untrained" if train else "other_text_trained"
+            self._expect_training(position, position + 1, owner, kind, train=train)
 
     def _is_supervised(self, message: int) -> bool:
         return message >= 0 and self.messages[message]["role"] in self.judge.roles
@@ -449,36 +451,38 @@ class _Judgement:
             return
         if left is not None and left == right:
             train = self._is_supervised(left)
-            kind: FindingKind = "frame_untrained" if train else "other_text_trained"
-            self._expect(start, end, left, kind, train=train)
+            kind: MaskDefectKind = "frame_untrained" if train else "other_text_trained"
+            self._expect_training(start, end, left, kind, train=train)
             return
         if left is not None and right is not None and left > right and self._are_supervised(left, right):
             # The template merges turns of the model and prints their calls last.
-            self._expect(start, end, left, "frame_untrained", train=True)
+            self._expect_training(start, end, left, "frame_untrained", train=True)
             return
-        closing, header, exact = _Region(start, start), end, False
+        closing, header, exact = _TurnEndRegion(start, start), end, False
         if left is not None and self._is_supervised(left):
-            closing = self._closing(left, start, end, right)
-            self._expect(start, closing.required, left, "end_untrained", train=True)
+            closing = self._find_turn_end(left, start, end, right)
+            self._expect_training(start, closing.required, left, "end_untrained", train=True)
         elif (
-            left is not None and (right is None or not self._is_supervised(right)) and self._goes_on_after(left, start)
+            left is not None
+            and (right is None or not self._is_supervised(right))
+            and self._continues_after(left, start)
         ):
-            stop = start + self._end_offset(start, end)
-            self._expect(start, stop, left, "other_text_trained", train=False)
-            closing = _Region(start, self._token_end(stop, end))
+            stop = start + self._find_end_offset(start, end)
+            self._expect_training(start, stop, left, "other_text_trained", train=False)
+            closing = _TurnEndRegion(start, self._find_token_end(stop, end))
         if right is not None and self._is_supervised(right) and self._begins_at(right, end):
-            header, exact = self._header_end(right, max(start, closing.required), end)
-        message, kind = self._blame(left, right)
+            header, exact = self._find_header_end(right, max(start, closing.required), end)
+        message, kind = self._assign_blame(left, right)
         if not self.judge.by_blocks or kind not in ("header_trained", "wrong_end"):
-            self._expect(closing.allowed, max(closing.allowed, header), message, kind, train=False)
+            self._expect_training(closing.allowed, max(closing.allowed, header), message, kind, train=False)
         if exact and right is not None and not self.judge.by_blocks:
-            self._expect(max(header, closing.allowed), end, right, "start_untrained", train=True)
+            self._expect_training(max(header, closing.allowed), end, right, "start_untrained", train=True)
 
     def _begins_at(self, message: int, position: int) -> bool:
         """Tell whether a message's own text begins there; some templates print a call, its result, then the text."""
         return position == self.proven.first_position[message]
 
-    def _goes_on_after(self, message: int, start: int) -> bool:
+    def _continues_after(self, message: int, start: int) -> bool:
         """Tell whether a tool result is printed inside the model's turn, which then ends after it."""
         ending = self.judge.template.plain_end(self.tools)
         if message < 0 or self.messages[message]["role"] != "tool" or not ending:
@@ -489,7 +493,7 @@ class _Judgement:
         call_end = self.proven.first_printing[self.proven.last_code[callers[-1]]]
         return call_end < start and ending not in self.text[call_end:start]
 
-    def _end_offset(self, start: int, end: int) -> int:
+    def _find_end_offset(self, start: int, end: int) -> int:
         """Return where in a range the end of turn is, the range's length if nowhere."""
         at = self.text.find(self.judge.template.plain_end(self.tools), start, end)
         return at - start if at >= 0 else end - start
@@ -497,7 +501,7 @@ class _Judgement:
     def _are_supervised(self, *messages: int) -> bool:
         return all(self._is_supervised(message) for message in messages)
 
-    def _blame(self, left: int | None, right: int | None) -> tuple[int, FindingKind]:
+    def _assign_blame(self, left: int | None, right: int | None) -> tuple[int, MaskDefectKind]:
         """Say whose fault trained template text between two messages is."""
         lower = -1 if left is None else left
         upper = len(self.messages) if right is None else right
@@ -511,113 +515,113 @@ class _Judgement:
             return left, "wrong_end"
         return upper if right is not None else lower, "other_text_trained"
 
-    def _expect(self, start: int, end: int, message: int, kind: FindingKind, *, train: bool) -> None:
+    def _expect_training(self, start: int, end: int, message: int, kind: MaskDefectKind, *, train: bool) -> None:
         """Find the characters of a range that do not train as they should; white space is not counted."""
         position = start
         while position < end:
-            if self._is_as_it_should(position, train=train):
+            if self._is_as_expected(position, train=train):
                 position += 1
                 continue
             last = position
-            while last < end and not self._is_as_it_should(last, train=train):
+            while last < end and not self._is_as_expected(last, train=train):
                 last += 1
-            self._add(kind, message, position, last)
+            self._add_defect(kind, message, position, last)
             position = last
 
-    def _is_as_it_should(self, position: int, *, train: bool) -> bool:
+    def _is_as_expected(self, position: int, *, train: bool) -> bool:
         is_template = position >= len(self.proven.codes) or self.proven.codes[position] < 0
         return bool(self._trains[position]) == train or (is_template and self.text[position].isspace())
 
-    def _add(self, kind: FindingKind, message: int, start: int, end: int) -> None:
+    def _add_defect(self, kind: MaskDefectKind, message: int, start: int, end: int) -> None:
         last = self.found[-1] if self.found else None
         if last is not None and (last.kind, last.message, last.end) == (kind, message, start):
-            self.found[-1] = Finding(kind, message, last.start, end, self.text[last.start : end])
+            self.found[-1] = MaskDefect(kind, message, last.start, end, self.text[last.start : end])
         else:
-            self.found.append(Finding(kind, message, start, end, self.text[start:end]))
+            self.found.append(MaskDefect(kind, message, start, end, self.text[start:end]))
 
     # ── where a turn ends ──
 
-    def _closing(self, index: int, start: int, end: int, right: int | None) -> _Region:
+    def _find_turn_end(self, index: int, start: int, end: int, right: int | None) -> _TurnEndRegion:
         """Return what must and may train after an answer's last own character; `right` owns the next one."""
         if right is None and index + 1 < len(self.messages):
             # What follows has no letter that could be proven, as a tool's result `[]`.
             right = index + 1
         after = self.text[start : min(end, len(self.proven.text))]
-        other = self._other_continuation(index, start, is_last=right is None)
-        common = after if other is None else _common_tokens(after, other)
+        other = self._render_other_continuation(index, start, is_last=right is None)
+        common = after if other is None else _take_common_tokens(after, other)
         common = self.judge.template.without_header(common, self.tools).rstrip()
         ends = [one for one in (self.judge.template.plain_end(self.tools), self.judge.template.eos_token) if one]
         stops = [common.index(one) + len(one) for one in ends if one in common]
         if stops:
-            return self._closed(index, start + min(stops), is_last=right is None)
+            return self._judge_printed_end(index, start + min(stops), is_last=right is None)
         if right is None:
-            return self._last_open(index, start + len(common), common)
-        region = self._open(start, end, common, other or "")
+            return self._judge_last_open_end(index, start + len(common), common)
+        region = self._judge_open_end(start, end, common, other or "")
         # A call that no result follows is cut short by its conversation, so no end of it is known.
         is_unanswered = self.messages[right]["role"] == "user" and bool(self.messages[index].get("tool_calls"))
         is_optional = is_unanswered or self._is_supervised(right)
-        return _Region(start + len(common), region.allowed) if is_optional else region
+        return _TurnEndRegion(start + len(common), region.allowed) if is_optional else region
 
-    def _closed(self, index: int, stop: int, *, is_last: bool) -> _Region:
+    def _judge_printed_end(self, index: int, stop: int, *, is_last: bool) -> _TurnEndRegion:
         """Judge an answer whose end is printed: nothing may be appended."""
         if is_last and len(self.text) > len(self.proven.text):
-            self._add("wrong_end", index, len(self.proven.text), len(self.text))
-            return _Region(stop, len(self.text))
-        return _Region(stop, stop)
+            self._add_defect("wrong_end", index, len(self.proven.text), len(self.text))
+            return _TurnEndRegion(stop, len(self.text))
+        return _TurnEndRegion(stop, stop)
 
-    def _open(self, start: int, end: int, common: str, other: str) -> _Region:
+    def _judge_open_end(self, start: int, end: int, common: str, other: str) -> _TurnEndRegion:
         """Judge an answer whose end depends on what follows: one more token may train.
 
         It must if the template prints another token there where nothing follows, since either ends the turn.
         """
         required = start + len(common)
-        allowed = self._token_end(required, end)
-        mine = _TOKEN.match(self.text[required:end].lstrip())
-        theirs = _TOKEN.match(other[len(common) :].lstrip())
+        allowed = self._find_token_end(required, end)
+        mine = _TOKEN_PATTERN.match(self.text[required:end].lstrip())
+        theirs = _TOKEN_PATTERN.match(other[len(common) :].lstrip())
         both_end = mine is not None and theirs is not None and mine.group() != theirs.group()
-        return _Region(allowed if both_end else required, allowed)
+        return _TurnEndRegion(allowed if both_end else required, allowed)
 
-    def _last_open(self, index: int, required: int, common: str) -> _Region:
+    def _judge_last_open_end(self, index: int, required: int, common: str) -> _TurnEndRegion:
         """Judge the last answer where no known end is printed: a token after it, or an appended end, must train."""
         end, appended = len(self.text), len(self.proven.text)
         opener = self.judge.template.header_token(self.tools)
-        if opener and self.text.startswith(opener, required + _blank_length(self.text[required:end])):
+        if opener and self.text.startswith(opener, required + _count_leading_space(self.text[required:end])):
             # The next turn opens at once, whatever comes: no end is printed that could train.
-            return _Region(required, required)
+            return _TurnEndRegion(required, required)
         trains = any(self._trains[i] and not self.text[i].isspace() for i in range(required, end))
-        is_stop = _STOP_WORDS.search(common) or (self._calls() and re.search(r"<[^/<>][^<>]*>$", common))
+        is_stop = _STOP_WORDS.search(common) or (self._get_last_calls() and re.search(r"<[^/<>][^<>]*>$", common))
         rest = self.judge.template.without_header(self.text[required:end], self.tools)
         if not trains and not self.judge.by_blocks and (not is_stop or rest.strip()):
-            self._add("end_untrained", index, required, end)
+            self._add_defect("end_untrained", index, required, end)
         if end > appended and not self.text[required:appended].strip():
-            return _Region(required, end)
-        return _Region(required, self._token_end(required, end))
+            return _TurnEndRegion(required, end)
+        return _TurnEndRegion(required, self._find_token_end(required, end))
 
-    def _calls(self) -> Sequence[Any]:
+    def _get_last_calls(self) -> Sequence[Any]:
         return self.messages[-1].get("tool_calls") or ()
 
-    def _token_end(self, start: int, end: int) -> int:
+    def _find_token_end(self, start: int, end: int) -> int:
         """Return the end of the first token after a position, else of the first tokens that may end a turn."""
         while start < end and self.text[start].isspace():
             start += 1
-        token = _TOKEN.match(self.text, start, end) or _STOPS.search(self.text, start, end)
-        return token.end() if token else _WORD.match(self.text, start, end).end()  # pyright: ignore[reportOptionalMemberAccess]
+        token = _TOKEN_PATTERN.match(self.text, start, end) or _STOP_RUN.search(self.text, start, end)
+        return token.end() if token else _NON_SPACE_RUN.match(self.text, start, end).end()  # pyright: ignore[reportOptionalMemberAccess]
 
-    def _other_continuation(self, index: int, start: int, *, is_last: bool) -> str | None:
+    def _render_other_continuation(self, index: int, start: int, *, is_last: bool) -> str | None:
         """Return what follows the same character in another conversation: one cut there, or one that goes on."""
         code = self.proven.codes[start - 1]
         shortened = [*self.messages[: index + 1]]
-        for other in self._follow_ups() if is_last else [shortened]:
+        for other in self._list_follow_ups() if is_last else [shortened]:
             proven = prove_owners(self.judge.template, other, self.tools)
             if proven is not None and code in proven.first_printing:
                 return proven.text_after(code)
         return None
 
-    def _follow_ups(self) -> Iterator[list[Message]]:
+    def _list_follow_ups(self) -> Iterator[list[Message]]:
         """Yield conversations that go on after the last answer."""
         results: list[Message] = [
             {"role": "tool", "content": "done", "name": call["function"]["name"], "tool_call_id": call.get("id")}
-            for call in self._calls()
+            for call in self._get_last_calls()
         ]
         ask: Message = {"role": "user", "content": "And then"}
         answer: Message = {"role": "assistant", "content": "Nothing"}
@@ -633,24 +637,24 @@ class _Judgement:
 
     # ── where a turn begins ──
 
-    def _header_end(self, index: int, start: int, end: int) -> tuple[int, bool]:
+    def _find_header_end(self, index: int, start: int, end: int) -> tuple[int, bool]:
         """Return where the prompt before an answer ends, and whether the model must write the rest itself."""
-        before = self._rendered(index, add_generation_prompt=False)
-        asked = self._rendered(index, add_generation_prompt=True)
+        before = self._render_prefix(index, add_generation_prompt=False)
+        asked = self._render_prefix(index, add_generation_prompt=True)
         usual = self.judge.template.user_prompt(self.tools)
-        suffix = _prompt_suffix(before, asked)
+        suffix = _find_prompt_suffix(before, asked)
         if asked and self.text.startswith(asked) and len(asked) <= end:
             first = self.judge.template.header_token(self.tools)
             return max(len(asked), start), bool(first) and first in suffix
         suffix = suffix or usual
         lead = self.text[start:end]
-        for length in _token_edges(suffix):
+        for length in _list_token_edges(suffix):
             at = lead.rfind(suffix[:length].strip())
             if at >= 0:
                 return start + at + len(suffix[:length].strip()), False
         return start, False
 
-    def _rendered(self, index: int, *, add_generation_prompt: bool) -> str | None:
+    def _render_prefix(self, index: int, *, add_generation_prompt: bool) -> str | None:
         return self.judge.template.render(
             self.messages[:index], self.tools, add_generation_prompt=add_generation_prompt
         )
@@ -659,11 +663,11 @@ class _Judgement:
 # ── texts ──
 
 
-def _blank_length(text: str) -> int:
+def _count_leading_space(text: str) -> int:
     return len(text) - len(text.lstrip())
 
 
-def _common_length(left: str, right: str) -> int:
+def _count_common_characters(left: str, right: str) -> int:
     low, high = 0, min(len(left), len(right))
     while low < high:
         middle = (low + high + 1) // 2
@@ -671,28 +675,28 @@ def _common_length(left: str, right: str) -> int:
     return low
 
 
-def _common_tokens(left: str, right: str) -> str:
+def _take_common_tokens(left: str, right: str) -> str:
     """Return the common beginning of two texts, without a token that is cut in one of them."""
-    length = _common_length(left, right)
+    length = _count_common_characters(left, right)
     for text in (left, right):
-        for token in _TOKEN.finditer(text):
+        for token in _TOKEN_PATTERN.finditer(text):
             if token.start() < length < token.end():
                 length = token.start()
     return left[:length]
 
 
-def _prompt_suffix(before: str | None, asked: str | None) -> str:
+def _find_prompt_suffix(before: str | None, asked: str | None) -> str:
     """Return what the generation prompt adds, empty where nothing or not known."""
     if before is None or asked is None:
         return ""
-    length = _common_length(before, asked)
-    for token in _TOKEN.finditer(asked):
+    length = _count_common_characters(before, asked)
+    for token in _TOKEN_PATTERN.finditer(asked):
         if token.start() < length < token.end():
             length = token.start()
     return asked[length:]
 
 
-def _token_edges(text: str) -> list[int]:
+def _list_token_edges(text: str) -> list[int]:
     """Return the lengths of a text's beginnings that are whole tokens and words, longest first."""
-    edges = {match.end() for match in re.finditer(rf"{_TOKEN.pattern}|[^\s<\[]+", text)}
+    edges = {match.end() for match in re.finditer(rf"{_TOKEN_PATTERN.pattern}|[^\s<\[]+", text)}
     return sorted((edge for edge in edges if text[:edge].strip()), reverse=True)

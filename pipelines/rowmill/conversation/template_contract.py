@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from rowmill.core.json import Json
-from rowmill.schema.rows import Message, Rejected, Rendered, Span
+from rowmill.schema.rows import Message, Rejected, RenderedText, Span
 
 
 @dataclass(frozen=True, slots=True)
-class Printed(Rendered):
+class RenderedConversation(RenderedText):
     """A render with all that its marks told.
 
     `generation` are the characters inside `{% generation %}` blocks. `loop_end` is where the last loop
@@ -30,7 +30,7 @@ class Printed(Rendered):
 
 
 @dataclass(frozen=True, slots=True)
-class TemplateContract:
+class TemplateBehavior:
     """What a template does, observed on probes; the fields of the specification's contract table.
 
     The strings at the end are what masking uses: `own_end` and `finish` are ends of turn, right-stripped.
@@ -88,12 +88,12 @@ class TemplateContract:
     """Frames that the template prints around no reasoning at all, longest first."""
 
 
-def mismatched_prompts(contract: TemplateContract) -> list[str]:
+def find_mismatched_prompts(contract: TemplateBehavior) -> list[str]:
     """Name the roles after which inference prompts otherwise than training prints."""
     return [role for role, asked in contract.prompts.items() if asked and contract.prompt_match.get(role) != "full"]
 
 
-def warnings(contract: TemplateContract, *, finish: str = "auto") -> list[str]:
+def list_template_warnings(contract: TemplateBehavior, *, finish: str = "auto") -> list[str]:
     """Say what about a template a trainer should know before training: each with its remedy.
 
     `finish` is the recipe's `loss.finish`.
@@ -116,7 +116,7 @@ def warnings(contract: TemplateContract, *, finish: str = "auto") -> list[str]:
     return found
 
 
-Part = Literal["content", "reasoning", "call_name", "call_key", "call_value"]
+OwnTextPart = Literal["content", "reasoning", "call_name", "call_key", "call_value"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +129,12 @@ class OwnedText:
     start: int
     end: int
     message: int
-    part: Part
+    part: OwnTextPart
     call: int = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Ownership:
+class CharacterOwnership:
     """What a render with private code points proved: whose its characters are.
 
     `texts` are the own texts that are printed whole, in the order of the render, each at the first place where it
@@ -147,7 +147,7 @@ class Ownership:
 
 
 @dataclass(frozen=True, slots=True)
-class OpaquePrint:
+class PlaceholderRendering:
     """A conversation of placeholders as the template prints it, and what that print rests on.
 
     Any contents that hold none of `literals`, and neither begin nor end with the characters of their message's
@@ -160,7 +160,7 @@ class OpaquePrint:
     edges: Mapping[int, frozenset[str | None]]
 
 
-class Printer(Protocol):
+class ChatRenderer(Protocol):
     """What masking needs from rendering, handed in by the corridor."""
 
     @property
@@ -169,13 +169,13 @@ class Printer(Protocol):
         ...
 
     @property
-    def contract(self) -> TemplateContract:
+    def contract(self) -> TemplateBehavior:
         """What the template does."""
         ...
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
-    ) -> Printed | Rejected:
+    ) -> RenderedConversation | Rejected:
         """Print a conversation and say whose the characters are."""
         ...
 
@@ -185,14 +185,14 @@ class Printer(Protocol):
         """Print without marks."""
         ...
 
-    def ownership(
+    def prove_ownership(
         self,
         messages: Sequence[Message],
         tools: Sequence[Json] | None,
         kwargs: Mapping[str, Json],
         text: str,
         roles: frozenset[str],
-    ) -> Ownership | None:
+    ) -> CharacterOwnership | None:
         """Prove whose the characters of a render are, by private code points; None where the template hinders it."""
         ...
 
@@ -200,6 +200,6 @@ class Printer(Protocol):
         """Return what is printed after a message of that role to prompt the assistant."""
         ...
 
-    def opaque(self, roles: Sequence[str]) -> OpaquePrint | None:
+    def render_placeholders(self, roles: Sequence[str]) -> PlaceholderRendering | None:
         """Print a placeholder per role, with proof that any contents are printed so; null where there is none."""
         ...

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from rowmill.conversation.mask_judge import Finding, Judge, TransformersTemplate
+from rowmill.conversation.mask_judge import IndependentMaskJudge, MaskDefect, TransformersTemplate
 from rowmill.conversation.masking import Loss, Masker, MaskRules
 from rowmill.conversation.rendering.renderer import Renderer
-from rowmill.conversation.template_contract import TemplateContract
+from rowmill.conversation.template_contract import TemplateBehavior
 from rowmill.core.json import Json, to_json
 from rowmill.schema.conversation import Conversation
-from rowmill.schema.reject_reasons import WORDS
-from rowmill.schema.rows import Masked, Message, Rejected
+from rowmill.schema.reject_reasons import REASON_DESCRIPTIONS
+from rowmill.schema.rows import MaskedConversation, Message, Rejected
 
 MESSAGE_NAMES: Mapping[str, str] = {
     "s": "system",
@@ -40,7 +40,7 @@ PLAIN_SHAPES = "ua uaua suaua aua aaua uaa uaaua uua uuaua uasua r ur urur uaur 
 TOOL_SHAPES = (
     "ua ucta uctaua sucta uctcta udtta ubta uc ub ud uauc uct udtt ucua cta uctra uetra ue uft uctuctua uaca".split()
 )
-TOOLS: tuple[Json, ...] = (
+PROOF_TOOLS: tuple[Json, ...] = (
     {
         "type": "function",
         "function": {
@@ -116,7 +116,7 @@ class ShapeProof:
     outcome: Literal["proven", "wrong", "not_provable", "refused"]
     text: str = ""
     trained: tuple[tuple[int, int], ...] = ()
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[MaskDefect, ...] = ()
     reason: str = ""
     detail: str = ""
 
@@ -129,7 +129,7 @@ class TemplateProof:
     shapes: tuple[ShapeProof, ...]
 
     @property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[MaskDefect]:
         """All characters that train wrongly, or wrongly do not."""
         return [finding for shape in self.shapes for finding in shape.findings]
 
@@ -146,37 +146,42 @@ class TemplateProof:
 # ── the probe conversations ──
 
 
-def probe_conversations() -> Iterator[ProbeConversation]:
+def make_probe_conversations() -> Iterator[ProbeConversation]:
     """Yield a conversation of every shape, without tools and with them, then those with odd texts."""
     for shape in PLAIN_SHAPES:
-        yield _probe(shape, None)
+        yield _make_probe(shape, None)
     for shape in TOOL_SHAPES:
-        yield _probe(shape, TOOLS, note="tools")
+        yield _make_probe(shape, PROOF_TOOLS, note="tools")
     for shape in ("uctua", "uetua"):
-        yield _with_repeated_question(_probe(shape, TOOLS, note="tools, a repeated question"))
-    repeated = [_user("Continue, please."), _answer("One."), _user("Continue, please."), _answer("Two.")]
-    yield _of_messages("uaua", repeated, TOOLS, note="tools, a repeated question")
-    yield _probe("ucta", TOOLS, note="tools, arguments of every type", arguments=ODD_ARGUMENTS)
-    short = [_user("a"), _answer("I"), _user("user"), _answer("4")]
-    yield _of_messages("uaua", short, None, note="short texts")
+        yield _repeat_question(_make_probe(shape, PROOF_TOOLS, note="tools, a repeated question"))
+    repeated = [
+        _make_question("Continue, please."),
+        _make_answer("One."),
+        _make_question("Continue, please."),
+        _make_answer("Two."),
+    ]
+    yield _describe_conversation("uaua", repeated, PROOF_TOOLS, note="tools, a repeated question")
+    yield _make_probe("ucta", PROOF_TOOLS, note="tools, arguments of every type", arguments=ODD_ARGUMENTS)
+    short = [_make_question("a"), _make_answer("I"), _make_question("user"), _make_answer("4")]
+    yield _describe_conversation("uaua", short, None, note="short texts")
 
 
-def _user(text: str) -> Message:
+def _make_question(text: str) -> Message:
     return {"role": "user", "content": text}
 
 
-def _answer(text: str) -> Message:
+def _make_answer(text: str) -> Message:
     return {"role": "assistant", "content": text}
 
 
-def _of_messages(
+def _describe_conversation(
     shape: str, messages: Sequence[Message], tools: tuple[Json, ...] | None, *, note: str
 ) -> ProbeConversation:
     words = " → ".join(MESSAGE_NAMES[letter] for letter in shape)
     return ProbeConversation(shape, f"{words} ({note})" if note else words, tuple(messages), tools)
 
 
-def _probe(
+def _make_probe(
     shape: str, tools: tuple[Json, ...] | None, *, note: str = "", arguments: Mapping[str, Json] | None = None
 ) -> ProbeConversation:
     """Build a conversation in which every text is another one, so that none is taken for its neighbour's."""
@@ -185,7 +190,7 @@ def _probe(
     for i, letter in enumerate(shape):
         match letter:
             case "u":
-                messages.append(_user(f"What is it, u{i}?"))
+                messages.append(_make_question(f"What is it, u{i}?"))
             case "s":
                 messages.append({"role": "system", "content": f"Be terse about s{i}."})
             case "t":
@@ -193,30 +198,30 @@ def _probe(
                 content = f'{{"result": "found t{i}"}}'
                 messages.append({"role": "tool", "content": content, "tool_call_id": call, "name": "get_weather"})
             case _:
-                messages.append(_assistant(letter, i, arguments))
+                messages.append(_make_model_message(letter, i, arguments))
                 waiting = [call["id"] for call in messages[-1].get("tool_calls", ())] or waiting
-    return _of_messages(shape, messages, tools, note=note)
+    return _describe_conversation(shape, messages, tools, note=note)
 
 
-def _assistant(letter: str, index: int, arguments: Mapping[str, Json] | None) -> Message:
+def _make_model_message(letter: str, index: int, arguments: Mapping[str, Json] | None) -> Message:
     message: Message = {"role": "assistant", "content": f"It is four, a{index}." if letter in "arbf" else ""}
     if letter in "refo":
         message["reasoning_content"] = f"Let me think of r{index}."
     if letter in "cdbef":
         count = 2 if letter == "d" else 1
-        message["tool_calls"] = [_call(index, number, arguments) for number in range(count)]
+        message["tool_calls"] = [_make_call(index, number, arguments) for number in range(count)]
     return message
 
 
-def _call(index: int, number: int, arguments: Mapping[str, Json] | None) -> Json:
+def _make_call(index: int, number: int, arguments: Mapping[str, Json] | None) -> Json:
     given = dict(arguments or {"city": f"Paris c{index}{number}", "days": 3})
     function = {"name": "get_weather", "arguments": given}
     return {"id": f"call{index:03}{number:02}", "type": "function", "function": function}
 
 
-def _with_repeated_question(probe: ProbeConversation) -> ProbeConversation:
+def _repeat_question(probe: ProbeConversation) -> ProbeConversation:
     first = probe.messages[0]["content"]
-    messages = (*probe.messages[:3], _answer("Go on."), _user(first), _answer("Done."))
+    messages = (*probe.messages[:3], _make_answer("Go on."), _make_question(first), _make_answer("Done."))
     return replace(probe, messages=messages)
 
 
@@ -228,8 +233,8 @@ def prove_template(renderer: Renderer, rules: MaskRules | None = None) -> Templa
     rules = replace(rules or MaskRules(), assistant_roles=frozenset({"assistant"}), verify_render=1.0, turns="whole")
     masker = Masker(renderer, Loss(), rules)
     mask_judge = MaskJudge(renderer, rules)
-    shapes = tuple(_prove_shape(masker, mask_judge, probe) for probe in probe_conversations())
-    return TemplateProof(tuple(_facts(renderer.contract, shapes, rules)), shapes)
+    shapes = tuple(_prove_shape(masker, mask_judge, probe) for probe in make_probe_conversations())
+    return TemplateProof(tuple(_list_facts(renderer.contract, shapes, rules)), shapes)
 
 
 class MaskJudge:
@@ -238,22 +243,22 @@ class MaskJudge:
     def __init__(self, renderer: Renderer, rules: MaskRules) -> None:
         self._renderer = renderer
         self._by_blocks = renderer.contract.generation_blocks != "none" and rules.spans != "marks"
-        self._judges: dict[str, Judge] = {}
+        self._judges: dict[str, IndependentMaskJudge] = {}
 
-    def judge(self, conversation: Conversation, masked: Masked) -> list[Finding] | None:
+    def judge(self, conversation: Conversation, masked: MaskedConversation) -> list[MaskDefect] | None:
         """Return what is wrong with a conversation's mask; None if the owners of its text cannot be proven."""
         adaptation = self._renderer.adaptation
         messages, tools = adaptation.messages(conversation.messages), adaptation.tools(conversation.tools)
         trained = [(span.start, span.end) for span in masked.trained]
-        return self._judge_with(conversation.kwargs).judge(messages, tools, masked.text, trained)
+        return self._get_judge(conversation.kwargs).judge(messages, tools, masked.text, trained)
 
-    def _judge_with(self, kwargs: Mapping[str, Json]) -> Judge:
+    def _get_judge(self, kwargs: Mapping[str, Json]) -> IndependentMaskJudge:
         key = to_json(dict(kwargs))
         if key not in self._judges:
             spec = self._renderer.spec
             values = {**spec.template_kwargs, **kwargs}
             template = TransformersTemplate(spec.text, spec.special_tokens, values, spec.now)
-            self._judges[key] = Judge(template, by_blocks=self._by_blocks)
+            self._judges[key] = IndependentMaskJudge(template, by_blocks=self._by_blocks)
         return self._judges[key]
 
 
@@ -272,7 +277,7 @@ def _prove_shape(masker: Masker, judge: MaskJudge, probe: ProbeConversation) -> 
 # ── the facts ──
 
 
-def _facts(contract: TemplateContract, shapes: Sequence[ShapeProof], rules: MaskRules) -> Iterator[str]:
+def _list_facts(contract: TemplateBehavior, shapes: Sequence[ShapeProof], rules: MaskRules) -> Iterator[str]:
     yield _REASONING_FACTS[contract.reasoning]
     if contract.system in _SYSTEM_FACTS:
         yield _SYSTEM_FACTS[contract.system]
@@ -281,14 +286,14 @@ def _facts(contract: TemplateContract, shapes: Sequence[ShapeProof], rules: Mask
         yield "The list of tools is not printed."
     elif contract.tools == "refused":
         yield "Refuses a list of tools."
-    yield from _dropped_facts(shapes, rules)
-    yield from _end_facts(contract)
-    yield from _unended_calls(shapes)
+    yield from _list_dropped_facts(shapes, rules)
+    yield from _list_end_facts(contract)
+    yield from _list_unended_calls(shapes)
     if contract.generation_blocks != "none" and rules.spans != "marks":
         yield "Its {% generation %} blocks say what trains; template.spans: marks does without them."
 
 
-def _dropped_facts(shapes: Sequence[ShapeProof], rules: MaskRules) -> Iterator[str]:
+def _list_dropped_facts(shapes: Sequence[ShapeProof], rules: MaskRules) -> Iterator[str]:
     details = (shape.detail for shape in shapes if shape.reason == "content_dropped")
     kinds = sorted({kind for detail in details for kind in detail.split(", ")})
     for kind in kinds:
@@ -302,7 +307,7 @@ def _dropped_facts(shapes: Sequence[ShapeProof], rules: MaskRules) -> Iterator[s
             yield f"May drop {_DROPPED_FACTS.get(kind, kind)}: template.on_dropped says {policy}."
 
 
-def _end_facts(contract: TemplateContract) -> Iterator[str]:
+def _list_end_facts(contract: TemplateBehavior) -> Iterator[str]:
     match contract.end_of_turn:
         case "own" | "tail":
             shown = f" with {contract.own_end.strip()!r}" if contract.own_end.strip() else ""
@@ -315,7 +320,7 @@ def _end_facts(contract: TemplateContract) -> Iterator[str]:
             yield f"The template prints no end of turn{added}."
 
 
-def _unended_calls(shapes: Sequence[ShapeProof]) -> Iterator[str]:
+def _list_unended_calls(shapes: Sequence[ShapeProof]) -> Iterator[str]:
     """Say what is printed behind a final call without being its end: then nothing teaches the model to stop."""
     for shape in shapes:
         rest = shape.text[shape.trained[-1][1] :].strip() if shape.trained else ""
@@ -327,6 +332,6 @@ def _unended_calls(shapes: Sequence[ShapeProof]) -> Iterator[str]:
             return
 
 
-def remedy_of(reason: str) -> str:
+def get_remedy(reason: str) -> str:
     """Return what to do about a refusal."""
-    return WORDS[reason].remedy
+    return REASON_DESCRIPTIONS[reason].remedy

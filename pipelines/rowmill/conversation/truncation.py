@@ -26,12 +26,12 @@ from rowmill.core.config import Config
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message, Rejected
 
-REASONING = "reasoning_content"
-_GUESSES = 8
-_MERGE_SLACK = 8
+REASONING_FIELD = "reasoning_content"
+_MAX_GUESSES = 8
+_MERGE_SLACK_TOKENS = 8
 """Tokens by which a cut text may come out shorter than its count says, where it merges with what stands around it."""
-Overlong = Literal["truncate", "drop", "split", "raise", "keep"]
-Side = Literal["left", "right"]
+OverlongPolicy = Literal["truncate", "drop", "split", "raise", "keep"]
+TruncationSide = Literal["left", "right"]
 
 
 class Truncation(Config):
@@ -39,17 +39,17 @@ class Truncation(Config):
 
     max_length: Annotated[int, Field(ge=2)] | None = None
     """Tokens that an example may have, inclusive; null: the recipe's `seq_len`, which is the most allowed."""
-    overlong: Overlong | None = None
+    overlong: OverlongPolicy | None = None
     """truncate: shorten by structure, then by tokens; drop: reject; split: several examples; raise: stop the build;
     keep: leave it to packing's `slice_strategy`. null: truncate, for text split, keep where `slice_strategy` is set."""
-    truncate_side: Side = "left"
+    truncate_side: TruncationSide = "left"
     """The side on which tokens are cut when nothing else is left to cut; left keeps the last tokens."""
     token_cut: Literal["allow", "reject"] = "allow"  # noqa: S105  (tokens of text)
     """Whether tokens may be cut at all; reject: what is too long after all else is `overlong_after_structure`."""
 
     @model_validator(mode="before")
     @classmethod
-    def _aliases(cls, values: Json) -> Json:
+    def _apply_aliases(cls, values: Json) -> Json:
         if not isinstance(values, dict) or "max_seq_len" not in values:
             return values
         given: dict[str, Json] = values
@@ -57,7 +57,7 @@ class Truncation(Config):
             raise ValueError("max_seq_len is max_length and both are given; one may stand; delete max_seq_len")
         return {"max_length" if name == "max_seq_len" else name: value for name, value in given.items()}
 
-    def policy(self, kind: str, *, sliced: bool) -> Overlong:
+    def policy(self, kind: str, *, sliced: bool) -> OverlongPolicy:
         """Return what happens to overlong rows of a kind; `sliced`: packing's `slice_strategy` is set."""
         if self.overlong is not None:
             return self.overlong
@@ -66,7 +66,7 @@ class Truncation(Config):
         return "split" if kind == "text" else "truncate"
 
 
-class Measure(Protocol):
+class TokenCounter(Protocol):
     """Counts the tokens of a real render."""
 
     def __call__(self, messages: Sequence[Message], tools: Sequence[Json] | None) -> int | None:
@@ -83,7 +83,7 @@ class ReasoningCutter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Truncated:
+class TruncatedConversation:
     """A conversation that was made shorter.
 
     `kept[i]` is the original index of `messages[i]`. `reasoning_context` indexes `messages` whose reasoning
@@ -107,21 +107,21 @@ class Truncated:
 
 
 @dataclass(frozen=True, slots=True)
-class Truncater:
+class ConversationTruncator:
     """Shortens conversations to `limit` tokens; everything that it must know of models is handed in.
 
     `assistant_roles` are the roles the model speaks.
     """
 
     limit: int
-    measure: Measure
+    measure: TokenCounter
     cut_reasoning: ReasoningCutter
     assistant_roles: Container[str] = ("assistant",)
     token_cut: Literal["allow", "reject"] = "allow"  # noqa: S105  (tokens of text)
 
     def truncate(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, supervised: Sequence[bool]
-    ) -> Truncated | Rejected:
+    ) -> TruncatedConversation | Rejected:
         """Return the conversation as the first state of the chain that fits, itself if it fits already.
 
         `supervised[i]` says whether message i trains. It stays true to the original: what trains is not
@@ -131,20 +131,20 @@ class Truncater:
         if original is None:
             return Rejected("template_error", "the template raises on the whole conversation")
         everything = tuple(range(len(messages)))
-        whole = Truncated(tuple(messages), everything, original, original)
+        whole = TruncatedConversation(tuple(messages), everything, original, original)
         if original <= self.limit:
             return whole
-        anchor = _anchor(messages, supervised, self.assistant_roles)
+        anchor = _find_anchor(messages, supervised, self.assistant_roles)
         if anchor is None:
             return Rejected("no_assistant", "no supervised message to keep")
-        kept, tokens = self._first_fitting(messages, tools, _leaving(messages, anchor), original)
+        kept, tokens = self._find_first_fit(messages, tools, _plan_removals(messages, anchor), original)
         if tokens <= self.limit:
-            return self._kept(whole, messages, kept, tokens)
-        return self._without_reasoning(self._kept(whole, messages, kept, tokens), tools)
+            return self._keep_messages(whole, messages, kept, tokens)
+        return self._shorten_reasoning(self._keep_messages(whole, messages, kept, tokens), tools)
 
     def split(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, supervised: Sequence[bool]
-    ) -> list[Truncated] | Rejected:
+    ) -> list[TruncatedConversation] | Rejected:
         """Return the conversation in pieces of consecutive exchanges, as many as fit, each led by system and tools.
 
         An exchange that is too long alone is truncated. A piece without a supervised message is left out.
@@ -153,12 +153,12 @@ class Truncater:
         if original is None:
             return Rejected("template_error", "the template raises on the whole conversation")
         if original <= self.limit:
-            return [Truncated(tuple(messages), tuple(range(len(messages))), original, original)]
-        lead, exchanges = _exchanges(messages)
-        pieces: list[Truncated] = []
+            return [TruncatedConversation(tuple(messages), tuple(range(len(messages))), original, original)]
+        lead, exchanges = _group_exchanges(messages)
+        pieces: list[TruncatedConversation] = []
         start = left_out = 0
         while start < len(exchanges):
-            stop = self._most_that_fit(messages, tools, lead, exchanges[start:]) + start
+            stop = self._count_fitting_exchanges(messages, tools, lead, exchanges[start:]) + start
             kept = [*lead, *(index for exchange in exchanges[start:stop] for index in exchange)]
             start = stop
             if not any(supervised[index] for index in kept):
@@ -175,7 +175,7 @@ class Truncater:
             pieces[-1] = replace(pieces[-1], tokens_left_out=pieces[-1].tokens_left_out + left_out)
         return pieces or Rejected("no_assistant", "no supervised message in any piece")
 
-    def _most_that_fit(
+    def _count_fitting_exchanges(
         self,
         messages: Sequence[Message],
         tools: Sequence[Json] | None,
@@ -195,7 +195,7 @@ class Truncater:
             low, high = (middle, high) if fits(middle) else (low, middle)
         return low
 
-    def _first_fitting(
+    def _find_first_fit(
         self,
         messages: Sequence[Message],
         tools: Sequence[Json] | None,
@@ -234,7 +234,9 @@ class Truncater:
         best = low if best is None else best
         return kept_after(best), tokens_of(best) or 0
 
-    def _kept(self, whole: Truncated, messages: Sequence[Message], kept: Sequence[int], tokens: int) -> Truncated:
+    def _keep_messages(
+        self, whole: TruncatedConversation, messages: Sequence[Message], kept: Sequence[int], tokens: int
+    ) -> TruncatedConversation:
         return replace(
             whole,
             messages=tuple(messages[index] for index in kept),
@@ -244,22 +246,24 @@ class Truncater:
             exchanges_removed=whole.original_tokens - tokens,
         )
 
-    def _without_reasoning(self, state: Truncated, tools: Sequence[Json] | None) -> Truncated | Rejected:
+    def _shorten_reasoning(
+        self, state: TruncatedConversation, tools: Sequence[Json] | None
+    ) -> TruncatedConversation | Rejected:
         """Shorten reasoning, oldest first, until the conversation fits or none is left."""
         messages, tokens, cut = list(state.messages), state.tokens, list[int]()
         for index, message in enumerate(state.messages):
             if tokens <= self.limit:
                 break
-            if not message.get(REASONING):
+            if not message.get(REASONING_FIELD):
                 continue
-            messages[index] = {key: value for key, value in message.items() if key != REASONING}
+            messages[index] = {key: value for key, value in message.items() if key != REASONING_FIELD}
             without = self.measure(messages, tools)
             # A template that never printed this reasoning, or that insists on it: it stays.
             if without is None or without >= tokens:
                 messages[index] = message
                 continue
             if without <= self.limit:
-                shortened = self._shortened(messages, index, message, tools, without)
+                shortened = self._cut_reasoning_to_fit(messages, index, message, tools, without)
                 if shortened is not None:
                     messages[index], without = shortened
                     cut.append(index)
@@ -275,7 +279,7 @@ class Truncater:
             needs_token_cut=tokens > self.limit,
         )
 
-    def _shortened(
+    def _cut_reasoning_to_fit(
         self,
         messages: Sequence[Message],
         index: int,
@@ -289,17 +293,17 @@ class Truncater:
         its bracket where that does not help.
         """
         best: tuple[Message, int] | None = None
-        low, high = 0, self.limit - without + _MERGE_SLACK
+        low, high = 0, self.limit - without + _MERGE_SLACK_TOKENS
         guess = self.limit - without
         for attempt in count():
             if high <= low + 1:
                 break
-            guess = (low + high) // 2 if attempt >= _GUESSES else min(max(guess, low + 1), high - 1)
-            text = self.cut_reasoning(message[REASONING], guess)
+            guess = (low + high) // 2 if attempt >= _MAX_GUESSES else min(max(guess, low + 1), high - 1)
+            text = self.cut_reasoning(message[REASONING_FIELD], guess)
             if not text.strip():
                 low, guess = guess, guess + 1
                 continue
-            shorter = {**message, REASONING: text}
+            shorter = {**message, REASONING_FIELD: text}
             tokens = self.measure([*messages[:index], shorter, *messages[index + 1 :]], tools)
             if tokens is not None and tokens <= self.limit:
                 best, low, guess = (shorter, tokens), guess, guess + max(1, self.limit - tokens)
@@ -309,7 +313,7 @@ class Truncater:
         return best
 
 
-def _exchanges(messages: Sequence[Message]) -> tuple[list[int], list[list[int]]]:
+def _group_exchanges(messages: Sequence[Message]) -> tuple[list[int], list[list[int]]]:
     """Return the indices of the leading system messages, and of each exchange: a user's and all up to the next."""
     lead = len(list(takewhile(lambda message: message["role"] == "system", messages)))
     exchanges: list[list[int]] = []
@@ -320,14 +324,14 @@ def _exchanges(messages: Sequence[Message]) -> tuple[list[int], list[list[int]]]
     return list(range(lead)), exchanges
 
 
-def _anchor(messages: Sequence[Message], supervised: Sequence[bool], roles: Container[str]) -> int | None:
+def _find_anchor(messages: Sequence[Message], supervised: Sequence[bool], roles: Container[str]) -> int | None:
     """Return the last supervised message of the model, else the last supervised one; null: nothing trains."""
     trained = [index for index, trains in enumerate(supervised) if trains]
     spoken = [index for index in trained if messages[index]["role"] in roles]
     return max(spoken or trained, default=None)
 
 
-def _callers(messages: Sequence[Message]) -> dict[int, int]:
+def _map_results_to_calls(messages: Sequence[Message]) -> dict[int, int]:
     """Map every tool result to the message that called for it: by id, else the last one that called."""
     callers: dict[int, int] = {}
     by_id: dict[str, int] = {}
@@ -340,14 +344,14 @@ def _callers(messages: Sequence[Message]) -> dict[int, int]:
     return callers
 
 
-def _leaving(messages: Sequence[Message], anchor: int) -> list[int]:
+def _plan_removals(messages: Sequence[Message], anchor: int) -> list[int]:
     """Return for every message the step at which it goes, from 1; 0: it never does.
 
     First goes what follows the anchor, then the oldest exchange, the next, …, then the first tool round of
     the anchor's exchange, the next, … . A result goes with its call, and stays with it.
     """
-    callers = _callers(messages)
-    lead, exchanges = _exchanges(messages)
+    callers = _map_results_to_calls(messages)
+    lead, exchanges = _group_exchanges(messages)
     # A result that trains is nothing without its call.
     pivot = callers.get(anchor, anchor)
     final = next((exchange for exchange in exchanges if pivot in exchange), list[int]())

@@ -10,14 +10,15 @@ import os
 
 from rowmill.core.errors import ConfigError
 
-VARIABLE = "ROWMILL_NO_CODE"
+NO_CODE_VARIABLE = "ROWMILL_NO_CODE"
 """The environment variable, so that workers, Ray and Dagster's processes obey as well; `--no-code` sets it."""
 
 
-def require_code(target: str, where: str) -> None:
+def require_code_permission(target: str, where: str) -> None:
     """Refuse to run the code that a recipe names, where the user has forbidden it."""
-    if os.environ.get(VARIABLE, "0") not in ("", "0"):
+    if os.environ.get(NO_CODE_VARIABLE, "0") not in ("", "0"):
         raise ConfigError(
-            f"{where}: {target} is Python code, which --no-code or {VARIABLE} forbids to run; built-in kinds are "
+            f"{where}: {target} is Python code, which --no-code or {NO_CODE_VARIABLE} forbids to run; built-in "
+            "kinds are "
             "allowed; read the code and leave the switch out, or choose another kind"
         )

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast, get_args
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from rowmill.core.errors import ConfigError, nearest, one_of
+from rowmill.core.errors import ConfigError, join_choices, suggest_name
 from rowmill.core.yaml_text import SIZE_LIMIT, parse_yaml
 
 
@@ -62,7 +62,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error}") from error
     if not isinstance(loaded, dict):
         raise ConfigError(
-            f"{path}: the top level is {kind_of(loaded)}, expected a mapping with tokenizer, seq_len and datasets; "
+            f"{path}: the top level is {describe_type(loaded)}, expected a mapping with tokenizer, seq_len and "
+            "datasets; "
             "see docs/reference.md"
         )
     return loaded
@@ -73,10 +74,12 @@ def read_value(text: str, where: str) -> Any:
     try:
         return parse_yaml(text)
     except ConfigError as error:
-        raise ConfigError(f"{where}: {_short(text)} cannot be read as a YAML value ({error}); quote it") from error
+        raise ConfigError(
+            f"{where}: {_shorten_repr(text)} cannot be read as a YAML value ({error}); quote it"
+        ) from error
 
 
-def kind_of(value: object) -> str:
+def describe_type(value: object) -> str:
     """Name a value's type the way YAML and JSON users do."""
     names: dict[type, str] = {
         type(None): "null", bool: "a boolean", int: "an integer", float: "a number",
@@ -85,7 +88,7 @@ def kind_of(value: object) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-def check(model: type[ConfigT], values: Mapping[str, Any], where: str) -> ConfigT:
+def validate_options(model: type[ConfigT], values: Mapping[str, Any], where: str) -> ConfigT:
     """Validate `values` against `model`; every problem is worded as `where.path: what; allowed; remedy`.
 
     Raises
@@ -94,7 +97,7 @@ def check(model: type[ConfigT], values: Mapping[str, Any], where: str) -> Config
         With one line per problem, in the order of the fields.
 
     """
-    refused = [f"{where}: {path}: {text}" if path else f"{where}: {text}" for path, text in _not_finite(values)]
+    refused = [f"{where}: {path}: {text}" if path else f"{where}: {text}" for path, text in _find_non_finite(values)]
     if refused:
         raise ConfigError("\n".join(refused))
     # By way of JSON, strictness means what it should for YAML: a list may fill a tuple, `"3"` is no integer.
@@ -105,30 +108,30 @@ def check(model: type[ConfigT], values: Mapping[str, Any], where: str) -> Config
     try:
         return model.model_validate_json(content)
     except ValidationError as error:
-        raise ConfigError("\n".join(problems(error, model, where))) from None
+        raise ConfigError("\n".join(format_problems(error, model, where))) from None
 
 
-def _not_finite(value: object, path: str = "") -> Iterator[tuple[str, str]]:
+def _find_non_finite(value: object, path: str = "") -> Iterator[tuple[str, str]]:
     """Find numbers that JSON has no form for, which it would turn into null."""
     if isinstance(value, float) and not math.isfinite(value):
         written = ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
         yield path, f"{written} is not a number that an option can have; finite numbers are allowed; write one"
     elif isinstance(value, Mapping):
         for key, inner in cast("Mapping[object, object]", value).items():
-            yield from _not_finite(inner, f"{path}.{key}" if path else str(key))
+            yield from _find_non_finite(inner, f"{path}.{key}" if path else str(key))
     elif isinstance(value, list | tuple):
         for number, inner in enumerate(cast("Sequence[object]", value)):
-            yield from _not_finite(inner, f"{path}.{number}" if path else str(number))
+            yield from _find_non_finite(inner, f"{path}.{number}" if path else str(number))
 
 
-def problems(error: ValidationError, model: type[BaseModel], where: str) -> Iterator[str]:
+def format_problems(error: ValidationError, model: type[BaseModel], where: str) -> Iterator[str]:
     """Word each of pydantic's complaints as one four-part line."""
     reasons: dict[tuple[str, ...], list[str]] = {}
     mismatched: set[tuple[str, ...]] = set()
     for one in error.errors():
-        steps, models = _walk(model, one["loc"])
-        reasons.setdefault(tuple(steps), []).append(_reason(one, models))
-        if one["type"] in _WANTED:
+        steps, models = _follow_location(model, one["loc"])
+        reasons.setdefault(tuple(steps), []).append(_explain_problem(one, models))
+        if one["type"] in _EXPECTED_TYPES:
             mismatched.add(tuple(steps))
     for path, found in reasons.items():
         # A mistake inside a value shows which of its types was meant; that it has none of the others is no mistake.
@@ -138,22 +141,26 @@ def problems(error: ValidationError, model: type[BaseModel], where: str) -> Iter
         yield ": ".join(part for part in (where, ".".join(path), "; or ".join(dict.fromkeys(found))) if part)
 
 
-_WANTED = {
+_EXPECTED_TYPES = {
     "tuple_type": "a list", "list_type": "a list", "dict_type": "a mapping", "model_type": "a mapping",
     "model_attributes_type": "a mapping", "int_type": "an integer", "float_type": "a number",
     "bool_type": "true or false", "string_type": "a string",
 }  # fmt: skip
 
 
-def _reason(one: Any, models: set[type[BaseModel]]) -> str:
-    known = {name for model in models for name in model.model_fields} - _given(models) | _beside(models)
+def _explain_problem(one: Any, models: set[type[BaseModel]]) -> str:
+    known = {name for model in models for name in model.model_fields} - _list_filled_in_fields(
+        models
+    ) | _list_used_up_keys(models)
     context: Mapping[str, Any] = one.get("ctx", {})
     got = one["input"]
     match one["type"]:
         case "extra_forbidden":
-            guess = nearest(str(one["loc"][-1]), known)
+            guess = suggest_name(str(one["loc"][-1]), known)
             hint = f"did you mean {guess}?" if guess else "delete it"
-            return f"unknown key; allowed here: {one_of(sorted(known))}; {hint}" if known else f"unknown key; {hint}"
+            return (
+                f"unknown key; allowed here: {join_choices(sorted(known))}; {hint}" if known else f"unknown key; {hint}"
+            )
         case "missing":
             return "is missing and has no default; add it"
         case "literal_error" | "enum":
@@ -162,17 +169,20 @@ def _reason(one: Any, models: set[type[BaseModel]]) -> str:
             tags = str(context["expected_tags"]).replace("'", "")
             return f"{context['tag']!r} is not a kind; choose {tags}"
         case "union_tag_not_found":
-            return f"has no kind; choose {one_of(_tags(models))} and write it as kind: …"
+            return f"has no kind; choose {join_choices(_list_tags(models))} and write it as kind: …"
         case "value_error":
             return str(context["error"])
-        case str(kind) if kind in _WANTED:
-            return f"must be {_WANTED[kind]}; got {_short(got)}, which is {kind_of(got)}; write {_WANTED[kind]}"
+        case str(kind) if kind in _EXPECTED_TYPES:
+            return (
+                f"must be {_EXPECTED_TYPES[kind]}; got {_shorten_repr(got)}, which is {describe_type(got)}; write "
+                f"{_EXPECTED_TYPES[kind]}"
+            )
         case _:
             message = str(one["msg"])
-            return f"{message[0].lower()}{message[1:]}; got {_short(got)} ({kind_of(got)}); correct it"
+            return f"{message[0].lower()}{message[1:]}; got {_shorten_repr(got)} ({describe_type(got)}); correct it"
 
 
-def _short(value: object) -> str:
+def _shorten_repr(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -183,7 +193,7 @@ _UNION_BRANCH = re.compile(
 """What pydantic puts into a location for a branch of a union of plain types; nobody wrote it."""
 
 
-def _walk(model: type[BaseModel], path: tuple[int | str, ...]) -> tuple[list[str], set[type[BaseModel]]]:
+def _follow_location(model: type[BaseModel], path: tuple[int | str, ...]) -> tuple[list[str], set[type[BaseModel]]]:
     """Follow an error's location through the models.
 
     Returns the steps as a user would write them (without the tags of unions) and the innermost models on the way:
@@ -193,7 +203,7 @@ def _walk(model: type[BaseModel], path: tuple[int | str, ...]) -> tuple[list[str
     steps: list[str] = []
     for step in path:
         # A branch of a union of models is called by its tag, or by the name of its class.
-        tagged = {one for one in current if _is_tagged(one, str(step)) or one.__name__ == step}
+        tagged = {one for one in current if _has_tag(one, str(step)) or one.__name__ == step}
         if tagged:
             current = tagged
             continue
@@ -201,35 +211,35 @@ def _walk(model: type[BaseModel], path: tuple[int | str, ...]) -> tuple[list[str
             continue
         steps.append(str(step))
         fields = [one.model_fields[str(step)] for one in current if str(step) in one.model_fields]
-        following = {found for field in fields for found in _models_in(field.annotation)}
+        following = {found for field in fields for found in _find_models(field.annotation)}
         current = following or current
     return steps, current
 
 
-def _given(models: set[type[BaseModel]]) -> set[str]:
+def _list_filled_in_fields(models: set[type[BaseModel]]) -> set[str]:
     """Return the fields that are filled in by whoever reads the file, not written in it."""
     return {name for one in models for name in getattr(one, "FILLED_IN", ())}
 
 
-def _beside(models: set[type[BaseModel]]) -> set[str]:
+def _list_used_up_keys(models: set[type[BaseModel]]) -> set[str]:
     """Return the keys that a file may have though they are no fields: they are used up before validation."""
     return {name for one in models for name in getattr(one, "USED_UP", ())}
 
 
-def _tags(models: set[type[BaseModel]]) -> list[str]:
+def _list_tags(models: set[type[BaseModel]]) -> list[str]:
     """Return the kinds that some models are of."""
     kinds = (one.model_fields.get("kind") for one in models)
     return sorted({str(tag) for kind in kinds if kind is not None for tag in get_args(kind.annotation)})
 
 
-def _is_tagged(model: type[BaseModel], tag: str) -> bool:
+def _has_tag(model: type[BaseModel], tag: str) -> bool:
     kind = model.model_fields.get("kind")
     return kind is not None and tag in get_args(kind.annotation)
 
 
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+def _find_models(annotation: Any) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
         return
     for inner in get_args(annotation):
-        yield from _models_in(inner)
+        yield from _find_models(inner)

@@ -18,7 +18,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from rowmill.core.number_text import NOTHING
+from rowmill.core.number_text import NO_NUMBER
 
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 """What would move a terminal's cursor, ring its bell or turn its text around."""
@@ -35,27 +35,27 @@ GOOD, LOOK, BAD, DIM, HEAD = "green", "yellow", "red", "dim", "bold"
 # ── The console ────────────────────────────────────────────────────────────────────────────────────
 
 
-def console(stream: TextIO | None = None) -> Console:
+def make_console(stream: TextIO | None = None) -> Console:
     """Return a console on a stream, standard output if left out; colours only on a terminal without NO_COLOR."""
     target = stream or sys.stdout
     width = None if target.isatty() or os.environ.get("COLUMNS") else PIPE_WIDTH
     return Console(file=target, width=width, markup=False, emoji=False, highlight=False, soft_wrap=False)
 
 
-def text_of(shown: RenderableType) -> str:
+def render_text(shown: RenderableType) -> str:
     """Return what standard output would show, with its colours if it has any."""
-    screen = console()
+    screen = make_console()
     with screen.capture() as captured:
         screen.print(shown)
     return captured.get().rstrip("\n")
 
 
-def visible(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     """Return text from data with its control characters as pictures or escapes; line ends and tabs stay."""
-    return UNPRINTABLE.sub(_picture, text)
+    return UNPRINTABLE.sub(_escape_control_character, text)
 
 
-def _picture(found: re.Match[str]) -> str:
+def _escape_control_character(found: re.Match[str]) -> str:
     code = ord(found.group())
     if code < 0x20:
         return chr(0x2400 + code)
@@ -65,15 +65,15 @@ def _picture(found: re.Match[str]) -> str:
 # ── Words and numbers ──────────────────────────────────────────────────────────────────────────────
 
 
-def number(value: object) -> str:
+def format_value(value: object) -> str:
     """Write a number for people: `1,342`, `0.0547`; other values as they are."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return "" if value is None else visible(str(value))
+        return "" if value is None else escape_control_characters(str(value))
     whole = isinstance(value, int) or (value.is_integer() and abs(value) < 1e15)
     return f"{value:,.0f}" if whole else f"{value:,.4g}"
 
 
-def beside(first: Text, rest: Text, *, cells: int | None = None) -> RenderableType:
+def join_side_by_side(first: Text, rest: Text, *, cells: int | None = None) -> RenderableType:
     """Lay two texts beside each other; a long second one goes on below its own beginning."""
     row = Table.grid(padding=(0, 0 if cells else 2, 0, 0), pad_edge=False)
     row.add_column(width=cells, no_wrap=True)
@@ -82,13 +82,13 @@ def beside(first: Text, rest: Text, *, cells: int | None = None) -> RenderableTy
     return row
 
 
-def labelled(name: str, words: str | Text, style: str = "") -> RenderableType:
+def label_value(name: str, words: str | Text, style: str = "") -> RenderableType:
     """Lay a fact beside its name."""
-    shown = Text(visible(words), style) if isinstance(words, str) else words
-    return Padding(beside(Text(name, DIM), shown, cells=LABEL_CELLS), (0, 0, 0, 2), expand=False)
+    shown = Text(escape_control_characters(words), style) if isinstance(words, str) else words
+    return Padding(join_side_by_side(Text(name, DIM), shown, cells=LABEL_CELLS), (0, 0, 0, 2), expand=False)
 
 
-def grid(
+def make_grid(
     columns: Sequence[str], rows: Sequence[Sequence[object]], *, indent: int = 2, marked: int | None = None
 ) -> RenderableType:
     """Lay rows out in columns without lines, numbers to the right; the row numbered `marked` stands out."""
@@ -98,18 +98,18 @@ def grid(
         right = bool(rows) and all(_is_number(row[i]) for row in rows)
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     for i, row in enumerate(rows):
-        cells = [value if isinstance(value, Text) else Text(number(value)) for value in row]
+        cells = [value if isinstance(value, Text) else Text(format_value(value)) for value in row]
         table.add_row(*cells, style=HEAD if i == marked else "")
     return Padding(table, (0, 0, 0, indent), expand=False)
 
 
 def _is_number(value: object) -> bool:
     if isinstance(value, str):
-        return value.endswith(" %") or value == NOTHING
+        return value.endswith(" %") or value == NO_NUMBER
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
-def source_text(url: str, reader: str, line: int) -> str:
+def format_source_line(url: str, reader: str, line: int) -> str:
     """Name a place in a source: `chats.jsonl:14`, or `tasks.parquet, record 14` where a file has no lines."""
     has_lines = reader in ("json_lines", "json_value", "plain_text")
     return f"{url}:{line}" if has_lines else f"{url}, record {line}"

@@ -76,7 +76,7 @@ class BusyError(PipelineError, RuntimeError):
     """Another build of the same recipe is running and did not finish in time."""
 
 
-def one_of(allowed: Iterable[object]) -> str:
+def join_choices(allowed: Iterable[object]) -> str:
     """Word a set of allowed values as prose: `a, b or c`."""
     names = [str(value) for value in allowed]
     if len(names) < 2:
@@ -84,7 +84,7 @@ def one_of(allowed: Iterable[object]) -> str:
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
+def suggest_name(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that a mistyped one most likely meant, if one is close."""
     matches = get_close_matches(name, sorted(known), n=1, cutoff=0.6)
     return matches[0] if matches else None

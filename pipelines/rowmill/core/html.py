@@ -12,7 +12,7 @@ from html import escape
 
 from rowmill.core import console
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1f2933; --paper: #fff; --dim: #667380; --line: #dde3e8; --soft: #f5f7f9;
@@ -42,12 +42,12 @@ td.number, th.number { text-align: right; font-variant-numeric: tabular-nums }
 """
 
 
-def page(title: str, body: Iterable[str], *, style: str = "", script: str = "") -> str:
+def render_page(title: str, body: Iterable[str], *, style: str = "", script: str = "") -> str:
     """Return a whole page; `body` is markup already, `title` is not."""
     run = f"<script>{script}</script>" if script else ""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{CONTENT_POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="referrer" content="no-referrer">'
         f"<title>{escape(title)}</title><style>{STYLE}{style}</style></head><body>\n"
@@ -56,39 +56,43 @@ def page(title: str, body: Iterable[str], *, style: str = "", script: str = "") 
     )
 
 
-def text(words: object) -> str:
+def escape_text(words: object) -> str:
     """Return words as markup that shows them, control characters as pictures."""
-    return escape(console.visible(str(words)))
+    return escape(console.escape_control_characters(str(words)))
 
 
-def element(tag: str, content: str, **attributes: str) -> str:
+def render_element(tag: str, content: str, **attributes: str) -> str:
     """Return an element around markup; a trailing `_` keeps an attribute's name from being a Python word."""
     names = [name.rstrip("_").replace("_", "-") for name in attributes]
-    given = "".join(f' {name}="{text(value)}"' for name, value in zip(names, attributes.values(), strict=True))
+    given = "".join(f' {name}="{escape_text(value)}"' for name, value in zip(names, attributes.values(), strict=True))
     return f"<{tag}{given}>{content}</{tag}>"
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def render_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Lay rows out, numbers to the right."""
     held = [list(row) for row in rows]
     right = [bool(held) and all(isinstance(row[i], int | float) for row in held) for i in range(len(columns))]
     kinds = [' class="number"' if one else "" for one in right]
-    head = "".join(f"<th{kind}>{text(name.replace('_', ' '))}</th>" for name, kind in zip(columns, kinds, strict=True))
+    head = "".join(
+        f"<th{kind}>{escape_text(name.replace('_', ' '))}</th>" for name, kind in zip(columns, kinds, strict=True)
+    )
     body = "".join(
         "<tr>"
-        + "".join(f"<td{kind}>{text(console.number(cell))}</td>" for cell, kind in zip(row, kinds, strict=True))
+        + "".join(
+            f"<td{kind}>{escape_text(console.format_value(cell))}</td>" for cell, kind in zip(row, kinds, strict=True)
+        )
         + "</tr>"
         for row in held
     )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def clipped(words: str, most_bytes: int) -> str:
+def clip_text(words: str, most_bytes: int) -> str:
     """Return the beginning of a text that takes at most so many bytes as markup, with how much there is."""
-    if len(words) * 6 <= most_bytes or len(text(words).encode()) <= most_bytes:
+    if len(words) * 6 <= most_bytes or len(escape_text(words).encode()) <= most_bytes:
         return words
     low, high = 0, min(len(words), most_bytes)
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if len(text(words[:middle]).encode()) <= most_bytes else (low, middle - 1)
+        low, high = (middle, high) if len(escape_text(words[:middle]).encode()) <= most_bytes else (low, middle - 1)
     return f"{words[:low]} … ({len(words):,} characters)"

@@ -68,7 +68,7 @@ def _refuse_repeats(pairs: list[tuple[str, Json]]) -> None:
         seen.add(key)
 
 
-def path_of_lone_surrogate(value: Json) -> str | None:
+def find_lone_surrogate(value: Json) -> str | None:
     """Return where a value holds text that UTF-8 cannot encode, such as `messages[1].content`; None: nowhere."""
     try:
         orjson.dumps(value)

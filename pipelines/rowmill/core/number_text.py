@@ -5,21 +5,21 @@ What belongs here: text of numbers, without layout or colour. What does not: a t
 
 from collections.abc import Iterable
 
-NOTHING = "–"
+NO_NUMBER = "–"
 """What is shown where there is no number."""
 
 
-def percent(part: float, whole: float = 1.0) -> str:
+def format_percent(part: float, whole: float = 1.0) -> str:
     """Write a share: `38.1 %`; a share of nothing is nothing."""
-    return f"{100 * part / whole:.1f} %" if whole else NOTHING
+    return f"{100 * part / whole:.1f} %" if whole else NO_NUMBER
 
 
-def counted(count: int, one: str, many: str = "") -> str:
+def format_count(count: int, one: str, many: str = "") -> str:
     """Write a count with its noun: `1 row`, `1,342 rows`."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
-def seconds_text(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Write a duration: `0.4 s`, `2 min 05 s`, `3 h 10 min`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
@@ -27,7 +27,7 @@ def seconds_text(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def size_text(size_bytes: float) -> str:
+def format_size(size_bytes: float) -> str:
     """Write a size in bytes: `1.2 MB`."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if size_bytes < 1000:
@@ -36,6 +36,6 @@ def size_text(size_bytes: float) -> str:
     return f"{size_bytes:.1f} TB"
 
 
-def dotted(words: Iterable[str]) -> str:
+def join_facts(words: Iterable[str]) -> str:
     """Join facts on one line; empty ones are left out."""
     return " · ".join(word for word in words if word)

@@ -32,7 +32,7 @@ _MASK = (1 << 64) - 1
 _ROUNDS = 8
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 # Sixteen thousand words and their scratch space stay in the second-level cache; one go is slower.
-_CHUNK = 1 << 14
+_CHUNK_PLACES = 1 << 14
 
 
 class Permutation(Protocol):
@@ -52,21 +52,21 @@ class Permutation(Protocol):
         ...
 
 
-def key(*labels: int | str) -> int:
+def hash_labels(*labels: int | str) -> int:
     """Hash labels into 64 bits: BLAKE2b-64 of their compact JSON array, read little-endian.
 
     Labels carry dataset names, not numbers, so that adding a dataset reshuffles no other one.
     """
-    return key_of_json(orjson.dumps(labels))
+    return hash_label_json(orjson.dumps(labels))
 
 
-def key_of_json(text: bytes) -> int:
+def hash_label_json(text: bytes) -> int:
     """Hash labels that are already one compact JSON array, as `key` does."""
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
 
 
-def keys_after(*labels: int | str) -> Callable[[int], int]:
-    """Return what maps n to `key(*labels, n)`, the labels encoded once: for draws that differ in a number alone."""
+def make_label_hasher(*labels: int | str) -> Callable[[int], int]:
+    """Return a function from n to `hash_labels(*labels, n)` that encodes the labels once."""
     begin = orjson.dumps(labels)[:-1]
 
     def key_of(number: int) -> int:
@@ -75,7 +75,7 @@ def keys_after(*labels: int | str) -> Callable[[int], int]:
     return key_of
 
 
-def mix(z: int) -> int:
+def mix_bits(z: int) -> int:
     """Scramble 64 bits with the SplitMix64 finaliser, a bijection; `z` is taken modulo 2^64."""
     z &= _MASK
     z = ((z ^ (z >> 30)) * _MULTIPLIERS[0]) & _MASK
@@ -85,59 +85,59 @@ def mix(z: int) -> int:
 
 def mix_array(z: NDArray[np.uint64]) -> None:
     """Scramble an array of 64-bit numbers in place, each as `mix` does."""
-    for start in range(0, z.size, _CHUNK):
-        some = z[start : start + _CHUNK]
+    for start in range(0, z.size, _CHUNK_PLACES):
+        some = z[start : start + _CHUNK_PLACES]
         _mix_into(some, np.empty_like(some))
 
 
-def feistel(n: int, k: int) -> "Feistel":
+def make_feistel(n: int, k: int) -> "Feistel":
     """Return the Feistel permutation of [0, n) under key `k`."""
     _require_items(n)
-    return Feistel(n, _half_bits(n), _round_keys(n, k))
+    return Feistel(n, _half_bits(n), _derive_round_keys(n, k))
 
 
-def linear(n: int, k: int) -> "Linear":
+def make_linear(n: int, k: int) -> "Linear":
     """Return the permutation x -> (a·x + b) mod n, with a prime to n, under key `k`."""
     _require_items(n)
     if n == 1:
         return Linear(1, 1, 0)
-    a = 1 + mix(k + GAMMA) % (n - 1)
+    a = 1 + mix_bits(k + GAMMA) % (n - 1)
     while gcd(a, n) != 1:
         a = a + 1 if a < n - 1 else 1
-    return Linear(n, a, mix(k + 2 * GAMMA) % n)
+    return Linear(n, a, mix_bits(k + 2 * GAMMA) % n)
 
 
-def permutation(kind: PermutationType, n: int, k: int) -> Permutation:
+def make_permutation(kind: PermutationType, n: int, k: int) -> Permutation:
     """Return the permutation of the named kind."""
-    return feistel(n, k) if kind == "feistel" else linear(n, k)
+    return make_feistel(n, k) if kind == "feistel" else make_linear(n, k)
 
 
-def permuted_rows(kind: PermutationType, n: int, keys: Sequence[int]) -> NDArray[np.int64]:
+def permute_rows(kind: PermutationType, n: int, keys: Sequence[int]) -> NDArray[np.int64]:
     """Return the permutations of [0, n) under many keys as the rows of an array [len(keys), n].
 
-    Row i equals `permutation(kind, n, keys[i])(arange(n))`; short rows are computed together, because a call
+    Row i equals `make_permutation(kind, n, keys[i])(arange(n))`; short rows are computed together, because a call
     per block of ten costs fifty times the arithmetic in it.
     """
     _require_items(n)
     if kind == "linear":
         places = np.arange(n, dtype=np.int64)
-        rows = [linear(n, k)(places) for k in keys]
+        rows = [make_linear(n, k)(places) for k in keys]
         return np.array(rows, dtype=np.int64).reshape(len(keys), n)
     rows = np.empty((len(keys), n), dtype=np.int64)
-    together = max(1, _CHUNK // n)
+    together = max(1, _CHUNK_PLACES // n)
     for start in range(0, len(keys), together):
         some = keys[start : start + together]
         # [rounds, rows]: each element of the flattened block finds its row's round keys by number.
-        round_keys = np.array([_round_keys(n, k) for k in some], dtype=np.uint64).T.copy()
+        round_keys = np.array([_derive_round_keys(n, k) for k in some], dtype=np.uint64).T.copy()
         owners = np.repeat(np.arange(len(some)), n)
         places = np.tile(np.arange(n, dtype=np.uint64), len(some))
-        rows[start : start + together] = _walk(places, n, _half_bits(n), round_keys, owners).reshape(-1, n)
+        rows[start : start + together] = _apply_network(places, n, _half_bits(n), round_keys, owners).reshape(-1, n)
     return rows
 
 
 @dataclass(frozen=True, slots=True)
 class Feistel:
-    """`feistel(n, k)`: halves of `half_bits` bits, one round key per round."""
+    """`make_feistel(n, k)`: halves of `half_bits` bits, one round key per round."""
 
     n: int
     half_bits: int
@@ -150,45 +150,45 @@ class Feistel:
     def __call__(self, place: int | NDArray[np.integer[Any]]) -> int | NDArray[np.int64]:
         """Return what stands at a place, or at each of an array of places."""
         if isinstance(place, np.ndarray):
-            return self._array(_require_places(place, self.n))
-        return self._scalar(_require_place(place, self.n))
+            return self._permute_array(_require_places(place, self.n))
+        return self._permute_scalar(_require_place(place, self.n))
 
     def inverse(self, places: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
         """Return the places that lead to these: `inverse(self(x))` is x."""
         flat = _require_places(places, self.n).ravel()
         out = np.empty(flat.shape, dtype=np.int64)
         round_keys = np.array(self.round_keys[::-1], dtype=np.uint64)
-        for start in range(0, flat.size, _CHUNK):
+        for start in range(0, flat.size, _CHUNK_PLACES):
             # Exchanged halves turn the rounds, taken backwards, into their own inverse.
-            some = _exchanged(flat[start : start + _CHUNK].astype(np.uint64), self.half_bits)
-            out[start : start + _CHUNK] = _walk_back(some, self.n, self.half_bits, round_keys)
+            some = _swap_halves(flat[start : start + _CHUNK_PLACES].astype(np.uint64), self.half_bits)
+            out[start : start + _CHUNK_PLACES] = _invert_network(some, self.n, self.half_bits, round_keys)
         return out.reshape(places.shape)
 
-    def _scalar(self, place: int) -> int:
+    def _permute_scalar(self, place: int) -> int:
         half, low = self.half_bits, (1 << self.half_bits) - 1
         if self.n == 1:
             return 0
         while True:
             left, right = place >> half, place & low
             for round_key in self.round_keys:
-                left, right = right, left ^ (mix(right + round_key) >> (64 - half))
+                left, right = right, left ^ (mix_bits(right + round_key) >> (64 - half))
             place = left << half | right
             if place < self.n:
                 return place
 
-    def _array(self, places: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    def _permute_array(self, places: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
         flat = places.ravel()
         out = np.empty(flat.shape, dtype=np.int64)
         round_keys = np.array(self.round_keys, dtype=np.uint64)
-        for start in range(0, flat.size, _CHUNK):
-            some = flat[start : start + _CHUNK].astype(np.uint64)
-            out[start : start + _CHUNK] = _walk(some, self.n, self.half_bits, round_keys, None)
+        for start in range(0, flat.size, _CHUNK_PLACES):
+            some = flat[start : start + _CHUNK_PLACES].astype(np.uint64)
+            out[start : start + _CHUNK_PLACES] = _apply_network(some, self.n, self.half_bits, round_keys, None)
         return out.reshape(places.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """`linear(n, k)`: x -> (a·x + b) mod n in exact integers."""
+    """`make_linear(n, k)`: x -> (a·x + b) mod n in exact integers."""
 
     n: int
     a: int
@@ -220,12 +220,12 @@ def _half_bits(n: int) -> int:
     return max(1, ((n - 1).bit_length() + 1) // 2)
 
 
-def _round_keys(n: int, k: int) -> tuple[int, ...]:
-    start = mix(k + n)
-    return tuple(mix(start + (i + 1) * GAMMA) for i in range(_ROUNDS))
+def _derive_round_keys(n: int, k: int) -> tuple[int, ...]:
+    start = mix_bits(k + n)
+    return tuple(mix_bits(start + (i + 1) * GAMMA) for i in range(_ROUNDS))
 
 
-def _walk(
+def _apply_network(
     places: NDArray[np.uint64],
     n: int,
     half_bits: int,
@@ -239,39 +239,39 @@ def _walk(
     if n == 1:
         places[:] = 0
         return places
-    _pass(places, half_bits, round_keys if owners is None else round_keys[:, owners])
+    _run_rounds(places, half_bits, round_keys if owners is None else round_keys[:, owners])
     outside = np.flatnonzero(places >= n)
     while outside.size:
         again = places[outside]
-        _pass(again, half_bits, round_keys if owners is None else round_keys[:, owners[outside]])
+        _run_rounds(again, half_bits, round_keys if owners is None else round_keys[:, owners[outside]])
         places[outside] = again
         outside = outside[again >= n]
     return places
 
 
-def _exchanged(places: NDArray[np.uint64], half_bits: int) -> NDArray[np.uint64]:
+def _swap_halves(places: NDArray[np.uint64], half_bits: int) -> NDArray[np.uint64]:
     half = np.uint64(half_bits)
     return (places & np.uint64((1 << half_bits) - 1)) << half | places >> half
 
 
-def _walk_back(
+def _invert_network(
     places: NDArray[np.uint64], n: int, half_bits: int, round_keys: NDArray[np.uint64]
 ) -> NDArray[np.uint64]:
-    """Undo `_walk` of places whose halves were exchanged; `round_keys` run backwards."""
+    """Undo `_apply_network` of places whose halves were exchanged; `round_keys` run backwards."""
     if n == 1:
         return np.zeros_like(places)
-    _pass(places, half_bits, round_keys)
-    found = _exchanged(places, half_bits)
+    _run_rounds(places, half_bits, round_keys)
+    found = _swap_halves(places, half_bits)
     outside = np.flatnonzero(found >= n)
     while outside.size:
-        again = _exchanged(found[outside], half_bits)
-        _pass(again, half_bits, round_keys)
-        found[outside] = _exchanged(again, half_bits)
+        again = _swap_halves(found[outside], half_bits)
+        _run_rounds(again, half_bits, round_keys)
+        found[outside] = _swap_halves(again, half_bits)
         outside = outside[found[outside] >= n]
     return found
 
 
-def _pass(places: NDArray[np.uint64], half_bits: int, round_keys: NDArray[np.uint64]) -> None:
+def _run_rounds(places: NDArray[np.uint64], half_bits: int, round_keys: NDArray[np.uint64]) -> None:
     half, top = np.uint64(half_bits), np.uint64(64 - half_bits)
     left, right = places >> half, places & np.uint64((1 << half_bits) - 1)
     scrambled, scratch = np.empty_like(places), np.empty_like(places)

@@ -37,7 +37,7 @@ from rowmill.core.public_urls import public_text
 
 ResultT = TypeVar("ResultT")
 
-TIMEOUT, TRIES = "ROWMILL_STORAGE_TIMEOUT_S", "ROWMILL_STORAGE_TRIES"
+TIMEOUT_VARIABLE, TRIES_VARIABLE = "ROWMILL_STORAGE_TIMEOUT_S", "ROWMILL_STORAGE_TRIES"
 """Environment variables: seconds that a storage may be silent, and how often a request is made at most."""
 
 FIRST_PAUSE_S = 0.5
@@ -47,12 +47,12 @@ _SLOWEST_BYTES_PER_S = 1 << 20
 UNKNOWN_SIZE = 256 << 20
 """How much is waited for where nobody knows how much it is."""
 _READ_AHEAD_BYTES = 1 << 20
-_HERE = frozenset({"file", "local", "memory"})
+_LOCAL_PROTOCOLS = frozenset({"file", "local", "memory"})
 """Protocols that reach nothing outside this process and its disk."""
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class StorageRetryPolicy:
     """How long a storage may be silent, and how often a request is made."""
 
     timeout_s: float = 30.0
@@ -63,14 +63,16 @@ class Patience:
         return 2 * self.timeout_s + size_bytes / _SLOWEST_BYTES_PER_S
 
 
-def patience() -> Patience:
+def read_retry_policy() -> StorageRetryPolicy:
     """Read from the environment how long to wait."""
-    usual = Patience()
-    timeout_s = _positive(TIMEOUT, float, usual.timeout_s, "seconds above 0")
-    return Patience(timeout_s, int(_positive(TRIES, int, usual.tries, "a whole number from 1 on")))
+    usual = StorageRetryPolicy()
+    timeout_s = _read_positive(TIMEOUT_VARIABLE, float, usual.timeout_s, "seconds above 0")
+    return StorageRetryPolicy(
+        timeout_s, int(_read_positive(TRIES_VARIABLE, int, usual.tries, "a whole number from 1 on"))
+    )
 
 
-def _positive(name: str, kind: Callable[[str], float], default: float, allowed: str) -> float:
+def _read_positive(name: str, kind: Callable[[str], float], default: float, allowed: str) -> float:
     text = os.environ.get(name, "")
     if not text:
         return default
@@ -89,21 +91,21 @@ def _positive(name: str, kind: Callable[[str], float], default: float, allowed: 
 def open_filesystem(url: str) -> tuple[Any, str]:
     """Return the file system of a URL, with time limits of its own where its library has such, and the path in it."""
     protocols = {link.partition("://")[0] if "://" in link else link for link in url.split("::")}
-    options = {name: _options(name) for name in protocols if name in _OPTIONS}
+    options = {name: _merge_options(name) for name in protocols if name in _OPTION_MAKERS}
     fs, path = cast("tuple[Any, str]", fsspec.core.url_to_fs(url, **options))
-    if is_outside(fs) and isinstance(getattr(fs, "retries", None), int):
+    if is_remote_filesystem(fs) and isinstance(getattr(fs, "retries", None), int):
         # Of s3fs and gcsfs: `reach` tries again.
         fs.retries = 1
     return fs, path
 
 
-def is_outside(fs: Any) -> bool:
+def is_remote_filesystem(fs: Any) -> bool:
     """Tell whether a file system may keep its caller waiting."""
     protocol: str | tuple[str, ...] = fs.protocol
-    return not _HERE & {protocol, *(protocol if isinstance(protocol, tuple) else ())}
+    return not _LOCAL_PROTOCOLS & {protocol, *(protocol if isinstance(protocol, tuple) else ())}
 
 
-def _of_s3(wait: Patience) -> dict[str, Any]:
+def _make_s3_options(wait: StorageRetryPolicy) -> dict[str, Any]:
     limits = {"connect_timeout": min(10.0, wait.timeout_s), "read_timeout": wait.timeout_s}
     return {
         "config_kwargs": {**limits, "retries": {"total_max_attempts": 1, "mode": "standard"}},
@@ -112,25 +114,25 @@ def _of_s3(wait: Patience) -> dict[str, Any]:
     }
 
 
-def _of_http(wait: Patience) -> dict[str, Any]:
+def _make_http_options(wait: StorageRetryPolicy) -> dict[str, Any]:
     import aiohttp
 
     limits = aiohttp.ClientTimeout(total=None, sock_connect=min(10.0, wait.timeout_s), sock_read=wait.timeout_s)
     return {"client_kwargs": {"timeout": limits}, "use_listings_cache": False}
 
 
-_OPTIONS: dict[str, Callable[[Patience], dict[str, Any]]] = {
-    "s3": _of_s3,
-    "s3a": _of_s3,
-    "http": _of_http,
-    "https": _of_http,
+_OPTION_MAKERS: dict[str, Callable[[StorageRetryPolicy], dict[str, Any]]] = {
+    "s3": _make_s3_options,
+    "s3a": _make_s3_options,
+    "http": _make_http_options,
+    "https": _make_http_options,
 }
 
 
-def _options(protocol: str) -> dict[str, Any]:
+def _merge_options(protocol: str) -> dict[str, Any]:
     """Return a protocol's options; what the user's own configuration of fsspec says of one goes before ours."""
     try:
-        ours = _OPTIONS[protocol](patience())
+        ours = _OPTION_MAKERS[protocol](read_retry_policy())
     except ImportError:
         # fsspec says what to install.
         return {}
@@ -145,7 +147,7 @@ def _options(protocol: str) -> dict[str, Any]:
 # ── Requests ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def reach(
+def retry_request(
     fs: Any, address: str, action: str, function: Callable[[], ResultT], *, size_bytes: int = UNKNOWN_SIZE
 ) -> ResultT:
     """Ask a storage for something that can be asked for twice; `address` is what may be shown, `action` "read" etc.
@@ -158,30 +160,30 @@ def reach(
         If it does not answer, or fails, or refuses, until the last attempt.
 
     """
-    wait = patience()
+    wait = read_retry_policy()
     began, attempt = time.monotonic(), 0
     while True:
         attempt += 1
         try:
-            return _within(fs, function, wait.limit_of(size_bytes))
+            return _call_with_timeout(fs, function, wait.limit_of(size_bytes))
         except (PipelineError, TypeError):
             # A wrong call is a bug of ours.
             raise
         except Exception as error:  # noqa: BLE001  (every storage has errors of its own)
-            refusal = _refusal(fs, error)
+            refusal = _unwrap_refusal(fs, error)
             if is_absent(refusal):
                 raise FileNotFoundError(public_reason(refusal)) from None
             # A silent server costs the whole time limit, so it is asked twice and not five times.
             is_over = attempt >= wait.tries or time.monotonic() - began > 1.5 * wait.timeout_s
-            if is_over or not may_pass(refusal):
+            if is_over or not is_transient(refusal):
                 # The storage's own error may show the whole address, so one that says as much takes its place.
-                raise unreachable(address, action, refusal, attempt) from public_cause(refusal)
+                raise unreachable_error(address, action, refusal, attempt) from public_cause(refusal)
         time.sleep(FIRST_PAUSE_S * 2 ** (attempt - 1))
 
 
-def _within(fs: Any, function: Callable[[], ResultT], limit_s: float) -> ResultT:
+def _call_with_timeout(fs: Any, function: Callable[[], ResultT], limit_s: float) -> ResultT:
     """Call a function, and give up when it has not returned in time; its thread ends when its storage lets it."""
-    if not is_outside(fs):
+    if not is_remote_filesystem(fs):
         return function()
     outcome: Future[ResultT] = Future()
 
@@ -201,10 +203,10 @@ def _within(fs: Any, function: Callable[[], ResultT], limit_s: float) -> ResultT
         raise TimeoutError(f"no answer within {limit_s:.0f} s") from None
 
 
-def info(fs: Any, path: str, address: str) -> dict[str, Any] | None:
+def fetch_info(fs: Any, path: str, address: str) -> dict[str, Any] | None:
     """Return what a storage says of a path: its `type` and `size` among other things; None: nothing is there."""
     try:
-        return cast("dict[str, Any]", reach(fs, address, "read", lambda: fs.info(path), size_bytes=0))
+        return cast("dict[str, Any]", retry_request(fs, address, "read", lambda: fs.info(path), size_bytes=0))
     except FileNotFoundError:
         return None
 
@@ -212,7 +214,7 @@ def info(fs: Any, path: str, address: str) -> dict[str, Any] | None:
 def list_folder(fs: Any, path: str, address: str) -> list[dict[str, Any]]:
     """Return what a storage says of each file and folder in a folder; nothing if there is no such folder."""
     try:
-        found = reach(fs, address, "listed", lambda: fs.ls(path, detail=True), size_bytes=0)
+        found = retry_request(fs, address, "listed", lambda: fs.ls(path, detail=True), size_bytes=0)
     except FileNotFoundError:
         return []
     # Listed by itself, a file is what is found.
@@ -230,7 +232,7 @@ def find_files(fs: Any, folder: str, address: str) -> dict[str, dict[str, Any]]:
             return fs.find(folder, detail=True)
 
     try:
-        return reach(fs, address, "listed", find)
+        return retry_request(fs, address, "listed", find)
     except FileNotFoundError:
         return {}
 
@@ -241,10 +243,10 @@ def match_glob(fs: Any, pattern: str, address: str) -> dict[str, dict[str, Any]]
     Not by the file system's own `glob`, which takes folders that cannot be listed for empty ones.
     """
     head, *steps = pattern.rstrip("/").split("/")
-    return dict(_matches(fs, head, steps, address))
+    return dict(_match_steps(fs, head, steps, address))
 
 
-def _matches(fs: Any, folder: str, steps: Sequence[str], address: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _match_steps(fs: Any, folder: str, steps: Sequence[str], address: str) -> Iterator[tuple[str, dict[str, Any]]]:
     if not steps:
         return
     step, rest = steps[0], steps[1:]
@@ -253,7 +255,7 @@ def _matches(fs: Any, folder: str, steps: Sequence[str], address: str) -> Iterat
         yield from ((path, one) for path, one in find_files(fs, folder, address).items() if wanted.match(path))
         return
     if rest and not glob.has_magic(step):
-        yield from _matches(fs, f"{folder}/{step}", rest, address)
+        yield from _match_steps(fs, f"{folder}/{step}", rest, address)
         return
     wanted = re.compile(glob_translate(step))
     for one in list_folder(fs, folder, address):
@@ -263,7 +265,7 @@ def _matches(fs: Any, folder: str, steps: Sequence[str], address: str) -> Iterat
         if not rest:
             yield path, one
         elif one["type"] == "directory":
-            yield from _matches(fs, path, rest, address)
+            yield from _match_steps(fs, path, rest, address)
 
 
 def open_file(fs: Any, path: str, address: str) -> BinaryIO:
@@ -275,7 +277,7 @@ def open_file(fs: Any, path: str, address: str) -> BinaryIO:
         If the storage says that nothing is there.
 
     """
-    opened = reach(fs, address, "read", lambda: fs.open(path, "rb"), size_bytes=0)
+    opened = retry_request(fs, address, "read", lambda: fs.open(path, "rb"), size_bytes=0)
     return cast(BinaryIO, io.BufferedReader(_RemoteFile(fs, path, address, opened), _READ_AHEAD_BYTES))
 
 
@@ -286,7 +288,7 @@ class _RemoteFile(io.RawIOBase):
         self._fs, self._path, self._address = fs, path, address
         self._file: Any = opened
         self._position = 0
-        self._version = _version_of(opened)
+        self._version = _read_file_version(opened)
 
     def readable(self) -> bool:
         return True
@@ -295,21 +297,21 @@ class _RemoteFile(io.RawIOBase):
         return self._file is None or bool(self._file.seekable())
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        self._position = self._reach(lambda opened: _sought(opened, offset, whence), 0)
+        self._position = self._retry_request(lambda opened: _seek_file(opened, offset, whence), 0)
         return self._position
 
     def tell(self) -> int:
         return self._position
 
     def readinto(self, buffer: "memoryview") -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
-        block = self._reach(lambda opened: self._block(opened, len(buffer)), len(buffer))
+        block = self._retry_request(lambda opened: self._read_block(opened, len(buffer)), len(buffer))
         buffer[: len(block)] = block
         self._position += len(block)
         return len(block)
 
-    def _reach(self, function: Callable[[Any], ResultT], size_bytes: int) -> ResultT:
+    def _retry_request(self, function: Callable[[Any], ResultT], size_bytes: int) -> ResultT:
         def attempt() -> ResultT:
-            opened = self._opened_again() if self._file is None else self._file
+            opened = self._reopen_file() if self._file is None else self._file
             # Where this does not return, the open file stays in the hands of a thread that was given up.
             self._file = None
             try:
@@ -321,22 +323,22 @@ class _RemoteFile(io.RawIOBase):
             return result
 
         try:
-            return reach(self._fs, self._address, "read", attempt, size_bytes=size_bytes)
+            return retry_request(self._fs, self._address, "read", attempt, size_bytes=size_bytes)
         except FileNotFoundError as error:
-            raise unreachable(self._address, "read", error) from error
+            raise unreachable_error(self._address, "read", error) from error
 
-    def _opened_again(self) -> Any:
+    def _reopen_file(self) -> Any:
         opened: Any = self._fs.open(self._path, "rb")
         try:
-            self._advance(opened)
+            self._restore_position(opened)
         except BaseException:
             opened.close()
             raise
         return opened
 
-    def _advance(self, opened: Any) -> None:
+    def _restore_position(self, opened: Any) -> None:
         """Bring a file that was opened again to where this one is."""
-        if _version_of(opened) != self._version:
+        if _read_file_version(opened) != self._version:
             raise SourceError(
                 f"{self._address}: changed while it was read; a source must stay as it is until it was read to its "
                 "end; run the command again"
@@ -349,7 +351,7 @@ class _RemoteFile(io.RawIOBase):
             while left and (block := opened.read(min(left, _READ_AHEAD_BYTES))):
                 left -= len(block)
 
-    def _block(self, opened: Any, size: int) -> bytes:
+    def _read_block(self, opened: Any, size: int) -> bytes:
         block: bytes = opened.read(size)
         if not block and size and self._position < self._version[0]:
             raise ConnectionError(f"it ends after {self._position:,} of {self._version[0]:,} bytes")
@@ -361,12 +363,12 @@ class _RemoteFile(io.RawIOBase):
         super().close()
 
 
-def _sought(opened: Any, offset: int, whence: int) -> int:
+def _seek_file(opened: Any, offset: int, whence: int) -> int:
     opened.seek(offset, whence)
     return int(opened.tell())
 
 
-def _version_of(opened: Any) -> tuple[int, str]:
+def _read_file_version(opened: Any) -> tuple[int, str]:
     """Return an open file's size and what else its storage says by which another version of it is known."""
     size: Any = getattr(opened, "size", None)
     details: Any = getattr(opened, "details", None)
@@ -380,41 +382,41 @@ VERSION_KEYS = ("ETag", "etag", "e_tag", "md5Hash", "content_md5", "sha256", "ge
 
 # ── What storages raise ────────────────────────────────────────────────────────────────────────────
 
-_ABSENT = frozenset({404, 410})
-_BUSY = frozenset({408, 425, 429})
-_LASTING = (PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError, NotImplementedError)
+_ABSENT_STATUSES = frozenset({404, 410})
+_BUSY_STATUSES = frozenset({408, 425, 429})
+_LASTING_ERRORS = (PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError, NotImplementedError)
 """What another attempt does not change."""
 
 
-def _refusal(fs: Any, error: BaseException) -> BaseException:
+def _unwrap_refusal(fs: Any, error: BaseException) -> BaseException:
     """Return what a web server did, which fsspec reports as a missing file whatever it was."""
     protocol: str | tuple[str, ...] = fs.protocol
     is_web = "http" in (protocol if isinstance(protocol, tuple) else (protocol,))
-    cause = error.__cause__ if is_web or _status(error.__cause__) is not None else None
+    cause = error.__cause__ if is_web or _find_http_status(error.__cause__) is not None else None
     return cause if cause is not None and isinstance(error, FileNotFoundError) else error
 
 
 def is_absent(error: BaseException) -> bool:
     """Tell whether an error says that nothing is there."""
-    return isinstance(error, FileNotFoundError) or _status(error) in _ABSENT
+    return isinstance(error, FileNotFoundError) or _find_http_status(error) in _ABSENT_STATUSES
 
 
-def may_pass(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Tell whether another attempt may end otherwise."""
-    status = _status(error)
+    status = _find_http_status(error)
     if status is not None:
-        return status >= 500 or status in _BUSY
-    return not isinstance(error, _LASTING)
+        return status >= 500 or status in _BUSY_STATUSES
+    return not isinstance(error, _LASTING_ERRORS)
 
 
 def public_cause(error: BaseException) -> OSError:
     """Return an error without an address that says whether nothing is there, or it may pass, or neither."""
     if is_absent(error):
         return FileNotFoundError(public_reason(error))
-    return ConnectionError(public_reason(error)) if may_pass(error) else PermissionError(public_reason(error))
+    return ConnectionError(public_reason(error)) if is_transient(error) else PermissionError(public_reason(error))
 
 
-def unreachable(address: str, action: str, error: BaseException, attempts: int = 1) -> SourceError:
+def unreachable_error(address: str, action: str, error: BaseException, attempts: int = 1) -> SourceError:
     """Word a failure of a disk or a storage."""
     lasting = is_absent(error) or isinstance(error, IsADirectoryError | NotADirectoryError)
     often = f", tried {attempts} times" if attempts > 1 else ""
@@ -425,7 +427,7 @@ def unreachable(address: str, action: str, error: BaseException, attempts: int =
     )
 
 
-def _status(error: BaseException | None) -> int | None:
+def _find_http_status(error: BaseException | None) -> int | None:
     """Return the HTTP status of a server's refusal."""
     status = getattr(error, "status", None)
     return status if isinstance(status, int) else None
@@ -433,7 +435,7 @@ def _status(error: BaseException | None) -> int | None:
 
 def public_reason(error: BaseException) -> str:
     """Word another library's error, without an address that holds a secret."""
-    if (status := _status(error)) is not None:
+    if (status := _find_http_status(error)) is not None:
         return f"HTTP status {status} {getattr(error, 'message', '')}".strip()
     text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
     return public_text(" ".join(text.split()))

@@ -40,10 +40,10 @@ from rowmill.core.public_urls import public_url
 
 ResultT = TypeVar("ResultT")
 
-UNFINISHED = ".tmp"
+UNFINISHED_SUFFIX = ".tmp"
 """How the name of a file ends while it is written."""
 
-NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+NAME_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 """What may name a recipe, a dataset or an export: it becomes a folder, an asset key and a SQL value."""
 
 RESERVED_NAMES = frozenset({"training_splits", "gpu_partitions", "exports", "stats", "reports", "_recipe"})
@@ -51,7 +51,7 @@ RESERVED_NAMES = frozenset({"training_splits", "gpu_partitions", "exports", "sta
 
 def check_name(name: str, where: str) -> str:
     """Return `name` if it can be a folder, an asset key and a SQL value alike; else say what can."""
-    if not NAME.fullmatch(name) or name in RESERVED_NAMES:
+    if not NAME_PATTERN.fullmatch(name) or name in RESERVED_NAMES:
         raise ConfigError(
             f"{where}: {name!r} cannot be a name; allowed are a letter followed by up to 63 letters, digits, '_' and "
             f"'-', and not {', '.join(sorted(RESERVED_NAMES))}; rename it"
@@ -94,21 +94,21 @@ class Store:
         """Tell whether a file or folder exists."""
         if self.is_local:
             return os.path.exists(self.path(relative))
-        return remote.info(self._fs, self.path(relative), self.address(relative)) is not None
+        return remote.fetch_info(self._fs, self.path(relative), self.address(relative)) is not None
 
     def has(self, file: File) -> bool:
         """Tell whether a file that a stage wrote is there in its size; its bytes are compared when they are read."""
         path = self.path(file.path)
         if self.is_local:
             return os.path.isfile(path) and os.path.getsize(path) == file.bytes
-        facts = remote.info(self._fs, path, self.address(file.path))
+        facts = remote.fetch_info(self._fs, path, self.address(file.path))
         return facts is not None and facts["type"] == "file" and int(facts["size"]) == file.bytes
 
     def read(self, relative: str) -> bytes:
         """Read a whole small file."""
         if self.is_local:
             return Path(self.path(relative)).read_bytes()
-        return cast(bytes, self._reach("read", self._fs.cat_file, relative))
+        return cast(bytes, self._retry_request("read", self._fs.cat_file, relative))
 
     def open(self, relative: str) -> BinaryIO:
         """Open a file for reading."""
@@ -126,17 +126,17 @@ class Store:
 
         """
         try:
-            content = self._buffer(file.path, file.bytes)
+            content = self._read_buffer(file.path, file.bytes)
         except FileNotFoundError:
-            raise damaged(self, file, "missing") from None
+            raise damaged_file_error(self, file, "missing") from None
         found = digest_bytes(content)
         if found != file.digest:
-            raise damaged(self, file, f"digest {found}")
+            raise damaged_file_error(self, file, f"digest {found}")
         return content
 
     def table(self, file: File, columns: Sequence[str] | None = None) -> pa.Table:
         """Read a Parquet file that a stage wrote, or some of its columns, as one table; errors as in `content`."""
-        return self._parquet(self.content(file), columns)
+        return self._parse_parquet(self.content(file), columns)
 
     def unchecked_table(self, relative: str, columns: Sequence[str] | None = None) -> pa.Table:
         """Read a Parquet file whose digest is nowhere written down, such as a table of statistics.
@@ -148,7 +148,7 @@ class Store:
 
         """
         try:
-            return self._parquet(self._buffer(relative), columns)
+            return self._parse_parquet(self._read_buffer(relative), columns)
         except FileNotFoundError:
             raise
         except (pa.ArrowException, OSError, ValueError) as error:
@@ -158,13 +158,13 @@ class Store:
                 relative,
             ) from error
 
-    def _buffer(self, relative: str, size_bytes: int = remote.UNKNOWN_SIZE) -> pa.Buffer:
+    def _read_buffer(self, relative: str, size_bytes: int = remote.UNKNOWN_SIZE) -> pa.Buffer:
         if not self.is_local:
-            return pa.py_buffer(self._reach("read", self._fs.cat_file, relative, size_bytes=size_bytes))
+            return pa.py_buffer(self._retry_request("read", self._fs.cat_file, relative, size_bytes=size_bytes))
         with pa.memory_map(self.path(relative), "rb") as source:
             return source.read_buffer()
 
-    def _parquet(self, content: pa.Buffer, columns: Sequence[str] | None) -> pa.Table:
+    def _parse_parquet(self, content: pa.Buffer, columns: Sequence[str] | None) -> pa.Table:
         wanted = None if columns is None else list(columns)
         # Not `read_table`: it looks at the file as a dataset of one, which takes longer than reading a small part.
         with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
@@ -185,8 +185,8 @@ class Store:
     def write(self, relative: str, content: bytes) -> None:
         """Write a whole file at once: afterwards it is complete, or what was there before is."""
         if not self.is_local:
-            put = partial(self._put, write=lambda path: self._fs.pipe_file(path, content))
-            self._reach("written", put, relative, size_bytes=len(content))
+            put = partial(self._put_file, write=lambda path: self._fs.pipe_file(path, content))
+            self._retry_request("written", put, relative, size_bytes=len(content))
             return
         with self.create(relative) as handle:
             handle.write(content)
@@ -200,12 +200,12 @@ class Store:
             with tempfile.NamedTemporaryFile(prefix="rowmill-") as handle:
                 yield cast(BinaryIO, handle)
                 handle.flush()
-                put = partial(self._put, write=lambda path: self._fs.put_file(handle.name, path))
-                self._reach("written", put, relative, size_bytes=os.path.getsize(handle.name))
+                put = partial(self._put_file, write=lambda path: self._fs.put_file(handle.name, path))
+                self._retry_request("written", put, relative, size_bytes=os.path.getsize(handle.name))
             return
         os.makedirs(os.path.dirname(target), exist_ok=True)
         # No `.parquet` ending: globs of DuckDB and Polars must not see what is not finished.
-        temporary = f"{target}.{uuid.uuid4().hex}{UNFINISHED}"
+        temporary = f"{target}.{uuid.uuid4().hex}{UNFINISHED_SUFFIX}"
         try:
             with open(temporary, "wb") as handle:
                 yield handle
@@ -218,12 +218,12 @@ class Store:
     def write_sealed(self, relative: str, value: Mapping[str, Any]) -> None:
         """Write a JSON object with a digest of itself, by which `read_sealed` knows that nobody changed it."""
         plain = orjson.loads(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS))
-        self.write(relative, orjson.dumps({**plain, SEAL: _seal(plain)}, option=orjson.OPT_INDENT_2))
+        self.write(relative, orjson.dumps({**plain, SEAL_KEY: _compute_seal(plain)}, option=orjson.OPT_INDENT_2))
 
     def read_sealed(self, relative: str) -> dict[str, Any] | None:
         """Return a JSON object as it was written; None if it is absent, cut, empty or changed since."""
         try:
-            return unsealed(self.read(relative))
+            return parse_sealed(self.read(relative))
         except FileNotFoundError:
             return None
 
@@ -244,13 +244,13 @@ class Store:
         target = self.path(relative)
         if not self.is_local:
             with suppress(FileNotFoundError):
-                self._reach("removed", partial(self._fs.rm, recursive=True), relative)
+                self._retry_request("removed", partial(self._fs.rm, recursive=True), relative)
         elif os.path.isdir(target):
             shutil.rmtree(target)
         elif os.path.exists(target):
             os.unlink(target)
 
-    def unfinished(self, relative: str) -> Sequence[str]:
+    def list_unfinished(self, relative: str) -> Sequence[str]:
         """Return the files in a folder, however deep, that stand under their temporary names.
 
         Only who holds the folder's lock can tell what a killed process left from what is being written.
@@ -258,7 +258,7 @@ class Store:
         if not self.is_local:
             return []
         folder = Path(self.path(relative))
-        return sorted(f"{relative}/{path.relative_to(folder)}" for path in folder.rglob(f"*{UNFINISHED}"))
+        return sorted(f"{relative}/{path.relative_to(folder)}" for path in folder.rglob(f"*{UNFINISHED_SUFFIX}"))
 
     @contextmanager
     def lock(self, relative: str, *, what: str, timeout_s: float = 600.0) -> Generator[None]:
@@ -291,13 +291,15 @@ class Store:
         """Return the full path or URL of a relative one as it may be shown: without a password."""
         return public_url(self.path(relative))
 
-    def _reach(
+    def _retry_request(
         self, action: str, function: Callable[[str], ResultT], relative: str, *, size_bytes: int = remote.UNKNOWN_SIZE
     ) -> ResultT:
         path = self.path(relative)
-        return remote.reach(self._fs, self.address(relative), action, lambda: function(path), size_bytes=size_bytes)
+        return remote.retry_request(
+            self._fs, self.address(relative), action, lambda: function(path), size_bytes=size_bytes
+        )
 
-    def _put(self, path: str, *, write: Callable[[str], Any]) -> None:
+    def _put_file(self, path: str, *, write: Callable[[str], Any]) -> None:
         """Write a file; where a storage has real folders, after making its own."""
         try:
             write(path)
@@ -310,11 +312,11 @@ class Store:
         return remote.open_filesystem(self.root)[0]
 
 
-SEAL = "seal"
+SEAL_KEY = "seal"
 """The key of a sealed object's digest of all its other keys."""
 
 
-def unsealed(content: bytes) -> dict[str, Any] | None:
+def parse_sealed(content: bytes) -> dict[str, Any] | None:
     """Return the JSON object that `write_sealed` wrote as these bytes; None if they are cut, empty or changed."""
     try:
         value: Any = orjson.loads(content)
@@ -323,20 +325,20 @@ def unsealed(content: bytes) -> dict[str, Any] | None:
     if not isinstance(value, dict):
         return None
     found: dict[str, Any] = value
-    seal = found.pop(SEAL, None)
-    return found if seal == _seal(found) else None
+    seal = found.pop(SEAL_KEY, None)
+    return found if seal == _compute_seal(found) else None
 
 
-def _seal(value: Mapping[str, Any]) -> str:
+def _compute_seal(value: Mapping[str, Any]) -> str:
     return digest_bytes(orjson.dumps(value))
 
 
-NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The operating system's words for a full disk: one that trying again does not empty."""
 
 
 @contextmanager
-def full_disk_named(store: Store, what: str) -> Generator[None]:
+def explain_disk_full(store: Store, what: str) -> Generator[None]:
     """Turn the operating system's word for a full disk into a sentence that says whose disk and what to do.
 
     Raises
@@ -348,7 +350,7 @@ def full_disk_named(store: Store, what: str) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in NO_ROOM or isinstance(error, PipelineError):
+        if error.errno not in DISK_FULL_ERRNOS or isinstance(error, PipelineError):
             raise
         raise PipelineError(
             f"{what}: no room to write under {store.root} ({os.strerror(error.errno)}); what was finished is whole and "
@@ -364,14 +366,14 @@ def _try_lock(handle: BinaryIO) -> bool:
     return True
 
 
-def digest(*values: object) -> str:
+def digest_json(*values: object) -> str:
     """Return a 32-digit hexadecimal BLAKE2b digest of the values' canonical JSON."""
     from rowmill.core.json import canonical_json
 
     return hashlib.blake2b(canonical_json(list(values)), digest_size=16).hexdigest()
 
 
-def damaged(store: Store, file: File, found: str) -> DamagedFileError:
+def damaged_file_error(store: Store, file: File, found: str) -> DamagedFileError:
     """Return the error that says what was found in place of a file that a stage wrote."""
     return DamagedFileError(
         f"{store.address(file.path)}: {found}; what was written has digest {file.digest}; build again to make it anew, "

@@ -28,7 +28,7 @@ DEPTH_LIMIT = 64
 
 _VALUE_SIZE = 8
 _INTEGER_DIGITS = 1_000
-_MERGE = "tag:yaml.org,2002:merge"
+_MERGE_TAG = "tag:yaml.org,2002:merge"
 
 
 def parse_yaml(text: str) -> Any:
@@ -46,22 +46,22 @@ def parse_yaml(text: str) -> Any:
             "folder instead of one by one"
         )
     try:
-        value = yaml.load(text, Loader=_Loader)  # noqa: S506  (a SafeLoader subclass)
+        value = yaml.load(text, Loader=_BoundedLoader)  # noqa: S506  (a SafeLoader subclass)
     except yaml.YAMLError as error:
         raise ConfigError(f"not YAML: {' '.join(str(error).split())}; correct the line named") from error
-    return _copied(value)
+    return _copy_value(value)
 
 
-def _copied(value: Any) -> Any:
+def _copy_value(value: Any) -> Any:
     """Give every place of an alias its own copy, so that changing one place changes no other."""
     if isinstance(value, dict):
-        return {key: _copied(one) for key, one in cast("dict[Any, Any]", value).items()}
+        return {key: _copy_value(one) for key, one in cast("dict[Any, Any]", value).items()}
     if isinstance(value, list):
-        return [_copied(one) for one in cast("list[Any]", value)]
+        return [_copy_value(one) for one in cast("list[Any]", value)]
     return value
 
 
-class _Loader(yaml.SafeLoader):
+class _BoundedLoader(yaml.SafeLoader):
     """YAML's safe loader with bounds; what a node stands for is known once its children are composed."""
 
     def __init__(self, stream: str) -> None:
@@ -74,7 +74,7 @@ class _Loader(yaml.SafeLoader):
         """Compose a node and refuse what is too deep, too large or inside itself."""
         event: yaml.Event = self.peek_event()
         if self._level >= DEPTH_LIMIT:
-            raise _too_deep(event)
+            raise _depth_error(event)
         self._level += 1
         node: yaml.Node | None = super().compose_node(parent, index)
         self._level -= 1
@@ -83,21 +83,23 @@ class _Loader(yaml.SafeLoader):
         if node not in self._extents:
             if isinstance(event, yaml.AliasEvent):
                 raise ConfigError(
-                    f"{_line(event)}: the alias *{event.anchor} stands inside the value that it names; an alias names "
+                    f"{_describe_line(event)}: the alias *{event.anchor} stands inside the value that it names; "
+                    "an alias names "
                     "a value that ends before it; write the value out"
                 )
-            self._extents[node] = self._measure(node)
+            self._extents[node] = self._measure_node(node)
         size, depth = self._extents[node]
         if self._level + depth > DEPTH_LIMIT:
-            raise _too_deep(event)
+            raise _depth_error(event)
         if size > SIZE_LIMIT:
             raise ConfigError(
-                f"{_line(event)}: with its aliases written out, this value has more than {SIZE_LIMIT:,} characters; "
+                f"{_describe_line(event)}: with its aliases written out, this value has more than "
+                f"{SIZE_LIMIT:,} characters; "
                 "at most so many are allowed; use fewer aliases of aliases"
             )
         return node
 
-    def _measure(self, node: yaml.Node) -> tuple[int, int]:
+    def _measure_node(self, node: yaml.Node) -> tuple[int, int]:
         if isinstance(node, yaml.ScalarNode):
             return _VALUE_SIZE + len(node.value), 0
         children = node.value if isinstance(node, yaml.SequenceNode) else [one for pair in node.value for one in pair]
@@ -108,7 +110,8 @@ class _Loader(yaml.SafeLoader):
         """Construct a value; Python's own complaint about it gets the line."""
         if isinstance(node, yaml.ScalarNode) and len(node.value) > _INTEGER_DIGITS and node.tag.endswith(":int"):
             raise ConfigError(
-                f"{_line(node)}: an integer of {len(node.value):,} digits; at most {_INTEGER_DIGITS:,} are read; write "
+                f"{_describe_line(node)}: an integer of {len(node.value):,} digits; at most {_INTEGER_DIGITS:,} "
+                "are read; write "
                 "it in quotes if it is a text"
             )
         try:
@@ -118,7 +121,8 @@ class _Loader(yaml.SafeLoader):
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             kind = node.tag.rpartition(":")[2]
             raise ConfigError(
-                f"{_line(node)}: {_shown(node)} cannot be read as YAML's {kind} ({error}); write it in quotes if it "
+                f"{_describe_line(node)}: {_shorten_node(node)} cannot be read as YAML's {kind} ({error}); "
+                "write it in quotes if it "
                 "is a text"
             ) from error
 
@@ -126,16 +130,18 @@ class _Loader(yaml.SafeLoader):
         """Construct a mapping whose keys are given once, with the mappings merged that `<<` names."""
         seen: set[object] = set()
         for key_node, _ in node.value:
-            key: object = "<<" if key_node.tag == _MERGE else self.construct_object(key_node, deep=True)
+            key: object = "<<" if key_node.tag == _MERGE_TAG else self.construct_object(key_node, deep=True)
             if not isinstance(key, Hashable):
                 what = "list" if isinstance(key_node, yaml.SequenceNode) else "mapping"
                 raise ConfigError(
-                    f"{_line(key_node)}: a {what} is a key; keys are texts or numbers; put quotes around it if it is "
+                    f"{_describe_line(key_node)}: a {what} is a key; keys are texts or numbers; put quotes "
+                    "around it if it is "
                     "a text"
                 )
             if key in seen:
                 raise ConfigError(
-                    f"{_line(key_node)}: key {key!r} is given twice in one mapping; a key may stand once; delete one "
+                    f"{_describe_line(key_node)}: key {key!r} is given twice in one mapping; a key may stand "
+                    "once; delete one "
                     "of the two"
                 )
             seen.add(key)
@@ -144,20 +150,21 @@ class _Loader(yaml.SafeLoader):
         return dict(self.construct_pairs(node, deep=True))
 
 
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _Loader.construct_unique_mapping)
+_BoundedLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _BoundedLoader.construct_unique_mapping)
 
 
-def _too_deep(event: yaml.Event) -> ConfigError:
+def _depth_error(event: yaml.Event) -> ConfigError:
     return ConfigError(
-        f"{_line(event)}: lists and mappings are nested in more than {DEPTH_LIMIT} levels; at most {DEPTH_LIMIT} are "
+        f"{_describe_line(event)}: lists and mappings are nested in more than {DEPTH_LIMIT} levels; at most "
+        f"{DEPTH_LIMIT} are "
         "allowed; correct the brackets or the indentation"
     )
 
 
-def _shown(node: yaml.Node) -> str:
+def _shorten_node(node: yaml.Node) -> str:
     text = str(node.value) if isinstance(node, yaml.ScalarNode) else node.tag
     return repr(text if len(text) <= 60 else f"{text[:57]}...")
 
 
-def _line(where: yaml.Event | yaml.Node) -> str:
+def _describe_line(where: yaml.Event | yaml.Node) -> str:
     return f"line {where.start_mark.line + 1}"

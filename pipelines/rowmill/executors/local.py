@@ -48,14 +48,14 @@ class LocalPool:
         if self.workers == 1 or size_bytes < INLINE_BELOW_BYTES:
             yield from map(function, tasks)
             return
-        yield from self._pooled(function, tasks)
+        yield from self._map_in_pool(function, tasks)
 
-    def _pooled(self, function: Callable[[TaskT], ResultT], tasks: Iterable[TaskT]) -> Iterator[ResultT]:
-        pool = self._started()
+    def _map_in_pool(self, function: Callable[[TaskT], ResultT], tasks: Iterable[TaskT]) -> Iterator[ResultT]:
+        pool = self._start_pool()
         pending: deque[Future[ResultT]] = deque()
         try:
             for task in tasks:
-                with _without_interrupts():
+                with _hold_interrupts():
                     pending.append(pool.submit(function, task))
                 # Two tasks per worker in flight keep all busy; more would only hold memory.
                 if len(pending) > 2 * self.workers:
@@ -67,7 +67,7 @@ class LocalPool:
                 future.cancel()
             if not isinstance(error, Exception):
                 # Interrupted: nobody waits for what the workers are at, and the next build does it again.
-                self._abandon()
+                self._end_workers()
             if type(error).__name__ == "BrokenProcessPool":
                 self._pool = None
                 raise IntegrityError(
@@ -76,7 +76,7 @@ class LocalPool:
                 ) from error
             raise
 
-    def _started(self) -> ProcessPoolExecutor:
+    def _start_pool(self) -> ProcessPoolExecutor:
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
             # Started now, because it lets interrupts through when it starts.
@@ -88,7 +88,7 @@ class LocalPool:
             atexit.register(self.close)
         return self._pool
 
-    def _abandon(self) -> None:
+    def _end_workers(self) -> None:
         """End the workers at once, whatever they are doing."""
         if self._leash is not None:
             self._leash.close()
@@ -103,7 +103,7 @@ class LocalPool:
 
 
 @contextmanager
-def _without_interrupts() -> Generator[None]:
+def _hold_interrupts() -> Generator[None]:
     """Hold interrupts back while a worker may start: it inherits that, so Ctrl-C in a terminal reaches us alone.
 
     A worker that it reached would print a traceback, even before it has run a line of ours.
@@ -124,10 +124,10 @@ def _start_worker(leash: Any) -> None:
     pa.set_cpu_count(1)
     # A part makes some hundred thousand small objects, hardly any in cycles; looking for them took two per cent.
     gc.set_threshold(100_000, 20, 20)
-    threading.Thread(target=_die_with_parent, args=(leash,), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(leash,), daemon=True).start()
 
 
-def _die_with_parent(leash: Any) -> None:
+def _exit_with_parent(leash: Any) -> None:
     """Leave when the parent is gone, however it went, or lets go: a killed build must not leave writers behind."""
     parent: Any = multiprocessing.parent_process()
     if parent is not None:

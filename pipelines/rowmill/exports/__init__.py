@@ -18,21 +18,21 @@ from pydantic import Field
 from rowmill.exports.astrai_bin import AstrAIBin
 from rowmill.exports.astrai_h5 import AstrAIH5
 from rowmill.exports.axolotl import Axolotl
-from rowmill.exports.base import DatasetProspect, Export, Prospect
+from rowmill.exports.base import DatasetSummary, Export, RecipeSummary
 from rowmill.exports.export_manifest import Exported, open_export
-from rowmill.exports.hf import HuggingFace
+from rowmill.exports.hf import HuggingFaceExport
 from rowmill.exports.llm_foundry import LLMFoundry
 from rowmill.exports.mds import MDS
 from rowmill.exports.megatron_bridge import MegatronBridge
 from rowmill.exports.native import Native
 from rowmill.exports.olmo_core import OLMoCore
-from rowmill.exports.tinker import Tinker, datums
+from rowmill.exports.tinker import Tinker, read_datums
 
-__all__ = ["AnyExport", "DatasetProspect", "Export", "Exported", "Prospect", "datums", "open_export"]
+__all__ = ["AnyExport", "DatasetSummary", "Export", "Exported", "RecipeSummary", "open_export", "read_datums"]
 
 AnyExport: TypeAlias = Annotated[
     Native  # our own shards, in the order of training
-    | HuggingFace  # datasets, TRL, Trainer
+    | HuggingFaceExport  # datasets, TRL, Trainer
     | Axolotl  # packs by itself
     | AstrAIBin  # a stream of tokens per domain, raw
     | AstrAIH5  # the same in HDF5

@@ -26,13 +26,21 @@ import numpy as np
 from pydantic import Field
 
 from rowmill.core.errors import ConfigError, IntegrityError
-from rowmill.exports.base import Export, Job, Layout, Prospect, Shape, Terms, borders
+from rowmill.exports.base import (
+    Export,
+    ExportContext,
+    ExportIndex,
+    ExportJob,
+    ExportLayout,
+    RecipeSummary,
+    split_into_runs,
+)
 from rowmill.shards import label_conventions
-from rowmill.shards.label_conventions import Ints, Letter
-from rowmill.shards.sequences import Sequences
+from rowmill.shards.label_conventions import Ints, LabelConvention
+from rowmill.shards.sequences import SequenceBatch
 
-DEFAULT = "__default__"
-LONGEST_NAME = 100
+DEFAULT_FOLDER = "__default__"
+MAX_NAME_CHARS = 100
 """Bytes of a folder's name; a longer one is cut and told apart by its hash."""
 KEPT_OF_LONG_NAME = 80
 
@@ -42,7 +50,7 @@ _NEEDS_ESCAPE = re.compile(rb"^\.|[^A-Za-z0-9._-]")
 class AstrAI(Export):
     """Unpacked tokens and masks by domain."""
 
-    LETTER: ClassVar[Letter] = "D"
+    LETTER: ClassVar[LabelConvention] = "D"
     BY_DOMAIN: ClassVar[bool] = True
     VERSION: ClassVar[int] = 2
     NOTES: ClassVar[dict[str, str]] = {}
@@ -51,52 +59,54 @@ class AstrAI(Export):
     max_tokens_per_shard: Annotated[int, Field(ge=1)] = 100_000_000
     """Tokens per shard of a domain at most; a segment above it has a shard of its own."""
 
-    def takes_open(self) -> bool:
+    def allows_open_attention(self) -> bool:
         """Return true: `refuse` says where segments that see each other are possible."""
         return True
 
-    def refuse(self, prospect: Prospect) -> None:
+    def refuse(self, prospect: RecipeSummary) -> None:
         """Refuse segments that see each other beside a mask: `sft`, which alone reads it, parts all segments."""
         super().refuse(prospect)
         opened = [name for name, one in prospect.datasets.items() if one.is_open]
-        if opened and has_mask(frozenset(one.kind for one in prospect.datasets.values())):
+        if opened and needs_loss_mask(frozenset(one.kind for one in prospect.datasets.values())):
             raise ConfigError(
-                f"kind {self.word} is read by AstrAI's train type sft, which parts all segments, but attention of "
+                f"kind {self.kind_name} is read by AstrAI's train type sft, which parts all segments, but attention of "
                 f"datasets.{opened[0]} crosses from one to the next; that is possible only where every dataset is "
                 "text, for its train type seq; set packing.block_cross_document_attention: true"
             )
 
-    def lay_out(self, shape: Shape) -> Layout:
+    def lay_out(self, shape: ExportIndex) -> ExportLayout:
         """Return a job per shard of each domain."""
-        names = folder_names(shape.domain_values)
-        jobs: list[Job] = []
+        names = name_folders(shape.domain_values)
+        jobs: list[ExportJob] = []
         used: list[int] = []
-        for value, mine in sorted(by_domain(shape.domains), key=lambda one: names[one[0]]):
+        for value, mine in sorted(group_by_domain(shape.domains), key=lambda one: names[one[0]]):
             used.append(value)
-            runs = list(borders(shape.lengths[mine], most=None, most_tokens=self.max_tokens_per_shard))
+            runs = list(split_into_runs(shape.lengths[mine], most=None, most_tokens=self.max_tokens_per_shard))
             for number, (first, last) in enumerate(runs):
                 at = self.place(names[value], number, count=len(runs))
                 own = mine[first:last]
-                jobs.append(Job(at, own, np.arange(len(own) + 1), int(shape.lengths[own].sum())))
+                jobs.append(ExportJob(at, own, np.arange(len(own) + 1), int(shape.lengths[own].sum())))
         notes = {
             "domains": {names[i]: shape.domain_values[i] for i in used},
-            "segments_without_domain": int((shape.domains == _index(shape.domain_values)).sum()),
-            "train_type": train_type(shape.kinds),
+            "segments_without_domain": int((shape.domains == _find_missing_domain(shape.domain_values)).sum()),
+            "train_type": choose_train_type(shape.kinds),
             "boundaries": "where position_ids begin again: train type sft parts segments there, seq does not",
-            "loss_mask": "written" if has_mask(shape.kinds) else "left out: every dataset is text, all of it trains",
+            "loss_mask": "written"
+            if needs_loss_mask(shape.kinds)
+            else "left out: every dataset is text, all of it trains",
         }
-        return Layout(jobs, notes=notes | self.NOTES)
+        return ExportLayout(jobs, notes=notes | self.NOTES)
 
     def place(self, folder: str, number: int, *, count: int) -> str:
         """Return the name of a shard below `data/`."""
         raise NotImplementedError
 
-    def pointer(self, data: str, terms: Terms) -> str:
+    def pointer(self, data: str, terms: ExportContext) -> str:
         """Return the options of AstrAI's training script."""
-        return f"--train_type={train_type(terms.kinds)} --data_root_path={data} --window_size={terms.seq_len}"
+        return f"--train_type={choose_train_type(terms.kinds)} --data_root_path={data} --window_size={terms.seq_len}"
 
 
-def has_mask(kinds: frozenset[str]) -> bool:
+def needs_loss_mask(kinds: frozenset[str]) -> bool:
     """Tell whether masks are written: for every domain, or for none where all of it is text.
 
     A mask that one domain had and another lacked would be cut to the shorter stream, and shift.
@@ -104,30 +114,30 @@ def has_mask(kinds: frozenset[str]) -> bool:
     return kinds != frozenset({"text"})
 
 
-def train_type(kinds: frozenset[str]) -> str:
+def choose_train_type(kinds: frozenset[str]) -> str:
     """Return AstrAI's name for the training that these files are for."""
-    return "sft" if has_mask(kinds) else "seq"
+    return "sft" if needs_loss_mask(kinds) else "seq"
 
 
-def array_names(kinds: frozenset[str]) -> tuple[str, ...]:
+def list_array_names(kinds: frozenset[str]) -> tuple[str, ...]:
     """Return the names of a shard's arrays."""
-    return ("sequence", "loss_mask", "position_ids") if has_mask(kinds) else ("sequence", "position_ids")
+    return ("sequence", "loss_mask", "position_ids") if needs_loss_mask(kinds) else ("sequence", "position_ids")
 
 
-def arrays(sequences: Sequences) -> dict[str, Ints]:
+def make_arrays(sequences: SequenceBatch) -> dict[str, Ints]:
     """Return every array of a chunk whose sequences are single segments, int64 and end to end."""
     return {
         "sequence": sequences.ids.astype("<i8"),
-        "loss_mask": label_conventions.plain(sequences.trained).astype("<i8"),
+        "loss_mask": label_conventions.make_unshifted_mask(sequences.trained).astype("<i8"),
         "position_ids": sequences.position_ids.astype("<i8"),
     }
 
 
-def _index(values: Sequence[str | None]) -> int:
+def _find_missing_domain(values: Sequence[str | None]) -> int:
     return list(values).index(None) if None in values else -1
 
 
-def by_domain(domains: Ints) -> Iterator[tuple[int, Ints]]:
+def group_by_domain(domains: Ints) -> Iterator[tuple[int, Ints]]:
     """Yield each domain that has segments, and the numbers of these, ascending."""
     # One sort, not a look through all segments per domain: there may be as many domains as web sites.
     order = np.argsort(domains, kind="stable")
@@ -138,7 +148,7 @@ def by_domain(domains: Ints) -> Iterator[tuple[int, Ints]]:
 # ── Names of folders ───────────────────────────────────────────────────────────────────────────────
 
 
-def folder_names(values: Sequence[str | None]) -> list[str]:
+def name_folders(values: Sequence[str | None]) -> list[str]:
     """Return a folder's name for each of some distinct values; None and the empty value are `__default__`.
 
     No name is another one's but for case, none leaves its parent, none is longer than a file system takes.
@@ -149,10 +159,12 @@ def folder_names(values: Sequence[str | None]) -> list[str]:
         If a name would not lie directly below its parent after all.
 
     """
-    plain = [DEFAULT if not value else _escaped(value) for value in values]
+    plain = [DEFAULT_FOLDER if not value else _escape_folder_name(value) for value in values]
     shared = Counter(name.lower() for name in set(plain))
     named = [
-        name if not value or (shared[name.lower()] == 1 and name != DEFAULT) else f"{name}-{_hash(value)[:8]}"
+        name
+        if not value or (shared[name.lower()] == 1 and name != DEFAULT_FOLDER)
+        else f"{name}-{_hash_name(value)[:8]}"
         for name, value in zip(plain, values, strict=True)
     ]
     for name, value in zip(named, values, strict=True):
@@ -161,12 +173,12 @@ def folder_names(values: Sequence[str | None]) -> list[str]:
     return named
 
 
-def _escaped(value: str) -> str:
+def _escape_folder_name(value: str) -> str:
     # A lone surrogate is no UTF-8, but JSON can hold one.
     raw = value.encode("utf-8", "surrogatepass")
     name = _NEEDS_ESCAPE.sub(lambda match: b"%%%02X" % match.group()[0], raw).decode()
-    return name if len(name) <= LONGEST_NAME else f"{name[:KEPT_OF_LONG_NAME]}-{_hash(value)}"
+    return name if len(name) <= MAX_NAME_CHARS else f"{name[:KEPT_OF_LONG_NAME]}-{_hash_name(value)}"
 
 
-def _hash(value: str) -> str:
+def _hash_name(value: str) -> str:
     return blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

@@ -18,9 +18,9 @@ from typing import Literal
 
 import orjson
 
-from rowmill.exports.astrai import AstrAI, array_names, arrays
-from rowmill.exports.base import Job, Tally, Terms, Written
-from rowmill.shards.sequences import Sequences
+from rowmill.exports.astrai import AstrAI, list_array_names, make_arrays
+from rowmill.exports.base import ExportContext, ExportJob, FileCounts, WrittenFile
+from rowmill.shards.sequences import SequenceBatch
 
 
 class AstrAIBin(AstrAI):
@@ -35,15 +35,17 @@ class AstrAIBin(AstrAI):
         """Return the domain's folder, or a folder in it where there are several."""
         return folder if count == 1 else f"{folder}/shard_{number:04d}"
 
-    def write(self, job: Job, chunks: Iterator[Sequences], folder: Path, terms: Terms) -> list[Written]:
+    def write(
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
+    ) -> list[WrittenFile]:
         """Write one shard's files."""
         at = folder / "data" / job.name
         at.mkdir(parents=True)
-        names, tally = array_names(terms.kinds), Tally()
+        names, tally = list_array_names(terms.kinds), FileCounts()
         with ExitStack() as opened:
             files = {name: opened.enter_context((at / f"{name}.bin").open("wb")) for name in names}
             for chunk in chunks:
-                values = arrays(chunk)
+                values = make_arrays(chunk)
                 for name, file in files.items():
                     file.write(values[name].tobytes())
                 tally.add(chunk, trained=int(values["loss_mask"].sum()))
@@ -51,4 +53,4 @@ class AstrAIBin(AstrAI):
         (at / "meta.json").write_bytes(orjson.dumps(dict.fromkeys(names, shape), option=orjson.OPT_SORT_KEYS))
         path = f"data/{job.name}"
         beside = [*(f"{name}.bin" for name in names if name != "sequence"), "meta.json"]
-        return [tally.written(f"{path}/sequence.bin"), *(Written(f"{path}/{name}") for name in beside)]
+        return [tally.written(f"{path}/sequence.bin"), *(WrittenFile(f"{path}/{name}") for name in beside)]

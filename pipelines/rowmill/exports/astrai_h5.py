@@ -15,9 +15,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from rowmill.exports.astrai import AstrAI, array_names, arrays
-from rowmill.exports.base import Job, Tally, Terms, Written
-from rowmill.shards.sequences import Sequences
+from rowmill.exports.astrai import AstrAI, list_array_names, make_arrays
+from rowmill.exports.base import ExportContext, ExportJob, FileCounts, WrittenFile
+from rowmill.shards.sequences import SequenceBatch
 
 
 class AstrAIH5(AstrAI):
@@ -36,11 +36,13 @@ class AstrAIH5(AstrAI):
         """Return a file in the domain's folder."""
         return f"{folder}/data_{number:04d}.h5"
 
-    def write(self, job: Job, chunks: Iterator[Sequences], folder: Path, terms: Terms) -> list[Written]:
+    def write(
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
+    ) -> list[WrittenFile]:
         """Write one file."""
         # Untyped, and not everywhere installed.
         h5py: Any = import_module("h5py")
-        path, tally = f"data/{job.name}", Tally()
+        path, tally = f"data/{job.name}", FileCounts()
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         with h5py.File(folder / path, "w") as file:
             # Times of creation would make every build another file.
@@ -48,10 +50,10 @@ class AstrAIH5(AstrAI):
                 name: file.create_group(name).create_dataset(
                     "data_0", shape=(job.tokens,), dtype="<i8", track_times=False
                 )
-                for name in array_names(terms.kinds)
+                for name in list_array_names(terms.kinds)
             }
             for chunk in chunks:
-                begin, values = tally.tokens, arrays(chunk)
+                begin, values = tally.tokens, make_arrays(chunk)
                 tally.add(chunk, trained=int(values["loss_mask"].sum()))
                 for name, dataset in made.items():
                     dataset[begin : tally.tokens] = values[name]

@@ -14,16 +14,16 @@ from pydantic import Field
 
 from rowmill.core.errors import ConfigError
 from rowmill.exports import hf
-from rowmill.exports.base import Job, Layout, Shape, Sharded, Tally, Terms, Written
+from rowmill.exports.base import ExportContext, ExportIndex, ExportJob, ExportLayout, FileCounts, Sharded, WrittenFile
 from rowmill.shards import label_conventions
-from rowmill.shards.label_conventions import Letter
-from rowmill.shards.sequences import Sequences
+from rowmill.shards.label_conventions import LabelConvention
+from rowmill.shards.sequences import SequenceBatch
 
 
 class Axolotl(Sharded):
     """Pre-tokenized rows for axolotl, which packs them itself."""
 
-    LETTER: ClassVar[Letter] = "A"
+    LETTER: ClassVar[LabelConvention] = "A"
 
     kind: Literal["axolotl"] = "axolotl"
     """`input_ids`, `attention_mask` and `labels`, and nothing else."""
@@ -34,7 +34,7 @@ class Axolotl(Sharded):
     ds_type: Literal["parquet", "json"] = "parquet"
     """Files of Parquet, or of JSON Lines."""
 
-    def lay_out(self, shape: Shape) -> Layout:
+    def lay_out(self, shape: ExportIndex) -> ExportLayout:
         """Cut the order into files, if nothing is longer than axolotl takes."""
         limit = self.sequence_len or shape.seq_len
         longer = np.flatnonzero(shape.lengths > limit)
@@ -46,20 +46,22 @@ class Axolotl(Sharded):
             )
         return super().lay_out(shape)
 
-    def write(self, job: Job, chunks: Iterator[Sequences], folder: Path, terms: Terms) -> list[Written]:
+    def write(
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
+    ) -> list[WrittenFile]:
         """Write one file."""
         if self.ds_type == "parquet":
             return [hf.write_unpacked(chunks, folder, f"data/{job.name}.parquet", card=None)]
-        tally, path = Tally(), f"data/{job.name}.jsonl"
+        tally, path = FileCounts(), f"data/{job.name}.jsonl"
         with (folder / path).open("wb") as sink:
             for chunk in chunks:
-                labels = label_conventions.unshifted(chunk.ids, chunk.trained)
-                tally.add(chunk, trained=int((labels != label_conventions.IGNORE).sum()))
+                labels = label_conventions.make_unshifted_labels(chunk.ids, chunk.trained)
+                tally.add(chunk, trained=int((labels != label_conventions.IGNORED_LABEL).sum()))
                 for begin, end in zip(chunk.offsets[:-1].tolist(), chunk.offsets[1:].tolist(), strict=True):
-                    sink.write(_line(chunk.ids[begin:end].tolist(), labels[begin:end].tolist()))
+                    sink.write(_encode_row(chunk.ids[begin:end].tolist(), labels[begin:end].tolist()))
         return [tally.written(path)]
 
-    def pointer(self, data: str, terms: Terms) -> str:
+    def pointer(self, data: str, terms: ExportContext) -> str:
         """Return the stanza of axolotl's YAML."""
         return (
             f"datasets:\n  - path: {data}\n    ds_type: {self.ds_type}\n    type:\n"
@@ -67,6 +69,6 @@ class Axolotl(Sharded):
         )
 
 
-def _line(ids: list[int], labels: list[int]) -> bytes:
+def _encode_row(ids: list[int], labels: list[int]) -> bytes:
     row = {"attention_mask": [1] * len(ids), "input_ids": ids, "labels": labels}
     return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)

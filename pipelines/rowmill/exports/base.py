@@ -25,8 +25,8 @@ from pydantic import Field
 
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError
-from rowmill.shards.label_conventions import Ints, Letter
-from rowmill.shards.sequences import Sequences
+from rowmill.shards.label_conventions import Ints, LabelConvention
+from rowmill.shards.sequences import SequenceBatch
 
 Split: TypeAlias = Literal["train", "validation", "test"]
 Unit: TypeAlias = Literal["packed", "unpacked"]
@@ -40,7 +40,7 @@ CHUNK_TOKENS = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class DatasetProspect:
+class DatasetSummary:
     """What a recipe says of one dataset that decides which exports are possible."""
 
     kind: str
@@ -52,15 +52,15 @@ class DatasetProspect:
 
 
 @dataclass(frozen=True, slots=True)
-class Prospect:
+class RecipeSummary:
     """What a recipe says that decides which exports are possible, before any data is read."""
 
     seq_len: int
-    datasets: Mapping[str, DatasetProspect]
+    datasets: Mapping[str, DatasetSummary]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shape:
+class ExportIndex:
     """What is to be exported, without its tokens.
 
     Segments have numbers in the order of the export: `lengths` int64[K], `sequence_offsets` int64[S + 1] cut
@@ -88,7 +88,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Job:
+class ExportJob:
     """One unit of work: the segments that go into one group of files, and how they stand in sequences."""
 
     name: str
@@ -106,7 +106,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenFile:
     """A file below the export's folder and what it holds; a file beside the one with the tokens holds nothing."""
 
     path: str
@@ -117,7 +117,7 @@ class Written:
 
 
 @dataclass(slots=True)
-class Tally:
+class FileCounts:
     """Counts of a file while it is written."""
 
     sequences: int = 0
@@ -125,32 +125,32 @@ class Tally:
     tokens: int = 0
     trained_tokens: int = 0
 
-    def add(self, sequences: Sequences, *, trained: int, tokens: int | None = None) -> None:
+    def add(self, sequences: SequenceBatch, *, trained: int, tokens: int | None = None) -> None:
         """Count a chunk; `trained` are the targets as the format stores them, `tokens` those that it holds."""
         self.sequences += len(sequences)
         self.segments += len(sequences.offsets) - 1
         self.tokens += len(sequences.ids) if tokens is None else tokens
         self.trained_tokens += trained
 
-    def written(self, path: str) -> Written:
+    def written(self, path: str) -> WrittenFile:
         """Return the counts as those of a file."""
-        return Written(path, self.sequences, self.segments, self.tokens, self.trained_tokens)
+        return WrittenFile(path, self.sequences, self.segments, self.tokens, self.trained_tokens)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layout:
+class ExportLayout:
     """Which files hold what, and what the format cannot hold.
 
     `left_out` counts segments that stand in no job, under the ledger's word for it; `notes` go to the card.
     """
 
-    jobs: Sequence[Job]
+    jobs: Sequence[ExportJob]
     left_out: Mapping[str, int] = field(default_factory=dict[str, int])
     notes: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class ExportContext:
     """What a writer knows beside the tokens: the plan's length, the tokenizer's ids, kinds of datasets, the card."""
 
     seq_len: int
@@ -167,7 +167,7 @@ class Terms:
 class Export(Config):
     """A build in the form of one trainer."""
 
-    LETTER: ClassVar[Letter]
+    LETTER: ClassVar[LabelConvention]
     BY_DOMAIN: ClassVar[bool] = False
     """Whether files depend on the domain of each row."""
     VERSION: ClassVar[int] = 1
@@ -189,12 +189,12 @@ class Export(Config):
         """Whether the format holds packed sequences or segments one by one."""
         return getattr(self, "unit", "unpacked")
 
-    def refuse(self, prospect: Prospect) -> None:
+    def refuse(self, prospect: RecipeSummary) -> None:
         """Raise ConfigError for what a recipe makes impossible; kinds add to it."""
         if self.NEEDS is not None and find_spec(self.NEEDS[0]) is None:
             module, extra = self.NEEDS
             raise ConfigError(
-                f"kind {self.word} is written with {module}, which is not installed here; it comes with the extra "
+                f"kind {self.kind_name} is written with {module}, which is not installed here; it comes with the extra "
                 f"{extra}; run pip install 'rowmill[{extra}]', or delete the export"
             )
         if self.passes == "all" and self.split != "train":
@@ -204,28 +204,30 @@ class Export(Config):
         weighted = [name for name, one in prospect.datasets.items() if one.has_weights]
         if weighted and not self.HOLDS_WEIGHTS:
             raise ConfigError(
-                f"kind {self.word} has no place for the loss weights of datasets.{weighted[0]}; native, mds and tinker "
+                f"kind {self.kind_name} has no place for the loss weights of datasets.{weighted[0]}; native, "
+                "mds and tinker "
                 "have; choose one of them, or set loss.weights: false"
             )
         opened = [f"datasets.{name}" for name, one in prospect.datasets.items() if one.is_open]
-        if opened and self.form == "unpacked" and not self.takes_open():
+        if opened and self.form == "unpacked" and not self.allows_open_attention():
             raise ConfigError(
-                f"kind {self.word} holds segments one by one, but attention of {opened[0]} crosses from one to the "
+                f"kind {self.kind_name} holds segments one by one, but attention of {opened[0]} crosses from "
+                "one to the "
                 "next; only segments of their own can be parted; set packing.block_cross_document_attention: true, "
                 "or choose a packed format"
             )
 
-    def takes_open(self) -> bool:
+    def allows_open_attention(self) -> bool:
         """Tell whether segments that see each other may be stored one by one."""
         return False
 
     @property
-    def letter(self) -> Letter:
+    def label_convention(self) -> LabelConvention:
         """How this export stores targets."""
         return self.LETTER
 
     @property
-    def word(self) -> str:
+    def kind_name(self) -> str:
         """The kind's name."""
         return str(getattr(self, "kind", ""))
 
@@ -233,19 +235,21 @@ class Export(Config):
         """Return how many sequences a writer is handed at a time."""
         return max(1, CHUNK_TOKENS // seq_len)
 
-    def lay_out(self, shape: Shape) -> Layout:
+    def lay_out(self, shape: ExportIndex) -> ExportLayout:
         """Say which segments go into which files."""
         raise NotImplementedError
 
-    def write(self, job: Job, chunks: Iterator[Sequences], folder: Path, terms: Terms) -> list[Written]:
+    def write(
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
+    ) -> list[WrittenFile]:
         """Write one job's files below a local folder, which has a `data` folder for what trainers see."""
         raise NotImplementedError
 
-    def finish(self, folder: Path, written: Sequence[Written], terms: Terms) -> list[Written]:
+    def finish(self, folder: Path, written: Sequence[WrittenFile], terms: ExportContext) -> list[WrittenFile]:
         """Write what is known only when every job is done; return those files."""
         return []
 
-    def pointer(self, data: str, terms: Terms) -> str:
+    def pointer(self, data: str, terms: ExportContext) -> str:
         """Return the lines of a trainer's configuration that open this export; `data` is its data folder."""
         raise NotImplementedError
 
@@ -258,20 +262,22 @@ class Sharded(Export):
     shard_bytes: Annotated[int, Field(ge=1)] = 256 << 20
     """Bytes of token data per file at most, four to a token; a file holds at least one sequence."""
 
-    def lay_out(self, shape: Shape) -> Layout:
+    def lay_out(self, shape: ExportIndex) -> ExportLayout:
         """Cut the order into files of whole sequences."""
-        return Layout(self.cut(shape.tokens, shape.sequence_offsets, np.arange(len(shape.lengths))))
+        return ExportLayout(self.cut(shape.tokens, shape.sequence_offsets, np.arange(len(shape.lengths))))
 
-    def cut(self, tokens: Ints, sequence_offsets: Ints, segments: Ints) -> list[Job]:
+    def cut(self, tokens: Ints, sequence_offsets: Ints, segments: Ints) -> list[ExportJob]:
         """Return one job per file; `tokens` are those of each sequence."""
-        jobs: list[Job] = []
-        for first, last in borders(tokens, most=self.shard_sequences, most_tokens=self.shard_bytes // TOKEN_BYTES):
+        jobs: list[ExportJob] = []
+        for first, last in split_into_runs(
+            tokens, most=self.shard_sequences, most_tokens=self.shard_bytes // TOKEN_BYTES
+        ):
             offsets = sequence_offsets[first : last + 1]
-            jobs.append(Job(f"part-{len(jobs):05d}", segments[offsets[0] : offsets[-1]], offsets - offsets[0]))
+            jobs.append(ExportJob(f"part-{len(jobs):05d}", segments[offsets[0] : offsets[-1]], offsets - offsets[0]))
         return jobs
 
 
-def borders(tokens: Ints, *, most: int | None, most_tokens: int) -> Iterator[tuple[int, int]]:
+def split_into_runs(tokens: Ints, *, most: int | None, most_tokens: int) -> Iterator[tuple[int, int]]:
     """Yield runs of sequences with at most so many sequences and tokens, at least one sequence each."""
     ends = np.cumsum(tokens)
     first = 0

@@ -19,15 +19,15 @@ from typing import Any, cast
 import orjson
 
 from rowmill.core.errors import IntegrityError
-from rowmill.exports.base import Written
+from rowmill.exports.base import WrittenFile
 
-CARD, MANIFEST, DATA = "card.json", "manifest.json", "data"
+CARD_FILE, MANIFEST_FILE, DATA_FOLDER = "card.json", "manifest.json", "data"
 MANIFEST_VERSION = 1
 
-_BLOCK = 1 << 20
+_BLOCK_BYTES = 1 << 20
 
 
-def builder() -> str:
+def describe_builder() -> str:
     """Return who builds: this project's name and version."""
     try:
         return f"rowmill {version('rowmill')}"
@@ -35,33 +35,33 @@ def builder() -> str:
         return "rowmill"
 
 
-def json_bytes(value: object) -> bytes:
+def encode_json(value: object) -> bytes:
     """Encode as everything beside the tokens is: UTF-8, sorted keys."""
     return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class FileDigests:
     """A file that was written, its size and its two digests: SHA-256 for everybody, BLAKE2b for our own manifests."""
 
-    written: Written
+    written: WrittenFile
     size_bytes: int
     sha256: str
     digest: str
 
 
-def describe(folder: Path, written: Written) -> Described:
+def digest_written_file(folder: Path, written: WrittenFile) -> FileDigests:
     """Read a file that was just written, once, and say what it is."""
     sha, blake, size = sha256(), blake2b(digest_size=16), 0
     with (folder / written.path).open("rb") as handle:
-        while block := handle.read(_BLOCK):
+        while block := handle.read(_BLOCK_BYTES):
             size += len(block)
             sha.update(block)
             blake.update(block)
-    return Described(written, size, sha.hexdigest(), blake.hexdigest())
+    return FileDigests(written, size, sha.hexdigest(), blake.hexdigest())
 
 
-def manifest_of(files: Sequence[Described], card: bytes) -> bytes:
+def encode_manifest(files: Sequence[FileDigests], card: bytes) -> bytes:
     """Return the manifest that vouches for some files and the card beside them."""
     named = {
         one.written.path: {
@@ -74,7 +74,7 @@ def manifest_of(files: Sequence[Described], card: bytes) -> bytes:
         }
         for one in files
     }
-    return json_bytes({"version": MANIFEST_VERSION, "card_sha256": sha256(card).hexdigest(), "files": named})
+    return encode_json({"version": MANIFEST_VERSION, "card_sha256": sha256(card).hexdigest(), "files": named})
 
 
 # ── Opening ────────────────────────────────────────────────────────────────────────────────────────
@@ -91,7 +91,7 @@ class Exported:
     @property
     def data(self) -> Path:
         """What a trainer is pointed at."""
-        return self.folder / DATA
+        return self.folder / DATA_FOLDER
 
     def count(self, name: str) -> int:
         """Return a count over all files: `sequences`, `segments`, `tokens` or `trained_tokens`."""
@@ -113,21 +113,22 @@ def open_export(
         tokenizer or format.
     """
     at = Path(folder)
-    at = at.parent if at.name == DATA and not (at / MANIFEST).is_file() else at
-    if not (at / MANIFEST).is_file():
+    at = at.parent if at.name == DATA_FOLDER and not (at / MANIFEST_FILE).is_file() else at
+    if not (at / MANIFEST_FILE).is_file():
         raise IntegrityError(
-            f"{at}: no {MANIFEST}; it is written last, so without it an export is not whole; export again, or name "
+            f"{at}: no {MANIFEST_FILE}; it is written last, so without it an export is not whole; export again, "
+            "or name "
             "the folder that holds it"
         )
-    card_bytes = _read(at / CARD)
-    found, card = _parsed(at / MANIFEST), _parsed(at / CARD)
+    card_bytes = _read_export_file(at / CARD_FILE)
+    found, card = _parse_export_json(at / MANIFEST_FILE), _parse_export_json(at / CARD_FILE)
     if sha256(card_bytes).hexdigest() != found.get("card_sha256"):
         raise IntegrityError(
-            f"{at / CARD}: not the card that {MANIFEST} names; card and files belong together; export again"
+            f"{at / CARD_FILE}: not the card that {MANIFEST_FILE} names; card and files belong together; export again"
         )
     exported = Exported(at, card, cast("dict[str, dict[str, Any]]", found["files"]))
     for path, one in exported.files.items():
-        _require_whole(at / path, one, verify=verify)
+        _require_whole_file(at / path, one, verify=verify)
     if kind is not None and card.get("format") != kind:
         raise IntegrityError(f"{at}: its format is {card.get('format')}, not {kind}; name another export")
     if tokenizer is not None:
@@ -135,28 +136,29 @@ def open_export(
     return exported
 
 
-def _read(path: Path) -> bytes:
+def _read_export_file(path: Path) -> bytes:
     if not path.is_file():
         raise IntegrityError(f"{path}: missing, but every export has one; copy the whole folder, or export again")
     return path.read_bytes()
 
 
-def _parsed(path: Path) -> dict[str, Any]:
+def _parse_export_json(path: Path) -> dict[str, Any]:
     try:
-        return cast("dict[str, Any]", orjson.loads(_read(path)))
+        return cast("dict[str, Any]", orjson.loads(_read_export_file(path)))
     except ValueError as error:
         raise IntegrityError(f"{path}: not JSON ({error}); it must be as it was written; export again") from error
 
 
-def _require_whole(path: Path, expected: Mapping[str, Any], *, verify: bool) -> None:
+def _require_whole_file(path: Path, expected: Mapping[str, Any], *, verify: bool) -> None:
     if not path.is_file():
-        raise IntegrityError(f"{path}: missing; {MANIFEST} names it; copy the whole folder, or export again")
+        raise IntegrityError(f"{path}: missing; {MANIFEST_FILE} names it; copy the whole folder, or export again")
     if path.stat().st_size != expected["bytes"]:
         raise IntegrityError(
-            f"{path}: {path.stat().st_size} bytes; {MANIFEST} says {expected['bytes']}; copy it again, or export again"
+            f"{path}: {path.stat().st_size} bytes; {MANIFEST_FILE} says {expected['bytes']}; copy it again, or "
+            "export again"
         )
-    if verify and describe(path.parent, Written(path.name)).sha256 != expected["sha256"]:
-        raise IntegrityError(f"{path}: its SHA-256 is not that of {MANIFEST}; copy it again, or export again")
+    if verify and digest_written_file(path.parent, WrittenFile(path.name)).sha256 != expected["sha256"]:
+        raise IntegrityError(f"{path}: its SHA-256 is not that of {MANIFEST_FILE}; copy it again, or export again")
 
 
 def _require_tokenizer(exported: Exported, folder: Path) -> None:

@@ -19,13 +19,24 @@ import pyarrow as pa
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import digest_bytes
 from rowmill.exports import native
-from rowmill.exports.base import Job, Layout, Prospect, Shape, Sharded, Tally, Terms, Unit, Written, write_parquet
+from rowmill.exports.base import (
+    ExportContext,
+    ExportIndex,
+    ExportJob,
+    ExportLayout,
+    FileCounts,
+    RecipeSummary,
+    Sharded,
+    Unit,
+    WrittenFile,
+    write_parquet,
+)
 from rowmill.shards import label_conventions
-from rowmill.shards.label_conventions import Letter
+from rowmill.shards.label_conventions import LabelConvention
 from rowmill.shards.native import ROW_GROUP
-from rowmill.shards.sequences import Sequences, lists
+from rowmill.shards.sequences import SequenceBatch, make_list_array
 
-UNPACKED = pa.schema(
+UNPACKED_SCHEMA = pa.schema(
     [
         pa.field("input_ids", pa.list_(pa.int32()), nullable=False),
         pa.field("attention_mask", pa.list_(pa.int8()), nullable=False),
@@ -35,10 +46,10 @@ UNPACKED = pa.schema(
 """A segment per row, without padding, so that all of it may be attended to."""
 
 
-class HuggingFace(Sharded):
+class HuggingFaceExport(Sharded):
     """Rows for `datasets`, TRL and `Trainer`: segments one by one, or packed; Parquet or `save_to_disk`."""
 
-    LETTER: ClassVar[Letter] = "A"
+    LETTER: ClassVar[LabelConvention] = "A"
 
     kind: Literal["hf"] = "hf"
     """Hugging Face `datasets`."""
@@ -49,17 +60,19 @@ class HuggingFace(Sharded):
 
     def rows_at_once(self, seq_len: int) -> int:
         """Return whole row groups of packed rows, else what is in hand anyway."""
-        return native.group_rows(seq_len) if self.unit == "packed" else super().rows_at_once(seq_len)
+        return native.count_group_rows(seq_len) if self.unit == "packed" else super().rows_at_once(seq_len)
 
-    def lay_out(self, shape: Shape) -> Layout:
+    def lay_out(self, shape: ExportIndex) -> ExportLayout:
         """Cut the order into files; `save_to_disk` cuts into as many by itself."""
         parts = super().lay_out(shape)
         if not self.arrow:
             return parts
-        every = Job(f"{self.split}-in-{len(parts.jobs)}", np.arange(len(shape.lengths)), shape.sequence_offsets)
-        return Layout([every] if parts.jobs else [])
+        every = ExportJob(f"{self.split}-in-{len(parts.jobs)}", np.arange(len(shape.lengths)), shape.sequence_offsets)
+        return ExportLayout([every] if parts.jobs else [])
 
-    def write(self, job: Job, chunks: Iterator[Sequences], folder: Path, terms: Terms) -> list[Written]:
+    def write(
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
+    ) -> list[WrittenFile]:
         """Write one file, or the whole `DatasetDict`."""
         if self.arrow:
             return self._save_to_disk(job, chunks, folder, terms)
@@ -68,18 +81,22 @@ class HuggingFace(Sharded):
             return [native.write_packed(chunks, folder, path, terms)]
         return [write_unpacked(chunks, folder, path, card=terms.card)]
 
-    def _save_to_disk(self, job: Job, chunks: Iterator[Sequences], folder: Path, terms: Terms) -> list[Written]:
+    def _save_to_disk(
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
+    ) -> list[WrittenFile]:
         import datasets
 
-        tally, staged = Tally(), folder / f"{job.name}.arrow"
-        tables = native.packed if self.unit == "packed" else unpacked
-        made = (_counted(_plain(tables(chunk)), chunk, tally) for chunk in chunks)
+        tally, staged = FileCounts(), folder / f"{job.name}.arrow"
+        tables = native.make_packed_table if self.unit == "packed" else make_unpacked_table
+        made = (_count_table(_decode_dictionaries(tables(chunk)), chunk, tally) for chunk in chunks)
         first = next(made)
         with pa.OSFile(str(staged), "wb") as sink, pa.ipc.new_stream(sink, first.schema) as writer:
             for table in chain([first], made):
                 writer.write_table(table)
         # The library draws a fingerprint from the clock where it is given none.
-        rows = datasets.Dataset(datasets.table.MemoryMappedTable.from_file(str(staged)), fingerprint=_stamp(terms.card))
+        rows = datasets.Dataset(
+            datasets.table.MemoryMappedTable.from_file(str(staged)), fingerprint=_make_fingerprint(terms.card)
+        )
         shards = int(job.name.rsplit("-", 1)[1])
         shown = not datasets.are_progress_bars_disabled()
         datasets.disable_progress_bars()
@@ -90,21 +107,21 @@ class HuggingFace(Sharded):
         staged.unlink()
         files = sorted(one.relative_to(folder).as_posix() for one in (folder / "data").rglob("*") if one.is_file())
         main = next(one for one in files if one.endswith(".arrow"))
-        return [tally.written(one) if one == main else Written(one) for one in files]
+        return [tally.written(one) if one == main else WrittenFile(one) for one in files]
 
-    def pointer(self, data: str, terms: Terms) -> str:
+    def pointer(self, data: str, terms: ExportContext) -> str:
         """Return how to load it, and the collator that plain `Trainer` packs with."""
         load = native.PARQUET_LOAD.format(data=data)
         if self.arrow:
             load = f'rows = load_from_disk("{data}")["{self.split}"]'
         if self.unit == "packed":
-            return native.trl_pointer(load)
+            return native.format_trl_config(load)
         collator = (
             "DataCollatorWithFlattening(return_position_ids=True, return_flash_attn_kwargs=True, return_seq_idx=True)"
         )
         return f"{load}\nTrainer(…, data_collator={collator})"
 
-    def refuse(self, prospect: Prospect) -> None:
+    def refuse(self, prospect: RecipeSummary) -> None:
         """Refuse file sizes where `save_to_disk` has no say in rows."""
         super().refuse(prospect)
         if self.arrow and self.shard_sequences is not None:
@@ -114,17 +131,17 @@ class HuggingFace(Sharded):
             )
 
 
-def _stamp(card: str) -> str:
+def _make_fingerprint(card: str) -> str:
     return digest_bytes(card.encode())[:16]
 
 
-def _counted(table: pa.Table, chunk: Sequences, tally: Tally) -> pa.Table:
+def _count_table(table: pa.Table, chunk: SequenceBatch, tally: FileCounts) -> pa.Table:
     labels = table.column("labels").combine_chunks().flatten().to_numpy()
-    tally.add(chunk, trained=int((labels != label_conventions.IGNORE).sum()))
+    tally.add(chunk, trained=int((labels != label_conventions.IGNORED_LABEL).sum()))
     return table
 
 
-def _plain(table: pa.Table) -> pa.Table:
+def _decode_dictionaries(table: pa.Table) -> pa.Table:
     """Return a table without dictionaries, which differ from chunk to chunk."""
     for i, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
@@ -132,19 +149,19 @@ def _plain(table: pa.Table) -> pa.Table:
     return table
 
 
-def unpacked(sequences: Sequences) -> pa.Table:
+def make_unpacked_table(sequences: SequenceBatch) -> pa.Table:
     """Return segments as rows."""
     ones = np.ones(len(sequences.ids), np.int8)
-    labels = label_conventions.unshifted(sequences.ids, sequences.trained)
-    columns = [lists(sequences.offsets, values) for values in (sequences.ids, ones, labels)]
-    return pa.Table.from_arrays(columns, schema=UNPACKED)
+    labels = label_conventions.make_unshifted_labels(sequences.ids, sequences.trained)
+    columns = [make_list_array(sequences.offsets, values) for values in (sequences.ids, ones, labels)]
+    return pa.Table.from_arrays(columns, schema=UNPACKED_SCHEMA)
 
 
-def write_unpacked(chunks: Iterator[Sequences], folder: Path, path: str, *, card: str | None) -> Written:
+def write_unpacked(chunks: Iterator[SequenceBatch], folder: Path, path: str, *, card: str | None) -> WrittenFile:
     """Write segments as one Parquet file, with the card in its schema if there is one."""
-    tally = Tally()
+    tally = FileCounts()
 
-    schema = UNPACKED.with_metadata({"rowmill": card}) if card else UNPACKED
-    tables = (_counted(unpacked(chunk), chunk, tally) for chunk in chunks)
+    schema = UNPACKED_SCHEMA.with_metadata({"rowmill": card}) if card else UNPACKED_SCHEMA
+    tables = (_count_table(make_unpacked_table(chunk), chunk, tally) for chunk in chunks)
     write_parquet(folder / path, tables, schema, rows=ROW_GROUP)
     return tally.written(path)

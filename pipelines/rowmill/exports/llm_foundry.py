@@ -20,16 +20,16 @@ import numpy as np
 from pydantic import Field
 
 from rowmill.core.errors import ConfigError
-from rowmill.exports.base import Export, Job, Layout, Shape, Terms, Written
-from rowmill.exports.mds import describe_shards, open_writer
-from rowmill.shards.label_conventions import Bools, Letter, Tokens
-from rowmill.shards.sequences import Sequences
+from rowmill.exports.base import Export, ExportContext, ExportIndex, ExportJob, ExportLayout, WrittenFile
+from rowmill.exports.mds import describe_shards, open_mds_writer
+from rowmill.shards.label_conventions import Bools, LabelConvention, Tokens
+from rowmill.shards.sequences import SequenceBatch
 
 
 class LLMFoundry(Export):
     """LLM Foundry's finetuning loader: turns of context and response in MDS shards."""
 
-    LETTER: ClassVar[Letter] = "A"
+    LETTER: ClassVar[LabelConvention] = "A"
     NEEDS: ClassVar[tuple[str, str] | None] = ("streaming", "mds")
 
     kind: Literal["llm_foundry"] = "llm_foundry"
@@ -41,7 +41,7 @@ class LLMFoundry(Export):
     accept_appended_eos: bool = False
     """Whether segments may end otherwise than in a trained EOS, after which the loader appends and trains one."""
 
-    def lay_out(self, shape: Shape) -> Layout:
+    def lay_out(self, shape: ExportIndex) -> ExportLayout:
         """Return one job of all segments that can have a target: the writer closes shards by size."""
         numbers = np.flatnonzero(shape.lengths > 1)
         notes = {
@@ -49,24 +49,26 @@ class LLMFoundry(Export):
             "trailing_context": "left out: what follows a segment's last target has no place in turns",
         }
         left_out = {"not_taken": len(shape.lengths) - len(numbers)}
-        jobs = [Job("data", numbers, np.arange(len(numbers) + 1))] if len(numbers) else []
-        return Layout(jobs, left_out if left_out["not_taken"] else {}, notes)
+        jobs = [ExportJob("data", numbers, np.arange(len(numbers) + 1))] if len(numbers) else []
+        return ExportLayout(jobs, left_out if left_out["not_taken"] else {}, notes)
 
-    def write(self, job: Job, chunks: Iterator[Sequences], folder: Path, terms: Terms) -> list[Written]:
+    def write(
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
+    ) -> list[WrittenFile]:
         """Write all shards and their index."""
-        writer = open_writer(folder, {"turns": "json"}, self.size_limit_bytes)
+        writer = open_mds_writer(folder, {"turns": "json"}, self.size_limit_bytes)
         counts: list[tuple[int, int, int]] = []
         for chunk in chunks:
             for i, (begin, end) in enumerate(pairwise(chunk.offsets.tolist())):
                 ids, trained = chunk.ids[begin:end], chunk.trained[begin:end]
                 self._require_readable(ids, trained, chunk.example_ids[i].as_py(), terms)
-                sample, held = turns(ids, trained)
+                sample, held = cut_turns(ids, trained)
                 writer.write({"turns": sample})
                 counts.append((1, held, int(trained.sum())))
         writer.finish()
         return describe_shards(folder, counts)
 
-    def _require_readable(self, ids: Tokens, trained: Bools, name: str, terms: Terms) -> None:
+    def _require_readable(self, ids: Tokens, trained: Bools, name: str, terms: ExportContext) -> None:
         where = f"exports.{self.name}: example {name}"
         if not trained.any():
             raise ConfigError(
@@ -81,7 +83,7 @@ class LLMFoundry(Export):
                 "tokens too, or keep examples whole with a template that ends answers in EOS"
             )
 
-    def pointer(self, data: str, terms: Terms) -> str:
+    def pointer(self, data: str, terms: ExportContext) -> str:
         """Return the loader's configuration."""
         return "\n".join(
             [
@@ -101,7 +103,7 @@ class LLMFoundry(Export):
         )
 
 
-def turns(ids: Tokens, trained: Bools) -> tuple[list[dict[str, Any]], int]:
+def cut_turns(ids: Tokens, trained: Bools) -> tuple[list[dict[str, Any]], int]:
     """Return a segment as turns of context and response, and how many of its tokens they hold.
 
     The first token is no target, so that every run of targets has a context before it.

@@ -21,20 +21,22 @@ import orjson
 from pydantic import Field
 
 from rowmill.core.errors import ConfigError
-from rowmill.exports.base import Export, Job, Layout, Prospect, Shape, Terms, Written
-from rowmill.schema.examples import WEIGHTS
+from rowmill.exports.base import Export, ExportContext, ExportIndex, ExportJob, ExportLayout, RecipeSummary, WrittenFile
+from rowmill.schema.examples import WEIGHT_COLUMN
 from rowmill.shards import label_conventions
-from rowmill.shards.label_conventions import Letter
-from rowmill.shards.sequences import Sequences
+from rowmill.shards.label_conventions import LabelConvention
+from rowmill.shards.sequences import SequenceBatch
 
-ARRAY = "ndarray:int32"
-FINETUNE = dict.fromkeys(("input_ids", "labels", "position_ids", "seq_lengths"), ARRAY) | {"sequence_id": "int"}
+ARRAY_TYPE = "ndarray:int32"
+FINETUNE_COLUMNS = dict.fromkeys(("input_ids", "labels", "position_ids", "seq_lengths"), ARRAY_TYPE) | {
+    "sequence_id": "int"
+}
 
 
 class MDS(Export):
     """Packed sequences in shards of mosaicml-streaming, for loops over its StreamingDataset."""
 
-    LETTER: ClassVar[Letter] = "A"
+    LETTER: ClassVar[LabelConvention] = "A"
     HOLDS_WEIGHTS: ClassVar[bool] = True
     NEEDS: ClassVar[tuple[str, str] | None] = ("streaming", "mds")
 
@@ -50,11 +52,11 @@ class MDS(Export):
     """`pretrain` only: whether tokens without loss may be trained all the same, since the format has no mask."""
 
     @property
-    def letter(self) -> Letter:
+    def label_convention(self) -> LabelConvention:
         """How the profile stores targets."""
         return "A" if self.profile == "finetune" else "none"
 
-    def refuse(self, prospect: Prospect) -> None:
+    def refuse(self, prospect: RecipeSummary) -> None:
         """Refuse what `tokens` cannot hold."""
         super().refuse(prospect)
         if self.profile == "finetune":
@@ -82,11 +84,11 @@ class MDS(Export):
                     "accept_untrained_as_trained: true"
                 )
 
-    def lay_out(self, shape: Shape) -> Layout:
+    def lay_out(self, shape: ExportIndex) -> ExportLayout:
         """Return one job; of `pretrain` the sequences that are full."""
         numbers = np.arange(len(shape.lengths))
         if self.profile == "finetune":
-            return Layout([Job("data", numbers, shape.sequence_offsets)])
+            return ExportLayout([ExportJob("data", numbers, shape.sequence_offsets)])
         counts = np.diff(shape.sequence_offsets)
         is_full = shape.tokens == shape.seq_len
         kept = np.repeat(is_full, counts)
@@ -96,33 +98,39 @@ class MDS(Export):
             "tail_sequences": int((~is_full).sum()),
             "tail_tokens": int(shape.lengths[~kept].sum()),
         }
-        return Layout(
-            [Job("data", numbers[kept], offsets)] if is_full.any() else [], {"tail": int((~kept).sum())}, notes
+        return ExportLayout(
+            [ExportJob("data", numbers[kept], offsets)] if is_full.any() else [], {"tail": int((~kept).sum())}, notes
         )
 
-    def write(self, job: Job, chunks: Iterator[Sequences], folder: Path, terms: Terms) -> list[Written]:
+    def write(
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
+    ) -> list[WrittenFile]:
         """Write all shards and their index."""
         counts: list[tuple[int, int, int]] = []
         writer: Any = None
         for chunk in chunks:
             if writer is None:
                 # Opened with the first chunk: only it tells whether there are weights.
-                writer = open_writer(folder, self._columns(chunk), self.size_limit_bytes)
-            samples = self._finetune(chunk) if self.profile == "finetune" else self._pretrain(chunk, terms)
+                writer = open_mds_writer(folder, self._choose_columns(chunk), self.size_limit_bytes)
+            samples = (
+                self._make_finetune_samples(chunk)
+                if self.profile == "finetune"
+                else self._make_pretrain_samples(chunk, terms)
+            )
             for sample, count in samples:
                 writer.write(sample)
                 counts.append(count)
         writer.finish()
         return describe_shards(folder, counts)
 
-    def _columns(self, chunk: Sequences) -> dict[str, str]:
+    def _choose_columns(self, chunk: SequenceBatch) -> dict[str, str]:
         if self.profile == "pretrain":
-            return {"tokens": ARRAY}
-        return FINETUNE | ({WEIGHTS: "ndarray:float32"} if chunk.weights is not None else {})
+            return {"tokens": ARRAY_TYPE}
+        return FINETUNE_COLUMNS | ({WEIGHT_COLUMN: "ndarray:float32"} if chunk.weights is not None else {})
 
-    def _finetune(self, chunk: Sequences) -> "Iterator[tuple[dict[str, Any], tuple[int, int, int]]]":
+    def _make_finetune_samples(self, chunk: SequenceBatch) -> "Iterator[tuple[dict[str, Any], tuple[int, int, int]]]":
         borders, in_sequences = chunk.spans()
-        labels = label_conventions.unshifted(chunk.ids, chunk.trained)
+        labels = label_conventions.make_unshifted_labels(chunk.ids, chunk.trained)
         lengths = np.diff(borders).astype(np.int32)
         positions = chunk.position_ids
         segments = np.diff(chunk.sequence_offsets)
@@ -137,11 +145,13 @@ class MDS(Export):
                 "sequence_id": int(chunk.numbers[i]),
             }
             if chunk.weights is not None:
-                sample[WEIGHTS] = chunk.weights[here]
-            trained = int((labels[here] != label_conventions.IGNORE).sum())
+                sample[WEIGHT_COLUMN] = chunk.weights[here]
+            trained = int((labels[here] != label_conventions.IGNORED_LABEL).sum())
             yield sample, (int(segments[i]), here.stop - here.start, trained)
 
-    def _pretrain(self, chunk: Sequences, terms: Terms) -> "Iterator[tuple[dict[str, Any], tuple[int, int, int]]]":
+    def _make_pretrain_samples(
+        self, chunk: SequenceBatch, terms: ExportContext
+    ) -> "Iterator[tuple[dict[str, Any], tuple[int, int, int]]]":
         tokens, segments = chunk.token_offsets, np.diff(chunk.sequence_offsets)
         untrained = ~chunk.trained
         # With open attention a document's first token follows another one: that it trains too is what was asked for.
@@ -159,7 +169,7 @@ class MDS(Export):
                 )
             yield {"tokens": chunk.ids[here]}, (int(segments[i]), terms.seq_len, trained)
 
-    def pointer(self, data: str, terms: Terms) -> str:
+    def pointer(self, data: str, terms: ExportContext) -> str:
         """Return how to open it, by LLM Foundry where it has a loader for the profile."""
         if self.profile == "pretrain":
             loader = f"train_loader: {{name: text, dataset: {{streams: {{rowmill: {{local: {data}}}}}, max_seq_len: "
@@ -167,7 +177,7 @@ class MDS(Export):
         return f'StreamingDataset(local="{data}", remote=None, batch_size=1)'
 
 
-def open_writer(folder: Path, columns: Mapping[str, str], size_limit_bytes: int) -> Any:
+def open_mds_writer(folder: Path, columns: Mapping[str, str], size_limit_bytes: int) -> Any:
     """Return the library's writer of shards below an export's folder."""
     from streaming import MDSWriter  # pyright: ignore[reportMissingImports]
 
@@ -177,14 +187,14 @@ def open_writer(folder: Path, columns: Mapping[str, str], size_limit_bytes: int)
     )  # fmt: skip
 
 
-def describe_shards(folder: Path, counts: Sequence[tuple[int, int, int]]) -> list[Written]:
+def describe_shards(folder: Path, counts: Sequence[tuple[int, int, int]]) -> list[WrittenFile]:
     """Return the shards that a writer left, and their index; `counts` are each sample's segments, tokens, targets."""
     index = orjson.loads((folder / "data" / "index.json").read_bytes())
-    written: list[Written] = []
+    written: list[WrittenFile] = []
     first = 0
     for shard in index["shards"]:
         mine = counts[first : first + int(shard["samples"])]
         first += len(mine)
         segments, tokens, trained = (sum(one) for one in zip(*mine, strict=True))
-        written.append(Written(f"data/{shard['raw_data']['basename']}", len(mine), segments, tokens, trained))
-    return [*written, Written("data/index.json")]
+        written.append(WrittenFile(f"data/{shard['raw_data']['basename']}", len(mine), segments, tokens, trained))
+    return [*written, WrittenFile("data/index.json")]

@@ -1,7 +1,7 @@
 """Megatron-Bridge: packed Parquet with the starts of segments, and the metadata that its packed dataset wants.
 
 What belongs here: `*.idx.parquet`, `{pack_size}_metadata.jsonl`, padding for context parallelism. What does not:
-how sequences are planned anew when segments grow (handed in as `Shape.best_fit`).
+how sequences are planned anew when segments grow (handed in as `ExportIndex.best_fit`).
 
     segments 10 11 2 | 20 2     input_ids     10 11 2 20 2
                                 seq_start_id   0      3
@@ -21,13 +21,23 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from rowmill.core.errors import ConfigError
-from rowmill.exports.base import Job, Layout, Prospect, Shape, Sharded, Tally, Terms, Written, write_parquet
+from rowmill.exports.base import (
+    ExportContext,
+    ExportIndex,
+    ExportJob,
+    ExportLayout,
+    FileCounts,
+    RecipeSummary,
+    Sharded,
+    WrittenFile,
+    write_parquet,
+)
 from rowmill.shards import label_conventions
-from rowmill.shards.label_conventions import Ints, Letter
-from rowmill.shards.sequences import Sequences, lists
+from rowmill.shards.label_conventions import Ints, LabelConvention
+from rowmill.shards.sequences import SequenceBatch, make_list_array
 
 ROW_GROUP = 500
-PACKED = pa.schema(
+PACKED_SCHEMA = pa.schema(
     [
         pa.field("input_ids", pa.list_(pa.int32()), nullable=False),
         pa.field("seq_start_id", pa.list_(pa.int32()), nullable=False),
@@ -39,7 +49,7 @@ PACKED = pa.schema(
 class MegatronBridge(Sharded):
     """Packed Parquet for the fine-tuning recipes of Megatron-Bridge."""
 
-    LETTER: ClassVar[Letter] = "C"
+    LETTER: ClassVar[LabelConvention] = "C"
 
     kind: Literal["megatron_bridge"] = "megatron_bridge"
     """Megatron-Bridge's packed dataset."""
@@ -52,18 +62,18 @@ class MegatronBridge(Sharded):
     """Segments are filled up with EOS, without loss, until their length less one is a multiple: 2·CP, with
     sequence parallelism lcm(2·CP, CP·TP). Plans the segments anew."""
 
-    def refuse(self, prospect: Prospect) -> None:
+    def refuse(self, prospect: RecipeSummary) -> None:
         """Refuse new plans for segments that see each other."""
         super().refuse(prospect)
         opened = [name for name, one in prospect.datasets.items() if one.is_open]
-        if opened and self.plans_anew(prospect.seq_len):
+        if opened and self.needs_new_plan(prospect.seq_len):
             raise ConfigError(
                 f"pack_size and pad_segments_to plan segments anew, but attention of datasets.{opened[0]} crosses from "
                 "one to the next; such segments stay together; set packing.block_cross_document_attention: true, or "
                 "delete both"
             )
 
-    def plans_anew(self, seq_len: int) -> bool:
+    def needs_new_plan(self, seq_len: int) -> bool:
         """Tell whether sequences are other ones than those of the build."""
         return self.pad_segments_to is not None or self.pack_size not in (None, seq_len)
 
@@ -71,17 +81,17 @@ class MegatronBridge(Sharded):
         """Return the rows of a group."""
         return ROW_GROUP
 
-    def lay_out(self, shape: Shape) -> Layout:
+    def lay_out(self, shape: ExportIndex) -> ExportLayout:
         """Cut the order into files, after planning it anew where segments grow or sequences have another size."""
         size = self.pack_size or shape.seq_len
-        if not self.plans_anew(shape.seq_len):
+        if not self.needs_new_plan(shape.seq_len):
             return super().lay_out(shape)
         if self.pad_segments_to is not None and shape.eos_id is None:
             raise ConfigError(
                 f"exports.{self.name}.pad_segments_to: segments are filled up with EOS, but the tokenizer has "
                 "none; one is needed; name one in tokenizer_config.json, or delete pad_segments_to"
             )
-        read = np.maximum(self._padded(shape.lengths) - 1, 1)
+        read = np.maximum(self._pad_lengths(shape.lengths) - 1, 1)
         longer = np.flatnonzero(read > size)
         if len(longer):
             raise ConfigError(
@@ -91,15 +101,17 @@ class MegatronBridge(Sharded):
             )
         segments, offsets = shape.best_fit(read, size)
         before = np.concatenate((np.zeros(1, np.int64), np.cumsum(shape.lengths[segments])))
-        return Layout(self.cut(np.diff(before[offsets]), offsets, segments))
+        return ExportLayout(self.cut(np.diff(before[offsets]), offsets, segments))
 
-    def _padded(self, lengths: Ints) -> Ints:
+    def _pad_lengths(self, lengths: Ints) -> Ints:
         step = self.pad_segments_to or 1
         return lengths + (1 - lengths) % step
 
-    def write(self, job: Job, chunks: Iterator[Sequences], folder: Path, terms: Terms) -> list[Written]:
+    def write(
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
+    ) -> list[WrittenFile]:
         """Write one file."""
-        path, tally = f"data/{job.name}.idx.parquet", Tally()
+        path, tally = f"data/{job.name}.idx.parquet", FileCounts()
 
         def tables() -> Iterator[pa.Table]:
             for chunk in chunks:
@@ -108,16 +120,16 @@ class MegatronBridge(Sharded):
                 tally.add(chunk, trained=int(mask.sum()))
                 yield table
 
-        write_parquet(folder / path, tables(), PACKED, rows=ROW_GROUP)
+        write_parquet(folder / path, tables(), PACKED_SCHEMA, rows=ROW_GROUP)
         return [tally.written(path)]
 
-    def table(self, sequences: Sequences, terms: Terms) -> pa.Table:
+    def table(self, sequences: SequenceBatch, terms: ExportContext) -> pa.Table:
         """Return sequences as rows, padded where the recipe asks for it."""
         borders, in_sequences = sequences.spans()
-        ids, mask, spans = sequences.ids, label_conventions.rolled(sequences.trained, borders), borders
+        ids, mask, spans = sequences.ids, label_conventions.make_rolled_mask(sequences.trained, borders), borders
         if self.pad_segments_to is not None:
             lengths = np.diff(borders)
-            spans = np.concatenate((np.zeros(1, np.int64), np.cumsum(self._padded(lengths))))
+            spans = np.concatenate((np.zeros(1, np.int64), np.cumsum(self._pad_lengths(lengths))))
             where = np.arange(len(ids)) + np.repeat(spans[:-1] - borders[:-1], lengths)
             ids = np.full(int(spans[-1]), terms.eos_id or 0, np.int32)
             ids[where] = sequences.ids
@@ -127,17 +139,17 @@ class MegatronBridge(Sharded):
         token_offsets = spans[in_sequences]
         starts = spans[:-1] - np.repeat(token_offsets[:-1], np.diff(in_sequences))
         columns = [
-            lists(token_offsets, ids),
-            lists(in_sequences, starts.astype(np.int32)),
-            lists(token_offsets, mask.astype(np.int8)),
+            make_list_array(token_offsets, ids),
+            make_list_array(in_sequences, starts.astype(np.int32)),
+            make_list_array(token_offsets, mask.astype(np.int8)),
         ]
-        return pa.Table.from_arrays(columns, schema=PACKED)
+        return pa.Table.from_arrays(columns, schema=PACKED_SCHEMA)
 
-    def finish(self, folder: Path, written: Sequence[Written], terms: Terms) -> list[Written]:
+    def finish(self, folder: Path, written: Sequence[WrittenFile], terms: ExportContext) -> list[WrittenFile]:
         """Write the metadata of all files."""
         size = self.pack_size or terms.seq_len
         paths = [folder / one.path for one in written]
-        facts = [pack_facts(pq.read_table(path, partitioning=None)) for path in paths]
+        facts = [measure_packs(pq.read_table(path, partitioning=None)) for path in paths]
         longest, counts, packed = (np.concatenate(one) for one in zip(*facts, strict=True))
         content: dict[str, Any] = {
             "dataset_max_seqlen": int(longest.max()),
@@ -149,9 +161,9 @@ class MegatronBridge(Sharded):
         }
         path = f"data/{size}_metadata.jsonl"
         (folder / path).write_bytes(orjson.dumps([content], option=orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE))
-        return [Written(path)]
+        return [WrittenFile(path)]
 
-    def pointer(self, data: str, terms: Terms) -> str:
+    def pointer(self, data: str, terms: ExportContext) -> str:
         """Return the fields of its dataset's configuration."""
         size = self.pack_size or terms.seq_len
         return (
@@ -160,7 +172,7 @@ class MegatronBridge(Sharded):
         )
 
 
-def pack_facts(table: pa.Table) -> "tuple[Ints, Ints, Ints]":
+def measure_packs(table: pa.Table) -> "tuple[Ints, Ints, Ints]":
     """Return per row of a file its longest segment, its segments, and its tokens, as the reader counts them."""
     starts = table.column("seq_start_id").combine_chunks()
     tokens = table.column("input_ids").combine_chunks()

@@ -12,11 +12,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 
-from rowmill.exports.base import Job, Sharded, Tally, Terms, Written, write_parquet
+from rowmill.exports.base import ExportContext, ExportJob, FileCounts, Sharded, WrittenFile, write_parquet
 from rowmill.shards import label_conventions
-from rowmill.shards.label_conventions import Letter
-from rowmill.shards.native import ROW_GROUP, SEQUENCES, Segments, Spans, to_table
-from rowmill.shards.sequences import Sequences
+from rowmill.shards.label_conventions import LabelConvention
+from rowmill.shards.native import ROW_GROUP, SEQUENCE_SCHEMA, Segments, Spans, make_shard_table
+from rowmill.shards.sequences import SequenceBatch
 
 # ── The export ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -28,7 +28,7 @@ GROUP_TOKENS = 32 << 20
 class Native(Sharded):
     """Packed Parquet with positions and span lengths: our own form, which HF `datasets` and TRL read unchanged."""
 
-    LETTER: ClassVar[Letter] = "A"
+    LETTER: ClassVar[LabelConvention] = "A"
     HOLDS_WEIGHTS: ClassVar[bool] = True
 
     kind: Literal["native"] = "native"
@@ -38,16 +38,18 @@ class Native(Sharded):
 
     def rows_at_once(self, seq_len: int) -> int:
         """Return the rows of a group: 1,024, fewer where sequences are long."""
-        return group_rows(seq_len)
+        return count_group_rows(seq_len)
 
-    def write(self, job: Job, chunks: Iterator[Sequences], folder: Path, terms: Terms) -> list[Written]:
+    def write(
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
+    ) -> list[WrittenFile]:
         """Write one shard."""
         path = f"data/{job.name}.parquet"
         return [write_packed(chunks, folder, path, terms)]
 
-    def pointer(self, data: str, terms: Terms) -> str:
+    def pointer(self, data: str, terms: ExportContext) -> str:
         """Return TRL's configuration."""
-        return trl_pointer(PARQUET_LOAD.format(data=data))
+        return format_trl_config(PARQUET_LOAD.format(data=data))
 
 
 TRL_OPTIONS: dict[str, Any] = {
@@ -64,36 +66,36 @@ TRL_OPTIONS: dict[str, Any] = {
 PARQUET_LOAD = 'rows = load_dataset("parquet", data_files="{data}/*.parquet", split="train")'
 
 
-def trl_pointer(load: str) -> str:
+def format_trl_config(load: str) -> str:
     """Return the lines that train packed rows with TRL, after the one that loads them."""
     options = [f"    {name}={value!r}," for name, value in TRL_OPTIONS.items()]
     model = 'AutoModelForCausalLM.from_pretrained(…, attn_implementation="flash_attention_2")'
     return "\n".join([load, "SFTConfig(", *options, ")", model])
 
 
-def group_rows(seq_len: int) -> int:
+def count_group_rows(seq_len: int) -> int:
     """Return how many sequences of a length make a row group."""
     return max(1, min(ROW_GROUP, GROUP_TOKENS // seq_len))
 
 
-def write_packed(chunks: Iterator[Sequences], folder: Path, path: str, terms: Terms) -> Written:
+def write_packed(chunks: Iterator[SequenceBatch], folder: Path, path: str, terms: ExportContext) -> WrittenFile:
     """Write packed sequences as one Parquet file with the card in its schema."""
-    tally = Tally()
+    tally = FileCounts()
 
     def tables() -> Iterator[pa.Table]:
         for chunk in chunks:
-            table = packed(chunk)
+            table = make_packed_table(chunk)
             tally.add(chunk, trained=int(table.column("trained_tokens").to_numpy().sum()))
             yield table
 
     made = tables()
     first = next(made)
     schema = first.schema.with_metadata({"rowmill": terms.card})
-    write_parquet(folder / path, chain([first], made), schema, rows=group_rows(terms.seq_len))
+    write_parquet(folder / path, chain([first], made), schema, rows=count_group_rows(terms.seq_len))
     return tally.written(path)
 
 
-def packed(sequences: Sequences) -> pa.Table:
+def make_packed_table(sequences: SequenceBatch) -> pa.Table:
     """Return sequences in the columns of a shard, and with their weights where they have some."""
     segments = Segments(
         ids=sequences.ids,
@@ -107,13 +109,13 @@ def packed(sequences: Sequences) -> pa.Table:
     borders, span_offsets = sequences.spans()
     lengths = np.diff(borders).astype(np.int32)
     spans = Spans(
-        labels=label_conventions.unshifted(sequences.ids, sequences.trained),
+        labels=label_conventions.make_unshifted_labels(sequences.ids, sequences.trained),
         position_ids=sequences.position_ids,
         lengths=lengths,
         offsets=span_offsets,
     )
-    table = to_table(segments, spans, dataset="", first_sequence=0)
+    table = make_shard_table(segments, spans, dataset="", first_sequence=0)
     own = {"dataset": sequences.datasets.dictionary_encode(), "sequence_id": pa.array(sequences.numbers)}
     for name, column in own.items():
-        table = table.set_column(table.schema.get_field_index(name), SEQUENCES.field(name), column)
+        table = table.set_column(table.schema.get_field_index(name), SEQUENCE_SCHEMA.field(name), column)
     return table

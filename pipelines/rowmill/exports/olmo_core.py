@@ -22,16 +22,16 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from rowmill.core.errors import ConfigError
-from rowmill.exports.base import Job, Sharded, Tally, Terms, Written
+from rowmill.exports.base import ExportContext, ExportJob, FileCounts, Sharded, WrittenFile
 from rowmill.shards import label_conventions
-from rowmill.shards.label_conventions import Ints, Letter, Tokens
-from rowmill.shards.sequences import Sequences
+from rowmill.shards.label_conventions import Ints, LabelConvention, Tokens
+from rowmill.shards.sequences import SequenceBatch
 
 
 class OLMoCore(Sharded):
     """Raw NumPy arrays for OLMo-core, which packs them itself."""
 
-    LETTER: ClassVar[Letter] = "D"
+    LETTER: ClassVar[LabelConvention] = "D"
 
     kind: Literal["olmo_core"] = "olmo_core"
     """OLMo-core's `NumpyPackedFSLDataset`."""
@@ -41,12 +41,14 @@ class OLMoCore(Sharded):
     """The `bos_token_id` of its TokenizerConfig: with one, its reader cuts where an EOS stands before a BOS; null
     if it has none there."""
 
-    def write(self, job: Job, chunks: Iterator[Sequences], folder: Path, terms: Terms) -> list[Written]:
+    def write(
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
+    ) -> list[WrittenFile]:
         """Write one part."""
         part = f"token_ids_{job.name.replace('-', '_')}"
         mask_name = part.replace("token_ids", "labels_mask")
-        data, tally, dtype = folder / "data", Tally(), smallest(terms.vocab_size)
-        rule = _Rule(self.name, terms.eos_id, terms.bos_id if self.bos_id == "tokenizer" else self.bos_id)
+        data, tally, dtype = folder / "data", FileCounts(), choose_token_dtype(terms.vocab_size)
+        rule = _CutRule(self.name, terms.eos_id, terms.bos_id if self.bos_id == "tokenizer" else self.bos_id)
         with (
             (data / f"{part}.npy").open("wb") as ids,
             (data / f"{mask_name}.npy").open("wb") as mask,
@@ -54,8 +56,8 @@ class OLMoCore(Sharded):
             gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as borders,
         ):
             for chunk in chunks:
-                trained = label_conventions.plain(chunk.trained)
-                rule.require(chunk)
+                trained = label_conventions.make_unshifted_mask(chunk.trained)
+                rule.require_exact_cuts(chunk)
                 begin = tally.tokens
                 ids.write(chunk.ids.astype(dtype).tobytes())
                 mask.write(trained.astype(np.uint8).tobytes())
@@ -63,12 +65,12 @@ class OLMoCore(Sharded):
                 borders.write("".join(f"{first},{last}\n" for first, last in lines.tolist()).encode())
                 tally.add(chunk, trained=int(trained.sum()))
         side = (f"data/{mask_name}.npy", f"data/{part}.csv.gz")
-        return [tally.written(f"data/{part}.npy"), *(Written(path) for path in side)]
+        return [tally.written(f"data/{part}.npy"), *(WrittenFile(path) for path in side)]
 
-    def pointer(self, data: str, terms: Terms) -> str:
+    def pointer(self, data: str, terms: ExportContext) -> str:
         """Return its dataset's configuration."""
         bos = terms.bos_id if self.bos_id == "tokenizer" else self.bos_id
-        dtype = np.dtype(smallest(terms.vocab_size)).name
+        dtype = np.dtype(choose_token_dtype(terms.vocab_size)).name
         return (
             f'NumpyPackedFSLDatasetConfig(paths=["{data}/token_ids_part_*.npy"], expand_glob=True,\n'
             f'    label_mask_paths=["{data}/labels_mask_part_*.npy"], dtype=NumpyDatasetDType.{dtype},\n'
@@ -77,7 +79,7 @@ class OLMoCore(Sharded):
         )
 
 
-def smallest(vocab_size: int) -> "type[np.unsignedinteger[Any]]":
+def choose_token_dtype(vocab_size: int) -> "type[np.unsignedinteger[Any]]":
     """Return the smallest unsigned type that holds every id of a vocabulary."""
     for dtype in (np.uint8, np.uint16, np.uint32):
         if vocab_size - 1 <= np.iinfo(dtype).max:
@@ -85,7 +87,7 @@ def smallest(vocab_size: int) -> "type[np.unsignedinteger[Any]]":
     return np.uint64
 
 
-class _Rule:
+class _CutRule:
     """The reader's own cuts, chunk by chunk; a border between chunks is seen with the next one."""
 
     def __init__(self, export: str, eos_id: int | None, bos_id: int | None) -> None:
@@ -96,7 +98,7 @@ class _Rule:
             )
         self._export, self._eos_id, self._bos_id = export, eos_id, bos_id
 
-    def require(self, chunk: Sequences) -> None:
+    def require_exact_cuts(self, chunk: SequenceBatch) -> None:
         """Refuse a chunk that the reader would not cut exactly between its segments.
 
         Raises
@@ -109,18 +111,20 @@ class _Rule:
         # A chunk's first segment follows another one in the file, which the cuts of this chunk do not see.
         wrong = firsts[chunk.ids[firsts] != self._bos_id] if self._bos_id is not None else firsts[:0]
         if not len(wrong):
-            wrong = np.setxor1d(self._cuts(chunk.ids), ends)
+            wrong = np.setxor1d(self._find_cuts(chunk.ids), ends)
         if len(wrong):
             segment = int(np.searchsorted(chunk.offsets, wrong[0], "right")) - 1
-            self._refuse(str(chunk.example_ids[segment].as_py()), chunk.ids[firsts[segment] : ends[segment] + 1])
+            self._refuse_segment(
+                str(chunk.example_ids[segment].as_py()), chunk.ids[firsts[segment] : ends[segment] + 1]
+            )
 
-    def _cuts(self, ids: Tokens) -> "NDArray[np.int64]":
+    def _find_cuts(self, ids: Tokens) -> "NDArray[np.int64]":
         is_end = ids == self._eos_id
         if self._bos_id is not None:
             is_end[:-1] &= ids[1:] == self._bos_id
         return np.flatnonzero(is_end)
 
-    def _refuse(self, name: str, segment: "Tokens | Ints") -> None:
+    def _refuse_segment(self, name: str, segment: "Tokens | Ints") -> None:
         eos = f"{self._eos_id} (EOS)"
         if int(segment[-1]) != self._eos_id:
             what = f"ends in {int(segment[-1])}, not in {eos}, so that it would be joined to the next one"

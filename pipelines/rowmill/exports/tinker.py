@@ -21,29 +21,29 @@ import numpy as np
 import orjson
 
 from rowmill.core.errors import ConfigError
-from rowmill.exports.base import Job, Layout, Shape, Sharded, Tally, Terms, Written
+from rowmill.exports.base import ExportContext, ExportIndex, ExportJob, ExportLayout, FileCounts, Sharded, WrittenFile
 from rowmill.exports.export_manifest import open_export
 from rowmill.shards import label_conventions
-from rowmill.shards.label_conventions import Letter, Shifted, Weights
-from rowmill.shards.sequences import Sequences
+from rowmill.shards.label_conventions import LabelConvention, ShiftedTargets, Weights
+from rowmill.shards.sequences import SequenceBatch
 
-IDS = "example_ids.txt"
+IDS_FILE = "example_ids.txt"
 
 
 class Tinker(Sharded):
     """A Datum per segment for tinker, as JSON Lines."""
 
-    LETTER: ClassVar[Letter] = "B"
+    LETTER: ClassVar[LabelConvention] = "B"
     HOLDS_WEIGHTS: ClassVar[bool] = True
 
     kind: Literal["tinker"] = "tinker"
     """Lines that become `tinker.Datum`."""
     unit: Literal["unpacked"] = "unpacked"
     """Segments one by one: a Datum has no boundaries inside."""
-    reduction: Literal["none", "mean"] = "none"
+    reduction: Literal["none", "normalize_weights"] = "none"
     """Weights as they are, or divided so that those of a Datum add up to 1."""
 
-    def lay_out(self, shape: Shape) -> Layout:
+    def lay_out(self, shape: ExportIndex) -> ExportLayout:
         """Cut the order into files of segments that predict something."""
         short = shape.lengths < 2
         before = np.concatenate((np.zeros(1, np.int64), np.cumsum(~short, dtype=np.int64)))
@@ -51,25 +51,27 @@ class Tinker(Sharded):
         kept = counts > 0
         offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts[kept], dtype=np.int64)))
         jobs = self.cut(shape.tokens[kept], offsets, np.flatnonzero(~short))
-        return Layout(jobs, {"not_taken": int(short.sum())}, {"left_out_segments_of_one_token": int(short.sum())})
+        return ExportLayout(jobs, {"not_taken": int(short.sum())}, {"left_out_segments_of_one_token": int(short.sum())})
 
-    def write(self, job: Job, chunks: Iterator[Sequences], folder: Path, terms: Terms) -> list[Written]:
+    def write(
+        self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
+    ) -> list[WrittenFile]:
         """Write one file of lines, and one of ids until all are joined."""
-        path, ids, tally = f"data/{job.name}.jsonl", folder / f"{job.name}.ids", Tally()
+        path, ids, tally = f"data/{job.name}.jsonl", folder / f"{job.name}.ids", FileCounts()
         with (folder / path).open("wb") as sink, ids.open("wb") as names:
             for chunk in chunks:
                 wanted = chunk.trained if chunk.weights is None else chunk.weights
-                datums = label_conventions.shifted(chunk.ids, wanted, chunk.offsets)
+                datums = label_conventions.make_shifted_targets(chunk.ids, wanted, chunk.offsets)
                 # A weight may be 0 on a token that has a label.
                 mask = datums.weights if chunk.weights is None else chunk.trained
                 tally.add(chunk, trained=int((mask != 0).sum()))
-                for line in self._lines(datums):
+                for line in self._encode_lines(datums):
                     sink.write(line)
                 names.write("".join(f"{name}\n" for name in chunk.example_ids.to_pylist()).encode())
         return [tally.written(path)]
 
-    def _lines(self, datums: Shifted) -> Iterator[bytes]:
-        weights = datums.weights if self.reduction == "none" else mean(datums)
+    def _encode_lines(self, datums: ShiftedTargets) -> Iterator[bytes]:
+        weights = datums.weights if self.reduction == "none" else normalize_weights(datums)
         bounds: list[int] = datums.offsets.tolist()
         for begin, end in pairwise(bounds):
             size = [end - begin]
@@ -83,21 +85,21 @@ class Tinker(Sharded):
             }
             yield orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
 
-    def finish(self, folder: Path, written: Sequence[Written], terms: Terms) -> list[Written]:
+    def finish(self, folder: Path, written: Sequence[WrittenFile], terms: ExportContext) -> list[WrittenFile]:
         """Join the ids: line n of them names line n of all files together."""
-        with (folder / IDS).open("wb") as sink:
+        with (folder / IDS_FILE).open("wb") as sink:
             for one in written:
                 part = folder / f"{Path(one.path).stem}.ids"
                 sink.write(part.read_bytes())
                 part.unlink()
-        return [Written(IDS)]
+        return [WrittenFile(IDS_FILE)]
 
-    def pointer(self, data: str, terms: Terms) -> str:
+    def pointer(self, data: str, terms: ExportContext) -> str:
         """Return how to get objects."""
         return f'from rowmill.exports import datums\nfor datum in datums("{data}"): …   # tinker.Datum'
 
 
-def mean(datums: Shifted) -> Weights:
+def normalize_weights(datums: ShiftedTargets) -> Weights:
     """Return weights that add up to 1 in each span; those of a span without any stay 0."""
     before = np.concatenate((np.zeros(1), np.cumsum(datums.weights, dtype=np.float64)))
     sums = before[datums.offsets[1:]] - before[datums.offsets[:-1]]
@@ -105,7 +107,7 @@ def mean(datums: Shifted) -> Weights:
     return (datums.weights / divisors).astype(np.float32)
 
 
-def datums(path: str | Path) -> Iterator[Any]:
+def read_datums(path: str | Path) -> Iterator[Any]:
     """Yield the `tinker.Datum` of each line of an export, in order.
 
     Raises
@@ -127,10 +129,10 @@ def datums(path: str | Path) -> Iterator[Any]:
     for file in sorted(exported.data.glob("*.jsonl")):
         with file.open("rb") as lines:
             for line in lines:
-                yield _datum(tinker, orjson.loads(line))
+                yield _make_datum(tinker, orjson.loads(line))
 
 
-def _datum(tinker: Any, line: dict[str, Any]) -> Any:
+def _make_datum(tinker: Any, line: dict[str, Any]) -> Any:
     chunks = [tinker.EncodedTextChunk(tokens=chunk["tokens"]) for chunk in line["model_input"]["chunks"]]
     inputs = {name: tinker.TensorData(**value) for name, value in line["loss_fn_inputs"].items()}
     return tinker.Datum(model_input=tinker.ModelInput(chunks=chunks), loss_fn_inputs=inputs)

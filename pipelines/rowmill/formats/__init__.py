@@ -11,8 +11,8 @@ from pydantic import BeforeValidator, Field
 from rowmill.core.json import Json
 from rowmill.formats.auto import Auto
 from rowmill.formats.chat import Chat
-from rowmill.formats.columns import is_mapping, renamed
-from rowmill.formats.custom import RowFormat, register_format, registered
+from rowmill.formats.columns import is_mapping, rename_aliases
+from rowmill.formats.custom import RowFormat, list_registered_formats, register_format
 from rowmill.formats.python import Python
 from rowmill.formats.records import Records
 from rowmill.formats.supervised import Supervised
@@ -20,16 +20,16 @@ from rowmill.formats.text import Text
 
 __all__ = ["Auto", "Chat", "Format", "Python", "Records", "RowFormat", "Supervised", "Text", "register_format"]
 
-KINDS = ("chat", "supervised", "text", "records", "auto", "python")
+FORMAT_KINDS = ("chat", "supervised", "text", "records", "auto", "python")
 
 
-def _kind_named(values: Json) -> Json:
+def _normalize_kind(values: Json) -> Json:
     """Accept `type` for `kind`, `instruction` for `supervised`, a registered name, and no kind at all for `auto`."""
     if not is_mapping(values):
         return values
-    named: dict[str, Json] = renamed(values, {"type": "kind"})
+    named: dict[str, Json] = rename_aliases(values, {"type": "kind"})
     kind = named.get("kind", "auto")
-    own = registered().get(kind) if type(kind) is str and kind not in KINDS else None
+    own = list_registered_formats().get(kind) if type(kind) is str and kind not in FORMAT_KINDS else None
     if own is not None:
         return {"class": own, **named, "kind": "python"}
     return {**named, "kind": "supervised" if kind == "instruction" else kind}
@@ -43,5 +43,5 @@ Format: TypeAlias = Annotated[
     | Auto  # chat or text, decided row by row
     | Python,  # whatever a class of one's own makes of them
     Field(discriminator="kind"),
-    BeforeValidator(_kind_named),
+    BeforeValidator(_normalize_kind),
 ]

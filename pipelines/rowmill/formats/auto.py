@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from pydantic import model_validator
 
 from rowmill.core.json import Json
-from rowmill.formats.columns import ConversationColumns, ended
+from rowmill.formats.columns import ConversationColumns, apply_eos_alias
 
 
 class Auto(ConversationColumns):
@@ -27,4 +27,4 @@ class Auto(ConversationColumns):
     @model_validator(mode="before")
     @classmethod
     def _text_aliases(cls, values: Json) -> Json:
-        return ended(values)
+        return apply_eos_alias(values)

@@ -35,7 +35,7 @@ def is_list(value: Json) -> TypeGuard[list[Any]]:
     return type(value) is list
 
 
-def renamed(values: Json, aliases: Mapping[str, str]) -> Json:
+def rename_aliases(values: Json, aliases: Mapping[str, str]) -> Json:
     """Give aliased keys of a mapping their own names; both names at once is an error."""
     if not is_mapping(values) or aliases.keys().isdisjoint(values):
         return values
@@ -49,13 +49,13 @@ def renamed(values: Json, aliases: Mapping[str, str]) -> Json:
     return out
 
 
-def ended(values: Json) -> Json:
+def apply_eos_alias(values: Json) -> Json:
     """Read the older `enforce_eos: true` as `add_eos: auto`, false as false."""
-    out = renamed(values, {"enforce_eos": "add_eos"})
+    out = rename_aliases(values, {"enforce_eos": "add_eos"})
     return {**out, "add_eos": "auto"} if out is not values and out["add_eos"] is True else out
 
 
-def at_path(record: Mapping[str, Json], path: str) -> Json:
+def get_at_path(record: Mapping[str, Json], path: str) -> Json:
     """Look up `a.b` in a record: as one key if there is such a key, else step by step; null where it ends."""
     value = record.get(path)
     if value is not None or "." not in path:
@@ -108,11 +108,11 @@ class ConversationColumns(Config):
     @model_validator(mode="before")
     @classmethod
     def _conversation_aliases(cls, values: Json) -> Json:
-        return renamed(values, cls.ALIASES)
+        return rename_aliases(values, cls.ALIASES)
 
     @field_validator("role_map")
     @classmethod
-    def _roles_named(cls, role_map: dict[str, str]) -> dict[str, str]:
+    def _check_role_names(cls, role_map: dict[str, str]) -> dict[str, str]:
         blank = sorted(source for source, role in role_map.items() if not role.strip())
         if blank:
             raise ValueError(f"{blank[0]!r} is mapped to a blank role; a role is a word; name one, such as user")

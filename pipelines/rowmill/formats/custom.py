@@ -25,16 +25,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, Literal, TypeVar
 
-from rowmill.core.code_permission import require_code
+from rowmill.core.code_permission import require_code_permission
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
 from rowmill.schema.rows import Row
 
-BUILT_IN = ("chat", "supervised", "text", "auto", "python", "records")
+BUILT_IN_KINDS = ("chat", "supervised", "text", "auto", "python", "records")
 """Names that no format of one's own can take."""
 
-ENTRY_POINTS = "rowmill.formats"
+ENTRY_POINT_GROUP = "rowmill.formats"
 """The group under which an installed package names its formats: `tickets = "my_package.formats:Tickets"`."""
 
 ConfigT = TypeVar("ConfigT", bound=Config)
@@ -87,12 +87,12 @@ def register_format(name: str) -> Callable[[FormatT], FormatT]:
     """
 
     def register(cls: FormatT) -> FormatT:
-        problem = _problem(cls)
+        problem = _find_format_problem(cls)
         if problem:
             raise TypeError(f"register_format({name!r}): {problem}")
         path = f"{cls.__module__}:{cls.__qualname__}"
         # The same class again is its module loaded again, in a worker or after a change.
-        if name in BUILT_IN or _REGISTERED.get(name, path) != path:
+        if name in BUILT_IN_KINDS or _REGISTERED.get(name, path) != path:
             holder = _REGISTERED.get(name, "a kind of its own")
             raise ValueError(f"register_format({name!r}): the name is {holder}; every name is given once; take another")
         _REGISTERED[name] = path
@@ -101,22 +101,22 @@ def register_format(name: str) -> Callable[[FormatT], FormatT]:
     return register
 
 
-def forget(name: str) -> None:
+def unregister_format(name: str) -> None:
     """Free a registered name, for whoever registers only for a while."""
     _REGISTERED.pop(name, None)
 
 
-def registered() -> Mapping[str, str]:
+def list_registered_formats() -> Mapping[str, str]:
     """Return the registered names and `module:Name` of each, those of installed packages among them."""
-    return {point.name: point.value for point in entry_points(group=ENTRY_POINTS)} | _REGISTERED
+    return {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)} | _REGISTERED
 
 
-def way_of(cls: type[RowFormat]) -> Literal["rows", "build"]:
+def get_format_method(cls: type[RowFormat]) -> Literal["rows", "build"]:
     """Tell which of the two methods a class has."""
     return "build" if cls.build is not RowFormat.build else "rows"
 
 
-def find(path: str, base: Path, where: str) -> type[RowFormat]:
+def find_format(path: str, base: Path, where: str) -> type[RowFormat]:
     """Return the class that `module:Name` names; modules of the project in `base` come first.
 
     Raises
@@ -126,7 +126,7 @@ def find(path: str, base: Path, where: str) -> type[RowFormat]:
 
     """
     module_name, _, name = path.partition(":")
-    module = _module(module_name, source_file(path, base, where), base, where)
+    module = _load_module(module_name, find_source_file(path, base, where), base, where)
     found: Any = module
     for step in name.split("."):
         found = getattr(found, step, None)
@@ -134,30 +134,30 @@ def find(path: str, base: Path, where: str) -> type[RowFormat]:
         classes = [key for key, one in vars(module).items() if isinstance(one, type) and issubclass(one, RowFormat)]
         known = ", ".join(key for key in classes if key != "RowFormat") or "none"
         raise ConfigError(f"{where}: module {module_name} has no {name}; its formats are {known}; name one of them")
-    problem = _problem(found)
+    problem = _find_format_problem(found)
     if problem:
         raise ConfigError(f"{where}: {path}: {problem}")
     return found
 
 
-def source_digest(path: str, base: Path, where: str) -> str:
+def hash_format_source(path: str, base: Path, where: str) -> str:
     """Identify the file that a class stands in by its content."""
-    return hashlib.sha256(source_file(path, base, where).read_bytes()).hexdigest()
+    return hashlib.sha256(find_source_file(path, base, where).read_bytes()).hexdigest()
 
 
-def source_file(path: str, base: Path, where: str) -> Path:
+def find_source_file(path: str, base: Path, where: str) -> Path:
     """Return the file of the module that `module:Name` names."""
     module_name, colon, name = path.partition(":")
     if not (colon and name and all(step.isidentifier() for step in module_name.split("."))):
         raise ConfigError(f"{where}: {path!r} is not module:Name; write such as my_formats:Tickets")
     # To look for an installed module runs the packages that it lies in.
-    require_code(path, where)
+    require_code_permission(path, where)
     steps = module_name.split(".")
     for candidate in (base.joinpath(*steps).with_suffix(".py"), base.joinpath(*steps, "__init__.py")):
         if candidate.is_file():
             return candidate.resolve()
     loaded = sys.modules.get(module_name)
-    origin = getattr(loaded, "__file__", None) if loaded is not None else _installed(module_name)
+    origin = getattr(loaded, "__file__", None) if loaded is not None else _find_installed_file(module_name)
     if origin is None:
         raise ConfigError(
             f"{where}: no module {module_name} in {base} or among the installed ones; a file of Python source is "
@@ -166,7 +166,7 @@ def source_file(path: str, base: Path, where: str) -> Path:
     return Path(origin).resolve()
 
 
-def _installed(module_name: str) -> str | None:
+def _find_installed_file(module_name: str) -> str | None:
     try:
         spec = importlib.util.find_spec(module_name)
     except ImportError:
@@ -174,14 +174,14 @@ def _installed(module_name: str) -> str | None:
     return spec.origin if spec is not None and spec.has_location else None
 
 
-_LOADED: dict[tuple[str, str], ModuleType] = {}
+_LOADED_MODULES: dict[tuple[str, str], ModuleType] = {}
 
 
-def _module(name: str, file: Path, base: Path, where: str) -> ModuleType:
+def _load_module(name: str, file: Path, base: Path, where: str) -> ModuleType:
     """Load a module from its file; one whose source has changed is loaded again, in a server that lives for days."""
     key = (str(file), hashlib.sha256(file.read_bytes()).hexdigest())
-    if key in _LOADED:
-        return _LOADED[key]
+    if key in _LOADED_MODULES:
+        return _LOADED_MODULES[key]
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{where}: {file} is no Python source; a .py file is needed; name such a module")
@@ -189,7 +189,7 @@ def _module(name: str, file: Path, base: Path, where: str) -> ModuleType:
     before = sys.modules.get(name)
     sys.modules[name] = module
     try:
-        with _on_path(base):
+        with _extend_module_path(base):
             spec.loader.exec_module(module)
     except Exception as error:
         if before is None:
@@ -199,12 +199,12 @@ def _module(name: str, file: Path, base: Path, where: str) -> ModuleType:
         raise ConfigError(
             f"{where}: module {name} cannot be loaded ({type(error).__name__}: {error}); correct {file}"
         ) from error
-    _LOADED[key] = module
+    _LOADED_MODULES[key] = module
     return module
 
 
 @contextmanager
-def _on_path(base: Path) -> Generator[None]:
+def _extend_module_path(base: Path) -> Generator[None]:
     """Let a module import its neighbours."""
     sys.path.insert(0, str(base))
     try:
@@ -213,7 +213,7 @@ def _on_path(base: Path) -> Generator[None]:
         sys.path.remove(str(base))
 
 
-def _problem(cls: object) -> str:
+def _find_format_problem(cls: object) -> str:
     """Say why a value is no format; empty: it is one."""
     if not (isinstance(cls, type) and issubclass(cls, RowFormat)):
         return "it is no RowFormat; a class derived from rowmill.formats.RowFormat is needed; derive it"

@@ -18,14 +18,14 @@ what else belongs to the prompt (`input`, `context`) is not known, so such a rec
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from rowmill.core.config import kind_of
+from rowmill.core.config import describe_type
 from rowmill.core.json import Json, from_json
 from rowmill.formats.auto import Auto
 from rowmill.formats.columns import ConversationColumns, is_list, is_mapping
 from rowmill.schema.rows import Rejected
 
 
-class Found(NamedTuple):
+class DetectedMessages(NamedTuple):
     """A record's messages, still as the source wrote them, and the keys under which it keeps role and content."""
 
     schema: str
@@ -36,57 +36,59 @@ class Found(NamedTuple):
     """A system message that stands beside the messages."""
 
 
-_PAIR = 2
-Shape = Callable[[Mapping[str, Json], ConversationColumns], Found | Rejected | None]
+_PAIR_LENGTH = 2
+ShapeDetector = Callable[[Mapping[str, Json], ConversationColumns], DetectedMessages | Rejected | None]
 
 
-def detect(record: Mapping[str, Json], columns: ConversationColumns) -> Found | Rejected:
+def detect_messages(record: Mapping[str, Json], columns: ConversationColumns) -> DetectedMessages | Rejected:
     """Return the record's messages in the first shape that matches; null counts as absent."""
     wanted = columns.dataset_schema
     if wanted != "auto":
-        return SHAPES[wanted](record, columns) or _mismatch(record, columns)
-    for shape in SHAPES.values():
+        return SHAPE_DETECTORS[wanted](record, columns) or _explain_mismatch(record, columns)
+    for shape in SHAPE_DETECTORS.values():
         found = shape(record, columns)
         if found is not None:
             return found
     if isinstance(columns, Auto) and record.get(columns.text_key) is not None:
-        return Found("text", [])
-    return _unknown(record, columns)
+        return DetectedMessages("text", [])
+    return _explain_unknown_shape(record, columns)
 
 
-def _messages(record: Mapping[str, Json], columns: ConversationColumns) -> Found | None:
+def _detect_message_list(record: Mapping[str, Json], columns: ConversationColumns) -> DetectedMessages | None:
     value = record.get(columns.messages_field)
     if type(value) is str:
-        value = _list_in(value)
-    return _message_list("messages", value, columns)
+        value = _parse_list(value)
+    return _read_message_list("messages", value, columns)
 
 
-def _sharegpt(record: Mapping[str, Json], columns: ConversationColumns) -> Found | None:
+def _detect_sharegpt(record: Mapping[str, Json], columns: ConversationColumns) -> DetectedMessages | None:
     value = record.get("conversations")
     if type(value) is str:
-        value = _list_in(value)
-    found = _message_list("sharegpt", value, columns)
+        value = _parse_list(value)
+    found = _read_message_list("sharegpt", value, columns)
     if found is None or (found.messages and found.role_key == "role" and columns.role_field is None):
         return None
     return found._replace(system=record.get("system"))
 
 
-def _alpaca(record: Mapping[str, Json], columns: ConversationColumns) -> Found | Rejected | None:
+def _detect_alpaca(record: Mapping[str, Json], columns: ConversationColumns) -> DetectedMessages | Rejected | None:
     if record.get("instruction") is None:
         return None
     response = record.get("output")
     if response is None and columns.dataset_schema == "alpaca":
-        _, response = _first_column(record, columns.response_fields)
-    return None if response is None else _alpaca_turns(record, response)
+        _, response = _find_first_column(record, columns.response_fields)
+    return None if response is None else _read_alpaca_turns(record, response)
 
 
-def _prompt_response(record: Mapping[str, Json], columns: ConversationColumns) -> Found | Rejected | None:
-    prompt_field, prompt = _first_column(record, columns.prompt_fields)
-    response_field, response = _first_column(record, columns.response_fields)
+def _detect_prompt_response(
+    record: Mapping[str, Json], columns: ConversationColumns
+) -> DetectedMessages | Rejected | None:
+    prompt_field, prompt = _find_first_column(record, columns.prompt_fields)
+    response_field, response = _find_first_column(record, columns.response_fields)
     if prompt is None or response is None:
         return None
     if prompt_field == "instruction" and type(prompt) is str and response_field != "input":
-        prompt = alpaca_prompt(record)
+        prompt = join_alpaca_prompt(record)
         if isinstance(prompt, Rejected):
             return prompt
     role_key, content_key = columns.role_field or "role", columns.content_field or "content"
@@ -99,45 +101,47 @@ def _prompt_response(record: Mapping[str, Json], columns: ConversationColumns) -
         elif is_mapping(value):
             turns.append(value)
         else:
-            return Rejected("content_not_text", f"the {role}'s side is {kind_of(value)}, expected text or messages")
-    return Found("prompt_response", turns, role_key, content_key)
+            return Rejected(
+                "content_not_text", f"the {role}'s side is {describe_type(value)}, expected text or messages"
+            )
+    return DetectedMessages("prompt_response", turns, role_key, content_key)
 
 
-SHAPES: dict[str, Shape] = {
-    "messages": _messages,
-    "sharegpt": _sharegpt,
-    "alpaca": _alpaca,
-    "prompt_response": _prompt_response,
+SHAPE_DETECTORS: dict[str, ShapeDetector] = {
+    "messages": _detect_message_list,
+    "sharegpt": _detect_sharegpt,
+    "alpaca": _detect_alpaca,
+    "prompt_response": _detect_prompt_response,
 }
 
 
-def alpaca_prompt(record: Mapping[str, Json]) -> str | Rejected:
+def join_alpaca_prompt(record: Mapping[str, Json]) -> str | Rejected:
     """Put `input` under `instruction`, unless it is blank."""
     instruction, extra = record.get("instruction"), record.get("input")
     if type(instruction) is not str:
-        return Rejected("content_not_text", f"instruction is {kind_of(instruction)}")
+        return Rejected("content_not_text", f"instruction is {describe_type(instruction)}")
     if extra is None or extra == "":
         return instruction
     if type(extra) is not str:
-        return Rejected("content_not_text", f"input is {kind_of(extra)}")
+        return Rejected("content_not_text", f"input is {describe_type(extra)}")
     return instruction if extra.isspace() else f"{instruction}\n{extra}"
 
 
-def _alpaca_turns(record: Mapping[str, Json], response: Json) -> Found | Rejected:
-    prompt = alpaca_prompt(record)
+def _read_alpaca_turns(record: Mapping[str, Json], response: Json) -> DetectedMessages | Rejected:
+    prompt = join_alpaca_prompt(record)
     if isinstance(prompt, Rejected):
         return prompt
     turns: list[Json] = []
     history = record.get("history")
     for pair in history if is_list(history) else [] if history is None else [history]:
-        if not is_list(pair) or len(pair) != _PAIR:
+        if not is_list(pair) or len(pair) != _PAIR_LENGTH:
             return Rejected("bad_messages", "history is no list of [user, assistant] pairs")
         turns += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
     turns += [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
-    return Found("alpaca", turns, system=record.get("system"))
+    return DetectedMessages("alpaca", turns, system=record.get("system"))
 
 
-def _message_list(schema: str, value: Json, columns: ConversationColumns) -> Found | None:
+def _read_message_list(schema: str, value: Json, columns: ConversationColumns) -> DetectedMessages | None:
     """Take a list whose first item is a mapping; the others are checked where they are read."""
     if not is_list(value):
         return None
@@ -148,10 +152,10 @@ def _message_list(schema: str, value: Json, columns: ConversationColumns) -> Fou
     # ShareGPT's keys in the messages column: `messages_field: conversations` is how people point at it.
     if "from" in first and "role" not in first:
         schema, role_key, content_key = "sharegpt", "from", "value"
-    return Found(schema, value, columns.role_field or role_key, columns.content_field or content_key)
+    return DetectedMessages(schema, value, columns.role_field or role_key, columns.content_field or content_key)
 
 
-def _list_in(text: str) -> Json:
+def _parse_list(text: str) -> Json:
     if not text.lstrip().startswith("["):
         return None
     try:
@@ -160,26 +164,26 @@ def _list_in(text: str) -> Json:
         return None
 
 
-def _first_column(record: Mapping[str, Json], names: Iterable[str]) -> tuple[str, Json]:
+def _find_first_column(record: Mapping[str, Json], names: Iterable[str]) -> tuple[str, Json]:
     """Return the name and the value of the first column that is not null; without one, an empty name and None."""
     return next(((name, value) for name in names if (value := record.get(name)) is not None), ("", None))
 
 
-def _mismatch(record: Mapping[str, Json], columns: ConversationColumns) -> Rejected:
+def _explain_mismatch(record: Mapping[str, Json], columns: ConversationColumns) -> Rejected:
     """Say why a record is not of the one shape that the recipe names."""
-    for name, shape in SHAPES.items():
+    for name, shape in SHAPE_DETECTORS.items():
         if name != columns.dataset_schema and shape(record, columns) is not None:
             return Rejected("unknown_schema", f"the record is {name}, expected {columns.dataset_schema}")
-    return _unknown(record, columns)
+    return _explain_unknown_shape(record, columns)
 
 
-def _unknown(record: Mapping[str, Json], columns: ConversationColumns) -> Rejected:
+def _explain_unknown_shape(record: Mapping[str, Json], columns: ConversationColumns) -> Rejected:
     """Say why no shape matches: the messages column is broken, missing, or nothing is known."""
     present = ", ".join(sorted(record)[:20]) or "no column"
     value = record.get(columns.messages_field)
     if value is not None:
         expected = "expected a list of mappings, each with a role"
-        return Rejected("bad_messages", f"{columns.messages_field} is {kind_of(value)}, {expected}")
+        return Rejected("bad_messages", f"{columns.messages_field} is {describe_type(value)}, {expected}")
     if columns.dataset_schema != "auto" or columns.messages_field != "messages":
         wanted = columns.messages_field if columns.dataset_schema in ("auto", "messages") else columns.dataset_schema
         return Rejected("missing_field", f"{wanted} is absent or null; the record has {present}")

@@ -33,7 +33,7 @@ CONTENT_KEYS = (
     "weight",
 )
 """What of a message makes rows equal or different; other keys of a source (ids, times) do not."""
-_EXTRA_COUNT = 2
+_PLAIN_MESSAGE_KEYS = 2
 
 
 class Filters(Config):
@@ -51,12 +51,12 @@ class Filters(Config):
 
     @field_validator("deduplicate", mode="before")
     @classmethod
-    def _yes_or_no(cls, value: Json) -> Json:
+    def _read_boolean(cls, value: Json) -> Json:
         # YAML reads a bare `off` as false, too.
         return {True: "exact", False: "off"}[value] if isinstance(value, bool) else value
 
     @model_validator(mode="after")
-    def _some_length_fits(self) -> "Filters":
+    def _check_lengths(self) -> "Filters":
         if self.max_chars is not None and self.max_chars < self.min_chars:
             raise ValueError(
                 f"min_chars {self.min_chars} is more than max_chars {self.max_chars}; no document has such a length; "
@@ -74,14 +74,14 @@ def check_length(text: str, filters: Filters) -> Rejected | None:
     return None
 
 
-def content_hash(row: Row) -> bytes:
+def hash_row_content(row: Row) -> bytes:
     """Return 16 bytes that are equal for rows of equal kind, roles, text, reasoning, calls, tools, flags and kwargs.
 
     The order of keys does not count, nor do keys of the source that no field above names.
     """
     content = [
         row.kind,
-        [message if len(message) == _EXTRA_COUNT else _content_of(message) for message in row.messages],
+        [message if len(message) == _PLAIN_MESSAGE_KEYS else _select_content_keys(message) for message in row.messages],
         row.tools,
         row.template_kwargs,
         row.text,
@@ -91,18 +91,18 @@ def content_hash(row: Row) -> bytes:
     return hashlib.blake2b(canonical_json(content), digest_size=HASH_BYTES).digest()
 
 
-def _content_of(message: Message) -> Message:
+def _select_content_keys(message: Message) -> Message:
     return {key: message[key] for key in CONTENT_KEYS if key in message}
 
 
-def prefix_hash(record: Mapping[str, Json]) -> bytes:
+def hash_record_prefix(record: Mapping[str, Json]) -> bytes:
     """Return 16 bytes that are equal for records whose key-sorted JSON begins with the same 200 characters."""
     # No character takes more than four bytes, so the prefix is cut before it is decoded.
     start = canonical_json(record)[: 4 * PREFIX_CHARACTERS].decode(errors="ignore")[:PREFIX_CHARACTERS]
     return hashlib.md5(start.encode(), usedforsecurity=False).digest()
 
 
-def first_occurrences(hashes: NDArray[np.void] | NDArray[np.uint64]) -> NDArray[np.bool_]:
+def mark_first_occurrences(hashes: NDArray[np.void] | NDArray[np.uint64]) -> NDArray[np.bool_]:
     """Mark, in the order given, each hash that did not occur before.
 
     `hashes` are n values of 16 bytes: an array of `V16`, or of shape (n, 2) and dtype uint64. The first
@@ -122,11 +122,11 @@ def first_occurrences(hashes: NDArray[np.void] | NDArray[np.uint64]) -> NDArray[
     lengths = np.diff(np.append(starts, len(order)))
     differs = halves[order, 1] != np.repeat(halves[earliest, 1], lengths)
     for run in np.unique(np.repeat(np.arange(len(starts)), lengths)[differs]):
-        _settle(halves[:, 1], np.sort(order[starts[run] : starts[run] + lengths[run]]), keep)
+        _mark_firsts_of_run(halves[:, 1], np.sort(order[starts[run] : starts[run] + lengths[run]]), keep)
     return keep
 
 
-def _settle(seconds: NDArray[np.uint64], run: NDArray[np.intp], keep: NDArray[np.bool_]) -> None:
+def _mark_firsts_of_run(seconds: NDArray[np.uint64], run: NDArray[np.intp], keep: NDArray[np.bool_]) -> None:
     """Decide, in `keep`, a run of hashes that share their first half but not all their second."""
     _, earliest = np.unique(seconds[run], return_index=True)
     keep[run[earliest]] = True

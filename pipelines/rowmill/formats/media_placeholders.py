@@ -29,7 +29,7 @@ def reject_placeholders(row: Row, record: Mapping[str, Json]) -> Rejected | None
     """Reject a row whose text holds the placeholder of a media column that is not empty."""
     if _MEDIA_COLUMNS.isdisjoint(record):
         return None
-    texts = _texts(row)
+    texts = _list_row_texts(row)
     for column, placeholder in PLACEHOLDERS.items():
         if _has_media(record.get(column)) and any(placeholder in text for text in texts):
             return Rejected("multimodal_content", f"the text holds {placeholder}, and the column {column} is not empty")
@@ -43,7 +43,7 @@ def _has_media(value: Json) -> bool:
     return bool(value.strip() if isinstance(value, str) else value)
 
 
-def _texts(row: Row) -> Sequence[str]:
+def _list_row_texts(row: Row) -> Sequence[str]:
     texts = [text for text in (row.text, row.output) if text is not None]
     for message in row.messages:
         texts += [message["content"], message.get("reasoning_content", "")]

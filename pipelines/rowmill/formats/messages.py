@@ -7,7 +7,7 @@ reasoning in it (`reasoning.py`); parts of those kinds are only sorted out here.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from rowmill.core.config import kind_of
+from rowmill.core.config import describe_type
 from rowmill.core.json import Json, from_json
 from rowmill.formats.columns import is_list, is_mapping
 from rowmill.schema.rows import Message, Rejected
@@ -15,7 +15,7 @@ from rowmill.schema.rows import Message, Rejected
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 REASONING_PARTS = frozenset({"reasoning", "thinking"})
 CALL_PARTS = frozenset({"tool_call", "tool_use"})
-MEDIA = (
+MEDIA_PARTS = (
     "image",
     "audio",
     "video",
@@ -26,14 +26,14 @@ MEDIA = (
     "input_video",
     "input_file",
 )
-LEAST_WEIGHT = 2.0**-126
-MOST_WEIGHT = (2 - 2.0**-23) * 2.0**127
+MIN_WEIGHT = 2.0**-126
+MAX_WEIGHT = (2 - 2.0**-23) * 2.0**127
 """What a float32 holds in full: beyond it a trained message would weigh 0 or infinitely much."""
 FORBIDDEN_KWARGS = frozenset({"messages", "tools", "tokenize", "chat_template"})
 
 
 @dataclass(slots=True)
-class Parts:
+class ContentParts:
     """Typed content, sorted: its text, the reasoning in it, the calls in it."""
 
     text: list[str] = field(default_factory=list[str])
@@ -41,44 +41,44 @@ class Parts:
     calls: list[Json] = field(default_factory=list[Json])
 
 
-def read_parts(content: Json, *, speaks: bool) -> Parts | Rejected:
+def read_parts(content: Json, *, speaks: bool) -> ContentParts | Rejected:
     """Sort a list of typed parts; only who `speaks` for the model may reason and call in parts."""
     if not is_list(content):
-        return Rejected("content_not_text", f"content is {kind_of(content)}, expected text or a list of parts")
-    parts = Parts()
+        return Rejected("content_not_text", f"content is {describe_type(content)}, expected text or a list of parts")
+    parts = ContentParts()
     for part in content:
-        problem = _sort(part, parts, speaks=speaks)
+        problem = _sort_part(part, parts, speaks=speaks)
         if problem is not None:
             return problem
     return parts
 
 
-def _sort(part: Json, parts: Parts, *, speaks: bool) -> Rejected | None:
+def _sort_part(part: Json, parts: ContentParts, *, speaks: bool) -> Rejected | None:
     if not is_mapping(part):
-        return Rejected("unknown_content_part", f"a part is {kind_of(part)}, expected a mapping")
+        return Rejected("unknown_content_part", f"a part is {describe_type(part)}, expected a mapping")
     kind = part.get("type")
     if kind is not None and type(kind) is not str:
-        return Rejected("unknown_content_part", f"a part's type is {kind_of(kind)}")
+        return Rejected("unknown_content_part", f"a part's type is {describe_type(kind)}")
     if kind is None or kind in TEXT_PARTS:
-        text = _text_of(part, ("text", "value"))
+        text = _get_part_text(part, ("text", "value"))
         if text is None:
             return Rejected("unknown_content_part", "a text part without text")
         parts.text.append(text)
     elif speaks and kind in REASONING_PARTS:
-        text = _text_of(part, (kind, "text", "value", "content"))
+        text = _get_part_text(part, (kind, "text", "value", "content"))
         if text is None:
             return Rejected("unknown_content_part", f"a {kind} part without text")
         parts.reasoning.append(text)
     elif speaks and kind in CALL_PARTS:
         parts.calls.append(part["value"] if part.get("value") is not None else part)
-    elif kind.startswith(MEDIA):
+    elif kind.startswith(MEDIA_PARTS):
         return Rejected("multimodal_content", f"a part is {kind}")
     else:
         return Rejected("unknown_content_part", f"a part is {kind}")
     return None
 
 
-def _text_of(part: Mapping[str, Json], keys: Iterable[str]) -> str | None:
+def _get_part_text(part: Mapping[str, Json], keys: Iterable[str]) -> str | None:
     for key in keys:
         text = part.get(key)
         if type(text) is str:
@@ -101,13 +101,13 @@ def read_flags(message: Message, names: Iterable[str], *, weighted: bool) -> dic
         if type(value) is bool:
             trains = value
         elif type(value) in (int, float):
-            if not (value in (0, 1) or (weighted and LEAST_WEIGHT <= value <= MOST_WEIGHT)):
+            if not (value in (0, 1) or (weighted and MIN_WEIGHT <= value <= MAX_WEIGHT)):
                 return Rejected("bad_weight", f"{name} is {value}")
             if weight not in (None, float(value)):
                 return Rejected("flag_conflict", f"{name} is {value}, another flag says {weight}")
             weight, trains = float(value), value > 0
         else:
-            return Rejected("bad_weight", f"{name} is {kind_of(value)}, expected a boolean or a number")
+            return Rejected("bad_weight", f"{name} is {describe_type(value)}, expected a boolean or a number")
         if train not in (None, trains):
             return Rejected("flag_conflict", f"{name} is {value}, another flag says otherwise")
         train = trains
@@ -128,7 +128,7 @@ def read_kwargs(value: Json) -> tuple[dict[str, Json], bool] | Rejected:
     if value is None:
         return {}, False
     if not is_mapping(value):
-        return Rejected("bad_template_kwargs", f"{kind_of(value)}, expected a mapping")
+        return Rejected("bad_template_kwargs", f"{describe_type(value)}, expected a mapping")
     for name in value:
         if name in FORBIDDEN_KWARGS or name.startswith("return_"):
             return Rejected("bad_template_kwargs", f"{name} is not a row's to set")

@@ -31,11 +31,11 @@ ANSWER_PAIRS = frozenset(
 
 PREFERENCE_COLUMNS = ANSWER_LABELS | ANSWER_PAIRS
 
-_OF_SHAPES = frozenset("conversations system instruction input output history".split())
+_SHAPE_COLUMNS = frozenset("conversations system instruction input output history".split())
 """Columns that the known shapes of records have whatever the recipe names (`detection.py`)."""
 
 
-def unread_columns(form: object, others: Collection[str]) -> frozenset[str]:
+def find_unread_columns(form: object, others: Collection[str]) -> frozenset[str]:
     """Return the columns of preference data that a dataset leaves unread; none for kinds that name no answers.
 
     `others` are columns and paths that other groups of options read. Whoever trains on `chosen` has made the choice
@@ -47,12 +47,12 @@ def unread_columns(form: object, others: Collection[str]) -> frozenset[str]:
         named = [form.input_field, form.output_field, form.domain_key]
     else:
         return frozenset()
-    read = {*_OF_SHAPES, *(one for name in (*named, *others) if name for one in (name, name.split(".")[0]))}
+    read = {*_SHAPE_COLUMNS, *(one for name in (*named, *others) if name for one in (name, name.split(".")[0]))}
     settled = ANSWER_PAIRS if not read.isdisjoint(ANSWER_PAIRS) else frozenset[str]()
     return PREFERENCE_COLUMNS - read - settled
 
 
-def columns_in(record: Mapping[str, Json], unread: frozenset[str]) -> list[str]:
+def list_present_columns(record: Mapping[str, Json], unread: frozenset[str]) -> list[str]:
     """Return which of the unread columns a record has a value in, in the record's order; an empty cell is none."""
     if unread.isdisjoint(record):
         return []

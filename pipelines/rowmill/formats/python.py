@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from rowmill.core.config import Config
 from rowmill.core.json import Json
-from rowmill.formats.columns import ended
+from rowmill.formats.columns import apply_eos_alias
 
 
 class Python(Config):
@@ -49,4 +49,4 @@ class Python(Config):
     @model_validator(mode="before")
     @classmethod
     def _own_aliases(cls, values: Json) -> Json:
-        return ended(values)
+        return apply_eos_alias(values)

@@ -19,11 +19,11 @@ from rowmill.core.config import Config
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message
 
-KEY = "reasoning_content"
+REASONING_KEY = "reasoning_content"
 """The one key under which a canonical message keeps its reasoning."""
 INLINE_KEY = "inline_reasoning"
 """Characters at the head of an inlined message's content that are its reasoning with its tags."""
-SEPARATOR = "\n\n"
+REASONING_SEPARATOR = "\n\n"
 
 
 class Reasoning(Config):
@@ -44,14 +44,14 @@ class Reasoning(Config):
 
     @field_validator("think_tags")
     @classmethod
-    def _tags_differ(cls, pairs: list[list[str]]) -> list[list[str]]:
+    def _check_tags(cls, pairs: list[list[str]]) -> list[list[str]]:
         tags = [tag for pair in pairs for tag in pair]
         if not pairs or "" in tags or len(set(tags)) < len(tags):
             raise ValueError("think_tags are not told apart; give one or more pairs of different, non-empty tags")
         return pairs
 
 
-class Extracted(NamedTuple):
+class ExtractedReasoning(NamedTuple):
     """Content without its reasoning blocks, the blocks (stripped, empty ones too), tags left as text."""
 
     content: str
@@ -59,7 +59,7 @@ class Extracted(NamedTuple):
     literal: int
 
 
-class _Tag(NamedTuple):
+class _ThinkTag(NamedTuple):
     start: int
     end: int
     pair: int
@@ -76,7 +76,7 @@ _OPENING_BRACKETS = frozenset("([{<（【")
 _EMPHASIS = frozenset("*_~|")
 
 
-class TagReader:
+class ThinkTagReader:
     """Takes tagged reasoning out of content, left to right, outside code fences."""
 
     def __init__(self, pairs: Sequence[Sequence[str]]) -> None:
@@ -88,21 +88,21 @@ class TagReader:
         words = [re.escape(tag) for tag in sorted(self._tags, key=len, reverse=True)]
         # Bare alternatives, no groups and no anchor: the engine then skips to their first letters.
         self._marks: re.Pattern[str] = re.compile("|".join([*words, *_FENCES]))
-        self._hints: tuple[str, ...] = tuple({_common_end(*pair) for pair in self._pairs})
+        self._hints: tuple[str, ...] = tuple({_find_common_ending(*pair) for pair in self._pairs})
 
-    def may_tag(self, content: str) -> bool:
+    def may_contain_tag(self, content: str) -> bool:
         """Tell cheaply whether content could hold a tag at all."""
         return any(hint in content for hint in self._hints)
 
-    def extract(self, content: str) -> Extracted | None:
+    def extract(self, content: str) -> ExtractedReasoning | None:
         """Split content into what is said and thought; null: a block is never closed, the text was cut off."""
         kept: list[str] = []
         blocks: list[str] = []
         endless: set[int] = set()
         literal = position = after = 0
-        while (tag := self._next(content, after)) is not None:
+        while (tag := self._find_next_tag(content, after)) is not None:
             lone = not tag.opens and not blocks and not literal
-            close = tag if lone else self._close(content, tag, endless)
+            close = tag if lone else self._find_close(content, tag, endless)
             if close is None and tag.opens and _is_blank("".join([*kept, content[position : tag.start]])):
                 return None
             if close is None or (lone and not self._ends_reasoning(content, tag)):
@@ -112,12 +112,12 @@ class TagReader:
             blocks.append(content[0 if lone else tag.end : close.start].strip())
             if not lone:
                 kept.append(content[position : tag.start])
-            position = after = _end_of_space(content, close.end)
+            position = after = _skip_space(content, close.end)
         if not blocks:
-            return Extracted(content, [], literal)
-        return Extracted("".join([*kept, content[position:]]).lstrip(), blocks, literal)
+            return ExtractedReasoning(content, [], literal)
+        return ExtractedReasoning("".join([*kept, content[position:]]).lstrip(), blocks, literal)
 
-    def _ends_reasoning(self, content: str, tag: _Tag) -> bool:
+    def _ends_reasoning(self, content: str, tag: _ThinkTag) -> bool:
         """Tell whether a closing tag without an opening one ends reasoning, rather than being mentioned in prose.
 
         It does at the end of a line. Before text it does as R1 writes it, `reasoning</think>answer`: directly
@@ -128,7 +128,7 @@ class TagReader:
         opening = self._pairs[tag.pair][0]
         return opening not in content and not _is_set_off(content, tag) and not _is_in_code_span(content, tag.start)
 
-    def _close(self, content: str, tag: _Tag, endless: set[int]) -> _Tag | None:
+    def _find_close(self, content: str, tag: _ThinkTag, endless: set[int]) -> _ThinkTag | None:
         """Find the end of a block: outside the fences of what is thought, or, if only those hide it, anywhere.
 
         Reasoning often breaks off inside a fence; the fence it opened must not swallow the answer.
@@ -141,27 +141,29 @@ class TagReader:
         if start < 0:
             endless.add(tag.pair)
             return None
-        return self._next(content, tag.end, only=closing) or _Tag(start, start + len(closing), tag.pair, opens=False)
+        return self._find_next_tag(content, tag.end, only=closing) or _ThinkTag(
+            start, start + len(closing), tag.pair, opens=False
+        )
 
-    def _next(self, content: str, position: int, only: str | None = None) -> _Tag | None:
+    def _find_next_tag(self, content: str, position: int, only: str | None = None) -> _ThinkTag | None:
         """Return the next tag after a position that stands outside every code fence."""
         while (mark := self._marks.search(content, position)) is not None:
             word = mark[0]
             if word in _FENCES:
-                position = _after_fence(content, mark.start())
+                position = _skip_fence(content, mark.start())
             elif only in (None, word):
-                return _Tag(mark.start(), mark.end(), *self._tags[word])
+                return _ThinkTag(mark.start(), mark.end(), *self._tags[word])
             else:
                 position = mark.end()
         return None
 
 
-def _end_of_space(content: str, position: int) -> int:
+def _skip_space(content: str, position: int) -> int:
     found = _SPACE.match(content, position)
     return position if found is None else found.end()
 
 
-def _is_set_off(content: str, tag: _Tag) -> bool:
+def _is_set_off(content: str, tag: _ThinkTag) -> bool:
     """Tell whether a tag is set off from the text around it: by space, quotes, brackets or emphasis."""
     if content[tag.end].isspace():
         return True
@@ -179,7 +181,7 @@ def _is_in_code_span(content: str, position: int) -> bool:
     blank_line = _BLANK_LINE.search(content, position)
     end = len(content) if blank_line is None else blank_line.start()
     runs = [found.span() for found in _BACKTICKS.finditer(content, begin, end)]
-    closing = _next_of_same_length(runs)
+    closing = _find_next_of_same_length(runs)
     index = 0
     while index < len(runs) and runs[index][0] < position:
         close = closing[index]
@@ -189,7 +191,7 @@ def _is_in_code_span(content: str, position: int) -> bool:
     return False
 
 
-def _next_of_same_length(runs: Sequence[tuple[int, int]]) -> list[int | None]:
+def _find_next_of_same_length(runs: Sequence[tuple[int, int]]) -> list[int | None]:
     """Return for each run the index of the next one that is as long, in one pass from the end."""
     nearest: dict[int, int] = {}
     found: list[int | None] = [None] * len(runs)
@@ -200,7 +202,7 @@ def _next_of_same_length(runs: Sequence[tuple[int, int]]) -> list[int | None]:
     return found
 
 
-def _after_fence(content: str, start: int) -> int:
+def _skip_fence(content: str, start: int) -> int:
     """Return where a code fence ends; one that is never closed runs to the end of the text, as Markdown has it."""
     sign = content[start]
     end = start
@@ -218,7 +220,7 @@ def _after_fence(content: str, start: int) -> int:
     return len(content) if closing is None else closing.end()
 
 
-def _common_end(opening: str, closing: str) -> str:
+def _find_common_ending(opening: str, closing: str) -> str:
     """Return the longest ending of the closing tag that the opening tag holds, so that one search finds both."""
     for start in range(len(closing)):
         if closing[start:] in opening:
@@ -226,7 +228,7 @@ def _common_end(opening: str, closing: str) -> str:
     return ""
 
 
-class Moved(NamedTuple):
+class MovedReasoning(NamedTuple):
     """Reasoning found under a message's keys, the message's other keys, and how often what happened."""
 
     text: str
@@ -235,59 +237,61 @@ class Moved(NamedTuple):
     others: int
 
 
-_NOTHING_MOVED = Moved("", {}, 0, 0)
+_NO_REASONING_MOVED = MovedReasoning("", {}, 0, 0)
 
 
-def move_keys(extras: Message, keys: Sequence[str]) -> Moved:
+def move_reasoning_keys(extras: Message, keys: Sequence[str]) -> MovedReasoning:
     """Take the first reasoning that is not blank; blank ones go, others stay as extras.
 
     If another one already stands in `reasoning_content`, it takes the place of the one that moved there.
     """
     if not extras:
-        return _NOTHING_MOVED
+        return _NO_REASONING_MOVED
     found = [key for key in keys if type(extras.get(key)) is str]
     spoken = [key for key in found if not _is_blank(extras[key])]
     if not spoken:
-        return Moved("", without(extras, found), 0, 0)
+        return MovedReasoning("", remove_keys(extras, found), 0, 0)
     winner, text = spoken[0], extras[spoken[0]]
-    rest = without(extras, [key for key in found if key == winner or key not in spoken])
-    displaced = rest.pop(KEY, None)
+    rest = remove_keys(extras, [key for key in found if key == winner or key not in spoken])
+    displaced = rest.pop(REASONING_KEY, None)
     if displaced is not None and displaced != text:
         rest[winner] = displaced
-    return Moved(text, rest, int(winner != KEY), len(spoken) - 1)
+    return MovedReasoning(text, rest, int(winner != REASONING_KEY), len(spoken) - 1)
 
 
-def without(message: Mapping[str, Json], keys: Iterable[str]) -> Message:
+def remove_keys(message: Mapping[str, Json], keys: Iterable[str]) -> Message:
     """Return a message less some keys."""
     gone = set(keys)
     return {key: value for key, value in message.items() if key not in gone}
 
 
-def joined(texts: Iterable[str]) -> str:
+def join_reasoning(texts: Iterable[str]) -> str:
     """Join pieces of reasoning, blank ones left out, equal ones once."""
     seen: dict[str, str] = {}
     for text in texts:
         if not _is_blank(text):
             seen.setdefault(text.strip(), text)
-    return SEPARATOR.join(seen.values())
+    return REASONING_SEPARATOR.join(seen.values())
 
 
 def _is_blank(text: str) -> bool:
     return not text or text.isspace()
 
 
-def limited(messages: Sequence[Message], limit: int | None, cut: Callable[[str, int], str]) -> tuple[Message, ...]:
+def limit_reasoning(
+    messages: Sequence[Message], limit: int | None, cut: Callable[[str, int], str]
+) -> tuple[Message, ...]:
     """Keep the first `limit` tokens of every reasoning (0, null: all); `cut` knows the tokenizer."""
     if not limit:
         return tuple(messages)
-    return tuple({**m, KEY: cut(m[KEY], limit)} if m.get(KEY) else m for m in messages)
+    return tuple({**m, REASONING_KEY: cut(m[REASONING_KEY], limit)} if m.get(REASONING_KEY) else m for m in messages)
 
 
-def inlined(messages: Sequence[Message], tags: Sequence[str]) -> tuple[Message, ...]:
+def inline_reasoning(messages: Sequence[Message], tags: Sequence[str]) -> tuple[Message, ...]:
     """Put each message's reasoning, tagged, at the head of its content; `inline_reasoning` is its length."""
-    return tuple(_inlined(message, tags) if message.get(KEY) else message for message in messages)
+    return tuple(_inline_message(message, tags) if message.get(REASONING_KEY) else message for message in messages)
 
 
-def _inlined(message: Message, tags: Sequence[str]) -> Message:
-    head = f"{tags[0]}\n{message[KEY]}\n{tags[1]}{SEPARATOR}"
-    return {**without(message, [KEY]), "content": head + message["content"], INLINE_KEY: len(head)}
+def _inline_message(message: Message, tags: Sequence[str]) -> Message:
+    head = f"{tags[0]}\n{message[REASONING_KEY]}\n{tags[1]}{REASONING_SEPARATOR}"
+    return {**remove_keys(message, [REASONING_KEY]), "content": head + message["content"], INLINE_KEY: len(head)}

@@ -13,19 +13,19 @@ from pydantic import BeforeValidator, field_validator, model_validator
 from rowmill.core.config import Config
 from rowmill.core.json import Json
 from rowmill.tabular.generation import Generation
-from rowmill.tabular.schema import Mode, mode_of
+from rowmill.tabular.schema import Mode, choose_mode
 from rowmill.tabular.serialization import Codec
 from rowmill.tabular.table_contract import TableContract
 
-CAP = 10
+DEFAULT_CAP = 10
 """Records (or groups) per example where `max_sequences_per_example` is `auto`."""
 DP_CAP = 1
 """The same under differential privacy: a unit of privacy stands in one example only."""
-SAMPLED = 25_000
+DEFAULT_SAMPLE_SIZE = 25_000
 """Records shown where `num_input_records_to_sample` is `auto`."""
 
 
-def _is(allowed: str, accepts: Callable[[Json], bool]) -> BeforeValidator:
+def _require_value(allowed: str, accepts: Callable[[Json], bool]) -> BeforeValidator:
     """Return a check whose complaint names all that is allowed: unions would complain once per member."""
 
     def check(value: Json) -> Json:
@@ -48,7 +48,7 @@ def _is_number(value: Json) -> bool:
     return type(value) in (int, float)
 
 
-Name = Annotated[str, _is("a column's name", _is_text)]
+ColumnName = Annotated[str, _require_value("a column's name", _is_text)]
 
 
 class FileGroups(Config):
@@ -64,39 +64,46 @@ def _is_grouping(value: Json) -> bool:
     return value is None or _is_text(value) or (type(value) is list and bool(value) and all(map(_is_text, value)))
 
 
-Groups = Annotated[
-    str | list[str] | FileGroups | None, _is("a column's name, a list of them, {file: true}, or null", _is_grouping)
+GroupChoice = Annotated[
+    str | list[str] | FileGroups | None,
+    _require_value("a column's name, a list of them, {file: true}, or null", _is_grouping),
 ]
-MaybeName = Annotated[str | None, _is("a column's name or null", lambda value: value is None or _is_text(value))]
-AutoCount = Annotated[
+OptionalColumnName = Annotated[
+    str | None, _require_value("a column's name or null", lambda value: value is None or _is_text(value))
+]
+AutoCountChoice = Annotated[
     Literal["auto"] | int | None,
-    _is('"auto", null or an integer >= 1', lambda value: value in (None, "auto") or _is_count(value)),
+    _require_value('"auto", null or an integer >= 1', lambda value: value in (None, "auto") or _is_count(value)),
 ]
-MaybeCount = Annotated[int | None, _is("null or an integer >= 1", lambda value: value is None or _is_count(value))]
-Token = Annotated[
+OptionalCount = Annotated[
+    int | None, _require_value("null or an integer >= 1", lambda value: value is None or _is_count(value))
+]
+TokenChoice = Annotated[
     str | int,
-    _is('"auto", a token\'s text, or an id >= 0', lambda value: _is_text(value) or (type(value) is int and value >= 0)),
+    _require_value(
+        '"auto", a token\'s text, or an id >= 0', lambda value: _is_text(value) or (type(value) is int and value >= 0)
+    ),
 ]
-Moment = Annotated[
+TimestampChoice = Annotated[
     str | int | float | None,
-    _is("text, a number or null", lambda value: value is None or _is_text(value) or _is_number(value)),
+    _require_value("text, a number or null", lambda value: value is None or _is_text(value) or _is_number(value)),
 ]
 
 
 class RecordData(Config):
     """Which columns group and order the records, and how many stand in an example."""
 
-    group_training_examples_by: Groups = None
+    group_training_examples_by: GroupChoice = None
     """Column, or columns, whose equal values make a group; a group stays together. `{file: true}`: each file of the
     source is a group, or a series; `{file: false}`: a series goes on from file to file, in their order."""
-    order_training_examples_by: MaybeName = None
+    order_training_examples_by: OptionalColumnName = None
     """Column that orders the records of a group; needs a group or `is_timeseries`."""
-    max_sequences_per_example: AutoCount = "auto"
+    max_sequences_per_example: AutoCountChoice = "auto"
     """The cap: records (grouped: groups) per example at most; `auto`: 10, under differential privacy 1; null: none."""
 
     @field_validator("group_training_examples_by")
     @classmethod
-    def _each_once(cls, names: Groups) -> Groups:
+    def _check_group_columns(cls, names: GroupChoice) -> GroupChoice:
         if isinstance(names, list) and len(set(names)) < len(names):
             raise ValueError(f"{names} names a column twice; each may stand once; delete one")
         return names
@@ -112,7 +119,7 @@ class Privacy(Config):
 class RecordTraining(Config):
     """How many records are shown."""
 
-    num_input_records_to_sample: AutoCount = None
+    num_input_records_to_sample: AutoCountChoice = None
     """Train records to show, by passes over them; `auto`: 25,000; null: each once."""
 
 
@@ -121,25 +128,25 @@ class TimeSeries(Config):
 
     is_timeseries: bool = False
     """Whether each group is a series: one group per example, in order."""
-    timestamp_column: MaybeName = None
+    timestamp_column: OptionalColumnName = None
     """Another name of `data.order_training_examples_by`."""
     timestamp_interval_seconds: Annotated[
         int | float | None,
-        _is("null or a number > 0", lambda value: value is None or (_is_number(value) and value > 0)),
+        _require_value("null or a number > 0", lambda value: value is None or (_is_number(value) and value > 0)),
     ] = None
     """Seconds between two records of a series; null: the data's, if it is constant."""
-    timestamp_format: Name = "auto"
+    timestamp_format: ColumnName = "auto"
     """`auto` (the one known format that reads every value), `iso8601`, `elapsed_seconds`, or strptime text."""
-    start_timestamp: Moment = None
+    start_timestamp: TimestampChoice = None
     """Where generated series begin; null: where each group begins."""
-    stop_timestamp: Moment = None
+    stop_timestamp: TimestampChoice = None
     """Where generated series end; null: where each group ends."""
 
 
 class Assembly(Config):
     """How long an example of records may be."""
 
-    max_seq_length: MaybeCount = None
+    max_seq_length: OptionalCount = None
     """Tokens that an example may have; null: the recipe's `seq_len`, which is the most allowed."""
     on_overflow: Literal["error", "reject", "split"] = "error"
     """What happens to a record or group that no example can hold: stop before anything is written, reject it, or
@@ -153,7 +160,9 @@ class Prompt(Config):
     """`keys`: a sentence with the quoted column names; `names`: the names; `reference`: as Safe Synthesizer asks."""
     template: Annotated[
         str | None,
-        _is("text with {schema}, or null", lambda value: value is None or (_is_text(value) and "{schema}" in value)),
+        _require_value(
+            "text with {schema}, or null", lambda value: value is None or (_is_text(value) and "{schema}" in value)
+        ),
     ] = None
     """A prompt of your own; `{schema}` is where the columns go, written as `style` writes them."""
     add_bos: Literal["auto"] | bool = "auto"
@@ -165,13 +174,13 @@ class Prompt(Config):
 class Delimiters(Config):
     """The tokens around every unit of records."""
 
-    bos: Token = "auto"
+    bos: TokenChoice = "auto"
     """Token before a unit, its text or id; auto: `<|im_start|>`, else the tokenizer's BOS."""
-    eos: Token = "auto"
+    eos: TokenChoice = "auto"
     """Token after a unit, its text or id; auto: `<|im_end|>`, else the tokenizer's EOS."""
 
 
-_OF_SERIES = ("timestamp_interval_seconds", "start_timestamp", "stop_timestamp")
+_SERIES_OPTIONS = ("timestamp_interval_seconds", "start_timestamp", "stop_timestamp")
 
 
 class Records(Config):
@@ -200,13 +209,13 @@ class Records(Config):
     """The tokens around the records."""
     generation: Generation | None = None
     """How a trained model is asked for records, and how its texts are parsed; null: it is not."""
-    domain_key: MaybeName = None
+    domain_key: OptionalColumnName = None
     """Column that names the row's domain; a row without a text there is in `__default__`."""
 
     @property
     def mode(self) -> Mode:
         """How examples are put together; computed, never set."""
-        return mode_of(is_timeseries=self.time_series.is_timeseries, is_grouped=self.is_grouped)
+        return choose_mode(is_timeseries=self.time_series.is_timeseries, is_grouped=self.is_grouped)
 
     @property
     def is_grouped(self) -> bool:
@@ -243,16 +252,16 @@ class Records(Config):
     def cap(self) -> int | None:
         """Records, or groups, per example at most."""
         given = self.data.max_sequences_per_example
-        return (DP_CAP if self.privacy.dp_enabled else CAP) if given == "auto" else given
+        return (DP_CAP if self.privacy.dp_enabled else DEFAULT_CAP) if given == "auto" else given
 
     @property
     def wanted(self) -> int | None:
         """Train records to show; None: each once."""
         given = self.training.num_input_records_to_sample
-        return SAMPLED if given == "auto" else given
+        return DEFAULT_SAMPLE_SIZE if given == "auto" else given
 
     @model_validator(mode="after")
-    def _columns_agree(self) -> "Records":
+    def _check_columns(self) -> "Records":
         order, alias = self.data.order_training_examples_by, self.time_series.timestamp_column
         name = "data.order_training_examples_by" if order is not None else "time_series.timestamp_column"
         if order is not None and alias is not None and order != alias:
@@ -273,7 +282,7 @@ class Records(Config):
         return self
 
     @model_validator(mode="after")
-    def _table_has_the_roles(self) -> "Records":
+    def _check_table_roles(self) -> "Records":
         """Refuse a contract that was written for other groups or another order, or that leaves such columns out."""
         table = self.table
         if table is None:
@@ -297,17 +306,17 @@ class Records(Config):
         return self
 
     @model_validator(mode="after")
-    def _times_have_a_column(self) -> "Records":
+    def _check_times(self) -> "Records":
         times = self.time_series
         if not times.is_timeseries:
-            given = [name for name in _OF_SERIES if getattr(times, name) is not None]
+            given = [name for name in _SERIES_OPTIONS if getattr(times, name) is not None]
             if given:
                 raise ValueError(
                     f"time_series.{given[0]} without is_timeseries; it tells how series are timed; set is_timeseries: "
                     "true, or delete it"
                 )
             return self
-        for name in _OF_SERIES:
+        for name in _SERIES_OPTIONS:
             if getattr(times, name) is not None and self.order_column is None:
                 raise ValueError(
                     f"time_series.{name} without an order column; without one there are no times; set "
@@ -316,7 +325,7 @@ class Records(Config):
         return self
 
     @model_validator(mode="after")
-    def _overflow_can_be_cut(self) -> "Records":
+    def _check_overflow(self) -> "Records":
         if self.assembly.on_overflow == "split" and self.mode != "grouped":
             raise ValueError(
                 f"assembly.on_overflow: split in {self.mode} mode; only groups can be cut between records; choose "
@@ -326,7 +335,7 @@ class Records(Config):
         return self
 
     @model_validator(mode="after")
-    def _private(self) -> "Records":
+    def _check_privacy(self) -> "Records":
         if not self.privacy.dp_enabled:
             return self
         cap = self.data.max_sequences_per_example
@@ -342,7 +351,7 @@ class Records(Config):
         return self
 
     @model_validator(mode="after")
-    def _generates_privately(self) -> "Records":
+    def _check_private_generation(self) -> "Records":
         """Refuse what would publish rows of the training data; beginnings and ends of series are such, too."""
         if self.generation is None or not self.privacy.dp_enabled:
             return self

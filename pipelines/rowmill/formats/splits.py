@@ -36,20 +36,20 @@ Timestamp = int | float | str
 _DEFAULT_VALIDATION, _DEFAULT_TEST = 0.01, 0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-_DECIMAL = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([smhdw]?)")
-_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_DECIMAL_PATTERN = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_DURATION_PATTERN = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([smhdw]?)")
+_SECONDS_PER_UNIT = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
-def is_count(value: float | str) -> bool:
+def is_row_count(value: float | str) -> bool:
     """Tell a number of rows from a share."""
     return isinstance(value, int) and value >= 1
 
 
-def _is_share(value: float | str) -> float | str:
-    if is_count(value):
+def _check_share(value: float | str) -> float | str:
+    if is_row_count(value):
         return value
-    if not _DECIMAL.fullmatch(str(value)):
+    if not _DECIMAL_PATTERN.fullmatch(str(value)):
         raise ValueError(f"{value!r} is no share; a decimal from 0 to below 1 is; write one such as 0.05")
     if Fraction(str(value)) >= 1:
         raise ValueError(
@@ -59,13 +59,13 @@ def _is_share(value: float | str) -> float | str:
     return value
 
 
-def _is_duration(value: float | str) -> float | str:
-    if not _DURATION.fullmatch(str(value)):
+def _check_duration(value: float | str) -> float | str:
+    if not _DURATION_PATTERN.fullmatch(str(value)):
         raise ValueError(f"{value!r} is no duration; a number, alone or with s, m, h, d or w, is; write one")
     return value
 
 
-Share = Annotated[float | int | str, AfterValidator(_is_share)]
+Share = Annotated[float | int | str, AfterValidator(_check_share)]
 """A decimal in [0, 1), meant as the fraction that is written: 0.1 is a tenth, not its binary neighbour; of records
 also an integer from 1, a number of rows."""
 
@@ -86,13 +86,13 @@ class Boundaries(Config):
         return all(isinstance(value, int | float | None) for value in (self.validation, self.test))
 
     @model_validator(mode="after")
-    def _ascending(self) -> "Boundaries":
+    def _check_order(self) -> "Boundaries":
         given = [value for value in (self.validation, self.test) if value is not None]
         if not given:
             raise ValueError("no boundary is set; validation, test or both are needed; write one")
         instants: list[Fraction] = []
         for value in given:
-            instant = _instant(value, are_numbers=self.are_numbers)
+            instant = _parse_instant(value, are_numbers=self.are_numbers)
             if instant is None:
                 raise ValueError(
                     f"{value!r} is no instant; both are numbers, or both ISO 8601; write such as 2024-06-30"
@@ -125,7 +125,7 @@ class Splits(Config):
     """Where validation and test begin, with `time_key`; null: where the shares of the latest rows begin, which is
     recorded."""
 
-    gap: Annotated[int | float | str, AfterValidator(_is_duration)] = 0
+    gap: Annotated[int | float | str, AfterValidator(_check_duration)] = 0
     """Time before each boundary whose rows are rejected: seconds (numbers: the field's own unit), or such as
     `12h` or `7d`."""
 
@@ -150,28 +150,28 @@ class Splits(Config):
     @property
     def has_counts(self) -> bool:
         """Whether a split is wanted as a number of rows."""
-        return is_count(self.validation) or is_count(self.test)
+        return is_row_count(self.validation) or is_row_count(self.test)
 
     def wanted_rows(self, split: Split, rows: int) -> Fraction:
         """Return how many of so many rows a held-out split is to have."""
         value = self.validation if split == "validation" else self.test
-        wanted = Fraction(value) if is_count(value) else Fraction(str(value)) * rows
+        wanted = Fraction(value) if is_row_count(value) else Fraction(str(value)) * rows
         return wanted if self.max_rows is None else min(wanted, Fraction(self.max_rows))
 
     @model_validator(mode="after")
-    def _possible(self) -> "Splits":
+    def _check_shares(self) -> "Splits":
         if not self.has_counts and Fraction(str(self.validation)) + Fraction(str(self.test)) >= 1:
             raise ValueError(
                 f"validation {self.validation} and test {self.test} leave nothing for train; their sum is "
                 "below 1; lower one"
             )
         if self.time_key is None:
-            self._without_time()
+            self._check_without_time()
         else:
-            self._with_time()
+            self._check_with_time()
         return self
 
-    def _without_time(self) -> None:
+    def _check_without_time(self) -> None:
         for option, is_set in {
             "boundaries": self.boundaries is not None,
             "gap": self.gap != 0,
@@ -182,7 +182,7 @@ class Splits(Config):
                     f"{option} without time_key; it says how to cut in time; set time_key or delete {option}"
                 )
 
-    def _with_time(self) -> None:
+    def _check_with_time(self) -> None:
         if self.straddle != "later" and self.group_key is None:
             raise ValueError(
                 f"straddle: {self.straddle} without group_key; only a group can stand on both sides of a boundary; set "
@@ -192,7 +192,7 @@ class Splits(Config):
             return
         if (self.validation, self.test) != (_DEFAULT_VALIDATION, _DEFAULT_TEST):
             raise ValueError("boundaries and shares both say how much is held out; one may; delete validation and test")
-        if self.boundaries.are_numbers and str(self.gap)[-1] in _SECONDS:
+        if self.boundaries.are_numbers and str(self.gap)[-1] in _SECONDS_PER_UNIT:
             raise ValueError(
                 f"gap {self.gap} with boundaries that are numbers; it is in the field's unit; write a number"
             )
@@ -218,36 +218,36 @@ class Splitter:
         self._by_time = splits.time_key is not None
         self._boundaries = splits.boundaries
         if splits.boundaries is not None:
-            self._starts = _starts(splits.boundaries)
-            self._gap = _gap(splits)
+            self._starts = _list_split_starts(splits.boundaries)
+            self._gap = _compute_gap(splits)
 
     def __call__(self, group_key: str | None, order_key: str | None, content_hash: bytes) -> Split | Rejected:
         """Decide by time, group or content, whichever the options say; Rejected where the key is missing."""
         if self._by_time:
-            return self.of_time(order_key)
+            return self.assign_by_time(order_key)
         if self._grouped and group_key is None:
             return Rejected("group_missing")
-        return self._of(self.hash_of(group_key, content_hash))
+        return self._assign_by_hash(self.hash_unit(group_key, content_hash))
 
-    def hash_of(self, group_key: str | None, content_hash: bytes) -> int:
+    def hash_unit(self, group_key: str | None, content_hash: bytes) -> int:
         """Return u, the number below 2^64 that decides: of a row's group, as JSON text, else of its content."""
         if self._grouped and group_key is not None:
             return self.place(group_key.encode("utf-8", "surrogatepass"))
         return self.place(b'"' + content_hash.hex().encode() + b'"')
 
-    def of_group(self, value: Json) -> Split:
+    def assign_by_group(self, value: Json) -> Split:
         """Decide for a group's value: equal values, as canonical JSON, are one group."""
-        return self.of_key(canonical_json(value))
+        return self.assign_by_key(canonical_json(value))
 
-    def of_content(self, content_hash: bytes) -> Split:
+    def assign_by_content(self, content_hash: bytes) -> Split:
         """Decide for a row without a group by its content, so that exact duplicates stay together."""
-        return self.of_key(b'"' + content_hash.hex().encode() + b'"')
+        return self.assign_by_key(b'"' + content_hash.hex().encode() + b'"')
 
-    def of_key(self, key_json: bytes) -> Split:
+    def assign_by_key(self, key_json: bytes) -> Split:
         """Decide for a unit whose canonical JSON is known."""
-        return self._of(self.place(key_json))
+        return self._assign_by_hash(self.place(key_json))
 
-    def of_time(self, value: Timestamp | None) -> Split | Rejected:
+    def assign_by_time(self, value: Timestamp | None) -> Split | Rejected:
         """Decide for a row's time; Rejected `order_missing`, `order_unparsable` or `split_gap`.
 
         Without boundaries every row with a time is train: where shares of time end is known when all rows are.
@@ -255,9 +255,9 @@ class Splitter:
         if value is None:
             return Rejected("order_missing")
         if self._boundaries is None:
-            readable = any(_instant(value, are_numbers=kind) is not None for kind in (True, False))
+            readable = any(_parse_instant(value, are_numbers=kind) is not None for kind in (True, False))
             return "train" if readable else Rejected("order_unparsable", str(value)[:80])
-        instant = _instant(value, are_numbers=self._boundaries.are_numbers)
+        instant = _parse_instant(value, are_numbers=self._boundaries.are_numbers)
         if instant is None:
             return Rejected("order_unparsable", str(value)[:80])
         split: Split = "train"
@@ -272,7 +272,7 @@ class Splitter:
         # The part of its labels that never changes is encoded once.
         return int.from_bytes(blake2b(self._labels + key_json + b"]", digest_size=8).digest(), "little")
 
-    def _of(self, u: int) -> Split:
+    def _assign_by_hash(self, u: int) -> Split:
         if u < self._below_is_validation:
             return "validation"
         return "test" if u >= self._from_is_test else "train"
@@ -297,7 +297,7 @@ def assign_split(
     return "train" if source == "train" and split == "validation" else split
 
 
-def exact(splits: Splits, places: NDArray[np.uint64], rows: NDArray[np.int64]) -> NDArray[np.int8]:
+def assign_exact_splits(splits: Splits, places: NDArray[np.uint64], rows: NDArray[np.int64]) -> NDArray[np.int8]:
     """Cut units into splits by number of rows; return 0 for train, 1 for validation, 2 for test.
 
     `places[u]` and `rows[u]` are a unit's place and how many rows it has. Units are taken whole in the order of
@@ -313,13 +313,13 @@ def exact(splits: Splits, places: NDArray[np.uint64], rows: NDArray[np.int64]) -
             continue
         spare = 1 if split == "test" and wanted["validation"] and left > 1 else 0
         ends = np.cumsum(rows[order[::-1] if split == "test" else order])
-        count = min(_nearest(ends, wanted[split], splits.max_rows), left - spare)
+        count = min(_count_nearest_units(ends, wanted[split], splits.max_rows), left - spare)
         decided[order[-count:] if split == "test" else order[:count]] = number
         left -= count
     return decided
 
 
-def _nearest(ends: NDArray[np.int64], wanted: Fraction, cap: int | None) -> int:
+def _count_nearest_units(ends: NDArray[np.int64], wanted: Fraction, cap: int | None) -> int:
     """Return how many units, one at least, bring the rows nearest to what is wanted, and not above the cap."""
     above = int(np.searchsorted(ends, ceil(wanted)))
     count = min(above + 1, len(ends))
@@ -330,27 +330,27 @@ def _nearest(ends: NDArray[np.int64], wanted: Fraction, cap: int | None) -> int:
     return max(count, 1)
 
 
-def _starts(boundaries: Boundaries) -> list[tuple[Split, Fraction]]:
+def _list_split_starts(boundaries: Boundaries) -> list[tuple[Split, Fraction]]:
     starts: list[tuple[Split, Fraction]] = []
     held_out: tuple[tuple[Split, Timestamp | None], ...] = (
         ("validation", boundaries.validation),
         ("test", boundaries.test),
     )
     for split, value in held_out:
-        instant = None if value is None else _instant(value, are_numbers=boundaries.are_numbers)
+        instant = None if value is None else _parse_instant(value, are_numbers=boundaries.are_numbers)
         if instant is not None:
             starts.append((split, instant))
     return starts
 
 
-def _gap(splits: Splits) -> Fraction:
-    found = _DURATION.fullmatch(str(splits.gap))
+def _compute_gap(splits: Splits) -> Fraction:
+    found = _DURATION_PATTERN.fullmatch(str(splits.gap))
     assert found is not None
     unit = 1 if splits.boundaries is not None and splits.boundaries.are_numbers else 10**6
-    return Fraction(found[1]) * _SECONDS[found[2]] * unit
+    return Fraction(found[1]) * _SECONDS_PER_UNIT[found[2]] * unit
 
 
-def boundaries_of(splits: Splits, times: Iterable[tuple[str, int]]) -> Boundaries | None:
+def compute_boundaries(splits: Splits, times: Iterable[tuple[str, int]]) -> Boundaries | None:
     """Turn shares into boundaries: the latest rows are test, those before them validation, never more than asked for.
 
     `times` are the rows' times as written with how many rows have each. They are numbers if all are, else dates.
@@ -363,12 +363,12 @@ def boundaries_of(splits: Splits, times: Iterable[tuple[str, int]]) -> Boundarie
 
     """
     counted = list(times)
-    are_numbers = all(_instant(value, are_numbers=True) is not None for value, _ in counted)
-    if are_numbers and counted and str(splits.gap)[-1] in _SECONDS:
+    are_numbers = all(_parse_instant(value, are_numbers=True) is not None for value, _ in counted)
+    if are_numbers and counted and str(splits.gap)[-1] in _SECONDS_PER_UNIT:
         raise ConfigError(
             f"splits.gap: {splits.gap}, but the times of splits.time_key are numbers; it is in their unit; write one"
         )
-    read = ((_instant(value, are_numbers=are_numbers), value, count) for value, count in counted)
+    read = ((_parse_instant(value, are_numbers=are_numbers), value, count) for value, count in counted)
     # Whole instants as integers, which sort ten times as fast as fractions.
     known = [
         (int(when) if when.denominator == 1 else when, value, count) for when, value, count in read if when is not None
@@ -391,7 +391,7 @@ def boundaries_of(splits: Splits, times: Iterable[tuple[str, int]]) -> Boundarie
     return Boundaries.model_validate(starts) if starts else None
 
 
-def _instant(value: Timestamp, *, are_numbers: bool) -> Fraction | None:
+def _parse_instant(value: Timestamp, *, are_numbers: bool) -> Fraction | None:
     """Read a time as a number: microseconds since 1970, or the number itself; None where it is neither."""
     if are_numbers:
         try:

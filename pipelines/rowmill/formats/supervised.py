@@ -9,10 +9,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from rowmill.core.config import Config, kind_of
+from rowmill.core.config import Config, describe_type
 from rowmill.core.json import Json
-from rowmill.formats.columns import ended, renamed
-from rowmill.formats.detection import alpaca_prompt
+from rowmill.formats.columns import apply_eos_alias, rename_aliases
+from rowmill.formats.detection import join_alpaca_prompt
 from rowmill.schema.rows import Rejected
 
 
@@ -46,7 +46,9 @@ class Supervised(Config):
     @model_validator(mode="before")
     @classmethod
     def _pair_aliases(cls, values: Json) -> Json:
-        return ended(renamed(values, {alias: name for alias, name in cls.ALIASES.items() if alias != "enforce_eos"}))
+        return apply_eos_alias(
+            rename_aliases(values, {alias: name for alias, name in cls.ALIASES.items() if alias != "enforce_eos"})
+        )
 
 
 def read_pair(record: Mapping[str, Json], options: Supervised) -> tuple[str, str, str] | Rejected:
@@ -61,10 +63,10 @@ def read_pair(record: Mapping[str, Json], options: Supervised) -> tuple[str, str
                 "missing_field", f"{name} is absent or null; the record has {', '.join(sorted(record)[:20])}"
             )
         if type(value) is not str:
-            return Rejected("content_not_text", f"{name} is {kind_of(value)}")
+            return Rejected("content_not_text", f"{name} is {describe_type(value)}")
     if not response or response.isspace():
         return Rejected("empty_text", f"{response_field} is blank")
-    whole = alpaca_prompt(record) if prompt_field == "instruction" else str(prompt)
+    whole = join_alpaca_prompt(record) if prompt_field == "instruction" else str(prompt)
     return whole if isinstance(whole, Rejected) else (schema, whole, str(response))
 
 

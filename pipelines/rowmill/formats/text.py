@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from rowmill.core.config import Config, kind_of
+from rowmill.core.config import Config, describe_type
 from rowmill.core.json import Json
-from rowmill.formats.columns import ended
+from rowmill.formats.columns import apply_eos_alias
 from rowmill.schema.rows import Rejected
 
 
@@ -34,7 +34,7 @@ class Text(Config):
     @model_validator(mode="before")
     @classmethod
     def _text_aliases(cls, values: Json) -> Json:
-        return ended(values)
+        return apply_eos_alias(values)
 
 
 def read_text(record: Mapping[str, Json], column: str) -> str | Rejected:
@@ -43,7 +43,7 @@ def read_text(record: Mapping[str, Json], column: str) -> str | Rejected:
     if type(value) is not str:
         if value is None:
             return Rejected("missing_field", f"{column} is absent or null")
-        return Rejected("content_not_text", f"{column} is {kind_of(value)}")
+        return Rejected("content_not_text", f"{column} is {describe_type(value)}")
     if not value or value.isspace():
         return Rejected("empty_text", f"{column} is blank")
     return value

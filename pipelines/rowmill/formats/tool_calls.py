@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, TypeGuard
 
 from pydantic import Field
 
-from rowmill.core.config import Config, kind_of
+from rowmill.core.config import Config, describe_type
 from rowmill.core.json import Json, from_json, from_json_without_repeats
 from rowmill.schema.rows import Message, Rejected
 
@@ -36,7 +36,7 @@ class Tools(Config):
     """Whether call ids may be rewritten (nine letters and digits) for a template that asks for it."""
 
 
-class Offered(NamedTuple):
+class OfferedTools(NamedTuple):
     """The tools of a row; `present`: a column had a value; `from_text`: it was JSON text."""
 
     tools: tuple[Json, ...] | None = None
@@ -44,10 +44,10 @@ class Offered(NamedTuple):
     from_text: bool = False
 
 
-NOTHING_OFFERED = Offered()
+NO_TOOLS_OFFERED = OfferedTools()
 
 
-def read_tools(record: Mapping[str, Json], fields: Iterable[str]) -> Offered | Rejected:
+def read_tools(record: Mapping[str, Json], fields: Iterable[str]) -> OfferedTools | Rejected:
     """Return the tools of the first column that has any."""
     for name in fields:
         value = record.get(name)
@@ -61,39 +61,39 @@ def read_tools(record: Mapping[str, Json], fields: Iterable[str]) -> Offered | R
                 return Rejected("bad_tools", f"{name} is not JSON: {error}")
             if value is None or value == []:
                 continue
-        tools = _tool_list(value)
+        tools = _read_tool_list(value)
         if isinstance(tools, Rejected):
             return Rejected(tools.reason, f"{name}: {tools.detail}")
-        return Offered(tuple(tools) or None, present=True, from_text=from_text)
-    return NOTHING_OFFERED
+        return OfferedTools(tuple(tools) or None, present=True, from_text=from_text)
+    return NO_TOOLS_OFFERED
 
 
-def _tool_list(value: Json) -> list[Json] | Rejected:
+def _read_tool_list(value: Json) -> list[Json] | Rejected:
     if _is_list(value):
         given = value
     elif not _is_mapping(value):
-        return Rejected("bad_tools", f"{kind_of(value)}, expected a list or a mapping")
+        return Rejected("bad_tools", f"{describe_type(value)}, expected a list or a mapping")
     elif _is_mapping(value.get("function")) or type(value.get("name")) is str:
         given = [value]
     else:
-        given = [_named(name, schema) for name, schema in value.items()]
+        given = [_name_schema(name, schema) for name, schema in value.items()]
     tools: list[Json] = []
     for one in given:
-        tool = _tool(one)
+        tool = _wrap_schema(one)
         if tool is None:
-            return Rejected("bad_tools", f"tool {len(tools)} ({kind_of(one)}) has no name")
+            return Rejected("bad_tools", f"tool {len(tools)} ({describe_type(one)}) has no name")
         tools.append(tool)
     return tools
 
 
-def _named(name: str, schema: Json) -> Json:
+def _name_schema(name: str, schema: Json) -> Json:
     """Give a schema that stands under its name that name."""
     if not _is_mapping(schema) or _is_mapping(schema.get("function")) or "name" in schema:
         return schema
     return {"name": name, **schema}
 
 
-def _tool(value: Json) -> Json:
+def _wrap_schema(value: Json) -> Json:
     """Wrap a bare schema; null for what has no name."""
     if type(value) is str:
         try:
@@ -123,14 +123,14 @@ def _is_name(value: Json) -> TypeGuard[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
+class ToolCalls:
     """The calls of one message, and the text of each one's arguments where it was text."""
 
     calls: list[Json]
     sources: list[str | None]
 
 
-def read_calls(values: Iterable[Json], arguments: str = "auto") -> Calls | Rejected:
+def read_calls(values: Iterable[Json], arguments: str = "auto") -> ToolCalls | Rejected:
     """Bring calls into one shape; each value is a call, a list of calls, or the JSON text of either.
 
     With `arguments: object` text that is no object is a reject; otherwise it is kept as it is and the
@@ -139,19 +139,19 @@ def read_calls(values: Iterable[Json], arguments: str = "auto") -> Calls | Rejec
     calls: list[Json] = []
     sources: list[str | None] = []
     for value in values:
-        given = _calls_in(value)
+        given = _list_calls(value)
         if isinstance(given, Rejected):
             return given
         for one in given:
-            call = _call(one, arguments)
+            call = _read_call(one, arguments)
             if isinstance(call, Rejected):
                 return call
             calls.append(call[0])
             sources.append(call[1])
-    return Calls(calls, sources)
+    return ToolCalls(calls, sources)
 
 
-def _calls_in(value: Json) -> list[Json] | Rejected:
+def _list_calls(value: Json) -> list[Json] | Rejected:
     if type(value) is str:
         if not value or value.isspace():
             return []
@@ -163,24 +163,24 @@ def _calls_in(value: Json) -> list[Json] | Rejected:
         return []
     if _is_list(value):
         return value
-    return [value] if _is_mapping(value) else Rejected("bad_tool_call", f"{kind_of(value)}, expected calls")
+    return [value] if _is_mapping(value) else Rejected("bad_tool_call", f"{describe_type(value)}, expected calls")
 
 
-def _call(value: Json, form: str) -> tuple[Json, str | None] | Rejected:
+def _read_call(value: Json, form: str) -> tuple[Json, str | None] | Rejected:
     if type(value) is str:
         try:
             value = from_json_without_repeats(value)
         except ValueError as error:
             return Rejected("bad_tool_call", f"not JSON: {error}")
     if not _is_mapping(value):
-        return Rejected("bad_tool_call", f"a call is {kind_of(value)}, expected a mapping")
+        return Rejected("bad_tool_call", f"a call is {describe_type(value)}, expected a mapping")
     function = value.get("function")
     body = function if _is_mapping(function) else value
     name = body.get("name")
     if not _is_name(name):
         return Rejected("bad_tool_call", "a call has no name")
     given: Json = next((body[key] for key in ARGUMENT_KEYS if body.get(key) is not None), None)
-    arguments = _object(given)
+    arguments = _parse_arguments(given)
     if arguments is None:
         if form == "object" or type(given) is not str:
             return Rejected("bad_tool_arguments", f"{name}: arguments are no JSON object")
@@ -194,7 +194,7 @@ def _call(value: Json, form: str) -> tuple[Json, str | None] | Rejected:
     return call, given if _is_name(given) else None
 
 
-def _object(value: Json) -> dict[str, Json] | None:
+def _parse_arguments(value: Json) -> dict[str, Json] | None:
     """Read arguments that may be text, or text of text; null if they are no object in the end, or repeat a key."""
     for _ in range(2):
         if type(value) is not str:
@@ -226,10 +226,10 @@ def link_calls(messages: list[Message]) -> None:
                 call["id"] = next(names)
             waiting.append(call["id"])
         if message["role"] == "tool":
-            messages[index] = _linked(message, waiting)
+            messages[index] = _link_result(message, waiting)
 
 
-def _linked(result: Message, waiting: list[str]) -> Message:
+def _link_result(result: Message, waiting: list[str]) -> Message:
     """Take the call that a result answers off the list, and name it in the result if it did not."""
     answered = result.get("tool_call_id")
     if _is_name(answered):

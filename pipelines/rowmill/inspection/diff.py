@@ -15,7 +15,7 @@ import polars as pl
 from rowmill.build.runner import Project
 from rowmill.core.errors import IntegrityError
 from rowmill.schema import manifest
-from rowmill.schema.manifest import NOT_APPLICABLE, Key, Manifest
+from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, StageKey
 from rowmill.stages import catalog
 from rowmill.stages.base import scan_rows
 from rowmill.stages.canonical_rows import stage as canonical_rows
@@ -25,7 +25,7 @@ from rowmill.stages.truncation_stats import stage as truncation_stats
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class NumberComparison:
     """One number of both versions; None where a version has none. A share is a part of 1."""
 
     name: str
@@ -35,88 +35,101 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ScopeComparison:
     """One dataset, or the whole recipe (`scope` None): its numbers, and the rows that came and went by content."""
 
     scope: str | None
-    lines: tuple[Line, ...]
+    lines: tuple[NumberComparison, ...]
     added: int | None = None
     removed: int | None = None
 
 
-def compare(project: Project, before: Manifest, after: Manifest) -> list[Compared]:
+def compare_versions(project: Project, before: Manifest, after: Manifest) -> list[ScopeComparison]:
     """Compare two versions of a stage, dataset by dataset, then the recipe as a whole."""
-    left, right = _made_of(project, before), _made_of(project, after)
+    left, right = _collect_lineage(project, before), _collect_lineage(project, after)
     # In the order of the recipe, then datasets that only an older version knows.
-    names = list(dict.fromkeys([*project.recipe.datasets, *_datasets(left), *_datasets(right)]))
-    own = [_dataset(project, name, left, right) for name in names if name in _datasets(left) | _datasets(right)]
-    whole = tuple(_lines(left, right, None))
-    return [*own, *([Compared(None, whole)] if whole else [])]
+    names = list(dict.fromkeys([*project.recipe.datasets, *_list_datasets(left), *_list_datasets(right)]))
+    own = [
+        _compare_dataset(project, name, left, right)
+        for name in names
+        if name in _list_datasets(left) | _list_datasets(right)
+    ]
+    whole = tuple(_compare_numbers(left, right, None))
+    return [*own, *([ScopeComparison(None, whole)] if whole else [])]
 
 
-def _made_of(project: Project, made: Manifest) -> dict[Key, Manifest]:
+def _collect_lineage(project: Project, made: Manifest) -> dict[StageKey, Manifest]:
     """Return a version and all that it was made of, as far as it is kept, with the statistics on it."""
-    found: dict[Key, Manifest] = {}
+    found: dict[StageKey, Manifest] = {}
     waiting = [made]
     while waiting:
         one = waiting.pop()
         found[one.key] = one
         for name, version in one.inputs.items():
             try:
-                waiting.append(manifest.by_version(project.store, tuple(name.split("/")), version))
+                waiting.append(manifest.load_version(project.store, tuple(name.split("/")), version))
             except IntegrityError:
                 continue  # collected: what it held is no longer known
     for key, one in list(found.items()):
         if one.stage == tokenized_examples.STAGE.name:
-            found |= _statistics_on(project, key, one)
+            found |= _find_statistics(project, key, one)
     return found
 
 
-def _statistics_on(project: Project, key: Key, examples: Manifest) -> dict[Key, Manifest]:
+def _find_statistics(project: Project, key: StageKey, examples: Manifest) -> dict[StageKey, Manifest]:
     """Find the statistics of a version of examples; nothing is made of them, so nothing names them."""
     at = (*key[:-1], truncation_stats.STAGE.name)
-    kept = [one for one in manifest.versions(project.store, at) if one.inputs.get("/".join(key)) == examples.version]
+    kept = [
+        one for one in manifest.list_versions(project.store, at) if one.inputs.get("/".join(key)) == examples.version
+    ]
     return {at: kept[-1]} if kept else {}
 
 
-def _datasets(made: Mapping[Key, Manifest]) -> set[str]:
+def _list_datasets(made: Mapping[StageKey, Manifest]) -> set[str]:
     return {key[1] for key in made if len(key) == 3}
 
 
-def _dataset(project: Project, name: str, left: Mapping[Key, Manifest], right: Mapping[Key, Manifest]) -> Compared:
+def _compare_dataset(
+    project: Project, name: str, left: Mapping[StageKey, Manifest], right: Mapping[StageKey, Manifest]
+) -> ScopeComparison:
     key = (project.recipe.name, name, canonical_rows.STAGE.name)
-    moved = _moved(project, left.get(key), right.get(key))
-    return Compared(name, tuple(_lines(left, right, name)), *(moved or (None, None)))
+    moved = _count_moved_rows(project, left.get(key), right.get(key))
+    return ScopeComparison(name, tuple(_compare_numbers(left, right, name)), *(moved or (None, None)))
 
 
-def _lines(left: Mapping[Key, Manifest], right: Mapping[Key, Manifest], scope: str | None) -> Iterator[Line]:
+def _compare_numbers(
+    left: Mapping[StageKey, Manifest], right: Mapping[StageKey, Manifest], scope: str | None
+) -> Iterator[NumberComparison]:
     for stage in catalog.STAGES:
-        before, after = (_of(made, stage.name, scope) for made in (left, right))
+        before, after = (_find_manifest(made, stage.name, scope) for made in (left, right))
         if before is None and after is None:
             continue
         for figure in stage.compared:
-            values = [None if one is None else _number(one, figure.fact) for one in (before, after)]
+            values = [None if one is None else _read_number(one, figure.fact) for one in (before, after)]
             if values == [None, None]:
                 continue
-            yield Line(figure.name, *values, is_share=figure.is_share)
+            yield NumberComparison(figure.name, *values, is_share=figure.is_share)
     if scope is not None:
-        shares = [_share_of_order(_of(made, training_splits.STAGE.name, None), scope) for made in (left, right)]
+        shares = [
+            _measure_order_share(_find_manifest(made, training_splits.STAGE.name, None), scope)
+            for made in (left, right)
+        ]
         if shares != [None, None]:
-            yield Line("share of the order", *shares, is_share=True)
+            yield NumberComparison("share of the order", *shares, is_share=True)
 
 
-def _number(made: Manifest, fact: str) -> float | None:
+def _read_number(made: Manifest, fact: str) -> float | None:
     """Return a fact, None where it has no meaning for the data."""
     value = made.facts.get(fact)
     return None if value == NOT_APPLICABLE else value
 
 
-def _of(made: Mapping[Key, Manifest], stage: str, scope: str | None) -> Manifest | None:
+def _find_manifest(made: Mapping[StageKey, Manifest], stage: str, scope: str | None) -> Manifest | None:
     inside = [one for key, one in made.items() if key[-1] == stage and (key[1] if len(key) == 3 else None) == scope]
     return inside[0] if inside else None
 
 
-def _share_of_order(splits: Manifest | None, dataset: str) -> float | None:
+def _measure_order_share(splits: Manifest | None, dataset: str) -> float | None:
     """Return a dataset's share of the places, as its manifest's table of the mixture counts them."""
     table = splits.tables.get("mixture") if splits is not None else None
     if table is None:
@@ -127,11 +140,11 @@ def _share_of_order(splits: Manifest | None, dataset: str) -> float | None:
     return own / total if total else None
 
 
-def _moved(project: Project, before: Manifest | None, after: Manifest | None) -> tuple[int, int] | None:
+def _count_moved_rows(project: Project, before: Manifest | None, after: Manifest | None) -> tuple[int, int] | None:
     """Count rows whose content only the later version has, and only the earlier one; equal rows count each."""
     if before is None or after is None:
         return None
-    counts = [_contents(project, one.files("rows")) for one in (before, after)]
+    counts = [_count_contents(project, one.files("rows")) for one in (before, after)]
     both = counts[0].join(counts[1], on="content_hash", how="full", coalesce=True, suffix="_after")
     change = (pl.col("n_after").fill_null(0).cast(pl.Int64) - pl.col("n").fill_null(0).cast(pl.Int64)).alias("change")
     moved = both.select(change).select(
@@ -142,7 +155,7 @@ def _moved(project: Project, before: Manifest | None, after: Manifest | None) ->
     return int(added), int(removed)
 
 
-def _contents(project: Project, files: Sequence[manifest.File]) -> pl.LazyFrame:
+def _count_contents(project: Project, files: Sequence[manifest.File]) -> pl.LazyFrame:
     filled = [file for file in files if file.rows]
     if not filled:
         return pl.LazyFrame({"content_hash": [], "n": []}, schema={"content_hash": pl.Binary, "n": pl.UInt32})

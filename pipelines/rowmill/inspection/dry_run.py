@@ -19,46 +19,46 @@ from numpy.typing import NDArray
 
 from rowmill.build import runner
 from rowmill.build.runner import Project
-from rowmill.core.errors import ConfigError, ContextOverflowError, nearest
+from rowmill.core.errors import ConfigError, ContextOverflowError, suggest_name
 from rowmill.core.storage import Store
 from rowmill.executors import LocalPool
-from rowmill.schema.manifest import Key, Manifest
+from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.stages import catalog, generated_source, raw_dataset, tokenizer_files
-from rowmill.stages.base import Work
+from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import stage as canonical_rows
 from rowmill.stages.canonical_rows import table_schema
-from rowmill.stages.canonical_rows.table_schema import Proposal
-from rowmill.stages.table_plan import RecordPlan
+from rowmill.stages.canonical_rows.table_schema import ContractProposal
+from rowmill.stages.table_plan import TablePlan
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.tokenized_examples import table_examples
-from rowmill.stages.tokenized_examples.table_examples import Measured
+from rowmill.stages.tokenized_examples.table_examples import MeasuredTable
 from rowmill.tabular import sizing
-from rowmill.tabular.sizing import Estimate, GroupAdvice
+from rowmill.tabular.sizing import ExampleEstimate, GroupAdvice
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class DatasetTablePlan:
     """A dataset's plan, or the sentence that says why there is none."""
 
     dataset: str
-    plan: RecordPlan | None
+    plan: TablePlan | None
     overflow: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Advised:
+class DatasetAdvice:
     """What is to be said of a dataset's columns as groups, the best first; and what examples come to as they are."""
 
     dataset: str
     columns: tuple[GroupAdvice, ...]
-    estimate: Estimate
+    estimate: ExampleEstimate
     mode: str
     chosen: tuple[str, ...]
 
 
-def records_datasets(project: Project, dataset: str | None = None) -> list[str]:
+def list_table_datasets(project: Project, dataset: str | None = None) -> list[str]:
     """Return the records datasets of a recipe, or the one that is named.
 
     Raises
@@ -71,7 +71,7 @@ def records_datasets(project: Project, dataset: str | None = None) -> list[str]:
     if dataset is None:
         return known
     if dataset not in known:
-        guess = nearest(dataset, known)
+        guess = suggest_name(dataset, known)
         hint = f"did you mean {guess}?" if guess else "name one of them"
         raise ConfigError(
             f"--dataset {dataset}: no records dataset of this name; there are {', '.join(known) or 'none'}; {hint}"
@@ -79,71 +79,73 @@ def records_datasets(project: Project, dataset: str | None = None) -> list[str]:
     return [dataset]
 
 
-def plans(project: Project) -> Iterator[Planned]:
+def plan_tables(project: Project) -> Iterator[DatasetTablePlan]:
     """Yield the plan of every records dataset; one that does not fit says so and the others go on."""
-    for name in records_datasets(project):
-        with _desk(project, name) as work:
-            loaded, path = tokenizer_files.open_tokenizer(work)
+    for name in list_table_datasets(project):
+        with _open_rows_context(project, name) as work:
+            loaded, path = tokenizer_files.open_recipe_tokenizer(work)
             try:
-                yield Planned(name, table_examples.dry_run(work, loaded, path))
+                yield DatasetTablePlan(name, table_examples.dry_run_table(work, loaded, path))
             except ContextOverflowError as error:
-                yield Planned(name, None, str(error))
+                yield DatasetTablePlan(name, None, str(error))
 
 
-def advise(project: Project, dataset: str | None = None) -> Iterator[Advised]:
+def advise_on_columns(project: Project, dataset: str | None = None) -> Iterator[DatasetAdvice]:
     """Yield advice on every column that makes groups, for each records dataset or the one named."""
-    for name in records_datasets(project, dataset):
-        with _desk(project, name) as work:
-            loaded, path = tokenizer_files.open_tokenizer(work)
-            yield _advised(work, table_examples.measure(work, loaded, path))
+    for name in list_table_datasets(project, dataset):
+        with _open_rows_context(project, name) as work:
+            loaded, path = tokenizer_files.open_recipe_tokenizer(work)
+            yield _advise_dataset(work, table_examples.measure_table(work, loaded, path))
 
 
-def contracts(project: Project, dataset: str | None = None) -> Iterator[tuple[str, Proposal | None]]:
+def propose_contracts(project: Project, dataset: str | None = None) -> Iterator[tuple[str, ContractProposal | None]]:
     """Yield the table contract that the data of each records dataset, or the one named, proposes."""
-    for name in records_datasets(project, dataset):
-        key: Key = (project.recipe.name, name, raw_dataset.STAGE.name)
-        found = next(one for one in runner.plan(project) if one.step.key == key)
+    for name in list_table_datasets(project, dataset):
+        key: StageKey = (project.recipe.name, name, raw_dataset.STAGE.name)
+        found = next(one for one in runner.forecast_steps(project) if one.step.key == key)
         with tempfile.TemporaryDirectory(prefix="rowmill-advise-") as folder:
             placed = replace(project, store=Store(folder))
             if found.manifest is None:
-                generated_source.lend(
+                generated_source.copy_generated(
                     project.store, placed.store, project.recipe.datasets[name].source, project.recipe.name
                 )
-            raw = found.manifest or runner.run(placed, found.step, {}).manifest
-            at: Key = (project.recipe.name, name, canonical_rows.STAGE.name)
-            work = Work(project.recipe, placed.store, project.base, at, name, {key: raw}, LocalPool(1))
-            yield name, table_schema.propose_contract(work, canonical_rows.parts_taken(work))
+            raw = found.manifest or runner.run_step(placed, found.step, {}).manifest
+            at: StageKey = (project.recipe.name, name, canonical_rows.STAGE.name)
+            work = StageContext(project.recipe, placed.store, project.base, at, name, {key: raw}, LocalPool(1))
+            yield name, table_schema.propose_contract(work, canonical_rows.list_taken_parts(work))
 
 
 @contextmanager
-def _desk(project: Project, name: str) -> Generator[Work]:
+def _open_rows_context(project: Project, name: str) -> Generator[StageContext]:
     """Lend a work place with the dataset's rows as input, made now if no earlier build has them."""
-    key: Key = (project.recipe.name, name, canonical_rows.STAGE.name)
-    found = next(one for one in runner.plan(project) if one.step.key == key)
+    key: StageKey = (project.recipe.name, name, canonical_rows.STAGE.name)
+    found = next(one for one in runner.forecast_steps(project) if one.step.key == key)
     if found.manifest is not None:
-        yield _work(project, name, key, found.manifest)
+        yield _make_tokenize_context(project, name, key, found.manifest)
         return
     with tempfile.TemporaryDirectory(prefix="rowmill-plan-") as folder:
         placed = replace(project, store=Store(folder))
         for kept in project.store.list("tokenizers"):
             placed.store.write(f"tokenizers/{kept}", project.store.read(f"tokenizers/{kept}"))
-        generated_source.lend(project.store, placed.store, project.recipe.datasets[name].source, project.recipe.name)
-        made: dict[Key, Manifest] = {}
-        for step in runner.road(placed):
-            if step.dataset == name and step.name in catalog.names_up_to(canonical_rows.STAGE):
-                made[step.key] = runner.run(placed, step, {one: made[one] for one in step.inputs}).manifest
-        yield _work(placed, name, key, made[key])
+        generated_source.copy_generated(
+            project.store, placed.store, project.recipe.datasets[name].source, project.recipe.name
+        )
+        made: dict[StageKey, Manifest] = {}
+        for step in runner.plan_steps(placed):
+            if step.dataset == name and step.name in catalog.list_stages_up_to(canonical_rows.STAGE):
+                made[step.key] = runner.run_step(placed, step, {one: made[one] for one in step.inputs}).manifest
+        yield _make_tokenize_context(placed, name, key, made[key])
 
 
-def _work(project: Project, name: str, key: Key, rows: Manifest) -> Work:
-    at: Key = (project.recipe.name, name, tokenized_examples.STAGE.name)
-    return Work(project.recipe, project.store, project.base, at, name, {key: rows}, LocalPool(1))
+def _make_tokenize_context(project: Project, name: str, key: StageKey, rows: Manifest) -> StageContext:
+    at: StageKey = (project.recipe.name, name, tokenized_examples.STAGE.name)
+    return StageContext(project.recipe, project.store, project.base, at, name, {key: rows}, LocalPool(1))
 
 
 # ── Advice ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _advised(work: Work, measured: Measured) -> Advised:
+def _advise_dataset(work: StageContext, measured: MeasuredTable) -> DatasetAdvice:
     room, form = measured.room, measured.form
     lengths = np.maximum(measured.lengths, 0)
     columns = [
@@ -156,12 +158,12 @@ def _advised(work: Work, measured: Measured) -> Advised:
             cap=room.cap,
             is_ordered=form.order_column is not None,
         )
-        for column, codes in _columns(work)
+        for column, codes in _iterate_group_columns(work)
     ]
     columns.sort(key=lambda one: (len(one.unsuitable), len(one.warnings), -one.sizes["count"], one.column))
     rows = max(int((measured.lengths >= 0).sum()), 1)
     groups = max(len(measured.index.keys), 1)
-    estimate = sizing.estimate(
+    estimate = sizing.estimate_example(
         form.mode,
         limit=room.limit,
         prompt=room.prompt,
@@ -169,10 +171,10 @@ def _advised(work: Work, measured: Measured) -> Advised:
         record_tokens=float(lengths.sum()) / rows,
         records_per_group=rows / groups,
     )
-    return Advised(work.dataset_name or "", tuple(columns), estimate, form.mode, form.group_columns)
+    return DatasetAdvice(work.dataset_name or "", tuple(columns), estimate, form.mode, form.group_columns)
 
 
-def _columns(work: Work) -> Iterator[tuple[str, Ints]]:
+def _iterate_group_columns(work: StageContext) -> Iterator[tuple[str, Ints]]:
     """Yield each column that some rows share a value of, with the number of each row's value (−1: null)."""
     texts: list[str] = []
     for part in work.input(canonical_rows.STAGE.name).parts:

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from rowmill.build import runner
 from rowmill.build.runner import Project
-from rowmill.core.errors import ConfigError, one_of
+from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.storage import File, Store
 from rowmill.executors import LocalPool
 from rowmill.schema import manifest
-from rowmill.schema.manifest import Key, Manifest, Table
-from rowmill.sources import StageIn
+from rowmill.schema.manifest import DisplayTable, Manifest, StageKey
+from rowmill.sources import StoreStager
 from rowmill.stages import generated_series, generated_texts, parsed_records
-from rowmill.stages.base import Work
+from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import stage as canonical_rows
 from rowmill.stages.generated_texts import expected_texts
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
@@ -29,18 +29,18 @@ from rowmill.tabular import parsing
 class ParsedFiles:
     """What some files of generated text hold."""
 
-    report: parsing.Report
+    report: parsing.SpanCounts
     texts: int
     unreadable: int
     records: Sequence[str]
 
     @property
-    def table(self) -> Table:
+    def table(self) -> DisplayTable:
         """The counts by class."""
-        return parsed_records.tables_of(self.report.items, self.report.characters)["classes"]
+        return parsed_records.tabulate_classes(self.report.items, self.report.characters)["classes"]
 
 
-def datasets_of(project: Project, stage: str, dataset: str | None) -> list[str]:
+def select_datasets(project: Project, stage: str, dataset: str | None) -> list[str]:
     """Return the datasets that have a stage behind a trained model, or the one that is named.
 
     Raises
@@ -49,7 +49,7 @@ def datasets_of(project: Project, stage: str, dataset: str | None) -> list[str]:
         If there is none, or the named one has none.
 
     """
-    known = [step.dataset for step in runner.road(project) if step.name == stage and step.dataset is not None]
+    known = [step.dataset for step in runner.plan_steps(project) if step.name == stage and step.dataset is not None]
     block = "generation.backend" if stage == generated_series.STAGE.name else "generation"
     if not known:
         raise ConfigError(
@@ -57,19 +57,20 @@ def datasets_of(project: Project, stage: str, dataset: str | None) -> list[str]:
         )
     if dataset is not None and dataset not in known:
         raise ConfigError(
-            f"{project.recipe.name}: --dataset {dataset}: it has no {block} block; there is {one_of(known)}; name one"
+            f"{project.recipe.name}: --dataset {dataset}: it has no {block} block; there is "
+            f"{join_choices(known)}; name one"
         )
     return known if dataset is None else [dataset]
 
 
-TRAINED_ON = (canonical_rows.STAGE.name, tokenized_examples.STAGE.name)
+TRAINING_STAGES = (canonical_rows.STAGE.name, tokenized_examples.STAGE.name)
 """Stages that say what a model was trained on."""
 
 
-def differing_builds(project: Project, datasets: Sequence[str]) -> list[str]:
+def find_outdated_builds(project: Project, datasets: Sequence[str]) -> list[str]:
     """Name the stages whose last build is not that of the recipe as it is now: models were trained on that build."""
-    steps = [step for step in runner.road(project) if step.dataset in datasets and step.name in TRAINED_ON]
-    made = {step.key: manifest.current(project.store, step.key) for step in steps}
+    steps = [step for step in runner.plan_steps(project) if step.dataset in datasets and step.name in TRAINING_STAGES]
+    made = {step.key: manifest.load_current(project.store, step.key) for step in steps}
     return [
         "/".join(step.key)
         for step in steps
@@ -90,33 +91,35 @@ def parse_files(project: Project, dataset: str, urls: Sequence[str]) -> ParsedFi
         If a file is missing or unreadable.
 
     """
-    key: Key = (project.recipe.name, dataset, tokenized_examples.STAGE.name)
-    pointed = manifest.current(project.store, key)
-    made = manifest.by_version(project.store, key, None) if pointed is None else pointed
+    key: StageKey = (project.recipe.name, dataset, tokenized_examples.STAGE.name)
+    pointed = manifest.load_current(project.store, key)
+    made = manifest.load_version(project.store, key, None) if pointed is None else pointed
     with tempfile.TemporaryDirectory(prefix="rowmill-parse-") as scratch:
         store = Store(scratch)
         at = (project.recipe.name, dataset, parsed_records.STAGE.name)
-        work = Work(project.recipe, store, Path.cwd(), at, dataset, {key: made}, LocalPool(1))
-        scans = parsed_records.scan(urls, work.base, StageIn(store, "staged"), ())
-        tasks = [one.task for one in parsed_records.tasks_of(work, scans, expected_texts(work))]
+        work = StageContext(project.recipe, store, Path.cwd(), at, dataset, {key: made}, LocalPool(1))
+        scans = parsed_records.scan_text_urls(urls, work.base, StoreStager(store, "staged"), ())
+        tasks = [one.task for one in parsed_records.plan_parse_tasks(work, scans, expected_texts(work))]
         parts = [generated_texts.parse_texts(task) for task in tasks]
-        records = [text for part in parts for text in _records(store, part.files["records"])]
-    report = parsing.Report(parsed_records.added(parts, "items"), parsed_records.added(parts, "characters"))
+        records = [text for part in parts for text in _read_records(store, part.files["records"])]
+    report = parsing.SpanCounts(
+        parsed_records.sum_class_counts(parts, "items"), parsed_records.sum_class_counts(parts, "characters")
+    )
     texts = sum(int(part.facts["texts"]) for part in parts)
     unreadable = sum(sum(part.facts["reasons"].values()) for part in parts) - report.invalid
     return ParsedFiles(report, texts, unreadable, records)
 
 
-def records_of(store: Store, made: Manifest) -> Iterator[str]:
+def iterate_accepted_records(store: Store, made: Manifest) -> Iterator[str]:
     """Yield the accepted records of a stage as lines of JSON."""
     for file in made.files("records"):
-        yield from _records(store, file)
+        yield from _read_records(store, file)
 
 
-def _records(store: Store, file: File) -> list[str]:
+def _read_records(store: Store, file: File) -> list[str]:
     return [str(text) for text in store.table(file, ["record"]).column(0).to_pylist()]
 
 
-def write_lines(path: Path, records: Sequence[str]) -> None:
+def write_json_lines(path: Path, records: Sequence[str]) -> None:
     """Write records as JSON Lines; the file appears whole or not at all."""
     Store(str(path.parent)).write(path.name, "".join(f"{text}\n" for text in records).encode("utf-8", "surrogatepass"))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from rowmill import stats
 from rowmill.build import runner
 from rowmill.build.runner import Project, Step
-from rowmill.checks.judge import Verdict
+from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import DamagedFileError, IntegrityError
 from rowmill.core.storage import Store
 from rowmill.schema import manifest
@@ -21,7 +21,7 @@ from rowmill.schema.manifest import File, Manifest
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class StageVerification:
     """One stage: its current output if it has one, the verdicts on it, and what is damaged.
 
     `files` and `size_bytes` say how much a deep reading read.
@@ -29,7 +29,7 @@ class Checked:
 
     step: Step
     manifest: Manifest | None
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[CheckResult, ...] = ()
     damage: tuple[str, ...] = ()
     damaged: tuple[str, ...] = ()
     """Paths of the damaged files, relative to the storage root."""
@@ -42,7 +42,7 @@ class Checked:
         return bool(self.damage) or any(verdict.blocking for verdict in self.verdicts)
 
 
-def verify(project: Project, *, deep: bool) -> list[Checked]:
+def verify_recipe(project: Project, *, deep: bool) -> list[StageVerification]:
     """Judge the current output of every stage; with `deep`, compare its files with their digests and content hashes.
 
     Raises
@@ -51,7 +51,7 @@ def verify(project: Project, *, deep: bool) -> list[Checked]:
         If nothing of the recipe was ever built.
 
     """
-    checked = [_check(project, step, deep=deep) for step in runner.road(project)]
+    checked = [_verify_step(project, step, deep=deep) for step in runner.plan_steps(project)]
     if all(one.manifest is None for one in checked):
         raise IntegrityError(
             f"{project.recipe.name}: nothing is built in {project.store.path('')}; something built is needed; "
@@ -60,23 +60,23 @@ def verify(project: Project, *, deep: bool) -> list[Checked]:
     return checked
 
 
-def _check(project: Project, step: Step, *, deep: bool) -> Checked:
-    made = manifest.current(project.store, step.key)
+def _verify_step(project: Project, step: Step, *, deep: bool) -> StageVerification:
+    made = manifest.load_current(project.store, step.key)
     if made is None:
-        return Checked(step, None)
-    verdicts = tuple(runner.judge(project, step, made))
+        return StageVerification(step, None)
+    verdicts = tuple(runner.check_step(project, step, made))
     if not deep:
-        return Checked(step, made, verdicts)
+        return StageVerification(step, made, verdicts)
     files = [file for part in made.parts for file in part.files.values()]
     size = sum(file.bytes for file in files)
-    damage = _damage(project.store, files) | stats.damage(project.store, made.key, made.version)
+    damage = _find_damage(project.store, files) | stats.find_damage(project.store, made.key, made.version)
     # What is damaged has no content that could be compared.
     find = step.stage.find_content_damage
     said = tuple(damage.values()) or (() if find is None else tuple(find(project.store, made)))
-    return Checked(step, made, verdicts, said, tuple(damage), len(files), size)
+    return StageVerification(step, made, verdicts, said, tuple(damage), len(files), size)
 
 
-def _damage(store: Store, files: Sequence[File]) -> dict[str, str]:
+def _find_damage(store: Store, files: Sequence[File]) -> dict[str, str]:
     """Return a sentence for each file that is not what was written, by its path."""
     found: dict[str, str] = {}
     for file in files:
@@ -87,7 +87,7 @@ def _damage(store: Store, files: Sequence[File]) -> dict[str, str]:
     return found
 
 
-def discard(project: Project, checked: Sequence[Checked]) -> list[str]:
+def discard_damage(project: Project, checked: Sequence[StageVerification]) -> list[str]:
     """Remove damaged files, and every version that was made of one; the next build makes all of it again.
 
     Tables of statistics are made of versions, not versions of them: of these only the file goes.
@@ -100,13 +100,13 @@ def discard(project: Project, checked: Sequence[Checked]) -> list[str]:
     lines: list[str] = []
     for one in checked:
         name = "/".join(one.step.key)
-        for made in manifest.versions(store, one.step.key):
+        for made in manifest.list_versions(store, one.step.key):
             paths = {file.path for part in made.parts for file in part.files.values()}
             if paths & set(one.damaged):
                 suspect.add((name, made.version))
             elif suspect & set(made.inputs.items()):
                 suspect.add((name, made.version))
-                manifest.forget(store, made)
+                manifest.remove_version(store, made)
                 lines.append(f"{name}: version {made.version[:12]} removed, it was made of what is damaged")
         for path in one.damaged:
             store.remove(path)

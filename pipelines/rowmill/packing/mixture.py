@@ -25,15 +25,15 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, model_validator
 
 from rowmill.core.config import Config
-from rowmill.core.errors import ConfigError, one_of
-from rowmill.core.permutation import PermutationType, key, permutation, permuted_rows
+from rowmill.core.errors import ConfigError, join_choices
+from rowmill.core.permutation import PermutationType, hash_labels, make_permutation, permute_rows
 
 StopStrategy = Literal["restart", "first_exhausted", "all_exhausted"]
-Count = Annotated[int, Field(ge=1)]
-Step = Annotated[int, Field(ge=0)]
+PositiveCount = Annotated[int, Field(ge=1)]
+StepNumber = Annotated[int, Field(ge=0)]
 
 
-def _is_weight(value: float | str) -> float | str:
+def _require_weight(value: float | str) -> float | str:
     try:
         weight = Fraction(str(value))
     except (ValueError, ZeroDivisionError):
@@ -43,36 +43,36 @@ def _is_weight(value: float | str) -> float | str:
     return value
 
 
-Weight = Annotated[float | int | str, AfterValidator(_is_weight)]
+Weight = Annotated[float | int | str, AfterValidator(_require_weight)]
 Weights: TypeAlias = dict[str, Weight]
-Stages: TypeAlias = list[tuple[Step, Weights]]
-BatchSizes: TypeAlias = list[tuple[Step, Count]]
+WeightSchedule: TypeAlias = list[tuple[StepNumber, Weights]]
+BatchSizeSchedule: TypeAlias = list[tuple[StepNumber, PositiveCount]]
 
 
 class BlockShuffle(Config):
     """A shuffle that reads neighbouring sequences together: whole blocks move, then mix within a window."""
 
-    io_block_size: Count = 256
+    io_block_size: PositiveCount = 256
     """Sequences per block."""
 
-    window_blocks: Count = 512
+    window_blocks: PositiveCount = 512
     """Blocks per window, inside which sequences are shuffled."""
 
 
 class Mixture(Config):
     """How the sequences of all datasets become one order."""
 
-    batch_size: Count | BatchSizes | None = None
+    batch_size: PositiveCount | BatchSizeSchedule | None = None
     """Sequences per step, all ranks together; or a schedule `[[step, size], …]`; null: only
     epochs count."""
 
-    steps: Count | None = None
+    steps: PositiveCount | None = None
     """Steps after which the order ends; null: it ends with the data."""
 
-    epochs: Count = 1
+    epochs: PositiveCount = 1
     """Times that each dataset's set of sequences makes up its stream."""
 
-    train_weights: Weights | Stages | None = None
+    train_weights: Weights | WeightSchedule | None = None
     """Share of each dataset in sequences, normalised; or stages `[[step, {…}], …]`; null: every sequence
     exactly once per epoch. A dataset that is not named has weight 0."""
 
@@ -80,7 +80,7 @@ class Mixture(Config):
     """With weights: `restart` begins a used-up dataset again until `steps` end (the default),
     `first_exhausted` ends with the first stream that ends, `all_exhausted` with the last."""
 
-    mixture_block_size: Count = 2048
+    mixture_block_size: PositiveCount = 2048
     """Sequences per block; at each block's end every dataset is less than one sequence from its share."""
 
     block_rounding: Literal["carry", "fixed"] = "carry"
@@ -89,17 +89,17 @@ class Mixture(Config):
     randomize_blocks: bool = True
     """Whether the datasets' places in a block are shuffled; false: dataset after dataset."""
 
-    max_train_batches: dict[str, Count] | None = None
+    max_train_batches: dict[str, PositiveCount] | None = None
     """Batches of a dataset that are used at most, of the batch size at step 0."""
 
-    num_validation_sequences: dict[str, Count] | None = None
+    num_validation_sequences: dict[str, PositiveCount] | None = None
     """Sequences per dataset held out for validation, instead of a share: whole groups by their hash until there
     are enough. Sequences of such groups beyond the number are left out, not trained on."""
 
-    target_budget: Count | None = None
+    target_budget: PositiveCount | None = None
     """Sequences (or tokens) of the run that is simulated; with `experiment_budget`."""
 
-    experiment_budget: Count | None = None
+    experiment_budget: PositiveCount | None = None
     """Sequences (or tokens) of this run: each dataset keeps the share experiment / target of its
     sequences."""
 
@@ -113,14 +113,14 @@ class Mixture(Config):
     """Whether each pass has an order of its own."""
 
     @model_validator(mode="after")
-    def _possible(self) -> "Mixture":
-        self._schedules_ascend()
-        self._weights_are_usable()
-        self._stops()
-        self._slices()
+    def _require_possible(self) -> "Mixture":
+        self._require_ascending_schedules()
+        self._require_usable_weights()
+        self._require_stop()
+        self._require_budgets()
         return self
 
-    def _schedules_ascend(self) -> None:
+    def _require_ascending_schedules(self) -> None:
         for option, stages in (("batch_size", self.batch_size), ("train_weights", self.train_weights)):
             if not isinstance(stages, list):
                 continue
@@ -138,7 +138,7 @@ class Mixture(Config):
             if is_set and self.batch_size is None:
                 raise ValueError(f"{option} without batch_size; it counts in batches; set batch_size")
 
-    def _weights_are_usable(self) -> None:
+    def _require_usable_weights(self) -> None:
         for step, weights in self.stages or ():
             if not any(weights.values()):
                 raise ValueError(f"train_weights at step {step} are all 0; one at least is positive; raise one")
@@ -148,7 +148,7 @@ class Mixture(Config):
                 "sequence once; set train_weights, or choose carry"
             )
 
-    def _stops(self) -> None:
+    def _require_stop(self) -> None:
         if self.train_weights is None and self.stop_strategy is not None:
             raise ValueError(
                 f"stop_strategy: {self.stop_strategy} without train_weights; without weights an epoch shows "
@@ -167,7 +167,7 @@ class Mixture(Config):
                 "epochs, or choose first_exhausted or all_exhausted"
             )
 
-    def _slices(self) -> None:
+    def _require_budgets(self) -> None:
         target, experiment = self.target_budget, self.experiment_budget
         if (target is None) != (experiment is None):
             raise ValueError("one of target_budget and experiment_budget; both or neither; set the other")
@@ -203,7 +203,7 @@ class Mixture(Config):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Order:
+class SampleOrder:
     """The order of all sequences: place p shows sequence `items[p]` of the plan of dataset `datasets[p]`.
 
     datasets int32[N] (number in recipe order) · items int64[N] · passes int32[N] (from 0) ·
@@ -216,14 +216,14 @@ class Order:
     epoch_offsets: NDArray[np.int64]
 
 
-def step_start(batch_sizes: Sequence[tuple[int, int]], step: int) -> int:
+def find_step_start(batch_sizes: Sequence[tuple[int, int]], step: int) -> int:
     """Return the position at which a step begins: 10 from step 0 and 20 from step 5 put step 10 at 150."""
     following = [*(at for at, _ in batch_sizes[1:]), step]
     # Without a batch size only step 0 has a position: no pair is left to sum.
     return sum(size * max(0, min(end, step) - at) for (at, size), end in zip(batch_sizes, following, strict=False))
 
 
-def schedule(mixture: Mixture, sizes: Mapping[str, int], seed: int) -> Order:
+def schedule_sequences(mixture: Mixture, sizes: Mapping[str, int], seed: int) -> SampleOrder:
     """Order the sequences of all datasets; `sizes` are their numbers of sequences, in recipe order.
 
     Without weights the order is `epochs` whole epochs, or as many of them as `steps` can need: where a step
@@ -235,28 +235,28 @@ def schedule(mixture: Mixture, sizes: Mapping[str, int], seed: int) -> Order:
         Where weights, slices or budgets do not go with the sizes.
 
     """
-    kept = _kept(mixture, sizes)
-    stages = _stages(mixture, kept)
+    kept = _count_kept_sequences(mixture, sizes)
+    stages = _make_weight_stages(mixture, kept)
     # The item of each stream that is its last; None where the order does not end with the data.
     stop = mixture.resolved_stop if mixture.stages is not None else "restart"
     ends = None if stop == "restart" else [size * mixture.epochs for size in kept.values()]
-    blocks = list(_blocks(mixture, stages, list(kept), ends, stop))
-    labels = _labels(blocks, len(kept), seed if mixture.randomize_blocks else None)
+    blocks = list(_cut_blocks(mixture, stages, list(kept), ends, stop))
+    labels = _assign_datasets(blocks, len(kept), seed if mixture.randomize_blocks else None)
     # Sixteen bits sort by radix; no recipe has more datasets.
     places = np.argsort(labels.astype(np.uint16), kind="stable")
     of_dataset = np.split(places, np.cumsum(np.bincount(labels, minlength=len(kept)))[:-1])
-    length = len(labels) if ends is None else _end(of_dataset, ends, stop, len(labels))
+    length = len(labels) if ends is None else _find_order_end(of_dataset, ends, stop, len(labels))
     items = np.empty(len(labels), dtype=np.int64)
     passes = np.empty(len(labels), dtype=np.int32)
     for (name, size), shown in zip(kept.items(), of_dataset, strict=True):
         if len(shown):
-            items[shown] = _Stream(mixture, name, sizes[name], size, seed).items(len(shown))
+            items[shown] = _SampleStream(mixture, name, sizes[name], size, seed).items(len(shown))
             passes[shown] = np.arange(len(shown)) // size
     epochs = [0, length] if mixture.stages is not None else [0, *(stage.end for stage in stages)]
-    return Order(labels[:length], items[:length], passes[:length], np.array(epochs, dtype=np.int64))
+    return SampleOrder(labels[:length], items[:length], passes[:length], np.array(epochs, dtype=np.int64))
 
 
-def furthest_from_share(mixture: Mixture, sizes: Mapping[str, int], order: Order) -> float:
+def measure_share_error(mixture: Mixture, sizes: Mapping[str, int], order: SampleOrder) -> float:
     """Measure, in sequences, how far a dataset is from its share at the end of a block at most.
 
     Under `carry` that is the distance since the stage began, below 1 by law; under `fixed` the distance within
@@ -264,8 +264,8 @@ def furthest_from_share(mixture: Mixture, sizes: Mapping[str, int], order: Order
     short promises nothing.
     """
     worst = 0.0
-    for stage in _stages(mixture, _kept(mixture, sizes)):
-        ends = _block_ends(mixture, stage, len(order.datasets))
+    for stage in _make_weight_stages(mixture, _count_kept_sequences(mixture, sizes)):
+        ends = _find_block_ends(mixture, stage, len(order.datasets))
         if not len(ends):
             continue
         labels = order.datasets[stage.start : stage.start + int(ends[-1])]
@@ -277,16 +277,16 @@ def furthest_from_share(mixture: Mixture, sizes: Mapping[str, int], order: Order
     return worst
 
 
-def wanted_shares(mixture: Mixture, sizes: Mapping[str, int], order: Order) -> list[float]:
+def compute_wanted_shares(mixture: Mixture, sizes: Mapping[str, int], order: SampleOrder) -> list[float]:
     """Return each dataset's share of an order as the weights want it, its stages weighed by their lengths."""
     shares = np.zeros(len(sizes))
-    for stage in _stages(mixture, _kept(mixture, sizes)):
+    for stage in _make_weight_stages(mixture, _count_kept_sequences(mixture, sizes)):
         end = len(order.datasets) if stage.end is None else min(stage.end, len(order.datasets))
         shares += np.array(stage.weights, float) / (sum(stage.weights) or 1) * max(0, end - stage.start)
     return (shares / (len(order.datasets) or 1)).tolist()
 
 
-def _block_ends(mixture: Mixture, stage: "_Stage", length: int) -> NDArray[np.int64]:
+def _find_block_ends(mixture: Mixture, stage: "_WeightStage", length: int) -> NDArray[np.int64]:
     """Return where the whole blocks of a stage end, counted from its start, in an order of some length."""
     shown = max(0, min(length, length if stage.end is None else stage.end) - stage.start)
     ends = np.arange(mixture.mixture_block_size, shown + 1, mixture.mixture_block_size, dtype=np.int64)
@@ -298,7 +298,7 @@ def _block_ends(mixture: Mixture, stage: "_Stage", length: int) -> NDArray[np.in
 
 
 @dataclass(frozen=True, slots=True)
-class _Stage:
+class _WeightStage:
     """Positions `[start, end)` of the order in which one set of weights holds; `end` None for ever."""
 
     start: int
@@ -307,17 +307,17 @@ class _Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class _MixtureBlock:
     """Neighbouring positions with a settled number of sequences of each dataset."""
 
     length: int
     counts: list[int]
 
 
-def _kept(mixture: Mixture, sizes: Mapping[str, int]) -> dict[str, int]:
+def _count_kept_sequences(mixture: Mixture, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return how many sequences of each dataset are used at all."""
     limits = mixture.max_train_batches or {}
-    _require_known(limits, sizes, "max_train_batches")
+    _require_known_datasets(limits, sizes, "max_train_batches")
     kept = dict(sizes)
     for name, batches in limits.items():
         kept[name] = batches * mixture.batch_sizes[0][1]
@@ -329,7 +329,7 @@ def _kept(mixture: Mixture, sizes: Mapping[str, int]) -> dict[str, int]:
     if mixture.target_budget is not None and mixture.experiment_budget is not None:
         kept = {name: size * mixture.experiment_budget // mixture.target_budget for name, size in sizes.items()}
     for step, weights in mixture.stages or [(0, {name: Fraction(size) for name, size in sizes.items()})]:
-        _require_known(weights, sizes, "train_weights")
+        _require_known_datasets(weights, sizes, "train_weights")
         for name, weight in weights.items():
             if weight > 0 and not kept[name]:
                 raise ConfigError(
@@ -340,52 +340,54 @@ def _kept(mixture: Mixture, sizes: Mapping[str, int]) -> dict[str, int]:
     return kept
 
 
-def _require_known(names: Iterable[str], sizes: Mapping[str, int], option: str) -> None:
+def _require_known_datasets(names: Iterable[str], sizes: Mapping[str, int], option: str) -> None:
     for name in names:
         if name not in sizes:
-            raise ConfigError(f"mixture.{option}: {name!r} is no dataset; choose {one_of(sizes)}; correct the name")
+            raise ConfigError(
+                f"mixture.{option}: {name!r} is no dataset; choose {join_choices(sizes)}; correct the name"
+            )
 
 
-def _stages(mixture: Mixture, kept: Mapping[str, int]) -> list[_Stage]:
+def _make_weight_stages(mixture: Mixture, kept: Mapping[str, int]) -> list[_WeightStage]:
     """Return the stages up to the horizon; without weights each epoch is one, so that blocks end with it."""
     if mixture.stages is None:
         total = sum(kept.values())
-        epochs = _epochs_needed(mixture, total)
-        return [_Stage(e * total, (e + 1) * total, list(kept.values())) for e in range(epochs)]
-    horizon = None if mixture.steps is None else step_start(mixture.batch_sizes, mixture.steps)
-    starts = [step_start(mixture.batch_sizes, step) for step, _ in mixture.stages]
-    stages: list[_Stage] = []
+        epochs = _count_needed_epochs(mixture, total)
+        return [_WeightStage(e * total, (e + 1) * total, list(kept.values())) for e in range(epochs)]
+    horizon = None if mixture.steps is None else find_step_start(mixture.batch_sizes, mixture.steps)
+    starts = [find_step_start(mixture.batch_sizes, step) for step, _ in mixture.stages]
+    stages: list[_WeightStage] = []
     for start, end, (_, weights) in zip(starts, [*starts[1:], None], mixture.stages, strict=True):
         if horizon is not None and start >= horizon:
             break
         last = min(end, horizon) if end is not None and horizon is not None else end or horizon
         exact = [weights.get(name, Fraction(0)) for name in kept]
         scale = lcm(*(weight.denominator for weight in exact))
-        stages.append(_Stage(start, last, [int(weight * scale) for weight in exact]))
+        stages.append(_WeightStage(start, last, [int(weight * scale) for weight in exact]))
     return stages
 
 
-def _epochs_needed(mixture: Mixture, total: int) -> int:
+def _count_needed_epochs(mixture: Mixture, total: int) -> int:
     largest = max((size for _, size in mixture.batch_sizes), default=0)
     if mixture.steps is None or total < largest:
         return mixture.epochs
     return min(mixture.epochs, ceil(mixture.steps / (total // largest)))
 
 
-def _blocks(
+def _cut_blocks(
     mixture: Mixture,
-    stages: Sequence[_Stage],
+    stages: Sequence[_WeightStage],
     names: Sequence[str],
     ends: Sequence[int] | None,
     stop: StopStrategy,
-) -> Iterator[_Block]:
+) -> Iterator[_MixtureBlock]:
     """Cut the stages into blocks, and stop with the block in which the order ends."""
     shown = [0] * len(names)
     trained = [d for d in range(len(names)) if any(stage.weights[d] for stage in stages)]
     for number, stage in enumerate(stages):
         if stop == "all_exhausted" and ends is not None:
-            _require_ends(stages[number:], names, [d for d in trained if shown[d] < ends[d]])
-        for block in _stage_blocks(mixture, stage):
+            _require_stream_ends(stages[number:], names, [d for d in trained if shown[d] < ends[d]])
+        for block in _cut_stage_blocks(mixture, stage):
             yield block
             shown = [a + b for a, b in zip(shown, block.counts, strict=True)]
             if ends is not None:
@@ -394,7 +396,7 @@ def _blocks(
                     return
 
 
-def _require_ends(stages: Sequence[_Stage], names: Sequence[str], open_streams: Sequence[int]) -> None:
+def _require_stream_ends(stages: Sequence[_WeightStage], names: Sequence[str], open_streams: Sequence[int]) -> None:
     for d in open_streams:
         if not any(stage.weights[d] for stage in stages):
             raise ConfigError(
@@ -404,7 +406,7 @@ def _require_ends(stages: Sequence[_Stage], names: Sequence[str], open_streams: 
             )
 
 
-def _stage_blocks(mixture: Mixture, stage: _Stage) -> Iterator[_Block]:
+def _cut_stage_blocks(mixture: Mixture, stage: _WeightStage) -> Iterator[_MixtureBlock]:
     """Cut one stage into blocks of `mixture_block_size`, the last ending with the stage."""
     size = mixture.mixture_block_size
     position, given = stage.start, [0] * len(stage.weights)
@@ -414,14 +416,14 @@ def _stage_blocks(mixture: Mixture, stage: _Stage) -> Iterator[_Block]:
         length = size if stage.end is None else min(size, stage.end - position)
         position += length
         if mixture.block_rounding == "fixed":
-            counts = _largest_remainder(stage.weights, length)
+            counts = _round_by_largest_remainder(stage.weights, length)
         else:
-            counts = _carried(stage.weights, position - stage.start, given)
+            counts = _round_with_carry(stage.weights, position - stage.start, given)
             given = [a + b for a, b in zip(given, counts, strict=True)]
-        yield _Block(length, counts)
+        yield _MixtureBlock(length, counts)
 
 
-def _carried(weights: Sequence[int], end: int, given: Sequence[int]) -> list[int]:
+def _round_with_carry(weights: Sequence[int], end: int, given: Sequence[int]) -> list[int]:
     """Return a block's counts such that at its end, `end` positions in, no share is a whole sequence off.
 
     Each gets what its share rounded down still wants; places left go, one each, to those under their share
@@ -438,7 +440,7 @@ def _carried(weights: Sequence[int], end: int, given: Sequence[int]) -> list[int
     return counts
 
 
-def _largest_remainder(weights: Sequence[int], length: int) -> list[int]:
+def _round_by_largest_remainder(weights: Sequence[int], length: int) -> list[int]:
     total = sum(weights)
     counts = [weight * length // total for weight in weights]
     by_remainder = sorted(range(len(weights)), key=lambda d: -(weights[d] * length % total))
@@ -448,7 +450,7 @@ def _largest_remainder(weights: Sequence[int], length: int) -> list[int]:
 
 
 def _require_shares(weights: Sequence[int], size: int) -> None:
-    for weight, count in zip(weights, _largest_remainder(weights, size), strict=True):
+    for weight, count in zip(weights, _round_by_largest_remainder(weights, size), strict=True):
         if weight and not count:
             suffices = ceil(Fraction(sum(weights), min(w for w in weights if w)))
             raise ConfigError(
@@ -461,7 +463,7 @@ def _require_shares(weights: Sequence[int], size: int) -> None:
 # --- which place in a block, which item of a stream ---
 
 
-def _labels(blocks: Sequence[_Block], datasets: int, seed: int | None) -> NDArray[np.int32]:
+def _assign_datasets(blocks: Sequence[_MixtureBlock], datasets: int, seed: int | None) -> NDArray[np.int32]:
     """Return the dataset shown at each place: the blocks' labels, permuted within each block under `seed`."""
     counts = np.array([block.counts for block in blocks], dtype=np.int64).reshape(-1, datasets)
     names = np.tile(np.arange(datasets, dtype=np.int32), len(blocks))
@@ -473,13 +475,15 @@ def _labels(blocks: Sequence[_Block], datasets: int, seed: int | None) -> NDArra
     labels = np.empty_like(grouped)
     for length in np.unique(lengths).tolist():
         alike = np.flatnonzero(lengths == length)
-        moved = permuted_rows("feistel", length, [key(seed, "mixture", b) for b in alike.tolist()])
+        moved = permute_rows("feistel", length, [hash_labels(seed, "mixture", b) for b in alike.tolist()])
         begin = starts[alike][:, None]
         labels[begin + np.arange(length)] = grouped[begin + moved]
     return labels
 
 
-def _end(of_dataset: Sequence[NDArray[np.int64]], ends: Sequence[int], stop: StopStrategy, length: int) -> int:
+def _find_order_end(
+    of_dataset: Sequence[NDArray[np.int64]], ends: Sequence[int], stop: StopStrategy, length: int
+) -> int:
     """Return where the order ends: after the first, or the last, of the streams' last items."""
     last = [int(places[end - 1]) + 1 for places, end in zip(of_dataset, ends, strict=True) if 0 < end <= len(places)]
     if stop == "first_exhausted":
@@ -490,7 +494,7 @@ def _end(of_dataset: Sequence[NDArray[np.int64]], ends: Sequence[int], stop: Sto
 
 
 @dataclass(frozen=True, slots=True)
-class _Stream:
+class _SampleStream:
     """The endless stream of one dataset: pass after pass over the `kept` of its `size` sequences."""
 
     mixture: Mixture
@@ -503,67 +507,67 @@ class _Stream:
         """Return the first `count` sequence numbers of the stream."""
         full, rest = divmod(count, self.kept)
         if not self.mixture.reshuffle_each_epoch:
-            first = self._first_pass()
+            first = self._order_first_pass()
             return np.concatenate([np.tile(first, full), first[:rest]])
         if self.kept == self.size:
-            return self._passes(range(full), full, rest)
+            return self._order_passes(range(full), full, rest)
         # Later passes reshuffle the slice in plan order, as they would a dataset that has nothing else.
-        first = self._first_pass()
+        first = self._order_first_pass()
         later = max(0, count - self.kept)
         full, rest = divmod(later, self.kept)
-        order = self._passes(range(1, full + 1), full + 1, rest)
+        order = self._order_passes(range(1, full + 1), full + 1, rest)
         return np.concatenate([first, np.sort(first)[order]])[:count]
 
-    def _first_pass(self) -> NDArray[np.int64]:
-        return self._pass(0, self.size, self.kept)
+    def _order_first_pass(self) -> NDArray[np.int64]:
+        return self._order_pass(0, self.size, self.kept)
 
-    def _passes(self, full: range, last: int, rest: int) -> NDArray[np.int64]:
+    def _order_passes(self, full: range, last: int, rest: int) -> NDArray[np.int64]:
         if self.mixture.shuffle is True:
-            keys = [self._key("shuffle", number) for number in full]
-            rows = permuted_rows(self.mixture.permutation_type, self.kept, keys).ravel()
+            keys = [self._derive_key("shuffle", number) for number in full]
+            rows = permute_rows(self.mixture.permutation_type, self.kept, keys).ravel()
         else:
-            orders = [self._pass(number, self.kept, self.kept) for number in full]
+            orders = [self._order_pass(number, self.kept, self.kept) for number in full]
             rows = np.concatenate([np.empty(0, dtype=np.int64), *orders])
-        return np.concatenate([rows, self._pass(last, self.kept, rest)])
+        return np.concatenate([rows, self._order_pass(last, self.kept, rest)])
 
-    def _pass(self, number: int, size: int, count: int) -> NDArray[np.int64]:
+    def _order_pass(self, number: int, size: int, count: int) -> NDArray[np.int64]:
         """Return the first `count` places of one pass over `size` sequences."""
         match self.mixture.shuffle:
             case False:
                 return np.arange(count, dtype=np.int64)
             case True:
-                return self._shuffled(size, self._key("shuffle", number), count)
+                return self._shuffle_places(size, self._derive_key("shuffle", number), count)
             case int() as era:
-                return self._eras(number, size, era, count)
+                return self._shuffle_eras(number, size, era, count)
             case BlockShuffle() as by_blocks:
-                return self._by_blocks(number, size, by_blocks)[:count]
+                return self._shuffle_blocks(number, size, by_blocks)[:count]
 
-    def _eras(self, number: int, size: int, era: int, count: int) -> NDArray[np.int64]:
+    def _shuffle_eras(self, number: int, size: int, era: int, count: int) -> NDArray[np.int64]:
         needed = min(size // era, -(-count // era))
-        keys = [self._key("era", number, e) for e in range(needed)]
-        rows = permuted_rows(self.mixture.permutation_type, era, keys)
+        keys = [self._derive_key("era", number, e) for e in range(needed)]
+        rows = permute_rows(self.mixture.permutation_type, era, keys)
         order = (rows + np.arange(needed)[:, None] * era).ravel()
         if len(order) < count:
             begin = needed * era
-            last = self._shuffled(size - begin, self._key("era", number, needed), size - begin)
+            last = self._shuffle_places(size - begin, self._derive_key("era", number, needed), size - begin)
             order = np.concatenate([order, begin + last])
         return order[:count]
 
-    def _by_blocks(self, number: int, size: int, by_blocks: BlockShuffle) -> NDArray[np.int64]:
+    def _shuffle_blocks(self, number: int, size: int, by_blocks: BlockShuffle) -> NDArray[np.int64]:
         length, window = by_blocks.io_block_size, by_blocks.window_blocks
         full = size // length
         parts = [np.empty(0, dtype=np.int64)]
-        blocks = self._shuffled(full, self._key("blocks", number), full)
+        blocks = self._shuffle_places(full, self._derive_key("blocks", number), full)
         for w, start in enumerate(range(0, full, window)):
             places = (blocks[start : start + window, None] * length + np.arange(length)).ravel()
-            parts.append(places[self._shuffled(len(places), self._key("window", number, w), len(places))])
+            parts.append(places[self._shuffle_places(len(places), self._derive_key("window", number, w), len(places))])
         tail = size - full * length
-        parts.append(full * length + self._shuffled(tail, self._key("tail", number), tail))
+        parts.append(full * length + self._shuffle_places(tail, self._derive_key("tail", number), tail))
         return np.concatenate(parts)
 
-    def _shuffled(self, size: int, k: int, count: int) -> NDArray[np.int64]:
+    def _shuffle_places(self, size: int, k: int, count: int) -> NDArray[np.int64]:
         places = np.arange(count, dtype=np.int64)
-        return permutation(self.mixture.permutation_type, size, k)(places) if size else places
+        return make_permutation(self.mixture.permutation_type, size, k)(places) if size else places
 
-    def _key(self, purpose: str, number: int, *part: int) -> int:
-        return key(self.seed, purpose, self.name, number, *part)
+    def _derive_key(self, purpose: str, number: int, *part: int) -> int:
+        return hash_labels(self.seed, purpose, self.name, number, *part)

@@ -27,7 +27,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, ContextOverflowError
-from rowmill.schema.rows import Kind
+from rowmill.schema.rows import RowKind
 
 IGNORED_LABEL = -100
 """The label of a position that is no target; what every trainer's cross entropy skips."""
@@ -39,7 +39,7 @@ PackStrategy = Literal["best_fit", "greedy", "concat"]
 Strategy = Literal["best_fit", "greedy", "concat", "single"]
 
 _SLICE_ALIASES: dict[str, SliceStrategy] = {"left": "keep_start", "right": "keep_end", "raise": "error"}
-_SLICE_DEFAULTS: dict[Kind, SliceStrategy] = {
+_SLICE_DEFAULTS: dict[RowKind, SliceStrategy] = {
     "conversation": "keep_start",
     "pair": "keep_end",
     "text": "split",
@@ -47,13 +47,13 @@ _SLICE_DEFAULTS: dict[Kind, SliceStrategy] = {
 }
 
 
-def _canonical_slice(name: str) -> str:
+def _resolve_slice_alias(name: str) -> str:
     return _SLICE_ALIASES.get(name, name)
 
 
 SliceOption = Annotated[
     Literal["keep_start", "keep_end", "error", "split", "drop", "left", "right", "raise"],
-    AfterValidator(_canonical_slice),
+    AfterValidator(_resolve_slice_alias),
 ]
 
 
@@ -87,7 +87,7 @@ class Packing(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_limit(cls, values: Any) -> Any:
+    def _merge_limits(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
         given: dict[str, Any] = values
@@ -103,7 +103,7 @@ class Packing(Config):
         return {**given, "max_segments_per_example": pack}
 
     @model_validator(mode="after")
-    def _possible(self) -> "Packing":
+    def _require_possible(self) -> "Packing":
         limited = self.pack is not None and self.pack is not True
         if self.pack_strategy == "concat" and limited:
             raise ValueError(
@@ -120,7 +120,7 @@ class Packing(Config):
         """Examples per sequence at most; None for no limit."""
         return 1 if self.pack is False else self.max_segments_per_example
 
-    def strategy_for(self, kind: Kind) -> Strategy:
+    def strategy_for(self, kind: RowKind) -> Strategy:
         """Resolve the strategy for rows of one kind; ConfigError where the kind cannot be packed so."""
         if self.pack is False:
             return "single"
@@ -134,7 +134,7 @@ class Packing(Config):
             raise ConfigError("packing.tail: drop without pack_strategy: concat; only concat has a tail; delete tail")
         return chosen
 
-    def slice_strategy_for(self, kind: Kind) -> SliceStrategy:
+    def slice_strategy_for(self, kind: RowKind) -> SliceStrategy:
         """Resolve what happens to a too long example of rows of one kind."""
         # The validator has turned every alias into its canonical name.
         return self.slice_strategy or _SLICE_DEFAULTS[kind]  # pyright: ignore[reportReturnType]
@@ -144,7 +144,7 @@ class Packing(Config):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Slices:
+class ExampleSlices:
     """Pieces of examples, in example order.
 
     Piece p is tokens `[starts[p], starts[p] + lengths[p])` of example `examples[p]`; `dropped` are the
@@ -157,11 +157,11 @@ class Slices:
     dropped: NDArray[np.int64]
 
 
-def whole(lengths: Integers) -> Slices:
+def keep_examples_whole(lengths: Integers) -> ExampleSlices:
     """Return every example as one piece, whatever its length."""
     _require_positive(lengths)
     count = len(lengths)
-    return Slices(
+    return ExampleSlices(
         examples=np.arange(count, dtype=np.int64),
         starts=np.zeros(count, dtype=np.int32),
         lengths=lengths.astype(np.int32),
@@ -169,7 +169,9 @@ def whole(lengths: Integers) -> Slices:
     )
 
 
-def slice_too_long(lengths: Integers, limit: int, strategy: SliceStrategy, *, name_of: Callable[[int], str]) -> Slices:
+def slice_too_long(
+    lengths: Integers, limit: int, strategy: SliceStrategy, *, name_of: Callable[[int], str]
+) -> ExampleSlices:
     """Cut, split or drop the examples of more than `limit` tokens; the others stay whole.
 
     Raises
@@ -178,7 +180,7 @@ def slice_too_long(lengths: Integers, limit: int, strategy: SliceStrategy, *, na
         Under `error`, naming the first too long example (`name_of` its number), its length and the limit.
 
     """
-    pieces = whole(lengths)
+    pieces = keep_examples_whole(lengths)
     long = np.flatnonzero(lengths > limit)
     if not long.size:
         return pieces
@@ -191,21 +193,21 @@ def slice_too_long(lengths: Integers, limit: int, strategy: SliceStrategy, *, na
                 " packing.slice_strategy keep_start, keep_end, split or drop"
             )
         case "drop":
-            return _keep(pieces, lengths <= limit, dropped=long)
+            return _select_pieces(pieces, lengths <= limit, dropped=long)
         case "keep_start" | "keep_end":
             kept = np.minimum(pieces.lengths, np.int32(limit))
             starts = pieces.lengths - kept if strategy == "keep_end" else pieces.starts
-            return Slices(pieces.examples, starts, kept, pieces.dropped)
+            return ExampleSlices(pieces.examples, starts, kept, pieces.dropped)
         case "split":
-            return _split(pieces, limit)
+            return _split_pieces(pieces, limit)
 
 
-def keep_pieces(slices: Slices, kept: Bools) -> Slices:
+def keep_pieces(slices: ExampleSlices, kept: Bools) -> ExampleSlices:
     """Return the pieces where `kept` is true; `dropped` stays as it was."""
-    return _keep(slices, kept, dropped=slices.dropped)
+    return _select_pieces(slices, kept, dropped=slices.dropped)
 
 
-def targets_per_piece(slices: Slices, loss_mask: Bools, offsets: Integers) -> NDArray[np.int64]:
+def count_piece_targets(slices: ExampleSlices, loss_mask: Bools, offsets: Integers) -> NDArray[np.int64]:
     """Count the targets that each piece has when it is a span of its own: its first token is none.
 
     `loss_mask` is the examples' masks joined, example e at `[offsets[e], offsets[e + 1])`. A piece without
@@ -216,23 +218,23 @@ def targets_per_piece(slices: Slices, loss_mask: Bools, offsets: Integers) -> ND
     return before[begin + slices.lengths] - before[begin + 1]
 
 
-def _keep(slices: Slices, kept: Bools, *, dropped: NDArray[np.int64]) -> Slices:
-    return Slices(slices.examples[kept], slices.starts[kept], slices.lengths[kept], dropped)
+def _select_pieces(slices: ExampleSlices, kept: Bools, *, dropped: NDArray[np.int64]) -> ExampleSlices:
+    return ExampleSlices(slices.examples[kept], slices.starts[kept], slices.lengths[kept], dropped)
 
 
-def _split(pieces: Slices, limit: int) -> Slices:
+def _split_pieces(pieces: ExampleSlices, limit: int) -> ExampleSlices:
     counts = -(-pieces.lengths // limit)
-    number = indices_of(np.zeros_like(counts), counts)
+    number = expand_ranges(np.zeros_like(counts), counts)
     starts = (number * limit).astype(np.int32)
     lengths = np.minimum(np.repeat(pieces.lengths, counts) - starts, np.int32(limit))
-    return Slices(np.repeat(pieces.examples, counts), starts, lengths, pieces.dropped)
+    return ExampleSlices(np.repeat(pieces.examples, counts), starts, lengths, pieces.dropped)
 
 
 # --- the plan ---
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class SequencePlan:
     """Which tokens stand in which sequence: the lineage of every packed token.
 
     Sequence s holds segments `[sequence_offsets[s], sequence_offsets[s + 1])`; segment k is tokens
@@ -259,8 +261,8 @@ class Plan:
 
 
 def plan_slices(
-    slices: Slices, *, limit: int, strategy: Strategy, max_segments: int | None, tail: Literal["keep", "drop"]
-) -> Plan:
+    slices: ExampleSlices, *, limit: int, strategy: Strategy, max_segments: int | None, tail: Literal["keep", "drop"]
+) -> SequencePlan:
     """Plan the pieces of examples into sequences of at most `limit` tokens and `max_segments` segments.
 
     `concat` takes pieces of any length (`whole`) and no segment limit, `single` one piece per sequence.
@@ -276,28 +278,28 @@ def plan_slices(
             plan = plan_single(slices.lengths, limit)
     ranges = plan.ranges.copy()
     ranges[:, 0] += slices.starts[plan.examples]
-    return Plan(plan.sequence_offsets, slices.examples[plan.examples], ranges)
+    return SequencePlan(plan.sequence_offsets, slices.examples[plan.examples], ranges)
 
 
-def plan_best_fit(lengths: Integers, limit: int, max_segments: int | None) -> Plan:
+def plan_best_fit(lengths: Integers, limit: int, max_segments: int | None) -> SequencePlan:
     """Pack into few sequences, never more than `plan_greedy` makes where a thousandth could be saved.
 
-    The plan is best fit decreasing: longest first, ties by number, each where the least sufficient space is; among
-    bins with equal space the one with the fewest segments left is filled first, then the one that has been in that
-    state longest. Where a segment limit costs it sequences, bins are filled evenly as well (`_even_moves`), and the
-    plan with fewer sequences is taken. Without a limit that binds the number of sequences is within a thousandth of
-    `lower_bound` wherever short examples exist; with one, within two hundredths.
+    The plan is best fit decreasing: longest first, ties by number, each where the least sufficient space is; among bins
+    with equal space the one with the fewest segments left is filled first, then the one that has been in that state
+    longest. Where a segment limit costs it sequences, bins are filled evenly as well (`_make_even_moves`), and the plan
+    with fewer sequences is taken. Without a limit that binds the number of sequences is within a thousandth of
+    `bound_sequence_count` wherever short examples exist; with one, within two hundredths.
     """
     _require_fitting(lengths, limit)
     if not len(lengths):
-        return _plan_of(np.zeros(1, dtype=np.int64), np.empty(0, dtype=np.int64), lengths)
-    moves = _fewest_bins(np.bincount(lengths, minlength=limit + 1).tolist(), limit, max_segments)
-    if moves.made > lower_bound(lengths, limit, max_segments) * 1.001:
+        return _plan_whole_examples(np.zeros(1, dtype=np.int64), np.empty(0, dtype=np.int64), lengths)
+    moves = _choose_moves(np.bincount(lengths, minlength=limit + 1).tolist(), limit, max_segments)
+    if moves.made > bound_sequence_count(lengths, limit, max_segments) * 1.001:
         greedy = plan_greedy(lengths, limit, max_segments)
         if greedy.sequences < moves.made:
             return greedy
-    grouped, sizes = _place(_longest_first(lengths, limit), moves)
-    return _plan_of(*_in_order(grouped, sizes), lengths)
+    grouped, sizes = _place_examples(_sort_longest_first(lengths, limit), moves)
+    return _plan_whole_examples(*_sort_bins(grouped, sizes), lengths)
 
 
 def count_best_fit(lengths: Integers, limit: int) -> int:
@@ -305,10 +307,10 @@ def count_best_fit(lengths: Integers, limit: int) -> int:
     if not len(lengths):
         return 0
     _require_fitting(lengths, limit)
-    return _best_fit_moves(np.bincount(lengths, minlength=limit + 1).tolist(), limit, None).made
+    return _make_best_fit_moves(np.bincount(lengths, minlength=limit + 1).tolist(), limit, None).made
 
 
-def plan_greedy(lengths: Integers, limit: int, max_segments: int | None) -> Plan:
+def plan_greedy(lengths: Integers, limit: int, max_segments: int | None) -> SequencePlan:
     """Pack in example order: an example joins the open sequence while it fits, else it opens the next."""
     _require_fitting(lengths, limit)
     count = len(lengths)
@@ -323,10 +325,10 @@ def plan_greedy(lengths: Integers, limit: int, max_segments: int | None) -> Plan
     while at < count:
         at = jump[at]
         starts.append(at)
-    return _plan_of(np.array(starts, dtype=np.int64), np.arange(count, dtype=np.int64), lengths)
+    return _plan_whole_examples(np.array(starts, dtype=np.int64), np.arange(count, dtype=np.int64), lengths)
 
 
-def plan_concat(lengths: Integers, limit: int, tail: Literal["keep", "drop"]) -> Plan:
+def plan_concat(lengths: Integers, limit: int, tail: Literal["keep", "drop"]) -> SequencePlan:
     """Join the examples in order and cut every `limit` tokens; `drop` leaves out a last, shorter sequence."""
     _require_positive(lengths)
     starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
@@ -337,39 +339,39 @@ def plan_concat(lengths: Integers, limit: int, tail: Literal["keep", "drop"]) ->
     cuts = cuts[np.diff(cuts, prepend=-1) > 0]
     examples = np.searchsorted(starts, cuts, side="right") - 1
     ranges = np.stack([cuts - starts[examples], np.diff(cuts, append=total)], axis=1).astype(np.int32)
-    return Plan(np.append(np.searchsorted(cuts, windows), len(cuts)), examples, ranges)
+    return SequencePlan(np.append(np.searchsorted(cuts, windows), len(cuts)), examples, ranges)
 
 
-def plan_single(lengths: Integers, limit: int) -> Plan:
+def plan_single(lengths: Integers, limit: int) -> SequencePlan:
     """Give each example a sequence of its own."""
     _require_fitting(lengths, limit)
     numbers = np.arange(len(lengths) + 1, dtype=np.int64)
-    return _plan_of(numbers, numbers[:-1], lengths)
+    return _plan_whole_examples(numbers, numbers[:-1], lengths)
 
 
-def lower_bound(lengths: Integers, limit: int, max_segments: int | None) -> int:
+def bound_sequence_count(lengths: Integers, limit: int, max_segments: int | None) -> int:
     """Return a number of sequences that no plan can be under: tokens over limit, examples over segments."""
     by_tokens = -(-int(lengths.sum(dtype=np.int64)) // limit)
     return by_tokens if max_segments is None else max(by_tokens, -(-len(lengths) // max_segments))
 
 
-def tokens_left_out(plan: Plan, lengths: Integers) -> NDArray[np.int64]:
+def count_left_out_tokens(plan: SequencePlan, lengths: Integers) -> NDArray[np.int64]:
     """Count the tokens of each example that stand in no sequence: cut, dropped, or a dropped tail."""
     planned = np.bincount(plan.examples, weights=plan.ranges[:, 1], minlength=len(lengths))
     return lengths.astype(np.int64) - planned.astype(np.int64)
 
 
-def _plan_of(offsets: NDArray[np.int64], examples: NDArray[np.int64], lengths: Integers) -> Plan:
+def _plan_whole_examples(offsets: NDArray[np.int64], examples: NDArray[np.int64], lengths: Integers) -> SequencePlan:
     ranges = np.zeros((len(examples), 2), dtype=np.int32)
     ranges[:, 1] = lengths[examples]
-    return Plan(offsets, examples, ranges)
+    return SequencePlan(offsets, examples, ranges)
 
 
 # --- best fit on the histogram ---
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Moves:
+class _BinMoves:
     """Moves in the order made: `bins` bins from number `first` on, of `filled` segments, take `each` more."""
 
     first: NDArray[np.int64]
@@ -383,16 +385,16 @@ class _Moves:
         return int((self.first + self.bins).max())
 
 
-def _fewest_bins(histogram: Sequence[int], limit: int, max_segments: int | None) -> _Moves:
+def _choose_moves(histogram: Sequence[int], limit: int, max_segments: int | None) -> _BinMoves:
     """Fill bins by best fit, and evenly where a segment limit costs bins; return the moves with fewer."""
-    moves = _best_fit_moves(histogram, limit, max_segments)
-    if max_segments is None or moves.made == _best_fit_moves(histogram, limit, None).made:
+    moves = _make_best_fit_moves(histogram, limit, max_segments)
+    if max_segments is None or moves.made == _make_best_fit_moves(histogram, limit, None).made:
         return moves
-    even = _even_moves(histogram, limit, max_segments)
+    even = _make_even_moves(histogram, limit, max_segments)
     return even if even.made < moves.made else moves
 
 
-def _best_fit_moves(histogram: Sequence[int], limit: int, max_segments: int | None) -> _Moves:
+def _make_best_fit_moves(histogram: Sequence[int], limit: int, max_segments: int | None) -> _BinMoves:
     """Fill bins by length, descending; `histogram[l]` counts the examples of length l.
 
     A state is (free space, segments left); its bins stand as runs `(first bin, bins, segments in each)` in
@@ -434,10 +436,10 @@ def _best_fit_moves(histogram: Sequence[int], limit: int, max_segments: int | No
                     states[free] = {}
                     free_spaces |= 1 << free
                 states[free].setdefault(left, deque()).append((first, moved, filled + each))
-    return _Moves(*np.array(moves, dtype=np.int64).reshape(-1, 4).T)
+    return _BinMoves(*np.array(moves, dtype=np.int64).reshape(-1, 4).T)
 
 
-def _even_moves(histogram: Sequence[int], limit: int, max_segments: int) -> _Moves:
+def _make_even_moves(histogram: Sequence[int], limit: int, max_segments: int) -> _BinMoves:
     """Fill bin after bin so that its space and its segments run out together.
 
     Best fit decreasing leaves the short examples for bins of their own, which are then full by count and nearly
@@ -449,7 +451,7 @@ def _even_moves(histogram: Sequence[int], limit: int, max_segments: int) -> _Mov
     moves: list[tuple[int, int, int, int, int]] = []
     made = 0
     while available:
-        members = _even_bin(available, counts, limit, max_segments)
+        members = _fill_even_bin(available, counts, limit, max_segments)
         bins = min(counts[length] // each for length, each in members.items())
         filled = 0
         for length, each in members.items():
@@ -460,10 +462,12 @@ def _even_moves(histogram: Sequence[int], limit: int, max_segments: int) -> _Mov
                 del available[bisect_left(available, length)]
         made += bins
     moves.sort(key=lambda move: -move[0])
-    return _Moves(*np.array([move[1:] for move in moves], dtype=np.int64).reshape(-1, 4).T)
+    return _BinMoves(*np.array([move[1:] for move in moves], dtype=np.int64).reshape(-1, 4).T)
 
 
-def _even_bin(available: Sequence[int], counts: Mapping[int, int], limit: int, max_segments: int) -> dict[int, int]:
+def _fill_even_bin(
+    available: Sequence[int], counts: Mapping[int, int], limit: int, max_segments: int
+) -> dict[int, int]:
     """Choose the lengths of one bin: length to number. `available` are the lengths left, ascending."""
     longest = available[-1]
     members = {longest: 1}
@@ -483,7 +487,7 @@ def _even_bin(available: Sequence[int], counts: Mapping[int, int], limit: int, m
     return members
 
 
-def _longest_first(lengths: Integers, limit: int) -> NDArray[np.int64]:
+def _sort_longest_first(lengths: Integers, limit: int) -> NDArray[np.int64]:
     """Sort example numbers by length descending, ties by number."""
     shortfall = limit - lengths
     if limit < 1 << 16:
@@ -492,20 +496,20 @@ def _longest_first(lengths: Integers, limit: int) -> NDArray[np.int64]:
     return np.argsort(shortfall, kind="stable")
 
 
-def _place(order: NDArray[np.int64], moves: _Moves) -> tuple[Integers, NDArray[np.int64]]:
+def _place_examples(order: NDArray[np.int64], moves: _BinMoves) -> tuple[Integers, NDArray[np.int64]]:
     """Carry out the moves on the sorted example numbers: all bins' members joined, and each bin's size."""
-    bins = indices_of(moves.first, moves.bins)
+    bins = expand_ranges(moves.first, moves.bins)
     each = np.repeat(moves.each, moves.bins)
     sizes = np.bincount(bins, weights=each).astype(np.int64)
     starts = np.cumsum(sizes) - sizes
-    slots = indices_of(starts[bins] + np.repeat(moves.filled, moves.bins), each)
+    slots = expand_ranges(starts[bins] + np.repeat(moves.filled, moves.bins), each)
     # 32 bits where they suffice: rows of them sort eight times as fast.
     grouped = np.empty(len(order), dtype=np.int32 if len(order) < 1 << 31 else np.int64)
     grouped[slots] = order
     return grouped, sizes
 
 
-def _in_order(grouped: Integers, sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _sort_bins(grouped: Integers, sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Sort the members of each bin, and the bins by their first member; return offsets and members.
 
     Bins of one size are the rows of a matrix, so that no loop goes over bins.
@@ -532,7 +536,7 @@ def _in_order(grouped: Integers, sizes: NDArray[np.int64]) -> tuple[NDArray[np.i
 # --- facts of planned sequences ---
 
 
-def indices_of(starts: Integers, lengths: Integers) -> NDArray[np.int64]:
+def expand_ranges(starts: Integers, lengths: Integers) -> NDArray[np.int64]:
     """Join the ranges `[starts[i], starts[i] + lengths[i])` into one index array: tokens are gathered once.
 
     starts 7 0, lengths 2 3 ─► 7 8 0 1 2
@@ -542,7 +546,9 @@ def indices_of(starts: Integers, lengths: Integers) -> NDArray[np.int64]:
     return np.repeat(starts - (ends - lengths), lengths) + np.arange(total, dtype=np.int64)
 
 
-def attention_spans(plan: Plan, *, block_cross_document_attention: bool) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+def attention_spans(
+    plan: SequencePlan, *, block_cross_document_attention: bool
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """Return span lengths int32[Q] (`seq_lengths` of all sequences joined) and their offsets int64[S + 1].
 
     Blocked attention makes a span of every segment, open attention one of every sequence.
@@ -554,12 +560,12 @@ def attention_spans(plan: Plan, *, block_cross_document_attention: bool) -> tupl
 
 def position_ids(span_lengths: Integers) -> NDArray[np.int32]:
     """Count from 0 within each span: lengths 3 2 ─► 0 1 2 0 1."""
-    return indices_of(np.zeros_like(span_lengths), span_lengths).astype(np.int32)
+    return expand_ranges(np.zeros_like(span_lengths), span_lengths).astype(np.int32)
 
 
-def segment_ids(plan: Plan) -> NDArray[np.int32]:
+def segment_ids(plan: SequencePlan) -> NDArray[np.int32]:
     """Count the segments of each sequence from 0: int32, one per token. Padding (-1) is the reader's."""
-    numbers = indices_of(np.zeros(plan.sequences, dtype=np.int64), np.diff(plan.sequence_offsets))
+    numbers = expand_ranges(np.zeros(plan.sequences, dtype=np.int64), np.diff(plan.sequence_offsets))
     return np.repeat(numbers, plan.ranges[:, 1]).astype(np.int32)
 
 
@@ -568,7 +574,7 @@ def cu_seqlens(span_lengths: Integers) -> NDArray[np.int32]:
     return np.concatenate([[0], np.cumsum(span_lengths)]).astype(np.int32)
 
 
-def targets(loss_mask: Bools, span_lengths: Integers) -> Bools:
+def mark_targets(loss_mask: Bools, span_lengths: Integers) -> Bools:
     """Say which positions are predicted: those of the mask that have a position before them in their span.
 
     The one definition of loss: position i predicts i + 1 iff both lie in one attention span and
@@ -580,16 +586,16 @@ def targets(loss_mask: Bools, span_lengths: Integers) -> Bools:
     return predicted
 
 
-def predicting(loss_mask: Bools, span_lengths: Integers) -> Bools:
+def mark_loss_positions(loss_mask: Bools, span_lengths: Integers) -> Bools:
     """Say which positions take a loss: each stands one before its target."""
-    return np.append(targets(loss_mask, span_lengths)[1:], False)[: len(loss_mask)]
+    return np.append(mark_targets(loss_mask, span_lengths)[1:], False)[: len(loss_mask)]
 
 
-def labels(
+def make_labels(
     input_ids: NDArray[np.int32], loss_mask: Bools, span_lengths: Integers, *, ignore_token_id: int | None
 ) -> NDArray[np.int32]:
     """Return unshifted labels: the token where it is a target, else -100; `ignore_token_id` never is."""
-    predicted = targets(loss_mask, span_lengths)
+    predicted = mark_targets(loss_mask, span_lengths)
     if ignore_token_id is not None:
         predicted &= input_ids != ignore_token_id
     return np.where(predicted, input_ids, np.int32(IGNORED_LABEL))

@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from rowmill.core.config import Config
-from rowmill.core.errors import ConfigError, one_of
+from rowmill.core.errors import ConfigError, join_choices
 
 FILLER = -1
 """Stands in a dealt order where a sequence is missing to a whole step."""
 
 Integers: TypeAlias = NDArray[np.integer[Any]]
-_FULL = 1 << 62
+_FULL_LOAD = 1 << 62
 # Steps are dealt side by side; a million members at a time stay within 100 MB of scratch space.
 _MEMBERS_AT_ONCE = 1 << 20
 
@@ -54,7 +54,7 @@ class Partitions(Config):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Dealt:
+class RankOrder:
     """The final order: place p shows place `order[p]` of the mixed order, or a filler (-1).
 
     order int64[P] · step_offsets int64[T + 1]: step s is `[step_offsets[s], step_offsets[s + 1])` · dropped
@@ -89,22 +89,22 @@ def check_world_size(world_size: int, batch_sizes: Sequence[tuple[int, int]]) ->
     """Refuse a world size that does not divide every batch size, naming two that do."""
     common = gcd(*(size for _, size in batch_sizes))
     if common % world_size:
-        sizes = one_of(dict.fromkeys(size for _, size in batch_sizes))
+        sizes = join_choices(dict.fromkeys(size for _, size in batch_sizes))
         raise ConfigError(
             f"partitions.world_size: {world_size} does not divide batch_size {sizes}; every rank gets as "
-            f"many sequences of a step; choose {one_of(_nearest_divisors(common, world_size))}, or another "
+            f"many sequences of a step; choose {join_choices(_find_nearest_divisors(common, world_size))}, or another "
             "batch_size"
         )
 
 
-def deal(
+def assign_ranks(
     partitions: Partitions,
     epoch_offsets: Integers,
     trained_tokens: Integers,
     *,
     batch_sizes: Sequence[tuple[int, int]],
     steps: int | None,
-) -> Dealt:
+) -> RankOrder:
     """Bring the mixed order to whole steps and deal the places inside each.
 
     `epoch_offsets` int64[E + 1] are the epochs of the mixed order, `trained_tokens` int64[N] its sequences'
@@ -118,15 +118,15 @@ def deal(
 
     """
     check_world_size(partitions.world_size, batch_sizes)
-    laid = _lay(partitions, epoch_offsets, batch_sizes, steps)
+    laid = _cut_steps(partitions, epoch_offsets, batch_sizes, steps)
     if partitions.balance == "none":
         return laid
     loads = np.where(laid.order == FILLER, 0, np.append(trained_tokens, 0)[laid.order])
-    order = _dealt(laid.order, laid.step_offsets, loads, partitions.balance_ranks)
-    return Dealt(order, laid.step_offsets, laid.dropped, laid.not_scheduled, laid.has_steps)
+    order = _balance_steps(laid.order, laid.step_offsets, loads, partitions.balance_ranks)
+    return RankOrder(order, laid.step_offsets, laid.dropped, laid.not_scheduled, laid.has_steps)
 
 
-def rank_positions(dealt: Dealt, rank: int, world_size: int) -> NDArray[np.int64]:
+def find_rank_positions(dealt: RankOrder, rank: int, world_size: int) -> NDArray[np.int64]:
     """Return the places of the dealt order that a rank takes: those p with p mod W = rank, ascending.
 
     Raises
@@ -142,14 +142,14 @@ def rank_positions(dealt: Dealt, rank: int, world_size: int) -> NDArray[np.int64
     if common % world_size:
         raise ConfigError(
             f"world_size {world_size} does not divide every step of this build; equal parts are needed; "
-            f"choose {one_of(_nearest_divisors(common, world_size))}, or build with partitions.world_size "
+            f"choose {join_choices(_find_nearest_divisors(common, world_size))}, or build with partitions.world_size "
             f"{world_size}"
         )
     return np.arange(rank, len(dealt.order), world_size, dtype=np.int64)
 
 
-def step_facts(
-    dealt: Dealt,
+def summarize_steps(
+    dealt: RankOrder,
     rank: int,
     world_size: int,
     *,
@@ -159,7 +159,7 @@ def step_facts(
     longest_segments: Integers,
 ) -> StepFacts:
     """Sum what a rank gets in each step; the four arrays are [N], by place of the mixed order."""
-    positions = rank_positions(dealt, rank, world_size)
+    positions = find_rank_positions(dealt, rank, world_size)
     # Steps need not begin at a multiple of the world size where windows stand for them.
     begins = np.searchsorted(positions, dealt.step_offsets)
     mine = dealt.order[positions]
@@ -170,24 +170,24 @@ def step_facts(
 
     longest = np.zeros(len(begins) - 1, dtype=np.int64)
     steps = np.repeat(np.arange(len(begins) - 1), np.diff(begins))
-    np.maximum.at(longest, steps, _at(longest_segments, mine))
+    np.maximum.at(longest, steps, _take_values(longest_segments, mine))
     return StepFacts(
         sequences=np.diff(begins).astype(np.int64),
         fillers=summed((mine == FILLER).astype(np.int64), begins),
-        segments=summed(_at(segments, mine), begins),
-        tokens=summed(_at(tokens, mine), begins),
-        trained_tokens=summed(_at(trained_tokens, mine), begins),
+        segments=summed(_take_values(segments, mine), begins),
+        tokens=summed(_take_values(tokens, mine), begins),
+        trained_tokens=summed(_take_values(trained_tokens, mine), begins),
         longest_segment=longest,
-        step_trained_tokens=summed(_at(trained_tokens, dealt.order), dealt.step_offsets),
+        step_trained_tokens=summed(_take_values(trained_tokens, dealt.order), dealt.step_offsets),
     )
 
 
-def _at(values: Integers, places: NDArray[np.int64]) -> NDArray[np.int64]:
+def _take_values(values: Integers, places: NDArray[np.int64]) -> NDArray[np.int64]:
     # Index -1, a filler, finds the 0 at the end: fillers hold nothing of the data.
     return np.append(values, 0).astype(np.int64)[places]
 
 
-def _nearest_divisors(number: int, wanted: int) -> list[int]:
+def _find_nearest_divisors(number: int, wanted: int) -> list[int]:
     """Return the two divisors of a number that are nearest to the one wanted."""
     divisors = [d for d in range(1, number + 1) if number % d == 0]
     return sorted(sorted(divisors, key=lambda d: (abs(d - wanted), d))[:2])
@@ -196,9 +196,9 @@ def _nearest_divisors(number: int, wanted: int) -> list[int]:
 # --- whole steps ---
 
 
-def _lay(
+def _cut_steps(
     partitions: Partitions, epoch_offsets: Integers, batch_sizes: Sequence[tuple[int, int]], steps: int | None
-) -> Dealt:
+) -> RankOrder:
     """Cut the mixed order into whole steps: with fillers where an epoch ends inside one, or without the rest."""
     offsets: list[int] = epoch_offsets.tolist()
     if partitions.remainder == "carry":
@@ -208,13 +208,13 @@ def _lay(
     lengths: list[int] = []
     for start, end in pairwise(offsets):
         count = end - start
-        added = _step_lengths(partitions, count, batch_sizes, len(lengths), steps)
+        added = _plan_step_lengths(partitions, count, batch_sizes, len(lengths), steps)
         lengths += added
         shown = min(count, sum(added))
         order += [np.arange(start, start + shown), np.full(sum(added) - shown, FILLER)]
         is_over = steps is not None and len(lengths) >= steps
         (not_scheduled if is_over else dropped).append(np.arange(start + shown, end))
-    return Dealt(
+    return RankOrder(
         order=np.concatenate(order),
         step_offsets=np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64),
         dropped=np.concatenate(dropped),
@@ -223,7 +223,7 @@ def _lay(
     )
 
 
-def _step_lengths(
+def _plan_step_lengths(
     partitions: Partitions,
     count: int,
     batch_sizes: Sequence[tuple[int, int]],
@@ -250,7 +250,7 @@ def _step_lengths(
 # --- places inside a step ---
 
 
-def _dealt(
+def _balance_steps(
     order: NDArray[np.int64], step_offsets: NDArray[np.int64], loads: NDArray[np.int64], balance_ranks: int
 ) -> NDArray[np.int64]:
     """Deal the places inside every step; steps of one length are the rows of a matrix."""
@@ -265,7 +265,7 @@ def _dealt(
             places = step_offsets[steps][:, None] + np.arange(length)
             # Rotated right by the step's number: place i of step s shows what was dealt to place i - s.
             turned = (np.arange(length) - steps[:, None]) % length
-            chosen = np.take_along_axis(_balanced(loads[places], factors), turned, axis=1)
+            chosen = np.take_along_axis(_balance_members(loads[places], factors), turned, axis=1)
             dealt[places] = np.take_along_axis(order[places], chosen, axis=1)
     return dealt
 
@@ -282,13 +282,13 @@ def _prime_factors(number: int) -> list[int]:
     return factors
 
 
-def _balanced(loads: NDArray[np.int64], factors: Sequence[int]) -> NDArray[np.int64]:
+def _balance_members(loads: NDArray[np.int64], factors: Sequence[int]) -> NDArray[np.int64]:
     """Return which member stands at each place of each step; `loads` is [steps, members]."""
     heaviest_first = np.argsort(-loads, axis=1, kind="stable")
-    return _spread(heaviest_first, np.take_along_axis(loads, heaviest_first, axis=1), factors)
+    return _spread_members(heaviest_first, np.take_along_axis(loads, heaviest_first, axis=1), factors)
 
 
-def _spread(members: NDArray[np.int64], loads: NDArray[np.int64], factors: Sequence[int]) -> NDArray[np.int64]:
+def _spread_members(members: NDArray[np.int64], loads: NDArray[np.int64], factors: Sequence[int]) -> NDArray[np.int64]:
     """Deal sorted members to f parts of equal size and near-equal load; part j fills every f-th place from j.
 
     Each member in turn goes to the lightest part with room, ties to the lowest; a part stays sorted, so that
@@ -308,9 +308,9 @@ def _spread(members: NDArray[np.int64], loads: NDArray[np.int64], factors: Seque
         part_loads[every, part] += loads[:, i]
         filled[every, part] += 1
         # A full part is heavier than any load can be.
-        part_loads[every, part] += np.where(filled[every, part] == room, _FULL, 0)
+        part_loads[every, part] += np.where(filled[every, part] == room, _FULL_LOAD, 0)
     dealt_members, dealt_loads = np.empty_like(members), np.empty_like(loads)
     np.put_along_axis(dealt_members, slots, members, axis=1)
     np.put_along_axis(dealt_loads, slots, loads, axis=1)
-    inner = _spread(dealt_members.reshape(-1, room), dealt_loads.reshape(-1, room), factors[1:])
+    inner = _spread_members(dealt_members.reshape(-1, room), dealt_loads.reshape(-1, room), factors[1:])
     return inner.reshape(rows, parts, room).transpose(0, 2, 1).reshape(rows, count)

@@ -31,23 +31,23 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rowmill.core.errors import ConfigError, IntegrityError, one_of
+from rowmill.core.errors import ConfigError, IntegrityError, join_choices
 from rowmill.core.storage import Store
 from rowmill.reader import layouts, published
 from rowmill.reader.layouts import Batch, LayoutName
-from rowmill.reader.published import Ints, Published
-from rowmill.reader.sequences import PackedSequence, Shelf
-from rowmill.reader.views import OnBatch, OnSequence, View
-from rowmill.reader.workers import WHOLE, WorkerShare, current_worker
+from rowmill.reader.published import Ints, PublishedBuild
+from rowmill.reader.sequences import PackedSequence, RowGroupCache
+from rowmill.reader.views import BatchFunction, SequenceFunction, View
+from rowmill.reader.workers import WHOLE_SHARE, WorkerShare, find_current_worker
 
-__all__ = ["Batch", "PackedSequence", "Reader", "Step", "View"]
+__all__ = ["Batch", "PackedSequence", "Reader", "TrainingStep", "View"]
 
 STATE_VERSION = 1
 """The shape of `state_dict()`; raise it when an older one can no longer be read."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrainingStep:
     """The step that the last delivered batch belongs to.
 
     `trained_tokens` are the targets of the whole step, all ranks together: what a summed loss is divided by.
@@ -101,16 +101,16 @@ class Reader:
         if tokenizer is not None:
             published.check_tokenizer(self._published, tokenizer)
         self._rank, self._world_size, self._batch_size, self._verify = rank, world_size, batch_size, verify
-        published.require_sequences(self._published, rank, self._number_at(self._published.places))
+        published.require_sequences(self._published, rank, self._find_number(self._published.places))
         self._view = View(
-            length=self._number_at(self._published.places),
-            fetch=_shelf(self._published, rank, world_size, verify=verify),
-            layout=layouts.layout(layout, pad_id=self._published.pad_id, pad_to=pad_to, as_torch=as_torch),
+            length=self._find_number(self._published.places),
+            fetch=_make_fetch(self._published, rank, world_size, verify=verify),
+            layout=layouts.make_layout(layout, pad_id=self._published.pad_id, pad_to=pad_to, as_torch=as_torch),
             batch_size=batch_size or 1,
         )
         self._next = 0
         self._origin = 0
-        self._step: Step | None = None
+        self._step: TrainingStep | None = None
         self._share: WorkerShare | None = None
         """The share that `_next` is the next batch of; None: where the whole rank stands, to be shared out."""
         self._is_begun_in_worker = False
@@ -128,22 +128,22 @@ class Reader:
             If the ranks' shares of a step are unequal, or if a worker that has delivered a part is to begin again.
 
         """
-        self._require_equal_shares(self._position())
+        self._require_equal_shares(self._find_position())
         share = self._begin_share()
         while self._next < len(self):
-            begin, step_end = self._next, self._step_end(self._next)
-            end = self._batch_end(begin)
+            begin, step_end = self._next, self._find_step_end(self._next)
+            end = self._find_batch_end(begin)
             batch = self._view.get_batch(np.arange(begin, end))
             # Counted before it is handed over: a state taken inside the loop includes the batch in hand.
             self._next = self._skip_batches(end, share.workers - 1)
-            self._step = self._step_of(begin, is_complete=end == step_end)
+            self._step = self._make_step(begin, is_complete=end == step_end)
             yield batch
 
     def _begin_share(self) -> WorkerShare:
         """Move on to the first batch of this process's share, and return that share."""
-        worker = current_worker()
+        worker = find_current_worker()
         if worker is None:
-            return WHOLE
+            return WHOLE_SHARE
         if self._is_begun_in_worker and self._next < len(self):
             raise ConfigError(
                 f"{self._published.where}: DataLoader {worker} is to begin a reader of which it has delivered a part; "
@@ -157,15 +157,15 @@ class Reader:
         return worker
 
     @property
-    def step(self) -> Step | None:
+    def step(self) -> TrainingStep | None:
         """The step of the last delivered batch; None before the first, and where the recipe has no `batch_size`."""
         return self._step
 
     def rewind(self) -> None:
         """Begin anew at the first batch of the order."""
-        self._stand_at(0, origin=0, share=None)
+        self._move_to(0, origin=0, share=None)
 
-    def _stand_at(self, number: int, *, origin: int, share: WorkerShare | None) -> None:
+    def _move_to(self, number: int, *, origin: int, share: WorkerShare | None) -> None:
         self._next, self._origin, self._step = number, origin, None
         self._share, self._is_begun_in_worker = share, False
 
@@ -176,14 +176,14 @@ class Reader:
         given. On every rank the position is the same. In one of several `DataLoader` workers both lead to the next
         batch of this worker's share.
         """
-        position = self._position()
-        share = self._share or WHOLE
+        position = self._find_position()
+        share = self._share or WHOLE_SHARE
         return {
             "version": STATE_VERSION,
             "order": self._published.order,
             "content": self._published.content,
             "position": position,
-            "taken": self._next - self._number_at(position),
+            "taken": self._next - self._find_number(position),
             "world_size": self._world_size,
             "batch_size": self._batch_size,
             "worker": share.worker,
@@ -204,7 +204,7 @@ class Reader:
             another `DataLoader` worker.
 
         """
-        self._require_own(state)
+        self._require_own_build(state)
         share = self._require_own_share(state)
         position, taken, before = int(state["position"]), int(state["taken"]), int(state["world_size"])
         if taken and before != self._world_size:
@@ -213,7 +213,7 @@ class Reader:
                 f"inside a step the same number is needed; go on with {before} ranks, or from a state between steps"
             )
         self._require_equal_shares(position)
-        self._stand_at(self._number_at(position) + taken, origin=position, share=share)
+        self._move_to(self._find_number(position) + taken, origin=position, share=share)
 
     # ── Sequences by number ────────────────────────────────────────────────────────────────────────
 
@@ -236,11 +236,11 @@ class Reader:
         """View the first `count` sequences."""
         return self._view.take(count)
 
-    def map(self, function: OnSequence) -> View:
+    def map(self, function: SequenceFunction) -> View:
         """View all sequences with a function put over each."""
         return self._view.map(function)
 
-    def map_batches(self, function: OnBatch) -> View:
+    def map_batches(self, function: BatchFunction) -> View:
         """View all sequences with a function put over each batch."""
         return self._view.map_batches(function)
 
@@ -288,11 +288,11 @@ class Reader:
 
     def train_sets(self) -> dict[str, View]:
         """View each dataset's own train sequences in the order of its plan: not mixed, shuffled or dealt to ranks."""
-        return self._sets("train")
+        return self._open_sets("train")
 
     def validation_sets(self, split: Literal["validation", "test"] = "validation") -> dict[str, View]:
         """View the held-out sequences of each dataset that has some, in recipe order; whole on every rank."""
-        return self._sets(split)
+        return self._open_sets(split)
 
     def validation_set(self, dataset: str, split: Literal["validation", "test"] = "validation") -> View:
         """View one dataset's held-out sequences.
@@ -306,24 +306,27 @@ class Reader:
         held = [name for name, one in self._published.sets.items() if one.shards.get(split)]
         if dataset not in held:
             raise ConfigError(
-                f"{split} set of {dataset!r}: this build has none; there are those of {one_of(held) or 'no dataset'}; "
+                f"{split} set of {dataset!r}: this build has none; there are those of "
+                f"{join_choices(held) or 'no dataset'}; "
                 f"choose one, or set datasets.{dataset}.splits"
             )
-        return self._set(dataset, split)
+        return self._open_set(dataset, split)
 
     def tagged_eval_sets(self, split: Literal["validation", "test"] = "validation") -> list[tuple[View, list[str]]]:
         """Return the held-out set and the tags of each dataset that has one, in recipe order.
 
         Datasets of weight 0 are among them: evaluated, not trained. A dataset's own name is always a tag.
         """
-        return [(view, list(self._published.sets[name].tags)) for name, view in self._sets(split).items()]
+        return [(view, list(self._published.sets[name].tags)) for name, view in self._open_sets(split).items()]
 
-    def _sets(self, split: str) -> dict[str, View]:
-        return {name: self._set(name, split) for name, one in self._published.sets.items() if one.shards.get(split)}
+    def _open_sets(self, split: str) -> dict[str, View]:
+        return {
+            name: self._open_set(name, split) for name, one in self._published.sets.items() if one.shards.get(split)
+        }
 
-    def _set(self, dataset: str, split: str) -> View:
+    def _open_set(self, dataset: str, split: str) -> View:
         shards, groups = published.open_set(self._published, dataset, split, verify=self._verify)
-        shelf = Shelf(self._published.store, 1, {0: (shards, groups)})
+        shelf = RowGroupCache(self._published.store, 1, {0: (shards, groups)})
         return replace(self._view, length=sum(shard.rows for shard in shards), fetch=shelf.at)
 
     # ── The build ──────────────────────────────────────────────────────────────────────────────────
@@ -346,52 +349,54 @@ class Reader:
     @property
     def data_files(self) -> dict[str, list[str]]:
         """The shards of each stored rank, in order: what `load_dataset("parquet", data_files=…)` takes."""
-        return {name: published.paths_of(self._published, shards) for name, shards in self._published.ranks.items()}
+        return {
+            name: published.list_shard_paths(self._published, shards) for name, shards in self._published.ranks.items()
+        }
 
     # ── Places and numbers: this rank's sequence n stands at place rank + n · world_size ───────────
 
-    def _number_at(self, place: int) -> int:
+    def _find_number(self, place: int) -> int:
         """Return the number of this rank's first sequence at or after a place."""
         return (place - self._rank + self._world_size - 1) // self._world_size
 
-    def _step_number(self, number: int) -> int:
+    def _find_step(self, number: int) -> int:
         return int(np.searchsorted(self._published.step_offsets, self._rank + number * self._world_size, "right")) - 1
 
-    def _step_end(self, number: int) -> int:
+    def _find_step_end(self, number: int) -> int:
         """Return the number that follows the last sequence of this rank in a sequence's step."""
-        return self._number_at(int(self._published.step_offsets[self._step_number(number) + 1]))
+        return self._find_number(int(self._published.step_offsets[self._find_step(number) + 1]))
 
-    def _batch_end(self, begin: int) -> int:
+    def _find_batch_end(self, begin: int) -> int:
         """Return the number that follows the last sequence of the batch that begins at a number."""
-        step_end = self._step_end(begin)
-        return min(begin + self._size(step_end - begin), step_end)
+        step_end = self._find_step_end(begin)
+        return min(begin + self._choose_batch_size(step_end - begin), step_end)
 
     def _skip_batches(self, number: int, batches: int) -> int:
         """Return the number at which the batch so many batches later begins, at most the end."""
         for _ in range(batches):
             if number >= len(self):
                 break
-            number = self._batch_end(number)
+            number = self._find_batch_end(number)
         return number
 
-    def _step_of(self, number: int, *, is_complete: bool) -> Step | None:
+    def _make_step(self, number: int, *, is_complete: bool) -> TrainingStep | None:
         if not self._published.has_steps:
             return None
-        step = self._step_number(number)
-        return Step(step, int(self._published.step_trained_tokens[step]), is_complete)
+        step = self._find_step(number)
+        return TrainingStep(step, int(self._published.step_trained_tokens[step]), is_complete)
 
-    def _size(self, left: int) -> int:
+    def _choose_batch_size(self, left: int) -> int:
         if self._batch_size is not None:
             return self._batch_size
         return left if self._published.has_steps else 1
 
-    def _position(self) -> int:
+    def _find_position(self) -> int:
         if self._published.has_steps:
-            return int(self._published.step_offsets[self._step_number(self._next)])
+            return int(self._published.step_offsets[self._find_step(self._next)])
         # Without steps all ranks together take a round of `world_size` places at a time.
-        return self._origin + (self._next - self._number_at(self._origin)) * self._world_size
+        return self._origin + (self._next - self._find_number(self._origin)) * self._world_size
 
-    def _require_own(self, state: Mapping[str, Any]) -> None:
+    def _require_own_build(self, state: Mapping[str, Any]) -> None:
         own = {"version": STATE_VERSION, "order": self._published.order, "content": self._published.content}
         for name, value in own.items():
             if state.get(name) != value:
@@ -403,9 +408,9 @@ class Reader:
     def _require_own_share(self, state: Mapping[str, Any]) -> WorkerShare | None:
         """Return the share that a state is of, None for the whole rank; refuse another worker's."""
         share = WorkerShare(int(state.get("worker", 0)), int(state.get("workers", 1)))
-        if share == WHOLE:
+        if share == WHOLE_SHARE:
             return None
-        where, here = self._published.where, current_worker()
+        where, here = self._published.where, find_current_worker()
         if here != share:
             raise ConfigError(
                 f"{where}: the state is of DataLoader {share}, and this is {here or 'a process without workers'}; each "
@@ -432,20 +437,21 @@ class Reader:
             above = next((d for d in range(self._world_size, common + 1) if common % d == 0), below)
             raise ConfigError(
                 f"world_size: {self._world_size} does not divide the steps from place {position} on; every rank takes "
-                f"as many sequences of a step; choose {one_of(dict.fromkeys((below, above)))}, or build with another "
+                f"as many sequences of a step; choose {join_choices(dict.fromkeys((below, above)))}, or build "
+                "with another "
                 "batch_size"
             )
 
 
-def _shelf(build: Published, rank: int, world_size: int, *, verify: bool) -> Any:
+def _make_fetch(build: PublishedBuild, rank: int, world_size: int, *, verify: bool) -> Any:
     """Return the function that reads this rank's sequences by number, from the stored ranks that hold them."""
     rounds = build.world_size // gcd(build.world_size, world_size)
     needed = sorted({(rank + k * world_size) % build.world_size for k in range(rounds)})
     groups = published.open_shards(build, needed, verify=verify)
     shards = list(build.ranks.values())
-    shelf = Shelf(build.store, build.world_size, {one: (shards[one], groups[one]) for one in needed})
-    return partial(_sequences_of_rank, shelf, rank, world_size)
+    shelf = RowGroupCache(build.store, build.world_size, {one: (shards[one], groups[one]) for one in needed})
+    return partial(_fetch_rank_sequences, shelf, rank, world_size)
 
 
-def _sequences_of_rank(shelf: Shelf, rank: int, world_size: int, numbers: Ints) -> list[PackedSequence]:
+def _fetch_rank_sequences(shelf: RowGroupCache, rank: int, world_size: int, numbers: Ints) -> list[PackedSequence]:
     return shelf.at(rank + numbers * world_size)

@@ -34,10 +34,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.core.errors import ConfigError
-from rowmill.reader.sequences import PackedSequence, Weights, positions
-from rowmill.schema.examples import WEIGHTS
+from rowmill.reader.sequences import PackedSequence, Weights, make_position_ids
+from rowmill.schema.examples import WEIGHT_COLUMN
 
-IGNORE = -100
+IGNORED_LABEL = -100
 """The label of a position without loss, as PyTorch's cross entropy skips it."""
 
 LayoutName: TypeAlias = Literal["flat", "padded"]
@@ -46,7 +46,7 @@ Batch: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class BatchLayout:
     """How batches are laid out; `pad_to` is the length of a batch's rows, None that of its longest."""
 
     name: LayoutName
@@ -54,17 +54,17 @@ class Layout:
     pad_to: int | None
     as_torch: bool
 
-    def lay(self, rows: Sequence[PackedSequence]) -> Batch:
+    def make_batch(self, rows: Sequence[PackedSequence]) -> Batch:
         """Make a batch of one or more sequences."""
         match self.name:
             case "flat":
-                batch = flat(rows, pad_id=self.pad_id, length=self.pad_to)
+                batch = join_flat(rows, pad_id=self.pad_id, length=self.pad_to)
             case "padded":
-                batch = padded(rows, pad_id=self.pad_id, length=self.pad_to)
-        return _tensors(batch) if self.as_torch else batch
+                batch = stack_padded(rows, pad_id=self.pad_id, length=self.pad_to)
+        return _make_tensors(batch) if self.as_torch else batch
 
 
-def layout(name: LayoutName, *, pad_id: int, pad_to: int | None, as_torch: bool | None) -> Layout:
+def make_layout(name: LayoutName, *, pad_id: int, pad_to: int | None, as_torch: bool | None) -> BatchLayout:
     """Check a layout that was asked for; `as_torch` None means: if torch is installed."""
     if name not in {"flat", "padded"}:
         raise ConfigError(f"layout: {name!r}; 'flat' and 'padded' are known; choose one")
@@ -73,45 +73,45 @@ def layout(name: LayoutName, *, pad_id: int, pad_to: int | None, as_torch: bool 
         raise ConfigError(
             "as_torch: torch is not installed here; it is needed for tensors; install it, or leave as_torch out"
         )
-    return Layout(name, pad_id, pad_to, installed if as_torch is None else as_torch)
+    return BatchLayout(name, pad_id, pad_to, installed if as_torch is None else as_torch)
 
 
-def flat(rows: Sequence[PackedSequence], *, pad_id: int, length: int | None) -> Batch:
+def join_flat(rows: Sequence[PackedSequence], *, pad_id: int, length: int | None) -> Batch:
     """Join sequences into one row [1, T]; spans are told apart by `cu_seq_lens_*` int32[K + 1].
 
     With `length` the row is filled up to it, for kernels that want one shape: the padding is one span more, without
     a target, and has −1 in `seq_idx`.
     """
     tokens = sum(len(row.input_ids) for row in rows)
-    gap = _gap(tokens, length)
+    gap = _count_padding(tokens, length)
     if gap:
         filler = np.full(gap, pad_id, np.int32)
-        rows = [*rows, PackedSequence(filler, np.full(gap, IGNORE, np.int32), np.array([gap], np.int32))]
+        rows = [*rows, PackedSequence(filler, np.full(gap, IGNORED_LABEL, np.int32), np.array([gap], np.int32))]
     lengths = np.concatenate([row.seq_lengths for row in rows])
     bounds = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=bounds[1:])
     longest = int(lengths.max(initial=0))
-    weights = _weights(rows)
+    weights = _collect_weights(rows)
     return {
         "input_ids": np.concatenate([row.input_ids for row in rows], dtype=np.int64)[None],
         "labels": np.concatenate([row.labels for row in rows], dtype=np.int64)[None],
-        "position_ids": positions(lengths)[None],
-        "seq_idx": np.repeat(_numbers(len(lengths), is_filled=gap > 0), lengths)[None],
+        "position_ids": make_position_ids(lengths)[None],
+        "seq_idx": np.repeat(_number_spans(len(lengths), is_filled=gap > 0), lengths)[None],
         "cu_seq_lens_q": bounds,
         "cu_seq_lens_k": bounds,
         "max_length_q": longest,
         "max_length_k": longest,
-    } | ({} if weights is None else {WEIGHTS: np.concatenate(weights)[None]})
+    } | ({} if weights is None else {WEIGHT_COLUMN: np.concatenate(weights)[None]})
 
 
-def _numbers(spans: int, *, is_filled: bool) -> NDArray[np.int32]:
+def _number_spans(spans: int, *, is_filled: bool) -> NDArray[np.int32]:
     numbers = np.arange(spans, dtype=np.int32)
     if is_filled:
         numbers[-1] = -1
     return numbers
 
 
-def _gap(tokens: int, length: int | None) -> int:
+def _count_padding(tokens: int, length: int | None) -> int:
     """Return how many tokens are missing to a length; none where no length is asked for."""
     wide = tokens if length is None else length
     if tokens > wide:
@@ -122,14 +122,14 @@ def _gap(tokens: int, length: int | None) -> int:
     return wide - tokens
 
 
-def padded(rows: Sequence[PackedSequence], *, pad_id: int, length: int | None) -> Batch:
+def stack_padded(rows: Sequence[PackedSequence], *, pad_id: int, length: int | None) -> Batch:
     """Stack sequences into [B, L], filled up at the right; `segment_ids` are -1 on padding.
 
     `attention_mask` tells padding alone: segments of one row are told apart by `segment_ids` or `position_ids`.
     """
     longest = max(len(row.input_ids) for row in rows)
-    wide = longest + _gap(longest, length)
-    fills = {"input_ids": pad_id, "labels": IGNORE, "position_ids": 0, "segment_ids": -1, "attention_mask": 0}
+    wide = longest + _count_padding(longest, length)
+    fills = {"input_ids": pad_id, "labels": IGNORED_LABEL, "position_ids": 0, "segment_ids": -1, "attention_mask": 0}
     batch = {name: np.full((len(rows), wide), fill, np.int64) for name, fill in fills.items()}
     for i, row in enumerate(rows):
         end = len(row.input_ids)
@@ -138,24 +138,27 @@ def padded(rows: Sequence[PackedSequence], *, pad_id: int, length: int | None) -
         batch["position_ids"][i, :end] = row.position_ids
         batch["segment_ids"][i, :end] = np.repeat(np.arange(len(row.seq_lengths)), row.seq_lengths)
         batch["attention_mask"][i, :end] = 1
-    weights = _weights(rows)
+    weights = _collect_weights(rows)
     if weights is None:
         return dict(batch)
     laid = np.zeros((len(rows), wide), np.float32)
     for i, own in enumerate(weights):
         laid[i, : len(own)] = own
-    return {**batch, WEIGHTS: laid}
+    return {**batch, WEIGHT_COLUMN: laid}
 
 
-def _weights(rows: Sequence[PackedSequence]) -> list[Weights] | None:
+def _collect_weights(rows: Sequence[PackedSequence]) -> list[Weights] | None:
     """Return the loss weights of every sequence; null if none has any."""
     if all(row.loss_weights is None for row in rows):
         return None
     # One that a function put over it left without weights has the default.
-    return [(row.labels != IGNORE).astype(np.float32) if row.loss_weights is None else row.loss_weights for row in rows]
+    return [
+        (row.labels != IGNORED_LABEL).astype(np.float32) if row.loss_weights is None else row.loss_weights
+        for row in rows
+    ]
 
 
-def _tensors(batch: Batch) -> Batch:
+def _make_tensors(batch: Batch) -> Batch:
     import torch  # pyright: ignore[reportMissingImports]
 
     return {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}

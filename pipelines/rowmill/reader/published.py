@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError
-from rowmill.core.storage import Store, digest, digest_bytes, digest_file
+from rowmill.core.storage import Store, digest_bytes, digest_file, digest_json
 
 Ints = NDArray[np.int64]
 
@@ -46,7 +46,7 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnSet:
+class DatasetShards:
     """A dataset's sequences as they were packed, by split, and the names under which its evaluation is grouped."""
 
     tags: tuple[str, ...]
@@ -54,7 +54,7 @@ class OwnSet:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Published:
+class PublishedBuild:
     """A build that trainers may read.
 
     `order` is the digest of the order, `content` of the packed shards that it shows. Place p of the order lies
@@ -76,7 +76,7 @@ class Published:
     step_trained_tokens: Ints
     card: dict[str, Any]
     ranks: dict[str, tuple[Shard, ...]]
-    sets: dict[str, OwnSet]
+    sets: dict[str, DatasetShards]
     waivers: tuple[str, ...]
 
     @property
@@ -85,11 +85,11 @@ class Published:
         return int(next((self.card[name] for name in ("pad_id", "eos_id") if self.card.get(name) is not None), 0))
 
 
-def _place(recipe: str) -> str:
+def _current_path(recipe: str) -> str:
     return f"{recipe}/gpu_partitions/current.json"
 
 
-def published_version(store: Store, recipe: str) -> str | None:
+def find_published_version(store: Store, recipe: str) -> str | None:
     """Return which version of a recipe's ranks trainers open, or None if nothing was published.
 
     It need not be the newest, nor the current one: a rank that was built alone is both, and is not published.
@@ -100,11 +100,11 @@ def published_version(store: Store, recipe: str) -> str | None:
         If `current.json` is not as it was written.
 
     """
-    at = _place(recipe)
-    return str(_as_published(store, at, recipe)["version"]) if store.exists(at) else None
+    at = _current_path(recipe)
+    return str(_read_current(store, at, recipe)["version"]) if store.exists(at) else None
 
 
-def _as_published(store: Store, at: str, recipe: str) -> dict[str, Any]:
+def _read_current(store: Store, at: str, recipe: str) -> dict[str, Any]:
     """Return `current.json` as the build wrote it.
 
     Raises
@@ -123,7 +123,7 @@ def _as_published(store: Store, at: str, recipe: str) -> dict[str, Any]:
     return raw
 
 
-def open_published(store: Store, recipe: str) -> Published:
+def open_published(store: Store, recipe: str) -> PublishedBuild:
     """Read what a recipe last published.
 
     Raises
@@ -132,16 +132,16 @@ def open_published(store: Store, recipe: str) -> Published:
         If nothing was published, or what was is not whole.
 
     """
-    at = _place(recipe)
+    at = _current_path(recipe)
     where = store.path(at)
     if not store.exists(at):
         raise IntegrityError(
             f"{where}: missing; it is written once every rank of a recipe is built and no token was lost; run "
             f"`rowmill build` on {recipe!r}, or name another root or recipe"
         )
-    raw = _as_published(store, at, recipe)
+    raw = _read_current(store, at, recipe)
     try:
-        found = _from_json(store, where, raw)
+        found = _parse_published(store, where, raw)
     except (KeyError, TypeError, ValueError) as error:
         raise IntegrityError(
             f"{where}: {type(error).__name__} {error}; it must be as this version writes it; build {recipe!r} again"
@@ -155,7 +155,7 @@ def open_published(store: Store, recipe: str) -> Published:
     return found
 
 
-def _from_json(store: Store, where: str, raw: dict[str, Any]) -> Published:
+def _parse_published(store: Store, where: str, raw: dict[str, Any]) -> PublishedBuild:
     ranks = {
         name: tuple(Shard(path, rows, what) for path, rows, what in one["files"]) for name, one in raw["ranks"].items()
     }
@@ -164,18 +164,18 @@ def _from_json(store: Store, where: str, raw: dict[str, Any]) -> Published:
     first = next(iter(raw["ranks"].values()))["folder"]
     offsets, trained = np.array([0, places]), np.zeros(1, np.int64)
     if raw["has_steps"]:
-        offsets, trained = _steps(store, f"{first}/facts.parquet", world_size)
+        offsets, trained = _read_steps(store, f"{first}/facts.parquet", world_size)
     if int(offsets[-1]) != places:
         raise IntegrityError(
             f"{store.path(first)}/facts.parquet: its steps end at place {int(offsets[-1])}; {where} says {places}; "
             "build again"
         )
-    return Published(
+    return PublishedBuild(
         store=store,
         where=where,
         recipe=str(raw["recipe"]),
         order=str(raw["order"]),
-        content=digest(
+        content=digest_json(
             sorted((key, version) for key, version in raw["inputs"].items() if key.endswith("/packed_shards"))
         ),
         world_size=world_size,
@@ -186,19 +186,19 @@ def _from_json(store: Store, where: str, raw: dict[str, Any]) -> Published:
         step_trained_tokens=trained.astype(np.int64),
         card=dict(raw["card"]),
         ranks=ranks,
-        sets={name: _own_set(one) for name, one in raw["sets"].items()},
+        sets={name: _parse_dataset_shards(one) for name, one in raw["sets"].items()},
         waivers=tuple(raw["waivers"]),
     )
 
 
-def _own_set(raw: dict[str, Any]) -> OwnSet:
+def _parse_dataset_shards(raw: dict[str, Any]) -> DatasetShards:
     shards = {split: tuple(Shard(*one) for one in files) for split, files in raw["shards"].items()}
-    return OwnSet(tuple(raw["tags"]), shards)
+    return DatasetShards(tuple(raw["tags"]), shards)
 
 
-def _steps(store: Store, path: str, world_size: int) -> tuple[Ints, Ints]:
+def _read_steps(store: Store, path: str, world_size: int) -> tuple[Ints, Ints]:
     if not store.exists(path):
-        _refuse_missing(store.path(path))
+        _raise_missing(store.path(path))
     table = store.unchecked_table(path, ("sequences", "step_trained_tokens"))
     # Every rank of the build has as many sequences of a step.
     sizes = table.column("sequences").to_numpy().astype(np.int64) * world_size
@@ -208,7 +208,7 @@ def _steps(store: Store, path: str, world_size: int) -> tuple[Ints, Ints]:
 # ── Checks ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def require_sequences(published: Published, rank: int, sequences: int) -> None:
+def require_sequences(published: PublishedBuild, rank: int, sequences: int) -> None:
     """Refuse a rank without a sequence: a loop over it would end at once and say nothing.
 
     Raises
@@ -227,7 +227,7 @@ def require_sequences(published: Published, rank: int, sequences: int) -> None:
     )
 
 
-def check_tokenizer(published: Published, folder: str | Path) -> None:
+def check_tokenizer(published: PublishedBuild, folder: str | Path) -> None:
     """Refuse a build that was made with another `tokenizer.json` than the folder's."""
     expected = cast("dict[str, str]", published.card["tokenizer_files"])["tokenizer.json"]
     file = Path(folder) / "tokenizer.json"
@@ -241,7 +241,7 @@ def check_tokenizer(published: Published, folder: str | Path) -> None:
         )
 
 
-def open_shards(published: Published, ranks: Iterable[int], *, verify: bool) -> dict[int, tuple[Ints, ...]]:
+def open_shards(published: PublishedBuild, ranks: Iterable[int], *, verify: bool) -> dict[int, tuple[Ints, ...]]:
     """Check the shards of some stored ranks; return per rank and shard where its row groups begin and end.
 
     Raises
@@ -254,13 +254,13 @@ def open_shards(published: Published, ranks: Iterable[int], *, verify: bool) -> 
     names = list(published.ranks)
     built = {"order": published.order, "world_size": str(published.world_size)}
     return {
-        rank: _all_checked(published, published.ranks[names[rank]], {**built, "rank": str(rank)}, verify=verify)
+        rank: _check_shards(published, published.ranks[names[rank]], {**built, "rank": str(rank)}, verify=verify)
         for rank in ranks
     }
 
 
 def open_set(
-    published: Published, name: str, split: str, *, verify: bool
+    published: PublishedBuild, name: str, split: str, *, verify: bool
 ) -> tuple[tuple[Shard, ...], tuple[Ints, ...]]:
     """Check a dataset's own shards of a split; return them, and where the row groups of each begin and end.
 
@@ -272,73 +272,73 @@ def open_set(
     """
     shards = published.sets[name].shards.get(split, ())
     card = {"recipe": published.recipe, "dataset": name}
-    return shards, _all_checked(published, shards, card, verify=verify)
+    return shards, _check_shards(published, shards, card, verify=verify)
 
 
-def _all_checked(
-    published: Published, shards: Sequence[Shard], expected: Mapping[str, str], *, verify: bool
+def _check_shards(
+    published: PublishedBuild, shards: Sequence[Shard], expected: Mapping[str, str], *, verify: bool
 ) -> tuple[Ints, ...]:
     """Check shards side by side: a rank may have thousands, and a remote footer takes as long as the way to it."""
     with ThreadPoolExecutor(max_workers=CHECKED_AT_ONCE) as threads:
-        return tuple(threads.map(lambda shard: _checked(published, shard, expected, verify=verify), shards))
+        return tuple(threads.map(lambda shard: _check_shard(published, shard, expected, verify=verify), shards))
 
 
-def parquet(store: Store, path: str) -> pq.ParquetFile:
+def open_parquet(store: Store, path: str) -> pq.ParquetFile:
     """Open a shard; a local one is read by Arrow itself, not through Python. Close it with `force=True`."""
     return pq.ParquetFile(store.path(path) if store.is_local else store.open(path))
 
 
-def _checked(published: Published, shard: Shard, expected: Mapping[str, str], *, verify: bool) -> Ints:
+def _check_shard(published: PublishedBuild, shard: Shard, expected: Mapping[str, str], *, verify: bool) -> Ints:
     where = published.store.path(shard.path)
     if not published.store.exists(shard.path):
-        _refuse_missing(where)
+        _raise_missing(where)
     try:
-        opened = parquet(published.store, shard.path)
+        opened = open_parquet(published.store, shard.path)
     except (pa.ArrowInvalid, OSError) as error:
         raise IntegrityError(f"{where}: no readable Parquet file ({error}); remove it and build again") from error
     metadata, schema = opened.metadata, opened.schema_arrow
     opened.close(force=True)
-    _require(where, "rows", metadata.num_rows, shard.rows)
-    _require(where, "bytes", _size(published.store, shard.path), _size_by_footer(metadata))
+    _require_equal(where, "rows", metadata.num_rows, shard.rows)
+    _require_equal(where, "bytes", _read_file_size(published.store, shard.path), _compute_size_by_footer(metadata))
     card = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
     for name, value in {**expected, "tokenizer_digest": str(published.card["tokenizer_digest"])}.items():
-        _require(where, name, card.get(f"rowmill.{name}"), value)
+        _require_equal(where, name, card.get(f"rowmill.{name}"), value)
     if verify:
-        _require(where, "digest", _digest(published.store, shard.path), shard.digest)
+        _require_equal(where, "digest", _digest_shard(published.store, shard.path), shard.digest)
     groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(groups, dtype=np.int64)))
 
 
-def _require(where: str, what: str, found: object, expected: object) -> None:
+def _require_equal(where: str, what: str, found: object, expected: object) -> None:
     if found != expected:
         raise IntegrityError(f"{where}: {what} {found}; {expected} was published; remove the file and build again")
 
 
-def _refuse_missing(where: str) -> NoReturn:
+def _raise_missing(where: str) -> NoReturn:
     raise IntegrityError(f"{where}: missing; current.json names it; copy the whole folder, or build again")
 
 
-def _size(store: Store, path: str) -> int:
+def _read_file_size(store: Store, path: str) -> int:
     with store.open(path) as handle:
         return handle.seek(0, 2)
 
 
-def _size_by_footer(metadata: Any) -> int:
+def _compute_size_by_footer(metadata: Any) -> int:
     end = 4
     for group in range(metadata.num_row_groups):
         columns = (metadata.row_group(group).column(i) for i in range(metadata.num_columns))
-        end = max(end, *(_begin(column) + column.total_compressed_size for column in columns))
+        end = max(end, *(_find_column_start(column) + column.total_compressed_size for column in columns))
     return end + metadata.serialized_size + _PARQUET_TAIL_BYTES
 
 
-def _begin(column: Any) -> int:
+def _find_column_start(column: Any) -> int:
     return column.data_page_offset if column.dictionary_page_offset is None else column.dictionary_page_offset
 
 
-def _digest(store: Store, path: str) -> str:
+def _digest_shard(store: Store, path: str) -> str:
     return digest_file(store.local(path)) if store.is_local else digest_bytes(store.read(path))
 
 
-def paths_of(published: Published, shards: Sequence[Shard]) -> list[str]:
+def list_shard_paths(published: PublishedBuild, shards: Sequence[Shard]) -> list[str]:
     """Return the full paths or URLs of shards."""
     return [published.store.path(shard.path) for shard in shards]

@@ -23,14 +23,14 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rowmill.core.storage import Store
-from rowmill.reader.published import Ints, Shard, parquet
-from rowmill.schema.examples import WEIGHTS
+from rowmill.reader.published import Ints, Shard, open_parquet
+from rowmill.schema.examples import WEIGHT_COLUMN
 
 Tokens = NDArray[np.int32]
 Weights = NDArray[np.float32]
 
 _COLUMNS = ("input_ids", "labels", "seq_lengths")
-_WEIGHTED_COLUMNS = (*_COLUMNS, WEIGHTS)
+_WEIGHTED_COLUMNS = (*_COLUMNS, WEIGHT_COLUMN)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +49,7 @@ class PackedSequence:
     @property
     def position_ids(self) -> Ints:
         """Return int64[T], from 0 in each attention span."""
-        return positions(self.seq_lengths)
+        return make_position_ids(self.seq_lengths)
 
     def copy(self) -> "PackedSequence":
         """Return a copy that does not keep a whole decoded row group in memory."""
@@ -57,13 +57,13 @@ class PackedSequence:
         return PackedSequence(self.input_ids.copy(), self.labels.copy(), self.seq_lengths.copy(), weights)
 
 
-def positions(lengths: Tokens) -> Ints:
+def make_position_ids(lengths: Tokens) -> Ints:
     """Return 0, 1, … in each span, end to end: lengths 3, 2 give 0 1 2 0 1."""
     ends = np.cumsum(lengths, dtype=np.int64)
     return np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64) - np.repeat(ends - lengths, lengths)
 
 
-class Shelf:
+class RowGroupCache:
     """The stored ranks that one reader needs, each with one decoded row group.
 
     Safe to share among threads. A copy in another process, forked or pickled, opens its own files.
@@ -73,16 +73,16 @@ class Shelf:
         self, store: Store, world_size: int, ranks: Mapping[int, tuple[Sequence[Shard], Sequence[Ints]]]
     ) -> None:
         self._store, self._world_size, self._stored = store, world_size, ranks
-        self._open()
+        self._open_ranks()
 
-    def _open(self) -> None:
+    def _open_ranks(self) -> None:
         self._process = os.getpid()
         self._ranks = {rank: _StoredRank(self._store, *stored) for rank, stored in self._stored.items()}
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how another process opens the same stored ranks."""
-        return Shelf, (self._store, self._world_size, self._stored)
+        return RowGroupCache, (self._store, self._world_size, self._stored)
 
     def at(self, places: Ints) -> list[PackedSequence]:
         """Return the sequences at some places of the order, which may come in any order.
@@ -91,7 +91,7 @@ class Shelf:
         """
         if self._process != os.getpid():
             # Forked: the position in an inherited file is the parent's too, and its lock may never be released.
-            self._open()
+            self._open_ranks()
         ranks, rows = places % self._world_size, places // self._world_size
         found: dict[int, PackedSequence] = {}
         with self._lock:
@@ -109,29 +109,29 @@ class _StoredRank:
         self._group_in_shard = np.concatenate([np.arange(len(one)) for one in counts] or [np.empty(0, np.int64)])
         self._ends = np.cumsum(np.concatenate(counts or [np.empty(0, np.int64)]))
         self._file: tuple[int, pq.ParquetFile] | None = None
-        self._group = (-1, _Group.empty())
+        self._group = (-1, _DecodedRowGroup.empty())
 
     def row(self, row: int) -> PackedSequence:
         number = int(np.searchsorted(self._ends, row, "right"))
         if number != self._group[0]:
-            self._group = (number, self._read(number))
+            self._group = (number, self._read_group(number))
         first = int(self._ends[number - 1]) if number else 0
         return self._group[1].row(row - first)
 
-    def _read(self, number: int) -> "_Group":
+    def _read_group(self, number: int) -> "_DecodedRowGroup":
         shard = int(self._shard_of_group[number])
         if self._file is None or self._file[0] != shard:
             if self._file is not None:
                 self._file[1].close(force=True)
-            self._file = (shard, parquet(self._store, self._shards[shard].path))
+            self._file = (shard, open_parquet(self._store, self._shards[shard].path))
         file, group = self._file[1], int(self._group_in_shard[number])
-        names = _WEIGHTED_COLUMNS if WEIGHTS in file.schema_arrow.names else _COLUMNS
+        names = _WEIGHTED_COLUMNS if WEIGHT_COLUMN in file.schema_arrow.names else _COLUMNS
         table = file.read_row_group(group, columns=list(names), use_threads=self._store.is_local).combine_chunks()
-        return _Group.of(*(table.column(name).chunk(0) for name in names))
+        return _DecodedRowGroup.of(*(table.column(name).chunk(0) for name in names))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Group:
+class _DecodedRowGroup:
     """A decoded row group, flat; bounds are plain lists because they are used one by one."""
 
     ids: Tokens
@@ -142,14 +142,14 @@ class _Group:
     weights: Weights | None = None
 
     @classmethod
-    def empty(cls) -> "_Group":
+    def empty(cls) -> "_DecodedRowGroup":
         nothing = np.empty(0, np.int32)
         return cls(nothing, nothing, [0], nothing, [0])
 
     @classmethod
     def of(
         cls, ids: pa.ListArray, labels: pa.ListArray, lengths: pa.ListArray, weights: pa.ListArray | None = None
-    ) -> "_Group":
+    ) -> "_DecodedRowGroup":
         return cls(
             ids=ids.values.to_numpy(),
             labels=labels.values.to_numpy(),

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from rowmill.core import permutation
 from rowmill.core.errors import ConfigError
-from rowmill.reader.layouts import Layout
+from rowmill.reader.layouts import BatchLayout
 from rowmill.reader.sequences import PackedSequence
-from rowmill.reader.workers import WHOLE, current_worker
+from rowmill.reader.workers import WHOLE_SHARE, find_current_worker
 
 Ints = NDArray[np.int64]
-OnSequence: TypeAlias = Callable[[PackedSequence], PackedSequence]
-OnBatch: TypeAlias = Callable[[Any], Any]
+SequenceFunction: TypeAlias = Callable[[PackedSequence], PackedSequence]
+BatchFunction: TypeAlias = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,9 +31,9 @@ class View:
 
     length: int
     fetch: Callable[[Ints], list[PackedSequence]]
-    layout: Layout
+    layout: BatchLayout
     batch_size: int
-    on_batch: OnBatch | None = None
+    on_batch: BatchFunction | None = None
 
     def __len__(self) -> int:
         return self.length
@@ -49,7 +49,7 @@ class View:
 
         In a `DataLoader` worker: this worker's share of them.
         """
-        share = current_worker() or WHOLE
+        share = find_current_worker() or WHOLE_SHARE
         for begin in range(0, self.length, self.batch_size)[share.worker :: share.workers]:
             yield self.get_batch(range(begin, min(begin + self.batch_size, self.length)))
 
@@ -60,7 +60,7 @@ class View:
             raise ConfigError("get_batch: no index; a batch has at least one sequence; give one")
         if numbers.min() < -self.length or numbers.max() >= self.length:
             raise IndexError(f"sequences {numbers.min()} to {numbers.max()} of {self.length}")
-        batch = self.layout.lay(self.fetch(numbers % self.length))
+        batch = self.layout.make_batch(self.fetch(numbers % self.length))
         return batch if self.on_batch is None else self.on_batch(batch)
 
     def slice_dataset(self, start: int, stop: int) -> "View":
@@ -73,12 +73,12 @@ class View:
         """Keep the first `count` sequences, or all if there are fewer."""
         return self.slice_dataset(0, max(0, count))
 
-    def map(self, function: OnSequence) -> "View":
+    def map(self, function: SequenceFunction) -> "View":
         """Put a function over each sequence before it is laid out; it returns a new sequence."""
         fetch = self.fetch
         return replace(self, fetch=lambda numbers: [function(row) for row in fetch(numbers)])
 
-    def map_batches(self, function: OnBatch) -> "View":
+    def map_batches(self, function: BatchFunction) -> "View":
         """Put a function over each batch; it may return anything."""
         before = self.on_batch
         return replace(self, on_batch=function if before is None else lambda batch: function(before(batch)))
@@ -87,7 +87,7 @@ class View:
         """Bring the sequences into another order, the same for the same seed."""
         if not self.length:
             return self
-        return self._reordered(permutation.feistel(self.length, permutation.key(seed, "view")))
+        return self._reorder(permutation.make_feistel(self.length, permutation.hash_labels(seed, "view")))
 
     def era_shuffle(self, seed: int, *, era_length: int) -> "View":
         """Shuffle inside runs of `era_length` sequences (the last may be shorter); the runs keep their order."""
@@ -99,14 +99,14 @@ class View:
             out = np.empty_like(numbers)
             for era in np.unique(eras).tolist():
                 begin = era * era_length
-                key = permutation.key(seed, "view", "era", era)
-                inside = permutation.feistel(min(era_length, self.length - begin), key)
+                key = permutation.hash_labels(seed, "view", "era", era)
+                inside = permutation.make_feistel(min(era_length, self.length - begin), key)
                 out[eras == era] = begin + inside(numbers[eras == era] - begin)
             return out
 
-        return self._reordered(moved)
+        return self._reorder(moved)
 
-    def _reordered(self, order: Callable[[Ints], Ints]) -> "View":
+    def _reorder(self, order: Callable[[Ints], Ints]) -> "View":
         fetch = self.fetch
         return replace(self, fetch=lambda numbers: fetch(order(numbers)))
 

@@ -27,11 +27,11 @@ class WorkerShare:
         return f"worker {self.worker} of {self.workers}"
 
 
-WHOLE = WorkerShare(0, 1)
+WHOLE_SHARE = WorkerShare(0, 1)
 """All batches: the share of a process without workers, and of the only worker."""
 
 
-def current_worker() -> WorkerShare | None:
+def find_current_worker() -> WorkerShare | None:
     """Return the share of the `DataLoader` worker that this process is; None if it is none.
 
     torch is not imported: a worker process has done that before it runs a dataset.

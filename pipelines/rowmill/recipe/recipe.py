@@ -21,13 +21,13 @@ from rowmill.conversation.masking import Loss
 from rowmill.conversation.rendering.renderer import Template
 from rowmill.conversation.truncation import Truncation
 from rowmill.core import config
-from rowmill.core.config import Config, kind_of
-from rowmill.core.errors import ConfigError, nearest, one_of
+from rowmill.core.config import Config, describe_type
+from rowmill.core.errors import ConfigError, join_choices, suggest_name
 from rowmill.core.storage import check_name
-from rowmill.exports import AnyExport, DatasetProspect, Prospect
-from rowmill.formats import KINDS, Auto, Format, Records
-from rowmill.formats.custom import find as find_class
-from rowmill.formats.custom import registered, source_digest, way_of
+from rowmill.exports import AnyExport, DatasetSummary, RecipeSummary
+from rowmill.formats import FORMAT_KINDS, Auto, Format, Records
+from rowmill.formats.custom import find_format as find_class
+from rowmill.formats.custom import get_format_method, hash_format_source, list_registered_formats
 from rowmill.formats.filters import Filters
 from rowmill.formats.reasoning import Reasoning
 from rowmill.formats.splits import Splits
@@ -35,12 +35,17 @@ from rowmill.formats.tool_calls import Tools
 from rowmill.packing.mixture import Mixture
 from rowmill.packing.plan import Packing
 from rowmill.packing.rank_assignment import Partitions, check_world_size
-from rowmill.schema.rows import Kind
-from rowmill.sources import Generated, Source
+from rowmill.schema.rows import RowKind
+from rowmill.sources import GeneratedSource, Source
 from rowmill.tabular.table_contract import TableContract
-from rowmill.tokenization.tokenizer_source import TokenizerChoice, find_folder, folder_digest, require_no_revision
+from rowmill.tokenization.tokenizer_source import (
+    TokenizerChoice,
+    find_tokenizer_folder,
+    hash_tokenizer_folder,
+    require_no_revision,
+)
 
-GROUPS: dict[str, type[Config]] = {
+OPTION_GROUPS: dict[str, type[Config]] = {
     "reasoning": Reasoning,
     "tools": Tools,
     "template": Template,
@@ -52,13 +57,13 @@ GROUPS: dict[str, type[Config]] = {
 }
 """The option groups of a dataset by name."""
 
-_ALL = frozenset(GROUPS)
+_ALL_GROUPS = frozenset(OPTION_GROUPS)
 GROUPS_READ: dict[str, frozenset[str]] = {
-    "chat": _ALL,
-    "auto": _ALL,
-    "supervised": _ALL - {"reasoning", "tools", "template"},
-    "text": _ALL - {"reasoning", "tools", "template", "loss"},
-    "python": _ALL,
+    "chat": _ALL_GROUPS,
+    "auto": _ALL_GROUPS,
+    "supervised": _ALL_GROUPS - {"reasoning", "tools", "template"},
+    "text": _ALL_GROUPS - {"reasoning", "tools", "template", "loss"},
+    "python": _ALL_GROUPS,
     "records": frozenset({"filters", "splits", "packing"}),
 }
 """Which groups a format's kind reads; another group in such a dataset is an error."""
@@ -117,14 +122,14 @@ class Dataset(Config):
     """How examples share sequences."""
 
     @model_validator(mode="after")
-    def _can_be_packed(self) -> "Dataset":
+    def _require_packable_rows(self) -> "Dataset":
         """Refuse a way of packing that the kind's rows cannot take, before a row is read."""
         self.packing.strategy_for(self.row_kind)
         return self
 
     @model_validator(mode="after")
-    def _generated_records_are_records(self) -> "Dataset":
-        if isinstance(self.source, Generated) and self.format.kind != "records":
+    def _require_records_format(self) -> "Dataset":
+        if isinstance(self.source, GeneratedSource) and self.format.kind != "records":
             raise ValueError(
                 f"source.generated: {self.source.generated} holds records of a table, and format.kind is "
                 f"{self.format.kind}; records is needed; set format: {{kind: records}}"
@@ -176,7 +181,7 @@ class Dataset(Config):
             raise ValueError(
                 f"splits.{'group_key' if asked not in (None, own) else 'time_key'}: in {form.mode} mode a split takes "
                 "whole "
-                f"groups of {one_of(own) or 'one series'}; no other key is allowed; delete it"
+                f"groups of {join_choices(own) or 'one series'}; no other key is allowed; delete it"
             )
         if splits.is_exact and splits.time_key is not None:
             raise ValueError("splits.time_key with a number of rows or method: exact; one decides; delete one of them")
@@ -193,7 +198,7 @@ class Dataset(Config):
         return self
 
     @property
-    def row_kind(self) -> Kind:
+    def row_kind(self) -> RowKind:
         """What most of its rows are."""
         return ROW_KINDS[self.format.kind]
 
@@ -209,15 +214,15 @@ class Dataset(Config):
         return joined or self.packing.slice_strategy is not None
 
 
-def _generates(dataset: Dataset) -> bool:
+def _has_generation(dataset: Dataset) -> bool:
     """Tell whether a model's records are parsed for a dataset that has data of its own."""
     form = dataset.format
-    return isinstance(form, Records) and form.generation is not None and not isinstance(dataset.source, Generated)
+    return isinstance(form, Records) and form.generation is not None and not isinstance(dataset.source, GeneratedSource)
 
 
-def _prospect(dataset: Dataset) -> DatasetProspect:
+def _summarize_dataset(dataset: Dataset) -> DatasetSummary:
     """Return what decides which exports a dataset can go into."""
-    return DatasetProspect(
+    return DatasetSummary(
         kind=dataset.row_kind,
         is_joined=dataset.packing.strategy_for(dataset.row_kind) == "concat",
         is_open=not dataset.packing.block_cross_document_attention,
@@ -225,7 +230,7 @@ def _prospect(dataset: Dataset) -> DatasetProspect:
     )
 
 
-ROW_KINDS: dict[str, Kind] = {
+ROW_KINDS: dict[str, RowKind] = {
     "chat": "conversation",
     "auto": "conversation",
     "supervised": "pair",
@@ -326,7 +331,8 @@ class Recipe(Config):
         for waiver in self.gates.waivers:
             if waiver.dataset is not None and waiver.dataset not in self.datasets:
                 raise ValueError(
-                    f"gates.waivers: {waiver.dataset!r} is no dataset; choose {one_of(self.datasets)}; a waiver that "
+                    f"gates.waivers: {waiver.dataset!r} is no dataset; choose {join_choices(self.datasets)}; a "
+                    "waiver that "
                     "covers nothing would be believed to cover something"
                 )
         return self
@@ -339,7 +345,9 @@ class Recipe(Config):
             for _, weights in cast("Iterable[tuple[int, Mapping[str, float] | None]]", stages):
                 for name in weights or {}:
                     if name not in self.datasets:
-                        raise ValueError(f"mixture.{field}: {name!r} is no dataset; choose {one_of(self.datasets)}")
+                        raise ValueError(
+                            f"mixture.{field}: {name!r} is no dataset; choose {join_choices(self.datasets)}"
+                        )
                     if field == "num_validation_sequences" and self.datasets[name].row_kind == "record":
                         raise ValueError(
                             f"mixture.{field}: {name} holds records, whose splits are decided before they are put into "
@@ -351,25 +359,26 @@ class Recipe(Config):
     def _generated_records_come_from_another_dataset(self) -> "Recipe":
         """Refuse a source that nothing is generated for; what another recipe generated is found when it is read."""
         for name, dataset in self.datasets.items():
-            if not isinstance(dataset.source, Generated):
+            if not isinstance(dataset.source, GeneratedSource):
                 continue
             recipe, origin = dataset.source.dataset_key(self.name)
             if recipe != self.name:
                 continue
-            able = [one for one, other in self.datasets.items() if one != name and _generates(other)]
+            able = [one for one, other in self.datasets.items() if one != name and _has_generation(other)]
             if origin not in able:
                 raise ValueError(
                     f"datasets.{name}.source.generated: {origin!r} is no other dataset of this recipe with a "
-                    f"format.generation block; {'there is ' + one_of(able) if able else 'there is none'}; name one, or "
+                    f"format.generation block; {'there is ' + join_choices(able) if able else 'there is none'}; "
+                    "name one, or "
                     "recipe/dataset of another recipe"
                 )
         return self
 
     @model_validator(mode="after")
-    def _validation_is_said_once(self) -> "Recipe":
+    def _require_one_validation_size(self) -> "Recipe":
         for name in self.mixture.num_validation_sequences or {}:
             source, splits = self.datasets[name].source, self.datasets[name].splits
-            if isinstance(source, Generated):
+            if isinstance(source, GeneratedSource):
                 continue  # they are records, which are refused above
             named = source.validation_urls if source.kind == "files" else source.validation_split
             others = {
@@ -386,7 +395,9 @@ class Recipe(Config):
 
     @model_validator(mode="after")
     def _exports_are_possible(self) -> "Recipe":
-        prospect = Prospect(self.seq_len, {name: _prospect(dataset) for name, dataset in self.datasets.items()})
+        prospect = RecipeSummary(
+            self.seq_len, {name: _summarize_dataset(dataset) for name, dataset in self.datasets.items()}
+        )
         taken = dict.fromkeys(self.datasets, "a dataset")
         for number, export in enumerate(self.exports):
             check_name(export.name, f"exports.{number}.name")
@@ -427,7 +438,7 @@ class Recipe(Config):
         return chosen.truncation.max_length or self.seq_len
 
 
-def load(path: Path, overrides: Mapping[str, str] | None = None) -> Recipe:
+def load_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recipe:
     """Read and check a recipe file; `overrides` are options of records datasets, as `overridden` takes them.
 
     Raises
@@ -437,9 +448,9 @@ def load(path: Path, overrides: Mapping[str, str] | None = None) -> Recipe:
 
     """
     _require_text(path.resolve())
-    values = _with_table_contracts(config.read_yaml(path), path)
-    given = overridden(values, overrides) if overrides else values
-    return parse(given, name=path.stem, where=str(path), base=project_folder(path))
+    values = _insert_table_contracts(config.read_yaml(path), path)
+    given = apply_overrides(values, overrides) if overrides else values
+    return parse_recipe(given, name=path.stem, where=str(path), base=project_folder(path))
 
 
 TABLE_SUFFIX = ".table.yaml"
@@ -451,7 +462,7 @@ def table_contract_file(recipe_path: Path, dataset: str) -> Path:
     return recipe_path.with_suffix("") / f"{dataset}{TABLE_SUFFIX}"
 
 
-def _with_table_contracts(values: dict[str, Any], path: Path) -> dict[str, Any]:
+def _insert_table_contracts(values: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return a recipe's mapping with the table contracts that stand in files of their own."""
     files = sorted(path.with_suffix("").glob(f"*{TABLE_SUFFIX}"))
     datasets: Any = values.get("datasets", values.get("configs"))
@@ -474,7 +485,7 @@ def _with_table_contracts(values: dict[str, Any], path: Path) -> dict[str, Any]:
                 f"{path}: datasets.{name}.format.table: {file} is its table contract, too; one may be; delete one"
             )
         loaded = config.read_yaml(file)
-        config.check(TableContract, loaded, str(file))
+        config.validate_options(TableContract, loaded, str(file))
         form["table"] = loaded
     return filled
 
@@ -490,7 +501,7 @@ def _require_text(path: Path) -> None:
         ) from None
 
 
-def overridden(values: Mapping[str, Any], overrides: Mapping[str, str]) -> dict[str, Any]:
+def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, str]) -> dict[str, Any]:
     """Return a recipe's mapping with options of its records datasets replaced.
 
     A key is the option's path in `format` with `__` between its words, `data__max_sequences_per_example`, and
@@ -511,14 +522,14 @@ def overridden(values: Mapping[str, Any], overrides: Mapping[str, str]) -> dict[
         if not name or not path:
             raise ConfigError(
                 f"--{key}: does not say whose option it is; this recipe's records datasets are "
-                f"{one_of(tables) or 'none'}; write --NAME__{key}"
+                f"{join_choices(tables) or 'none'}; write --NAME__{key}"
             )
         here: Any = datasets[name]["format"]
         for word in path[:-1]:
             inner = here.setdefault(word, {})
             if not isinstance(inner, dict):
                 raise ConfigError(
-                    f"--{key}: {word} is {kind_of(inner)}, which has no options; correct the option's name"
+                    f"--{key}: {word} is {describe_type(inner)}, which has no options; correct the option's name"
                 )
             here = cast("dict[str, Any]", inner)
         here[path[-1]] = config.read_value(text, f"--{key}")
@@ -536,31 +547,33 @@ def project_folder(path: Path) -> Path:
     return next((p.parent for p in path.parents if p.name == "configs"), path.parent)
 
 
-def parse(values: Mapping[str, Any], *, name: str, where: str, base: Path = Path()) -> Recipe:
+def parse_recipe(values: Mapping[str, Any], *, name: str, where: str, base: Path = Path()) -> Recipe:
     """Check a recipe given as a mapping; `name` becomes the recipe's, `base` is the project's folder."""
     check_name(name, where)
     raw: dict[str, Any] = dict(values)
     if "name" in raw:
         raise ConfigError(f"{where}: name: the file's name is the recipe's name; delete the key, or rename the file")
     raw["name"] = name
-    _top_level_aliases(raw, where)
+    _resolve_top_level_aliases(raw, where)
     _identify_tokenizer(raw, where, base)
     defaults: object = raw.pop("defaults", {}) or {}
     datasets: object = raw.get("datasets")
     if not isinstance(defaults, dict):
         raise ConfigError(
-            f"{where}: defaults: is {kind_of(defaults)}, expected a mapping of groups; see docs/reference.md"
+            f"{where}: defaults: is {describe_type(defaults)}, expected a mapping of groups; see docs/reference.md"
         )
     if isinstance(datasets, dict):
         filled = cast("dict[str, Any]", datasets)
         groups = cast("dict[str, Any]", defaults)
         _check_defaults(groups, where)
-        raw["datasets"] = {str(key): _dataset(str(key), value, groups, where, base) for key, value in filled.items()}
-        _without_shares(raw, filled)
-    return config.check(Recipe, raw, where)
+        raw["datasets"] = {
+            str(key): _parse_dataset(str(key), value, groups, where, base) for key, value in filled.items()
+        }
+        _drop_validation_shares(raw, filled)
+    return config.validate_options(Recipe, raw, where)
 
 
-def find(configs: Path) -> list[Path]:
+def find_recipes(configs: Path) -> list[Path]:
     """Return the recipe files of a configs folder: `<name>.yaml` in it or one folder down."""
     found = (*configs.glob("*.yaml"), *configs.glob("*/*.yaml"))
     return sorted((path for path in found if not path.name.endswith(TABLE_SUFFIX)), key=lambda path: path.stem)
@@ -569,7 +582,7 @@ def find(configs: Path) -> list[Path]:
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a recipe file, for editors; `defaults` takes the groups of a dataset."""
     schema = Recipe.model_json_schema()
-    groups = {name: {"$ref": f"#/$defs/{model.__name__}"} for name, model in GROUPS.items()}
+    groups = {name: {"$ref": f"#/$defs/{model.__name__}"} for name, model in OPTION_GROUPS.items()}
     schema["properties"].pop("name")
     schema["$defs"]["Python"]["properties"].pop("source_digest")
     schema["$defs"]["TokenizerChoice"]["properties"].pop("content")
@@ -581,12 +594,12 @@ def json_schema() -> dict[str, Any]:
     return schema | {"title": "rowmill recipe"}
 
 
-_CACHE = ("cache_dir", "cache_options", "auto_build_caches")
+_CACHE_OPTIONS = ("cache_dir", "cache_options", "auto_build_caches")
 """What other projects call where and how tokens are kept; here they are found by the digest of what decides them."""
 
 
 def _refuse_cache(raw: Mapping[str, Any], at: str) -> None:
-    for name in _CACHE:
+    for name in _CACHE_OPTIONS:
         if name in raw:
             raise ConfigError(
                 f"{at}: {name}: a recipe holds what decides the bytes, and this decides none; the storage root is "
@@ -594,7 +607,7 @@ def _refuse_cache(raw: Mapping[str, Any], at: str) -> None:
             )
 
 
-def _top_level_aliases(raw: dict[str, Any], where: str) -> None:
+def _resolve_top_level_aliases(raw: dict[str, Any], where: str) -> None:
     _refuse_cache(raw, where)
     if "configs" in raw:
         if "datasets" in raw:
@@ -622,47 +635,49 @@ def _identify_tokenizer(raw: dict[str, Any], where: str, base: Path) -> None:
             "allowed; delete it"
         )
     name = written.get("name")
-    folder = find_folder(name, base) if isinstance(name, str) and name else None
+    folder = find_tokenizer_folder(name, base) if isinstance(name, str) and name else None
     if isinstance(name, str) and folder is not None:
         try:
             require_no_revision(name, written.get("revision"))
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
-        raw["tokenizer"] = {**written, "content": folder_digest(folder)}
+        raw["tokenizer"] = {**written, "content": hash_tokenizer_folder(folder)}
 
 
 def _check_defaults(defaults: Mapping[str, Any], where: str) -> None:
     for group, values in defaults.items():
-        if group != "format" and group not in GROUPS:
+        if group != "format" and group not in OPTION_GROUPS:
             raise ConfigError(
-                f"{where}: defaults.{group}: unknown group; allowed: {one_of([*GROUPS, 'format'])}; correct it"
+                f"{where}: defaults.{group}: unknown group; allowed: "
+                f"{join_choices([*OPTION_GROUPS, 'format'])}; correct it"
             )
         if not isinstance(values, dict):
             raise ConfigError(
-                f"{where}: defaults.{group}: is {kind_of(values)}, expected a mapping; write its options under it"
+                f"{where}: defaults.{group}: is {describe_type(values)}, expected a mapping; write its options under it"
             )
-        if group in GROUPS:
-            config.check(GROUPS[group], values, f"{where}: defaults.{group}")
+        if group in OPTION_GROUPS:
+            config.validate_options(OPTION_GROUPS[group], values, f"{where}: defaults.{group}")
         else:
             _check_default_format(cast("dict[str, Any]", values), where)
 
 
 def _check_default_format(values: Mapping[str, Any], where: str) -> None:
     """Refuse a key that no kind of format has: every dataset would leave it out, and nobody would notice."""
-    known = {"kind", *(name for kind in GROUPS_READ for name in _format_fields(kind))}
+    known = {"kind", *(name for kind in GROUPS_READ for name in _list_format_fields(kind))}
     for name in values:
         if name in known:
             continue
-        home = next((group for group, model in GROUPS.items() if name in model.model_fields), None)
-        guess = nearest(name, known)
+        home = next((group for group, model in OPTION_GROUPS.items() if name in model.model_fields), None)
+        guess = suggest_name(name, known)
         hint = f"write it under defaults.{home}" if home else f"did you mean {guess}?" if guess else "delete it"
         raise ConfigError(
-            f"{where}: defaults.format.{name}: no kind of format has this option; allowed: {one_of(sorted(known))}; "
+            f"{where}: defaults.format.{name}: no kind of format has this option; allowed: "
+            f"{join_choices(sorted(known))}; "
             f"{hint}"
         )
 
 
-def _dataset(name: str, value: object, defaults: Mapping[str, Any], where: str, base: Path) -> object:
+def _parse_dataset(name: str, value: object, defaults: Mapping[str, Any], where: str, base: Path) -> object:
     check_name(name, f"{where}: datasets.{name}")
     if not isinstance(value, dict):
         return value
@@ -673,24 +688,25 @@ def _dataset(name: str, value: object, defaults: Mapping[str, Any], where: str, 
     if not isinstance(form, dict):
         return raw
     shared: dict[str, Any] = dict(defaults.get("format", {}))
-    options = _aliased_format(dict(cast("dict[str, Any]", form)), at)
+    options = _resolve_format_aliases(dict(cast("dict[str, Any]", form)), at)
     kind = str(options.get("kind", shared.get("kind", "auto")))
-    own = None if kind in KINDS else registered().get(kind)
+    own = None if kind in FORMAT_KINDS else list_registered_formats().get(kind)
     if own is not None:
         if "class" in options:
             raise ConfigError(f"{at}.format: {kind} is registered for {own}; its class is known; delete class")
         kind, options["class"] = "python", own
     options["kind"] = kind
-    read = GROUPS_READ.get(kind, _ALL)
-    if kind == "python" and _own_format(options, f"{at}.format.class", base) == "build":
-        read -= _FOR_ROWS
+    read = GROUPS_READ.get(kind, _ALL_GROUPS)
+    if kind == "python" and _identify_custom_format(options, f"{at}.format.class", base) == "build":
+        read -= _ROW_ONLY_GROUPS
     _move_flat_options(options, raw, read, at)
     _refuse_unread(raw, kind, at)
-    of_kind = _kind_defaults(kind, raw, options)
-    for group in GROUPS:
+    of_kind = _select_kind_defaults(kind, raw, options)
+    for group in OPTION_GROUPS:
         if group in raw and group not in read:
             raise ConfigError(
-                f"{at}.{group}: a {kind} dataset does not read this group; it reads {one_of(sorted(read))}; delete it"
+                f"{at}.{group}: a {kind} dataset does not read this group; it reads "
+                f"{join_choices(sorted(read))}; delete it"
             )
         if group in read and group in defaults and isinstance(raw.get(group, {}), dict):
             unread = FIELDS_UNREAD.get(kind, {}).get(group, frozenset())
@@ -701,27 +717,27 @@ def _dataset(name: str, value: object, defaults: Mapping[str, Any], where: str, 
             raw[group] = {**{k: v for k, v in defaults[group].items() if k not in unread}, **own}
         if group in of_kind and isinstance(raw.get(group, {}), dict):
             raw[group] = {**of_kind[group], **raw.get(group, {})}
-    known = _format_fields(kind)
+    known = _list_format_fields(kind)
     raw["format"] = {**{k: v for k, v in shared.items() if k in known}, **options}
     return raw
 
 
-_FOR_ROWS = frozenset({"reasoning", "tools", "template", "loss"})
+_ROW_ONLY_GROUPS = frozenset({"reasoning", "tools", "template", "loss"})
 """Groups that say what becomes of rows; a class that builds tokens itself has none."""
 
 
-def _own_format(options: dict[str, Any], where: str, base: Path) -> str | None:
+def _identify_custom_format(options: dict[str, Any], where: str, base: Path) -> str | None:
     """Find a class of one's own before any data is read, fill in what its file holds, and say which way it goes."""
     if "source_digest" in options:
         raise ConfigError(f"{where}: source_digest is read from the class's file; it cannot be set; delete it")
     path = options.get("class")
     if not isinstance(path, str):
         return None
-    options["source_digest"] = source_digest(path, base, where)
-    return way_of(find_class(path, base, where))
+    options["source_digest"] = hash_format_source(path, base, where)
+    return get_format_method(find_class(path, base, where))
 
 
-def _kind_defaults(kind: str, raw: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _select_kind_defaults(kind: str, raw: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the defaults that are a kind's own; splits in time have no shares, and privacy packs nothing."""
     own = dict(KIND_DEFAULTS.get(kind, {}))
     splits: Any = raw.get("splits")
@@ -738,14 +754,14 @@ def _refuse_unread(raw: Mapping[str, Any], kind: str, at: str) -> None:
     for group, names in FIELDS_UNREAD.get(kind, {}).items():
         given: object = raw.get(group, {})
         for name in sorted(names & set(given)) if isinstance(given, dict) else ():
-            allowed = sorted(set(GROUPS[group].model_fields) - names)
+            allowed = sorted(set(OPTION_GROUPS[group].model_fields) - names)
             raise ConfigError(
                 f"{at}.{group}.{name}: a {kind} dataset does not read this option; of {group} it reads "
-                f"{one_of(allowed)}; delete it"
+                f"{join_choices(allowed)}; delete it"
             )
 
 
-def _without_shares(raw: Mapping[str, Any], written: Mapping[str, Any]) -> None:
+def _drop_validation_shares(raw: Mapping[str, Any], written: Mapping[str, Any]) -> None:
     """Take the validation share from datasets whose validation is given by number, unless they say their own."""
     mixture: object = raw.get("mixture")
     given = cast("dict[str, Any]", mixture) if isinstance(mixture, dict) else {}
@@ -756,7 +772,7 @@ def _without_shares(raw: Mapping[str, Any], written: Mapping[str, Any]) -> None:
             raw["datasets"][name]["splits"] = {**raw["datasets"][name].get("splits", {}), "validation": 0}
 
 
-def _aliased_format(options: dict[str, Any], at: str) -> dict[str, Any]:
+def _resolve_format_aliases(options: dict[str, Any], at: str) -> dict[str, Any]:
     for alias, name in (FORMAT_ALIASES | FIELD_ALIASES).items():
         if alias in options:
             if name in options:
@@ -769,9 +785,9 @@ def _aliased_format(options: dict[str, Any], at: str) -> dict[str, Any]:
 
 def _move_flat_options(options: dict[str, Any], raw: dict[str, Any], read: frozenset[str], at: str) -> None:
     """Move options that belong to a group out of `format`, where other tools keep them."""
-    own = _format_fields(str(options.get("kind", "auto")))
+    own = _list_format_fields(str(options.get("kind", "auto")))
     for field in [key for key in options if key not in own and key != "kind"]:
-        homes = [group for group in GROUPS if group in read and field in GROUPS[group].model_fields]
+        homes = [group for group in OPTION_GROUPS if group in read and field in OPTION_GROUPS[group].model_fields]
         if not homes:
             continue
         group = homes[0]
@@ -783,7 +799,7 @@ def _move_flat_options(options: dict[str, Any], raw: dict[str, Any], read: froze
         raw[group] = {**cast("dict[str, Any]", into), field: options.pop(field)}
 
 
-def _format_fields(kind: str) -> set[str]:
+def _list_format_fields(kind: str) -> set[str]:
     from typing import get_args
 
     members: tuple[type[Config], ...] = get_args(get_args(Format)[0])

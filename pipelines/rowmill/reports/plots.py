@@ -26,13 +26,13 @@ BLOCKS = " ▏▎▍▌▋▊▉█"
 """Eighths of a character cell, from nothing to all of it."""
 
 
-def sparkline(counts: Sequence[int]) -> str:
+def draw_sparkline(counts: Sequence[int]) -> str:
     """Draw counts as one filled outline: `M0 24V12h5V9h5…V24z`.
 
     A count above zero is at least a pixel high, because a rare bin is what one looks for.
     """
     highest = max(counts, default=0)
-    steps = "".join(f"V{SPARK_HEIGHT - _pixels(count, highest)}h{SPARK_STEP}" for count in counts)
+    steps = "".join(f"V{SPARK_HEIGHT - _scale_to_pixels(count, highest)}h{SPARK_STEP}" for count in counts)
     width = SPARK_STEP * max(len(counts), 1)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{SPARK_HEIGHT}">'
@@ -40,16 +40,16 @@ def sparkline(counts: Sequence[int]) -> str:
     )
 
 
-def _pixels(count: int, highest: int) -> int:
+def _scale_to_pixels(count: int, highest: int) -> int:
     return max(1, round(SPARK_HEIGHT * count / highest)) if count else 0
 
 
-def data_uri(svg: str) -> str:
+def make_data_uri(svg: str) -> str:
     """Return an SVG as an address that holds it whole, for an image inside Markdown."""
     return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
 
 
-def histogram_svg(histogram: Histogram, *, width: int = 640, height: int = 240) -> str:
+def draw_histogram_svg(histogram: Histogram, *, width: int = 640, height: int = 240) -> str:
     """Draw a histogram with bars of equal width, those past the limit in another colour, the limit marked.
 
     Bins may differ in width (the last one holds the far tail), so the axis counts bins, and edges are
@@ -60,21 +60,21 @@ def histogram_svg(histogram: Histogram, *, width: int = 640, height: int = 240) 
     step = (width - 2 * left) / bars
     highest = max(histogram.counts, default=0) or 1
     drawn = [
-        _bar(histogram, i, left + i * step, step, bottom, (bottom - top) * count / highest)
+        _draw_bar(histogram, i, left + i * step, step, bottom, (bottom - top) * count / highest)
         for i, count in enumerate(histogram.counts)
     ]
     axis = f'<path stroke="{INK}" d="M{left} {bottom}.5H{width - left}"/>'
     labels = [
-        _text(left + i * step, bottom + 15, _number(histogram.edges[i]), "middle" if i else "start")
-        for i in _labelled(histogram)
+        _draw_text(left + i * step, bottom + 15, _format_number(histogram.edges[i]), "middle" if i else "start")
+        for i in _choose_labelled_edges(histogram)
     ]
     total = f"{sum(histogram.counts):,} in all, tallest bar {max(histogram.counts, default=0):,}"
-    title = _text(left, 16, f"{histogram.title} ({histogram.unit}): {total}", "start")
-    mark = _limit_mark(histogram, left, step, top, bottom)
-    return _picture(width, height, histogram.title, [title, *drawn, axis, *labels, *mark])
+    title = _draw_text(left, 16, f"{histogram.title} ({histogram.unit}): {total}", "start")
+    mark = _draw_limit_mark(histogram, left, step, top, bottom)
+    return _wrap_svg(width, height, histogram.title, [title, *drawn, axis, *labels, *mark])
 
 
-def _bar(histogram: Histogram, i: int, x: float, step: float, bottom: int, tall: float) -> str:
+def _draw_bar(histogram: Histogram, i: int, x: float, step: float, bottom: int, tall: float) -> str:
     count = histogram.counts[i]
     if not count:
         return ""
@@ -83,30 +83,32 @@ def _bar(histogram: Histogram, i: int, x: float, step: float, bottom: int, tall:
     tall = max(tall, 1)
     return (
         f'<rect fill="{colour}" x="{x + 0.5:.1f}" y="{bottom - tall:.1f}" width="{max(step - 1, 0.5):.1f}" '
-        f'height="{tall:.1f}"><title>{_number(lower)} to {_number(upper)}: {count:,}</title></rect>'
+        f'height="{tall:.1f}"><title>{_format_number(lower)} to {_format_number(upper)}: {count:,}</title></rect>'
     )
 
 
-def _labelled(histogram: Histogram) -> list[int]:
+def _choose_labelled_edges(histogram: Histogram) -> list[int]:
     """Choose the edges to write below the axis: the first, then every so many, about eight in all."""
     bars = len(histogram.counts)
     return list(range(0, bars, max(ceil(bars / 8), 1)))
 
 
-def _limit_mark(histogram: Histogram, left: int, step: float, top: int, bottom: int) -> list[str]:
+def _draw_limit_mark(histogram: Histogram, left: int, step: float, top: int, bottom: int) -> list[str]:
     if histogram.limit is None or not histogram.counts:
         return []
-    place = _place(histogram.edges, histogram.limit)
+    place = _locate_value(histogram.edges, histogram.limit)
     x = left + place * step
     beyond = " →" if histogram.limit > histogram.edges[-1] else ""
     anchor = "start" if place < len(histogram.counts) / 2 else "end"
     return [
         f'<path stroke="{MARK}" stroke-dasharray="4 3" d="M{x:.1f} {top - 6}V{bottom}"/>',
-        _text(x + (4 if anchor == "start" else -4), top, f"limit {_number(histogram.limit)}{beyond}", anchor),
+        _draw_text(
+            x + (4 if anchor == "start" else -4), top, f"limit {_format_number(histogram.limit)}{beyond}", anchor
+        ),
     ]
 
 
-def _place(edges: Sequence[float], value: float) -> float:
+def _locate_value(edges: Sequence[float], value: float) -> float:
     """Return where a value stands, counted in bins from the left; the right end for whatever lies beyond."""
     for i, (lower, upper) in enumerate(pairwise(edges)):
         if value < upper:
@@ -114,24 +116,24 @@ def _place(edges: Sequence[float], value: float) -> float:
     return len(edges) - 1
 
 
-def bars_svg(title: str, items: Sequence[tuple[str, float]], *, unit: str = "", width: int = 640) -> str:
+def draw_bars_svg(title: str, items: Sequence[tuple[str, float]], *, unit: str = "", width: int = 640) -> str:
     """Draw named values as horizontal bars with the numbers beside them."""
     line, top, names, numbers = 20, 30, 190, 110
     highest = max((value for _, value in items), default=0) or 1
     room = width - names - numbers - 16
-    parts = [_text(8, 16, f"{title} ({unit})" if unit else title, "start")]
+    parts = [_draw_text(8, 16, f"{title} ({unit})" if unit else title, "start")]
     for i, (name, value) in enumerate(items):
         y = top + i * line
         length = max(room * value / highest, 0)
         parts += [
-            _text(names - 6, y + 12, _shortened(name, 28), "end"),
+            _draw_text(names - 6, y + 12, _shorten_label(name, 28), "end"),
             f'<rect fill="{BAR}" x="{names}" y="{y}" width="{length:.1f}" height="{line - 5}"/>',
-            _text(names + length + 6, y + 12, _number(value), "start"),
+            _draw_text(names + length + 6, y + 12, _format_number(value), "start"),
         ]
-    return _picture(width, top + line * len(items) + 6, title, parts)
+    return _wrap_svg(width, top + line * len(items) + 6, title, parts)
 
 
-def _picture(width: int, height: int, title: str, parts: Sequence[str]) -> str:
+def _wrap_svg(width: int, height: int, title: str, parts: Sequence[str]) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" role="img" font-family="system-ui, sans-serif" font-size="11" '
@@ -140,27 +142,27 @@ def _picture(width: int, height: int, title: str, parts: Sequence[str]) -> str:
     )
 
 
-def _text(x: float, y: float, words: str, anchor: str) -> str:
+def _draw_text(x: float, y: float, words: str, anchor: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
-def histogram_text(histogram: Histogram, *, width: int = 72, lines: int = 24) -> str:
+def draw_histogram_text(histogram: Histogram, *, width: int = 72, lines: int = 24) -> str:
     """Draw a histogram for a terminal, one bin a line, with a rule where the limit lies.
 
     Neighbouring bins are joined until at most about `lines` are left, never across the limit.
     """
-    joined = _joined(histogram, lines)
+    joined = _join_bins(histogram, lines)
     head = f"{histogram.title} ({histogram.unit})"
-    ranges = [f"{_number(lower)} to {_number(upper)}" for lower, upper, _ in joined]
-    drawn = bars_text([(r, count) for r, (_, _, count) in zip(ranges, joined, strict=True)], width=width)
+    ranges = [f"{_format_number(lower)} to {_format_number(upper)}" for lower, upper, _ in joined]
+    drawn = draw_bars_text([(r, count) for r, (_, _, count) in zip(ranges, joined, strict=True)], width=width)
     body = drawn.splitlines()
     if histogram.limit is not None:
         below = sum(1 for lower, _, _ in joined if lower < histogram.limit)
-        body.insert(below, f"── limit {_number(histogram.limit)} ".ljust(width, "─"))
+        body.insert(below, f"── limit {_format_number(histogram.limit)} ".ljust(width, "─"))
     return "\n".join([head, *body])
 
 
-def _joined(histogram: Histogram, lines: int) -> list[tuple[float, float, int]]:
+def _join_bins(histogram: Histogram, lines: int) -> list[tuple[float, float, int]]:
     """Join runs of bins, beginning a new run at the limit."""
     bins = list(zip(histogram.edges, histogram.edges[1:], histogram.counts, strict=False))
     run = max(ceil(len(bins) / lines), 1)
@@ -173,21 +175,23 @@ def _joined(histogram: Histogram, lines: int) -> list[tuple[float, float, int]]:
     ]
 
 
-def bars_text(items: Sequence[tuple[str, float]], *, width: int = 72) -> str:
+def draw_bars_text(items: Sequence[tuple[str, float]], *, width: int = 72) -> str:
     """Draw named values as lines of block characters, to an eighth of a cell."""
     if not items:
         return ""
     names = min(max(len(name) for name, _ in items), width // 2)
-    numbers = max(len(_number(value)) for _, value in items)
+    numbers = max(len(_format_number(value)) for _, value in items)
     room = max(width - names - numbers - len(" │ "), 1)
     highest = max(value for _, value in items) or 1
     return "\n".join(
-        f"{_shortened(name, names):>{names}} │{_blocks(value / highest, room)} {_number(value)}".rstrip()
+        (
+            f"{_shorten_label(name, names):>{names}} │{_draw_blocks(value / highest, room)} {_format_number(value)}"
+        ).rstrip()
         for name, value in items
     )
 
 
-def _blocks(share: float, room: int) -> str:
+def _draw_blocks(share: float, room: int) -> str:
     eighths = floor(max(share, 0) * room * 8 + 0.5)
     if share > 0:
         eighths = max(eighths, 1)
@@ -195,11 +199,11 @@ def _blocks(share: float, room: int) -> str:
     return BLOCKS[8] * whole + (BLOCKS[rest] if rest else "")
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return f"{value:,.0f}" if value == round(value) else f"{value:,.3g}"
 
 
-def _shortened(words: str, most: int) -> str:
+def _shorten_label(words: str, most: int) -> str:
     # A name from data may hold a line break or an escape sequence for the terminal.
     shown = "".join(character if character.isprintable() else "�" for character in words)
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"

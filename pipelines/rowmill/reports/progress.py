@@ -11,17 +11,17 @@ from typing import Self
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-from rowmill.build.runner import Project, Report, Step
-from rowmill.checks.judge import Verdict
+from rowmill.build.runner import Project, Step, StepReport
+from rowmill.checks.judge import CheckResult
 from rowmill.core import number_text
 from rowmill.core.console import DIM
 from rowmill.reports import console
 
-EVERY_S = 5.0
+PRINT_INTERVAL_S = 5.0
 """Seconds between two plain lines."""
 
 
-class Watch:
+class BuildProgress:
     """Shows a build of some steps; call it as `progress`, its `tell` as `tell`, inside `with`.
 
     Finished steps go to `screen`. The live line needs a terminal there; otherwise plain lines go to `aside`.
@@ -33,15 +33,15 @@ class Watch:
         self._screen = screen
         self._aside = aside
         self._said_s = 0.0
-        self._live = _live_line(screen) if screen.is_terminal else None
+        self._live = _make_live_line(screen) if screen.is_terminal else None
         self._task = self._live.add_task("", total=None, rates="") if self._live else None
 
     def __enter__(self) -> Self:
         """Show the head and begin."""
-        self._print(console.build_title(self._project, self._steps))
+        self._print(console.render_build_title(self._project, self._steps))
         if self._live is not None:
             self._live.start()
-        self._begin()
+        self._begin_scope()
         return self
 
     def __exit__(
@@ -53,30 +53,30 @@ class Watch:
 
     def __call__(self, where: str, *, done: int, total: int, rows: int, tokens: int, seconds: float) -> None:
         """Hear that `done` of `total` parts of the present step are finished."""
-        rates = rates_text(done, total, rows, tokens, seconds)
+        rates = format_rates(done, total, rows, tokens, seconds)
         if self._live is not None and self._task is not None:
             self._live.update(self._task, completed=done, total=total, rates=rates)
-        elif seconds - self._said_s >= EVERY_S:
+        elif seconds - self._said_s >= PRINT_INTERVAL_S:
             self._said_s = seconds
             self._aside.print(f"{where}: {done} of {total} parts, {rates}")
 
-    def tell(self, step: Step, report: Report, verdicts: Sequence[Verdict]) -> None:
+    def tell(self, step: Step, report: StepReport, verdicts: Sequence[CheckResult]) -> None:
         """Hear that a step is done."""
-        self._print(console.step_line(step, report, verdicts))
+        self._print(console.render_step(step, report, verdicts))
         self._steps = self._steps[1:]
         if self._steps and self._steps[0].dataset == step.dataset:
-            self._next()
+            self._begin_step()
         else:
-            self._begin()
+            self._begin_scope()
 
-    def _begin(self) -> None:
+    def _begin_scope(self) -> None:
         if self._steps:
-            self._print(console.scope_title(self._project, self._steps[0]))
-            self._next()
+            self._print(console.render_scope_title(self._project, self._steps[0]))
+            self._begin_step()
         elif self._live is not None:
             self._live.stop()
 
-    def _next(self) -> None:
+    def _begin_step(self) -> None:
         self._said_s = 0.0
         if self._live is not None and self._task is not None:
             self._live.reset(self._task, description=self._steps[0].label, total=None, rates="")
@@ -85,7 +85,7 @@ class Watch:
         (self._live.console if self._live is not None else self._screen).print(shown)
 
 
-def _live_line(screen: Console) -> Progress:
+def _make_live_line(screen: Console) -> Progress:
     columns = (
         TextColumn(" "),
         SpinnerColumn(style="cyan"),
@@ -96,18 +96,18 @@ def _live_line(screen: Console) -> Progress:
     return Progress(*columns, console=screen, transient=True, refresh_per_second=8)
 
 
-def rates_text(done: int, total: int, rows: int, tokens: int, seconds: float) -> str:
+def format_rates(done: int, total: int, rows: int, tokens: int, seconds: float) -> str:
     """Word speed and rest: `830 rows/s, 12.3k tokens/s, 4 s left`."""
     if seconds <= 0:
         return ""
-    words = [f"{short(rows / seconds)} rows/s"]
+    words = [f"{format_short_number(rows / seconds)} rows/s"]
     if tokens:
-        words.append(f"{short(tokens / seconds)} tokens/s")
-    words.append(f"{number_text.seconds_text(seconds / done * (total - done))} left" if done else "")
+        words.append(f"{format_short_number(tokens / seconds)} tokens/s")
+    words.append(f"{number_text.format_seconds(seconds / done * (total - done))} left" if done else "")
     return ", ".join(word for word in words if word)
 
 
-def short(value: float) -> str:
+def format_short_number(value: float) -> str:
     """Write a rate with three digits: `830`, `12.3k`, `1.24M`."""
     for unit in ("", "k", "M"):
         if value < 999.5:

@@ -8,8 +8,8 @@ a number that is missing here is missing in a manifest.
     reports/<recipe>/expectations/….html       what was asked of each stage's facts (`expectations_page.py`)
 
 Samples are rows from the data, so whoever may read the report may read them. The file stays under
-`MOST_BYTES` however many datasets there are: samples and rejects share fixed budgets, and pictures stop after
-`MOST_DRAWN` datasets.
+`MAX_PAGE_BYTES` however many datasets there are: samples and rejects share fixed budgets, and pictures stop after
+`MAX_DRAWN_DATASETS` datasets.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,37 +20,37 @@ from typing import Any
 import numpy as np
 
 from rowmill import stats
-from rowmill.build.runner import Project, Step, road
+from rowmill.build.runner import Project, Step, plan_steps
 from rowmill.checks import expectations_page
-from rowmill.checks.judge import Verdict, judged
+from rowmill.checks.judge import CheckResult, load_check_results
 from rowmill.core import html, number_text
-from rowmill.core.html import clipped, element, text
-from rowmill.core.storage import digest
+from rowmill.core.html import clip_text, escape_text, render_element
+from rowmill.core.storage import digest_json
 from rowmill.executors import LocalPool
 from rowmill.inspection import inspect
 from rowmill.reports import console, plots
 from rowmill.schema import manifest
-from rowmill.schema.examples import KINDS
+from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.ledger import KEPT
-from rowmill.schema.manifest import File, Manifest, Table
+from rowmill.schema.manifest import DisplayTable, File, Manifest
 from rowmill.stages import tokenizer_files
-from rowmill.stages.base import Work
+from rowmill.stages.base import StageContext
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.tokenization.tokenizer import Encoder
 
-VERSION = 1
+PAGE_VERSION = 1
 """Raise it when the page changes; reports that say the same are not written again."""
-MOST_BYTES = 2_000_000
-SAMPLE_BYTES, REJECT_BYTES = 500_000, 500_000
+MAX_PAGE_BYTES = 2_000_000
+MAX_SAMPLE_BYTES, MAX_REJECT_BYTES = 500_000, 500_000
 """What all samples, and all rejects, may take together."""
-MOST_DRAWN = 16
+MAX_DRAWN_DATASETS = 16
 """Datasets that are drawn: four pictures take some 40 kB."""
-SAMPLES = 10
+SAMPLES_PER_DATASET = 10
 """Examples of a dataset that are shown, spread over its first, middle and last part."""
-SAMPLE_TOKENS = 4096
+MAX_SAMPLE_TOKENS = 4096
 """Tokens of an example that are looked at."""
-REJECTS_OF_A_REASON = 20
-TABLE_ROWS = 60
+MAX_REJECTS_PER_REASON = 20
+MAX_TABLE_ROWS = 60
 
 STYLE = """
 .system { background: #b4a7d633 } .user { background: #4c78a833 } .assistant { background: #54a24b3d }
@@ -85,179 +85,196 @@ if (word) { word.addEventListener('input', search); reason.addEventListener('cha
 """
 
 
-def path_of(recipe: str) -> str:
+def report_path(recipe: str) -> str:
     """Return where a recipe's report lies, relative to the storage root."""
     return f"reports/{recipe}/report.html"
 
 
-def write(project: Project) -> str:
+def write_report(project: Project) -> str:
     """Write the report of what is current; return its path or URL."""
-    store, path = project.store, path_of(project.recipe.name)
-    made = {step.key: manifest.current(store, step.key) for step in road(project)}
-    told = f"<!-- {_told(project, made)} -->"
+    store, path = project.store, report_path(project.recipe.name)
+    made = {step.key: manifest.load_current(store, step.key) for step in plan_steps(project)}
+    told = f"<!-- {_digest_content(project, made)} -->"
     if not (store.exists(path) and store.read(path).decode().endswith(f"{told}\n")):
-        store.write(path, f"{page(project, made, written=datetime.now(UTC))}{told}\n".encode())
+        store.write(path, f"{render_report(project, made, written=datetime.now(UTC))}{told}\n".encode())
     return store.path(path)
 
 
-def _told(project: Project, made: "_Made") -> str:
+def _digest_content(project: Project, made: "_CurrentManifests") -> str:
     """Identify what a report tells: the versions that are current and what is known of them."""
     versions = [one.version if one is not None else "" for one in made.values()]
-    verdicts = [(verdict.law, verdict.terms) for step in road(project) for verdict in _verdicts(project, step, made)]
-    return digest(VERSION, versions, [step.code_version for step in road(project)], verdicts)
+    verdicts = [
+        (verdict.law, verdict.terms) for step in plan_steps(project) for verdict in _load_results(project, step, made)
+    ]
+    return digest_json(PAGE_VERSION, versions, [step.code_version for step in plan_steps(project)], verdicts)
 
 
-def page(project: Project, made: "_Made", *, written: datetime) -> str:
+def render_report(project: Project, made: "_CurrentManifests", *, written: datetime) -> str:
     """Return the report of what is current."""
     body = [
-        *_head(project, made, written),
-        *_overview(project, made),
+        *_render_head(project, made, written),
+        *_render_overview(project, made),
         *(
             line
             for number, name in enumerate(project.recipe.datasets)
-            for line in _dataset(project, made, name, number)
+            for line in _render_dataset(project, made, name, number)
         ),
-        *_whole(project, made),
-        *_rejects(project, made),
+        *_render_recipe_stages(project, made),
+        *_render_reject_section(project, made),
     ]
-    return html.page(f"{project.recipe.name}: report", body, style=STYLE, script=SCRIPT)
+    return html.render_page(f"{project.recipe.name}: report", body, style=STYLE, script=SCRIPT)
 
 
-_Made = Mapping[manifest.Key, Manifest | None]
+_CurrentManifests = Mapping[manifest.StageKey, Manifest | None]
 
 
 # ── Head and overview ──────────────────────────────────────────────────────────────────────────────
 
 
-def _head(project: Project, made: _Made, written: datetime) -> Iterator[str]:
+def _render_head(project: Project, made: _CurrentManifests, written: datetime) -> Iterator[str]:
     runs = sorted({one.run_id for one in made.values() if one is not None and one.run_id})
-    yield f"<h1>{text(project.recipe.name)}</h1>"
-    about = number_text.dotted(
+    yield f"<h1>{escape_text(project.recipe.name)}</h1>"
+    about = number_text.join_facts(
         [
             f"written {written:%Y-%m-%d %H:%M} UTC",
             project.store.path(""),
-            f"{number_text.counted(len(runs), 'run')}: {', '.join(runs[:4])}" if runs else "",
+            f"{number_text.format_count(len(runs), 'run')}: {', '.join(runs[:4])}" if runs else "",
         ]
     )
-    yield f'<p class="dim">{text(about)}</p>'
+    yield f'<p class="dim">{escape_text(about)}</p>'
     links = [*project.recipe.datasets, "order and ranks", "rejects"]
-    yield element("nav", "".join(element("a", text(name), href=f"#{_slug(name)}") for name in links))
+    yield render_element(
+        "nav", "".join(render_element("a", escape_text(name), href=f"#{_make_anchor(name)}") for name in links)
+    )
 
 
-def _slug(name: str) -> str:
+def _make_anchor(name: str) -> str:
     return name.replace(" ", "-")
 
 
-def _overview(project: Project, made: _Made) -> Iterator[str]:
-    rows = [console.summary_cells(project, name) for name in project.recipe.datasets]
-    yield html.table(
+def _render_overview(project: Project, made: _CurrentManifests) -> Iterator[str]:
+    rows = [console.list_summary_cells(project, name) for name in project.recipe.datasets]
+    yield html.render_table(
         console.SUMMARY_COLUMNS, [[str(cell) if i == 0 else cell for i, cell in enumerate(row)] for row in rows]
     )
     waivers = sorted({waiver for one in made.values() if one is not None for waiver in one.waivers})
     if waivers:
         yield '<h3 class="look">Waived</h3>'
-        yield html.table(["waiver"], [[waiver] for waiver in waivers])
-    failed = [verdict for step in road(project) for verdict in _verdicts(project, step, made) if verdict.failed]
-    missing = [step for step in road(project) if made[step.key] is None and not step.on_demand]
+        yield html.render_table(["waiver"], [[waiver] for waiver in waivers])
+    failed = [
+        verdict for step in plan_steps(project) for verdict in _load_results(project, step, made) if verdict.failed
+    ]
+    missing = [step for step in plan_steps(project) if made[step.key] is None and not step.on_demand]
     if failed:
         blocking = any(verdict.blocking for verdict in failed)
         yield f"<h3>{'Findings that failed' if blocking else 'Warnings: nothing is blocked'}</h3>"
-        yield from (_finding(verdict, whole_key=True) for verdict in failed)
+        yield from (_render_result(verdict, whole_key=True) for verdict in failed)
     if missing:
-        names = ", ".join(console.key_text(step.key) for step in missing)
-        yield f'<p class="look">Not built: {text(names)}</p>'
+        names = ", ".join(console.format_key(step.key) for step in missing)
+        yield f'<p class="look">Not built: {escape_text(names)}</p>'
     if not failed and not missing:
         yield '<p class="good">✓ everything is built and every finding that applies passed</p>'
 
 
-def _verdicts(project: Project, step: Step, made: _Made) -> list[Verdict]:
+def _load_results(project: Project, step: Step, made: _CurrentManifests) -> list[CheckResult]:
     one = made[step.key]
-    return [] if one is None else judged(project.store, one, step.terms)
+    return [] if one is None else load_check_results(project.store, one, step.terms)
 
 
-def _finding(verdict: Verdict, *, whole_key: bool = False) -> str:
-    where = f"{console.key_text(verdict.key)} " if whole_key else ""
+def _render_result(verdict: CheckResult, *, whole_key: bool = False) -> str:
+    where = f"{console.format_key(verdict.key)} " if whole_key else ""
     page = f"expectations/{'-'.join(verdict.key[1:])}.html#{verdict.law}"
-    return f'<p>{expectations_page.mark(verdict)} {text(where)}<a href="{text(page)}">{text(verdict.sentence)}</a></p>'
+    return (
+        f"<p>{expectations_page.render_result_mark(verdict)} {escape_text(where)}<a "
+        f'href="{escape_text(page)}">{escape_text(verdict.sentence)}</a></p>'
+    )
 
 
 # ── A dataset ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _dataset(project: Project, made: _Made, name: str, number: int) -> Iterator[str]:
-    yield f'<h2 id="{_slug(name)}">{text(name)}</h2>'
-    for step in road(project):
+def _render_dataset(project: Project, made: _CurrentManifests, name: str, number: int) -> Iterator[str]:
+    yield f'<h2 id="{_make_anchor(name)}">{escape_text(name)}</h2>'
+    for step in plan_steps(project):
         if step.dataset == name:
-            yield from _stage(project, step, made, drawn=number < MOST_DRAWN)
+            yield from _render_stage(project, step, made, drawn=number < MAX_DRAWN_DATASETS)
             one = made[step.key]
             if step.name == tokenized_examples.STAGE.name and one is not None:
-                yield from _samples(project, name, one)
+                yield from _render_samples(project, name, one)
 
 
-def _whole(project: Project, made: _Made) -> Iterator[str]:
-    yield element("h2", "Order and ranks", id=_slug("order and ranks"))
-    for step in road(project):
+def _render_recipe_stages(project: Project, made: _CurrentManifests) -> Iterator[str]:
+    yield render_element("h2", "Order and ranks", id=_make_anchor("order and ranks"))
+    for step in plan_steps(project):
         if step.dataset is None:
-            yield from _stage(project, step, made, drawn=True)
+            yield from _render_stage(project, step, made, drawn=True)
 
 
-def _stage(project: Project, step: Step, made: _Made, *, drawn: bool) -> Iterator[str]:
+def _render_stage(project: Project, step: Step, made: _CurrentManifests, *, drawn: bool) -> Iterator[str]:
     one = made[step.key]
-    name = console.key_text(step.key)
+    name = console.format_key(step.key)
     if one is None:
-        yield f'<h3 id="{text(name)}">{text(step.name)} <span class="look">not built</span></h3>'
+        yield f'<h3 id="{escape_text(name)}">{escape_text(step.name)} <span class="look">not built</span></h3>'
         return
-    yield f'<h3 id="{text(name)}">{text(step.name)} <span class="dim">{text(console.outcome(one))}</span></h3>'
-    about = number_text.dotted(
-        [f"version {one.version}", f"built {one.built_at[:19]} UTC", number_text.seconds_text(one.seconds), one.run_id]
+    yield (
+        f'<h3 id="{escape_text(name)}">{escape_text(step.name)} <span '
+        f'class="dim">{escape_text(console.summarize_output(one))}</span></h3>'
     )
-    yield f'<p class="dim">{text(about)}</p>'
+    about = number_text.join_facts(
+        [
+            f"version {one.version}",
+            f"built {one.built_at[:19]} UTC",
+            number_text.format_seconds(one.seconds),
+            one.run_id,
+        ]
+    )
+    yield f'<p class="dim">{escape_text(about)}</p>'
     if one.code_version != step.code_version:
         yield '<p class="look">! its options changed since: build again</p>'
-    verdicts = _verdicts(project, step, made)
+    verdicts = _load_results(project, step, made)
     idle = sum(verdict.outcome == "not_applicable" for verdict in verdicts)
     counts = f"{sum(verdict.passed for verdict in verdicts)} of {len(step.terms) - idle} findings passed"
     counts += f", {idle} not applicable" if idle else ""
-    link = expectations_page.path_of(step.key).removeprefix(f"reports/{project.recipe.name}/")
-    yield f'<p><a href="{text(link)}">{counts}</a></p>'
-    yield from (_finding(verdict) for verdict in verdicts if verdict.failed)
+    link = expectations_page.expectations_page_path(step.key).removeprefix(f"reports/{project.recipe.name}/")
+    yield f'<p><a href="{escape_text(link)}">{counts}</a></p>'
+    yield from (_render_result(verdict) for verdict in verdicts if verdict.failed)
     if drawn:
-        yield from _pictures(one)
-    yield from _tables(one)
+        yield from _render_pictures(one)
+    yield from _render_tables(one)
 
 
-def _pictures(one: Manifest) -> Iterator[str]:
+def _render_pictures(one: Manifest) -> Iterator[str]:
     drawn = [
-        plots.histogram_svg(histogram, width=520) for histogram in one.histograms.values() if sum(histogram.counts)
+        plots.draw_histogram_svg(histogram, width=520) for histogram in one.histograms.values() if sum(histogram.counts)
     ]
     counts: dict[str, int] = {}
     for _, token_class, tokens in one.token_ledger:
         counts[token_class] = counts.get(token_class, 0) + tokens
     if counts:
-        drawn.append(plots.bars_svg("Tokens by class", list(counts.items()), width=520))
+        drawn.append(plots.draw_bars_svg("Tokens by class", list(counts.items()), width=520))
     if drawn:
         yield f'<div class="plots">{"".join(drawn)}</div>'
 
 
-def _tables(one: Manifest) -> Iterator[str]:
+def _render_tables(one: Manifest) -> Iterator[str]:
     ledger = [line for line in one.ledger if line[0] != KEPT]
-    left_out = Table(("state", "reason", "records"), tuple(sorted(ledger, key=lambda line: (-line[2], line))))
+    left_out = DisplayTable(("state", "reason", "records"), tuple(sorted(ledger, key=lambda line: (-line[2], line))))
     tables = {name: table for name, table in one.tables.items() if name not in ("lengths", "rejects", "tokens")}
     for name, table in (tables | {"left out": left_out}).items():
         if table.rows:
-            yield f'<p class="dim">{text(name.replace("_", " "))}</p>'
-            yield html.table(table.columns, table.rows[:TABLE_ROWS])
-            if (about := stats.about(name, table)) is not None:
-                yield f'<p class="dim">{text(about)}</p>'
+            yield f'<p class="dim">{escape_text(name.replace("_", " "))}</p>'
+            yield html.render_table(table.columns, table.rows[:MAX_TABLE_ROWS])
+            if (about := stats.describe_estimate(name, table)) is not None:
+                yield f'<p class="dim">{escape_text(about)}</p>'
 
 
 # ── Samples ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _samples(project: Project, name: str, made: Manifest) -> Iterator[str]:
+def _render_samples(project: Project, name: str, made: Manifest) -> Iterator[str]:
     key = (project.recipe.name, name, tokenized_examples.STAGE.name)
-    work = Work(project.recipe, project.store, project.base, key, name, {}, LocalPool(1))
-    loaded, _ = tokenizer_files.open_tokenizer(work)
+    work = StageContext(project.recipe, project.store, project.base, key, name, {}, LocalPool(1))
+    loaded, _ = tokenizer_files.open_recipe_tokenizer(work)
     if loaded.card.digest != made.card.get("tokenizer_digest"):
         yield '<p class="look">The tokenizer changed since these examples were made, so none is shown.</p>'
         return
@@ -265,18 +282,22 @@ def _samples(project: Project, name: str, made: Manifest) -> Iterator[str]:
     if not files:
         return
     encoder = Encoder(loaded)
-    budget = SAMPLE_BYTES // max(len(project.recipe.datasets), 1) // SAMPLES
+    budget = MAX_SAMPLE_BYTES // max(len(project.recipe.datasets), 1) // SAMPLES_PER_DATASET
     yield '<p class="dim">samples, every token by what it is; underlined ones train</p>'
-    yield element("p", "".join(element("span", kind.replace("_", " "), class_=kind) for kind in KINDS), class_="legend")
-    for example in _spread(project, files):
-        yield from _sample(example, encoder, budget)
+    yield render_element(
+        "p",
+        "".join(render_element("span", kind.replace("_", " "), class_=kind) for kind in SPAN_KINDS),
+        class_="legend",
+    )
+    for example in _choose_samples(project, files):
+        yield from _render_sample(example, encoder, budget)
 
 
-def _spread(project: Project, files: Sequence[File]) -> Iterator[dict[str, Any]]:
+def _choose_samples(project: Project, files: Sequence[File]) -> Iterator[dict[str, Any]]:
     """Yield examples from the first, the middle and the last part, each spread over its part."""
     chosen = list({file.path: file for file in (files[0], files[len(files) // 2], files[-1])}.values())
-    each = -(-SAMPLES // len(chosen))
-    left = SAMPLES
+    each = -(-SAMPLES_PER_DATASET // len(chosen))
+    left = SAMPLES_PER_DATASET
     for file in chosen:
         table = project.store.table(file)
         places = sorted({int(at) for at in np.linspace(0, table.num_rows - 1, min(each, left, table.num_rows))})
@@ -284,15 +305,17 @@ def _spread(project: Project, files: Sequence[File]) -> Iterator[dict[str, Any]]
         yield from table.take(places).to_pylist()
 
 
-def _sample(example: Mapping[str, Any], encoder: Encoder, budget: int) -> Iterator[str]:
-    yield element("p", text(number_text.dotted([example["example_id"], _lengths_of(example)])), class_="dim")
-    kinds = kinds_of(example)
+def _render_sample(example: Mapping[str, Any], encoder: Encoder, budget: int) -> Iterator[str]:
+    yield render_element(
+        "p", escape_text(number_text.join_facts([example["example_id"], _format_lengths(example)])), class_="dim"
+    )
+    kinds = list_token_kinds(example)
     spans: list[str] = []
-    for stretch in inspect.stretches(example["input_ids"][:SAMPLE_TOKENS], kinds[:SAMPLE_TOKENS], encoder):
+    for stretch in inspect.split_by_class(example["input_ids"][:MAX_SAMPLE_TOKENS], kinds[:MAX_SAMPLE_TOKENS], encoder):
         kind, trained = stretch.kind
-        shown = text(clipped(stretch.text, budget))
+        shown = escape_text(clip_text(stretch.text, budget))
         title = f"{stretch.tokens} tokens, {kind}{', trained' if trained else ''}"
-        span = element("span", shown, class_=f"{kind} trained" if trained else kind, title=title)
+        span = render_element("span", shown, class_=f"{kind} trained" if trained else kind, title=title)
         budget -= len(span.encode())
         spans.append(span)
         if budget <= 0:
@@ -301,50 +324,56 @@ def _sample(example: Mapping[str, Any], encoder: Encoder, budget: int) -> Iterat
     yield f'<div class="text">{"".join(spans)}</div>'
 
 
-def _lengths_of(example: Mapping[str, Any]) -> str:
+def _format_lengths(example: Mapping[str, Any]) -> str:
     tokens, trained, before = example["tokens"], example["trained_tokens"], example["original_tokens"]
-    words = [example["split"], number_text.counted(tokens, "token"), f"{trained:,} trained"]
-    return number_text.dotted([*words, f"{before:,} before truncation" if before != tokens else ""])
+    words = [example["split"], number_text.format_count(tokens, "token"), f"{trained:,} trained"]
+    return number_text.join_facts([*words, f"{before:,} before truncation" if before != tokens else ""])
 
 
-def kinds_of(example: Mapping[str, Any]) -> list[tuple[str, bool]]:
+def list_token_kinds(example: Mapping[str, Any]) -> list[tuple[str, bool]]:
     """Return what every token of a stored example is, and whether it trains."""
     sizes = np.diff([*example["span_starts"], len(example["input_ids"])])
-    names = [KINDS[kind] for kind in np.repeat(example["span_kinds"], sizes).tolist()]
+    names = [SPAN_KINDS[kind] for kind in np.repeat(example["span_kinds"], sizes).tolist()]
     return list(zip(names, example["loss_mask"], strict=True))
 
 
 # ── Rejects ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _rejects(project: Project, made: _Made) -> Iterator[str]:
-    yield element("h2", "Rejects", id="rejects")
-    found = [line for key, one in sorted(made.items()) if one is not None for line in _rejected(project, key, one)]
+def _render_reject_section(project: Project, made: _CurrentManifests) -> Iterator[str]:
+    yield render_element("h2", "Rejects", id="rejects")
+    found = [
+        line for key, one in sorted(made.items()) if one is not None for line in _iterate_rejects(project, key, one)
+    ]
     if not found:
         yield '<p class="dim">none</p>'
         return
-    budget = REJECT_BYTES // len(found)
-    counts = {reason: len(list(own)) for reason, own in groupby(sorted(found, key=_reason), key=_reason)}
-    options = "".join(f'<option value="{text(name)}">{text(name)} ({count})</option>' for name, count in counts.items())
+    budget = MAX_REJECT_BYTES // len(found)
+    counts = {reason: len(list(own)) for reason, own in groupby(sorted(found, key=_get_reason), key=_get_reason)}
+    options = "".join(
+        f'<option value="{escape_text(name)}">{escape_text(name)} ({count})</option>' for name, count in counts.items()
+    )
     yield (
         '<p class="tools"><select id="reason" aria-label="reason"><option value="">every reason</option>'
         f'{options}</select><input id="word" type="search" placeholder="search" aria-label="search">'
         '<span id="shown" class="dim"></span></p>'
     )
-    yield f'<p class="dim">At most {REJECTS_OF_A_REASON} of a reason, stage and dataset; the view rejects has all.</p>'
+    yield (
+        f'<p class="dim">At most {MAX_REJECTS_PER_REASON} of a reason, stage and dataset; the view rejects has all.</p>'
+    )
     head = "".join(f"<th>{name}</th>" for name in ("dataset", "stage", "reason", "detail", "row", "record"))
     yield f'<div class="scroll" id="rejects-list"><table><thead><tr>{head}</tr></thead><tbody>'
-    yield from (_reject_row(line, min(budget, 2_000)) for line in found)
+    yield from (_render_reject_row(line, min(budget, 2_000)) for line in found)
     yield "</tbody></table></div>"
 
 
-def _reason(line: Mapping[str, Any]) -> str:
+def _get_reason(line: Mapping[str, Any]) -> str:
     return str(line["reason"])
 
 
-def _rejected(project: Project, key: manifest.Key, one: Manifest) -> Iterator[dict[str, Any]]:
+def _iterate_rejects(project: Project, key: manifest.StageKey, one: Manifest) -> Iterator[dict[str, Any]]:
     """Yield the first rejects of each reason of a stage, from as few parts as it takes."""
-    wanted = {reason: min(count, REJECTS_OF_A_REASON) for _, reason, count in one.ledger if reason}
+    wanted = {reason: min(count, MAX_REJECTS_PER_REASON) for _, reason, count in one.ledger if reason}
     for file in one.files("rejects"):
         if not any(wanted.values()):
             return
@@ -354,10 +383,11 @@ def _rejected(project: Project, key: manifest.Key, one: Manifest) -> Iterator[di
                 yield {**line, "dataset": key[1]}
 
 
-def _reject_row(line: Mapping[str, Any], budget: int) -> str:
-    raw = clipped(line["raw"].decode(errors="replace"), budget * 2 // 3)
-    detail = clipped(line["detail"], budget // 4)
+def _render_reject_row(line: Mapping[str, Any], budget: int) -> str:
+    raw = clip_text(line["raw"].decode(errors="replace"), budget * 2 // 3)
+    detail = clip_text(line["detail"], budget // 4)
     cells = "".join(
-        f"<td>{text(cell)}</td>" for cell in (line["dataset"], line["stage"], line["reason"], detail, line["row_id"])
+        f"<td>{escape_text(cell)}</td>"
+        for cell in (line["dataset"], line["stage"], line["reason"], detail, line["row_id"])
     )
-    return f'<tr data-reason="{text(line["reason"])}">{cells}<td><code>{text(raw)}</code></td></tr>'
+    return f'<tr data-reason="{escape_text(line["reason"])}">{cells}<td><code>{escape_text(raw)}</code></td></tr>'

@@ -14,55 +14,68 @@ from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.text import Text
 
-from rowmill.conversation.template_contract import TemplateContract
-from rowmill.core.console import BAD, DIM, GOOD, HEAD, LOOK, grid, labelled, number, source_text, visible
+from rowmill.conversation.template_contract import TemplateBehavior
+from rowmill.core.console import (
+    BAD,
+    DIM,
+    GOOD,
+    HEAD,
+    LOOK,
+    escape_control_characters,
+    format_source_line,
+    format_value,
+    label_value,
+    make_grid,
+)
 from rowmill.core.json import Json, from_json, to_json
-from rowmill.core.number_text import counted, dotted, percent
-from rowmill.inspection.inspect import Inspected, Sample, TemplateReport, TokenClass
-from rowmill.inspection.trace import Origin, Place, RowTrace, SequenceTrace, Showing, TokenTrace
+from rowmill.core.number_text import format_count, format_percent, join_facts
+from rowmill.inspection.inspect import InspectedExample, InspectedRecord, TemplateReport, TokenClass
+from rowmill.inspection.trace import RowOrigin, RowTrace, SegmentLocation, SequenceOccurrence, SequenceTrace, TokenTrace
 
-STYLES: Mapping[TokenClass, str] = {"trained": "green", "context": "", "template": "bright_black"}
-RAW_CHARS = 600
+CLASS_STYLES: Mapping[TokenClass, str] = {"trained": "green", "context": "", "template": "bright_black"}
+MAX_RAW_CHARS = 600
 """Characters of a raw record that are shown; `rowmill trace` names its file and line."""
-LINE_CHARS = 160
+MAX_LINE_CHARS = 160
 """Characters of a message that are shown among the structured ones; the text has all of it."""
-MESSAGES = 12
+MAX_SHOWN_MESSAGES = 12
 """Messages of a conversation that are shown structured: of a longer one the first and the last four."""
-MOST_SHOWINGS = 12
+MAX_SHOWN_OCCURRENCES = 12
 """Showings of a sequence that are listed; with many passes there are as many."""
 
 
 # ── A row on its way ───────────────────────────────────────────────────────────────────────────────
 
 
-def inspected(one: Inspected, *, colours: bool) -> RenderableType:
+def render_inspected_record(one: InspectedRecord, *, colours: bool) -> RenderableType:
     """Show one record; without colours, trained text stands in ⟦brackets⟧."""
     lines: list[RenderableType] = [
         Rule(Text.assemble((one.dataset, HEAD), f"  {one.row_id}"), align="left", style=DIM)
         if colours
         else Text(f"── {one.dataset}  {one.row_id} ──"),
-        labelled("source", one.source),
-        labelled("raw", _clipped(one.raw.decode(errors="replace"), RAW_CHARS)),
+        label_value("source", one.source),
+        label_value("raw", _clip_text(one.raw.decode(errors="replace"), MAX_RAW_CHARS)),
     ]
     if one.row is not None:
-        lines += [labelled("report", _report(one.row)), *_structured(one.row)]
+        lines += [label_value("report", _format_parse_report(one.row)), *_render_structured_row(one.row)]
     if one.rejected is not None:
         stage, reason, detail = one.rejected
-        lines.append(labelled("rejected", f"{reason} at {stage}: {detail}" if detail else f"{reason} at {stage}", BAD))
+        lines.append(
+            label_value("rejected", f"{reason} at {stage}: {detail}" if detail else f"{reason} at {stage}", BAD)
+        )
     for sample in one.samples:
-        lines += _sample(sample, colours=colours)
+        lines += _render_example(sample, colours=colours)
     if one.shown_above:
-        lines.append(labelled("also in", dotted([f"{name}, above" for name in one.shown_above[:5]])))
+        lines.append(label_value("also in", join_facts([f"{name}, above" for name in one.shown_above[:5]])))
     if one.not_shown:
-        lines.append(labelled("also in", counted(one.not_shown, "more example")))
+        lines.append(label_value("also in", format_count(one.not_shown, "more example")))
     return Group(*lines, Text(""))
 
 
-def _clipped(text: str, most: int) -> str:
+def _clip_text(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]} … ({len(text):,} characters)"
 
 
-def _report(row: Mapping[str, Any]) -> str:
+def _format_parse_report(row: Mapping[str, Any]) -> str:
     """Say what canonicalisation noticed."""
     counts = {
         "extracted_think_from_content": "thoughts taken out of content",
@@ -79,63 +92,70 @@ def _report(row: Mapping[str, Any]) -> str:
         "tools parsed from text" if row["tools_parsed_from_string"] else "",
     ]
     words += [f"unknown role {role}" for role in row["unknown_roles"]]
-    return dotted([*words, *row["notes"]])
+    return join_facts([*words, *row["notes"]])
 
 
-def _structured(row: Mapping[str, Any]) -> Iterator[RenderableType]:
+def _render_structured_row(row: Mapping[str, Any]) -> Iterator[RenderableType]:
     if row["messages"] is None:
         for name in ("text", "output"):
             if row[name] is not None:
-                yield labelled(
-                    {"text": "prompt" if row["output"] is not None else "text"}.get(name, "response"), _flat(row[name])
+                yield label_value(
+                    {"text": "prompt" if row["output"] is not None else "text"}.get(name, "response"),
+                    _flatten_text(row[name]),
                 )
         return
     if row["tools"] is not None:
-        yield labelled("tools", _flat(row["tools"]))
+        yield label_value("tools", _flatten_text(row["tools"]))
     messages: list[dict[str, Json]] = from_json(row["messages"])
-    left_out = range(MESSAGES - 4, len(messages) - 4) if len(messages) > MESSAGES else range(0)
+    left_out = range(MAX_SHOWN_MESSAGES - 4, len(messages) - 4) if len(messages) > MAX_SHOWN_MESSAGES else range(0)
     for i, message in enumerate(messages):
         if i not in left_out:
-            yield labelled("structured" if i == 0 else "", f"{i:>2} {message['role']:<10} {_message(message)}")
+            yield label_value(
+                "structured" if i == 0 else "", f"{i:>2} {message['role']:<10} {_format_message(message)}"
+            )
         elif i == left_out.start:
-            yield labelled("", f" … {len(left_out)} more messages")
+            yield label_value("", f" … {len(left_out)} more messages")
 
 
-def _message(message: Mapping[str, Json]) -> str:
+def _format_message(message: Mapping[str, Json]) -> str:
     reasoning, weight = message.get("reasoning_content"), message.get("weight")
     words = ["" if weight is None else f"weight {weight:g}"]
-    words += [f"⟨{_flat(reasoning)}⟩" if reasoning else "", _flat(message["content"])]
+    words += [f"⟨{_flatten_text(reasoning)}⟩" if reasoning else "", _flatten_text(message["content"])]
     words += [
-        f"{c['function']['name']}({_flat(to_json(c['function']['arguments']))})"
+        f"{c['function']['name']}({_flatten_text(to_json(c['function']['arguments']))})"
         for c in message.get("tool_calls") or ()
     ]
     return "  ".join(word for word in words if word)
 
 
-def _flat(text: str) -> str:
-    return _clipped(text.replace("\n", "⏎"), LINE_CHARS)
+def _flatten_text(text: str) -> str:
+    return _clip_text(text.replace("\n", "⏎"), MAX_LINE_CHARS)
 
 
-def _sample(sample: Sample, *, colours: bool) -> Iterator[RenderableType]:
-    share = percent(sample.trained_tokens, sample.tokens)
-    words = [f"{number(sample.tokens)} tokens", f"{number(sample.trained_tokens)} trained ({share})"]
+def _render_example(sample: InspectedExample, *, colours: bool) -> Iterator[RenderableType]:
+    share = format_percent(sample.trained_tokens, sample.tokens)
+    words = [f"{format_value(sample.tokens)} tokens", f"{format_value(sample.trained_tokens)} trained ({share})"]
     if sample.original_tokens != sample.tokens:
         took = ", ".join(f"{count:,} by {stage}" for stage, count in sample.removed.items())
-        words.append(f"{number(sample.original_tokens)} before truncation{f', which took {took}' if took else ''}")
+        words.append(
+            f"{format_value(sample.original_tokens)} before truncation{f', which took {took}' if took else ''}"
+        )
     if sample.weights:
-        words.append("weights " + ", ".join(f"{weight} × {number(count)}" for weight, count in sample.weights.items()))
-    yield labelled("example", dotted([sample.example_id, *words]))
+        words.append(
+            "weights " + ", ".join(f"{weight} × {format_value(count)}" for weight, count in sample.weights.items())
+        )
+    yield label_value("example", join_facts([sample.example_id, *words]))
     if colours:
         legend = Text("             ")
-        for kind, style in STYLES.items():
+        for kind, style in CLASS_STYLES.items():
             legend.append("■ ", style).append(f"{kind}   ", DIM)
         yield legend
     yield Text("")
     text = Text()
     for stretch in sample.stretches:
-        content = visible(stretch.text)
+        content = escape_control_characters(stretch.text)
         if colours:
-            text.append(content, STYLES[stretch.kind])
+            text.append(content, CLASS_STYLES[stretch.kind])
         else:
             text.append(f"⟦{content}⟧" if stretch.kind == "trained" else content)
     yield text
@@ -144,83 +164,90 @@ def _sample(sample: Sample, *, colours: bool) -> Iterator[RenderableType]:
 # ── A row, a sequence or a token, traced ───────────────────────────────────────────────────────────
 
 
-def traces(traces: Sequence[RowTrace]) -> RenderableType:
+def render_row_traces(traces: Sequence[RowTrace]) -> RenderableType:
     """Show where rows came from, what became of them, and every place where their tokens stand."""
-    return Group(*(line for one in traces for line in _row_lines(one)))
+    return Group(*(line for one in traces for line in _render_row_trace(one)))
 
 
-def _row_lines(one: RowTrace) -> Iterator[RenderableType]:
+def _render_row_trace(one: RowTrace) -> Iterator[RenderableType]:
     yield Text.assemble((one.dataset, HEAD), f"  {one.row_id}")
-    yield from _origin_lines(one.origin)
+    yield from _render_origin(one.origin)
     for i, fate in enumerate(one.fates):
-        words = dotted([f"{fate.stage:<20}{fate.state}", fate.reason, fate.detail])
-        yield labelled("" if i else "fate", words, BAD if fate.state == "rejected" else "")
+        words = join_facts([f"{fate.stage:<20}{fate.state}", fate.reason, fate.detail])
+        yield label_value("" if i else "fate", words, BAD if fate.state == "rejected" else "")
     for i, (name, tokens, trained) in enumerate(one.examples):
-        yield labelled("" if i else "examples", f"{name} · {counted(tokens, 'token')}, {number(trained)} trained")
+        yield label_value(
+            "" if i else "examples", f"{name} · {format_count(tokens, 'token')}, {format_value(trained)} trained"
+        )
     for i, place in enumerate(one.places):
-        yield labelled("" if i else "places", _place_words(one.dataset, place))
-        yield labelled("", f"  {place.shard}, row {place.shard_row}", DIM)
-        yield from _showing_lines("", place.showings)
+        yield label_value("" if i else "places", _format_place(one.dataset, place))
+        yield label_value("", f"  {place.shard}, row {place.shard_row}", DIM)
+        yield from _render_occurrences("", place.showings)
     if one.order_note:
-        yield labelled("" if one.places else "places", one.order_note, LOOK)
+        yield label_value("" if one.places else "places", one.order_note, LOOK)
     yield Text("")
 
 
-def _place_words(dataset: str, place: Place) -> str:
+def _format_place(dataset: str, place: SegmentLocation) -> str:
     taken = f"tokens {place.offset} to {place.offset + place.length - 1}"
     cut = f"from token {place.start} of {place.example_id}" if place.start else place.example_id
-    return dotted([f"{dataset}/{place.split}/{place.sequence}", f"segment {place.segment}", taken, cut])
+    return join_facts([f"{dataset}/{place.split}/{place.sequence}", f"segment {place.segment}", taken, cut])
 
 
-def _showing_lines(name: str, showings: Sequence[Showing]) -> Iterator[RenderableType]:
+def _render_occurrences(name: str, showings: Sequence[SequenceOccurrence]) -> Iterator[RenderableType]:
     indent = "" if name else "  "
-    for i, one in enumerate(showings[:MOST_SHOWINGS]):
+    for i, one in enumerate(showings[:MAX_SHOWN_OCCURRENCES]):
         where = f"{one.file}, row {one.file_row}" if one.file else "not built"
         words = f"{indent}rank {one.rank}, step {one.step}, pass {one.passed}  "
-        yield labelled("" if i else name, Text(words).append(visible(where), DIM))
-    if len(showings) > MOST_SHOWINGS:
-        yield labelled("", f"{indent}and {counted(len(showings) - MOST_SHOWINGS, 'more time')}")
+        yield label_value("" if i else name, Text(words).append(escape_control_characters(where), DIM))
+    if len(showings) > MAX_SHOWN_OCCURRENCES:
+        yield label_value("", f"{indent}and {format_count(len(showings) - MAX_SHOWN_OCCURRENCES, 'more time')}")
 
 
-def _origin_lines(origin: Origin) -> Iterator[RenderableType]:
+def _render_origin(origin: RowOrigin) -> Iterator[RenderableType]:
     if origin.line is None:
-        yield labelled("source", f"{origin.url}, record {origin.record}")
-        yield labelled("", origin.problem, LOOK)
+        yield label_value("source", f"{origin.url}, record {origin.record}")
+        yield label_value("", origin.problem, LOOK)
         return
     raw = origin.raw.decode(errors="replace")
-    yield labelled("source", source_text(origin.url, origin.reader, origin.line))
-    yield labelled("raw", raw if len(raw) <= RAW_CHARS else f"{raw[:RAW_CHARS]} … ({len(raw):,} characters)")
+    yield label_value("source", format_source_line(origin.url, origin.reader, origin.line))
+    yield label_value("raw", raw if len(raw) <= MAX_RAW_CHARS else f"{raw[:MAX_RAW_CHARS]} … ({len(raw):,} characters)")
 
 
-def sequence(one: SequenceTrace) -> RenderableType:
+def render_sequence_trace(one: SequenceTrace) -> RenderableType:
     """Show a sequence, or one token of it, with the source of each segment."""
     lines: list[RenderableType] = [
         Text.assemble(
             (f"{one.dataset}/{one.split}/{one.sequence}", HEAD),
-            f"  {counted(one.tokens, 'token')}, {number(one.trained_tokens)} trained",
+            f"  {format_count(one.tokens, 'token')}, {format_value(one.trained_tokens)} trained",
         ),
-        labelled("shard", f"{one.places[0].shard}, row {one.places[0].shard_row}"),
+        label_value("shard", f"{one.places[0].shard}, row {one.places[0].shard_row}"),
     ]
-    lines += _showing_lines("shown", one.places[0].showings)
+    lines += _render_occurrences("shown", one.places[0].showings)
     if one.order_note:
-        lines.append(labelled("shown", one.order_note, LOOK))
+        lines.append(label_value("shown", one.order_note, LOOK))
     if one.token is None:
         problems = dict.fromkeys(origin.problem for origin in one.origins if origin.problem)
-        return Group(*lines, Text(""), _segments_grid(one), *(Text(f"  {visible(p)}", LOOK) for p in problems))
+        return Group(
+            *lines,
+            Text(""),
+            _render_segments(one),
+            *(Text(f"  {escape_control_characters(p)}", LOOK) for p in problems),
+        )
     at = one.token.at
     i = next(i for i, place in enumerate(one.places) if place.offset <= at < place.offset + place.length)
-    lines += _token_lines(one.token, one.places[i])
-    lines += _origin_lines(one.origins[i])
+    lines += _render_token(one.token, one.places[i])
+    lines += _render_origin(one.origins[i])
     return Group(*lines, Text(""))
 
 
-def _segments_grid(one: SequenceTrace) -> RenderableType:
+def _render_segments(one: SequenceTrace) -> RenderableType:
     columns = ["segment", "tokens", "length", "example", "source"]
     rows: list[Sequence[object]] = []
     for place, origin in zip(one.places, one.origins, strict=True):
         cut = f" from token {place.start}" if place.start else ""
         source = (
-            source_text(origin.url, origin.reader, origin.line)
+            format_source_line(origin.url, origin.reader, origin.line)
             if origin.line is not None
             else f"{origin.url}, record {origin.record}"
         )
@@ -233,11 +260,11 @@ def _segments_grid(one: SequenceTrace) -> RenderableType:
                 source,
             )
         )
-    return grid(columns, rows)
+    return make_grid(columns, rows)
 
 
-def _token_lines(token: TokenTrace, place: Place) -> Iterator[RenderableType]:
-    what = dotted(
+def _render_token(token: TokenTrace, place: SegmentLocation) -> Iterator[RenderableType]:
+    what = join_facts(
         [
             token.kind,
             f"message {token.message}" if token.message >= 0 else "",
@@ -245,21 +272,23 @@ def _token_lines(token: TokenTrace, place: Place) -> Iterator[RenderableType]:
             "" if token.weight is None else f"weight {token.weight:g}",
         ]
     )
-    yield labelled("token", f"{token.at} · id {token.token_id} · {visible(token.text)!r} · {what}")
-    around = Text(_one_line(token.before), DIM)
-    around.append(f"⟦{_one_line(token.text)}⟧", GOOD if token.trained else HEAD).append(_one_line(token.after), DIM)
-    yield labelled("text", around)
-    yield labelled("example", f"{place.example_id}, its token {token.in_example} · segment {place.segment}")
+    yield label_value("token", f"{token.at} · id {token.token_id} · {escape_control_characters(token.text)!r} · {what}")
+    around = Text(_mark_line_ends(token.before), DIM)
+    around.append(f"⟦{_mark_line_ends(token.text)}⟧", GOOD if token.trained else HEAD).append(
+        _mark_line_ends(token.after), DIM
+    )
+    yield label_value("text", around)
+    yield label_value("example", f"{place.example_id}, its token {token.in_example} · segment {place.segment}")
 
 
-def _one_line(text: str) -> str:
-    return visible(text).replace("\n", "⏎")
+def _mark_line_ends(text: str) -> str:
+    return escape_control_characters(text).replace("\n", "⏎")
 
 
 # ── A template ─────────────────────────────────────────────────────────────────────────────────────
 
 
-SECTIONS: Mapping[str, tuple[str, ...]] = {
+BEHAVIOR_SECTIONS: Mapping[str, tuple[str, ...]] = {
     "what is printed": ("system", "tools", "reasoning", "inline_tags_stripped", "loses", "date_dependent", "bos"),
     "what it asks of messages": (
         "arguments", "tool_ids", "content_form", "reasoning_key", "no_tools", "alternation",
@@ -276,32 +305,36 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
 """The fields of a contract as they are shown."""
 
 
-def contract(one: TemplateReport) -> RenderableType:
+def render_template_report(one: TemplateReport) -> RenderableType:
     """Show a contract, one observation a line; empty ones are left out. Warnings stand first."""
     lines: list[RenderableType] = [Text.assemble((one.dataset, HEAD), (f"  template {one.template_digest[:16]}", DIM))]
-    lines += [labelled("look", warning, LOOK) for warning in one.warnings]
-    for title, names in SECTIONS.items():
-        rows = [(name, Text(visible(_worded(value)))) for name in names if (value := _observed(one.contract, name))]
+    lines += [label_value("look", warning, LOOK) for warning in one.warnings]
+    for title, names in BEHAVIOR_SECTIONS.items():
+        rows = [
+            (name, Text(escape_control_characters(_format_observation(value))))
+            for name in names
+            if (value := _read_observation(one.contract, name))
+        ]
         if rows:
-            lines += [Text(""), grid([title, "on probes"], rows)]
+            lines += [Text(""), make_grid([title, "on probes"], rows)]
     return Group(*lines, Text(""))
 
 
-def _observed(observed: TemplateContract, name: str) -> object:
+def _read_observation(observed: TemplateBehavior, name: str) -> object:
     """Return an observation, null where there is nothing to say; a plain no is something."""
     value: object = getattr(observed, name)
     return "no" if value is False else value or None
 
 
-def _worded(value: object) -> str:
+def _format_observation(value: object) -> str:
     """Write an observation; white space of printed strings stays visible."""
     match value:
         case bool():
             return "yes" if value else "no"
         case dict():
-            return ", ".join(f"{key}: {_worded(one)}" for key, one in value.items())
+            return ", ".join(f"{key}: {_format_observation(one)}" for key, one in value.items())
         case tuple():
-            return ", ".join(_worded(one) for one in value)
+            return ", ".join(_format_observation(one) for one in value)
         case str() if value.isidentifier():
             return value
         case _:

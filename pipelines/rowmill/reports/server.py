@@ -15,7 +15,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
-class Reports(SimpleHTTPRequestHandler):
+class ReportRequestHandler(SimpleHTTPRequestHandler):
     """Serves files and lists no folder."""
 
     server_name = ""
@@ -46,10 +46,10 @@ class Reports(SimpleHTTPRequestHandler):
         """Stay quiet."""
 
 
-def serve(folder: str, host: str, port: int) -> None:
+def serve_reports(folder: str, host: str, port: int) -> None:
     """Serve a folder until standard input ends."""
-    Reports.server_name = host
-    server = ThreadingHTTPServer((host, port), partial(Reports, directory=folder))
+    ReportRequestHandler.server_name = host
+    server = ThreadingHTTPServer((host, port), partial(ReportRequestHandler, directory=folder))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     # The writing end is held by the server whose pages link here; the operating system closes it however it ends.
     sys.stdin.buffer.read()
@@ -57,4 +57,4 @@ def serve(folder: str, host: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    serve_reports(sys.argv[1], sys.argv[2], int(sys.argv[3]))

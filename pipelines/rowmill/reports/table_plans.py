@@ -8,38 +8,48 @@ from collections.abc import Iterable
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from rowmill.core.console import BAD, DIM, GOOD, HEAD, LOOK, grid, visible
-from rowmill.core.number_text import counted, dotted
-from rowmill.inspection.dry_run import Advised, Planned
-from rowmill.stages.table_plan import RecordPlan
+from rowmill.core.console import BAD, DIM, GOOD, HEAD, LOOK, escape_control_characters, make_grid
+from rowmill.core.number_text import format_count, join_facts
+from rowmill.inspection.dry_run import DatasetAdvice, DatasetTablePlan
+from rowmill.stages.table_plan import TablePlan
 from rowmill.tabular.assembly import FLUSHES
 
-LARGEST = 20
+MAX_SHOWN_OVERFLOWS = 20
 
 
-def plans(planned: Iterable[Planned]) -> RenderableType:
+def render_table_plans(planned: Iterable[DatasetTablePlan]) -> RenderableType:
     """Show the plan of each records dataset."""
-    return Group(*(_plan(one) for one in planned))
+    return Group(*(_render_table_plan(one) for one in planned))
 
 
-def _plan(one: Planned) -> RenderableType:
+def _render_table_plan(one: DatasetTablePlan) -> RenderableType:
     head = Text(f"\n{one.dataset}", HEAD)
     if one.plan is None:
-        return Group(head, Text(f"  ✗ {visible(one.overflow)}", BAD))
-    lines: list[RenderableType] = [head.append(f"  {one.plan.mode}", DIM), Text(f"  {_options(one.plan)}", DIM)]
+        return Group(head, Text(f"  ✗ {escape_control_characters(one.overflow)}", BAD))
+    lines: list[RenderableType] = [
+        head.append(f"  {one.plan.mode}", DIM),
+        Text(f"  {_format_plan_options(one.plan)}", DIM),
+    ]
     lines.append(
-        grid(["split", "records", "groups", "examples", "tokens", "why examples ended"], _counts(one.plan), indent=2)
+        make_grid(
+            ["split", "records", "groups", "examples", "tokens", "why examples ended"],
+            _list_split_counts(one.plan),
+            indent=2,
+        )
     )
-    lines.append(grid(["", "", "min", "mean", "max", "std"], _sizes(one.plan), indent=2))
-    lines += [Text(f"  ! {over.kind} {visible(over.sentence)}", LOOK) for over in one.plan.overflows[:LARGEST]]
-    if len(one.plan.overflows) > LARGEST:
-        lines.append(Text(f"  ! and {len(one.plan.overflows) - LARGEST} more", LOOK))
+    lines.append(make_grid(["", "", "min", "mean", "max", "std"], _list_sizes(one.plan), indent=2))
+    lines += [
+        Text(f"  ! {over.kind} {escape_control_characters(over.sentence)}", LOOK)
+        for over in one.plan.overflows[:MAX_SHOWN_OVERFLOWS]
+    ]
+    if len(one.plan.overflows) > MAX_SHOWN_OVERFLOWS:
+        lines.append(Text(f"  ! and {len(one.plan.overflows) - MAX_SHOWN_OVERFLOWS} more", LOOK))
     if one.plan.changed:
-        lines.append(Text(f"  ! the reference wire changes {counted(one.plan.changed, 'record')}", LOOK))
+        lines.append(Text(f"  ! the reference wire changes {format_count(one.plan.changed, 'record')}", LOOK))
     return Group(*lines)
 
 
-def _options(plan: RecordPlan) -> str:
+def _format_plan_options(plan: TablePlan) -> str:
     told, room = plan.options, plan.room
     cap = "no cap" if room.cap is None else f"cap {room.cap}"
     words = [
@@ -49,18 +59,18 @@ def _options(plan: RecordPlan) -> str:
         *([f"{told['wanted']:,} records wanted"] if told["wanted"] is not None else []),
         *([f"one {told['privacy_unit']} is the unit of privacy"] if told["privacy_unit"] else []),
     ]  # fmt: skip
-    return visible(dotted(words))
+    return escape_control_characters(join_facts(words))
 
 
-def _counts(plan: RecordPlan) -> list[tuple[object, ...]]:
+def _list_split_counts(plan: TablePlan) -> list[tuple[object, ...]]:
     lines: list[tuple[object, ...]] = []
     for split, told in plan.facts["splits"].items():
-        flushes = dotted(f"{name} {told[f'flush_{name}']:,}" for name in FLUSHES if told[f"flush_{name}"])
+        flushes = join_facts(f"{name} {told[f'flush_{name}']:,}" for name in FLUSHES if told[f"flush_{name}"])
         lines.append((split, told["records"], told["groups"], told["examples"], told["tokens"], flushes))
     return lines
 
 
-_SIZES = {
+_SIZE_NAMES = {
     "record_tokens": "tokens per record",
     "group_tokens": "tokens per group",
     "example_tokens": "tokens per example",
@@ -69,30 +79,30 @@ _SIZES = {
 }
 
 
-def _sizes(plan: RecordPlan) -> list[tuple[object, ...]]:
+def _list_sizes(plan: TablePlan) -> list[tuple[object, ...]]:
     lines: list[tuple[object, ...]] = []
     for split, told in plan.facts["splits"].items():
-        for name, words in _SIZES.items():
+        for name, words in _SIZE_NAMES.items():
             if told[f"{name}_max"]:
                 lines.append(
-                    (split, words, *(_short(told[f"{name}_{what}"]) for what in ("min", "mean", "max", "std")))
+                    (split, words, *(_format_size(told[f"{name}_{what}"]) for what in ("min", "mean", "max", "std")))
                 )
     return lines
 
 
-def _short(value: float) -> str:
+def _format_size(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
 
 
-_SHOWN = ("mean", "std", "min", "p25", "p50", "p75", "max")
+_SIZE_STATISTICS = ("mean", "std", "min", "p25", "p50", "p75", "max")
 
 
-def advice(advised: Iterable[Advised]) -> RenderableType:
+def render_advice(advised: Iterable[DatasetAdvice]) -> RenderableType:
     """Show what speaks for and against each column as a group, and what examples come to."""
-    return Group(*(_advice(one) for one in advised))
+    return Group(*(_render_dataset_advice(one) for one in advised))
 
 
-def _advice(one: Advised) -> RenderableType:
+def _render_dataset_advice(one: DatasetAdvice) -> RenderableType:
     size = one.estimate
     fits = "fits" if size.fits else "does not fit"
     words = [
@@ -103,7 +113,7 @@ def _advice(one: Advised) -> RenderableType:
     ]
     lines: list[RenderableType] = [
         Text(f"\n{one.dataset}", HEAD).append(f"  {one.mode}", DIM),
-        Text(f"  {dotted(words)}", DIM),
+        Text(f"  {join_facts(words)}", DIM),
     ]
     rows: list[tuple[object, ...]] = []
     for column in one.columns:
@@ -111,19 +121,22 @@ def _advice(one: Advised) -> RenderableType:
         mark = Text("✗", BAD) if column.unsuitable else Text("!", LOOK) if column.warnings else Text("✓", GOOD)
         chosen = "chosen" if column.column in one.chosen else ""
         rows.append(
-            (mark, visible(column.column), chosen, int(sizes["count"]), *(f"{sizes[name]:g}" for name in _SHOWN),
+            (mark, escape_control_characters(column.column), chosen, int(sizes["count"]),
+             *(f"{sizes[name]:g}" for name in _SIZE_STATISTICS),
              ", ".join([*column.unsuitable, *column.warnings]))
         )  # fmt: skip
     lines.append(
-        grid(
+        make_grid(
             ["", "column", "", "groups", "mean", "std", "min", "p25", "p50", "p75", "max", "against it"], rows, indent=2
         )
     )
     for column in one.columns:
         said = {**column.unsuitable, **column.warnings}
-        lines.append(Text(f"\n  {visible(column.column)}  {visible(column.largest)}", DIM))
+        lines.append(
+            Text(f"\n  {escape_control_characters(column.column)}  {escape_control_characters(column.largest)}", DIM)
+        )
         lines += [
-            Text(f"    {name}: {visible(why)}", BAD if name in column.unsuitable else LOOK)
+            Text(f"    {name}: {escape_control_characters(why)}", BAD if name in column.unsuitable else LOOK)
             for name, why in said.items()
         ]
     if not rows:

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from rowmill.conversation.mask_judge import Finding, FindingKind
-from rowmill.conversation.template_proof import ShapeProof, TemplateProof, remedy_of
-from rowmill.core.console import BAD, DIM, GOOD, HEAD, LOOK, labelled, visible
-from rowmill.core.number_text import counted, dotted
+from rowmill.conversation.mask_judge import MaskDefect, MaskDefectKind
+from rowmill.conversation.template_proof import ShapeProof, TemplateProof, get_remedy
+from rowmill.core.console import BAD, DIM, GOOD, HEAD, LOOK, escape_control_characters, label_value
+from rowmill.core.number_text import format_count, join_facts
 
-FINDING_SENTENCES: Mapping[FindingKind, str] = {
+FINDING_SENTENCES: Mapping[MaskDefectKind, str] = {
     "own_text_untrained": "{whose} own text {text} does not train.",
     "other_text_trained": "{text}, text of {other}, trains.",
     "header_trained": "{text}, printed before {whose_lower} text at inference, trains.",
@@ -28,7 +28,7 @@ FINDING_SENTENCES: Mapping[FindingKind, str] = {
 WRONG_REMEDY = (
     "set template.spans: marks or choose another template.chat_template, and report the template and this page"
 )
-TEXT_CHARS = 60
+MAX_TEXT_CHARS = 60
 """Characters of a finding's text that are shown."""
 
 
@@ -36,41 +36,41 @@ def render_proof(dataset: str, proof: TemplateProof) -> RenderableType:
     """Show a proof; trained text of the samples stands in ⟦brackets⟧, green where there are colours."""
     return Group(
         Text.assemble((dataset, HEAD), "  masks of the chat template, judged by transformers' own render"),
-        labelled("shapes", _count_shapes(proof)),
-        *_finding_lines(proof),
-        *(labelled("" if i else "template", fact) for i, fact in enumerate(proof.facts)),
-        *_refusal_lines(proof),
+        label_value("shapes", _count_shapes(proof)),
+        *_render_findings(proof),
+        *(label_value("" if i else "template", fact) for i, fact in enumerate(proof.facts)),
+        *_render_refusals(proof),
         Text(""),
-        *(line for shape in proof.shapes for line in _sample_lines(shape)),
+        *(line for shape in proof.shapes for line in _render_shape_sample(shape)),
     )
 
 
 def _count_shapes(proof: TemplateProof) -> Text:
     wrong, unproven = proof.count("wrong"), proof.count("not_provable")
-    words = dotted(
+    words = join_facts(
         [
             f"{proof.count('proven')} proven",
             f"{proof.count('refused')} refused",
             f"{unproven} not provable" if unproven else "",
-            counted(wrong, "wrong mask", "wrong masks"),
+            format_count(wrong, "wrong mask", "wrong masks"),
         ]
     )
-    return Text(f"{counted(len(proof.shapes), 'shape')}: {words}", BAD if wrong else GOOD)
+    return Text(f"{format_count(len(proof.shapes), 'shape')}: {words}", BAD if wrong else GOOD)
 
 
-def _finding_lines(proof: TemplateProof) -> Iterator[RenderableType]:
+def _render_findings(proof: TemplateProof) -> Iterator[RenderableType]:
     for shape in proof.shapes:
         for finding in shape.findings:
-            yield labelled("✗ wrong", f"{shape.probe.words}: {word_finding(finding)}", BAD)
+            yield label_value("✗ wrong", f"{shape.probe.words}: {describe_finding(finding)}", BAD)
     if proof.findings:
-        yield labelled("", WRONG_REMEDY, LOOK)
+        yield label_value("", WRONG_REMEDY, LOOK)
 
 
-def word_finding(finding: Finding) -> str:
+def describe_finding(finding: MaskDefect) -> str:
     """Say in one sentence what is wrong."""
     message = finding.message
     return FINDING_SENTENCES[finding.kind].format(
-        text=repr(visible(finding.text[:TEXT_CHARS])) if finding.text else "(missing)",
+        text=repr(escape_control_characters(finding.text[:MAX_TEXT_CHARS])) if finding.text else "(missing)",
         whose=f"Message {message}'s",
         whose_lower=f"message {message}'s",
         other="the tools or the template" if message < 0 else f"message {message}",
@@ -79,17 +79,17 @@ def word_finding(finding: Finding) -> str:
     )
 
 
-def _refusal_lines(proof: TemplateProof) -> Iterator[RenderableType]:
+def _render_refusals(proof: TemplateProof) -> Iterator[RenderableType]:
     for (reason, detail), count in proof.refusals.most_common():
-        yield labelled("refused", dotted([counted(count, "shape"), reason, detail]), LOOK)
-        yield labelled("", remedy_of(reason), DIM)
+        yield label_value("refused", join_facts([format_count(count, "shape"), reason, detail]), LOOK)
+        yield label_value("", get_remedy(reason), DIM)
 
 
-def _sample_lines(shape: ShapeProof) -> Iterator[RenderableType]:
+def _render_shape_sample(shape: ShapeProof) -> Iterator[RenderableType]:
     mark, style = {"proven": ("✓", GOOD), "wrong": ("✗", BAD)}.get(shape.outcome, ("!", LOOK))
     yield Text(f"{mark} {shape.probe.words}", style)
     if shape.outcome == "refused":
-        yield Text(visible(f"  {dotted(['refused', shape.reason, shape.detail])}"), DIM)
+        yield Text(escape_control_characters(f"  {join_facts(['refused', shape.reason, shape.detail])}"), DIM)
     else:
         if shape.outcome == "not_provable":
             yield Text("  not provable: the template looks at texts that are hidden from it", DIM)
@@ -100,14 +100,14 @@ def _sample_lines(shape: ShapeProof) -> Iterator[RenderableType]:
 def mark_trained(text: str, trained: tuple[tuple[int, int], ...]) -> Text:
     """Return text with its trained ranges in ⟦brackets⟧, and green."""
     shown, position = Text(), 0
-    for start, end in _joined(trained):
-        shown.append(visible(text[position:start]))
-        shown.append(f"⟦{visible(text[start:end])}⟧", GOOD)
+    for start, end in _join_ranges(trained):
+        shown.append(escape_control_characters(text[position:start]))
+        shown.append(f"⟦{escape_control_characters(text[start:end])}⟧", GOOD)
         position = end
-    return shown.append(visible(text[position:]))
+    return shown.append(escape_control_characters(text[position:]))
 
 
-def _joined(ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
+def _join_ranges(ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
     joined: list[tuple[int, int]] = []
     for start, end in ranges:
         if joined and joined[-1][1] == start:

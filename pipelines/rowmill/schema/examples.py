@@ -14,13 +14,13 @@ other than 0 and 1 (`loss.weights`), a column of weights stands beside it: posit
 import pyarrow as pa
 import pyarrow.compute as pc
 
-KINDS = ("system", "user", "assistant", "reasoning", "tool_call", "tool_result", "template", "prompt", "record")
+SPAN_KINDS = ("system", "user", "assistant", "reasoning", "tool_call", "tool_result", "template", "prompt", "record")
 """What a span of tokens is; stored as an index into this tuple, so the order is part of the format."""
 
 TRUNCATION_STAGES = ("exchanges", "reasoning", "tokens")
 """The stages of structured truncation, in the order in which they act."""
 
-EXAMPLES = pa.schema(
+EXAMPLE_SCHEMA = pa.schema(
     [
         pa.field("example_id", pa.string(), nullable=False),
         pa.field("row_ids", pa.list_(pa.string()), nullable=False),
@@ -49,25 +49,25 @@ EXAMPLES = pa.schema(
 """A part of `tokenized_examples`.
 
 Span j of an example covers tokens `[span_starts[j], span_starts[j + 1])` (the last one to the end);
-`span_messages` is the message index or −1; `span_kinds` indexes `KINDS`. `exchanges_removed`,
+`span_messages` is the message index or −1; `span_kinds` indexes `SPAN_KINDS`. `exchanges_removed`,
 `reasoning_removed` and `tokens_cut` are tokens removed at each stage, `messages_removed` counts
 messages; `original_tokens == tokens + exchanges_removed + reasoning_removed + tokens_cut`. `trained_removed`
 are trained tokens that went or lost their loss, and `exchanges_trained`, `reasoning_trained` and `cut_trained`
 what each stage took of them; a stage that changes what the template prints of the rest may add some.
 """
 
-WEIGHTS = "loss_weights"
+WEIGHT_COLUMN = "loss_weights"
 """The column that holds a float32 per token, in examples and in shards."""
 
-WEIGHTS_FIELD = pa.field(WEIGHTS, pa.list_(pa.float32()), nullable=False)
+WEIGHT_FIELD = pa.field(WEIGHT_COLUMN, pa.list_(pa.float32()), nullable=False)
 
 
-def tokens_by_weight(weights: pa.Array) -> dict[str, int]:
+def count_tokens_by_weight(weights: pa.Array) -> dict[str, int]:
     """Count trained tokens by their loss weight, ascending; weights as a person writes them."""
     counts: dict[float, int] = {one["values"]: one["counts"] for one in pc.value_counts(weights).to_pylist()}
     return {f"{weight:g}": counts[weight] for weight in sorted(counts) if weight}
 
 
-def examples_schema(*, weighted: bool) -> pa.Schema:
+def make_example_schema(*, weighted: bool) -> pa.Schema:
     """Return the schema of a part; examples of a dataset with `loss.weights` have the column of weights, too."""
-    return EXAMPLES.append(WEIGHTS_FIELD) if weighted else EXAMPLES
+    return EXAMPLE_SCHEMA.append(WEIGHT_FIELD) if weighted else EXAMPLE_SCHEMA

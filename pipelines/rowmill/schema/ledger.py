@@ -15,13 +15,13 @@ import pyarrow as pa
 KEPT = "kept"
 REJECTED = "rejected"
 NOT_TAKEN = "not_taken"
-LEFT_OUT = (NOT_TAKEN, "not_sampled", "validation_surplus", "tail", "remainder", "not_scheduled")
+UNUSED_STATES = (NOT_TAKEN, "not_sampled", "validation_surplus", "tail", "remainder", "not_scheduled")
 """States of records that are fine but not used, each named after the option that left them out."""
 
-STATES = (KEPT, REJECTED, *LEFT_OUT)
+RECORD_STATES = (KEPT, REJECTED, *UNUSED_STATES)
 TOKEN_CLASSES = ("trained", "context", "template", "truncated", "dropped", "padding")
 
-REASONS = frozenset(
+REJECT_REASONS = frozenset(
     # Unreadable records
     "too_long_record not_utf8 invalid_json not_an_object too_deep blank "
     # Rows
@@ -45,10 +45,10 @@ REASONS = frozenset(
 )
 """The closed list of reasons for a reject; a reason outside it is a bug."""
 
-CHOSEN = frozenset({"blank", "duplicate", "too_short", "too_long", "split_gap", "straddles_split"})
+INTENDED_REASONS = frozenset({"blank", "duplicate", "too_short", "too_long", "split_gap", "straddles_split"})
 """Reasons that the recipe asked for: nothing is wrong with these records, and no law counts them as lost."""
 
-LEDGER = pa.schema(
+LEDGER_SCHEMA = pa.schema(
     [
         pa.field("row_id", pa.string(), nullable=False),
         pa.field("stage", pa.string(), nullable=False),
@@ -59,7 +59,7 @@ LEDGER = pa.schema(
 """One line per source record and stage."""
 
 
-def add_up(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def sum_counts(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Add counts over parts; keys come out sorted, so that equal counts give equal bytes."""
     total: Counter[str] = Counter()
     for counts in parts:
@@ -67,11 +67,11 @@ def add_up(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return {name: total[name] for name in sorted(total)}
 
 
-def unaccounted(records_in: int, lines: Iterable[tuple[str, str, int]]) -> int:
+def count_unaccounted(records_in: int, lines: Iterable[tuple[str, str, int]]) -> int:
     """Return how many records the ledger's lines do not place (or place twice); zero is the law."""
     return abs(records_in - sum(count for _, _, count in lines))
 
 
-def unknown_reasons(reasons: Iterable[str]) -> set[str]:
+def find_unknown_reasons(reasons: Iterable[str]) -> set[str]:
     """Return the reasons that are not on the closed list."""
-    return set(reasons) - REASONS
+    return set(reasons) - REJECT_REASONS

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeAlias
 
 from rowmill.core.errors import IntegrityError
-from rowmill.core.storage import File, Store, digest
+from rowmill.core.storage import File, Store, digest_json
 
-Key: TypeAlias = tuple[str, ...]
+StageKey: TypeAlias = tuple[str, ...]
 """`(recipe, dataset, stage)`, `(recipe, stage)` for the stages of a whole recipe, `(recipe, "exports", name)`."""
 
 
@@ -37,7 +37,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class DisplayTable:
     """A small table for people: column names and at most a few dozen rows."""
 
     columns: tuple[str, ...]
@@ -64,7 +64,7 @@ class Manifest:
     are row ids per law, ten at most, for whoever has to look.
     """
 
-    key: Key
+    key: StageKey
     stage: str
     fingerprint: str
     code_version: str
@@ -74,7 +74,7 @@ class Manifest:
     version: str = ""
     ledger: tuple[tuple[str, str, int], ...] = ()
     token_ledger: tuple[tuple[str, str, int], ...] = ()
-    tables: dict[str, Table] = field(default_factory=dict[str, Table])
+    tables: dict[str, DisplayTable] = field(default_factory=dict[str, DisplayTable])
     histograms: dict[str, Histogram] = field(default_factory=dict[str, Histogram])
     samples: dict[str, tuple[str, ...]] = field(default_factory=dict[str, "tuple[str, ...]"])
     schema: tuple[tuple[str, str], ...] = ()
@@ -89,7 +89,7 @@ class Manifest:
     def content_digest(self) -> str:
         """Return the version: a digest of what was written, free of times, runs and fingerprints."""
         files = [[[name, f.digest] for name, f in sorted(part.files.items())] for part in self.parts]
-        return digest(self.stage, files, self.ledger, self.token_ledger, self.facts, self.card, self.waivers)
+        return digest_json(self.stage, files, self.ledger, self.token_ledger, self.facts, self.card, self.waivers)
 
     def files(self, name: str) -> list[File]:
         """Return the files called `name` of all parts, in part order."""
@@ -100,17 +100,17 @@ EXPORTS = "exports"
 """The second word of an export's key, whose third is its name."""
 
 
-def stage_of(key: Key) -> str:
+def get_stage_name(key: StageKey) -> str:
     """Return the stage that a key belongs to: its last word, but of `(recipe, exports, name)` the second."""
     return EXPORTS if key[1] == EXPORTS else key[-1]
 
 
-def folder(key: Key) -> str:
+def get_stage_folder(key: StageKey) -> str:
     """Return the folder of a stage, relative to the storage root."""
     return "/".join(key)
 
 
-def save(store: Store, manifest: Manifest) -> Manifest:
+def save_manifest(store: Store, manifest: Manifest) -> Manifest:
     """Write a manifest under its fingerprint and its version, then point `pointer.json` at it.
 
     All files that it names are on the disk before it is. Returns the manifest with `version` filled in.
@@ -120,29 +120,29 @@ def save(store: Store, manifest: Manifest) -> Manifest:
     content = asdict(whole)
     written = [f"versions/{whole.version}.json", f"manifests/{whole.fingerprint}.json"]
     for name in written:
-        store.write_sealed(f"{folder(whole.key)}/{name}", content)
-    store.sync(f"{folder(whole.key)}/{name}" for name in written)
-    _point(store, whole)
+        store.write_sealed(f"{get_stage_folder(whole.key)}/{name}", content)
+    store.sync(f"{get_stage_folder(whole.key)}/{name}" for name in written)
+    _write_pointer(store, whole)
     return whole
 
 
 def make_current(store: Store, manifest: Manifest) -> None:
     """Make a kept version the one that readers without a version of their own get."""
-    path = f"{folder(manifest.key)}/versions/{manifest.version}.json"
+    path = f"{get_stage_folder(manifest.key)}/versions/{manifest.version}.json"
     if store.read_sealed(path) is None:
         # It was damaged, while the same under its fingerprint is whole.
         store.write_sealed(path, asdict(manifest))
-    _point(store, manifest)
+    _write_pointer(store, manifest)
 
 
-def _point(store: Store, manifest: Manifest) -> None:
+def _write_pointer(store: Store, manifest: Manifest) -> None:
     pointer = {"version": manifest.version, "fingerprint": manifest.fingerprint}
-    store.write_sealed(f"{folder(manifest.key)}/pointer.json", pointer)
+    store.write_sealed(f"{get_stage_folder(manifest.key)}/pointer.json", pointer)
 
 
-def forget(store: Store, manifest: Manifest) -> None:
+def remove_version(store: Store, manifest: Manifest) -> None:
     """Remove a version, the notes that its parts are whole, and what names it as current; files stay for `gc`."""
-    at = folder(manifest.key)
+    at = get_stage_folder(manifest.key)
     pointer = store.read_sealed(f"{at}/pointer.json")
     if pointer is None or pointer["version"] == manifest.version:
         for name in ("pointer.json", "current.json"):
@@ -150,21 +150,21 @@ def forget(store: Store, manifest: Manifest) -> None:
     for part in manifest.parts:
         store.remove(f"{at}/parts/{part.fingerprint}/part.json")
     for name in store.list(f"{at}/manifests"):
-        one = read(store, f"{at}/manifests/{name}")
+        one = read_manifest(store, f"{at}/manifests/{name}")
         if one is None or one.version == manifest.version:
             store.remove(f"{at}/manifests/{name}")
     store.remove(f"{at}/versions/{manifest.version}.json")
 
 
-def by_fingerprint(store: Store, key: Key, fingerprint: str) -> Manifest | None:
+def find_by_fingerprint(store: Store, key: StageKey, fingerprint: str) -> Manifest | None:
     """Return the manifest of an earlier build from the same inputs, if all its files are still there."""
-    manifest = read(store, f"{folder(key)}/manifests/{fingerprint}.json")
+    manifest = read_manifest(store, f"{get_stage_folder(key)}/manifests/{fingerprint}.json")
     if manifest is None:
         return None
     return manifest if all(store.has(file) for part in manifest.parts for file in part.files.values()) else None
 
 
-def by_version(store: Store, key: Key, version: str | None) -> Manifest:
+def load_version(store: Store, key: StageKey, version: str | None) -> Manifest:
     """Return a kept version of a stage's output.
 
     Raises
@@ -173,12 +173,12 @@ def by_version(store: Store, key: Key, version: str | None) -> Manifest:
         If the version is unknown or was collected.
 
     """
-    path = f"{folder(key)}/versions/{version}.json"
-    found = None if version is None else read(store, path)
+    path = f"{get_stage_folder(key)}/versions/{version}.json"
+    found = None if version is None else read_manifest(store, path)
     if found is None and version is not None and store.exists(path):
         # It is damaged; the same is kept under its fingerprint.
-        names = store.list(f"{folder(key)}/manifests")
-        kept = (read(store, f"{folder(key)}/manifests/{name}") for name in names)
+        names = store.list(f"{get_stage_folder(key)}/manifests")
+        kept = (read_manifest(store, f"{get_stage_folder(key)}/manifests/{name}") for name in names)
         found = next((one for one in kept if one is not None and one.version == version), None)
     if found is None:
         known = f"version {version} is not kept" if version else "it was never built"
@@ -189,12 +189,12 @@ def by_version(store: Store, key: Key, version: str | None) -> Manifest:
     return found
 
 
-def key_of(name: str) -> Key:
+def parse_stage_key(name: str) -> StageKey:
     """Return the key that `Manifest.inputs` names."""
     return tuple(name.split("/"))
 
 
-def inputs_of(store: Store, made: Manifest) -> dict[Key, Manifest]:
+def load_inputs(store: Store, made: Manifest) -> dict[StageKey, Manifest]:
     """Return what an output was made of, at the versions that it names.
 
     Raises
@@ -203,31 +203,33 @@ def inputs_of(store: Store, made: Manifest) -> dict[Key, Manifest]:
         If one of them is not kept.
 
     """
-    named = ((key_of(name), version) for name, version in made.inputs.items())
-    return {key: by_version(store, key, version) for key, version in named}
+    named = ((parse_stage_key(name), version) for name, version in made.inputs.items())
+    return {key: load_version(store, key, version) for key, version in named}
 
 
-def current(store: Store, key: Key) -> Manifest | None:
+def load_current(store: Store, key: StageKey) -> Manifest | None:
     """Return the current manifest of a stage, or None if it was never built."""
-    pointer = store.read_sealed(f"{folder(key)}/pointer.json")
-    return None if pointer is None else by_version(store, key, pointer["version"])
+    pointer = store.read_sealed(f"{get_stage_folder(key)}/pointer.json")
+    return None if pointer is None else load_version(store, key, pointer["version"])
 
 
-def earlier(store: Store, key: Key) -> Manifest | None:
+def load_current_if_intact(store: Store, key: StageKey) -> Manifest | None:
     """Return the current manifest for what only saves work or says more; None also if it was damaged or collected.
 
     Who makes an output anew must not be stopped by the one that it replaces.
     """
     try:
-        return current(store, key)
+        return load_current(store, key)
     except IntegrityError:
         return None
 
 
-def versions(store: Store, key: Key) -> list[Manifest]:
+def list_versions(store: Store, key: StageKey) -> list[Manifest]:
     """Return all kept versions that are whole, oldest first."""
-    names = store.list(f"{folder(key)}/versions")
-    loaded = (read(store, f"{folder(key)}/versions/{name}") for name in names if name.endswith(".json"))
+    names = store.list(f"{get_stage_folder(key)}/versions")
+    loaded = (
+        read_manifest(store, f"{get_stage_folder(key)}/versions/{name}") for name in names if name.endswith(".json")
+    )
     found = [manifest for manifest in loaded if manifest is not None]
     return sorted(found, key=lambda manifest: (manifest.built_at, manifest.version))
 
@@ -239,35 +241,35 @@ def verify_files(store: Store, manifest: Manifest) -> None:
             store.content(file)
 
 
-def read(store: Store, path: str) -> Manifest | None:
+def read_manifest(store: Store, path: str) -> Manifest | None:
     """Return a manifest that is as it was written; None if it is absent, damaged or edited."""
     raw = store.read_sealed(path)
-    return None if raw is None else load(raw)
+    return None if raw is None else parse_manifest(raw)
 
 
-def load(raw: dict[str, Any]) -> Manifest:
+def parse_manifest(raw: dict[str, Any]) -> Manifest:
     """Rebuild a manifest from its JSON."""
     raw["key"] = tuple(raw["key"])
-    raw["parts"] = tuple(load_part(part) for part in raw["parts"])
+    raw["parts"] = tuple(parse_part(part) for part in raw["parts"])
     raw["ledger"] = tuple((str(s), str(r), int(n)) for s, r, n in raw["ledger"])
     raw["token_ledger"] = tuple((str(s), str(c), int(n)) for s, c, n in raw["token_ledger"])
     raw["tables"] = {
-        name: Table(columns=tuple(t["columns"]), rows=tuple(tuple(r) for r in t["rows"]))
+        name: DisplayTable(columns=tuple(t["columns"]), rows=tuple(tuple(r) for r in t["rows"]))
         for name, t in raw["tables"].items()
     }
-    raw["histograms"] = {name: _load_histogram(one) for name, one in raw["histograms"].items()}
+    raw["histograms"] = {name: _parse_histogram(one) for name, one in raw["histograms"].items()}
     raw["samples"] = {law: tuple(ids) for law, ids in raw["samples"].items()}
     raw["schema"] = tuple((str(n), str(t)) for n, t in raw["schema"])
     raw["waivers"] = tuple(raw["waivers"])
     return Manifest(**raw)
 
 
-def _load_histogram(raw: dict[str, Any]) -> Histogram:
+def _parse_histogram(raw: dict[str, Any]) -> Histogram:
     values: dict[str, Any] = {**raw, "edges": tuple(raw["edges"]), "counts": tuple(raw["counts"])}
     return Histogram(**values)
 
 
-def load_part(raw: Mapping[str, Any]) -> Part:
+def parse_part(raw: Mapping[str, Any]) -> Part:
     """Rebuild a part from its JSON mapping."""
     return Part(
         fingerprint=raw["fingerprint"],

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from rowmill.core.json import Json
 
-Kind = Literal["conversation", "pair", "text", "record"]
+RowKind = Literal["conversation", "pair", "text", "record"]
 
 
 Message: TypeAlias = dict[str, Json]
@@ -55,7 +55,7 @@ class Row:
     prompt and `output` the response; text: `text`; record: `record`.
     """
 
-    kind: Kind
+    kind: RowKind
     messages: tuple[Message, ...] = ()
     tools: tuple[Json, ...] | None = None
     template_kwargs: dict[str, Json] = field(default_factory=dict[str, Json])
@@ -86,7 +86,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ContentSpan:
     """Characters `[start, end)` of a rendered text that come from the row itself, and what they are.
 
     `kind` is one of the span kinds of `examples.KINDS`, without `template`.
@@ -99,7 +99,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
+class RenderedText:
     r"""A conversation as its chat template prints it.
 
     text     "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n"
@@ -115,7 +115,7 @@ class Rendered:
 
 
 @dataclass(frozen=True, slots=True)
-class Masked:
+class MaskedConversation:
     """A rendered conversation with its verified loss spans.
 
     `trained` are character ranges, ascending, disjoint, with the supervised message of each (−1 where everything
@@ -127,13 +127,13 @@ class Masked:
     text: str
     spans: tuple[Span, ...]
     trained: tuple[Span, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ContentSpan, ...]
     dropped: dict[str, int] = field(default_factory=dict[str, int])
     reasoning_untrained: int = 0
     weights: dict[int, float] = field(default_factory=dict[int, float])
 
 
-ROWS = pa.schema(
+ROW_SCHEMA = pa.schema(
     [
         pa.field("row_id", pa.string(), nullable=False),
         pa.field("content_hash", pa.binary(16), nullable=False),
@@ -164,21 +164,21 @@ ROWS = pa.schema(
 """A part of `canonical_rows`; row order is source order. `dedupe_key` is set where it is not `content_hash`."""
 
 
-NOTICED = (
+NORMALIZATION_COLUMNS = (
     "extracted_think_from_content",
     "moved_reasoning_keys",
     "dropped_think_messages",
     "tools_present",
     "tools_parsed_from_string",
 )
-"""Columns of `ROWS` that count what was noticed in a row; `rowmill stats` shows their sums."""
+"""Columns of `ROW_SCHEMA` that count what was noticed in a row; `rowmill stats` shows their sums."""
 
 
-REASONING_AND_CALLS = ("reasoning_messages", "tool_call_messages", "tool_calls")
-"""What `message_counts` counts beside roles."""
+MESSAGE_CONTENT_COUNTS = ("reasoning_messages", "tool_call_messages", "tool_calls")
+"""What `count_messages` counts beside roles."""
 
 
-def message_counts(conversations: Iterable[Sequence[Message]]) -> dict[str, dict[str, int]]:
+def count_messages(conversations: Iterable[Sequence[Message]]) -> dict[str, dict[str, int]]:
     """Count messages by role, those that hold reasoning or calls, and the calls."""
     messages = list(chain.from_iterable(conversations))
     # Most messages are a role and a content, so all others are looked into, and they are few.
@@ -187,15 +187,15 @@ def message_counts(conversations: Iterable[Sequence[Message]]) -> dict[str, dict
     reasons = sum(bool(one.get("reasoning_content")) for one in others)
     return {
         "messages_by_role": dict(sorted(Counter(map(itemgetter("role"), messages)).items())),
-        "reasoning_and_calls": dict(zip(REASONING_AND_CALLS, (reasons, len(calls), sum(calls)), strict=True)),
+        "reasoning_and_calls": dict(zip(MESSAGE_CONTENT_COUNTS, (reasons, len(calls), sum(calls)), strict=True)),
     }
 
 
-def without_messages(
+def subtract_messages(
     counts: Mapping[str, Mapping[str, int]], gone: Iterable[Sequence[Message]]
 ) -> dict[str, dict[str, int]]:
-    """Take the messages of some rows out of the `message_counts` of all; a role that nobody has left is not named."""
-    roles, others = message_counts(gone).values()
+    """Take the messages of some rows out of the `count_messages` of all; a role that nobody has left is not named."""
+    roles, others = count_messages(gone).values()
     left = {role: count - roles.get(role, 0) for role, count in counts["messages_by_role"].items()}
     return {
         "messages_by_role": {role: count for role, count in left.items() if count},
@@ -203,7 +203,7 @@ def without_messages(
     }
 
 
-REJECTS = pa.schema(
+REJECT_SCHEMA = pa.schema(
     [
         pa.field("row_id", pa.string(), nullable=False),
         pa.field("stage", pa.string(), nullable=False),
@@ -215,15 +215,15 @@ REJECTS = pa.schema(
 """Rejected records with their raw bytes, as the source had them (or the canonical JSON after it)."""
 
 
-_PLACE = re.compile(r".+:\d+(\.\d+)?")
+_ROW_ID_PATTERN = re.compile(r".+:\d+(\.\d+)?")
 
 
-def is_place(row_id: str) -> bool:
+def is_row_id(row_id: str) -> bool:
     """Tell whether a text is a row's id."""
-    return _PLACE.fullmatch(row_id) is not None
+    return _ROW_ID_PATTERN.fullmatch(row_id) is not None
 
 
-def place_of(row_id: str) -> tuple[str, int]:
+def parse_row_id(row_id: str) -> tuple[str, int]:
     """Return part and record number of a row's id.
 
     `<part>:12` is record 12's row; `<part>:12.1` is the next one that a format of one's own made of it.

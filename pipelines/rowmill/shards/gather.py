@@ -17,38 +17,38 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 
-def to_scratch(table: pa.Table, target: str) -> None:
+def write_scratch_file(table: pa.Table, target: str) -> None:
     """Write a table as an uncompressed Arrow file that can be mapped."""
     with pa.OSFile(target, "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table.combine_chunks())
 
 
-_MAPS: dict[str, pa.Table] = {}
+_SCRATCH_MAPS: dict[str, pa.Table] = {}
 """This process's maps, all of one folder."""
 
 
-def _mapped(path: str) -> pa.Table:
+def _map_scratch_file(path: str) -> pa.Table:
     """Return a scratch file's rows; opening maps pages, it reads none, and is done once per process."""
-    if path not in _MAPS:
+    if path not in _SCRATCH_MAPS:
         # A worker outlives the stage that lent the last folder: its maps would hold deleted files on the disk.
-        if os.path.dirname(next(iter(_MAPS), path)) != os.path.dirname(path):
-            _MAPS.clear()
+        if os.path.dirname(next(iter(_SCRATCH_MAPS), path)) != os.path.dirname(path):
+            _SCRATCH_MAPS.clear()
         with pa.memory_map(path, "rb") as source:
-            _MAPS[path] = pa.ipc.open_file(source).read_all()
-    return _MAPS[path]
+            _SCRATCH_MAPS[path] = pa.ipc.open_file(source).read_all()
+    return _SCRATCH_MAPS[path]
 
 
-def whole(path: str) -> pa.Table:
+def read_scratch_file(path: str) -> pa.Table:
     """Return all rows of a scratch file."""
-    return _mapped(path)
+    return _map_scratch_file(path)
 
 
-def forget() -> None:
+def drop_scratch_maps() -> None:
     """Drop this process's maps of scratch files, which are about to be removed."""
-    _MAPS.clear()
+    _SCRATCH_MAPS.clear()
 
 
-def take(files: Sequence[str], first_rows: Ints, wanted: Ints) -> pa.Table:
+def take_rows(files: Sequence[str], first_rows: Ints, wanted: Ints) -> pa.Table:
     """Return rows by their number over all files, in the order wanted.
 
     `first_rows` int64[F + 1] are the numbers of each file's first row and the total. A row may be wanted
@@ -59,7 +59,7 @@ def take(files: Sequence[str], first_rows: Ints, wanted: Ints) -> pa.Table:
     used, begins = np.unique(which[by_file], return_index=True)
     pieces: list[pa.Table] = []
     for file, places in zip(used.tolist(), np.split(by_file, begins[1:]), strict=True):
-        pieces.append(_mapped(files[int(file)]).take(pa.array(wanted[places] - first_rows[file])))
+        pieces.append(_map_scratch_file(files[int(file)]).take(pa.array(wanted[places] - first_rows[file])))
     together = pa.concat_tables(pieces).combine_chunks()
     if (np.diff(by_file) == 1).all():
         return together

@@ -20,10 +20,10 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-IGNORE = -100
+IGNORED_LABEL = -100
 """The label of a position without loss, as PyTorch's cross entropy skips it."""
 
-Letter: TypeAlias = Literal["A", "B", "C", "D", "none"]
+LabelConvention: TypeAlias = Literal["A", "B", "C", "D", "none"]
 """How a format stores targets; `none`: ids alone, and the trainer trains on all of them."""
 
 Tokens: TypeAlias = NDArray[np.int32]
@@ -33,7 +33,7 @@ Weights: TypeAlias = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shifted:
+class ShiftedTargets:
     """Letter B of some spans, flat: span k is `[offsets[k], offsets[k + 1])` of all three arrays."""
 
     inputs: Tokens
@@ -42,12 +42,12 @@ class Shifted:
     offsets: Ints
 
 
-def unshifted(ids: Tokens, trained: Bools) -> Tokens:
+def make_unshifted_labels(ids: Tokens, trained: Bools) -> Tokens:
     """Letter A: return a token's own id where it is a target, -100 elsewhere."""
-    return np.where(trained, ids, np.int32(IGNORE)).astype(np.int32)
+    return np.where(trained, ids, np.int32(IGNORED_LABEL)).astype(np.int32)
 
 
-def shifted(ids: Tokens, weights: NDArray[Any], spans: Ints) -> Shifted:
+def make_shifted_targets(ids: Tokens, weights: NDArray[Any], spans: Ints) -> ShiftedTargets:
     """Letter B: return each span without its last token, and what is to follow each of these tokens.
 
     `weights` are those of the targets, unshifted: 0 or 1, or floats. `spans` int64[K + 1] cut the tokens.
@@ -56,10 +56,10 @@ def shifted(ids: Tokens, weights: NDArray[Any], spans: Ints) -> Shifted:
     is_input[spans[1:] - 1] = False
     is_target[spans[:-1]] = False
     offsets = spans - np.arange(len(spans), dtype=np.int64)
-    return Shifted(ids[is_input], ids[is_target], weights[is_target].astype(np.float32), offsets)
+    return ShiftedTargets(ids[is_input], ids[is_target], weights[is_target].astype(np.float32), offsets)
 
 
-def rolled(trained: Bools, spans: Ints) -> Bools:
+def make_rolled_mask(trained: Bools, spans: Ints) -> Bools:
     """Letter C: return for each token whether the next one of its span is a target; false at a span's end."""
     following = np.zeros(len(trained), bool)
     following[:-1] = trained[1:]
@@ -67,6 +67,6 @@ def rolled(trained: Bools, spans: Ints) -> Bools:
     return following
 
 
-def plain(trained: Bools) -> Bools:
+def make_unshifted_mask(trained: Bools) -> Bools:
     """Letter D: return for each token whether it is itself a target."""
     return trained

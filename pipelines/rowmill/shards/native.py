@@ -28,10 +28,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rowmill.core.storage import Store
-from rowmill.schema.examples import WEIGHTS, WEIGHTS_FIELD
+from rowmill.schema.examples import WEIGHT_COLUMN, WEIGHT_FIELD
 from rowmill.schema.manifest import File
-from rowmill.shards.label_conventions import IGNORE, Bools, Ints, Tokens, Weights
-from rowmill.shards.sequences import lists
+from rowmill.shards.label_conventions import IGNORED_LABEL, Bools, Ints, Tokens, Weights
+from rowmill.shards.sequences import make_list_array
 
 ROW_GROUP = 1024
 
@@ -39,10 +39,10 @@ ROW_GROUP = 1024
 FILLER_TOKENS = 2
 
 
-MODULUS = 1 << 128
+HASH_MODULUS = 1 << 128
 
 
-SEQUENCES = pa.schema(
+SEQUENCE_SCHEMA = pa.schema(
     [
         pa.field("input_ids", pa.list_(pa.int32()), nullable=False),
         pa.field("labels", pa.list_(pa.int32()), nullable=False),
@@ -61,9 +61,9 @@ SEQUENCES = pa.schema(
 """A shard. `starts` is the first token taken of each segment's example; no sequence holds padding."""
 
 
-def schema(*, weighted: bool) -> pa.Schema:
+def make_shard_schema(*, weighted: bool) -> pa.Schema:
     """Return the columns of a shard; those of a recipe with loss weights have them, too."""
-    return SEQUENCES.append(WEIGHTS_FIELD) if weighted else SEQUENCES
+    return SEQUENCE_SCHEMA.append(WEIGHT_FIELD) if weighted else SEQUENCE_SCHEMA
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Segments:
     weights: Weights | None = None
 
 
-def cut(row_offsets: Ints, rows: Ints, starts: Ints, lengths: Ints) -> Ints:
+def locate_tokens(row_offsets: Ints, rows: Ints, starts: Ints, lengths: Ints) -> Ints:
     """Return the places of the tokens `[starts[k], starts[k] + lengths[k])` of row `rows[k]`, end to end."""
     first = row_offsets[rows] + starts
     begin = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))[:-1]
@@ -104,19 +104,21 @@ class Spans:
     offsets: Ints
 
 
-def to_table(segments: Segments, spans: Spans, *, dataset: str, first_sequence: int, filler: bool = False) -> pa.Table:
+def make_shard_table(
+    segments: Segments, spans: Spans, *, dataset: str, first_sequence: int, filler: bool = False
+) -> pa.Table:
     """Make the rows of a shard."""
     token_offsets = segments.offsets[segments.sequence_offsets]
-    counted = np.concatenate((np.zeros(1, np.int64), np.cumsum(spans.labels != IGNORE)))
+    counted = np.concatenate((np.zeros(1, np.int64), np.cumsum(spans.labels != IGNORED_LABEL)))
     count = len(segments.sequence_offsets) - 1
     columns = [
-        lists(token_offsets, segments.ids),
-        lists(token_offsets, spans.labels),
-        lists(token_offsets, spans.position_ids),
-        lists(spans.offsets, spans.lengths),
+        make_list_array(token_offsets, segments.ids),
+        make_list_array(token_offsets, spans.labels),
+        make_list_array(token_offsets, spans.position_ids),
+        make_list_array(spans.offsets, spans.lengths),
         pa.ListArray.from_arrays(pa.array(segments.sequence_offsets, pa.int32()), segments.example_ids),
-        lists(segments.sequence_offsets, segments.starts.astype(np.int32)),
-        lists(segments.sequence_offsets, np.diff(segments.offsets).astype(np.int32)),
+        make_list_array(segments.sequence_offsets, segments.starts.astype(np.int32)),
+        make_list_array(segments.sequence_offsets, np.diff(segments.offsets).astype(np.int32)),
         pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([dataset], pa.string())),
         pa.array(np.arange(first_sequence, first_sequence + count, dtype=np.int64)),
         pa.array(np.diff(token_offsets).astype(np.int32)),
@@ -124,11 +126,11 @@ def to_table(segments: Segments, spans: Spans, *, dataset: str, first_sequence: 
         pa.array(np.full(count, filler)),
     ]
     if segments.weights is not None:
-        columns.append(lists(token_offsets, segments.weights))
-    return pa.Table.from_arrays(columns, schema=schema(weighted=segments.weights is not None))
+        columns.append(make_list_array(token_offsets, segments.weights))
+    return pa.Table.from_arrays(columns, schema=make_shard_schema(weighted=segments.weights is not None))
 
 
-def fillers(count: int, *, pad_id: int, dataset: str, weighted: bool) -> pa.Table:
+def make_fillers(count: int, *, pad_id: int, dataset: str, weighted: bool) -> pa.Table:
     """Return sequences of two pad tokens without a target, which make ranks equally long."""
     segments = Segments(
         ids=np.full(2 * count, pad_id, np.int32),
@@ -140,57 +142,57 @@ def fillers(count: int, *, pad_id: int, dataset: str, weighted: bool) -> pa.Tabl
         weights=np.zeros(2 * count, np.float32) if weighted else None,
     )
     spans = Spans(
-        labels=np.full(2 * count, IGNORE, np.int32),
+        labels=np.full(2 * count, IGNORED_LABEL, np.int32),
         position_ids=np.tile(np.array([0, 1], np.int32), count),
         lengths=np.full(count, 2, np.int32),
         offsets=np.arange(count + 1),
     )
-    table = to_table(segments, spans, dataset=dataset, first_sequence=0, filler=True)
+    table = make_shard_table(segments, spans, dataset=dataset, first_sequence=0, filler=True)
     numbers = pa.array(np.full(count, -1, np.int64))
-    return table.set_column(table.schema.get_field_index("sequence_id"), SEQUENCES.field("sequence_id"), numbers)
+    return table.set_column(table.schema.get_field_index("sequence_id"), SEQUENCE_SCHEMA.field("sequence_id"), numbers)
 
 
-def write(table: pa.Table, sink: BinaryIO, card: Mapping[str, str]) -> None:
+def write_native_shard(table: pa.Table, sink: BinaryIO, card: Mapping[str, str]) -> None:
     """Write a shard: zstd, 1,024 rows per group, the identity card in the schema's metadata."""
     metadata = {b"rowmill." + name.encode(): value.encode() for name, value in sorted(card.items())}
     typed = table.replace_schema_metadata(metadata)
     pq.write_table(typed, sink, compression="zstd", row_group_size=ROW_GROUP, use_dictionary=["dataset"])
 
 
-def read(content: bytes) -> pa.Table:
+def read_native_shard(content: bytes) -> pa.Table:
     """Read a whole shard back from its bytes; one that lies in a store is `Store.table`'s."""
     with pq.ParquetFile(pa.BufferReader(content)) as file:
         return file.read(use_threads=False).combine_chunks()
 
 
-def segments_of(table: pa.Table) -> Segments:
+def recover_segments(table: pa.Table) -> Segments:
     """Recover the segments of a shard's rows from its columns alone."""
     if not table.num_rows:
         empty = np.zeros(1, np.int64)
         return Segments(
             np.empty(0, np.int32), np.empty(0, bool), empty, empty, pa.array([], pa.string()), np.empty(0, np.int32)
         )
-    ids = _column(table, "input_ids")
-    labels = _column(table, "labels")
-    lengths = _column(table, "segment_lengths")
+    ids = _flatten_shard_column(table, "input_ids")
+    labels = _flatten_shard_column(table, "labels")
+    lengths = _flatten_shard_column(table, "segment_lengths")
     names = table.column("example_ids").chunk(0)
     sequence_offsets = np.asarray(names.offsets, np.int64)
     return Segments(
         ids=ids,
-        mask=labels != IGNORE,
+        mask=labels != IGNORED_LABEL,
         offsets=np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64))),
         sequence_offsets=sequence_offsets - sequence_offsets[0],
         example_ids=names.flatten(),
-        starts=_column(table, "starts"),
-        weights=_column(table, WEIGHTS) if WEIGHTS in table.column_names else None,
+        starts=_flatten_shard_column(table, "starts"),
+        weights=_flatten_shard_column(table, WEIGHT_COLUMN) if WEIGHT_COLUMN in table.column_names else None,
     )
 
 
-def _column(table: pa.Table, name: str) -> NDArray[Any]:
+def _flatten_shard_column(table: pa.Table, name: str) -> NDArray[Any]:
     return table.column(name).chunk(0).flatten().to_numpy(zero_copy_only=False)
 
 
-def segment_hashes(segments: Segments, targets: Bools) -> Iterator[int]:
+def hash_segments(segments: Segments, targets: Bools) -> Iterator[int]:
     """Yield each segment's content hash as an integer below 2^128; `targets` are the tokens with a label."""
     tokens, flags = segments.ids.astype("<i4").tobytes(), targets.tobytes()
     # Without weights nothing is added, so that the hashes of other recipes stay what they are.
@@ -210,11 +212,11 @@ def segment_hashes(segments: Segments, targets: Bools) -> Iterator[int]:
         yield int.from_bytes(blake2b(content, digest_size=16).digest(), "little")
 
 
-def sequence_hashes(segments: Segments) -> list[int]:
+def hash_sequences(segments: Segments) -> list[int]:
     """Return per sequence of a shard that was read back the sum of its segments' hashes modulo 2^128."""
-    hashes = list(segment_hashes(segments, segments.mask))
+    hashes = list(hash_segments(segments, segments.mask))
     bounds: list[int] = segments.sequence_offsets.tolist()
-    return [sum(hashes[left:right]) % MODULUS for left, right in pairwise(bounds)]
+    return [sum(hashes[left:right]) % HASH_MODULUS for left, right in pairwise(bounds)]
 
 
 def find_content_damage(store: Store, where: str, files: Sequence[File], expected: str) -> Iterator[str]:
@@ -222,8 +224,8 @@ def find_content_damage(store: Store, where: str, files: Sequence[File], expecte
     total = 0
     for file in files:
         table = store.table(file).combine_chunks()
-        total += sum(sequence_hashes(segments_of(table)))
-    found = f"{total % MODULUS:032x}"
+        total += sum(hash_sequences(recover_segments(table)))
+    found = f"{total % HASH_MODULUS:032x}"
     if found != expected:
         yield (
             f"{where}: its sequences hash to {found}, its manifest says {expected}; "

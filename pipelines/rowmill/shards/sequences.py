@@ -19,13 +19,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill.core.errors import IntegrityError
-from rowmill.schema.examples import WEIGHTS
+from rowmill.schema.examples import WEIGHT_COLUMN
 from rowmill.shards import gather
-from rowmill.shards.label_conventions import IGNORE, Bools, Ints, Tokens, Weights
+from rowmill.shards.label_conventions import IGNORED_LABEL, Bools, Ints, Tokens, Weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sequences:
+class SequenceBatch:
     """S sequences of K segments and T tokens, flat.
 
     ids int32[T], trained bool[T], weights float32[T] or None · offsets int64[K + 1] · sequence_offsets
@@ -78,7 +78,7 @@ class Sequences:
         return borders, np.concatenate((np.zeros(1, np.int64), np.cumsum(per_sequence)))
 
 
-def lists(offsets: Ints, values: NDArray[np.generic]) -> pa.ListArray:
+def make_list_array(offsets: Ints, values: NDArray[np.generic]) -> pa.ListArray:
     """Return an Arrow list column: row i is `values[offsets[i]:offsets[i + 1]]`."""
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values))
 
@@ -87,14 +87,14 @@ def lists(offsets: Ints, values: NDArray[np.generic]) -> pa.ListArray:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shelf:
+class SegmentFiles:
     """Native shards laid out for taking: file f holds segments `[first_segments[f], first_segments[f + 1])`."""
 
     files: Sequence[str]
     first_segments: Ints
 
 
-def take(shelf: Shelf, segments: Ints, sequence_offsets: Ints) -> Sequences:
+def take_segments(shelf: SegmentFiles, segments: Ints, sequence_offsets: Ints) -> SequenceBatch:
     """Return segments by their number over all files, in the order wanted, grouped as `sequence_offsets` says.
 
     A sequence bears the name and number of the one that its first segment stood in. Only the pages that hold
@@ -104,20 +104,22 @@ def take(shelf: Shelf, segments: Ints, sequence_offsets: Ints) -> Sequences:
     by_file = np.argsort(which, kind="stable")
     used, begins = np.unique(which[by_file], return_index=True)
     pieces = [
-        _piece(gather.whole(shelf.files[int(file)]), segments[places] - shelf.first_segments[int(file)])
+        _select_file_segments(
+            gather.read_scratch_file(shelf.files[int(file)]), segments[places] - shelf.first_segments[int(file)]
+        )
         for file, places in zip(used.tolist(), np.split(by_file, begins[1:]), strict=True)
     ]
     back = np.empty(len(segments), np.int64)
     back[by_file] = np.arange(len(segments))
     sizes = np.concatenate([one.sizes for one in pieces])
-    tokens = _ranges(_firsts(sizes)[:-1][back], sizes[back])
+    tokens = _expand_ranges(_cumulate_counts(sizes)[:-1][back], sizes[back])
     heads = back[sequence_offsets[:-1]]
     weights = [one.weights for one in pieces if one.weights is not None]
-    return Sequences(
+    return SequenceBatch(
         ids=np.concatenate([one.ids for one in pieces])[tokens],
-        trained=np.concatenate([one.labels for one in pieces])[tokens] != IGNORE,
+        trained=np.concatenate([one.labels for one in pieces])[tokens] != IGNORED_LABEL,
         weights=np.concatenate(weights)[tokens].astype(np.float32) if weights else None,
-        offsets=_firsts(sizes[back]),
+        offsets=_cumulate_counts(sizes[back]),
         sequence_offsets=sequence_offsets,
         is_open=np.concatenate([one.is_open for one in pieces])[heads],
         example_ids=pa.concat_arrays([one.example_ids for one in pieces]).take(pa.array(back)),
@@ -128,7 +130,7 @@ def take(shelf: Shelf, segments: Ints, sequence_offsets: Ints) -> Sequences:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Piece:
+class _FileSegments:
     """Some segments of one file; what a sequence has, each of its segments has here."""
 
     sizes: Ints
@@ -142,48 +144,48 @@ class _Piece:
     numbers: Ints
 
 
-def _piece(table: pa.Table, wanted: Ints) -> _Piece:
-    lengths = _flat(table, "segment_lengths").astype(np.int64)
+def _select_file_segments(table: pa.Table, wanted: Ints) -> _FileSegments:
+    lengths = _flatten_list_values(table, "segment_lengths").astype(np.int64)
     sizes = lengths[wanted]
-    tokens = _ranges(_firsts(lengths)[:-1][wanted], sizes)
-    segments = _offsets(table, "segment_lengths")
+    tokens = _expand_ranges(_cumulate_counts(lengths)[:-1][wanted], sizes)
+    segments = _read_list_offsets(table, "segment_lengths")
     rows = np.searchsorted(segments, wanted, "right") - 1
-    is_open = np.diff(_offsets(table, "seq_lengths")) < np.diff(segments)
-    return _Piece(
+    is_open = np.diff(_read_list_offsets(table, "seq_lengths")) < np.diff(segments)
+    return _FileSegments(
         sizes=sizes,
-        ids=_flat(table, "input_ids")[tokens],
-        labels=_flat(table, "labels")[tokens],
-        weights=_flat(table, WEIGHTS)[tokens] if WEIGHTS in table.column_names else None,
+        ids=_flatten_list_values(table, "input_ids")[tokens],
+        labels=_flatten_list_values(table, "labels")[tokens],
+        weights=_flatten_list_values(table, WEIGHT_COLUMN)[tokens] if WEIGHT_COLUMN in table.column_names else None,
         example_ids=table.column("example_ids").chunk(0).values.take(pa.array(wanted)),
-        starts=_flat(table, "starts")[wanted],
+        starts=_flatten_list_values(table, "starts")[wanted],
         is_open=is_open[rows],
         datasets=table.column("dataset").chunk(0).take(pa.array(rows)),
         numbers=table.column("sequence_id").to_numpy()[rows],
     )
 
 
-def _flat(table: pa.Table, name: str) -> Any:
+def _flatten_list_values(table: pa.Table, name: str) -> Any:
     """Return all values of a list column, without copying them."""
     return table.column(name).chunk(0).values.to_numpy(zero_copy_only=False)
 
 
-def _offsets(table: pa.Table, name: str) -> Ints:
+def _read_list_offsets(table: pa.Table, name: str) -> Ints:
     return np.asarray(table.column(name).chunk(0).offsets, np.int64)
 
 
-def _firsts(counts: Ints) -> Ints:
+def _cumulate_counts(counts: Ints) -> Ints:
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
 
 
-def _ranges(begins: Ints, sizes: Ints) -> Ints:
+def _expand_ranges(begins: Ints, sizes: Ints) -> Ints:
     """Return `begins[k]`, `begins[k] + 1`, … for each k, end to end."""
-    return np.repeat(begins - _firsts(sizes)[:-1], sizes) + np.arange(int(sizes.sum()))
+    return np.repeat(begins - _cumulate_counts(sizes)[:-1], sizes) + np.arange(int(sizes.sum()))
 
 
 # ── Before anything is written ─────────────────────────────────────────────────────────────────────
 
 
-def require_sound(sequences: Sequences, *, vocab_size: int, where: str) -> None:
+def require_valid_tokens(sequences: SequenceBatch, *, vocab_size: int, where: str) -> None:
     """Refuse tokens that no trainer could use.
 
     Raises
@@ -196,35 +198,41 @@ def require_sound(sequences: Sequences, *, vocab_size: int, where: str) -> None:
     ids = sequences.ids
     if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < vocab_size):
         bad = int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])
-        _refuse(
+        _raise_integrity_error(
             where,
-            f"token id {int(ids[bad])} in example {_name_at(sequences, bad)}; ids are 0 to {vocab_size - 1}",
+            f"token id {int(ids[bad])} in example {_find_example_name(sequences, bad)}; ids are 0 to {vocab_size - 1}",
             "set vocab_size to the model's embedding rows, or build again with its tokenizer",
         )
     if (sequences.segment_lengths < 1).any():
         empty = int(np.flatnonzero(sequences.segment_lengths < 1)[0])
-        _refuse(
-            where, f"an empty segment of example {sequences.example_ids[empty].as_py()}; each holds a token", _AGAIN
+        _raise_integrity_error(
+            where,
+            f"an empty segment of example {sequences.example_ids[empty].as_py()}; each holds a token",
+            _REBUILD_ADVICE,
         )
     of_tokens = [sequences.trained] if sequences.weights is None else [sequences.trained, sequences.weights]
     for one in of_tokens:
         if len(one) != len(ids):
-            _refuse(where, f"a mask of {len(one)} positions for {len(ids)} tokens; they are of one length", _AGAIN)
+            _raise_integrity_error(
+                where, f"a mask of {len(one)} positions for {len(ids)} tokens; they are of one length", _REBUILD_ADVICE
+            )
     borders, _ = sequences.spans()
     firsts = borders[:-1][sequences.trained[borders[:-1]]]
     if len(firsts):
-        name = _name_at(sequences, int(firsts[0]))
-        _refuse(
-            where, f"example {name} trains on the first token of its attention span, which nothing predicts", _AGAIN
+        name = _find_example_name(sequences, int(firsts[0]))
+        _raise_integrity_error(
+            where,
+            f"example {name} trains on the first token of its attention span, which nothing predicts",
+            _REBUILD_ADVICE,
         )
 
 
-_AGAIN = "this is a bug of rowmill: remove the packed shards, build again, and report it if it returns"
+_REBUILD_ADVICE = "this is a bug of rowmill: remove the packed shards, build again, and report it if it returns"
 
 
-def _refuse(where: str, what: str, remedy: str) -> None:
+def _raise_integrity_error(where: str, what: str, remedy: str) -> None:
     raise IntegrityError(f"{where}: {what}; {remedy}")
 
 
-def _name_at(sequences: Sequences, token: int) -> str:
+def _find_example_name(sequences: SequenceBatch, token: int) -> str:
     return str(sequences.example_ids[int(np.searchsorted(sequences.offsets, token, "right")) - 1].as_py())

@@ -18,43 +18,52 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import Discriminator, Tag
 
 from rowmill.core.public_urls import public_url
-from rowmill.sources.files import Files, SourceFile, Stage, StageIn, find_files, line_of, scan_file, unusual_dialect
-from rowmill.sources.generated import Generated, GenerationStage, scan_records
-from rowmill.sources.huggingface import HuggingFace, scan_dataset
-from rowmill.sources.parts import VERSION, FileScan, Part, number_equal_parts
-from rowmill.sources.reading import RawRecord, read, read_bytes
-from rowmill.sources.sharing import Group, group_parts
+from rowmill.sources.files import (
+    ContentStager,
+    Files,
+    SourceFile,
+    StoreStager,
+    find_files,
+    find_part_line,
+    find_unusual_dialect,
+    scan_file,
+)
+from rowmill.sources.generated import GeneratedSource, GenerationStage, scan_records
+from rowmill.sources.huggingface import HuggingFaceSource, scan_dataset
+from rowmill.sources.parts import SCAN_VERSION, FileScan, SourcePart, number_equal_parts
+from rowmill.sources.reading import RawRecord, read_part_bytes, read_records
+from rowmill.sources.sharing import PartGroup, group_parts
 
 __all__ = [
-    "VERSION",
+    "SCAN_VERSION",
+    "ContentStager",
     "FileScan",
     "Files",
-    "Generated",
+    "GeneratedSource",
     "GenerationStage",
-    "Group",
-    "HuggingFace",
-    "Part",
+    "HuggingFaceSource",
+    "PartGroup",
     "RawRecord",
     "Source",
     "SourceFile",
-    "Stage",
-    "StageIn",
+    "SourcePart",
+    "StoreStager",
     "find_files",
+    "find_part_line",
+    "find_unusual_dialect",
     "group_parts",
-    "line_of",
     "number_equal_parts",
     "public_url",
-    "read",
-    "read_bytes",
-    "scan",
+    "read_part_bytes",
+    "read_records",
     "scan_file",
     "scan_records",
-    "unusual_dialect",
+    "scan_source",
 ]
 
 
-def _kind_of(value: Any) -> str:
-    if isinstance(value, Files | HuggingFace | Generated):
+def _choose_source_kind(value: Any) -> str:
+    if isinstance(value, Files | HuggingFaceSource | GeneratedSource):
         return value.kind
     given: dict[str, object] = dict(value) if isinstance(value, dict) else {}
     told = "generated" if "generated" in given else "huggingface" if "id" in given else "files"
@@ -63,17 +72,17 @@ def _kind_of(value: Any) -> str:
 
 Source: TypeAlias = Annotated[
     Annotated[Files, Tag("files")]
-    | Annotated[HuggingFace, Tag("huggingface")]
-    | Annotated[Generated, Tag("generated")],
-    Discriminator(_kind_of),
+    | Annotated[HuggingFaceSource, Tag("huggingface")]
+    | Annotated[GeneratedSource, Tag("generated")],
+    Discriminator(_choose_source_kind),
 ]
 """A dataset's `source`; `kind` may be left out, since `train_urls`, `id` or `generated` tells."""
 
 
-def scan(
-    source: Files | HuggingFace,
+def scan_source(
+    source: Files | HuggingFaceSource,
     base: Path,
-    stage: Stage,
+    stage: ContentStager,
     known: Mapping[str, FileScan],
     *,
     keeps_non_finite: bool = False,
@@ -98,6 +107,6 @@ def scan(
                 scan_file(file, base, stage, known)
                 for file in find_files(source, base, keeps_non_finite=keeps_non_finite)
             ]
-        case HuggingFace():
+        case HuggingFaceSource():
             scans = scan_dataset(source, base, stage, known, keeps_non_finite=keeps_non_finite)
     return number_equal_parts(scans)

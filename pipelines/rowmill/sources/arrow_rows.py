@@ -33,15 +33,15 @@ def encode_batch(batch: pa.RecordBatch | pa.Table, *, keeps_non_finite: bool = F
     try:
         rows: list[dict[str, Any]] = batch.to_pylist()
     except UnicodeDecodeError:
-        yield from _one_by_one(batch, keeps_non_finite=keeps_non_finite)
+        yield from _encode_row_by_row(batch, keeps_non_finite=keeps_non_finite)
         return
     json_columns = [field for field in batch.schema if _holds_json(field.type)]
     float_columns = [name for name in batch.schema.names if keeps_non_finite and _has_non_finite(batch.column(name))]
     for row in rows:
         for field in json_columns:
-            row[field.name] = _unwrap(row[field.name], field.type)
+            row[field.name] = _unwrap_json(row[field.name], field.type)
         for name in float_columns:
-            row[name] = _with_words(row[name])
+            row[name] = _name_non_finite(row[name])
         yield orjson.dumps(row, default=_encode_other)
 
 
@@ -57,18 +57,18 @@ def _holds_floats(kind: pa.DataType) -> bool:
     return pa.types.is_floating(kind) or any(_holds_floats(kind.field(at).type) for at in range(kind.num_fields))
 
 
-def _with_words(value: Any) -> Any:
+def _name_non_finite(value: Any) -> Any:
     """Return a value in which words stand for the floats that JSON has no numbers for."""
     if isinstance(value, float):
         return value if math.isfinite(value) else "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
     if isinstance(value, list | tuple):
-        return [_with_words(one) for one in cast("Iterable[Any]", value)]
+        return [_name_non_finite(one) for one in cast("Iterable[Any]", value)]
     if isinstance(value, dict):
-        return {name: _with_words(one) for name, one in cast("dict[str, Any]", value).items()}
+        return {name: _name_non_finite(one) for name, one in cast("dict[str, Any]", value).items()}
     return value
 
 
-def _one_by_one(batch: pa.RecordBatch | pa.Table, *, keeps_non_finite: bool) -> Iterator[bytes]:
+def _encode_row_by_row(batch: pa.RecordBatch | pa.Table, *, keeps_non_finite: bool) -> Iterator[bytes]:
     for index in range(batch.num_rows):
         one = batch.slice(index, 1)
         try:
@@ -87,7 +87,7 @@ def _encode_other(value: Any) -> Any:
         case decimal.Decimal():
             return orjson.Fragment(format(value, "f"))
         case dt.timedelta():
-            return orjson.Fragment(_seconds(value))
+            return orjson.Fragment(_format_seconds(value))
         case dt.datetime():  # A pandas Timestamp, which has nanoseconds.
             return value.isoformat()
         case tuple():  # Months, days and nanoseconds of an interval.
@@ -96,7 +96,7 @@ def _encode_other(value: Any) -> Any:
             raise TypeError(type(value).__name__)
 
 
-def _seconds(value: dt.timedelta) -> str:
+def _format_seconds(value: dt.timedelta) -> str:
     # A pandas Timedelta keeps nanoseconds beside the fields that it inherits.
     nanoseconds = (value.days * 86400 + value.seconds) * 10**9 + value.microseconds * 1000
     nanoseconds += getattr(value, "nanoseconds", 0)
@@ -111,7 +111,7 @@ def _holds_json(kind: pa.DataType) -> bool:
     return any(_holds_json(kind.field(index).type) for index in range(kind.num_fields))
 
 
-def _unwrap(value: Any, kind: pa.DataType) -> Any:
+def _unwrap_json(value: Any, kind: pa.DataType) -> Any:
     """Turn the JSON texts inside a value into JSON fragments."""
     if value is None or not _holds_json(kind):
         return value
@@ -119,6 +119,7 @@ def _unwrap(value: Any, kind: pa.DataType) -> Any:
         return orjson.Fragment(value)
     if pa.types.is_struct(kind):
         return {
-            kind.field(i).name: _unwrap(value[kind.field(i).name], kind.field(i).type) for i in range(kind.num_fields)
+            kind.field(i).name: _unwrap_json(value[kind.field(i).name], kind.field(i).type)
+            for i in range(kind.num_fields)
         }
-    return [_unwrap(one, kind.field(0).type) for one in value]
+    return [_unwrap_json(one, kind.field(0).type) for one in value]

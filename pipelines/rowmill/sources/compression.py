@@ -1,6 +1,6 @@
 """Bytes as they were before compression, read as a stream, with a clear word where they break off.
 
-What belongs here: the codecs by suffix, and `Decompressed`, the stream. What does not: what the bytes
+What belongs here: the codecs by suffix, and `DecompressedStream`, the stream. What does not: what the bytes
 mean.
 
 Memory stays flat: each codec hands on blocks. Every failure below the stream (a truncated gzip member, a
@@ -45,14 +45,14 @@ class ZstdFrames(io.RawIOBase):
     def readinto(self, buffer: "memoryview") -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Fill `buffer` from the next decompressed bytes; return how many."""
         while not self._ready:
-            if not self._advance():
+            if not self._decompress_next():
                 return 0
         count = min(len(buffer), len(self._ready))
         buffer[:count] = self._ready[:count]
         self._ready = self._ready[count:]
         return count
 
-    def _advance(self) -> bool:
+    def _decompress_next(self) -> bool:
         compressed = self._pending or self._raw.read(_ZSTD_INPUT_BYTES)
         if not compressed:
             if self._inside:
@@ -65,22 +65,22 @@ class ZstdFrames(io.RawIOBase):
         return True
 
 
-def _plain(raw: BinaryIO) -> BinaryIO:
+def _pass_through(raw: BinaryIO) -> BinaryIO:
     return raw
 
 
 CODECS: dict[str, Callable[[BinaryIO], BinaryIO]] = {
-    "": _plain,
+    "": _pass_through,
     ".gz": lambda raw: cast(BinaryIO, gzip.GzipFile(fileobj=raw, mode="rb")),
     ".bz2": lambda raw: cast(BinaryIO, bz2.BZ2File(raw, "rb")),
-    ".xz": lambda raw: cast(BinaryIO, lzma.LZMAFile(raw, "rb")),  # noqa: SIM115 (`Decompressed` closes it)
+    ".xz": lambda raw: cast(BinaryIO, lzma.LZMAFile(raw, "rb")),  # noqa: SIM115 (`DecompressedStream` closes it)
     ".zst": lambda raw: cast(BinaryIO, ZstdFrames(raw)),
     ".zstd": lambda raw: cast(BinaryIO, ZstdFrames(raw)),
 }
 """What opens a file with this suffix below its format's own; the empty one is a file as it lies."""
 
 
-class Decompressed(io.RawIOBase):
+class DecompressedStream(io.RawIOBase):
     """The content of a file, counting what was read; owns the file and closes it."""
 
     def __init__(self, raw: BinaryIO, codec: str, url: str, max_expansion: int) -> None:
@@ -107,7 +107,7 @@ class Decompressed(io.RawIOBase):
 
         """
         try:
-            block = self._next(len(buffer))
+            block = self._read_step(len(buffer))
         except SourceError:
             # What lies below says better why it cannot be read.
             raise
@@ -123,7 +123,7 @@ class Decompressed(io.RawIOBase):
             require_expansion(self._url, self._position, self._raw.tell(), self._max_expansion)
         return len(block)
 
-    def _next(self, size: int) -> bytes:
+    def _read_step(self, size: int) -> bytes:
         block = self._step(size)
         if not block and self._codec and self._raw.tell() == 0:
             # gzip takes no bytes for no members; a compressed file of nothing has at least a header.
@@ -140,4 +140,4 @@ class Decompressed(io.RawIOBase):
 
 def open_content(raw: BinaryIO, codec: str, url: str, *, max_expansion: int) -> BinaryIO:
     """Return the decompressed content of an opened file as a buffered stream that owns it."""
-    return cast(BinaryIO, io.BufferedReader(Decompressed(raw, codec, url, max_expansion), 1 << 20))
+    return cast(BinaryIO, io.BufferedReader(DecompressedStream(raw, codec, url, max_expansion), 1 << 20))

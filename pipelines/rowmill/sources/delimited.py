@@ -24,8 +24,8 @@ from typing import BinaryIO
 import orjson
 
 from rowmill.core.errors import SchemaError, SourceError
-from rowmill.sources.limits import Limits, require_columns, too_long
-from rowmill.sources.parts import Slice, cut_rows
+from rowmill.sources.limits import Limits, make_too_long_line, require_columns
+from rowmill.sources.parts import PartContent, cut_rows
 
 _BLOCK_CHARS = 1 << 20
 _HEAD_BYTES = 256 << 10
@@ -57,10 +57,12 @@ def find_dialect(stream: BinaryIO, url: str, *, usual: str, delimiter: str | Non
 
     """
     enclosing = quote or QUOTE
-    head = _head(stream)
+    head = _read_head(stream)
     wanted = delimiter or usual
-    several = {one: width for one in DELIMITERS if one != wanted and (width := _even_width(head, one, enclosing)) > 1}
-    own = _header_width(head, wanted, enclosing)
+    several = {
+        one: width for one in DELIMITERS if one != wanted and (width := _measure_even_width(head, one, enclosing)) > 1
+    }
+    own = _count_header_cells(head, wanted, enclosing)
     widest = max(several, key=lambda one: several[one], default=None)
     if widest is None or own > several[widest]:
         return Dialect(wanted, enclosing)
@@ -78,7 +80,7 @@ def find_dialect(stream: BinaryIO, url: str, *, usual: str, delimiter: str | Non
     return Dialect(delimiter or widest, enclosing)
 
 
-def _head(stream: BinaryIO) -> str:
+def _read_head(stream: BinaryIO) -> str:
     content = b""
     while len(content) < _HEAD_BYTES and (block := stream.read(_HEAD_BYTES - len(content))):
         content += block
@@ -86,7 +88,7 @@ def _head(stream: BinaryIO) -> str:
     return whole.decode("utf-8-sig", "replace")
 
 
-def _records_of(head: str, delimiter: str, quote: str) -> list[list[str]]:
+def _parse_head(head: str, delimiter: str, quote: str) -> list[list[str]]:
     csv.field_size_limit(sys.maxsize)
     try:
         reader = csv.reader(io.StringIO(head, newline=""), delimiter=delimiter, quotechar=quote)
@@ -95,23 +97,23 @@ def _records_of(head: str, delimiter: str, quote: str) -> list[list[str]]:
         return []
 
 
-def _header_width(head: str, delimiter: str, quote: str) -> int:
-    return next((len(cells) for cells in _records_of(head, delimiter, quote)), 0)
+def _count_header_cells(head: str, delimiter: str, quote: str) -> int:
+    return next((len(cells) for cells in _parse_head(head, delimiter, quote)), 0)
 
 
-def _even_width(head: str, delimiter: str, quote: str) -> int:
+def _measure_even_width(head: str, delimiter: str, quote: str) -> int:
     """Return how many columns a delimiter gives, 0 where the records have not nearly all as many as the header."""
-    records = _records_of(head, delimiter, quote)
+    records = _parse_head(head, delimiter, quote)
     if not records or not all(name.strip() for name in records[0]):
         return 0
     width = len(records[0])
     return width if sum(len(cells) == width for cells in records) >= 0.9 * len(records) else 0
 
 
-def line_of(stream: BinaryIO, dialect: Dialect, record: int) -> int | None:
+def find_record_line(stream: BinaryIO, dialect: Dialect, record: int) -> int | None:
     """Return the line on which a record begins, the first after the header being 0; a quoted cell may hold lines."""
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
-    lines = _Lines(text, "", sys.maxsize - 1)
+    lines = _RecordLines(text, "", sys.maxsize - 1)
     reader = csv.reader(lines, delimiter=dialect.delimiter, quotechar=dialect.quote, strict=True)
     number, begin = -2, 0
     while number < record:
@@ -125,7 +127,7 @@ def line_of(stream: BinaryIO, dialect: Dialect, record: int) -> int | None:
     return begin
 
 
-class _TooLongError(Exception):
+class _RecordTooLongError(Exception):
     """The record at hand is too long: its first characters, and how many it has."""
 
     def __init__(self, begin: str, length: int) -> None:
@@ -134,7 +136,7 @@ class _TooLongError(Exception):
         self.length = length
 
 
-class _Lines:
+class _RecordLines:
     """Physical lines for the parser, and those of the record at hand, for its error messages."""
 
     def __init__(self, text: io.TextIOWrapper, url: str, max_record_chars: int) -> None:
@@ -145,7 +147,7 @@ class _Lines:
         self.record: list[str] = []
         self._record_chars = 0
 
-    def __iter__(self) -> "_Lines":
+    def __iter__(self) -> "_RecordLines":
         return self
 
     def __next__(self) -> str:
@@ -156,16 +158,16 @@ class _Lines:
         self.record.append(line)
         self._record_chars += len(line)
         if self._record_chars > self._limit:
-            raise self._pass_record(line)
+            raise self._skip_record(line)
         return line
 
-    def _pass_record(self, line: str) -> Exception:
+    def _skip_record(self, line: str) -> Exception:
         """Read to the end of a line with which a record is too long, and say how to go on."""
         begin, quotes, length = self.record[0], sum(one.count('"') for one in self.record), self._record_chars
         while not line.endswith("\n") and (line := self._text.readline(_BLOCK_CHARS)):
             quotes += line.count('"')
             length += len(line)
-        return self.open_quote() if quotes % 2 else _TooLongError(begin, length)
+        return self.open_quote() if quotes % 2 else _RecordTooLongError(begin, length)
 
     def forget(self) -> None:
         self.record.clear()
@@ -180,7 +182,7 @@ class _Lines:
         )
 
 
-def cut(stream: BinaryIO, url: str, limits: Limits, dialect: Dialect) -> Iterator[Slice]:
+def cut_delimited(stream: BinaryIO, url: str, limits: Limits, dialect: Dialect) -> Iterator[PartContent]:
     """Cut a file into parts by the number of its records, the header not counted.
 
     Raises
@@ -191,14 +193,14 @@ def cut(stream: BinaryIO, url: str, limits: Limits, dialect: Dialect) -> Iterato
         When a quoted cell does not end.
 
     """
-    return cut_rows(_records(stream, url, limits, dialect), limits.max_record_bytes)
+    return cut_rows(_encode_delimited_rows(stream, url, limits, dialect), limits.max_record_bytes)
 
 
-def _records(stream: BinaryIO, url: str, limits: Limits, dialect: Dialect) -> Iterator[bytes]:
+def _encode_delimited_rows(stream: BinaryIO, url: str, limits: Limits, dialect: Dialect) -> Iterator[bytes]:
     # The limit belongs to the process; 131,072 characters, its default, is less than one long document.
     csv.field_size_limit(sys.maxsize)
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
-    lines = _Lines(text, url, limits.max_record_bytes)
+    lines = _RecordLines(text, url, limits.max_record_bytes)
     reader = csv.reader(lines, delimiter=dialect.delimiter, quotechar=dialect.quote, strict=True)
     header: list[str] | None = None
     while True:
@@ -207,14 +209,16 @@ def _records(stream: BinaryIO, url: str, limits: Limits, dialect: Dialect) -> It
             cells = next(reader)
         except StopIteration:
             break
-        except _TooLongError as error:
+        except _RecordTooLongError as error:
             if header is None:
                 raise SchemaError(
                     f"{url}: line {lines.number}: the header has {error.length:,} characters; at most "
                     f"{limits.max_record_bytes:,} are allowed; see what the file is, or raise "
                     "source.limits.max_record_bytes"
                 ) from None
-            yield too_long(error.begin.encode("utf-8", "surrogateescape"), error.length, limits.max_record_bytes)
+            yield make_too_long_line(
+                error.begin.encode("utf-8", "surrogateescape"), error.length, limits.max_record_bytes
+            )
             continue
         except csv.Error as error:
             if "unexpected end of data" in str(error):
@@ -224,7 +228,7 @@ def _records(stream: BinaryIO, url: str, limits: Limits, dialect: Dialect) -> It
                     f"{url}: line {lines.number}: the header cannot be read ({error}); it names the columns, quoted "
                     "whole or not at all; correct its quotes"
                 ) from error
-            yield _encode(lines.record)
+            yield _encode_cells(lines.record)
             continue
         if not cells:
             continue
@@ -232,7 +236,7 @@ def _records(stream: BinaryIO, url: str, limits: Limits, dialect: Dialect) -> It
             require_columns(url, cells, limits.max_columns)
             header = _check_header(cells, url)
         else:
-            yield _encode(dict(zip(header, cells, strict=True)) if len(cells) == len(header) else cells)
+            yield _encode_cells(dict(zip(header, cells, strict=True)) if len(cells) == len(header) else cells)
     text.detach()
 
 
@@ -250,7 +254,7 @@ def _check_header(header: list[str], url: str) -> list[str]:
     return header
 
 
-def _encode(value: dict[str, str] | list[str]) -> bytes:
+def _encode_cells(value: dict[str, str] | list[str]) -> bytes:
     try:
         return orjson.dumps(value)
     except orjson.JSONEncodeError:

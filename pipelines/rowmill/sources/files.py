@@ -17,19 +17,28 @@ from typing import Annotated, BinaryIO, Literal
 from pydantic import AfterValidator, Field, field_serializer, field_validator, model_validator
 
 from rowmill.core.config import Config
-from rowmill.core.errors import ConfigError, SourceError, one_of
+from rowmill.core.errors import ConfigError, SourceError, join_choices
 from rowmill.core.public_urls import public_url
 from rowmill.core.storage import Store
 from rowmill.sources import delimited, json_array, json_lines, parquet, plain_text, urls
 from rowmill.sources.compression import CODECS, open_content
 from rowmill.sources.limits import Limits, require_files
-from rowmill.sources.parts import VERSION, FileScan, Part, Reader, SampleBy, Slice, SplitHint, name_part
-from rowmill.sources.reading import read
+from rowmill.sources.parts import (
+    SCAN_VERSION,
+    FileScan,
+    PartContent,
+    ReaderName,
+    SampleBy,
+    SourcePart,
+    SplitHint,
+    name_part,
+)
+from rowmill.sources.reading import read_records
 
-Stage = Callable[[str, bytes], str]
+ContentStager = Callable[[str, bytes], str]
 """Keeps a staged copy under the name given and returns its path or URL; the same name is the same bytes."""
 
-READERS: dict[str, Reader] = {
+READERS: dict[str, ReaderName] = {
     ".jsonl": "json_lines",
     ".json": "json_array",
     ".parquet": "parquet",
@@ -45,7 +54,7 @@ USUAL_DELIMITERS = {".csv": ",", ".tsv": "\t"}
 SUFFIXES = tuple(suffix + codec for suffix in READERS for codec in CODECS)
 
 
-def _is_one_character(text: str) -> str:
+def _require_one_character(text: str) -> str:
     if len(text) != 1 or text in "\r\n":
         raise ValueError(f"must be one character that ends no line; got {text!r}; write such as ';'")
     return text
@@ -69,11 +78,11 @@ class Files(Config):
     whole file, of at most 64 MiB). Blank ones are left out as `blank`. Files of other kinds have records of their
     own."""
 
-    delimiter: Annotated[str, AfterValidator(_is_one_character)] | None = None
+    delimiter: Annotated[str, AfterValidator(_require_one_character)] | None = None
     """What separates the cells of CSV and TSV files; null: what their first records show, a comma or tab if it may be
     that. The one found is recorded."""
 
-    quote: Annotated[str, AfterValidator(_is_one_character)] | None = None
+    quote: Annotated[str, AfterValidator(_require_one_character)] | None = None
     """What encloses a cell of CSV and TSV files that holds the delimiter or a line end; null: a double quote."""
 
     limits: Limits = Limits()
@@ -84,19 +93,19 @@ class Files(Config):
 
     @field_validator("train_urls", "validation_urls")
     @classmethod
-    def _suffixes_are_known(cls, values: list[str]) -> list[str]:
+    def _require_known_suffixes(cls, values: list[str]) -> list[str]:
         for url in values:
             for one in urls.expand_braces(url):
                 _require_known_suffix(one)
         return values
 
     @field_serializer("train_urls", "validation_urls")
-    def _public(self, values: list[str]) -> list[str]:
+    def _serialize_public_urls(self, values: list[str]) -> list[str]:
         """Write addresses as they may be recorded, so that no digest or dump of a recipe depends on a signature."""
         return [public_url(url) for url in values]
 
     @model_validator(mode="after")
-    def _names_something(self) -> "Files":
+    def _require_urls(self) -> "Files":
         if not self.train_urls and not self.validation_urls:
             raise ValueError(
                 "names no data; a source needs train_urls, validation_urls or id; add train_urls: [path or URL, …]"
@@ -104,15 +113,15 @@ class Files(Config):
         return self
 
     @model_validator(mode="after")
-    def _files_have_what_is_set(self) -> "Files":
+    def _require_applicable_options(self) -> "Files":
         """Refuse what no file can have, such as `sample_by` without text files: it would silently do nothing."""
         given = [one for url in (*self.train_urls, *self.validation_urls) for one in urls.expand_braces(url)]
         for option in ("delimiter", "quote"):
-            if getattr(self, option) is not None and all(_is_another_kind(url, "delimited") for url in given):
+            if getattr(self, option) is not None and all(_has_other_reader(url, "delimited") for url in given):
                 raise ValueError(
                     f"{option}: is of CSV and TSV files, and no URL names one; other files have none; delete it"
                 )
-        if self.sample_by != "document" and all(_is_another_kind(url, "plain_text") for url in given):
+        if self.sample_by != "document" and all(_has_other_reader(url, "plain_text") for url in given):
             raise ValueError(
                 f"sample_by: {self.sample_by} cuts .txt files, and no URL names one; records of other files are their "
                 "own; delete it"
@@ -120,32 +129,33 @@ class Files(Config):
         return self
 
 
-def _is_another_kind(url: str, reader: Reader) -> bool:
+def _has_other_reader(url: str, reader: ReaderName) -> bool:
     """Tell whether a URL's suffix says that another reader reads its files."""
-    asked = reader_of(url)
+    asked = choose_reader(url)
     return asked is not None and asked[0] != reader
 
 
 def _require_known_suffix(url: str) -> None:
     """Refuse a URL whose own suffix can be told and is none of ours; a folder may be called anything."""
-    text = urls.suffix_text(url)
+    text = urls.extract_suffix_text(url)
     name = text.rpartition("/")[2]
     suffix = name[name.find(".") :] if "." in name.lstrip(".") else ""
-    if suffix and not urls.is_pattern(suffix) and reader_of(name) is None:
-        raise ValueError(_unknown_suffix(url))
+    if suffix and not urls.is_pattern(suffix) and choose_reader(name) is None:
+        raise ValueError(_explain_unknown_suffix(url))
 
 
-def _unknown_suffix(url: str) -> str:
+def _explain_unknown_suffix(url: str) -> str:
     return (
-        f"{public_url(url)!r} has no suffix that names a reader; allowed are {one_of(READERS)}, also under "
-        f"{one_of(codec for codec in CODECS if codec)}; rename the file, narrow the glob, or write a folder with '/' "
+        f"{public_url(url)!r} has no suffix that names a reader; allowed are {join_choices(READERS)}, also under "
+        f"{join_choices(codec for codec in CODECS if codec)}; rename the file, narrow the glob, or write a "
+        "folder with '/' "
         "at its end"
     )
 
 
-def reader_of(url: str) -> tuple[Reader, str, str] | None:
+def choose_reader(url: str) -> tuple[ReaderName, str, str] | None:
     """Return the reader, the suffix and the codec that a file's name asks for; None if it asks for none."""
-    name = urls.suffix_text(url).lower()
+    name = urls.extract_suffix_text(url).lower()
     codec = next((codec for codec in CODECS if codec and name.endswith(codec)), "")
     stem = name.removesuffix(codec)
     suffix = next((suffix for suffix in READERS if stem.endswith(suffix)), None)
@@ -166,8 +176,8 @@ class SourceFile:
 
 
 @dataclass(frozen=True, slots=True)
-class StageIn:
-    """A `Stage` in a folder of a store; a copy that is already there is not written again."""
+class StoreStager:
+    """A `ContentStager` in a folder of a store; a copy that is already there is not written again."""
 
     store: Store
     folder: str
@@ -199,7 +209,7 @@ def find_files(source: Files, base: Path, *, keeps_non_finite: bool = False) -> 
     found = [
         SourceFile(url, hint, source.sample_by, source.limits, source.delimiter, source.quote, keeps_non_finite)
         for patterns, hint in zip((source.train_urls, source.validation_urls), hints, strict=True)
-        for url in _found(patterns, base, misses)
+        for url in _expand_patterns(patterns, base, misses)
     ]
     if misses:
         raise SourceError(
@@ -207,25 +217,25 @@ def find_files(source: Files, base: Path, *, keeps_non_finite: bool = False) -> 
             "its share would go to the others; correct the URLs or fetch the files"
         )
     require_files(len(found), source.limits.max_files)
-    _require_distinct(found, base)
+    _require_distinct_files(found, base)
     return found
 
 
-def _found(patterns: Iterable[str], base: Path, misses: list[str]) -> Iterator[str]:
+def _expand_patterns(patterns: Iterable[str], base: Path, misses: list[str]) -> Iterator[str]:
     for pattern in patterns:
         for url in urls.expand_braces(pattern):
-            matches = urls.find(url, base, SUFFIXES)
+            matches = urls.find_urls(url, base, SUFFIXES)
             if not matches:
                 misses.append(public_url(url))
             yield from matches
 
 
-def _require_distinct(found: list[SourceFile], base: Path) -> None:
+def _require_distinct_files(found: list[SourceFile], base: Path) -> None:
     seen: dict[str, str] = {}
     for file in found:
-        if reader_of(file.url) is None:
-            raise ConfigError(_unknown_suffix(file.url))
-        where = urls.locate(file.url, base)
+        if choose_reader(file.url) is None:
+            raise ConfigError(_explain_unknown_suffix(file.url))
+        where = urls.locate_url(file.url, base)
         identity = where.identity
         if identity in seen:
             raise ConfigError(
@@ -235,23 +245,23 @@ def _require_distinct(found: list[SourceFile], base: Path) -> None:
         seen[identity] = where.url
 
 
-def scan_file(file: SourceFile, base: Path, stage: Stage, known: Mapping[str, FileScan]) -> FileScan:
+def scan_file(file: SourceFile, base: Path, stage: ContentStager, known: Mapping[str, FileScan]) -> FileScan:
     """Read a file once and return its parts; an unmoved file's known scan is returned unread.
 
     Equal parts have equal ids here; `number_equal_parts` over a dataset's scans tells them apart.
     """
-    where = urls.locate(file.url, base)
+    where = urls.locate_url(file.url, base)
     # Taken before the bytes: a file that moves meanwhile will not match it the next time.
-    stamp = urls.stamp(where)
+    stamp = urls.stamp_file(where)
     earlier = known.get(where.url)
     if earlier is not None and _still_holds(earlier, file, stamp, base):
         parts = tuple(replace(part, split_hint=file.split_hint) for part in earlier.parts)
         return replace(earlier, split_hint=file.split_hint, parts=parts)
-    return _Scanner(file, where, stamp, stage).scan()
+    return _FileScanner(file, where, stamp, stage).scan()
 
 
 def _still_holds(scan: FileScan, file: SourceFile, stamp: str, base: Path) -> bool:
-    if scan.version != VERSION or not stamp or scan.stamp != stamp:
+    if scan.version != SCAN_VERSION or not stamp or scan.stamp != stamp:
         return False
     if scan.sample_by not in (None, file.sample_by) or scan.max_record_bytes != file.limits.max_record_bytes:
         return False
@@ -262,16 +272,16 @@ def _still_holds(scan: FileScan, file: SourceFile, stamp: str, base: Path) -> bo
         return False
     if scan.reader == "parquet" and scan.keeps_non_finite != file.keeps_non_finite:
         return False
-    return all(part.staged is None or urls.exists(urls.locate(part.staged, base)) for part in scan.parts)
+    return all(part.staged is None or urls.file_exists(urls.locate_url(part.staged, base)) for part in scan.parts)
 
 
-class _Scanner:
+class _FileScanner:
     """One file's pass: what reads it, and where its parts go."""
 
-    def __init__(self, file: SourceFile, where: urls.Location, stamp: str, stage: Stage) -> None:
-        asked = reader_of(file.url)
+    def __init__(self, file: SourceFile, where: urls.Location, stamp: str, stage: ContentStager) -> None:
+        asked = choose_reader(file.url)
         assert asked is not None
-        self._reader: Reader = asked[0]
+        self._reader: ReaderName = asked[0]
         self._suffix, self._codec = asked[1:]
         self._file = file
         self._where = where
@@ -281,8 +291,8 @@ class _Scanner:
 
     def scan(self) -> FileScan:
         if self._suffix == ".json":
-            with self._open() as stream:
-                self._reader = json_array.kind_of_json(stream, self._file.limits)
+            with self._open_content() as stream:
+                self._reader = json_array.detect_json_kind(stream, self._file.limits)
         sample_by = self._file.sample_by if self._reader == "plain_text" else None
         scan = FileScan(
             self._where.url, self._file.split_hint, self._reader, self._stamp, records=0, parts=(), sample_by=sample_by,
@@ -297,13 +307,13 @@ class _Scanner:
                 quote=self._dialect.quote,
                 asked=(self._file.delimiter, self._file.quote),
             )
-        with self._open() as stream:
-            parts = stage_parts(self._cut(stream), scan, self._stage, is_staged=self._is_staged())
-        return replace(scan, parts=parts, records=sum(part.records for part in parts), columns=self._columns())
+        with self._open_content() as stream:
+            parts = stage_parts(self._cut_parts(stream), scan, self._stage, is_staged=self._is_staged())
+        return replace(scan, parts=parts, records=sum(part.records for part in parts), columns=self._read_columns())
 
     def _find_dialect(self) -> delimited.Dialect:
         usual = USUAL_DELIMITERS[self._suffix]
-        with self._open() as stream:
+        with self._open_content() as stream:
             asked = {"delimiter": self._file.delimiter, "quote": self._file.quote}
             return delimited.find_dialect(stream, self._where.url, usual=usual, **asked)
 
@@ -315,7 +325,7 @@ class _Scanner:
     def _is_seekable(self) -> bool:
         return self._reader == "parquet" and self._codec == ""
 
-    def _open(self) -> BinaryIO:
+    def _open_content(self) -> BinaryIO:
         raw = urls.open_raw(self._where)
         return (
             raw
@@ -323,37 +333,39 @@ class _Scanner:
             else open_content(raw, self._codec, self._where.url, max_expansion=self._file.limits.max_expansion)
         )
 
-    def _cut(self, stream: BinaryIO) -> Iterator[Slice]:
+    def _cut_parts(self, stream: BinaryIO) -> Iterator[PartContent]:
         url, limits = self._where.url, self._file.limits
         match self._reader:
             case "json_lines":
-                return json_lines.cut(stream, limits)
+                return json_lines.cut_json_lines(stream, limits)
             case "json_array":
-                return json_array.cut(stream, url, limits)
+                return json_array.cut_json_array(stream, url, limits)
             case "json_value":
-                return json_array.cut_value(stream, limits)
+                return json_array.cut_json_value(stream, limits)
             case "parquet":
                 keeps = self._file.keeps_non_finite
-                return parquet.cut(stream, url, limits, seekable=self._is_seekable(), keeps_non_finite=keeps)
+                return parquet.cut_parquet(stream, url, limits, seekable=self._is_seekable(), keeps_non_finite=keeps)
             case "delimited":
                 assert self._dialect is not None
-                return delimited.cut(stream, url, limits, self._dialect)
+                return delimited.cut_delimited(stream, url, limits, self._dialect)
             case "plain_text":
-                return plain_text.cut(stream, url, self._file.sample_by, limits)
+                return plain_text.cut_plain_text(stream, url, self._file.sample_by, limits)
             case "huggingface":
                 raise AssertionError(f"{url} is a file")
 
-    def _columns(self) -> dict[str, str] | None:
+    def _read_columns(self) -> dict[str, str] | None:
         if self._reader != "parquet":
             return None
-        with self._open() as stream:
-            return parquet.columns(stream, self._where.url, seekable=self._is_seekable())
+        with self._open_content() as stream:
+            return parquet.read_columns(stream, self._where.url, seekable=self._is_seekable())
 
 
-def stage_parts(slices: Iterable[Slice], scan: FileScan, stage: Stage, *, is_staged: bool) -> tuple[Part, ...]:
+def stage_parts(
+    slices: Iterable[PartContent], scan: FileScan, stage: ContentStager, *, is_staged: bool
+) -> tuple[SourcePart, ...]:
     """Name the slices of a file and keep their content: all of it, or that which is not the file's own bytes."""
     arrow = scan.reader in ("parquet", "huggingface")
-    parts: list[Part] = []
+    parts: list[SourcePart] = []
     for index, piece in enumerate(slices):
         part = name_part(piece, scan=scan, index=index, arrow=arrow, staged=None)
         if is_staged or not piece.is_whole:
@@ -362,28 +374,30 @@ def stage_parts(slices: Iterable[Slice], scan: FileScan, stage: Stage, *, is_sta
     return tuple(parts)
 
 
-def unusual_dialect(scan: FileScan) -> tuple[str, str] | None:
+def find_unusual_dialect(scan: FileScan) -> tuple[str, str] | None:
     """Return the delimiter and quote of a CSV file that its suffix does not say; None for all other files."""
-    asked = reader_of(scan.url)
+    asked = choose_reader(scan.url)
     if scan.delimiter is None or scan.quote is None or asked is None:
         return None
     is_usual = scan.delimiter == USUAL_DELIMITERS[asked[1]] and scan.quote == delimited.QUOTE
     return None if is_usual else (scan.delimiter, scan.quote)
 
 
-def line_of(part: Part, scan: FileScan, base: Path, row: int) -> int | None:
+def find_part_line(part: SourcePart, scan: FileScan, base: Path, row: int) -> int | None:
     """Return the line of its file on which a record of a part begins; None where files have no lines, or not now.
 
     The file is read again up to there, for messages about one record.
     """
     if part.reader == "json_lines":
-        return next((raw.line for raw in read(part, base) if raw.number == row), None)
-    asked = reader_of(part.url)
+        return next((raw.line for raw in read_records(part, base) if raw.number == row), None)
+    asked = choose_reader(part.url)
     if part.reader != "delimited" or asked is None or scan.delimiter is None or scan.quote is None:
         return None
     try:
-        where = urls.locate(part.url, base)
+        where = urls.locate_url(part.url, base)
         with open_content(urls.open_raw(where), asked[2], where.url, max_expansion=Limits().max_expansion) as stream:
-            return delimited.line_of(stream, delimited.Dialect(scan.delimiter, scan.quote), part.first_record - 1 + row)
+            return delimited.find_record_line(
+                stream, delimited.Dialect(scan.delimiter, scan.quote), part.first_record - 1 + row
+            )
     except (SourceError, OSError):
         return None

@@ -13,14 +13,14 @@ from pydantic import Field, field_validator
 
 from rowmill.core.config import Config
 from rowmill.sources import urls
-from rowmill.sources.files import Stage, stage_parts
+from rowmill.sources.files import ContentStager, stage_parts
 from rowmill.sources.limits import RecordLimits
-from rowmill.sources.parts import VERSION, FileScan, cut_rows
+from rowmill.sources.parts import SCAN_VERSION, FileScan, cut_rows
 
 GenerationStage = Literal["parsed_records", "generated_series"]
 
 
-class Generated(Config):
+class GeneratedSource(Config):
     """Records that a model generated: what `rowmill parse` or `rowmill generate` accepted last."""
 
     kind: Literal["generated"] = "generated"
@@ -41,7 +41,7 @@ class Generated(Config):
 
     @field_validator("generated")
     @classmethod
-    def _names_a_dataset(cls, name: str) -> str:
+    def _require_dataset_name(cls, name: str) -> str:
         if not all(name.split("/")) or name.count("/") > 1:
             raise ValueError(f"{name!r} names no dataset; allowed are dataset and recipe/dataset; write one of them")
         return name
@@ -53,25 +53,25 @@ class Generated(Config):
 
 
 def scan_records(
-    source: Generated,
+    source: GeneratedSource,
     url: str,
     version: str,
     records: Iterable[bytes],
     base: Path,
-    stage: Stage,
+    stage: ContentStager,
     known: Mapping[str, FileScan],
 ) -> FileScan:
     """Stage records, each one JSON line without its end, unless this version of them is staged already."""
     limit = source.limits.max_record_bytes
     earlier = known.get(url)
-    if earlier is not None and _holds(earlier, version, limit, base):
+    if earlier is not None and _is_same_version(earlier, version, limit, base):
         return earlier
     scan = FileScan(url, None, "json_lines", version, 0, (), max_record_bytes=limit)
     parts = stage_parts(cut_rows(records, limit), scan, stage, is_staged=True)
     return replace(scan, parts=parts, records=sum(part.records for part in parts))
 
 
-def _holds(scan: FileScan, version: str, limit: int, base: Path) -> bool:
-    if (scan.version, scan.stamp, scan.max_record_bytes) != (VERSION, version, limit):
+def _is_same_version(scan: FileScan, version: str, limit: int, base: Path) -> bool:
+    if (scan.version, scan.stamp, scan.max_record_bytes) != (SCAN_VERSION, version, limit):
         return False
-    return all(part.staged and urls.exists(urls.locate(part.staged, base)) for part in scan.parts)
+    return all(part.staged and urls.file_exists(urls.locate_url(part.staged, base)) for part in scan.parts)

@@ -17,17 +17,17 @@ from typing import Any, Literal
 from pydantic import AliasChoices, Field
 
 from rowmill.core.config import Config
-from rowmill.core.errors import SourceError, one_of
+from rowmill.core.errors import SourceError, join_choices
 from rowmill.sources import urls
 from rowmill.sources.arrow_rows import encode_batch
-from rowmill.sources.files import Stage, stage_parts
+from rowmill.sources.files import ContentStager, stage_parts
 from rowmill.sources.limits import RecordLimits
-from rowmill.sources.parts import VERSION, FileScan, SplitHint, cut_rows
+from rowmill.sources.parts import SCAN_VERSION, FileScan, SplitHint, cut_rows
 
 _BATCH_ROWS = 256
 
 
-class HuggingFace(Config):
+class HuggingFaceSource(Config):
     """A dataset of the Hugging Face hub, or a local folder that `datasets` can load."""
 
     kind: Literal["huggingface"] = "huggingface"
@@ -59,7 +59,7 @@ class HuggingFace(Config):
 
 
 @dataclass(frozen=True, slots=True)
-class _Pinned:
+class _PinnedDataset:
     """A dataset at a fixed state: what to load, its commit if it is on the hub, a stamp of its content."""
 
     path: str
@@ -68,7 +68,12 @@ class _Pinned:
 
 
 def scan_dataset(
-    source: HuggingFace, base: Path, stage: Stage, known: Mapping[str, FileScan], *, keeps_non_finite: bool = False
+    source: HuggingFaceSource,
+    base: Path,
+    stage: ContentStager,
+    known: Mapping[str, FileScan],
+    *,
+    keeps_non_finite: bool = False,
 ) -> list[FileScan]:
     """Read each split once and return its parts; one whose commit or files did not move is not read.
 
@@ -78,17 +83,18 @@ def scan_dataset(
         When the dataset cannot be loaded or a split that is named does not exist.
 
     """
-    pinned = _pin(source, base)
-    earlier = _earlier(source, pinned, known, base)
+    pinned = _pin_dataset(source, base)
+    earlier = _find_earlier_scans(source, pinned, known, base)
     if earlier is not None and all(one.keeps_non_finite == keeps_non_finite for one in earlier):
         return earlier
-    available = _splits(source, pinned)
+    available = _list_splits(source, pinned)
     return [
-        _scan_split(source, pinned, split, hint, stage, keeps_non_finite) for split, hint in _choose(source, available)
+        _scan_split(source, pinned, split, hint, stage, keeps_non_finite)
+        for split, hint in _choose_splits(source, available)
     ]
 
 
-def _pin(source: HuggingFace, base: Path) -> _Pinned:
+def _pin_dataset(source: HuggingFaceSource, base: Path) -> _PinnedDataset:
     folder = base / source.id
     if folder.is_dir():
         files = (Path(path) for path in sorted(urls.walk_files(str(folder))))
@@ -96,12 +102,12 @@ def _pin(source: HuggingFace, base: Path) -> _Pinned:
         listing = [
             f"{path.relative_to(folder)} {one.st_size} {one.st_mtime_ns} {one.st_ctime_ns}" for path, one in facts
         ]
-        return _Pinned(str(folder), None, hashlib.sha256("\n".join(listing).encode()).hexdigest()[:32])
-    commit = _commit(source)
-    return _Pinned(source.id, commit or source.revision, commit or "")
+        return _PinnedDataset(str(folder), None, hashlib.sha256("\n".join(listing).encode()).hexdigest()[:32])
+    commit = _resolve_commit(source)
+    return _PinnedDataset(source.id, commit or source.revision, commit or "")
 
 
-def _commit(source: HuggingFace) -> str | None:
+def _resolve_commit(source: HuggingFaceSource) -> str | None:
     """Ask the hub which commit a revision is; None if it does not answer, as the local cache may still do."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
@@ -109,46 +115,48 @@ def _commit(source: HuggingFace) -> str | None:
     try:
         return HfApi().dataset_info(source.id, revision=source.revision, timeout=10.0).sha
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
-        raise _cannot_load(source, error) from error
+        raise _unloadable_error(source, error) from error
     # Whatever else goes wrong on the network has many types; the load that follows reports it if it matters.
     except Exception:  # noqa: BLE001
         return None
 
 
-def _url(source: HuggingFace, split: str) -> str:
+def _make_split_url(source: HuggingFaceSource, split: str) -> str:
     return f"huggingface:{source.id}/{source.name or 'default'}/{split}"
 
 
-def _earlier(source: HuggingFace, pinned: _Pinned, known: Mapping[str, FileScan], base: Path) -> list[FileScan] | None:
+def _find_earlier_scans(
+    source: HuggingFaceSource, pinned: _PinnedDataset, known: Mapping[str, FileScan], base: Path
+) -> list[FileScan] | None:
     """Return the known scans of the splits if they still hold; without asking for the list of splits again."""
-    train = known.get(_url(source, source.split))
-    held = known.get(_url(source, source.validation_split or "validation"))
-    if train is None or not _holds(train, source, pinned, base):
+    train = known.get(_make_split_url(source, source.split))
+    held = known.get(_make_split_url(source, source.validation_split or "validation"))
+    if train is None or not _is_same_state(train, source, pinned, base):
         return None
     if train.split_hint is None:
         # Scanned when there was no other split to hold out, at this same state of the dataset.
         return [train] if source.validation_split is None else None
-    return [train, held] if held is not None and _holds(held, source, pinned, base) else None
+    return [train, held] if held is not None and _is_same_state(held, source, pinned, base) else None
 
 
-def _holds(scan: FileScan, source: HuggingFace, pinned: _Pinned, base: Path) -> bool:
-    if scan.version != VERSION or not pinned.stamp or scan.stamp != pinned.stamp:
+def _is_same_state(scan: FileScan, source: HuggingFaceSource, pinned: _PinnedDataset, base: Path) -> bool:
+    if scan.version != SCAN_VERSION or not pinned.stamp or scan.stamp != pinned.stamp:
         return False
     if scan.max_record_bytes != source.limits.max_record_bytes:
         return False
-    return all(part.staged and urls.exists(urls.locate(part.staged, base)) for part in scan.parts)
+    return all(part.staged and urls.file_exists(urls.locate_url(part.staged, base)) for part in scan.parts)
 
 
-def _splits(source: HuggingFace, pinned: _Pinned) -> list[str]:
+def _list_splits(source: HuggingFaceSource, pinned: _PinnedDataset) -> list[str]:
     import datasets
 
     try:
         return datasets.get_dataset_split_names(pinned.path, source.name, revision=pinned.revision)
-    except _load_errors() as error:
-        raise _cannot_load(source, error) from error
+    except _list_load_errors() as error:
+        raise _unloadable_error(source, error) from error
 
 
-def _choose(source: HuggingFace, available: list[str]) -> list[tuple[str, SplitHint | None]]:
+def _choose_splits(source: HuggingFaceSource, available: list[str]) -> list[tuple[str, SplitHint | None]]:
     held = source.validation_split
     if held is None and "validation" in available and source.split != "validation":
         held = "validation"
@@ -156,7 +164,7 @@ def _choose(source: HuggingFace, available: list[str]) -> list[tuple[str, SplitH
         # `train[:10%]` is a slice of the split `train`.
         if split is not None and re.split(r"[\[+]", split)[0] not in available:
             raise SourceError(
-                f"{source.id}: has no split {split!r}; it has {one_of(available)}; name one of them in split or "
+                f"{source.id}: has no split {split!r}; it has {join_choices(available)}; name one of them in split or "
                 "validation_split"
             )
     if held is None:
@@ -165,50 +173,55 @@ def _choose(source: HuggingFace, available: list[str]) -> list[tuple[str, SplitH
 
 
 def _scan_split(
-    source: HuggingFace, pinned: _Pinned, split: str, hint: SplitHint | None, stage: Stage, keeps_non_finite: bool
+    source: HuggingFaceSource,
+    pinned: _PinnedDataset,
+    split: str,
+    hint: SplitHint | None,
+    stage: ContentStager,
+    keeps_non_finite: bool,
 ) -> FileScan:
-    dataset = _load(source, pinned, split)
+    dataset = _load_split(source, pinned, split)
     columns = {name: str(feature) for name, feature in (dataset.features or {}).items()}
-    scan = FileScan(_url(source, split), hint, "huggingface", pinned.stamp, 0, (), columns, pinned.revision)
+    scan = FileScan(_make_split_url(source, split), hint, "huggingface", pinned.stamp, 0, (), columns, pinned.revision)
     scan = replace(scan, max_record_bytes=source.limits.max_record_bytes, keeps_non_finite=keeps_non_finite)
-    rows = cut_rows(_rows(source, dataset, keeps_non_finite), source.limits.max_record_bytes)
+    rows = cut_rows(_encode_dataset_rows(source, dataset, keeps_non_finite), source.limits.max_record_bytes)
     parts = stage_parts(rows, scan, stage, is_staged=True)
     return replace(scan, parts=parts, records=sum(part.records for part in parts))
 
 
-def _load(source: HuggingFace, pinned: _Pinned, split: str) -> Any:
+def _load_split(source: HuggingFaceSource, pinned: _PinnedDataset, split: str) -> Any:
     import datasets
 
     try:
         return datasets.load_dataset(
             pinned.path, source.name, split=split, revision=pinned.revision, streaming=source.streaming
         )
-    except _load_errors() as error:
-        raise _cannot_load(source, error) from error
+    except _list_load_errors() as error:
+        raise _unloadable_error(source, error) from error
 
 
-def _rows(source: HuggingFace, dataset: Any, keeps_non_finite: bool) -> Iterator[bytes]:
+def _encode_dataset_rows(source: HuggingFaceSource, dataset: Any, keeps_non_finite: bool) -> Iterator[bytes]:
     batches = iter(dataset.with_format("arrow").iter(batch_size=_BATCH_ROWS))
     done = 0
     while True:
         try:
             batch = next(batches, None)
-        except _load_errors() as error:
-            raise _cannot_load(source, error, after=f" after {done:,} rows") from error
+        except _list_load_errors() as error:
+            raise _unloadable_error(source, error, after=f" after {done:,} rows") from error
         if batch is None:
             return
         yield from encode_batch(batch, keeps_non_finite=keeps_non_finite)
         done += batch.num_rows
 
 
-def _load_errors() -> tuple[type[Exception], ...]:
+def _list_load_errors() -> tuple[type[Exception], ...]:
     """Return what the library raises for a dataset that is absent, unreachable or damaged."""
     from datasets.exceptions import DatasetsError
 
     return (DatasetsError, OSError, ValueError, RuntimeError)
 
 
-def _cannot_load(source: HuggingFace, error: Exception, after: str = "") -> SourceError:
+def _unloadable_error(source: HuggingFaceSource, error: Exception, after: str = "") -> SourceError:
     why = " ".join(str(error).split())
     return SourceError(
         f"{source.id}: the datasets library cannot load it{after} ({type(error).__name__}: {why}); a dataset of the "

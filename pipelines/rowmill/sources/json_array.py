@@ -20,25 +20,25 @@ import numpy.typing as npt
 import orjson
 
 from rowmill.core.errors import SourceError
-from rowmill.sources.limits import Limits, too_long
-from rowmill.sources.parts import BOM, Slice, cut_rows
+from rowmill.sources.limits import Limits, make_too_long_line
+from rowmill.sources.parts import BOM, PartContent, cut_rows
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Positions: TypeAlias = npt.NDArray[np.int64]
 
 _BLOCK_BYTES = 1 << 20
-_WHITE = b" \t\r\n"
+_WHITE_SPACE = b" \t\r\n"
 _INDENTATION = re.compile(rb"\n[ \t\r\n]*")
 _QUOTE, _BACKSLASH, _COMMA = b'"\\,'
 
 _IS_STRUCTURE = np.zeros(256, np.bool_)
 _IS_STRUCTURE[list(b"[]{},")] = True
-_STEP = np.zeros(256, np.int64)
-_STEP[list(b"[{")] = 1
-_STEP[list(b"]}")] = -1
+_DEPTH_STEP = np.zeros(256, np.int64)
+_DEPTH_STEP[list(b"[{")] = 1
+_DEPTH_STEP[list(b"]}")] = -1
 
 
-def kind_of_json(stream: BinaryIO, limits: Limits) -> Literal["json_array", "json_lines", "json_value"]:
+def detect_json_kind(stream: BinaryIO, limits: Limits) -> Literal["json_array", "json_lines", "json_value"]:
     """Tell by its beginning what a `.json` file holds.
 
     The first character that is not white space is `[`: a list. Else, if the first line alone is a JSON
@@ -46,7 +46,7 @@ def kind_of_json(stream: BinaryIO, limits: Limits) -> Literal["json_array", "jso
     """
     head = b""
     while not head and (block := stream.read(_BLOCK_BYTES)):
-        head = block.removeprefix(BOM).lstrip(_WHITE)
+        head = block.removeprefix(BOM).lstrip(_WHITE_SPACE)
     if head[:1] == b"[":
         return "json_array"
     blocks = [head]
@@ -57,10 +57,10 @@ def kind_of_json(stream: BinaryIO, limits: Limits) -> Literal["json_array", "jso
     first_line = b"".join(blocks).partition(b"\n")[0]
     if len(first_line) > limits.max_record_bytes:
         return "json_lines"
-    return "json_lines" if not head or _parses(first_line) else "json_value"
+    return "json_lines" if not head or _is_valid_json(first_line) else "json_value"
 
 
-def _parses(text: bytes) -> bool:
+def _is_valid_json(text: bytes) -> bool:
     try:
         orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -68,23 +68,23 @@ def _parses(text: bytes) -> bool:
     return True
 
 
-def cut(stream: BinaryIO, url: str, limits: Limits) -> Iterator[Slice]:
+def cut_json_array(stream: BinaryIO, url: str, limits: Limits) -> Iterator[PartContent]:
     """Cut a list into parts by the number of its elements."""
     limit = limits.max_record_bytes
-    return cut_rows((on_one_line(element) for element in elements(stream, url, limit)), limit)
+    return cut_rows((remove_line_ends(element) for element in split_elements(stream, url, limit)), limit)
 
 
-def cut_value(stream: BinaryIO, limits: Limits) -> Iterator[Slice]:
+def cut_json_value(stream: BinaryIO, limits: Limits) -> Iterator[PartContent]:
     """Return the whole file as one record; this one is held in memory, since one record always is."""
     limit = limits.max_record_bytes
     # White space around the value does not count, but has to be read to be known as such.
     value = stream.read(limit + _BLOCK_BYTES)
     rest = sum(map(len, iter(partial(stream.read, _BLOCK_BYTES), b"")))
-    whole = value.removeprefix(BOM).strip(_WHITE)
-    return cut_rows([too_long(whole, len(value) + rest, limit) if rest else on_one_line(whole)], limit)
+    whole = value.removeprefix(BOM).strip(_WHITE_SPACE)
+    return cut_rows([make_too_long_line(whole, len(value) + rest, limit) if rest else remove_line_ends(whole)], limit)
 
 
-def elements(stream: BinaryIO, url: str, max_record_bytes: int) -> Iterator[bytes]:
+def split_elements(stream: BinaryIO, url: str, max_record_bytes: int) -> Iterator[bytes]:
     """Yield the text of each element of the list in the stream, without white space around it.
 
     An element that is too long is not held; the line that stands for it is yielded.
@@ -95,10 +95,10 @@ def elements(stream: BinaryIO, url: str, max_record_bytes: int) -> Iterator[byte
         Where the list does not end, or something stands behind its end.
 
     """
-    structure = _Structure()
+    structure = _ListStructure()
     count = 0
-    held = _Held(max_record_bytes)
-    for block in _blocks(stream):
+    held = _PartialElement(max_record_bytes)
+    for block in _read_blocks(stream):
         start = int(structure.depth == 0)  # The list's own bracket is the first character of all.
         for end in structure.ends(block):
             element = held.take(block[start:end])
@@ -107,7 +107,7 @@ def elements(stream: BinaryIO, url: str, max_record_bytes: int) -> Iterator[byte
                 count += 1
                 yield element
         if structure.depth == 0:
-            _require_end(block[start:], stream, url, count)
+            _require_list_end(block[start:], stream, url, count)
             return
         held.add(block[start:])
     raise SourceError(
@@ -117,7 +117,7 @@ def elements(stream: BinaryIO, url: str, max_record_bytes: int) -> Iterator[byte
     )
 
 
-class _Held:
+class _PartialElement:
     """The beginning of an element that goes on in the next block; of one that is too long, its first block alone."""
 
     def __init__(self, max_record_bytes: int) -> None:
@@ -135,20 +135,20 @@ class _Held:
     def take(self, block: bytes) -> bytes:
         """Return the element that `block` ends, and begin anew."""
         self.add(block)
-        element = b"".join(self._blocks).strip(_WHITE)
+        element = b"".join(self._blocks).strip(_WHITE_SPACE)
         if self.length > self._limit:
-            element = too_long(element, self.length, self._limit)
+            element = make_too_long_line(element, self.length, self._limit)
         self._blocks.clear()
         self.length = 0
         return element
 
 
-def _blocks(stream: BinaryIO) -> Iterator[bytes]:
+def _read_blocks(stream: BinaryIO) -> Iterator[bytes]:
     """Yield the stream from its first character on, in blocks none of which ends in a backslash."""
     carried = b""
     at_start = True
     while block := stream.read(_BLOCK_BYTES):
-        block = carried + (block.removeprefix(BOM).lstrip(_WHITE) if at_start else block)
+        block = carried + (block.removeprefix(BOM).lstrip(_WHITE_SPACE) if at_start else block)
         at_start = at_start and not block
         whole = len(block.rstrip(b"\\"))
         carried = block[whole:]
@@ -158,7 +158,7 @@ def _blocks(stream: BinaryIO) -> Iterator[bytes]:
         yield carried
 
 
-class _Structure:
+class _ListStructure:
     """Where the elements of a list end, found block by block; `depth` is 0 before and after the list."""
 
     def __init__(self) -> None:
@@ -168,12 +168,12 @@ class _Structure:
     def ends(self, block: bytes) -> list[int]:
         """Return the positions in the block of the commas and the bracket that end elements."""
         text = np.frombuffer(block, np.uint8)
-        quotes = _unescaped(np.flatnonzero(text == _QUOTE), text)
+        quotes = _find_unescaped_quotes(np.flatnonzero(text == _QUOTE), text)
         marks = np.flatnonzero(_IS_STRUCTURE[text])
         quotes_before = np.searchsorted(quotes, marks) + self._in_string
         marks = marks[quotes_before % 2 == 0]
         self._in_string ^= bool(len(quotes) % 2)
-        depths = self.depth + np.cumsum(_STEP[text[marks]])
+        depths = self.depth + np.cumsum(_DEPTH_STEP[text[marks]])
         self.depth = int(depths[-1]) if len(depths) else self.depth
         closings = np.flatnonzero(depths == 0)
         if len(closings):
@@ -183,7 +183,7 @@ class _Structure:
         return marks[is_end].tolist()
 
 
-def _unescaped(quotes: Positions, text: Bytes) -> Positions:
+def _find_unescaped_quotes(quotes: Positions, text: Bytes) -> Positions:
     """Return the quotes that have an even number of backslashes before them."""
     preceded = quotes > 0
     preceded[preceded] = text[quotes[preceded] - 1] == _BACKSLASH
@@ -198,19 +198,19 @@ def _unescaped(quotes: Positions, text: Bytes) -> Positions:
     return quotes[~escaped]
 
 
-def _require_end(rest: bytes, stream: BinaryIO, url: str, count: int) -> None:
-    while not rest.strip(_WHITE):
+def _require_list_end(rest: bytes, stream: BinaryIO, url: str, count: int) -> None:
+    while not rest.strip(_WHITE_SPACE):
         rest = stream.read(_BLOCK_BYTES)
         if not rest:
             return
     raise SourceError(
         f"{url}: something stands behind the JSON list, which ends after {count:,} elements "
-        f"({rest.strip(_WHITE)[:40]!r}); a .json file holds one list, one value or JSON lines of objects; split "
+        f"({rest.strip(_WHITE_SPACE)[:40]!r}); a .json file holds one list, one value or JSON lines of objects; split "
         "the file, or name it .jsonl"
     )
 
 
-def on_one_line(text: bytes) -> bytes:
+def remove_line_ends(text: bytes) -> bytes:
     r"""Return the same JSON text without line ends.
 
     In valid JSON they stand between tokens only and go, with the indentation that follows. In a broken
@@ -219,4 +219,4 @@ def on_one_line(text: bytes) -> bytes:
     """
     if b"\n" not in text:
         return text
-    return _INDENTATION.sub(b" ", text) if _parses(text) else text.replace(b"\n", b"\r")
+    return _INDENTATION.sub(b" ", text) if _is_valid_json(text) else text.replace(b"\n", b"\r")

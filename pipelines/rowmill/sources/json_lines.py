@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from rowmill.sources.limits import Limits
-from rowmill.sources.parts import Slice, cut_lines
+from rowmill.sources.parts import PartContent, cut_lines
 
 
-def cut(stream: BinaryIO, limits: Limits) -> Iterator[Slice]:
+def cut_json_lines(stream: BinaryIO, limits: Limits) -> Iterator[PartContent]:
     """Cut the file into parts of its own bytes."""
     return cut_lines(stream, limits.max_record_bytes)

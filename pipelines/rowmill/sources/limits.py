@@ -20,7 +20,7 @@ from pydantic import Field
 from rowmill.core.config import Config
 from rowmill.core.errors import SchemaError, SourceError
 
-_TOO_LONG = re.compile(rb"\0too_long_record (\d{1,18}) (\d{1,18}) ")
+_TOO_LONG_PATTERN = re.compile(rb"\0too_long_record (\d{1,18}) (\d{1,18}) ")
 _SHOWN_BYTES = 200
 
 EXPANSION_FREE_BYTES = 256 << 20
@@ -49,19 +49,19 @@ class Limits(RecordLimits):
     """Files of a source; more stop the build."""
 
 
-def too_long(begin: bytes, length: int, limit: int) -> bytes:
+def make_too_long_line(begin: bytes, length: int, limit: int) -> bytes:
     """Return the line that stands for a record of `length` bytes, of which `begin` are the first."""
     return b"\0too_long_record %d %d %s" % (length, limit, begin[:_SHOWN_BYTES].replace(b"\n", b" "))
 
 
-def bounded(line: bytes, limit: int) -> bytes:
+def bound_line(line: bytes, limit: int) -> bytes:
     """Return a record's line, or the line that stands for it if it is too long."""
-    return line if len(line) <= limit else too_long(line, len(line), limit)
+    return line if len(line) <= limit else make_too_long_line(line, len(line), limit)
 
 
 def explain_too_long(line: bytes) -> str | None:
     """Say how long the record is that a line stands for; None if it stands for none."""
-    found = _TOO_LONG.match(line)
+    found = _TOO_LONG_PATTERN.match(line)
     return f"{int(found[1]):,} bytes; source.limits.max_record_bytes is {int(found[2]):,}" if found else None
 
 

@@ -17,15 +17,15 @@ import pyarrow.parquet as pq
 from rowmill.core.errors import SchemaError, SourceError
 from rowmill.sources.arrow_rows import encode_batch
 from rowmill.sources.limits import Limits, require_columns, require_expansion
-from rowmill.sources.parts import Slice, cut_rows
+from rowmill.sources.parts import PartContent, cut_rows
 
 _BATCH_ROWS = 256
 """Small: rows may hold megabytes each, and decoding in batches of thousands gains little."""
 
 
-def cut(
+def cut_parquet(
     stream: BinaryIO, url: str, limits: Limits, *, seekable: bool, keeps_non_finite: bool = False
-) -> Iterator[Slice]:
+) -> Iterator[PartContent]:
     """Cut a file into parts by its rows, row groups not mattering; NaN and infinity are null unless they are kept.
 
     Raises
@@ -36,20 +36,22 @@ def cut(
         When two columns have one name, or there are too many.
 
     """
-    return cut_rows(_rows(stream, url, limits, seekable, keeps_non_finite), limits.max_record_bytes)
+    return cut_rows(_encode_parquet_rows(stream, url, limits, seekable, keeps_non_finite), limits.max_record_bytes)
 
 
-def columns(stream: BinaryIO, url: str, *, seekable: bool) -> dict[str, str]:
+def read_columns(stream: BinaryIO, url: str, *, seekable: bool) -> dict[str, str]:
     """Return the names and Arrow types of the columns."""
-    with _opened(stream, url, seekable) as file:
+    with _open_parquet(stream, url, seekable) as file:
         return {field.name: str(field.type) for field in file.schema_arrow}
 
 
-def _rows(stream: BinaryIO, url: str, limits: Limits, seekable: bool, keeps_non_finite: bool) -> Iterator[bytes]:
+def _encode_parquet_rows(
+    stream: BinaryIO, url: str, limits: Limits, seekable: bool, keeps_non_finite: bool
+) -> Iterator[bytes]:
     done = 0
-    with _opened(stream, url, seekable) as file:
+    with _open_parquet(stream, url, seekable) as file:
         require_columns(url, file.schema_arrow.names, limits.max_columns)
-        require_expansion(url, *_sizes(file), limits.max_expansion)
+        require_expansion(url, *_sum_column_sizes(file), limits.max_expansion)
         batches = file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False)
         while True:
             try:
@@ -57,7 +59,7 @@ def _rows(stream: BinaryIO, url: str, limits: Limits, seekable: bool, keeps_non_
             except SourceError:
                 raise
             except (pa.ArrowException, OSError) as error:
-                raise _unreadable(url, f"after {done:,} rows: {error}") from error
+                raise _unreadable_error(url, f"after {done:,} rows: {error}") from error
             if batch is None:
                 return
             yield from encode_batch(batch, keeps_non_finite=keeps_non_finite)
@@ -65,7 +67,7 @@ def _rows(stream: BinaryIO, url: str, limits: Limits, seekable: bool, keeps_non_
 
 
 @contextmanager
-def _opened(stream: BinaryIO, url: str, seekable: bool) -> Generator[pq.ParquetFile, None, None]:
+def _open_parquet(stream: BinaryIO, url: str, seekable: bool) -> Generator[pq.ParquetFile, None, None]:
     """Open a file; one inside a compressed stream is spooled to disk first, as Parquet is read from its end."""
     with tempfile.TemporaryFile() as spool:
         if not seekable:
@@ -76,21 +78,21 @@ def _opened(stream: BinaryIO, url: str, seekable: bool) -> Generator[pq.ParquetF
         except SourceError:
             raise
         except (pa.ArrowException, OSError) as error:
-            raise _unreadable(url, str(error)) from error
+            raise _unreadable_error(url, str(error)) from error
         twice = sorted(name for name, count in Counter(file.schema_arrow.names).items() if count > 1)
         if twice:
             raise SchemaError(f"{url}: two columns are named {twice[0]!r}; names must differ; rename one")
         yield file
 
 
-def _sizes(file: pq.ParquetFile) -> tuple[int, int]:
+def _sum_column_sizes(file: pq.ParquetFile) -> tuple[int, int]:
     """Return how large the columns are once decompressed, and how large they are in the file."""
     groups = [file.metadata.row_group(index) for index in range(file.num_row_groups)]
     chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
     return sum(one.total_uncompressed_size for one in chunks), sum(one.total_compressed_size for one in chunks)
 
 
-def _unreadable(url: str, why: str) -> SourceError:
+def _unreadable_error(url: str, why: str) -> SourceError:
     return SourceError(
         f"{url}: not readable as Parquet ({' '.join(why.split())}); a whole, undamaged Parquet file is needed; "
         "fetch or write the file again"

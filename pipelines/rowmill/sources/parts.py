@@ -1,6 +1,6 @@
 """A raw file as parts that grow with it, and what is known of a file that was scanned.
 
-What belongs here: the nouns `Part`, `FileScan` and `Slice`, the two laws of size, cutting a stream or
+What belongs here: the nouns `SourcePart`, `FileScan` and `PartContent`, the two laws of size, cutting a stream or
 a sequence of rows by them. What does not: file formats (one module each), where files lie (`urls.py`),
 how a part becomes records again (`reading.py`).
 
@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, BinaryIO, Literal
 
-from rowmill.sources.limits import bounded, too_long
+from rowmill.sources.limits import bound_line, make_too_long_line
 
-VERSION = 4
+SCAN_VERSION = 4
 """Raised whenever the same file would give other parts or other staged bytes; older scans are redone."""
 
 BOM = b"\xef\xbb\xbf"
@@ -29,13 +29,13 @@ BLANKS = b" \t\r"
 _BLOCK_BYTES = 1 << 20
 _CONTENT_LIMIT_BYTES = 16 << 20
 
-Reader = Literal["json_lines", "json_array", "json_value", "parquet", "delimited", "plain_text", "huggingface"]
+ReaderName = Literal["json_lines", "json_array", "json_value", "parquet", "delimited", "plain_text", "huggingface"]
 SplitHint = Literal["train", "validation"]
 SampleBy = Literal["line", "paragraph", "document"]
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class PartContent:
     """A part as a reader cuts it: its place in the file and its records as JSON lines.
 
     `offset` and `length` count bytes of the decompressed file for line formats, rows for the others. `is_whole`: the
@@ -52,7 +52,7 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SourcePart:
     """A slice of a source file, named by its content.
 
     `first_line` and `first_record` count from 1. For formats without lines they are equal, and "line"
@@ -70,7 +70,7 @@ class Part:
     records: int
     sha256: str
     part_id: str
-    reader: Reader
+    reader: ReaderName
     arrow: bool
     stamp: str
     staged: str | None
@@ -82,7 +82,7 @@ class Part:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "Part":
+    def from_json(cls, values: Mapping[str, Any]) -> "SourcePart":
         """Take back what `to_json` gave."""
         return cls(**values)
 
@@ -100,10 +100,10 @@ class FileScan:
 
     url: str
     split_hint: SplitHint | None
-    reader: Reader
+    reader: ReaderName
     stamp: str
     records: int
-    parts: tuple[Part, ...]
+    parts: tuple[SourcePart, ...]
     columns: dict[str, str] | None = None
     revision: str | None = None
     sample_by: SampleBy | None = None
@@ -112,7 +112,7 @@ class FileScan:
     quote: str | None = None
     asked: tuple[str | None, str | None] = (None, None)
     keeps_non_finite: bool = False
-    version: int = VERSION
+    version: int = SCAN_VERSION
 
     def to_json(self) -> dict[str, Any]:
         """Return the scan as a JSON object, to be kept in a manifest."""
@@ -123,7 +123,7 @@ class FileScan:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "FileScan":
         """Take back what `to_json` gave."""
-        own: dict[str, Any] = {**values, "parts": tuple(Part.from_json(part) for part in values["parts"])}
+        own: dict[str, Any] = {**values, "parts": tuple(SourcePart.from_json(part) for part in values["parts"])}
         own["asked"] = tuple(values.get("asked", (None, None)))
         return cls(**own)
 
@@ -138,14 +138,14 @@ def part_rows(offset: int) -> int:
     return min(max(offset // 50, 1024), 65536)
 
 
-def cut_lines(stream: BinaryIO, max_line_bytes: int) -> Iterator[Slice]:
+def cut_lines(stream: BinaryIO, max_line_bytes: int) -> Iterator[PartContent]:
     r"""Cut a stream at `\n` into parts that, joined, are the stream; memory holds one part, one line and one block."""
     line, record = 1, 1
-    for offset, length, content in cut_at(stream, find_line_end, max_line_bytes=max_line_bytes):
-        bounded_content = _bounded_lines(content, max_line_bytes)
+    for offset, length, content in cut_pieces(stream, find_line_end, max_line_bytes=max_line_bytes):
+        bounded_content = _bound_lines(content, max_line_bytes)
         is_whole = len(content) == length and bounded_content == content
         records = _count_records(content, at_start=offset == 0)
-        yield Slice(offset, length, line, record, records, bounded_content, is_whole)
+        yield PartContent(offset, length, line, record, records, bounded_content, is_whole)
         line, record = line + content.count(b"\n"), record + records
 
 
@@ -154,14 +154,14 @@ def find_line_end(buffer: bytearray, start: int) -> int:
     return buffer.find(b"\n", start) + 1
 
 
-def _bounded_lines(content: bytes, limit: int) -> bytes:
+def _bound_lines(content: bytes, limit: int) -> bytes:
     """Put a line that stands for it in the place of each line that is too long."""
     if len(content) <= limit:
         return content
-    return b"\n".join([bounded(line, limit) for line in content.split(b"\n")])
+    return b"\n".join([bound_line(line, limit) for line in content.split(b"\n")])
 
 
-def cut_at(
+def cut_pieces(
     stream: BinaryIO,
     find_end: Callable[[bytearray, int], int],
     *,
@@ -175,7 +175,7 @@ def cut_at(
     it is given how many bytes have no end in them. With `max_line_bytes` a line that is far too long is read past, and
     the piece holds a line that stands for it.
     """
-    pieces = _Pieces(stream, find_end, check_length, max_line_bytes)
+    pieces = _PieceCutter(stream, find_end, check_length, max_line_bytes)
     offset = 0
     while (piece := pieces.next(part_bytes(offset))) is not None:
         content, length = piece
@@ -183,7 +183,7 @@ def cut_at(
         offset += length
 
 
-class _Pieces:
+class _PieceCutter:
     """A stream being cut: what is read and not yet handed on, and how many bytes of it were read past."""
 
     def __init__(
@@ -204,7 +204,7 @@ class _Pieces:
 
     def next(self, size: int) -> tuple[bytes, int] | None:
         """Return the next piece of at least `size` bytes and its length in the stream; None at the very end."""
-        end = self._fill(size)
+        end = self._fill_buffer(size)
         if not end:
             return None
         content = bytes(memoryview(self._buffer)[:end])
@@ -214,7 +214,7 @@ class _Pieces:
         self._passed = [(place - end, missing) for place, missing in self._passed if place >= end]
         return content, length
 
-    def _fill(self, size: int) -> int:
+    def _fill_buffer(self, size: int) -> int:
         """Read on until the buffer holds an end at or after `size`; return where the piece ends, 0 at the very end."""
         searched = size - 1
         while not (end := self._find_end(self._buffer, searched)):
@@ -225,11 +225,11 @@ class _Pieces:
             if not block:
                 return len(self._buffer)
             self._buffer += block
-            if self._max_line_bytes is not None and self._pass_line(len(block), self._max_line_bytes):
+            if self._max_line_bytes is not None and self._skip_line(len(block), self._max_line_bytes):
                 searched = size - 1
         return end
 
-    def _pass_line(self, added: int, limit: int) -> bool:
+    def _skip_line(self, added: int, limit: int) -> bool:
         """Read past the last line if it is too long already; tell whether it was."""
         newline = self._buffer.rfind(b"\n", len(self._buffer) - added)
         self._line_start = newline + 1 if newline >= 0 else self._line_start
@@ -245,7 +245,7 @@ class _Pieces:
             if newline_byte:
                 rest = newline_byte + rest
                 break
-        stand_in = too_long(begin, length, limit)
+        stand_in = make_too_long_line(begin, length, limit)
         self._passed.append((self._line_start, length - len(stand_in)))
         self._buffer += stand_in
         self._buffer += rest
@@ -258,7 +258,7 @@ def _count_records(content: bytes, *, at_start: bool) -> int:
     return sum(1 for line in body.split(b"\n") if line.strip(BLANKS))
 
 
-def cut_rows(rows: Iterable[bytes], max_record_bytes: int) -> Iterator[Slice]:
+def cut_rows(rows: Iterable[bytes], max_record_bytes: int) -> Iterator[PartContent]:
     """Cut rows, each one JSON line without its line end, into parts by number.
 
     A part also ends once it holds 16 MiB, so that long rows do not make it unbounded. That, too, depends
@@ -267,26 +267,26 @@ def cut_rows(rows: Iterable[bytes], max_record_bytes: int) -> Iterator[Slice]:
     held: list[bytes] = []
     offset = held_bytes = 0
     wanted = part_rows(0)
-    for row in (bounded(row, max_record_bytes) for row in rows):
+    for row in (bound_line(row, max_record_bytes) for row in rows):
         held.append(row)
         held_bytes += len(row) + 1
         if len(held) >= wanted or held_bytes >= _CONTENT_LIMIT_BYTES:
-            yield _slice_of(held, offset)
+            yield _make_part_content(held, offset)
             offset += len(held)
             held, held_bytes, wanted = [], 0, part_rows(offset)
     if held:
-        yield _slice_of(held, offset)
+        yield _make_part_content(held, offset)
 
 
-def _slice_of(rows: list[bytes], offset: int) -> Slice:
+def _make_part_content(rows: list[bytes], offset: int) -> PartContent:
     content = b"\n".join([*rows, b""])
-    return Slice(offset, len(rows), offset + 1, offset + 1, len(rows), content)
+    return PartContent(offset, len(rows), offset + 1, offset + 1, len(rows), content)
 
 
-def name_part(piece: Slice, *, scan: FileScan, index: int, arrow: bool, staged: str | None) -> Part:
+def name_part(piece: PartContent, *, scan: FileScan, index: int, arrow: bool, staged: str | None) -> SourcePart:
     """Return the part of a file for a slice of it; equal parts still have equal ids (`number_equal_parts`)."""
     sha256 = hashlib.sha256(piece.content).hexdigest()
-    return Part(
+    return SourcePart(
         url=scan.url,
         split_hint=scan.split_hint,
         index=index,
@@ -308,10 +308,10 @@ def name_part(piece: Slice, *, scan: FileScan, index: int, arrow: bool, staged: 
 def number_equal_parts(scans: Sequence[FileScan]) -> list[FileScan]:
     """Tell parts with equal ids apart by `~2`, `~3`, … in recipe order, so that each id is given once."""
     seen: dict[str, int] = {}
-    return [replace(scan, parts=tuple(_numbered(part, seen) for part in scan.parts)) for scan in scans]
+    return [replace(scan, parts=tuple(_number_part(part, seen) for part in scan.parts)) for scan in scans]
 
 
-def _numbered(part: Part, seen: dict[str, int]) -> Part:
+def _number_part(part: SourcePart, seen: dict[str, int]) -> SourcePart:
     name = part.sha256[:16]
     count = seen[name] = seen.get(name, 0) + 1
     return replace(part, part_id=name if count == 1 else f"{name}~{count}")

@@ -24,8 +24,8 @@ from typing import BinaryIO
 import orjson
 
 from rowmill.core.errors import SourceError
-from rowmill.sources.limits import Limits, bounded, explain_too_long
-from rowmill.sources.parts import BLANKS, BOM, SampleBy, Slice, cut_at, find_line_end
+from rowmill.sources.limits import Limits, bound_line, explain_too_long
+from rowmill.sources.parts import BLANKS, BOM, PartContent, SampleBy, cut_pieces, find_line_end
 
 TEXT_LIMIT_BYTES = 64 << 20
 """The longest paragraph or document, some 16 million tokens: a text is held in memory, several times while it is
@@ -34,7 +34,7 @@ encoded. Lines may be as long as records."""
 _BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
 
 
-def cut(stream: BinaryIO, url: str, sample_by: SampleBy, limits: Limits) -> Iterator[Slice]:
+def cut_plain_text(stream: BinaryIO, url: str, sample_by: SampleBy, limits: Limits) -> Iterator[PartContent]:
     """Cut the file into parts; offsets are the file's own bytes, the content is JSON lines.
 
     Raises
@@ -44,29 +44,33 @@ def cut(stream: BinaryIO, url: str, sample_by: SampleBy, limits: Limits) -> Iter
 
     """
     line = record = 1
-    for offset, length, content in _pieces(stream, url, sample_by, limits):
+    for offset, length, content in _cut_text_pieces(stream, url, sample_by, limits):
         text = content.removeprefix(BOM) if offset == 0 else content
-        texts = list(_texts(text, sample_by))
-        staged = b"".join(bounded(_record(one), limits.max_record_bytes) + b"\n" * lines for one, lines in texts)
-        yield Slice(offset, length, line, record, len(texts), staged)
+        texts = list(_split_texts(text, sample_by))
+        staged = b"".join(
+            bound_line(_encode_text(one), limits.max_record_bytes) + b"\n" * lines for one, lines in texts
+        )
+        yield PartContent(offset, length, line, record, len(texts), staged)
         line, record = line + content.count(b"\n"), record + len(texts)
 
 
-def _pieces(stream: BinaryIO, url: str, sample_by: SampleBy, limits: Limits) -> Iterator[tuple[int, int, bytes]]:
+def _cut_text_pieces(
+    stream: BinaryIO, url: str, sample_by: SampleBy, limits: Limits
+) -> Iterator[tuple[int, int, bytes]]:
     """Yield the file in pieces that hold whole texts, each with its offset and length."""
     match sample_by:
         case "line":
-            yield from cut_at(stream, find_line_end, max_line_bytes=limits.max_record_bytes)
+            yield from cut_pieces(stream, find_line_end, max_line_bytes=limits.max_record_bytes)
         case "paragraph":
-            yield from cut_at(stream, _find_paragraph_end, check_length=partial(_require_room, url, sample_by))
+            yield from cut_pieces(stream, _find_paragraph_end, check_length=partial(_require_text_size, url, sample_by))
         case "document":
             content = stream.read(TEXT_LIMIT_BYTES + 1)
-            _require_room(url, sample_by, len(content))
+            _require_text_size(url, sample_by, len(content))
             if content:
                 yield 0, len(content), content
 
 
-def _require_room(url: str, sample_by: SampleBy, length: int) -> None:
+def _require_text_size(url: str, sample_by: SampleBy, length: int) -> None:
     """Refuse a file whose text of `length` bytes or more is too long to be held."""
     if length > TEXT_LIMIT_BYTES:
         finer = "paragraph or line" if sample_by == "document" else "line"
@@ -85,7 +89,7 @@ def _find_paragraph_end(buffer: bytearray, start: int) -> int:
     return found.end() if found else 0
 
 
-def _texts(content: bytes, sample_by: SampleBy) -> Iterator[tuple[bytes, int]]:
+def _split_texts(content: bytes, sample_by: SampleBy) -> Iterator[tuple[bytes, int]]:
     """Yield each text of a piece with the number of lines from its beginning to the next one's."""
     if not content:
         return
@@ -109,7 +113,7 @@ def _texts(content: bytes, sample_by: SampleBy) -> Iterator[tuple[bytes, int]]:
         yield b"\n".join(held), len(held)
 
 
-def _record(text: bytes) -> bytes:
+def _encode_text(text: bytes) -> bytes:
     if explain_too_long(text) is not None:
         return text
     try:

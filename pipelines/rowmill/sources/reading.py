@@ -17,13 +17,13 @@ from typing import NamedTuple
 import numpy as np
 import orjson
 
-from rowmill.core.config import kind_of
+from rowmill.core.config import describe_type
 from rowmill.core.errors import IntegrityError
 from rowmill.core.json import Json
 from rowmill.schema.rows import Rejected
 from rowmill.sources import urls
 from rowmill.sources.limits import explain_too_long
-from rowmill.sources.parts import BLANKS, BOM, Part
+from rowmill.sources.parts import BLANKS, BOM, SourcePart
 
 DEPTH_LIMIT = 64
 """Objects and lists inside each other, the record itself being the first."""
@@ -52,7 +52,7 @@ class RawRecord(NamedTuple):
     rejected: Rejected | None
 
 
-def read(part: Part, base: Path) -> Iterator[RawRecord]:
+def read_records(part: SourcePart, base: Path) -> Iterator[RawRecord]:
     """Verify a part's bytes and yield its records in order.
 
     Raises
@@ -63,11 +63,11 @@ def read(part: Part, base: Path) -> Iterator[RawRecord]:
         When they are not those that were scanned.
 
     """
-    records = _records(part, read_bytes(part, base))
-    return map(_without_blank, records) if part.reader == "plain_text" else records
+    records = _parse_records(part, read_part_bytes(part, base))
+    return map(_reject_blank, records) if part.reader == "plain_text" else records
 
 
-def _without_blank(record: RawRecord) -> RawRecord:
+def _reject_blank(record: RawRecord) -> RawRecord:
     """Reject a line, paragraph or document of a text file that is nothing but white space."""
     text = "" if record.value is None else record.value["text"]
     if record.value is None or text.strip():
@@ -75,7 +75,7 @@ def _without_blank(record: RawRecord) -> RawRecord:
     return record._replace(value=None, rejected=Rejected("blank", f"{len(text)} characters of white space"))
 
 
-def read_bytes(part: Part, base: Path) -> bytes:
+def read_part_bytes(part: SourcePart, base: Path) -> bytes:
     """Return a part's records as JSON lines, verified.
 
     Raises
@@ -87,15 +87,15 @@ def read_bytes(part: Part, base: Path) -> bytes:
 
     """
     if part.staged is None:
-        content = urls.read_range(urls.locate(part.url, base), part.offset, part.length)
+        content = urls.read_range(urls.locate_url(part.url, base), part.offset, part.length)
     else:
-        content = urls.read_whole(urls.locate(part.staged, base))
+        content = urls.read_whole(urls.locate_url(part.staged, base))
     if hashlib.sha256(content).hexdigest() != part.sha256:
-        raise _changed(part)
+        raise _changed_part_error(part)
     return content
 
 
-def _changed(part: Part) -> IntegrityError:
+def _changed_part_error(part: SourcePart) -> IntegrityError:
     if part.staged is None:
         return IntegrityError(
             f"{part.url}: bytes {part.offset:,} to {part.offset + part.length:,} are not those that the build began "
@@ -107,10 +107,10 @@ def _changed(part: Part) -> IntegrityError:
     )
 
 
-def _records(part: Part, content: bytes) -> Iterator[RawRecord]:
+def _parse_records(part: SourcePart, content: bytes) -> Iterator[RawRecord]:
     if part.offset == 0:
         content = content.removeprefix(BOM)
-    inexact = _lines_with_long_integers(content)
+    inexact = _find_long_integer_lines(content)
     loads = orjson.loads
     number = 0
     for index, raw in enumerate(content.split(b"\n")):
@@ -123,18 +123,18 @@ def _records(part: Part, content: bytes) -> Iterator[RawRecord]:
         else:
             if index in inexact:
                 value = _parse_exactly(raw, None)
-            if raw.count(b"[") + raw.count(b"{") > DEPTH_LIMIT and _is_deeper(value, DEPTH_LIMIT):
-                value = _too_deep()
+            if raw.count(b"[") + raw.count(b"{") > DEPTH_LIMIT and _is_nested_deeper(value, DEPTH_LIMIT):
+                value = _reject_too_deep()
         if type(value) is dict:
             yield RawRecord(number, part.first_line + index, raw, value, None)
         elif type(value) is Rejected:
             yield RawRecord(number, part.first_line + index, raw, None, value)
         else:
-            yield RawRecord(number, part.first_line + index, raw, None, _not_an_object(value, part))
+            yield RawRecord(number, part.first_line + index, raw, None, _reject_non_object(value, part))
         number += 1
 
 
-def _lines_with_long_integers(content: bytes) -> frozenset[int]:
+def _find_long_integer_lines(content: bytes) -> frozenset[int]:
     """Return the indices of the lines that may hold an integer beyond 64 bits.
 
     It has 19 digits or more, which cover four in a row of every fourth byte; the other three quarters of
@@ -151,7 +151,7 @@ def _lines_with_long_integers(content: bytes) -> frozenset[int]:
     return frozenset(np.searchsorted(ends, long).tolist())
 
 
-def _parse_again(raw: bytes, error: orjson.JSONDecodeError, part: Part) -> Json:
+def _parse_again(raw: bytes, error: orjson.JSONDecodeError, part: SourcePart) -> Json:
     """Say why orjson refused a line, or parse what only orjson cannot."""
     if (too_long := explain_too_long(raw)) is not None:
         return Rejected("too_long_record", too_long)
@@ -159,14 +159,14 @@ def _parse_again(raw: bytes, error: orjson.JSONDecodeError, part: Part) -> Json:
         raw.decode()
     except UnicodeDecodeError as problem:
         return Rejected("not_utf8", f"byte 0x{raw[problem.start]:02x} at position {problem.start} of the line")
-    if _depth(raw) > DEPTH_LIMIT:
-        return _too_deep()
+    if _measure_depth(raw) > DEPTH_LIMIT:
+        return _reject_too_deep()
     if _LONG_INTEGER.search(raw):
         return _parse_exactly(raw, error)
-    return Rejected("invalid_json", _why_invalid(error, part))
+    return Rejected("invalid_json", _explain_invalid_json(error, part))
 
 
-def _why_invalid(error: orjson.JSONDecodeError, part: Part) -> str:
+def _explain_invalid_json(error: orjson.JSONDecodeError, part: SourcePart) -> str:
     if part.reader == "json_value":
         return f"{error}; the file's first line is no JSON value, so the file was read as one; is it JSON Lines?"
     return str(error)
@@ -175,11 +175,11 @@ def _why_invalid(error: orjson.JSONDecodeError, part: Part) -> str:
 def _parse_exactly(raw: bytes, error: orjson.JSONDecodeError | None) -> Json:
     """Parse a line that holds a long run of digits with every integer exact; `error` is orjson's, if it refused."""
     try:
-        value = json.loads(raw.decode(), parse_constant=_refuse)
+        value = json.loads(raw.decode(), parse_constant=_reject_json_constant)
         # What orjson refuses for another reason stays refused: infinite numbers and lone surrogates.
         _ = error and json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except RecursionError:
-        return _too_deep()
+        return _reject_too_deep()
     except UnicodeEncodeError:
         return Rejected("invalid_json", str(error))
     except ValueError as problem:
@@ -188,11 +188,11 @@ def _parse_exactly(raw: bytes, error: orjson.JSONDecodeError | None) -> Json:
     return value
 
 
-def _refuse(constant: str) -> None:
+def _reject_json_constant(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _is_deeper(value: Json, limit: int) -> bool:
+def _is_nested_deeper(value: Json, limit: int) -> bool:
     """Tell whether lists and objects are nested in more than `limit` levels."""
     level = [value]
     for _ in range(limit):
@@ -207,7 +207,7 @@ def _is_deeper(value: Json, limit: int) -> bool:
     return True
 
 
-def _depth(raw: bytes) -> int:
+def _measure_depth(raw: bytes) -> int:
     """Return the deepest nesting of brackets outside strings, for a text that need not be valid."""
     depth = deepest = 0
     for token in _STRING_OR_BRACKET.findall(raw):
@@ -219,11 +219,11 @@ def _depth(raw: bytes) -> int:
     return deepest
 
 
-def _too_deep() -> Rejected:
+def _reject_too_deep() -> Rejected:
     return Rejected("too_deep", f"nested in more than {DEPTH_LIMIT} levels")
 
 
-def _not_an_object(value: Json, part: Part) -> Rejected:
+def _reject_non_object(value: Json, part: SourcePart) -> Rejected:
     if part.reader == "delimited":
         return Rejected("not_an_object", f"{len(value)} cells do not match the header")
-    return Rejected("not_an_object", f"{kind_of(value)}; a record is an object")
+    return Rejected("not_an_object", f"{describe_type(value)}; a record is an object")

@@ -18,39 +18,39 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from rowmill.sources.parts import FileScan, Part, part_bytes
-from rowmill.sources.reading import RawRecord, read
+from rowmill.sources.parts import FileScan, SourcePart, part_bytes
+from rowmill.sources.reading import RawRecord, read_records
 
-VERSION = 1
+GROUPING_VERSION = 1
 """Raised whenever the same files would be grouped otherwise."""
 
-Group: TypeAlias = tuple[Part, ...]
+PartGroup: TypeAlias = tuple[SourcePart, ...]
 """Source parts of which rows are made together: one part of a large file, or small files that follow each other."""
 
-TakenGroup: TypeAlias = tuple[tuple[Part, int | None], ...]
+TakenGroup: TypeAlias = tuple[tuple[SourcePart, int | None], ...]
 """A group, each part with how many of its records are taken (None: all)."""
 
-SMALL_BYTES = part_bytes(0)
+SMALL_FILE_BYTES = part_bytes(0)
 """A file below the least size of a part does not fill one."""
 
-MEAN_BYTES = 1 << 20
+MEAN_GROUP_BYTES = 1 << 20
 """What a group of small files comes to on average."""
 
-MOST_BYTES = 16 << 20
+MAX_GROUP_BYTES = 16 << 20
 """What a group of small files holds at most, as a part of a large file; next to no group comes near it."""
 
-FILE_BYTES = 4 << 10
+FILE_OVERHEAD_BYTES = 4 << 10
 """What a file counts beside its content: to find, open and check it takes as long as to read so much."""
 
 
-def group_parts(scans: Sequence[FileScan]) -> list[Group]:
+def group_parts(scans: Sequence[FileScan]) -> list[PartGroup]:
     """Cut the parts of a source, in its order, into the groups that rows are made of."""
-    groups: list[Group] = []
-    held: list[Part] = []
+    groups: list[PartGroup] = []
+    held: list[SourcePart] = []
     size = 0
-    for part, is_small in _parts(scans):
-        cost = _cost(part) if is_small else 0
-        if held and not (is_small and _go_together(held[-1], part) and size + cost <= MOST_BYTES):
+    for part, is_small in _list_parts(scans):
+        cost = _measure_part_cost(part) if is_small else 0
+        if held and not (is_small and _can_share_group(held[-1], part) and size + cost <= MAX_GROUP_BYTES):
             groups.append(tuple(held))
             held, size = [], 0
         held.append(part)
@@ -61,29 +61,31 @@ def group_parts(scans: Sequence[FileScan]) -> list[Group]:
     return [*groups, tuple(held)] if held else groups
 
 
-def _parts(scans: Sequence[FileScan]) -> Iterator[tuple[Part, bool]]:
+def _list_parts(scans: Sequence[FileScan]) -> Iterator[tuple[SourcePart, bool]]:
     """Yield all parts, and whether each is a small file by itself."""
     for scan in scans:
         is_alone = len(scan.parts) == 1 and scan.reader != "huggingface"
         for part in scan.parts:
-            yield part, is_alone and part.content_bytes is not None and part.content_bytes < SMALL_BYTES
+            yield part, is_alone and part.content_bytes is not None and part.content_bytes < SMALL_FILE_BYTES
 
 
-def _cost(part: Part) -> int:
-    return (part.content_bytes or 0) + FILE_BYTES
+def _measure_part_cost(part: SourcePart) -> int:
+    return (part.content_bytes or 0) + FILE_OVERHEAD_BYTES
 
 
-def _go_together(one: Part, other: Part) -> bool:
+def _can_share_group(one: SourcePart, other: SourcePart) -> bool:
     """Tell whether two parts are of one split and one kind of file; what is said of rows by file kind stays true."""
     return (one.split_hint, one.reader, one.arrow) == (other.split_hint, other.reader, other.arrow)
 
 
-def _ends_group(part: Part, cost: int) -> bool:
+def _ends_group(part: SourcePart, cost: int) -> bool:
     """Tell whether a group ends behind a small file: as likely as it is large, so that groups have one mean size."""
-    return int(part.sha256[:16], 16) * MEAN_BYTES < cost << 64
+    return int(part.sha256[:16], 16) * MEAN_GROUP_BYTES < cost << 64
 
 
-def read_taken(taken: TakenGroup, base: Path, not_taken: list[str]) -> Iterator[tuple[Part, str, RawRecord]]:
+def read_taken_records(
+    taken: TakenGroup, base: Path, not_taken: list[str]
+) -> Iterator[tuple[SourcePart, str, RawRecord]]:
     """Yield the records that are taken, each with its part and its row's id; the ids of others join `not_taken`.
 
     Raises
@@ -93,7 +95,7 @@ def read_taken(taken: TakenGroup, base: Path, not_taken: list[str]) -> Iterator[
 
     """
     for part, take in taken:
-        for record in read(part, base):
+        for record in read_records(part, base):
             row_id = f"{part.part_id}:{record.number}"
             if take is not None and record.number >= take:
                 not_taken.append(row_id)
@@ -101,11 +103,11 @@ def read_taken(taken: TakenGroup, base: Path, not_taken: list[str]) -> Iterator[
                 yield part, row_id, record
 
 
-def records_of(taken: TakenGroup) -> int:
+def count_group_records(taken: TakenGroup) -> int:
     """Return how many records a group has, taken or not."""
     return sum(part.records for part, _ in taken)
 
 
-def size_of(taken: TakenGroup) -> int:
+def estimate_group_bytes(taken: TakenGroup) -> int:
     """Estimate how many bytes a group has; parts of row formats know their rows alone."""
     return sum(max(part.length, part.records * 200) for part, _ in taken)

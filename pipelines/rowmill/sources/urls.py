@@ -57,7 +57,7 @@ def expand_braces(pattern: str) -> list[str]:
 
     Braces nest. A brace without a partner, or with neither a comma nor a range inside, is text.
     """
-    expanded = list(itertools.islice(_expand(pattern), _EXPANSION_LIMIT + 1))
+    expanded = list(itertools.islice(_expand_pattern(pattern), _EXPANSION_LIMIT + 1))
     if len(expanded) > _EXPANSION_LIMIT:
         raise ConfigError(
             f"{pattern}: stands for more than {_EXPANSION_LIMIT:,} URLs; name fewer, or a folder or a glob instead"
@@ -65,21 +65,23 @@ def expand_braces(pattern: str) -> list[str]:
     return expanded
 
 
-def _expand(pattern: str) -> Iterator[str]:
-    for start, end, commas in _brace_pairs(pattern):
+def _expand_pattern(pattern: str) -> Iterator[str]:
+    for start, end, commas in _find_brace_pairs(pattern):
         cuts = [start, *commas, end]
         inner = [pattern[a + 1 : b] for a, b in itertools.pairwise(cuts)]
-        choices = _range(inner[0]) if len(inner) == 1 else (one for part in inner for one in _expand(part))
+        choices = (
+            _expand_range(inner[0]) if len(inner) == 1 else (one for part in inner for one in _expand_pattern(part))
+        )
         if choices is None:
             continue
         for choice in choices:
-            for rest in _expand(pattern[end + 1 :]):
+            for rest in _expand_pattern(pattern[end + 1 :]):
                 yield pattern[:start] + choice + rest
         return
     yield pattern
 
 
-def _brace_pairs(pattern: str) -> Iterator[tuple[int, int, list[int]]]:
+def _find_brace_pairs(pattern: str) -> Iterator[tuple[int, int, list[int]]]:
     """Yield each brace's start, end and own commas, by the start."""
     for start in (match.start() for match in re.finditer(r"\{", pattern)):
         depth = 0
@@ -93,7 +95,7 @@ def _brace_pairs(pattern: str) -> Iterator[tuple[int, int, list[int]]]:
                 break
 
 
-def _range(text: str) -> Iterator[str] | None:
+def _expand_range(text: str) -> Iterator[str] | None:
     found = _RANGE.fullmatch(text)
     if not found:
         return None
@@ -119,12 +121,12 @@ def is_pattern(url: str) -> bool:
     return glob.has_magic(url) and not is_web(url)
 
 
-def suffix_text(url: str) -> str:
+def extract_suffix_text(url: str) -> str:
     """Return the part of a URL that ends in its file's suffix: no query, no fragment of a web address."""
     return re.split(r"[?#]", url, maxsplit=1)[0] if is_web(url) else url
 
 
-def locate(url: str, base: Path) -> Location:
+def locate_url(url: str, base: Path) -> Location:
     """Return how to reach a URL; a path is relative to `base`.
 
     Raises
@@ -149,7 +151,7 @@ def locate(url: str, base: Path) -> Location:
     return Location(public_url(url), path, fs)
 
 
-def find(url: str, base: Path, suffixes: tuple[str, ...]) -> list[str]:
+def find_urls(url: str, base: Path, suffixes: tuple[str, ...]) -> list[str]:
     """Return the URLs of the files that one URL without braces stands for; none if there are none.
 
     `suffixes` say which files of a folder are data; names that begin with `.` or `_` are not.
@@ -160,33 +162,33 @@ def find(url: str, base: Path, suffixes: tuple[str, ...]) -> list[str]:
         When the storage does not answer, or a name stands for something that is not a regular file.
 
     """
-    where = locate(url, base)
+    where = locate_url(url, base)
     return _find_local(url, where.path, base, suffixes) if where.fs is None else _find_remote(url, where, suffixes)
 
 
 def _find_local(url: str, path: str, base: Path, suffixes: tuple[str, ...]) -> list[str]:
     if os.path.isdir(path):
-        return _files_in(url, path, suffixes)
+        return _list_local_files(url, path, suffixes)
     if os.path.lexists(path):
-        _require_regular(url, path)
+        _require_regular_file(url, path)
         return [url]
     if not is_pattern(url):
         return []
     scheme = "file://" if url.startswith("file://") else ""
     matches = sorted(glob.glob(url.removeprefix(scheme), root_dir=base, recursive=True))
     if url.endswith("/"):
-        return [one for match in matches for one in _files_in(scheme + match, str(base / match), suffixes)]
+        return [one for match in matches for one in _list_local_files(scheme + match, str(base / match), suffixes)]
     files = [match for match in matches if not os.path.isdir(base / match)]
     for match in files:
-        _require_regular(scheme + match, str(base / match))
+        _require_regular_file(scheme + match, str(base / match))
     return [scheme + match for match in files]
 
 
-def _files_in(url: str, folder: str, suffixes: tuple[str, ...]) -> list[str]:
+def _list_local_files(url: str, folder: str, suffixes: tuple[str, ...]) -> list[str]:
     found = (os.path.relpath(path, folder) for path in walk_files(folder))
-    files = sorted(path for path in found if _is_data(PurePosixPath(path), suffixes))
+    files = sorted(path for path in found if _is_data_file(PurePosixPath(path), suffixes))
     for path in files:
-        _require_regular(f"{url.rstrip('/')}/{path}", os.path.join(folder, path))
+        _require_regular_file(f"{url.rstrip('/')}/{path}", os.path.join(folder, path))
     return [f"{url.rstrip('/')}/{path}" for path in files]
 
 
@@ -201,14 +203,14 @@ def walk_files(folder: str) -> Iterator[str]:
         When a folder cannot be listed, or is a link to one that it lies in.
 
     """
-    for top, folders, names in os.walk(folder, onerror=_refuse_folder, followlinks=True):
+    for top, folders, names in os.walk(folder, onerror=_raise_unreadable_folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith((".", "_"))]
         for name in folders:
-            _refuse_loop(os.path.join(top, name), folder)
+            _require_no_loop(os.path.join(top, name), folder)
         yield from (os.path.join(top, name) for name in names)
 
 
-def _refuse_loop(path: str, folder: str) -> None:
+def _require_no_loop(path: str, folder: str) -> None:
     if not os.path.islink(path):
         return
     target, above = os.path.realpath(path), os.path.dirname(path)
@@ -222,7 +224,7 @@ def _refuse_loop(path: str, folder: str) -> None:
     )
 
 
-def _refuse_folder(error: OSError) -> NoReturn:
+def _raise_unreadable_folder(error: OSError) -> NoReturn:
     """Stop where a folder cannot be listed: its files would be missing without a word."""
     raise SourceError(
         f"{error.filename}: this folder cannot be read ({error.strerror}); all folders of a source must be readable; "
@@ -230,7 +232,7 @@ def _refuse_folder(error: OSError) -> NoReturn:
     ) from error
 
 
-_KINDS = {
+_FILE_KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
@@ -238,7 +240,7 @@ _KINDS = {
 }
 
 
-def _require_regular(url: str, path: str) -> None:
+def _require_regular_file(url: str, path: str) -> None:
     """Refuse what cannot be read to an end twice, a link to nothing, and a name that cannot be recorded."""
     try:
         url.encode()
@@ -255,48 +257,49 @@ def _require_regular(url: str, path: str) -> None:
             "fetch the file, or remove the link"
         ) from error
     except OSError as error:
-        raise remote.unreachable(url, "read", error) from error
+        raise remote.unreachable_error(url, "read", error) from error
     if kind != stat.S_IFREG:
         raise SourceError(
-            f"{url}: is {_KINDS.get(kind, 'not a file')}; only regular files can be sources; write its content to a "
+            f"{url}: is {_FILE_KINDS.get(kind, 'not a file')}; only regular files can be sources; write its "
+            "content to a "
             "file, or move it out of the folder"
         )
 
 
-def _is_data(path: PurePosixPath, suffixes: tuple[str, ...]) -> bool:
+def _is_data_file(path: PurePosixPath, suffixes: tuple[str, ...]) -> bool:
     return path.name.lower().endswith(suffixes) and not any(step.startswith((".", "_")) for step in path.parts)
 
 
 def _find_remote(url: str, where: Location, suffixes: tuple[str, ...]) -> list[str]:
-    facts = remote.info(where.fs, where.path, where.url)
+    facts = remote.fetch_info(where.fs, where.path, where.url)
     kind = None if facts is None else str(facts["type"])
     if kind == "directory":
-        return _remote_files_in(where, where.path, suffixes)
+        return _list_remote_files(where, where.path, suffixes)
     if kind is not None:
-        _require_file(where.url, kind)
+        _require_remote_file(where.url, kind)
         return [url]
     if not is_pattern(url):
         return []
     matches = remote.match_glob(where.fs, where.path, where.url)
     if url.endswith("/"):
-        return [one for match in sorted(matches) for one in _remote_files_in(where, match, suffixes)]
-    return _files_of({path: facts for path, facts in matches.items() if facts["type"] != "directory"}, where)
+        return [one for match in sorted(matches) for one in _list_remote_files(where, match, suffixes)]
+    return _list_regular_urls({path: facts for path, facts in matches.items() if facts["type"] != "directory"}, where)
 
 
-def _remote_files_in(where: Location, folder: str, suffixes: tuple[str, ...]) -> list[str]:
+def _list_remote_files(where: Location, folder: str, suffixes: tuple[str, ...]) -> list[str]:
     found = remote.find_files(where.fs, folder, where.url)
     inside = len(folder.rstrip("/")) + 1
-    data = {path: facts for path, facts in found.items() if _is_data(PurePosixPath(path[inside:]), suffixes)}
-    return _files_of(data, where)
+    data = {path: facts for path, facts in found.items() if _is_data_file(PurePosixPath(path[inside:]), suffixes)}
+    return _list_regular_urls(data, where)
 
 
-def _files_of(found: Mapping[str, Mapping[str, Any]], where: Location) -> list[str]:
+def _list_regular_urls(found: Mapping[str, Mapping[str, Any]], where: Location) -> list[str]:
     for path in sorted(found):
-        _require_file(where.fs.unstrip_protocol(path), str(found[path]["type"]))
+        _require_remote_file(where.fs.unstrip_protocol(path), str(found[path]["type"]))
     return [where.fs.unstrip_protocol(path) for path in sorted(found)]
 
 
-def _require_file(url: str, kind: str) -> None:
+def _require_remote_file(url: str, kind: str) -> None:
     if kind == "other":
         raise SourceError(
             f"{public_url(url)}: is not a regular file; only regular files can be sources; write its content to a "
@@ -304,19 +307,21 @@ def _require_file(url: str, kind: str) -> None:
         )
 
 
-def stamp(where: Location) -> str:
+def stamp_file(where: Location) -> str:
     """Return a short text that changes when the file does; "" where the storage offers none.
 
     Locally the change time stands beside the modification time, since copies often keep the latter.
     """
-    with _reaching(where):
+    with _explain_failure(where):
         if where.fs is None:
             facts = os.stat(where.path)
             return f"{facts.st_size}-{facts.st_mtime_ns}-{facts.st_ctime_ns}"
-        return _remote_stamp(remote.reach(where.fs, where.url, "read", lambda: where.fs.info(where.path), size_bytes=0))
+        return _format_remote_stamp(
+            remote.retry_request(where.fs, where.url, "read", lambda: where.fs.info(where.path), size_bytes=0)
+        )
 
 
-def _remote_stamp(info: Mapping[str, Any]) -> str:
+def _format_remote_stamp(info: Mapping[str, Any]) -> str:
     for key in (*remote.VERSION_KEYS, *_TIME_KEYS):
         if info.get(key):
             return f"{info.get('size')}-{info[key]}"
@@ -325,7 +330,7 @@ def _remote_stamp(info: Mapping[str, Any]) -> str:
 
 def open_raw(where: Location) -> BinaryIO:
     """Open a file for reading as it lies."""
-    with _reaching(where):
+    with _explain_failure(where):
         if where.fs is None:
             return open(where.path, "rb")
         return remote.open_file(where.fs, where.path, where.url)
@@ -333,10 +338,10 @@ def open_raw(where: Location) -> BinaryIO:
 
 def read_range(where: Location, offset: int, length: int) -> bytes:
     """Read `length` bytes from `offset` on; fewer where the file ends before."""
-    with _reaching(where):
+    with _explain_failure(where):
         if where.fs is not None:
             cut = partial(where.fs.cat_file, where.path, start=offset, end=offset + length)
-            return cast(bytes, remote.reach(where.fs, where.url, "read", cut, size_bytes=length))
+            return cast(bytes, remote.retry_request(where.fs, where.url, "read", cut, size_bytes=length))
         with open(where.path, "rb") as file:
             file.seek(offset)
             return file.read(length)
@@ -344,19 +349,19 @@ def read_range(where: Location, offset: int, length: int) -> bytes:
 
 def read_whole(where: Location) -> bytes:
     """Read a whole file."""
-    with open_raw(where) as file, _reaching(where):
+    with open_raw(where) as file, _explain_failure(where):
         return file.read()
 
 
-def exists(where: Location) -> bool:
+def file_exists(where: Location) -> bool:
     """Tell whether there is a file."""
     if where.fs is None:
         return os.path.isfile(where.path)
-    return remote.info(where.fs, where.path, where.url) is not None
+    return remote.fetch_info(where.fs, where.path, where.url) is not None
 
 
 @contextmanager
-def _reaching(where: Location) -> Generator[None]:
+def _explain_failure(where: Location) -> Generator[None]:
     """Turn what a disk raises, and a storage's word that nothing is there, into a `SourceError` that names the file."""
     try:
         yield
@@ -364,5 +369,5 @@ def _reaching(where: Location) -> Generator[None]:
         raise
     except OSError as error:
         if where.fs is None or isinstance(error, FileNotFoundError):
-            raise remote.unreachable(where.url, "read", error) from error
+            raise remote.unreachable_error(where.url, "read", error) from error
         raise

@@ -32,18 +32,27 @@ from typing import Any, Literal, Protocol, TypeVar, cast
 
 import polars as pl
 
-from rowmill.checks.judge import Verdict
-from rowmill.core.storage import File, Store, digest
+from rowmill.checks.judge import CheckResult
+from rowmill.core.storage import File, Store, digest_json
 from rowmill.executors import LocalPool
 from rowmill.recipe.recipe import Dataset, Recipe
-from rowmill.schema.manifest import Histogram, Key, Manifest, Part, Table, folder, load_part, stage_of
+from rowmill.schema.manifest import (
+    DisplayTable,
+    Histogram,
+    Manifest,
+    Part,
+    StageKey,
+    get_stage_folder,
+    get_stage_name,
+    parse_part,
+)
 from rowmill.shards import gather
-from rowmill.stats import Feeds
+from rowmill.stats import StatsInputs
 
 TaskT = TypeVar("TaskT")
 
 
-class Progress(Protocol):
+class ProgressCallback(Protocol):
     """Who wants to hear how far a stage is."""
 
     def __call__(self, where: str, *, done: int, total: int, rows: int, tokens: int, seconds: float) -> None:
@@ -52,28 +61,28 @@ class Progress(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StageContext:
     """What a stage is given: where it stands, what it reads, and who does the parts."""
 
     recipe: Recipe
     store: Store
     base: Path
-    key: Key
+    key: StageKey
     dataset_name: str | None
-    inputs: Mapping[Key, Manifest]
+    inputs: Mapping[StageKey, Manifest]
     pool: LocalPool
-    progress: Progress | None = None
+    progress: ProgressCallback | None = None
     ranks: Sequence[str] = ()
 
     @property
     def stage(self) -> str:
         """The stage's name."""
-        return stage_of(self.key)
+        return get_stage_name(self.key)
 
     @property
     def folder(self) -> str:
         """The stage's folder, relative to the storage root."""
-        return folder(self.key)
+        return get_stage_folder(self.key)
 
     @property
     def dataset(self) -> Dataset:
@@ -93,14 +102,14 @@ class Work:
 
 
 @dataclass(slots=True)
-class Draft:
+class StageOutput:
     """What a stage made, before it is a manifest; the fields are those of `manifest.Manifest`."""
 
     parts: Sequence[Part] = ()
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
     ledger: Sequence[tuple[str, str, int]] = ()
     token_ledger: Sequence[tuple[str, str, int]] = ()
-    tables: dict[str, Table] = field(default_factory=dict[str, Table])
+    tables: dict[str, DisplayTable] = field(default_factory=dict[str, DisplayTable])
     histograms: dict[str, Histogram] = field(default_factory=dict[str, Histogram])
     samples: dict[str, tuple[str, ...]] = field(default_factory=dict[str, "tuple[str, ...]"])
     schema: Sequence[tuple[str, str]] = ()
@@ -114,26 +123,26 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedStage:
     """A stage ready to run: `outside` identifies what it reads beside its recipe and inputs, `make` does the work.
 
     `outside` holds JSON values: digests of source files, of tokenizer files, of the template's text.
     """
 
     outside: tuple[Any, ...]
-    make: Callable[[], Draft]
+    make: Callable[[], StageOutput]
 
 
 Scope = Literal["dataset", "recipe", "export"]
 """What a stage is run for: each dataset, the recipe as a whole, or each of its exports."""
 
 
-Publish = Callable[[Work, Manifest, Sequence[Verdict], Sequence[str]], None]
+Publish = Callable[[StageContext, Manifest, Sequence[CheckResult], Sequence[str]], None]
 """Gives an output whose checks block nothing to trainers, with its verdicts and the bounds that were loosened."""
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class ComparedFact:
     """A number that is compared between two versions: its name for people, and the fact that holds it."""
 
     name: str
@@ -141,12 +150,12 @@ class Figure:
     is_share: bool = False
 
 
-def _only_rows(facts: Mapping[str, Any], rows: str) -> Sequence[str]:
+def _summarize_rows(facts: Mapping[str, Any], rows: str) -> Sequence[str]:
     del facts
     return (rows,)
 
 
-def _every_dataset(dataset: Dataset) -> bool:
+def _applies_to_all(dataset: Dataset) -> bool:
     del dataset
     return True
 
@@ -167,7 +176,7 @@ class StageDeclaration:
     """Every option that the stage reads, of the dataset or the export of that name, and the versions of the code that
     reads them, as explicit JSON values. Both identities below are computed from it, so that a build never remakes what
     Dagster calls fresh."""
-    prepare: Callable[[Work], Prepared]
+    prepare: Callable[[StageContext], PreparedStage]
     """Find out what the stage reads beside its recipe and inputs, and return the function that runs it."""
     scope: Scope = "dataset"
     inputs: tuple[str, ...] = ()
@@ -177,25 +186,25 @@ class StageDeclaration:
     """Names of further stages of the dataset that it does not read, and whose checks must have passed before it."""
     gates_on_every_dataset: bool = False
     """Whether the checks of all stages of all datasets must have passed before it."""
-    applies: Callable[[Dataset], bool] = _every_dataset
+    applies: Callable[[Dataset], bool] = _applies_to_all
     """Whether a dataset has the stage."""
     command: str = ""
     """The command that runs it, if no build does unless the stage is named: it needs a trained model."""
 
     # What the runner asks.
-    require_ready: Callable[[Work], None] | None = None
+    require_ready: Callable[[StageContext], None] | None = None
     """Raise ConfigError if something outside the storage root that it needs is not there: asked before a build."""
-    find_outside_change: Callable[[Work, Manifest], str | None] | None = None
+    find_outside_change: Callable[[StageContext, Manifest], str | None] | None = None
     """Word what changed outside the recipe and the inputs since an earlier output; None if nothing did."""
     publish: Publish | None = None
     """Give an output to trainers; None for a stage that trainers do not read through rowmill."""
 
     # What people are shown.
-    feeds: Feeds = field(default_factory=Feeds)
+    feeds: StatsInputs = field(default_factory=StatsInputs)
     """How many rows an output holds, what one of them is called, and the tables of statistics that it feeds."""
-    summarize: Callable[[Mapping[str, Any], str], Sequence[str]] = _only_rows
+    summarize: Callable[[Mapping[str, Any], str], Sequence[str]] = _summarize_rows
     """Word in a few phrases what an output holds, from its facts and its number of rows (`1,342 rows`, or empty)."""
-    compared: tuple[Figure, ...] = ()
+    compared: tuple[ComparedFact, ...] = ()
     """The numbers that a comparison of two versions shows."""
     find_content_damage: Callable[[Store, Manifest], Iterator[str]] | None = None
     """Compare what files hold with the hashes of content in the manifest; yield a sentence for each that differs."""
@@ -217,7 +226,7 @@ class StageDeclaration:
 
     def code_version(self, recipe: Recipe, name: str, waivers: Sequence[str]) -> str:
         """Identify the options, waivers and code: what Dagster compares before anything is read."""
-        return digest(self.name, name, self.identity(recipe, name), list(waivers))[:16]
+        return digest_json(self.name, name, self.identity(recipe, name), list(waivers))[:16]
 
     @staticmethod
     def fingerprint(
@@ -227,7 +236,7 @@ class StageDeclaration:
 
         `inputs` are the content versions of its inputs by key, `waivers` all those it is built under.
         """
-        return digest(code_version, dict(inputs), list(waivers), list(outside))
+        return digest_json(code_version, dict(inputs), list(waivers), list(outside))
 
 
 # ── Parts are kept under their own fingerprints ────────────────────────────────────────────────────
@@ -238,20 +247,20 @@ def part_folder(stage_folder: str, fingerprint: str) -> str:
     return f"{stage_folder}/parts/{fingerprint}"
 
 
-def kept_part(store: Store, stage_folder: str, fingerprint: str) -> Part | None:
+def load_kept_part(store: Store, stage_folder: str, fingerprint: str) -> Part | None:
     """Return a part that an earlier build finished, even one that was killed later."""
     raw = store.read_sealed(f"{part_folder(stage_folder, fingerprint)}/part.json")
-    part = None if raw is None else load_part(raw)
+    part = None if raw is None else parse_part(raw)
     return part if part is not None and all(store.has(file) for file in part.files.values()) else None
 
 
-def keep_part(store: Store, stage_folder: str, part: Part) -> None:
+def save_kept_part(store: Store, stage_folder: str, part: Part) -> None:
     """Note that a part is whole; written after its files, so that it vouches for them."""
     store.write_sealed(f"{part_folder(stage_folder, part.fingerprint)}/part.json", asdict(part))
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PartTask:
     """A part to make or reuse: its fingerprint, its task, and the size of its input."""
 
     fingerprint: str
@@ -260,27 +269,29 @@ class Planned:
     size_bytes: int
 
 
-def make_parts(work: Work, function: Callable[[Any], Part], planned: Sequence[Planned]) -> tuple[list[Part], int, int]:
+def make_parts(
+    work: StageContext, function: Callable[[Any], Part], planned: Sequence[PartTask]
+) -> tuple[list[Part], int, int]:
     """Return all parts in order: kept ones as they are, the others made by the pool.
 
     Returns the parts, how many were reused, and how many rows were read to make the others.
     """
-    kept = {p.fingerprint: part for p in planned if (part := kept_part(work.store, work.folder, p.fingerprint))}
+    kept = {p.fingerprint: part for p in planned if (part := load_kept_part(work.store, work.folder, p.fingerprint))}
     missing = [p for p in planned if p.fingerprint not in kept]
     make = partial(_make_and_keep, function, work.store, work.folder)
     made = work.pool.map(make, [p.task for p in missing], size_bytes=sum(p.size_bytes for p in missing))
-    for part, plan in zip(_told(work, made, missing), missing, strict=True):
+    for part, plan in zip(_report_progress(work, made, missing), missing, strict=True):
         kept[plan.fingerprint] = part
     return [kept[p.fingerprint] for p in planned], len(planned) - len(missing), sum(p.rows for p in missing)
 
 
 def _make_and_keep(function: Callable[[TaskT], Part], store: Store, stage_folder: str, task: TaskT) -> Part:
     part = function(task)
-    keep_part(store, stage_folder, part)
+    save_kept_part(store, stage_folder, part)
     return part
 
 
-def _told(work: Work, made: Iterator[Part], planned: Sequence[Planned]) -> Iterator[Part]:
+def _report_progress(work: StageContext, made: Iterator[Part], planned: Sequence[PartTask]) -> Iterator[Part]:
     """Pass parts through and tell whoever listens how far the stage is."""
     begin, rows, tokens = time.monotonic(), 0, 0
     for done, part in enumerate(made, 1):
@@ -294,7 +305,7 @@ def _told(work: Work, made: Iterator[Part], planned: Sequence[Planned]) -> Itera
 
 
 @contextmanager
-def scratch_folder(work: Work) -> Generator[Path]:
+def scratch_folder(work: StageContext) -> Generator[Path]:
     """Lend a local folder for files that are mapped while tokens move; beside the stage if its store is local."""
     beside = Path(work.store.path(work.folder)) if work.store.is_local else None
     if beside is not None:
@@ -303,7 +314,7 @@ def scratch_folder(work: Work) -> Generator[Path]:
         try:
             yield Path(name)
         finally:
-            gather.forget()
+            gather.drop_scratch_maps()
 
 
 def scan_rows(store: Store, files: Sequence[File], columns: Sequence[str]) -> pl.LazyFrame:
@@ -320,7 +331,7 @@ SHOWN_REASONS = 10
 """Reasons that the check on rejects names."""
 
 
-def name_rejects(
+def describe_rejects(
     reasons: Mapping[str, int], samples: Mapping[str, Sequence[str]], place_of: Callable[[int, str], str] | None = None
 ) -> tuple[str, ...]:
     """Word each reason of rejects with its count and its first row, the commonest first.
@@ -335,7 +346,7 @@ def name_rejects(
     )
 
 
-def first_samples(parts: Sequence[Part], fact: str, limit: int = 10) -> dict[str, tuple[str, ...]]:
+def collect_samples(parts: Sequence[Part], fact: str, limit: int = 10) -> dict[str, tuple[str, ...]]:
     """Collect the first ids per reason over parts, ten at most."""
     found: dict[str, list[str]] = {}
     for part in parts:
@@ -345,11 +356,11 @@ def first_samples(parts: Sequence[Part], fact: str, limit: int = 10) -> dict[str
     return {reason: tuple(ids) for reason, ids in sorted(found.items())}
 
 
-def count_rejected(facts: Mapping[str, Any]) -> str:
+def format_rejected(facts: Mapping[str, Any]) -> str:
     """Word how many records a stage rejected; empty if none."""
     return f"{facts['rejected']:,} rejected" if facts["rejected"] else ""
 
 
-def share(count: float, total: float) -> float:
+def compute_share(count: float, total: float) -> float:
     """Return a share, 0 of nothing, rounded so that it is the same number on every machine."""
     return round(count / total, 9) if total else 0.0

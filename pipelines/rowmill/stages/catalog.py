@@ -13,7 +13,7 @@ from rowmill.stages.packed_shards import stage as packed_shards
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.training_splits import stage as training_splits
 from rowmill.stages.truncation_stats import stage as truncation_stats
-from rowmill.stats import Rows
+from rowmill.stats import RowCount
 
 STAGES: tuple[StageDeclaration, ...] = (
     raw_dataset.STAGE,
@@ -45,17 +45,17 @@ def find_stage(name: str) -> StageDeclaration:
     raise IntegrityError(f"{name}: no such stage; this version of rowmill has {names}; build again with it")
 
 
-def stages_of(scope: Scope, *, on_demand: bool = False) -> tuple[StageDeclaration, ...]:
+def list_stages(scope: Scope, *, on_demand: bool = False) -> tuple[StageDeclaration, ...]:
     """Return the stages of a scope in order: those that every build runs, or those that run on demand."""
     return tuple(stage for stage in STAGES if stage.scope == scope and stage.on_demand == on_demand)
 
 
-def rows_of(made: Manifest) -> Rows | None:
+def count_output_rows(made: Manifest) -> RowCount | None:
     """Return how many rows an output holds and what one of them is called; None if its stage does not say."""
     return find_stage(made.stage).feeds.rows(made)
 
 
-def names_up_to(last: StageDeclaration) -> tuple[str, ...]:
+def list_stages_up_to(last: StageDeclaration) -> tuple[str, ...]:
     """Return the names of a stage of a dataset and of all that must be built before it, in order."""
     wanted = {last.name}
     for stage in reversed(STAGES):

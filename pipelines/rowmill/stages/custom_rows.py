@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.conversation.rendering.renderer import Template
-from rowmill.core.config import kind_of
+from rowmill.core.config import describe_type
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
 from rowmill.formats import Chat, Python, Supervised, Text
-from rowmill.formats.canonicalization import Canonicalizer, Options, without_nulls
+from rowmill.formats.canonicalization import Canonicalizer, RowOptionValues, remove_nulls
 from rowmill.formats.columns import is_mapping
-from rowmill.formats.custom import BuildContext, RowFormat, find, way_of
+from rowmill.formats.custom import BuildContext, RowFormat, find_format, get_format_method
 from rowmill.formats.tool_calls import Tools
 from rowmill.recipe.recipe import Dataset
 from rowmill.schema.rows import Rejected, Row
@@ -31,7 +31,7 @@ SCHEMA = "python"
 """What the report of such a row says of its shape."""
 
 
-def opened(options: Python, base: Path) -> RowFormat:
+def open_row_format(options: Python, base: Path) -> RowFormat:
     """Return the dataset's format with its options.
 
     Raises
@@ -41,7 +41,7 @@ def opened(options: Python, base: Path) -> RowFormat:
 
     """
     where = "format.class"
-    cls = find(options.class_name, base, where)
+    cls = find_format(options.class_name, base, where)
     try:
         return cls(**options.options)
     except Exception as error:
@@ -51,14 +51,14 @@ def opened(options: Python, base: Path) -> RowFormat:
         ) from error
 
 
-class OwnRows:
+class CustomRowReader:
     """Turns records into canonical rows by a class of one's own."""
 
     def __init__(self, dataset: Dataset, base: Path) -> None:
         assert isinstance(dataset.format, Python)
         own = dataset.format
-        self._format = opened(own, base)
-        self._builds = way_of(type(self._format)) == "build"
+        self._format = open_row_format(own, base)
+        self._builds = get_format_method(type(self._format)) == "build"
         # A conversation is read again as if a source had held it: whatever shape its calls, parts and flags have.
         chat = Chat(
             dataset_schema="messages",
@@ -71,7 +71,7 @@ class OwnRows:
         tools, template = Tools(tools_fields=["tools"]), Template(chat_template_kwargs="kwargs")
         self._readers: dict[str, Canonicalizer] = {
             kind: Canonicalizer(
-                Options(form, dataset.reasoning, tools, template, dataset.filters),
+                RowOptionValues(form, dataset.reasoning, tools, template, dataset.filters),
                 weighted=dataset.loss.weights,
                 group_key=dataset.splits.group_key,
                 order_key=dataset.splits.time_key,
@@ -86,20 +86,20 @@ class OwnRows:
     def __call__(self, record: Json, *, arrow: bool = False) -> list[Row | Rejected]:
         """Return what becomes of one record: at least one row or reject."""
         if not is_mapping(record):
-            return [Rejected("not_an_object", f"the record is {kind_of(record)}, expected a mapping")]
+            return [Rejected("not_an_object", f"the record is {describe_type(record)}, expected a mapping")]
         if arrow:
-            record = without_nulls(record)
+            record = remove_nulls(record)
         if self._builds:
             # Tokens are made where the tokenizer is; the record waits as it came.
-            return [self._placed(Row("record", record=record), record)]
+            return [self._add_keys(Row("record", record=record), record)]
         try:
             made: Any = self._format.rows(record)
         except Exception as error:  # noqa: BLE001  (whatever a class of one's own raises is that record's reject)
-            return [failed(error)]
+            return [reject_format_error(error)]
         rows: list[Any] = [] if made is None else list(made) if isinstance(made, list | tuple) else [made]
-        return [self._read(row, record) for row in rows] or [Rejected("skipped_by_format")]
+        return [self._canonicalize_row(row, record) for row in rows] or [Rejected("skipped_by_format")]
 
-    def _read(self, row: Any, record: Mapping[str, Json]) -> Row | Rejected:
+    def _canonicalize_row(self, row: Any, record: Mapping[str, Json]) -> Row | Rejected:
         if not isinstance(row, Row) or row.kind not in self._readers:
             what = f"a Row of kind {row.kind}" if isinstance(row, Row) else type(row).__name__
             return Rejected("format_error", f"rows returned {what}, expected a Row: conversation, pair or text")
@@ -113,12 +113,12 @@ class OwnRows:
             case _:
                 given = {"text": row.text}
         read = self._readers[row.kind].row(given)
-        return read if isinstance(read, Rejected) else self._placed(read, record, row)
+        return read if isinstance(read, Rejected) else self._add_keys(read, record, row)
 
-    def _placed(self, row: Row, record: Mapping[str, Json], given: Row | None = None) -> Row | Rejected:
+    def _add_keys(self, row: Row, record: Mapping[str, Json], given: Row | None = None) -> Row | Rejected:
         """Add group, order and domain: the class's own, else the record's."""
         reader = self._readers["conversation"]
-        placed = reader.placed(row, record)
+        placed = reader.add_keys(row, record)
         if isinstance(placed, Rejected):
             return placed
         report = replace(placed.report, schema=SCHEMA)
@@ -134,7 +134,7 @@ class OwnRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class CustomExample:
     """An example by a class of one's own: `ids` int32[T], `mask` bool[T]; the first token is no target."""
 
     ids: NDArray[np.int32]
@@ -142,31 +142,33 @@ class Built:
     domain: str | None
 
 
-class OwnExamples:
+class CustomExampleBuilder:
     """Turns records into tokens by a class of one's own, and checks what it made."""
 
     def __init__(
         self, dataset: Dataset, base: Path, *, open_tokenizer: Callable[[], Any], vocab_size: int, max_length: int
     ) -> None:
         assert isinstance(dataset.format, Python)
-        self._format = opened(dataset.format, base)
+        self._format = open_row_format(dataset.format, base)
         self._context = BuildContext(open_tokenizer, dataset, max_length)
         self._vocab_size = vocab_size
 
-    def __call__(self, record: Mapping[str, Json]) -> Built | Rejected:
+    def __call__(self, record: Mapping[str, Json]) -> CustomExample | Rejected:
         """Return the example of one record."""
         try:
             made: Any = self._format.build(record, self._context)
         except Exception as error:  # noqa: BLE001  (whatever a class of one's own raises is that record's reject)
-            return failed(error)
-        return Rejected("skipped_by_format") if made is None else checked(made, vocab_size=self._vocab_size)
+            return reject_format_error(error)
+        return (
+            Rejected("skipped_by_format") if made is None else check_custom_example(made, vocab_size=self._vocab_size)
+        )
 
 
-def checked(made: Any, *, vocab_size: int) -> Built | Rejected:
+def check_custom_example(made: Any, *, vocab_size: int) -> CustomExample | Rejected:
     """Return what `build` returned as an example, or what is wrong with it."""
     if not isinstance(made, Mapping) or "ids" not in made or "loss_mask" not in made:
         return Rejected("bad_example", f"build returned {type(made).__name__}, expected ids and loss_mask")
-    ids, mask, domain = _flat(made["ids"]), _flat(made["loss_mask"]), made.get("domain")
+    ids, mask, domain = _to_flat_array(made["ids"]), _to_flat_array(made["loss_mask"]), made.get("domain")
     if ids is None or ids.dtype.kind not in "iu" or not len(ids):
         return Rejected("bad_example", "ids are no list of integers, or an empty one")
     if mask is None or len(mask) != len(ids):
@@ -178,13 +180,13 @@ def checked(made: Any, *, vocab_size: int) -> Built | Rejected:
     if len(outside):
         return Rejected("bad_example", f"id {outside[0]} is unknown; ids are 0 to {vocab_size - 1}")
     if domain is not None and not isinstance(domain, str):
-        return Rejected("bad_example", f"domain is {kind_of(domain)}, expected text")
+        return Rejected("bad_example", f"domain is {describe_type(domain)}, expected text")
     trained = mask.astype(np.bool_)
     trained[0] = False
-    return Built(ids.astype(np.int32), trained, domain)
+    return CustomExample(ids.astype(np.int32), trained, domain)
 
 
-def _flat(values: Any) -> NDArray[Any] | None:
+def _to_flat_array(values: Any) -> NDArray[Any] | None:
     try:
         array = np.asarray(values)
     except (TypeError, ValueError, OverflowError):
@@ -192,6 +194,6 @@ def _flat(values: Any) -> NDArray[Any] | None:
     return array if array.ndim == 1 else None
 
 
-def failed(error: Exception) -> Rejected:
+def reject_format_error(error: Exception) -> Rejected:
     """Word what a class raised."""
     return Rejected("format_error", f"{type(error).__name__}: {error}")

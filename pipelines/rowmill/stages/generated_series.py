@@ -15,37 +15,43 @@ from typing import Any
 import pyarrow.compute as pc
 
 from rowmill.core.errors import GenerationError
-from rowmill.core.storage import digest
+from rowmill.core.storage import digest_json
 from rowmill.formats import Records
 from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema.ledger import KEPT, REJECTED
-from rowmill.schema.manifest import Table
+from rowmill.schema.manifest import DisplayTable
 from rowmill.schema.rows import Rejected
 from rowmill.stages import generated_tables, generated_texts, tokenizer_files
-from rowmill.stages.base import Draft, Prepared, StageDeclaration, Work, share
-from rowmill.stages.generated_tables import summarize
-from rowmill.stages.generated_texts import PARSED, Made, Meant, expected_texts, options_of
+from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration, StageOutput, compute_share
+from rowmill.stages.generated_tables import summarize_generated
+from rowmill.stages.generated_texts import (
+    PARSED,
+    AcceptedRecords,
+    GeneratedTextSpec,
+    expected_texts,
+    get_generation_options,
+)
 from rowmill.stages.part_files import RejectLog
-from rowmill.stats import Feeds, by_fact
+from rowmill.stats import StatsInputs, count_rows_by_fact
 from rowmill.tabular import generation
 from rowmill.tabular.backends import PromptText, open_backend
-from rowmill.tabular.generation import Generated, Prefill, Trained
+from rowmill.tabular.generation import GenerationResult, Prefill, TrainedModel
 from rowmill.tabular.row_index import NO_KEY
 from rowmill.tabular.schema import RecordSchema, Value
-from rowmill.tabular.serialization import Problem, Reader, Serialiser, read_json
+from rowmill.tabular.serialization import RecordDecoder, RecordProblem, Serialiser, read_json
 from rowmill.tokenization.tokenizer import Encoder
 
 VERSION = 2
 """Raise it when the same model would be asked otherwise, or its answers would be parsed otherwise."""
 
-UNUSED = frozenset({"not_chosen", "past_stop", "past_bound", "series_incomplete"})
+UNUSED_REASONS = frozenset({"not_chosen", "past_stop", "past_bound", "series_incomplete"})
 """Reasons that say nothing against an object: another was taken, or the series had ended or failed."""
 
 
-_OF_TIME = {"start_timestamp", "stop_timestamp", "timestamp_interval_seconds"}
+_TIME_OPTIONS = {"start_timestamp", "stop_timestamp", "timestamp_interval_seconds"}
 
 
-def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
+def identify_generated_series(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return how the model is asked; the key with which it is reached is not part of what it says."""
     form = recipe.datasets[name].format
     assert isinstance(form, Records)
@@ -56,7 +62,7 @@ def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
         "versions": [VERSION],
         "generation": options.model_dump(mode="json", exclude={"text_urls", "backend"}),
         "backend": backend,
-        "time_series": form.time_series.model_dump(mode="json", include=_OF_TIME),
+        "time_series": form.time_series.model_dump(mode="json", include=_TIME_OPTIONS),
         "group_columns": form.group_columns,
         "order_column": form.order_column,
         "is_private": form.privacy.dp_enabled,
@@ -65,13 +71,13 @@ def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
     }
 
 
-def trained_of(work: Work) -> Trained:
+def load_trained_model(work: StageContext) -> TrainedModel:
     """Return what the model was trained on."""
     meant = expected_texts(work)
     told = work.input("tokenized_examples").details["records"]
     frame = told["frame"]
-    encoder = Encoder(tokenizer_files.open_tokenizer(work)[0])
-    return Trained(
+    encoder = Encoder(tokenizer_files.open_recipe_tokenizer(work)[0])
+    return TrainedModel(
         mode=meant.mode,
         schema=meant.record_schema,
         place=meant.place,
@@ -83,11 +89,11 @@ def trained_of(work: Work) -> Trained:
         max_seq_length=work.recipe.limit_of(work.dataset_name or ""),
         longest_example=told["longest_example"],
         longest_group=told["longest_group"],
-        encode=lambda text: encoder.ids_of_continuations([text])[0].tolist(),
+        encode=lambda text: encoder.encode_continuation_ids([text])[0].tolist(),
     )
 
 
-def make(work: Work) -> Draft:
+def make_generated_series(work: StageContext) -> StageOutput:
     """Ask the backend and keep what came.
 
     Raises
@@ -96,13 +102,13 @@ def make(work: Work) -> Draft:
         If nothing came because the backend could not be used.
 
     """
-    form, options = options_of(work)
+    form, options = get_generation_options(work)
     assert options.backend is not None
-    trained = trained_of(work)
+    trained = load_trained_model(work)
     completer = open_backend(options.backend)
     if trained.mode == "sequential":
         result = generation.generate_series(
-            completer, prefills_of(work, trained), trained=trained, options=options,
+            completer, load_prefills(work, trained), trained=trained, options=options,
             start=form.time_series.start_timestamp, stop=form.time_series.stop_timestamp, seed=work.recipe.seed,
             is_private=form.privacy.dp_enabled, where=f"datasets.{work.dataset_name}.format.time_series",
         )  # fmt: skip
@@ -110,11 +116,11 @@ def make(work: Work) -> Draft:
         result = generation.generate_records(
             completer, trained=trained, options=options, num_records=options.num_records, seed=work.recipe.seed
         )
-    _require_something(work, result)
-    return _draft(work, expected_texts(work), result)
+    _require_result(work, result)
+    return _build_series_output(work, expected_texts(work), result)
 
 
-def _require_something(work: Work, result: Generated) -> None:
+def _require_result(work: StageContext, result: GenerationResult) -> None:
     error = result.error or next((one.error for one in result.series if one.error), "")
     if result.status == "failed" and error:
         raise GenerationError(
@@ -126,29 +132,29 @@ def _require_something(work: Work, result: Generated) -> None:
 # ── Where series begin ─────────────────────────────────────────────────────────────────────────────
 
 
-def prefills_of(work: Work, trained: Trained) -> list[Prefill]:
+def load_prefills(work: StageContext, trained: TrainedModel) -> list[Prefill]:
     """Return how each series of train begins.
 
     Under differential privacy no beginnings are kept, and nothing of the data is used but how many series there are.
     """
     kept = work.input("tokenized_examples").files("prefill")
     if not kept:
-        return [Prefill({}, ())] * _count_groups(work)
+        return [Prefill({}, ())] * _count_train_groups(work)
     order = trained.place.order_column
-    read = Reader(trained.schema, wire=trained.wire)
+    read = RecordDecoder(trained.schema, wire=trained.wire)
     found: list[Prefill] = []
     for line in work.store.table(kept[0]).to_pylist():
         record = read(read_json(line["records"][0]))
-        assert not isinstance(record, Problem), record
+        assert not isinstance(record, RecordProblem), record
         key = {name: record[name] for name in trained.place.group_columns}
-        start, stop = (_time(line[name], trained.schema, order) for name in ("start", "stop"))
+        start, stop = (_parse_time(line[name], trained.schema, order) for name in ("start", "stop"))
         # A group of columns is called by its key.
         name = "" if key or line["group_key"] == NO_KEY else line["group_key"]
         found.append(Prefill(key, tuple(line["records"]), start, stop, line["length"], name))
     return found
 
 
-def _time(text: str | None, schema: RecordSchema, column: str | None) -> Value:
+def _parse_time(text: str | None, schema: RecordSchema, column: str | None) -> Value:
     """Return a time of the training data as a value of its column."""
     if text is None or column is None:
         return None
@@ -156,11 +162,11 @@ def _time(text: str | None, schema: RecordSchema, column: str | None) -> Value:
     kind = schema.by_name[column].type
     if isinstance(value, str) and kind in {"integer", "float", "decimal", "duration"}:
         value = Decimal(value)
-    read = Reader(RecordSchema((schema.by_name[column],)))({column: value})
-    return None if isinstance(read, Problem) else read[column]
+    read = RecordDecoder(RecordSchema((schema.by_name[column],)))({column: value})
+    return None if isinstance(read, RecordProblem) else read[column]
 
 
-def _count_groups(work: Work) -> int:
+def _count_train_groups(work: StageContext) -> int:
     """Count the groups of train, of columns or of files; without groups there is one series."""
     keys: set[str] = set()
     for part in work.inputs[(*work.dataset_key, "canonical_rows")].parts:
@@ -173,23 +179,23 @@ def _count_groups(work: Work) -> int:
 # ── What is kept ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _draft(work: Work, meant: Meant, result: Generated) -> Draft:
-    made, log = Made(), RejectLog(work.stage)
+def _build_series_output(work: StageContext, meant: GeneratedTextSpec, result: GenerationResult) -> StageOutput:
+    made, log = AcceptedRecords(), RejectLog(work.stage)
     made.add("generated", result.records, Serialiser(meant.record_schema, special_tokens=()))
     for number, one in enumerate(result.refused):
         raw = one.text.encode("utf-8", "surrogatepass")
         log.add(f"{one.source}#{number}", Rejected(one.reason, one.column), raw)
     statuses = Counter(one.status for one in result.series)
-    content = digest([made.texts, log.row_ids, log.reasons])
-    part = generated_texts.save(work.store, work.folder, content, made, log, {"kept": len(result.records)})
+    content = digest_json([made.texts, log.row_ids, log.reasons])
+    part = generated_texts.save_parsed_part(work.store, work.folder, content, made, log, {"kept": len(result.records)})
     reasons = {name.removeprefix("invalid:"): n for name, n in result.counts.items() if name.startswith("invalid:")}
-    bad = sum(count for reason, count in reasons.items() if reason not in UNUSED)
-    beside = generated_tables.compare(work, [part])
-    return Draft(
+    bad = sum(count for reason, count in reasons.items() if reason not in UNUSED_REASONS)
+    beside = generated_tables.compare_with_train(work, [part])
+    return StageOutput(
         parts=[part],
         facts={
-            "valid_fraction": share(len(result.records), len(result.records) + bad),
-            "failed_series": _failed(result, statuses["failed"]),
+            "valid_fraction": compute_share(len(result.records), len(result.records) + bad),
+            "failed_series": _compute_failed_share(result, statuses["failed"]),
             "series": len(result.series),
             "kept": len(result.records),
             "rejected": sum(reasons.values()),
@@ -197,7 +203,7 @@ def _draft(work: Work, meant: Meant, result: Generated) -> Draft:
             **beside.facts,
         },
         ledger=[(KEPT, "", len(result.records)), *((REJECTED, reason, count) for reason, count in reasons.items())],
-        tables=_tables(result) | beside.tables,
+        tables=_build_series_tables(result) | beside.tables,
         samples={
             "failed_series": tuple(one.source for one in result.series if one.status == "failed")[:10],
             "exact_copies": beside.samples,
@@ -208,21 +214,21 @@ def _draft(work: Work, meant: Meant, result: Generated) -> Draft:
     )
 
 
-def _failed(result: Generated, failed: int) -> float:
+def _compute_failed_share(result: GenerationResult, failed: int) -> float:
     """Return the share of series that failed; where there are none, whether nothing came at all."""
-    return share(failed, len(result.series)) if result.series else float(result.status == "failed")
+    return compute_share(failed, len(result.series)) if result.series else float(result.status == "failed")
 
 
-def _tables(result: Generated) -> dict[str, Table]:
-    classes = Table(("class", "items"), tuple(sorted(result.counts.items(), key=lambda one: (-one[1], one[0]))))
+def _build_series_tables(result: GenerationResult) -> dict[str, DisplayTable]:
+    classes = DisplayTable(("class", "items"), tuple(sorted(result.counts.items(), key=lambda one: (-one[1], one[0]))))
     if not result.series:
         return {"classes": classes}
     worst = sorted(result.series, key=lambda one: (one.status != "failed", one.source))
     lines = tuple((one.source, one.status, one.records, one.rounds, one.error[:200]) for one in worst[:30])
-    return {"classes": classes, "series": Table(("series", "status", "records", "rounds", "last_error"), lines)}
+    return {"classes": classes, "series": DisplayTable(("series", "status", "records", "rounds", "last_error"), lines)}
 
 
-def _applies(dataset: Dataset) -> bool:
+def _has_backend(dataset: Dataset) -> bool:
     generation = dataset.format.generation if isinstance(dataset.format, Records) else None
     return generation is not None and generation.backend is not None
 
@@ -230,11 +236,13 @@ def _applies(dataset: Dataset) -> bool:
 STAGE = StageDeclaration(
     name="generated_series",
     description="Records that the backend generated: series continued step by step, or groups and rows.",
-    identity=identity_of,
-    prepare=lambda work: Prepared((), lambda: make(work)),
+    identity=identify_generated_series,
+    prepare=lambda work: PreparedStage((), lambda: make_generated_series(work)),
     inputs=("tokenized_examples", "canonical_rows"),
-    applies=_applies,
+    applies=_has_backend,
     command="generate",
-    feeds=Feeds(by_fact("kept", "record"), files={"records": "generated_records", "rejects": "rejects"}),
-    summarize=summarize,
+    feeds=StatsInputs(
+        count_rows_by_fact("kept", "record"), files={"records": "generated_records", "rejects": "rejects"}
+    ),
+    summarize=summarize_generated,
 )

@@ -19,14 +19,14 @@ from rowmill.core.errors import GateError, SourceError
 from rowmill.core.storage import Store
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest
-from rowmill.sources import FileScan, Generated, GenerationStage, Stage
+from rowmill.sources import ContentStager, FileScan, GeneratedSource, GenerationStage
 
-STAGES: tuple[GenerationStage, ...] = get_args(GenerationStage)
-VERBS: Mapping[GenerationStage, str] = {"parsed_records": "parse", "generated_series": "generate"}
+GENERATION_STAGES: tuple[GenerationStage, ...] = get_args(GenerationStage)
+CLI_VERBS: Mapping[GenerationStage, str] = {"parsed_records": "parse", "generated_series": "generate"}
 """The commands that make them."""
 
 
-def find(store: Store, source: Generated, recipe: str) -> Manifest:
+def find_generated_version(store: Store, source: GeneratedSource, recipe: str) -> Manifest:
     """Return the version of the stage that a source reads.
 
     Raises
@@ -36,10 +36,10 @@ def find(store: Store, source: Generated, recipe: str) -> Manifest:
 
     """
     key = source.dataset_key(recipe)
-    wanted = STAGES if source.stage is None else (source.stage,)
-    made = {stage: one for stage in wanted if (one := manifest.current(store, (*key, stage))) is not None}
+    wanted = GENERATION_STAGES if source.stage is None else (source.stage,)
+    made = {stage: one for stage in wanted if (one := manifest.load_current(store, (*key, stage))) is not None}
     if not made:
-        verbs = " or ".join(f"`rowmill {VERBS[stage]} {key[0]}`" for stage in wanted)
+        verbs = " or ".join(f"`rowmill {CLI_VERBS[stage]} {key[0]}`" for stage in wanted)
         raise SourceError(
             f"source.generated: {source.generated}: {' and '.join(wanted)} of {'/'.join(key)} were never made in this "
             f"storage; records that a model generated are needed; run {verbs}, or name another dataset"
@@ -52,7 +52,7 @@ def find(store: Store, source: Generated, recipe: str) -> Manifest:
     return next(iter(made.values()))
 
 
-def require_open(store: Store, made: Manifest, gates: GatesBase, recipe: str) -> None:
+def require_open_gates(store: Store, made: Manifest, gates: GatesBase, recipe: str) -> None:
     """Refuse generated records that fail a blocking check.
 
     Raises
@@ -63,23 +63,23 @@ def require_open(store: Store, made: Manifest, gates: GatesBase, recipe: str) ->
     """
     # A waiver names a dataset of the recipe that it stands in.
     dataset = made.key[1] if made.key[0] == recipe else None
-    terms = judge.terms_of(gates, made.stage, dataset, "record")
-    asked = [one for one in terms if one.severity == "error" and one.law not in cross_stage.FACTS]
+    terms = judge.list_thresholds(gates, made.stage, dataset, "record")
+    asked = [one for one in terms if one.severity == "error" and one.law not in cross_stage.CROSS_STAGE_FACTS]
     closed = [
         f"{'/'.join(made.key)}, which source.generated reads: {verdict.sentence}"
-        for verdict in judge.judge(store, made, asked)
+        for verdict in judge.run_checks(store, made, asked)
         if verdict.blocking
     ]
     if closed:
         raise GateError("\n".join(closed))
 
 
-def scan(
+def scan_generated(
     store: Store,
-    source: Generated,
+    source: GeneratedSource,
     recipe: str,
     base: Path,
-    stage: Stage,
+    stage: ContentStager,
     known: Mapping[str, FileScan],
     *,
     gates: GatesBase,
@@ -94,24 +94,24 @@ def scan(
         If what was generated fails a blocking check.
 
     """
-    made = find(store, source, recipe)
-    require_open(store, made, gates, recipe)
+    made = find_generated_version(store, source, recipe)
+    require_open_gates(store, made, gates, recipe)
     url = f"generated:{'/'.join(made.key)}"
-    one = sources.scan_records(source, url, made.version, _lines(store, made), base, stage, known)
+    one = sources.scan_records(source, url, made.version, _read_record_lines(store, made), base, stage, known)
     return sources.number_equal_parts([one])
 
 
-def _lines(store: Store, made: Manifest) -> Iterator[bytes]:
+def _read_record_lines(store: Store, made: Manifest) -> Iterator[bytes]:
     for file in made.files("records"):
         for text in store.table(file, ["record"]).column(0).to_pylist():
             yield text.encode()
 
 
-def lend(store: Store, placed: Store, source: object, recipe: str) -> None:
+def copy_generated(store: Store, placed: Store, source: object, recipe: str) -> None:
     """Copy what a source reads into another store, whose build must find it there; other sources need nothing."""
-    if not isinstance(source, Generated):
+    if not isinstance(source, GeneratedSource):
         return
-    made = find(store, source, recipe)
+    made = find_generated_version(store, source, recipe)
     for file in (file for part in made.parts for file in part.files.values()):
         placed.write(file.path, store.read(file.path))
-    manifest.save(placed, made)
+    manifest.save_manifest(placed, made)

@@ -3,8 +3,8 @@
 What belongs here: reading both tables, in parts where all rows are needed. What does not: the measures
 (`table_comparison.py`), bounds (`judge.py`).
 
-Copies are looked for among all training rows. Columns are compared over at most `SAMPLED` rows of each table, evenly
-taken, because the measures sort values in memory.
+Copies are looked for among all training rows. Columns are compared over at most `MAX_SAMPLED_ROWS` rows of each table,
+evenly taken, because the measures sort values in memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,32 +18,38 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rowmill.core.number_text import counted, percent
+from rowmill.core.number_text import format_count, format_percent
 from rowmill.core.storage import File, Store
 from rowmill.schema import manifest
-from rowmill.schema.manifest import NOT_APPLICABLE, Part, Table
-from rowmill.stages.base import Work, count_rejected, scratch_folder, share
-from rowmill.stages.table_inputs import form_of, known_of
+from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Part
+from rowmill.stages.base import StageContext, compute_share, format_rejected, scratch_folder
+from rowmill.stages.table_inputs import get_table_options, load_observed_table
 from rowmill.tabular import table_comparison
-from rowmill.tabular.cell_frames import cells_of, hashes_of
+from rowmill.tabular.cell_frames import hash_cells, read_cells
 from rowmill.tabular.schema import RecordSchema
 
-SAMPLED = 200_000
-SHOWN = 10
-FACTS = ("exact_copies", "repeated_records", "repeated_train_records", "column_distance", "association_distance")
+MAX_SAMPLED_ROWS = 200_000
+MAX_NAMED_COPIES = 10
+COMPARISON_FACTS = (
+    "exact_copies",
+    "repeated_records",
+    "repeated_train_records",
+    "column_distance",
+    "association_distance",
+)
 
 
 @dataclass(slots=True)
-class Beside:
+class TrainComparison:
     """What is said of generated records beside those of train; not applicable where one of the two has none."""
 
-    facts: dict[str, Any] = field(default_factory=lambda: dict[str, Any].fromkeys(FACTS, NOT_APPLICABLE))
-    tables: dict[str, Table] = field(default_factory=dict[str, Table])
+    facts: dict[str, Any] = field(default_factory=lambda: dict[str, Any].fromkeys(COMPARISON_FACTS, NOT_APPLICABLE))
+    tables: dict[str, DisplayTable] = field(default_factory=dict[str, DisplayTable])
     samples: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
+class _TrainSearchTask:
     """A part of training rows; `stride` takes every so manieth of them, `generated` are the hashes looked for."""
 
     root: str
@@ -54,34 +60,34 @@ class _Task:
     generated: Path
 
 
-def compare(work: Work, parts: Sequence[Part]) -> Beside:
+def compare_with_train(work: StageContext, parts: Sequence[Part]) -> TrainComparison:
     """Compare the records of some parts with the train rows that the model was trained on."""
     trained = work.input("tokenized_examples")
     key = (*work.dataset_key, "canonical_rows")
-    rows = manifest.by_version(work.store, key, trained.inputs["/".join(key)])
-    schema = known_of(trained.details).schema
+    rows = manifest.load_version(work.store, key, trained.inputs["/".join(key)])
+    schema = load_observed_table(trained.details).schema
     tables = [work.store.table(part.files["records"], ["text_id", "record"]) for part in parts]
     generated = pa.concat_tables(tables) if tables else pa.table({"text_id": [], "record": []})
     train = int(rows.facts["splits"].get("train", 0))
     if not generated.num_rows or not train or not schema.names:
-        return Beside()
+        return TrainComparison()
     # Numbered groups of private series are nobody's; what else is equal is what counts.
-    left_out = form_of(work).group_columns if form_of(work).privacy.dp_enabled else ()
+    left_out = get_table_options(work).group_columns if get_table_options(work).privacy.dp_enabled else ()
     compared = tuple(name for name in schema.names if name not in left_out)
-    cells = cells_of(generated.column("record"), schema.names)
-    hashes = _row_hashes(cells, compared)
+    cells = read_cells(generated.column("record"), schema.names)
+    hashes = _sum_cell_hashes(cells, compared)
     with scratch_folder(work) as scratch:
-        looked_for, files, stride = scratch / "generated.npy", rows.files("rows"), -(-train // SAMPLED)
+        looked_for, files, stride = scratch / "generated.npy", rows.files("rows"), -(-train // MAX_SAMPLED_ROWS)
         np.save(looked_for, np.unique(hashes))
-        tasks = [_Task(work.store.root, file, schema.names, compared, stride, looked_for) for file in files]
-        made = list(work.pool.map(look_at_train, tasks, size_bytes=sum(file.bytes for file in files)))
+        tasks = [_TrainSearchTask(work.store.root, file, schema.names, compared, stride, looked_for) for file in files]
+        made = list(work.pool.map(search_train_part, tasks, size_bytes=sum(file.bytes for file in files)))
     copied = np.isin(hashes, np.concatenate([one for one, _, _ in made]))
     every = np.concatenate([one for _, one, _ in made])
     taken = pl.concat([one for _, _, one in made])
-    return _beside(schema, cells, hashes, copied, every, taken, generated.column("text_id").to_pylist())
+    return _build_comparison(schema, cells, hashes, copied, every, taken, generated.column("text_id").to_pylist())
 
 
-def _beside(
+def _build_comparison(
     schema: RecordSchema,
     cells: pl.DataFrame,
     hashes: NDArray[np.uint64],
@@ -89,19 +95,19 @@ def _beside(
     train: NDArray[np.uint64],
     taken: pl.DataFrame,
     text_ids: Sequence[str],
-) -> Beside:
-    found = table_comparison.compare(schema, taken, cells.gather_every(-(-len(cells) // SAMPLED)))
+) -> TrainComparison:
+    found = table_comparison.compare_tables(schema, taken, cells.gather_every(-(-len(cells) // MAX_SAMPLED_ROWS)))
     repeated = {
-        "repeated_records": share(len(hashes) - len(np.unique(hashes)), len(hashes)),
-        "repeated_train_records": share(len(train) - len(np.unique(train)), len(train)),
+        "repeated_records": compute_share(len(hashes) - len(np.unique(hashes)), len(hashes)),
+        "repeated_train_records": compute_share(len(train) - len(np.unique(train)), len(train)),
     }
     facts = {
-        "exact_copies": share(int(copied.sum()), len(copied)),
+        "exact_copies": compute_share(int(copied.sum()), len(copied)),
         **repeated,
         "column_distance": found.column_distance,
         "association_distance": found.association_distance,
     }
-    counts = Table(
+    counts = DisplayTable(
         ("table", "records", "repeated", "copies of train"),
         (
             ("train", len(train), repeated["repeated_train_records"], None),
@@ -110,27 +116,27 @@ def _beside(
     )
     names = dict.fromkeys(text_ids[place] for place in np.flatnonzero(copied).tolist())
     tables = {"beside train": counts, "columns beside train": found.columns, "associations": found.associations}
-    return Beside(facts, tables, tuple(names)[:SHOWN])
+    return TrainComparison(facts, tables, tuple(names)[:MAX_NAMED_COPIES])
 
 
-def look_at_train(task: _Task) -> tuple[NDArray[np.uint64], NDArray[np.uint64], pl.DataFrame]:
+def search_train_part(task: _TrainSearchTask) -> tuple[NDArray[np.uint64], NDArray[np.uint64], pl.DataFrame]:
     """Return which generated records a part's train rows equal, a number for each row, and the cells of some rows."""
     rows = Store(task.root).table(task.rows, ["split", "record"])
     train = rows.filter(pc.equal(rows.column("split"), "train"))
-    cells = cells_of(train.column("record"), task.columns)
-    hashes = _row_hashes(cells, task.compared)
+    cells = read_cells(train.column("record"), task.columns)
+    hashes = _sum_cell_hashes(cells, task.compared)
     equal = np.intersect1d(np.load(task.generated, mmap_mode="r"), hashes)
     return equal, hashes, cells.gather_every(task.stride)
 
 
-def _row_hashes(cells: pl.DataFrame, names: Sequence[str]) -> NDArray[np.uint64]:
+def _sum_cell_hashes(cells: pl.DataFrame, names: Sequence[str]) -> NDArray[np.uint64]:
     """Return a number for each record, the sum of those of its cells."""
-    return hashes_of(cells.select(names)).sum(axis=1, dtype=np.uint64)
+    return hash_cells(cells.select(names)).sum(axis=1, dtype=np.uint64)
 
 
-def summarize(facts: Mapping[str, Any], rows: str) -> Sequence[str]:
+def summarize_generated(facts: Mapping[str, Any], rows: str) -> Sequence[str]:
     """Word what came of generated text: how many texts or series, records, and what was refused."""
-    texts = counted(facts["texts"], "text") if "texts" in facts else ""
-    series = counted(facts["series"], "series", "series") if facts.get("series") else ""
-    valid = f"{percent(facts['valid_fraction'])} valid" if facts["kept"] or facts["rejected"] else ""
-    return texts, series, rows, valid, count_rejected(facts)
+    texts = format_count(facts["texts"], "text") if "texts" in facts else ""
+    series = format_count(facts["series"], "series", "series") if facts.get("series") else ""
+    valid = f"{format_percent(facts['valid_fraction'])} valid" if facts["kept"] or facts["rejected"] else ""
+    return texts, series, rows, valid, format_rejected(facts)

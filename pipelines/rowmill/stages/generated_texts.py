@@ -24,20 +24,20 @@ import orjson
 import pyarrow as pa
 
 from rowmill import sources
-from rowmill.core.errors import ConfigError, one_of
+from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.json import Json
 from rowmill.core.storage import Store
 from rowmill.formats import Records
 from rowmill.schema.manifest import File, Part
 from rowmill.schema.rows import Rejected
-from rowmill.stages.base import Work
-from rowmill.stages.part_files import RejectLog, first_of_each, write_parquet
+from rowmill.stages.base import StageContext
+from rowmill.stages.part_files import RejectLog, sample_text_rejects, write_parquet
 from rowmill.tabular import parsing
 from rowmill.tabular.generation import Generation
-from rowmill.tabular.parsing import Parser, Place, Report, Span, Validation
+from rowmill.tabular.parsing import Parser, PlacementColumns, SpanCounts, TextSpan, Validation
 from rowmill.tabular.schema import Mode, Record, RecordSchema
 from rowmill.tabular.serialization import Serialiser, Wire
-from rowmill.tabular.time_order import Order
+from rowmill.tabular.time_order import SortKey
 
 PARSED = pa.schema(
     [
@@ -51,7 +51,7 @@ PARSED = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class Meant:
+class GeneratedTextSpec:
     """What a text is meant to be, as `tokenized_examples` tells it; goes to workers as it is."""
 
     schema: str
@@ -59,7 +59,7 @@ class Meant:
     wire: Wire
     bos: str
     eos: str
-    place: Place
+    place: PlacementColumns
     validation: str
 
     @property
@@ -76,12 +76,12 @@ class ParseTask:
     folder: str
     fingerprint: str
     base: str
-    part: sources.Part
-    meant: Meant
+    part: sources.SourcePart
+    meant: GeneratedTextSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class GeneratedText:
     """A generated text, or why the record that should hold one has none."""
 
     text_id: str
@@ -91,7 +91,7 @@ class Text:
     raw: bytes = b""
 
 
-def meant_of(
+def load_text_spec(
     details: dict[str, Any],
     *,
     group_columns: Sequence[str],
@@ -99,7 +99,7 @@ def meant_of(
     interval_seconds: float | None,
     validation: str,
     where: str,
-) -> Meant:
+) -> GeneratedTextSpec:
     """Recover what texts are meant to be from a `tokenized_examples` manifest of records.
 
     `interval_seconds` is the recipe's; null: the one that the data were found to have.
@@ -116,22 +116,24 @@ def meant_of(
         if name not in known:
             raise ConfigError(
                 f"{where}: column {name!r} is none of the table that the model was trained on; it has "
-                f"{one_of(known)}; name one of them, or build and train again"
+                f"{join_choices(known)}; name one of them, or build and train again"
             )
-    order = None if told["order"] is None else Order(told["order"])
+    order = None if told["order"] is None else SortKey(told["order"])
     interval = told["interval_seconds"] if interval_seconds is None else str(interval_seconds)
-    return Meant(
+    return GeneratedTextSpec(
         schema=orjson.dumps(told["schema"]).decode(),
         mode=told["mode"],
         wire=told["wire"],
         bos=told["frame"]["bos_text"],
         eos=told["frame"]["eos_text"],
-        place=Place(tuple(group_columns), order_column, order, None if interval is None else _number(interval)),
+        place=PlacementColumns(
+            tuple(group_columns), order_column, order, None if interval is None else _parse_number(interval)
+        ),
         validation=validation,
     )
 
 
-def _number(text: str) -> Any:
+def _parse_number(text: str) -> Any:
     from decimal import Decimal
 
     number = Decimal(text)
@@ -139,7 +141,7 @@ def _number(text: str) -> Any:
 
 
 @lru_cache(maxsize=2)
-def _opened(meant: Meant) -> tuple[Parser, Serialiser]:
+def _open_parser(meant: GeneratedTextSpec) -> tuple[Parser, Serialiser]:
     """Compile what a run has in common, once per worker."""
     parser = Parser(
         meant.record_schema, meant.mode, bos=meant.bos, eos=meant.eos, place=meant.place,
@@ -148,72 +150,72 @@ def _opened(meant: Meant) -> tuple[Parser, Serialiser]:
     return parser, Serialiser(meant.record_schema, special_tokens=())
 
 
-def texts_of(part: sources.Part, base: Path) -> Iterator[Text]:
+def read_texts(part: sources.SourcePart, base: Path) -> Iterator[GeneratedText]:
     """Yield the texts of a part."""
     if part.reader == "plain_text":
-        yield _whole(part, base)
+        yield _read_whole_file(part, base)
         return
-    for record in sources.read(part, base):
+    for record in sources.read_records(part, base):
         name = f"{part.part_id}:{record.number}"
         if record.rejected is not None or record.value is None:
-            yield Text(name, "", is_closed=False, rejected=record.rejected, raw=record.raw)
+            yield GeneratedText(name, "", is_closed=False, rejected=record.rejected, raw=record.raw)
         else:
-            yield from _in_record(name, record.value, record.raw)
+            yield from _read_record_texts(name, record.value, record.raw)
 
 
-def _whole(part: sources.Part, base: Path) -> Text:
+def _read_whole_file(part: sources.SourcePart, base: Path) -> GeneratedText:
     """Return a text file whole: a character that is damaged must not cost the records around it."""
-    [line] = sources.read_bytes(part, base).split(b"\n")[:1]
-    return Text(f"{part.part_id}:0", json.loads(line.decode("utf-8", "replace"))["text"], is_closed=False)
+    [line] = sources.read_part_bytes(part, base).split(b"\n")[:1]
+    return GeneratedText(f"{part.part_id}:0", json.loads(line.decode("utf-8", "replace"))["text"], is_closed=False)
 
 
-def _in_record(name: str, value: dict[str, Json], raw: bytes) -> Iterator[Text]:
+def _read_record_texts(name: str, value: dict[str, Json], raw: bytes) -> Iterator[GeneratedText]:
     choices = value.get("choices")
     told: list[Json] = choices if isinstance(choices, list) else [value]
     for number, one in enumerate(told):
         text = one.get("text") if type(one) is dict else None
         text_id = f"{name}.{number}" if isinstance(choices, list) else name
         if isinstance(text, str):
-            yield Text(text_id, text, is_closed=one.get("finish_reason") == "stop")
+            yield GeneratedText(text_id, text, is_closed=one.get("finish_reason") == "stop")
         else:
             rejected = Rejected("missing_field", "neither text nor choices with a text each")
-            yield Text(text_id, "", is_closed=False, rejected=rejected, raw=raw)
+            yield GeneratedText(text_id, "", is_closed=False, rejected=rejected, raw=raw)
 
 
 def parse_texts(task: ParseTask) -> Part:
     """Take the texts of a part apart and write what came of them."""
-    parser, write = _opened(task.meant)
+    parser, write = _open_parser(task.meant)
     log = RejectLog("parsed_records")
-    made = Made()
-    reports: list[Report] = []
-    for text in texts_of(task.part, Path(task.base)):
+    made = AcceptedRecords()
+    reports: list[SpanCounts] = []
+    for text in read_texts(task.part, Path(task.base)):
         if text.rejected is not None:
             log.add(text.text_id, text.rejected, text.raw)
             continue
         parsed = parser(text.text, open_at_start=True, closed_at_end=text.is_closed)
         reports.append(parsed.report)
         made.add(text.text_id, parsed.records, write)
-        log_spans(log, text.text_id, text.text, parsed.spans)
-    report = parsing.add_up(reports)
+        log_invalid_spans(log, text.text_id, text.text, parsed.spans)
+    report = parsing.merge_span_counts(reports)
     facts = {
         "texts": len(reports),
         "kept": report.valid,
         "items": dict(report.items),
         "characters": dict(report.characters),
         "reasons": log.counts(),
-        "examples_of_rejects": first_of_each(log),
+        "examples_of_rejects": sample_text_rejects(log),
     }
-    return save(Store(task.root), task.folder, task.fingerprint, made, log, facts)
+    return save_parsed_part(Store(task.root), task.folder, task.fingerprint, made, log, facts)
 
 
-def log_spans(log: RejectLog, text_id: str, text: str, spans: Sequence[Span]) -> None:
+def log_invalid_spans(log: RejectLog, text_id: str, text: str, spans: Sequence[TextSpan]) -> None:
     """Keep the objects of a text that are no records, with their own characters."""
     for number, span in enumerate(one for one in spans if one.kind == "invalid"):
         raw = text[span.start : span.end].encode("utf-8", "surrogatepass")
         log.add(f"{text_id}#{number}", Rejected(span.reason, span.column), raw)
 
 
-class Made:
+class AcceptedRecords:
     """Accepted records, column by column."""
 
     def __init__(self) -> None:
@@ -231,7 +233,9 @@ class Made:
             self.texts.append(line.removesuffix("\n"))
 
 
-def save(store: Store, folder: str, fingerprint: str, made: Made, log: RejectLog, facts: dict[str, Any]) -> Part:
+def save_parsed_part(
+    store: Store, folder: str, fingerprint: str, made: AcceptedRecords, log: RejectLog, facts: dict[str, Any]
+) -> Part:
     """Write a part's records and rejects."""
     path = f"{folder}/parts/{fingerprint}"
     table = pa.table(
@@ -244,7 +248,7 @@ def save(store: Store, folder: str, fingerprint: str, made: Made, log: RejectLog
     return Part(fingerprint, files, facts)
 
 
-def options_of(work: Work) -> tuple[Records, Generation]:
+def get_generation_options(work: StageContext) -> tuple[Records, Generation]:
     """Return the dataset's options of records and of generation."""
     form = work.dataset.format
     assert isinstance(form, Records)
@@ -252,10 +256,10 @@ def options_of(work: Work) -> tuple[Records, Generation]:
     return form, form.generation
 
 
-def expected_texts(work: Work) -> Meant:
+def expected_texts(work: StageContext) -> GeneratedTextSpec:
     """Return what generated texts of the dataset are meant to be."""
-    form, generation = options_of(work)
-    return meant_of(
+    form, generation = get_generation_options(work)
+    return load_text_spec(
         work.input("tokenized_examples").details,
         group_columns=form.group_columns,
         order_column=form.order_column,

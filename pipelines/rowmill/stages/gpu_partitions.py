@@ -21,29 +21,29 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.checks import cross_stage
-from rowmill.checks.judge import Verdict
-from rowmill.core.number_text import counted
-from rowmill.core.storage import Store, digest, digest_bytes
+from rowmill.checks.judge import CheckResult
+from rowmill.core.number_text import format_count
+from rowmill.core.storage import Store, digest_bytes, digest_json
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
-from rowmill.schema.examples import WEIGHTS
-from rowmill.schema.manifest import File, Manifest, Part, Table
+from rowmill.schema.examples import WEIGHT_COLUMN
+from rowmill.schema.manifest import DisplayTable, File, Manifest, Part
 from rowmill.shards import gather, native
 from rowmill.shards.native import find_content_damage
 from rowmill.stages import inputs, part_files
 from rowmill.stages.base import (
-    Draft,
-    Figure,
-    Prepared,
+    ComparedFact,
+    PreparedStage,
+    StageContext,
     StageDeclaration,
-    Work,
-    keep_part,
-    kept_part,
+    StageOutput,
+    compute_share,
+    load_kept_part,
     part_folder,
+    save_kept_part,
     scratch_folder,
-    share,
 )
-from rowmill.stats import Feeds, by_fact
+from rowmill.stats import StatsInputs, count_rows_by_fact
 
 VERSION = 4
 """Raise it when any rank may hold other bytes, or other facts are counted on the way."""
@@ -62,7 +62,7 @@ def rank_names(world_size: int) -> tuple[str, ...]:
     return tuple(rank_name(rank, world_size) for rank in range(world_size))
 
 
-def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
+def identify_gpu_partitions(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide ranks (`ranks`), and the tags that trainers are told."""
     return {
         "ranks": {
@@ -75,69 +75,73 @@ def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
     }
 
 
-def prepare(work: Work) -> Prepared:
+def prepare_gpu_partitions(work: StageContext) -> PreparedStage:
     """Find which ranks there will be: one can be built without the others."""
-    return Prepared(ranks_of(work), lambda: make(work))
+    return PreparedStage(list_ranks(work), lambda: make_gpu_partitions(work))
 
 
-def ranks_of(work: Work) -> tuple[str, ...]:
+def list_ranks(work: StageContext) -> tuple[str, ...]:
     """Return the ranks that the manifest will name: those wanted and those kept already."""
     names = rank_names(work.recipe.partitions.world_size)
     wanted = set(work.ranks or names)
     return tuple(
-        name for name in names if name in wanted or kept_part(work.store, work.folder, _fingerprint(work, name))
+        name
+        for name in names
+        if name in wanted or load_kept_part(work.store, work.folder, _fingerprint_rank(work, name))
     )
 
 
-def stale_ranks(work: Work, present: Sequence[str]) -> int:
+def count_stale_ranks(work: StageContext, present: Sequence[str]) -> int:
     """Count the ranks of which a kept version tells, but none of this order over these tokens.
 
     One rank can be built alone. Those beside it then still are of the order before, and nobody may train on both.
     """
-    known = {name for one in manifest.versions(work.store, work.key) for name in one.card.get("ranks", ())}
+    known = {name for one in manifest.list_versions(work.store, work.key) for name in one.card.get("ranks", ())}
     return len(known & set(rank_names(work.recipe.partitions.world_size)) - set(present))
 
 
-def _fingerprint(work: Work, name: str) -> str:
+def _fingerprint_rank(work: StageContext, name: str) -> str:
     """Identify a rank's files: the order, the sequences that it orders, the world size."""
     splits = work.inputs[(work.recipe.name, "training_splits")]
     # The order alone knows sequences by number: other tokens under the same numbers are other ranks.
-    packed = [one.version for one in inputs.packed_of(work).values()]
-    return digest("gpu_partitions", identity_of(work.recipe, "")["ranks"], splits.version, packed, name)
+    packed = [one.version for one in inputs.get_packed_shards(work).values()]
+    return digest_json(
+        "gpu_partitions", identify_gpu_partitions(work.recipe, "")["ranks"], splits.version, packed, name
+    )
 
 
-def make(work: Work) -> Draft:
+def make_gpu_partitions(work: StageContext) -> StageOutput:
     """Write the wanted ranks that are not kept, and describe all."""
-    present = ranks_of(work)
-    kept = {name: kept_part(work.store, work.folder, _fingerprint(work, name)) for name in present}
+    present = list_ranks(work)
+    kept = {name: load_kept_part(work.store, work.folder, _fingerprint_rank(work, name)) for name in present}
     missing = [name for name, part in kept.items() if part is None]
     if missing:
         for name, part in zip(missing, _write_ranks(work, missing), strict=True):
-            keep_part(work.store, work.folder, part)
+            save_kept_part(work.store, work.folder, part)
             kept[name] = part
     ranks = [part for part in kept.values() if part is not None]
-    return _draft(work, list(present), ranks, reused=len(present) - len(missing))
+    return _build_ranks_output(work, list(present), ranks, reused=len(present) - len(missing))
 
 
 # ── Sequences to ranks ─────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
-class _ScratchTask:
+class _RankScratchTask:
     root: str
     source: File
     target: str
 
 
-def to_scratch(task: _ScratchTask) -> bytes:
+def write_rank_scratch(task: _RankScratchTask) -> bytes:
     """Lay a shard out for gathering; return its sequences' content hashes, 16 bytes each."""
     table = Store(task.root).table(task.source).combine_chunks()
-    hashes = native.sequence_hashes(native.segments_of(table))
+    hashes = native.hash_sequences(native.recover_segments(table))
     # Each shard has a dictionary of its own; plain strings can be taken from several.
     plain = table.set_column(
         table.schema.get_field_index("dataset"), "dataset", pc.cast(table.column("dataset"), pa.string())
     )
-    gather.to_scratch(plain, task.target)
+    gather.write_scratch_file(plain, task.target)
     return b"".join(value.to_bytes(16, "little") for value in hashes)
 
 
@@ -161,16 +165,18 @@ def write_rank(task: _RankTask) -> tuple[Part, int]:
     found = 0
     counted: dict[str, list[int]] = {}
     for number, begin in enumerate(range(0, len(task.wanted), task.per_shard)):
-        table = _typed(gather.take(task.files, task.first_rows, task.wanted[begin : begin + task.per_shard]))
+        table = _restore_shard_types(
+            gather.take_rows(task.files, task.first_rows, task.wanted[begin : begin + task.per_shard])
+        )
         sink = BytesIO()
-        native.write(table, sink, task.card)
+        native.write_native_shard(table, sink, task.card)
         content = sink.getvalue()
         name = f"data/part-{number:05d}.parquet"
         store.write(f"{task.at}/{name}", content)
         files[name] = File(f"{task.at}/{name}", len(content), digest_bytes(content), table.num_rows)
         back = store.table(files[name]).combine_chunks()
-        found += sum(native.sequence_hashes(native.segments_of(back)))
-        _count(back, counted)
+        found += sum(native.hash_sequences(native.recover_segments(back)))
+        _count_rank_tokens(back, counted)
     files["facts"] = part_files.write_parquet(store, f"{task.at}/facts.parquet", task.facts)
     fillers = counted.pop(_FILLERS, [0])[0]
     facts = {
@@ -180,14 +186,14 @@ def write_rank(task: _RankTask) -> tuple[Part, int]:
         "trained_tokens": sum(trained for _, _, trained in counted.values()),
         "datasets": dict(sorted(counted.items())),
     }
-    return Part(task.fingerprint, files, facts), found % native.MODULUS
+    return Part(task.fingerprint, files, facts), found % native.HASH_MODULUS
 
 
 _FILLERS = ""
 """Whose sequences fillers are; no dataset has an empty name."""
 
 
-def _count(shard: pa.Table, counted: dict[str, list[int]]) -> None:
+def _count_rank_tokens(shard: pa.Table, counted: dict[str, list[int]]) -> None:
     """Add a shard's sequences, tokens and trained tokens to those of each dataset, fillers apart."""
     plain = shard.select(["tokens", "trained_tokens"]).append_column(
         "dataset", shard.column("dataset").cast(pa.string())
@@ -199,46 +205,48 @@ def _count(shard: pa.Table, counted: dict[str, list[int]]) -> None:
         counted[name] = [a + int(b) for a, b in zip(before, values, strict=True)]
 
 
-def _typed(table: pa.Table) -> pa.Table:
+def _restore_shard_types(table: pa.Table) -> pa.Table:
     column = table.column("dataset").combine_chunks().dictionary_encode()
-    typed = table.set_column(table.schema.get_field_index("dataset"), native.SEQUENCES.field("dataset"), column)
-    return typed.cast(native.schema(weighted=WEIGHTS in table.column_names))
+    typed = table.set_column(table.schema.get_field_index("dataset"), native.SEQUENCE_SCHEMA.field("dataset"), column)
+    return typed.cast(native.make_shard_schema(weighted=WEIGHT_COLUMN in table.column_names))
 
 
-def _write_ranks(work: Work, names: Sequence[str]) -> list[Part]:
-    packed = inputs.packed_of(work)
+def _write_ranks(work: StageContext, names: Sequence[str]) -> list[Part]:
+    packed = inputs.get_packed_shards(work)
     shards = [p.files["shard"] for one in packed.values() for p in one.parts if p.facts["split"] == "train"]
     counts = [file.rows for file in shards]
     with scratch_folder(work) as scratch:
         targets = [str(scratch / f"{i:06d}.arrow") for i in range(len(shards) + 1)]
-        tasks = [_ScratchTask(work.store.root, file, target) for file, target in zip(shards, targets, strict=False)]
+        tasks = [_RankScratchTask(work.store.root, file, target) for file, target in zip(shards, targets, strict=False)]
         size = 4 * sum(file.bytes for file in shards)
-        hashes = b"".join(work.pool.map(to_scratch, tasks, size_bytes=size)) + _filler_scratch(work, targets[-1])
+        hashes = b"".join(work.pool.map(write_rank_scratch, tasks, size_bytes=size)) + _write_filler_scratch(
+            work, targets[-1]
+        )
         first_rows = np.concatenate(([0], np.cumsum([*counts, 1])))
-        wanted = _wanted(work, packed)
-        ranks = [_rank_task(work, name, tuple(targets), first_rows, wanted) for name in names]
+        wanted = _locate_ordered_rows(work, packed)
+        ranks = [_make_rank_task(work, name, tuple(targets), first_rows, wanted) for name in names]
         made = list(work.pool.map(write_rank, ranks, size_bytes=size))
     values = [int.from_bytes(hashes[16 * i : 16 * i + 16], "little") for i in range(len(hashes) // 16)]
     done: list[Part] = []
     for task, (part, found) in zip(ranks, made, strict=True):
-        expected = sum(values[i] for i in task.wanted.tolist()) % native.MODULUS
+        expected = sum(values[i] for i in task.wanted.tolist()) % native.HASH_MODULUS
         facts = part.facts | {"conserved": found == expected, "content_hash": f"{found:032x}"}
         done.append(Part(part.fingerprint, part.files, facts))
     return done
 
 
-def _filler_scratch(work: Work, target: str) -> bytes:
-    card = next(iter(inputs.packed_of(work).values())).card
+def _write_filler_scratch(work: StageContext, target: str) -> bytes:
+    card = next(iter(inputs.get_packed_shards(work).values())).card
     pad = next((card[name] for name in ("pad_id", "eos_id") if card.get(name) is not None), 0)
-    table = native.fillers(1, pad_id=int(pad), dataset="", weighted=work.recipe.has_loss_weights)
+    table = native.make_fillers(1, pad_id=int(pad), dataset="", weighted=work.recipe.has_loss_weights)
     plain = table.set_column(
         table.schema.get_field_index("dataset"), "dataset", pc.cast(table.column("dataset"), pa.string())
     )
-    gather.to_scratch(plain, target)
-    return native.sequence_hashes(native.segments_of(table.combine_chunks()))[0].to_bytes(16, "little")
+    gather.write_scratch_file(plain, target)
+    return native.hash_sequences(native.recover_segments(table.combine_chunks()))[0].to_bytes(16, "little")
 
 
-def _wanted(work: Work, packed: dict[str, Manifest]) -> Ints:
+def _locate_ordered_rows(work: StageContext, packed: dict[str, Manifest]) -> Ints:
     """Return for each place of the order the row of its sequence over all scratch files; fillers are the last row."""
     splits = work.inputs[(work.recipe.name, "training_splits")]
     order = work.store.table(splits.parts[0].files["order"], ("dataset", "sequence_id", "filler"))
@@ -249,13 +257,13 @@ def _wanted(work: Work, packed: dict[str, Manifest]) -> Ints:
     return np.where(filler, firsts[-1], firsts[datasets] + order.column("sequence_id").to_numpy())
 
 
-def _rank_task(work: Work, name: str, files: tuple[str, ...], first_rows: Ints, wanted: Ints) -> _RankTask:
+def _make_rank_task(work: StageContext, name: str, files: tuple[str, ...], first_rows: Ints, wanted: Ints) -> _RankTask:
     world = work.recipe.partitions.world_size
     rank = int(name.split("-")[1])
-    fingerprint = _fingerprint(work, name)
+    fingerprint = _fingerprint_rank(work, name)
     splits = work.inputs[(work.recipe.name, "training_splits")]
     steps = work.store.table(splits.parts[0].files["rank_steps"])
-    shard_card = next(iter(inputs.packed_of(work).values())).card
+    shard_card = next(iter(inputs.get_packed_shards(work).values())).card
     own = {"recipe": work.recipe.name, "order": str(splits.card["order"]), "rank": str(rank), "world_size": str(world)}
     return _RankTask(
         root=work.store.root,
@@ -273,38 +281,38 @@ def _rank_task(work: Work, name: str, files: tuple[str, ...], first_rows: Ints, 
 # ── What the manifest says, and what trainers open ─────────────────────────────────────────────────
 
 
-def _draft(work: Work, names: list[str], ranks: list[Part], *, reused: int) -> Draft:
+def _build_ranks_output(work: StageContext, names: list[str], ranks: list[Part], *, reused: int) -> StageOutput:
     trained = [int(part.facts["trained_tokens"]) for part in ranks]
     rows = [
         (name, *(int(p.facts[f]) for f in ("sequences", "fillers", "tokens", "trained_tokens")))
         for name, p in zip(names, ranks, strict=True)
     ]
-    return Draft(
+    return StageOutput(
         parts=ranks,
         facts={
             "conservation": sum(not part.facts["conserved"] for part in ranks),
-            "stale_rank": stale_ranks(work, names),
+            "stale_rank": count_stale_ranks(work, names),
             "ranks": len(ranks),
             "world_size": work.recipe.partitions.world_size,
             "sequences": sum(int(p.facts["sequences"]) for p in ranks),
             "fillers": sum(int(p.facts["fillers"]) for p in ranks),
             "tokens": sum(int(p.facts["tokens"]) for p in ranks),
             "trained_tokens": sum(trained),
-            "trained_spread": share(max(trained) - min(trained), max(trained)) if trained else 0.0,
+            "trained_spread": compute_share(max(trained) - min(trained), max(trained)) if trained else 0.0,
         },
-        token_ledger=_token_ledger(ranks),
+        token_ledger=_account_rank_tokens(ranks),
         tables={
-            "ranks": Table(("rank", "sequences", "fillers", "tokens", "trained_tokens"), tuple(rows[:30])),
-            "datasets": _dataset_table(work, ranks),
+            "ranks": DisplayTable(("rank", "sequences", "fillers", "tokens", "trained_tokens"), tuple(rows[:30])),
+            "datasets": _tabulate_datasets(work, ranks),
         },
-        schema=tuple((f.name, str(f.type)) for f in native.schema(weighted=work.recipe.has_loss_weights)),
+        schema=tuple((f.name, str(f.type)) for f in native.make_shard_schema(weighted=work.recipe.has_loss_weights)),
         card={"order": work.inputs[(work.recipe.name, "training_splits")].card["order"], "ranks": names},
         parts_reused=reused,
         rows_made=sum(int(p.facts["sequences"]) for p in ranks),
     )
 
 
-def _token_ledger(ranks: Sequence[Part]) -> list[tuple[str, str, int]]:
+def _account_rank_tokens(ranks: Sequence[Part]) -> list[tuple[str, str, int]]:
     """Place every token of the ranks; shards have labels, but no kinds of spans: what has no label is context."""
     tokens, trained = (sum(int(part.facts[name]) for part in ranks) for name in ("tokens", "trained_tokens"))
     padding = native.FILLER_TOKENS * sum(int(part.facts["fillers"]) for part in ranks)
@@ -315,7 +323,7 @@ def _token_ledger(ranks: Sequence[Part]) -> list[tuple[str, str, int]]:
     ]
 
 
-def _dataset_table(work: Work, ranks: Sequence[Part]) -> Table:
+def _tabulate_datasets(work: StageContext, ranks: Sequence[Part]) -> DisplayTable:
     """Say what each dataset gives the ranks: sequences, tokens, trained tokens, and its share of each."""
     sums = {
         name: [sum(int(part.facts["datasets"].get(name, (0, 0, 0))[i]) for part in ranks) for i in range(3)]
@@ -324,13 +332,15 @@ def _dataset_table(work: Work, ranks: Sequence[Part]) -> Table:
     totals = [sum(values[i] for values in sums.values()) for i in range(3)]
     measures = ("sequences", "tokens", "trained_tokens")
     rows = [
-        (name, *values, *(share(value, total) for value, total in zip(values, totals, strict=True)))
+        (name, *values, *(compute_share(value, total) for value, total in zip(values, totals, strict=True)))
         for name, values in sums.items()
     ]
-    return Table(("dataset", *measures, *(f"{measure}_share" for measure in measures)), tuple(rows))
+    return DisplayTable(("dataset", *measures, *(f"{measure}_share" for measure in measures)), tuple(rows))
 
 
-def publish(work: Work, made: Manifest, verdicts: Sequence[Verdict], loosened: Sequence[str]) -> None:
+def publish_gpu_partitions(
+    work: StageContext, made: Manifest, verdicts: Sequence[CheckResult], loosened: Sequence[str]
+) -> None:
     """Write `current.json` for trainers, once every rank of this order is there and its tokens are conserved.
 
     `verdicts` are the judgements that let it through, `loosened` the bounds of the whole recipe that are wider than
@@ -364,7 +374,7 @@ def publish(work: Work, made: Manifest, verdicts: Sequence[Verdict], loosened: S
         "steps": splits.facts["steps"],
         # Orders that were kept by a version before 3 do not say.
         "has_steps": splits.card["has_steps"] if "has_steps" in splits.card else bool(work.recipe.mixture.batch_sizes),
-        "sets": {name: _sets(work, name, one) for name, one in packed.items()},
+        "sets": {name: _describe_evaluation_set(work, name, one) for name, one in packed.items()},
         "inputs": made.inputs,
         "waivers": list(made.waivers),
         "loosened": list(loosened),
@@ -384,10 +394,10 @@ def publish(work: Work, made: Manifest, verdicts: Sequence[Verdict], loosened: S
         "ranks": ranks,
     }
     work.store.write_sealed(f"{work.folder}/current.json", content)
-    cross_stage.write_published(work.store, made)
+    cross_stage.write_published_counts(work.store, made)
 
 
-def _sets(work: Work, name: str, packed: Manifest) -> dict[str, Any]:
+def _describe_evaluation_set(work: StageContext, name: str, packed: Manifest) -> dict[str, Any]:
     """Name a dataset's own shards by split, in the order of its plans, and its tags: what evaluation reads."""
     shards: dict[str, list[list[Any]]] = {}
     for part in packed.parts:
@@ -399,12 +409,12 @@ def _sets(work: Work, name: str, packed: Manifest) -> dict[str, Any]:
     return {"tags": list(dict.fromkeys([*tags, name])), "shards": shards}
 
 
-def _data_version(recipe: Recipe, made: Manifest) -> str:
+def _identify_rank_data(recipe: Recipe, made: Manifest) -> str:
     """Identify some ranks by the order they are dealt from and how many there are: what they all have in common."""
-    return digest(made.inputs[f"{recipe.name}/training_splits"], recipe.partitions.world_size)
+    return digest_json(made.inputs[f"{recipe.name}/training_splits"], recipe.partitions.world_size)
 
 
-def _content_damage(store: Store, made: Manifest) -> Iterator[str]:
+def _find_rank_damage(store: Store, made: Manifest) -> Iterator[str]:
     for part in made.parts:
         data = [file for name, file in part.files.items() if name.startswith("data/")]
         rank = part.files["facts"].path.rsplit("/", 1)[0]
@@ -415,20 +425,20 @@ STAGE = StageDeclaration(
     name="gpu_partitions",
     description="One folder of shards per data-parallel rank, in the order of training.",
     scope="recipe",
-    identity=identity_of,
-    prepare=prepare,
+    identity=identify_gpu_partitions,
+    prepare=prepare_gpu_partitions,
     inputs=("training_splits", "packed_shards"),
     gates_on_every_dataset=True,
-    publish=publish,
+    publish=publish_gpu_partitions,
     partitions=lambda recipe: rank_names(recipe.partitions.world_size),
-    find_data_version=_data_version,
+    find_data_version=_identify_rank_data,
     # Ranks hold shards, too: the same sequences again, which statistics have of the shards.
-    feeds=Feeds(by_fact("sequences", "sequence")),
-    summarize=lambda facts, rows: (counted(facts["ranks"], "rank"), rows),
+    feeds=StatsInputs(count_rows_by_fact("sequences", "sequence")),
+    summarize=lambda facts, rows: (format_count(facts["ranks"], "rank"), rows),
     compared=(
-        Figure("ranks", "ranks"),
-        Figure("sequences of all ranks", "sequences"),
-        Figure("tokens of all ranks", "tokens"),
+        ComparedFact("ranks", "ranks"),
+        ComparedFact("sequences of all ranks", "sequences"),
+        ComparedFact("tokens of all ranks", "tokens"),
     ),
-    find_content_damage=_content_damage,
+    find_content_damage=_find_rank_damage,
 )

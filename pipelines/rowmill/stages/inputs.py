@@ -9,30 +9,30 @@ from typing import Any
 
 from rowmill import sources
 from rowmill.schema.manifest import Manifest
-from rowmill.sources import FileScan, Group
-from rowmill.stages.base import Work
+from rowmill.sources import FileScan, PartGroup
+from rowmill.stages.base import StageContext
 
 
-def parts_of(details: Mapping[str, Any]) -> list[sources.Part]:
+def load_source_parts(details: Mapping[str, Any]) -> list[sources.SourcePart]:
     """Recover the source's parts from a `raw_dataset` manifest's details."""
     return [part for one in details["scans"] for part in FileScan.from_json(one).parts]
 
 
-def numbered_parts(details: Mapping[str, Any]) -> Iterator[tuple[int, sources.Part]]:
+def number_source_parts(details: Mapping[str, Any]) -> Iterator[tuple[int, sources.SourcePart]]:
     """Yield the source's parts, each with the number of its group: of the part of `canonical_rows` with its rows."""
-    for number, group in enumerate(groups_of(details)):
+    for number, group in enumerate(load_part_groups(details)):
         for part in group:
             yield number, part
 
 
-def groups_of(details: Mapping[str, Any]) -> list[Group]:
+def load_part_groups(details: Mapping[str, Any]) -> list[PartGroup]:
     """Recover the groups that rows are made of: one for each part of `canonical_rows`, in its order."""
-    parts = parts_of(details)
+    parts = load_source_parts(details)
     # A manifest of before files shared groups has each part alone.
     ends = list(accumulate(details.get("groups", [1] * len(parts)), initial=0))
     return [tuple(parts[begin:end]) for begin, end in pairwise(ends)]
 
 
-def packed_of(work: Work) -> dict[str, Manifest]:
+def get_packed_shards(work: StageContext) -> dict[str, Manifest]:
     """Return the packed shards of each dataset, in recipe order."""
     return {name: work.inputs[(work.recipe.name, name, "packed_shards")] for name in work.recipe.datasets}

@@ -13,19 +13,28 @@ from typing import Any
 
 from rowmill import sources
 from rowmill.core.errors import ConfigError
-from rowmill.core.storage import digest
+from rowmill.core.storage import digest_json
 from rowmill.formats import Records
 from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema import manifest
-from rowmill.schema.ledger import KEPT, REJECTED, add_up
-from rowmill.schema.manifest import NOT_APPLICABLE, Part, Table
+from rowmill.schema.ledger import KEPT, REJECTED, sum_counts
+from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Part
 from rowmill.sources import Files, FileScan
-from rowmill.sources.files import reader_of
+from rowmill.sources.files import choose_reader
 from rowmill.stages import generated_tables, generated_texts
-from rowmill.stages.base import Draft, Planned, Prepared, StageDeclaration, Work, first_samples, make_parts, share
-from rowmill.stages.generated_tables import summarize
-from rowmill.stages.generated_texts import PARSED, Meant, ParseTask, expected_texts, options_of
-from rowmill.stats import Feeds, by_fact
+from rowmill.stages.base import (
+    PartTask,
+    PreparedStage,
+    StageContext,
+    StageDeclaration,
+    StageOutput,
+    collect_samples,
+    compute_share,
+    make_parts,
+)
+from rowmill.stages.generated_tables import summarize_generated
+from rowmill.stages.generated_texts import PARSED, GeneratedTextSpec, ParseTask, expected_texts, get_generation_options
+from rowmill.stats import StatsInputs, count_rows_by_fact
 from rowmill.tabular import parsing
 
 VERSION = 4
@@ -36,22 +45,24 @@ FOLDER = "generated"
 """Where generated texts lie in the project unless `generation.text_urls` names others."""
 
 
-def scans_of(work: Work) -> list[FileScan]:
+def scan_generated_texts(work: StageContext) -> list[FileScan]:
     """Scan the files of generated text; without a file in the usual folder there are none."""
-    _, generation = options_of(work)
+    _, generation = get_generation_options(work)
     chosen = generation.text_urls
     if chosen is None:
         folder = f"{FOLDER}/{work.recipe.name}/{work.dataset_name}/"
         if not _has_texts(work.base / folder):
             return []
         chosen = [folder]
-    earlier = manifest.earlier(work.store, work.key)
+    earlier = manifest.load_current_if_intact(work.store, work.key)
     known = [FileScan.from_json(one) for one in earlier.details["scans"]] if earlier else []
-    stage = sources.StageIn(work.store, f"{work.folder}/staged")
-    return scan(chosen, work.base, stage, known)
+    stage = sources.StoreStager(work.store, f"{work.folder}/staged")
+    return scan_text_urls(chosen, work.base, stage, known)
 
 
-def scan(chosen: Sequence[str], base: Path, stage: sources.Stage, known: Sequence[FileScan]) -> list[FileScan]:
+def scan_text_urls(
+    chosen: Sequence[str], base: Path, stage: sources.ContentStager, known: Sequence[FileScan]
+) -> list[FileScan]:
     """Read files of generated text once.
 
     Raises
@@ -66,20 +77,20 @@ def scan(chosen: Sequence[str], base: Path, stage: sources.Stage, known: Sequenc
         files = Files(train_urls=list(chosen), sample_by="document")
     except ValueError as error:
         raise ConfigError(f"generation.text_urls: {error}") from None
-    return sources.scan(files, base, stage, {one.url: one for one in known})
+    return sources.scan_source(files, base, stage, {one.url: one for one in known})
 
 
 def _has_texts(folder: Path) -> bool:
-    return folder.is_dir() and any(reader_of(path.name) for path in folder.rglob("*") if path.is_file())
+    return folder.is_dir() and any(choose_reader(path.name) for path in folder.rglob("*") if path.is_file())
 
 
-def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
+def identify_parsed_records(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return which texts are read and what they are held to; what they are meant to be is the input's to say."""
     form = recipe.datasets[name].format
     assert isinstance(form, Records)
     assert form.generation is not None
     return {
-        "versions": [VERSION, sources.VERSION],
+        "versions": [VERSION, sources.SCAN_VERSION],
         "text_urls": form.generation.text_urls,
         "validation": form.generation.validation.model_dump(mode="json"),
         "group_columns": form.group_columns,
@@ -89,50 +100,52 @@ def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
     }
 
 
-def prepare(work: Work) -> Prepared:
+def prepare_parsed_records(work: StageContext) -> PreparedStage:
     """Scan the files of generated text."""
-    scans = scans_of(work)
+    scans = scan_generated_texts(work)
     texts = [[one.url, [part.sha256 for part in one.parts]] for one in scans]
-    return Prepared((texts,), lambda: make(work, scans))
+    return PreparedStage((texts,), lambda: make_parsed_records(work, scans))
 
 
-def tasks_of(work: Work, scans: Sequence[FileScan], meant: Meant) -> list[Planned]:
+def plan_parse_tasks(work: StageContext, scans: Sequence[FileScan], meant: GeneratedTextSpec) -> list[PartTask]:
     """Return the parts to make, one for each of the files' own; a text file has one."""
-    planned: list[Planned] = []
+    planned: list[PartTask] = []
     for part in (part for one in scans for part in one.parts):
-        fingerprint = digest("parsed", VERSION, sources.VERSION, [part.part_id, part.sha256], asdict(meant))
+        fingerprint = digest_json("parsed", VERSION, sources.SCAN_VERSION, [part.part_id, part.sha256], asdict(meant))
         task = ParseTask(work.store.root, work.folder, fingerprint, str(work.base), part, meant)
-        planned.append(Planned(fingerprint, task, part.records, part.length))
+        planned.append(PartTask(fingerprint, task, part.records, part.length))
     return planned
 
 
-def make(work: Work, scans: Sequence[FileScan]) -> Draft:
+def make_parsed_records(work: StageContext, scans: Sequence[FileScan]) -> StageOutput:
     """Take all texts apart."""
     meant = expected_texts(work)
-    made, reused, rows_made = make_parts(work, generated_texts.parse_texts, tasks_of(work, scans, meant))
-    items, characters = added(made, "items"), added(made, "characters")
-    report = parsing.Report(items, characters)
-    reasons = add_up(part.facts["reasons"] for part in made)
+    made, reused, rows_made = make_parts(work, generated_texts.parse_texts, plan_parse_tasks(work, scans, meant))
+    items, characters = sum_class_counts(made, "items"), sum_class_counts(made, "characters")
+    report = parsing.SpanCounts(items, characters)
+    reasons = sum_counts(part.facts["reasons"] for part in made)
     texts = sum(int(part.facts["texts"]) for part in made)
-    beside = generated_tables.compare(work, made)
-    return Draft(
+    beside = generated_tables.compare_with_train(work, made)
+    return StageOutput(
         parts=made,
         facts={
-            "valid_fraction": told_fraction(report, has_texts=texts > 0),
+            "valid_fraction": compute_valid_fraction(report, has_texts=texts > 0),
             "files": len(scans),
             "texts": texts,
             "kept": report.valid,
             "rejected": sum(reasons.values()),
             "truncated": items.get("truncated", 0),
             "characters": sum(characters.values()),
-            "classified": share(characters.get("record", 0), sum(characters.values())),
+            "classified": compute_share(characters.get("record", 0), sum(characters.values())),
             **beside.facts,
         },
         ledger=[(KEPT, "", report.valid), *((REJECTED, reason, count) for reason, count in reasons.items())],
-        tables=tables_of(items, characters) | beside.tables,
+        tables=tabulate_classes(items, characters) | beside.tables,
         samples={
             "exact_copies": beside.samples,
-            "valid_fraction": tuple(i for ids in first_samples(made, "examples_of_rejects").values() for i in ids)[:10],
+            "valid_fraction": tuple(i for ids in collect_samples(made, "examples_of_rejects").values() for i in ids)[
+                :10
+            ],
         },
         schema=tuple((field.name, str(field.type)) for field in PARSED),
         details={"scans": [one.to_json() for one in scans]},
@@ -141,35 +154,41 @@ def make(work: Work, scans: Sequence[FileScan]) -> Draft:
     )
 
 
-def added(made: Sequence[Part], fact: str) -> dict[str, int]:
+def sum_class_counts(made: Sequence[Part], fact: str) -> dict[str, int]:
     """Add up counts by class over parts."""
-    return add_up(part.facts[fact] for part in made)
+    return sum_counts(part.facts[fact] for part in made)
 
 
-def told_fraction(report: parsing.Report, *, has_texts: bool) -> float | str:
+def compute_valid_fraction(report: parsing.SpanCounts, *, has_texts: bool) -> float | str:
     """Return the valid share as it is judged: nothing of texts without an object; without texts nothing is judged."""
-    return share(report.valid, report.valid + report.invalid) if has_texts else NOT_APPLICABLE
+    return compute_share(report.valid, report.valid + report.invalid) if has_texts else NOT_APPLICABLE
 
 
-def tables_of(items: Mapping[str, int], characters: Mapping[str, int]) -> dict[str, Table]:
+def tabulate_classes(items: Mapping[str, int], characters: Mapping[str, int]) -> dict[str, DisplayTable]:
     """Return the table of a page: items and characters by class, most first."""
     lines = [(name, count, characters.get(name, 0)) for name, count in items.items()]
-    return {"classes": Table(("class", "items", "characters"), tuple(sorted(lines, key=lambda one: (-one[1], one[0]))))}
+    return {
+        "classes": DisplayTable(
+            ("class", "items", "characters"), tuple(sorted(lines, key=lambda one: (-one[1], one[0])))
+        )
+    }
 
 
-def _applies(dataset: Dataset) -> bool:
+def _has_generation(dataset: Dataset) -> bool:
     return isinstance(dataset.format, Records) and dataset.format.generation is not None
 
 
 STAGE = StageDeclaration(
     name="parsed_records",
     description="Files of generated text taken apart: records, and refused objects with their reasons.",
-    identity=identity_of,
-    prepare=prepare,
+    identity=identify_parsed_records,
+    prepare=prepare_parsed_records,
     inputs=("tokenized_examples",),
-    applies=_applies,
+    applies=_has_generation,
     command="parse",
     uses_all_cores=True,
-    feeds=Feeds(by_fact("kept", "record"), files={"records": "generated_records", "rejects": "rejects"}),
-    summarize=summarize,
+    feeds=StatsInputs(
+        count_rows_by_fact("kept", "record"), files={"records": "generated_records", "rejects": "rejects"}
+    ),
+    summarize=summarize_generated,
 )

@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rowmill.core.storage import Store, digest_bytes
-from rowmill.schema.ledger import KEPT, LEDGER, NOT_TAKEN, REJECTED
+from rowmill.schema.ledger import KEPT, LEDGER_SCHEMA, NOT_TAKEN, REJECTED
 from rowmill.schema.manifest import File
-from rowmill.schema.rows import REJECTS, Rejected
+from rowmill.schema.rows import REJECT_SCHEMA, Rejected
 
 # ── Writing a part ─────────────────────────────────────────────────────────────────────────────────
 
@@ -68,7 +68,8 @@ class RejectLog:
     def table(self) -> pa.Table:
         """Return the rejects as `rows.REJECTS`."""
         return pa.table(
-            [self.row_ids, [self.stage] * len(self.row_ids), self.reasons, self.details, self.raws], schema=REJECTS
+            [self.row_ids, [self.stage] * len(self.row_ids), self.reasons, self.details, self.raws],
+            schema=REJECT_SCHEMA,
         )
 
     def counts(self) -> dict[str, int]:
@@ -81,18 +82,18 @@ def write_rejects(store: Store, stage_folder: str, at: str, log: RejectLog) -> F
     if log.row_ids:
         return write_parquet(store, f"{at}/rejects.parquet", log.table())
     path = f"{stage_folder}/no_rejects.parquet"
-    content = _no_rejects()
+    content = _empty_rejects()
     if not store.exists(path):
         store.write(path, content)
     return File(path=path, bytes=len(content), digest=digest_bytes(content), rows=0)
 
 
 @lru_cache(maxsize=1)
-def _no_rejects() -> bytes:
+def _empty_rejects() -> bytes:
     return _as_parquet(RejectLog("none").table())
 
 
-def ledger_table(
+def build_ledger(
     kept: pa.ChunkedArray, log: RejectLog, left_out: Sequence[str] = (), state: str = NOT_TAKEN
 ) -> pa.Table:
     """Return a part's ledger: rows kept, rejected, and left out in one state."""
@@ -106,10 +107,10 @@ def ledger_table(
 
     row_ids = pa.chunked_array([*kept.chunks, others], pa.string())
     stages = column(log.stage, [log.stage] * len(others))
-    return pa.Table.from_arrays([row_ids, stages, column(KEPT, states), column("", reasons)], schema=LEDGER)
+    return pa.Table.from_arrays([row_ids, stages, column(KEPT, states), column("", reasons)], schema=LEDGER_SCHEMA)
 
 
-def first_of_each(log: RejectLog) -> dict[str, list[str]]:
+def sample_text_rejects(log: RejectLog) -> dict[str, list[str]]:
     """Return the first three rejects of each reason."""
     found: dict[str, list[str]] = {}
     for row_id, reason in zip(log.row_ids, log.reasons, strict=True):

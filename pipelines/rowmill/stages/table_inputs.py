@@ -13,26 +13,26 @@ import numpy as np
 from rowmill.core.storage import Store
 from rowmill.formats import Records
 from rowmill.schema.manifest import File, Part
-from rowmill.stages.base import Work
+from rowmill.stages.base import StageContext
 from rowmill.tabular import row_index
 from rowmill.tabular.assembly import Ints
-from rowmill.tabular.row_index import Index
+from rowmill.tabular.row_index import RowIndex
 from rowmill.tabular.schema import RecordSchema
-from rowmill.tabular.table_contract import Evidence, TableContract
-from rowmill.tabular.time_order import Order
+from rowmill.tabular.table_contract import TableContract, TableEvidence
+from rowmill.tabular.time_order import SortKey
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ObservedTable:
     """What is known of a dataset once all its parts were observed.
 
     `contract` is the one in force: the recipe's, else that of the last build, else the one that the data proposes.
     """
 
     schema: RecordSchema
-    order: Order | None
+    order: SortKey | None
     contract: TableContract | None = None
-    evidence: Evidence = field(default_factory=lambda: Evidence(0, {}))
+    evidence: TableEvidence = field(default_factory=lambda: TableEvidence(0, {}))
     proposed: TableContract | None = None
     earlier: Mapping[str, Any] | None = None
     observed: tuple[str, ...] = ()
@@ -43,13 +43,15 @@ class Known:
         return {"schema": self.schema.to_json(), "order": None if self.order is None else self.order.name}
 
 
-def known_of(details: dict[str, Any]) -> Known:
+def load_observed_table(details: dict[str, Any]) -> ObservedTable:
     """Recover what a `canonical_rows` manifest says of its dataset."""
     told = details["records"]
-    return Known(RecordSchema.from_json(told["schema"]), None if told["order"] is None else Order(told["order"]))
+    return ObservedTable(
+        RecordSchema.from_json(told["schema"]), None if told["order"] is None else SortKey(told["order"])
+    )
 
 
-def form_of(work: Work) -> Records:
+def get_table_options(work: StageContext) -> Records:
     """Return the dataset's options of records."""
     form = work.dataset.format
     assert isinstance(form, Records)
@@ -59,15 +61,15 @@ def form_of(work: Work) -> Records:
 # ── After rows are made ────────────────────────────────────────────────────────────────────────────
 
 
-def index_of(work: Work, parts: Sequence[Part], known: Known) -> Index:
+def index_parts(work: StageContext, parts: Sequence[Part], known: ObservedTable) -> RowIndex:
     """Return the rows of some parts as integers."""
-    return index_of_files(work, [part.files["rows"] for part in parts], known)
+    return index_files(work, [part.files["rows"] for part in parts], known)
 
 
-def index_of_files(work: Work, files: Sequence[File], known: Known) -> Index:
+def index_files(work: StageContext, files: Sequence[File], known: ObservedTable) -> RowIndex:
     """Return the rows of some files as integers."""
-    form = form_of(work)
-    return row_index.load(
+    form = get_table_options(work)
+    return row_index.load_row_index(
         work.store,
         files,
         known.order,
@@ -76,7 +78,7 @@ def index_of_files(work: Work, files: Sequence[File], known: Known) -> Index:
     )
 
 
-def lengths_of(store: Store, files: Sequence[File]) -> Ints:
+def read_token_lengths(store: Store, files: Sequence[File]) -> Ints:
     """Return each row's tokens, −1 of a row that was rejected, from the kept ids of all parts of rows."""
     lengths = [store.table(file, ["length"]).column(0).to_numpy() for file in files]
     return np.concatenate([np.empty(0, np.int64), *lengths]).astype(np.int64)

@@ -19,31 +19,31 @@ from numpy.typing import NDArray
 from rowmill.core import permutation
 from rowmill.core.errors import ConfigError, ContextOverflowError
 from rowmill.formats import Records as RecordsFormat
-from rowmill.schema.manifest import Table
+from rowmill.schema.manifest import DisplayTable
 from rowmill.tabular.assembly import (
     EDGES,
     FLUSHES,
-    Assembled,
-    Draw,
+    AssembledExamples,
+    BudgetSampler,
+    ExampleLimits,
     Ints,
-    Pass,
-    Records,
-    Room,
+    RecordLengths,
+    RecordPass,
     grouped,
     resampling,
     sequential,
     tabular,
 )
-from rowmill.tabular.row_index import SPLITS, Index
+from rowmill.tabular.row_index import SPLITS, RowIndex
 from rowmill.tabular.schema import Mode
 
-WORST = 20
+MAX_NAMED_OVERFLOWS = 20
 """Overflows that an error names; the report has all."""
-KEPT, NOT_SAMPLED, FIRST_REASON = 0, 1, 2
+KEPT, NOT_SAMPLED, FIRST_REJECT_STATE = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Overflow:
+class TableOverflow:
     """A record or group that no example can hold: `name` is its row or its key, `rows` its rows' numbers."""
 
     kind: str
@@ -70,53 +70,53 @@ class Overflow:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SplitPlan:
+class SplitTablePlan:
     """One split's examples: `rows[r]` is the row of the plan's record r, `group_of[r]` its group (−1: none)."""
 
     split: str
     rows: Ints
     groups: Ints
-    records: Records
-    assembled: Assembled
+    records: RecordLengths
+    assembled: AssembledExamples
     lengths: Ints
 
 
 @dataclass(frozen=True, slots=True)
-class RecordPlan:
+class TablePlan:
     """What a build of a records dataset would make."""
 
     mode: Mode
-    room: Room
+    room: ExampleLimits
     options: dict[str, Any]
-    splits: tuple[SplitPlan, ...]
-    overflows: tuple[Overflow, ...]
+    splits: tuple[SplitTablePlan, ...]
+    overflows: tuple[TableOverflow, ...]
     states: NDArray[np.int8]
     changed: int
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
 
-    def table(self) -> Table:
+    def table(self) -> DisplayTable:
         """Return the numbers of each split: counts, tokens, why examples ended, sizes."""
         columns = ("split", "records", "groups", "examples", "tokens", *(f"flush_{name}" for name in FLUSHES))
-        columns += tuple(f"{of}_{what}" for of in _MEASURED for what in ("min", "mean", "max", "std"))
+        columns += tuple(f"{of}_{what}" for of in _MEASURED_FACTS for what in ("min", "mean", "max", "std"))
         rows = [(name, *(told[c] for c in columns[1:])) for name, told in self.facts["splits"].items()]
-        return Table(columns, tuple(rows))
+        return DisplayTable(columns, tuple(rows))
 
 
-_MEASURED = ("record_tokens", "group_tokens", "example_tokens", "example_records", "example_groups")
+_MEASURED_FACTS = ("record_tokens", "group_tokens", "example_tokens", "example_records", "example_groups")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TablePlanRequest:
     """What a plan needs beside the lengths; the dataset's name and the seed decide its draws."""
 
     dataset: str
     seed: int
     form: RecordsFormat
-    room: Room
+    room: ExampleLimits
 
 
 @dataclass(frozen=True, slots=True)
-class Naming:
+class OverflowNaming:
     """How what does not fit is named; asked once, for all of it."""
 
     names_of: Callable[[Ints], Sequence[str]]
@@ -125,9 +125,15 @@ class Naming:
     """Of each of some sets of rows, the column with the longest text."""
 
 
-def plan(
-    asked: Asked, index: Index, lengths: Ints, *, naming: Naming, changed: int, options: dict[str, Any]
-) -> RecordPlan:
+def plan_table(
+    asked: TablePlanRequest,
+    index: RowIndex,
+    lengths: Ints,
+    *,
+    naming: OverflowNaming,
+    changed: int,
+    options: dict[str, Any],
+) -> TablePlan:
     """Plan all splits.
 
     `lengths` int64[N] are each row's tokens, −1 for a row that was rejected.
@@ -148,26 +154,26 @@ def plan(
             f"{options['widest_names']}; raise seq_len or max_seq_length, shorten these names, or set prompt.style: "
             "names"
         )
-    excess = _excess(form, room, index, lengths)
-    overflows = _named(asked, naming, index, excess)
+    excess = _find_oversized(form, room, index, lengths)
+    overflows = _name_overflows(asked, naming, index, excess)
     # Under `split` only a record above the room is left, which cutting cannot help.
     if overflows and form.assembly.on_overflow != "reject":
-        raise _too_large(asked, overflows)
+        raise _make_overflow_error(asked, overflows)
     states = np.zeros(len(lengths), np.int8)
-    states[excess.rows] = FIRST_REASON + (excess.kind == "group")
+    states[excess.rows] = FIRST_REJECT_STATE + (excess.kind == "group")
     fitting = (lengths >= 0) & (states == KEPT)
-    splits = tuple(_split(asked, index, lengths, fitting, split) for split in SPLITS)
+    splits = tuple(_plan_table_split(asked, index, lengths, fitting, split) for split in SPLITS)
     shown = np.zeros(len(lengths), bool)
     for one in splits:
         shown[one.rows[one.assembled.records]] = True
     states[fitting & ~shown] = NOT_SAMPLED
     made = tuple(one for one in splits if len(one.rows))
-    facts = {"splits": {one.split: _told(one) for one in made}}
-    return RecordPlan(form.mode, room, options, made, tuple(overflows), states, changed, facts)
+    facts = {"splits": {one.split: _summarize_split(one) for one in made}}
+    return TablePlan(form.mode, room, options, made, tuple(overflows), states, changed, facts)
 
 
 @dataclass(frozen=True, slots=True)
-class Replanned:
+class ReplannedTable:
     """What another length of examples would come to: `lengths` are those of the examples of each split.
 
     `records_over` are records that no example could hold, `tokens_over` their tokens, of the records that could be
@@ -180,23 +186,23 @@ class Replanned:
     tokens_over: int
 
 
-def replan(asked: Asked, index: Index, lengths: Ints, limit: int) -> Replanned:
+def replan_table(asked: TablePlanRequest, index: RowIndex, lengths: Ints, limit: int) -> ReplannedTable:
     """Plan all splits at another length; what does not fit is counted, whatever the recipe says of it."""
-    asked = replace(asked, room=Room(limit, asked.room.prompt, asked.room.cap))
+    asked = replace(asked, room=ExampleLimits(limit, asked.room.prompt, asked.room.cap))
     fitting = lengths >= 0
     if asked.room.records < 1:
-        return Replanned(limit, (), int(fitting.sum()), int(lengths[fitting].sum()))
-    over = _excess(asked.form, asked.room, index, lengths).rows
+        return ReplannedTable(limit, (), int(fitting.sum()), int(lengths[fitting].sum()))
+    over = _find_oversized(asked.form, asked.room, index, lengths).rows
     fitting[over] = False
-    splits = tuple(_split(asked, index, lengths, fitting, split).lengths for split in SPLITS)
-    return Replanned(limit, splits, len(over), int(lengths[over].sum()))
+    splits = tuple(_plan_table_split(asked, index, lengths, fitting, split).lengths for split in SPLITS)
+    return ReplannedTable(limit, splits, len(over), int(lengths[over].sum()))
 
 
 # ── What does not fit ──────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Excess:
+class _OversizedUnits:
     """Units that no example can hold: unit u is `units[u]`, a row or a group, with `rows[starts[u]:starts[u + 1]]`."""
 
     kind: Literal["record", "group"]
@@ -206,10 +212,10 @@ class _Excess:
     starts: Ints
 
 
-def _excess(form: RecordsFormat, room: Room, index: Index, lengths: Ints) -> _Excess:
+def _find_oversized(form: RecordsFormat, room: ExampleLimits, index: RowIndex, lengths: Ints) -> _OversizedUnits:
     if form.mode != "grouped" or form.assembly.on_overflow == "split":
         rows = np.flatnonzero(lengths > room.records)
-        return _Excess("record", rows, lengths[rows], rows, np.arange(len(rows) + 1, dtype=np.int64))
+        return _OversizedUnits("record", rows, lengths[rows], rows, np.arange(len(rows) + 1, dtype=np.int64))
     assert index.groups is not None
     tokens = np.bincount(index.groups, weights=np.maximum(lengths, 0), minlength=len(index.keys)).astype(np.int64)
     is_large = tokens > room.records
@@ -217,10 +223,12 @@ def _excess(form: RecordsFormat, room: Room, index: Index, lengths: Ints) -> _Ex
     rows = np.flatnonzero(is_large[index.groups] & (lengths >= 0))
     rows = rows[np.argsort(index.groups[rows], kind="stable")]
     starts = np.searchsorted(index.groups[rows], np.append(groups, len(index.keys))).astype(np.int64)
-    return _Excess("group", groups, tokens[groups], rows, starts)
+    return _OversizedUnits("group", groups, tokens[groups], rows, starts)
 
 
-def _named(asked: Asked, naming: Naming, index: Index, excess: _Excess) -> list[Overflow]:
+def _name_overflows(
+    asked: TablePlanRequest, naming: OverflowNaming, index: RowIndex, excess: _OversizedUnits
+) -> list[TableOverflow]:
     """Say of all that does not fit what it is called and which column makes it wide, reading each part once."""
     if not len(excess.units):
         return []
@@ -229,33 +237,35 @@ def _named(asked: Asked, naming: Naming, index: Index, excess: _Excess) -> list[
     if excess.kind == "record":
         names = [f"record {name}" for name in naming.names_of(excess.units)]
     else:
-        names = [group_name(columns, index.keys[group]) for group in excess.units.tolist()]
+        names = [format_group_name(columns, index.keys[group]) for group in excess.units.tolist()]
     return [
-        Overflow(excess.kind, name, own + room.prompt + EDGES, room.prompt, own, room.limit, tuple(of.tolist()), widest)
+        TableOverflow(
+            excess.kind, name, own + room.prompt + EDGES, room.prompt, own, room.limit, tuple(of.tolist()), widest
+        )
         for name, own, of, widest in zip(names, excess.tokens.tolist(), rows, naming.widest_of(rows), strict=True)
     ]
 
 
-def group_name(columns: Sequence[str], key: str) -> str:
+def format_group_name(columns: Sequence[str], key: str) -> str:
     """Word a group's key: `customer_id='C-002'`."""
     value = orjson.loads(key) if len(key) < 1 << 16 else key
     values = value if len(columns) > 1 and isinstance(value, list) else [value]
     return ", ".join(f"{name}={one!r}" for name, one in zip(columns, values, strict=False)) or key
 
 
-def _too_large(asked: Asked, overflows: list[Overflow]) -> ContextOverflowError:
+def _make_overflow_error(asked: TablePlanRequest, overflows: list[TableOverflow]) -> ContextOverflowError:
     kind = overflows[0].kind
     count = len(overflows)
-    worst = sorted(overflows, key=lambda one: (-one.tokens, one.name))[:WORST]
+    worst = sorted(overflows, key=lambda one: (-one.tokens, one.name))[:MAX_NAMED_OVERFLOWS]
     does = f"1 {kind} does" if count == 1 else f"{count} {kind}s do"
     named = "; ".join(one.sentence for one in worst)
     more = f"; and {count - len(worst)} more" if count > len(worst) else ""
     return ContextOverflowError(
-        f"datasets.{asked.dataset}: {does} not fit: {named}{more}; {_remedies(asked.form, kind)}"
+        f"datasets.{asked.dataset}: {does} not fit: {named}{more}; {_list_remedies(asked.form, kind)}"
     )
 
 
-def _remedies(form: RecordsFormat, kind: str) -> str:
+def _list_remedies(form: RecordsFormat, kind: str) -> str:
     ways = ["raise seq_len or format.assembly.max_seq_length"]
     if kind == "group":
         ways.append("choose a finer group column (`rowmill advise` judges them)")
@@ -271,9 +281,11 @@ def _remedies(form: RecordsFormat, kind: str) -> str:
 # ── One split ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _split(asked: Asked, index: Index, lengths: Ints, fitting: NDArray[np.bool_], split: str) -> SplitPlan:
+def _plan_table_split(
+    asked: TablePlanRequest, index: RowIndex, lengths: Ints, fitting: NDArray[np.bool_], split: str
+) -> SplitTablePlan:
     rows, begins = index.sorted(np.flatnonzero((index.splits == SPLITS.index(split)) & fitting))
-    records = Records(lengths[rows], begins)
+    records = RecordLengths(lengths[rows], begins)
     groups = np.full(len(begins) - 1, -1) if index.groups is None else index.groups[rows[begins[:-1]]]
     is_train = split == "train"
     wanted = asked.form.wanted if is_train else None
@@ -283,44 +295,49 @@ def _split(asked: Asked, index: Index, lengths: Ints, fitting: NDArray[np.bool_]
             "records "
             "under privacy.dp_enabled; a unit of privacy may be shown once; lower it"
         )
-    permute = partial(_permuted, asked.seed, asked.dataset, split)
-    draw = _draw(asked, index, split, groups) if is_train else None
-    assembled = _assembled(asked, records, wanted, permute, draw)
-    return SplitPlan(split, rows, groups, records, assembled, assembled.lengths(records.tokens, asked.room))
+    permute = partial(_permute_pass, asked.seed, asked.dataset, split)
+    draw = _make_budget_sampler(asked, index, split, groups) if is_train else None
+    assembled = _assemble_split(asked, records, wanted, permute, draw)
+    return SplitTablePlan(split, rows, groups, records, assembled, assembled.lengths(records.tokens, asked.room))
 
 
-def _assembled(
-    asked: Asked, records: Records, wanted: int | None, permute: resampling.Permute, draw: Draw | None
-) -> Assembled:
+def _assemble_split(
+    asked: TablePlanRequest,
+    records: RecordLengths,
+    wanted: int | None,
+    permute: resampling.Permute,
+    draw: BudgetSampler | None,
+) -> AssembledExamples:
     room = asked.room
     match asked.form.mode:
         case "tabular":
-            return tabular.assemble(records, resampling.tabular(records, wanted, permute), room)
+            return tabular.assemble_records(records, resampling.resample_records(records, wanted, permute), room)
         case "grouped":
-            passes = resampling.grouped(records, wanted, permute)
+            passes = resampling.resample_groups(records, wanted, permute)
             if asked.form.assembly.on_overflow == "split":
                 passes = [
-                    Pass(one.number, *grouped.cut_too_large(records, one.firsts, one.lasts, room)) for one in passes
+                    RecordPass(one.number, *grouped.split_large_runs(records, one.firsts, one.lasts, room))
+                    for one in passes
                 ]
-            return grouped.assemble(records, passes, room)
+            return grouped.assemble_groups(records, passes, room)
         case "sequential":
-            return sequential.assemble(records, resampling.sequential(records, wanted, permute), room, draw)
+            return sequential.assemble_series(records, resampling.resample_series(records, wanted, permute), room, draw)
 
 
-def _permuted(seed: int, dataset: str, split: str, number: int, count: int) -> Ints:
+def _permute_pass(seed: int, dataset: str, split: str, number: int, count: int) -> Ints:
     """Return the order of a pass: a keyed permutation, so that other datasets and passes change nothing."""
-    own = permutation.feistel(count, permutation.key(seed, "assembly", dataset, split, number))
+    own = permutation.make_feistel(count, permutation.hash_labels(seed, "assembly", dataset, split, number))
     return own(np.arange(count, dtype=np.int64))
 
 
-def _draw(asked: Asked, index: Index, split: str, groups: Ints) -> Draw:
+def _make_budget_sampler(asked: TablePlanRequest, index: RowIndex, split: str, groups: Ints) -> BudgetSampler:
     """Return the budgets of train examples, uniform from seven tenths of the room to all of it."""
-    low = asked.room.least_budget
+    low = asked.room.min_budget
     span = asked.room.records - low + 1
 
     def of_group(number: int, group: int) -> Callable[[int], int]:
         key = index.keys[int(groups[group])]
-        drawn = permutation.keys_after(asked.seed, "budget", asked.dataset, split, number, key)
+        drawn = permutation.make_label_hasher(asked.seed, "budget", asked.dataset, split, number, key)
         return lambda ordinal: low + (drawn(ordinal) * span >> 64)
 
     return of_group
@@ -329,7 +346,7 @@ def _draw(asked: Asked, index: Index, split: str, groups: Ints) -> Draw:
 # ── The report ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _told(one: SplitPlan) -> dict[str, Any]:
+def _summarize_split(one: SplitTablePlan) -> dict[str, Any]:
     assembled = one.assembled
     units, examples = np.diff(assembled.units), np.diff(assembled.record_offsets)
     told: dict[str, Any] = {
@@ -349,11 +366,11 @@ def _told(one: SplitPlan) -> dict[str, Any]:
         "example_groups": np.diff(assembled.examples) if is_grouped else units[:0],
     }
     for name, values in measured.items():
-        told |= {f"{name}_{what}": value for what, value in spread(values).items()}
+        told |= {f"{name}_{what}": value for what, value in measure_spread(values).items()}
     return told
 
 
-def spread(values: Ints) -> dict[str, float]:
+def measure_spread(values: Ints) -> dict[str, float]:
     """Return minimum, mean, maximum and standard deviation; zeros of nothing."""
     if not len(values):
         return {"min": 0, "mean": 0.0, "max": 0, "std": 0.0}

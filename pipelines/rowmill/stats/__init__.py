@@ -14,58 +14,68 @@ fingerprint.
 
 from rowmill.core.storage import Store
 from rowmill.schema.manifest import Manifest
-from rowmill.stats.column_docs import ESTIMATES, PLANNED, about
-from rowmill.stats.counts import CountRows, Feeds, Rows, by_fact, parts_of
+from rowmill.stats.column_docs import ESTIMATE_NOTES, PLANNED_NOTE, describe_estimate
+from rowmill.stats.counts import CountRows, RowCount, StatsInputs, count_parts, count_rows_by_fact
 from rowmill.stats.lengths import (
-    advice,
-    candidate_seq_lens,
-    length_buckets,
-    length_histogram,
-    length_quantiles,
-    lengths_table,
-    what_if,
+    choose_candidate_seq_lens,
+    compute_length_quantiles,
+    count_length_buckets,
+    estimate_seq_len_effects,
+    make_length_histogram,
+    make_lengths_table,
+    suggest_limits,
 )
 from rowmill.stats.schemas import SCHEMAS
-from rowmill.stats.tables import damage, forget, point_current, scope_of, tables_of, write_findings, write_table
-from rowmill.stats.views import publish_views, query, view_names
+from rowmill.stats.tables import (
+    find_damage,
+    remove_version_tables,
+    set_current_versions,
+    split_stage_key,
+    write_check_results,
+    write_manifest_tables,
+    write_table,
+)
+from rowmill.stats.views import list_view_names, publish_views, query_views
 
 __all__ = [
-    "ESTIMATES",
-    "PLANNED",
+    "ESTIMATE_NOTES",
+    "PLANNED_NOTE",
     "SCHEMAS",
     "CountRows",
-    "Feeds",
-    "Rows",
-    "about",
-    "advice",
-    "by_fact",
-    "candidate_seq_lens",
-    "damage",
-    "forget",
-    "length_buckets",
-    "length_histogram",
-    "length_quantiles",
-    "lengths_table",
-    "parts_of",
-    "point_current",
+    "RowCount",
+    "StatsInputs",
+    "choose_candidate_seq_lens",
+    "compute_length_quantiles",
+    "count_length_buckets",
+    "count_parts",
+    "count_rows_by_fact",
+    "describe_estimate",
+    "estimate_seq_len_effects",
+    "find_damage",
+    "list_view_names",
+    "make_length_histogram",
+    "make_lengths_table",
     "publish_views",
-    "query",
-    "record",
-    "scope_of",
-    "tables_of",
-    "view_names",
-    "what_if",
-    "write_findings",
+    "query_views",
+    "record_manifest",
+    "remove_version_tables",
+    "set_current_versions",
+    "split_stage_key",
+    "suggest_limits",
+    "write_check_results",
+    "write_manifest_tables",
     "write_table",
 ]
 
 
-def record(store: Store, manifest: Manifest, feeds: Feeds, *, reused: bool = False, parts_reused: int = 0) -> None:
+def record_manifest(
+    store: Store, manifest: Manifest, feeds: StatsInputs, *, reused: bool = False, parts_reused: int = 0
+) -> None:
     """Write all tables of a manifest, then make its version the current one of its stage.
 
     In this order: a reader that sees the pointer must find the rows it points to. `stats.duckdb` is the business of
     whoever builds for people, the command line and Dagster: its views change only with their definitions.
     """
-    tables_of(store, manifest, feeds, reused=reused, parts_reused=parts_reused)
-    recipe, scope = scope_of(manifest.key)
-    point_current(store, recipe, scope, manifest.stage, (manifest.version,))
+    write_manifest_tables(store, manifest, feeds, reused=reused, parts_reused=parts_reused)
+    recipe, scope = split_stage_key(manifest.key)
+    set_current_versions(store, recipe, scope, manifest.stage, (manifest.version,))

@@ -6,9 +6,9 @@ What belongs here: words. What does not: names and types (`schemas.py`), how a v
 from collections.abc import Mapping
 from typing import Final
 
-from rowmill.schema.manifest import Table
+from rowmill.schema.manifest import DisplayTable
 
-ESTIMATES: Final[Mapping[str, str]] = {
+ESTIMATE_NOTES: Final[Mapping[str, str]] = {
     "what_if": (
         "Estimated from lengths alone: an example above the length loses trained tokens in proportion to what is "
         "above, and is packed at just that length; documents that are cut into pieces lose none. Truncation that takes "
@@ -17,21 +17,21 @@ ESTIMATES: Final[Mapping[str, str]] = {
 }
 """Tables that hold no counts, and how they come about; whoever shows such a table says it."""
 
-PLANNED: Final[str] = (
+PLANNED_NOTE: Final[str] = (
     "Records are planned anew at each length, as a build would plan them; what is lost are the tokens of records that "
     "no example could hold."
 )
 """How the same table comes about for records, whose examples are no rows but are put together of them."""
 
 
-def about(name: str, table: Table) -> str | None:
+def describe_estimate(name: str, table: DisplayTable) -> str | None:
     """Return what must be said beside a table that holds no counts; None of any other."""
     if name == "what_if" and "examples" in table.columns:
-        return PLANNED
-    return ESTIMATES.get(name)
+        return PLANNED_NOTE
+    return ESTIMATE_NOTES.get(name)
 
 
-VIEWS: Final[Mapping[str, str]] = {
+VIEW_DOCS: Final[Mapping[str, str]] = {
     "builds": "Stages built: one line for each version, and for its last reuse.",
     "findings": "Laws judged: the last verdict of each law on each current version.",
     "ledger": "Where records ended: every record of a stage is in exactly one state.",
@@ -40,7 +40,7 @@ VIEWS: Final[Mapping[str, str]] = {
     "rows": "Canonical rows, without their content.",
     "examples": "Tokenized examples, without their tokens.",
     "lengths": "Bins of the histogram of original lengths, for each split.",
-    "what_if": f"What another context length would do. {ESTIMATES['what_if']} {PLANNED}",
+    "what_if": f"What another context length would do. {ESTIMATE_NOTES['what_if']} {PLANNED_NOTE}",
     "sequences": "Packed sequences.",
     "generated_records": "Records that a model generated: accepted ones, one line each, with their content.",
     "segments": "Examples in sequences: whose tokens stand where.",
@@ -53,7 +53,7 @@ VIEWS: Final[Mapping[str, str]] = {
     "current_versions": "Which version of each stage the views show.",
 }
 
-COMMON: Final[Mapping[str, str]] = {
+COMMON_COLUMN_DOCS: Final[Mapping[str, str]] = {
     "recipe": "The recipe's name.",
     "dataset": "The dataset's name; _recipe where a stage belongs to the whole recipe.",
     "version": "The version of the stage's output: a digest of its content.",
@@ -65,7 +65,7 @@ COMMON: Final[Mapping[str, str]] = {
     "trained_tokens": "Tokens that loss is taken on.",
 }
 
-COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
+COLUMN_DOCS: Final[Mapping[str, Mapping[str, str]]] = {
     "builds": {
         "built_at": "When it was made, ISO 8601 in UTC.",
         "run_id": "The run of Dagster that made it, or build-… for `rowmill build`.",
@@ -198,6 +198,6 @@ COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 
 
-def of_column(view: str, column: str) -> str:
+def describe_column(view: str, column: str) -> str:
     """Return what a column of a view means; every column has words, as a test checks."""
-    return COLUMNS[view].get(column) or COMMON[column]
+    return COLUMN_DOCS[view].get(column) or COMMON_COLUMN_DOCS[column]

@@ -15,36 +15,36 @@ from rowmill.schema.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowCount:
     """How many rows an output holds, and what one of them is called."""
 
     count: int
     noun: str
 
 
-CountRows = Callable[[Manifest], Rows | None]
+CountRows = Callable[[Manifest], RowCount | None]
 """Returns what an output holds; None if its manifest does not say."""
 
 
-def by_fact(fact: str, noun: str) -> CountRows:
+def count_rows_by_fact(fact: str, noun: str) -> CountRows:
     """Return what reads the number of rows from a fact of the manifest, and calls one of them `noun`."""
 
-    def count(made: Manifest) -> Rows | None:
-        return Rows(int(made.facts[fact]), noun) if fact in made.facts else None
+    def count(made: Manifest) -> RowCount | None:
+        return RowCount(int(made.facts[fact]), noun) if fact in made.facts else None
 
     return count
 
 
-def _no_rows(made: Manifest) -> Rows | None:
+def _count_no_rows(made: Manifest) -> RowCount | None:
     del made
     return None
 
 
 @dataclass(frozen=True, slots=True)
-class Feeds:
+class StatsInputs:
     """What the statistics take from a stage's output, beside its ledgers: declared by the stage."""
 
-    rows: CountRows = _no_rows
+    rows: CountRows = _count_no_rows
     """How many rows the view `builds` and the stage's page give."""
     files: Mapping[str, str] = field(default_factory=dict[str, str])
     """Name of a part's file → the table of statistics that its rows are copied to."""
@@ -52,6 +52,6 @@ class Feeds:
     """Tables of statistics that the manifest holds whole; its other tables are for its page only."""
 
 
-def parts_of(made: Manifest) -> int:
+def count_parts(made: Manifest) -> int:
     """Return how many parts an output has; those of `raw_dataset` are ranges of source files, and counted alone."""
     return len(made.parts) or int(made.facts.get("parts", 0))

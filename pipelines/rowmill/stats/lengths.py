@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rowmill.schema.manifest import Histogram, Table
+from rowmill.schema.manifest import DisplayTable, Histogram
 
 Lengths: TypeAlias = npt.NDArray[np.integer[Any]]
 """Lengths in tokens, one per example, none negative."""
@@ -28,14 +28,14 @@ RAISE_LIMIT = "increase max_length or pre-filter long samples"
 LOWER_LIMIT = "lower max_length to reduce VRAM usage"
 
 
-def length_histogram(lengths: Lengths, limit: int, *, title: str = "original length") -> Histogram:
+def make_length_histogram(lengths: Lengths, limit: int, *, title: str = "original length") -> Histogram:
     """Count lengths into at most 48 bins, one edge of which is the limit if any length reaches it.
 
     Bins are equally wide, but for the first (shorter where the limit is no multiple of the width) and
     the last, which takes the far tail: without it one document of a million tokens would squeeze all
     others into the first bar.
     """
-    edges = _edges(lengths, limit)
+    edges = _choose_edges(lengths, limit)
     bins = np.searchsorted(edges, lengths, side="right") - 1
     counts = np.bincount(bins, minlength=len(edges) - 1)
     return Histogram(
@@ -47,15 +47,15 @@ def length_histogram(lengths: Lengths, limit: int, *, title: str = "original len
     )
 
 
-def _edges(lengths: Lengths, limit: int) -> npt.NDArray[np.int64]:
+def _choose_edges(lengths: Lengths, limit: int) -> npt.NDArray[np.int64]:
     """Return ascending edges from 0 to past the longest length."""
     if len(lengths) == 0:
         return np.array([0, limit], dtype=np.int64)
     longest = int(lengths.max())
-    tail_begins = max(2 * limit, math.ceil(1.25 * _quantile(lengths, 99)))
+    tail_begins = max(2 * limit, math.ceil(1.25 * _find_quantile(lengths, 99)))
     body = min(longest + 1, tail_begins)
     # Three bars are kept back: the short first one, the one that rounding up adds, the far tail.
-    step = _step(body / (MAX_BARS - 3), limit)
+    step = _choose_bin_width(body / (MAX_BARS - 3), limit)
     first = limit % step if limit <= body else 0
     edges = np.arange(first, body + step, step, dtype=np.int64)
     before = [0] if first else []
@@ -63,7 +63,7 @@ def _edges(lengths: Lengths, limit: int) -> npt.NDArray[np.int64]:
     return np.concatenate([np.array(before, np.int64), edges, np.array(after, np.int64)])
 
 
-def _step(at_least: float, limit: int) -> int:
+def _choose_bin_width(at_least: float, limit: int) -> int:
     """Return a round bin width, preferring one that divides the limit, for it then starts at zero."""
     decades = range(math.ceil(math.log10(max(at_least, 1))) + 2)
     round_numbers = sorted({m * 10**k for k in decades for m in (1, 2, 5)} | {2**k for k in range(64)})
@@ -72,20 +72,20 @@ def _step(at_least: float, limit: int) -> int:
     return (dividing or wide_enough)[0]
 
 
-def length_quantiles(lengths: Lengths) -> dict[str, int]:
+def compute_length_quantiles(lengths: Lengths) -> dict[str, int]:
     """Return p25, p50, p75, p90, p95, p99 and max: lengths that occur, none interpolated; 0 without any."""
     if len(lengths) == 0:
         return {**{f"p{q}": 0 for q in QUANTILES}, "max": 0}
-    return {**{f"p{q}": _quantile(lengths, q) for q in QUANTILES}, "max": int(lengths.max())}
+    return {**{f"p{q}": _find_quantile(lengths, q) for q in QUANTILES}, "max": int(lengths.max())}
 
 
-def _quantile(lengths: Lengths, per_cent: int) -> int:
+def _find_quantile(lengths: Lengths, per_cent: int) -> int:
     """Return the shortest length that at least this share of the examples does not exceed."""
     rank = max(math.ceil(len(lengths) * per_cent / 100), 1) - 1
     return int(np.partition(lengths, rank)[rank])
 
 
-def length_buckets(lengths: Lengths, limit: int) -> dict[str, int]:
+def count_length_buckets(lengths: Lengths, limit: int) -> dict[str, int]:
     """Count examples by length as a share of the limit; the counts add up to all examples."""
     # Integer arithmetic: a quarter of an odd limit is no integer, and 0.25 * limit would misplace exact hits.
     quarters = np.minimum(4 * lengths.astype(np.int64) // limit, len(BUCKETS) - 1)
@@ -93,7 +93,7 @@ def length_buckets(lengths: Lengths, limit: int) -> dict[str, int]:
     return {name: int(count) for name, count in zip(BUCKETS, counts, strict=True)}
 
 
-def advice(buckets: Mapping[str, int]) -> tuple[str, ...]:
+def suggest_limits(buckets: Mapping[str, int]) -> tuple[str, ...]:
     """Return the hints that the buckets justify: none, one or both of two."""
     total = sum(buckets.values())
     hints: list[str] = []
@@ -104,20 +104,20 @@ def advice(buckets: Mapping[str, int]) -> tuple[str, ...]:
     return tuple(hints)
 
 
-def candidate_seq_lens(limit: int) -> tuple[int, ...]:
+def choose_candidate_seq_lens(limit: int) -> tuple[int, ...]:
     """Return the limit and the powers of two from a quarter of it to four times it."""
     around = 1 << (limit.bit_length() - 1)
     powers = {around * 4, around * 2, around, around // 2, around // 4}
     return tuple(sorted({limit} | {power for power in powers if power >= 2}))
 
 
-def what_if(
+def estimate_seq_len_effects(
     original_tokens: Lengths,
     trained_tokens: Lengths,
     seq_lens: Iterable[int],
     *,
     plan: Callable[[Lengths, int], int],
-) -> Table:
+) -> DisplayTable:
     """Estimate for each limit how many examples exceed it, what that costs and how many sequences result.
 
     `trained_tokens[i]` are the trained tokens of example i before any truncation. What an example loses
@@ -133,15 +133,15 @@ def what_if(
         lost = trained[over] * (whole[over] - seq_len) // whole[over]
         sequences = plan(np.minimum(whole, seq_len), seq_len)
         rows.append((seq_len, int(over.sum()), int(lost.sum()), int(sequences)))
-    return Table(columns=("seq_len", "examples_over", "trained_lost", "sequences"), rows=tuple(rows))
+    return DisplayTable(columns=("seq_len", "examples_over", "trained_lost", "sequences"), rows=tuple(rows))
 
 
-def lengths_table(histograms: Mapping[str, Histogram]) -> Table:
+def make_lengths_table(histograms: Mapping[str, Histogram]) -> DisplayTable:
     """Write histograms, one per split, as lines `split, lower, upper, examples`; upper is exclusive."""
-    rows = [line for split, histogram in histograms.items() for line in _lines(split, histogram)]
-    return Table(columns=("split", "lower", "upper", "examples"), rows=tuple(rows))
+    rows = [line for split, histogram in histograms.items() for line in _list_bins(split, histogram)]
+    return DisplayTable(columns=("split", "lower", "upper", "examples"), rows=tuple(rows))
 
 
-def _lines(split: str, histogram: Histogram) -> Sequence[tuple[str, int, int, int]]:
+def _list_bins(split: str, histogram: Histogram) -> Sequence[tuple[str, int, int, int]]:
     pairs = zip(histogram.edges, histogram.edges[1:], histogram.counts, strict=False)
     return [(split, int(lower), int(upper), count) for lower, upper, count in pairs]

@@ -28,12 +28,12 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rowmill.checks.judge import Verdict
+from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import DamagedFileError, SchemaError
-from rowmill.core.storage import Store, damaged
-from rowmill.schema.manifest import EXPORTS, File, Key, Manifest, Part, Table, stage_of
-from rowmill.stats.counts import Feeds, parts_of
-from rowmill.stats.schemas import CURRENT, SCHEMAS
+from rowmill.core.storage import Store, damaged_file_error
+from rowmill.schema.manifest import EXPORTS, DisplayTable, File, Manifest, Part, StageKey, get_stage_name
+from rowmill.stats.counts import StatsInputs, count_parts
+from rowmill.stats.schemas import CURRENT_SCHEMA, SCHEMAS
 
 _LOG = logging.getLogger("rowmill.stats")
 
@@ -46,12 +46,12 @@ GRACE_NS = 600 * 10**9
 GROUP_ROWS = 65_536
 """Rows read and written at a time: memory is flat in the size of the dataset."""
 
-PATH_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+PATH_PART_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
-def scope_of(key: Key) -> tuple[str, str]:
+def split_stage_key(key: StageKey) -> tuple[str, str]:
     """Return the recipe and the scope of a stage's key: its dataset, an export's name, or `_recipe`."""
-    if stage_of(key) == EXPORTS:
+    if get_stage_name(key) == EXPORTS:
         return key[0], key[2]
     return (key[0], key[1]) if len(key) == 3 else (key[0], RECIPE_SCOPE)
 
@@ -65,28 +65,31 @@ def write_table(store: Store, table: str, recipe: str, scope: str, version: str,
         If `content` lacks a column of the table or has one of another type; further columns are left out.
 
     """
-    path = _first_file(table, recipe, scope, version)
-    encoded = _encode(_conform(content, SCHEMAS[table], f"table {table}"))
+    path = _first_file_path(table, recipe, scope, version)
+    encoded = _encode_parquet(_cast_to_schema(content, SCHEMAS[table], f"table {table}"))
     if not (store.exists(path) and store.read(path) == encoded):
         store.write(path, encoded)
 
 
-def point_current(store: Store, recipe: str, scope: str, stage: str, versions: Sequence[str]) -> None:
+def set_current_versions(store: Store, recipe: str, scope: str, stage: str, versions: Sequence[str]) -> None:
     """Make these versions of a stage the ones that the views show; call it after their tables are written."""
-    folder = f"stats/_current/recipe={_word(recipe)}/scope={_word(scope)}/stage={_word(stage)}"
-    wanted = [_word(version) for version in versions]
-    newest = _newest(store, folder, "current", CURRENT)
+    parts = (_require_path_part(one) for one in (recipe, scope, stage))
+    folder = "stats/_current/recipe={}/scope={}/stage={}".format(*parts)
+    wanted = [_require_path_part(version) for version in versions]
+    newest = _read_newest(store, folder, "current", CURRENT_SCHEMA)
     if newest is not None and newest.column("versions").to_pylist() == [wanted]:
         return
-    _append(
+    _append_file(
         store,
         folder,
         "current",
-        lambda stamp: pa.Table.from_pylist([{"stamp": stamp, "versions": wanted}], schema=CURRENT),
+        lambda stamp: pa.Table.from_pylist([{"stamp": stamp, "versions": wanted}], schema=CURRENT_SCHEMA),
     )
 
 
-def tables_of(store: Store, manifest: Manifest, feeds: Feeds, *, reused: bool = False, parts_reused: int = 0) -> None:
+def write_manifest_tables(
+    store: Store, manifest: Manifest, feeds: StatsInputs, *, reused: bool = False, parts_reused: int = 0
+) -> None:
     """Write every table that a manifest feeds, under its version.
 
     Long tables are copied column by column in batches, and only if the version's copy is not there yet;
@@ -99,15 +102,15 @@ def tables_of(store: Store, manifest: Manifest, feeds: Feeds, *, reused: bool = 
         If a part file or a table of the manifest lacks a column; that is a bug of whoever wrote it.
 
     """
-    _write_build(store, manifest, feeds, reused, parts_reused)
-    for table, lines, where in _short_tables(manifest, feeds):
-        _write_lines(store, table, *scope_of(manifest.key), manifest.version, lines, where)
-    for table, files in _long_tables(manifest, feeds).items():
-        _copy(store, manifest, table, files)
+    _write_build_row(store, manifest, feeds, reused, parts_reused)
+    for table, lines, where in _list_short_tables(manifest, feeds):
+        _write_lines(store, table, *split_stage_key(manifest.key), manifest.version, lines, where)
+    for table, files in _find_long_tables(manifest, feeds).items():
+        _copy_long_table(store, manifest, table, files)
 
 
-def write_findings(
-    store: Store, manifest: Manifest, verdicts: Sequence[Verdict], *, judged_at: str | None = None
+def write_check_results(
+    store: Store, manifest: Manifest, verdicts: Sequence[CheckResult], *, judged_at: str | None = None
 ) -> None:
     """Write the verdicts on a version.
 
@@ -115,21 +118,21 @@ def write_findings(
     leave what is there alone. Other ones, under other bounds say, stand beside the earlier ones: the view
     shows the last, its history all.
     """
-    folder = _partition("findings", *scope_of(manifest.key), manifest.version)
-    lines = [_finding(manifest.stage, verdict) for verdict in verdicts]
-    newest = _newest(store, folder, "part", SCHEMAS["findings"])
+    folder = _partition_path("findings", *split_stage_key(manifest.key), manifest.version)
+    lines = [_make_check_row(manifest.stage, verdict) for verdict in verdicts]
+    newest = _read_newest(store, folder, "part", SCHEMAS["findings"])
     if newest is not None and newest.drop_columns(["judged_at"]).to_pylist() == lines:
         return
     when = judged_at or datetime.now(UTC).isoformat(timespec="microseconds")
     dated = [{**line, "judged_at": when} for line in lines]
     content = pa.Table.from_pylist(dated, schema=SCHEMAS["findings"])
-    _append(store, folder, "part", lambda _: content, prune=False)
+    _append_file(store, folder, "part", lambda _: content, prune=False)
 
 
-def forget(store: Store, recipe: str, scope: str, version: str) -> None:
+def remove_version_tables(store: Store, recipe: str, scope: str, version: str) -> None:
     """Remove all tables of a version that was collected; it must not be current."""
     for table in SCHEMAS:
-        folder = _partition(table, recipe, scope, version)
+        folder = _partition_path(table, recipe, scope, version)
         if store.exists(folder):
             store.remove(folder)
 
@@ -137,11 +140,13 @@ def forget(store: Store, recipe: str, scope: str, version: str) -> None:
 def write_empty_tables(store: Store) -> None:
     """Put a file without rows under `recipe=_` of each table, so that every view stands over a file."""
     for table, schema in SCHEMAS.items():
-        store.write(_first_file(table, "_", "_", "_"), _encode(schema.empty_table()))
-    store.write("stats/_current/recipe=_/scope=_/stage=_/current-0.parquet", _encode(CURRENT.empty_table()))
+        store.write(_first_file_path(table, "_", "_", "_"), _encode_parquet(schema.empty_table()))
+    store.write(
+        "stats/_current/recipe=_/scope=_/stage=_/current-0.parquet", _encode_parquet(CURRENT_SCHEMA.empty_table())
+    )
 
 
-def _finding(stage: str, verdict: Verdict) -> dict[str, Any]:
+def _make_check_row(stage: str, verdict: CheckResult) -> dict[str, Any]:
     return {
         "stage": stage,
         "law": verdict.law,
@@ -154,9 +159,9 @@ def _finding(stage: str, verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _write_build(store: Store, manifest: Manifest, feeds: Feeds, reused: bool, parts_reused: int) -> None:
-    folder = _partition("builds", *scope_of(manifest.key), manifest.version)
-    rows, parts = feeds.rows(manifest), parts_of(manifest)
+def _write_build_row(store: Store, manifest: Manifest, feeds: StatsInputs, reused: bool, parts_reused: int) -> None:
+    folder = _partition_path("builds", *split_stage_key(manifest.key), manifest.version)
+    rows, parts = feeds.rows(manifest), count_parts(manifest)
     line = {
         "stage": manifest.stage,
         "built_at": manifest.built_at,
@@ -169,17 +174,17 @@ def _write_build(store: Store, manifest: Manifest, feeds: Feeds, reused: bool, p
         "rows": rows.count if rows else None,
     }
     prefix = "reused" if reused else "made"
-    newest = _newest(store, folder, prefix, SCHEMAS["builds"])
+    newest = _read_newest(store, folder, prefix, SCHEMAS["builds"])
     if newest is not None and newest.to_pylist() == [line]:
         return
     content = pa.Table.from_pylist([line], schema=SCHEMAS["builds"])
-    _append(store, folder, prefix, lambda _: content, prune=reused)
+    _append_file(store, folder, prefix, lambda _: content, prune=reused)
 
 
 _Lines = list[dict[str, Any]]
 
 
-def _short_tables(manifest: Manifest, feeds: Feeds) -> Iterator[tuple[str, _Lines, str]]:
+def _list_short_tables(manifest: Manifest, feeds: StatsInputs) -> Iterator[tuple[str, _Lines, str]]:
     """Yield each table that a manifest holds whole: its name, its lines, and where they come from."""
     ledger = [{"stage": manifest.stage, "state": s, "reason": r, "records": n} for s, r, n in manifest.ledger]
     tokens = [{"stage": manifest.stage, "split": s, "class": c, "tokens": n} for s, c, n in manifest.token_ledger]
@@ -190,12 +195,12 @@ def _short_tables(manifest: Manifest, feeds: Feeds) -> Iterator[tuple[str, _Line
     for table in feeds.tables:
         if table in manifest.tables:
             at = f"{where}: table {table}"
-            yield table, _lines_of(manifest.tables[table], SCHEMAS[table], at), at
+            yield table, _align_lines(manifest.tables[table], SCHEMAS[table], at), at
 
 
-def _lines_of(table: Table, schema: pa.Schema, where: str) -> _Lines:
+def _align_lines(table: DisplayTable, schema: pa.Schema, where: str) -> _Lines:
     """Return the rows of a table under the columns of a schema; what the table does not have is null."""
-    _require(schema, table.columns, where)
+    _require_schema_columns(schema, table.columns, where)
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     return [{name: row.get(name) for name in schema.names} for row in rows]
 
@@ -206,58 +211,58 @@ def _write_lines(store: Store, table: str, recipe: str, scope: str, version: str
     What is there is compared as Python values: on a night in which nothing changed no Arrow array is made of any,
     for which pyarrow would import pandas first, a second of work.
     """
-    schema, path = SCHEMAS[table], _first_file(table, recipe, scope, version)
-    known = _kept(store, path)
+    schema, path = SCHEMAS[table], _first_file_path(table, recipe, scope, version)
+    known = _read_or_remove(store, path)
     if known is not None and known.schema.remove_metadata().equals(schema) and known.to_pylist() == lines:
         return
     try:
         content = pa.Table.from_pylist(lines, schema=schema)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-        raise _misfit(where, error, schema) from error
+        raise _misfit_error(where, error, schema) from error
     write_table(store, table, recipe, scope, version, content)
 
 
 @dataclass(frozen=True, slots=True)
-class _Feed:
+class _PartFile:
     """A part file that a long table is read from."""
 
     part: Part
     file: File
 
 
-def _long_tables(manifest: Manifest, feeds: Feeds) -> dict[str, list[_Feed]]:
-    tables: dict[str, list[_Feed]] = {}
+def _find_long_tables(manifest: Manifest, feeds: StatsInputs) -> dict[str, list[_PartFile]]:
+    tables: dict[str, list[_PartFile]] = {}
     for part in manifest.parts:
         for name, file in part.files.items():
             if name in feeds.files:
-                tables.setdefault(feeds.files[name], []).append(_Feed(part, file))
+                tables.setdefault(feeds.files[name], []).append(_PartFile(part, file))
     return tables
 
 
-def _copy(store: Store, manifest: Manifest, table: str, feeds: Sequence[_Feed]) -> None:
+def _copy_long_table(store: Store, manifest: Manifest, table: str, feeds: Sequence[_PartFile]) -> None:
     """Copy a table's columns from part files; a copy that is there under this schema is whole and stays."""
     schema = SCHEMAS[table]
-    path = _first_file(table, *scope_of(manifest.key), manifest.version)
+    path = _first_file_path(table, *split_stage_key(manifest.key), manifest.version)
     if store.exists(path) and _has_schema(store, path, schema):
         return
-    shape = _sequences(manifest) if table == "sequences" else _columns(schema)
-    batches = (shape(batch, feed) for feed in feeds for batch in _batches(store, feed.file, schema))
-    with store.create(path) as handle, pq.ParquetWriter(handle, schema, **_WRITTEN) as writer:
-        for group in _groups(batches, schema):
+    shape = _make_sequence_shaper(manifest) if table == "sequences" else _make_column_shaper(schema)
+    batches = (shape(batch, feed) for feed in feeds for batch in _read_batches(store, feed.file, schema))
+    with store.create(path) as handle, pq.ParquetWriter(handle, schema, **_WRITE_OPTIONS) as writer:
+        for group in _join_batches(batches, schema):
             writer.write_table(group, row_group_size=GROUP_ROWS)
 
 
-_Shape = Callable[[pa.RecordBatch, _Feed], pa.Table]
+_BatchShaper = Callable[[pa.RecordBatch, _PartFile], pa.Table]
 
 
-def _columns(schema: pa.Schema) -> _Shape:
-    def shape(batch: pa.RecordBatch, feed: _Feed) -> pa.Table:
-        return _conform(pa.Table.from_batches([batch]), schema, feed.file.path)
+def _make_column_shaper(schema: pa.Schema) -> _BatchShaper:
+    def shape(batch: pa.RecordBatch, feed: _PartFile) -> pa.Table:
+        return _cast_to_schema(pa.Table.from_batches([batch]), schema, feed.file.path)
 
     return shape
 
 
-def _sequences(manifest: Manifest) -> _Shape:
+def _make_sequence_shaper(manifest: Manifest) -> _BatchShaper:
     """Return what adds a shard's name, split (its column, or its part's fact) and fill to its columns."""
     schema = SCHEMAS["sequences"]
     seq_len = manifest.card.get("seq_len")
@@ -267,20 +272,20 @@ def _sequences(manifest: Manifest) -> _Shape:
             "correct the writer"
         )
 
-    def shape(batch: pa.RecordBatch, feed: _Feed) -> pa.Table:
+    def shape(batch: pa.RecordBatch, feed: _PartFile) -> pa.Table:
         content = pa.Table.from_batches([batch])
         constants: dict[str, object] = {"shard": feed.file.path, "split": feed.part.facts.get("split", "")}
         for name, value in constants.items():
             if name not in content.column_names:
                 content = content.append_column(name, pa.repeat(pa.scalar(value, pa.string()), len(content)))
-        _require(schema, {*content.column_names, "fill"}, feed.file.path)
+        _require_schema_columns(schema, {*content.column_names, "fill"}, feed.file.path)
         fill = pa.array(content.column("tokens").to_numpy() / seq_len, pa.float64())
-        return _conform(content.append_column("fill", fill), schema, feed.file.path)
+        return _cast_to_schema(content.append_column("fill", fill), schema, feed.file.path)
 
     return shape
 
 
-def _batches(store: Store, file: File, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _read_batches(store: Store, file: File, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     # Not compared with its digest: a stage judges what it wrote, and nobody trains on statistics.
     try:
         with pq.ParquetFile(store.path(file.path) if store.is_local else store.open(file.path)) as parquet:
@@ -289,10 +294,10 @@ def _batches(store: Store, file: File, schema: pa.Schema) -> Iterator[pa.RecordB
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise damaged(store, file, " ".join(str(error).split())) from error
+        raise damaged_file_error(store, file, " ".join(str(error).split())) from error
 
 
-def _groups(batches: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:
+def _join_batches(batches: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:
     """Join small batches, so that thousands of small parts do not become thousands of row groups."""
     waiting: list[pa.Table] = []
     rows = 0
@@ -305,24 +310,24 @@ def _groups(batches: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Table
     yield pa.concat_tables(waiting) if waiting else schema.empty_table()
 
 
-def _conform(content: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
+def _cast_to_schema(content: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
     """Return the schema's columns in its order and types."""
-    _require(schema, content.column_names, where)
+    _require_schema_columns(schema, content.column_names, where)
     absent = [name for name in schema.names if name not in content.column_names]
     for name in absent:
         content = content.append_column(name, pa.nulls(len(content), schema.field(name).type))
     try:
         return content.select(schema.names).replace_schema_metadata(None).cast(schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise _misfit(where, error, schema) from error
+        raise _misfit_error(where, error, schema) from error
 
 
-def _misfit(where: str, error: Exception, schema: pa.Schema) -> SchemaError:
+def _misfit_error(where: str, error: Exception, schema: pa.Schema) -> SchemaError:
     expected = ", ".join(f"{field.name} {field.type}" for field in schema)
     return SchemaError(f"{where}: a value does not fit ({error}); expected {expected}; correct the writer")
 
 
-def _require(schema: pa.Schema, columns: Iterable[str], where: str) -> None:
+def _require_schema_columns(schema: pa.Schema, columns: Iterable[str], where: str) -> None:
     # A stage of one dataset may leave its name out: the view then takes the scope.
     missing = set(schema.names) - set(columns) - {"dataset"}
     if missing:
@@ -332,31 +337,32 @@ def _require(schema: pa.Schema, columns: Iterable[str], where: str) -> None:
         )
 
 
-def _partition(table: str, recipe: str, scope: str, version: str) -> str:
-    return f"stats/{table}/recipe={_word(recipe)}/scope={_word(scope)}/version={_word(version)}"
+def _partition_path(table: str, recipe: str, scope: str, version: str) -> str:
+    parts = (_require_path_part(one) for one in (recipe, scope, version))
+    return f"stats/{table}/" + "recipe={}/scope={}/version={}".format(*parts)
 
 
-def _first_file(table: str, recipe: str, scope: str, version: str) -> str:
-    return f"{_partition(table, recipe, scope, version)}/part-0.parquet"
+def _first_file_path(table: str, recipe: str, scope: str, version: str) -> str:
+    return f"{_partition_path(table, recipe, scope, version)}/part-0.parquet"
 
 
-def _word(name: str) -> str:
+def _require_path_part(name: str) -> str:
     """Return a name that becomes a folder; data never gets here, so another one is our own bug."""
-    assert PATH_WORD.fullmatch(name), f"{name!r} cannot be part of a path"
+    assert PATH_PART_PATTERN.fullmatch(name), f"{name!r} cannot be part of a path"
     return name
 
 
-_WRITTEN: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
+_WRITE_OPTIONS: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
 """No manifest holds the digest of a table of statistics: its pages say by themselves that they are whole."""
 
 
-def _encode(content: pa.Table) -> bytes:
+def _encode_parquet(content: pa.Table) -> bytes:
     buffer = io.BytesIO()
-    pq.write_table(content, buffer, **_WRITTEN)
+    pq.write_table(content, buffer, **_WRITE_OPTIONS)
     return buffer.getvalue()
 
 
-def _kept(store: Store, path: str) -> pa.Table | None:
+def _read_or_remove(store: Store, path: str) -> pa.Table | None:
     """Return a table that is there; one that is damaged is removed, to be written again, and said to be so."""
     try:
         return store.unchecked_table(path) if store.exists(path) else None
@@ -366,11 +372,11 @@ def _kept(store: Store, path: str) -> pa.Table | None:
         return None
 
 
-def damage(store: Store, key: Key, version: str) -> dict[str, str]:
+def find_damage(store: Store, key: StageKey, version: str) -> dict[str, str]:
     """Return a sentence for each table of a version that is not what was written, by its path."""
     found: dict[str, str] = {}
     for table in SCHEMAS:
-        folder = _partition(table, *scope_of(key), version)
+        folder = _partition_path(table, *split_stage_key(key), version)
         for name in store.list(folder):
             try:
                 store.unchecked_table(f"{folder}/{name}")
@@ -379,9 +385,9 @@ def damage(store: Store, key: Key, version: str) -> dict[str, str]:
     return found
 
 
-def require_whole(store: Store) -> None:
+def require_whole_tables(store: Store) -> None:
     """Read every table of statistics; DamagedFileError names the first that is not whole."""
-    for path in _files(store, "stats"):
+    for path in _list_parquet_files(store, "stats"):
         try:
             store.unchecked_table(path)
         except DamagedFileError as error:
@@ -390,18 +396,18 @@ def require_whole(store: Store) -> None:
             ) from error
 
 
-def _files(store: Store, folder: str) -> Iterator[str]:
+def _list_parquet_files(store: Store, folder: str) -> Iterator[str]:
     for name in store.list(folder):
         path = f"{folder}/{name}"
         if name.endswith(".parquet"):
             yield path
         elif "." not in name.partition("=")[0]:
-            yield from _files(store, path)
+            yield from _list_parquet_files(store, path)
 
 
-def _read(store: Store, path: str, schema: pa.Schema) -> pa.Table | None:
+def _read_table(store: Store, path: str, schema: pa.Schema) -> pa.Table | None:
     """Read a table; a column that an older writer did not know is null."""
-    content = _kept(store, path)
+    content = _read_or_remove(store, path)
     if content is None:
         return None
     absent = [name for name in schema.names if name not in content.column_names]
@@ -420,31 +426,33 @@ def _has_schema(store: Store, path: str, schema: pa.Schema) -> bool:
         return False
 
 
-def _stamped(store: Store, folder: str, prefix: str) -> list[str]:
+def _list_stamped_files(store: Store, folder: str, prefix: str) -> list[str]:
     """Return the files `<prefix>-<stamp>.parquet` of a folder, oldest first."""
     names = store.list(folder)
     return [name for name in names if name.startswith(f"{prefix}-") and name.endswith(".parquet")]
 
 
-def _newest(store: Store, folder: str, prefix: str, schema: pa.Schema) -> pa.Table | None:
-    names = _stamped(store, folder, prefix)
-    return _read(store, f"{folder}/{names[-1]}", schema) if names else None
+def _read_newest(store: Store, folder: str, prefix: str, schema: pa.Schema) -> pa.Table | None:
+    names = _list_stamped_files(store, folder, prefix)
+    return _read_table(store, f"{folder}/{names[-1]}", schema) if names else None
 
 
-def _append(store: Store, folder: str, prefix: str, content: Callable[[int], pa.Table], *, prune: bool = True) -> None:
+def _append_file(
+    store: Store, folder: str, prefix: str, content: Callable[[int], pa.Table], *, prune: bool = True
+) -> None:
     """Write a file that sorts after its kind; with `prune`, drop those superseded before the grace."""
-    names = _stamped(store, folder, prefix)
-    stamp = max([time.time_ns(), *(_stamp(name) + 1 for name in names)])
+    names = _list_stamped_files(store, folder, prefix)
+    stamp = max([time.time_ns(), *(_parse_stamp(name) + 1 for name in names)])
     # Twenty digits hold every 64-bit stamp, so names sort as their stamps do.
     new = f"{prefix}-{stamp:020d}.parquet"
-    store.write(f"{folder}/{new}", _encode(content(stamp)))
+    store.write(f"{folder}/{new}", _encode_parquet(content(stamp)))
     if not prune:
         return
     for old, successor in pairwise([*names, new]):
-        if _stamp(successor) < stamp - GRACE_NS:
+        if _parse_stamp(successor) < stamp - GRACE_NS:
             with suppress(FileNotFoundError):  # another writer's sweep may have taken it
                 store.remove(f"{folder}/{old}")
 
 
-def _stamp(name: str) -> int:
+def _parse_stamp(name: str) -> int:
     return int(name.removesuffix(".parquet").rsplit("-", 1)[1])

@@ -23,23 +23,23 @@ import pyarrow as pa
 
 from rowmill.core import remote
 from rowmill.core.errors import ConfigError
-from rowmill.core.storage import Store, digest
+from rowmill.core.storage import Store, digest_json
 from rowmill.stats import column_docs
 from rowmill.stats.schemas import SCHEMAS
-from rowmill.stats.tables import require_whole, write_empty_tables
+from rowmill.stats.tables import require_whole_tables, write_empty_tables
 
 if TYPE_CHECKING:
     import duckdb
 
-FILE = "stats.duckdb"
-MARKER = "stats/_views.json"
+DATABASE_FILE = "stats.duckdb"
+MARKER_FILE = "stats/_views.json"
 """Names the definitions that `stats.duckdb` was made from; while they are the same it is left alone."""
 
-VERSION = 2
+VIEWS_VERSION = 2
 """Raise it when a table's columns or a view's definition changes in a way that its text does not show."""
 
 
-TRUNCATION = (
+TRUNCATION_QUERY = (
     "SELECT recipe, dataset, version, split, count(*) AS examples, "
     "count_if(tokens < original_tokens) AS shortened, "
     "count_if(tokens < original_tokens) / count(*) AS shortened_share, "
@@ -49,25 +49,25 @@ TRUNCATION = (
     "sum(reasoning_removed)::BIGINT AS reasoning_removed, sum(tokens_cut)::BIGINT AS tokens_cut "
     "FROM examples{history} GROUP BY recipe, dataset, version, split"
 )
-RUNS = (
+RUNS_QUERY = (
     "SELECT recipe, run_id, min(built_at) AS began, max(built_at) AS ended, count(*) AS stages, "
     "sum(seconds) AS seconds, sum(rows)::BIGINT AS rows, sum(parts)::BIGINT AS parts, "
     "sum(parts_reused)::BIGINT AS parts_reused FROM builds_history WHERE NOT reused GROUP BY recipe, run_id"
 )
-DERIVED = {
-    "truncation": TRUNCATION.format(history=""),
-    "truncation_history": TRUNCATION.format(history="_history"),
-    "runs": RUNS,
+DERIVED_VIEWS = {
+    "truncation": TRUNCATION_QUERY.format(history=""),
+    "truncation_history": TRUNCATION_QUERY.format(history="_history"),
+    "runs": RUNS_QUERY,
 }
 """Views over other views: questions that everybody asks."""
 
-LAST_JUDGEMENT = " QUALIFY judged_at = max(judged_at) OVER (PARTITION BY t.recipe, t.scope, t.version)"
+LAST_RESULT_CLAUSE = " QUALIFY judged_at = max(judged_at) OVER (PARTITION BY t.recipe, t.scope, t.version)"
 """Of a version judged under several bounds the view shows the last verdicts; the history has all."""
 
 
-def view_names() -> tuple[str, ...]:
+def list_view_names() -> tuple[str, ...]:
     """Return the views' names; each has a `_history` beside it, except `runs`, which is one."""
-    return (*SCHEMAS, *(name for name in DERIVED if not name.endswith("_history")))
+    return (*SCHEMAS, *(name for name in DERIVED_VIEWS if not name.endswith("_history")))
 
 
 def publish_views(store: Store) -> None:
@@ -78,37 +78,37 @@ def publish_views(store: Store) -> None:
     """
     import duckdb
 
-    statements = list(_statements(store))
-    wanted = digest(VERSION, duckdb.__version__, [str(schema) for schema in SCHEMAS.values()], statements)
-    made = store.exists(FILE) or not store.is_local
-    if made and store.exists(MARKER) and orjson.loads(store.read(MARKER)) == wanted:
+    statements = list(_make_view_statements(store))
+    wanted = digest_json(VIEWS_VERSION, duckdb.__version__, [str(schema) for schema in SCHEMAS.values()], statements)
+    made = store.exists(DATABASE_FILE) or not store.is_local
+    if made and store.exists(MARKER_FILE) and orjson.loads(store.read(MARKER_FILE)) == wanted:
         return
     write_empty_tables(store)
     if store.is_local:
         try:
-            _replace(store, statements)
+            _replace_database(store, statements)
         except duckdb.Error:
-            require_whole(store)
+            require_whole_tables(store)
             raise
-    store.write(MARKER, orjson.dumps(wanted))
+    store.write(MARKER_FILE, orjson.dumps(wanted))
 
 
-def _replace(store: Store, statements: list[str]) -> None:
+def _replace_database(store: Store, statements: list[str]) -> None:
     import duckdb
 
-    temporary = store.path(f"{FILE}.{uuid.uuid4().hex}.tmp")
+    temporary = store.path(f"{DATABASE_FILE}.{uuid.uuid4().hex}.tmp")
     try:
         with duckdb.connect(temporary) as connection:
-            _run(connection, statements)
-            _run(connection, list(_comments(connection)))
-        os.replace(temporary, store.path(FILE))
+            _run_statements(connection, statements)
+            _run_statements(connection, list(_make_comment_statements(connection)))
+        os.replace(temporary, store.path(DATABASE_FILE))
     finally:
         for leftover in (temporary, f"{temporary}.wal"):
             if os.path.exists(leftover):
                 os.unlink(leftover)
 
 
-def _run(connection: "duckdb.DuckDBPyConnection", statements: list[str]) -> None:
+def _run_statements(connection: "duckdb.DuckDBPyConnection", statements: list[str]) -> None:
     # One transaction: a commit for each statement would be a sync for each.
     connection.begin()
     for statement in statements:
@@ -116,78 +116,79 @@ def _run(connection: "duckdb.DuckDBPyConnection", statements: list[str]) -> None
     connection.commit()
 
 
-def _statements(store: Store) -> Iterator[str]:
-    current = _pointers(store)
+def _make_view_statements(store: Store) -> Iterator[str]:
+    current = _select_current_versions(store)
     yield f"CREATE VIEW current_versions AS {current}"
     for table, schema in SCHEMAS.items():
-        columns = ", ".join(_selected(schema))
-        files = _files(store, table)
+        columns = ", ".join(_select_view_columns(schema))
+        files = _scan_table_files(store, table)
         yield f"CREATE VIEW {table}_history AS SELECT {columns} FROM {files} AS t"  # noqa: S608  (names are our own, the root is quoted)
         yield (
             f"CREATE VIEW {table} AS SELECT {columns} "  # noqa: S608  (the same)
             f"FROM (SELECT DISTINCT recipe, scope, version FROM ({current})) AS c "
-            f"JOIN {files} AS t USING (recipe, scope, version){LAST_JUDGEMENT if table == 'findings' else ''}"
+            f"JOIN {files} AS t USING (recipe, scope, version){LAST_RESULT_CLAUSE if table == 'findings' else ''}"
         )
-    yield from (f"CREATE VIEW {name} AS {selected}" for name, selected in DERIVED.items())
+    yield from (f"CREATE VIEW {name} AS {selected}" for name, selected in DERIVED_VIEWS.items())
 
 
-def _comments(connection: "duckdb.DuckDBPyConnection") -> Iterator[str]:
+def _make_comment_statements(connection: "duckdb.DuckDBPyConnection") -> Iterator[str]:
     """Word every view and column, so that `DESCRIBE` is not all that a reader has."""
     found = connection.execute("SELECT table_name, column_name FROM duckdb_columns() WHERE NOT internal").fetchall()
     for view in dict.fromkeys(name for name, _ in found):
-        about = column_docs.VIEWS[view.removesuffix("_history")]
+        about = column_docs.VIEW_DOCS[view.removesuffix("_history")]
         kept = " Of all kept versions." if view.endswith("_history") else ""
-        yield f"COMMENT ON VIEW {view} IS {_quoted(about + kept)}"
+        yield f"COMMENT ON VIEW {view} IS {_quote_text(about + kept)}"
     for view, column in found:
-        about = column_docs.of_column(view.removesuffix("_history"), column)
-        yield f'COMMENT ON COLUMN {view}."{column}" IS {_quoted(about)}'
+        about = column_docs.describe_column(view.removesuffix("_history"), column)
+        yield f'COMMENT ON COLUMN {view}."{column}" IS {_quote_text(about)}'
 
 
-def _selected(schema: pa.Schema) -> Iterator[str]:
+def _select_view_columns(schema: pa.Schema) -> Iterator[str]:
     yield "t.recipe AS recipe"
     yield "coalesce(t.dataset, t.scope) AS dataset" if "dataset" in schema.names else "t.scope AS dataset"
     yield "t.version AS version"
     yield from (f't."{name}" AS "{name}"' for name in schema.names if name != "dataset")
 
 
-def _pointers(store: Store) -> str:
+def _select_current_versions(store: Store) -> str:
     """Select the current versions: those of each stage's newest pointer; a pointer never changes."""
-    pattern = _pattern(store, "stats/_current/*/*/*/*.parquet")
+    pattern = _quote_pattern(store, "stats/_current/*/*/*/*.parquet")
     return (
         "SELECT recipe, scope, stage, unnest(max_by(versions, stamp)) AS version "  # noqa: S608  (the same)
-        f"FROM read_parquet({pattern}, {_hive('recipe', 'scope', 'stage')}) GROUP BY recipe, scope, stage"
+        f"FROM read_parquet({pattern}, {_format_hive_options('recipe', 'scope', 'stage')}) GROUP BY recipe, "
+        "scope, stage"
     )
 
 
-def _files(store: Store, table: str) -> str:
-    pattern = _pattern(store, f"stats/{table}/*/*/*/*.parquet")
-    return f"read_parquet({pattern}, {_hive('recipe', 'scope', 'version')})"
+def _scan_table_files(store: Store, table: str) -> str:
+    pattern = _quote_pattern(store, f"stats/{table}/*/*/*/*.parquet")
+    return f"read_parquet({pattern}, {_format_hive_options('recipe', 'scope', 'version')})"
 
 
-def _hive(*keys: str) -> str:
+def _format_hive_options(*keys: str) -> str:
     # Without types a dataset named 2024 would be a number in one recipe and text in another.
     types = ", ".join(f"{key}: VARCHAR" for key in keys)
     return f"union_by_name = true, hive_partitioning = true, hive_types = {{{types}}}"
 
 
-def _pattern(store: Store, relative: str) -> str:
-    return _quoted(f"{_literally(_base(store))}/{relative}")
+def _quote_pattern(store: Store, relative: str) -> str:
+    return _quote_text(f"{_escape_glob(_find_root_path(store))}/{relative}")
 
 
-def _literally(path: str) -> str:
+def _escape_glob(path: str) -> str:
     """Write a path so that a pattern means just it: a root may be called `a[1]`."""
     return re.sub(r"([*?[])", r"[\1]", path)
 
 
-def _quoted(text: str) -> str:
+def _quote_text(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _base(store: Store) -> str:
+def _find_root_path(store: Store) -> str:
     return os.path.abspath(store.path("")) if store.is_local else store.path("")
 
 
-def query(store: Store, sql: str, *, recipe: str | None = None) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+def query_views(store: Store, sql: str, *, recipe: str | None = None) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
     """Answer one SELECT over the views, of one recipe or of all in the store: column names and rows.
 
     It may read the statistics and nothing else: no other file, no network, no extension, no Python
@@ -203,21 +204,21 @@ def query(store: Store, sql: str, *, recipe: str | None = None) -> tuple[tuple[s
 
     publish_views(store)
     try:
-        with _connect(store, recipe) as connection:
+        with _open_connection(store, recipe) as connection:
             statements = connection.extract_statements(sql)
             if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
                 # COPY and EXPORT would write into the one folder that may be read.
-                raise _refused(sql, "not a single SELECT")
+                raise _query_error(sql, "not a single SELECT")
             result = connection.execute(statements[0])
             return tuple(str(column[0]) for column in result.description), result.fetchall()
     except duckdb.Error as error:
         if isinstance(error, duckdb.IOException | duckdb.InvalidInputException):
             # Such as a file without an end: whose fault it is, the files say.
-            require_whole(store)
-        raise _refused(sql, " ".join(str(error).split("\n\nLINE", 1)[0].split())) from error
+            require_whole_tables(store)
+        raise _query_error(sql, " ".join(str(error).split("\n\nLINE", 1)[0].split())) from error
 
 
-def _connect(store: Store, recipe: str | None) -> "duckdb.DuckDBPyConnection":
+def _open_connection(store: Store, recipe: str | None) -> "duckdb.DuckDBPyConnection":
     """Open an engine of our own with the views in it and every door but the statistics shut.
 
     With a recipe's name the views show that recipe alone: DuckDB looks a name up among temporary views first.
@@ -234,43 +235,45 @@ def _connect(store: Store, recipe: str | None) -> "duckdb.DuckDBPyConnection":
     }
     connection = duckdb.connect(":memory:", config=options)
     if store.is_local:
-        connection.execute(f"ATTACH {_quoted(os.path.join(_base(store), FILE))} AS stats (READ_ONLY)")
+        connection.execute(
+            f"ATTACH {_quote_text(os.path.join(_find_root_path(store), DATABASE_FILE))} AS stats (READ_ONLY)"
+        )
         connection.execute("USE stats")
     else:
         connection.register_filesystem(remote.open_filesystem(store.root)[0])
-        _run(connection, list(_statements(store)))
+        _run_statements(connection, list(_make_view_statements(store)))
     if recipe is not None:
-        _run(connection, [*_limited_to(recipe, "stats" if store.is_local else "memory")])
-    allowed = ", ".join(_quoted(folder) for folder in _folders(store))
+        _run_statements(connection, [*_limit_views_to_recipe(recipe, "stats" if store.is_local else "memory")])
+    allowed = ", ".join(_quote_text(folder) for folder in _list_allowed_folders(store))
     connection.execute(f"SET allowed_directories = [{allowed}]")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
     return connection
 
 
-def _limited_to(recipe: str, catalog: str) -> Iterator[str]:
+def _limit_views_to_recipe(recipe: str, catalog: str) -> Iterator[str]:
     """Put a temporary view of one recipe before each view of a catalog; all of them have the column `recipe`."""
-    for name in (*SCHEMAS, *(f"{table}_history" for table in SCHEMAS), *DERIVED, "current_versions"):
-        selected = f"SELECT * FROM {catalog}.main.{name} WHERE recipe = {_quoted(recipe)}"  # noqa: S608  (quoted)
+    for name in (*SCHEMAS, *(f"{table}_history" for table in SCHEMAS), *DERIVED_VIEWS, "current_versions"):
+        selected = f"SELECT * FROM {catalog}.main.{name} WHERE recipe = {_quote_text(recipe)}"  # noqa: S608  (quoted)
         yield f"CREATE TEMP VIEW {name} AS {selected}"
 
 
-def _folders(store: Store) -> tuple[str, ...]:
+def _list_allowed_folders(store: Store) -> tuple[str, ...]:
     """Return the folder of the tables in each spelling that DuckDB compares with.
 
     In a pattern, in a file name, and as some remote file systems list it, `memory:///x` for `memory://x`.
     """
-    folder = f"{_base(store)}/stats"
-    spelled = {folder, _literally(folder)}
+    folder = f"{_find_root_path(store)}/stats"
+    spelled = {folder, _escape_glob(folder)}
     if not store.is_local:
         spelled |= {one.replace("://", ":///", 1) for one in spelled}
     return tuple(sorted(spelled))
 
 
-def _refused(sql: str, why: str) -> ConfigError:
+def _query_error(sql: str, why: str) -> ConfigError:
     shown = " ".join(sql.split())
     shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
     return ConfigError(
-        f"query {shown!r}: {why}; there are the views {', '.join(view_names())}, each but runs with a _history "
+        f"query {shown!r}: {why}; there are the views {', '.join(list_view_names())}, each but runs with a _history "
         "of all versions, and current_versions; write one SELECT over them"
     )

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rowmill.tabular.serialization import read_json
 
 
-def cells_of(records: pa.ChunkedArray, names: Sequence[str]) -> pl.DataFrame:
+def read_cells(records: pa.ChunkedArray, names: Sequence[str]) -> pl.DataFrame:
     """Return the cells of some columns, text[N] each."""
     texts: list[str] = records.to_pylist()
     schema = dict.fromkeys(names, pl.String())
@@ -30,17 +30,17 @@ def cells_of(records: pa.ChunkedArray, names: Sequence[str]) -> pl.DataFrame:
     except (pl.exceptions.PolarsError, UnicodeEncodeError):
         # A lone surrogate, which JSON can escape and UTF-8 cannot hold.
         read = [read_json(text) for text in texts]
-        return pl.DataFrame({name: [_cell(one.get(name)) for one in read] for name in names}, schema=schema)
+        return pl.DataFrame({name: [_format_cell(one.get(name)) for one in read] for name in names}, schema=schema)
 
 
-def _cell(value: Any) -> str | None:
+def _format_cell(value: Any) -> str | None:
     if value is None:
         return None
     text = value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def hashes_of(cells: pl.DataFrame) -> NDArray[np.uint64]:
+def hash_cells(cells: pl.DataFrame) -> NDArray[np.uint64]:
     """Return uint64[N, K]: a number for each cell; equal texts in two columns have different ones."""
     columns = [column.hash(seed=number).to_numpy() for number, column in enumerate(cells.iter_columns())]
     return np.stack(columns, axis=1) if columns else np.empty((len(cells), 0), np.uint64)

@@ -15,14 +15,14 @@ from typing import Any, Literal
 
 from rowmill.core.errors import ConfigError
 from rowmill.tabular.schema import Column, RecordSchema
-from rowmill.tabular.serialization import serialise
+from rowmill.tabular.serialization import serialise_record
 
 INSTRUCTION = "Generate a JSONL dataset with the following columns: "
 """What Safe Synthesizer asks; it ends with one space."""
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class ModelFamily:
     """How Safe Synthesizer prompts a family of models, which a tokenizer's name tells.
 
     `adds_bos` and `adds_eos`: whether the sequence's BOS and EOS stand around the prompt, too. `begins_turn`: sequences
@@ -36,20 +36,22 @@ class Family:
     begins_turn: bool = False
 
 
-_TURN = "user\n {i} {s} \n assistant\n"
+_TURN_TEMPLATE = "user\n {i} {s} \n assistant\n"
 FAMILIES = (
-    Family(("tinyllama",), "[INST] {i} {s} [/INST]", adds_bos=True, adds_eos=True),
-    Family(("qwen",), _TURN, adds_bos=True, adds_eos=False),
+    ModelFamily(("tinyllama",), "[INST] {i} {s} [/INST]", adds_bos=True, adds_eos=True),
+    ModelFamily(("qwen",), _TURN_TEMPLATE, adds_bos=True, adds_eos=False),
     # It begins sequences with id 151644, which is Qwen's <|im_start|>; Llama has no such token, and gets its own BOS.
-    Family(("llama32", "llama-3.2", "llama3.2"), _TURN, adds_bos=False, adds_eos=False),
-    Family(("smollm2",), _TURN, adds_bos=False, adds_eos=False, begins_turn=True),
-    Family(("smollm3",), "user\n {i} {s} <|im_end|> \n assistant\n", adds_bos=True, adds_eos=False, begins_turn=True),
-    Family(("mistral",), "[INST] {i} \n\n {s} [/INST]", adds_bos=True, adds_eos=True),
-    Family(("nemotron",), "[INST] {i} \n\n {s} [/INST]", adds_bos=True, adds_eos=True),
-    Family(("granite",), _TURN, adds_bos=False, adds_eos=True),
+    ModelFamily(("llama32", "llama-3.2", "llama3.2"), _TURN_TEMPLATE, adds_bos=False, adds_eos=False),
+    ModelFamily(("smollm2",), _TURN_TEMPLATE, adds_bos=False, adds_eos=False, begins_turn=True),
+    ModelFamily(
+        ("smollm3",), "user\n {i} {s} <|im_end|> \n assistant\n", adds_bos=True, adds_eos=False, begins_turn=True
+    ),
+    ModelFamily(("mistral",), "[INST] {i} \n\n {s} [/INST]", adds_bos=True, adds_eos=True),
+    ModelFamily(("nemotron",), "[INST] {i} \n\n {s} [/INST]", adds_bos=True, adds_eos=True),
+    ModelFamily(("granite",), _TURN_TEMPLATE, adds_bos=False, adds_eos=True),
 )
 """In the order in which names are compared: the first that stands in a tokenizer's name is its family."""
-PAIR = ("<|im_start|>", "<|im_end|>")
+TURN_TOKENS = ("<|im_start|>", "<|im_end|>")
 """The delimiters of a tokenizer that has both, whatever its own BOS and EOS are."""
 
 Encode = Callable[[str], Sequence[int]]
@@ -73,7 +75,7 @@ class Vocabulary:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class PromptFrame:
     """What stands around the records of every example, as ids and as text.
 
     `special_tokens` are the texts that a record must not hold unescaped.
@@ -107,7 +109,7 @@ class Frame:
         }  # fmt: skip
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> "Frame":
+    def from_json(cls, told: Mapping[str, Any]) -> "PromptFrame":
         """Read what `to_json` returned."""
         values: dict[str, Any] = {**told}
         for name in ("prompt_ids", "special_tokens"):
@@ -115,7 +117,7 @@ class Frame:
         return cls(**values)
 
 
-def frame(
+def build_prompt_frame(
     schema: RecordSchema,
     vocabulary: Vocabulary,
     encode: Encode,
@@ -128,7 +130,7 @@ def frame(
     eos: str | int,
     is_grouped: bool,
     where: str,
-) -> Frame:
+) -> PromptFrame:
     """Return what stands around the records.
 
     Raises
@@ -137,9 +139,9 @@ def frame(
         If a delimiter is no single token of the tokenizer, or the prompt cannot be written.
 
     """
-    family = _family(vocabulary, where) if style == "reference" and template is None else None
-    bos_id, bos_text = _delimiter("bos", bos, vocabulary, encode, where, family)
-    eos_id, eos_text = _delimiter("eos", eos, vocabulary, encode, where, family)
+    family = _find_model_family(vocabulary, where) if style == "reference" and template is None else None
+    bos_id, bos_text = _resolve_delimiter("bos", bos, vocabulary, encode, where, family)
+    eos_id, eos_text = _resolve_delimiter("eos", eos, vocabulary, encode, where, family)
     if is_grouped and bos_id == eos_id:
         raise ConfigError(
             f"{where}.tokens: bos and eos are both {bos_text!r} ({bos_id}); groups need two different tokens to be "
@@ -147,18 +149,18 @@ def frame(
             "apart; set tokens.bos or tokens.eos"
         )
     special = tuple(dict.fromkeys([bos_text, eos_text, *vocabulary.special]))
-    body, leads, trails = _body(schema, vocabulary, style, template, special, where, family)
-    first = _edge("add_bos", add_bos, bos_id if style == "reference" else vocabulary.bos_id, leads, where)
-    last = _edge("add_eos", add_eos, eos_id if style == "reference" else vocabulary.eos_id, trails, where)
+    body, leads, trails = _format_prompt_body(schema, vocabulary, style, template, special, where, family)
+    first = _resolve_edge("add_bos", add_bos, bos_id if style == "reference" else vocabulary.bos_id, leads, where)
+    last = _resolve_edge("add_eos", add_eos, eos_id if style == "reference" else vocabulary.eos_id, trails, where)
     prompt_ids = (*first, *encode(body), *last)
     texts = {bos_id: bos_text, eos_id: eos_text}
     around = [texts.get(one) or vocabulary.text_of(one) or "" for one in (*first, *last)]
     prompt_text = "".join([*around[: len(first)], body, *around[len(first) :]])
     is_parity = tuple(encode(prompt_text + bos_text)) == (*prompt_ids, bos_id)
-    return Frame(prompt_text, prompt_ids, bos_id, eos_id, bos_text, eos_text, special, is_parity)
+    return PromptFrame(prompt_text, prompt_ids, bos_id, eos_id, bos_text, eos_text, special, is_parity)
 
 
-def _family(vocabulary: Vocabulary, where: str) -> Family:
+def _find_model_family(vocabulary: Vocabulary, where: str) -> ModelFamily:
     name = vocabulary.name.lower()
     found = next((one for one in FAMILIES if any(part in name for part in one.names)), None)
     if found is None:
@@ -169,27 +171,28 @@ def _family(vocabulary: Vocabulary, where: str) -> Family:
     return found
 
 
-def _has_pair(name: str, vocabulary: Vocabulary, family: Family | None) -> bool:
+def _uses_turn_tokens(name: str, vocabulary: Vocabulary, family: ModelFamily | None) -> bool:
     """Tell whether a sequence begins or ends with the turn's token rather than with the tokenizer's own."""
-    if not all(text in vocabulary.special for text in PAIR):
+    if not all(text in vocabulary.special for text in TURN_TOKENS):
         return False
     own = vocabulary.bos_id if name == "bos" else vocabulary.eos_id
     return family is None or own is None or (name == "bos" and family.begins_turn)
 
 
-def _delimiter(
-    name: str, wanted: str | int, vocabulary: Vocabulary, encode: Encode, where: str, family: Family | None
+def _resolve_delimiter(
+    name: str, wanted: str | int, vocabulary: Vocabulary, encode: Encode, where: str, family: ModelFamily | None
 ) -> tuple[int, str]:
     at = f"{where}.tokens.{name}"
     if wanted == "auto":
-        if _has_pair(name, vocabulary, family):
-            text = PAIR[name == "eos"]
+        if _uses_turn_tokens(name, vocabulary, family):
+            text = TURN_TOKENS[name == "eos"]
             return vocabulary.special[text], text
         own = vocabulary.bos_id if name == "bos" else vocabulary.eos_id
         text = None if own is None else vocabulary.text_of(own)
         if own is None or text is None:
             raise ConfigError(
-                f"{at}: auto, but the tokenizer has neither {PAIR[0]} and {PAIR[1]} nor a {name.upper()} of its own; a "
+                f"{at}: auto, but the tokenizer has neither {TURN_TOKENS[0]} and {TURN_TOKENS[1]} nor a "
+                f"{name.upper()} of its own; a "
                 "single token is needed; name one by its text or id"
             )
         return own, text
@@ -212,7 +215,7 @@ def _delimiter(
     return ids[0], wanted
 
 
-def _edge(
+def _resolve_edge(
     option: str, wanted: Literal["auto"] | bool, token_id: int | None, by_itself: bool, where: str
 ) -> tuple[int, ...]:
     if wanted is False or (wanted == "auto" and not by_itself):
@@ -224,18 +227,18 @@ def _edge(
     return (token_id,)
 
 
-def _body(
+def _format_prompt_body(
     schema: RecordSchema,
     vocabulary: Vocabulary,
     style: Literal["keys", "names", "reference"],
     template: str | None,
     special: tuple[str, ...],
     where: str,
-    family: Family | None,
+    family: ModelFamily | None,
 ) -> tuple[str, bool, bool]:
     """Return the prompt's text, and whether a BOS leads it and an EOS ends it where the options say `auto`."""
     if style == "keys":
-        names = ",".join(_quoted(name, special) for name in schema.names)
+        names = ",".join(_quote_column_name(name, special) for name in schema.names)
         text = f"Generate JSON Lines records with these keys: {names}\n"
         return (text if template is None else template.replace("{schema}", names)), vocabulary.adds_bos, False
     for name in schema.names:
@@ -255,8 +258,10 @@ def _body(
     return family.template.replace("{i}", INSTRUCTION).replace("{s}", columns), family.adds_bos, family.adds_eos
 
 
-def _quoted(name: str, special: tuple[str, ...]) -> str:
+def _quote_column_name(name: str, special: tuple[str, ...]) -> str:
     """Return a column's name as its key stands in every record."""
-    line = serialise({name: None}, RecordSchema((Column(name, "string", nullable=True),)), special_tokens=special)
+    line = serialise_record(
+        {name: None}, RecordSchema((Column(name, "string", nullable=True),)), special_tokens=special
+    )
     assert isinstance(line, str), line
     return line[len("{") : -len(":null}\n")]

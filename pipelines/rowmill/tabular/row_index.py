@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from rowmill.core.json import Json
 from rowmill.core.storage import File, Store
 from rowmill.tabular.serialization import read_json
-from rowmill.tabular.time_order import DAY, Order
+from rowmill.tabular.time_order import DAY, SortKey
 
 Ints = NDArray[np.int64]
 SPLITS = ("train", "validation", "test")
@@ -30,7 +30,7 @@ _LARGEST = 2**62
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Index:
+class RowIndex:
     """The rows of a dataset.
 
     `splits` int8[N] index `SPLITS`; `groups` int64[N] number `keys`, which ascend (None without groups);
@@ -63,21 +63,23 @@ class Index:
         return ordered, np.append(begins, len(ordered)).astype(np.int64)
 
 
-def load(store: Store, files: Sequence[File], order: Order | None, *, is_grouped: bool, is_series: bool) -> Index:
+def load_row_index(
+    store: Store, files: Sequence[File], order: SortKey | None, *, is_grouped: bool, is_series: bool
+) -> RowIndex:
     """Read the rows' keys of all parts; a time of day becomes seconds since its series' first midnight."""
     tables = [store.table(file, ("split", "group_key", "order_key")) for file in files]
     first_rows = np.concatenate((np.zeros(1, np.int64), np.cumsum([one.num_rows for one in tables], dtype=np.int64)))
     splits = [pc.index_in(one.column("split"), pa.array(SPLITS)).to_numpy() for one in tables]
     count = int(first_rows[-1])
-    groups, keys = _groups([one.column("group_key") for one in tables]) if is_grouped else (None, ())
+    groups, keys = _number_groups([one.column("group_key") for one in tables]) if is_grouped else (None, ())
     if is_series and groups is None:
         groups, keys = np.zeros(count, np.int64), (NO_KEY,)
     positions = unit = None
     if order is not None and groups is not None:
-        positions, unit = _positions([one.column("order_key") for one in tables], is_time=order.is_time)
+        positions, unit = _read_positions([one.column("order_key") for one in tables], is_time=order.is_time)
         if order.is_time_of_day and unit is not None:
-            positions = _rolled_over(positions, groups, int(DAY / unit))
-    return Index(
+            positions = _roll_over_midnight(positions, groups, int(DAY / unit))
+    return RowIndex(
         splits=np.concatenate([np.empty(0, np.int8), *splits]).astype(np.int8),
         groups=groups,
         keys=keys,
@@ -87,7 +89,7 @@ def load(store: Store, files: Sequence[File], order: Order | None, *, is_grouped
     )
 
 
-def _groups(columns: Sequence[pa.ChunkedArray]) -> tuple[Ints, tuple[str, ...]]:
+def _number_groups(columns: Sequence[pa.ChunkedArray]) -> tuple[Ints, tuple[str, ...]]:
     codes: list[Ints] = []
     numbers: dict[str, int] = {}
     for column in columns:
@@ -95,19 +97,19 @@ def _groups(columns: Sequence[pa.ChunkedArray]) -> tuple[Ints, tuple[str, ...]]:
         own = [numbers.setdefault(key, len(numbers)) for key in encoded.dictionary.to_pylist()]
         codes.append(np.array(own, np.int64)[encoded.indices.to_numpy(zero_copy_only=False)])
     met = list(numbers)
-    order = sorted(range(len(met)), key=lambda number: key_order(met[number]))
+    order = sorted(range(len(met)), key=lambda number: group_sort_key(met[number]))
     ranks = np.empty(len(met), np.int64)
     ranks[order] = np.arange(len(met))
     joined = np.concatenate([np.empty(0, np.int64), *codes])
     return ranks[joined], tuple(met[number] for number in order)
 
 
-def key_order(key: str) -> tuple[object, ...]:
+def group_sort_key(key: str) -> tuple[object, ...]:
     """Return what sorts a group's key among others: nulls, numbers by size, texts by code points, then the rest."""
-    return _sortable(read_json(key))
+    return _rank_json_value(read_json(key))
 
 
-def _sortable(value: Json) -> tuple[object, ...]:
+def _rank_json_value(value: Json) -> tuple[object, ...]:
     match value:
         case bool():
             return (3, value)
@@ -116,29 +118,29 @@ def _sortable(value: Json) -> tuple[object, ...]:
         case str():
             return (2, value)
         case list():
-            return (4, *(_sortable(one) for one in value))
+            return (4, *(_rank_json_value(one) for one in value))
         case _:
             return (0, str(value))
 
 
-def _positions(columns: Sequence[pa.ChunkedArray], *, is_time: bool) -> tuple[Ints, Decimal | None]:
+def _read_positions(columns: Sequence[pa.ChunkedArray], *, is_time: bool) -> tuple[Ints, Decimal | None]:
     if not is_time:
         texts = [column.to_pylist() for column in columns]
-        return _ranks(texts), None
-    whole = [_whole(column) for column in columns]
+        return _rank_values(texts), None
+    whole = [_parse_whole_numbers(column) for column in columns]
     if all(one is not None for one in whole):
         return np.concatenate([np.empty(0, np.int64), *(one for one in whole if one is not None)]), Decimal(1)
     numbers = [[Decimal(text) for text in column.to_pylist()] for column in columns]
-    places = max((_places(one) for part in numbers for one in part), default=0)
+    places = max((_count_decimals(one) for part in numbers for one in part), default=0)
     scaled = [[int(one.scaleb(places)) for one in part] for part in numbers]
     if any(abs(one) >= _LARGEST for part in scaled for one in part):
-        return _ranks(numbers), None
+        return _rank_values(numbers), None
     return np.concatenate([np.empty(0, np.int64), *(np.array(part, np.int64) for part in scaled)]), Decimal(1).scaleb(
         -places
     )
 
 
-def _whole(column: pa.ChunkedArray) -> Ints | None:
+def _parse_whole_numbers(column: pa.ChunkedArray) -> Ints | None:
     """Return a column of whole numbers, or None if there is any other."""
     try:
         return pc.cast(column, pa.int64()).combine_chunks().to_numpy(zero_copy_only=False)
@@ -146,13 +148,13 @@ def _whole(column: pa.ChunkedArray) -> Ints | None:
         return None
 
 
-def _places(number: Decimal) -> int:
+def _count_decimals(number: Decimal) -> int:
     exponent = number.as_tuple().exponent
     assert isinstance(exponent, int)
     return max(0, -exponent)
 
 
-def _ranks(parts: Iterable[Sequence[object]]) -> Ints:
+def _rank_values(parts: Iterable[Sequence[object]]) -> Ints:
     """Replace values by their places among the distinct ones."""
     held = [list(part) for part in parts]
     distinct: list[object] = sorted({one for part in held for one in part})  # pyright: ignore[reportArgumentType]
@@ -160,7 +162,7 @@ def _ranks(parts: Iterable[Sequence[object]]) -> Ints:
     return np.array([place[one] for part in held for one in part], np.int64)
 
 
-def _rolled_over(positions: Ints, groups: Ints, day: int) -> Ints:
+def _roll_over_midnight(positions: Ints, groups: Ints, day: int) -> Ints:
     """Add a day to a series' times of day from every decrease on; series keep the order of the source."""
     order = np.argsort(groups, kind="stable")
     times, own = positions[order], groups[order]
@@ -174,7 +176,7 @@ def _rolled_over(positions: Ints, groups: Ints, day: int) -> Ints:
     return rolled
 
 
-def steps(index: Index) -> Ints:
+def measure_series_steps(index: RowIndex) -> Ints:
     """Return the distances between neighbours of the same series, in the index's unit, over all series."""
     if index.groups is None or index.positions is None or index.unit is None:
         return np.empty(0, np.int64)

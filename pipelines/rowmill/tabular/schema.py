@@ -107,7 +107,7 @@ class RecordSchema:
         """The columns' names, in order."""
         return tuple(one.name for one in self.columns)
 
-    def led_by(self, names: Iterable[str]) -> "RecordSchema":
+    def with_leading(self, names: Iterable[str]) -> "RecordSchema":
         """Return the schema with these columns first, in the order given, and the others after them as they are."""
         first = list(dict.fromkeys(names))
         rest = [one for one in self.columns if one.name not in first]
@@ -126,7 +126,7 @@ class RecordSchema:
 Mode = Literal["tabular", "grouped", "sequential"]
 
 
-def mode_of(*, is_timeseries: bool, is_grouped: bool) -> Mode:
+def choose_mode(*, is_timeseries: bool, is_grouped: bool) -> Mode:
     """Return how records stand together: the one place where this is decided, for assembly, parsing and generation."""
     if is_timeseries:
         return "sequential"

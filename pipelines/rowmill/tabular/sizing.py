@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rowmill.schema.manifest import Histogram, Table
+from rowmill.schema.manifest import DisplayTable, Histogram
 from rowmill.tabular.schema import Mode
 
 Ints = NDArray[np.int64]
@@ -29,7 +29,7 @@ FEW_EXAMPLES = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class ExampleEstimate:
     """What an example comes to.
 
     `unit_tokens` are a record's or a group's, `example_tokens` those of an example filled to the cap, `units` how
@@ -45,7 +45,7 @@ class Estimate:
     is_approximate: bool
 
 
-def estimate(
+def estimate_example(
     mode: Mode,
     *,
     limit: int,
@@ -54,7 +54,7 @@ def estimate(
     record_tokens: float,
     records_per_group: float = 1,
     is_approximate: bool = False,
-) -> Estimate:
+) -> ExampleEstimate:
     """Estimate an example of records of so many tokens each, groups of so many records; a cap of None is none."""
     unit = round(record_tokens if mode == "tabular" else record_tokens * records_per_group)
     largest = limit - prompt - EDGES
@@ -65,14 +65,16 @@ def estimate(
     wanted = most if cap is None else cap
     if mode == "sequential":
         tokens, fits = min(prompt + unit, limit), round(record_tokens) <= largest
-        return Estimate(unit, tokens, fits, min(most, wanted), largest, () if fits else ("overflow",), is_approximate)
+        return ExampleEstimate(
+            unit, tokens, fits, min(most, wanted), largest, () if fits else ("overflow",), is_approximate
+        )
     tokens = prompt + unit * wanted
     advice: list[str] = []
     if unit > largest:
         advice.append("overflow")
     elif tokens > limit:
         advice.append(f"cap_unreachable (flush at {most})")
-    return Estimate(unit, tokens, tokens <= limit, min(most, wanted), largest, tuple(advice), is_approximate)
+    return ExampleEstimate(unit, tokens, tokens <= limit, min(most, wanted), largest, tuple(advice), is_approximate)
 
 
 # ── Groups ─────────────────────────────────────────────────────────────────────────────────────────
@@ -97,12 +99,12 @@ class GroupAdvice:
         """Whether nothing speaks against it."""
         return not self.unsuitable and not self.warnings
 
-    def table(self) -> Table:
+    def table(self) -> DisplayTable:
         """Return it for a page: one line per fact and per piece of advice."""
         rows: list[tuple[Any, ...]] = [("column", self.column), ("largest", self.largest)]
         rows += [(name, f"{value:g}") for name, value in self.sizes.items()]
         rows += [(name, why) for name, why in (self.unsuitable | self.warnings).items()]
-        return Table(("about", "says"), tuple(rows))
+        return DisplayTable(("about", "says"), tuple(rows))
 
 
 def advise_group_column(
@@ -121,7 +123,7 @@ def advise_group_column(
     `room` are the tokens that an example has for records.
     """
     total = int(sizes.sum())
-    facts = describe(sizes)
+    facts = describe_sizes(sizes)
     unsuitable: dict[str, str] = {}
     warnings: dict[str, str] = {}
     largest = int(np.argmax(sizes)) if len(sizes) else 0
@@ -142,7 +144,7 @@ def advise_group_column(
         warnings["skewed"] = f"the largest group has {most} records, the median one {facts['p50']:g}"
     if not is_ordered:
         warnings["no_order"] = "no order column: records of a group keep the order of the source"
-    examples = examples_of(sizes, tokens, room=room, cap=cap, mode=mode)
+    examples = estimate_example_count(sizes, tokens, room=room, cap=cap, mode=mode)
     if examples < FEW_EXAMPLES:
         warnings["few_examples"] = f"about {examples} examples; lower the cap to 3-5"
     return GroupAdvice(
@@ -154,7 +156,7 @@ def advise_group_column(
     )
 
 
-def examples_of(sizes: Ints, tokens: Ints, *, room: int, cap: int | None, mode: Mode) -> int:
+def estimate_example_count(sizes: Ints, tokens: Ints, *, room: int, cap: int | None, mode: Mode) -> int:
     """Return about how many examples groups make, bounded by the cap and by the room."""
     by_room = -(-int(tokens.sum()) // max(room, 1))
     if mode == "sequential":
@@ -163,7 +165,7 @@ def examples_of(sizes: Ints, tokens: Ints, *, room: int, cap: int | None, mode: 
     return max(by_room, 0 if cap is None else -(-len(sizes) // cap))
 
 
-def describe(values: Ints) -> dict[str, float]:
+def describe_sizes(values: Ints) -> dict[str, float]:
     """Return count, mean, standard deviation, minimum, quartiles, p95 and maximum."""
     if not len(values):
         return dict.fromkeys(("count", "mean", "std", "min", "p25", "p50", "p75", "p95", "max"), 0.0)

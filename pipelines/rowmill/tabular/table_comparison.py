@@ -21,39 +21,41 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from rowmill.schema.manifest import Table
+from rowmill.schema.manifest import DisplayTable
 from rowmill.tabular.schema import RecordSchema
 
-NUMBERS = frozenset({"integer", "float", "decimal", "duration"})
-CLASSES = 20
-MANY = 0.5
+NUMBER_TYPES = frozenset({"integer", "float", "decimal", "duration"})
+MAX_CLASSES = 20
+DISTINCT_TEXT_SHARE = 0.5
 """Share of distinct values from which on a column holds names and texts, whose own values say little."""
-FEW = 50
+DISTINCT_TEXT_COUNT = 50
 """Values that may all be distinct in a small table and still be compared by themselves."""
-COLUMNS_PAIRED = 40
+MAX_PAIRED_COLUMNS = 40
 """Columns whose associations are measured: the number of pairs grows with the square."""
-LINES = 60
+MAX_TABLE_LINES = 60
 
 Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class TableComparison:
     """Two tables side by side: what a page shows, and the largest distances."""
 
-    columns: Table
-    associations: Table
+    columns: DisplayTable
+    associations: DisplayTable
     column_distance: float
     association_distance: float
 
 
-def compare(schema: RecordSchema, train: pl.DataFrame, generated: pl.DataFrame) -> Compared:
+def compare_tables(schema: RecordSchema, train: pl.DataFrame, generated: pl.DataFrame) -> TableComparison:
     """Set the columns and the associations of two tables side by side; both have rows."""
-    lines = [_column(schema, name, train[name], generated[name]) for name in schema.names]
-    pairs = _associations(schema, train, generated)
-    return Compared(
-        Table(tuple(lines[0]) if lines else ("column",), tuple(tuple(line.values()) for line in lines[:LINES])),
-        Table(("first", "second", "train", "generated", "difference"), tuple(pairs[:LINES])),
+    lines = [_compare_column(schema, name, train[name], generated[name]) for name in schema.names]
+    pairs = _compare_associations(schema, train, generated)
+    return TableComparison(
+        DisplayTable(
+            tuple(lines[0]) if lines else ("column",), tuple(tuple(line.values()) for line in lines[:MAX_TABLE_LINES])
+        ),
+        DisplayTable(("first", "second", "train", "generated", "difference"), tuple(pairs[:MAX_TABLE_LINES])),
         max((float(line["distance"]) for line in lines), default=0.0),
         max((float(pair[4]) for pair in pairs), default=0.0),
     )
@@ -62,16 +64,16 @@ def compare(schema: RecordSchema, train: pl.DataFrame, generated: pl.DataFrame) 
 # ── Columns ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _column(schema: RecordSchema, name: str, train: pl.Series, generated: pl.Series) -> dict[str, Any]:
+def _compare_column(schema: RecordSchema, name: str, train: pl.Series, generated: pl.Series) -> dict[str, Any]:
     kind = schema.by_name[name].type
     shown = {"column": name, "type": kind}
-    if kind in NUMBERS:
-        measure, distance = "values", _gap(_numbers(train), _numbers(generated))
-    elif train.n_unique() > max(FEW, MANY * len(train)):
-        measure, distance = "lengths", _gap(_lengths(train), _lengths(generated))
+    if kind in NUMBER_TYPES:
+        measure, distance = "values", _ks_distance(_parse_finite_numbers(train), _parse_finite_numbers(generated))
+    elif train.n_unique() > max(DISTINCT_TEXT_COUNT, DISTINCT_TEXT_SHARE * len(train)):
+        measure, distance = "lengths", _ks_distance(_measure_texts(train), _measure_texts(generated))
     else:
-        measure, distance = "shares", _variation(train, generated)
-    both = {"train": _told(train, kind), "generated": _told(generated, kind)}
+        measure, distance = "shares", _total_variation(train, generated)
+    both = {"train": _describe_column(train, kind), "generated": _describe_column(generated, kind)}
     facts = {f"{fact} {which}": both[which][fact] for fact in both["train"] for which in both}
     known = train.drop_nulls().unique()
     told = generated.drop_nulls()
@@ -79,27 +81,27 @@ def _column(schema: RecordSchema, name: str, train: pl.Series, generated: pl.Ser
     return {**shown, "compared": measure, "distance": round(distance, 4), "new values": round(fresh, 4), **facts}
 
 
-def _told(column: pl.Series, kind: str) -> Mapping[str, float | int | None]:
+def _describe_column(column: pl.Series, kind: str) -> Mapping[str, float | int | None]:
     told: dict[str, float | int | None] = {
         "null": round(column.null_count() / max(len(column), 1), 4),
         "distinct": column.drop_nulls().n_unique(),
     }
-    values = _numbers(column) if kind in NUMBERS else np.empty(0, np.float64)
+    values = _parse_finite_numbers(column) if kind in NUMBER_TYPES else np.empty(0, np.float64)
     for fact, of in (("mean", np.mean), ("std", np.std), ("min", np.min), ("max", np.max)):
         told[fact] = float(f"{float(of(values)):.6g}") if len(values) else None
     return told
 
 
-def _numbers(column: pl.Series) -> Numbers:
+def _parse_finite_numbers(column: pl.Series) -> Numbers:
     values = column.cast(pl.Float64, strict=False).drop_nulls().to_numpy().astype(np.float64)
     return values[np.isfinite(values)]
 
 
-def _lengths(column: pl.Series) -> Numbers:
+def _measure_texts(column: pl.Series) -> Numbers:
     return column.drop_nulls().str.len_chars().to_numpy().astype(np.float64)
 
 
-def _gap(train: Numbers, generated: Numbers) -> float:
+def _ks_distance(train: Numbers, generated: Numbers) -> float:
     """Return the Kolmogorov–Smirnov distance; 1 where only one of the two has values."""
     if not len(train) or not len(generated):
         return float(len(train) != len(generated))
@@ -108,7 +110,7 @@ def _gap(train: Numbers, generated: Numbers) -> float:
     return float(np.abs(shares[0] - shares[1]).max())
 
 
-def _variation(train: pl.Series, generated: pl.Series) -> float:
+def _total_variation(train: pl.Series, generated: pl.Series) -> float:
     """Return the total variation of two columns' shares of values, null being one."""
     shares = [
         pl.DataFrame({"value": column}).group_by("value").agg((pl.len() / max(len(column), 1)).alias("share"))
@@ -121,10 +123,10 @@ def _variation(train: pl.Series, generated: pl.Series) -> float:
 # ── Associations ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _associations(schema: RecordSchema, train: pl.DataFrame, generated: pl.DataFrame) -> list[tuple[Any, ...]]:
+def _compare_associations(schema: RecordSchema, train: pl.DataFrame, generated: pl.DataFrame) -> list[tuple[Any, ...]]:
     """Return every pair of columns with its Cramér's V in both tables, those that differ most first."""
-    names = [name for name in schema.names if train[name].n_unique() > 1][:COLUMNS_PAIRED]
-    classes = {name: _classes(schema.by_name[name].type, train[name], generated[name]) for name in names}
+    names = [name for name in schema.names if train[name].n_unique() > 1][:MAX_PAIRED_COLUMNS]
+    classes = {name: _assign_classes(schema.by_name[name].type, train[name], generated[name]) for name in names}
     pairs: list[tuple[Any, ...]] = []
     for first, second in combinations(names, 2):
         there, here = (_cramers_v(classes[first][which], classes[second][which]) for which in (0, 1))
@@ -132,15 +134,15 @@ def _associations(schema: RecordSchema, train: pl.DataFrame, generated: pl.DataF
     return sorted(pairs, key=lambda pair: (-pair[4], pair[0], pair[1]))
 
 
-def _classes(kind: str, train: pl.Series, generated: pl.Series) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _assign_classes(kind: str, train: pl.Series, generated: pl.Series) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the class of each value: of numbers the twentieth of train that it lies in, else one per common value."""
-    if kind in NUMBERS and len(_numbers(train)):
-        edges = np.unique(np.quantile(_numbers(train), np.linspace(0, 1, CLASSES)[1:-1]))
+    if kind in NUMBER_TYPES and len(_parse_finite_numbers(train)):
+        edges = np.unique(np.quantile(_parse_finite_numbers(train), np.linspace(0, 1, MAX_CLASSES)[1:-1]))
         values = (one.cast(pl.Float64, strict=False).fill_null(np.nan).to_numpy() for one in (train, generated))
         there, here = (np.where(np.isnan(one), len(edges) + 1, np.searchsorted(edges, one)) for one in values)
         return there.astype(np.int64), here.astype(np.int64)
     counts = train.value_counts(sort=True).drop_nulls().sort(["count", train.name], descending=[True, False])
-    common = counts[train.name].head(CLASSES - 2).to_list()
+    common = counts[train.name].head(MAX_CLASSES - 2).to_list()
     number = {value: place + 2 for place, value in enumerate(common)}
     there, here = (
         one.replace_strict(number, default=1, return_dtype=pl.Int64).set(one.is_null(), 0).to_numpy()

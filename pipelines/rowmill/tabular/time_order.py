@@ -53,14 +53,14 @@ _NUMBER = re.compile(r"[+-]?\d{1,400}(?:\.\d{1,400})?", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Order:
+class SortKey:
     """How a column's values are read to positions: `elapsed_seconds`, `iso8601`, `text` or a strptime text."""
 
     name: str
 
-    def __reduce__(self) -> tuple[type["Order"], tuple[str]]:
+    def __reduce__(self) -> tuple[type["SortKey"], tuple[str]]:
         """Go to another process by name; functions cannot."""
-        return (Order, (self.name,))
+        return (SortKey, (self.name,))
 
     @property
     def is_time(self) -> bool:
@@ -73,12 +73,16 @@ class Order:
         return self.name == TIME_OF_DAY.name or ("%" in self.name and not _DATED.search(self.name))
 
     @cached_property
-    def _read(self) -> Callable[[Value], Position | None]:
-        return _READERS[self.name] if self.name in _READERS else _strptime(self.name, dated=not self.is_time_of_day)
+    def _reader(self) -> Callable[[Value], Position | None]:
+        return (
+            _READERS[self.name]
+            if self.name in _READERS
+            else _make_strptime_reader(self.name, dated=not self.is_time_of_day)
+        )
 
     def read(self, value: Value) -> Position | None:
         """Return a value's position, or nothing if it is null or cannot be read."""
-        return None if value is None else self._read(value)
+        return None if value is None else self._reader(value)
 
     def following(self, previous: Position | None, value: Value) -> Position | None:
         """Return a value's position after another one's: a time of day that would decrease is the next day's."""
@@ -101,7 +105,7 @@ class Order:
         return positions
 
 
-def named_order(timestamp_format: str, column: Column, *, where: str = "time_series.timestamp_format") -> Order:
+def resolve_sort_key(timestamp_format: str, column: Column, *, where: str = "time_series.timestamp_format") -> SortKey:
     """Return the order that a set format means: `iso8601`, `elapsed_seconds` or a strptime text.
 
     Raises
@@ -113,19 +117,19 @@ def named_order(timestamp_format: str, column: Column, *, where: str = "time_ser
     if column.type == "time" and timestamp_format == "iso8601":
         return TIME_OF_DAY
     if timestamp_format in _READERS:
-        return Order(timestamp_format)
+        return SortKey(timestamp_format)
     if "%" not in timestamp_format:
         raise ConfigError(
             f"{where}: {timestamp_format!r} is no format; auto, iso8601, elapsed_seconds or a strptime text such as "
             "%Y-%m-%d %H:%M is; write one"
         )
-    return Order(timestamp_format)
+    return SortKey(timestamp_format)
 
 
 # ── Formats ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _elapsed(value: Value) -> Position | None:
+def _read_elapsed(value: Value) -> Position | None:
     if type(value) is int:
         return value
     if type(value) is float:
@@ -136,7 +140,7 @@ def _elapsed(value: Value) -> Position | None:
     return Decimal(value) if type(value) is str and _NUMBER.fullmatch(value) else None
 
 
-def _iso8601(value: Value) -> Position | None:
+def _read_iso8601(value: Value) -> Position | None:
     if type(value) is not str:
         return None
     if len(value) == 10:
@@ -148,7 +152,7 @@ def _iso8601(value: Value) -> Position | None:
     sign = max(clock.rfind("+"), clock.rfind("-"))
     offset = _offset_seconds(clock[sign:]) if sign >= 0 else 0
     assert day is not None
-    return _whole(day + _clock_seconds(clock[:sign] if sign >= 0 else clock) - offset)
+    return _drop_zero_fraction(day + _clock_seconds(clock[:sign] if sign >= 0 else clock) - offset)
 
 
 def _day_seconds(text: str) -> int | None:
@@ -167,26 +171,26 @@ def _clock_seconds(text: str) -> int | Decimal:
     return seconds + Decimal(text[8:]) if len(text) > 8 else seconds
 
 
-def _whole(seconds: int | Decimal) -> int | Decimal:
+def _drop_zero_fraction(seconds: int | Decimal) -> int | Decimal:
     return int(seconds) if seconds == int(seconds) else seconds
 
 
-def _time_of_day(value: Value) -> Position | None:
+def _read_time_of_day(value: Value) -> Position | None:
     if type(value) is not str:
         return None
     text = canonical_time(value if value[1:2] != ":" else f"0{value}")
-    return None if text is None else _whole(_clock_seconds(text))
+    return None if text is None else _drop_zero_fraction(_clock_seconds(text))
 
 
-def _on_day(year: str, month: int, day: str, clock: str | None) -> Position | None:
+def _combine_day_and_clock(year: str, month: int, day: str, clock: str | None) -> Position | None:
     midnight = _day_seconds(f"{year}-{month:02d}-{int(day):02d}")
-    passed = 0 if clock is None else _time_of_day(clock)
+    passed = 0 if clock is None else _read_time_of_day(clock)
     if midnight is None or passed is None:
         return None
     return midnight + passed
 
 
-def _dated(pattern: str) -> Callable[[Value], Position | None]:
+def _make_date_reader(pattern: str) -> Callable[[Value], Position | None]:
     """Return a reader of dates by a pattern with the groups year, month or name, and day where there are days."""
     compiled = re.compile(f"{pattern}(?:[T ](?P<clock>{_CLOCK}))?", re.ASCII)
 
@@ -197,16 +201,20 @@ def _dated(pattern: str) -> Callable[[Value], Position | None]:
         parts = found.groupdict()
         name = parts.get("name")
         month = int(parts["month"]) if name is None else _MONTHS.get(name.lower())
-        return None if month is None else _on_day(parts["year"], month, parts.get("day", "1"), parts["clock"])
+        return (
+            None
+            if month is None
+            else _combine_day_and_clock(parts["year"], month, parts.get("day", "1"), parts["clock"])
+        )
 
     return read_date
 
 
-def _code_points(value: Value) -> Position | None:
+def _read_text(value: Value) -> Position | None:
     return value if type(value) is str else None
 
 
-def _strptime(pattern: str, *, dated: bool) -> Callable[[Value], Position | None]:
+def _make_strptime_reader(pattern: str, *, dated: bool) -> Callable[[Value], Position | None]:
     """Return a reader by `strptime`; a pattern without year, month and day is one of times of day."""
 
     @lru_cache(maxsize=1 << 16)
@@ -217,25 +225,25 @@ def _strptime(pattern: str, *, dated: bool) -> Callable[[Value], Position | None
             return None
         if not dated:
             clock = moment.hour * 3600 + moment.minute * 60 + moment.second
-            return _whole(clock + Decimal(moment.microsecond).scaleb(-6))
+            return _drop_zero_fraction(clock + Decimal(moment.microsecond).scaleb(-6))
         aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
         passed = aware - datetime(1970, 1, 1, tzinfo=UTC)
-        return _whole(passed.days * DAY + passed.seconds + Decimal(passed.microseconds).scaleb(-6))
+        return _drop_zero_fraction(passed.days * DAY + passed.seconds + Decimal(passed.microseconds).scaleb(-6))
 
     return lambda value: read_text(value) if type(value) is str else None
 
 
-ELAPSED = Order("elapsed_seconds")
-ISO8601 = Order("iso8601")
-TEXT = Order("text")
-TIME_OF_DAY = Order("%H:%M[:%S]")
-CANDIDATES = (ISO8601, *(Order(name) for name in _DATES), TIME_OF_DAY)
+ELAPSED = SortKey("elapsed_seconds")
+ISO8601 = SortKey("iso8601")
+TEXT = SortKey("text")
+TIME_OF_DAY = SortKey("%H:%M[:%S]")
+CANDIDATES = (ISO8601, *(SortKey(name) for name in _DATES), TIME_OF_DAY)
 """What is tried on text; these dates may be followed by a time of day."""
 _READERS: dict[str, Callable[[Value], Position | None]] = {
-    ELAPSED.name: _elapsed,
-    ISO8601.name: _iso8601,
-    TEXT.name: _code_points,
-    TIME_OF_DAY.name: _time_of_day,
-    **{name: _dated(pattern) for name, pattern in _DATES.items()},
+    ELAPSED.name: _read_elapsed,
+    ISO8601.name: _read_iso8601,
+    TEXT.name: _read_text,
+    TIME_OF_DAY.name: _read_time_of_day,
+    **{name: _make_date_reader(pattern) for name, pattern in _DATES.items()},
 }
 _DATED = re.compile(r"(?<!%)(?:%%)*%-?[YymbBdjDFcxGVuUWs]")

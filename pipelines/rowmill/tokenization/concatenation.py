@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.tokenization.encoded_batch import Example, Tokens
-from rowmill.tokenization.tokenizer import Bools, Encoded, Ints
+from rowmill.tokenization.tokenizer import Bools, EncodedTexts, Ints
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class TokenColumn:
     """One piece of every example of a batch: its ids, its class, and whether it trains."""
 
     ids: Tokens
@@ -30,30 +30,30 @@ class Stream:
     trains: bool
 
 
-def parted(encoded: Encoded, edges: Ints, *, straddlers_first: bool) -> tuple[Encoded, Encoded]:
+def split_at_byte(encoded: EncodedTexts, edges: Ints, *, straddlers_first: bool) -> tuple[EncodedTexts, EncodedTexts]:
     """Part each encoded text at a byte; a token across the edge goes to the first part, or to the second."""
     at = np.repeat(edges, np.diff(encoded.offsets))
     is_first = encoded.starts < at if straddlers_first else encoded.ends <= at
-    return _chosen(encoded, is_first), _chosen(encoded, ~is_first)
+    return _select_tokens(encoded, is_first), _select_tokens(encoded, ~is_first)
 
 
-def straddling(encoded: Encoded, edges: Ints) -> int:
+def count_straddling(encoded: EncodedTexts, edges: Ints) -> int:
     """Count the tokens that lie across the byte at which their text is parted."""
     at = np.repeat(edges, np.diff(encoded.offsets))
     return int(((encoded.starts < at) & (at < encoded.ends)).sum())
 
 
-def _chosen(encoded: Encoded, keep: Bools) -> Encoded:
+def _select_tokens(encoded: EncodedTexts, keep: Bools) -> EncodedTexts:
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(keep, dtype=np.int64)))[encoded.offsets]
-    return Encoded(encoded.ids[keep], offsets, encoded.starts[keep], encoded.ends[keep], 0)
+    return EncodedTexts(encoded.ids[keep], offsets, encoded.starts[keep], encoded.ends[keep], 0)
 
 
-def constant(token_id: int, count: int, *, kind: int, trains: bool) -> Stream:
+def make_constant_column(token_id: int, count: int, *, kind: int, trains: bool) -> TokenColumn:
     """Return a stream of the same single token for each of `count` examples."""
-    return Stream(np.full(count, token_id, np.int32), np.arange(count + 1), kind, trains)
+    return TokenColumn(np.full(count, token_id, np.int32), np.arange(count + 1), kind, trains)
 
 
-def unless_there(edge: Stream, encoded: Encoded, at: Literal[0, -1]) -> Stream:
+def omit_existing_token(edge: TokenColumn, encoded: EncodedTexts, at: Literal[0, -1]) -> TokenColumn:
     """Leave a constant stream's token out where the text begins (0) or ends (−1) with that token already."""
     lengths = np.diff(encoded.offsets)
     places = encoded.offsets[:-1] if at == 0 else encoded.offsets[1:] - 1
@@ -65,7 +65,7 @@ def unless_there(edge: Stream, encoded: Encoded, at: Literal[0, -1]) -> Stream:
     return replace(edge, ids=edge.ids[: int(offsets[-1])], offsets=offsets)
 
 
-def interleave(streams: Sequence[Stream]) -> list[Example]:
+def concat_token_columns(streams: Sequence[TokenColumn]) -> list[Example]:
     """Join the streams example by example: what streams[0], streams[1] … have for it, end to end."""
     count = len(streams[0].offsets) - 1
     lengths = np.stack([np.diff(s.offsets) for s in streams], axis=1)
@@ -79,10 +79,12 @@ def interleave(streams: Sequence[Stream]) -> list[Example]:
         mask[index] = stream.trains
     kinds = np.array([s.kind for s in streams], np.int8)
     row_ends = ends.reshape(count, len(streams))[:, -1] if count else ends
-    return [_joined(ids, mask, begins[i], int(row_ends[i]), lengths[i] > 0, kinds) for i in range(count)]
+    return [_make_joined_example(ids, mask, begins[i], int(row_ends[i]), lengths[i] > 0, kinds) for i in range(count)]
 
 
-def _joined(ids: Tokens, mask: Bools, begins: Ints, end: int, nonempty: Bools, kinds: NDArray[np.int8]) -> Example:
+def _make_joined_example(
+    ids: Tokens, mask: Bools, begins: Ints, end: int, nonempty: Bools, kinds: NDArray[np.int8]
+) -> Example:
     first = int(begins[0])
     own = mask[first:end]
     own[:1] = False

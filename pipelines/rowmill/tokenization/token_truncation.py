@@ -9,10 +9,10 @@ from typing import Literal
 
 import numpy as np
 
-from rowmill.tokenization.encoded_batch import TEMPLATE, Example
+from rowmill.tokenization.encoded_batch import TEMPLATE_KIND, Example
 
 
-def windows(example: Example, limit: int) -> list[Example]:
+def split_into_windows(example: Example, limit: int) -> list[Example]:
     """Cut a document into consecutive windows of at most `limit` tokens; nothing is lost.
 
     Each window is an example of its own, so its first token has nothing before it and is no target.
@@ -43,11 +43,11 @@ def cut_pair(example: Example, limit: int, side: Literal["left", "right"], input
     return example.keep(keep)
 
 
-def with_bos(example: Example, bos_id: int) -> Example:
+def prepend_bos(example: Example, bos_id: int) -> Example:
     """Put a BOS, which does not train, before an example that does not begin with one."""
     if len(example.ids) and int(example.ids[0]) == bos_id:
         return example
-    opens = len(example.span_kinds) > 0 and int(example.span_kinds[0]) == TEMPLATE
+    opens = len(example.span_kinds) > 0 and int(example.span_kinds[0]) == TEMPLATE_KIND
     kept = slice(1 if opens else 0, None)
     return replace(
         example,
@@ -56,12 +56,12 @@ def with_bos(example: Example, bos_id: int) -> Example:
         weights=None if example.weights is None else np.concatenate((np.zeros(1, np.float32), example.weights)),
         span_starts=np.concatenate((np.zeros(1, np.int64), example.span_starts[kept] + 1)),
         span_messages=np.concatenate((np.full(1, -1, np.int64), example.span_messages[kept])),
-        span_kinds=np.concatenate((np.full(1, TEMPLATE, np.int8), example.span_kinds[kept])),
+        span_kinds=np.concatenate((np.full(1, TEMPLATE_KIND, np.int8), example.span_kinds[kept])),
         original_tokens=example.original_tokens + 1,
     )
 
 
-def keep_tail(example: Example, limit: int, side: Literal["left", "right"], bos_id: int | None) -> Example:
+def truncate_tokens(example: Example, limit: int, side: Literal["left", "right"], bos_id: int | None) -> Example:
     """Do the last stage of truncation: keep the last (`left` is cut) or the first `limit` tokens; a BOS stays."""
     keep = np.ones(len(example.ids), bool)
     leads = bos_id is not None and len(example.ids) > 0 and int(example.ids[0]) == bos_id

@@ -33,10 +33,10 @@ from numpy.typing import NDArray
 
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
-from rowmill.core.storage import digest, digest_bytes
-from rowmill.tokenization.tokenizer_source import FoundTokenizer, TokenizerChoice, find_tokenizer, own_files
+from rowmill.core.storage import digest_bytes, digest_json
+from rowmill.tokenization.tokenizer_source import FoundTokenizer, TokenizerChoice, find_tokenizer, hash_tokenizer_files
 
-VERSION = 3
+TOKENIZATION_VERSION = 3
 """Raise it when ids or token spans of any text may come out differently."""
 
 Ints = NDArray[np.int64]
@@ -45,7 +45,7 @@ Weights = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class TokenizerCard:
     """The identity card of a tokenizer: what decides ids, and what others need to know about it.
 
     It holds nothing of the path or name that opened the tokenizer: a copy has the same card. `files` are digests of its
@@ -78,7 +78,7 @@ class Card:
 class LoadedTokenizer:
     """A tokenizer as data that can travel to workers: the card and the backend's JSON text."""
 
-    card: Card
+    card: TokenizerCard
     backend: str
 
 
@@ -112,10 +112,10 @@ def open_tokenizer(name: str, base: Path) -> LoadedTokenizer:
 def load_tokenizer(found: FoundTokenizer) -> LoadedTokenizer:
     """Load a tokenizer that was found; errors as in `open_tokenizer`."""
     folder = found.fetch()
-    return _loaded(_load(found.choice.name, folder), folder)
+    return _make_loaded_tokenizer(_load_from_folder(found.choice.name, folder), folder)
 
 
-def opened_tokenizer(hf: Any) -> LoadedTokenizer:
+def wrap_tokenizer(hf: Any) -> LoadedTokenizer:
     """Return a tokenizer of `transformers` that a program has opened, and perhaps changed, as data.
 
     Raises
@@ -129,21 +129,21 @@ def opened_tokenizer(hf: Any) -> LoadedTokenizer:
             f"tokenizer: {type(hf).__name__} has no Rust backend; only such tokenizers can tell which characters a "
             "token covers; open it with use_fast=True"
         )
-    return _loaded(hf, None)
+    return _make_loaded_tokenizer(hf, None)
 
 
-def _loaded(hf: Any, folder: Path | None) -> LoadedTokenizer:
+def _make_loaded_tokenizer(hf: Any, folder: Path | None) -> LoadedTokenizer:
     backend = cast(str, hf.backend_tokenizer.to_str())
     parsed: dict[str, Any] = orjson.loads(backend)
     byte_level = _is_byte_level(parsed)
-    fast, why = _probe(backend, byte_level)
+    fast, why = _probe_fast_path(backend, byte_level)
     added = tuple((int(i), str(t.content), bool(t.special)) for i, t in sorted(hf.added_tokens_decoder.items()))
     plain = cast("list[int]", hf.encode("a", add_special_tokens=False))
     with_special = cast("list[int]", hf.encode("a", add_special_tokens=True))
-    files = {"backend": digest_bytes(backend.encode())} if folder is None else own_files(folder)
+    files = {"backend": digest_bytes(backend.encode())} if folder is None else hash_tokenizer_files(folder)
     special = {k: str(v) for k, v in hf.special_tokens_map.items() if isinstance(v, str)}
-    card = Card(
-        digest=digest(files, digest_bytes(backend.encode()), special),
+    card = TokenizerCard(
+        digest=digest_json(files, digest_bytes(backend.encode()), special),
         files=files,
         vocab_size=len(hf),
         bos_id=hf.bos_token_id,
@@ -161,7 +161,7 @@ def _loaded(hf: Any, folder: Path | None) -> LoadedTokenizer:
     return LoadedTokenizer(card=card, backend=backend)
 
 
-def _load(name: str, folder: Path) -> Any:
+def _load_from_folder(name: str, folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
@@ -185,41 +185,41 @@ def _is_byte_level(parsed: dict[str, Any]) -> bool:
     return parsed["model"]["type"] == "BPE" and "ByteLevel" in decoder and "ByteFallback" not in decoder
 
 
-def _probe(backend: str, byte_level: bool) -> tuple[bool, str]:
+def _probe_fast_path(backend: str, byte_level: bool) -> tuple[bool, str]:
     """Compare both lanes on the probe texts; a tokenizer with any difference takes the usual way."""
     if not byte_level:
         return False, "not a byte-level BPE"
     try:
-        fast = _open_fast(backend)
-        ids, offsets = _flat(fast, PROBE_TEXTS)
+        fast = _open_fast_backend(backend)
+        ids, offsets = _encode_flat(fast, PROBE_TEXTS)
     except Exception as error:  # noqa: BLE001  (whatever the fast engine dislikes, the usual way still works)
         return False, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    usual = _open_usual(backend)
+    usual = _open_reference_backend(backend)
     for i, one in enumerate(usual.encode_batch(list(PROBE_TEXTS), add_special_tokens=False)):
         if one.ids != ids[offsets[i] : offsets[i + 1]].tolist():
             return False, f"other ids for probe text {i}"
     return True, ""
 
 
-def _open_fast(backend: str) -> Any:
+def _open_fast_backend(backend: str) -> Any:
     from fastokens import Tokenizer
 
     return Tokenizer.from_json_str(backend)
 
 
-def _open_usual(backend: str) -> Any:
+def _open_reference_backend(backend: str) -> Any:
     from tokenizers import Tokenizer
 
     return Tokenizer.from_str(backend)
 
 
-def _flat(fast: Any, texts: Sequence[str]) -> tuple[NDArray[np.uint32], Ints]:
+def _encode_flat(fast: Any, texts: Sequence[str]) -> tuple[NDArray[np.uint32], Ints]:
     ids, offsets = fast.encode_batch_flat(list(texts))
     return np.frombuffer(ids, np.uint32), np.frombuffer(offsets, np.uint64).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class EncodedTexts:
     """A batch of encoded texts.
 
     `ids` int32[T], `offsets` int64[N + 1] into it; `starts` and `ends` int64[T] are each token's bytes within
@@ -241,72 +241,75 @@ class Encoder:
         """Open the fast lane if it is wanted and the card allows it; the usual one is opened when first needed."""
         self.card = loaded.card
         self._backend = loaded.backend
-        self._fast: Any = _open_fast(loaded.backend) if fast_lane and loaded.card.fast else None
+        self._fast: Any = _open_fast_backend(loaded.backend) if fast_lane and loaded.card.fast else None
 
     @cached_property
     def usual(self) -> Any:
         """The reference: the `tokenizers` backend that `transformers` itself calls."""
-        return _open_usual(self._backend)
+        return _open_reference_backend(self._backend)
 
-    def as_transformers(self) -> Any:
+    def to_transformers(self) -> Any:
         """Return the tokenizer as `transformers` would open it, chat template included; takes seconds."""
         from transformers import PreTrainedTokenizerFast
 
         tokens = {name: text for name, text in self.card.special_tokens.items() if name.endswith("_token")}
-        opened = PreTrainedTokenizerFast(tokenizer_object=_open_usual(self._backend), **tokens)
+        opened = PreTrainedTokenizerFast(tokenizer_object=_open_reference_backend(self._backend), **tokens)
         opened.chat_template = self.card.chat_template
         return opened
 
     @cached_property
-    def _plain(self) -> Any:
+    def _ordinary_text_backend(self) -> Any:
         """The same tokenizer without its added tokens, for strings that must stay ordinary text."""
-        return _open_usual(_without_dummy_prefix(_without_added_tokens(self._backend)))
+        return _open_reference_backend(_remove_dummy_prefix(_remove_added_tokens(self._backend)))
 
     @cached_property
-    def _continuing(self) -> Any:
+    def _continuation_backend(self) -> Any:
         """The same tokenizer without the space that SentencePiece puts before a text, for continuations."""
-        return _open_usual(_without_dummy_prefix(self._backend))
+        return _open_reference_backend(_remove_dummy_prefix(self._backend))
 
     @cached_property
     def _byte_lengths(self) -> Ints:
-        return _byte_lengths(self._backend)
+        return _read_byte_lengths(self._backend)
 
-    def encode(self, texts: Sequence[str]) -> Encoded:
+    def encode(self, texts: Sequence[str]) -> EncodedTexts:
         """Encode texts, adding no special tokens: the ids that `transformers` gives.
 
         A text whose tokens' bytes do not add up to its own takes the usual way.
         """
         if self._fast is None:
-            return self._encode_usual(texts)
-        ids, offsets = _flat(self._fast, texts)
+            return self._encode_reference(texts)
+        ids, offsets = _encode_flat(self._fast, texts)
         lengths = self._byte_lengths[ids]
         ends_flat = np.cumsum(lengths)
         before = np.concatenate(([0], ends_flat))[offsets]
         sizes = np.fromiter((len(t.encode()) for t in texts), np.int64, len(texts))
         wrong = np.flatnonzero(np.diff(before) != sizes)
         starts = ends_flat - lengths - np.repeat(before[:-1], np.diff(offsets))
-        encoded = Encoded(ids.astype(np.int32), offsets, starts, starts + lengths, 0)
+        encoded = EncodedTexts(ids.astype(np.int32), offsets, starts, starts + lengths, 0)
         if not len(wrong):
             return encoded
-        return _replace(encoded, wrong, self._encode_usual([texts[i] for i in wrong.tolist()]))
+        return _replace_texts(encoded, wrong, self._encode_reference([texts[i] for i in wrong.tolist()]))
 
-    def _encode_usual(self, texts: Sequence[str]) -> Encoded:
+    def _encode_reference(self, texts: Sequence[str]) -> EncodedTexts:
         encodings = self.usual.encode_batch(list(texts), add_special_tokens=False)
-        pieces = [self._usual_bytes(text, one) for text, one in zip(texts, encodings, strict=True)]
+        pieces = [self._locate_token_bytes(text, one) for text, one in zip(texts, encodings, strict=True)]
         decoded = self.usual.decode_batch([one.ids for one in encodings], skip_special_tokens=False)
-        altered = sum(self._respaced(one) != self._respaced(text) for one, text in zip(decoded, texts, strict=True))
-        return replace(_joined(pieces, usual=len(texts)), altered=altered)
+        altered = sum(
+            self._strip_spaces_after_added(one) != self._strip_spaces_after_added(text)
+            for one, text in zip(decoded, texts, strict=True)
+        )
+        return replace(_join_encodings(pieces, usual=len(texts)), altered=altered)
 
-    def _respaced(self, text: str) -> str:
+    def _strip_spaces_after_added(self, text: str) -> str:
         """Return a text without the spaces behind added tokens, which decoding may add."""
-        return self._after_added.sub(r"\1", text)
+        return self._after_added_pattern.sub(r"\1", text)
 
     @cached_property
-    def _after_added(self) -> re.Pattern[str]:
+    def _after_added_pattern(self) -> re.Pattern[str]:
         added = sorted((content for _, content, _ in self.card.added if content), key=len, reverse=True)
         return re.compile(f"({'|'.join(map(re.escape, added))}) +") if added else re.compile(r"(?!)()")
 
-    def _usual_bytes(self, text: str, encoding: Any) -> "tuple[NDArray[np.int32], Ints, Ints]":
+    def _locate_token_bytes(self, text: str, encoding: Any) -> "tuple[NDArray[np.int32], Ints, Ints]":
         ids = np.array(encoding.ids, np.int32)
         if self.card.byte_level:
             lengths = self._byte_lengths[ids]
@@ -314,60 +317,62 @@ class Encoder:
                 ends = np.cumsum(lengths)
                 return ids, ends - lengths, ends
         chars = np.array(encoding.offsets, np.int64).reshape(-1, 2)
-        at = byte_positions(text)
+        at = compute_byte_positions(text)
         return ids, at[chars[:, 0]], at[chars[:, 1]]
 
-    def encode_continuation(self, texts: Sequence[str]) -> Encoded:
+    def encode_continuation(self, texts: Sequence[str]) -> EncodedTexts:
         """Encode texts as what follows another text: no space of the tokenizer's own before them."""
         if self._fast is not None:
             return self.encode(texts)
-        encodings = self._continuing.encode_batch(list(texts), add_special_tokens=False)
-        return _joined([self._usual_bytes(t, e) for t, e in zip(texts, encodings, strict=True)], usual=len(texts))
+        encodings = self._continuation_backend.encode_batch(list(texts), add_special_tokens=False)
+        return _join_encodings(
+            [self._locate_token_bytes(t, e) for t, e in zip(texts, encodings, strict=True)], usual=len(texts)
+        )
 
-    def ids_of_continuations(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], Ints]:
+    def encode_continuation_ids(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], Ints]:
         """Encode texts as `encode_continuation` does and return ids and offsets alone, which is twice as fast."""
-        encodings = self._continuing.encode_batch_fast(list(texts), add_special_tokens=False)
+        encodings = self._continuation_backend.encode_batch_fast(list(texts), add_special_tokens=False)
         ids = [np.array(one.ids, np.int32) for one in encodings]
         counts = np.fromiter(map(len, ids), np.int64, len(ids))
         offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
         return np.concatenate(ids) if ids else np.empty(0, np.int32), offsets
 
-    def as_continuations(self, encoded: Encoded, texts: Sequence[str], places: Ints) -> Encoded:
+    def reencode_continuations(self, encoded: EncodedTexts, texts: Sequence[str], places: Ints) -> EncodedTexts:
         """Encode the texts in the given places again, as what follows other text; the rest stays as it is."""
         if self._fast is not None or not len(places):
             return encoded
         chosen: list[int] = places.tolist()
-        return _replace(encoded, places, self.encode_continuation([texts[i] for i in chosen]), counted=False)
+        return _replace_texts(encoded, places, self.encode_continuation([texts[i] for i in chosen]), counted=False)
 
-    def encode_around(self, text: str, ordinary: Sequence[tuple[int, int]], cuts: Sequence[int] = ()) -> Encoded:
+    def encode_around(self, text: str, ordinary: Sequence[tuple[int, int]], cuts: Sequence[int] = ()) -> EncodedTexts:
         """Encode a text whose character ranges `ordinary` must not become control tokens, each in isolation.
 
         Before the characters `cuts` the text is cut too, as `rejoined` has it.
         """
         pieces: list[tuple[NDArray[np.int32], Ints, Ints]] = []
         position = 0
-        at = byte_positions(text)
+        at = compute_byte_positions(text)
         empty = [(cut, cut) for cut in cuts if not any(start < cut < end for start, end in ordinary)]
         for start, end in sorted([*ordinary, *empty, (len(text), len(text))]):
-            between = self.usual if position == 0 else self._continuing
-            for chosen, left, right in ((between, position, start), (self._plain, start, end)):
+            between = self.usual if position == 0 else self._continuation_backend
+            for chosen, left, right in ((between, position, start), (self._ordinary_text_backend, start, end)):
                 if left < right:
                     encoding = chosen.encode(text[left:right], add_special_tokens=False)
-                    ids, starts, ends = self._usual_bytes(text[left:right], encoding)
+                    ids, starts, ends = self._locate_token_bytes(text[left:right], encoding)
                     pieces.append((ids, starts + at[left], ends + at[left]))
             position = end
         if not pieces:
-            return _joined([], usual=0)
+            return _join_encodings([], usual=0)
         ids, starts, ends = (np.concatenate(column) for column in zip(*pieces, strict=True))
-        return _joined([(ids, starts, ends)], usual=1)
+        return _join_encodings([(ids, starts, ends)], usual=1)
 
-    def same_as_usual(self, texts: Sequence[str], encoded: Encoded, chosen: Sequence[int]) -> bool:
+    def matches_reference(self, texts: Sequence[str], encoded: EncodedTexts, chosen: Sequence[int]) -> bool:
         """Compare the chosen texts' ids with the reference's own."""
         expected = self.usual.encode_batch([texts[i] for i in chosen], add_special_tokens=False)
         spans = [encoded.ids[encoded.offsets[i] : encoded.offsets[i + 1]].tolist() for i in chosen]
         return all(one.ids == ids for one, ids in zip(expected, spans, strict=True))
 
-    def without_fast_lane(self) -> "Encoder":
+    def without_fast_path(self) -> "Encoder":
         """Return an encoder that takes the usual way only; for a part in which the lanes differed."""
         return Encoder(LoadedTokenizer(card=self.card, backend=self._backend), fast_lane=False)
 
@@ -376,7 +381,7 @@ class Encoder:
         return cast(str, self.usual.decode(list(ids), skip_special_tokens=False))
 
 
-def rejoined(encoded: Encoded, pieces: Sequence[str], counts: Ints) -> Encoded:
+def rejoin_pieces(encoded: EncodedTexts, pieces: Sequence[str], counts: Ints) -> EncodedTexts:
     """Return encoded pieces as the texts they were cut from: text i is the next `counts[i]` pieces, end to end."""
     sizes = np.fromiter((len(one.encode()) for one in pieces), np.int64, len(pieces))
     before = np.cumsum(sizes) - sizes
@@ -395,7 +400,7 @@ def rejoined(encoded: Encoded, pieces: Sequence[str], counts: Ints) -> Encoded:
     )
 
 
-def byte_positions(text: str) -> Ints:
+def compute_byte_positions(text: str) -> Ints:
     """Return for every character index (and the end) its byte index in UTF-8: int64[len(text) + 1]."""
     raw = text.encode()
     if len(raw) == len(text):
@@ -404,16 +409,16 @@ def byte_positions(text: str) -> Ints:
     return np.append(np.flatnonzero(first), len(raw))
 
 
-def _joined(pieces: "Sequence[tuple[NDArray[np.int32], Ints, Ints]]", usual: int) -> Encoded:
+def _join_encodings(pieces: "Sequence[tuple[NDArray[np.int32], Ints, Ints]]", usual: int) -> EncodedTexts:
     counts = np.array([len(ids) for ids, _, _ in pieces], np.int64)
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
     if not pieces:
-        return Encoded(np.empty(0, np.int32), offsets, np.empty(0, np.int64), np.empty(0, np.int64), usual)
+        return EncodedTexts(np.empty(0, np.int32), offsets, np.empty(0, np.int64), np.empty(0, np.int64), usual)
     ids, starts, ends = (np.concatenate(column) for column in zip(*pieces, strict=True))
-    return Encoded(ids, offsets, starts, ends, usual)
+    return EncodedTexts(ids, offsets, starts, ends, usual)
 
 
-def _replace(encoded: Encoded, places: Ints, other: Encoded, *, counted: bool = True) -> Encoded:
+def _replace_texts(encoded: EncodedTexts, places: Ints, other: EncodedTexts, *, counted: bool = True) -> EncodedTexts:
     """Put the texts of `other` in the given places of `encoded`; `counted` adds what was counted of them."""
     chosen: dict[int, int] = {int(place): i for i, place in enumerate(places)}
     pieces: list[tuple[NDArray[np.int32], Ints, Ints]] = []
@@ -421,11 +426,11 @@ def _replace(encoded: Encoded, places: Ints, other: Encoded, *, counted: bool = 
         source, j = (other, chosen[i]) if i in chosen else (encoded, i)
         cut = slice(int(source.offsets[j]), int(source.offsets[j + 1]))
         pieces.append((source.ids[cut], source.starts[cut], source.ends[cut]))
-    joined = _joined(pieces, usual=encoded.usual + counted * other.usual)
+    joined = _join_encodings(pieces, usual=encoded.usual + counted * other.usual)
     return replace(joined, altered=encoded.altered + counted * other.altered)
 
 
-def _byte_alphabet() -> dict[str, int]:
+def _make_byte_alphabet() -> dict[str, int]:
     """Map the 256 printable characters by which byte-level vocabularies write bytes, back to the bytes.
 
     Source: the GPT-2 encoder: printable Latin-1 characters stand for themselves, the rest for U+0100 on.
@@ -435,7 +440,7 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
 
 
-def _byte_lengths(backend: str) -> Ints:
+def _read_byte_lengths(backend: str) -> Ints:
     """Return the number of bytes that each id stands for: int64[largest id + 1], −1 where there is no token."""
     parsed: dict[str, Any] = orjson.loads(backend)
     vocabulary: dict[str, int] = parsed["model"]["vocab"]
@@ -449,12 +454,12 @@ def _byte_lengths(backend: str) -> Ints:
     return lengths
 
 
-def token_bytes(backend: str) -> list[bytes]:
+def read_token_bytes(backend: str) -> list[bytes]:
     """Return the bytes of every id of a byte-level vocabulary; for showing tokens one by one."""
     parsed: dict[str, Any] = orjson.loads(backend)
-    alphabet = _byte_alphabet()
+    alphabet = _make_byte_alphabet()
     vocabulary: dict[str, int] = parsed["model"]["vocab"]
-    table = [b""] * (len(_byte_lengths(backend)))
+    table = [b""] * (len(_read_byte_lengths(backend)))
     for text, token_id in vocabulary.items():
         table[token_id] = bytes(alphabet.get(c, 0x3F) for c in text)
     for token in parsed["added_tokens"]:
@@ -462,12 +467,12 @@ def token_bytes(backend: str) -> list[bytes]:
     return table
 
 
-def _without_added_tokens(backend: str) -> str:
+def _remove_added_tokens(backend: str) -> str:
     parsed: dict[str, Any] = orjson.loads(backend)
     return orjson.dumps(parsed | {"added_tokens": [], "post_processor": None}).decode()
 
 
-def _without_dummy_prefix(backend: str) -> str:
+def _remove_dummy_prefix(backend: str) -> str:
     def strip(node: Any) -> Any:
         if not isinstance(node, dict):
             return node
@@ -490,7 +495,7 @@ def _without_dummy_prefix(backend: str) -> str:
 # ── Characters to tokens ───────────────────────────────────────────────────────────────────────────
 
 
-def trained_tokens(encoded: Encoded, spans: "FlatSpans") -> tuple[Bools, int]:
+def find_trained_tokens(encoded: EncodedTexts, spans: "FlatSpans") -> tuple[Bools, int]:
     """Return which tokens train, bool[T], and how many of them straddle a span's edge.
 
     A token trains if a byte of it lies in a trained span and none is another message's own text, as `transformers`
@@ -498,7 +503,7 @@ def trained_tokens(encoded: Encoded, spans: "FlatSpans") -> tuple[Bools, int]:
     """
     if not len(encoded.ids):
         return np.zeros(0, bool), 0
-    first, last, straddles = _token_ranges(encoded, spans)
+    first, last, straddles = _find_token_ranges(encoded, spans)
     edges = np.zeros(len(encoded.ids) + 1, np.int64)
     np.add.at(edges, first, 1)
     np.add.at(edges, last, -1)
@@ -508,15 +513,15 @@ def trained_tokens(encoded: Encoded, spans: "FlatSpans") -> tuple[Bools, int]:
     return mask, straddles
 
 
-def token_weights(encoded: Encoded, spans: "FlatSpans", mask: Bools) -> Weights:
+def compute_token_weights(encoded: EncodedTexts, spans: "FlatSpans", mask: Bools) -> Weights:
     """Return the loss weight of every token, float32[T]: its span's if it trains, else 0.
 
-    `mask` is what `trained_tokens` makes of the same spans. A token in two spans has the weight of the later one.
+    `mask` is what `find_trained_tokens` makes of the same spans. A token in two spans has the weight of the later one.
     """
     weights = np.zeros(len(mask), np.float32)
     if spans.weights is None or not len(mask):
         return mask.astype(np.float32)
-    first, last, _ = _token_ranges(encoded, spans)
+    first, last, _ = _find_token_ranges(encoded, spans)
     sizes = last - first
     index = np.repeat(first - (np.cumsum(sizes) - sizes), sizes) + np.arange(int(sizes.sum()))
     weights[index] = np.repeat(spans.weights, sizes)
@@ -524,9 +529,9 @@ def token_weights(encoded: Encoded, spans: "FlatSpans", mask: Bools) -> Weights:
     return weights
 
 
-def _token_ranges(encoded: Encoded, spans: "FlatSpans") -> tuple[Ints, Ints, int]:
+def _find_token_ranges(encoded: EncodedTexts, spans: "FlatSpans") -> tuple[Ints, Ints, int]:
     """Return the first token of every span and the one after its last, and how many straddle an edge."""
-    base = _text_bases(encoded)
+    base = _compute_text_bases(encoded)
     starts, ends = encoded.starts + base.per_token, encoded.ends + base.per_token
     offset = base.at(spans.texts)
     left, right = spans.starts + offset, spans.ends + offset
@@ -546,9 +551,9 @@ def _token_ranges(encoded: Encoded, spans: "FlatSpans") -> tuple[Ints, Ints, int
     return np.where(kept, first, 0), np.where(kept, last, 0), straddles
 
 
-def token_at(encoded: Encoded, texts: Ints, places: Ints) -> Ints:
+def find_token_at(encoded: EncodedTexts, texts: Ints, places: Ints) -> Ints:
     """Return the first token (numbered over the batch) that begins at or after byte `places[i]` of text `texts[i]`."""
-    base = _text_bases(encoded)
+    base = _compute_text_bases(encoded)
     found = np.searchsorted(encoded.starts + base.per_token, places + base.at(texts), "left")
     return np.minimum(found, encoded.offsets[texts + 1])
 
@@ -571,7 +576,7 @@ class FlatSpans:
 
 
 @dataclass(frozen=True, slots=True)
-class _Bases:
+class _TextBases:
     """Where each text begins when all texts of a batch are laid end to end with a gap between them."""
 
     per_text: Ints
@@ -581,17 +586,17 @@ class _Bases:
         return self.per_text[texts]
 
 
-def _text_bases(encoded: Encoded) -> _Bases:
+def _compute_text_bases(encoded: EncodedTexts) -> _TextBases:
     counts = np.diff(encoded.offsets)
     last = np.zeros(len(counts), np.int64)
     nonempty = counts > 0
     last[nonempty] = np.maximum.reduceat(encoded.ends, encoded.offsets[:-1][nonempty]) if nonempty.any() else 0
     # The gap keeps a token that ends one text from touching one that starts the next.
     per_text = np.concatenate((np.zeros(1, np.int64), np.cumsum(last + 2)))[:-1]
-    return _Bases(per_text, np.repeat(per_text, counts))
+    return _TextBases(per_text, np.repeat(per_text, counts))
 
 
-def degenerate(encoded: Encoded) -> Bools:
+def find_degenerate_texts(encoded: EncodedTexts) -> Bools:
     """Return which texts have tokens with empty or backward offsets: bool[N]; their spans cannot be trusted."""
     bad = encoded.ends <= encoded.starts
     same_text = np.ones(len(bad), bool)
@@ -611,7 +616,7 @@ class ControlStrings:
     Control tokens are the special added tokens, and added tokens that occur in the template's source.
     """
 
-    def __init__(self, card: Card, template: str) -> None:
+    def __init__(self, card: TokenizerCard, template: str) -> None:
         """Collect the strings and a pattern that finds them in a row's JSON text."""
         chosen = {content for _, content, special in card.added if content and (special or content in template)}
         self.strings = tuple(sorted(chosen, key=lambda s: (-len(s), s)))
@@ -621,17 +626,17 @@ class ControlStrings:
         self._find = re.compile("|".join(map(re.escape, self.strings))) if self.strings else None
         self._template = template
 
-    def occurrences(self, messages: Sequence[dict[str, Json]], tools: Json, kwargs: Json) -> dict[str, int]:
+    def count_occurrences(self, messages: Sequence[dict[str, Json]], tools: Json, kwargs: Json) -> dict[str, int]:
         """Count the strings in a row's own text: `role string` → how often; `tools` and `kwargs` are roles here."""
         counts: dict[str, int] = {}
         if self._find is None:
             return counts
         for role, value in [*((str(m["role"]), m) for m in messages), ("tools", tools), ("kwargs", kwargs)]:
-            for found in self._find.findall("\0".join(_strings(value))):
+            for found in self._find.findall("\0".join(_iterate_strings(value))):
                 counts[f"{role} {found}"] = counts.get(f"{role} {found}", 0) + 1
         return counts
 
-    def found_in(self, table: pa.Table) -> Bools:
+    def find_rows(self, table: pa.Table) -> Bools:
         """Tell which canonical rows hold a control string anywhere in their JSON: bool[N]."""
         found = np.zeros(table.num_rows, bool)
         if not self.strings:
@@ -651,7 +656,7 @@ class ControlStrings:
         taken = row_json + self._template
         placeholders: dict[str, str] = {}
         for text in present:
-            placeholders[text] = _placeholder(len(text), taken)
+            placeholders[text] = _find_free_placeholder(len(text), taken)
             taken += placeholders[text]
         hidden = _map_strings(value, lambda s: self._substitute(s, placeholders))
         return hidden, {placeholder: text for text, placeholder in placeholders.items()}
@@ -661,7 +666,7 @@ class ControlStrings:
         return self._find.sub(lambda match: placeholders[match.group()], text)
 
 
-def reveal(text: str, placeholders: dict[str, str]) -> tuple[str, list[tuple[int, int]]]:
+def restore_control_strings(text: str, placeholders: dict[str, str]) -> tuple[str, list[tuple[int, int]]]:
     """Put control strings back; return the text and the character ranges that must stay ordinary text."""
     if not placeholders:
         return text, []
@@ -670,7 +675,7 @@ def reveal(text: str, placeholders: dict[str, str]) -> tuple[str, list[tuple[int
     return pattern.sub(lambda match: placeholders[match.group()], text), ranges
 
 
-def is_changed(text: str, placeholders: dict[str, str]) -> bool:
+def has_changed_placeholder(text: str, placeholders: dict[str, str]) -> bool:
     """Tell whether a print holds a placeholder in other letters, as a template that lowers its text makes them.
 
     Those of fewer than six characters could stand anywhere by chance and are not looked for.
@@ -682,9 +687,11 @@ def is_changed(text: str, placeholders: dict[str, str]) -> bool:
     return any(lowered.count(one.lower()) > text.count(one) for one in long)
 
 
-def holds_added_token(card: Card, encoded: Encoded, text: str, ranges: Sequence[tuple[int, int]]) -> bool:
+def contains_added_token(
+    card: TokenizerCard, encoded: EncodedTexts, text: str, ranges: Sequence[tuple[int, int]]
+) -> bool:
     """Tell whether an encoded text has an added token inside character ranges that must be ordinary text."""
-    at = byte_positions(text)
+    at = compute_byte_positions(text)
     starts = at[np.array([start for start, _ in ranges], np.int64)]
     ends = at[np.array([end for _, end in ranges], np.int64)]
     place = np.searchsorted(starts, encoded.starts, "right") - 1
@@ -692,7 +699,7 @@ def holds_added_token(card: Card, encoded: Encoded, text: str, ranges: Sequence[
     return bool(np.isin(encoded.ids[inside], [token_id for token_id, _, _ in card.added]).any())
 
 
-def _placeholder(length: int, taken: str) -> str:
+def _find_free_placeholder(length: int, taken: str) -> str:
     """Return an ASCII word of the given length that does not occur in `taken`, always the same one."""
     letters = string.ascii_letters + string.digits
     tail = min(length, 4)
@@ -706,16 +713,16 @@ def _placeholder(length: int, taken: str) -> str:
     )
 
 
-def _strings(value: Json) -> Iterator[str]:
+def _iterate_strings(value: Json) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
         for item in cast("list[Json]", value):
-            yield from _strings(item)
+            yield from _iterate_strings(item)
     elif isinstance(value, dict):
         for key, item in cast("dict[str, Json]", value).items():
             yield key
-            yield from _strings(item)
+            yield from _iterate_strings(item)
 
 
 def _map_strings(value: Json, change: Callable[[str], str]) -> Json:
@@ -728,15 +735,15 @@ def _map_strings(value: Json, change: Callable[[str], str]) -> Json:
     return value
 
 
-def to_bytes(loaded: LoadedTokenizer) -> bytes:
+def serialize_tokenizer(loaded: LoadedTokenizer) -> bytes:
     """Serialise a loaded tokenizer, so that workers and later builds need no `transformers`."""
     return orjson.dumps({"card": asdict(loaded.card), "backend": base64.b64encode(loaded.backend.encode()).decode()})
 
 
-def from_bytes(content: bytes) -> LoadedTokenizer:
+def deserialize_tokenizer(content: bytes) -> LoadedTokenizer:
     """Rebuild a loaded tokenizer."""
     raw = orjson.loads(content)
     card = raw["card"] | {"added": tuple((int(i), str(c), bool(s)) for i, c, s in raw["card"]["added"])}
     # Cards that were kept before had the name under which the tokenizer was first opened.
     card.pop("name", None)
-    return LoadedTokenizer(card=Card(**card), backend=base64.b64decode(raw["backend"]).decode())
+    return LoadedTokenizer(card=TokenizerCard(**card), backend=base64.b64decode(raw["backend"]).decode())

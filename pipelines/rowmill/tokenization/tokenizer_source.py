@@ -22,11 +22,11 @@ from pydantic import Field
 
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, UnreachableError
-from rowmill.core.storage import digest
+from rowmill.core.storage import digest_json
 
 _LOG = logging.getLogger("rowmill.tokenizer")
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
+_COMMIT_PATTERN = re.compile(r"[0-9a-f]{40}")
 
 TOKENIZER_FILES = (
     "added_tokens.json", "chat_template.jinja", "chat_template.json", "merges.txt", "sentencepiece.bpe.model",
@@ -35,7 +35,7 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 """The files by which tokenizers are saved; others of a model's folder, such as its weights' index, are not its."""
 
-_FETCHED = (*TOKENIZER_FILES, "config.json", "additional_chat_templates/*.jinja", "*.model")
+_FETCHED_PATTERNS = (*TOKENIZER_FILES, "config.json", "additional_chat_templates/*.jinja", "*.model")
 """What is fetched from the hub: also what `transformers` looks at to choose a tokenizer's class."""
 
 _HUB_TIMEOUT_S = 10.0
@@ -66,8 +66,8 @@ class FoundTokenizer:
     def stamp(self) -> str:
         """Identify its files without opening them where a commit says which they are."""
         if self.folder is not None:
-            return folder_digest(self.folder)
-        return digest("hub", self.choice.name, self.commit)
+            return hash_tokenizer_folder(self.folder)
+        return digest_json("hub", self.choice.name, self.commit)
 
     def fetch(self) -> Path:
         """Return the folder of its files; those of a commit come from the hub or from the hub's cache here.
@@ -78,10 +78,10 @@ class FoundTokenizer:
             If they are not in the cache and the hub does not hand them out.
 
         """
-        return self.folder if self.folder is not None else _fetch(self.choice, self.commit or "")
+        return self.folder if self.folder is not None else _fetch_from_hub(self.choice, self.commit or "")
 
 
-def find_folder(name: str, base: Path) -> Path | None:
+def find_tokenizer_folder(name: str, base: Path) -> Path | None:
     """Return the folder that a tokenizer's name is, seen from the project or from here; None: it is on the hub."""
     return next((folder for folder in (base / name, Path(name)) if folder.is_dir()), None)
 
@@ -108,7 +108,7 @@ def find_tokenizer(choice: TokenizerChoice, base: Path, *, last_commit: str | No
         If the hub does not answer and no commit is known.
 
     """
-    folder = find_folder(choice.name, base)
+    folder = find_tokenizer_folder(choice.name, base)
     if folder is not None:
         require_no_revision(choice.name, choice.revision)
         return FoundTokenizer(choice, folder, None)
@@ -117,24 +117,24 @@ def find_tokenizer(choice: TokenizerChoice, base: Path, *, last_commit: str | No
             f"tokenizer: no folder {choice.name!r} (looked in {base}); a folder with tokenizer.json or a hub name like "
             "Qwen/Qwen3-0.6B is needed; correct the path"
         )
-    if choice.revision is not None and _COMMIT.fullmatch(choice.revision):
+    if choice.revision is not None and _COMMIT_PATTERN.fullmatch(choice.revision):
         return FoundTokenizer(choice, None, choice.revision)
-    return FoundTokenizer(choice, None, _commit_of(choice, last_commit))
+    return FoundTokenizer(choice, None, _get_commit(choice, last_commit))
 
 
-def own_files(folder: Path) -> dict[str, str]:
+def hash_tokenizer_files(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of each of a tokenizer's own files."""
-    return {name: _sha256(folder / name) for name in TOKENIZER_FILES if (folder / name).is_file()}
+    return {name: _hash_file(folder / name) for name in TOKENIZER_FILES if (folder / name).is_file()}
 
 
-def folder_digest(folder: Path) -> str:
+def hash_tokenizer_folder(folder: Path) -> str:
     """Identify all small files of a folder: whatever of them a tokenizer's class may read."""
     suffixes = {".json", ".jinja", ".model", ".txt"}
     names = sorted(one.name for one in folder.iterdir() if one.suffix in suffixes and one.is_file())
-    return digest({name: _sha256(folder / name) for name in names})
+    return digest_json({name: _hash_file(folder / name) for name in names})
 
 
-def _sha256(path: Path) -> str:
+def _hash_file(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -142,87 +142,87 @@ def _sha256(path: Path) -> str:
 # ── The hub ────────────────────────────────────────────────────────────────────────────────────────
 
 
-_COMMITS: dict[tuple[str, str, str | None], str] = {}
+_COMMIT_CACHE: dict[tuple[str, str, str | None], str] = {}
 
 
 def forget_commits() -> None:
     """Ask the hub anew from here on: within one build a revision is one commit, whatever happens on the hub."""
-    _COMMITS.clear()
+    _COMMIT_CACHE.clear()
 
 
-def _commit_of(choice: TokenizerChoice, last_commit: str | None) -> str:
+def _get_commit(choice: TokenizerChoice, last_commit: str | None) -> str:
     key = (os.environ.get("HF_ENDPOINT", ""), choice.name, choice.revision)
-    if key not in _COMMITS:
-        _COMMITS[key] = _asked_commit(choice, last_commit)
-    return _COMMITS[key]
+    if key not in _COMMIT_CACHE:
+        _COMMIT_CACHE[key] = _ask_hub_for_commit(choice, last_commit)
+    return _COMMIT_CACHE[key]
 
 
-def _asked_commit(choice: TokenizerChoice, last_commit: str | None) -> str:
+def _ask_hub_for_commit(choice: TokenizerChoice, last_commit: str | None) -> str:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
     try:
         commit = HfApi().model_info(choice.name, revision=choice.revision, timeout=_HUB_TIMEOUT_S).sha
     except HFValidationError as error:
-        raise _no_tokenizer(choice, "it is neither a folder nor a name on the hub") from error
+        raise _make_tokenizer_error(choice, "it is neither a folder nor a name on the hub") from error
     except RevisionNotFoundError as error:
-        raise _no_tokenizer(choice, f"the hub has no revision {choice.revision!r} of it") from error
+        raise _make_tokenizer_error(choice, f"the hub has no revision {choice.revision!r} of it") from error
     except RepositoryNotFoundError as error:
-        raise _no_tokenizer(choice, "the hub has no such name, or not for you") from error
+        raise _make_tokenizer_error(choice, "the hub has no such name, or not for you") from error
     # Whatever goes wrong on the network has many types.
     except Exception as error:
-        known = last_commit or _cached_commit(choice)
+        known = last_commit or _find_cached_commit(choice)
         if known is None:
-            raise _unreachable(choice, error) from error
+            raise _make_unreachable_error(choice, error) from error
         _LOG.warning(
             "tokenizer: the hub does not say which commit %s is (%s); goes on with %s, the last one known",
-            described(choice), type(error).__name__, known[:12],
+            describe_tokenizer(choice), type(error).__name__, known[:12],
         )  # fmt: skip
         return known
     if commit is None:
-        raise _no_tokenizer(choice, "the hub names no commit for it")
+        raise _make_tokenizer_error(choice, "the hub names no commit for it")
     return commit
 
 
-def _cached_commit(choice: TokenizerChoice) -> str | None:
+def _find_cached_commit(choice: TokenizerChoice) -> str | None:
     """Return the commit that the hub's cache on this machine has for a revision."""
     from huggingface_hub import snapshot_download
 
     try:
         folder = snapshot_download(
-            choice.name, revision=choice.revision, allow_patterns=list(_FETCHED), local_files_only=True
+            choice.name, revision=choice.revision, allow_patterns=list(_FETCHED_PATTERNS), local_files_only=True
         )
     except (OSError, ValueError):
         return None
     return Path(folder).name
 
 
-def _fetch(choice: TokenizerChoice, commit: str) -> Path:
+def _fetch_from_hub(choice: TokenizerChoice, commit: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     try:
-        return Path(snapshot_download(choice.name, revision=commit, allow_patterns=list(_FETCHED)))
+        return Path(snapshot_download(choice.name, revision=commit, allow_patterns=list(_FETCHED_PATTERNS)))
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
-        raise _no_tokenizer(choice, f"the hub has no commit {commit[:12]} of it") from error
+        raise _make_tokenizer_error(choice, f"the hub has no commit {commit[:12]} of it") from error
     # As above.
     except Exception as error:
-        raise _unreachable(choice, error) from error
+        raise _make_unreachable_error(choice, error) from error
 
 
-def described(choice: TokenizerChoice) -> str:
+def describe_tokenizer(choice: TokenizerChoice) -> str:
     """Name a tokenizer with its revision."""
     return f"{choice.revision or 'the default branch'} of {choice.name}"
 
 
-def _no_tokenizer(choice: TokenizerChoice, what: str) -> ConfigError:
+def _make_tokenizer_error(choice: TokenizerChoice, what: str) -> ConfigError:
     return ConfigError(
         f"tokenizer: {choice.name!r} cannot be loaded ({what}); a folder with tokenizer.json and "
         "tokenizer_config.json, or a hub name and revision, is needed; point `tokenizer` at one"
     )
 
 
-def _unreachable(choice: TokenizerChoice, error: BaseException) -> UnreachableError:
+def _make_unreachable_error(choice: TokenizerChoice, error: BaseException) -> UnreachableError:
     why = " ".join(str(error).split())[:300]
     return UnreachableError(
         f"tokenizer: {choice.name!r} cannot be loaded ({type(error).__name__}: {why}); the hub must answer, or its "

@@ -15,7 +15,7 @@ characters, and the checks that refuse a row whose mask would be wrong. What doe
 What cannot be verified is a reject with its reason, never a guess.
 """
 
-from rowmill.conversation.masking.loss_mask import VERSION, Masker, needs_plain_check, share_threshold
+from rowmill.conversation.masking.loss_mask import MASKING_VERSION, Masker, compute_share_threshold, needs_plain_check
 from rowmill.conversation.masking.options import Loss, MaskRules
 
-__all__ = ["VERSION", "Loss", "MaskRules", "Masker", "needs_plain_check", "share_threshold"]
+__all__ = ["MASKING_VERSION", "Loss", "MaskRules", "Masker", "compute_share_threshold", "needs_plain_check"]

@@ -1,6 +1,6 @@
 """Where a row's own text stands in its print: content and reasoning by search inside the messages' own spans.
 
-What belongs here: `Located`, what is known of own text, and finding it as printed (as it is, trimmed, or
+What belongs here: `LocatedContent`, what is known of own text, and finding it as printed (as it is, trimmed, or
 JSON-escaped) where marks tell each message's characters. What does not: rows that a search cannot decide, such as
 calls that are not printed as JSON, whose places are proven (`owned_spans.py`); what follows from a missing piece
 (`on_dropped`) or from its place.
@@ -13,44 +13,44 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from rowmill.conversation.masking.template_frames import Frames
-from rowmill.conversation.template_contract import Part, Printed
+from rowmill.conversation.masking.template_frames import TemplateFrames
+from rowmill.conversation.template_contract import OwnTextPart, RenderedConversation
 from rowmill.core.json import Json
-from rowmill.schema.rows import Message, Piece, Span
+from rowmill.schema.rows import ContentSpan, Message, Span
 
-SHORT = 8
+SHORT_TEXT_CHARS = 8
 """Characters under which a text may stand somewhere by chance, so that its place must be confirmed."""
 
-NEAR = 128
+ARGUMENT_SEARCH_CHARS = 128
 """Characters behind a call's name within which its arguments begin."""
 
-_KINDS = {"system": "system", "user": "user", "tool": "tool_result"}
-_DROPPED = {"system": "system", "user": "user", "tool": "tool_result"}
+_CONTENT_KINDS = {"system": "system", "user": "user", "tool": "tool_result"}
+_DROPPED_KINDS = {"system": "system", "user": "user", "tool": "tool_result"}
 
 
-def own_kind(role: str, roles: frozenset[str]) -> str:
+def get_content_kind(role: str, roles: frozenset[str]) -> str:
     """Return the kind of a message's content."""
-    return "assistant" if role in roles else _KINDS.get(role, "user")
+    return "assistant" if role in roles else _CONTENT_KINDS.get(role, "user")
 
 
-def dropped_kind(message: Message, part: Part, roles: frozenset[str]) -> str:
+def get_dropped_kind(message: Message, part: OwnTextPart, roles: frozenset[str]) -> str:
     """Return the kind of own text under which a missing one is counted."""
     if part != "content":
         return {"reasoning": "reasoning", "call_name": "call_name"}.get(part, "call_arguments")
     if message["role"] in roles:
         return "text_beside_call" if message.get("tool_calls") else "assistant_text"
-    return _DROPPED.get(message["role"], "unknown_role")
+    return _DROPPED_KINDS.get(message["role"], "unknown_role")
 
 
 @dataclass(slots=True)
-class Located:
+class LocatedContent:
     """Own text found, by message, and own text that was not printed."""
 
-    own: dict[int, list[Piece]] = field(default_factory=dict[int, list[Piece]])
+    own: dict[int, list[ContentSpan]] = field(default_factory=dict[int, list[ContentSpan]])
     """Each message's pieces; after `sort` in the order of the text."""
     dropped: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: ContentSpan) -> None:
         """Add a piece of its message."""
         self.own.setdefault(piece.message, []).append(piece)
 
@@ -62,18 +62,18 @@ class Located:
     def sort(self) -> None:
         """Put each message's pieces in the order of the text."""
         for pieces in self.own.values():
-            pieces.sort(key=_start)
+            pieces.sort(key=_get_content_start)
 
-    def every(self) -> Iterator[Piece]:
+    def iterate_spans(self) -> Iterator[ContentSpan]:
         """Yield all pieces, message by message."""
         for pieces in self.own.values():
             yield from pieces
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[ContentSpan]:
         """Return all pieces in the order of the text."""
-        pieces = list(self.every())
+        pieces = list(self.iterate_spans())
         if any(map(_is_later, pieces, pieces[1:])):
-            pieces.sort(key=_start)
+            pieces.sort(key=_get_content_start)
         return pieces
 
     def reasoning(self, message: int) -> tuple[int, int] | None:
@@ -86,9 +86,9 @@ class Located:
         return min((p.start for p in self.own.get(message, ()) if p.kind != "reasoning"), default=None)
 
 
-def by_message(pieces: Sequence[Piece]) -> list[list[Piece]]:
+def group_by_message(pieces: Sequence[ContentSpan]) -> list[list[ContentSpan]]:
     """Return pieces of a render, in its order, in groups of one message that no other message interrupts."""
-    groups: list[list[Piece]] = []
+    groups: list[list[ContentSpan]] = []
     for piece in pieces:
         if groups and groups[-1][-1].message == piece.message:
             groups[-1].append(piece)
@@ -97,25 +97,25 @@ def by_message(pieces: Sequence[Piece]) -> list[list[Piece]]:
     return groups
 
 
-def _start(piece: Piece) -> int:
+def _get_content_start(piece: ContentSpan) -> int:
     return piece.start
 
 
-def _is_later(one: Piece, following: Piece) -> bool:
+def _is_later(one: ContentSpan, following: ContentSpan) -> bool:
     return one.start > following.start
 
 
-class Locator:
+class ContentLocator:
     """Finds the own text of one print; `decides` turns false where only a proof can tell."""
 
     __slots__ = ("_folded", "_frames", "_gaps", "_located", "_printed", "_roles", "_spans", "_text", "decides")
 
-    def __init__(self, printed: Printed, frames: Frames, roles: frozenset[str]) -> None:
+    def __init__(self, printed: RenderedConversation, frames: TemplateFrames, roles: frozenset[str]) -> None:
         self._printed = printed
         self._text = printed.text
         self._frames = frames
         self._roles = roles
-        self._located = Located()
+        self._located = LocatedContent()
         self.decides = True
         self._spans: dict[int, tuple[int, int]] = {}
         for span in printed.spans:
@@ -123,49 +123,49 @@ class Locator:
             # Several spans of one message: its text is looked for from the first one's start to the last one's end.
             self._spans[span.message] = (known[0] if known else span.start, span.end)
         self._gaps: list[tuple[int, int]] | None = None
-        self._folded: list[Piece] = []
+        self._folded: list[ContentSpan] = []
 
-    def locate(self, messages: Sequence[Message]) -> Located:
+    def locate(self, messages: Sequence[Message]) -> LocatedContent:
         """Find every message's own text."""
         for index, message in enumerate(messages):
             if message["role"] in self._roles:
-                self._assistant(index, message)
+                self._locate_assistant(index, message)
             elif "tool_calls" in message:
                 self.decides = False
             else:
-                self._other(index, message)
+                self._locate_other_role(index, message)
             if not self.decides:
                 break
         return self._located
 
     # ── other roles ──
 
-    def _other(self, index: int, message: Message) -> None:
+    def _locate_other_role(self, index: int, message: Message) -> None:
         content = message.get("content")
         role = message["role"]
         start, end = self._spans.get(index, (0, 0))
         reasoning = message.get("reasoning_content")
         if type(reasoning) is str and reasoning and not reasoning.isspace():
-            start = self._reasoning(index, reasoning, start, end)
+            start = self._locate_reasoning(index, reasoning, start, end)
         if type(content) is not str or not content or content.isspace():
             return
-        kind = own_kind(role, self._roles)
+        kind = get_content_kind(role, self._roles)
         if index in self._spans:
             found = self._find_after_header(content, role, start, end) or self._find_free(content, start, end)
             if found is not None:
-                self._located.add(Piece(*found, index, kind))
+                self._located.add(ContentSpan(*found, index, kind))
                 return
         found = self._find_outside(content, index)
         if found is not None:
-            piece = Piece(*found, index, kind)
+            piece = ContentSpan(*found, index, kind)
             self._folded.append(piece)
             self._located.add(piece)
         else:
-            self._located.dropped.append((dropped_kind(message, "content", self._roles), index))
+            self._located.dropped.append((get_dropped_kind(message, "content", self._roles), index))
 
     def _find_after_header(self, content: str, role: str, start: int, end: int) -> tuple[int, int] | None:
         header = self._frames.headers.get(role)
-        if len(content) >= SHORT or not header:
+        if len(content) >= SHORT_TEXT_CHARS or not header:
             return None
         at = self._text.find(header + content, start, end)
         return None if at < 0 else (at + len(header), at + len(header) + len(content))
@@ -173,19 +173,19 @@ class Locator:
     def _find_outside(self, content: str, index: int) -> tuple[int, int] | None:
         """Find text that a template prints elsewhere: before the messages, or folded into another one."""
         if self._gaps is None:
-            self._gaps = list(_gaps(self._printed.spans, len(self._text)))
+            self._gaps = list(_iterate_gaps(self._printed.spans, len(self._text)))
         for start, end in self._gaps:
             found = self._find_free(content, start, end)
             if found is not None:
                 return found
         for other in sorted(self._spans, key=lambda one: abs(one - index)):
-            if other != index and self._is_no_assistant(other):
+            if other != index and self._is_other_role(other):
                 found = self._find_free(content, *self._spans[other], self._located.own.get(other, ()))
                 if found is not None:
                     return found
         return None
 
-    def _find_free(self, content: str, start: int, end: int, own: Sequence[Piece] = ()) -> tuple[int, int] | None:
+    def _find_free(self, content: str, start: int, end: int, own: Sequence[ContentSpan] = ()) -> tuple[int, int] | None:
         """Find a text where no other message's stands: neither folded in here, nor in `own`, this span's own text.
 
         Two messages may say the same; what is printed once is not the text of both.
@@ -198,12 +198,12 @@ class Locator:
             found = self._find(content, max(piece.end for piece in taken), end)
         return None
 
-    def _is_no_assistant(self, index: int) -> bool:
+    def _is_other_role(self, index: int) -> bool:
         return self._printed.messages[index].get("role") in ("user", "tool", "system", "developer")
 
     # ── the assistant ──
 
-    def _assistant(self, index: int, message: Message) -> None:
+    def _locate_assistant(self, index: int, message: Message) -> None:
         span = self._spans.get(index)
         cursor, end = span if span is not None else (0, 0)
         content = message.get("content")
@@ -211,24 +211,24 @@ class Locator:
         inline = message.get("inline_reasoning")
         reasoning = message.get("reasoning_content")
         if type(inline) is int and 0 < inline <= len(text):
-            cursor = self._reasoning(index, text[:inline], cursor, end)
+            cursor = self._locate_reasoning(index, text[:inline], cursor, end)
             text = text[inline:]
         elif type(reasoning) is str and reasoning and not reasoning.isspace():
-            cursor = self._reasoning(index, reasoning, cursor, end)
+            cursor = self._locate_reasoning(index, reasoning, cursor, end)
         calls = self._printed.messages[index].get("tool_calls")
         if text and not text.isspace():
-            found = self._find_after_lead(text, cursor, end) or self._find(text, cursor, end) if span else None
-            if found is None or (calls and len(text) < SHORT):
+            found = self._find_after_prefix(text, cursor, end) or self._find(text, cursor, end) if span else None
+            if found is None or (calls and len(text) < SHORT_TEXT_CHARS):
                 # Whether an answer is printed, and short text or text behind a call, is not a matter of search.
                 self.decides = False
-                self._located.dropped.append((dropped_kind(message, "content", self._roles), index))
+                self._located.dropped.append((get_dropped_kind(message, "content", self._roles), index))
                 return
-            self._located.add(Piece(*found, index, "assistant"))
+            self._located.add(ContentSpan(*found, index, "assistant"))
             cursor = found[1]
         for call in calls if type(calls) is list else ():
-            cursor = self._call(index, call, cursor, end)
+            cursor = self._locate_call(index, call, cursor, end)
 
-    def _call(self, index: int, call: Json, start: int, end: int) -> int:
+    def _locate_call(self, index: int, call: Json, start: int, end: int) -> int:
         """Find a call whose arguments are printed as JSON behind its name."""
         function = call.get("function") or {}
         name, arguments = function.get("name"), function.get("arguments")
@@ -237,19 +237,19 @@ class Locator:
             self.decides = False
             return start
         stop = at + len(str(name))
-        self._located.add(Piece(at, stop, index, "tool_call"))
+        self._located.add(ContentSpan(at, stop, index, "tool_call"))
         if arguments is None or arguments in ({}, ""):
             return stop
         whole = str(arguments) if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        at = self._text.find(whole, stop, min(end, stop + len(whole) + NEAR))
+        at = self._text.find(whole, stop, min(end, stop + len(whole) + ARGUMENT_SEARCH_CHARS))
         if at < 0:
             self.decides = False
             return stop
-        self._located.add(Piece(at, at + len(whole), index, "tool_call"))
+        self._located.add(ContentSpan(at, at + len(whole), index, "tool_call"))
         return at + len(whole)
 
-    def _find_after_lead(self, content: str, start: int, end: int) -> tuple[int, int] | None:
-        if len(content) >= SHORT:
+    def _find_after_prefix(self, content: str, start: int, end: int) -> tuple[int, int] | None:
+        if len(content) >= SHORT_TEXT_CHARS:
             return None
         for lead in self._frames.leads:
             before = lead.header + lead.rest
@@ -258,14 +258,14 @@ class Locator:
                 return at + len(before), at + len(before) + len(content)
         return None
 
-    def _reasoning(self, index: int, reasoning: str, start: int, end: int) -> int:
+    def _locate_reasoning(self, index: int, reasoning: str, start: int, end: int) -> int:
         found = self._find(reasoning, start, end) if start < end else None
-        if len(reasoning) < SHORT:
+        if len(reasoning) < SHORT_TEXT_CHARS:
             self.decides = False
         if found is None:
             self._located.dropped.append(("reasoning", index))
             return start
-        self._located.add(Piece(*found, index, "reasoning"))
+        self._located.add(ContentSpan(*found, index, "reasoning"))
         return found[1]
 
     # ── finding ──
@@ -292,7 +292,7 @@ class Locator:
         return None
 
 
-def _gaps(spans: Sequence[Span], length: int) -> Iterator[tuple[int, int]]:
+def _iterate_gaps(spans: Sequence[Span], length: int) -> Iterator[tuple[int, int]]:
     position = 0
     for span in spans:
         if span.start > position:
@@ -302,10 +302,10 @@ def _gaps(spans: Sequence[Span], length: int) -> Iterator[tuple[int, int]]:
         yield position, length
 
 
-def missing_tool(tools: Sequence[Json], text: str, models: Sequence[tuple[int, int]]) -> bool:
+def is_tool_missing(tools: Sequence[Json], text: str, models: Sequence[tuple[int, int]]) -> bool:
     """Tell whether the name of a tool is printed nowhere outside the model's own ranges `models`, in order."""
     for tool in tools:
-        name = _tool_name(tool)
+        name = _get_tool_name(tool)
         at = text.find(name) if name else 0
         while at >= 0:
             inside = next((end for start, end in models if start <= at < end), None)
@@ -317,13 +317,13 @@ def missing_tool(tools: Sequence[Json], text: str, models: Sequence[tuple[int, i
     return False
 
 
-def _tool_name(tool: Json) -> str:
+def _get_tool_name(tool: Json) -> str:
     function = tool.get("function", tool) if isinstance(tool, dict) else {}
     name = function.get("name") if isinstance(function, dict) else None
     return name if isinstance(name, str) else ""
 
 
-def leaf_forms(leaf: Json) -> Sequence[str]:
+def list_leaf_forms(leaf: Json) -> Sequence[str]:
     """Return the ways in which templates print one value."""
     if isinstance(leaf, str):
         return (leaf,)

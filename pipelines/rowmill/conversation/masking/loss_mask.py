@@ -15,48 +15,48 @@ searched rows a share, chosen by their hash, is proven as well and must be equal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from rowmill.conversation.masking.content_spans import SHORT, Located, Locator, missing_tool
+from rowmill.conversation.masking.content_spans import SHORT_TEXT_CHARS, ContentLocator, LocatedContent, is_tool_missing
 from rowmill.conversation.masking.frame_probes import learn_frames
 from rowmill.conversation.masking.options import Loss, MaskRules
-from rowmill.conversation.masking.owned_spans import owned_pieces
-from rowmill.conversation.masking.template_frames import Frames
-from rowmill.conversation.masking.turn_cutting import Cutter
-from rowmill.conversation.masking.turn_layouts import Shape, learn
-from rowmill.conversation.masking.verification import verify
-from rowmill.conversation.template_contract import Printed, Printer, TemplateContract
+from rowmill.conversation.masking.owned_spans import locate_proven_content
+from rowmill.conversation.masking.template_frames import TemplateFrames
+from rowmill.conversation.masking.turn_cutting import TurnCutter
+from rowmill.conversation.masking.turn_layouts import TurnLayout, learn_layout
+from rowmill.conversation.masking.verification import verify_mask
+from rowmill.conversation.template_contract import ChatRenderer, RenderedConversation, TemplateBehavior
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, to_json
 from rowmill.schema.conversation import Conversation
-from rowmill.schema.examples import KINDS
-from rowmill.schema.rows import Masked, Message, Piece, Rejected, Span
+from rowmill.schema.examples import SPAN_KINDS
+from rowmill.schema.rows import ContentSpan, MaskedConversation, Message, Rejected, Span
 
-VERSION = 4
+MASKING_VERSION = 4
 """Raise it when any mask may come out differently."""
 
 
-MOST_FRAMES = 512
+MAX_CACHED_FRAMES = 512
 """Templates with sets of values whose frames a process keeps."""
 
-_LEARNED: dict[str, Frames] = {}
+_FRAME_CACHE: dict[str, TemplateFrames] = {}
 """Frames by the identity of what prints: datasets and maskers with one template share them."""
 
 
-def share_threshold(share: float) -> int:
+def compute_share_threshold(share: float) -> int:
     """Return the integer of 64 bits under which the first eight bytes of a hash, read little-endian, are in a share."""
     return min(int(share * 2.0**64), (1 << 64) - 1)
 
 
 def needs_plain_check(row_hash: bytes, share: float) -> bool:
     """Tell whether a row is in the share that is printed a second time; decided by its hash alone."""
-    return share > 0 and int.from_bytes(row_hash[:8].ljust(8, b"\0"), "little") <= share_threshold(share)
+    return share > 0 and int.from_bytes(row_hash[:8].ljust(8, b"\0"), "little") <= compute_share_threshold(share)
 
 
 class Masker:
     """Makes and verifies the mask of conversations printed by one template."""
 
-    def __init__(self, printer: Printer, loss: Loss, rules: MaskRules | None = None) -> None:
+    def __init__(self, printer: ChatRenderer, loss: Loss, rules: MaskRules | None = None) -> None:
         self._printer = printer
-        self._contract: TemplateContract = printer.contract
+        self._contract: TemplateBehavior = printer.contract
         self._loss = loss
         self._rules = rules or MaskRules()
         self._policy = {"reasoning": "count", **(self._rules.on_dropped or {})}
@@ -67,10 +67,10 @@ class Masker:
                 "template.spans: generation needs a template with {% generation %} blocks, this one has none; "
                 "marks works with any template; write auto or marks"
             )
-        self._by_blocks = self._rules.spans != "marks" and blocks and not loss.everything
+        self._by_blocks = self._rules.spans != "marks" and blocks and not loss.trains_everything
         usual = Loss(boundary=loss.boundary, weights=loss.weights, finish=loss.finish)
         self._is_usual = loss == usual and not self._by_blocks and "assistant" in self._roles
-        self._frames: dict[str, Frames] = {}
+        self._frames: dict[str, TemplateFrames] = {}
         enders = [t for t in self._contract.control_tokens if not t.startswith("</")]
         ends = [self._contract.own_end, self._contract.eos_token, *enders]
         frames = [*self._contract.empty_reasoning, *self._contract.reasoning_close, self._contract.finish]
@@ -78,47 +78,47 @@ class Masker:
 
     # ── one conversation ──
 
-    def render_and_mask(self, batch: Iterable[Conversation]) -> list[Masked | Rejected]:
+    def render_and_mask(self, batch: Iterable[Conversation]) -> list[MaskedConversation | Rejected]:
         """Print and mask a batch, one result per conversation, whole conversations only."""
         return [self.mask(conversation) for conversation in batch]
 
-    def examples(self, conversation: Conversation) -> list[Masked | Rejected]:
+    def examples(self, conversation: Conversation) -> list[MaskedConversation | Rejected]:
         """Make a conversation's examples as `turns` says: whole, per exchange, per message, or what it needs.
 
         Law: every supervised message trains in exactly one example.
         """
-        return [self.mask(one, only=only) for one, only in self.drafts(conversation)]
+        return [self.mask(one, only=only) for one, only in self.split_turns(conversation)]
 
-    def drafts(self, conversation: Conversation) -> list[tuple[Conversation, frozenset[int] | None]]:
+    def split_turns(self, conversation: Conversation) -> list[tuple[Conversation, frozenset[int] | None]]:
         """Say which conversations a row becomes as `turns` asks, and which of their messages may train (None: all)."""
         turns = self._rules.turns
         if turns == "auto":
             turns = "message" if self._rewrites_history(conversation) else "whole"
         if turns == "whole":
             return [(conversation, None)]
-        groups = self._per_message(conversation) if turns == "message" else self._per_exchange(conversation)
+        groups = self._split_per_message(conversation) if turns == "message" else self._split_per_exchange(conversation)
         drafts = [(replace(conversation, messages=conversation.messages[:end]), only) for end, only in groups]
         return [*drafts] or [(conversation, None)]
 
-    def frames(self, kwargs: Mapping[str, Json]) -> Frames:
+    def frames(self, kwargs: Mapping[str, Json]) -> TemplateFrames:
         """Return the template text that may train in rows with these template values; learned at the first one."""
         key = to_json(dict(kwargs)) if kwargs else ""
         known = self._frames.get(key)
         if known is None:
             whose = f"{self._printer.identity} {sorted(self._roles)} {key}"
-            known = _LEARNED.get(whose)
+            known = _FRAME_CACHE.get(whose)
             if known is None:
-                if len(_LEARNED) >= MOST_FRAMES:
-                    _LEARNED.clear()
-                known = _LEARNED[whose] = learn_frames(self._printer, self._roles, kwargs)
-            if len(self._frames) >= MOST_FRAMES:
+                if len(_FRAME_CACHE) >= MAX_CACHED_FRAMES:
+                    _FRAME_CACHE.clear()
+                known = _FRAME_CACHE[whose] = learn_frames(self._printer, self._roles, kwargs)
+            if len(self._frames) >= MAX_CACHED_FRAMES:
                 self._frames.clear()
             self._frames[key] = known
         return known
 
     def mask(
         self, conversation: Conversation, *, only: frozenset[int] | None = None, judge: bool = True
-    ) -> Masked | Rejected:
+    ) -> MaskedConversation | Rejected:
         """Print a conversation and find what trains; `only` limits supervision to some messages.
 
         A reject's reason is one of the closed list; its detail names messages and kinds. With `judge` rows in the
@@ -131,89 +131,97 @@ class Masker:
         if sampled or not self._contract.marks_inert:
             plain = self._printer.plain(conversation.messages, conversation.tools, conversation.kwargs)
             if plain != printed.text:
-                return Rejected("render_mismatch", _difference(printed.text, plain))
-        if self._loss.everything:
+                return Rejected("render_mismatch", _describe_text_difference(printed.text, plain))
+        if self._loss.trains_everything:
             return self._train_all(conversation, printed)
         supervised = self.supervised(conversation.messages)
         if only is not None:
             supervised = [index for index in supervised if index in only]
         if not supervised:
-            return self._nothing_supervised(conversation.messages)
-        searched = self._searched(conversation, printed, supervised, plain_only=only is None)
-        if isinstance(searched, Masked) and not (sampled and judge):
+            return self._reject_unsupervised(conversation.messages)
+        searched = self._mask_by_search(conversation, printed, supervised, plain_only=only is None)
+        if isinstance(searched, MaskedConversation) and not (sampled and judge):
             return searched
-        proven = self._proven(conversation, printed, supervised)
-        return proven if searched is None else _agreed(searched, proven)
+        proven = self._mask_by_proof(conversation, printed, supervised)
+        return proven if searched is None else _require_agreement(searched, proven)
 
-    def _searched(
-        self, conversation: Conversation, printed: Printed, supervised: list[int], *, plain_only: bool
-    ) -> Masked | Rejected | None:
+    def _mask_by_search(
+        self, conversation: Conversation, printed: RenderedConversation, supervised: list[int], *, plain_only: bool
+    ) -> MaskedConversation | Rejected | None:
         """Mask a row whose own text is searched in its messages' spans; None if a search cannot decide it."""
         if self._is_usual and plain_only and not conversation.tools:
-            masked = self._usual(conversation, printed)
+            masked = self._mask_simple_chat(conversation, printed)
             if masked is not None:
                 return masked
         if not printed.spans:
             return None
-        locator = Locator(printed, self.frames(conversation.kwargs), self._roles)
+        locator = ContentLocator(printed, self.frames(conversation.kwargs), self._roles)
         located = locator.locate(conversation.messages)
-        return self._cut(conversation, printed, supervised, located) if locator.decides else None
+        return self._cut_and_verify(conversation, printed, supervised, located) if locator.decides else None
 
-    def _proven(self, conversation: Conversation, printed: Printed, supervised: list[int]) -> Masked | Rejected:
+    def _mask_by_proof(
+        self, conversation: Conversation, printed: RenderedConversation, supervised: list[int]
+    ) -> MaskedConversation | Rejected:
         """Mask a row whose own text is proven by private code points."""
-        located = self._proven_pieces(conversation, printed)
+        located = self._locate_by_proof(conversation, printed)
         if located is None:
             return Rejected(
                 "span_not_found", "the template looks at texts that are hidden from it to prove their place"
             )
-        return self._cut(conversation, printed, supervised, located)
+        return self._cut_and_verify(conversation, printed, supervised, located)
 
-    def _proven_pieces(self, conversation: Conversation, printed: Printed) -> Located | None:
+    def _locate_by_proof(self, conversation: Conversation, printed: RenderedConversation) -> LocatedContent | None:
         messages = conversation.messages
-        proof = self._printer.ownership(messages, conversation.tools, conversation.kwargs, printed.text, self._roles)
+        proof = self._printer.prove_ownership(
+            messages, conversation.tools, conversation.kwargs, printed.text, self._roles
+        )
         if proof is None:
             return None
-        return owned_pieces(proof, messages, printed.messages, printed.text, self._roles)
+        return locate_proven_content(proof, messages, printed.messages, printed.text, self._roles)
 
-    def _cut(
-        self, conversation: Conversation, printed: Printed, supervised: list[int], located: Located
-    ) -> Masked | Rejected:
+    def _cut_and_verify(
+        self, conversation: Conversation, printed: RenderedConversation, supervised: list[int], located: LocatedContent
+    ) -> MaskedConversation | Rejected:
         dropped = list(located.dropped)
-        if conversation.tools and missing_tool(conversation.tools, printed.text, self._model_ranges(printed, located)):
+        if conversation.tools and is_tool_missing(
+            conversation.tools, printed.text, self._list_model_ranges(printed, located)
+        ):
             dropped.append(("tool_list", -1))
         if dropped:
-            kept = self._after_drops(conversation.messages, supervised, dropped)
+            kept = self._apply_drop_policy(conversation.messages, supervised, dropped)
             if isinstance(kept, Rejected):
                 return kept
-            supervised = [index for index in kept if index in located.own or not self._may_be_silent(index, dropped)]
+            supervised = [index for index in kept if index in located.own or not self._may_be_unprinted(index, dropped)]
             if not supervised:
                 return Rejected("no_loss_tokens", "the template dropped text of every supervised message")
         frames = self.frames(conversation.kwargs)
-        cutter = Cutter(
+        cutter = TurnCutter(
             printed, conversation.messages, frames, self._contract, self._loss, self._roles, by_blocks=self._by_blocks
         )
         cut = cutter.cut(located, supervised)
         if isinstance(cut, Rejected):
             return cut
-        region = self._without_reasoning(conversation.messages, cut.text, cut.trained, located)
+        region = self._exclude_reasoning(conversation.messages, cut.text, cut.trained, located)
         if isinstance(region, Rejected):
             return region
         trained, untrained, excluded = region
         constants = self._constants if self._by_blocks else None
-        problem = verify(cut.text, trained, supervised, located, excluded, constants)
+        problem = verify_mask(cut.text, trained, supervised, located, excluded, constants)
         if problem is not None:
             return problem
-        lost = _counts(dropped) if dropped else {}
-        weights = _weights(conversation.messages, trained)
-        return Masked(cut.text, printed.spans, _merged(trained), tuple(located.pieces()), lost, untrained, weights)
+        lost = _count_kinds(dropped) if dropped else {}
+        weights = _collect_weights(conversation.messages, trained)
+        return MaskedConversation(
+            cut.text, printed.spans, _merge_spans(trained), tuple(located.pieces()), lost, untrained, weights
+        )
 
-    def _may_be_silent(self, index: int, dropped: Sequence[tuple[str, int]]) -> bool:
+    def _may_be_unprinted(self, index: int, dropped: Sequence[tuple[str, int]]) -> bool:
         """Tell whether the recipe allows that nothing of a message is printed; then nothing of it trains either."""
         kinds = {kind for kind, origin in dropped if origin == index}
         allowed = self._rules.on_dropped or {}
         return bool(kinds) and all(allowed.get(kind) == "count" for kind in kinds)
 
-    def _model_ranges(self, printed: Printed, located: Located) -> list[tuple[int, int]]:
+    def _list_model_ranges(self, printed: RenderedConversation, located: LocatedContent) -> list[tuple[int, int]]:
         """Return where the model's own messages stand, by their spans or by their own text."""
         messages = printed.messages
         spans = [(s.start, s.end) for s in printed.spans if messages[s.message].get("role") in self._roles]
@@ -221,7 +229,7 @@ class Masker:
             return spans
         return [(p.start, p.end) for p in located.pieces() if messages[p.message].get("role") in self._roles]
 
-    def _usual(self, conversation: Conversation, printed: Printed) -> Masked | None:
+    def _mask_simple_chat(self, conversation: Conversation, printed: RenderedConversation) -> MaskedConversation | None:
         """Mask a plain chat in one pass, or return None: then it is searched piece by piece.
 
         The result is the other ways'. A row is usual if every message stands whole in its own span, every
@@ -231,16 +239,16 @@ class Masker:
         before = len(messages) - len(spans)
         if not spans or before not in (0, 1):
             return None
-        pieces: list[Piece] = []
+        pieces: list[ContentSpan] = []
         trained: list[Span] = []
         predecessor = "user"
         frames = self.frames(conversation.kwargs)
         if before:
-            found = _plain_content(messages[0], text, 0, spans[0].start)
+            found = _find_plain_content(messages[0], text, 0, spans[0].start)
             predecessor = messages[0]["role"]
             if found is None or predecessor != "system":
                 return None
-            pieces.append(Piece(*found, 0, "system"))
+            pieces.append(ContentSpan(*found, 0, "system"))
         for index, span in enumerate(spans, before):
             message = messages[index]
             role = message["role"]
@@ -249,7 +257,7 @@ class Masker:
             if role in self._roles:
                 prompt = self._printer.generation_prompt(predecessor, has_tools=False, kwargs=conversation.kwargs)
                 start = span.start + len(prompt)
-                found = _plain_content(message, text, start, span.end)
+                found = _find_plain_content(message, text, start, span.end)
                 if found is None or not prompt or not text.startswith(prompt, span.start):
                     return None
                 follower = messages[index + 1]["role"] if index + 1 < len(messages) else ""
@@ -260,17 +268,17 @@ class Masker:
                 if not text.startswith(own_end, found[1]) or not (stop == span.end or text[stop : span.end].isspace()):
                     return None
                 trained.append(Span(start, stop, index))
-                pieces.append(Piece(*found, index, "assistant"))
+                pieces.append(ContentSpan(*found, index, "assistant"))
             else:
                 header = frames.headers.get(role, "") if role in ("user", "system") else ""
-                found = _plain_content(message, text, span.start, span.end, header)
+                found = _find_plain_content(message, text, span.start, span.end, header)
                 if found is None or role not in ("user", "system"):
                     return None
-                pieces.append(Piece(*found, index, role))
+                pieces.append(ContentSpan(*found, index, role))
             predecessor = role
-        return Masked(text, spans, tuple(trained), tuple(pieces)) if trained else None
+        return MaskedConversation(text, spans, tuple(trained), tuple(pieces)) if trained else None
 
-    def shape(self, roles: Sequence[str]) -> Shape | None:
+    def shape(self, roles: Sequence[str]) -> TurnLayout | None:
         """Return what the template prints around contents of these roles; null where each row must be masked itself.
 
         A row of that shape has the mask that `mask` would give it. The shape is learned from the verified mask of
@@ -278,7 +286,7 @@ class Masker:
         """
         if self._rules.turns != "whole" or not self._contract.marks_inert:
             return None
-        printed = self._printer.opaque(roles)
+        printed = self._printer.render_placeholders(roles)
         if printed is None:
             return None
         messages = [{"role": role, "content": content} for role, content in zip(roles, printed.contents, strict=True)]
@@ -286,15 +294,17 @@ class Masker:
         shown, masked = self._printer.render(messages, None, {}), self.mask(conversation)
         if isinstance(shown, Rejected) or isinstance(masked, Rejected) or masked.dropped or masked.reasoning_untrained:
             return None
-        proven = self._proven(conversation, shown, self.supervised(messages))
+        proven = self._mask_by_proof(conversation, shown, self.supervised(messages))
         if isinstance(proven, Rejected) or (masked.text, masked.trained) != (proven.text, proven.trained):
             return None
-        return learn(roles, printed, masked, KINDS)
+        return learn_layout(roles, printed, masked, SPAN_KINDS)
 
-    def _train_all(self, conversation: Conversation, printed: Printed) -> Masked:
-        located = self._proven_pieces(conversation, printed) or Located()
+    def _train_all(self, conversation: Conversation, printed: RenderedConversation) -> MaskedConversation:
+        located = self._locate_by_proof(conversation, printed) or LocatedContent()
         whole = (Span(0, len(printed.text), -1),) if printed.text else ()
-        return Masked(printed.text, printed.spans, whole, tuple(located.pieces()), _counts(located.dropped))
+        return MaskedConversation(
+            printed.text, printed.spans, whole, tuple(located.pieces()), _count_kinds(located.dropped)
+        )
 
     # ── which messages ──
 
@@ -310,7 +320,7 @@ class Masker:
                 if (
                     message["role"] in roles
                     if "train" not in message and "weight" not in message
-                    else _trains(message, roles)
+                    else _is_trained(message, roles)
                 )
             ]
         first = 0
@@ -321,7 +331,7 @@ class Masker:
         chosen: list[int] = []
         for index, message in enumerate(messages):
             role = message["role"]
-            flag = _flag(message)
+            flag = _read_train_flag(message)
             if flag is None:
                 is_model = role in self._roles
                 trains = is_model if by_default else loss.mask.get(role, loss.mask_default) == "train"
@@ -330,14 +340,14 @@ class Masker:
                 chosen.append(index)
         return chosen
 
-    def _nothing_supervised(self, messages: Sequence[Message]) -> Rejected:
+    def _reject_unsupervised(self, messages: Sequence[Message]) -> Rejected:
         if not any(message["role"] in self._roles for message in messages):
             return Rejected("no_assistant", "no message has one of the model's roles")
         return Rejected("no_loss_tokens", "every message is context by its flag, role or the supervise option")
 
     # ── dropped content ──
 
-    def _after_drops(
+    def _apply_drop_policy(
         self, messages: Sequence[Message], supervised: list[int], dropped: Sequence[tuple[str, int]]
     ) -> list[int] | Rejected:
         refused = sorted({kind for kind, _ in dropped if self._policy.get(kind, "reject") == "reject"})
@@ -347,11 +357,11 @@ class Masker:
             index
             for kind, origin in dropped
             if self._policy.get(kind) == "untrain"
-            for index in self._answers_to(messages, origin)
+            for index in self._find_affected_answers(messages, origin)
         }
         return [index for index in supervised if index not in off]
 
-    def _answers_to(self, messages: Sequence[Message], origin: int) -> Iterator[int]:
+    def _find_affected_answers(self, messages: Sequence[Message], origin: int) -> Iterator[int]:
         """Yield the assistant messages that text of a message bears on: itself, the next one, or all."""
         if origin >= 0 and messages[origin]["role"] in self._roles:
             yield origin
@@ -362,8 +372,8 @@ class Masker:
 
     # ── reasoning ──
 
-    def _without_reasoning(
-        self, messages: Sequence[Message], text: str, trained: list[Span], located: Located
+    def _exclude_reasoning(
+        self, messages: Sequence[Message], text: str, trained: list[Span], located: LocatedContent
     ) -> tuple[list[Span], int, set[int]] | Rejected:
         """Take the loss off reasoning regions; return the spans, how many regions, and whose reasoning is out."""
         if self._loss.think_loss == "all":
@@ -378,7 +388,7 @@ class Masker:
                 kept.append(span)
                 continue
             seen.add(index)
-            end = self._region_end(text, span, index, located)
+            end = self._find_reasoning_end(text, span, index, located)
             if end is None:
                 return Rejected("reasoning_not_located", f"message {index}")
             if end <= span.start:
@@ -394,7 +404,7 @@ class Masker:
                 kept.append(Span(end, span.end, index))
         return kept, count, excluded
 
-    def _region_end(self, text: str, span: Span, index: int, located: Located) -> int | None:
+    def _find_reasoning_end(self, text: str, span: Span, index: int, located: LocatedContent) -> int | None:
         """Return where a message's reasoning region ends: after the frame that closes it, or at its start."""
         reasoning, first = located.reasoning(index), located.answer(index)
         answer = span.end if first is None else first
@@ -424,17 +434,17 @@ class Masker:
         for index in self.supervised(conversation.messages):
             before, through = conversation.messages[:index], conversation.messages[: index + 1]
             prompt = self._printer.render(before, conversation.tools, asking) if before else None
-            if isinstance(prompt, Printed) and not whole.text.startswith(prompt.text):
+            if isinstance(prompt, RenderedConversation) and not whole.text.startswith(prompt.text):
                 return True
             turn = self._printer.render(through, conversation.tools, conversation.kwargs) if last_differs else None
-            if isinstance(turn, Printed) and not whole.text.startswith(turn.text[: turn.loop_end]):
+            if isinstance(turn, RenderedConversation) and not whole.text.startswith(turn.text[: turn.loop_end]):
                 return True
         return False
 
-    def _per_message(self, conversation: Conversation) -> list[tuple[int, frozenset[int]]]:
+    def _split_per_message(self, conversation: Conversation) -> list[tuple[int, frozenset[int]]]:
         return [(index + 1, frozenset({index})) for index in self.supervised(conversation.messages)]
 
-    def _per_exchange(self, conversation: Conversation) -> list[tuple[int, frozenset[int]]]:
+    def _split_per_exchange(self, conversation: Conversation) -> list[tuple[int, frozenset[int]]]:
         messages = conversation.messages
         starts = [i for i, m in enumerate(messages) if m["role"] == "user"]
         ends = [*starts[1:], len(messages)] if starts else [len(messages)]
@@ -449,30 +459,30 @@ class Masker:
         return groups
 
 
-_UNUSUAL = frozenset({"tool_calls", "reasoning_content", "inline_reasoning", "train", "weight"})
+_SPECIAL_KEYS = frozenset({"tool_calls", "reasoning_content", "inline_reasoning", "train", "weight"})
 
 
-def _plain_content(message: Message, text: str, start: int, end: int, header: str = "") -> tuple[int, int] | None:
+def _find_plain_content(message: Message, text: str, start: int, end: int, header: str = "") -> tuple[int, int] | None:
     """Find the content of a message that has nothing else.
 
     It is long enough to stand nowhere by chance, or stands directly behind a header and nowhere else.
     """
     content = message["content"]
-    if not _UNUSUAL.isdisjoint(message) or type(content) is not str or not content or content.isspace():
+    if not _SPECIAL_KEYS.isdisjoint(message) or type(content) is not str or not content or content.isspace():
         return None
     at = text.find(content, start, end)
-    if len(content) < SHORT:
+    if len(content) < SHORT_TEXT_CHARS:
         only = bool(header) and text.endswith(header, start, at) and text.find(content, at + 1, end) < 0
         at = at if only else -1
     return None if at < 0 else (at, at + len(content))
 
 
-def _trains(message: Message, roles: frozenset[str]) -> bool:
-    flag = _flag(message)
+def _is_trained(message: Message, roles: frozenset[str]) -> bool:
+    flag = _read_train_flag(message)
     return message["role"] in roles if flag is None else flag
 
 
-def _flag(message: Message) -> bool | None:
+def _read_train_flag(message: Message) -> bool | None:
     train = message.get("train")
     if train is not None:
         return bool(train)
@@ -480,13 +490,13 @@ def _flag(message: Message) -> bool | None:
     return None if weight is None else weight > 0
 
 
-def _weights(messages: Sequence[Message], trained: Sequence[Span]) -> dict[int, float]:
+def _collect_weights(messages: Sequence[Message], trained: Sequence[Span]) -> dict[int, float]:
     """Return the loss weights, other than 1, of trained spans by their message."""
     found = {index: float(messages[index].get("weight", 1)) for index in {span.message for span in trained}}
     return {index: weight for index, weight in sorted(found.items()) if weight != 1}
 
 
-def _merged(trained: Sequence[Span]) -> tuple[Span, ...]:
+def _merge_spans(trained: Sequence[Span]) -> tuple[Span, ...]:
     """Return spans in order, adjacent ones of one message joined; they are disjoint already."""
     merged: list[Span] = []
     for span in trained:
@@ -497,14 +507,14 @@ def _merged(trained: Sequence[Span]) -> tuple[Span, ...]:
     return tuple(merged)
 
 
-def _counts(dropped: Sequence[tuple[str, int]]) -> dict[str, int]:
+def _count_kinds(dropped: Sequence[tuple[str, int]]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for kind, _ in dropped:
         counts[kind] = counts.get(kind, 0) + 1
     return counts
 
 
-def _common(left: str, right: str) -> int:
+def _measure_common_prefix(left: str, right: str) -> int:
     """Return the length of the common prefix of two texts."""
     low, high = 0, min(len(left), len(right))
     while low < high:
@@ -516,16 +526,18 @@ def _common(left: str, right: str) -> int:
     return low
 
 
-def _agreed(searched: Masked | Rejected, proven: Masked | Rejected) -> Masked | Rejected:
+def _require_agreement(
+    searched: MaskedConversation | Rejected, proven: MaskedConversation | Rejected
+) -> MaskedConversation | Rejected:
     """Return what both ways say; where the search refused, what is proven."""
     if isinstance(searched, Rejected) or isinstance(proven, Rejected):
         return proven
     if (searched.text, searched.trained) != (proven.text, proven.trained):
-        return Rejected("render_mismatch", _first_difference(searched, proven))
+        return Rejected("render_mismatch", _describe_mask_difference(searched, proven))
     return searched
 
 
-def _first_difference(searched: Masked, proven: Masked) -> str:
+def _describe_mask_difference(searched: MaskedConversation, proven: MaskedConversation) -> str:
     """Show the first trained character range that only one of two masks has."""
     mine, other = set(searched.trained), set(proven.trained)
     apart = sorted(mine ^ other, key=lambda span: (span.start, span.end))
@@ -537,8 +549,8 @@ def _first_difference(searched: Masked, proven: Masked) -> str:
     return f"message {span.message}: only the {which} trains {text[span.start : span.end][:60]!r}"
 
 
-def _difference(marked: str, plain: str | Rejected) -> str:
+def _describe_text_difference(marked: str, plain: str | Rejected) -> str:
     if isinstance(plain, Rejected):
         return f"the plain render is refused: {plain.detail}"
-    at = _common(marked, plain)
+    at = _measure_common_prefix(marked, plain)
     return f"character {at}: {marked[at : at + 20]!r} with marks, {plain[at : at + 20]!r} without"

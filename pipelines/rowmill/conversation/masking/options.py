@@ -43,7 +43,7 @@ class Loss(Config):
     """Whether messages may weigh other than 0 and 1; tokens then have a float32 `loss_weights`, 1 by default."""
 
     @model_validator(mode="after")
-    def _no_contradiction(self) -> "Loss":
+    def _check_contradictions(self) -> "Loss":
         everything = not self.mask_user_turns or not self.mask_inputs
         chosen = [
             name
@@ -63,7 +63,7 @@ class Loss(Config):
         return self
 
     @property
-    def everything(self) -> bool:
+    def trains_everything(self) -> bool:
         """Whether every token but the first trains."""
         return not self.mask_user_turns or not self.mask_inputs
 

@@ -1,7 +1,7 @@
 """Own texts whose place is proven, as the pieces that masks are cut from.
 
-What belongs here: from `Ownership` to pieces by message, and what a template did not print. What does not: proving
-(`Printer.ownership`), or finding own text by search (`content_spans.py`).
+What belongs here: from `CharacterOwnership` to pieces by message, and what a template did not print. What does not:
+proving (`Printer.ownership`), or finding own text by search (`content_spans.py`).
 
 A call's arguments are one piece where the template prints them as JSON, so that braces are not taken for the
 template's; else each name and value is a piece, and values that are no text are found between their neighbours.
@@ -10,89 +10,98 @@ template's; else each name and value is a piece, and values that are no text are
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
-from rowmill.conversation.masking.content_spans import Located, dropped_kind, leaf_forms, own_kind
-from rowmill.conversation.template_contract import OwnedText, Ownership
+from rowmill.conversation.masking.content_spans import (
+    LocatedContent,
+    get_content_kind,
+    get_dropped_kind,
+    list_leaf_forms,
+)
+from rowmill.conversation.template_contract import CharacterOwnership, OwnedText
 from rowmill.core.json import Json
-from rowmill.schema.rows import Message, Piece
+from rowmill.schema.rows import ContentSpan, Message
 
-_REACH = 256
+_ARGUMENT_REACH_CHARS = 256
 """Characters after a call's name within which its arguments begin, where none of them is text."""
 
 
-def owned_pieces(
-    ownership: Ownership, messages: Sequence[Message], adapted: Sequence[Message], text: str, roles: frozenset[str]
-) -> Located:
+def locate_proven_content(
+    ownership: CharacterOwnership,
+    messages: Sequence[Message],
+    adapted: Sequence[Message],
+    text: str,
+    roles: frozenset[str],
+) -> LocatedContent:
     """Return the pieces of a render; `adapted` are the messages as the template saw them, `roles` the model's."""
-    located = Located()
+    located = LocatedContent()
     by_call: dict[tuple[int, int], list[OwnedText]] = {}
     for one in ownership.texts:
         if one.call >= 0:
             by_call.setdefault((one.message, one.call), []).append(one)
         else:
-            kind = "reasoning" if one.part == "reasoning" else own_kind(messages[one.message]["role"], roles)
-            located.add(Piece(one.start, one.end, one.message, kind))
+            kind = "reasoning" if one.part == "reasoning" else get_content_kind(messages[one.message]["role"], roles)
+            located.add(ContentSpan(one.start, one.end, one.message, kind))
     missing = (
-        (dropped_kind(messages[one.message], one.part, roles), one.message, one.call) for one in ownership.missing
+        (get_dropped_kind(messages[one.message], one.part, roles), one.message, one.call) for one in ownership.missing
     )
     located.dropped += [(kind, index) for kind, index, _ in dict.fromkeys(missing)]
     for index, message in enumerate(adapted):
         calls = message.get("tool_calls")
         for number, call in enumerate(calls if isinstance(calls, list) else ()):
-            _add_call(located, index, call, by_call.get((index, number), []), ownership.texts, text)
+            _add_call_content(located, index, call, by_call.get((index, number), []), ownership.texts, text)
     for one, own in ownership.hidden:
         # Of other messages nothing trains, and a wrong place would be worse than none.
         if messages[one.message]["role"] in roles:
-            _add_hidden(located, one, own, messages, text, roles)
+            _add_hidden_content(located, one, own, messages, text, roles)
     located.sort()
     return located
 
 
-def _add_call(
-    located: Located, index: int, call: Json, texts: Sequence[OwnedText], every: Sequence[OwnedText], text: str
+def _add_call_content(
+    located: LocatedContent, index: int, call: Json, texts: Sequence[OwnedText], every: Sequence[OwnedText], text: str
 ) -> None:
     names = [one for one in texts if one.part == "call_name"]
     values = [one for one in texts if one.part != "call_name"]
     for one in names:
-        located.add(Piece(one.start, one.end, index, "tool_call"))
+        located.add(ContentSpan(one.start, one.end, index, "tool_call"))
     arguments = (call.get("function") or {}).get("arguments")
-    whole = _whole_arguments(arguments, names, values, text)
+    whole = _find_whole_arguments(arguments, names, values, text)
     if whole is not None:
-        located.add(Piece(*whole, index, "tool_call"))
+        located.add(ContentSpan(*whole, index, "tool_call"))
         return
     for one in values:
-        located.add(Piece(one.start, one.end, index, "tool_call"))
+        located.add(ContentSpan(one.start, one.end, index, "tool_call"))
     if isinstance(arguments, dict):
-        _add_scalars(located, index, arguments, texts, every, text)
+        _add_scalar_content(located, index, arguments, texts, every, text)
 
 
-def _whole_arguments(
+def _find_whole_arguments(
     arguments: Json, names: Sequence[OwnedText], values: Sequence[OwnedText], text: str
 ) -> tuple[int, int] | None:
     """Return where the JSON text of a call's arguments stands, if it holds all of their proven texts."""
     if not isinstance(arguments, dict | list) or not arguments:
         return None
     name_end = max((one.end for one in names), default=0)
-    for form in _json_forms(arguments):
+    for form in _list_json_forms(arguments):
         if values:
             start = max(0, values[0].end - len(form))
             limit = min(one.start for one in values) + len(form)
         else:
-            start, limit = name_end, name_end + _REACH + len(form)
+            start, limit = name_end, name_end + _ARGUMENT_REACH_CHARS + len(form)
         at = text.find(form, start, limit)
         if at >= 0 and all(at <= one.start and one.end <= at + len(form) for one in values):
             return at, at + len(form)
     return None
 
 
-def _json_forms(value: Json) -> Iterator[str]:
+def _list_json_forms(value: Json) -> Iterator[str]:
     yield json.dumps(value, ensure_ascii=False)
     yield json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     yield json.dumps(value, ensure_ascii=False, indent=4)
     yield json.dumps(value, ensure_ascii=False, indent=2)
 
 
-def _add_scalars(
-    located: Located,
+def _add_scalar_content(
+    located: LocatedContent,
     index: int,
     arguments: Mapping[str, Json],
     texts: Sequence[OwnedText],
@@ -104,31 +113,31 @@ def _add_scalars(
     proven = {text[one.start : one.end] for one in texts if one.part != "call_name"}
     first = max((one.end for one in texts if one.part == "call_name"), default=0)
     for key, value in arguments.items():
-        inside = list(_texts_in(value))
+        inside = list(_iterate_texts(value))
         if isinstance(value, str) or value in ({}, []) or not proven.isdisjoint(inside):
             continue
         after = keys.get(key, first)
         until = next((one.start for one in every if one.start >= after), len(text))
-        found = _printed_value(value, text, after, until)
+        found = _find_printed_value(value, text, after, until)
         if found is None:
             located.dropped.append(("call_arguments", index))
         elif key in keys:
-            located.add(Piece(*found, index, "tool_call"))
+            located.add(ContentSpan(*found, index, "tool_call"))
 
 
-def _printed_value(value: Json, text: str, after: int, until: int) -> tuple[int, int] | None:
+def _find_printed_value(value: Json, text: str, after: int, until: int) -> tuple[int, int] | None:
     """Find a value as JSON or as Python writes it, or all of its parts in their order."""
     if not isinstance(value, dict | list):
-        places = [(at, at + len(form)) for form in leaf_forms(value) if (at := text.find(form, after, until)) >= 0]
+        places = [(at, at + len(form)) for form in list_leaf_forms(value) if (at := text.find(form, after, until)) >= 0]
         return min(places, default=None)
-    forms = (*_json_forms(value), str(value))
+    forms = (*_list_json_forms(value), str(value))
     places = [(at, at + len(form)) for form in forms if (at := text.find(form, after, until)) >= 0]
     if places:
         return min(places)
     place = after
     found: list[tuple[int, int]] = []
-    for leaf in _leaves(value):
-        printed = _printed_value(leaf, text, place, until)
+    for leaf in _iterate_leaves(value):
+        printed = _find_printed_value(leaf, text, place, until)
         if printed is None:
             return None
         found.append(printed)
@@ -136,39 +145,39 @@ def _printed_value(value: Json, text: str, after: int, until: int) -> tuple[int,
     return (found[0][0], place) if found else None
 
 
-def _leaves(value: Json) -> Iterator[Json]:
+def _iterate_leaves(value: Json) -> Iterator[Json]:
     if isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from _leaves(item)
+            yield from _iterate_leaves(item)
     elif value != "":
         yield value
 
 
-def _texts_in(value: Json) -> Iterator[str]:
+def _iterate_texts(value: Json) -> Iterator[str]:
     """Yield the texts and keys inside a value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
         yield from value
         for item in value.values():
-            yield from _texts_in(item)
+            yield from _iterate_texts(item)
     elif isinstance(value, list):
         for item in value:
-            yield from _texts_in(item)
+            yield from _iterate_texts(item)
 
 
-def _add_hidden(
-    located: Located, one: OwnedText, own: str, messages: Sequence[Message], text: str, roles: frozenset[str]
+def _add_hidden_content(
+    located: LocatedContent, one: OwnedText, own: str, messages: Sequence[Message], text: str, roles: frozenset[str]
 ) -> None:
     """Find a text that could not be covered, where no other own text stands; its surroundings are judged later."""
     located.sort()
     role = messages[one.message]["role"]
-    before = max((p.end for p in located.every() if p.message < one.message), default=0)
-    after = min((p.start for p in located.every() if p.message > one.message), default=len(text))
-    kind = "tool_call" if one.call >= 0 else "reasoning" if one.part == "reasoning" else own_kind(role, roles)
+    before = max((p.end for p in located.iterate_spans() if p.message < one.message), default=0)
+    after = min((p.start for p in located.iterate_spans() if p.message > one.message), default=len(text))
+    kind = "tool_call" if one.call >= 0 else "reasoning" if one.part == "reasoning" else get_content_kind(role, roles)
     for form in dict.fromkeys((own, own.strip(), json.dumps(own.strip(), ensure_ascii=False)[1:-1])):
         at = text.rfind(form, before, after)
-        if at >= 0 and not any(p.start < at + len(form) and at < p.end for p in located.every()):
-            located.add(Piece(at, at + len(form), one.message, kind))
+        if at >= 0 and not any(p.start < at + len(form) and at < p.end for p in located.iterate_spans()):
+            located.add(ContentSpan(at, at + len(form), one.message, kind))
             return
-    located.dropped.append((dropped_kind(messages[one.message], one.part, roles), one.message))
+    located.dropped.append((get_dropped_kind(messages[one.message], one.part, roles), one.message))

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message
 
-TOOL: Json = {
+PROBE_TOOL: Json = {
     "type": "function",
     "function": {
         "name": "qzlookup",
@@ -40,18 +40,18 @@ _ARGUMENTS: tuple[Json, ...] = (
 )
 """Arguments as calls have them: texts, numbers, nothing, and nested values."""
 
-Shape = tuple[list[Message], list[Json] | None]
+ProbeShape = tuple[list[Message], list[Json] | None]
 
 
-def shapes(role: str) -> Iterator[Shape]:
+def make_probe_shapes(role: str) -> Iterator[ProbeShape]:
     """Yield conversations of every shape, without and with tools; `role` is the model's."""
-    talk = _Words(role)
+    talk = _ProbeBuilder(role)
     for letters in ("ua", "uaua", "uauaua", "suaua", "aua", "saua", "aaua", "uaa", "uaaua", "uua", "uuaua", "uasua",
                     "uausa", "ssua"):  # fmt: skip
         yield talk.of(letters), None
     for letters in ("ur", "urur", "uarua", "surur", "uru", "urr", "rur", "uo", "uoua", "urour", "uouo"):
         yield talk.of(letters), None
-    tools = [TOOL]
+    tools = [PROBE_TOOL]
     for letters in ("ua", "uaua", "suaua", "urur"):
         yield talk.of(letters), tools
     for letters in ("ucta", "uctaua", "sucta", "ucta", "uctcta", "uctauctaua", "udtta", "udttaua", "ubta", "ubtbta",
@@ -61,12 +61,12 @@ def shapes(role: str) -> Iterator[Shape]:
         yield talk.of(letters), tools
         yield talk.of(letters), None
     for arguments in _ARGUMENTS:
-        words = _Words(role, arguments)
+        words = _ProbeBuilder(role, arguments)
         for letters in ("ucta", "uc", "udtta", "ubta", "ueta", "uctctaua", "ub", "ud", "ue", "uf"):
             yield words.of(letters), tools
 
 
-class _Words:
+class _ProbeBuilder:
     """Builds conversations from letters."""
 
     def __init__(self, role: str, arguments: Json = None) -> None:
@@ -77,13 +77,13 @@ class _Words:
         messages: list[Message] = []
         waiting: list[Json] = []
         for number, letter in enumerate(letters):
-            message = self._message(letter, number, waiting)
+            message = self._make_message(letter, number, waiting)
             messages.append(message)
             if message.get("tool_calls"):
                 waiting = list(message["tool_calls"])
         return messages
 
-    def _message(self, letter: str, number: int, waiting: list[Json]) -> Message:
+    def _make_message(self, letter: str, number: int, waiting: list[Json]) -> Message:
         if letter in "us":
             role = "user" if letter == "u" else "system"
             return {"role": role, "content": f"qz{role} number {number}"}
@@ -95,9 +95,9 @@ class _Words:
         if letter in "refo":
             message["reasoning_content"] = f"qzthought number {number}"
         if letter in "cdbef":
-            message["tool_calls"] = [self._call(number, k) for k in range(2 if letter == "d" else 1)]
+            message["tool_calls"] = [self._make_call(number, k) for k in range(2 if letter == "d" else 1)]
         return message
 
-    def _call(self, number: int, k: int) -> Json:
+    def _make_call(self, number: int, k: int) -> Json:
         function = {"name": "qzlookup", "arguments": self._arguments}
         return {"id": f"call_{number:04}{k:04}", "type": "function", "function": function}

@@ -20,43 +20,43 @@ from functools import cached_property, lru_cache
 from rowmill.schema.rows import Message
 
 _DIGITS = re.compile(r"\d+")
-_SCALAR = r"(?<!\w)(?:true|false|null|True|False|None|-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)(?!\w)"
-_SCALARS = re.compile(_SCALAR)
-_JSON_SYNTAX = rf"(?:[\s{{}}\[\]\",:]|{_SCALAR})*"
+_SCALAR_PATTERN = r"(?<!\w)(?:true|false|null|True|False|None|-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)(?!\w)"
+_SCALARS = re.compile(_SCALAR_PATTERN)
+_JSON_SYNTAX = rf"(?:[\s{{}}\[\]\",:]|{_SCALAR_PATTERN})*"
 _JSON_START = re.compile(_JSON_SYNTAX)
 _JSON_END = re.compile(rf"{_JSON_SYNTAX}\Z")
 """What JSON may print around and between the texts of a call's arguments, however deep they are nested."""
 
 
-ID = "\0"
+ID_PLACEHOLDER = "\0"
 """Stands for any identifier of a call: templates print it among their own text."""
-SHORTEST_ID = 3
+MIN_ID_CHARS = 3
 """Characters from which an identifier is taken for one; shorter ones stand in other text by chance."""
 
 
-def without_ids(text: str, ids: Sequence[str]) -> str:
-    """Return template text in which `ID` stands for the identifiers of its message's calls."""
+def replace_call_ids(text: str, ids: Sequence[str]) -> str:
+    """Return template text in which `ID_PLACEHOLDER` stands for the identifiers of its message's calls."""
     for one in ids:
-        text = text.replace(one, ID)
+        text = text.replace(one, ID_PLACEHOLDER)
     return text
 
 
-def with_ids(text: str, ids: Sequence[str]) -> tuple[str, ...]:
+def fill_in_call_ids(text: str, ids: Sequence[str]) -> tuple[str, ...]:
     """Return the texts for which a learned one stands in a message whose calls have these identifiers."""
-    if ID not in text:
+    if ID_PLACEHOLDER not in text:
         return (text,)
-    return tuple(text.replace(ID, one) for one in ids)
+    return tuple(text.replace(ID_PLACEHOLDER, one) for one in ids)
 
 
-def ids_of(message: Message) -> tuple[str, ...]:
+def get_call_ids(message: Message) -> tuple[str, ...]:
     """Return the identifiers of an adapted message's calls, longest first; the last call's among them."""
     calls = message.get("tool_calls")
     found = [call.get("id") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
-    return tuple(one for one in found if isinstance(one, str) and len(one) >= SHORTEST_ID)
+    return tuple(one for one in found if isinstance(one, str) and len(one) >= MIN_ID_CHARS)
 
 
 @dataclass(frozen=True, slots=True)
-class Lead:
+class TurnPrefix:
     """What a template prints before a turn's first own text: the prompt's `header`, and the `rest`, which trains."""
 
     header: str
@@ -64,16 +64,16 @@ class Lead:
 
 
 @dataclass(frozen=True)
-class Frames:
+class TemplateFrames:
     """Template text that may train, for one template and its values.
 
-    `leads` are sorted by length, the longest first. `inner` holds (kind before, kind after, `inner_form`).
+    `leads` are sorted by length, the longest first. `inner` holds (kind before, kind after, `normalize_inner_text`).
     `ends` maps (kind of the last own text, role of the message that follows or "") to what ends such a turn, longest
     first; `finish` maps the kind to what is appended where a conversation's last turn lacks it. `headers` are what
     messages of other roles begin with, wherever they stand.
     """
 
-    leads: tuple[Lead, ...] = ()
+    leads: tuple[TurnPrefix, ...] = ()
     inner: frozenset[tuple[str, str, str]] = frozenset()
     ends: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict[tuple[str, str], tuple[str, ...]])
     finish: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -81,7 +81,7 @@ class Frames:
     model_roles: frozenset[str] = frozenset({"assistant"})
 
     @cached_property
-    def _every_end(self) -> dict[str, list[str]]:
+    def _ends_by_kind(self) -> dict[str, list[str]]:
         """Per kind all ends that are known for it, longest first."""
         found: dict[str, set[str]] = {}
         for (kind, role), ends in self.ends.items():
@@ -89,51 +89,53 @@ class Frames:
             if role in self.model_roles:
                 continue
             found.setdefault(kind, set()).update(end for end in ends if end)
-        return {kind: sorted(ends, key=_longest_first) for kind, ends in found.items()}
+        return {kind: sorted(ends, key=_get_length_order) for kind, ends in found.items()}
 
-    def every_end(self, kind: str) -> list[str]:
+    def list_ends(self, kind: str) -> list[str]:
         """Return whatever ends a turn of that kind, longest first."""
-        return self._every_end.get(kind, [])
+        return self._ends_by_kind.get(kind, [])
 
-    def lead_before(self, text: str, start: int, place: int, ids: Sequence[str]) -> Lead | None:
+    def match_prefix(self, text: str, start: int, place: int, ids: Sequence[str]) -> TurnPrefix | None:
         """Return the lead that ends at `place` of a render, of which nothing may stand before `start`.
 
         `ids` are the identifiers of the message's calls, here and below.
         """
         for lead in self.leads:
-            for rest in with_ids(lead.rest, ids) if ID in lead.rest else (lead.rest,):
-                own = _number_free(rest, text, start, place)
+            for rest in fill_in_call_ids(lead.rest, ids) if ID_PLACEHOLDER in lead.rest else (lead.rest,):
+                own = _match_ignoring_numbers(rest, text, start, place)
                 if own is None or not text.endswith(lead.header, start, place - len(own)):
                     continue
                 # Without a header it is known only directly behind other own text, or at the head of the render.
                 if lead.header or place - len(own) == start:
-                    return Lead(lead.header, own)
+                    return TurnPrefix(lead.header, own)
         return None
 
-    def has_inner(self, before: str, after: str, text: str, ids: Sequence[str]) -> bool:
+    def allows_inner(self, before: str, after: str, text: str, ids: Sequence[str]) -> bool:
         """Tell whether a template may print this between own texts of one message."""
         return (
             not text
             or text.isspace()
-            or (before, after, _inner_form(before, after, without_ids(text, ids))) in self.inner
+            or (before, after, _normalize_without_ids(before, after, replace_call_ids(text, ids))) in self.inner
         )
 
-    def end_at(self, text: str, place: int, kind: str, roles: Sequence[str], ids: Sequence[str]) -> str | None:
+    def match_end(self, text: str, place: int, kind: str, roles: Sequence[str], ids: Sequence[str]) -> str | None:
         """Return what ends the turn whose last own text ends at `place`; None if it is not a known end.
 
         `roles` are those of the message that follows and of the next one that is printed, "" for none. What is known
         for them comes first; else whatever ends a turn of that kind elsewhere.
         """
-        closing = closing_length(text, place) if kind == "tool_call" else 0
-        found = self._end_behind(text, place + closing, kind, roles, ids)
+        closing = measure_json_closing(text, place) if kind == "tool_call" else 0
+        found = self._match_known_end(text, place + closing, kind, roles, ids)
         return text[place : place + closing] + found if found else found
 
-    def _end_behind(self, text: str, place: int, kind: str, roles: Sequence[str], ids: Sequence[str]) -> str | None:
-        known, every = [self.ends.get((kind, role)) for role in roles], self.every_end(kind)
+    def _match_known_end(
+        self, text: str, place: int, kind: str, roles: Sequence[str], ids: Sequence[str]
+    ) -> str | None:
+        known, every = [self.ends.get((kind, role)) for role in roles], self.list_ends(kind)
         matches: list[str] = []
         for ends in known:
-            matches += _ends_there(ends or (), text, place, ids)[:1]
-        matches = matches or _ends_there(every, text, place, ids)[:1]
+            matches += _list_ends_at(ends or (), text, place, ids)[:1]
+        matches = matches or _list_ends_at(every, text, place, ids)[:1]
         if matches:
             return max(matches, key=len)
         # Before such a message nothing ends such a turn, or nothing ever ends an answer.
@@ -143,9 +145,9 @@ class Frames:
         )
         return "" if runs_on or (not every and kind == "assistant") else None
 
-    def finish_of(self, kind: str, ids: Sequence[str]) -> str:
+    def get_finish(self, kind: str, ids: Sequence[str]) -> str:
         """Return what ends a turn of that kind where something follows it."""
-        return next(iter(with_ids(self.finish.get(kind, ""), ids[-1:])), "")
+        return next(iter(fill_in_call_ids(self.finish.get(kind, ""), ids[-1:])), "")
 
     def only_end(self, kind: str, role: str) -> str:
         """Return what ends such turns if it is always the same; else nothing."""
@@ -157,7 +159,7 @@ class Frames:
         return frozenset(lead.rest for lead in self.leads if lead.header == header)
 
 
-def _number_free(rest: str, text: str, start: int, place: int) -> str | None:
+def _match_ignoring_numbers(rest: str, text: str, start: int, place: int) -> str | None:
     """Return what stands before `place` if it is `rest`, whatever its numbers are; None if it is not."""
     if text.endswith(rest, start, place):
         return rest
@@ -168,39 +170,39 @@ def _number_free(rest: str, text: str, start: int, place: int) -> str | None:
     return found.group() if found else None
 
 
-def _ends_there(ends: Sequence[str], text: str, place: int, ids: Sequence[str]) -> list[str]:
+def _list_ends_at(ends: Sequence[str], text: str, place: int, ids: Sequence[str]) -> list[str]:
     """Return the ends that stand at a place, in their order."""
     return [
         one
         for end in ends
-        for one in (with_ids(end, ids) if ID in end else (end,))
+        for one in (fill_in_call_ids(end, ids) if ID_PLACEHOLDER in end else (end,))
         if one and text.startswith(one, place)
     ]
 
 
-def _longest_first(text: str) -> tuple[int, str]:
+def _get_length_order(text: str) -> tuple[int, str]:
     return -len(text), text
 
 
-def inner_form(before: str, after: str, text: str, ids: Sequence[str]) -> str:
+def normalize_inner_text(before: str, after: str, text: str, ids: Sequence[str]) -> str:
     """Return the form in which text between own texts of two kinds is learned and looked up.
 
     Beside a call's own text, JSON syntax and values that are no text are left out: they follow from the row.
     """
-    return _inner_form(before, after, without_ids(text, ids))
+    return _normalize_without_ids(before, after, replace_call_ids(text, ids))
 
 
 @lru_cache(maxsize=4096)
-def _inner_form(before: str, after: str, text: str) -> str:
+def _normalize_without_ids(before: str, after: str, text: str) -> str:
     if before == "tool_call":
-        text = text[closing_length(text, 0) :]
+        text = text[measure_json_closing(text, 0) :]
     if after == "tool_call":
         found = _JSON_END.search(text)
         text = text[: found.start()] if found else text
     return _DIGITS.sub("0", _SCALARS.sub("0", text))
 
 
-def closing_length(text: str, place: int) -> int:
+def measure_json_closing(text: str, place: int) -> int:
     """Return how many characters of JSON syntax stand at a place."""
     found = _JSON_START.match(text, place)
     return found.end() - place if found else 0
@@ -209,41 +211,41 @@ def closing_length(text: str, place: int) -> int:
 # ── units of template text ──
 
 
-TAG_LIKE = r"<[|｜][^<>|｜\s]{1,40}[|｜]?>|<[^<>|｜\s]{1,40}[|｜]>"
+TAG_PATTERN = r"<[|｜][^<>|｜\s]{1,40}[|｜]?>|<[^<>|｜\s]{1,40}[|｜]>"
 """How control tokens are written: `<|…|>`, and `<|…>` with `<…|>`."""
 
 
 @lru_cache(maxsize=64)
-def _unit_pattern(control_tokens: tuple[str, ...]) -> "re.Pattern[str]":
+def _compile_unit_pattern(control_tokens: tuple[str, ...]) -> "re.Pattern[str]":
     longest_first = map(re.escape, sorted(control_tokens, key=len, reverse=True))
-    return re.compile("|".join([*longest_first, TAG_LIKE, r"</?[A-Za-z]\w*>", r"\[/?[A-Z_]+\]",
+    return re.compile("|".join([*longest_first, TAG_PATTERN, r"</?[A-Za-z]\w*>", r"\[/?[A-Z_]+\]",
                                 r"\w+", r"\s", r"."]), re.DOTALL)  # fmt: skip
 
 
-def units(text: str, control_tokens: tuple[str, ...]) -> list[str]:
+def split_into_units(text: str, control_tokens: tuple[str, ...]) -> list[str]:
     """Cut template text into control tokens, tags, words, and single other characters."""
-    return _unit_pattern(control_tokens).findall(text)
+    return _compile_unit_pattern(control_tokens).findall(text)
 
 
-def common_start(first: str, second: str, control_tokens: tuple[str, ...]) -> str:
+def find_common_start(first: str, second: str, control_tokens: tuple[str, ...]) -> str:
     """Return the whole units with which two texts begin."""
-    return _common(units(first, control_tokens), units(second, control_tokens))
+    return _join_common_units(split_into_units(first, control_tokens), split_into_units(second, control_tokens))
 
 
-def common_end(texts: Sequence[str], control_tokens: tuple[str, ...]) -> str:
+def find_common_end(texts: Sequence[str], control_tokens: tuple[str, ...]) -> str:
     """Return the whole units with which all texts end."""
-    found = units(texts[0], control_tokens)[::-1]
+    found = split_into_units(texts[0], control_tokens)[::-1]
     for text in texts[1:]:
-        other = units(text, control_tokens)[::-1]
-        found = found[: _common_length(found, other)]
+        other = split_into_units(text, control_tokens)[::-1]
+        found = found[: _count_common_units(found, other)]
     return "".join(reversed(found))
 
 
-def _common(first: Sequence[str], second: Sequence[str]) -> str:
-    return "".join(first[: _common_length(first, second)])
+def _join_common_units(first: Sequence[str], second: Sequence[str]) -> str:
+    return "".join(first[: _count_common_units(first, second)])
 
 
-def _common_length(first: Sequence[str], second: Sequence[str]) -> int:
+def _count_common_units(first: Sequence[str], second: Sequence[str]) -> int:
     count = 0
     for one, other in zip(first, second, strict=False):
         if one != other:
@@ -252,18 +254,18 @@ def _common_length(first: Sequence[str], second: Sequence[str]) -> int:
     return count
 
 
-def first_token(text: str, control_tokens: tuple[str, ...]) -> str:
+def find_first_token(text: str, control_tokens: tuple[str, ...]) -> str:
     """Return the control token with which a text begins after white space, with that white space; else nothing."""
     start = text.lstrip()
     token = max((token for token in control_tokens if token and start.startswith(token)), key=len, default="")
-    written = re.match(TAG_LIKE, start)
+    written = re.match(TAG_PATTERN, start)
     token = token or (written.group() if written else "")
     return text[: len(text) - len(start)] + token if token else ""
 
 
-def last_token(text: str, control_tokens: tuple[str, ...]) -> str:
+def cut_at_last_token(text: str, control_tokens: tuple[str, ...]) -> str:
     """Return a text from its last control token or tag on; all of it if it has none."""
-    parts = units(text, control_tokens)
+    parts = split_into_units(text, control_tokens)
     for i in range(len(parts) - 1, -1, -1):
         if len(parts[i]) > 1 and (parts[i] in control_tokens or parts[i][0] in "<["):
             return "".join(parts[i:])
@@ -273,7 +275,7 @@ def last_token(text: str, control_tokens: tuple[str, ...]) -> str:
 # ── the header in what stands before a turn ──
 
 
-def split_lead(gap: str, prompts: Sequence[str], control_tokens: tuple[str, ...]) -> Lead | None:
+def split_turn_prefix(gap: str, prompts: Sequence[str], control_tokens: tuple[str, ...]) -> TurnPrefix | None:
     """Find the generation prompt in the text before a turn's first own text; what follows it is the rest.
 
     The whole prompt, then the whole prompt with other white space, then the longest run of whole units that begins
@@ -283,33 +285,35 @@ def split_lead(gap: str, prompts: Sequence[str], control_tokens: tuple[str, ...]
     for prompt in known:
         at = gap.rfind(prompt)
         if at >= 0:
-            return Lead(prompt, gap[at + len(prompt) :])
+            return TurnPrefix(prompt, gap[at + len(prompt) :])
     for prompt in known:
-        found = _last_match(_spaced(prompt, control_tokens), gap)
+        found = _find_last_match(_make_spaced_pattern(prompt, control_tokens), gap)
         if found is not None:
-            return Lead(gap[found[0] : found[1]], gap[found[1] :])
+            return TurnPrefix(gap[found[0] : found[1]], gap[found[1] :])
     for prompt in known:
-        for run in _runs(prompt, control_tokens):
+        for run in _list_unit_runs(prompt, control_tokens):
             at = gap.rfind(run)
             if at >= 0:
-                return Lead(run, gap[at + len(run) :])
+                return TurnPrefix(run, gap[at + len(run) :])
     return None
 
 
-def holds_prompt(text: str, prompts: Sequence[str], control_tokens: tuple[str, ...]) -> bool:
+def contains_prompt(text: str, prompts: Sequence[str], control_tokens: tuple[str, ...]) -> bool:
     """Tell whether a whole prompt stands in a text, with whatever white space."""
     known = [prompt for prompt in prompts if prompt.strip()]
-    return any(prompt in text or _last_match(_spaced(prompt, control_tokens), text) for prompt in known)
+    return any(
+        prompt in text or _find_last_match(_make_spaced_pattern(prompt, control_tokens), text) for prompt in known
+    )
 
 
-def _spaced(prompt: str, control_tokens: tuple[str, ...]) -> str:
+def _make_spaced_pattern(prompt: str, control_tokens: tuple[str, ...]) -> str:
     """Return a pattern of a prompt's units with any white space between them."""
-    parts = [unit for unit in units(prompt, control_tokens) if not unit.isspace()]
+    parts = [unit for unit in split_into_units(prompt, control_tokens) if not unit.isspace()]
     joined = r"\s*".join(map(re.escape, parts))
     return joined + (r"\s*" if prompt[-1:].isspace() else "") if parts else r"(?!)"
 
 
-def _last_match(pattern: str, text: str) -> tuple[int, int] | None:
+def _find_last_match(pattern: str, text: str) -> tuple[int, int] | None:
     last = None
     for found in re.finditer(pattern, text):
         last = found.span()
@@ -317,14 +321,14 @@ def _last_match(pattern: str, text: str) -> tuple[int, int] | None:
 
 
 @lru_cache(maxsize=4096)
-def _runs(prompt: str, control_tokens: tuple[str, ...]) -> tuple[str, ...]:
+def _list_unit_runs(prompt: str, control_tokens: tuple[str, ...]) -> tuple[str, ...]:
     """Return runs of whole units of a prompt, longest first.
 
     Never single characters: `<think>` and `<tool_call>` share `<t`.
     """
-    longest_first = [*map(re.escape, sorted(control_tokens, key=len, reverse=True)), TAG_LIKE, r"</?[A-Za-z]\w*>"]
+    longest_first = [*map(re.escape, sorted(control_tokens, key=len, reverse=True)), TAG_PATTERN, r"</?[A-Za-z]\w*>"]
     parts = [unit for unit in re.split(f"({'|'.join(longest_first)})", prompt) if unit]
-    is_token = re.compile(TAG_LIKE).fullmatch
+    is_token = re.compile(TAG_PATTERN).fullmatch
     starts = [i for i, unit in enumerate(parts) if i == 0 or unit in control_tokens or is_token(unit)]
     found = {"".join(parts[start:end]) for start in starts for end in range(start + 1, len(parts) + 1)}
     return tuple(sorted((run for run in found if run.strip()), key=lambda run: (-len(run), run)))

@@ -20,15 +20,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from rowmill.conversation.masking.content_spans import Located, by_message
+from rowmill.conversation.masking.content_spans import LocatedContent, group_by_message
 from rowmill.conversation.masking.options import Loss
-from rowmill.conversation.masking.template_frames import Frames, Lead, closing_length, ids_of
-from rowmill.conversation.template_contract import Printed, TemplateContract
-from rowmill.schema.rows import Message, Piece, Rejected, Span
+from rowmill.conversation.masking.template_frames import TemplateFrames, TurnPrefix, get_call_ids, measure_json_closing
+from rowmill.conversation.template_contract import RenderedConversation, TemplateBehavior
+from rowmill.schema.rows import ContentSpan, Message, Rejected, Span
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TurnBounds:
     """One run of a message's own text and the template text that is part of its turn, as ends of the parts.
 
     `[header, start)` is the header, `[start, stop)` the body, `[stop, end)` the end of turn, `[end, trailing)` white
@@ -46,7 +46,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class TrainedText:
     """The trained characters of a render, and the text with an end of turn where one had to be appended."""
 
     trained: list[Span]
@@ -54,26 +54,26 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _ContentGroup:
     """Pieces of one message with no other message's between them; template text around it is `[before, after)`."""
 
     message: int
-    pieces: list[Piece]
+    pieces: list[ContentSpan]
     before: int
     after: int
     follower: int
     """The message of the own text behind it; −1 for the last group."""
 
 
-class Cutter:
+class TurnCutter:
     """Cuts the turns of one render."""
 
     def __init__(
         self,
-        printed: Printed,
+        printed: RenderedConversation,
         messages: Sequence[Message],
-        frames: Frames,
-        contract: TemplateContract,
+        frames: TemplateFrames,
+        contract: TemplateBehavior,
         loss: Loss,
         roles: frozenset[str],
         *,
@@ -90,33 +90,33 @@ class Cutter:
         options = (loss.lead, loss.end_of_turn, loss.trailing, None if loss.finish == "auto" else loss.finish)
         self._overrides_blocks = any(option is not None for option in options)
 
-    def cut(self, located: Located, supervised: Sequence[int]) -> Cut | Rejected:
+    def cut(self, located: LocatedContent, supervised: Sequence[int]) -> TrainedText | Rejected:
         """Return what trains of the supervised messages.
 
         Rejects with `foreign_text_trained` if text would train that the template is not known to print there.
         """
         wanted = set(supervised)
-        trained = self._of_blocks(wanted) if self._by_blocks else []
+        trained = self._select_block_spans(wanted) if self._by_blocks else []
         text = self._text
-        for group in _groups(located.pieces(), self._text):
+        for group in _make_content_groups(located.pieces(), self._text):
             if group.message not in wanted:
                 continue
             if self._messages[group.message]["role"] not in self._roles:
-                trained.append(self._other(group))
+                trained.append(self._cut_other_role(group))
                 continue
             if self._by_blocks and not self._overrides_blocks:
                 continue
-            turn = self._turn(group)
+            turn = self._find_turn_bounds(group)
             if isinstance(turn, Rejected):
                 return turn
-            trained = self._with_turn(trained, turn)
+            trained = self._add_turn(trained, turn)
             if group.follower < 0 and group.message == len(self._messages) - 1 and turn.end == turn.stop:
-                span, text = self._appended(turn)
+                span, text = self._append_end(turn)
                 trained += [] if span is None else [span]
-        trained += [] if self._by_blocks else self._late_ends(located, wanted, trained)
-        return Cut(_in_order(trained), text)
+        trained += [] if self._by_blocks else self._find_late_ends(located, wanted, trained)
+        return TrainedText(_sort_trained_spans(trained), text)
 
-    def _of_blocks(self, wanted: set[int]) -> list[Span]:
+    def _select_block_spans(self, wanted: set[int]) -> list[Span]:
         """Return exactly the characters of generation blocks that lie in supervised messages."""
         trained: list[Span] = []
         last = len(self._messages) - 1
@@ -134,85 +134,87 @@ class Cutter:
 
     # ── the parts of a turn ──
 
-    def _turn(self, group: _Group) -> Turn | Rejected:
+    def _find_turn_bounds(self, group: _ContentGroup) -> TurnBounds | Rejected:
         text, index = self._text, group.message
         first, last = group.pieces[0], group.pieces[-1]
-        own_end = last.end if len(group.pieces) == 1 else max(map(_piece_end, group.pieces))
+        own_end = last.end if len(group.pieces) == 1 else max(map(_get_content_end, group.pieces))
         message = self._printed.messages[index]
-        ids = ids_of(message) if "tool_calls" in message else ()
-        found = self._lead(group, ids)
+        ids = get_call_ids(message) if "tool_calls" in message else ()
+        found = self._find_prefix(group, ids)
         if found is None:
-            return self._unknown(index, text[max(group.before, first.start - 40) : first.start], "before it")
+            return self._reject_unknown_text(
+                index, text[max(group.before, first.start - 40) : first.start], "before it"
+            )
         lead, start = found
         for one, following in zip(group.pieces, group.pieces[1:], strict=False):
             between = text[one.end : following.start]
-            if not self._frames.has_inner(one.kind, following.kind, between, ids):
+            if not self._frames.allows_inner(one.kind, following.kind, between, ids):
                 return Rejected(
                     "foreign_text_trained", f"message {index}: unknown template text {between[:40]!r} in it"
                 )
-        roles = self._roles_behind(group)
-        ending = self._frames.end_at(text, own_end, last.kind, roles, ids)
+        roles = self._find_following_roles(group)
+        ending = self._frames.match_end(text, own_end, last.kind, roles, ids)
         if not ending and text[own_end - 1].isspace():
-            stripped = own_end - _blank_end(text, last.start, own_end)
-            other = self._frames.end_at(text, stripped, last.kind, roles, ids)
+            stripped = own_end - _measure_trailing_blank(text, last.start, own_end)
+            other = self._frames.match_end(text, stripped, last.kind, roles, ids)
             own_end, ending = (stripped, other) if other else (own_end, ending)
         is_known = (
             self._is_partial_end(last.kind, text[own_end : group.after], ids) if roles == ("",) else ending is not None
         )
         if not ending and not is_known:
-            return self._unknown(index, text[own_end : min(group.after, own_end + 40)], "after it")
+            return self._reject_unknown_text(index, text[own_end : min(group.after, own_end + 40)], "after it")
         ending = ending or ""
-        stop = own_end + self._closing(ending, last.kind)
+        stop = own_end + self._measure_frame_close(ending, last.kind)
         end = own_end + len(ending)
         white = text[end : group.after]
         trailing = end + len(white) - len(white.lstrip()) if ending else end
-        return Turn(index, last.kind, start - len(lead.header), start, own_end, stop, end, trailing)
+        return TurnBounds(index, last.kind, start - len(lead.header), start, own_end, stop, end, trailing)
 
-    def _roles_behind(self, group: _Group) -> tuple[str, ...]:
+    def _find_following_roles(self, group: _ContentGroup) -> tuple[str, ...]:
         """Return the role of the message that follows, and that of the next own text if it is another."""
         following = [i for i in (group.message + 1, group.follower) if 0 < i < len(self._messages)]
         found = dict.fromkeys(self._messages[i]["role"] for i in following)
         # An empty message behind the last own text prints its header all the same.
         return tuple(found) or ("",)
 
-    def _lead(self, group: _Group, ids: Sequence[str]) -> tuple[Lead, int] | None:
+    def _find_prefix(self, group: _ContentGroup, ids: Sequence[str]) -> tuple[TurnPrefix, int] | None:
         """Return the lead of a turn, and where its rest begins.
 
         White space at the edges of own text may be the template's instead, which prints the same.
         """
         text, first = self._text, group.pieces[0]
-        for place in dict.fromkeys((first.start, first.start + _blank(text, first.start, first.end))):
-            lead = self._frames.lead_before(text, group.before, place, ids)
+        for place in dict.fromkeys((first.start, first.start + _measure_leading_blank(text, first.start, first.end))):
+            lead = self._frames.match_prefix(text, group.before, place, ids)
             if lead is not None:
                 return lead, place - len(lead.rest)
         return None
 
     @staticmethod
-    def _unknown(index: int, shown: str, where: str) -> Rejected:
+    def _reject_unknown_text(index: int, shown: str, where: str) -> Rejected:
         return Rejected("foreign_text_trained", f"message {index}: unknown template text {shown!r} {where}")
 
-    def _closing(self, ending: str, kind: str) -> int:
+    def _measure_frame_close(self, ending: str, kind: str) -> int:
         """Return how much of a turn's end closes the frame of its last own text, as `</tool_call>` does."""
         if kind == "assistant":
-            token = next((end for end in self._enders() if ending.endswith(end)), "")
+            token = next((end for end in self._get_end_tokens() if ending.endswith(end)), "")
             return len(ending) - len(token) if token else 0
         if not ending:
             return 0
-        ends = (*self._frames.every_end("assistant"), *self._enders())
+        ends = (*self._frames.list_ends("assistant"), *self._get_end_tokens())
         found = max((end for end in ends if ending.endswith(end)), key=len, default="")
         return len(ending) - len(found)
 
-    def _enders(self) -> tuple[str, ...]:
-        return _enders(self._contract.eos_token, self._contract.control_tokens)
+    def _get_end_tokens(self) -> tuple[str, ...]:
+        return _list_end_tokens(self._contract.eos_token, self._contract.control_tokens)
 
     def _is_partial_end(self, kind: str, after: str, ids: Sequence[str]) -> bool:
         """Tell whether a conversation's last turn prints the beginning of an end, or nothing."""
-        shown = after[closing_length(after, 0) :] if kind == "tool_call" else after
-        return not shown.strip() or shown.rstrip() in self._frames.finish_of(kind, ids)
+        shown = after[measure_json_closing(after, 0) :] if kind == "tool_call" else after
+        return not shown.strip() or shown.rstrip() in self._frames.get_finish(kind, ids)
 
     # ── what trains ──
 
-    def _with_turn(self, trained: list[Span], turn: Turn) -> list[Span]:
+    def _add_turn(self, trained: list[Span], turn: TurnBounds) -> list[Span]:
         """Add a turn's trained parts: each as its option says, else as the source of spans does."""
         parts = (
             (turn.header, turn.start, self._loss.lead, "mask"),
@@ -224,36 +226,38 @@ class Cutter:
             if self._by_blocks and option is None:
                 continue
             if self._by_blocks:
-                trained = [part for span in trained for part in _without(span, start, end)]
+                trained = [part for span in trained for part in _cut_out_range(span, start, end)]
             if (option or usual) == "train" and start < end:
                 trained.append(Span(start, end, turn.message))
         return trained
 
-    def _appended(self, turn: Turn) -> tuple[Span | None, str]:
+    def _append_end(self, turn: TurnBounds) -> tuple[Span | None, str]:
         """Append what the end of a conversation lacks; white space before it trains, being part of the end."""
         text, finish = self._text, self._loss.finish
         if self._loss.end_of_turn == "mask" or (self._by_blocks and finish == "auto"):
             return None, text
         after = text[turn.end :]
-        ids = ids_of(self._printed.messages[turn.message])
+        ids = get_call_ids(self._printed.messages[turn.message])
         if after.strip() and not self._is_partial_end(turn.kind, after, ids):
             return None, text
-        known = self._frames.finish_of(turn.kind, ids) or self._frames.finish_of("assistant", ids)
+        known = self._frames.get_finish(turn.kind, ids) or self._frames.get_finish("assistant", ids)
         usual = known or self._contract.eos_token
         ending = {"auto": usual, "none": "", "eos": self._contract.eos_token}.get(finish, finish)
         if finish == "auto":
-            ending = _lacking(ending, after[closing_length(after, 0) :] if turn.kind == "tool_call" else after)
+            ending = _find_missing_end(
+                ending, after[measure_json_closing(after, 0) :] if turn.kind == "tool_call" else after
+            )
         if not ending:
             return None, text
         return Span(turn.own_end, len(text) + len(ending), turn.message), text + ending
 
-    def _late_ends(self, located: Located, wanted: set[int], trained: Sequence[Span]) -> list[Span]:
+    def _find_late_ends(self, located: LocatedContent, wanted: set[int], trained: Sequence[Span]) -> list[Span]:
         """Return ends of turn that a template prints after other messages' text, inside the message's own span."""
         spans = self._printed.spans
         if self._loss.end_of_turn == "mask" or len({span.message for span in spans}) == len(spans):
             return []
         found: list[Span] = []
-        enders = set(self._enders()) | {end for ends in self._frames.ends.values() for end in ends}
+        enders = set(self._get_end_tokens()) | {end for ends in self._frames.ends.values() for end in ends}
         last_own = {index: max(p.end for p in pieces) for index, pieces in located.own.items() if pieces}
         covered = {span.message: max(s.end for s in trained if s.message == span.message) for span in trained}
         for span in spans:
@@ -267,7 +271,7 @@ class Cutter:
 
     # ── messages of other roles ──
 
-    def _other(self, group: _Group) -> Span:
+    def _cut_other_role(self, group: _ContentGroup) -> Span:
         """Return a message of another role: header included, white space after it not."""
         text, index = self._text, group.message
         header = self._frames.headers.get(self._messages[index]["role"], "")
@@ -287,27 +291,27 @@ class Cutter:
         return Span(first, end, index)
 
 
-def _groups(pieces: Sequence[Piece], text: str) -> list[_Group]:
+def _make_content_groups(pieces: Sequence[ContentSpan], text: str) -> list[_ContentGroup]:
     """Return pieces grouped by message, in the order of the text."""
-    groups = by_message(pieces)
-    found: list[_Group] = []
+    groups = group_by_message(pieces)
+    found: list[_ContentGroup] = []
     before = 0
     for i, group in enumerate(groups):
         after = groups[i + 1][0].start if i + 1 < len(groups) else len(text)
         follower = groups[i + 1][0].message if i + 1 < len(groups) else -1
-        found.append(_Group(group[0].message, group, before, after, follower))
-        last = max(group, key=_piece_end)
-        before = max(before, last.end - _blank_end(text, last.start, last.end))
+        found.append(_ContentGroup(group[0].message, group, before, after, follower))
+        last = max(group, key=_get_content_end)
+        before = max(before, last.end - _measure_trailing_blank(text, last.start, last.end))
     return found
 
 
 @lru_cache(maxsize=64)
-def _enders(eos: str, control_tokens: tuple[str, ...]) -> tuple[str, ...]:
+def _list_end_tokens(eos: str, control_tokens: tuple[str, ...]) -> tuple[str, ...]:
     """Return the tokens that may end a turn: those that do not close a tag."""
     return tuple(token for token in (eos, *control_tokens) if token and not token.startswith("</"))
 
 
-def _lacking(ending: str, printed: str) -> str:
+def _find_missing_end(ending: str, printed: str) -> str:
     """Return what of an end is not printed yet."""
     for shown in (printed, printed.rstrip()):
         if shown and shown in ending:
@@ -315,17 +319,17 @@ def _lacking(ending: str, printed: str) -> str:
     return ending
 
 
-def _blank(text: str, start: int, end: int) -> int:
+def _measure_leading_blank(text: str, start: int, end: int) -> int:
     own = text[start:end]
     return len(own) - len(own.lstrip())
 
 
-def _blank_end(text: str, start: int, end: int) -> int:
+def _measure_trailing_blank(text: str, start: int, end: int) -> int:
     own = text[start:end]
     return len(own) - len(own.rstrip())
 
 
-def _without(span: Span, start: int, end: int) -> list[Span]:
+def _cut_out_range(span: Span, start: int, end: int) -> list[Span]:
     """Return what of a span lies outside a range."""
     if end <= span.start or span.end <= start:
         return [span]
@@ -333,19 +337,19 @@ def _without(span: Span, start: int, end: int) -> list[Span]:
     return [part for part in parts if part.start < part.end]
 
 
-def _in_order(trained: Sequence[Span]) -> list[Span]:
+def _sort_trained_spans(trained: Sequence[Span]) -> list[Span]:
     """Return spans by their start, without the characters that an earlier one of the same message holds."""
     found: list[Span] = []
-    for span in sorted(trained, key=_start):
+    for span in sorted(trained, key=_get_span_start):
         start = max(span.start, found[-1].end) if found else span.start
         if span.end > start:
             found.append(Span(start, span.end, span.message))
     return found
 
 
-def _piece_end(piece: Piece) -> int:
+def _get_content_end(piece: ContentSpan) -> int:
     return piece.end
 
 
-def _start(span: Span) -> int:
+def _get_span_start(span: Span) -> int:
     return span.start

@@ -19,22 +19,22 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from rowmill.conversation.masking.verification import FOREIGN
-from rowmill.conversation.template_contract import OpaquePrint
-from rowmill.schema.rows import Masked, Piece, Span
+from rowmill.conversation.masking.verification import MIN_FOREIGN_CHARS
+from rowmill.conversation.template_contract import PlaceholderRendering
+from rowmill.schema.rows import ContentSpan, MaskedConversation, Span
 
 Ints = NDArray[np.int64]
 
 BEFORE, KIND, MESSAGE, TRAINS, TRAINED_BEFORE, TRAINED_AFTER = range(6)
-"""The columns of `Shape.places`. In bytes: constant text before a content; how much of the text around it trains
+"""The columns of `TurnLayout.places`. In bytes: constant text before a content; how much of the text around it trains
 with it."""
 
-MOST_SHAPES = 4096
+MAX_CACHED_LAYOUTS = 4096
 """Shapes that a worker keeps; conversations of very many turns are nearly all different."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TurnLayout:
     """What a template prints around the contents of a sequence of roles.
 
     `pattern` is the text with `%s` for each content; `places` int64[contents, 6] as the columns above say.
@@ -43,7 +43,7 @@ class Shape:
     roles: tuple[str, ...]
     pattern: str
     places: Ints
-    masked: Masked
+    masked: MaskedConversation
     lengths: tuple[int, ...]
     """Characters of the placeholders from which the shape was learned."""
     frame: str
@@ -61,11 +61,11 @@ class Shape:
         """Tell whether contents keep what the print rests on, literals left out."""
         if not all(contents) or any(map(str.isspace, contents)):
             return False
-        if any(len(content) >= FOREIGN and content.strip() in self.frame for content in contents):
+        if any(len(content) >= MIN_FOREIGN_CHARS and content.strip() in self.frame for content in contents):
             return False
         return all(contents[index].strip(characters) == contents[index] for index, characters in self.edges)
 
-    def mask(self, contents: Sequence[str]) -> Masked:
+    def mask(self, contents: Sequence[str]) -> MaskedConversation:
         """Return the mask of one row: what the batch's arrays say, as objects; for comparing both ways."""
         moved = [0]
         for content, length in zip(contents, self.lengths, strict=True):
@@ -75,22 +75,24 @@ class Shape:
         def to(place: int) -> int:
             return place + moved[sum(start < place for start in starts)]
 
-        return Masked(
+        return MaskedConversation(
             text=self.text(contents),
             spans=tuple(Span(to(s.start), to(s.end), s.message) for s in self.masked.spans),
             trained=tuple(Span(to(s.start), to(s.end), s.message) for s in self.masked.trained),
-            pieces=tuple(Piece(to(p.start), to(p.end), p.message, p.kind) for p in self.masked.pieces),
+            pieces=tuple(ContentSpan(to(p.start), to(p.end), p.message, p.kind) for p in self.masked.pieces),
         )
 
 
-def learn(roles: Sequence[str], printed: OpaquePrint, masked: Masked, kinds: Sequence[str]) -> Shape | None:
+def learn_layout(
+    roles: Sequence[str], printed: PlaceholderRendering, masked: MaskedConversation, kinds: Sequence[str]
+) -> TurnLayout | None:
     """Return the shape that a verified mask of placeholders shows; null if its parts do not lie as plain chats' do."""
     text = printed.text
     if masked.text != text or len(masked.pieces) != len(printed.contents):
         return None
     if any(text[p.start : p.end] != content for p, content in zip(masked.pieces, printed.contents, strict=True)):
         return None
-    places = [_place(text, masked, number, kinds) for number in range(len(masked.pieces))]
+    places = [_measure_content_place(text, masked, number, kinds) for number in range(len(masked.pieces))]
     if any(place is None for place in places) or len(masked.trained) != sum(p[TRAINS] for p in places if p):
         return None
     pattern = text.replace("%", "%%")
@@ -99,10 +101,14 @@ def learn(roles: Sequence[str], printed: OpaquePrint, masked: Masked, kinds: Seq
     lengths = tuple(map(len, printed.contents))
     edges = tuple((index, one) for index, found in printed.edges.items() for one in sorted(found, key=str))
     frame = pattern.replace("%s", "\0").replace("%%", "%")
-    return Shape(tuple(roles), pattern, np.array(places, np.int64), masked, lengths, frame, printed.literals, edges)
+    return TurnLayout(
+        tuple(roles), pattern, np.array(places, np.int64), masked, lengths, frame, printed.literals, edges
+    )
 
 
-def _place(text: str, masked: Masked, number: int, kinds: Sequence[str]) -> list[int] | None:
+def _measure_content_place(
+    text: str, masked: MaskedConversation, number: int, kinds: Sequence[str]
+) -> list[int] | None:
     piece = masked.pieces[number]
     before = masked.pieces[number - 1].end if number else 0
     trained = [s for s in masked.trained if s.start <= piece.start and piece.end <= s.end]
@@ -120,10 +126,10 @@ def _place(text: str, masked: Masked, number: int, kinds: Sequence[str]) -> list
 
 
 @dataclass(frozen=True, slots=True)
-class FlatRows:
+class ContentPositions:
     """Rows of known shapes as arrays: `counts` int64[N] contents each, and for every content of every row its place.
 
-    `starts` and `ends` are the bytes of contents in their row's text; `places` int64[contents, 6] as in `Shape`.
+    `starts` and `ends` are the bytes of contents in their row's text; `places` int64[contents, 6] as in `TurnLayout`.
     """
 
     counts: Ints
@@ -132,7 +138,7 @@ class FlatRows:
     places: Ints
 
 
-def lay_out(shapes: Sequence[Shape], sizes: Sequence[int]) -> FlatRows:
+def compute_content_positions(shapes: Sequence[TurnLayout], sizes: Sequence[int]) -> ContentPositions:
     """Say where contents stand in the texts of rows, given each row's shape and the bytes of all their contents."""
     counts = np.array([len(shape.places) for shape in shapes], np.int64)
     places = np.concatenate([shape.places for shape in shapes])
@@ -141,10 +147,10 @@ def lay_out(shapes: Sequence[Shape], sizes: Sequence[int]) -> FlatRows:
     firsts = np.cumsum(counts) - counts
     # Ends run over all rows; what the rows before have is taken off again.
     ends -= np.repeat(ends[firsts] - places[firsts, BEFORE] - lengths[firsts], counts)
-    return FlatRows(counts, ends - lengths, ends, places)
+    return ContentPositions(counts, ends - lengths, ends, places)
 
 
-def literal_pattern(literals: frozenset[str]) -> str:
+def make_literal_pattern(literals: frozenset[str]) -> str:
     """Return a pattern that finds any of the texts in JSON text, escaped or not."""
     forms = {form for one in literals for form in (one, orjson.dumps(one)[1:-1].decode())}
     return "|".join(re.escape(form) for form in sorted(forms, key=lambda form: (-len(form), form)))

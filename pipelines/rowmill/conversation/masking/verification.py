@@ -6,18 +6,18 @@ does not: making the mask (`Masker`), or comparing the print with a plain one, w
 
 from collections.abc import Sequence
 
-from rowmill.conversation.masking.content_spans import Located
-from rowmill.schema.rows import Piece, Rejected, Span
+from rowmill.conversation.masking.content_spans import LocatedContent
+from rowmill.schema.rows import ContentSpan, Rejected, Span
 
-FOREIGN = 8
+MIN_FOREIGN_CHARS = 8
 """Characters from which another message's text inside a trained span is no coincidence."""
 
 
-def verify(
+def verify_mask(
     text: str,
     trained: Sequence[Span],
     supervised: Sequence[int],
-    located: Located,
+    located: LocatedContent,
     excluded: set[int],
     constants: frozenset[str] | None,
 ) -> Rejected | None:
@@ -48,24 +48,29 @@ def verify(
                 span.start <= start and end <= span.end for span in spans
             ):
                 return Rejected("own_text_untrained", f"message {index}: {piece.kind}; remedy: template.spans: marks")
-        problem = None if constants is None else _foreign(text, index, spans, own, located, constants)
+        problem = None if constants is None else _find_foreign_text(text, index, spans, own, located, constants)
         if problem is not None:
             return problem
     return None
 
 
-def _foreign(
-    text: str, index: int, spans: Sequence[Span], own: Sequence[Piece], located: Located, constants: frozenset[str]
+def _find_foreign_text(
+    text: str,
+    index: int,
+    spans: Sequence[Span],
+    own: Sequence[ContentSpan],
+    located: LocatedContent,
+    constants: frozenset[str],
 ) -> Rejected | None:
     """Refuse a message whose trained spans hold another message's text beside its own."""
     ranges = sorted([(piece.start, piece.end) for piece in own]) if len(own) > 1 else [(p.start, p.end) for p in own]
     for span in spans:
-        for start, end in _between(span, ranges):
-            if end - start < FOREIGN or text[start:end].strip() in constants:
+        for start, end in _find_uncovered_parts(span, ranges):
+            if end - start < MIN_FOREIGN_CHARS or text[start:end].strip() in constants:
                 continue
             for other, pieces in located.own.items():
                 for piece in pieces:
-                    if other != index and FOREIGN <= piece.end - piece.start <= end - start:
+                    if other != index and MIN_FOREIGN_CHARS <= piece.end - piece.start <= end - start:
                         found = text[piece.start : piece.end]
                         # What is the message's own as well, such as a value that two calls share, is not foreign.
                         if text.find(found, start, end) >= 0 and all(text[a:b] != found for a, b in ranges):
@@ -73,7 +78,7 @@ def _foreign(
     return None
 
 
-def _between(span: Span, own: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _find_uncovered_parts(span: Span, own: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the parts of a span that no own text covers."""
     parts: list[tuple[int, int]] = []
     position = span.start

@@ -14,9 +14,9 @@ from rowmill.core.json import Json
 from rowmill.schema.rows import Message
 
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-_OURS = ("train", "weight", "inline_reasoning", "arguments_source")
+_INTERNAL_KEYS = ("train", "weight", "inline_reasoning", "arguments_source")
 """Keys that canonical messages carry for us; no template may see them."""
-_TOUCHED = frozenset((*_OURS, "tool_calls", "tool_call_id", "reasoning_content"))
+_ADAPTED_KEYS = frozenset((*_INTERNAL_KEYS, "tool_calls", "tool_call_id", "reasoning_content"))
 
 
 class BadArgumentsError(ValueError):
@@ -38,8 +38,8 @@ class Adaptation:
     def messages(self, messages: Sequence[Message]) -> list[Message]:
         """Return the messages as the template reads them; untouched ones are the same objects."""
         if self.content_form == "parts":
-            return [self._message(message) for message in messages]
-        return [m if _TOUCHED.isdisjoint(m) else self._message(m) for m in messages]
+            return [self._adapt_message(message) for message in messages]
+        return [m if _ADAPTED_KEYS.isdisjoint(m) else self._adapt_message(m) for m in messages]
 
     def tools(self, tools: Sequence[Json] | None) -> Sequence[Json] | None:
         """Return the tools, or what the template expects where there are none."""
@@ -47,23 +47,25 @@ class Adaptation:
             return tools
         return None if self.no_tools == "null" else []
 
-    def _message(self, message: Message) -> Message:
-        adapted = {key: value for key, value in message.items() if key not in _OURS}
+    def _adapt_message(self, message: Message) -> Message:
+        adapted = {key: value for key, value in message.items() if key not in _INTERNAL_KEYS}
         reasoning = adapted.get("reasoning_content")
         if reasoning is not None and self.reasoning_keys != ("reasoning_content",):
-            adapted = self._renamed(adapted, reasoning)
+            adapted = self._rename_reasoning(adapted, reasoning)
         calls: list[Json] | None = adapted.get("tool_calls")
         if isinstance(calls, list):
             sources: list[str | None] = message.get("arguments_source") or [None] * len(calls)
-            adapted["tool_calls"] = [self._call(call, source) for call, source in zip(calls, sources, strict=False)]
+            adapted["tool_calls"] = [
+                self._adapt_call(call, source) for call, source in zip(calls, sources, strict=False)
+            ]
         identifier = adapted.get("tool_call_id")
         if self.tool_ids != "any" and isinstance(identifier, str):
-            adapted["tool_call_id"] = nine_alphanumeric(identifier)
+            adapted["tool_call_id"] = make_nine_character_id(identifier)
         if self.content_form == "parts" and isinstance(adapted.get("content"), str):
             adapted["content"] = [{"type": "text", "text": adapted["content"]}]
         return adapted
 
-    def _renamed(self, message: Message, reasoning: Json) -> Message:
+    def _rename_reasoning(self, message: Message, reasoning: Json) -> Message:
         """Put reasoning under the keys that the template reads, where it stood."""
         renamed: Message = {}
         for key, value in message.items():
@@ -73,7 +75,7 @@ class Adaptation:
                 renamed[key] = value
         return renamed
 
-    def _call(self, call: Any, source: str | None) -> Any:
+    def _adapt_call(self, call: Any, source: str | None) -> Any:
         function = call.get("function")
         arguments = function.get("arguments")
         if self.arguments == "string" and not isinstance(arguments, str):
@@ -82,11 +84,11 @@ class Adaptation:
         elif isinstance(arguments, str) and not self.takes_text:
             raise BadArgumentsError(f"{function.get('name')}: arguments are no JSON object, and the template needs one")
         if self.tool_ids != "any" and isinstance(call.get("id"), str):
-            call = {**call, "id": nine_alphanumeric(call["id"])}
+            call = {**call, "id": make_nine_character_id(call["id"])}
         return call
 
 
-def nine_alphanumeric(identifier: str) -> str:
+def make_nine_character_id(identifier: str) -> str:
     """Return the id itself if it is nine alphanumerics, else nine that its hash chooses.
 
     A call and its result have the same id, so they stay a pair.

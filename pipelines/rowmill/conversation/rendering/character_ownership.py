@@ -30,19 +30,19 @@ import numpy as np
 from jinja2 import nodes
 from numpy.typing import NDArray
 
-from rowmill.conversation.template_contract import OwnedText, Ownership, Part
+from rowmill.conversation.template_contract import CharacterOwnership, OwnedText, OwnTextPart
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message
 
-_PLANES = ((0xF0000, 0xFFFFE), (0x100000, 0x10FFFE))
+_PRIVATE_PLANES = ((0xF0000, 0xFFFFE), (0x100000, 0x10FFFE))
 """The private planes, without the non-characters at their ends."""
-_CODES = np.concatenate([np.arange(first, last, dtype=np.uint32) for first, last in _PLANES])
-_FIRST = _PLANES[0][0]
-_EDGE = 256
+_PRIVATE_CODES = np.concatenate([np.arange(first, last, dtype=np.uint32) for first, last in _PRIVATE_PLANES])
+_FIRST_PRIVATE_CODE = _PRIVATE_PLANES[0][0]
+_COVERED_EDGE_CHARS = 256
 """Characters at each end of a text that are covered where a row has more characters than there are code points."""
 
 
-def _kept_characters() -> "NDArray[np.bool_]":
+def _make_kept_table() -> "NDArray[np.bool_]":
     table = np.zeros(0x110000, bool)
     table[:0x20] = True
     for character in '"\\':
@@ -55,20 +55,20 @@ def _kept_characters() -> "NDArray[np.bool_]":
     return table
 
 
-_KEPT = _kept_characters()
+_KEPT_CHARACTERS = _make_kept_table()
 
 
-class _Source(NamedTuple):
+class _OwnTextSource(NamedTuple):
     """One own text and where it stands in the conversation."""
 
     message: int
-    part: Part
+    part: OwnTextPart
     call: int
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class CoverAttempt:
     """How much of a row is covered.
 
     `alike`: equal texts get equal code points, for templates that compare messages. `literals`: which texts of
@@ -85,17 +85,17 @@ class Attempt:
     whole: bool = False
 
 
-ATTEMPTS = (
-    Attempt(whole=True),
-    Attempt(),
-    Attempt(deep=False),
-    Attempt(alike=True, literals="all", deep=False),
-    Attempt(alike=True, literals="all", keys=False, deep=False),
-    Attempt(alike=True, literals="all", keys=False, deep=False, others=False),
+COVER_ATTEMPTS = (
+    CoverAttempt(whole=True),
+    CoverAttempt(),
+    CoverAttempt(deep=False),
+    CoverAttempt(alike=True, literals="all", deep=False),
+    CoverAttempt(alike=True, literals="all", keys=False, deep=False),
+    CoverAttempt(alike=True, literals="all", keys=False, deep=False, others=False),
 )
 
 
-def read_literals(tree: nodes.Template) -> tuple[str, ...]:
+def list_compared_literals(tree: nodes.Template) -> tuple[str, ...]:
     """Return the constant texts with which a template compares, splits or replaces, longest first."""
     found: set[str] = set()
     for node in tree.find_all((nodes.Compare, nodes.Call, nodes.Filter, nodes.Test)):
@@ -103,15 +103,15 @@ def read_literals(tree: nodes.Template) -> tuple[str, ...]:
     return tuple(sorted((one for one in found if one.strip()), key=lambda one: (-len(one), one)))
 
 
-class Literals:
+class TemplateLiterals:
     """The texts of a template that must stay readable inside own texts."""
 
     def __init__(self, tree: nodes.Template) -> None:
         self.sorts = any(one.name in ("dictsort", "sort") for one in tree.find_all(nodes.Filter))
         """Whether the template sorts something, which may be the arguments of a call."""
-        every = read_literals(tree)
+        every = list_compared_literals(tree)
         tags = [one for one in every if not one.isalnum()]
-        self._patterns = {"tags": _any_of(tags), "all": _any_of(every)}
+        self._patterns = {"tags": _compile_alternatives(tags), "all": _compile_alternatives(every)}
 
     def within(self, text: str, which: Literal["tags", "all"]) -> Iterator[tuple[int, int]]:
         """Yield the ranges of a text that hold such a literal."""
@@ -121,14 +121,14 @@ class Literals:
                 yield found.span()
 
 
-def _any_of(texts: Sequence[str]) -> "re.Pattern[str] | None":
+def _compile_alternatives(texts: Sequence[str]) -> "re.Pattern[str] | None":
     return re.compile("|".join(map(re.escape, texts))) if texts else None
 
 
 # ── covering ──
 
 
-class Cover:
+class CoveredConversation:
     """One conversation with its own texts as private code points, and the way back."""
 
     def __init__(
@@ -136,8 +136,8 @@ class Cover:
         messages: Sequence[Message],
         roles: frozenset[str],
         reasoning_keys: Sequence[str],
-        literals: Literals,
-        attempt: Attempt,
+        literals: TemplateLiterals,
+        attempt: CoverAttempt,
         heads: Mapping[int, int],
         text: str,
     ) -> None:
@@ -150,74 +150,78 @@ class Cover:
         self._attempt = attempt
         self._keys = frozenset(reasoning_keys)
         self._roles = roles
-        self.sources: list[_Source] = []
+        self.sources: list[_OwnTextSource] = []
         for index, message in enumerate(messages):
-            self._collect(index, message)
+            self._collect_sources(index, message)
         self._numbers: list[int] = []
-        texts = self._distinct_texts()
+        texts = self._number_distinct_texts()
         self._joined = "".join(texts)
         self._starts = np.cumsum([0, *map(len, texts)])
-        self._codes = _codes_of(self._joined)
-        kept = _KEPT[self._codes]
+        self._codes = _encode_code_points(self._joined)
+        kept = _KEPT_CHARACTERS[self._codes]
         for start, end in literals.within(self._joined, attempt.literals):
             kept[start:end] = True
         if attempt.whole:
-            self._cover_marks_alone(kept)
+            self._cover_punctuation_texts(kept)
         if attempt.literals == "all":
             self._keep_numbers(texts, kept)
-        plain = _codes_of(text)
-        self._private = np.setdiff1d(_CODES, plain[plain >= _FIRST]) if bool((plain >= _FIRST).any()) else _CODES
+        plain = _encode_code_points(text)
+        self._private = (
+            np.setdiff1d(_PRIVATE_CODES, plain[plain >= _FIRST_PRIVATE_CODE])
+            if bool((plain >= _FIRST_PRIVATE_CODE).any())
+            else _PRIVATE_CODES
+        )
         if int(kept.size - kept.sum()) > len(self._private):
             self._keep_middles(kept)
         self._covered = np.flatnonzero(~kept)
         if len(self._covered) > len(self._private):
             self._covered = self._covered[:0]
         if literals.sorts:
-            self._covered = self._in_order(self._covered)
+            self._covered = self._order_covered(self._covered)
         changed = self._codes.copy()
         changed[self._covered] = self._private[: len(self._covered)]
         covered = changed.tobytes().decode("utf-32-le", "surrogatepass")
         bounds = self._starts.tolist()
         self._new = [covered[bounds[i] : bounds[i + 1]] for i in range(len(texts))]
         self._next = 0
-        self.messages = [self._rewrite(index, message) for index, message in enumerate(messages)]
+        self.messages = [self._rewrite_message(index, message) for index, message in enumerate(messages)]
 
-    def _collect(self, index: int, message: Message) -> None:
+    def _collect_sources(self, index: int, message: Message) -> None:
         is_model = message.get("role") in self._roles
         if is_model or self._attempt.others:
-            for part, call, text in self._texts_of(index, message):
-                self.sources.append(_Source(index, part, call, text))
+            for part, call, text in self._iterate_message_texts(index, message):
+                self.sources.append(_OwnTextSource(index, part, call, text))
 
-    def _texts_of(self, index: int, message: Message) -> Iterator[tuple[Part, int, str]]:
+    def _iterate_message_texts(self, index: int, message: Message) -> Iterator[tuple[OwnTextPart, int, str]]:
         """Yield a message's own texts in the order in which `_rewrite` asks for them."""
         seen_reasoning = False
         for key, value in message.items():
             if key == "content":
-                yield from self._contents(index, value)
+                yield from self._iterate_content_texts(index, value)
             elif key in self._keys and isinstance(value, str) and not seen_reasoning:
                 seen_reasoning = True
                 yield "reasoning", -1, value
             elif key == "tool_calls" and isinstance(value, list):
                 for number, call in enumerate(value):
-                    for part, text in _texts_of_call(call, self._attempt):
+                    for part, text in _iterate_call_texts(call, self._attempt):
                         yield part, number, text
 
-    def _contents(self, index: int, value: Json) -> Iterator[tuple[Part, int, str]]:
+    def _iterate_content_texts(self, index: int, value: Json) -> Iterator[tuple[OwnTextPart, int, str]]:
         head = self._heads.get(index, 0)
         if head and isinstance(value, str):
             yield "reasoning", -1, value[:head]
             yield "content", -1, value[head:]
             return
-        for text in _contents(value):
+        for text in _iterate_contents(value):
             yield "content", -1, text
 
-    def _distinct_texts(self) -> list[str]:
+    def _number_distinct_texts(self) -> list[str]:
         """Return the texts that get code points of their own, and note which one each source has.
 
         Only contents are ever alike: two calls of one name must be told apart.
         """
         texts: list[str] = []
-        known: dict[tuple[str, Part], int] = {}
+        known: dict[tuple[str, OwnTextPart], int] = {}
         for source in self.sources:
             key = (source.text, source.part)
             if self._attempt.alike and source.part == "content" and key in known:
@@ -228,7 +232,7 @@ class Cover:
             texts.append(source.text)
         return texts
 
-    def _in_order(self, covered: "NDArray[np.int64]") -> "NDArray[np.int64]":
+    def _order_covered(self, covered: "NDArray[np.int64]") -> "NDArray[np.int64]":
         """Return covered places in the order in which they get code points: keys of arguments first, sorted.
 
         A template that sorts arguments by their keys sorts the covered keys alike.
@@ -242,7 +246,7 @@ class Cover:
         texts = np.searchsorted(self._starts, covered, "right") - 1
         return covered[np.argsort(rank[texts], kind="stable")]
 
-    def _cover_marks_alone(self, kept: "NDArray[np.bool_]") -> None:
+    def _cover_punctuation_texts(self, kept: "NDArray[np.bool_]") -> None:
         """Cover texts of nothing but quotes, backslashes and control characters; no template escapes most of them."""
         held = np.concatenate((np.zeros(1, np.int64), np.cumsum(~kept)))
         counts = np.diff(held[self._starts])
@@ -260,16 +264,16 @@ class Cover:
 
     def _keep_middles(self, kept: "NDArray[np.bool_]") -> None:
         for start, end in zip(self._starts[:-1].tolist(), self._starts[1:].tolist(), strict=True):
-            if end - start > 2 * _EDGE:
-                kept[start + _EDGE : end - _EDGE] = True
+            if end - start > 2 * _COVERED_EDGE_CHARS:
+                kept[start + _COVERED_EDGE_CHARS : end - _COVERED_EDGE_CHARS] = True
 
-    def _take(self, _: str) -> str:
+    def _take_next_text(self, _: str) -> str:
         """Return the next source's text as private code points; texts are asked for in the order of `sources`."""
         number = self._numbers[self._next]
         self._next += 1
         return self._new[number]
 
-    def _rewrite(self, index: int, message: Message) -> Message:
+    def _rewrite_message(self, index: int, message: Message) -> Message:
         if not (self._attempt.others or message.get("role") in self._roles):
             return message
         changed: Message = {}
@@ -277,32 +281,38 @@ class Cover:
         for key, value in message.items():
             new = value
             if key == "content":
-                new = self._new_content(index, value)
+                new = self._rewrite_content(index, value)
             elif key in self._keys and isinstance(value, str):
-                reasoning = self._take(value) if reasoning is None else reasoning
+                reasoning = self._take_next_text(value) if reasoning is None else reasoning
                 new = reasoning
             elif key == "tool_calls" and isinstance(value, list):
-                new = [_rewritten_call(call, self._take, self._attempt) for call in value]
+                new = [_rewrite_call(call, self._take_next_text, self._attempt) for call in value]
             changed[key] = new
         return changed
 
-    def _new_content(self, index: int, value: Json) -> Json:
+    def _rewrite_content(self, index: int, value: Json) -> Json:
         if isinstance(value, str):
             head = self._heads.get(index, 0)
-            return self._take(value[:head]) + self._take(value[head:]) if head else self._take(value)
+            return (
+                self._take_next_text(value[:head]) + self._take_next_text(value[head:])
+                if head
+                else self._take_next_text(value)
+            )
         if isinstance(value, list):
-            return [{**part, "text": self._take(part["text"])} if _is_text_part(part) else part for part in value]
+            return [
+                {**part, "text": self._take_next_text(part["text"])} if _is_text_part(part) else part for part in value
+            ]
         return value
 
     # ── the way back ──
 
-    def prove(self, covered: str, plain: str) -> Ownership | None:
+    def prove(self, covered: str, plain: str) -> CharacterOwnership | None:
         """Return where own texts stand in the plain render; None if the mapped-back render differs from it."""
-        codes, wanted = _codes_of(covered), _codes_of(plain)
+        codes, wanted = _encode_code_points(covered), _encode_code_points(plain)
         if len(codes) != len(wanted):
             return None
-        is_own = codes >= _FIRST
-        if self._private is not _CODES:
+        is_own = codes >= _FIRST_PRIVATE_CODE
+        if self._private is not _PRIVATE_CODES:
             is_own &= np.isin(codes, self._private)
         numbers = np.searchsorted(self._private, codes[is_own])
         if len(numbers) and int(numbers.max()) >= len(self._covered):
@@ -311,9 +321,11 @@ class Cover:
         codes[is_own] = self._codes[origins]
         if not np.array_equal(codes, wanted):
             return None
-        return self._located(np.flatnonzero(is_own), origins, plain)
+        return self._locate_texts(np.flatnonzero(is_own), origins, plain)
 
-    def _located(self, places: "NDArray[np.int64]", origins: "NDArray[np.int64]", plain: str) -> Ownership:
+    def _locate_texts(
+        self, places: "NDArray[np.int64]", origins: "NDArray[np.int64]", plain: str
+    ) -> CharacterOwnership:
         owners = np.repeat(np.arange(len(self._starts) - 1), np.diff(self._starts))
         counts = np.bincount(owners[self._covered], minlength=len(self._starts))
         printed: dict[int, list[tuple[int, int]]] = {}
@@ -336,11 +348,13 @@ class Cover:
             for number, place, last_place, origin, last_origin, gap_count, first, last in rows:
                 if gap_count and not self._is_escaped(places[first : last + 1], origins[first : last + 1], plain):
                     continue
-                start = _grown(self._joined[starts[number] : origin], plain, place, backwards=True)
-                end = _grown(self._joined[last_origin + 1 : starts[number + 1]], plain, last_place + 1, backwards=False)
+                start = _extend_match(self._joined[starts[number] : origin], plain, place, backwards=True)
+                end = _extend_match(
+                    self._joined[last_origin + 1 : starts[number + 1]], plain, last_place + 1, backwards=False
+                )
                 if start is not None and end is not None:
                     printed.setdefault(number, []).append((start, end))
-        return self._named(printed, counts)
+        return self._assign_places(printed, counts)
 
     def _is_escaped(self, places: "NDArray[np.int64]", origins: "NDArray[np.int64]", plain: str) -> bool:
         """Tell whether nothing but escapes of its own characters stands between the characters of a text."""
@@ -350,11 +364,13 @@ class Cover:
             strict=True,
         )  # fmt: skip
         return all(
-            _is_form_of(plain[place + 1 : next_place], self._joined[origin + 1 : next_origin])
+            _is_printed_form(plain[place + 1 : next_place], self._joined[origin + 1 : next_origin])
             for place, next_place, origin, next_origin in rows
         )
 
-    def _named(self, printed: Mapping[int, list[tuple[int, int]]], counts: "NDArray[np.int64]") -> Ownership:
+    def _assign_places(
+        self, printed: Mapping[int, list[tuple[int, int]]], counts: "NDArray[np.int64]"
+    ) -> CharacterOwnership:
         found: list[OwnedText] = []
         missing: list[OwnedText] = []
         hidden: list[tuple[OwnedText, str]] = []
@@ -372,25 +388,25 @@ class Cover:
                 missing.append(OwnedText(0, 0, source.message, source.part, source.call))
             else:
                 hidden.append((OwnedText(0, 0, source.message, source.part, source.call), source.text))
-        found.sort(key=_place)
-        return Ownership(tuple(found), tuple(missing), tuple(hidden))
+        found.sort(key=_get_text_position)
+        return CharacterOwnership(tuple(found), tuple(missing), tuple(hidden))
 
 
-def _place(one: OwnedText) -> tuple[int, int]:
+def _get_text_position(one: OwnedText) -> tuple[int, int]:
     return one.start, one.end
 
 
-def _codes_of(text: str) -> "NDArray[np.uint32]":
+def _encode_code_points(text: str) -> "NDArray[np.uint32]":
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).copy()
 
 
 @lru_cache(maxsize=4096)
-def _is_form_of(shown: str, own: str) -> bool:
+def _is_printed_form(shown: str, own: str) -> bool:
     """Tell whether a template printed a text as it is or JSON-escaped."""
     return shown in (own, json.dumps(own, ensure_ascii=False)[1:-1], json.dumps(own)[1:-1])
 
 
-def _grown(text: str, plain: str, place: int, *, backwards: bool) -> int | None:
+def _extend_match(text: str, plain: str, place: int, *, backwards: bool) -> int | None:
     """Return how far uncovered characters at the end of a text reach in the print; None if they are not there."""
     if not text:
         return place
@@ -411,22 +427,22 @@ def _is_text_part(part: Json) -> bool:
     return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
-def _contents(value: Json) -> Iterator[str]:
+def _iterate_contents(value: Json) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
         yield from (part["text"] for part in value if _is_text_part(part))
 
 
-def _texts_of_call(call: Json, attempt: Attempt) -> Iterator[tuple[Part, str]]:
-    """Yield the own texts of a call in the order in which `_rewritten_call` asks for them."""
+def _iterate_call_texts(call: Json, attempt: CoverAttempt) -> Iterator[tuple[OwnTextPart, str]]:
+    """Yield the own texts of a call in the order in which `_rewrite_call` asks for them."""
     function = call.get("function") or {}
     if isinstance(function.get("name"), str):
         yield "call_name", function["name"]
-    yield from _texts_of_arguments(function.get("arguments"), attempt, 0)
+    yield from _iterate_argument_texts(function.get("arguments"), attempt, 0)
 
 
-def _texts_of_arguments(value: Json, attempt: Attempt, depth: int) -> Iterator[tuple[Part, str]]:
+def _iterate_argument_texts(value: Json, attempt: CoverAttempt, depth: int) -> Iterator[tuple[OwnTextPart, str]]:
     if isinstance(value, str):
         yield "call_value", value
     elif depth and not attempt.deep:
@@ -435,29 +451,29 @@ def _texts_of_arguments(value: Json, attempt: Attempt, depth: int) -> Iterator[t
         for key, item in value.items():
             if attempt.keys:
                 yield "call_key", key
-            yield from _texts_of_arguments(item, attempt, depth + 1)
+            yield from _iterate_argument_texts(item, attempt, depth + 1)
     elif isinstance(value, list):
         for item in value:
-            yield from _texts_of_arguments(item, attempt, depth + 1)
+            yield from _iterate_argument_texts(item, attempt, depth + 1)
 
 
-def _rewritten_call(call: Json, take: Callable[[str], str], attempt: Attempt) -> Json:
+def _rewrite_call(call: Json, take: Callable[[str], str], attempt: CoverAttempt) -> Json:
     function: dict[str, Json] = dict(call.get("function") or {})
     if isinstance(function.get("name"), str):
         function["name"] = take(function["name"])
     if "arguments" in function:
-        function["arguments"] = _rewritten_arguments(function["arguments"], take, attempt, 0)
+        function["arguments"] = _rewrite_arguments(function["arguments"], take, attempt, 0)
     return {**call, "function": function}
 
 
-def _rewritten_arguments(value: Json, take: Callable[[str], str], attempt: Attempt, depth: int) -> Any:
+def _rewrite_arguments(value: Json, take: Callable[[str], str], attempt: CoverAttempt, depth: int) -> Any:
     if isinstance(value, str):
         return take(value)
     if depth and not attempt.deep:
         return value
     if isinstance(value, dict):
         keys = attempt.keys
-        return {(take(k) if keys else k): _rewritten_arguments(v, take, attempt, depth + 1) for k, v in value.items()}
+        return {(take(k) if keys else k): _rewrite_arguments(v, take, attempt, depth + 1) for k, v in value.items()}
     if isinstance(value, list):
-        return [_rewritten_arguments(item, take, attempt, depth + 1) for item in value]
+        return [_rewrite_arguments(item, take, attempt, depth + 1) for item in value]
     return value

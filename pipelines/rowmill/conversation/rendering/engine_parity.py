@@ -7,20 +7,33 @@ the comparison (`Renderer`), or probes of the contract (`probes.py`), whose text
 
 from collections.abc import Iterator
 
-from rowmill.conversation.rendering.probes import TOOL, assistant, call, result, system, user
+from rowmill.conversation.rendering.probes import (
+    SENTINEL_TOOL,
+    make_assistant_message,
+    make_system_message,
+    make_tool_call,
+    make_tool_result,
+    make_user_message,
+)
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message
 
-_TRUSTED = ("Grüße, 世界 🙂 <b>&'\"</b>", "line\nbreak\ttab \\ \u2028", "  spaced  \n", "5 < 6 {{ x }} {% y %}", "a")
+_SAMPLE_TEXTS = (
+    "Grüße, 世界 🙂 <b>&'\"</b>",
+    "line\nbreak\ttab \\ \u2028",
+    "  spaced  \n",
+    "5 < 6 {{ x }} {% y %}",
+    "a",
+)
 
 
-WHOLE_NUMBERS = "whole floats"
+WHOLE_FLOATS = "whole floats"
 """How the names of probes begin whose arguments hold floats such as 1.0, which the fast engine may print as 1."""
 
 
-def trust_set() -> Iterator[tuple[str, list[Message], list[Json] | None, dict[str, Json]]]:
+def make_parity_probes() -> Iterator[tuple[str, list[Message], list[Json] | None, dict[str, Json]]]:
     """Yield conversations that between them use everything templates look at."""
-    for name, messages, tools in _trusted_conversations():
+    for name, messages, tools in _make_parity_conversations():
         for suffix, kwargs in (
             ("", {}),
             ("/prompt", {"add_generation_prompt": True}),
@@ -29,52 +42,107 @@ def trust_set() -> Iterator[tuple[str, list[Message], list[Json] | None, dict[st
             yield name + suffix, messages, tools, kwargs
 
 
-def _trusted_conversations() -> Iterator[tuple[str, list[Message], list[Json] | None]]:
-    a, b, c, d, e = _TRUSTED
-    talk = [user(a), assistant(b), user(c), assistant(d)]
+def _make_parity_conversations() -> Iterator[tuple[str, list[Message], list[Json] | None]]:
+    a, b, c, d, e = _SAMPLE_TEXTS
+    talk = [make_user_message(a), make_assistant_message(b), make_user_message(c), make_assistant_message(d)]
     yield "plain", talk, None
-    yield "one", [user(e), assistant(a)], None
+    yield "one", [make_user_message(e), make_assistant_message(a)], None
     yield "long", talk * 6, None
-    yield "system", [system(b), *talk], None
-    yield "system with tools", [system(d), *talk], [TOOL]
-    yield "tools", talk, [TOOL, _rich_tool()]
+    yield "system", [make_system_message(b), *talk], None
+    yield "system with tools", [make_system_message(d), *talk], [SENTINEL_TOOL]
+    yield "tools", talk, [SENTINEL_TOOL, _make_rich_tool()]
     yield "trailing user", talk[:3], None
-    yield "two users", [user(a), user(b), assistant(c), assistant(d)], None
-    yield "leading assistant", [assistant(a), user(b), assistant(c)], None
-    yield "empty", [user(""), assistant(""), user(a), assistant(b)], None
-    yield "late system", [user(a), assistant(b), system(c), user(d), assistant(e)], None
-    yield "reasoning", [user(a), assistant(b, reasoning_content=c), user(d), assistant(e, reasoning_content=a)], None
-    yield "tags", [user(a), assistant("<think>\n" + b + "\n</think>\n\n" + d), user(c), assistant("x</think>y")], None
+    yield (
+        "two users",
+        [make_user_message(a), make_user_message(b), make_assistant_message(c), make_assistant_message(d)],
+        None,
+    )
+    yield "leading assistant", [make_assistant_message(a), make_user_message(b), make_assistant_message(c)], None
+    yield (
+        "empty",
+        [make_user_message(""), make_assistant_message(""), make_user_message(a), make_assistant_message(b)],
+        None,
+    )
+    yield (
+        "late system",
+        [
+            make_user_message(a),
+            make_assistant_message(b),
+            make_system_message(c),
+            make_user_message(d),
+            make_assistant_message(e),
+        ],
+        None,
+    )
+    yield (
+        "reasoning",
+        [
+            make_user_message(a),
+            make_assistant_message(b, reasoning_content=c),
+            make_user_message(d),
+            make_assistant_message(e, reasoning_content=a),
+        ],
+        None,
+    )
+    yield (
+        "tags",
+        [
+            make_user_message(a),
+            make_assistant_message("<think>\n" + b + "\n</think>\n\n" + d),
+            make_user_message(c),
+            make_assistant_message("x</think>y"),
+        ],
+        None,
+    )
     whole = {"whole": 1.0, "wide": 1e22, "deep": [2.0, {"k": -3.0}]}
-    for form in (_rich_arguments(), {}, {"only": "text"}, whole):
-        calls = [call("one_tool", form), call("two", {"k": a}, "call_00000002")]
-        what = WHOLE_NUMBERS if form is whole else f"{len(form)} arguments"
-        yield f"{what}, call", _tool_talk("", calls[:1]), [TOOL]
-        yield f"{what}, two calls", _tool_talk(b, calls), [_rich_tool()]
-        yield f"{what}, reasoned call", _tool_talk("", calls[:1], reasoning_content=d), [TOOL]
-    yield "equal messages", [user(a), assistant(b), user(a), assistant(b), user(a), assistant(d)], None
-    yield "equal messages and tools", [user(a), assistant(b), user(a), assistant(b)], [TOOL]
-    yield "odd role", [user(a), {"role": "critic", "content": b}, assistant(c)], None
-    yield "extras", [{**user(a), "name": "Ann", "note": None, "score": 1.5, "flag": True}, assistant(b)], None
+    for form in (_make_rich_arguments(), {}, {"only": "text"}, whole):
+        calls = [make_tool_call("one_tool", form), make_tool_call("two", {"k": a}, "call_00000002")]
+        what = WHOLE_FLOATS if form is whole else f"{len(form)} arguments"
+        yield f"{what}, call", _make_tool_conversation("", calls[:1]), [SENTINEL_TOOL]
+        yield f"{what}, two calls", _make_tool_conversation(b, calls), [_make_rich_tool()]
+        yield f"{what}, reasoned call", _make_tool_conversation("", calls[:1], reasoning_content=d), [SENTINEL_TOOL]
+    yield (
+        "equal messages",
+        [
+            make_user_message(a),
+            make_assistant_message(b),
+            make_user_message(a),
+            make_assistant_message(b),
+            make_user_message(a),
+            make_assistant_message(d),
+        ],
+        None,
+    )
+    yield (
+        "equal messages and tools",
+        [make_user_message(a), make_assistant_message(b), make_user_message(a), make_assistant_message(b)],
+        [SENTINEL_TOOL],
+    )
+    yield "odd role", [make_user_message(a), {"role": "critic", "content": b}, make_assistant_message(c)], None
+    yield (
+        "extras",
+        [{**make_user_message(a), "name": "Ann", "note": None, "score": 1.5, "flag": True}, make_assistant_message(b)],
+        None,
+    )
 
 
-def _tool_talk(text: str, calls: list[Json], **more: Json) -> list[Message]:
-    a, b, _, d, _ = _TRUSTED
-    results = [result(f'{{"r": "{index}"}}', one["id"]) for index, one in enumerate(calls)]
+def _make_tool_conversation(text: str, calls: list[Json], **more: Json) -> list[Message]:
+    a, b, _, d, _ = _SAMPLE_TEXTS
+    results = [make_tool_result(f'{{"r": "{index}"}}', one["id"]) for index, one in enumerate(calls)]
     return [
-        user(a),
-        assistant(text, tool_calls=calls, **more),
+        make_user_message(a),
+        make_assistant_message(text, tool_calls=calls, **more),
         *results,
-        assistant(d),
-        user(b),
-        assistant("", tool_calls=calls[:1], **more),
+        make_assistant_message(d),
+        make_user_message(b),
+        make_assistant_message("", tool_calls=calls[:1], **more),
         {**results[0], "content": "again"},
-        assistant(b, **more),
+        make_assistant_message(b, **more),
     ]
 
 
-def _rich_arguments() -> dict[str, Json]:
-    text = _TRUSTED[0]
+def _make_rich_arguments() -> dict[str, Json]:
+    text = _SAMPLE_TEXTS[0]
     return {
         "s": text,
         "i": 3,
@@ -88,12 +156,12 @@ def _rich_arguments() -> dict[str, Json]:
     }
 
 
-def _rich_tool() -> Json:
+def _make_rich_tool() -> Json:
     properties = {
-        "z": {"type": "array", "items": {"type": "string"}, "description": _TRUSTED[1]},
+        "z": {"type": "array", "items": {"type": "string"}, "description": _SAMPLE_TEXTS[1]},
         "a": {"type": ["integer", "null"], "enum": [1, 2], "default": 1},
         "o": {"type": "object", "properties": {"k": {"type": "number"}}, "description": "d"},
-        "b": {"type": "boolean", "description": _TRUSTED[0]},
+        "b": {"type": "boolean", "description": _SAMPLE_TEXTS[0]},
     }
     parameters = {"type": "object", "properties": properties, "required": ["z"]}
     function = {

@@ -23,21 +23,21 @@ from typing import Any
 import minijinja
 from jinja2 import nodes
 
-from rowmill.conversation.rendering.sandbox import ToJson, clock, raise_exception
-from rowmill.conversation.rendering.span_markers import holds, read_marks
-from rowmill.conversation.template_contract import Printed
+from rowmill.conversation.rendering.sandbox import ToJson, make_clock, raise_exception
+from rowmill.conversation.rendering.span_markers import contains_node, read_marks
+from rowmill.conversation.template_contract import RenderedConversation
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message
 
-MARK = "\ufdd0"
-KEY = "\ufdd1"
+FAST_PATH_MARK = "\ufdd0"
+INDEX_KEY = "\ufdd1"
 """The mark of the fast lane and the private key of a message's index; a row with either takes the other lane."""
 
-FUEL = 8_000
+BASE_FUEL = 8_000
 FUEL_PER_MESSAGE = 1_500
 """Instructions of one render; a real template takes about a hundred per message."""
 
-_TAG = re.compile(
+_TAG_PATTERN = re.compile(
     r"""\{\#.*?\#\}
       | \{%[-+]?\s*raw\s*[-+]?%\}.*?\{%[-+]?\s*endraw\s*[-+]?%\}
       | \{\{(?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[^"'])*?\}\}
@@ -45,8 +45,8 @@ _TAG = re.compile(
            (?P<rest>(?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[^"'])*?)(?P<right>[-+]?)%\}""",
     re.VERBOSE | re.DOTALL,
 )
-_FOR = re.compile(r"\s+(?P<targets>[\w\s,()]+?)\s+in\s+(?P<iter>.*)", re.DOTALL)
-_SET_ITEM = re.compile(r"\s+(?P<name>\w+)\s*=\s*\w+\[\s*(?P<index>\w+)\s*\]\s*", re.DOTALL)
+_FOR_PATTERN = re.compile(r"\s+(?P<targets>[\w\s,()]+?)\s+in\s+(?P<iter>.*)", re.DOTALL)
+_SET_ITEM_PATTERN = re.compile(r"\s+(?P<name>\w+)\s*=\s*\w+\[\s*(?P<index>\w+)\s*\]\s*", re.DOTALL)
 
 _SAFE_METHODS = frozenset(
     "strip lstrip rstrip split rsplit startswith endswith items keys values get upper lower title capitalize "
@@ -57,29 +57,29 @@ _SAFE_FILTERS = frozenset(
     "rejectattr map join default d int float safe sort unique reverse dictsort abs sum min max".split()
 )
 _SAFE_CALLS = frozenset("raise_exception strftime_now namespace range dict caller".split())
-_GROWTH = (nodes.Add, nodes.Concat, nodes.List, nodes.Tuple, nodes.Dict)
+_GROWING_NODES = (nodes.Add, nodes.Concat, nodes.List, nodes.Tuple, nodes.Dict)
 
 
-def screen(tree: nodes.Template) -> str:
+def find_engine_obstacle(tree: nodes.Template) -> str:
     """Say why a template may not use the fast engine, or return the empty string.
 
     Allowed is what cannot grow faster than its loops run: a variable that is built from another built
     variable must use it once (`text = text + part`), never twice (`text = text + text`).
     """
-    if holds(tree, nodes.AssignBlock, nodes.FilterBlock, nodes.Include, nodes.Import, nodes.FromImport):
+    if contains_node(tree, nodes.AssignBlock, nodes.FilterBlock, nodes.Include, nodes.Import, nodes.FromImport):
         return "it captures or includes template text"
-    if holds(tree, nodes.Mul, nodes.Pow):
+    if contains_node(tree, nodes.Mul, nodes.Pow):
         return "it multiplies"
     if any(one.attr.startswith("_") for one in tree.find_all(nodes.Getattr)):
         return "it reads a private attribute"
     macros = {macro.name for macro in tree.find_all(nodes.Macro)}
     for call in tree.find_all(nodes.Call):
-        if not _safe_call(call, macros):
+        if not _is_safe_engine_call(call, macros):
             return "it calls a method outside the known safe ones"
     for one in tree.find_all(nodes.Filter):
         if one.name not in _SAFE_FILTERS:
             return f"it uses the filter {one.name}"
-    return _screen_growth(tree, macros)
+    return _find_growth_obstacle(tree, macros)
 
 
 def compares_messages(tree: nodes.Template) -> bool:
@@ -105,17 +105,17 @@ def has_equal_messages(messages: Sequence[Message]) -> bool:
     return False
 
 
-def _safe_call(call: nodes.Call, macros: set[str]) -> bool:
+def _is_safe_engine_call(call: nodes.Call, macros: set[str]) -> bool:
     target = call.node
     if isinstance(target, nodes.Name):
         return target.name in macros or target.name in _SAFE_CALLS or target.name == "loop"
     if isinstance(target, nodes.Getattr):
-        return target.attr in _SAFE_METHODS or _shrinking_replace(call)
+        return target.attr in _SAFE_METHODS or _is_shrinking_replace(call)
     # Our own charges and the generation tag.
     return isinstance(target, nodes.ExtensionAttribute)
 
 
-def _shrinking_replace(call: nodes.Call) -> bool:
+def _is_shrinking_replace(call: nodes.Call) -> bool:
     """Tell whether a call is `x.replace("longer", "shorter")`, which cannot make text grow."""
     if not isinstance(call.node, nodes.Getattr) or call.node.attr != "replace" or len(call.args) < 2:
         return False
@@ -123,62 +123,62 @@ def _shrinking_replace(call: nodes.Call) -> bool:
     return len(values) == 2 and all(isinstance(v, str) for v in values) and 0 < len(values[0]) >= len(values[1])
 
 
-def _screen_growth(tree: nodes.Template, macros: set[str]) -> str:
+def _find_growth_obstacle(tree: nodes.Template, macros: set[str]) -> str:
     assigned = list(tree.find_all(nodes.Assign))
-    grown = {_target(one) for one in assigned if _grows(one.node, macros)}
+    grown = {_get_target_name(one) for one in assigned if _can_grow_text(one.node, macros)}
     for macro in tree.find_all(nodes.Macro):
         for one in macro.find_all(nodes.Assign):
-            if _calls_macro(one.node, macros) and _uses(macro, _target(one)) > 1:
+            if _calls_macro(one.node, macros) and _count_uses(macro, _get_target_name(one)) > 1:
                 return "a macro prints twice what a macro printed"
     for one in assigned:
-        references = [ref for ref in _references(one.node) if ref in grown]
-        if len(references) > 1 and _grows(one.node, macros):
-            return f"{_target(one)} may double"
+        references = [ref for ref in _list_references(one.node) if ref in grown]
+        if len(references) > 1 and _can_grow_text(one.node, macros):
+            return f"{_get_target_name(one)} may double"
         if references and _calls_macro(one.node, macros):
-            return f"{_target(one)} is built by a macro from built text"
+            return f"{_get_target_name(one)} is built by a macro from built text"
     return ""
 
 
-def _uses(macro: nodes.Macro, name: str) -> int:
+def _count_uses(macro: nodes.Macro, name: str) -> int:
     """Count where a macro prints or passes on a variable; a test of it makes no text."""
     makers = [*macro.find_all(nodes.Output), *macro.find_all(nodes.Assign)]
-    return sum(_references(maker).count(name) for maker in makers) - sum(
-        _target(one) == name for one in macro.find_all(nodes.Assign)
+    return sum(_list_references(maker).count(name) for maker in makers) - sum(
+        _get_target_name(one) == name for one in macro.find_all(nodes.Assign)
     )
 
 
-def _grows(expression: nodes.Node, macros: set[str]) -> bool:
-    if isinstance(expression, _GROWTH) or holds(expression, *_GROWTH):
+def _can_grow_text(expression: nodes.Node, macros: set[str]) -> bool:
+    if isinstance(expression, _GROWING_NODES) or contains_node(expression, *_GROWING_NODES):
         return True
-    joins = [one for one in _with_self(expression, nodes.Filter) if one.name == "join"]
+    joins = [one for one in _find_nodes(expression, nodes.Filter) if one.name == "join"]
     return bool(joins) or _calls_macro(expression, macros)
 
 
 def _calls_macro(expression: nodes.Node, macros: set[str]) -> bool:
-    calls = _with_self(expression, nodes.Call)
+    calls = _find_nodes(expression, nodes.Call)
     return any(isinstance(call.node, nodes.Name) and call.node.name in macros for call in calls)
 
 
-def _with_self(node: nodes.Node, kind: Any) -> list[Any]:
+def _find_nodes(node: nodes.Node, kind: Any) -> list[Any]:
     return [*([node] if isinstance(node, kind) else []), *node.find_all(kind)]
 
 
-def _target(assign: nodes.Assign) -> str:
+def _get_target_name(assign: nodes.Assign) -> str:
     target = assign.target
     if isinstance(target, nodes.NSRef):
         return f"{target.name}.{target.attr}"
     return target.name if isinstance(target, nodes.Name) else ""
 
 
-def _references(expression: nodes.Node) -> list[str]:
-    found = [name.name for name in _with_self(expression, nodes.Name)]
-    for one in _with_self(expression, nodes.Getattr):
+def _list_references(expression: nodes.Node) -> list[str]:
+    found = [name.name for name in _find_nodes(expression, nodes.Name)]
+    for one in _find_nodes(expression, nodes.Getattr):
         if isinstance(one.node, nodes.Name):
             found += [f"{one.node.name}.{one.attr}"]
     return found
 
 
-def mark_text(source: str, silent: frozenset[int] = frozenset()) -> str:
+def insert_text_marks(source: str, silent: frozenset[int] = frozenset()) -> str:
     """Write marks into a template's text, but not into the loops that print nothing.
 
     Raises
@@ -191,56 +191,56 @@ def mark_text(source: str, silent: frozenset[int] = frozenset()) -> str:
     position = 0
     loops: list[tuple[int, list[str], bool]] = []
     count = 0
-    for tag in _TAG.finditer(source):
+    for tag in _TAG_PATTERN.finditer(source):
         word, rest, right = tag["word"], tag["rest"] or "", tag["right"] or ""
         if word not in ("for", "endfor", "generation", "endgeneration", "set"):
             continue
         pieces.append(source[position : tag.start()])
         position = tag.end()
         if word == "for":
-            names = _targets(rest)
+            names = _read_loop_targets(rest)
             loops.append((count, names, "range(" in rest.replace(" ", "")))
             pieces.append(tag[0])
-            pieces += [_head(count, name, right) for name in names if count not in silent]
+            pieces += [_make_head_mark(count, name, right) for name in names if count not in silent]
             count += 1
         elif word == "endfor":
             number = loops.pop()[0]
-            mark = f"{{% if true %}}{MARK}{number}{MARK}{{% endif {right}%}}"
+            mark = f"{{% if true %}}{FAST_PATH_MARK}{number}{FAST_PATH_MARK}{{% endif {right}%}}"
             pieces += [tag[0], "" if number in silent else mark]
         elif word == "set":
-            pieces += [tag[0], _item_mark(rest, right, loops)]
+            pieces += [tag[0], _make_item_mark(rest, right, loops)]
         else:
-            pieces.append(_generation(word, tag["left"], right))
+            pieces.append(_replace_generation_tag(word, tag["left"], right))
     return "".join([*pieces, source[position:]])
 
 
-def _targets(rest: str) -> list[str]:
-    loop = _FOR.fullmatch(rest)
+def _read_loop_targets(rest: str) -> list[str]:
+    loop = _FOR_PATTERN.fullmatch(rest)
     if loop is None:
         raise ValueError(f"cannot read the loop{rest}")
     return re.findall(r"\w+", loop["targets"])
 
 
-def _head(loop: int, name: str, right: str) -> str:
-    item = f'{name}["{KEY}"]'
-    return f"{{% if {item} is defined %}}{MARK}{loop}.{{{{ {item} }}}}{MARK}{{% endif {right}%}}"
+def _make_head_mark(loop: int, name: str, right: str) -> str:
+    item = f'{name}["{INDEX_KEY}"]'
+    return f"{{% if {item} is defined %}}{FAST_PATH_MARK}{loop}.{{{{ {item} }}}}{FAST_PATH_MARK}{{% endif {right}%}}"
 
 
-def _item_mark(rest: str, right: str, loops: Sequence[tuple[int, list[str], bool]]) -> str:
-    found = _SET_ITEM.fullmatch(rest)
+def _make_item_mark(rest: str, right: str, loops: Sequence[tuple[int, list[str], bool]]) -> str:
+    found = _SET_ITEM_PATTERN.fullmatch(rest)
     if found is None or not loops or not loops[-1][2] or found["index"] not in loops[-1][1]:
         return ""
-    return _head(loops[-1][0], found["name"], right)
+    return _make_head_mark(loops[-1][0], found["name"], right)
 
 
-def _generation(word: str, left: str, right: str) -> str:
+def _replace_generation_tag(word: str, left: str, right: str) -> str:
     # `with` has the scope that the block has in the reference engine.
     if word == "generation":
-        return f"{{%{left} with %}}{{% if true %}}{MARK}{{{MARK}{{% endif {right}%}}"
-    return f"{{%{left} if true %}}{MARK}}}{MARK}{{% endif %}}{{% endwith {right}%}}"
+        return f"{{%{left} with %}}{{% if true %}}{FAST_PATH_MARK}{{{FAST_PATH_MARK}{{% endif {right}%}}"
+    return f"{{%{left} if true %}}{FAST_PATH_MARK}}}{FAST_PATH_MARK}{{% endif %}}{{% endwith {right}%}}"
 
 
-class FastEngine:
+class MinijinjaEngine:
     """One template, compiled for minijinja with marks in its text."""
 
     def __init__(
@@ -257,13 +257,13 @@ class FastEngine:
             lstrip_blocks=True,
             debug=False,
             undefined_behavior="lenient",
-            auto_escape_callback=_no_escape,
+            auto_escape_callback=_disable_escaping,
             filters={"tojson": tojson},
-            globals={**values, "raise_exception": raise_exception, "strftime_now": clock(now)},
+            globals={**values, "raise_exception": raise_exception, "strftime_now": make_clock(now)},
         )
         # Jinja drops one newline at the end of a source and reads every line end as \n; so must this.
         text = re.sub(r"\r\n|\r", "\n", source)
-        self._environment.add_template("chat", mark_text(text, silent))
+        self._environment.add_template("chat", insert_text_marks(text, silent))
 
     def render(
         self,
@@ -272,7 +272,7 @@ class FastEngine:
         values: Mapping[str, Json],
         *,
         fuel: int,
-    ) -> Printed:
+    ) -> RenderedConversation:
         """Render once and read the marks.
 
         Raises
@@ -283,7 +283,7 @@ class FastEngine:
         """
         self._environment.fuel = fuel
         text = self._environment.render_template("chat", messages=messages, tools=tools, **values)
-        return read_marks(text, MARK, messages)
+        return read_marks(text, FAST_PATH_MARK, messages)
 
     def plain(
         self,
@@ -303,8 +303,8 @@ class FastEngine:
         """
         self._environment.fuel = fuel
         text = self._environment.render_template("chat", messages=messages, tools=tools, **values)
-        return "".join(text.split(MARK)[::2])
+        return "".join(text.split(FAST_PATH_MARK)[::2])
 
 
-def _no_escape(_: str) -> bool:
+def _disable_escaping(_: str) -> bool:
     return False

@@ -29,39 +29,44 @@ from pydantic import Field, model_validator
 
 from rowmill.conversation.rendering import content_tracing, engine_parity, minijinja_engine, probes
 from rowmill.conversation.rendering.adaptation import Adaptation, BadArgumentsError
-from rowmill.conversation.rendering.character_ownership import ATTEMPTS, Cover, Literals
-from rowmill.conversation.rendering.probes import stretches
+from rowmill.conversation.rendering.character_ownership import COVER_ATTEMPTS, CoveredConversation, TemplateLiterals
+from rowmill.conversation.rendering.probes import iterate_text_runs
 from rowmill.conversation.rendering.sandbox import (
-    OUTPUT,
-    STEPS,
+    MAX_OUTPUT_CHARS,
+    MAX_STEPS,
     BudgetError,
     Sandbox,
-    clock,
-    require_shallow,
-    require_short,
-    too_deep,
+    make_clock,
+    make_too_deep_error,
+    require_shallow_template,
+    require_short_template,
 )
 from rowmill.conversation.rendering.span_markers import (
     MARK_CHARACTERS,
-    Recorder,
-    captured_loops,
-    charged,
-    marked,
+    MarkRecorder,
+    charge_template,
+    find_captured_loops,
+    find_silent_loops,
+    mark_template,
     read_marks,
-    silent_loops,
 )
 from rowmill.conversation.rendering.template_registry import (
-    bundled,
-    bundled_names,
     get_chat_template,
-    is_text,
-    known_names,
-    read_template,
+    is_template_text,
+    list_bundled_templates,
+    list_known_templates,
+    read_named_template,
+    read_template_file,
     register_chat_template,
 )
-from rowmill.conversation.template_contract import OpaquePrint, Ownership, Printed, TemplateContract
+from rowmill.conversation.template_contract import (
+    CharacterOwnership,
+    PlaceholderRendering,
+    RenderedConversation,
+    TemplateBehavior,
+)
 from rowmill.core.config import Config
-from rowmill.core.errors import ConfigError, one_of
+from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message, Rejected
 
@@ -73,17 +78,17 @@ __all__ = [
     "Template",
     "TemplateChoice",
     "TemplateSource",
-    "bundled",
-    "bundled_names",
     "get_chat_template",
-    "known_names",
+    "iterate_text_runs",
+    "list_bundled_templates",
+    "list_known_templates",
+    "make_renderer_spec",
+    "read_named_template",
     "register_chat_template",
-    "resolve",
-    "spec_of",
-    "stretches",
+    "resolve_template",
 ]
 
-VERSION = 3
+RENDERING_VERSION = 3
 """Raise it when any conversation may be printed otherwise, or other characters be a message's."""
 
 DroppedKind = Literal[
@@ -113,7 +118,7 @@ class TemplateChoice(Config):
     """A named template of the tokenizer, such as `tool_use`."""
 
     @model_validator(mode="after")
-    def _one_way(self) -> "TemplateChoice":
+    def _require_one_field(self) -> "TemplateChoice":
         given = [name for name in ("name", "text", "file", "tokenizer") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(
@@ -152,7 +157,7 @@ class Template(Config):
     """Share of rows, 0–1, rendered a second time without marks and compared."""
 
     @model_validator(mode="after")
-    def _possible(self) -> "Template":
+    def _check_values(self) -> "Template":
         if not 0 <= self.verify_render <= 1:
             raise ValueError(f"verify_render is {self.verify_render}; it is a share from 0 to 1; write such as 0.02")
         try:
@@ -173,7 +178,7 @@ class TemplateSource:
     special_tokens: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-def resolve(
+def resolve_template(
     template: Template,
     *,
     tokenizer_chat_template: str | Mapping[str, str] | None,
@@ -190,32 +195,32 @@ def resolve(
         If there is none, or no such name or file.
 
     """
-    choice = _as_choice(template.chat_template)
+    choice = _normalize_choice(template.chat_template)
     named = (
         {"default": tokenizer_chat_template} if isinstance(tokenizer_chat_template, str) else tokenizer_chat_template
     )
     if choice.text is not None:
         return TemplateSource(choice.text, "recipe", special_tokens)
     if choice.file is not None:
-        return TemplateSource(read_template(Path(choice.file)), Path(choice.file).name, special_tokens)
+        return TemplateSource(read_template_file(Path(choice.file)), Path(choice.file).name, special_tokens)
     if choice.name is not None:
-        return TemplateSource(bundled(choice.name), choice.name, special_tokens)
+        return TemplateSource(read_named_template(choice.name), choice.name, special_tokens)
     wanted = choice.tokenizer or "default"
     if not named or wanted not in named:
-        has = f"it has {one_of(sorted(named))}" if named else "it has none"
+        has = f"it has {join_choices(sorted(named))}" if named else "it has none"
         raise ConfigError(
             f"template.chat_template: the tokenizer has no chat template {wanted!r}; {has}; "
-            f"name a bundled one ({one_of(known_names())}), a file or the text"
+            f"name a bundled one ({join_choices(list_known_templates())}), a file or the text"
         )
     return TemplateSource(named[wanted], f"tokenizer:{wanted}", special_tokens)
 
 
-def _as_choice(chosen: str | TemplateChoice | None) -> TemplateChoice:
+def _normalize_choice(chosen: str | TemplateChoice | None) -> TemplateChoice:
     if isinstance(chosen, TemplateChoice):
         return chosen
     if chosen is None:
         return TemplateChoice(tokenizer="default")
-    return TemplateChoice(text=chosen) if is_text(chosen) else TemplateChoice(name=chosen)
+    return TemplateChoice(text=chosen) if is_template_text(chosen) else TemplateChoice(name=chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +242,7 @@ class RendererSpec:
     lane: Literal["auto", "reference"] = "auto"
 
 
-def spec_of(
+def make_renderer_spec(
     template: Template,
     source: TemplateSource,
     *,
@@ -262,7 +267,7 @@ def spec_of(
     )
 
 
-_CONTROL_LIKE = re.compile(r"<[|｜][^<>|｜\s]{1,40}[|｜]?>|<[^<>|｜\s]{1,40}[|｜]>")
+_CONTROL_TOKEN_PATTERN = re.compile(r"<[|｜][^<>|｜\s]{1,40}[|｜]?>|<[^<>|｜\s]{1,40}[|｜]>")
 
 
 class Renderer:
@@ -270,13 +275,13 @@ class Renderer:
 
     def __init__(self, spec: RendererSpec) -> None:
         self.spec = spec
-        self._sandbox = Sandbox(spec.now, [Recorder])
-        self._recorder: Recorder = self._sandbox.extensions[Recorder.identifier]  # pyright: ignore[reportAttributeAccessIssue]
+        self._sandbox = Sandbox(spec.now, [MarkRecorder])
+        self._recorder: MarkRecorder = self._sandbox.extensions[MarkRecorder.identifier]  # pyright: ignore[reportAttributeAccessIssue]
         self._tree = self._parse()
-        require_shallow(self._tree)
-        self._plain = self._compile(charged(self._parse(), self._recorder))
-        self._marked = self._compile(marked(self._parse(), self._recorder))
-        self._captured = captured_loops(self._tree)
+        require_shallow_template(self._tree)
+        self._plain = self._compile(charge_template(self._parse(), self._recorder))
+        self._marked = self._compile(mark_template(self._parse(), self._recorder))
+        self._captured = find_captured_loops(self._tree)
         self._marks_inert = True
         absent = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "")
         self._values = {
@@ -286,19 +291,19 @@ class Renderer:
             **spec.special_tokens,
             **spec.template_kwargs,
         }
-        self._fast: minijinja_engine.FastEngine | None = None
-        self._opaque: content_tracing.OpaqueRenderer | None = None
+        self._fast: minijinja_engine.MinijinjaEngine | None = None
+        self._opaque: content_tracing.TracingRenderer | None = None
         self._float_shy = False
         self._compares_messages = minijinja_engine.compares_messages(self._tree)
-        self._contract: TemplateContract | None = None
+        self._contract: TemplateBehavior | None = None
         self._prompts: dict[tuple[str, bool, bytes], str] = {}
         self._clean_tools: object = None
-        self._literals: Literals | None = None
+        self._literals: TemplateLiterals | None = None
         self._identity = ""
-        self.adaptation = Adaptation(reasoning_keys=probes.reasoning_keys(self._tree))
+        self.adaptation = Adaptation(reasoning_keys=probes.find_reasoning_keys(self._tree))
         self.lane_reason = "not probed"
-        self.adaptation = self._chosen(probes.adaptation(self._observe, self.adaptation))
-        self.lane_reason = self._trust_fast_lane()
+        self.adaptation = self._apply_spec_choices(probes.probe_adaptation(self._render_probe, self.adaptation))
+        self.lane_reason = self._try_fast_engine()
 
     @property
     def lane(self) -> Literal["fast", "reference"]:
@@ -309,28 +314,30 @@ class Renderer:
     def identity(self) -> str:
         """A digest of all that decides what is printed."""
         if not self._identity:
-            self._identity = sha256(_dumped(asdict(self.spec) | {"now": self.spec.now.isoformat()})).hexdigest()
+            self._identity = sha256(
+                _encode_for_search(asdict(self.spec) | {"now": self.spec.now.isoformat()})
+            ).hexdigest()
         return self._identity
 
     @property
-    def contract(self) -> TemplateContract:
+    def contract(self) -> TemplateBehavior:
         """What the template does, observed on probes the first time it is asked for."""
         if self._contract is None:
-            self._contract = self._observed()
+            self._contract = self._observe_behavior()
         return self._contract
 
-    def _observed(self) -> TemplateContract:
-        observed = probes.observe(
-            self._observe,
+    def _observe_behavior(self) -> TemplateBehavior:
+        observed = probes.observe_template(
+            self._render_probe,
             self.generation_prompt,
             eos_token=str(self._values["eos_token"]),
             bos_token=str(self._values["bos_token"]),
             adds_bos=self.spec.adds_bos,
-            control_tokens=self._control_tokens(),
+            control_tokens=self._list_control_tokens(),
             known_tokens=frozenset((*self.spec.control_tokens, *self.spec.special_tokens.values())),
-            has_blocks=self._has_blocks(),
+            has_blocks=self._has_generation_blocks(),
             adaptation=self.adaptation,
-            other_clock=self._under_another_clock,
+            other_clock=self._render_with_other_clock,
         )
         return replace(
             observed,
@@ -341,7 +348,7 @@ class Renderer:
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
-    ) -> Printed | Rejected:
+    ) -> RenderedConversation | Rejected:
         """Print a conversation and say which characters are whose.
 
         Law: the text equals `plain` of the same conversation, whichever way was taken.
@@ -354,13 +361,13 @@ class Renderer:
 
     def reference(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
-    ) -> Printed | Rejected:
+    ) -> RenderedConversation | Rejected:
         """Print as `render` does, always the reference way."""
         try:
             adapted = self.adaptation.messages(messages)
         except BadArgumentsError as error:
             return Rejected("bad_tool_arguments", str(error))
-        return self._reference(adapted, self.adaptation.tools(tools), kwargs)
+        return self._render_reference(adapted, self.adaptation.tools(tools), kwargs)
 
     def plain(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
@@ -370,84 +377,91 @@ class Renderer:
             adapted, offered = self.adaptation.messages(messages), self.adaptation.tools(tools)
         except BadArgumentsError as error:
             return Rejected("bad_tool_arguments", str(error))
-        size = len(_dumped([adapted, offered]))
+        size = len(_encode_for_search([adapted, offered]))
         self._recorder.watch((), "")
-        return self._run(self._plain, adapted, offered, kwargs, size)
+        return self._run_template(self._plain, adapted, offered, kwargs, size)
 
-    def ownership(
+    def prove_ownership(
         self,
         messages: Sequence[Message],
         tools: Sequence[Json] | None,
         kwargs: Mapping[str, Json],
         text: str,
         roles: frozenset[str],
-    ) -> Ownership | None:
+    ) -> CharacterOwnership | None:
         """Prove whose the characters of `text`, the plain render, are; `roles` are the model's.
 
         None if the template looks at texts that it only sees as private code points, however few are hidden.
         """
         if self._literals is None:
-            self._literals = Literals(self._tree)
+            self._literals = TemplateLiterals(self._tree)
         try:
             adapted = self.adaptation.messages(messages)
         except BadArgumentsError:
             return None
         offered = self.adaptation.tools(tools)
         heads = {i: int(m["inline_reasoning"]) for i, m in enumerate(messages) if m.get("inline_reasoning")}
-        for attempt in ATTEMPTS:
-            cover = Cover(adapted, roles, self.adaptation.reasoning_keys, self._literals, attempt, heads, text)
-            covered = self._print_covered(cover.messages, offered, kwargs)
+        for attempt in COVER_ATTEMPTS:
+            cover = CoveredConversation(
+                adapted, roles, self.adaptation.reasoning_keys, self._literals, attempt, heads, text
+            )
+            covered = self._render_covered(cover.messages, offered, kwargs)
             proof = None if covered is None else cover.prove(covered, text)
             if proof is not None:
                 return proof
         return None
 
-    def _print_covered(
+    def _render_covered(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
     ) -> str | None:
         """Print adapted messages without marks, the fast way where there is one."""
         if self._fast is not None:
             self._sandbox.budget.refill(0)
             try:
-                fuel = minijinja_engine.FUEL + minijinja_engine.FUEL_PER_MESSAGE * (len(messages) + len(tools or ()))
+                fuel = minijinja_engine.BASE_FUEL + minijinja_engine.FUEL_PER_MESSAGE * (
+                    len(messages) + len(tools or ())
+                )
                 return self._fast.plain(messages, tools, kwargs, fuel=fuel)
             except Exception:  # noqa: BLE001, S110  (the reference way says what is wrong, or renders it)
                 pass
         size = sum(len(str(message)) for message in messages)
         self._recorder.watch((), "")
-        text = self._run(self._plain, messages, tools, kwargs, size)
+        text = self._run_template(self._plain, messages, tools, kwargs, size)
         return None if isinstance(text, Rejected) else text
 
     def generation_prompt(self, role: str, *, has_tools: bool, kwargs: Mapping[str, Json]) -> str:
         """Return what the template prints after a message of that role to prompt the assistant."""
-        key = (role, has_tools, _dumped(kwargs))
+        key = (role, has_tools, _encode_for_search(kwargs))
         known = self._prompts.get(key)
         if known is None:
             if len(self._prompts) > 4096:
                 self._prompts.clear()
-            known = self._prompts[key] = probes.generation_prompt(self._observe, role, has_tools, kwargs)
+            known = self._prompts[key] = probes.probe_generation_prompt(self._render_probe, role, has_tools, kwargs)
         return known
 
-    def opaque(self, roles: Sequence[str]) -> OpaquePrint | None:
+    def render_placeholders(self, roles: Sequence[str]) -> PlaceholderRendering | None:
         """Print a placeholder per role, with proof that any contents are printed so; null where there is none."""
         if self._opaque is None:
-            self._opaque = content_tracing.OpaqueRenderer(self.spec.text, self.spec.now, self._values)
+            self._opaque = content_tracing.TracingRenderer(self.spec.text, self.spec.now, self._values)
         if self._opaque.reason:
             return None
-        messages = [{"role": role, "content": content_tracing.placeholder(index)} for index, role in enumerate(roles)]
+        messages = [
+            {"role": role, "content": content_tracing.make_content_placeholder(index)}
+            for index, role in enumerate(roles)
+        ]
         # The plain render comes first: it has a budget, the other has none.
         text = self.plain(messages, None, {})
         printed = None if isinstance(text, Rejected) else self._opaque.render(roles)
         return printed if printed is not None and printed.text == text else None
 
-    def _chosen(self, found: Adaptation) -> Adaptation:
+    def _apply_spec_choices(self, found: Adaptation) -> Adaptation:
         """Let the recipe's choice win over what probes found."""
         if self.spec.arguments != "auto":
             found = replace(found, arguments=self.spec.arguments, takes_text=True)
         return replace(found, tool_ids="any") if self.spec.tool_ids == "keep" else found
 
     def _parse(self) -> nodes.Template:
-        require_short(self.spec.text)
+        require_short_template(self.spec.text)
         try:
             return self._sandbox.parse(self.spec.text)
         except TemplateSyntaxError as error:
@@ -456,7 +470,7 @@ class Renderer:
                 "correct that line"
             ) from error
         except RecursionError as error:
-            raise too_deep() from error
+            raise make_too_deep_error() from error
         except ValueError as error:
             raise ConfigError(
                 f"template.chat_template: it cannot be read ({error}); a Jinja chat template is needed; correct it"
@@ -470,35 +484,35 @@ class Renderer:
                 f"template.chat_template: it cannot be compiled ({error}); correct the template"
             ) from error
 
-    def _control_tokens(self) -> tuple[str, ...]:
+    def _list_control_tokens(self) -> tuple[str, ...]:
         literals = [data.data for data in self._tree.find_all(nodes.TemplateData)]
         literals += [c.value for c in self._tree.find_all(nodes.Const) if isinstance(c.value, str)]
         text = "\0".join(literals)
-        written = _CONTROL_LIKE.findall(text)
+        written = _CONTROL_TOKEN_PATTERN.findall(text)
         printed = [value for value in self.spec.special_tokens.values() if value]
         return tuple(dict.fromkeys([*self.spec.control_tokens, *written, *printed]))
 
-    def _has_blocks(self) -> bool:
+    def _has_generation_blocks(self) -> bool:
         calls = self._tree.find_all(nodes.CallBlock)
         return any(isinstance(call.call.node, nodes.ExtensionAttribute) for call in calls)
 
     # ── the reference way ──
 
-    def _reference(
+    def _render_reference(
         self,
         adapted: Sequence[Message],
         tools: Sequence[Json] | None,
         kwargs: Mapping[str, Json],
         size_and_mark: tuple[int, str] | None = None,
-    ) -> Printed | Rejected:
+    ) -> RenderedConversation | Rejected:
         if len({id(message) for message in adapted}) < len(adapted):
             adapted = [dict(message) for message in adapted]
-        size, mark = size_and_mark or self._size_and_mark(adapted, tools, kwargs)
+        size, mark = size_and_mark or self._choose_mark(adapted, tools, kwargs)
         if not mark:
             return Rejected("template_error", "the row holds every character that could serve as a mark")
         self._recorder.watch(adapted, mark)
         marked_loops = self._recorder.marked_loops
-        text = self._run(self._marked, adapted, tools, kwargs, size)
+        text = self._run_template(self._marked, adapted, tools, kwargs, size)
         if isinstance(text, Rejected):
             return text
         if self._captured and not self._captured.isdisjoint(marked_loops):
@@ -508,7 +522,7 @@ class Renderer:
         except (ValueError, IndexError) as error:
             return Rejected("span_not_found", str(error))
 
-    def _run(
+    def _run_template(
         self,
         template: Any,
         adapted: Sequence[Message],
@@ -527,23 +541,23 @@ class Renderer:
         finally:
             self._recorder.watch((), "")
 
-    def _size_and_mark(
+    def _choose_mark(
         self, adapted: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
     ) -> tuple[int, str]:
-        dumped = _dumped([adapted, tools, dict(kwargs)])
+        dumped = _encode_for_search([adapted, tools, dict(kwargs)])
         for mark in MARK_CHARACTERS:
             if mark.encode() not in dumped and mark not in self.spec.text:
                 return len(dumped), mark
         return len(dumped), ""
 
-    def _observe(
+    def _render_probe(
         self,
         messages: Sequence[Message],
         tools: Sequence[Json] | None = None,
         kwargs: Mapping[str, Json] | None = None,
         *,
         adaptation: Adaptation | None = None,
-    ) -> Printed | Rejected:
+    ) -> RenderedConversation | Rejected:
         """Render a probe the reference way.
 
         Raises
@@ -553,19 +567,20 @@ class Renderer:
 
         """
         adapt = adaptation or self.adaptation
-        print_ = self._reference(adapt.messages(messages), adapt.tools(tools), kwargs or {})
+        print_ = self._render_reference(adapt.messages(messages), adapt.tools(tools), kwargs or {})
         if isinstance(print_, Rejected) and print_.detail.startswith(BudgetError.__name__):
             raise ConfigError(
                 f"template.chat_template: on a conversation of a few words, {print_.detail.partition(': ')[2]}; "
-                f"a render may take {STEPS:,} steps and print {OUTPUT:,} characters; name another template"
+                f"a render may take {MAX_STEPS:,} steps and print {MAX_OUTPUT_CHARS:,} characters; name another "
+                "template"
             )
         return print_
 
-    def _under_another_clock(self, messages: Sequence[Message], tools: Sequence[Json] | None) -> str | Rejected:
+    def _render_with_other_clock(self, messages: Sequence[Message], tools: Sequence[Json] | None) -> str | Rejected:
         later = self.spec.now.replace(year=self.spec.now.year + 7, day=1, month=(self.spec.now.month % 12) + 1)
         known: dict[str, Any] = self._sandbox.globals
         pinned = known["strftime_now"]
-        known["strftime_now"] = clock(later)
+        known["strftime_now"] = make_clock(later)
         try:
             return self.plain(messages, tools, {})
         finally:
@@ -575,68 +590,72 @@ class Renderer:
 
     def _render_fast(
         self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
-    ) -> Printed | None:
+    ) -> RenderedConversation | None:
         engine = self._fast
-        if engine is None or not self._is_clean(messages, tools, kwargs):
+        if engine is None or not self._can_render_fast(messages, tools, kwargs):
             return None
         if self._compares_messages and minijinja_engine.has_equal_messages(messages):
             return None
         if self._float_shy and any(
-            _WHOLE_FLOAT.search(_dumped(m["tool_calls"])) for m in messages if "tool_calls" in m
+            _WHOLE_FLOAT.search(_encode_for_search(m["tool_calls"])) for m in messages if "tool_calls" in m
         ):
             return None
-        fuel = minijinja_engine.FUEL + minijinja_engine.FUEL_PER_MESSAGE * (len(messages) + len(tools or ()))
+        fuel = minijinja_engine.BASE_FUEL + minijinja_engine.FUEL_PER_MESSAGE * (len(messages) + len(tools or ()))
         self._sandbox.budget.refill(0)
         try:
-            adapted = [{**m, minijinja_engine.KEY: str(i)} for i, m in enumerate(self.adaptation.messages(messages))]
+            adapted = [
+                {**m, minijinja_engine.INDEX_KEY: str(i)} for i, m in enumerate(self.adaptation.messages(messages))
+            ]
             return engine.render(adapted, self.adaptation.tools(tools), kwargs, fuel=fuel)
         except Exception:  # noqa: BLE001  (the reference way says what is wrong, or renders it)
             return None
 
-    def _is_clean(self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]) -> bool:
+    def _can_render_fast(
+        self, messages: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
+    ) -> bool:
         """Tell whether a row lacks the fast lane's mark and key, and what both engines trim differently.
 
         Tools seen last are not searched again.
         """
-        if not _lacks_marks(_dumped(messages)):
+        if not _lacks_marks(_encode_for_search(messages)):
             return False
-        if kwargs and ("messages" in kwargs or "tools" in kwargs or not _lacks_marks(_dumped(kwargs))):
+        if kwargs and ("messages" in kwargs or "tools" in kwargs or not _lacks_marks(_encode_for_search(kwargs))):
             return False
         if tools is not None and tools is not self._clean_tools:
-            if not _lacks_marks(_dumped(tools)):
+            if not _lacks_marks(_encode_for_search(tools)):
                 return False
             self._clean_tools = tools
         return True
 
-    def _trust_fast_lane(self) -> str:
+    def _try_fast_engine(self) -> str:
         """Build the fast engine and keep it only if it agrees on every probe; return why not."""
         if self.spec.lane == "reference":
             return "switched off"
         if not _lacks_marks(self.spec.text.encode()):
             return "the template holds the mark"
-        reason = minijinja_engine.screen(self._tree)
+        reason = minijinja_engine.find_engine_obstacle(self._tree)
         if reason:
             return reason
         try:
             tojson: Any = self._sandbox.filters["tojson"]
-            silent = silent_loops(self._tree)
-            self._fast = minijinja_engine.FastEngine(self.spec.text, self.spec.now, tojson, self._values, silent)
+            silent = find_silent_loops(self._tree)
+            self._fast = minijinja_engine.MinijinjaEngine(self.spec.text, self.spec.now, tojson, self._values, silent)
         except Exception as error:  # noqa: BLE001  (an engine that cannot read the template is not used)
             return f"the fast engine cannot read it: {str(error).splitlines()[0]}"
-        reason = self._first_difference()
+        reason = self._find_engine_difference()
         if reason:
             self._fast = None
         return reason
 
-    def _first_difference(self) -> str:
+    def _find_engine_difference(self) -> str:
         """Compare both ways on every probe; arguments with floats like 1.0 are left to the reference if they differ."""
         agreed = 0
-        for name, messages, tools, kwargs in engine_parity.trust_set():
+        for name, messages, tools, kwargs in engine_parity.make_parity_probes():
             quick = self._render_fast(messages, tools, kwargs)
             if quick is None:
                 continue
-            reason = _difference(quick, self.reference(messages, tools, kwargs))
-            if reason and name.startswith(engine_parity.WHOLE_NUMBERS):
+            reason = _describe_engine_difference(quick, self.reference(messages, tools, kwargs))
+            if reason and name.startswith(engine_parity.WHOLE_FLOATS):
                 self._float_shy = True
             elif reason:
                 return f"probe {name}: {reason}"
@@ -644,7 +663,7 @@ class Renderer:
         return "" if agreed else "no probe rendered"
 
 
-def _difference(quick: Printed, sure: Printed | Rejected) -> str:
+def _describe_engine_difference(quick: RenderedConversation, sure: RenderedConversation | Rejected) -> str:
     if isinstance(sure, Rejected):
         return f"the reference refuses it ({sure.detail}), the fast engine does not"
     if quick.text != sure.text:
@@ -657,7 +676,7 @@ def _difference(quick: Printed, sure: Printed | Rejected) -> str:
 _WHOLE_FLOAT = re.compile(rb"\d\.0[,\]}]|\d[eE]\d")
 
 
-def _dumped(value: Any) -> bytes:
+def _encode_for_search(value: Any) -> bytes:
     try:
         return orjson.dumps(value)
     except (TypeError, ValueError):
@@ -665,7 +684,7 @@ def _dumped(value: Any) -> bytes:
         return repr(value).encode("utf-8", "surrogatepass")
 
 
-_MARK_BYTES, _KEY_BYTES = minijinja_engine.MARK.encode(), minijinja_engine.KEY.encode()
+_MARK_BYTES, _KEY_BYTES = minijinja_engine.FAST_PATH_MARK.encode(), minijinja_engine.INDEX_KEY.encode()
 
 
 _PYTHON_SPACES = rb"\u001"

@@ -32,56 +32,56 @@ from jinja2.utils import Namespace
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
 
-STEPS = 300_000
-CHARACTERS = 64_000_000
-OUTPUT = 16_000_000
-"""Budgets of one render, to which `Budget.refill` adds in proportion to the row."""
+MAX_STEPS = 300_000
+MAX_CHARACTERS = 64_000_000
+MAX_OUTPUT_CHARS = 16_000_000
+"""Budgets of one render, to which `RenderBudget.refill` adds in proportion to the row."""
 
-INTEGER_BITS = 4_096
+MAX_INTEGER_BITS = 4_096
 """The largest integer a template may compute; arithmetic on larger ones takes more than a step's time."""
 
-WIDTH_LIMIT = 10_000
+MAX_WIDTH = 10_000
 """The widest padding, indent or batch a template may ask for; real ones ask for single digits."""
 
-TEMPLATE_CHARACTERS = 1 << 17
+MAX_TEMPLATE_CHARS = 1 << 17
 """The longest template; the longest that a model came with has 17,000 characters."""
 
-TEMPLATE_DEPTH = 100
+MAX_TEMPLATE_DEPTH = 100
 """The deepest syntax tree; the deepest that a model came with has 21 levels. Chains (`a + b + c`, `elif`) have a
 level per link."""
 
-_ENDLESS = 1 << 62
-_WIDTH_TAKERS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
+_UNBOUNDED_SIZE = 1 << 62
+_WIDTH_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
 _WIDTH_FILTERS = ("center", "indent", "wordwrap", "batch", "slice", "truncate", "round", "format")
 _WIDE_FORMAT = re.compile(r"\d{5,}|\*|\{[^{}]*\{")
-_TOJSON_CACHED = 4096
+_MAX_CACHED_JSON = 4096
 
 
 class BudgetError(TemplateError):
     """A template took more steps, text or output than a render may."""
 
 
-def require_short(text: str) -> None:
+def require_short_template(text: str) -> None:
     """Refuse a template that is too long to be compiled in good time."""
-    if len(text) > TEMPLATE_CHARACTERS:
+    if len(text) > MAX_TEMPLATE_CHARS:
         raise ConfigError(
-            f"template.chat_template: has {len(text):,} characters; at most {TEMPLATE_CHARACTERS:,} are allowed; "
+            f"template.chat_template: has {len(text):,} characters; at most {MAX_TEMPLATE_CHARS:,} are allowed; "
             "shorten it, or see that the file is a chat template"
         )
 
 
-def require_shallow(tree: nodes.Template) -> None:
+def require_shallow_template(tree: nodes.Template) -> None:
     """Refuse a template whose syntax tree is too deep to be compiled."""
     pending: list[tuple[nodes.Node, int, int]] = [(tree, 1, 1)]
     while pending:
         node, depth, line = pending.pop()
-        if depth > TEMPLATE_DEPTH:
-            raise too_deep(f"line {line}: ")
-        inner = depth + max(1, _links(node))
+        if depth > MAX_TEMPLATE_DEPTH:
+            raise make_too_deep_error(f"line {line}: ")
+        inner = depth + max(1, _count_nesting_levels(node))
         pending += [(child, inner, child.lineno or line) for child in node.iter_child_nodes()]
 
 
-def _links(node: nodes.Node) -> int:
+def _count_nesting_levels(node: nodes.Node) -> int:
     """Return in how many levels the fast engine nests what is one node here; it overflows its stack without a word."""
     match node:
         case nodes.Concat():
@@ -94,16 +94,17 @@ def _links(node: nodes.Node) -> int:
             return 1
 
 
-def too_deep(where: str = "") -> ConfigError:
+def make_too_deep_error(where: str = "") -> ConfigError:
     """Word the refusal of a template that is too deep."""
     return ConfigError(
-        f"template.chat_template: {where}expressions or blocks are nested in more than {TEMPLATE_DEPTH} levels; at "
-        f"most {TEMPLATE_DEPTH} are allowed, and each operator or elif of a chain is one; join texts with a list and "
+        f"template.chat_template: {where}expressions or blocks are nested in more than {MAX_TEMPLATE_DEPTH} levels; at "
+        f"most {MAX_TEMPLATE_DEPTH} are allowed, and each operator or elif of a chain is one; join texts with a "
+        "list and "
         "join, or set a variable halfway"
     )
 
 
-class Budget:
+class RenderBudget:
     """What one render may still take."""
 
     __slots__ = ("characters", "output", "steps")
@@ -113,9 +114,9 @@ class Budget:
 
     def refill(self, row_bytes: int) -> None:
         """Allow a render of a row of that size: real templates take a few steps and copies per byte."""
-        self.steps = STEPS + row_bytes
-        self.characters = CHARACTERS + 256 * row_bytes
-        self.output = OUTPUT + 16 * row_bytes
+        self.steps = MAX_STEPS + row_bytes
+        self.characters = MAX_CHARACTERS + 256 * row_bytes
+        self.output = MAX_OUTPUT_CHARS + 16 * row_bytes
 
     def step(self, constant_characters: int = 0) -> str:
         """Charge one loop round or call, and the constant text it may print."""
@@ -133,13 +134,13 @@ class Budget:
 
     def emit(self, value: Any) -> Any:
         """Charge a printed value; the environment's `finalize`."""
-        self.output -= len(value) if type(value) is str else measure(value, self.output)
+        self.output -= len(value) if type(value) is str else estimate_printed_size(value, self.output)
         if self.output < 0:
             raise BudgetError("the template prints too much text")
         return value
 
 
-def measure(value: Any, limit: int = OUTPUT) -> int:
+def estimate_printed_size(value: Any, limit: int = MAX_OUTPUT_CHARS) -> int:
     """Estimate the printed size of a value without printing it; past `limit` it is endless.
 
     A list that holds itself twice, thirty times over, is small in memory and endless in print.
@@ -156,7 +157,7 @@ def measure(value: Any, limit: int = OUTPUT) -> int:
         elif isinstance(one, list | tuple | set | frozenset):
             pending.extend(one)
         size += 8
-    return _ENDLESS if pending else size
+    return _UNBOUNDED_SIZE if pending else size
 
 
 class _Dict:
@@ -194,7 +195,7 @@ def raise_exception(message: object = "") -> str:
     raise TemplateError(str(message))
 
 
-def clock(now: datetime) -> Callable[[str], str]:
+def make_clock(now: datetime) -> Callable[[str], str]:
     """Return `strftime_now` for a pinned clock, so that a row's text does not depend on the day it was built."""
     return now.strftime
 
@@ -205,7 +206,7 @@ class ToJson:
     Tool schemas are the same in thousands of rows, and encoding them is most of a render's time.
     """
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: RenderBudget) -> None:
         self._budget = budget
         self._known: dict[tuple[bytes, tuple[object, ...]], str] = {}
 
@@ -218,7 +219,7 @@ class ToJson:
         sort_keys: bool = False,
     ) -> str:
         """Encode with the arguments that `json.dumps` has."""
-        if indent is not None and _is_wide(indent):
+        if indent is not None and _is_wide_indent(indent):
             raise BudgetError("the template asks tojson for an enormous indent")
 
         def encode() -> str:
@@ -229,21 +230,21 @@ class ToJson:
         if type(value) is str:
             self._budget.grow(len(value))
             return encode()
-        key = _key_of(value)
+        key = _make_cache_key(value)
         if not key:
-            self._budget.grow(measure(value))
+            self._budget.grow(estimate_printed_size(value))
             return encode()
         options = (ensure_ascii, indent, repr(separators), sort_keys)
         text = self._known.get((key, options))
         if text is None:
-            if len(self._known) >= _TOJSON_CACHED:
+            if len(self._known) >= _MAX_CACHED_JSON:
                 self._known.clear()
             text = self._known[key, options] = encode()
         self._budget.grow(len(text))
         return text
 
 
-def _key_of(value: Json) -> bytes:
+def _make_cache_key(value: Json) -> bytes:
     """Return bytes that are equal for equal values only; nothing for a value that is not worth keeping, or has none.
 
     orjson writes NaN as null: then equal bytes do not mean equal values.
@@ -255,8 +256,8 @@ def _key_of(value: Json) -> bytes:
     return b"" if len(key) > 65_536 or b"null" in key else key
 
 
-def _is_wide(indent: Any) -> bool:
-    return not isinstance(indent, int) or indent > WIDTH_LIMIT
+def _is_wide_indent(indent: Any) -> bool:
+    return not isinstance(indent, int) or indent > MAX_WIDTH
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
@@ -265,7 +266,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self, now: datetime, extensions: list[Any]) -> None:
-        self.budget = Budget()
+        self.budget = RenderBudget()
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -275,7 +276,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters["tojson"] = ToJson(self.budget)
         known: dict[str, Any] = self.globals
         known["raise_exception"] = raise_exception
-        known["strftime_now"] = clock(now)
+        known["strftime_now"] = make_clock(now)
         known["dict"] = _Dict()
         known["namespace"] = _Namespace
         # Random text would differ in every build, and lipsum can be asked for a gigabyte of it.
@@ -287,25 +288,25 @@ class Sandbox(ImmutableSandboxedEnvironment):
         for name, function in list(self.filters.items()):
             if name not in ("tojson", "random"):
                 weight = 8 if name in ("sort", "unique", "groupby", "dictsort") else 1
-                self.filters[name] = _charged(function, self.budget, weight)
+                self.filters[name] = _charge_filter(function, self.budget, weight)
         self.filters["sum"] = _refuse_list_sums(self.filters["sum"])
         for name in _WIDTH_FILTERS:
-            self.filters[name] = _narrow(self.filters[name], self.budget, is_format=name == "format")
-        for name, sized in (("join", _joined_size), ("replace", _replaced_size)):
-            self.filters[name] = _sized(self.filters[name], self.budget, sized)
+            self.filters[name] = _limit_width(self.filters[name], self.budget, is_format=name == "format")
+        for name, sized in (("join", _measure_joined), ("replace", _measure_replaced)):
+            self.filters[name] = _charge_by_size(self.filters[name], self.budget, sized)
         for name in ("string", "pprint", "upper", "lower", "trim", "escape", "e", "urlize"):
-            self.filters[name] = _sized(self.filters[name], self.budget, _printed_size)
+            self.filters[name] = _charge_by_size(self.filters[name], self.budget, _measure_printed)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Charge an operator before it acts."""
         match operator:
             case "+":
-                self.budget.grow(_sequence_size(left) + _sequence_size(right))
+                self.budget.grow(_measure_sequence(left) + _measure_sequence(right))
                 return left + right
             case "*":
-                self.budget.grow(_product_size(left, right))
+                self.budget.grow(_measure_product(left, right))
             case "**":
-                self.budget.grow(_power_size(left, right))
+                self.budget.grow(_measure_power(left, right))
             case _:
                 if isinstance(left, str) and _WIDE_FORMAT.search(left):
                     raise BudgetError("the template formats with an enormous width")
@@ -317,21 +318,21 @@ class Sandbox(ImmutableSandboxedEnvironment):
         owner = getattr(called, "__self__", None)
         if type(owner) is str:
             self.budget.grow(len(owner) // 4)
-            self._check_method(called.__name__, owner, args, kwargs)
+            self._charge_method(called.__name__, owner, args, kwargs)
         result = super().call(context, called, *args, **kwargs)
         if type(result) is str:
             self.budget.grow(len(result))
         elif isinstance(called, _Dict):
-            self.budget.grow(measure(result))
+            self.budget.grow(estimate_printed_size(result))
         return result
 
-    def _check_method(self, name: str, owner: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if name in _WIDTH_TAKERS:
+    def _charge_method(self, name: str, owner: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if name in _WIDTH_METHODS:
             _check_widths(args, kwargs)
         elif name == "join":
-            self.budget.grow(_joined_size(*args, owner))
+            self.budget.grow(_measure_joined(*args, owner))
         elif name == "replace":
-            self.budget.grow(_replaced_size(owner, *args[:2]))
+            self.budget.grow(_measure_replaced(owner, *args[:2]))
 
     def wrap_str_format(self, value: Any) -> Any:
         """Refuse to format with an enormous width."""
@@ -342,59 +343,59 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return super().wrap_str_format(value)
 
 
-def _sequence_size(value: Any) -> int:
+def _measure_sequence(value: Any) -> int:
     if type(value) is str:
         return len(value)
     # An item of a list takes the room of several characters.
     return 16 * len(value) if isinstance(value, list | tuple | range) else 0
 
 
-def _product_size(left: Any, right: Any) -> int:
+def _measure_product(left: Any, right: Any) -> int:
     if isinstance(left, int) and isinstance(right, int):
-        return _ENDLESS if left.bit_length() + right.bit_length() > INTEGER_BITS else 0
+        return _UNBOUNDED_SIZE if left.bit_length() + right.bit_length() > MAX_INTEGER_BITS else 0
     if isinstance(right, str | list | tuple):
         left, right = right, left
-    return _sequence_size(left) * max(right, 0) if isinstance(right, int) else 0
+    return _measure_sequence(left) * max(right, 0) if isinstance(right, int) else 0
 
 
-def _power_size(left: Any, right: Any) -> int:
+def _measure_power(left: Any, right: Any) -> int:
     if isinstance(left, int) and isinstance(right, int):
-        return _ENDLESS if left.bit_length() * abs(right) > INTEGER_BITS else 0
+        return _UNBOUNDED_SIZE if left.bit_length() * abs(right) > MAX_INTEGER_BITS else 0
     return 0
 
 
-def _joined_size(parts: Any = (), separator: Any = "", *_: Any, **__: Any) -> int:
+def _measure_joined(parts: Any = (), separator: Any = "", *_: Any, **__: Any) -> int:
     if not isinstance(parts, list | tuple | str):
         # A lazy filter's result; what it makes is measured when it is printed or added.
         return 0
-    return measure(parts) + len(parts) * len(str(separator))
+    return estimate_printed_size(parts) + len(parts) * len(str(separator))
 
 
-def _replaced_size(text: Any, old: Any = "", new: Any = "", *_: Any, **__: Any) -> int:
+def _measure_replaced(text: Any, old: Any = "", new: Any = "", *_: Any, **__: Any) -> int:
     if not (isinstance(text, str) and isinstance(old, str) and isinstance(new, str)):
         return 0
     return len(text) + text.count(old) * len(new)
 
 
-def _printed_size(value: Any, *_: Any, **__: Any) -> int:
-    return len(value) if type(value) is str else measure(value)
+def _measure_printed(value: Any, *_: Any, **__: Any) -> int:
+    return len(value) if type(value) is str else estimate_printed_size(value)
 
 
-def _charged(function: Callable[..., Any], budget: Budget, weight: int) -> Callable[..., Any]:
+def _charge_filter(function: Callable[..., Any], budget: RenderBudget, weight: int) -> Callable[..., Any]:
     """Charge a filter for reading its input."""
-    takes = _passed_first(function)
+    takes = _count_passed_arguments(function)
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
         budget.step()
         if len(args) > takes:
-            budget.grow(weight * _sequence_size(args[takes]))
+            budget.grow(weight * _measure_sequence(args[takes]))
         return function(*args, **kwargs)
 
-    return _like(guarded, function)
+    return _copy_jinja_pass_arg(guarded, function)
 
 
 def _refuse_list_sums(function: Callable[..., Any]) -> Callable[..., Any]:
-    takes = _passed_first(function)
+    takes = _count_passed_arguments(function)
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
         start = kwargs.get("start", args[takes + 2] if len(args) > takes + 2 else 0)
@@ -402,22 +403,24 @@ def _refuse_list_sums(function: Callable[..., Any]) -> Callable[..., Any]:
             raise BudgetError("the template sums lists, which is quadratic")
         return function(*args, **kwargs)
 
-    return _like(guarded, function)
+    return _copy_jinja_pass_arg(guarded, function)
 
 
-def _sized(function: Callable[..., Any], budget: Budget, sized: Callable[..., int]) -> Callable[..., Any]:
-    takes = _passed_first(function)
+def _charge_by_size(
+    function: Callable[..., Any], budget: RenderBudget, sized: Callable[..., int]
+) -> Callable[..., Any]:
+    takes = _count_passed_arguments(function)
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
         budget.step()
         budget.grow(sized(*args[takes:], **{k: v for k, v in kwargs.items() if k != "attribute"}))
         return function(*args, **kwargs)
 
-    return _like(guarded, function)
+    return _copy_jinja_pass_arg(guarded, function)
 
 
-def _narrow(function: Callable[..., Any], budget: Budget, *, is_format: bool) -> Callable[..., Any]:
-    takes = _passed_first(function)
+def _limit_width(function: Callable[..., Any], budget: RenderBudget, *, is_format: bool) -> Callable[..., Any]:
+    takes = _count_passed_arguments(function)
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
         budget.step()
@@ -430,21 +433,21 @@ def _narrow(function: Callable[..., Any], budget: Budget, *, is_format: bool) ->
             budget.grow(len(value) * (1 + max([0, *(a for a in args[takes + 1 :] if type(a) is int)]) // 64))
         return function(*args, **kwargs)
 
-    return _like(guarded, function)
+    return _copy_jinja_pass_arg(guarded, function)
 
 
 def _check_widths(args: Iterable[Any], kwargs: Mapping[str, Any]) -> None:
     for one in (*args, *kwargs.values()):
-        if isinstance(one, int) and abs(one) > WIDTH_LIMIT:
+        if isinstance(one, int) and abs(one) > MAX_WIDTH:
             raise BudgetError("the template asks for an enormous width")
 
 
-def _passed_first(function: Callable[..., Any]) -> int:
+def _count_passed_arguments(function: Callable[..., Any]) -> int:
     """Tell how many leading arguments (environment, context) Jinja itself passes to a filter."""
     return 1 if hasattr(function, "jinja_pass_arg") else 0
 
 
-def _like(guarded: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+def _copy_jinja_pass_arg(guarded: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
     passes = getattr(function, "jinja_pass_arg", None)
     if passes is not None:
         guarded.jinja_pass_arg = passes  # pyright: ignore[reportFunctionMemberAccess]

@@ -25,21 +25,21 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.visitor import NodeTransformer
 
-from rowmill.conversation.rendering.sandbox import measure
-from rowmill.conversation.template_contract import Printed
+from rowmill.conversation.rendering.sandbox import estimate_printed_size
+from rowmill.conversation.template_contract import RenderedConversation
 from rowmill.schema.rows import Message, Span
 
 MARK_CHARACTERS = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
 """Unicode non-characters: valid in a string, never assigned, so text has no business holding one."""
 
-MADE_LIMIT = 1_000_000
+MAX_LITERAL_SIZE = 1_000_000
 """The largest print of one list or dict that a template may write."""
 
 GENERATION_OPENS = "{"
 GENERATION_CLOSES = "}"
 
 
-class Recorder(Extension):
+class MarkRecorder(Extension):
     """Jinja's door to the marks: adds `{% generation %}`, and prints marks while a render is watched."""
 
     tags = {"generation"}  # noqa: RUF012  (jinja2 reads the attribute)
@@ -78,17 +78,17 @@ class Recorder(Extension):
 
     def joined(self, *values: Any) -> str:
         """Do what `~` does, within the budget."""
-        text = [value if type(value) is str else self._printed(value) for value in values]
+        text = [value if type(value) is str else self._charge_print(value) for value in values]
         self.environment.budget.grow(sum(map(len, text)))  # pyright: ignore[reportAttributeAccessIssue]
         return "".join(text)
 
     def made(self, value: Any) -> Any:
         """Charge a list or dict that the template wrote: one that holds itself twice, often enough, is endless."""
         budget = self.environment.budget  # pyright: ignore[reportAttributeAccessIssue]
-        budget.grow(measure(value, min(budget.characters, MADE_LIMIT)))
+        budget.grow(estimate_printed_size(value, min(budget.characters, MAX_LITERAL_SIZE)))
         return value
 
-    def _printed(self, value: Any) -> str:
+    def _charge_print(self, value: Any) -> str:
         self.environment.budget.emit(value)  # pyright: ignore[reportAttributeAccessIssue]
         return str(value)
 
@@ -115,10 +115,10 @@ class Recorder(Extension):
         return f"{self._mark}{activation}{self._mark}" if marked else ""
 
 
-class _Charges(NodeTransformer):
+class _ChargeTransformer(NodeTransformer):
     """Charge every loop round, macro call and `~`; what is printed stays the same."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: MarkRecorder) -> None:
         self.recorder = recorder
 
     def _call(self, name: str, args: list[nodes.Expr], line: int) -> nodes.Call:
@@ -145,26 +145,26 @@ class _Charges(NodeTransformer):
 
     def _made(self, node: Any) -> Any:
         self.generic_visit(node)
-        if getattr(node, "ctx", "load") != "load" or not holds(node, nodes.Name, nodes.Call, nodes.Getattr):
+        if getattr(node, "ctx", "load") != "load" or not contains_node(node, nodes.Name, nodes.Call, nodes.Getattr):
             return node
         return self._call("made", [node], node.lineno)
 
     visit_List = visit_Tuple = visit_Dict = _made  # noqa: N815
 
 
-class _Marks(_Charges):
+class _MarkTransformer(_ChargeTransformer):
     """Charge as the plain template is charged, and print marks around and inside every loop."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: MarkRecorder) -> None:
         super().__init__(recorder)
         self.loops = 0
 
     def visit_For(self, node: nodes.For) -> Any:  # noqa: N802
         loop = self.loops
         self.loops += 1
-        if is_silent(node):
+        if is_silent_loop(node):
             return super().visit_For(node)
-        targets = _loop_targets(node)
+        targets = _list_loop_targets(node)
         super().visit_For(node)
         line = node.lineno
         head = self._call("head", [nodes.Const(loop), *targets], line)
@@ -176,10 +176,10 @@ class _Marks(_Charges):
         ]
 
 
-def _loop_targets(node: nodes.For) -> list[nodes.Expr]:
+def _list_loop_targets(node: nodes.For) -> list[nodes.Expr]:
     names = [name.name for name in [node.target, *node.target.find_all(nodes.Name)] if isinstance(name, nodes.Name)]
     targets: list[nodes.Expr] = [nodes.Name(name, "load", lineno=node.lineno) for name in dict.fromkeys(names)]
-    if _is_range(node.iter):
+    if _is_range_call(node.iter):
         for statement in node.body:
             found = [statement] if isinstance(statement, nodes.Getitem) else []
             for item in [*found, *statement.find_all(nodes.Getitem)]:
@@ -189,40 +189,42 @@ def _loop_targets(node: nodes.For) -> list[nodes.Expr]:
     return targets
 
 
-def is_silent(loop: nodes.For) -> bool:
+def is_silent_loop(loop: nodes.For) -> bool:
     """Tell whether a loop prints nothing itself, as those that look for the last user; it needs no marks."""
-    return not holds(loop, nodes.Output, nodes.CallBlock, nodes.FilterBlock, nodes.Include)
+    return not contains_node(loop, nodes.Output, nodes.CallBlock, nodes.FilterBlock, nodes.Include)
 
 
-def holds(node: nodes.Node, *kinds: type[nodes.Node]) -> bool:
+def contains_node(node: nodes.Node, *kinds: type[nodes.Node]) -> bool:
     """Tell whether a node of one of these kinds stands inside another."""
     return any(node.find(kind) is not None for kind in kinds)
 
 
-def silent_loops(tree: nodes.Template) -> frozenset[int]:
+def find_silent_loops(tree: nodes.Template) -> frozenset[int]:
     """Return the loops that print nothing, numbered as their tags stand in the text."""
-    return frozenset(number for number, (loop, _) in enumerate(_loops(tree, captured=False)) if is_silent(loop))
+    return frozenset(
+        number for number, (loop, _) in enumerate(_iterate_loops(tree, captured=False)) if is_silent_loop(loop)
+    )
 
 
-def captured_loops(tree: nodes.Template) -> frozenset[int]:
+def find_captured_loops(tree: nodes.Template) -> frozenset[int]:
     """Return the loops, numbered as `marked` numbers them, whose print the template itself can read.
 
     A loop inside a macro, `set`, `filter` or `call` block prints into a string; if it is a loop over
     messages, its marks may be counted, cut or trimmed by the template.
     """
-    return frozenset(number for number, (_, captured) in enumerate(_loops(tree, captured=False)) if captured)
+    return frozenset(number for number, (_, captured) in enumerate(_iterate_loops(tree, captured=False)) if captured)
 
 
-def _loops(node: nodes.Node, *, captured: bool) -> Iterator[tuple[nodes.For, bool]]:
+def _iterate_loops(node: nodes.Node, *, captured: bool) -> Iterator[tuple[nodes.For, bool]]:
     """Yield loops in the order of the text, and whether each prints into a string."""
     captured = captured or isinstance(node, nodes.Macro | nodes.AssignBlock | nodes.FilterBlock | nodes.CallBlock)
     if isinstance(node, nodes.For):
         yield node, captured
     for child in node.iter_child_nodes():
-        yield from _loops(child, captured=captured)
+        yield from _iterate_loops(child, captured=captured)
 
 
-def _is_range(expression: nodes.Node) -> bool:
+def _is_range_call(expression: nodes.Node) -> bool:
     return (
         isinstance(expression, nodes.Call)
         and isinstance(expression.node, nodes.Name)
@@ -230,17 +232,17 @@ def _is_range(expression: nodes.Node) -> bool:
     )
 
 
-def charged(tree: nodes.Template, recorder: Recorder) -> nodes.Template:
+def charge_template(tree: nodes.Template, recorder: MarkRecorder) -> nodes.Template:
     """Return the template with its loops charged and nothing else changed: the plain render."""
-    return _Charges(recorder).visit(tree).set_environment(recorder.environment)
+    return _ChargeTransformer(recorder).visit(tree).set_environment(recorder.environment)
 
 
-def marked(tree: nodes.Template, recorder: Recorder) -> nodes.Template:
+def mark_template(tree: nodes.Template, recorder: MarkRecorder) -> nodes.Template:
     """Return the template with marks: its text with marks removed is the plain render."""
-    return _Marks(recorder).visit(tree).set_environment(recorder.environment)
+    return _MarkTransformer(recorder).visit(tree).set_environment(recorder.environment)
 
 
-def read_marks(text: str, mark: str, messages: Sequence[Message]) -> Printed:
+def read_marks(text: str, mark: str, messages: Sequence[Message]) -> RenderedConversation:
     """Remove marks from a render and return the text with the spans that they told.
 
     Raises
@@ -254,13 +256,13 @@ def read_marks(text: str, mark: str, messages: Sequence[Message]) -> Printed:
         raise ValueError("the template cut through a mark")
     text = "".join(parts[::2])
     payloads = parts[1::2]
-    if payloads and payloads == _one_loop(payloads[0], len(payloads)):
+    if payloads and payloads == _make_loop_payloads(payloads[0], len(payloads)):
         return _read_one_loop(text, parts, messages)
-    return _read_nested(text, parts, messages)
+    return _read_nested_loops(text, parts, messages)
 
 
 @lru_cache(maxsize=4096)
-def _one_loop(first: str, count: int) -> list[str]:
+def _make_loop_payloads(first: str, count: int) -> list[str]:
     """Return the payloads of one loop over `count - 1` messages in order, as nearly every template prints them."""
     activation, dot, message = first.partition(".")
     if not dot:
@@ -269,7 +271,7 @@ def _one_loop(first: str, count: int) -> list[str]:
     return [*(f"{activation}.{index}" for index in range(start, start + count - 1)), activation]
 
 
-def _read_one_loop(text: str, parts: Sequence[str], messages: Sequence[Message]) -> Printed:
+def _read_one_loop(text: str, parts: Sequence[str], messages: Sequence[Message]) -> RenderedConversation:
     position = len(parts[0])
     index = int(parts[1].partition(".")[2])
     spans: list[Span] = []
@@ -279,10 +281,10 @@ def _read_one_loop(text: str, parts: Sequence[str], messages: Sequence[Message])
             spans.append(Span(position, end, index))
             position = end
         index += 1
-    return Printed(text, tuple(spans), (), position, messages)
+    return RenderedConversation(text, tuple(spans), (), position, messages)
 
 
-def _read_nested(text: str, parts: Sequence[str], messages: Sequence[Message]) -> Printed:
+def _read_nested_loops(text: str, parts: Sequence[str], messages: Sequence[Message]) -> RenderedConversation:
     """Read marks of any nesting: a stack of activations, of which the innermost owns what is printed."""
     position = len(parts[0])
     loop_end = 0
@@ -299,7 +301,7 @@ def _read_nested(text: str, parts: Sequence[str], messages: Sequence[Message]) -
             generation.append(Span(start, position, owner))
         else:
             activation, dot, message = payload.partition(".")
-            _leave(activations, owners, activation)
+            _close_activation(activations, owners, activation)
             if dot:
                 activations.append(activation)
                 owners.append(int(message))
@@ -311,10 +313,10 @@ def _read_nested(text: str, parts: Sequence[str], messages: Sequence[Message]) -
             position += len(after)
     if generated:
         raise ValueError("the template lost the end of a generation block")
-    return Printed(text, tuple(_joined(pieces)), tuple(generation), loop_end, messages)
+    return RenderedConversation(text, tuple(_merge_adjacent_spans(pieces)), tuple(generation), loop_end, messages)
 
 
-def _joined(pieces: Sequence[tuple[int, int, int]]) -> Iterator[Span]:
+def _merge_adjacent_spans(pieces: Sequence[tuple[int, int, int]]) -> Iterator[Span]:
     """Yield one span for each run of adjacent pieces of one message."""
     at = 0
     while at < len(pieces):
@@ -326,7 +328,7 @@ def _joined(pieces: Sequence[tuple[int, int, int]]) -> Iterator[Span]:
         yield Span(start, end, owner)
 
 
-def _leave(stack: list[str], owners: list[int], activation: str) -> None:
+def _close_activation(stack: list[str], owners: list[int], activation: str) -> None:
     """Forget an activation and those inside it."""
     if activation in stack:
         depth = stack.index(activation)

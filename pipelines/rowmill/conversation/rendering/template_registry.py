@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from rowmill.core.errors import ConfigError, nearest, one_of
+from rowmill.core.errors import ConfigError, join_choices, suggest_name
 
-BUNDLED = Path(__file__).parent / "templates"
+TEMPLATE_FOLDER = Path(__file__).parent / "templates"
 """Our own templates, one file per format, each with `{% generation %}`."""
 
 _REGISTERED: dict[str, str] = {}
@@ -37,31 +37,32 @@ def register_chat_template(name: str, text: str) -> None:
     """
     if _REGISTERED.get(name) == text:
         return
-    if name in known_names():
+    if name in list_known_templates():
         raise ValueError(
-            f"chat template {name!r}: the name is taken; there are {one_of(known_names())}; choose another"
+            f"chat template {name!r}: the name is taken; there are {join_choices(list_known_templates())}; "
+            "choose another"
         )
-    if is_text(name):
+    if is_template_text(name):
         raise ValueError(f"chat template {name!r}: that is a template's text, not a name; give the name first")
     _REGISTERED[name] = text
 
 
-def is_text(chosen: str) -> bool:
+def is_template_text(chosen: str) -> bool:
     """Tell whether a string is a template itself; any other string is a name."""
     return "{{" in chosen or "{%" in chosen
 
 
-def bundled_names() -> list[str]:
+def list_bundled_templates() -> list[str]:
     """List the templates that come with the project."""
-    return sorted(path.name.removesuffix(".jinja") for path in BUNDLED.glob("*.jinja"))
+    return sorted(path.name.removesuffix(".jinja") for path in TEMPLATE_FOLDER.glob("*.jinja"))
 
 
-def known_names() -> list[str]:
+def list_known_templates() -> list[str]:
     """List the bundled templates and the registered ones."""
-    return [*bundled_names(), *_REGISTERED]
+    return [*list_bundled_templates(), *_REGISTERED]
 
 
-def bundled(name: str) -> str:
+def read_named_template(name: str) -> str:
     """Return the text of a bundled or registered template.
 
     Raises
@@ -72,17 +73,17 @@ def bundled(name: str) -> str:
     """
     if name in _REGISTERED:
         return _REGISTERED[name]
-    known = known_names()
+    known = list_known_templates()
     if name not in known:
-        guess = nearest(name, known)
+        guess = suggest_name(name, known)
         raise ConfigError(
-            f"template.chat_template: {name!r} is no bundled template; there are {one_of(known)}; "
+            f"template.chat_template: {name!r} is no bundled template; there are {join_choices(known)}; "
             + (f"did you mean {guess}?" if guess else "name one of them, a file or the text")
         )
-    return read_template(BUNDLED / f"{name}.jinja")
+    return read_template_file(TEMPLATE_FOLDER / f"{name}.jinja")
 
 
-def read_template(path: Path) -> str:
+def read_template_file(path: Path) -> str:
     """Return the text of a template file."""
     try:
         return path.read_text(encoding="utf-8")
@@ -105,7 +106,9 @@ def get_chat_template(tokenizer: Tokenizer, chat_template: str) -> Tokenizer:
     """
     own = tokenizer.chat_template
     named: Mapping[str, str] = own if isinstance(own, Mapping) else {}
-    text = named.get(chat_template) or (chat_template if is_text(chat_template) else bundled(chat_template))
+    text = named.get(chat_template) or (
+        chat_template if is_template_text(chat_template) else read_named_template(chat_template)
+    )
     changed = copy.copy(tokenizer)
     changed.chat_template = text
     return changed

@@ -18,18 +18,18 @@ import pyarrow as pa
 
 from rowmill.core.json import from_json
 from rowmill.core.storage import Store
-from rowmill.schema.ledger import LEDGER, REJECTED
+from rowmill.schema.ledger import LEDGER_SCHEMA, REJECTED
 from rowmill.schema.manifest import Part
-from rowmill.schema.rows import Rejected, without_messages
-from rowmill.stages.canonical_rows.text_rows import noticed
+from rowmill.schema.rows import Rejected, subtract_messages
+from rowmill.stages.canonical_rows.text_rows import count_normalizations
 from rowmill.stages.part_files import RejectLog, row_as_bytes, write_parquet
 
 SPLITS = ("train", "validation", "test")
-"""What the codes of `Rewrite.splits` mean."""
+"""What the codes of `RewriteTask.splits` mean."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rewrite:
+class RewriteTask:
     """A part, the places of the rows to drop with the reason of each, and each row's split (None: as it was)."""
 
     root: str
@@ -41,7 +41,7 @@ class Rewrite:
     splits: bytes | None = None
 
 
-def rewrite(task: Rewrite) -> Part:
+def rewrite_rows(task: RewriteTask) -> Part:
     """Write a part again; rows that are dropped join its rejects."""
     store = Store(task.root)
     at = f"{task.folder}/parts/{task.fingerprint}"
@@ -57,7 +57,7 @@ def rewrite(task: Rewrite) -> Part:
     keep[list(task.drop)] = False
     kept = rows.filter(pa.array(keep))
     rejects = pa.concat_tables([store.table(task.part.files["rejects"]), log.table()])
-    ledger = _ledger(store.table(task.part.files["ledger"]), log)
+    ledger = _update_ledger(store.table(task.part.files["ledger"]), log)
     files = {
         "rows": write_parquet(store, f"{at}/rows.parquet", kept),
         "rejects": write_parquet(store, f"{at}/rejects.parquet", rejects),
@@ -65,25 +65,25 @@ def rewrite(task: Rewrite) -> Part:
     }
     facts = task.part.facts | {
         "kept": kept.num_rows,
-        "noticed": noticed(kept),
-        **without_messages(task.part.facts, (from_json(row["messages"] or "[]") for row in dropped)),
+        "noticed": count_normalizations(kept),
+        **subtract_messages(task.part.facts, (from_json(row["messages"] or "[]") for row in dropped)),
         "reasons": dict(sorted((Counter(task.part.facts["reasons"]) + Counter(log.counts())).items())),
         "splits": dict(sorted(Counter(kept.column("split").to_pylist()).items())),
-        "examples_of_rejects": _first_of_each(task.part.facts["examples_of_rejects"], log),
+        "examples_of_rejects": _merge_reject_samples(task.part.facts["examples_of_rejects"], log),
     }
     return Part(task.fingerprint, files, facts)
 
 
-def _ledger(before: pa.Table, log: RejectLog) -> pa.Table:
+def _update_ledger(before: pa.Table, log: RejectLog) -> pa.Table:
     states, reasons = before.column("state").to_pylist(), before.column("reason").to_pylist()
     gone = dict(zip(log.row_ids, log.reasons, strict=True))
     for i, row_id in enumerate(before.column("row_id").to_pylist()):
         if row_id in gone:
             states[i], reasons[i] = REJECTED, gone[row_id]
-    return pa.table([before.column("row_id"), before.column("stage"), states, reasons], schema=LEDGER)
+    return pa.table([before.column("row_id"), before.column("stage"), states, reasons], schema=LEDGER_SCHEMA)
 
 
-def _first_of_each(before: dict[str, Sequence[str]], log: RejectLog) -> dict[str, list[str]]:
+def _merge_reject_samples(before: dict[str, Sequence[str]], log: RejectLog) -> dict[str, list[str]]:
     found = {reason: list(ids) for reason, ids in before.items()}
     for row_id, reason in zip(log.row_ids, log.reasons, strict=True):
         held = found.setdefault(reason, [])

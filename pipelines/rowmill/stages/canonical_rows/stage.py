@@ -18,80 +18,82 @@ from numpy.typing import NDArray
 
 from rowmill import sources
 from rowmill.core.errors import ConfigError
-from rowmill.core.storage import digest
+from rowmill.core.storage import digest_json
 from rowmill.formats import Records, filters
 from rowmill.formats.columns import KNOWN_ROLES
 from rowmill.formats.splits import Boundaries
 from rowmill.recipe.recipe import Recipe
-from rowmill.schema.ledger import CHOSEN, KEPT, REJECTED, add_up, unaccounted
-from rowmill.schema.manifest import NOT_APPLICABLE, Histogram, Part, Table
-from rowmill.schema.rows import NOTICED, REASONING_AND_CALLS, ROWS, Rejected
-from rowmill.sources.sharing import TakenGroup, records_of, size_of
+from rowmill.schema.ledger import INTENDED_REASONS, KEPT, REJECTED, count_unaccounted, sum_counts
+from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Part
+from rowmill.schema.rows import MESSAGE_CONTENT_COUNTS, NORMALIZATION_COLUMNS, ROW_SCHEMA, Rejected
+from rowmill.sources.sharing import TakenGroup, count_group_records, estimate_group_bytes
 from rowmill.stages import inputs
 from rowmill.stages.base import (
-    Draft,
-    Figure,
-    Planned,
-    Prepared,
+    ComparedFact,
+    PartTask,
+    PreparedStage,
+    StageContext,
     StageDeclaration,
-    Work,
-    count_rejected,
-    first_samples,
+    StageOutput,
+    collect_samples,
+    compute_share,
+    describe_rejects,
+    format_rejected,
     make_parts,
-    name_rejects,
     scan_rows,
-    share,
 )
 from rowmill.stages.canonical_rows import table_schema, text_rows, time_splits
-from rowmill.stages.canonical_rows.rewrite_part import Rewrite, rewrite
-from rowmill.stats import Feeds, by_fact
+from rowmill.stages.canonical_rows.rewrite_part import RewriteTask, rewrite_rows
+from rowmill.stats import StatsInputs, count_rows_by_fact
 
 VERSION = 7
 """Raise it when any record may become another row, or a row be in another split, or other facts are counted."""
 
 
-def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
+def identify_canonical_rows(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options and versions that decide rows (`rows`), and those that decide only what is said of them."""
     dataset = recipe.datasets[name]
     if isinstance(dataset.format, Records):
-        own = table_schema.identity_of(recipe, name)
+        own = table_schema.identify_table_rows(recipe, name)
         return {"versions": [VERSION], **own}
     groups = ("format", "reasoning", "tools", "filters", "splits")
     rows = {group: getattr(dataset, group).model_dump(mode="json") for group in groups}
     rows |= {"weights": dataset.loss.weights, "chat_template_kwargs": dataset.template.chat_template_kwargs}
-    return {"rows": {"versions": [VERSION, sources.VERSION], **rows}}
+    return {"rows": {"versions": [VERSION, sources.SCAN_VERSION], **rows}}
 
 
-def _rows_digest(work: Work) -> str:
+def _digest_row_options(work: StageContext) -> str:
     """Identify what decides the rows of a part, the part itself left out."""
     name = work.dataset_name or ""
-    return digest("canonical_rows", name, identity_of(work.recipe, name)["rows"])
+    return digest_json("canonical_rows", name, identify_canonical_rows(work.recipe, name)["rows"])
 
 
-def make(work: Work) -> Draft:
+def make_canonical_rows(work: StageContext) -> StageOutput:
     """Make the rows of all parts and leave later copies out."""
-    groups = inputs.groups_of(work.input("raw_dataset").details)
+    groups = inputs.load_part_groups(work.input("raw_dataset").details)
     scanned = [part for group in groups for part in group]
-    _require_one_way_to_hold_out(work, scanned)
-    options = _rows_digest(work)
+    _require_one_holdout(work, scanned)
+    options = _digest_row_options(work)
     if work.dataset.row_kind == "record":
         # A cell is found again by its place in its part: small files of tables share no group.
-        made, reused, rows_made, known = table_schema.make_rows(work, _each(_taken(work, groups)), options)
+        made, reused, rows_made, known = table_schema.make_table_rows(
+            work, _flatten_groups(_limit_groups(work, groups)), options
+        )
     else:
-        made, reused, rows_made = make_parts(work, text_rows.canonicalize_part, _planned(work, groups, options))
+        made, reused, rows_made = make_parts(work, text_rows.canonicalize_part, _plan_row_tasks(work, groups, options))
         known = None
-    distinct = _without_duplicates(work, made)
+    distinct = _drop_duplicates(work, made)
     split = time_splits.split_by_time(work, distinct)
-    final = split.parts if known is None else table_schema.with_splits(work, split.parts, known)
-    draft = _draft(work, final, records=sum(p.records for p in scanned), reused=reused, rows_made=rows_made)
+    final = split.parts if known is None else table_schema.apply_exact_splits(work, split.parts, known)
+    draft = _build_rows_output(work, final, records=sum(p.records for p in scanned), reused=reused, rows_made=rows_made)
     _note_boundaries(work, draft, split.resolved)
     draft.facts["validation_source"] = any(part.split_hint == "validation" for part in scanned)
     ends = {part.fingerprint for part in final}
     draft.details["made_of"] = sorted({part.fingerprint for part in (*made, *distinct, *split.parts)} - ends)
-    return draft if known is None else table_schema.completed(work, draft, known)
+    return draft if known is None else table_schema.complete_table_output(work, draft, known)
 
 
-def _require_one_way_to_hold_out(work: Work, scanned: list[sources.Part]) -> None:
+def _require_one_holdout(work: StageContext, scanned: list[sources.SourcePart]) -> None:
     if work.dataset.splits.time_key is not None and any(part.split_hint == "validation" for part in scanned):
         raise ConfigError(
             f"datasets.{work.dataset_name}.splits.time_key: the source has rows for validation of its own; one of "
@@ -99,33 +101,35 @@ def _require_one_way_to_hold_out(work: Work, scanned: list[sources.Part]) -> Non
         )
 
 
-def _note_boundaries(work: Work, draft: Draft, resolved: Boundaries | None) -> None:
+def _note_boundaries(work: StageContext, draft: StageOutput, resolved: Boundaries | None) -> None:
     """Record the boundaries that shares of time came to: new rows move them, so a recipe had better pin them."""
     found = {} if resolved is None else resolved.model_dump(mode="json", exclude_none=True)
     is_by_time = work.dataset.splits.time_key is not None
     draft.facts |= {"boundaries": found, "unpinned_boundaries": len(found) if is_by_time else NOT_APPLICABLE}
     if found:
-        draft.tables["boundaries"] = Table(("split", "begins"), tuple((name, str(at)) for name, at in found.items()))
+        draft.tables["boundaries"] = DisplayTable(
+            ("split", "begins"), tuple((name, str(at)) for name, at in found.items())
+        )
         draft.samples["unpinned_boundaries"] = tuple(f"{name}: {at}" for name, at in found.items())
 
 
-def parts_taken(work: Work) -> list[tuple[sources.Part, int | None]]:
+def list_taken_parts(work: StageContext) -> list[tuple[sources.SourcePart, int | None]]:
     """Return the parts of a dataset's source with how many records of each are taken; None is all."""
-    return _each(_taken(work, inputs.groups_of(work.input("raw_dataset").details)))
+    return _flatten_groups(_limit_groups(work, inputs.load_part_groups(work.input("raw_dataset").details)))
 
 
-def _each(groups: Sequence[TakenGroup]) -> list[tuple[sources.Part, int | None]]:
+def _flatten_groups(groups: Sequence[TakenGroup]) -> list[tuple[sources.SourcePart, int | None]]:
     return [one for taken in groups for one in taken]
 
 
-def _taken(work: Work, groups: Sequence[sources.Group]) -> list[TakenGroup]:
+def _limit_groups(work: StageContext, groups: Sequence[sources.PartGroup]) -> list[TakenGroup]:
     """Say of each part how many of its records `max_items` lets in; None is all."""
     left = work.dataset.filters.max_items
     if left is None:
         return [tuple((part, None) for part in group) for group in groups]
     taken: list[TakenGroup] = []
     for group in groups:
-        own: list[tuple[sources.Part, int | None]] = []
+        own: list[tuple[sources.SourcePart, int | None]] = []
         for part in group:
             take = min(left, part.records)
             left -= take
@@ -134,46 +138,46 @@ def _taken(work: Work, groups: Sequence[sources.Group]) -> list[TakenGroup]:
     return taken
 
 
-def _planned(work: Work, groups: Sequence[sources.Group], options: str) -> list[Planned]:
-    planned: list[Planned] = []
-    for taken in _taken(work, groups):
+def _plan_row_tasks(work: StageContext, groups: Sequence[sources.PartGroup], options: str) -> list[PartTask]:
+    planned: list[PartTask] = []
+    for taken in _limit_groups(work, groups):
         # A part alone is identified by itself, so that what was built before files shared groups holds.
         each = [[part.part_id, part.sha256, part.arrow, part.split_hint, take] for part, take in taken]
-        fingerprint = digest(options, *each[0]) if len(each) == 1 else digest(options, "group", each)
+        fingerprint = digest_json(options, *each[0]) if len(each) == 1 else digest_json(options, "group", each)
         task = text_rows.CanonicalTask(
             work.store.root, work.folder, fingerprint, str(work.base), work.dataset_name or "", work.dataset, taken
         )
-        planned.append(Planned(fingerprint, task, records_of(taken), size_of(taken)))
+        planned.append(PartTask(fingerprint, task, count_group_records(taken), estimate_group_bytes(taken)))
     return planned
 
 
-def _without_duplicates(work: Work, made: list[Part]) -> list[Part]:
+def _drop_duplicates(work: StageContext, made: list[Part]) -> list[Part]:
     """Write the parts that hold later copies again, without them."""
     if work.dataset.filters.deduplicate == "off" or not made:
         return made
     column = "content_hash" if work.dataset.filters.deduplicate == "exact" else "dedupe_key"
-    columns = [_hashes(work, part, column) for part in made]
+    columns = [_read_row_hashes(work, part, column) for part in made]
     starts = np.concatenate(([0], np.cumsum([len(one) for one in columns])))
     hashes = np.concatenate(columns)
-    keep = filters.first_occurrences(hashes)
+    keep = filters.mark_first_occurrences(hashes)
     if keep.all():
         return made
-    first = _first_of(hashes, keep)
-    planned: list[Planned] = []
+    first = _map_duplicates(hashes, keep)
+    planned: list[PartTask] = []
     for i, part in enumerate(made):
         drop = np.flatnonzero(~keep[starts[i] : starts[i + 1]])
         if not len(drop):
-            planned.append(Planned(part.fingerprint, None, 0, 0))
+            planned.append(PartTask(part.fingerprint, None, 0, 0))
             continue
-        originals = tuple(_row_id(work, made, starts, first[int(starts[i] + d)]) for d in drop)
-        fingerprint = digest(part.fingerprint, "without", drop.tolist(), originals)
+        originals = tuple(_find_row_id(work, made, starts, first[int(starts[i] + d)]) for d in drop)
+        fingerprint = digest_json(part.fingerprint, "without", drop.tolist(), originals)
         why = tuple(Rejected("duplicate", f"repeats {original}") for original in originals)
-        task = Rewrite(work.store.root, work.folder, fingerprint, part, tuple(drop.tolist()), why)
-        planned.append(Planned(fingerprint, task, 0, 0))
-    return make_parts(work, rewrite, planned)[0]
+        task = RewriteTask(work.store.root, work.folder, fingerprint, part, tuple(drop.tolist()), why)
+        planned.append(PartTask(fingerprint, task, 0, 0))
+    return make_parts(work, rewrite_rows, planned)[0]
 
 
-def _first_of(hashes: NDArray[np.uint64], keep: NDArray[np.bool_]) -> dict[int, int]:
+def _map_duplicates(hashes: NDArray[np.uint64], keep: NDArray[np.bool_]) -> dict[int, int]:
     """Map the place of each later copy to the place of the first row that equals it."""
     kept = np.flatnonzero(keep)
     order = kept[np.argsort(hashes[kept, 0], kind="stable")]
@@ -187,88 +191,91 @@ def _first_of(hashes: NDArray[np.uint64], keep: NDArray[np.bool_]) -> dict[int, 
     return found
 
 
-def _hashes(work: Work, part: Part, column: str) -> NDArray[np.uint64]:
+def _read_row_hashes(work: StageContext, part: Part, column: str) -> NDArray[np.uint64]:
     """Return a part's hashes as uint64[N, 2], without a Python object for any of them."""
     values = work.store.table(part.files["rows"], [column]).column(0).combine_chunks()
     buffer = values.buffers()[1]
     return np.frombuffer(buffer, np.uint64, count=2 * len(values), offset=16 * values.offset).reshape(-1, 2).copy()
 
 
-def _row_id(work: Work, made: list[Part], starts: NDArray[np.int64], place: int) -> str:
+def _find_row_id(work: StageContext, made: list[Part], starts: NDArray[np.int64], place: int) -> str:
     which = int(np.searchsorted(starts, place, "right")) - 1
     column = work.store.table(made[which].files["rows"], ["row_id"]).column(0)
     return str(column[place - int(starts[which])].as_py())
 
 
-def _draft(work: Work, final: list[Part], *, records: int, reused: int, rows_made: int) -> Draft:
-    reasons = add_up(p.facts["reasons"] for p in final)
-    left_out = add_up(p.facts["left_out"] for p in final)
+def _build_rows_output(
+    work: StageContext, final: list[Part], *, records: int, reused: int, rows_made: int
+) -> StageOutput:
+    reasons = sum_counts(p.facts["reasons"] for p in final)
+    left_out = sum_counts(p.facts["left_out"] for p in final)
     kept = sum(int(p.facts["kept"]) for p in final)
     ledger = [
         (KEPT, "", kept),
         *((REJECTED, r, n) for r, n in reasons.items()),
         *((s, "", n) for s, n in left_out.items()),
     ]
-    roles = add_up(p.facts["roles"] for p in final)
-    groups = _groups(work, final)
-    refused = sum(n for r, n in reasons.items() if r not in CHOSEN)
+    roles = sum_counts(p.facts["roles"] for p in final)
+    groups = _count_group_rows(work, final)
+    refused = sum(n for r, n in reasons.items() if r not in INTENDED_REASONS)
     # Blank lines are no rows that anyone wrote: they must not make a share of bad rows smaller.
     taken = records - sum(left_out.values()) - reasons.get("blank", 0)
     largest = int(groups["rows"][0]) if len(groups) else 0
     is_record = work.dataset.row_kind == "record"
-    preferences = {} if is_record else add_up(p.facts["preference_columns"] for p in final)
+    preferences = {} if is_record else sum_counts(p.facts["preference_columns"] for p in final)
     facts = {
         "nonempty": kept,
         # A class of one's own may make several rows of one record; each has a line of its own.
-        "accounted": unaccounted(records + sum(int(p.facts["further_rows"]) for p in final), ledger),
-        "unknown_roles": _unknown_roles(work, final, taken),
-        "preference_data": _preference_data(work, final, taken),
+        "accounted": count_unaccounted(records + sum(int(p.facts["further_rows"]) for p in final), ledger),
+        "unknown_roles": _share_unknown_roles(work, final, taken),
+        "preference_data": _share_preference_data(work, final, taken),
         "group_size": largest if work.dataset.splits.group_key is not None else NOT_APPLICABLE,
         # Only records say something of these (`record_rows.completed`).
         "group_advice": NOT_APPLICABLE,
         "interval_mismatch": NOT_APPLICABLE,
-        "rejects": share(refused, taken),
-        "duplicates": share(reasons.get("duplicate", 0), taken),
+        "rejects": compute_share(refused, taken),
+        "duplicates": compute_share(reasons.get("duplicate", 0), taken),
         "records": records,
         "kept": kept,
         "rejected": sum(reasons.values()),
         "groups": int(groups["rows"].len()),
-        "splits": add_up(p.facts["splits"] for p in final),
-        "notes": add_up(p.facts["notes"] for p in final),
-        **_messages(final),
+        "splits": sum_counts(p.facts["splits"] for p in final),
+        "notes": sum_counts(p.facts["notes"] for p in final),
+        **_count_messages(final),
     }
-    samples = first_samples(final, "examples_of_rejects")
-    return Draft(
+    samples = collect_samples(final, "examples_of_rejects")
+    return StageOutput(
         parts=final,
         facts=facts,
         ledger=ledger,
-        tables=_tables(reasons, roles, preferences, final, groups, samples) | _message_tables(final, facts),
-        histograms=_histograms(groups, work),
+        tables=_build_rows_tables(reasons, roles, preferences, final, groups, samples)
+        | _build_message_tables(final, facts),
+        histograms=_draw_group_sizes(groups, work),
         samples={
-            "rejects": name_rejects(
-                {reason: count for reason, count in reasons.items() if reason not in CHOSEN},
+            "rejects": describe_rejects(
+                {reason: count for reason, count in reasons.items() if reason not in INTENDED_REASONS},
                 samples,
-                _places_in(work),
+                _make_row_locator(work),
             ),
             "duplicates": samples.get("duplicate", ()),
-            "unknown_roles": first_samples(final, "examples_of_roles").get("", ()),
-            "preference_data": () if is_record else first_samples(final, "examples_of_preferences").get("", ()),
+            "unknown_roles": collect_samples(final, "examples_of_roles").get("", ()),
+            "preference_data": () if is_record else collect_samples(final, "examples_of_preferences").get("", ()),
             "group_size": tuple(str(name) for name in groups["group_key"].head(10).to_list()),
         },
-        schema=tuple((f.name, str(f.type)) for f in ROWS),
+        schema=tuple((f.name, str(f.type)) for f in ROW_SCHEMA),
         parts_reused=reused,
         rows_made=rows_made,
     )
 
 
-def _places_in(work: Work) -> Callable[[int, str], str]:
+def _make_row_locator(work: StageContext) -> Callable[[int, str], str]:
     """Return what words where a row stands in its source: `data/sales.csv line 20002 (3f0c…:17)`.
 
     A line takes reading, so only the row of the commonest reason, of rank 0, gets one.
     """
 
     @cache
-    def owners() -> dict[str, tuple[sources.Part, sources.FileScan]]:
+    def owners() -> dict[str, tuple[sources.SourcePart, sources.FileScan]]:
         scans = [sources.FileScan.from_json(one) for one in work.input("raw_dataset").details["scans"]]
         return {part.part_id: (part, scan) for scan in scans for part in scan.parts}
 
@@ -278,27 +285,27 @@ def _places_in(work: Work) -> Callable[[int, str], str]:
         if part_id not in owners() or at is None:
             return row_id
         part, scan = owners()[part_id]
-        line = sources.line_of(part, scan, work.base, at) if rank == 0 else None
+        line = sources.find_part_line(part, scan, work.base, at) if rank == 0 else None
         return f"{part.url} {f'line {line}' if line is not None else f'record {part.first_record + at}'} ({row_id})"
 
     return place_of
 
 
-def _unknown_roles(work: Work, final: list[Part], taken: int) -> float | str:
+def _share_unknown_roles(work: StageContext, final: list[Part], taken: int) -> float | str:
     """Return the share of rows with a role that is not known; only conversations have roles."""
     if work.dataset.row_kind != "conversation":
         return NOT_APPLICABLE
-    return share(sum(int(part.facts["rows_with_unknown_roles"]) for part in final), taken)
+    return compute_share(sum(int(part.facts["rows_with_unknown_roles"]) for part in final), taken)
 
 
-def _preference_data(work: Work, final: list[Part], taken: int) -> float | str:
+def _share_preference_data(work: StageContext, final: list[Part], taken: int) -> float | str:
     """Return the share of records that have answers judged in a column that nothing reads."""
     if work.dataset.format.kind not in ("chat", "auto", "supervised"):
         return NOT_APPLICABLE
-    return share(sum(int(part.facts["rows_with_preferences"]) for part in final), taken)
+    return compute_share(sum(int(part.facts["rows_with_preferences"]) for part in final), taken)
 
 
-def _groups(work: Work, final: list[Part]) -> pl.DataFrame:
+def _count_group_rows(work: StageContext, final: list[Part]) -> pl.DataFrame:
     """Count the rows of each group, largest first; empty without a group key."""
     files = [part.files["rows"] for part in final]
     if work.dataset.splits.group_key is None or not files:
@@ -307,38 +314,38 @@ def _groups(work: Work, final: list[Part]) -> pl.DataFrame:
     return counted.sort("rows", "group_key", descending=[True, False]).collect(engine="streaming")
 
 
-def _tables(
+def _build_rows_tables(
     reasons: dict[str, int],
     roles: dict[str, int],
     preferences: dict[str, int],
     final: list[Part],
     groups: pl.DataFrame,
     samples: Mapping[str, Sequence[str]],
-) -> dict[str, Table]:
-    schemas = add_up(p.facts["schemas"] for p in final)
+) -> dict[str, DisplayTable]:
+    schemas = sum_counts(p.facts["schemas"] for p in final)
     most_first = sorted(reasons.items(), key=lambda r: (-r[1], r[0]))[:30]
     rejects = tuple((reason, count, " ".join(samples.get(reason, ())[:3])) for reason, count in most_first)
     tables = {
-        "rejects": Table(("reason", "records", "for_example"), rejects),
-        "schemas": Table(("schema", "rows"), tuple(schemas.items())),
+        "rejects": DisplayTable(("reason", "records", "for_example"), rejects),
+        "schemas": DisplayTable(("schema", "rows"), tuple(schemas.items())),
     }
     if preferences:
-        tables["preference_columns"] = Table(("column", "records"), tuple(preferences.items()))
+        tables["preference_columns"] = DisplayTable(("column", "records"), tuple(preferences.items()))
     if roles:
-        tables["unknown_roles"] = Table(
+        tables["unknown_roles"] = DisplayTable(
             ("role", "rows"), tuple(sorted(roles.items(), key=lambda r: (-r[1], r[0]))[:30])
         )
     if len(groups):
-        tables["largest_groups"] = Table(
+        tables["largest_groups"] = DisplayTable(
             ("group", "rows"), tuple((str(g), int(n)) for g, n in groups.head(10).iter_rows())
         )
     return tables
 
 
-def _messages(final: Sequence[Part]) -> dict[str, int]:
+def _count_messages(final: Sequence[Part]) -> dict[str, int]:
     """Add up messages, reasoning and tools, under names that are the same whatever the data holds."""
-    by_role = add_up(p.facts["messages_by_role"] for p in final)
-    counts = add_up(p.facts["reasoning_and_calls"] for p in final) | add_up(p.facts["noticed"] for p in final)
+    by_role = sum_counts(p.facts["messages_by_role"] for p in final)
+    counts = sum_counts(p.facts["reasoning_and_calls"] for p in final) | sum_counts(p.facts["noticed"] for p in final)
     total = sum(by_role.values())
     # Roles that only some data names are counted together.
     counted = {f"{role}_messages": by_role.get(role, 0) for role in KNOWN_ROLES}
@@ -346,24 +353,24 @@ def _messages(final: Sequence[Part]) -> dict[str, int]:
         "messages": total,
         **counted,
         "other_messages": total - sum(counted.values()),
-        **{name: counts.get(name, 0) for name in (*REASONING_AND_CALLS, *NOTICED)},
+        **{name: counts.get(name, 0) for name in (*MESSAGE_CONTENT_COUNTS, *NORMALIZATION_COLUMNS)},
     }
 
 
-def _message_tables(final: Sequence[Part], facts: Mapping[str, Any]) -> dict[str, Table]:
+def _build_message_tables(final: Sequence[Part], facts: Mapping[str, Any]) -> dict[str, DisplayTable]:
     """Show the messages of each role, and what there is of reasoning and tools; nothing where there are no messages."""
-    by_role = add_up(p.facts["messages_by_role"] for p in final)
+    by_role = sum_counts(p.facts["messages_by_role"] for p in final)
     if not by_role:
         return {}
     most_first = sorted(by_role.items(), key=lambda found: (-found[1], found[0]))[:30]
-    found = [(name.replace("_", " "), int(facts[name])) for name in (*REASONING_AND_CALLS, *NOTICED)]
+    found = [(name.replace("_", " "), int(facts[name])) for name in (*MESSAGE_CONTENT_COUNTS, *NORMALIZATION_COLUMNS)]
     return {
-        "roles": Table(("role", "messages"), tuple(most_first)),
-        "reasoning_and_tools": Table(("found", "times"), tuple(found)),
+        "roles": DisplayTable(("role", "messages"), tuple(most_first)),
+        "reasoning_and_tools": DisplayTable(("found", "times"), tuple(found)),
     }
 
 
-def _histograms(groups: pl.DataFrame, work: Work) -> dict[str, Histogram]:
+def _draw_group_sizes(groups: pl.DataFrame, work: StageContext) -> dict[str, Histogram]:
     if not len(groups):
         return {}
     sizes = groups["rows"].to_numpy().astype(np.int64)
@@ -381,10 +388,10 @@ def _histograms(groups: pl.DataFrame, work: Work) -> dict[str, Histogram]:
 STAGE = StageDeclaration(
     name="canonical_rows",
     description="One row per record in one shape, whatever its source looked like; rejects kept with their reason.",
-    identity=identity_of,
-    prepare=lambda work: Prepared((), lambda: make(work)),
+    identity=identify_canonical_rows,
+    prepare=lambda work: PreparedStage((), lambda: make_canonical_rows(work)),
     inputs=("raw_dataset",),
-    feeds=Feeds(by_fact("kept", "row"), files={"rows": "rows", "rejects": "rejects"}),
-    summarize=lambda facts, rows: (rows, count_rejected(facts)),
-    compared=(Figure("rows", "kept"), Figure("rejected records", "rejected")),
+    feeds=StatsInputs(count_rows_by_fact("kept", "row"), files={"rows": "rows", "rejects": "rejects"}),
+    summarize=lambda facts, rows: (rows, format_rejected(facts)),
+    compared=(ComparedFact("rows", "kept"), ComparedFact("rejected records", "rejected")),
 )

@@ -36,42 +36,42 @@ from rowmill.formats.splits import Split, Splits, Splitter, assign_split
 from rowmill.recipe.recipe import Dataset
 from rowmill.schema.ledger import NOT_TAKEN
 from rowmill.schema.manifest import File, Part
-from rowmill.schema.rows import ROWS, Rejected, message_counts
+from rowmill.schema.rows import ROW_SCHEMA, Rejected, count_messages
 from rowmill.stages.canonical_rows.typed_records import (
     ABSENT,
-    CellRows,
+    CellRowBuilder,
     ColumnValues,
-    Mismatches,
+    MismatchLog,
     TypedRecord,
-    ValueColumns,
-    columns_of,
-    roles_of,
+    ValueColumnBuilder,
+    resolve_column_roles,
+    split_columns,
 )
-from rowmill.stages.part_files import RejectLog, first_of_each, ledger_table, write_parquet
+from rowmill.stages.part_files import RejectLog, build_ledger, sample_text_rejects, write_parquet
 from rowmill.tabular.schema import RecordSchema
-from rowmill.tabular.serialization import RepeatedKeyError, exact_decoder, read_json
+from rowmill.tabular.serialization import RepeatedKeyError, make_exact_decoder, read_json
 from rowmill.tabular.table_contract import TableContract
 from rowmill.tabular.table_contract import evidence as table_evidence
-from rowmill.tabular.time_order import Order
+from rowmill.tabular.time_order import SortKey
 
-CELLS = "delimited"
+CELL_READER = "delimited"
 """The reader whose records hold texts of cells."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObserveTask:
-    """A source part to look through; `take` as in `RowsTask`."""
+    """A source part to look through; `take` as in `TableRowsTask`."""
 
     root: str
     folder: str
     fingerprint: str
     base: str
-    part: sources.Part
+    part: sources.SourcePart
     take: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class RowsTask:
+class TableRowsTask:
     """A source part to make rows of: `contract`, `schema` and `order` are the dataset's, the first two as JSON text.
 
     `take` is how many of its records `max_items` lets in (None: all).
@@ -83,21 +83,21 @@ class RowsTask:
     base: str
     dataset_name: str
     dataset: Dataset
-    part: sources.Part
+    part: sources.SourcePart
     take: int | None
     contract: str
     schema: str
-    order: Order | None
+    order: SortKey | None
 
 
 # ── The first reading ──────────────────────────────────────────────────────────────────────────────
 
 
-def observe(task: ObserveTask) -> Part:
+def observe_part(task: ObserveTask) -> Part:
     """Say how the values of a part's records are written."""
     # The digits of a number say nothing of its type.
-    decoded = _decoded(task.part, Path(task.base), task.take, is_exact=False)
-    seen = table_evidence.observe(decoded.values, decoded.numbers, are_cells=task.part.reader == CELLS)
+    decoded = _decode_part(task.part, Path(task.base), task.take, is_exact=False)
+    seen = table_evidence.observe_records(decoded.values, decoded.numbers, are_cells=task.part.reader == CELL_READER)
     store, at = Store(task.root), f"{task.folder}/parts/{task.fingerprint}"
     content = orjson.dumps(seen.to_json())
     store.write(f"{at}/seen.json", content)
@@ -105,7 +105,7 @@ def observe(task: ObserveTask) -> Part:
 
 
 @dataclass(frozen=True, slots=True)
-class _Decoded:
+class _DecodedPart:
     """A part's records: decoded those that are objects, and why others are not; `numbers` count from 0 in the part."""
 
     values: list[dict[str, Json]]
@@ -114,20 +114,20 @@ class _Decoded:
     rejected: list[tuple[int, Rejected, bytes]]
 
 
-def _decoded(part: sources.Part, base: Path, take: int | None, *, is_exact: bool = True) -> _Decoded:
+def _decode_part(part: sources.SourcePart, base: Path, take: int | None, *, is_exact: bool = True) -> _DecodedPart:
     """Return a part's records, numbers with their own digits if `is_exact`; those beyond `take` are left out."""
-    if part.reader == CELLS:
-        cells = _cells_at_once(sources.read_bytes(part, base), take)
+    if part.reader == CELL_READER:
+        cells = _decode_cells(sources.read_part_bytes(part, base), take)
         if cells is not None:
             return cells
-    found, read_exactly = _Decoded([], numbers := [], [], []), exact_line_reader()
-    for raw in sources.read(part, base):
+    found, read_exactly = _DecodedPart([], numbers := [], [], []), make_exact_line_reader()
+    for raw in sources.read_records(part, base):
         if take is not None and raw.number >= take:
             break
         if raw.value is None:
             value = raw.rejected or Rejected("not_an_object")
         else:
-            value = raw.value if part.reader == CELLS or not is_exact else read_exactly(raw.raw, raw.value)
+            value = raw.value if part.reader == CELL_READER or not is_exact else read_exactly(raw.raw, raw.value)
         if isinstance(value, Rejected):
             found.rejected.append((raw.number, value, raw.raw))
         else:
@@ -137,7 +137,7 @@ def _decoded(part: sources.Part, base: Path, take: int | None, *, is_exact: bool
     return found
 
 
-def _cells_at_once(content: bytes, take: int | None) -> _Decoded | None:
+def _decode_cells(content: bytes, take: int | None) -> _DecodedPart | None:
     """Decode a part of CSV rows that are all as wide as the header; None where one is not, or is no text."""
     lines = content.split(b"\n")[:-1][:take]
     try:
@@ -146,13 +146,13 @@ def _cells_at_once(content: bytes, take: int | None) -> _Decoded | None:
         return None
     if len(values) != len(lines) or any(type(one) is not dict for one in values):
         return None
-    return _Decoded(values, range(len(lines)), lines, [])
+    return _DecodedPart(values, range(len(lines)), lines, [])
 
 
-_FLAT = frozenset({str, int, bool, float, type(None)})
+_FLAT_TYPES = frozenset({str, int, bool, float, type(None)})
 
 
-class _DecimalsOfFloats(dict[float, Decimal]):
+class _FloatDecimalCache(dict[float, Decimal]):
     """The decimal with the digits that orjson writes a float with, one object for each."""
 
     def __missing__(self, value: float) -> Decimal:
@@ -169,13 +169,13 @@ def _is_written_as(value: Mapping[str, Json], line: bytes) -> bool:
         return False
 
 
-def exact_line_reader() -> Callable[[bytes, dict[str, Json]], dict[str, Json] | Rejected]:
+def make_exact_line_reader() -> Callable[[bytes, dict[str, Json]], dict[str, Json] | Rejected]:
     """Return what decodes a line that is a JSON object exactly, given what it is without its numbers' digits."""
-    decimals, decode = _DecimalsOfFloats(), exact_decoder()
+    decimals, decode = _FloatDecimalCache(), make_exact_decoder()
 
     def read(line: bytes, value: dict[str, Json]) -> dict[str, Json] | Rejected:
         types = set(map(type, value.values()))
-        is_flat = types <= _FLAT
+        is_flat = types <= _FLAT_TYPES
         # A line that is written back as it stands has no key twice, and of its numbers no other digits.
         if is_flat and _is_written_as(value, line):
             if float not in types:
@@ -200,43 +200,43 @@ def exact_line_reader() -> Callable[[bytes, dict[str, Json]], dict[str, Json] | 
 
 
 @lru_cache(maxsize=2)
-def _maker(
-    dataset_json: str, contract_json: str, schema_json: str, order: Order | None
-) -> tuple[CellRows, ValueColumns, Splitter, bool]:
+def _open_row_builders(
+    dataset_json: str, contract_json: str, schema_json: str, order: SortKey | None
+) -> tuple[CellRowBuilder, ValueColumnBuilder, Splitter, bool]:
     dataset = Dataset.model_validate_json(dataset_json)
     assert isinstance(dataset.format, Records)
     schema = RecordSchema.from_json(orjson.loads(schema_json))
     contract = TableContract.from_json(orjson.loads(contract_json))
-    roles = roles_of(dataset.format, dataset.splits)
+    roles = resolve_column_roles(dataset.format, dataset.splits)
     made = (contract, schema, order, roles)
-    splitter = splitter_of(dataset.format, dataset.splits)
-    return CellRows(*made), ValueColumns(*made), splitter, roles.by_file
+    splitter = make_table_splitter(dataset.format, dataset.splits)
+    return CellRowBuilder(*made), ValueColumnBuilder(*made), splitter, roles.by_file
 
 
-def splitter_of(form: Records, splits: Splits) -> Splitter:
+def make_table_splitter(form: Records, splits: Splits) -> Splitter:
     """Return what decides splits of records: whole groups, however they are named; one series alone is train's."""
     if form.mode == "sequential" and not form.is_grouped:
         splits = splits.model_copy(update={"validation": 0, "test": 0})
     return Splitter(splits, by_group=form.is_grouped)
 
 
-def rows_of(task: RowsTask) -> Part:
+def make_table_part(task: TableRowsTask) -> Part:
     """Make the rows of one source part."""
     made_by = (task.dataset.model_dump_json(), task.contract, task.schema, task.order)
-    cell_rows, value_rows, splitter, is_by_file = _maker(*made_by)
-    log, kept, mismatches = RejectLog("canonical_rows"), _Columns(task), Mismatches()
-    decoded = _decoded(task.part, Path(task.base), task.take)
+    cell_rows, value_rows, splitter, is_by_file = _open_row_builders(*made_by)
+    log, kept, mismatches = RejectLog("canonical_rows"), _TableRowColumns(task), MismatchLog()
+    decoded = _decode_part(task.part, Path(task.base), task.take)
     for number, rejected, raw in decoded.rejected:
         log.add(f"{task.part.part_id}:{number}", rejected, raw)
-    columns = columns_of(decoded.values)
-    if task.part.reader == CELLS:
+    columns = split_columns(decoded.values)
+    if task.part.reader == CELL_READER:
         made = cell_rows(decoded.values, decoded.numbers, mismatches)
     else:
         made = value_rows(decoded.values, columns, decoded.numbers, mismatches)
     file_key = encode_basestring(task.part.url) if is_by_file else None
     is_by_time = task.dataset.splits.time_key is not None
     known: dict[str | bytes | None, Split | Rejected] = {}
-    contents = contents_of(decoded.values, columns)
+    contents = hash_records(decoded.values, columns)
     for place, (number, row, content) in enumerate(zip(decoded.numbers, made, contents, strict=True)):
         row_id = f"{task.part.part_id}:{number}"
         if isinstance(row, Rejected):
@@ -258,55 +258,59 @@ def rows_of(task: RowsTask) -> Part:
             row if file_key is None else row._replace(group=file_key),
             content,
             str(split),
-            filters.prefix_hash(decoded.values[place]) if kept.by_prefix else None,
+            filters.hash_record_prefix(decoded.values[place]) if kept.by_prefix else None,
         )
     taken = task.part.records if task.take is None else min(task.take, task.part.records)
     left_out = [f"{task.part.part_id}:{number}" for number in range(taken, task.part.records)]
-    return _save(task, kept, log, left_out, mismatches)
+    return _save_table_rows(task, kept, log, left_out, mismatches)
 
 
-def content_of(decoded: Mapping[str, Json]) -> bytes:
+def hash_record(decoded: Mapping[str, Json]) -> bytes:
     """Return 16 bytes that are equal for records with equal keys and values, as the source wrote them."""
     try:
-        text = orjson.dumps(decoded, default=_tagged, option=orjson.OPT_SORT_KEYS)
+        text = orjson.dumps(decoded, default=_tag_decimal, option=orjson.OPT_SORT_KEYS)
     except TypeError:
         # Integers beyond 64 bits.
-        text = json.dumps(decoded, default=_tagged, ensure_ascii=False, sort_keys=True).encode("utf-8", "surrogatepass")
+        text = json.dumps(decoded, default=_tag_decimal, ensure_ascii=False, sort_keys=True).encode(
+            "utf-8", "surrogatepass"
+        )
     return hashlib.blake2b(text, digest_size=filters.HASH_BYTES).digest()
 
 
-def contents_of(records: Sequence[Mapping[str, Json]], columns: Mapping[str, ColumnValues]) -> list[bytes]:
+def hash_records(records: Sequence[Mapping[str, Json]], columns: Mapping[str, ColumnValues]) -> list[bytes]:
     """Return the content of each of many records; equal values of a column are written once."""
     try:
         named = sorted((name.encode(), name) for name in columns)
-        pieces = [columns[name].map(_content_writer(name)) for _, name in named]
+        pieces = [columns[name].map(_make_content_writer(name)) for _, name in named]
     except (TypeError, UnicodeEncodeError):
         # Integers beyond 64 bits.
-        return [content_of(one) for one in records]
+        return [hash_record(one) for one in records]
     if not pieces:
-        return [content_of(one) for one in records]
+        return [hash_record(one) for one in records]
     digest_of, size = hashlib.blake2b, filters.HASH_BYTES
     return [digest_of(b"{%b}" % b"".join(row)[1:], digest_size=size).digest() for row in zip(*pieces, strict=True)]
 
 
-def _content_writer(name: str) -> Callable[[Json], bytes]:
+def _make_content_writer(name: str) -> Callable[[Json], bytes]:
     start = b",%b:" % orjson.dumps(name)
 
     def write(value: Json) -> bytes:
-        return b"" if value is ABSENT else start + orjson.dumps(value, default=_tagged, option=orjson.OPT_SORT_KEYS)
+        return (
+            b"" if value is ABSENT else start + orjson.dumps(value, default=_tag_decimal, option=orjson.OPT_SORT_KEYS)
+        )
 
     return write
 
 
-def _tagged(value: Any) -> list[str]:
+def _tag_decimal(value: Any) -> list[str]:
     assert isinstance(value, Decimal)
     return ["decimal", str(value)]
 
 
-class _Columns:
+class _TableRowColumns:
     """Rows of a part, column by column."""
 
-    def __init__(self, task: RowsTask) -> None:
+    def __init__(self, task: TableRowsTask) -> None:
         self.dataset = task.dataset_name
         self.by_prefix = task.dataset.filters.deduplicate == "prefix200"
         self.ids: list[str] = []
@@ -331,17 +335,19 @@ class _Columns:
             "group_key": [one.group for one in self.made], "order_key": [one.order for one in self.made],
             "domain": [one.domain for one in self.made], "record": [one.text for one in self.made],
         }  # fmt: skip
-        return pa.table([known.get(field.name, _nothing(field, count)) for field in ROWS], schema=ROWS)
+        return pa.table([known.get(field.name, _empty_column(field, count)) for field in ROW_SCHEMA], schema=ROW_SCHEMA)
 
 
-def _nothing(field: pa.Field, count: int) -> Any:
+def _empty_column(field: pa.Field, count: int) -> Any:
     if field.nullable:
         return pa.nulls(count, field.type)
     empty: Any = [] if pa.types.is_list(field.type) else False if pa.types.is_boolean(field.type) else 0
     return [empty] * count
 
 
-def _save(task: RowsTask, columns: _Columns, log: RejectLog, left_out: list[str], mismatches: Mismatches) -> Part:
+def _save_table_rows(
+    task: TableRowsTask, columns: _TableRowColumns, log: RejectLog, left_out: list[str], mismatches: MismatchLog
+) -> Part:
     store, at = Store(task.root), f"{task.folder}/parts/{task.fingerprint}"
     texts = [one.text for one in columns.made]
     facts: dict[str, Any] = {
@@ -356,9 +362,9 @@ def _save(task: RowsTask, columns: _Columns, log: RejectLog, left_out: list[str]
         "schemas": {"record": len(columns.ids)} if columns.ids else {},
         "notes": {},
         "noticed": {},
-        **message_counts(()),
+        **count_messages(()),
         "splits": dict(sorted(Counter(columns.splits).items())),
-        "examples_of_rejects": first_of_each(log),
+        "examples_of_rejects": sample_text_rejects(log),
         "characters": sum(map(len, texts)) + len(texts),
         "mismatches": mismatches.to_json(),
     }
@@ -366,7 +372,7 @@ def _save(task: RowsTask, columns: _Columns, log: RejectLog, left_out: list[str]
         "rows": write_parquet(store, f"{at}/rows.parquet", columns.table()),
         "rejects": write_parquet(store, f"{at}/rejects.parquet", log.table()),
         "ledger": write_parquet(
-            store, f"{at}/ledger.parquet", ledger_table(pa.chunked_array([columns.ids], pa.string()), log, left_out)
+            store, f"{at}/ledger.parquet", build_ledger(pa.chunked_array([columns.ids], pa.string()), log, left_out)
         ),
     }
     return Part(task.fingerprint, files, facts)

@@ -21,36 +21,36 @@ from numpy.typing import NDArray
 
 from rowmill import sources
 from rowmill.core.errors import ConfigError
-from rowmill.core.storage import digest
+from rowmill.core.storage import digest_json
 from rowmill.formats import Records, splits
 from rowmill.formats.splits import Splitter
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
-from rowmill.schema.manifest import NOT_APPLICABLE, Part, Table
+from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Part
 from rowmill.sources import FileScan
-from rowmill.stages.base import Draft, Planned, Work, kept_part, make_parts, share
+from rowmill.stages.base import PartTask, StageContext, StageOutput, compute_share, load_kept_part, make_parts
 from rowmill.stages.canonical_rows import table_rows
-from rowmill.stages.canonical_rows.rewrite_part import Rewrite, rewrite
-from rowmill.stages.table_inputs import Known, form_of, index_of
+from rowmill.stages.canonical_rows.rewrite_part import RewriteTask, rewrite_rows
+from rowmill.stages.table_inputs import ObservedTable, get_table_options, index_parts
 from rowmill.tabular import row_index, sizing, table_contract
-from rowmill.tabular.row_index import Index
+from rowmill.tabular.row_index import RowIndex
 from rowmill.tabular.schema import RecordSchema
-from rowmill.tabular.table_contract import Drift, Evidence, Mismatch, TableContract
-from rowmill.tabular.table_contract.document import as_yaml
-from rowmill.tabular.table_contract.drift import describe
+from rowmill.tabular.table_contract import ColumnDrift, ColumnMismatch, TableContract, TableEvidence
+from rowmill.tabular.table_contract.document import format_contract_yaml
+from rowmill.tabular.table_contract.drift import describe_column_contract
 
 VERSION = 4
 """Raise it when any record may get another type, text, key or split, or other facts are counted."""
 
 
-def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
+def identify_table_rows(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide rows, and apart from them those of the advice on groups; prompts decide none."""
     dataset = recipe.datasets[name]
     form = dataset.format
     assert isinstance(form, Records)
     times = {"is_timeseries", "timestamp_format", "timestamp_interval_seconds"}
     rows = {
-        "versions": [VERSION, sources.VERSION],
+        "versions": [VERSION, sources.SCAN_VERSION],
         "group_columns": form.group_columns,
         "is_grouped_by_file": form.is_grouped_by_file,
         "is_one_group_column": isinstance(form.data.group_training_examples_by, str),
@@ -69,98 +69,105 @@ def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
 # ── Before rows are made ───────────────────────────────────────────────────────────────────────────
 
 
-def make_rows(
-    work: Work, scanned: Sequence[tuple[sources.Part, int | None]], options: str, known: Known | None = None
-) -> tuple[list[Part], int, int, Known]:
+def make_table_rows(
+    work: StageContext,
+    scanned: Sequence[tuple[sources.SourcePart, int | None]],
+    options: str,
+    known: ObservedTable | None = None,
+) -> tuple[list[Part], int, int, ObservedTable]:
     """Observe all parts, decide schema and order unless they are `known`, make the rows of all parts.
 
     `scanned` are the parts, each with how many of its records are taken (None: all). Returns the parts, how many
     were reused, how many rows were read for the others, and what is known.
     """
-    seen = _observed(work, scanned)
-    known = known or _known(work, seen)
+    seen = _observe_parts(work, scanned)
+    known = known or _decide_table(work, seen)
     schema = orjson.dumps(known.schema.to_json()).decode()
     told = None if known.contract is None else known.contract.to_json()
     contract = orjson.dumps(told or {"columns": {}}).decode()
-    planned: list[Planned] = []
+    planned: list[PartTask] = []
     for (part, take), own in zip(scanned, seen, strict=True):
-        fingerprint = digest(options, VERSION, known.to_json(), told, own.fingerprint, part.part_id, part.split_hint)
-        task = table_rows.RowsTask(
+        fingerprint = digest_json(
+            options, VERSION, known.to_json(), told, own.fingerprint, part.part_id, part.split_hint
+        )
+        task = table_rows.TableRowsTask(
             work.store.root, work.folder, fingerprint, str(work.base), work.dataset_name or "", work.dataset, part,
             take, contract, schema, known.order,
         )  # fmt: skip
-        planned.append(Planned(fingerprint, task, part.records, max(part.length, part.records * 200)))
-    made, reused, rows_made = make_parts(work, table_rows.rows_of, planned)
+        planned.append(PartTask(fingerprint, task, part.records, max(part.length, part.records * 200)))
+    made, reused, rows_made = make_parts(work, table_rows.make_table_part, planned)
     return made, reused, rows_made, known
 
 
-def _observed(work: Work, scanned: Sequence[tuple[sources.Part, int | None]]) -> list[Part]:
-    planned: list[Planned] = []
+def _observe_parts(work: StageContext, scanned: Sequence[tuple[sources.SourcePart, int | None]]) -> list[Part]:
+    planned: list[PartTask] = []
     for part, take in scanned:
-        fingerprint = digest("observe", VERSION, sources.VERSION, part.sha256, part.reader, take)
+        fingerprint = digest_json("observe", VERSION, sources.SCAN_VERSION, part.sha256, part.reader, take)
         task = table_rows.ObserveTask(work.store.root, work.folder, fingerprint, str(work.base), part, take)
-        planned.append(Planned(fingerprint, task, part.records, max(part.length, part.records * 200)))
+        planned.append(PartTask(fingerprint, task, part.records, max(part.length, part.records * 200)))
     # Equal parts are observed once: two workers must not write one folder.
     distinct = list({one.fingerprint: one for one in planned}.values())
-    make_parts(work, table_rows.observe, distinct)
-    found = [kept_part(work.store, work.folder, one.fingerprint) for one in planned]
+    make_parts(work, table_rows.observe_part, distinct)
+    found = [load_kept_part(work.store, work.folder, one.fingerprint) for one in planned]
     return [one for one in found if one is not None]
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
+class ContractProposal:
     """The contract that the data proposes, and the file that says why."""
 
     contract: TableContract
     document: str
 
 
-def propose_contract(work: Work, scanned: Sequence[tuple[sources.Part, int | None]]) -> Proposal | None:
+def propose_contract(
+    work: StageContext, scanned: Sequence[tuple[sources.SourcePart, int | None]]
+) -> ContractProposal | None:
     """Look at a dataset and propose its table contract; columns of a pinned one stay as they are. None without rows."""
-    form = form_of(work)
-    evidence = evidence_of(work, _observed(work, scanned))
+    form = get_table_options(work)
+    evidence = merge_part_evidence(work, _observe_parts(work, scanned))
     if not evidence.columns:
         return None
-    found = propose(work, evidence)
+    found = infer_dataset_contract(work, evidence)
     pinned = {} if form.table is None else form.table.columns
     columns = {name: one for name, one in pinned.items() if name in found.columns}
     columns |= {name: one for name, one in found.columns.items() if name not in pinned}
     contract = found.model_copy(
         update={"columns": columns, "group": form.group_columns or None, "order": form.order_column}
     )
-    parts = [(part, scan) for scan in _scans(work) for part in scan.parts]
-    document = as_yaml(
+    parts = [(part, scan) for scan in _load_scans(work) for part in scan.parts]
+    document = format_contract_yaml(
         contract,
         evidence,
         title=f"{work.recipe.name}: datasets.{work.dataset_name}",
-        place_of=lambda place: _place(work, parts, Drift("", "", "", place)),
+        place_of=lambda place: _describe_place(work, parts, ColumnDrift("", "", "", place)),
         shows_cells=not form.privacy.dp_enabled,
     )
-    return Proposal(contract, document)
+    return ContractProposal(contract, document)
 
 
-def evidence_of(work: Work, seen: Sequence[Part]) -> Evidence:
+def merge_part_evidence(work: StageContext, seen: Sequence[Part]) -> TableEvidence:
     """Add up what the observed parts say."""
     told = [orjson.loads(work.store.read(one.files["seen"].path)) for one in seen]
-    return table_contract.add_up(Evidence.from_json(one) for one in told)
+    return table_contract.merge_evidence(TableEvidence.from_json(one) for one in told)
 
 
-def _known(work: Work, seen: Sequence[Part]) -> Known:
-    form, where = form_of(work), f"datasets.{work.dataset_name}.format"
+def _decide_table(work: StageContext, seen: Sequence[Part]) -> ObservedTable:
+    form, where = get_table_options(work), f"datasets.{work.dataset_name}.format"
     _require_one_series(work, form, where)
-    evidence = evidence_of(work, seen)
+    evidence = merge_part_evidence(work, seen)
     observed = tuple(one.fingerprint for one in seen)
     if not evidence.columns:
-        return Known(RecordSchema(()), None, form.table, evidence, observed=observed)
-    declared = _declared(work)
-    proposed = propose(work, evidence, declared)
-    earlier = None if form.table is not None else _earlier(work)
+        return ObservedTable(RecordSchema(()), None, form.table, evidence, observed=observed)
+    declared = _read_declared_types(work)
+    proposed = infer_dataset_contract(work, evidence, declared)
+    earlier = None if form.table is not None else _load_earlier_table(work)
     contract = form.table or (proposed if earlier is None else TableContract.from_json(earlier["contract"]))
     _require_columns(evidence, contract, form, where)
-    schema = table_contract.schema_of(contract, evidence, declared, form.leading_columns)
+    schema = table_contract.build_record_schema(contract, evidence, declared, form.leading_columns)
     order = None
     if form.order_column is not None:
-        order = table_contract.order_of(
+        order = table_contract.infer_sort_key(
             form.order_column,
             contract,
             evidence,
@@ -170,17 +177,21 @@ def _known(work: Work, seen: Sequence[Part]) -> Known:
             is_pinned=form.table is not None,
             where=f"{where}.time_series.timestamp_format",
         )
-    return Known(schema, order, contract, evidence, proposed, earlier, observed)
+    return ObservedTable(schema, order, contract, evidence, proposed, earlier, observed)
 
 
-def propose(work: Work, evidence: Evidence, declared: Mapping[str, str] | None = None) -> TableContract:
+def infer_dataset_contract(
+    work: StageContext, evidence: TableEvidence, declared: Mapping[str, str] | None = None
+) -> TableContract:
     """Return the contract that a dataset's data proposes."""
-    form = form_of(work)
-    dialects = {(scan.delimiter, scan.quote) for scan in _scans(work) if scan.delimiter is not None and scan.records}
+    form = get_table_options(work)
+    dialects = {
+        (scan.delimiter, scan.quote) for scan in _load_scans(work) if scan.delimiter is not None and scan.records
+    }
     delimiter, quote = next(iter(dialects)) if len(dialects) == 1 else (None, None)
-    return table_contract.infer(
+    return table_contract.infer_contract(
         evidence,
-        _declared(work) if declared is None else declared,
+        _read_declared_types(work) if declared is None else declared,
         order=form.order_column,
         leading=form.leading_columns,
         delimiter=delimiter,
@@ -188,23 +199,25 @@ def propose(work: Work, evidence: Evidence, declared: Mapping[str, str] | None =
     )
 
 
-def _roles(form: Records) -> dict[str, Any]:
+def _describe_roles(form: Records) -> dict[str, Any]:
     return {"group": list(form.group_columns), "by_file": form.is_grouped_by_file, "order": form.order_column}
 
 
-def _earlier(work: Work) -> Mapping[str, Any] | None:
+def _load_earlier_table(work: StageContext) -> Mapping[str, Any] | None:
     """Return what the last build says of its table; of one whose columns had other roles, nothing follows."""
-    last = manifest.earlier(work.store, work.key)
+    last = manifest.load_current_if_intact(work.store, work.key)
     told = None if last is None else last.details.get("table")
-    is_comparable = told is not None and not told["pinned"] and told["roles"] == _roles(form_of(work))
+    is_comparable = (
+        told is not None and not told["pinned"] and told["roles"] == _describe_roles(get_table_options(work))
+    )
     return told if is_comparable else None
 
 
-def _require_one_series(work: Work, form: Records, where: str) -> None:
+def _require_one_series(work: StageContext, form: Records, where: str) -> None:
     """Refuse to take several files for one series unless the recipe says that they are."""
     if form.mode != "sequential" or form.is_grouped or form.data.group_training_examples_by is not None:
         return
-    files = [scan.url for scan in _scans(work) if scan.records and scan.split_hint != "validation"]
+    files = [scan.url for scan in _load_scans(work) if scan.records and scan.split_hint != "validation"]
     if len(files) > 1:
         shown = ", ".join(files[:3]) + (" …" if len(files) > 3 else "")
         raise ConfigError(
@@ -215,7 +228,7 @@ def _require_one_series(work: Work, form: Records, where: str) -> None:
         )
 
 
-def _require_columns(evidence: Evidence, contract: TableContract, form: Records, where: str) -> None:
+def _require_columns(evidence: TableEvidence, contract: TableContract, form: Records, where: str) -> None:
     named = {f"data.group_training_examples_by ({name})": name for name in form.group_columns}
     if form.order_column is not None:
         named["data.order_training_examples_by"] = form.order_column
@@ -227,13 +240,13 @@ def _require_columns(evidence: Evidence, contract: TableContract, form: Records,
             )
 
 
-def _scans(work: Work) -> list[FileScan]:
+def _load_scans(work: StageContext) -> list[FileScan]:
     return [FileScan.from_json(one) for one in work.input("raw_dataset").details["scans"]]
 
 
-def _declared(work: Work) -> dict[str, str]:
+def _read_declared_types(work: StageContext) -> dict[str, str]:
     """Return the types that typed sources declare; a column of two types is told by its values."""
-    scans = _scans(work)
+    scans = _load_scans(work)
     found: dict[str, set[str]] = {}
     for scan in scans:
         for name, kind in (scan.columns or {}).items():
@@ -244,48 +257,48 @@ def _declared(work: Work) -> dict[str, str]:
     return {name: next(iter(kinds)) for name, kinds in found.items() if len(kinds) == 1}
 
 
-def with_splits(work: Work, made: list[Part], known: Known) -> list[Part]:
+def apply_exact_splits(work: StageContext, made: list[Part], known: ObservedTable) -> list[Part]:
     """Cut splits by number of rows where that is asked for, and keep a lone series in train."""
-    form = form_of(work)
+    form = get_table_options(work)
     is_lone = form.mode == "sequential" and bool(made)
     if not work.dataset.splits.is_exact and not is_lone:
         return made
-    index = index_of(work, made, known)
+    index = index_parts(work, made, known)
     if work.dataset.splits.is_exact:
-        wanted = _exact(work, made, index)
+        wanted = _decide_exact_splits(work, made, index)
     else:
         wanted = np.zeros(len(index.splits), np.int8)
-        if len(index.keys) != 1 or _hinted(work, index).any():
+        if len(index.keys) != 1 or _find_hinted_rows(work, index).any():
             return made
-    return _resplit(work, made, index, wanted)
+    return _rewrite_splits(work, made, index, wanted)
 
 
-def _hinted(work: Work, index: Index) -> NDArray[np.bool_]:
+def _find_hinted_rows(work: StageContext, index: RowIndex) -> NDArray[np.bool_]:
     """Tell which rows come from a validation source and stay in validation."""
-    hints = np.array([part.split_hint == "validation" for scan in _scans(work) for part in scan.parts], bool)
+    hints = np.array([part.split_hint == "validation" for scan in _load_scans(work) for part in scan.parts], bool)
     return np.repeat(hints, np.diff(index.first_rows))
 
 
-def _exact(work: Work, made: Sequence[Part], index: Index) -> NDArray[np.int8]:
+def _decide_exact_splits(work: StageContext, made: Sequence[Part], index: RowIndex) -> NDArray[np.int8]:
     """Cut by number of rows those that no validation source holds; of the others no share is taken for validation."""
     options = work.dataset.splits
     splitter = Splitter(options)
-    hinted = _hinted(work, index)
+    hinted = _find_hinted_rows(work, index)
     if hinted.any():
         options = options.model_copy(update={"validation": 0})
     if index.groups is not None:
         units, names = index.groups, [key.encode() for key in index.keys]
     else:
-        units, names = _units_of_rows(work, made, by_group=options.group_key is not None)
+        units, names = _number_units(work, made, by_group=options.group_key is not None)
     rows = np.bincount(units[~hinted], minlength=len(names)).astype(np.int64)
     own = np.flatnonzero(rows)
     places = np.array([splitter.place(names[unit]) for unit in own.tolist()], np.uint64)
     decided = np.zeros(len(names), np.int8)
-    decided[own] = splits.exact(options, places, rows[own])
+    decided[own] = splits.assign_exact_splits(options, places, rows[own])
     return np.where(hinted, index.splits, decided[units]).astype(np.int8)
 
 
-def _units_of_rows(work: Work, made: Sequence[Part], *, by_group: bool) -> tuple[NDArray[np.int64], list[bytes]]:
+def _number_units(work: StageContext, made: Sequence[Part], *, by_group: bool) -> tuple[NDArray[np.int64], list[bytes]]:
     """Return the unit of each row of a table, by its group's key or its content, and the units as canonical JSON."""
     column = "group_key" if by_group else "content_hash"
     tables = [work.store.table(part.files["rows"], [column]) for part in made]
@@ -295,35 +308,35 @@ def _units_of_rows(work: Work, made: Sequence[Part], *, by_group: bool) -> tuple
     return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), as_json
 
 
-def _resplit(work: Work, made: list[Part], index: Index, wanted: NDArray[np.int8]) -> list[Part]:
-    planned: list[Planned] = []
+def _rewrite_splits(work: StageContext, made: list[Part], index: RowIndex, wanted: NDArray[np.int8]) -> list[Part]:
+    planned: list[PartTask] = []
     for i, part in enumerate(made):
         own = slice(int(index.first_rows[i]), int(index.first_rows[i + 1]))
         if (wanted[own] == index.splits[own]).all():
-            planned.append(Planned(part.fingerprint, None, 0, 0))
+            planned.append(PartTask(part.fingerprint, None, 0, 0))
             continue
-        fingerprint = digest(part.fingerprint, "splits", wanted[own].tobytes().hex())
-        task = Rewrite(work.store.root, work.folder, fingerprint, part, (), (), wanted[own].tobytes())
-        planned.append(Planned(fingerprint, task, part.files["rows"].rows, 4 * part.files["rows"].bytes))
-    return make_parts(work, rewrite, planned)[0]
+        fingerprint = digest_json(part.fingerprint, "splits", wanted[own].tobytes().hex())
+        task = RewriteTask(work.store.root, work.folder, fingerprint, part, (), (), wanted[own].tobytes())
+        planned.append(PartTask(fingerprint, task, part.files["rows"].rows, 4 * part.files["rows"].bytes))
+    return make_parts(work, rewrite_rows, planned)[0]
 
 
 # ── What the page says ─────────────────────────────────────────────────────────────────────────────
 
 
-def completed(work: Work, draft: Draft, known: Known) -> Draft:
+def complete_table_output(work: StageContext, draft: StageOutput, known: ObservedTable) -> StageOutput:
     """Add to what all kinds of rows say what only records have: schema, groups, times, splits."""
-    form = form_of(work)
-    index = index_of(work, draft.parts, known)
+    form = get_table_options(work)
+    index = index_parts(work, draft.parts, known)
     characters = sum(int(part.facts["characters"]) for part in draft.parts)
     rows = len(index.splits)
-    times = _times(form, index)
+    times = _measure_intervals(form, index)
     draft.facts |= {
         "columns": len(known.schema.columns),
         "interval_mismatch": times["mismatch"],
         "characters": characters,
     }
-    draft.tables["columns"] = Table(
+    draft.tables["columns"] = DisplayTable(
         ("column", "type", "nullable", "required"),
         tuple((one.name, one.type, one.nullable, one.required) for one in known.schema.columns[:100]),
     )
@@ -331,125 +344,133 @@ def completed(work: Work, draft: Draft, known: Known) -> Draft:
         # A series is cut where an example is full, and groups where the recipe says so; others must fit as a whole.
         is_whole = form.mode == "grouped" and form.assembly.on_overflow != "split"
         draft.facts["group_size"] = int(index.group_sizes.max(initial=0)) if is_whole else NOT_APPLICABLE
-        _tell_groups(work, draft, index, characters / max(rows, 1))
-    draft.facts["non_finite"] = _tell_non_finite(draft, known)
+        _report_groups(work, draft, index, characters / max(rows, 1))
+    draft.facts["non_finite"] = _count_non_finite(draft, known)
     draft.details["made_of"] = sorted({*draft.details["made_of"], *known.observed})
     draft.details["records"] = known.to_json() | {"mode": form.mode, "interval_seconds": times["interval"]}
     # What parses generated records reads the schema, so another schema is another version.
-    draft.card["schema"] = digest(known.schema.to_json())
-    _tell_contract(work, draft, known)
+    draft.card["schema"] = digest_json(known.schema.to_json())
+    _report_contract(work, draft, known)
     return draft
 
 
-def _tell_non_finite(draft: Draft, known: Known) -> int:
+def _count_non_finite(draft: StageOutput, known: ObservedTable) -> int:
     """Count the floats that are NaN or infinite, which stand in JSON as texts, and show in which columns."""
     floats = (one.name for one in known.schema.columns if one.type == "float")
     found = {name: seen.kinds["string"] for name in floats if "string" in (seen := known.evidence.columns[name]).kinds}
     if found:
         rows = ((name, one.count, " ".join(text for text, _ in one.examples)) for name, one in found.items())
-        draft.tables["non_finite"] = Table(("column", "values", "for_example"), tuple(rows))
+        draft.tables["non_finite"] = DisplayTable(("column", "values", "for_example"), tuple(rows))
     return sum(one.count for one in found.values())
 
 
 # ── The table contract against the data ────────────────────────────────────────────────────────────
 
 
-SHOWN_DRIFTS = 30
+MAX_SHOWN_DRIFTS = 30
 
 
-def _tell_contract(work: Work, draft: Draft, known: Known) -> None:
+def _report_contract(work: StageContext, draft: StageOutput, known: ObservedTable) -> None:
     """Compare the contract in force with the data, and note both for the next build."""
-    form, contract = form_of(work), known.contract
-    mismatches = _mismatches(draft.parts)
+    form, contract = get_table_options(work), known.contract
+    mismatches = _merge_mismatches(draft.parts)
     draft.facts |= {"table_drift": 0, "type_mismatch": sum(one.count for one in mismatches.values())}
     if contract is None:
         return
-    parts = [(part, scan) for scan in _scans(work) for part in scan.parts]
-    drifts = list(_drifts(work, known, mismatches))
+    parts = [(part, scan) for scan in _load_scans(work) for part in scan.parts]
+    drifts = list(_find_drifts(work, known, mismatches))
     draft.facts["table_drift"] = len(drifts)
     counts = {name: one.count for name, one in mismatches.items()}
     before = {} if known.earlier is None else known.earlier["mismatches"]
     draft.details["table"] = {
         "contract": contract.to_json(),
         "pinned": form.table is not None,
-        "roles": _roles(form),
+        "roles": _describe_roles(form),
         # A build that is blocked changes nothing that the next one is held against.
         "mismatches": before if drifts else counts,
         "observed": list(known.observed),
     }
-    placed = [(one, _place(work, parts, one)) for one in drifts[:SHOWN_DRIFTS]]
+    placed = [(one, _describe_place(work, parts, one)) for one in drifts[:MAX_SHOWN_DRIFTS]]
     if placed:
         rows = tuple((one.column, one.change, one.text, place) for one, place in placed)
-        draft.tables["table_drift"] = Table(("column", "change", "cell", "place"), rows)
-        draft.samples["table_drift"] = tuple(_sentence(one, place) for one, place in placed[:10])
+        draft.tables["table_drift"] = DisplayTable(("column", "change", "cell", "place"), rows)
+        draft.samples["table_drift"] = tuple(_describe_drift(one, place) for one, place in placed[:10])
     if mismatches:
-        found = [(name, one, contract.columns[name]) for name, one in sorted(mismatches.items())][:SHOWN_DRIFTS]
-        misfits = [Drift(name, "", one.text, one.place) for name, one, _ in found]
+        found = [(name, one, contract.columns[name]) for name, one in sorted(mismatches.items())][:MAX_SHOWN_DRIFTS]
+        misfits = [ColumnDrift(name, "", one.text, one.place) for name, one, _ in found]
         lines = [
-            (name, one.count, one.text, describe(column), _place(work, parts, misfit))
+            (name, one.count, one.text, describe_column_contract(column), _describe_place(work, parts, misfit))
             for (name, one, column), misfit in zip(found, misfits, strict=True)
         ]
-        draft.tables["type_mismatch"] = Table(("column", "values", "for_example", "contract", "place"), tuple(lines))
+        draft.tables["type_mismatch"] = DisplayTable(
+            ("column", "values", "for_example", "contract", "place"), tuple(lines)
+        )
         draft.samples["type_mismatch"] = tuple(
-            _sentence(one, line[-1]) for one, line in zip(misfits, lines, strict=True)
+            _describe_drift(one, line[-1]) for one, line in zip(misfits, lines, strict=True)
         )
 
 
-def _mismatches(parts: Sequence[Part]) -> dict[str, Mismatch]:
+def _merge_mismatches(parts: Sequence[Part]) -> dict[str, ColumnMismatch]:
     """Add up the values that do not fit, by column, with the first of each."""
-    found: dict[str, Mismatch] = {}
+    found: dict[str, ColumnMismatch] = {}
     for number, part in enumerate(parts):
         for name, (count, text, row) in part.facts.get("mismatches", {}).items():
             first = found.get(name)
-            own = Mismatch(count, text, (number, row))
-            found[name] = own if first is None else Mismatch(first.count + count, first.text, first.place)
+            own = ColumnMismatch(count, text, (number, row))
+            found[name] = own if first is None else ColumnMismatch(first.count + count, first.text, first.place)
     return found
 
 
-def _drifts(work: Work, known: Known, mismatches: Mapping[str, Mismatch]) -> Iterator[Drift]:
+def _find_drifts(
+    work: StageContext, known: ObservedTable, mismatches: Mapping[str, ColumnMismatch]
+) -> Iterator[ColumnDrift]:
     assert known.contract is not None
-    yield from _other_dialects(work, known.contract)
+    yield from _find_dialect_drifts(work, known.contract)
     if known.earlier is None:
-        if form_of(work).table is not None:
-            yield from table_contract.missing_or_new(known.contract, known.evidence)
+        if get_table_options(work).table is not None:
+            yield from table_contract.find_missing_or_new(known.contract, known.evidence)
         return
     assert known.proposed is not None
-    yield from table_contract.changes(
+    yield from table_contract.find_contract_changes(
         known.contract, known.proposed, known.evidence, mismatches, known.earlier["mismatches"]
     )
 
 
-def _other_dialects(work: Work, contract: TableContract) -> Iterator[Drift]:
+def _find_dialect_drifts(work: StageContext, contract: TableContract) -> Iterator[ColumnDrift]:
     """Yield the files that are separated or quoted otherwise than the contract says."""
     number = 0
-    for scan in _scans(work):
+    for scan in _load_scans(work):
         for what, own, wanted in (
             ("separated by", scan.delimiter, contract.delimiter),
             ("quoted with", scan.quote, contract.quote),
         ):
             if scan.parts and own is not None and wanted is not None and own != wanted:
-                yield Drift("the header", f"is {what} {own!r}, and the contract says {wanted!r}", None, (number, 0))
+                yield ColumnDrift(
+                    "the header", f"is {what} {own!r}, and the contract says {wanted!r}", None, (number, 0)
+                )
         number += len(scan.parts)
 
 
-def _place(work: Work, parts: Sequence[tuple[sources.Part, FileScan]], drift: Drift) -> str:
+def _describe_place(
+    work: StageContext, parts: Sequence[tuple[sources.SourcePart, FileScan]], drift: ColumnDrift
+) -> str:
     """Word where a cell stands: `data/sales.csv line 20002`."""
     if drift.place is None or drift.place[0] >= len(parts):
         return ""
     part, scan = parts[drift.place[0]]
     if drift.text is None and drift.column == "the header":
         return f"{part.url} line 1"
-    line = sources.line_of(part, scan, work.base, drift.place[1])
+    line = sources.find_part_line(part, scan, work.base, drift.place[1])
     return f"{part.url} {f'line {line}' if line is not None else f'record {part.first_record + drift.place[1]}'}"
 
 
-def _sentence(drift: Drift, place: str) -> str:
+def _describe_drift(drift: ColumnDrift, place: str) -> str:
     cell = "" if drift.text is None else f": {drift.text!r}"
     return f"{drift.column} {drift.change}".rstrip() + f"{cell}{f' ({place})' if place else ''}"
 
 
-def _tell_groups(work: Work, draft: Draft, index: Index, characters_per_record: float) -> None:
-    form, sizes = form_of(work), index.group_sizes
+def _report_groups(work: StageContext, draft: StageOutput, index: RowIndex, characters_per_record: float) -> None:
+    form, sizes = get_table_options(work), index.group_sizes
     room = work.recipe.limit_of(work.dataset_name or "")
     tokens = sizes * (characters_per_record / sizing.CHARACTERS_PER_TOKEN)
     advice = sizing.advise_group_column(
@@ -466,7 +487,7 @@ def _tell_groups(work: Work, draft: Draft, index: Index, characters_per_record: 
     draft.facts["groups"] = len(index.keys)
     draft.tables["group_advice"] = advice.table()
     largest = np.argsort(-sizes, kind="stable")[:10]
-    draft.tables["largest_groups"] = Table(
+    draft.tables["largest_groups"] = DisplayTable(
         ("group", "rows", "about_tokens"),
         tuple((index.keys[i], int(sizes[i]), round(float(tokens[i]))) for i in largest.tolist()),
     )
@@ -475,14 +496,14 @@ def _tell_groups(work: Work, draft: Draft, index: Index, characters_per_record: 
     draft.samples["group_size"] = draft.samples["group_advice"] = tuple(index.keys[i] for i in largest.tolist())
 
 
-def _times(form: Records, index: Index) -> dict[str, Any]:
+def _measure_intervals(form: Records, index: RowIndex) -> dict[str, Any]:
     """Return the interval of the series, set or constant in the data, and the share of steps that differ from it."""
     wanted = form.time_series.timestamp_interval_seconds
-    found = row_index.steps(index) if form.mode == "sequential" else np.empty(0, np.int64)
+    found = row_index.measure_series_steps(index) if form.mode == "sequential" else np.empty(0, np.int64)
     if wanted is None or index.unit is None:
         constant = len(found) > 0 and bool((found == found[0]).all()) and int(found[0]) > 0
         own = None if not constant or index.unit is None else int(found[0]) * index.unit
         return {"interval": None if own is None else format(own, "f"), "mismatch": NOT_APPLICABLE}
     units = float(wanted) / float(index.unit)
     off = int((np.abs(found - units) > 1e-9 * max(units, 1)).sum())
-    return {"interval": str(wanted), "mismatch": share(off, len(found))}
+    return {"interval": str(wanted), "mismatch": compute_share(off, len(found))}

@@ -19,16 +19,16 @@ from rowmill import sources
 from rowmill.core.json import Json, to_json
 from rowmill.core.storage import Store
 from rowmill.formats import Python, canonicalization, filters
-from rowmill.formats.preference import columns_in
+from rowmill.formats.preference import list_present_columns
 from rowmill.formats.splits import Splitter, assign_split
 from rowmill.recipe.recipe import Dataset
 from rowmill.schema.ledger import NOT_TAKEN
 from rowmill.schema.manifest import Part
-from rowmill.schema.rows import NOTICED, ROWS, ParseReport, Rejected, Row, message_counts
+from rowmill.schema.rows import NORMALIZATION_COLUMNS, ROW_SCHEMA, ParseReport, Rejected, Row, count_messages
 from rowmill.sources.parts import SplitHint
-from rowmill.sources.sharing import TakenGroup, read_taken, records_of
-from rowmill.stages.custom_rows import OwnRows
-from rowmill.stages.part_files import RejectLog, first_of_each, ledger_table, write_parquet, write_rejects
+from rowmill.sources.sharing import TakenGroup, count_group_records, read_taken_records
+from rowmill.stages.custom_rows import CustomRowReader
+from rowmill.stages.part_files import RejectLog, build_ledger, sample_text_rejects, write_parquet, write_rejects
 
 # ── Canonical rows ─────────────────────────────────────────────────────────────────────────────────
 
@@ -49,7 +49,7 @@ class CanonicalTask:
 _CANONICALIZERS: dict[str, "tuple[canonicalization.Canonicalizer, Splitter]"] = {}
 
 
-def _canonicalizer(name: str, dataset: Dataset) -> "tuple[canonicalization.Canonicalizer, Splitter]":
+def _get_canonicalizer(name: str, dataset: Dataset) -> "tuple[canonicalization.Canonicalizer, Splitter]":
     key = name + dataset.model_dump_json()
     if key not in _CANONICALIZERS:
         made = canonicalization.Canonicalizer(
@@ -66,16 +66,16 @@ def _canonicalizer(name: str, dataset: Dataset) -> "tuple[canonicalization.Canon
 def canonicalize_part(task: CanonicalTask) -> Part:
     """Make canonical rows of some source parts."""
     if isinstance(task.dataset.format, Python):
-        return _canonicalize_own(task)
-    canonicalizer, splitter = _canonicalizer(task.dataset_name, task.dataset)
+        return _canonicalize_custom_part(task)
+    canonicalizer, splitter = _get_canonicalizer(task.dataset_name, task.dataset)
     log = RejectLog("canonical_rows")
     by_prefix = task.dataset.filters.deduplicate == "prefix200"
     columns = _RowColumns(task.dataset_name, task.taken[0][0], splitter, by_prefix=by_prefix)
     left_out: list[str] = []
-    for part, row_id, record in read_taken(task.taken, Path(task.base), left_out):
+    for part, row_id, record in read_taken_records(task.taken, Path(task.base), left_out):
         row = record.rejected or canonicalizer(record.value, arrow=part.arrow)
         if record.value is not None and not (isinstance(row, Row) and row.kind == "text"):
-            columns.note_preferences(row_id, columns_in(record.value, canonicalizer.unread_preferences))
+            columns.note_preferences(row_id, list_present_columns(record.value, canonicalizer.unread_preferences))
         if isinstance(row, Rejected):
             log.add(row_id, row, record.raw)
             continue
@@ -85,15 +85,15 @@ def canonicalize_part(task: CanonicalTask) -> Part:
     return _save_rows(task, columns, log, left_out)
 
 
-def _canonicalize_own(task: CanonicalTask) -> Part:
+def _canonicalize_custom_part(task: CanonicalTask) -> Part:
     """Make the rows of some parts by a class of one's own, which may make several of one record."""
-    own = OwnRows(task.dataset, Path(task.base))
+    own = CustomRowReader(task.dataset, Path(task.base))
     log = RejectLog("canonical_rows")
     by_prefix = task.dataset.filters.deduplicate == "prefix200"
     columns = _RowColumns(task.dataset_name, task.taken[0][0], Splitter(task.dataset.splits), by_prefix=by_prefix)
     left_out: list[str] = []
     further = 0
-    for part, row_id, record in read_taken(task.taken, Path(task.base), left_out):
+    for part, row_id, record in read_taken_records(task.taken, Path(task.base), left_out):
         made = [record.rejected] if record.rejected else own(record.value, arrow=part.arrow)
         further += len(made) - 1
         for k, row in enumerate(made):
@@ -109,7 +109,7 @@ def _canonicalize_own(task: CanonicalTask) -> Part:
 class _RowColumns:
     """Canonical rows of a part, column by column."""
 
-    def __init__(self, dataset: str, part: sources.Part, splitter: Splitter, *, by_prefix: bool) -> None:
+    def __init__(self, dataset: str, part: sources.SourcePart, splitter: Splitter, *, by_prefix: bool) -> None:
         self.dataset = dataset
         self.by_prefix = by_prefix
         self.hint: SplitHint | None = part.split_hint
@@ -133,10 +133,10 @@ class _RowColumns:
 
     def add(self, row_id: str, row: Row, record: Json) -> Rejected | None:
         """Add a row, or return why it cannot be stored or its split cannot be told."""
-        texts = _as_json(row)
+        texts = _row_to_json(row)
         if isinstance(texts, Rejected):
             return texts
-        content = filters.content_hash(row)
+        content = filters.hash_row_content(row)
         split = assign_split(
             self.splitter,
             source=self.hint,
@@ -150,7 +150,7 @@ class _RowColumns:
         self.rows.append(row)
         self.texts.append(texts)
         self.hashes.append(content)
-        self.dedupe_keys.append(filters.prefix_hash(record) if self.by_prefix else None)
+        self.dedupe_keys.append(filters.hash_record_prefix(record) if self.by_prefix else None)
         self.splits.append(split)
         if row.report.unknown_roles:
             self.with_unknown_roles.append(row_id)
@@ -165,17 +165,17 @@ class _RowColumns:
             self.ids, self.hashes, self.dedupe_keys, pa.repeat(self.dataset, len(rows)), [r.kind for r in rows],
             self.splits, [r.group_key for r in rows], [r.order_key for r in rows], [r.domain for r in rows],
             messages, tools, kwargs, [r.text for r in rows], [r.output for r in rows], records,
-            [_prompt_hash(r) for r in rows],
+            [_hash_prompt(r) for r in rows],
             *_report_columns([row.report for row in rows]),
         ]  # fmt: skip
-        return pa.table(columns, schema=ROWS)
+        return pa.table(columns, schema=ROW_SCHEMA)
 
 
 DEPTH_LIMIT = 254
 """What orjson encodes. The reader holds records to less; JSON text inside them (arguments, tools) is parsed later."""
 
 
-def _as_json(row: Row) -> tuple[str | None, ...] | Rejected:
+def _row_to_json(row: Row) -> tuple[str | None, ...] | Rejected:
     """Return a row's messages, tools, template values and record as JSON text, or why they have none."""
     values = (
         row.messages if row.kind == "conversation" else None,
@@ -203,7 +203,7 @@ def _is_deeper(value: Json, limit: int) -> bool:
     return True
 
 
-def _prompt_hash(row: Row) -> bytes | None:
+def _hash_prompt(row: Row) -> bytes | None:
     """Identify what a row asks, case-folded and with spaces collapsed: the same prompt in two splits is a leak."""
     prompt = row.text if row.kind == "pair" else next((m["content"] for m in row.messages if m["role"] == "user"), None)
     if not prompt:
@@ -219,7 +219,7 @@ def _report_columns(reports: Sequence[ParseReport]) -> list[pa.Array]:
     places = {key: place for place, key in enumerate(each)}
     rows = pa.array([places[id(report)] for report in reports], pa.int32())
     return [
-        pa.array([getattr(report, name) for report in each.values()], ROWS.field(name).type).take(rows)
+        pa.array([getattr(report, name) for report in each.values()], ROW_SCHEMA.field(name).type).take(rows)
         for name in names
     ]
 
@@ -237,7 +237,7 @@ def _save_rows(
     table = columns.table()
     notes = Counter(note for row in columns.rows for note in row.report.notes)
     facts: dict[str, Any] = {
-        "records": records_of(task.taken),
+        "records": count_group_records(task.taken),
         "is_text_file": task.taken[0][0].reader == "plain_text",
         "further_rows": further,
         "kept": len(columns.ids),
@@ -252,18 +252,18 @@ def _save_rows(
         "schemas": dict(sorted(Counter(row.report.schema for row in columns.rows).items())),
         "notes": dict(sorted(notes.items())),
         "splits": dict(sorted(Counter(columns.splits).items())),
-        "examples_of_rejects": first_of_each(log),
-        "noticed": noticed(table),
-        **message_counts(row.messages for row in columns.rows),
+        "examples_of_rejects": sample_text_rejects(log),
+        "noticed": count_normalizations(table),
+        **count_messages(row.messages for row in columns.rows),
     }
     files = {
         "rows": write_parquet(store, f"{at}/rows.parquet", table),
         "rejects": write_rejects(store, task.folder, at, log),
-        "ledger": write_parquet(store, f"{at}/ledger.parquet", ledger_table(table.column("row_id"), log, not_taken)),
+        "ledger": write_parquet(store, f"{at}/ledger.parquet", build_ledger(table.column("row_id"), log, not_taken)),
     }
     return Part(task.fingerprint, files, facts)
 
 
-def noticed(table: pa.Table) -> dict[str, int]:
+def count_normalizations(table: pa.Table) -> dict[str, int]:
     """Add up what canonicalisation noticed in the rows of a part."""
-    return {name: int(pc.sum(table.column(name)).as_py() or 0) for name in NOTICED}
+    return {name: int(pc.sum(table.column(name)).as_py() or 0) for name in NORMALIZATION_COLUMNS}

@@ -18,16 +18,16 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from rowmill.core.storage import digest
-from rowmill.formats.splits import Boundaries, Splitter, boundaries_of
+from rowmill.core.storage import digest_json
+from rowmill.formats.splits import Boundaries, Splitter, compute_boundaries
 from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Rejected
-from rowmill.stages.base import Planned, Work, make_parts
-from rowmill.stages.canonical_rows.rewrite_part import SPLITS, Rewrite, rewrite
+from rowmill.stages.base import PartTask, StageContext, make_parts
+from rowmill.stages.canonical_rows.rewrite_part import SPLITS, RewriteTask, rewrite_rows
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class TimeSplit:
     """The parts with every row in its split, and the boundaries that shares came to (None: the recipe's own)."""
 
     parts: list[Part]
@@ -35,85 +35,91 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
-class _Decided:
+class _SplitDecisions:
     """A part's rows: the code of each one's split, -1 where it is rejected, and why."""
 
     codes: NDArray[np.int8]
     rejected: dict[int, Rejected]
 
 
-def split_by_time(work: Work, made: list[Part]) -> Split:
+def split_by_time(work: StageContext, made: list[Part]) -> TimeSplit:
     """Put every row of a dataset into its split by time; parts in which nothing changes stay as they are."""
     splits = work.dataset.splits
     if not splits.needs_all_rows or not made:
-        return Split(made, None)
-    resolved = boundaries_of(splits, _times(work, made)) if splits.boundaries is None else None
+        return TimeSplit(made, None)
+    resolved = compute_boundaries(splits, _count_times(work, made)) if splits.boundaries is None else None
     boundaries = splits.boundaries or resolved
     if boundaries is None:
-        return Split(made, None)
+        return TimeSplit(made, None)
     splitter = Splitter(splits.model_copy(update={"boundaries": boundaries}))
-    decided = [_decided(work, part, splitter) for part in made]
+    decided = [_decide_by_time(work, part, splitter) for part in made]
     if splits.group_key is not None:
-        decided = _by_group(work, made, decided, later=splits.straddle == "later")
-    planned = [_planned(work, part, one) for part, one in zip(made, decided, strict=True)]
-    return Split(make_parts(work, rewrite, planned)[0], resolved)
+        decided = _reconcile_groups(work, made, decided, later=splits.straddle == "later")
+    planned = [_plan_rewrite(work, part, one) for part, one in zip(made, decided, strict=True)]
+    return TimeSplit(make_parts(work, rewrite_rows, planned)[0], resolved)
 
 
-def _times(work: Work, made: Sequence[Part]) -> Iterator[tuple[str, int]]:
+def _count_times(work: StageContext, made: Sequence[Part]) -> Iterator[tuple[str, int]]:
     counted: Counter[str] = Counter()
     for part in made:
         counted.update(work.store.table(part.files["rows"], ["order_key"]).column(0).to_pylist())
     yield from counted.items()
 
 
-def _decided(work: Work, part: Part, splitter: Splitter) -> _Decided:
+def _decide_by_time(work: StageContext, part: Part, splitter: Splitter) -> _SplitDecisions:
     column = work.store.table(part.files["rows"], ["order_key"]).column(0).combine_chunks().dictionary_encode()
-    outcomes = [splitter.of_time(value) for value in column.dictionary.to_pylist()]
+    outcomes = [splitter.assign_by_time(value) for value in column.dictionary.to_pylist()]
     codes = np.array([-1 if isinstance(one, Rejected) else SPLITS.index(one) for one in outcomes], np.int8)
     which = column.indices.to_numpy(zero_copy_only=False)
     of_rows = codes[which] if len(codes) else np.empty(0, np.int8)
     reasons = {place: outcomes[which[place]] for place in np.flatnonzero(of_rows < 0).tolist()}
-    return _Decided(of_rows, {place: one for place, one in reasons.items() if isinstance(one, Rejected)})
+    return _SplitDecisions(of_rows, {place: one for place, one in reasons.items() if isinstance(one, Rejected)})
 
 
-def _by_group(work: Work, made: Sequence[Part], decided: Sequence[_Decided], *, later: bool) -> list[_Decided]:
+def _reconcile_groups(
+    work: StageContext, made: Sequence[Part], decided: Sequence[_SplitDecisions], *, later: bool
+) -> list[_SplitDecisions]:
     """Bring each group together in its latest split, or reject the rows of a group that has several."""
-    frames = [_groups(work, part, one) for part, one in zip(made, decided, strict=True)]
-    ranges = [frame.filter(pl.col("code") >= 0).group_by("group").agg(_FIRST, _LAST) for frame in frames]
+    frames = [_read_groups(work, part, one) for part, one in zip(made, decided, strict=True)]
+    ranges = [frame.filter(pl.col("code") >= 0).group_by("group").agg(_FIRST_SPLIT, _LAST_SPLIT) for frame in frames]
     merged = pl.concat(ranges).group_by("group").agg(pl.col("first").min(), pl.col("last").max())
     torn = merged.filter(pl.col("first") < pl.col("last"))
     if torn.is_empty():
         return list(decided)
-    return [_together(one, frame, torn, later=later) for one, frame in zip(decided, frames, strict=True)]
+    return [_reconcile_part(one, frame, torn, later=later) for one, frame in zip(decided, frames, strict=True)]
 
 
-_FIRST, _LAST = pl.col("code").min().alias("first"), pl.col("code").max().alias("last")
+_FIRST_SPLIT, _LAST_SPLIT = pl.col("code").min().alias("first"), pl.col("code").max().alias("last")
 
 
-def _groups(work: Work, part: Part, decided: _Decided) -> pl.DataFrame:
+def _read_groups(work: StageContext, part: Part, decided: _SplitDecisions) -> pl.DataFrame:
     groups = work.store.table(part.files["rows"], ["group_key"]).column(0)
     return pl.DataFrame(
         {"group": groups.to_pylist(), "code": decided.codes}, schema={"group": pl.String, "code": pl.Int8}
     )
 
 
-def _together(decided: _Decided, rows: pl.DataFrame, torn: pl.DataFrame, *, later: bool) -> _Decided:
+def _reconcile_part(
+    decided: _SplitDecisions, rows: pl.DataFrame, torn: pl.DataFrame, *, later: bool
+) -> _SplitDecisions:
     last = rows.join(torn, on="group", how="left", maintain_order="left")["last"].fill_null(-1).to_numpy()
     moves = (last >= 0) & (decided.codes >= 0)
     if later:
         return replace(decided, codes=np.where(moves, last, decided.codes).astype(np.int8))
     groups = rows["group"].to_list()
     rejected = {place: Rejected("straddles_split", str(groups[place])[:80]) for place in np.flatnonzero(moves).tolist()}
-    return _Decided(np.where(moves, -1, decided.codes).astype(np.int8), decided.rejected | rejected)
+    return _SplitDecisions(np.where(moves, -1, decided.codes).astype(np.int8), decided.rejected | rejected)
 
 
-def _planned(work: Work, part: Part, decided: _Decided) -> Planned:
+def _plan_rewrite(work: StageContext, part: Part, decided: _SplitDecisions) -> PartTask:
     before = work.store.table(part.files["rows"], ["split"]).column(0).to_pylist()
     if [SPLITS.index(name) for name in before] == decided.codes.tolist():
-        return Planned(part.fingerprint, None, 0, 0)
+        return PartTask(part.fingerprint, None, 0, 0)
     drop = sorted(decided.rejected)
     # A dropped row needs some split to be written with; its rejects do not show it.
     codes = np.maximum(decided.codes, 0).tobytes()
     why = tuple(decided.rejected[place] for place in drop)
-    fingerprint = digest(part.fingerprint, "by time", drop, [[one.reason, one.detail] for one in why], codes.hex())
-    return Planned(fingerprint, Rewrite(work.store.root, work.folder, fingerprint, part, tuple(drop), why, codes), 0, 0)
+    fingerprint = digest_json(part.fingerprint, "by time", drop, [[one.reason, one.detail] for one in why], codes.hex())
+    return PartTask(
+        fingerprint, RewriteTask(work.store.root, work.folder, fingerprint, part, tuple(drop), why, codes), 0, 0
+    )

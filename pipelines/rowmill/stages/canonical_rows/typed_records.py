@@ -3,9 +3,9 @@
 What belongs here: making these of cells of CSV and of values of JSON, and why a record has none. What does not: reading
 a part and writing its rows (`table_rows.py`), how one cell is read (`table_contract/`), texts (`serialization/`).
 
-Both go column by column, and each distinct cell or value is read and written once. Of JSON, `ValueRows` is the
-reference path: it makes the row of one record. `ValueColumns` takes from it what a column's value is, and leaves to it
-the records with a value that does not fit.
+Both go column by column, and each distinct cell or value is read and written once. Of JSON, `ValueRowBuilder` is the
+reference path: it makes the row of one record. `ValueColumnBuilder` takes from it what a column's value is, and leaves
+to it the records with a value that does not fit.
 """
 
 from collections import defaultdict
@@ -19,27 +19,27 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from rowmill.core.json import Json
 from rowmill.formats import Records
-from rowmill.formats.columns import at_path
+from rowmill.formats.columns import get_at_path
 from rowmill.formats.splits import Splits
 from rowmill.schema.rows import Rejected
 from rowmill.tabular.schema import Column, Record, RecordSchema, Value
-from rowmill.tabular.serialization import Problem, Reader, Serialiser
-from rowmill.tabular.table_contract import ColumnContract, TableContract, cell_writer, read_position
+from rowmill.tabular.serialization import RecordDecoder, RecordProblem, Serialiser
+from rowmill.tabular.table_contract import ColumnContract, TableContract, make_cell_writer, read_position
 from rowmill.tabular.table_contract.contract import TIMES
-from rowmill.tabular.table_contract.drift import describe
-from rowmill.tabular.time_order import Order, Position
+from rowmill.tabular.table_contract.drift import describe_column_contract
+from rowmill.tabular.time_order import Position, SortKey
 
 DEFAULT_DOMAIN = "__default__"
 
 
-def _absent(reason: str, column: str) -> Rejected:
+def _reject_absent(reason: str, column: str) -> Rejected:
     return Rejected(reason, f"{column} is absent or null")
 
 
-def _without_column(reason: str, column: str, count: int, refused: dict[int, Rejected]) -> list[str | None]:
+def _reject_missing_column(reason: str, column: str, count: int, refused: dict[int, Rejected]) -> list[str | None]:
     """Refuse all records of a part that lacks a column that each needs; return what they have of it: nothing."""
     for place in range(count):
-        refused.setdefault(place, _absent(reason, column))
+        refused.setdefault(place, _reject_absent(reason, column))
     return [None] * count
 
 
@@ -56,7 +56,7 @@ class TypedRecord(NamedTuple):
 
 
 @dataclass(slots=True)
-class Mismatches:
+class MismatchLog:
     """Values that do not fit their columns, by column: how many, and the first with its record's number."""
 
     found: dict[str, tuple[int, str, int]] = field(default_factory=dict[str, tuple[int, str, int]])
@@ -72,7 +72,7 @@ class Mismatches:
 
 
 @dataclass(frozen=True, slots=True)
-class Roles:
+class ColumnRoles:
     """Which columns say in which group, at which time and of which domain a record is."""
 
     group: tuple[str, ...]
@@ -87,40 +87,42 @@ class Roles:
         return f"[{','.join(texts)}]" if self.is_list else texts[0]
 
 
-def roles_of(form: Records, splits: Splits) -> Roles:
+def resolve_column_roles(form: Records, splits: Splits) -> ColumnRoles:
     """Return the columns that the options name."""
     given = (splits.group_key,) if isinstance(splits.group_key, str) else tuple(splits.group_key or ())
     is_list = not isinstance(form.data.group_training_examples_by or splits.group_key, str)
     groups = form.group_columns or given
-    return Roles(groups, is_list, form.is_grouped_by_file, form.order_column, splits.time_key, form.domain_key)
+    return ColumnRoles(groups, is_list, form.is_grouped_by_file, form.order_column, splits.time_key, form.domain_key)
 
 
-def _position_text(position: Position) -> str:
+def _format_position(position: Position) -> str:
     return format(position, "f") if isinstance(position, Decimal) else str(position)
 
 
-def _unparsable(column: str, value: object, order: Order) -> Rejected:
+def _reject_unparsable(column: str, value: object, order: SortKey) -> Rejected:
     return Rejected("order_unparsable", f"{column} is {value!r:.80}, not in {order.name}")
 
 
-def _misfit(name: str, column: ColumnContract, value: object) -> Rejected:
-    return Rejected("type_mismatch", f"{name}: {value!r:.80} does not fit {describe(column)}")
+def _reject_mismatch(name: str, column: ColumnContract, value: object) -> Rejected:
+    return Rejected("type_mismatch", f"{name}: {value!r:.80} does not fit {describe_column_contract(column)}")
 
 
 # ── Cells ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-class CellRows:
+class CellRowBuilder:
     """Makes rows of cells of CSV, column by column."""
 
-    def __init__(self, contract: TableContract, schema: RecordSchema, order: Order | None, roles: Roles) -> None:
+    def __init__(
+        self, contract: TableContract, schema: RecordSchema, order: SortKey | None, roles: ColumnRoles
+    ) -> None:
         self._columns = contract.columns
         self._names = schema.names
         self._order = order
         self._roles = roles
 
     def __call__(
-        self, records: Sequence[Mapping[str, str]], rows: Sequence[int], mismatches: Mismatches
+        self, records: Sequence[Mapping[str, str]], rows: Sequence[int], mismatches: MismatchLog
     ) -> list[TypedRecord | Rejected]:
         """Return what each record's row holds, or why it has none; `rows` are the records' numbers."""
         if not records:
@@ -132,40 +134,40 @@ class CellRows:
         # In the order of the schema, so that a row's first misfit is that of its first column.
         for name in self._names:
             if name in cells:
-                texts[name] = self._written(name, cells[name], rows, refused, mismatches)
-        groups = self._groups(cells, texts, len(records), refused)
-        orders = self._positions(cells, texts, len(records), refused)
-        domains = self._domains(cells, len(records))
-        template = "{" + ",".join(f"{_percent(encode_basestring(name))}:%s" for name in texts) + "}"
+                texts[name] = self._write_column(name, cells[name], rows, refused, mismatches)
+        groups = self._write_group_keys(cells, texts, len(records), refused)
+        orders = self._read_positions(cells, texts, len(records), refused)
+        domains = self._read_domains(cells, len(records))
+        template = "{" + ",".join(f"{_escape_percent(encode_basestring(name))}:%s" for name in texts) + "}"
         lines = [template % row for row in zip(*texts.values(), strict=True)] if texts else ["{}"] * len(records)
         made = zip(lines, groups, orders, domains, strict=True)
         return [refused.get(place) or TypedRecord(*one) for place, one in enumerate(made)]
 
-    def _written(
+    def _write_column(
         self,
         name: str,
         cells: Sequence[str],
         rows: Sequence[int],
         refused: dict[int, Rejected],
-        mismatches: Mismatches,
+        mismatches: MismatchLog,
     ) -> list[str | None]:
         column = self._columns[name]
-        write = cell_writer(column)
+        write = make_cell_writer(column)
         known = {cell: write(cell) for cell in set(cells)}
         texts = [known[cell] for cell in cells]
         misfits = {cell for cell, text in known.items() if text is None}
         if column.on_mismatch == "na":
-            as_reject = cell_writer(column.model_copy(update={"on_mismatch": "reject"}))
+            as_reject = make_cell_writer(column.model_copy(update={"on_mismatch": "reject"}))
             misfits = {cell for cell in known if as_reject(cell) is None}
         if misfits:
             for place, cell in enumerate(cells):
                 if cell in misfits:
                     mismatches.add(name, cell[:80], rows[place])
                     if column.on_mismatch == "reject":
-                        refused.setdefault(place, _misfit(name, column, cell))
+                        refused.setdefault(place, _reject_mismatch(name, column, cell))
         return texts
 
-    def _groups(
+    def _write_group_keys(
         self,
         cells: Mapping[str, Sequence[str]],
         texts: Mapping[str, Sequence[str | None]],
@@ -179,16 +181,16 @@ class CellRows:
         keys: list[list[str]] = []
         for name in names:
             if name not in cells:
-                return _without_column("group_missing", name, count, refused)
+                return _reject_missing_column("group_missing", name, count, refused)
             known = {cell: encode_basestring(cell) for cell in set(cells[name])}
             keys.append([known[cell] for cell in cells[name]])
             absent = texts.get(name, cells[name])
             for place, text in enumerate(absent):
                 if text == "null" or not cells[name][place]:
-                    refused.setdefault(place, _absent("group_missing", name))
+                    refused.setdefault(place, _reject_absent("group_missing", name))
         return [self._roles.key_of(own) for own in zip(*keys, strict=True)]
 
-    def _positions(
+    def _read_positions(
         self,
         cells: Mapping[str, Sequence[str]],
         texts: Mapping[str, Sequence[str | None]],
@@ -199,20 +201,20 @@ class CellRows:
         if name is None or (self._roles.time_key is None and self._order is None):
             return [None] * count
         if name not in cells:
-            return _without_column("order_missing", name, count, refused)
+            return _reject_missing_column("order_missing", name, count, refused)
         known: dict[str, str | Rejected | None] = {}
         written = texts.get(name, [None] * count)
         for cell, text in dict(zip(cells[name], written, strict=True)).items():
-            known[cell] = self._position(name, cell, text)
+            known[cell] = self._read_position(name, cell, text)
         found = [known[cell] for cell in cells[name]]
         for place, one in enumerate(found):
             if isinstance(one, Rejected):
                 refused.setdefault(place, one)
         return [None if isinstance(one, Rejected) else one for one in found]
 
-    def _position(self, name: str, cell: str, text: str | None) -> str | Rejected | None:
+    def _read_position(self, name: str, cell: str, text: str | None) -> str | Rejected | None:
         if text == "null" or not cell:
-            return _absent("order_missing", name)
+            return _reject_absent("order_missing", name)
         if self._roles.time_key is not None:
             return cell if text is None or text.startswith('"') else text
         if text is None:
@@ -220,9 +222,9 @@ class CellRows:
         column = self._columns[name]
         assert self._order is not None
         position = read_position(column, self._order, cell, text)
-        return _unparsable(name, cell, self._order) if position is None else _position_text(position)
+        return _reject_unparsable(name, cell, self._order) if position is None else _format_position(position)
 
-    def _domains(self, cells: Mapping[str, Sequence[str]], count: int) -> list[str | None]:
+    def _read_domains(self, cells: Mapping[str, Sequence[str]], count: int) -> list[str | None]:
         if self._roles.domain is None:
             return [None] * count
         column = self._columns.get(self._roles.domain)
@@ -231,42 +233,44 @@ class CellRows:
         return [cell if cell.strip() else DEFAULT_DOMAIN for cell in cells[self._roles.domain]]
 
 
-def _percent(text: str) -> str:
+def _escape_percent(text: str) -> str:
     return text.replace("%", "%%")
 
 
 # ── Values of JSON ─────────────────────────────────────────────────────────────────────────────────
 
 
-class ValueRows:
+class ValueRowBuilder:
     """Makes rows of decoded JSON objects, one by one; all that the options decide is worked out here, once."""
 
-    def __init__(self, contract: TableContract, schema: RecordSchema, order: Order | None, roles: Roles) -> None:
+    def __init__(
+        self, contract: TableContract, schema: RecordSchema, order: SortKey | None, roles: ColumnRoles
+    ) -> None:
         self._contract = contract
         self._schema = schema
         self._order = order
         self._roles = roles
         self._names = frozenset(schema.names)
-        self._read = Reader(schema)
+        self._read = RecordDecoder(schema)
         self._write = Serialiser(schema, special_tokens=())
-        self._key = key_writer()
+        self._key = make_key_writer()
         self._readable: dict[tuple[str, str], bool] = {}
         self._words = {name: frozenset(one.na) for name, one in contract.used.items() if one.na}
         self._times = {
-            name: Order(one.format)
+            name: SortKey(one.format)
             for name, one in contract.used.items()
             if one.type in TIMES and one.format is not None and schema.by_name[name].type == "string"
         }
 
-    def __call__(self, decoded: Mapping[str, Json], row: int, mismatches: Mismatches) -> TypedRecord | Rejected:
+    def __call__(self, decoded: Mapping[str, Json], row: int, mismatches: MismatchLog) -> TypedRecord | Rejected:
         """Return what a row holds of a record, or why it has none."""
-        record = self._typed(decoded, row, mismatches)
+        record = self._convert_record(decoded, row, mismatches)
         if isinstance(record, Rejected):
             return record
-        group = self._group(decoded)
+        group = self._write_group_key(decoded)
         if isinstance(group, Rejected):
             return group
-        order = self._position(record)
+        order = self._read_position(record)
         if isinstance(order, Rejected):
             return order
         text = self._write(record)
@@ -277,11 +281,11 @@ class ValueRows:
 
     def read(self, decoded: Mapping[str, Json]) -> tuple[Record, str] | None:
         """Return a record and its text; None where a value does not fit or has no text."""
-        record = self._typed(decoded, 0, mismatches := Mismatches())
+        record = self._convert_record(decoded, 0, mismatches := MismatchLog())
         text = None if isinstance(record, Rejected) or mismatches.found else self._write(record)
         return None if isinstance(record, Rejected) or not isinstance(text, str) else (record, text)
 
-    def _typed(self, decoded: Mapping[str, Json], row: int, mismatches: Mismatches) -> Record | Rejected:
+    def _convert_record(self, decoded: Mapping[str, Json], row: int, mismatches: MismatchLog) -> Record | Rejected:
         """Return a decoded object's record; a misfit is rejected, or null where its contract says so."""
         if not decoded.keys() <= self._names:
             decoded = {name: value for name, value in decoded.items() if name in self._names}
@@ -289,22 +293,22 @@ class ValueRows:
             decoded = {name: None if self._is_absent(name, value) else value for name, value in decoded.items()}
         while True:
             record = self._read(decoded)
-            misfit = record.column if isinstance(record, Problem) else self._unreadable_time(record)
+            misfit = record.column if isinstance(record, RecordProblem) else self._find_unreadable_time(record)
             if misfit is None:
-                assert not isinstance(record, Problem)
+                assert not isinstance(record, RecordProblem)
                 return record
-            if isinstance(record, Problem) and record.reason != "type":
+            if isinstance(record, RecordProblem) and record.reason != "type":
                 return Rejected("unserialisable", f"{record.column}: {record.reason}")
             column = self._contract.columns[misfit]
             mismatches.add(misfit, str(decoded[misfit])[:80], row)
             if column.on_mismatch == "reject":
-                return _misfit(misfit, column, decoded[misfit])
+                return _reject_mismatch(misfit, column, decoded[misfit])
             decoded = {**decoded, misfit: None}
 
     def _is_absent(self, name: str, value: Json) -> bool:
         return type(value) is str and value in self._words.get(name, ())
 
-    def _unreadable_time(self, record: Record) -> str | None:
+    def _find_unreadable_time(self, record: Record) -> str | None:
         for name, order in self._times.items():
             value = record.get(name)
             if value is None:
@@ -316,13 +320,13 @@ class ValueRows:
                 return name
         return None
 
-    def _group(self, decoded: Mapping[str, Json]) -> str | Rejected | None:
+    def _write_group_key(self, decoded: Mapping[str, Json]) -> str | Rejected | None:
         """Return the group's key: the values as the source wrote them."""
         if not self._roles.group:
             return None
         texts: list[str] = []
         for name in self._roles.group:
-            text = self.key_of(name, decoded.get(name) if name in self._names else at_path(decoded, name))
+            text = self.key_of(name, decoded.get(name) if name in self._names else get_at_path(decoded, name))
             if isinstance(text, Rejected):
                 return text
             texts.append(text)
@@ -331,13 +335,13 @@ class ValueRows:
     def key_of(self, name: str, value: Json) -> str | Rejected:
         """Return what a group column's value adds to its group's key."""
         if value is None or self._is_absent(name, value):
-            return _absent("group_missing", name)
+            return _reject_absent("group_missing", name)
         return self._key(value)
 
-    def _position(self, record: Record) -> str | Rejected | None:
+    def _read_position(self, record: Record) -> str | Rejected | None:
         name = self._roles.time_key
         if name is not None:
-            return self.position_of(at_path(record, name))
+            return self.position_of(get_at_path(record, name))
         name = self._roles.order
         return None if name is None else self.position_of(record.get(name))
 
@@ -347,11 +351,11 @@ class ValueRows:
         if name is None or (self._roles.time_key is None and self._order is None):
             return None
         if value is None:
-            return _absent("order_missing", name)
+            return _reject_absent("order_missing", name)
         if self._roles.time_key is not None or self._order is None:
             return str(value)
         position = self._order.read(value)
-        return _unparsable(name, value, self._order) if position is None else _position_text(position)
+        return _reject_unparsable(name, value, self._order) if position is None else _format_position(position)
 
     def domain_of(self, value: Value) -> str:
         """Return the domain that a value names."""
@@ -360,8 +364,8 @@ class ValueRows:
 
 ABSENT = object()
 """Stands in a column for records that lack it."""
-_Made = TypeVar("_Made")
-_Text = TypeVar("_Text", str, str | None)
+_ResultT = TypeVar("_ResultT")
+_TextT = TypeVar("_TextT", str, str | None)
 
 
 class ColumnValues:
@@ -371,22 +375,22 @@ class ColumnValues:
         self._values = values
 
     @cached_property
-    def _keys(self) -> Sequence[Any]:
+    def _identity_keys(self) -> Sequence[Any]:
         """What is equal for values of one type and one text alone: 1 equals True, and 1.5 equals 1.50."""
         types = set(map(type, self._values)) - {type(None), type(ABSENT)}
         return self._values if types in ({str}, {int}, {bool}) else list(map(id, self._values))
 
     @cached_property
-    def _distinct(self) -> dict[Any, Any]:
-        return dict(zip(self._keys, self._values, strict=True))
+    def _distinct_values(self) -> dict[Any, Any]:
+        return dict(zip(self._identity_keys, self._values, strict=True))
 
-    def map(self, make: Callable[[Any], _Made]) -> list[_Made]:
+    def map(self, make: Callable[[Any], _ResultT]) -> list[_ResultT]:
         """Return what a function makes of each value; it is called once for equal ones."""
-        made = {key: make(value) for key, value in self._distinct.items()}
-        return [made[key] for key in self._keys]
+        made = {key: make(value) for key, value in self._distinct_values.items()}
+        return [made[key] for key in self._identity_keys]
 
 
-def columns_of(records: Sequence[Mapping[str, Json]]) -> dict[str, ColumnValues]:
+def split_columns(records: Sequence[Mapping[str, Json]]) -> dict[str, ColumnValues]:
     """Return the values of each key that some record has."""
     if not records:
         return {}
@@ -397,20 +401,22 @@ def columns_of(records: Sequence[Mapping[str, Json]]) -> dict[str, ColumnValues]
     return {name: ColumnValues([one.get(name, ABSENT) for one in records]) for name in names}
 
 
-_KEPT = frozenset({str, int, bool})
-_LONGEST_KEPT = 64
-_MOST_KEPT = 1 << 16
+_CACHED_TYPES = frozenset({str, int, bool})
+_MAX_CACHED_CHARS = 64
+_MAX_CACHED_VALUES = 1 << 16
 """Short values of a column that are kept from part to part: a part of a small file holds few rows."""
-_NO_ROLES = Roles((), is_list=False, by_file=False, order=None, time_key=None, domain=None)
+_NO_ROLES = ColumnRoles((), is_list=False, by_file=False, order=None, time_key=None, domain=None)
 
 
-class ValueColumns:
-    """Makes rows of decoded JSON objects, column by column: those that `ValueRows` makes one by one."""
+class ValueColumnBuilder:
+    """Makes rows of decoded JSON objects, column by column: those that `ValueRowBuilder` makes one by one."""
 
-    def __init__(self, contract: TableContract, schema: RecordSchema, order: Order | None, roles: Roles) -> None:
-        self._one_by_one = ValueRows(contract, schema, order, roles)
+    def __init__(
+        self, contract: TableContract, schema: RecordSchema, order: SortKey | None, roles: ColumnRoles
+    ) -> None:
+        self._one_by_one = ValueRowBuilder(contract, schema, order, roles)
         self._known = defaultdict[tuple[str, type], dict[Any, tuple[str | None, Value]]](dict)
-        self._alone = {one.name: _of_one_column(one, contract) for one in schema.columns}
+        self._alone = {one.name: _make_column_builder(one, contract) for one in schema.columns}
         self._roles = roles
 
     def __call__(
@@ -418,7 +424,7 @@ class ValueColumns:
         records: Sequence[Mapping[str, Json]],
         columns: Mapping[str, ColumnValues],
         rows: Sequence[int],
-        mismatches: Mismatches,
+        mismatches: MismatchLog,
     ) -> list[TypedRecord | Rejected]:
         """Return what each record's row holds, or why it has none; `rows` are the records' numbers."""
         if "." in (self._roles.time_key or ""):
@@ -426,48 +432,48 @@ class ValueColumns:
             return [self._one_by_one(one, row, mismatches) for row, one in zip(rows, records, strict=True)]
         absent = ColumnValues([ABSENT] * len(records))
         own = {name: columns.get(name, absent) for name in self._alone}
-        pieces = [column.map(partial(self._piece, name)) for name, column in own.items()]
+        pieces = [column.map(partial(self._write_piece, name)) for name, column in own.items()]
         unfit = sorted({place for one in pieces if None in one for place, text in enumerate(one) if text is None})
         made = {place: self._one_by_one(records[place], rows[place], mismatches) for place in unfit}
-        groups = self._groups(records, own, made)
-        orders = self._orders(own.get(self._roles.time_key or self._roles.order or "", absent), made)
-        domains = self._domains(own.get(self._roles.domain or "", absent), len(records))
+        groups = self._write_group_keys(records, own, made)
+        orders = self._read_positions(own.get(self._roles.time_key or self._roles.order or "", absent), made)
+        domains = self._read_domains(own.get(self._roles.domain or "", absent), len(records))
         return [
             made.get(place) or TypedRecord(f"{{{''.join(texts)[1:]}}}", *keys)
             for place, (texts, *keys) in enumerate(
-                zip(_rows_of(pieces, len(records)), groups, orders, domains, strict=True)
+                zip(_zip_columns(pieces, len(records)), groups, orders, domains, strict=True)
             )
         ]
 
-    def _piece(self, name: str, value: Any) -> str | None:
+    def _write_piece(self, name: str, value: Any) -> str | None:
         """Return what a value adds to its record's text, a comma before it; None if it does not fit."""
-        return self._read(name, value)[0]
+        return self._read_value(name, value)[0]
 
     def _typed_value(self, name: str, value: Any) -> Value:
-        return self._read(name, value)[1] if name in self._alone else None
+        return self._read_value(name, value)[1] if name in self._alone else None
 
-    def _read(self, name: str, value: Any) -> tuple[str | None, Value]:
+    def _read_value(self, name: str, value: Any) -> tuple[str | None, Value]:
         """Return a value's piece of text and its typed value, both None if it does not fit."""
         kind = type(value)
-        key = str(value) if kind is Decimal else value if kind in _KEPT else None
-        if key is None or (kind is str and len(value) > _LONGEST_KEPT):
-            return self._read_again(name, value)
+        key = str(value) if kind is Decimal else value if kind in _CACHED_TYPES else None
+        if key is None or (kind is str and len(value) > _MAX_CACHED_CHARS):
+            return self._convert_value(name, value)
         known = self._known[name, kind]
         found = known.get(key)
         if found is None:
-            if len(known) >= _MOST_KEPT:
+            if len(known) >= _MAX_CACHED_VALUES:
                 known.clear()
-            found = known[key] = self._read_again(name, value)
+            found = known[key] = self._convert_value(name, value)
         return found
 
-    def _read_again(self, name: str, value: Any) -> tuple[str | None, Value]:
+    def _convert_value(self, name: str, value: Any) -> tuple[str | None, Value]:
         read = self._alone[name].read({} if value is ABSENT else {name: value})
         if read is None:
             return None, None
         record, text = read
         return (f",{text[1:-2]}" if record else ""), record.get(name)
 
-    def _groups(
+    def _write_group_keys(
         self,
         records: Sequence[Mapping[str, Json]],
         own: Mapping[str, ColumnValues],
@@ -475,54 +481,54 @@ class ValueColumns:
     ) -> Sequence[str | None]:
         keys: list[Sequence[str]] = []
         for name in self._roles.group:
-            column = own[name] if name in own else ColumnValues([at_path(one, name) for one in records])
-            texts = column.map(partial(self._key, name))
-            keys.append(_without_rejected(texts, made))
+            column = own[name] if name in own else ColumnValues([get_at_path(one, name) for one in records])
+            texts = column.map(partial(self._write_key, name))
+            keys.append(_collect_rejected(texts, made))
         return [self._roles.key_of(texts) for texts in zip(*keys, strict=True)] if keys else [None] * len(records)
 
-    def _key(self, name: str, value: Any) -> str | Rejected:
+    def _write_key(self, name: str, value: Any) -> str | Rejected:
         return self._one_by_one.key_of(name, None if value is ABSENT else value)
 
-    def _orders(self, column: ColumnValues, made: dict[int, TypedRecord | Rejected]) -> Sequence[str | None]:
+    def _read_positions(self, column: ColumnValues, made: dict[int, TypedRecord | Rejected]) -> Sequence[str | None]:
         name = self._roles.time_key or self._roles.order
         if name is None:
             return column.map(lambda _: None)
 
         def position_of(value: Any) -> str | Rejected | None:
-            if name in self._alone and self._piece(name, value) is None:
+            if name in self._alone and self._write_piece(name, value) is None:
                 # Records whose value does not fit are made already.
                 return None
             return self._one_by_one.position_of(self._typed_value(name, value))
 
-        return _without_rejected(column.map(position_of), made)
+        return _collect_rejected(column.map(position_of), made)
 
-    def _domains(self, column: ColumnValues, count: int) -> Sequence[str | None]:
+    def _read_domains(self, column: ColumnValues, count: int) -> Sequence[str | None]:
         name = self._roles.domain
         if name is None:
             return [None] * count
         return column.map(lambda value: self._one_by_one.domain_of(self._typed_value(name, value)))
 
 
-def _of_one_column(column: Column, contract: TableContract) -> ValueRows:
+def _make_column_builder(column: Column, contract: TableContract) -> ValueRowBuilder:
     """Return the reference path for records of one column."""
     known = {column.name: contract.columns[column.name]} if column.name in contract.columns else {}
     alone = contract.model_copy(update={"columns": known})
-    return ValueRows(alone, RecordSchema((column,)), None, _NO_ROLES)
+    return ValueRowBuilder(alone, RecordSchema((column,)), None, _NO_ROLES)
 
 
-def _rows_of(columns: Sequence[Sequence[str | None]], count: int) -> Iterable[tuple[Any, ...]]:
+def _zip_columns(columns: Sequence[Sequence[str | None]], count: int) -> Iterable[tuple[Any, ...]]:
     return zip(*columns, strict=True) if columns else repeat((), count)
 
 
-def _without_rejected(found: Sequence[_Text | Rejected], made: dict[int, TypedRecord | Rejected]) -> Sequence[_Text]:
+def _collect_rejected(found: Sequence[_TextT | Rejected], made: dict[int, TypedRecord | Rejected]) -> Sequence[_TextT]:
     """Return the texts, nothing for those that are none; the first reason of a record is its row's."""
     for place, one in enumerate(found):
         if type(one) is Rejected:
             made.setdefault(place, one)
-    return [cast("_Text", "" if type(one) is Rejected else one) for one in found]
+    return [cast("_TextT", "" if type(one) is Rejected else one) for one in found]
 
 
-def key_writer() -> Callable[[Value], str]:
+def make_key_writer() -> Callable[[Value], str]:
     """Return what writes a value as JSON text by its own type: 1 is not "1"."""
     write = Serialiser(RecordSchema((Column("k", "json"),)), special_tokens=())
 

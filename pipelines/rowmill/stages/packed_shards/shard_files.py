@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.packing import plan as packing
-from rowmill.packing.plan import Plan
-from rowmill.schema.examples import WEIGHTS, WEIGHTS_FIELD
+from rowmill.packing.plan import SequencePlan
+from rowmill.schema.examples import WEIGHT_COLUMN, WEIGHT_FIELD
 from rowmill.schema.manifest import File, Part
 from rowmill.shards import gather, native
-from rowmill.shards.label_conventions import IGNORE
-from rowmill.shards.sequences import lists
+from rowmill.shards.label_conventions import IGNORED_LABEL
+from rowmill.shards.sequences import make_list_array
 
 Ints = NDArray[np.int64]
 
@@ -53,7 +53,7 @@ SEGMENTS = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class ScratchTask:
+class ExampleScratchTask:
     """A part of examples to lay out for gathering; segments of it as `(row in the part, start, length, span start)`.
 
     `stores_weights`: the part has loss weights. `weighted`: the shards have, since one of the recipe's datasets does.
@@ -71,27 +71,27 @@ class ScratchTask:
     weighted: bool
 
 
-def to_scratch(task: ScratchTask) -> int:
+def write_example_scratch(task: ExampleScratchTask) -> int:
     """Write a part as a mapped file; return the sum of the content hashes of its segments."""
-    names = ("input_ids", "loss_mask", "example_id", *((WEIGHTS,) if task.stores_weights else ()))
+    names = ("input_ids", "loss_mask", "example_id", *((WEIGHT_COLUMN,) if task.stores_weights else ()))
     table = Store(task.root).table(task.source, names)
     if task.weighted and not task.stores_weights:
-        table = _weighed_alike(table)
-    gather.to_scratch(table, task.target)
-    return _expected_hash(table, task)
+        table = _add_uniform_weights(table)
+    gather.write_scratch_file(table, task.target)
+    return _hash_expected_segments(table, task)
 
 
-def _weighed_alike(table: pa.Table) -> pa.Table:
+def _add_uniform_weights(table: pa.Table) -> pa.Table:
     """Give examples of a dataset without loss weights a column of them: 1 where the mask is true."""
-    flat = _flat(table)
-    return table.append_column(WEIGHTS_FIELD, lists(flat.offsets, flat.mask.astype(np.float32)))
+    flat = _flatten_examples(table)
+    return table.append_column(WEIGHT_FIELD, make_list_array(flat.offsets, flat.mask.astype(np.float32)))
 
 
-def _expected_hash(table: pa.Table, task: ScratchTask) -> int:
+def _hash_expected_segments(table: pa.Table, task: ExampleScratchTask) -> int:
     if not len(task.rows):
         return 0
-    flat = _flat(table)
-    index = native.cut(flat.offsets, task.rows, task.starts, task.lengths)
+    flat = _flatten_examples(table)
+    index = native.locate_tokens(flat.offsets, task.rows, task.starts, task.lengths)
     cut_ids, cut_mask = flat.ids[index], flat.mask[index]
     bounds = np.concatenate((np.zeros(1, np.int64), np.cumsum(task.lengths)))
     targets = cut_mask.copy()
@@ -109,11 +109,11 @@ def _expected_hash(table: pa.Table, task: ScratchTask) -> int:
         task.starts.astype(np.int32),
         flat.weights_at(index, targets),
     )
-    return sum(native.segment_hashes(segments, targets)) % native.MODULUS
+    return sum(native.hash_segments(segments, targets)) % native.HASH_MODULUS
 
 
 @dataclass(frozen=True, slots=True)
-class _Flat:
+class _FlatExamples:
     """Examples end to end: `offsets` int64[N + 1] cut their tokens; `weights` are null where the recipe has none."""
 
     ids: NDArray[np.int32]
@@ -126,18 +126,18 @@ class _Flat:
         return None if self.weights is None else np.where(targets, self.weights[index], np.float32(0))
 
 
-def _flat(table: pa.Table) -> _Flat:
+def _flatten_examples(table: pa.Table) -> _FlatExamples:
     ids = table.column("input_ids").combine_chunks()
     offsets = np.asarray(ids.offsets, np.int64)
-    return _Flat(
+    return _FlatExamples(
         ids=ids.flatten().to_numpy(zero_copy_only=False),
-        mask=_values(table, "loss_mask"),
-        weights=_values(table, WEIGHTS) if WEIGHTS in table.column_names else None,
+        mask=_flatten_column(table, "loss_mask"),
+        weights=_flatten_column(table, WEIGHT_COLUMN) if WEIGHT_COLUMN in table.column_names else None,
         offsets=offsets - offsets[0],
     )
 
 
-def _values(table: pa.Table, name: str) -> "NDArray[Any]":
+def _flatten_column(table: pa.Table, name: str) -> "NDArray[Any]":
     return table.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
 
 
@@ -167,14 +167,14 @@ class ShardTask:
 
 def write_shard(task: ShardTask) -> Part:
     """Gather one shard's tokens, write it and its segments."""
-    table = _shard_table(task)
+    table = _gather_shard(task)
     store = Store(task.root)
     sink = BytesIO()
-    native.write(table, sink, task.card)
-    shard = _save(store, f"{task.at}/data/{task.split}/{task.name}.parquet", sink.getvalue(), table.num_rows)
+    native.write_native_shard(table, sink, task.card)
+    shard = _save_file(store, f"{task.at}/data/{task.split}/{task.name}.parquet", sink.getvalue(), table.num_rows)
     lineage = BytesIO()
-    pq.write_table(_lineage(table, task), lineage, compression="zstd")
-    segments = _save(
+    pq.write_table(_build_lineage(table, task), lineage, compression="zstd")
+    segments = _save_file(
         store, f"{task.at}/segments/{task.split}-{task.name}.parquet", lineage.getvalue(), len(task.examples)
     )
     facts = {
@@ -189,7 +189,7 @@ def write_shard(task: ShardTask) -> Part:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadTask:
+class ReadBackTask:
     """A written shard to read again."""
 
     root: str
@@ -197,7 +197,7 @@ class ReadTask:
     segments: File
 
 
-def read_back(task: ReadTask) -> tuple[int, int]:
+def read_back(task: ReadBackTask) -> tuple[int, int]:
     """Return how many of a shard's files are not what was written, and the content hash of its sequences.
 
     A damaged shard has no content: its hash is 0.
@@ -207,20 +207,20 @@ def read_back(task: ReadTask) -> tuple[int, int]:
     damaged = int(digest_bytes(store.read(task.segments.path)) != task.segments.digest)
     if digest_bytes(content) != task.shard.digest:
         return damaged + 1, 0
-    hashes = native.sequence_hashes(native.segments_of(native.read(content)))
-    return damaged, sum(hashes) % native.MODULUS
+    hashes = native.hash_sequences(native.recover_segments(native.read_native_shard(content)))
+    return damaged, sum(hashes) % native.HASH_MODULUS
 
 
-def _shard_table(task: ShardTask) -> pa.Table:
+def _gather_shard(task: ShardTask) -> pa.Table:
     wanted, inverse = np.unique(task.examples, return_inverse=True)
-    rows = gather.take(task.files, task.first_rows, wanted)
-    flat = _flat(rows)
+    rows = gather.take_rows(task.files, task.first_rows, wanted)
+    flat = _flatten_examples(rows)
     starts, lengths = task.ranges[:, 0].astype(np.int64), task.ranges[:, 1].astype(np.int64)
-    index = native.cut(flat.offsets, inverse, starts, lengths)
+    index = native.locate_tokens(flat.offsets, inverse, starts, lengths)
     cut_ids, cut_mask = flat.ids[index], flat.mask[index]
-    plan = Plan(task.sequence_offsets, task.examples, task.ranges)
+    plan = SequencePlan(task.sequence_offsets, task.examples, task.ranges)
     span_lengths, span_offsets = packing.attention_spans(plan, block_cross_document_attention=task.blocked)
-    labels = packing.labels(cut_ids, cut_mask, span_lengths, ignore_token_id=task.ignore_token_id)
+    labels = packing.make_labels(cut_ids, cut_mask, span_lengths, ignore_token_id=task.ignore_token_id)
     segments = native.Segments(
         ids=cut_ids,
         mask=cut_mask,
@@ -228,7 +228,7 @@ def _shard_table(task: ShardTask) -> pa.Table:
         sequence_offsets=task.sequence_offsets,
         example_ids=rows.column("example_id").combine_chunks().take(pa.array(inverse)),
         starts=task.ranges[:, 0],
-        weights=flat.weights_at(index, labels != IGNORE),
+        weights=flat.weights_at(index, labels != IGNORED_LABEL),
     )
     spans = native.Spans(
         labels=labels,
@@ -236,16 +236,16 @@ def _shard_table(task: ShardTask) -> pa.Table:
         lengths=span_lengths,
         offsets=span_offsets,
     )
-    return native.to_table(segments, spans, dataset=task.dataset, first_sequence=task.first_sequence)
+    return native.make_shard_table(segments, spans, dataset=task.dataset, first_sequence=task.first_sequence)
 
 
-_PLACE = "^(?P<row_id>(?P<part>.*):(?P<record>[0-9]+)[.0-9]*)#[0-9]+$"
+_EXAMPLE_ID_PATTERN = "^(?P<row_id>(?P<part>.*):(?P<record>[0-9]+)[.0-9]*)#[0-9]+$"
 """An example's id taken apart as `rows.place_of` takes a row's, for a whole column at once."""
 
 
-def _lineage(table: pa.Table, task: ShardTask) -> pa.Table:
+def _build_lineage(table: pa.Table, task: ShardTask) -> pa.Table:
     example_ids = table.column("example_ids").combine_chunks().flatten()
-    row_ids, parts, records = pc.extract_regex(example_ids, _PLACE).flatten()
+    row_ids, parts, records = pc.extract_regex(example_ids, _EXAMPLE_ID_PATTERN).flatten()
     named = parts.dictionary_encode()
     urls = pa.array([task.sources[part][0] for part in named.dictionary.to_pylist()], pa.string())
     firsts = np.array([task.sources[part][1] for part in named.dictionary.to_pylist()], np.int64)
@@ -260,6 +260,6 @@ def _lineage(table: pa.Table, task: ShardTask) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=SEGMENTS)
 
 
-def _save(store: Store, path: str, content: bytes, rows: int) -> File:
+def _save_file(store: Store, path: str, content: bytes, rows: int) -> File:
     store.write(path, content)
     return File(path=path, bytes=len(content), digest=digest_bytes(content), rows=rows)

@@ -20,27 +20,44 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from rowmill.core.number_text import percent
-from rowmill.core.storage import Store, digest, digest_bytes
-from rowmill.packing.plan import count_best_fit, tokens_left_out
+from rowmill.core.number_text import format_percent
+from rowmill.core.storage import Store, digest_bytes, digest_json
+from rowmill.packing.plan import count_best_fit, count_left_out_tokens
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.ledger import KEPT, REJECTED
-from rowmill.schema.manifest import NOT_APPLICABLE, File, Histogram, Manifest, Part, Table
+from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, File, Histogram, Manifest, Part
 from rowmill.shards import native
 from rowmill.shards.native import find_content_damage
-from rowmill.sources import Part as SourcePart
+from rowmill.sources import SourcePart
 from rowmill.stages import inputs
-from rowmill.stages.base import Draft, Figure, Prepared, StageDeclaration, Work, part_folder, scratch_folder, share
-from rowmill.stages.packed_shards.pack_plans import SPLITS, SURPLUS, Lengths, Plans, SplitPlan, carved_of, plan_splits
+from rowmill.stages.base import (
+    ComparedFact,
+    PreparedStage,
+    StageContext,
+    StageDeclaration,
+    StageOutput,
+    compute_share,
+    part_folder,
+    scratch_folder,
+)
+from rowmill.stages.packed_shards.pack_plans import (
+    SPLITS,
+    SURPLUS_CODE,
+    DatasetPackPlans,
+    ExampleLengths,
+    SplitPackPlan,
+    get_holdout_size,
+    plan_splits,
+)
 from rowmill.stages.packed_shards.shard_files import (
-    ReadTask,
-    ScratchTask,
+    ExampleScratchTask,
+    ReadBackTask,
     ShardTask,
     read_back,
-    to_scratch,
+    write_example_scratch,
     write_shard,
 )
-from rowmill.stats import Feeds, by_fact
+from rowmill.stats import StatsInputs, count_rows_by_fact
 
 VERSION = 4
 """Raise it when any shard may hold other bytes, or other facts are counted on the way."""
@@ -63,10 +80,10 @@ LEFT_OUT = pa.schema(
 """One line per example that is not whole in the sequences: `tokens` of its `of_tokens` stand in none."""
 
 
-def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
+def identify_packed_shards(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide shards; all have weights as soon as one dataset of the recipe has."""
     dataset = recipe.datasets[name]
-    carved = carved_of(recipe, name)
+    carved = get_holdout_size(recipe, name)
     return {
         "versions": [VERSION],
         "packing": dataset.packing.model_dump(mode="json"),
@@ -77,20 +94,22 @@ def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
     }
 
 
-def make(work: Work) -> Draft:
+def make_packed_shards(work: StageContext) -> StageOutput:
     """Plan each split, write its shards, read them back, and say what stands in none."""
     plans = plan_splits(work)
     with scratch_folder(work) as scratch:
-        files, expected = _to_scratch(work, plans.lengths, plans.splits, scratch)
+        files, expected = _write_scratch_files(work, plans.lengths, plans.splits, scratch)
         shards = _write_shards(work, plans.lengths, plans.splits, files)
-    tasks = [ReadTask(work.store.root, part.files["shard"], part.files["segments"]) for part in shards]
+    tasks = [ReadBackTask(work.store.root, part.files["shard"], part.files["segments"]) for part in shards]
     back = list(work.pool.map(read_back, tasks, size_bytes=4 * sum(task.shard.bytes for task in tasks)))
-    left = _left_out(plans.lengths, plans.splits)
-    return _draft(work, plans, [*shards, *_beside(work, plans, left)], left, _Read.of(back, expected))
+    left = _find_left_out(plans.lengths, plans.splits)
+    return _build_shards_output(
+        work, plans, [*shards, *_write_side_tables(work, plans, left)], left, _ReadBackSums.of(back, expected)
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
+class _ReadBackSums:
     """What reading the shards again came to: damaged files, their content hash, and the one to be expected."""
 
     damaged: int
@@ -98,8 +117,8 @@ class _Read:
     expected: int
 
     @classmethod
-    def of(cls, back: Sequence[tuple[int, int]], expected: int) -> "_Read":
-        found = sum(value for _, value in back) % native.MODULUS
+    def of(cls, back: Sequence[tuple[int, int]], expected: int) -> "_ReadBackSums":
+        found = sum(value for _, value in back) % native.HASH_MODULUS
         return cls(sum(damaged for damaged, _ in back), found, expected)
 
 
@@ -107,7 +126,7 @@ class _Read:
 
 
 @dataclass(frozen=True, slots=True)
-class _LeftOut:
+class _LeftOutExamples:
     """Examples that are not whole in the sequences: number, tokens left out, `(split, state, reason)` of each."""
 
     examples: Ints
@@ -119,17 +138,17 @@ class _LeftOut:
         return sum(1 for _, own_state, own_reason in self.fates if (own_state, own_reason) == (state, reason))
 
 
-def _left_out(lengths: Lengths, plans: Sequence[SplitPlan]) -> _LeftOut:
+def _find_left_out(lengths: ExampleLengths, plans: Sequence[SplitPackPlan]) -> _LeftOutExamples:
     planned = np.zeros(len(lengths.tokens), np.int64)
     reasons: dict[int, str] = {}
     for one in plans:
-        planned += lengths.tokens - tokens_left_out(one.plan, lengths.tokens)
+        planned += lengths.tokens - count_left_out_tokens(one.plan, lengths.tokens)
         reasons |= {number: reason for reason, numbers in one.rejected.items() for number in numbers.tolist()}
     examples = np.flatnonzero(planned < lengths.tokens)
 
     def fate(number: int) -> tuple[str, str, str]:
         split = int(lengths.splits[number])
-        if split == SURPLUS:
+        if split == SURPLUS_CODE:
             return ("", "validation_surplus", "")
         if planned[number]:
             return (SPLITS[split], KEPT, "")
@@ -137,21 +156,21 @@ def _left_out(lengths: Lengths, plans: Sequence[SplitPlan]) -> _LeftOut:
         return (SPLITS[split], REJECTED, reasons[number]) if number in reasons else (SPLITS[split], "tail", "")
 
     fates = [fate(number) for number in examples.tolist()]
-    return _LeftOut(examples, (lengths.tokens - planned)[examples], fates)
+    return _LeftOutExamples(examples, (lengths.tokens - planned)[examples], fates)
 
 
-def _beside(work: Work, plans: Plans, left: _LeftOut) -> list[Part]:
+def _write_side_tables(work: StageContext, plans: DatasetPackPlans, left: _LeftOutExamples) -> list[Part]:
     """Write what stands beside the shards: what is left out, and the rows that were held out by number."""
     tables: dict[str, pa.Table] = {}
     if len(left.examples):
-        names = _names(work, plans.lengths, left.examples)
+        names = _read_example_ids(work, plans.lengths, left.examples)
         row_ids = [name.rsplit("#", 1)[0] for name in names]
         fates = [list(column) for column in zip(*left.fates, strict=True)]
         columns = [names, row_ids, *fates, left.tokens, plans.lengths.tokens[left.examples]]
         tables["left_out"] = pa.table(columns, schema=LEFT_OUT)
-    if carved_of(work.recipe, work.dataset_name or "") is not None:
+    if get_holdout_size(work.recipe, work.dataset_name or "") is not None:
         tables["moved"] = plans.moved
-    at = part_folder(work.folder, _plan_digest(work, plans.lengths, plans.splits))
+    at = part_folder(work.folder, _digest_plans(work, plans.lengths, plans.splits))
     files: dict[str, File] = {}
     for name, table in tables.items():
         sink = BytesIO()
@@ -159,10 +178,10 @@ def _beside(work: Work, plans: Plans, left: _LeftOut) -> list[Part]:
         content = sink.getvalue()
         work.store.write(f"{at}/{name}.parquet", content)
         files[name] = File(f"{at}/{name}.parquet", len(content), digest_bytes(content), table.num_rows)
-    return [Part(digest([file.digest for file in files.values()]), files, {"split": ""})] if files else []
+    return [Part(digest_json([file.digest for file in files.values()]), files, {"split": ""})] if files else []
 
 
-def _names(work: Work, lengths: Lengths, numbers: Ints) -> list[str]:
+def _read_example_ids(work: StageContext, lengths: ExampleLengths, numbers: Ints) -> list[str]:
     """Return the ids of some examples, in ascending number."""
     which = np.searchsorted(lengths.first_rows, numbers, "right") - 1
     names: list[str] = []
@@ -175,14 +194,16 @@ def _names(work: Work, lengths: Lengths, numbers: Ints) -> list[str]:
 # ── Tokens to shards ───────────────────────────────────────────────────────────────────────────────
 
 
-def _to_scratch(work: Work, lengths: Lengths, plans: Sequence[SplitPlan], scratch: Path) -> tuple[list[str], int]:
-    examples, starts, sizes, begins = _all_segments(work, plans)
+def _write_scratch_files(
+    work: StageContext, lengths: ExampleLengths, plans: Sequence[SplitPackPlan], scratch: Path
+) -> tuple[list[str], int]:
+    examples, starts, sizes, begins = _collect_segments(work, plans)
     order = np.argsort(examples, kind="stable")
     examples, starts, sizes, begins = examples[order], starts[order], sizes[order], begins[order]
     cuts = np.searchsorted(examples, lengths.first_rows)
     targets = [str(scratch / f"{i:06d}.arrow") for i in range(len(lengths.files))]
     tasks = [
-        ScratchTask(
+        ExampleScratchTask(
             root=work.store.root,
             source=file,
             target=targets[i],
@@ -196,11 +217,13 @@ def _to_scratch(work: Work, lengths: Lengths, plans: Sequence[SplitPlan], scratc
         )
         for i, file in enumerate(lengths.files)
     ]
-    sums = work.pool.map(to_scratch, tasks, size_bytes=int(lengths.tokens.sum()))
-    return targets, sum(sums) % native.MODULUS
+    sums = work.pool.map(write_example_scratch, tasks, size_bytes=int(lengths.tokens.sum()))
+    return targets, sum(sums) % native.HASH_MODULUS
 
 
-def _all_segments(work: Work, plans: Sequence[SplitPlan]) -> "tuple[Ints, Ints, Ints, NDArray[np.bool_]]":
+def _collect_segments(
+    work: StageContext, plans: Sequence[SplitPackPlan]
+) -> "tuple[Ints, Ints, Ints, NDArray[np.bool_]]":
     examples = [p.plan.examples for p in plans] or [np.empty(0, np.int64)]
     ranges = [p.plan.ranges for p in plans] or [np.empty((0, 2), np.int32)]
     begins: list[NDArray[np.bool_]] = [np.empty(0, bool)]
@@ -214,23 +237,27 @@ def _all_segments(work: Work, plans: Sequence[SplitPlan]) -> "tuple[Ints, Ints, 
     return np.concatenate(examples), both[:, 0], both[:, 1], np.concatenate(begins)
 
 
-def _write_shards(work: Work, lengths: Lengths, plans: Sequence[SplitPlan], files: list[str]) -> list[Part]:
-    scanned = inputs.parts_of(work.input("raw_dataset").details)
-    at = part_folder(work.folder, _plan_digest(work, lengths, plans))
-    card = {k: str(v) for k, v in _card(work).items()}
-    tasks = [task for one in plans for task in _shard_tasks(work, lengths, one, files, scanned, at, card)]
+def _write_shards(
+    work: StageContext, lengths: ExampleLengths, plans: Sequence[SplitPackPlan], files: list[str]
+) -> list[Part]:
+    scanned = inputs.load_source_parts(work.input("raw_dataset").details)
+    at = part_folder(work.folder, _digest_plans(work, lengths, plans))
+    card = {k: str(v) for k, v in _build_shard_card(work).items()}
+    tasks = [task for one in plans for task in _plan_shard_tasks(work, lengths, one, files, scanned, at, card)]
     return list(work.pool.map(write_shard, tasks, size_bytes=4 * int(lengths.tokens.sum())))
 
 
-def _plan_digest(work: Work, lengths: Lengths, plans: Sequence[SplitPlan]) -> str:
+def _digest_plans(work: StageContext, lengths: ExampleLengths, plans: Sequence[SplitPackPlan]) -> str:
     examples = [file.digest for file in work.input("tokenized_examples").files("examples")]
     arrays = [[p.split, digest_bytes(p.plan.examples.tobytes()), digest_bytes(p.plan.ranges.tobytes())] for p in plans]
     name = work.dataset_name or ""
     # The card stands in every shard: another one must not take the place of files that a kept version names.
-    return digest("packed_shards", name, identity_of(work.recipe, name), _card(work), examples, arrays)
+    return digest_json(
+        "packed_shards", name, identify_packed_shards(work.recipe, name), _build_shard_card(work), examples, arrays
+    )
 
 
-def _card(work: Work) -> dict[str, Any]:
+def _build_shard_card(work: StageContext) -> dict[str, Any]:
     blocked = work.dataset.packing.block_cross_document_attention
     own = {
         "format": "native",
@@ -243,10 +270,10 @@ def _card(work: Work) -> dict[str, Any]:
     return work.input("tokenized_examples").card | own
 
 
-def _shard_tasks(
-    work: Work,
-    lengths: Lengths,
-    one: SplitPlan,
+def _plan_shard_tasks(
+    work: StageContext,
+    lengths: ExampleLengths,
+    one: SplitPackPlan,
     files: list[str],
     scanned: list[SourcePart],
     at: str,
@@ -281,8 +308,10 @@ def _shard_tasks(
     return tasks
 
 
-def _draft(work: Work, plans: Plans, made: list[Part], left: _LeftOut, read: _Read) -> Draft:
-    losses = _losses(plans, left)
+def _build_shards_output(
+    work: StageContext, plans: DatasetPackPlans, made: list[Part], left: _LeftOutExamples, read: _ReadBackSums
+) -> StageOutput:
+    losses = _count_losses(plans, left)
     shards = [part for part in made if "shard" in part.files]
     planned = sum(int(p.plan.ranges[:, 1].sum()) for p in plans.splits)
     written = sum(int(p.facts["tokens"]) for p in shards)
@@ -290,14 +319,16 @@ def _draft(work: Work, plans: Plans, made: list[Part], left: _LeftOut, read: _Re
     total = int(plans.lengths.tokens.sum())
     fates = {fate: left.count(*fate) for fate in _FATES}
     kept = len(plans.lengths.tokens) - sum(fates.values())
-    return Draft(
+    return StageOutput(
         parts=made,
         facts={
             "conservation": 0 if read.found == read.expected and planned == written else 1,
             "shard_digests": read.damaged,
-            "fill": share(planned, sequences * work.recipe.seq_len) if sequences else 1,
-            "limit_cost": _limit_cost(work, plans.splits),
-            "packing_loss": max(share(*of) for of in losses.values()) if losses["examples"][1] else NOT_APPLICABLE,
+            "fill": compute_share(planned, sequences * work.recipe.seq_len) if sequences else 1,
+            "limit_cost": _measure_limit_cost(work, plans.splits),
+            "packing_loss": max(compute_share(*of) for of in losses.values())
+            if losses["examples"][1]
+            else NOT_APPLICABLE,
             "packing_losses": losses,
             "sequences": sequences,
             "segments": sum(len(p.plan.examples) for p in plans.splits),
@@ -310,8 +341,8 @@ def _draft(work: Work, plans: Plans, made: list[Part], left: _LeftOut, read: _Re
         token_ledger=[("all", "dropped", total - planned)] if total > planned else [],
         tables={"splits": _splits_table(work, plans, shards), "packing": _packing_table(work, plans, shards)},
         histograms={"fill": _fill_histogram(work, plans.splits)},
-        schema=tuple((f.name, str(f.type)) for f in native.schema(weighted=work.recipe.has_loss_weights)),
-        card=_card(work),
+        schema=tuple((f.name, str(f.type)) for f in native.make_shard_schema(weighted=work.recipe.has_loss_weights)),
+        card=_build_shard_card(work),
         rows_made=len(plans.lengths.tokens),
     )
 
@@ -320,12 +351,12 @@ _FATES = ((REJECTED, "overlong"), (REJECTED, "no_loss_tokens"), ("tail", ""), ("
 """How an example can end at this stage without a token in any sequence: state and reason."""
 
 
-def _losses(plans: Plans, left: _LeftOut) -> dict[str, tuple[int, int]]:
+def _count_losses(plans: DatasetPackPlans, left: _LeftOutExamples) -> dict[str, tuple[int, int]]:
     """Return how many examples, and how many trained tokens, stand in no sequence, and how many entered.
 
     What was held out and then not needed counts as neither.
     """
-    counts = plans.lengths.splits != SURPLUS
+    counts = plans.lengths.splits != SURPLUS_CODE
     examples, trained = int(counts.sum()), int(plans.lengths.trained[counts].sum())
     rejected = sum(state == REJECTED for _, state, _ in left.fates)
     tails = sum(
@@ -337,7 +368,7 @@ def _losses(plans: Plans, left: _LeftOut) -> dict[str, tuple[int, int]]:
     return {"examples": (rejected, examples), "trained_tokens": (lost, trained)}
 
 
-def _limit_cost(work: Work, plans: Sequence[SplitPlan]) -> float:
+def _measure_limit_cost(work: StageContext, plans: Sequence[SplitPackPlan]) -> float:
     """Return the share of all room that would be saved if a sequence could have any number of segments."""
     options = work.dataset.packing
     sequences = sum(one.plan.sequences for one in plans)
@@ -345,10 +376,10 @@ def _limit_cost(work: Work, plans: Sequence[SplitPlan]) -> float:
     if not limited or not sequences:
         return 0.0
     unlimited = sum(count_best_fit(one.plan.ranges[:, 1], work.recipe.seq_len) for one in plans)
-    return share(sequences - unlimited, sequences)
+    return compute_share(sequences - unlimited, sequences)
 
 
-def _fill_histogram(work: Work, plans: Sequence[SplitPlan]) -> Histogram:
+def _fill_histogram(work: StageContext, plans: Sequence[SplitPackPlan]) -> Histogram:
     fills = np.concatenate([p.plan.tokens for p in plans] or [np.empty(0, np.int64)]) / work.recipe.seq_len
     counts, edges = np.histogram(fills, bins=20, range=(0.0, 1.0))
     return Histogram(
@@ -356,19 +387,19 @@ def _fill_histogram(work: Work, plans: Sequence[SplitPlan]) -> Histogram:
     )
 
 
-def _packing_table(work: Work, plans: Plans, shards: Sequence[Part]) -> Table:
+def _packing_table(work: StageContext, plans: DatasetPackPlans, shards: Sequence[Part]) -> DisplayTable:
     """Say per split how full its sequences are, of how many segments they are made, and what of them trains."""
     rows: list[tuple[Any, ...]] = []
     for one in plans.splits:
         trained = sum(int(p.facts["trained_tokens"]) for p in shards if p.facts["split"] == one.split)
         tokens, sequences = int(one.plan.tokens.sum()), one.plan.sequences
         segments = round(len(one.plan.examples) / sequences, 2) if sequences else 0.0
-        fill = share(tokens, sequences * work.recipe.seq_len)
-        rows.append((one.split, sequences, segments, tokens, fill, share(trained, tokens)))
-    return Table(("split", "sequences", "segments_each", "tokens", "fill", "trained_share"), tuple(rows))
+        fill = compute_share(tokens, sequences * work.recipe.seq_len)
+        rows.append((one.split, sequences, segments, tokens, fill, compute_share(trained, tokens)))
+    return DisplayTable(("split", "sequences", "segments_each", "tokens", "fill", "trained_share"), tuple(rows))
 
 
-def _splits_table(work: Work, plans: Plans, shards: Sequence[Part]) -> Table:
+def _splits_table(work: StageContext, plans: DatasetPackPlans, shards: Sequence[Part]) -> DisplayTable:
     rows: list[tuple[Any, ...]] = []
     for one in plans.splits:
         own = [p.facts for p in shards if p.facts["split"] == one.split]
@@ -376,27 +407,27 @@ def _splits_table(work: Work, plans: Plans, shards: Sequence[Part]) -> Table:
         rows.append(
             (work.dataset_name, one.split, examples, one.plan.sequences, sum(int(f["trained_tokens"]) for f in own))
         )
-    return Table(("dataset", "split", "rows", "sequences", "trained_tokens"), tuple(rows))
+    return DisplayTable(("dataset", "split", "rows", "sequences", "trained_tokens"), tuple(rows))
 
 
-def _content_damage(store: Store, made: Manifest) -> Iterator[str]:
+def _find_shard_damage(store: Store, made: Manifest) -> Iterator[str]:
     return find_content_damage(store, "/".join(made.key), made.files("shard"), str(made.facts["content_hash"]))
 
 
 STAGE = StageDeclaration(
     name="packed_shards",
     description="Examples packed into sequences of at most seq_len tokens, as Parquet.",
-    identity=identity_of,
-    prepare=lambda work: Prepared((), lambda: make(work)),
+    identity=identify_packed_shards,
+    prepare=lambda work: PreparedStage((), lambda: make_packed_shards(work)),
     inputs=("tokenized_examples", "raw_dataset"),
     # Shards are not packed past a failed check of the statistics.
     gates=("truncation_stats",),
     uses_all_cores=True,
-    feeds=Feeds(
-        by_fact("sequences", "sequence"),
+    feeds=StatsInputs(
+        count_rows_by_fact("sequences", "sequence"),
         files={"shard": "sequences", "segments": "segments", "left_out": "left_out"},
     ),
-    summarize=lambda facts, rows: (rows, f"{percent(facts['fill'])} full"),
-    compared=(Figure("sequences", "sequences"), Figure("fill", "fill", is_share=True)),
-    find_content_damage=_content_damage,
+    summarize=lambda facts, rows: (rows, f"{format_percent(facts['fill'])} full"),
+    compared=(ComparedFact("sequences", "sequences"), ComparedFact("fill", "fill", is_share=True)),
+    find_content_damage=_find_shard_damage,
 )

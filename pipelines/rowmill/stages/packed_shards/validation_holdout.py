@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def carve(
+def hold_out_groups(
     u: NDArray[np.uint64], room: NDArray[np.int64], candidates: NDArray[np.bool_], wanted: int
 ) -> NDArray[np.bool_] | None:
     """Mark the candidates of the first groups, in ascending `u`, whose room adds up to what is wanted.

@@ -18,46 +18,46 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rowmill.conversation.masking import Masker, share_threshold
-from rowmill.conversation.masking.content_spans import SHORT
+from rowmill.conversation.masking import Masker, compute_share_threshold
+from rowmill.conversation.masking.content_spans import SHORT_TEXT_CHARS
 from rowmill.conversation.masking.turn_layouts import (
     KIND,
+    MAX_CACHED_LAYOUTS,
     MESSAGE,
-    MOST_SHAPES,
     TRAINED_AFTER,
     TRAINED_BEFORE,
     TRAINS,
-    FlatRows,
-    Shape,
-    lay_out,
-    literal_pattern,
+    ContentPositions,
+    TurnLayout,
+    compute_content_positions,
+    make_literal_pattern,
 )
 from rowmill.schema.conversation import Conversation
-from rowmill.schema.rows import Masked, Message, Rejected
+from rowmill.schema.rows import MaskedConversation, Message, Rejected
 from rowmill.tokenization.encoded_batch import (
     NO_TEXT_BEHIND,
-    Batch,
-    Columns,
-    Counts,
-    FlatPieces,
-    batch_of,
-    columns_of_batch,
-    encode_checked,
+    EncodedBatch,
+    ExampleColumns,
+    FlatContentSpans,
+    TokenizationCounts,
+    encode_and_compare,
+    make_batch,
+    make_batch_columns,
 )
 from rowmill.tokenization.tokenizer import ControlStrings, Encoder, FlatSpans, Ints
 
 
 @dataclass(slots=True)
-class _Rows:
+class _PlainChatRows:
     """Rows that go the fast lane: their places in the batch, shapes, contents and texts."""
 
     places: list[int]
-    shapes: list[Shape]
+    shapes: list[TurnLayout]
     contents: list[list[str]]
     texts: list[str]
 
 
-class PlainChats:
+class BatchedChatPath:
     """The lane of one dataset; learns a shape the first time a sequence of roles is seen.
 
     Rows that hold one of the strings of `control` go one by one. Examples longer than `limit` leave the lane
@@ -73,63 +73,63 @@ class PlainChats:
         self._control = control
         self._limit = limit
         self._compares = share > 0
-        self._threshold = share_threshold(share)
-        self._shapes: dict[tuple[str, ...], Shape | None] = {}
+        self._threshold = compute_share_threshold(share)
+        self._shapes: dict[tuple[str, ...], TurnLayout | None] = {}
         self._literals: frozenset[str] = frozenset()
 
-    def take(self, rows: pa.Table, places: Ints, counts: Counts) -> Columns | None:
+    def take(self, rows: pa.Table, places: Ints, counts: TokenizationCounts) -> ExampleColumns | None:
         """Return the examples of all rows that can go this way; null if none can, or if a compared one differs."""
-        chosen = self._chosen(rows)
+        chosen = self._choose_rows(rows)
         if not chosen.places:
             return None
-        if not self._same_as_one_by_one(rows, chosen):
+        if not self._matches_reference_path(rows, chosen):
             counts.lane_differences += 1
             return None
-        batch = self._batch(chosen, counts)
+        batch = self._encode_batch(chosen, counts)
         kept = ~batch.bad & (batch.trained > 0)
         if self._limit is not None:
             kept &= batch.lengths <= self._limit
         counts.straddles += batch.straddles
-        return columns_of_batch(batch, places[chosen.places], kept)
+        return make_batch_columns(batch, places[chosen.places], kept)
 
     # ── which rows ──
 
-    def _chosen(self, rows: pa.Table) -> _Rows:
+    def _choose_rows(self, rows: pa.Table) -> _PlainChatRows:
         usable = pc.and_(pc.is_null(rows.column("tools")), pc.is_null(rows.column("template_kwargs")))
         free = usable.to_numpy(zero_copy_only=False)
-        free &= ~self._control.found_in(rows)
-        found = _Rows([], [], [], [])
+        free &= ~self._control.find_rows(rows)
+        found = _PlainChatRows([], [], [], [])
         numbers = np.flatnonzero(free)
         texts: list[str] = rows.column("messages").take(pa.array(numbers)).to_pylist()
         for place, text in zip(numbers.tolist(), texts, strict=True):
             messages: list[Message] = orjson.loads(text)
-            if any(map(_has_more, messages)):
+            if any(map(_has_extra_keys, messages)):
                 continue
             contents: list[str] = [message["content"] for message in messages]
-            shape = self._shape(tuple([message["role"] for message in messages]))
+            shape = self._learn_layout(tuple([message["role"] for message in messages]))
             if shape is not None and shape.holds(contents):
                 found.places.append(place)
                 found.shapes.append(shape)
                 found.contents.append(contents)
-        return self._without_literals(rows, found)
+        return self._exclude_literals(rows, found)
 
-    def _shape(self, roles: tuple[str, ...]) -> Shape | None:
+    def _learn_layout(self, roles: tuple[str, ...]) -> TurnLayout | None:
         if roles in self._shapes:
             return self._shapes[roles]
-        if len(self._shapes) >= MOST_SHAPES:
+        if len(self._shapes) >= MAX_CACHED_LAYOUTS:
             return None
         shape = self._shapes[roles] = self._masker.shape(roles)
         if shape is not None:
             self._literals |= shape.literals
         return shape
 
-    def _without_literals(self, rows: pa.Table, found: _Rows) -> _Rows:
+    def _exclude_literals(self, rows: pa.Table, found: _PlainChatRows) -> _PlainChatRows:
         """Leave out rows that hold a text which some template step asks for; then print the others."""
         if self._literals and found.places:
             column = rows.column("messages").take(pa.array(found.places))
-            hits = pc.match_substring_regex(column, literal_pattern(self._literals)).to_numpy(zero_copy_only=False)
+            hits = pc.match_substring_regex(column, make_literal_pattern(self._literals)).to_numpy(zero_copy_only=False)
             keep = np.flatnonzero(~hits).tolist()
-            found = _Rows(
+            found = _PlainChatRows(
                 [found.places[i] for i in keep],
                 [found.shapes[i] for i in keep],
                 [found.contents[i] for i in keep],
@@ -140,11 +140,11 @@ class PlainChats:
 
     # ── their masks ──
 
-    def _batch(self, chosen: _Rows, counts: Counts) -> Batch:
-        encoded = encode_checked(self._encoder, chosen.texts, counts)
-        flat = lay_out(chosen.shapes, _sizes(chosen))
+    def _encode_batch(self, chosen: _PlainChatRows, counts: TokenizationCounts) -> EncodedBatch:
+        encoded = encode_and_compare(self._encoder, chosen.texts, counts)
+        flat = compute_content_positions(chosen.shapes, _count_content_bytes(chosen))
         trains = flat.places[:, TRAINS] > 0
-        before, behind = _neighbours(flat)
+        before, behind = _find_neighbours(flat)
         starts, ends, places = flat.starts[trains], flat.ends[trains], flat.places[trains]
         trained = FlatSpans(
             texts=np.repeat(np.arange(len(flat.counts)), flat.counts)[trains],
@@ -153,35 +153,37 @@ class PlainChats:
             before=before[trains],
             behind=behind[trains],
         )
-        pieces = FlatPieces(flat.counts, flat.starts, flat.ends, flat.places[:, MESSAGE], flat.places[:, KIND])
-        return batch_of(encoded, pieces, trained)
+        pieces = FlatContentSpans(flat.counts, flat.starts, flat.ends, flat.places[:, MESSAGE], flat.places[:, KIND])
+        return make_batch(encoded, pieces, trained)
 
-    def _same_as_one_by_one(self, rows: pa.Table, chosen: _Rows) -> bool:
+    def _matches_reference_path(self, rows: pa.Table, chosen: _PlainChatRows) -> bool:
         """Compare the rows whose hash says so with what `Masker.mask` makes of them; it prints them plainly, too."""
         if not self._compares:
             return True
         hashes = rows.column("content_hash").combine_chunks()
-        for i in np.flatnonzero(_first_words(hashes)[chosen.places] <= self._threshold).tolist():
+        for i in np.flatnonzero(_read_hash_prefixes(hashes)[chosen.places] <= self._threshold).tolist():
             shape, contents = chosen.shapes[i], chosen.contents[i]
             pairs = zip(shape.roles, contents, strict=True)
             messages = [{"role": role, "content": content} for role, content in pairs]
             one = Conversation(messages, row_hash=hashes[chosen.places[i]].as_py())
             # The shape itself was proven when it was learned.
-            if not _same(
-                self._masker.mask(one, judge=False), shape.mask(contents), exactly=min(map(len, contents)) >= SHORT
+            if not _masks_agree(
+                self._masker.mask(one, judge=False),
+                shape.mask(contents),
+                exactly=min(map(len, contents)) >= SHORT_TEXT_CHARS,
             ):
                 return False
         return True
 
 
-def _same(one: Masked | Rejected, other: Masked, *, exactly: bool) -> bool:
+def _masks_agree(one: MaskedConversation | Rejected, other: MaskedConversation, *, exactly: bool) -> bool:
     """Compare two masks of a row; very short contents are only searched for one by one, and may be found elsewhere."""
     if isinstance(one, Rejected) or exactly:
         return one == other
     return (one.text, one.spans, one.trained) == (other.text, other.spans, other.trained)
 
 
-def _neighbours(flat: FlatRows) -> tuple[Ints, Ints]:
+def _find_neighbours(flat: ContentPositions) -> tuple[Ints, Ints]:
     """Return per content where the one before it ends in its row, and where the one behind it begins."""
     lasts = np.cumsum(flat.counts)
     before, behind = np.roll(flat.ends, 1), np.roll(flat.starts, -1)
@@ -189,11 +191,11 @@ def _neighbours(flat: FlatRows) -> tuple[Ints, Ints]:
     return before, behind
 
 
-def _has_more(message: Message) -> bool:
+def _has_extra_keys(message: Message) -> bool:
     return len(message) != 2
 
 
-def _sizes(chosen: _Rows) -> Sequence[int]:
+def _count_content_bytes(chosen: _PlainChatRows) -> Sequence[int]:
     """Return the bytes of every content of every row."""
     sizes: list[int] = []
     for text, contents in zip(chosen.texts, chosen.contents, strict=True):
@@ -201,7 +203,7 @@ def _sizes(chosen: _Rows) -> Sequence[int]:
     return sizes
 
 
-def _first_words(hashes: pa.FixedSizeBinaryArray) -> "NDArray[np.uint64]":
+def _read_hash_prefixes(hashes: pa.FixedSizeBinaryArray) -> "NDArray[np.uint64]":
     """Return the first eight bytes of hashes of sixteen as integers."""
     buffer = hashes.buffers()[1]
     words = np.frombuffer(buffer, "<u8", count=2 * len(hashes), offset=16 * hashes.offset)

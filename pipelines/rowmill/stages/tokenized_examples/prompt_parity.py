@@ -14,9 +14,9 @@ from dataclasses import replace
 import numpy as np
 
 from rowmill.conversation.masking import Masker, needs_plain_check
-from rowmill.conversation.template_contract import Printer
+from rowmill.conversation.template_contract import ChatRenderer
 from rowmill.schema.conversation import Conversation
-from rowmill.schema.rows import Masked, Rejected
+from rowmill.schema.rows import MaskedConversation, Rejected
 from rowmill.tokenization.encoded_batch import Example, Tokens
 
 
@@ -27,11 +27,11 @@ def choose_rows(hashes: Sequence[bytes], share: float) -> list[int]:
 
 def begins_with_prompt(
     conversation: Conversation,
-    printer: Printer,
+    printer: ChatRenderer,
     masker: Masker,
     *,
     encode_prompt: Callable[[str], Tokens],
-    encode_example: Callable[[Masked], Example | Rejected],
+    encode_example: Callable[[MaskedConversation], Example | Rejected],
 ) -> bool | None:
     """Tell whether a conversation's ids begin with those of the prompt for its last answer.
 

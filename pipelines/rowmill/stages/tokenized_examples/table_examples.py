@@ -25,34 +25,40 @@ import orjson
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rowmill.core.storage import digest, digest_bytes
+from rowmill.core.storage import digest_bytes, digest_json
 from rowmill.formats import Records
 from rowmill.recipe.recipe import Recipe
-from rowmill.schema.ledger import KEPT, REJECTED, add_up, unaccounted
-from rowmill.schema.manifest import NOT_APPLICABLE, File, Histogram, Part, Table
+from rowmill.schema.ledger import KEPT, REJECTED, count_unaccounted, sum_counts
+from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, File, Histogram, Part
 from rowmill.shards import gather
 from rowmill.stages import table_plan
 from rowmill.stages.base import (
-    Draft,
-    Planned,
-    Work,
-    first_samples,
-    keep_part,
-    kept_part,
+    PartTask,
+    StageContext,
+    StageOutput,
+    collect_samples,
+    compute_share,
+    describe_rejects,
+    load_kept_part,
     make_parts,
-    name_rejects,
+    save_kept_part,
     scratch_folder,
-    share,
 )
-from rowmill.stages.table_inputs import Known, form_of, index_of, known_of
-from rowmill.stages.table_plan import Overflow, RecordPlan, SplitPlan
+from rowmill.stages.table_inputs import ObservedTable, get_table_options, index_parts, load_observed_table
+from rowmill.stages.table_plan import SplitTablePlan, TableOverflow, TablePlan
 from rowmill.stages.tokenized_examples import table_tokens
-from rowmill.stages.tokenized_examples.table_tokens import RECORD_EXAMPLES, AccountTask, BuildTask, Encoded, EncodeTask
+from rowmill.stages.tokenized_examples.table_tokens import (
+    RECORD_EXAMPLES,
+    BuildExamplesTask,
+    EncodedPart,
+    EncodeTask,
+    LedgerTask,
+)
 from rowmill.tabular import prompt
-from rowmill.tabular.assembly import EDGES, Ints, Room
-from rowmill.tabular.prompt import Frame
-from rowmill.tabular.row_index import Index
-from rowmill.tabular.serialization import Problem, Reader, Serialiser, read_json
+from rowmill.tabular.assembly import EDGES, ExampleLimits, Ints
+from rowmill.tabular.prompt import PromptFrame
+from rowmill.tabular.row_index import RowIndex
+from rowmill.tabular.serialization import RecordDecoder, RecordProblem, Serialiser, read_json
 from rowmill.tokenization import tokenizer
 from rowmill.tokenization.tokenizer import Encoder, LoadedTokenizer
 
@@ -62,14 +68,14 @@ VERSION = 3
 PART_TOKENS = 1 << 20
 """Tokens of a part of examples: some 20 MB while a worker lays it out."""
 PREFILL_RECORDS = 3
-NAMES = ("kept", "not_sampled", "record_overflow", "group_overflow", "unserialisable", "control_token_in_content")
+ROW_STATES = ("kept", "not_sampled", "record_overflow", "group_overflow", "unserialisable", "control_token_in_content")
 """What becomes of a row, numbered as plans and account tasks do; from `FIRST_REASON` on, reasons of rejects."""
 
 
-def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
+def identify_table_examples(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide examples; what a trained model is asked for decides none."""
     return {
-        "versions": [VERSION, tokenizer.VERSION],
+        "versions": [VERSION, tokenizer.TOKENIZATION_VERSION],
         "format": recipe.datasets[name].format.model_dump(mode="json", exclude={"generation"}),
         "limit": recipe.limit_of(name),
         "seed": recipe.seed,
@@ -77,9 +83,9 @@ def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
     }
 
 
-def frame_of(work: Work, loaded: LoadedTokenizer, known: Known) -> Frame:
+def resolve_prompt_frame(work: StageContext, loaded: LoadedTokenizer, known: ObservedTable) -> PromptFrame:
     """Return what stands around the records."""
-    form, card, encoder = form_of(work), loaded.card, Encoder(loaded, fast_lane=False)
+    form, card, encoder = get_table_options(work), loaded.card, Encoder(loaded, fast_lane=False)
     vocabulary = prompt.Vocabulary(
         name=work.recipe.tokenizer_choice.name,
         size=work.recipe.vocab_size or card.vocab_size,
@@ -88,7 +94,7 @@ def frame_of(work: Work, loaded: LoadedTokenizer, known: Known) -> Frame:
         adds_bos=card.adds_bos,
         special={content: number for number, content, special in card.added if special and content},
     )
-    return prompt.frame(
+    return prompt.build_prompt_frame(
         known.schema,
         vocabulary,
         lambda text: encoder.usual.encode(text, add_special_tokens=False).ids,
@@ -106,53 +112,65 @@ def frame_of(work: Work, loaded: LoadedTokenizer, known: Known) -> Frame:
 # ── Encoding and planning ──────────────────────────────────────────────────────────────────────────
 
 
-def _fingerprint_of_tokens(work: Work, known: Known, loaded: LoadedTokenizer, frame: Frame, rows: File) -> str:
-    wire = form_of(work).codec.wire
-    return digest(
-        "tokens", VERSION, tokenizer.VERSION, loaded.card.digest, wire, known.schema.to_json(), frame.special_tokens,
+def _fingerprint_tokens(
+    work: StageContext, known: ObservedTable, loaded: LoadedTokenizer, frame: PromptFrame, rows: File
+) -> str:
+    wire = get_table_options(work).codec.wire
+    return digest_json(
+        "tokens", VERSION, tokenizer.TOKENIZATION_VERSION, loaded.card.digest, wire, known.schema.to_json(),
+        frame.special_tokens,
         rows.digest,
     )  # fmt: skip
 
 
-def _encode(
-    work: Work, known: Known, loaded: LoadedTokenizer, path: str, frame: Frame, scratch: Path, *, keep: bool
-) -> tuple[list[Encoded], list[str], list[bool]]:
+def _encode_parts(
+    work: StageContext,
+    known: ObservedTable,
+    loaded: LoadedTokenizer,
+    path: str,
+    frame: PromptFrame,
+    scratch: Path,
+    *,
+    keep: bool,
+) -> tuple[list[EncodedPart], list[str], list[bool]]:
     """Encode all parts of rows into scratch files; return them, the fingerprints of their ids, and which are fresh.
 
     With `keep` ids are kept part by part, before anything is planned: a build that does not fit, or is killed, leaves
     them to the next.
     """
     rows = [part.files["rows"] for part in work.input("canonical_rows").parts]
-    names = [_fingerprint_of_tokens(work, known, loaded, frame, file) for file in rows]
+    names = [_fingerprint_tokens(work, known, loaded, frame, file) for file in rows]
     schema = orjson.dumps(known.schema.to_json()).decode()
     tasks = [
         EncodeTask(
             work.store.root, work.folder if keep else None, name, str(scratch / f"{i:06d}.arrow"), path, file, schema,
-            form_of(work).codec.wire, frame.special_tokens, kept_part(work.store, work.folder, name),
+            get_table_options(work).codec.wire, frame.special_tokens, load_kept_part(work.store, work.folder, name),
         )
         for i, (file, name) in enumerate(zip(rows, names, strict=True))
     ]  # fmt: skip
     size = sum(4 * file.bytes for file, task in zip(rows, tasks, strict=True) if task.kept is None)
-    encoded: list[Encoded] = []
+    encoded: list[EncodedPart] = []
     for task, one in zip(tasks, work.pool.map(table_tokens.encode_part, tasks, size_bytes=size), strict=True):
         if task.kept is None and one.kept is not None:
-            keep_part(work.store, work.folder, one.kept)
+            save_kept_part(work.store, work.folder, one.kept)
         encoded.append(one)
     return encoded, names, [task.kept is None for task in tasks]
 
 
-def _plan(work: Work, known: Known, frame: Frame, encoded: Sequence[Encoded], index: Index) -> RecordPlan:
-    form = form_of(work)
-    room = _room(work, frame)
-    asked = table_plan.Asked(
+def _plan_dataset(
+    work: StageContext, known: ObservedTable, frame: PromptFrame, encoded: Sequence[EncodedPart], index: RowIndex
+) -> TablePlan:
+    form = get_table_options(work)
+    room = _get_example_limits(work, frame)
+    asked = table_plan.TablePlanRequest(
         dataset=work.dataset_name or "",
         seed=work.recipe.seed,
         form=form,
         room=room,
     )
-    naming = table_plan.Naming(
-        names_of=lambda rows: _cells(work, index, rows, "row_id"),
-        widest_of=lambda units: _widest(work, index, units),
+    naming = table_plan.OverflowNaming(
+        names_of=lambda rows: _read_row_column(work, index, rows, "row_id"),
+        widest_of=lambda units: _find_widest_columns(work, index, units),
     )
     options = {
         "mode": form.mode, "bos_id": frame.bos_id, "bos": frame.bos_text, "eos_id": frame.eos_id, "eos": frame.eos_text,
@@ -163,10 +181,10 @@ def _plan(work: Work, known: Known, frame: Frame, encoded: Sequence[Encoded], in
         "widest_names": ", ".join(sorted(known.schema.names, key=lambda name: -len(name))[:5]),
     }  # fmt: skip
     changed = sum(int(one.facts["changed"]) for one in encoded)
-    return table_plan.plan(asked, index, _lengths(encoded), naming=naming, changed=changed, options=options)
+    return table_plan.plan_table(asked, index, _join_lengths(encoded), naming=naming, changed=changed, options=options)
 
 
-def _cells(work: Work, index: Index, rows: Ints, column: str) -> list[str]:
+def _read_row_column(work: StageContext, index: RowIndex, rows: Ints, column: str) -> list[str]:
     """Return one column of some rows, in their order, reading each part once."""
     files = [part.files["rows"] for part in work.input("canonical_rows").parts]
     which = np.searchsorted(index.first_rows, rows, "right") - 1
@@ -178,18 +196,18 @@ def _cells(work: Work, index: Index, rows: Ints, column: str) -> list[str]:
     return found.tolist()
 
 
-LOOKED_AT = 100
+MAX_EXAMINED_ROWS = 100
 """Records of a group that are looked at to find its widest column."""
 
 
-def _widest(work: Work, index: Index, units: Sequence[Ints]) -> list[str]:
+def _find_widest_columns(work: StageContext, index: RowIndex, units: Sequence[Ints]) -> list[str]:
     """Return for each of some sets of rows the column that has most characters in them."""
-    looked_at = [rows[:LOOKED_AT] for rows in units]
-    texts = iter(_cells(work, index, np.concatenate([np.empty(0, np.int64), *looked_at]), "record"))
-    return [_widest_column(islice(texts, len(rows))) for rows in looked_at]
+    looked_at = [rows[:MAX_EXAMINED_ROWS] for rows in units]
+    texts = iter(_read_row_column(work, index, np.concatenate([np.empty(0, np.int64), *looked_at]), "record"))
+    return [_find_widest_column(islice(texts, len(rows))) for rows in looked_at]
 
 
-def _widest_column(texts: Iterable[str]) -> str:
+def _find_widest_column(texts: Iterable[str]) -> str:
     sizes: dict[str, int] = {}
     for text in texts:
         for name, value in read_json(text).items():
@@ -198,16 +216,16 @@ def _widest_column(texts: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredTable:
     """What is known of a dataset once its records are encoded: each row's tokens (−1: rejected)."""
 
     form: Records
-    room: Room
-    index: Index
+    room: ExampleLimits
+    index: RowIndex
     lengths: Ints
 
 
-def dry_run(work: Work, loaded: LoadedTokenizer, path: str) -> RecordPlan:
+def dry_run_table(work: StageContext, loaded: LoadedTokenizer, path: str) -> TablePlan:
     """Plan as a build would, leaving nothing behind.
 
     Raises
@@ -216,95 +234,99 @@ def dry_run(work: Work, loaded: LoadedTokenizer, path: str) -> RecordPlan:
         As `record_plan.plan` does.
 
     """
-    known = known_of(work.input("canonical_rows").details)
-    frame = frame_of(work, loaded, known)
-    index = index_of(work, work.input("canonical_rows").parts, known)
-    with _aside() as scratch:
-        encoded, _, _ = _encode(work, known, loaded, path, frame, scratch, keep=False)
-        return _plan(work, known, frame, encoded, index)
+    known = load_observed_table(work.input("canonical_rows").details)
+    frame = resolve_prompt_frame(work, loaded, known)
+    index = index_parts(work, work.input("canonical_rows").parts, known)
+    with _open_scratch_folder() as scratch:
+        encoded, _, _ = _encode_parts(work, known, loaded, path, frame, scratch, keep=False)
+        return _plan_dataset(work, known, frame, encoded, index)
 
 
-def measure(work: Work, loaded: LoadedTokenizer, path: str) -> Measured:
+def measure_table(work: StageContext, loaded: LoadedTokenizer, path: str) -> MeasuredTable:
     """Encode all records and return their lengths, leaving nothing behind."""
-    known = known_of(work.input("canonical_rows").details)
-    frame = frame_of(work, loaded, known)
-    index = index_of(work, work.input("canonical_rows").parts, known)
-    with _aside() as scratch:
-        encoded, _, _ = _encode(work, known, loaded, path, frame, scratch, keep=False)
-    return Measured(form_of(work), _room(work, frame), index, _lengths(encoded))
+    known = load_observed_table(work.input("canonical_rows").details)
+    frame = resolve_prompt_frame(work, loaded, known)
+    index = index_parts(work, work.input("canonical_rows").parts, known)
+    with _open_scratch_folder() as scratch:
+        encoded, _, _ = _encode_parts(work, known, loaded, path, frame, scratch, keep=False)
+    return MeasuredTable(get_table_options(work), _get_example_limits(work, frame), index, _join_lengths(encoded))
 
 
 @contextmanager
-def _aside() -> Generator[Path]:
+def _open_scratch_folder() -> Generator[Path]:
     """Lend a folder outside the store, gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="rowmill-plan-") as name:
         try:
             yield Path(name)
         finally:
-            gather.forget()
+            gather.drop_scratch_maps()
 
 
-def _room(work: Work, frame: Frame) -> Room:
-    return Room(work.recipe.limit_of(work.dataset_name or ""), len(frame.prompt_ids), form_of(work).cap)
+def _get_example_limits(work: StageContext, frame: PromptFrame) -> ExampleLimits:
+    return ExampleLimits(
+        work.recipe.limit_of(work.dataset_name or ""), len(frame.prompt_ids), get_table_options(work).cap
+    )
 
 
-def _lengths(encoded: Sequence[Encoded]) -> Ints:
+def _join_lengths(encoded: Sequence[EncodedPart]) -> Ints:
     return np.concatenate([np.empty(0, np.int64), *(one.lengths for one in encoded)])
 
 
-def make(work: Work, loaded: LoadedTokenizer, path: str) -> Draft:
+def make_table_examples(work: StageContext, loaded: LoadedTokenizer, path: str) -> StageOutput:
     """Encode, plan, and write examples; nothing but the ids of records is written unless the plan holds."""
-    known = known_of(work.input("canonical_rows").details)
-    frame = frame_of(work, loaded, known)
+    known = load_observed_table(work.input("canonical_rows").details)
+    frame = resolve_prompt_frame(work, loaded, known)
     rows = work.input("canonical_rows").parts
-    index = index_of(work, rows, known)
+    index = index_parts(work, rows, known)
     with scratch_folder(work) as scratch:
-        encoded, names, fresh = _encode(work, known, loaded, path, frame, scratch, keep=True)
-        plan = _plan(work, known, frame, encoded, index)
-        accounts = _accounts(work, plan, index, encoded, names)
+        encoded, names, fresh = _encode_parts(work, known, loaded, path, frame, scratch, keep=True)
+        plan = _plan_dataset(work, known, frame, encoded, index)
+        accounts = _write_ledgers(work, plan, index, encoded, names)
         built, reused, _ = make_parts(
-            work, table_tokens.build_part, _examples(work, frame, plan, index, encoded, names, loaded)
+            work, table_tokens.build_part, _plan_example_tasks(work, frame, plan, index, encoded, names, loaded)
         )
     rows_made = sum(one.lengths.size for one, is_fresh in zip(encoded, fresh, strict=True) if is_fresh)
-    prefill = _prefill(work, known, frame, plan, index)
-    return _draft(work, known, frame, plan, accounts, [*built, *prefill], loaded, reused=reused, rows_made=rows_made)
+    prefill = _write_prefill(work, known, frame, plan, index)
+    return _build_table_output(
+        work, known, frame, plan, accounts, [*built, *prefill], loaded, reused=reused, rows_made=rows_made
+    )
 
 
 # ── Parts beside the parts of rows ─────────────────────────────────────────────────────────────────
 
 
-def _accounts(
-    work: Work, plan: RecordPlan, index: Index, encoded: Sequence[Encoded], names: Sequence[str]
+def _write_ledgers(
+    work: StageContext, plan: TablePlan, index: RowIndex, encoded: Sequence[EncodedPart], names: Sequence[str]
 ) -> list[Part]:
     """Write what became of the rows of each part."""
     states = plan.states.copy()
-    overflows = _Details.of(plan.overflows)
-    planned: list[Planned] = []
+    overflows = _OverflowDetails.of(plan.overflows)
+    planned: list[PartTask] = []
     rows = [part.files["rows"] for part in work.input("canonical_rows").parts]
     for i, (file, one, name) in enumerate(zip(rows, encoded, names, strict=True)):
         first, last = int(index.first_rows[i]), int(index.first_rows[i + 1])
         details = overflows.between(first, last)
         for place, reason, detail in one.facts["rejects"]:
-            states[first + place] = NAMES.index(reason)
+            states[first + place] = ROW_STATES.index(reason)
             details[place] = detail
         assert one.kept is not None, "a build keeps all ids"
-        task = AccountTask(
+        task = LedgerTask(
             root=work.store.root,
             folder=work.folder,
-            fingerprint=digest(name, "account", states[first:last].tobytes().hex(), details),
+            fingerprint=digest_json(name, "account", states[first:last].tobytes().hex(), details),
             rows=file,
             tokens=one.kept.files["tokens"],
             facts=one.facts,
             states=states[first:last].tobytes(),
-            names=NAMES,
+            names=ROW_STATES,
             details=details,
         )
-        planned.append(Planned(task.fingerprint, task, file.rows, 4 * file.bytes))
-    return make_parts(work, table_tokens.account, planned)[0]
+        planned.append(PartTask(task.fingerprint, task, file.rows, 4 * file.bytes))
+    return make_parts(work, table_tokens.account_part, planned)[0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Details:
+class _OverflowDetails:
     """Why rows do not fit: `rows` ascend, each with the number of its sentence."""
 
     rows: Ints
@@ -312,7 +334,7 @@ class _Details:
     sentences: tuple[str, ...]
 
     @classmethod
-    def of(cls, overflows: Sequence[Overflow]) -> "_Details":
+    def of(cls, overflows: Sequence[TableOverflow]) -> "_OverflowDetails":
         rows = np.array([row for one in overflows for row in one.rows], np.int64)
         which = np.repeat(np.arange(len(overflows)), np.array([len(one.rows) for one in overflows], np.int64))
         order = np.argsort(rows, kind="stable")
@@ -328,25 +350,25 @@ class _Details:
 # ── Parts of examples ──────────────────────────────────────────────────────────────────────────────
 
 
-def _examples(
-    work: Work,
-    frame: Frame,
-    plan: RecordPlan,
-    index: Index,
-    encoded: Sequence[Encoded],
+def _plan_example_tasks(
+    work: StageContext,
+    frame: PromptFrame,
+    plan: TablePlan,
+    index: RowIndex,
+    encoded: Sequence[EncodedPart],
     names: Sequence[str],
     loaded: LoadedTokenizer,
-) -> list[Planned]:
-    numbers = _numbers(plan)
-    planned: list[Planned] = []
+) -> list[PartTask]:
+    numbers = _number_examples(plan)
+    planned: list[PartTask] = []
     for one, own in zip(plan.splits, numbers, strict=True):
-        for first, last in _cuts(one.lengths):
-            task = _task(work, frame, plan, one, own, index, encoded, names, loaded, first, last)
-            planned.append(Planned(task.fingerprint, task, len(task.rows), 4 * int(one.lengths[first:last].sum())))
+        for first, last in _cut_parts(one.lengths):
+            task = _make_build_task(work, frame, plan, one, own, index, encoded, names, loaded, first, last)
+            planned.append(PartTask(task.fingerprint, task, len(task.rows), 4 * int(one.lengths[first:last].sum())))
     return planned
 
 
-def _numbers(plan: RecordPlan) -> list[Ints]:
+def _number_examples(plan: TablePlan) -> list[Ints]:
     """Return, per split, which of the examples that begin with the same row each is, in the order of the plan."""
     counted: list[Ints] = []
     for one in plan.splits:
@@ -360,26 +382,26 @@ def _numbers(plan: RecordPlan) -> list[Ints]:
     return counted
 
 
-def _cuts(lengths: Ints) -> list[tuple[int, int]]:
+def _cut_parts(lengths: Ints) -> list[tuple[int, int]]:
     """Cut examples into runs of about `PART_TOKENS`; the cuts depend on nothing behind them."""
     part = np.cumsum(lengths) // PART_TOKENS
     borders = [0, *(np.flatnonzero(np.diff(part)) + 1).tolist(), len(lengths)]
     return [(first, last) for first, last in pairwise(borders) if first < last]
 
 
-def _task(
-    work: Work,
-    frame: Frame,
-    plan: RecordPlan,
-    one: SplitPlan,
+def _make_build_task(
+    work: StageContext,
+    frame: PromptFrame,
+    plan: TablePlan,
+    one: SplitTablePlan,
     numbers: Ints,
-    index: Index,
-    encoded: Sequence[Encoded],
+    index: RowIndex,
+    encoded: Sequence[EncodedPart],
     names: Sequence[str],
     loaded: LoadedTokenizer,
     first: int,
     last: int,
-) -> BuildTask:
+) -> BuildExamplesTask:
     made = one.assembled
     units = made.examples[first : last + 1]
     records = made.units[units[0] : units[-1] + 1]
@@ -398,11 +420,11 @@ def _task(
         "budgets": made.budgets[first:last],
         "flushes": made.flushes[first:last],
     }
-    fingerprint = digest(
-        "examples", VERSION, frame.to_json(), one.split, plan.mode, _identity(index, names, rows),
+    fingerprint = digest_json(
+        "examples", VERSION, frame.to_json(), one.split, plan.mode, _identify_records(index, names, rows),
         {name: digest_bytes(values.tobytes()) for name, values in arrays.items()},
     )  # fmt: skip
-    return BuildTask(
+    return BuildExamplesTask(
         root=work.store.root,
         folder=work.folder,
         fingerprint=fingerprint,
@@ -417,7 +439,7 @@ def _task(
     )
 
 
-def _identity(index: Index, names: Sequence[str], rows: Ints) -> list[object]:
+def _identify_records(index: RowIndex, names: Sequence[str], rows: Ints) -> list[object]:
     """Say which records some rows are, by the parts that hold them and their places in these."""
     which = np.searchsorted(index.first_rows, rows, "right") - 1
     used, local = np.unique(which, return_inverse=True)
@@ -432,7 +454,7 @@ def _identity(index: Index, names: Sequence[str], rows: Ints) -> list[object]:
 # ── Where generated series begin ───────────────────────────────────────────────────────────────────
 
 
-PREFILL = pa.schema(
+PREFILL_SCHEMA = pa.schema(
     [
         pa.field("group_key", pa.string(), nullable=False),
         pa.field("records", pa.list_(pa.string()), nullable=False),
@@ -445,9 +467,11 @@ PREFILL = pa.schema(
 how many records it has."""
 
 
-def _prefill(work: Work, known: Known, frame: Frame, plan: RecordPlan, index: Index) -> list[Part]:
+def _write_prefill(
+    work: StageContext, known: ObservedTable, frame: PromptFrame, plan: TablePlan, index: RowIndex
+) -> list[Part]:
     """Write the initial prefill; under differential privacy there is none, since it publishes records."""
-    form = form_of(work)
+    form = get_table_options(work)
     train = next((one for one in plan.splits if one.split == "train"), None)
     if plan.mode != "sequential" or form.privacy.dp_enabled or train is None:
         return []
@@ -459,8 +483,8 @@ def _prefill(work: Work, known: Known, frame: Frame, plan: RecordPlan, index: In
         ]
     )
     shown = np.unique(train.rows[wanted])
-    texts = dict(zip(shown.tolist(), _cells(work, index, shown, "record"), strict=True))
-    read = Reader(known.schema)
+    texts = dict(zip(shown.tolist(), _read_row_column(work, index, shown, "record"), strict=True))
+    read = RecordDecoder(known.schema)
     write = Serialiser(known.schema, special_tokens=frame.special_tokens, wire=form.codec.wire)
     lines: list[dict[str, Any]] = []
     for group, first, last in zip(train.groups.tolist(), begins.tolist(), ends.tolist(), strict=True):
@@ -468,27 +492,27 @@ def _prefill(work: Work, known: Known, frame: Frame, plan: RecordPlan, index: In
         lines.append(
             {
                 "group_key": index.keys[group],
-                "records": [_as_trained(texts[row], read, write) for row in own[:PREFILL_RECORDS].tolist()],
-                "start": _time_of(texts[int(own[0])], form.order_column),
-                "stop": _time_of(texts[int(own[-1])], form.order_column),
+                "records": [_format_as_trained(texts[row], read, write) for row in own[:PREFILL_RECORDS].tolist()],
+                "start": _read_record_time(texts[int(own[0])], form.order_column),
+                "stop": _read_record_time(texts[int(own[-1])], form.order_column),
                 "length": last - first,
             }
         )
-    table = pa.Table.from_pylist(lines, schema=PREFILL)
-    fingerprint = digest("prefill", VERSION, lines)
+    table = pa.Table.from_pylist(lines, schema=PREFILL_SCHEMA)
+    fingerprint = digest_json("prefill", VERSION, lines)
     path = f"{work.folder}/parts/{fingerprint}/prefill.parquet"
     return [Part(fingerprint, {"prefill": table_tokens.write_parquet(work.store, path, table)}, {})]
 
 
-def _as_trained(text: str, read: Reader, write: Serialiser) -> str:
+def _format_as_trained(text: str, read: RecordDecoder, write: Serialiser) -> str:
     record = read(read_json(text))
-    assert not isinstance(record, Problem), record
+    assert not isinstance(record, RecordProblem), record
     line = write(record)
     assert isinstance(line, str), line
     return line
 
 
-def _time_of(text: str, column: str | None) -> str | None:
+def _read_record_time(text: str, column: str | None) -> str | None:
     """Return a record's time as the JSON text of its value."""
     if column is None:
         return None
@@ -500,27 +524,27 @@ def _time_of(text: str, column: str | None) -> str | None:
 # ── Adding up ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _draft(
-    work: Work,
-    known: Known,
-    frame: Frame,
-    plan: RecordPlan,
+def _build_table_output(
+    work: StageContext,
+    known: ObservedTable,
+    frame: PromptFrame,
+    plan: TablePlan,
     accounts: list[Part],
     built: list[Part],
     loaded: LoadedTokenizer,
     *,
     reused: int,
     rows_made: int,
-) -> Draft:
+) -> StageOutput:
     examples = [part for part in built if "examples" in part.files]
-    reasons = add_up(p.facts["reasons"] for p in accounts)
-    left_out = add_up(p.facts["left_out"] for p in accounts)
+    reasons = sum_counts(p.facts["reasons"] for p in accounts)
+    left_out = sum_counts(p.facts["left_out"] for p in accounts)
     rows, kept = (sum(int(p.facts[name]) for p in accounts) for name in ("rows", "kept"))
     by_split = {
-        split: add_up(p.facts["tokens_by_split"].get(split, {}) for p in examples)
+        split: sum_counts(p.facts["tokens_by_split"].get(split, {}) for p in examples)
         for split in sorted({str(p.facts["split"]) for p in examples})
     }
-    classes = add_up(by_split.values())
+    classes = sum_counts(by_split.values())
     ledger = [
         (KEPT, "", kept),
         *((REJECTED, r, n) for r, n in reasons.items()),
@@ -534,10 +558,12 @@ def _draft(
     of_length = sum(n for r, n in reasons.items() if r.endswith("_overflow"))
     facts: dict[str, Any] = {
         "nonempty": made,
-        "accounted": unaccounted(rows, ledger) + abs(tokens - planned) + abs(tokens - _expected(plan)),
-        "rejects": share(sum(reasons.values()) - of_length, rows),
-        "mask_verified": share(verified, made) if made else NOT_APPLICABLE,
-        "zero_loss_rows": share(untrained, made),
+        "accounted": (
+            count_unaccounted(rows, ledger) + abs(tokens - planned) + abs(tokens - _count_expected_tokens(plan))
+        ),
+        "rejects": compute_share(sum(reasons.values()) - of_length, rows),
+        "mask_verified": compute_share(verified, made) if made else NOT_APPLICABLE,
+        "zero_loss_rows": compute_share(untrained, made),
         # Records are printed by no chat template.
         **dict.fromkeys(("render_equal", "content_dropped", "contract", "prompt_match", "date_pinned"), NOT_APPLICABLE),
         "short_documents": NOT_APPLICABLE,
@@ -547,41 +573,41 @@ def _draft(
         "tool_tokens": 0,
         "most_tool_tokens": 0,
         "straddles": 0,
-        "control_strings": share(sum(int(p.facts["escaped"]) for p in accounts), rows),
-        "text_roundtrip": share(altered, rows),
+        "control_strings": compute_share(sum(int(p.facts["escaped"]) for p in accounts), rows),
+        "text_roundtrip": compute_share(altered, rows),
         "prompt_parity": 0 if frame.is_parity else 1,
         "token_ids": sum(int(p.facts["outside_vocabulary"]) for p in examples),
         "rows": rows, "kept": kept, "rejected": sum(reasons.values()), "examples": made,
         "tokens": tokens, "trained_tokens": classes.get("trained", 0),
-        "trained_share": share(classes.get("trained", 0), tokens),
+        "trained_share": compute_share(classes.get("trained", 0), tokens),
         "dropped_kinds": {},
         "usual_way": sum(int(p.facts["usual_way"]) for p in accounts),
         "lane_differences": sum(int(p.facts["lane_differences"]) for p in accounts),
         "changed_by_wire": plan.changed,
         "prompt_tokens": plan.room.prompt, "limit": plan.room.limit, "record_room": plan.room.records,
-        **_longest(plan),
+        **_measure_longest(plan),
     }  # fmt: skip
-    samples = first_samples(accounts, "examples_of_rejects")
-    return Draft(
+    samples = collect_samples(accounts, "examples_of_rejects")
+    return StageOutput(
         parts=[*accounts, *built],
         facts=facts,
         ledger=ledger,
         token_ledger=[(split, name, count) for split, own in by_split.items() for name, count in own.items()],
-        tables=_tables(plan, reasons, frame),
-        histograms=_histograms(plan),
+        tables=_build_table_tables(plan, reasons, frame),
+        histograms=_draw_length_histograms(plan),
         samples={
-            "rejects": name_rejects({r: n for r, n in reasons.items() if not r.endswith("_overflow")}, samples),
+            "rejects": describe_rejects({r: n for r, n in reasons.items() if not r.endswith("_overflow")}, samples),
             "text_roundtrip": tuple(i for p in accounts for i in p.facts["altered_rows"])[:10],
         },
         schema=tuple((f.name, str(f.type)) for f in RECORD_EXAMPLES),
-        card=_card(loaded),
-        details={"records": _details(work, known, frame, plan)},
+        card=_build_table_card(loaded),
+        details={"records": _describe_table_model(work, known, frame, plan)},
         parts_reused=reused,
         rows_made=rows_made,
     )
 
 
-def _expected(plan: RecordPlan) -> int:
+def _count_expected_tokens(plan: TablePlan) -> int:
     """Add up what every token should be: prompts, edges of units, records as often as they are shown."""
     total = 0
     for one in plan.splits:
@@ -591,7 +617,7 @@ def _expected(plan: RecordPlan) -> int:
     return total
 
 
-def _longest(plan: RecordPlan) -> dict[str, int]:
+def _measure_longest(plan: TablePlan) -> dict[str, int]:
     """Return what generation is bounded by: the longest example and the longest series of train."""
     train = next((one for one in plan.splits if one.split == "train"), None)
     if train is None:
@@ -600,19 +626,21 @@ def _longest(plan: RecordPlan) -> dict[str, int]:
     return {"longest_example": int(train.lengths.max(initial=0)), "longest_group": int(sizes.max(initial=0))}
 
 
-def _details(work: Work, known: Known, frame: Frame, plan: RecordPlan) -> dict[str, Any]:
+def _describe_table_model(
+    work: StageContext, known: ObservedTable, frame: PromptFrame, plan: TablePlan
+) -> dict[str, Any]:
     """Return what parsing and generation read of a dataset."""
     earlier = work.input("canonical_rows").details["records"]
     return {
         **earlier,
         "frame": frame.to_json(),
-        "wire": form_of(work).codec.wire,
+        "wire": get_table_options(work).codec.wire,
         "options": plan.options,
-        **_longest(plan),
+        **_measure_longest(plan),
     }
 
 
-def _card(loaded: LoadedTokenizer) -> dict[str, Any]:
+def _build_table_card(loaded: LoadedTokenizer) -> dict[str, Any]:
     card = loaded.card
     return {
         "tokenizer_digest": card.digest, "tokenizer_files": card.files,
@@ -621,33 +649,33 @@ def _card(loaded: LoadedTokenizer) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _tables(plan: RecordPlan, reasons: dict[str, int], frame: Frame) -> dict[str, Table]:
+def _build_table_tables(plan: TablePlan, reasons: dict[str, int], frame: PromptFrame) -> dict[str, DisplayTable]:
     told = [(name, value) for name, value in plan.options.items() if value is not None and name != "widest_names"]
     overflow = [(one.kind, one.name, one.tokens, one.limit, one.widest) for one in plan.overflows]
     tables = {
         "plan": plan.table(),
-        "options": Table(("option", "value"), tuple((name, str(value)) for name, value in told)),
-        "rejects": Table(("reason", "rows"), tuple(sorted(reasons.items(), key=lambda r: (-r[1], r[0]))[:30])),
+        "options": DisplayTable(("option", "value"), tuple((name, str(value)) for name, value in told)),
+        "rejects": DisplayTable(("reason", "rows"), tuple(sorted(reasons.items(), key=lambda r: (-r[1], r[0]))[:30])),
     }
     if overflow:
-        tables["overflow"] = Table(("kind", "name", "tokens", "limit", "widest_column"), tuple(overflow[:100]))
+        tables["overflow"] = DisplayTable(("kind", "name", "tokens", "limit", "widest_column"), tuple(overflow[:100]))
     return tables
 
 
-def _histograms(plan: RecordPlan) -> dict[str, Histogram]:
+def _draw_length_histograms(plan: TablePlan) -> dict[str, Histogram]:
     """Draw the tokens of examples and of whole groups, with what an example can hold."""
     drawn: dict[str, Histogram] = {}
     lengths = np.concatenate([np.empty(0, np.int64), *(one.lengths for one in plan.splits)])
     if len(lengths):
-        drawn["example_tokens"] = _histogram("tokens per example", lengths, plan.room.limit)
+        drawn["example_tokens"] = _draw_histogram("tokens per example", lengths, plan.room.limit)
     if plan.mode == "grouped":
         tokens = np.concatenate([np.empty(0, np.int64), *(one.records.group_tokens for one in plan.splits)])
         if len(tokens):
-            drawn["group_tokens"] = _histogram("tokens per group", tokens, plan.room.records)
+            drawn["group_tokens"] = _draw_histogram("tokens per group", tokens, plan.room.records)
     return drawn
 
 
-def _histogram(title: str, values: Ints, limit: int) -> Histogram:
+def _draw_histogram(title: str, values: Ints, limit: int) -> Histogram:
     counts, edges = np.histogram(values, bins=24, range=(0, max(int(values.max()), limit) + 1))
     return Histogram(
         title, "tokens", tuple(round(float(e), 1) for e in edges), tuple(int(c) for c in counts), float(limit)

@@ -23,27 +23,27 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.storage import Store
-from rowmill.schema.examples import EXAMPLES, KINDS
+from rowmill.schema.examples import EXAMPLE_SCHEMA, SPAN_KINDS
 from rowmill.schema.manifest import File, Part
 from rowmill.schema.rows import Rejected
 from rowmill.shards import gather
-from rowmill.stages.part_files import RejectLog, first_of_each, ledger_table, row_as_bytes, write_parquet
+from rowmill.stages.part_files import RejectLog, build_ledger, row_as_bytes, sample_text_rejects, write_parquet
 from rowmill.stages.tokenized_examples import text_examples
 from rowmill.tabular.assembly import EDGES, FLUSHES, Ints
-from rowmill.tabular.prompt import Frame
+from rowmill.tabular.prompt import PromptFrame
 from rowmill.tabular.schema import RecordSchema
-from rowmill.tabular.serialization import Problem, Reader, Serialiser, Wire, read_json
+from rowmill.tabular.serialization import RecordDecoder, RecordProblem, Serialiser, Wire, read_json
 from rowmill.tokenization import encoded_batch
-from rowmill.tokenization.encoded_batch import Counts
-from rowmill.tokenization.roundtrip import Decoder
-from rowmill.tokenization.tokenizer import Encoder, from_bytes, token_bytes
+from rowmill.tokenization.encoded_batch import TokenizationCounts
+from rowmill.tokenization.roundtrip import RoundTripDecoder
+from rowmill.tokenization.tokenizer import Encoder, deserialize_tokenizer, read_token_bytes
 
-PROMPT, RECORD, TEMPLATE = (KINDS.index(name) for name in ("prompt", "record", "template"))
+PROMPT, RECORD, TEMPLATE = (SPAN_KINDS.index(name) for name in ("prompt", "record", "template"))
 
 
 RECORD_EXAMPLES = pa.schema(
     [
-        *EXAMPLES,
+        *EXAMPLE_SCHEMA,
         pa.field("group_keys", pa.list_(pa.string()), nullable=False),
         pa.field("record_start", pa.int64(), nullable=False),
         pa.field("record_stop", pa.int64(), nullable=False),
@@ -58,16 +58,16 @@ RECORD_EXAMPLES = pa.schema(
 """
 
 
-_TOKENS = pa.schema(
+_TOKENS_SCHEMA = pa.schema(
     [pa.field("input_ids", pa.list_(pa.int32()), nullable=False), pa.field("length", pa.int32(), nullable=False)]
 )
 """The ids of a part of rows as they are kept; `length` is −1 for a row that has none, so that plans read no ids."""
 
 
-_SCRATCH = ("input_ids", "row_id", "domain", "group_key")
+_SCRATCH_COLUMNS = ("input_ids", "row_id", "domain", "group_key")
 
 
-_COUNTED = ("changed", "escaped", "altered", "altered_rows", "usual_way", "lane_differences")
+_COUNTED_FACTS = ("changed", "escaped", "altered", "altered_rows", "usual_way", "lane_differences")
 """What is told of a part of rows beside the fates of its rows."""
 
 
@@ -94,7 +94,7 @@ class EncodeTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class EncodedPart:
     """What came of a part: tokens of each record (−1: rejected), what is to be said of them, the part of kept ids."""
 
     target: str
@@ -103,7 +103,7 @@ class Encoded:
     kept: Part | None
 
 
-def encode_part(task: EncodeTask) -> Encoded:
+def encode_part(task: EncodeTask) -> EncodedPart:
     """Write a part's ids to scratch; a record that has none has an empty list and its reason in the facts."""
     store = Store(task.root)
     columns = ("record", "row_id", "domain", "group_key")
@@ -111,14 +111,16 @@ def encode_part(task: EncodeTask) -> Encoded:
     if task.kept is not None:
         tokens, facts = store.table(task.kept.files["tokens"]), task.kept.facts
     else:
-        ids, facts = _encode(task, rows)
+        ids, facts = _encode_records(task, rows)
         lengths = pc.list_value_length(ids).to_numpy(zero_copy_only=False).astype(np.int32)
         lengths[[place for place, _, _ in facts["rejects"]]] = -1
-        tokens = pa.table([ids, lengths], schema=_TOKENS)
+        tokens = pa.table([ids, lengths], schema=_TOKENS_SCHEMA)
     kept = task.kept or _keep_tokens(store, task, tokens, facts)
-    table = pa.table([tokens.column("input_ids"), *(rows.column(name) for name in columns[1:])], names=list(_SCRATCH))
-    gather.to_scratch(table, task.target)
-    return Encoded(task.target, tokens.column("length").to_numpy().astype(np.int64), facts, kept)
+    table = pa.table(
+        [tokens.column("input_ids"), *(rows.column(name) for name in columns[1:])], names=list(_SCRATCH_COLUMNS)
+    )
+    gather.write_scratch_file(table, task.target)
+    return EncodedPart(task.target, tokens.column("length").to_numpy().astype(np.int64), facts, kept)
 
 
 def _keep_tokens(store: Store, task: EncodeTask, tokens: pa.Table, facts: dict[str, Any]) -> Part | None:
@@ -130,24 +132,24 @@ def _keep_tokens(store: Store, task: EncodeTask, tokens: pa.Table, facts: dict[s
 
 
 @lru_cache(maxsize=2)
-def _encoder(root: str, path: str) -> tuple[Encoder, Decoder]:
-    loaded = from_bytes(Store(root).read(path))
+def _open_codec(root: str, path: str) -> tuple[Encoder, RoundTripDecoder]:
+    loaded = deserialize_tokenizer(Store(root).read(path))
     encoder = Encoder(loaded)
-    table = token_bytes(loaded.backend) if loaded.card.byte_level else None
-    return encoder, Decoder(loaded.backend, table, encoder.decode)
+    table = read_token_bytes(loaded.backend) if loaded.card.byte_level else None
+    return encoder, RoundTripDecoder(loaded.backend, table, encoder.decode)
 
 
-def _encode(task: EncodeTask, rows: pa.Table) -> tuple[pa.ChunkedArray, dict[str, Any]]:
-    encoder, decoder = _encoder(task.root, task.tokenizer)
-    texts, rejects, changed, escaped = _texts(task, rows.column("record"))
-    counts, altered = Counts(), list[int]()
+def _encode_records(task: EncodeTask, rows: pa.Table) -> tuple[pa.ChunkedArray, dict[str, Any]]:
+    encoder, decoder = _open_codec(task.root, task.tokenizer)
+    texts, rejects, changed, escaped = _serialise_records(task, rows.column("record"))
+    counts, altered = TokenizationCounts(), list[int]()
     pieces: list[pa.ListArray] = []
-    for part in text_examples.batches([len(text) for text in texts], text_examples.BATCH_CHARS):
+    for part in text_examples.cut_batches([len(text) for text in texts], text_examples.BATCH_CHARS):
         own = texts[part]
-        ids, offsets = _ids(encoder, own, counts)
+        ids, offsets = _encode_continuations(encoder, own, counts)
         altered += [part.start + place for place in decoder.altered(own, ids, offsets)]
         pieces.append(pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(ids)))
-    column = pa.chunked_array(pieces, _TOKENS.field("input_ids").type)
+    column = pa.chunked_array(pieces, _TOKENS_SCHEMA.field("input_ids").type)
     facts: dict[str, Any] = {
         "rejects": rejects,
         "changed": changed,
@@ -160,16 +162,20 @@ def _encode(task: EncodeTask, rows: pa.Table) -> tuple[pa.ChunkedArray, dict[str
     return column, facts
 
 
-def _ids(encoder: Encoder, texts: Sequence[str], counts: Counts) -> tuple[NDArray[np.int32], Ints]:
+def _encode_continuations(
+    encoder: Encoder, texts: Sequence[str], counts: TokenizationCounts
+) -> tuple[NDArray[np.int32], Ints]:
     """Encode texts as what stands behind other text: no space of the tokenizer's own before them."""
     if encoder.card.fast:
-        encoded = encoded_batch.encode_checked(encoder, texts, counts)
+        encoded = encoded_batch.encode_and_compare(encoder, texts, counts)
         return encoded.ids, encoded.offsets
     counts.usual_way += len(texts)
-    return encoder.ids_of_continuations(texts)
+    return encoder.encode_continuation_ids(texts)
 
 
-def _texts(task: EncodeTask, records: pa.ChunkedArray) -> tuple[list[str], list[tuple[int, str, str]], int, int]:
+def _serialise_records(
+    task: EncodeTask, records: pa.ChunkedArray
+) -> tuple[list[str], list[tuple[int, str, str]], int, int]:
     """Return the text of every record as it is trained, and those that have none with their reasons.
 
     Two counts stand behind: records that the wire form changed, and records with special-token text in them. The
@@ -178,14 +184,14 @@ def _texts(task: EncodeTask, records: pa.ChunkedArray) -> tuple[list[str], list[
     texts: list[str] = [f"{text}\n" for text in records.to_pylist()]
     schema = RecordSchema.from_json(orjson.loads(task.schema))
     write = Serialiser(schema, special_tokens=task.special_tokens, wire=task.wire)
-    read, reread = Reader(schema), Reader(schema, wire=task.wire)
+    read, reread = RecordDecoder(schema), RecordDecoder(schema, wire=task.wire)
     rejects: list[tuple[int, str, str]] = []
     changed = 0
-    special = _with_special_tokens(task, records)
+    special = _find_special_tokens(task, records)
     again = range(len(records)) if task.wire == "reference" else np.flatnonzero(special).tolist()
     for place in again:
         record = read(read_json(texts[place]))
-        assert not isinstance(record, Problem), record
+        assert not isinstance(record, RecordProblem), record
         line = write(record)
         if isinstance(line, Rejected):
             rejects.append((place, line.reason, line.detail))
@@ -196,21 +202,21 @@ def _texts(task: EncodeTask, records: pa.ChunkedArray) -> tuple[list[str], list[
     return texts, rejects, changed, int(special.sum())
 
 
-def _with_special_tokens(task: EncodeTask, records: pa.ChunkedArray) -> NDArray[np.bool_]:
+def _find_special_tokens(task: EncodeTask, records: pa.ChunkedArray) -> NDArray[np.bool_]:
     """Tell which records hold the text of a special token anywhere: bool[N]."""
     if not task.special_tokens:
         return np.zeros(len(records), bool)
-    pattern = _any_of(task.special_tokens)
+    pattern = _make_alternation(task.special_tokens)
     return pc.match_substring_regex(records, pattern).to_numpy(zero_copy_only=False)
 
 
 @lru_cache(maxsize=2)
-def _any_of(texts: tuple[str, ...]) -> str:
+def _make_alternation(texts: tuple[str, ...]) -> str:
     """Return one pattern that finds any of some texts in a single pass; RE2 makes one automaton of it."""
-    return "|".join(_NO_LITERAL.sub(r"\\\g<0>", text) for text in texts)
+    return "|".join(_REGEX_SPECIAL.sub(r"\\\g<0>", text) for text in texts)
 
 
-_NO_LITERAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
+_REGEX_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
 """Characters that mean something else in a pattern than themselves."""
 
 
@@ -218,7 +224,7 @@ _NO_LITERAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
 
 
 @dataclass(frozen=True, slots=True)
-class AccountTask:
+class LedgerTask:
     """A part of rows whose fates the plan decided; `states[i]` indexes `names`: kept, left out, reasons of rejects.
 
     `tokens` are its kept ids.
@@ -235,7 +241,7 @@ class AccountTask:
     details: dict[int, str]
 
 
-def account(task: AccountTask) -> Part:
+def account_part(task: LedgerTask) -> Part:
     """Write a part's ledger and rejects."""
     store, at = Store(task.root), f"{task.folder}/parts/{task.fingerprint}"
     row_ids: list[str] = store.table(task.rows, ["row_id"]).column(0).to_pylist()
@@ -253,7 +259,7 @@ def account(task: AccountTask) -> Part:
         "ledger": write_parquet(
             store,
             f"{at}/ledger.parquet",
-            ledger_table(pa.chunked_array([shown], pa.string()), log, left_out, "not_sampled"),
+            build_ledger(pa.chunked_array([shown], pa.string()), log, left_out, "not_sampled"),
         ),
         "rejects": write_parquet(store, f"{at}/rejects.parquet", log.table()),
     }
@@ -262,8 +268,8 @@ def account(task: AccountTask) -> Part:
         "kept": len(shown),
         "left_out": {"not_sampled": len(left_out)} if left_out else {},
         "reasons": log.counts(),
-        "examples_of_rejects": first_of_each(log),
-        **{name: task.facts[name] for name in _COUNTED},
+        "examples_of_rejects": sample_text_rejects(log),
+        **{name: task.facts[name] for name in _COUNTED_FACTS},
     }
     return Part(task.fingerprint, files, facts)
 
@@ -272,7 +278,7 @@ def account(task: AccountTask) -> Part:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BuildTask:
+class BuildExamplesTask:
     """Some examples of one split.
 
     `rows[r]` is the row of record r; unit u has records `[units[u], units[u + 1])`, example e units
@@ -284,7 +290,7 @@ class BuildTask:
     fingerprint: str
     files: tuple[str, ...]
     first_rows: Ints
-    frame: Frame
+    frame: PromptFrame
     split: str
     is_grouped: bool
     rows: Ints
@@ -298,9 +304,9 @@ class BuildTask:
     vocab_size: int
 
 
-def build_part(task: BuildTask) -> Part:
+def build_part(task: BuildExamplesTask) -> Part:
     """Gather the records of a slice of the plan and write them as examples."""
-    table = examples_table(task)
+    table = build_examples_table(task)
     tokens = table.column("tokens").to_numpy().astype(np.int64)
     classes = {
         "trained": int(table.column("trained_tokens").to_numpy().sum()),
@@ -314,7 +320,7 @@ def build_part(task: BuildTask) -> Part:
         "records": len(task.rows),
         "tokens": int(tokens.sum()),
         "tokens_by_split": {task.split: classes},
-        "outside_vocabulary": encoded_batch.outside_vocabulary(table, task.vocab_size),
+        "outside_vocabulary": encoded_batch.count_outside_vocabulary(table, task.vocab_size),
         "verified": count_verified(table),
         "untrained": int((table.column("trained_tokens").to_numpy() == 0).sum()),
         "flushes": dict(Counter(FLUSHES[one] for one in task.flushes.tolist())),
@@ -328,9 +334,9 @@ def count_verified(table: pa.Table) -> int:
 
     Held against the stored spans, which are laid out apart from the mask, and against the stored count.
     """
-    mask, lengths, starts = _flat(table.column("loss_mask"))
-    span_starts, span_counts, _ = _flat(table.column("span_starts"))
-    kinds, _, _ = _flat(table.column("span_kinds"))
+    mask, lengths, starts = _flatten_lists(table.column("loss_mask"))
+    span_starts, span_counts, _ = _flatten_lists(table.column("span_starts"))
+    kinds, _, _ = _flatten_lists(table.column("span_kinds"))
     places = span_starts + np.repeat(starts, span_counts)
     sizes = np.diff(np.append(places, len(mask)))
     sums = np.concatenate((np.zeros(1, np.int64), np.cumsum(mask, dtype=np.int64)))
@@ -341,12 +347,12 @@ def count_verified(table: pa.Table) -> int:
     return int((~wrong).sum())
 
 
-def examples_table(task: BuildTask) -> pa.Table:
+def build_examples_table(task: BuildExamplesTask) -> pa.Table:
     """Return a slice of the plan as `RECORD_EXAMPLES`."""
     wanted, back = np.unique(task.rows, return_inverse=True)
-    taken = gather.take(task.files, task.first_rows, wanted)
-    ids, lengths, begins = _flat(taken.column("input_ids"))
-    layout = _layout(task, lengths[back])
+    taken = gather.take_rows(task.files, task.first_rows, wanted)
+    ids, lengths, begins = _flatten_lists(taken.column("input_ids"))
+    layout = _lay_out_examples(task, lengths[back])
     out = np.empty(layout.total, np.int32)
     prompt = np.array(task.frame.prompt_ids, np.int32)
     out[layout.example_starts[:, None] + np.arange(len(prompt))] = prompt
@@ -362,10 +368,10 @@ def examples_table(task: BuildTask) -> pa.Table:
     mask[layout.example_starts[:, None] + np.arange(len(prompt))] = False
     # Nothing stands before an example's first token that could predict it.
     mask[layout.example_starts] = False
-    return _table(task, taken, back, layout, out, mask)
+    return _assemble_table(task, taken, back, layout, out, mask)
 
 
-def _flat(column: pa.ChunkedArray) -> tuple[NDArray[Any], Ints, Ints]:
+def _flatten_lists(column: pa.ChunkedArray) -> tuple[NDArray[Any], Ints, Ints]:
     lists = column.combine_chunks()
     offsets = np.asarray(lists.offsets, np.int64)
     values = lists.flatten().to_numpy(zero_copy_only=False)
@@ -373,7 +379,7 @@ def _flat(column: pa.ChunkedArray) -> tuple[NDArray[Any], Ints, Ints]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Layout:
+class _ExampleLayout:
     """Where everything stands when the examples lie end to end."""
 
     total: int
@@ -386,7 +392,7 @@ class _Layout:
     example_of_unit: Ints
 
 
-def _layout(task: BuildTask, lengths: Ints) -> _Layout:
+def _lay_out_examples(task: BuildExamplesTask, lengths: Ints) -> _ExampleLayout:
     zero = np.zeros(1, np.int64)
     record_ends = np.concatenate((zero, np.cumsum(lengths)))
     unit_lengths = np.diff(record_ends[task.units]) + EDGES
@@ -398,13 +404,13 @@ def _layout(task: BuildTask, lengths: Ints) -> _Layout:
     before = unit_ends[:-1] - unit_ends[task.examples[:-1]][example_of_unit]
     unit_starts = example_starts[example_of_unit] + len(task.frame.prompt_ids) + before
     inside = record_ends[:-1] - record_ends[task.units[:-1]][unit_of_record]
-    return _Layout(
+    return _ExampleLayout(
         int(example_lengths.sum()), example_starts, example_lengths, unit_starts, unit_lengths,
         unit_starts[unit_of_record] + 1 + inside, unit_of_record, example_of_unit,
     )  # fmt: skip
 
 
-def _spans(task: BuildTask, layout: _Layout) -> tuple[Ints, Ints, Ints, NDArray[np.int8]]:
+def _lay_out_spans(task: BuildExamplesTask, layout: _ExampleLayout) -> tuple[Ints, Ints, Ints, NDArray[np.int8]]:
     """Return spans per example, and of all spans starts, records and kinds: prompt, BOS, each record, EOS."""
     count, units, records = len(layout.example_starts), len(layout.unit_starts), len(layout.record_starts)
     first_record = task.units[task.examples[:-1]]
@@ -426,10 +432,15 @@ def _spans(task: BuildTask, layout: _Layout) -> tuple[Ints, Ints, Ints, NDArray[
     return counts, starts - np.repeat(layout.example_starts, counts), messages[order], kinds[order]
 
 
-def _table(
-    task: BuildTask, taken: pa.Table, back: Ints, layout: _Layout, ids: NDArray[np.int32], mask: NDArray[np.bool_]
+def _assemble_table(
+    task: BuildExamplesTask,
+    taken: pa.Table,
+    back: Ints,
+    layout: _ExampleLayout,
+    ids: NDArray[np.int32],
+    mask: NDArray[np.bool_],
 ) -> pa.Table:
-    counts, span_starts, span_messages, span_kinds = _spans(task, layout)
+    counts, span_starts, span_messages, span_kinds = _lay_out_spans(task, layout)
     record_offsets = task.units[task.examples]
     row_ids = taken.column("row_id").combine_chunks().take(pa.array(back))
     firsts = pa.array(record_offsets[:-1])
@@ -443,16 +454,16 @@ def _table(
         "row_ids": pa.ListArray.from_arrays(pa.array(record_offsets.astype(np.int32)), row_ids),
         "split": [task.split] * examples,
         "domain": taken.column("domain").combine_chunks().take(pa.array(back)).take(firsts),
-        "input_ids": _lists(layout.example_lengths, ids),
-        "loss_mask": _lists(layout.example_lengths, mask),
-        "span_starts": _lists(counts, span_starts.astype(np.int32)),
-        "span_messages": _lists(counts, span_messages.astype(np.int32)),
-        "span_kinds": _lists(counts, span_kinds),
+        "input_ids": _build_lists(layout.example_lengths, ids),
+        "loss_mask": _build_lists(layout.example_lengths, mask),
+        "span_starts": _build_lists(counts, span_starts.astype(np.int32)),
+        "span_messages": _build_lists(counts, span_messages.astype(np.int32)),
+        "span_kinds": _build_lists(counts, span_kinds),
         "original_tokens": layout.example_lengths.astype(np.int32),
         "tokens": layout.example_lengths.astype(np.int32),
         "trained_tokens": trained.astype(np.int32),
         "context_tokens": (layout.example_lengths - trained).astype(np.int32),
-        "group_keys": pa.ListArray.from_arrays(pa.array(_without_nulls(keys, by_unit)), keys.drop_null()),
+        "group_keys": pa.ListArray.from_arrays(pa.array(_skip_null_keys(keys, by_unit)), keys.drop_null()),
         "record_start": task.starts,
         "record_stop": task.starts + np.diff(record_offsets),
         "pass": task.passes.astype(np.int32),
@@ -464,12 +475,12 @@ def _table(
     return pa.table([known.get(field.name, nothing) for field in RECORD_EXAMPLES], schema=RECORD_EXAMPLES)
 
 
-def _without_nulls(keys: pa.StringArray, offsets: Ints) -> NDArray[np.int32]:
+def _skip_null_keys(keys: pa.StringArray, offsets: Ints) -> NDArray[np.int32]:
     """Return the offsets into the keys that are not null: rows without groups have none."""
     before = np.concatenate((np.zeros(1, np.int64), np.cumsum(pc.is_valid(keys).to_numpy(zero_copy_only=False))))
     return before[offsets].astype(np.int32)
 
 
-def _lists(lengths: Ints, values: "NDArray[Any]") -> pa.ListArray:
+def _build_lists(lengths: Ints, values: "NDArray[Any]") -> pa.ListArray:
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths))).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))

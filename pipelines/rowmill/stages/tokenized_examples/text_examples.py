@@ -22,43 +22,58 @@ from numpy.typing import NDArray
 
 from rowmill.conversation.masking import Masker, MaskRules
 from rowmill.conversation.rendering.renderer import Renderer, RendererSpec
-from rowmill.conversation.template_contract import mismatched_prompts, warnings
-from rowmill.conversation.truncation import Overlong, Truncated, Truncater
+from rowmill.conversation.template_contract import find_mismatched_prompts, list_template_warnings
+from rowmill.conversation.truncation import ConversationTruncator, OverlongPolicy, TruncatedConversation
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, from_json, from_json_column, to_json
-from rowmill.formats.reasoning import inlined, limited
+from rowmill.formats.reasoning import inline_reasoning, limit_reasoning
 from rowmill.recipe.recipe import Dataset
 from rowmill.schema.conversation import Conversation
-from rowmill.schema.examples import KINDS, WEIGHTS
-from rowmill.schema.rows import Kind, Masked, Message, Rejected, Span
-from rowmill.stages.custom_rows import Built, OwnExamples
-from rowmill.stages.tokenized_examples.fast_path import PlainChats
+from rowmill.schema.examples import SPAN_KINDS, WEIGHT_COLUMN
+from rowmill.schema.rows import MaskedConversation, Message, Rejected, RowKind, Span
+from rowmill.stages.custom_rows import CustomExample, CustomExampleBuilder
+from rowmill.stages.tokenized_examples.fast_path import BatchedChatPath
 from rowmill.stages.tokenized_examples.prompt_parity import begins_with_prompt, choose_rows
-from rowmill.tokenization.concatenation import Stream, constant, interleave, parted, straddling, unless_there
-from rowmill.tokenization.encoded_batch import (
-    TEMPLATE,
-    Columns,
-    Counts,
-    Example,
-    Tokens,
-    columns_of,
-    encode_checked,
-    examples_of,
-    in_row_order,
-    joined,
+from rowmill.tokenization.concatenation import (
+    TokenColumn,
+    concat_token_columns,
+    count_straddling,
+    make_constant_column,
+    omit_existing_token,
+    split_at_byte,
 )
-from rowmill.tokenization.token_truncation import cut_pair, keep_tail, windows, with_bos
-from rowmill.tokenization.tokenizer import Bools, ControlStrings, Encoder, Ints, Weights, is_changed, reveal
+from rowmill.tokenization.encoded_batch import (
+    TEMPLATE_KIND,
+    Example,
+    ExampleColumns,
+    TokenizationCounts,
+    Tokens,
+    concat_columns,
+    encode_and_compare,
+    make_columns,
+    make_examples,
+    sort_by_row,
+)
+from rowmill.tokenization.token_truncation import cut_pair, prepend_bos, split_into_windows, truncate_tokens
+from rowmill.tokenization.tokenizer import (
+    Bools,
+    ControlStrings,
+    Encoder,
+    Ints,
+    Weights,
+    has_changed_placeholder,
+    restore_control_strings,
+)
 
 BATCH_CHARS = 1 << 20
 """Characters of rows per batch: enough for the columnar steps, little for memory (some 60 MB)."""
 
-Outcome = list[Example] | Rejected
+RowOutcome = list[Example] | Rejected
 """What became of one row: its examples in order, or why there are none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Targets:
+class ExampleTargets:
     """What an example teaches: `ids` int32[T], `loss_mask` bool[T], and float32[T] where its dataset has weights."""
 
     ids: Tokens
@@ -67,7 +82,7 @@ class Targets:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedExamples:
     """What became of a part's rows: examples as `examples.EXAMPLES`, in row order, and rejects by their row's place.
 
     `places` int64[E] are the rows' places of the examples; `verified` counts examples whose token mask was found
@@ -79,33 +94,33 @@ class Prepared:
     rejected: list[tuple[int, Rejected]]
     verified: int
 
-    def outcomes(self, rows: int) -> "list[list[Targets] | Rejected]":
+    def outcomes(self, rows: int) -> "list[list[ExampleTargets] | Rejected]":
         """Return what each row's examples teach, or why it has none."""
         bounds = np.asarray(self.examples.column("input_ids").combine_chunks().offsets)
-        ids, mask = self._flat("input_ids"), self._flat("loss_mask")
-        weights = self._flat(WEIGHTS) if WEIGHTS in self.examples.column_names else None
-        found: list[list[Targets] | Rejected] = [[] for _ in range(rows)]
+        ids, mask = self._flatten_column("input_ids"), self._flatten_column("loss_mask")
+        weights = self._flatten_column(WEIGHT_COLUMN) if WEIGHT_COLUMN in self.examples.column_names else None
+        found: list[list[ExampleTargets] | Rejected] = [[] for _ in range(rows)]
         for place, rejected in self.rejected:
             found[place] = rejected
         for j, place in enumerate(self.places.tolist()):
             held = found[place]
             if not isinstance(held, Rejected):
                 own = slice(int(bounds[j] - bounds[0]), int(bounds[j + 1] - bounds[0]))
-                held.append(Targets(ids[own], mask[own], None if weights is None else weights[own]))
+                held.append(ExampleTargets(ids[own], mask[own], None if weights is None else weights[own]))
         return found
 
-    def _flat(self, name: str) -> "NDArray[Any]":
+    def _flatten_column(self, name: str) -> "NDArray[Any]":
         return self.examples.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
 
 
-def _place(rejected: tuple[int, Rejected]) -> int:
+def _get_place(rejected: tuple[int, Rejected]) -> int:
     return rejected[0]
 
 
 # ── Rows of a part ─────────────────────────────────────────────────────────────────────────────────
 
 
-def conversations(table: pa.Table) -> list[Conversation]:
+def decode_conversations(table: pa.Table) -> list[Conversation]:
     """Decode the conversations of a table of canonical rows."""
     messages, tools, kwargs = (
         from_json_column(table.column(name)) for name in ("messages", "tools", "template_kwargs")
@@ -125,15 +140,17 @@ def hide_control_strings(one: Conversation, control: ControlStrings) -> "tuple[C
     return Conversation(messages, tools, kwargs, one.row_hash), placeholders
 
 
-def show_control_strings(masked: Masked, placeholders: dict[str, str]) -> "tuple[Masked, list[tuple[int, int]]]":
+def show_control_strings(
+    masked: MaskedConversation, placeholders: dict[str, str]
+) -> "tuple[MaskedConversation, list[tuple[int, int]]]":
     """Put control strings back into a masked text; return it and where they stand."""
     if not placeholders:
         return masked, []
-    text, ranges = reveal(masked.text, placeholders)
+    text, ranges = restore_control_strings(masked.text, placeholders)
     return replace(masked, text=text), ranges
 
 
-def batches(sizes: Sequence[int], limit: int) -> Iterator[slice]:
+def cut_batches(sizes: Sequence[int], limit: int) -> Iterator[slice]:
     """Cut rows into consecutive batches of about `limit` characters."""
     begin, held = 0, 0
     for i, size in enumerate(sizes):
@@ -145,7 +162,7 @@ def batches(sizes: Sequence[int], limit: int) -> Iterator[slice]:
         yield slice(begin, len(sizes))
 
 
-class Preparer:
+class ExampleBuilder:
     """The rooms that turn one dataset's rows into examples, opened once per process."""
 
     def __init__(
@@ -153,23 +170,25 @@ class Preparer:
     ) -> None:
         """Open the renderer and the masker, if the dataset's kind has a template; `base` is the project's folder."""
         self._base = base
-        self._own: OwnExamples | None = None
+        self._own: CustomExampleBuilder | None = None
         self._encoder = encoder
         self._dataset = dataset
         self._limit = limit
         self._printer = None if spec is None else Renderer(spec)
-        self._masker = None if self._printer is None else Masker(self._printer, dataset.loss, _rules(dataset))
+        self._masker = (
+            None if self._printer is None else Masker(self._printer, dataset.loss, _build_mask_rules(dataset))
+        )
         self._control = None if spec is None else ControlStrings(encoder.card, spec.text)
         self._cuts_apart = dataset.loss.boundary == "split"
-        self._chat_bos = _wanted_bos(encoder, dataset)
-        self._chats = self._plain_chats()
+        self._chat_bos = _resolve_chat_bos(encoder, dataset)
+        self._chats = self._open_chat_path()
 
-    def _plain_chats(self) -> PlainChats | None:
+    def _open_chat_path(self) -> BatchedChatPath | None:
         """Open the lane of plain chats; rows over the limit leave it again, unless they are to stay as they are."""
         if self._masker is None or self._control is None or self._cuts_apart or self._chat_bos is not None:
             return None
-        as_it_is = self._policy("conversation") in ("keep", "raise")
-        return PlainChats(
+        as_it_is = self._get_overlong_policy("conversation") in ("keep", "raise")
+        return BatchedChatPath(
             self._masker,
             self._encoder,
             self._control,
@@ -182,13 +201,13 @@ class Preparer:
         """Whether rows over the limit are to stop the build; the corridor gathers them all first."""
         return self._dataset.truncation.overlong == "raise"
 
-    def _noticed(self) -> dict[str, Any]:
+    def _describe_template(self) -> dict[str, Any]:
         if self._printer is None:
             return {}
         contract = self._printer.contract
         return {
-            "warnings": warnings(contract, finish=self._dataset.loss.finish),
-            "prompts": mismatched_prompts(contract),
+            "warnings": list_template_warnings(contract, finish=self._dataset.loss.finish),
+            "prompts": find_mismatched_prompts(contract),
             "dated": contract.date_dependent,
         }
 
@@ -197,67 +216,67 @@ class Preparer:
         """The renderer, for whoever wants to see what it prints."""
         return self._printer
 
-    def prepare(self, table: pa.Table, counts: Counts) -> Prepared:
+    def prepare(self, table: pa.Table, counts: TokenizationCounts) -> PreparedExamples:
         """Turn canonical rows into examples; what becomes of a row does not depend on those beside it."""
-        made: list[Columns] = []
+        made: list[ExampleColumns] = []
         rejected: list[tuple[int, Rejected]] = []
-        counts.template = self._noticed()
+        counts.template = self._describe_template()
         kinds = table.column("kind").to_numpy(zero_copy_only=False)
-        ways = (("conversation", self._conversations), ("pair", self._pairs), ("text", self._texts))
-        for kind, prepare in (*ways, ("record", self._own_examples)):
+        ways = (("conversation", self._build_conversations), ("pair", self._build_pairs), ("text", self._build_texts))
+        for kind, prepare in (*ways, ("record", self._build_custom_examples)):
             places = np.flatnonzero(kinds == kind)
             rows = table if len(places) == table.num_rows else table.take(pa.array(places))
-            for part in batches(_sizes(rows), BATCH_CHARS):
+            for part in cut_batches(_count_row_bytes(rows), BATCH_CHARS):
                 some, own = rows.slice(part.start, part.stop - part.start), places[part]
                 if kind == "conversation":
-                    some, own = self._without_plain_chats(some, own, counts, made)
+                    some, own = self._build_plain_chats(some, own, counts, made)
                 held: list[tuple[int, int, Example]] = []
                 for place, outcome in zip(own.tolist(), prepare(some, counts), strict=True):
-                    settled = _with_targets(outcome, counts)
+                    settled = _require_targets(outcome, counts)
                     if isinstance(settled, Rejected):
                         rejected.append((place, settled))
                     else:
                         held.extend((place, k, one) for k, one in enumerate(settled))
-                made += [columns_of(held)] if held else []
-        columns = joined(made or [columns_of([])])
+                made += [make_columns(held)] if held else []
+        columns = concat_columns(made or [make_columns([])])
         names = (table.column(name).combine_chunks() for name in ("row_id", "split", "domain"))
-        return Prepared(
-            examples=in_row_order(columns.table(*names, weighted=self._dataset.loss.weights), columns),
+        return PreparedExamples(
+            examples=sort_by_row(columns.table(*names, weighted=self._dataset.loss.weights), columns),
             places=np.sort(columns.rows),
-            rejected=sorted(rejected, key=_place),
+            rejected=sorted(rejected, key=_get_place),
             verified=columns.verified(),
         )
 
-    def compare_prompts(self, table: pa.Table, counts: Counts) -> None:
+    def compare_prompts(self, table: pa.Table, counts: TokenizationCounts) -> None:
         """Encode the generation prompts of a share of the conversations alone, as a server does, and compare."""
         if self._masker is None or self._printer is None or self._control is None:
             return
         rows = table.filter(pc.equal(table.column("kind"), "conversation"))
         # A control string in a row's own text is encoded otherwise on purpose; `control_strings` counts such rows.
-        rows = rows.filter(pa.array(~self._control.found_in(rows)))
+        rows = rows.filter(pa.array(~self._control.find_rows(rows)))
         chosen = choose_rows(rows.column("content_hash").to_pylist(), self._dataset.template.verify_render)
         rows = rows.take(pa.array(chosen, pa.int64()))
         names: list[str] = rows.column("row_id").to_pylist()
-        for row_id, conversation in zip(names, conversations(rows), strict=True):
+        for row_id, conversation in zip(names, decode_conversations(rows), strict=True):
             is_same = begins_with_prompt(
-                self._shown(self._within_thought_limit(conversation)),
+                self._inline_reasoning(self._limit_reasoning(conversation)),
                 self._printer,
                 self._masker,
-                encode_prompt=self._prompt_ids,
-                encode_example=lambda masked: self._examples_of([masked], [[]], Counts())[0],
+                encode_prompt=self._encode_prompt,
+                encode_example=lambda masked: self._encode_masked([masked], [[]], TokenizationCounts())[0],
             )
             counts.prompts_compared += is_same is not None
             counts.prompts_that_differ += [row_id] if is_same is False else []
 
-    def _prompt_ids(self, prompt: str) -> Tokens:
+    def _encode_prompt(self, prompt: str) -> Tokens:
         ids, bos = self._encoder.encode([prompt]).ids, self._chat_bos
         has_bos = bos is None or (len(ids) > 0 and int(ids[0]) == bos)
         return ids if has_bos else np.concatenate((np.array([bos], ids.dtype), ids))
 
     # ── conversations ──
 
-    def _without_plain_chats(
-        self, rows: pa.Table, places: Ints, counts: Counts, made: list[Columns]
+    def _build_plain_chats(
+        self, rows: pa.Table, places: Ints, counts: TokenizationCounts, made: list[ExampleColumns]
     ) -> tuple[pa.Table, Ints]:
         """Take plain chats all at once; return the other rows, which go one by one."""
         columns = None if self._chats is None else self._chats.take(rows, places, counts)
@@ -267,33 +286,33 @@ class Preparer:
         left = ~np.isin(places, columns.rows)
         return rows.filter(pa.array(left)), places[left]
 
-    def _conversations(self, rows: pa.Table, counts: Counts) -> list[Outcome]:
+    def _build_conversations(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
         if self._masker is None:
             return [
                 Rejected("template_error", "neither the tokenizer nor the recipe has a chat template")
             ] * rows.num_rows
         assert self._control is not None
-        decoded = conversations(rows)
-        controlled = self._control.found_in(rows)
-        drafts: list[_Draft] = []
-        outcomes: list[Outcome] = [[] for _ in decoded]
+        decoded = decode_conversations(rows)
+        controlled = self._control.find_rows(rows)
+        drafts: list[_RenderedCandidate] = []
+        outcomes: list[RowOutcome] = [[] for _ in decoded]
         for place, conversation in enumerate(decoded):
-            made = self._drafts(place, conversation, bool(controlled[place]), counts)
+            made = self._render_candidates(place, conversation, bool(controlled[place]), counts)
             if isinstance(made, Rejected):
                 outcomes[place] = made
             else:
                 drafts.extend(made)
-        for draft, example in zip(drafts, self._encoded(drafts, counts), strict=True):
+        for draft, example in zip(drafts, self._encode_candidates(drafts, counts), strict=True):
             held = outcomes[draft.place]
             if isinstance(held, Rejected):
                 continue
-            made = self._fitted(draft, example, counts) if not isinstance(example, Rejected) else example
+            made = self._fit_to_limit(draft, example, counts) if not isinstance(example, Rejected) else example
             outcomes[draft.place] = made if isinstance(made, Rejected) else [*held, *made]
         return outcomes
 
-    def _drafts(
-        self, place: int, conversation: Conversation, controlled: bool, counts: Counts
-    ) -> "list[_Draft] | Rejected":
+    def _render_candidates(
+        self, place: int, conversation: Conversation, controlled: bool, counts: TokenizationCounts
+    ) -> "list[_RenderedCandidate] | Rejected":
         assert self._masker is not None
         assert self._control is not None
         placeholders: dict[str, str] = {}
@@ -309,77 +328,86 @@ class Preparer:
                 return Rejected("control_token_in_content", str(error))
         if controlled:
             counts.add_control_strings(self._control, before)
-        conversation = self._within_thought_limit(conversation)
-        drafts: list[_Draft] = []
-        for one, only in self._masker.drafts(conversation):
-            masked = self._masker.mask(self._shown(one), only=only)
+        conversation = self._limit_reasoning(conversation)
+        drafts: list[_RenderedCandidate] = []
+        for one, only in self._masker.split_turns(conversation):
+            masked = self._masker.mask(self._inline_reasoning(one), only=only)
             if isinstance(masked, Rejected):
                 return masked
-            if is_changed(masked.text, placeholders):
+            if has_changed_placeholder(masked.text, placeholders):
                 return Rejected("control_token_in_content", "the template changes the stand-in of a control string")
             counts.add_dropped(masked.dropped)
             masked, ordinary = show_control_strings(masked, placeholders)
-            drafts.append(_Draft(place, one, only, placeholders, masked, ordinary))
+            drafts.append(_RenderedCandidate(place, one, only, placeholders, masked, ordinary))
         return drafts
 
-    def _within_thought_limit(self, conversation: Conversation) -> Conversation:
+    def _limit_reasoning(self, conversation: Conversation) -> Conversation:
         limit = self._dataset.reasoning.think_max_tokens
         if not limit:
             return conversation
-        return replace(conversation, messages=limited(conversation.messages, limit, self._cut_reasoning))
+        return replace(conversation, messages=limit_reasoning(conversation.messages, limit, self._cut_reasoning))
 
-    def _shown(self, conversation: Conversation) -> Conversation:
+    def _inline_reasoning(self, conversation: Conversation) -> Conversation:
         """Return the conversation as the template gets it: with `think_mode: inline`, reasoning heads the content."""
         options = self._dataset.reasoning
         if options.think_mode != "inline":
             return conversation
-        return replace(conversation, messages=inlined(conversation.messages, options.think_tags[0]))
+        return replace(conversation, messages=inline_reasoning(conversation.messages, options.think_tags[0]))
 
-    def _encoded(self, drafts: "Sequence[_Draft]", counts: Counts) -> "list[Example | Rejected]":
-        return self._examples_of([d.masked for d in drafts], [d.ordinary for d in drafts], counts)
-
-    def _examples_of(
-        self, masked: Sequence[Masked], ordinary: Sequence[list[tuple[int, int]]], counts: Counts
+    def _encode_candidates(
+        self, drafts: "Sequence[_RenderedCandidate]", counts: TokenizationCounts
     ) -> "list[Example | Rejected]":
-        made = examples_of(masked, ordinary, self._encoder, counts, split=self._cuts_apart)
-        bos = self._chat_bos
-        return made if bos is None else [one if isinstance(one, Rejected) else with_bos(one, bos) for one in made]
+        return self._encode_masked([d.masked for d in drafts], [d.ordinary for d in drafts], counts)
 
-    def _fitted(self, draft: "_Draft", example: Example, counts: Counts) -> Outcome:
+    def _encode_masked(
+        self,
+        masked: Sequence[MaskedConversation],
+        ordinary: Sequence[list[tuple[int, int]]],
+        counts: TokenizationCounts,
+    ) -> "list[Example | Rejected]":
+        made = make_examples(masked, ordinary, self._encoder, counts, split=self._cuts_apart)
+        bos = self._chat_bos
+        return made if bos is None else [one if isinstance(one, Rejected) else prepend_bos(one, bos) for one in made]
+
+    def _fit_to_limit(self, draft: "_RenderedCandidate", example: Example, counts: TokenizationCounts) -> RowOutcome:
         """Apply the policy for what is too long to one example."""
-        settled = self._settled(example, "conversation", counts)
+        settled = self._apply_overlong_policy(example, "conversation", counts)
         if settled is not None:
             return settled
         splits = self._dataset.truncation.overlong == "split"
-        shortened = self._shortened(draft, example, counts, split=splits)
+        shortened = self._truncate_candidate(draft, example, counts, split=splits)
         if isinstance(shortened, Rejected):
-            return _refused(example, shortened, counts)
+            return _reject_for_length(example, shortened, counts)
         if splits:
             counts.dropped_trained += max(0, example.original_trained - sum(one.original_trained for one in shortened))
         return shortened
 
-    def _settled(self, example: Example, kind: Kind, counts: Counts) -> Outcome | None:
+    def _apply_overlong_policy(self, example: Example, kind: RowKind, counts: TokenizationCounts) -> RowOutcome | None:
         """Return what becomes of an example that is not to be shortened; None if it is."""
-        policy = self._policy(kind)
+        policy = self._get_overlong_policy(kind)
         if len(example.ids) <= self._limit or policy in ("keep", "raise"):
             return [example]
         if policy == "drop":
-            return _refused(example, Rejected("overlong", f"{len(example.ids)} tokens, at most {self._limit}"), counts)
+            return _reject_for_length(
+                example, Rejected("overlong", f"{len(example.ids)} tokens, at most {self._limit}"), counts
+            )
         return None
 
-    def _policy(self, kind: Kind) -> Overlong:
+    def _get_overlong_policy(self, kind: RowKind) -> OverlongPolicy:
         return self._dataset.truncation.policy(kind, sliced=self._dataset.keeps_overlong)
 
-    def _shortened(self, draft: "_Draft", original: Example, counts: Counts, *, split: bool) -> Outcome:
+    def _truncate_candidate(
+        self, draft: "_RenderedCandidate", original: Example, counts: TokenizationCounts, *, split: bool
+    ) -> RowOutcome:
         assert self._masker is not None
         supervised = frozenset(self._masker.supervised(draft.conversation.messages))
         chosen = supervised if draft.only is None else supervised & draft.only
         flags = [i in chosen for i in range(len(draft.conversation.messages))]
-        truncater = Truncater(
+        truncater = ConversationTruncator(
             limit=self._limit,
-            measure=lambda messages, tools: self._measure(draft, messages, tools),
+            measure=lambda messages, tools: self._count_rendered_tokens(draft, messages, tools),
             cut_reasoning=self._cut_reasoning,
-            assistant_roles=_rules(self._dataset).assistant_roles,
+            assistant_roles=_build_mask_rules(self._dataset).assistant_roles,
             token_cut=self._dataset.truncation.token_cut,
         )
         messages, tools = draft.conversation.messages, draft.conversation.tools
@@ -389,44 +417,53 @@ class Preparer:
         pieces = shortened if isinstance(shortened, list) else [shortened]
         made: list[Example] = []
         for piece in pieces:
-            example = self._remasked(draft, piece, chosen, counts)
+            example = self._rerender_piece(draft, piece, chosen, counts)
             if isinstance(example, Rejected):
                 return example
             counts.dropped_tokens += piece.tokens_left_out
-            made.append(self._accounted(draft, example, None if split else original, piece, chosen))
+            made.append(self._attribute_removed_tokens(draft, example, None if split else original, piece, chosen))
         return made
 
-    def _remasked(
-        self, draft: "_Draft", piece: Truncated, chosen: frozenset[int], counts: Counts
+    def _rerender_piece(
+        self,
+        draft: "_RenderedCandidate",
+        piece: TruncatedConversation,
+        chosen: frozenset[int],
+        counts: TokenizationCounts,
     ) -> Example | Rejected:
         """Render and mask a shortened conversation, and cut tokens if structure was not enough."""
-        example = self._masked_again(draft, piece.messages, piece.kept, chosen, counts, piece.reasoning_context)
+        example = self._rerender(draft, piece.messages, piece.kept, chosen, counts, piece.reasoning_context)
         if isinstance(example, Rejected) or len(example.ids) <= self._limit:
             return example
-        return keep_tail(example, self._limit, self._dataset.truncation.truncate_side, self._encoder.card.bos_id)
+        return truncate_tokens(example, self._limit, self._dataset.truncation.truncate_side, self._encoder.card.bos_id)
 
-    def _masked_again(
+    def _rerender(
         self,
-        draft: "_Draft",
+        draft: "_RenderedCandidate",
         messages: Sequence[Message],
         kept: Sequence[int],
         chosen: frozenset[int],
-        counts: Counts,
+        counts: TokenizationCounts,
         reasoning_context: Sequence[int] = (),
     ) -> Example | Rejected:
         """Render and mask some of a conversation's messages; `kept[i]` is the original index of `messages[i]`."""
         assert self._masker is not None
         conversation = replace(draft.conversation, messages=list(messages))
         only = frozenset(new for new, old in enumerate(kept) if old in chosen)
-        masked = self._masker.mask(self._shown(conversation), only=only)
+        masked = self._masker.mask(self._inline_reasoning(conversation), only=only)
         if isinstance(masked, Rejected):
             return masked
-        masked = _without_loss_on_reasoning(masked, frozenset(reasoning_context))
+        masked = _mask_cut_reasoning(masked, frozenset(reasoning_context))
         masked, ordinary = show_control_strings(masked, draft.placeholders)
-        return self._examples_of([masked], [ordinary], counts)[0]
+        return self._encode_masked([masked], [ordinary], counts)[0]
 
-    def _accounted(
-        self, draft: "_Draft", example: Example, original: Example | None, piece: Truncated, chosen: frozenset[int]
+    def _attribute_removed_tokens(
+        self,
+        draft: "_RenderedCandidate",
+        example: Example,
+        original: Example | None,
+        piece: TruncatedConversation,
+        chosen: frozenset[int],
     ) -> Example:
         """Say what structured truncation took, stage by stage, so that original = tokens + removed.
 
@@ -435,12 +472,12 @@ class Preparer:
         left = int(example.mask.sum()) + example.cut_trained
         after_exchanges = left
         if piece.reasoning_removed or piece.reasoning_context:
-            after_exchanges = self._trained_in(draft, piece.kept, chosen, otherwise=left)
+            after_exchanges = self._count_trained_tokens(draft, piece.kept, chosen, otherwise=left)
         tokens, trained = piece.original_tokens, after_exchanges
         if original is not None:
             tokens, trained = len(original.ids), original.original_trained
         elif piece.messages_removed:
-            trained = self._trained_in(draft, piece.whole, chosen, otherwise=after_exchanges)
+            trained = self._count_trained_tokens(draft, piece.whole, chosen, otherwise=after_exchanges)
         return replace(
             example,
             original_tokens=tokens,
@@ -452,27 +489,31 @@ class Preparer:
             reasoning_trained=after_exchanges - left,
         )
 
-    def _trained_in(self, draft: "_Draft", kept: Sequence[int], chosen: frozenset[int], *, otherwise: int) -> int:
+    def _count_trained_tokens(
+        self, draft: "_RenderedCandidate", kept: Sequence[int], chosen: frozenset[int], *, otherwise: int
+    ) -> int:
         """Count the trained tokens of some of a conversation's messages, `otherwise` if they have no mask."""
         messages = [draft.conversation.messages[i] for i in kept]
-        example = self._masked_again(draft, messages, kept, chosen, Counts())
+        example = self._rerender(draft, messages, kept, chosen, TokenizationCounts())
         return otherwise if isinstance(example, Rejected) else int(example.mask.sum())
 
-    def _measure(self, draft: "_Draft", messages: Sequence[Message], tools: "Sequence[Json] | None") -> int | None:
+    def _count_rendered_tokens(
+        self, draft: "_RenderedCandidate", messages: Sequence[Message], tools: "Sequence[Json] | None"
+    ) -> int | None:
         assert self._printer is not None
         assert self._masker is not None
-        shown = self._shown(replace(draft.conversation, messages=messages, tools=tools))
+        shown = self._inline_reasoning(replace(draft.conversation, messages=messages, tools=tools))
         if self._cuts_apart:
             # Where a text is cut is known only with its mask.
             masked = self._masker.mask(shown)
-            if isinstance(masked, Masked):
+            if isinstance(masked, MaskedConversation):
                 masked, ordinary = show_control_strings(masked, draft.placeholders)
-                example = self._examples_of([masked], [ordinary], Counts())[0]
+                example = self._encode_masked([masked], [ordinary], TokenizationCounts())[0]
                 return None if isinstance(example, Rejected) else len(example.ids)
         printed = self._printer.render(shown.messages, tools, draft.conversation.kwargs)
         if isinstance(printed, Rejected):
             return None
-        text, ranges = reveal(printed.text, draft.placeholders)
+        text, ranges = restore_control_strings(printed.text, draft.placeholders)
         encoded = self._encoder.encode_around(text, ranges) if ranges else self._encoder.encode([text])
         has_bos = self._chat_bos is None or (len(encoded.ids) > 0 and int(encoded.ids[0]) == self._chat_bos)
         return len(encoded.ids) + (not has_bos)
@@ -487,72 +528,80 @@ class Preparer:
 
     # ── pairs and documents ──
 
-    def _pairs(self, rows: pa.Table, counts: Counts) -> list[Outcome]:
+    def _build_pairs(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
         count, card, form = rows.num_rows, self._encoder.card, self._dataset.format
         separator = getattr(form, "separate_with", None)
         joint = separator if isinstance(separator, str) else ""
         inputs: list[str] = [text + joint for text in rows.column("text").to_pylist()]
         outputs: list[str] = rows.column("output").to_pylist()
-        prompt, answer = KINDS.index("prompt"), KINDS.index("assistant")
-        trains_input, trains_output = _pair_loss(self._dataset)
-        streams = [*self._edge("add_bos", card.bos_id, card.adds_bos, count, trains=False)]
+        prompt, answer = SPAN_KINDS.index("prompt"), SPAN_KINDS.index("assistant")
+        trains_input, trains_output = _resolve_pair_loss(self._dataset)
+        streams = [*self._make_edge_column("add_bos", card.bos_id, card.adds_bos, count, trains=False)]
         if self._dataset.loss.boundary == "whole":
-            encoded = encode_checked(self._encoder, [a + b for a, b in zip(inputs, outputs, strict=True)], counts)
+            encoded = encode_and_compare(self._encoder, [a + b for a, b in zip(inputs, outputs, strict=True)], counts)
             edges = np.array([len(text.encode()) for text in inputs], np.int64)
-            given, answers = parted(encoded, edges, straddlers_first=trains_output)
-            counts.straddles += straddling(encoded, edges)
+            given, answers = split_at_byte(encoded, edges, straddlers_first=trains_output)
+            counts.straddles += count_straddling(encoded, edges)
         else:
-            given = encode_checked(self._encoder, inputs, counts)
+            given = encode_and_compare(self._encoder, inputs, counts)
             answers = self._encoder.encode_continuation(outputs)
-        streams.append(Stream(given.ids, given.offsets, prompt, trains_input))
+        streams.append(TokenColumn(given.ids, given.offsets, prompt, trains_input))
         if isinstance(separator, int):
-            streams.append(constant(separator, count, kind=prompt, trains=trains_input))
-        streams.append(Stream(answers.ids, answers.offsets, answer, trains_output))
-        streams += self._edge("add_eos", card.eos_id, card.eos_id is not None, count, trains=trains_output)
-        first = 1 if streams[0].kind == TEMPLATE else 0
+            streams.append(make_constant_column(separator, count, kind=prompt, trains=trains_input))
+        streams.append(TokenColumn(answers.ids, answers.offsets, answer, trains_output))
+        streams += self._make_edge_column("add_eos", card.eos_id, card.eos_id is not None, count, trains=trains_output)
+        first = 1 if streams[0].kind == TEMPLATE_KIND else 0
         sizes = np.diff(given.offsets)
-        return [self._fitted_pair(one, int(sizes[i]), first, counts) for i, one in enumerate(interleave(streams))]
+        return [
+            self._fit_pair(one, int(sizes[i]), first, counts) for i, one in enumerate(concat_token_columns(streams))
+        ]
 
-    def _fitted_pair(self, example: Example, input_tokens: int, first: int, counts: Counts) -> Outcome:
-        settled = self._settled(example, "pair", counts)
+    def _fit_pair(self, example: Example, input_tokens: int, first: int, counts: TokenizationCounts) -> RowOutcome:
+        settled = self._apply_overlong_policy(example, "pair", counts)
         if settled is not None:
             return settled
         return [cut_pair(example, self._limit, self._dataset.truncation.truncate_side, input_tokens, first)]
 
-    def _texts(self, rows: pa.Table, counts: Counts) -> list[Outcome]:
+    def _build_texts(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
         card, texts = self._encoder.card, rows.column("text").to_pylist()
-        encoded = encode_checked(self._encoder, texts, counts)
+        encoded = encode_and_compare(self._encoder, texts, counts)
         streams = [
-            *self._edge("add_bos", card.bos_id, card.bos_id is not None, len(texts), trains=False),
-            Stream(encoded.ids, encoded.offsets, KINDS.index("record"), trains=True),
-            *self._edge("add_eos", card.eos_id, card.eos_id is not None, len(texts), trains=True),
+            *self._make_edge_column("add_bos", card.bos_id, card.bos_id is not None, len(texts), trains=False),
+            TokenColumn(encoded.ids, encoded.offsets, SPAN_KINDS.index("record"), trains=True),
+            *self._make_edge_column("add_eos", card.eos_id, card.eos_id is not None, len(texts), trains=True),
         ]
-        if streams[0].kind == TEMPLATE:
-            streams[0] = unless_there(streams[0], encoded, 0)
-        if streams[-1].kind == TEMPLATE:
-            streams[-1] = unless_there(streams[-1], encoded, -1)
-        return [self._fitted_text(one, counts) for one in interleave(streams)]
+        if streams[0].kind == TEMPLATE_KIND:
+            streams[0] = omit_existing_token(streams[0], encoded, 0)
+        if streams[-1].kind == TEMPLATE_KIND:
+            streams[-1] = omit_existing_token(streams[-1], encoded, -1)
+        return [self._fit_text(one, counts) for one in concat_token_columns(streams)]
 
-    def _fitted_text(self, example: Example, counts: Counts) -> Outcome:
-        settled = self._settled(example, "text", counts)
+    def _fit_text(self, example: Example, counts: TokenizationCounts) -> RowOutcome:
+        settled = self._apply_overlong_policy(example, "text", counts)
         if settled is not None:
             return settled
-        return windows(example, self._limit) if self._policy("text") == "split" else [example.cut(0, self._limit)]
+        return (
+            split_into_windows(example, self._limit)
+            if self._get_overlong_policy("text") == "split"
+            else [example.cut(0, self._limit)]
+        )
 
     # ── a class of one's own ──
 
-    def _own_examples(self, rows: pa.Table, counts: Counts) -> list[Outcome]:
+    def _build_custom_examples(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
         if self._own is None:
-            self._own = OwnExamples(
+            self._own = CustomExampleBuilder(
                 self._dataset,
                 self._base,
-                open_tokenizer=self._encoder.as_transformers,
+                open_tokenizer=self._encoder.to_transformers,
                 vocab_size=self._encoder.card.vocab_size,
                 max_length=self._limit,
             )
-        return [self._fitted_own(self._own(from_json(text)), counts) for text in rows.column("record").to_pylist()]
+        return [
+            self._fit_custom_example(self._own(from_json(text)), counts) for text in rows.column("record").to_pylist()
+        ]
 
-    def _fitted_own(self, built: Built | Rejected, counts: Counts) -> Outcome:
+    def _fit_custom_example(self, built: CustomExample | Rejected, counts: TokenizationCounts) -> RowOutcome:
         """Apply the policy for what is too long to an example that has no structure to shorten by."""
         if isinstance(built, Rejected):
             return built
@@ -565,23 +614,25 @@ class Preparer:
             mask=built.mask,
             span_starts=starts,
             span_messages=np.full(len(starts), -1, np.int64),
-            span_kinds=np.where(trains, KINDS.index("record"), KINDS.index("prompt")).astype(np.int8),
+            span_kinds=np.where(trains, SPAN_KINDS.index("record"), SPAN_KINDS.index("prompt")).astype(np.int8),
             original_tokens=len(built.ids),
             original_trained=int(built.mask.sum()),
             domain=built.domain,
         )
-        settled = self._settled(example, "record", counts)
+        settled = self._apply_overlong_policy(example, "record", counts)
         if settled is not None:
             return settled
-        if self._policy("record") == "split":
-            return windows(example, self._limit)
+        if self._get_overlong_policy("record") == "split":
+            return split_into_windows(example, self._limit)
         options = self._dataset.truncation
         if options.token_cut == "reject":  # noqa: S105  (tokens of text)
             why = Rejected("overlong_after_structure", f"{len(example.ids)} tokens, at most {self._limit}")
-            return _refused(example, why, counts)
-        return [keep_tail(example, self._limit, options.truncate_side, self._encoder.card.bos_id)]
+            return _reject_for_length(example, why, counts)
+        return [truncate_tokens(example, self._limit, options.truncate_side, self._encoder.card.bos_id)]
 
-    def _edge(self, option: str, token_id: int | None, by_itself: bool, count: int, *, trains: bool) -> list[Stream]:
+    def _make_edge_column(
+        self, option: str, token_id: int | None, by_itself: bool, count: int, *, trains: bool
+    ) -> list[TokenColumn]:
         """Return the stream of a BOS or EOS, or none: `auto` adds what the tokenizer has."""
         wanted = getattr(self._dataset.format, option, "auto")
         if wanted is False or (wanted == "auto" and not by_itself):
@@ -590,22 +641,22 @@ class Preparer:
             raise ConfigError(
                 f"format.{option}: true, but the tokenizer has no such token; only auto or false can stand; set auto"
             )
-        return [constant(token_id, count, kind=TEMPLATE, trains=trains)]
+        return [make_constant_column(token_id, count, kind=TEMPLATE_KIND, trains=trains)]
 
 
 @dataclass(frozen=True, slots=True)
-class _Draft:
+class _RenderedCandidate:
     """A conversation that becomes one example, with its mask; `place` is its row's in the batch."""
 
     place: int
     conversation: Conversation
     only: frozenset[int] | None
     placeholders: dict[str, str]
-    masked: Masked
+    masked: MaskedConversation
     ordinary: list[tuple[int, int]]
 
 
-def _rules(dataset: Dataset) -> MaskRules:
+def _build_mask_rules(dataset: Dataset) -> MaskRules:
     roles = getattr(dataset.format, "assistant_roles", ("assistant",))
     template = dataset.template
     return MaskRules(
@@ -617,7 +668,7 @@ def _rules(dataset: Dataset) -> MaskRules:
     )
 
 
-def _wanted_bos(encoder: Encoder, dataset: Dataset) -> int | None:
+def _resolve_chat_bos(encoder: Encoder, dataset: Dataset) -> int | None:
     """Return the BOS to put before chats, which the recipe has to ask for: the template decides by itself."""
     if getattr(dataset.format, "add_bos", "auto") is not True:
         return None
@@ -626,10 +677,10 @@ def _wanted_bos(encoder: Encoder, dataset: Dataset) -> int | None:
     return encoder.card.bos_id
 
 
-def _pair_loss(dataset: Dataset) -> tuple[bool, bool]:
+def _resolve_pair_loss(dataset: Dataset) -> tuple[bool, bool]:
     """Tell whether a pair's input and output train."""
     loss = dataset.loss
-    if loss.everything:
+    if loss.trains_everything:
         return True, True
     if not loss.mask and loss.mask_default == "mask":
         return False, True
@@ -639,21 +690,21 @@ def _pair_loss(dataset: Dataset) -> tuple[bool, bool]:
     )
 
 
-def _sizes(rows: pa.Table) -> list[int]:
+def _count_row_bytes(rows: pa.Table) -> list[int]:
     lengths = np.zeros(rows.num_rows, np.int64)
     for name in ("messages", "tools", "text", "output", "record"):
         lengths += pc.fill_null(pc.binary_length(rows.column(name)), 0).to_numpy()
     return cast("list[int]", lengths.tolist())
 
 
-def _refused(example: Example, why: Rejected, counts: Counts) -> Rejected:
+def _reject_for_length(example: Example, why: Rejected, counts: TokenizationCounts) -> Rejected:
     """Count the tokens of an example that is rejected for its length; all of them were encoded already."""
     counts.dropped_tokens += len(example.ids)
     counts.dropped_trained += int(example.mask.sum())
     return why
 
 
-def _with_targets(outcome: Outcome, counts: Counts) -> Outcome:
+def _require_targets(outcome: RowOutcome, counts: TokenizationCounts) -> RowOutcome:
     """Reject a row none of whose examples has a trained token; drop its examples that have none."""
     if isinstance(outcome, Rejected):
         return outcome
@@ -664,18 +715,18 @@ def _with_targets(outcome: Outcome, counts: Counts) -> Outcome:
     return trained or Rejected("no_loss_tokens", "no trained token is left")
 
 
-def _without_loss_on_reasoning(masked: Masked, messages: frozenset[int]) -> Masked:
+def _mask_cut_reasoning(masked: MaskedConversation, messages: frozenset[int]) -> MaskedConversation:
     """Take the loss off reasoning that was cut: it stays as context, but nobody should learn to stop thinking there."""
     cut = [p for p in masked.pieces if p.kind == "reasoning" and p.message in messages]
     if not cut:
         return masked
     trained = list(masked.trained)
     for piece in cut:
-        trained = [part for span in trained for part in _minus(span, piece.start, piece.end)]
+        trained = [part for span in trained for part in _subtract_range(span, piece.start, piece.end)]
     return replace(masked, trained=tuple(trained))
 
 
-def _minus(span: Span, start: int, end: int) -> Iterator[Span]:
+def _subtract_range(span: Span, start: int, end: int) -> Iterator[Span]:
     if end <= span.start or span.end <= start:
         yield span
         return

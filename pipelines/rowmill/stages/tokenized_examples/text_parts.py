@@ -20,15 +20,22 @@ from rowmill.conversation.rendering.renderer import RendererSpec
 from rowmill.core.errors import ContextOverflowError
 from rowmill.core.storage import Store
 from rowmill.recipe.recipe import Dataset
-from rowmill.schema.examples import WEIGHTS, tokens_by_weight
-from rowmill.schema.ledger import add_up
+from rowmill.schema.examples import WEIGHT_COLUMN, count_tokens_by_weight
+from rowmill.schema.ledger import sum_counts
 from rowmill.schema.manifest import File, Part
-from rowmill.stages.part_files import RejectLog, first_of_each, ledger_table, row_as_bytes, write_parquet, write_rejects
+from rowmill.stages.part_files import (
+    RejectLog,
+    build_ledger,
+    row_as_bytes,
+    sample_text_rejects,
+    write_parquet,
+    write_rejects,
+)
 from rowmill.stages.tokenized_examples import tool_lengths
-from rowmill.stages.tokenized_examples.text_examples import Prepared, Preparer
+from rowmill.stages.tokenized_examples.text_examples import ExampleBuilder, PreparedExamples
 from rowmill.tokenization import encoded_batch
-from rowmill.tokenization.encoded_batch import Counts
-from rowmill.tokenization.tokenizer import Encoder, from_bytes
+from rowmill.tokenization.encoded_batch import TokenizationCounts
+from rowmill.tokenization.tokenizer import Encoder, deserialize_tokenizer
 
 # ── Tokenized examples ─────────────────────────────────────────────────────────────────────────────
 
@@ -49,38 +56,39 @@ class TokenizeTask:
     base: str = ""
 
 
-READ = ("row_id", "content_hash", "kind", "split", "domain", "messages", "tools", "template_kwargs", "text", "output",
+READ_COLUMNS = ("row_id", "content_hash", "kind", "split", "domain", "messages", "tools", "template_kwargs", "text",
+                "output",
         "record")  # fmt: skip
 """The columns of canonical rows that decide examples."""
 
 
 @lru_cache(maxsize=2)
-def _encoder(root: str, path: str) -> Encoder:
-    return Encoder(from_bytes(Store(root).read(path)))
+def _open_encoder(root: str, path: str) -> Encoder:
+    return Encoder(deserialize_tokenizer(Store(root).read(path)))
 
 
-_PREPARERS: dict[str, "Preparer"] = {}
+_EXAMPLE_BUILDERS: dict[str, "ExampleBuilder"] = {}
 
 
-def _preparer(task: TokenizeTask) -> "Preparer":
+def _get_example_builder(task: TokenizeTask) -> "ExampleBuilder":
     """Return this process's rooms for a task's options; the last ones are kept."""
     key = repr((task.root, task.tokenizer, task.renderer, task.limit, task.base)) + task.dataset.model_dump_json()
-    if key not in _PREPARERS:
-        _PREPARERS.clear()
-        encoder = _encoder(task.root, task.tokenizer)
-        _PREPARERS[key] = Preparer(encoder, task.dataset, task.renderer, task.limit, base=Path(task.base))
+    if key not in _EXAMPLE_BUILDERS:
+        _EXAMPLE_BUILDERS.clear()
+        encoder = _open_encoder(task.root, task.tokenizer)
+        _EXAMPLE_BUILDERS[key] = ExampleBuilder(encoder, task.dataset, task.renderer, task.limit, base=Path(task.base))
         if multiprocessing.parent_process() is not None:
             # What a worker has opened stays: walking it at every collection cost ten per cent of a part.
             gc.collect()
             gc.freeze()
-    return _PREPARERS[key]
+    return _EXAMPLE_BUILDERS[key]
 
 
 def tokenize_part(task: TokenizeTask) -> Part:
     """Tokenize one part of canonical rows."""
-    store, preparer = Store(task.root), _preparer(task)
-    rows = store.table(task.rows, READ)
-    counts = Counts()
+    store, preparer = Store(task.root), _get_example_builder(task)
+    rows = store.table(task.rows, READ_COLUMNS)
+    counts = TokenizationCounts()
     prepared = preparer.prepare(rows, counts)
     preparer.compare_prompts(rows, counts)
     log = RejectLog("tokenized_examples")
@@ -89,11 +97,11 @@ def tokenize_part(task: TokenizeTask) -> Part:
         log.add(row["row_id"], rejected, row_as_bytes(row))
     kept = np.ones(rows.num_rows, bool)
     kept[[place for place, _ in prepared.rejected]] = False
-    lengths = _short_documents(rows, prepared)
+    lengths = _count_short_documents(rows, prepared)
     return _save_examples(task, rows.filter(pa.array(kept)), prepared, log, counts, lengths)
 
 
-def too_long(limit: int, count: int, found: Sequence[tuple[str, int]], where: str) -> ContextOverflowError:
+def make_overlong_error(limit: int, count: int, found: Sequence[tuple[str, int]], where: str) -> ContextOverflowError:
     """Word the error of `overlong: raise`: how many, the longest, and up to twenty of them."""
     longest = max(length for _, length in found)
     names = ", ".join(row_id for row_id, _ in found[:20])
@@ -107,7 +115,7 @@ SHORT_TOKENS = 20
 """Documents under it are rather lines of a document that was cut wrongly."""
 
 
-def _short_documents(rows: pa.Table, prepared: Prepared) -> dict[str, int]:
+def _count_short_documents(rows: pa.Table, prepared: PreparedExamples) -> dict[str, int]:
     """Count the documents that became examples, and those of them that are shorter than `SHORT_TOKENS`."""
     is_text = pc.equal(rows.column("kind"), "text").to_numpy(zero_copy_only=False)
     lengths = prepared.examples.column("original_tokens").to_numpy()
@@ -119,12 +127,17 @@ def _short_documents(rows: pa.Table, prepared: Prepared) -> dict[str, int]:
 
 
 def _save_examples(
-    task: TokenizeTask, kept: pa.Table, prepared: Prepared, log: RejectLog, counts: Counts, documents: dict[str, int]
+    task: TokenizeTask,
+    kept: pa.Table,
+    prepared: PreparedExamples,
+    log: RejectLog,
+    counts: TokenizationCounts,
+    documents: dict[str, int],
 ) -> Part:
-    tools = _tool_lengths(task, kept.column("tools"))
+    tools = _measure_part_tools(task, kept.column("tools"))
     table = prepared.examples
-    by_split = _tokens_by_split(table)
-    overlong = _overlong(task, table)
+    by_split = _count_tokens_by_split(table)
+    overlong = _list_overlong_rows(task, table)
     facts: dict[str, Any] = {
         "rows": kept.num_rows + len(log.row_ids),
         "kept": kept.num_rows,
@@ -132,13 +145,13 @@ def _save_examples(
         **documents,
         "verified": prepared.verified,
         "reasons": log.counts(),
-        "examples_of_rejects": first_of_each(log),
+        "examples_of_rejects": sample_text_rejects(log),
         "tokens": int(table.column("tokens").to_numpy().sum()),
         "original_tokens": int(table.column("original_tokens").to_numpy().sum()),
         "tokens_by_split": by_split,
-        "tokens_by_class": add_up(by_split.values()),
-        **({"tokens_by_weight": _tokens_by_weight(table)} if WEIGHTS in table.column_names else {}),
-        "outside_vocabulary": encoded_batch.outside_vocabulary(table, task.vocab_size),
+        "tokens_by_class": sum_counts(by_split.values()),
+        **({"tokens_by_weight": _count_tokens_by_weight(table)} if WEIGHT_COLUMN in table.column_names else {}),
+        "outside_vocabulary": encoded_batch.count_outside_vocabulary(table, task.vocab_size),
         "overlong": overlong[:20],
         "overlong_rows": len(overlong),
         "dropped": dict(sorted(counts.dropped.items())),
@@ -164,16 +177,16 @@ def _save_examples(
     files = {
         "examples": write_parquet(store, f"{at}/examples.parquet", table),
         "rejects": write_rejects(store, task.folder, at, log),
-        "ledger": write_parquet(store, f"{at}/ledger.parquet", ledger_table(kept.column("row_id"), log)),
+        "ledger": write_parquet(store, f"{at}/ledger.parquet", build_ledger(kept.column("row_id"), log)),
     }
     return Part(task.fingerprint, files, facts)
 
 
-def _tokens_by_weight(table: pa.Table) -> dict[str, int]:
-    return tokens_by_weight(table.column(WEIGHTS).combine_chunks().flatten())
+def _count_tokens_by_weight(table: pa.Table) -> dict[str, int]:
+    return count_tokens_by_weight(table.column(WEIGHT_COLUMN).combine_chunks().flatten())
 
 
-def _overlong(task: TokenizeTask, table: pa.Table) -> list[tuple[str, int]]:
+def _list_overlong_rows(task: TokenizeTask, table: pa.Table) -> list[tuple[str, int]]:
     """Name the rows over the limit with their lengths, longest first, where such rows are to stop the build."""
     if task.dataset.truncation.overlong != "raise":
         return []
@@ -184,14 +197,14 @@ def _overlong(task: TokenizeTask, table: pa.Table) -> list[tuple[str, int]]:
     return [(name.rpartition("#")[0], int(n)) for name, n in zip(names, lengths[places].tolist(), strict=True)]
 
 
-def _tool_lengths(task: TokenizeTask, tools: pa.ChunkedArray) -> tool_lengths.ToolLengths:
-    preparer = _preparer(task)
+def _measure_part_tools(task: TokenizeTask, tools: pa.ChunkedArray) -> tool_lengths.ToolLengths:
+    preparer = _get_example_builder(task)
     if preparer.printer is None or tools.null_count == len(tools):
         return tool_lengths.ToolLengths()
-    return tool_lengths.measure(tools, preparer.printer, _encoder(task.root, task.tokenizer))
+    return tool_lengths.measure_tools(tools, preparer.printer, _open_encoder(task.root, task.tokenizer))
 
 
-def _tokens_by_split(table: pa.Table) -> dict[str, dict[str, int]]:
+def _count_tokens_by_split(table: pa.Table) -> dict[str, dict[str, int]]:
     """Add up, per split, what every original token became: each is in exactly one class."""
     names = {"trained": "trained_tokens", "context": "context_tokens", "template": "template_tokens"}
     columns = {name: table.column(column).to_numpy().astype(np.int64) for name, column in names.items()}

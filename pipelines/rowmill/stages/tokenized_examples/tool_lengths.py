@@ -34,7 +34,7 @@ class ToolLengths:
     most: int = 0
 
 
-def measure(tools: pa.ChunkedArray, printer: Renderer, encoder: Encoder) -> ToolLengths:
+def measure_tools(tools: pa.ChunkedArray, printer: Renderer, encoder: Encoder) -> ToolLengths:
     """Measure a column of tools as JSON text; null: the row has none.
 
     Templates that print tools only beside something else are measured on the first probe that they take; if
@@ -50,7 +50,7 @@ def measure(tools: pa.ChunkedArray, printer: Renderer, encoder: Encoder) -> Tool
         parsed: Sequence[Json] = from_json(text)
         for i, probe in enumerate(PROBES):
             printed = printer.render(probe, parsed, {})
-            plain = bare[i] if i in bare else _text(printer, probe)
+            plain = bare[i] if i in bare else _render_text(printer, probe)
             if not isinstance(printed, Rejected) and plain is not None:
                 bare[i] = plain
                 texts.append(printed.text)
@@ -59,19 +59,19 @@ def measure(tools: pa.ChunkedArray, printer: Renderer, encoder: Encoder) -> Tool
         else:
             texts.append(text)
             without.append("")
-    lengths = _lengths(encoder, texts)
-    known = dict(zip(set(without), _lengths(encoder, list(set(without))), strict=True))
+    lengths = _count_text_tokens(encoder, texts)
+    known = dict(zip(set(without), _count_text_tokens(encoder, list(set(without))), strict=True))
     added = [max(length - known[plain], 0) for length, plain in zip(lengths, without, strict=True)]
     total = sum(count * tokens for count, tokens in zip(rows, added, strict=True))
     return ToolLengths(rows=sum(rows), tokens=total, most=max(added, default=0))
 
 
-def _text(printer: Renderer, probe: Sequence[Message]) -> str | None:
+def _render_text(printer: Renderer, probe: Sequence[Message]) -> str | None:
     printed = printer.render(probe, None, {})
     return None if isinstance(printed, Rejected) else printed.text
 
 
-def _lengths(encoder: Encoder, texts: Sequence[str]) -> list[int]:
+def _count_text_tokens(encoder: Encoder, texts: Sequence[str]) -> list[int]:
     if not texts:
         return []
     offsets: list[int] = encoder.encode(texts).offsets.tolist()

@@ -22,23 +22,23 @@ from rowmill.formats import Records
 from rowmill.formats.splits import Boundaries, Split, Splitter
 from rowmill.recipe.recipe import Dataset
 from rowmill.schema import manifest
-from rowmill.schema.manifest import NOT_APPLICABLE, File, Key, Manifest
+from rowmill.schema.manifest import NOT_APPLICABLE, File, Manifest, StageKey
 from rowmill.schema.rows import Rejected
 from rowmill.shards import native
-from rowmill.stages.base import Work, scan_rows, scratch_folder, share
+from rowmill.stages.base import StageContext, compute_share, scan_rows, scratch_folder
 from rowmill.stages.training_splits import ngrams, table_leakage
 
-IDS = 10
+MAX_SAMPLE_IDS = 10
 """Ids that a finding shows."""
-NEAR = 0.5
+NEAR_SHARE = 0.5
 """Share of an example's sampled n-grams in train from which on it counts as nearly the same."""
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
-_COLUMNS = ("row_id", "dataset", "content_hash", "split", "group_key", "prompt_hash")
+_ROW_COLUMNS = ("row_id", "dataset", "content_hash", "split", "group_key", "prompt_hash")
 
 
 @dataclass(slots=True)
-class Leaks:
+class LeakReport:
     """The numbers of the laws on leaks, and ids of what leaked."""
 
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -48,63 +48,63 @@ class Leaks:
         """Keep a law's number and the first ids."""
         self.facts[law] = value
         if ids:
-            self.samples[law] = tuple(ids[:IDS])
+            self.samples[law] = tuple(ids[:MAX_SAMPLE_IDS])
 
 
-def find(work: Work, packed: Mapping[str, Manifest]) -> Leaks:
+def find_leaks(work: StageContext, packed: Mapping[str, Manifest]) -> LeakReport:
     """Count every kind of leak between the splits of all datasets."""
-    leaks = Leaks()
-    sources = {name: _Source.of(work, name, one) for name, one in packed.items()}
+    leaks = LeakReport()
+    sources = {name: _LeakSource.of(work, name, one) for name, one in packed.items()}
     frames = [frame for one in sources.values() if (frame := one.rows(work.store)) is not None]
-    rows = pl.concat(frames) if frames else pl.LazyFrame(schema=dict.fromkeys(_COLUMNS, pl.String))
+    rows = pl.concat(frames) if frames else pl.LazyFrame(schema=dict.fromkeys(_ROW_COLUMNS, pl.String))
     held = rows.filter(pl.col("split") != "train")
-    _in_two_splits(leaks, "same_row", rows, held, ["content_hash"])
+    _count_split_overlaps(leaks, "same_row", rows, held, ["content_hash"])
     if any(has_groups(one) for one in work.recipe.datasets.values()):
-        _in_two_splits(leaks, "same_group", rows, held, ["dataset", "group_key"])
+        _count_split_overlaps(leaks, "same_group", rows, held, ["dataset", "group_key"])
     else:
         leaks.facts["same_group"] = NOT_APPLICABLE
     if any(one.row_kind != "record" for one in work.recipe.datasets.values()):
-        _same_prompt(leaks, rows, _without_records(work, held))
+        _measure_same_prompt(leaks, rows, _exclude_tables(work, held))
     else:
         leaks.facts["same_prompt"] = NOT_APPLICABLE
     if any(one.splits.time_key is not None for one in work.recipe.datasets.values()):
-        _time_order(leaks, work, sources)
+        _count_time_leaks(leaks, work, sources)
     else:
         leaks.facts["time_order"] = NOT_APPLICABLE
-    _near_duplicates(leaks, work, packed, sources)
-    leaks.facts["split_share"] = _split_share(work, rows, sources)
+    _measure_near_duplicates(leaks, work, packed, sources)
+    leaks.facts["split_share"] = _measure_split_share(work, rows, sources)
     return leaks
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class _LeakSource:
     """The rows that a dataset's shards were made of, and those whose split was decided later, by number."""
 
     canonical: Manifest
     moved: Sequence[File]
 
     @classmethod
-    def of(cls, work: Work, name: str, packed: Manifest) -> "_Source":
-        tokenized = _input(work, packed, (work.recipe.name, name, "tokenized_examples"))
-        canonical = _input(work, tokenized, (work.recipe.name, name, "canonical_rows"))
+    def of(cls, work: StageContext, name: str, packed: Manifest) -> "_LeakSource":
+        tokenized = _load_leak_input(work, packed, (work.recipe.name, name, "tokenized_examples"))
+        canonical = _load_leak_input(work, tokenized, (work.recipe.name, name, "canonical_rows"))
         return cls(canonical, packed.files("moved"))
 
     def rows(self, store: Store) -> pl.LazyFrame | None:
         files = self.canonical.files("rows")
         if not files:
             return None
-        rows = scan_rows(store, files, _COLUMNS)
+        rows = scan_rows(store, files, _ROW_COLUMNS)
         if not self.moved:
             return rows
         moved = scan_rows(store, self.moved, ("row_id", "split"))
         joined = rows.join(moved, on="row_id", how="left", suffix="_moved")
         # The surplus is in no split: nobody trains on it or is judged by it.
         now = joined.with_columns(pl.coalesce("split_moved", "split").alias("split")).drop("split_moved")
-        return now.filter(pl.col("split") != "surplus").select(_COLUMNS)
+        return now.filter(pl.col("split") != "surplus").select(_ROW_COLUMNS)
 
 
-def _input(work: Work, made: Manifest, key: Key) -> Manifest:
-    return manifest.by_version(work.store, key, made.inputs.get("/".join(key)))
+def _load_leak_input(work: StageContext, made: Manifest, key: StageKey) -> Manifest:
+    return manifest.load_version(work.store, key, made.inputs.get("/".join(key)))
 
 
 def has_groups(dataset: Dataset) -> bool:
@@ -115,43 +115,47 @@ def has_groups(dataset: Dataset) -> bool:
 # ── Rows, groups, prompts ──────────────────────────────────────────────────────────────────────────
 
 
-def _in_two_splits(leaks: Leaks, law: str, rows: pl.LazyFrame, held: pl.LazyFrame, key: list[str]) -> None:
+def _count_split_overlaps(leaks: LeakReport, law: str, rows: pl.LazyFrame, held: pl.LazyFrame, key: list[str]) -> None:
     """Count keys with rows in more than one split; only keys that stand outside train can be such."""
     named = held.filter(pl.col(key[-1]).is_not_null()).select(key).unique()
     splits = rows.select([*key, "split"]).join(named, on=key, how="semi").group_by(key).agg(pl.col("split").n_unique())
     leaked = splits.filter(pl.col("split") > 1).select(key).collect(engine="streaming")
-    leaks.note(law, len(leaked), _row_ids(held, leaked, key))
+    leaks.note(law, len(leaked), _list_leaked_rows(held, leaked, key))
 
 
-def _same_prompt(leaks: Leaks, rows: pl.LazyFrame, held: pl.LazyFrame) -> None:
+def _measure_same_prompt(leaks: LeakReport, rows: pl.LazyFrame, held: pl.LazyFrame) -> None:
     """Measure the share of held-out rows whose prompt also stands in train."""
     named = held.filter(pl.col("prompt_hash").is_not_null()).select("prompt_hash")
     train = rows.filter(pl.col("split") == "train").select("prompt_hash").join(named, on="prompt_hash", how="semi")
     asked = train.unique().collect(engine="streaming")
     leaked = named.join(asked.lazy(), on="prompt_hash", how="semi")
-    leaks.note("same_prompt", share(_count(leaked), _count(held)), _row_ids(held, asked, ["prompt_hash"]))
+    leaks.note(
+        "same_prompt",
+        compute_share(_count_lazy_rows(leaked), _count_lazy_rows(held)),
+        _list_leaked_rows(held, asked, ["prompt_hash"]),
+    )
 
 
-def _without_records(work: Work, held: pl.LazyFrame) -> pl.LazyFrame:
+def _exclude_tables(work: StageContext, held: pl.LazyFrame) -> pl.LazyFrame:
     """Leave out the rows of tables, which nobody prompts by themselves."""
     tables = [name for name, dataset in work.recipe.datasets.items() if dataset.row_kind == "record"]
     return held.filter(~pl.col("dataset").is_in(tables)) if tables else held
 
 
-def _count(rows: pl.LazyFrame) -> int:
+def _count_lazy_rows(rows: pl.LazyFrame) -> int:
     return int(rows.select(pl.len()).collect(engine="streaming").item())
 
 
-def _row_ids(held: pl.LazyFrame, leaked: pl.DataFrame, key: list[str]) -> list[str]:
+def _list_leaked_rows(held: pl.LazyFrame, leaked: pl.DataFrame, key: list[str]) -> list[str]:
     """Return held-out rows of the first keys that leaked, ten at most."""
     if leaked.is_empty():
         return []
-    first = leaked.sort(key).head(IDS).lazy()
+    first = leaked.sort(key).head(MAX_SAMPLE_IDS).lazy()
     found = held.join(first, on=key, how="semi").select("row_id").collect(engine="streaming")
-    return sorted(found["row_id"].to_list())[:IDS]
+    return sorted(found["row_id"].to_list())[:MAX_SAMPLE_IDS]
 
 
-def _split_share(work: Work, rows: pl.LazyFrame, sources: Mapping[str, _Source]) -> float:
+def _measure_split_share(work: StageContext, rows: pl.LazyFrame, sources: Mapping[str, _LeakSource]) -> float:
     """Return how far a split's share of rows lies from the share asked for, where a share was asked for."""
     counts = rows.group_by("dataset", "split").len().collect(engine="streaming")
     worst = 0.0
@@ -171,37 +175,37 @@ def _split_share(work: Work, rows: pl.LazyFrame, sources: Mapping[str, _Source])
 # ── Time ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _time_order(leaks: Leaks, work: Work, sources: Mapping[str, _Source]) -> None:
+def _count_time_leaks(leaks: LeakReport, work: StageContext, sources: Mapping[str, _LeakSource]) -> None:
     """Count rows that stand in an earlier split than their time: train would know what it is asked about later."""
     found: list[str] = []
     count = 0
     for name, source in sources.items():
         splits = work.recipe.datasets[name].splits
-        boundaries = splits.boundaries or _recorded(source.canonical)
+        boundaries = splits.boundaries or _load_boundaries(source.canonical)
         if splits.time_key is None or boundaries is None:
             continue
         splitter = Splitter(splits.model_copy(update={"boundaries": boundaries}))
         for file in source.canonical.files("rows"):
             table = work.store.table(file, ("row_id", "order_key", "split"))
-            early = _too_early(splitter, table)
+            early = _find_early_rows(splitter, table)
             count += len(early)
-            found += early[: IDS - len(found)]
+            found += early[: MAX_SAMPLE_IDS - len(found)]
     leaks.note("time_order", count, found)
 
 
-def _recorded(canonical: Manifest) -> Boundaries | None:
+def _load_boundaries(canonical: Manifest) -> Boundaries | None:
     """Return the boundaries that shares of time came to; None where nothing was held out."""
     recorded = canonical.facts.get("boundaries")
     return Boundaries.model_validate(recorded) if recorded else None
 
 
-def _too_early(splitter: Splitter, table: pa.Table) -> list[str]:
+def _find_early_rows(splitter: Splitter, table: pa.Table) -> list[str]:
     known: dict[str | None, int] = {}
     early: list[str] = []
     columns = (table.column(name).to_pylist() for name in ("row_id", "order_key", "split"))
     for row_id, when, split in zip(*columns, strict=True):
         if when not in known:
-            decided = splitter.of_time(when)
+            decided = splitter.assign_by_time(when)
             # A row inside the gap, or without a time, may stand nowhere.
             known[when] = len(SPLITS) if isinstance(decided, Rejected) else SPLITS.index(decided)
         if known[when] > SPLITS.index(split):
@@ -212,82 +216,84 @@ def _too_early(splitter: Splitter, table: pa.Table) -> list[str]:
 # ── Texts that are nearly the same ─────────────────────────────────────────────────────────────────
 
 
-def _near_duplicates(leaks: Leaks, work: Work, packed: Mapping[str, Manifest], sources: Mapping[str, _Source]) -> None:
+def _measure_near_duplicates(
+    leaks: LeakReport, work: StageContext, packed: Mapping[str, Manifest], sources: Mapping[str, _LeakSource]
+) -> None:
     """Measure the share of held-out examples, of tables records, that are nearly the same as one of train."""
     tables = {name for name, dataset in work.recipe.datasets.items() if dataset.row_kind == "record"}
-    near = [_near_records(work, name, sources[name]) for name in packed if name in tables]
-    examples, names = _near_examples(work, [one for name, one in packed.items() if name not in tables])
+    near = [_find_dataset_near_records(work, name, sources[name]) for name in packed if name in tables]
+    examples, names = _find_near_examples(work, [one for name, one in packed.items() if name not in tables])
     names += [row_id for one in near for row_id in one.row_ids]
     examples += sum(one.compared for one in near)
     if not examples and len(tables) == len(packed):
         leaks.facts["near_duplicate"] = NOT_APPLICABLE
     else:
-        leaks.note("near_duplicate", share(len(names), examples), names)
+        leaks.note("near_duplicate", compute_share(len(names), examples), names)
 
 
-def _near_records(work: Work, name: str, source: _Source) -> table_leakage.NearRecords:
+def _find_dataset_near_records(work: StageContext, name: str, source: _LeakSource) -> table_leakage.NearRecords:
     form = work.recipe.datasets[name].format
     assert isinstance(form, Records)
-    return table_leakage.find(work, source.canonical, form.group_columns)
+    return table_leakage.find_near_records(work, source.canonical, form.group_columns)
 
 
-def _near_examples(work: Work, packed: Sequence[Manifest]) -> tuple[int, list[str]]:
+def _find_near_examples(work: StageContext, packed: Sequence[Manifest]) -> tuple[int, list[str]]:
     """Count held-out examples, and name those of whose n-grams half or more stand in train."""
     parts = [part for one in packed for part in one.parts if "shard" in part.files]
     train = [part.files["shard"] for part in parts if part.facts["split"] == "train"]
     others = [part.files["shard"] for part in parts if part.facts["split"] != "train"]
-    held = [_HeldTask(work.store.root, file) for file in others]
-    grams = _Grams.of(list(work.pool.map(held_ngrams, held, size_bytes=sum(file.bytes for file in others))))
+    held = [_HeldOutNgramTask(work.store.root, file) for file in others]
+    grams = _HeldOutNgrams.of(list(work.pool.map(sample_held_out, held, size_bytes=sum(file.bytes for file in others))))
     with scratch_folder(work) as scratch:
         np.save(scratch / "held.npy", grams.distinct)
-        tasks = [_TrainTask(work.store.root, file, scratch / "held.npy") for file in train if len(grams.distinct)]
+        tasks = [_TrainNgramTask(work.store.root, file, scratch / "held.npy") for file in train if len(grams.distinct)]
         seen = np.zeros(len(grams.distinct), np.bool_)
-        for places in work.pool.map(seen_in_train, tasks, size_bytes=sum(file.bytes for file in train)):
+        for places in work.pool.map(find_ngrams_in_train, tasks, size_bytes=sum(file.bytes for file in train)):
             seen[places] = True
     return grams.examples, grams.examples_with(seen)
 
 
 @dataclass(frozen=True, slots=True)
-class _HeldTask:
+class _HeldOutNgramTask:
     root: str
     shard: File
 
 
 @dataclass(frozen=True, slots=True)
-class _TrainTask:
+class _TrainNgramTask:
     root: str
     shard: File
     held: Path
 
 
-def held_ngrams(task: _HeldTask) -> "tuple[list[str], NDArray[np.uint64], NDArray[np.int64]]":
+def sample_held_out(task: _HeldOutNgramTask) -> "tuple[list[str], NDArray[np.uint64], NDArray[np.int64]]":
     """Return the example of each segment of a held-out shard, its sampled n-grams, and the segment of each."""
-    segments = _segments(task.root, task.shard)
-    hashes, owners = ngrams.sampled(segments.ids, segments.offsets)
+    segments = _read_segments(task.root, task.shard)
+    hashes, owners = ngrams.sample_ngrams(segments.ids, segments.offsets)
     return segments.example_ids.to_pylist(), hashes, owners
 
 
-def seen_in_train(task: _TrainTask) -> NDArray[np.int64]:
+def find_ngrams_in_train(task: _TrainNgramTask) -> NDArray[np.int64]:
     """Return which of the held-out n-grams, by place in their sorted list, stand in a training shard."""
     held = np.load(task.held, mmap_mode="r")
     table = Store(task.root).table(task.shard, ("input_ids", "segment_lengths")).combine_chunks()
-    ids, lengths = (_flat(table, name) for name in table.column_names)
-    hashes, _ = ngrams.sampled(ids, np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64))))
+    ids, lengths = (_flatten_values(table, name) for name in table.column_names)
+    hashes, _ = ngrams.sample_ngrams(ids, np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64))))
     places = np.minimum(np.searchsorted(held, hashes), len(held) - 1)
     return np.unique(places[held[places] == hashes])
 
 
-def _flat(table: pa.Table, name: str) -> NDArray[np.int32]:
+def _flatten_values(table: pa.Table, name: str) -> NDArray[np.int32]:
     return table.column(name).chunk(0).flatten().to_numpy(zero_copy_only=False)
 
 
-def _segments(root: str, file: File) -> native.Segments:
+def _read_segments(root: str, file: File) -> native.Segments:
     columns = ("input_ids", "labels", "segment_lengths", "example_ids", "starts")
-    return native.segments_of(Store(root).table(file, columns).combine_chunks())
+    return native.recover_segments(Store(root).table(file, columns).combine_chunks())
 
 
 @dataclass(frozen=True, slots=True)
-class _Grams:
+class _HeldOutNgrams:
     """Held-out n-grams: `distinct` ones sorted, and for each that stands somewhere its place there and its example."""
 
     names: list[str]
@@ -297,7 +303,7 @@ class _Grams:
     examples: int
 
     @classmethod
-    def of(cls, made: "Sequence[tuple[list[str], NDArray[np.uint64], NDArray[np.int64]]]") -> "_Grams":
+    def of(cls, made: "Sequence[tuple[list[str], NDArray[np.uint64], NDArray[np.int64]]]") -> "_HeldOutNgrams":
         names = [name for ids, _, _ in made for name in ids]
         firsts = np.cumsum([0, *(len(ids) for ids, _, _ in made)])
         hashes = np.concatenate([np.empty(0, np.uint64), *(one for _, one, _ in made)])
@@ -311,7 +317,7 @@ class _Grams:
         return cls(list(numbers), distinct, places, example_of[segments], len(numbers))
 
     def examples_with(self, seen: NDArray[np.bool_]) -> list[str]:
-        """Name the examples of whose n-grams at least `NEAR` were seen."""
+        """Name the examples of whose n-grams at least `NEAR_SHARE` were seen."""
         every = np.bincount(self.owners, minlength=self.examples)
         found = np.bincount(self.owners, weights=seen[self.places], minlength=self.examples)
-        return [self.names[number] for number in np.flatnonzero((every > 0) & (found >= NEAR * every)).tolist()]
+        return [self.names[number] for number in np.flatnonzero((every > 0) & (found >= NEAR_SHARE * every)).tolist()]

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from rowmill.core.permutation import mix_array
 
-LENGTH = 13
+NGRAM_LENGTH = 13
 """Token ids in an n-gram."""
-KEPT_OF = 16
+SAMPLE_ONE_IN = 16
 """One n-gram in so many is kept: those whose hash it divides. A power of two."""
 
 # Hashes and ids of so many places stay in the second-level cache while thirteen passes go over them.
@@ -25,7 +25,7 @@ _CHUNK = 1 << 14
 _MULTIPLIER = np.uint64(0x5851F42D4C957F2D)
 
 
-def sampled(ids: NDArray[np.int32], offsets: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+def sample_ngrams(ids: NDArray[np.int32], offsets: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     """Return the hashes of the kept n-grams and the segment of each.
 
     Segment k is `ids[offsets[k]:offsets[k + 1]]`; no n-gram reaches over its end. A polynomial of the ids modulo
@@ -33,23 +33,23 @@ def sampled(ids: NDArray[np.int32], offsets: NDArray[np.int64]) -> tuple[NDArray
     """
     kept: list[NDArray[np.uint64]] = [np.empty(0, np.uint64)]
     places: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
-    for begin in range(0, len(ids) - LENGTH + 1, _CHUNK):
-        hashes = _hashes(ids[begin : begin + _CHUNK + LENGTH - 1])
-        at = np.flatnonzero(hashes & np.uint64(KEPT_OF - 1) == 0)
+    for begin in range(0, len(ids) - NGRAM_LENGTH + 1, _CHUNK):
+        hashes = _hash_ngrams(ids[begin : begin + _CHUNK + NGRAM_LENGTH - 1])
+        at = np.flatnonzero(hashes & np.uint64(SAMPLE_ONE_IN - 1) == 0)
         kept.append(hashes[at])
         places.append(at + begin)
     every, at = np.concatenate(kept), np.concatenate(places)
     owners = np.searchsorted(offsets, at, "right") - 1
-    inside = offsets[owners + 1] - at >= LENGTH
+    inside = offsets[owners + 1] - at >= NGRAM_LENGTH
     return every[inside], owners[inside]
 
 
-def _hashes(ids: NDArray[np.int32]) -> NDArray[np.uint64]:
+def _hash_ngrams(ids: NDArray[np.int32]) -> NDArray[np.uint64]:
     """Hash the n-gram at each place where a whole one begins."""
     wide = ids.astype(np.uint64)
-    count = len(wide) - LENGTH + 1
+    count = len(wide) - NGRAM_LENGTH + 1
     hashes = wide[:count].copy()
-    for place in range(1, LENGTH):
+    for place in range(1, NGRAM_LENGTH):
         np.multiply(hashes, _MULTIPLIER, out=hashes)
         np.add(hashes, wide[place : place + count], out=hashes)
     mix_array(hashes)

@@ -18,19 +18,27 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill.core.errors import IntegrityError
-from rowmill.core.number_text import counted
-from rowmill.core.storage import digest
+from rowmill.core.number_text import format_count
+from rowmill.core.storage import digest_json
 from rowmill.packing import rank_assignment
-from rowmill.packing.mixture import Order, furthest_from_share, schedule, wanted_shares
-from rowmill.packing.rank_assignment import FILLER, Dealt
+from rowmill.packing.mixture import SampleOrder, compute_wanted_shares, measure_share_error, schedule_sequences
+from rowmill.packing.rank_assignment import FILLER, RankOrder
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.ledger import KEPT
-from rowmill.schema.manifest import Histogram, Manifest, Part, Table
+from rowmill.schema.manifest import DisplayTable, Histogram, Manifest, Part
 from rowmill.stages import part_files
-from rowmill.stages.base import Draft, Figure, Prepared, StageDeclaration, Work, part_folder, share
-from rowmill.stages.inputs import packed_of
+from rowmill.stages.base import (
+    ComparedFact,
+    PreparedStage,
+    StageContext,
+    StageDeclaration,
+    StageOutput,
+    compute_share,
+    part_folder,
+)
+from rowmill.stages.inputs import get_packed_shards
 from rowmill.stages.training_splits import leakage, table_leakage
-from rowmill.stats import Feeds, by_fact
+from rowmill.stats import StatsInputs, count_rows_by_fact
 
 VERSION = 4
 """Raise it when any recipe may be shown in another order, or other facts are counted on the way."""
@@ -39,7 +47,7 @@ VERSION = 4
 Ints = NDArray[np.int64]
 
 
-ORDER = pa.schema(
+ORDER_SCHEMA = pa.schema(
     [
         pa.field("dataset", pa.int32(), nullable=False),
         pa.field("sequence_id", pa.int64(), nullable=False),
@@ -52,7 +60,7 @@ ORDER = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class Sequences:
+class SequenceFacts:
     """The train sequences of one dataset, int64[S] each."""
 
     tokens: Ints
@@ -61,7 +69,7 @@ class Sequences:
     longest: Ints
 
 
-def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
+def identify_training_splits(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide the order (`order`), and the splits that it is compared with."""
     tables = [name for name, dataset in recipe.datasets.items() if dataset.row_kind == "record"]
     return {
@@ -79,16 +87,16 @@ def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
     }
 
 
-def make(work: Work) -> Draft:
+def make_training_splits(work: StageContext) -> StageOutput:
     """Mix, deal, and check for leaks."""
-    packed = packed_of(work)
+    packed = get_packed_shards(work)
     _require_one_tokenizer(work, packed)
-    sequences = {name: _sequences(work, one) for name, one in packed.items()}
+    sequences = {name: _read_sequences(work, one) for name, one in packed.items()}
     sizes = {name: len(one.tokens) for name, one in sequences.items()}
-    order = schedule(work.recipe.mixture, sizes, work.recipe.seed)
-    by_place = _by_place(order, list(sequences.values()))
+    order = schedule_sequences(work.recipe.mixture, sizes, work.recipe.seed)
+    by_place = _gather_by_place(order, list(sequences.values()))
     mixture = work.recipe.mixture
-    dealt = rank_assignment.deal(
+    dealt = rank_assignment.assign_ranks(
         work.recipe.partitions,
         order.epoch_offsets,
         by_place.trained,
@@ -96,11 +104,11 @@ def make(work: Work) -> Draft:
         steps=mixture.steps,
     )
     steps = _rank_steps(work, dealt, by_place)
-    part = _save(work, order, dealt, steps)
-    return _draft(work, packed, sizes, order, dealt, by_place, steps, part)
+    part = _save_order(work, order, dealt, steps)
+    return _build_order_output(work, packed, sizes, order, dealt, by_place, steps, part)
 
 
-def _require_one_tokenizer(work: Work, packed: Mapping[str, Manifest]) -> None:
+def _require_one_tokenizer(work: StageContext, packed: Mapping[str, Manifest]) -> None:
     """Refuse datasets whose ids are of two tokenizers: one that moved between two of them, or an old version used."""
     made_with: dict[str, list[str]] = {}
     for name, one in packed.items():
@@ -113,10 +121,10 @@ def _require_one_tokenizer(work: Work, packed: Mapping[str, Manifest]) -> None:
         )
 
 
-def _sequences(work: Work, packed: Manifest) -> Sequences:
+def _read_sequences(work: StageContext, packed: Manifest) -> SequenceFacts:
     shards = [p.files["shard"] for p in packed.parts if p.facts["split"] == "train"]
     if not shards:
-        return Sequences(*(np.empty(0, np.int64) for _ in range(4)))
+        return SequenceFacts(*(np.empty(0, np.int64) for _ in range(4)))
     table = pa.concat_tables(
         [work.store.table(file, ("tokens", "trained_tokens", "segment_lengths")) for file in shards]
     ).combine_chunks()
@@ -124,7 +132,7 @@ def _sequences(work: Work, packed: Manifest) -> Sequences:
     offsets = np.asarray(lists.offsets, np.int64)
     lengths = lists.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
     starts = offsets[:-1] - offsets[0]
-    return Sequences(
+    return SequenceFacts(
         tokens=table.column("tokens").to_numpy().astype(np.int64),
         trained=table.column("trained_tokens").to_numpy().astype(np.int64),
         segments=np.diff(offsets),
@@ -132,7 +140,7 @@ def _sequences(work: Work, packed: Manifest) -> Sequences:
     )
 
 
-def _by_place(order: Order, sequences: list[Sequences]) -> Sequences:
+def _gather_by_place(order: SampleOrder, sequences: list[SequenceFacts]) -> SequenceFacts:
     """Return the facts of the sequence at each place of the mixed order."""
     firsts = np.concatenate(([0], np.cumsum([len(one.tokens) for one in sequences])))
     index = firsts[order.datasets] + order.items
@@ -141,14 +149,14 @@ def _by_place(order: Order, sequences: list[Sequences]) -> Sequences:
         joined = np.concatenate([getattr(one, name) for one in sequences])
         return joined[index]
 
-    return Sequences(at("tokens"), at("trained"), at("segments"), at("longest"))
+    return SequenceFacts(at("tokens"), at("trained"), at("segments"), at("longest"))
 
 
-def _rank_steps(work: Work, dealt: Dealt, by_place: Sequences) -> pa.Table:
+def _rank_steps(work: StageContext, dealt: RankOrder, by_place: SequenceFacts) -> pa.Table:
     world = work.recipe.partitions.world_size
     tables: list[pa.Table] = []
     for rank in range(world):
-        facts = rank_assignment.step_facts(
+        facts = rank_assignment.summarize_steps(
             dealt, rank, world, tokens=by_place.tokens, trained_tokens=by_place.trained, segments=by_place.segments,
             longest_segments=by_place.longest,
         )  # fmt: skip
@@ -172,7 +180,7 @@ def _rank_steps(work: Work, dealt: Dealt, by_place: Sequences) -> pa.Table:
     return pa.concat_tables(tables)
 
 
-def _save(work: Work, order: Order, dealt: Dealt, steps: pa.Table) -> Part:
+def _save_order(work: StageContext, order: SampleOrder, dealt: RankOrder, steps: pa.Table) -> Part:
     filler = dealt.order == FILLER
     place = np.where(filler, 0, dealt.order)
     empty = not len(order.items)
@@ -182,9 +190,11 @@ def _save(work: Work, order: Order, dealt: Dealt, steps: pa.Table) -> Part:
     ]
     passes = np.zeros(len(filler), np.int32) if empty else np.where(filler, 0, order.passes[place])
     step = np.repeat(np.arange(len(dealt.step_offsets) - 1), np.diff(dealt.step_offsets))
-    table = pa.table([columns[0].astype(np.int32), columns[1], passes.astype(np.int32), step, filler], schema=ORDER)
-    packed = [one.version for one in packed_of(work).values()]
-    fingerprint = digest("training_splits", identity_of(work.recipe, "")["order"], packed)
+    table = pa.table(
+        [columns[0].astype(np.int32), columns[1], passes.astype(np.int32), step, filler], schema=ORDER_SCHEMA
+    )
+    packed = [one.version for one in get_packed_shards(work).values()]
+    fingerprint = digest_json("training_splits", identify_training_splits(work.recipe, "")["order"], packed)
     at = part_folder(work.folder, fingerprint)
     files = {
         "order": part_files.write_parquet(work.store, f"{at}/order.parquet", table),
@@ -193,39 +203,39 @@ def _save(work: Work, order: Order, dealt: Dealt, steps: pa.Table) -> Part:
     return Part(fingerprint, files, {"places": len(filler), "fillers": int(filler.sum())})
 
 
-def _draft(
-    work: Work,
+def _build_order_output(
+    work: StageContext,
     packed: dict[str, Manifest],
     sizes: dict[str, int],
-    order: Order,
-    dealt: Dealt,
-    by_place: Sequences,
+    order: SampleOrder,
+    dealt: RankOrder,
+    by_place: SequenceFacts,
     steps: pa.Table,
     part: Part,
-) -> Draft:
-    shown = np.unique(_global(order, sizes))
+) -> StageOutput:
+    shown = np.unique(_number_globally(order, sizes))
     total = sum(sizes.values())
-    scheduled = np.unique(_global(order, sizes)[dealt.order[dealt.order != FILLER]]) if total else shown
+    scheduled = np.unique(_number_globally(order, sizes)[dealt.order[dealt.order != FILLER]]) if total else shown
     dropped = (
-        np.setdiff1d(np.unique(_global(order, sizes)[dealt.dropped]), scheduled)
+        np.setdiff1d(np.unique(_number_globally(order, sizes)[dealt.dropped]), scheduled)
         if len(dealt.dropped)
         else np.empty(0, np.int64)
     )
     left = total - len(scheduled) - len(dropped)
     lines = [(KEPT, "", len(scheduled)), ("remainder", "", len(dropped)), ("not_scheduled", "", left)]
-    leaking = leakage.find(work, packed)
-    balance, empty_pairs = _balance(steps)
+    leaking = leakage.find_leaks(work, packed)
+    balance, empty_pairs = _measure_balance(steps)
     places, fillers = int(part.facts["places"]), int(part.facts["fillers"])
     held = places - fillers
     rows = [row for one in packed.values() for row in one.tables["splits"].rows]
-    return Draft(
+    return StageOutput(
         parts=[part],
         facts={
             **leaking.facts,
-            "mixture_share": round(furthest_from_share(work.recipe.mixture, sizes, order), 6),
+            "mixture_share": round(measure_share_error(work.recipe.mixture, sizes, order), 6),
             "order_nonempty": held,
-            "dropped_share": share(len(dealt.dropped), held + len(dealt.dropped)),
-            "filler_share": share(fillers, places),
+            "dropped_share": compute_share(len(dealt.dropped), held + len(dealt.dropped)),
+            "filler_share": compute_share(fillers, places),
             "rank_balance": balance,
             "empty_step": empty_pairs,
             "sequences": total,
@@ -237,13 +247,13 @@ def _draft(
         },
         ledger=[line for line in lines if line[2] or line[0] == KEPT],
         tables={
-            "splits": Table(("dataset", "split", "rows", "sequences", "trained_tokens"), tuple(rows)),
+            "splits": DisplayTable(("dataset", "split", "rows", "sequences", "trained_tokens"), tuple(rows)),
             "shares": _shares_table(work, rows),
             "mixture": _mixture_table(work, order, dealt, by_place, sizes),
         },
         histograms=_step_histogram(steps),
         samples=leaking.samples,
-        schema=tuple((f.name, str(f.type)) for f in ORDER),
+        schema=tuple((f.name, str(f.type)) for f in ORDER_SCHEMA),
         card={
             "order": part.files["order"].digest,
             "datasets": list(sizes),
@@ -254,7 +264,7 @@ def _draft(
     )
 
 
-def _shares_table(work: Work, rows: Sequence[tuple[Any, ...]]) -> Table:
+def _shares_table(work: StageContext, rows: Sequence[tuple[Any, ...]]) -> DisplayTable:
     """Set the share of examples that each split of a dataset got beside the one that was asked for, where one was."""
     lines: list[tuple[Any, ...]] = []
     for name, dataset in work.recipe.datasets.items():
@@ -264,16 +274,16 @@ def _shares_table(work: Work, rows: Sequence[tuple[Any, ...]]) -> Table:
         if len(shares) == len(asked):
             shares["train"] = 1 - sum(shares.values())
         total = sum(own.values())
-        lines += [(name, split, shares.get(split), share(count, total), count) for split, count in own.items()]
-    return Table(("dataset", "split", "wanted", "got", "examples"), tuple(lines))
+        lines += [(name, split, shares.get(split), compute_share(count, total), count) for split, count in own.items()]
+    return DisplayTable(("dataset", "split", "wanted", "got", "examples"), tuple(lines))
 
 
-def _global(order: Order, sizes: dict[str, int]) -> Ints:
+def _number_globally(order: SampleOrder, sizes: dict[str, int]) -> Ints:
     firsts = np.concatenate(([0], np.cumsum(list(sizes.values()))))
     return firsts[order.datasets] + order.items
 
 
-def _balance(steps: pa.Table) -> tuple[float, int]:
+def _measure_balance(steps: pa.Table) -> tuple[float, int]:
     """Return how far the busiest rank lies above the mean one, over steps, and the pairs with nothing trained."""
     frame = pl.DataFrame(steps.select(["step", "trained_tokens"]).to_pydict())
     if not len(frame):
@@ -300,9 +310,11 @@ def _step_histogram(steps: pa.Table) -> dict[str, Histogram]:
     }
 
 
-def _mixture_table(work: Work, order: Order, dealt: Dealt, by_place: Sequences, sizes: dict[str, int]) -> Table:
+def _mixture_table(
+    work: StageContext, order: SampleOrder, dealt: RankOrder, by_place: SequenceFacts, sizes: dict[str, int]
+) -> DisplayTable:
     places = dealt.order[dealt.order != FILLER]
-    shares = wanted_shares(work.recipe.mixture, sizes, order)
+    shares = compute_wanted_shares(work.recipe.mixture, sizes, order)
     first = work.recipe.mixture.stages
     weights = first[0][1] if first else {name: Fraction(size) for name, size in sizes.items()}
     rows: list[tuple[Any, ...]] = []
@@ -318,22 +330,24 @@ def _mixture_table(work: Work, order: Order, dealt: Dealt, by_place: Sequences, 
                 int(by_place.trained[mine].sum()),
             )
         )
-    return Table(("dataset", "weight", "wanted_share", "passes", "sequences", "trained_tokens"), tuple(rows))
+    return DisplayTable(("dataset", "weight", "wanted_share", "passes", "sequences", "trained_tokens"), tuple(rows))
 
 
 STAGE = StageDeclaration(
     name="training_splits",
     description="The order in which sequences are shown, mixed by weight; leakage between splits checked.",
     scope="recipe",
-    identity=identity_of,
-    prepare=lambda work: Prepared((), lambda: make(work)),
+    identity=identify_training_splits,
+    prepare=lambda work: PreparedStage((), lambda: make_training_splits(work)),
     inputs=("packed_shards",),
     shows_overdue=True,
-    feeds=Feeds(by_fact("places", "place"), files={"rank_steps": "rank_steps"}, tables=("splits", "mixture")),
-    summarize=lambda facts, rows: (rows, counted(facts["steps"], "step")),
+    feeds=StatsInputs(
+        count_rows_by_fact("places", "place"), files={"rank_steps": "rank_steps"}, tables=("splits", "mixture")
+    ),
+    summarize=lambda facts, rows: (rows, format_count(facts["steps"], "step")),
     compared=(
-        Figure("places", "places"),
-        Figure("steps", "steps"),
-        Figure("rank balance", "rank_balance", is_share=True),
+        ComparedFact("places", "places"),
+        ComparedFact("steps", "steps"),
+        ComparedFact("rank balance", "rank_balance", is_share=True),
     ),
 )

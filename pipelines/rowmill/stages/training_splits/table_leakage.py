@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 
 from rowmill.core.storage import File, Store
 from rowmill.schema.manifest import Manifest
-from rowmill.stages.base import Work, scratch_folder
-from rowmill.stages.table_inputs import known_of
-from rowmill.tabular.cell_frames import cells_of, hashes_of
+from rowmill.stages.base import StageContext, scratch_folder
+from rowmill.stages.table_inputs import load_observed_table
+from rowmill.tabular.cell_frames import hash_cells, read_cells
 
 VERSION = 1
 """Raise it when other records may count as near duplicates."""
-CHANCE = 0.01
+MAX_CHANCE = 0.01
 """Records of train that may share a signature by chance where it still counts."""
 _SALT = np.uint64(0x9E3779B97F4A7C15)
 
@@ -45,7 +45,7 @@ class NearRecords:
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
+class _NearRecordTask:
     """A part of rows; `held` is the folder of what is looked for in train."""
 
     root: str
@@ -54,70 +54,72 @@ class _Task:
     held: Path | None = None
 
 
-def find(work: Work, canonical: Manifest, group_columns: Sequence[str]) -> NearRecords:
+def find_near_records(work: StageContext, canonical: Manifest, group_columns: Sequence[str]) -> NearRecords:
     """Compare the held-out records of a table with its train records; a table of one column has nothing to compare."""
-    names = [name for name in known_of(canonical.details).schema.names if name not in group_columns]
+    names = [name for name in load_observed_table(canonical.details).schema.names if name not in group_columns]
     if len(names) < 2:
         return NearRecords(0, ())
     files = canonical.files("rows")
-    tasks = [_Task(work.store.root, file, tuple(names)) for file in files]
+    tasks = [_NearRecordTask(work.store.root, file, tuple(names)) for file in files]
     size = sum(file.bytes for file in files)
-    parts = list(work.pool.map(held_cells, tasks, size_bytes=size))
+    parts = list(work.pool.map(hash_held_cells, tasks, size_bytes=size))
     row_ids = [row_id for ids, _ in parts for row_id in ids]
     held = np.concatenate([np.empty((0, len(names)), np.uint64), *(hashes for _, hashes in parts)])
     if not row_ids:
         return NearRecords(0, ())
-    signatures, cells = np.unique(_signatures(held)), np.unique(held)
+    signatures, cells = np.unique(_compute_signatures(held)), np.unique(held)
     with scratch_folder(work) as scratch:
         np.save(scratch / "signatures.npy", signatures)
         np.save(scratch / "cells.npy", cells)
-        looked = [_Task(work.store.root, file, tuple(names), scratch) for file in files]
+        looked = [_NearRecordTask(work.store.root, file, tuple(names), scratch) for file in files]
         seen = np.zeros(len(signatures), bool)
         counts = np.zeros(len(cells), np.int64)
         total = 0
-        for places, own, rows in work.pool.map(seen_in_train, looked, size_bytes=size):
+        for places, own, rows in work.pool.map(find_cells_in_train, looked, size_bytes=size):
             seen[places] = True
             counts += own
             total += rows
-    near = _near(held, signatures[seen], cells, counts, total)
+    near = _mark_near_records(held, signatures[seen], cells, counts, total)
     return NearRecords(len(row_ids), tuple(row_ids[place] for place in np.flatnonzero(near).tolist()))
 
 
-def _near(held: Hashes, shared: Hashes, cells: Hashes, counts: NDArray[np.int64], total: int) -> NDArray[np.bool_]:
+def _mark_near_records(
+    held: Hashes, shared: Hashes, cells: Hashes, counts: NDArray[np.int64], total: int
+) -> NDArray[np.bool_]:
     """Tell which held-out records share a signature with train that chance does not explain: bool[N]."""
     if not total or not len(shared):
         return np.zeros(len(held), bool)
     of_cell = np.log2(np.maximum(counts, 1) / total)[np.searchsorted(cells, held)]
     expected = np.log2(total) + of_cell.sum(axis=1, keepdims=True) - of_cell
-    is_shared = np.isin(_signatures(held), shared)
-    return (is_shared & (expected < np.log2(CHANCE))).any(axis=1)
+    is_shared = np.isin(_compute_signatures(held), shared)
+    return (is_shared & (expected < np.log2(MAX_CHANCE))).any(axis=1)
 
 
-def _signatures(hashes: Hashes) -> Hashes:
+def _compute_signatures(hashes: Hashes) -> Hashes:
     """Return uint64[N, K]: of each record the sum of its cells without one, told apart by which one is left out."""
     left_out = np.arange(1, hashes.shape[1] + 1, dtype=np.uint64) * _SALT
     return hashes.sum(axis=1, keepdims=True, dtype=np.uint64) - hashes + left_out
 
 
-def held_cells(task: _Task) -> tuple[list[str], Hashes]:
+def hash_held_cells(task: _NearRecordTask) -> tuple[list[str], Hashes]:
     """Return the ids and cells of a part's held-out rows."""
     rows = Store(task.root).table(task.rows, ["row_id", "split", "record"])
     held = rows.filter(pc.not_equal(rows.column("split"), "train"))
-    return held.column("row_id").to_pylist(), hashes_of(cells_of(held.column("record"), task.columns))
+    return held.column("row_id").to_pylist(), hash_cells(read_cells(held.column("record"), task.columns))
 
 
-def seen_in_train(task: _Task) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+def find_cells_in_train(task: _NearRecordTask) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
     """Return which held-out signatures a part's train rows have, how often they hold each held-out cell, and rows."""
     assert task.held is not None
     rows = Store(task.root).table(task.rows, ["split", "record"])
     train = rows.filter(pc.equal(rows.column("split"), "train"))
-    hashes = hashes_of(cells_of(train.column("record"), task.columns))
+    hashes = hash_cells(read_cells(train.column("record"), task.columns))
     cells = np.load(task.held / "cells.npy", mmap_mode="r")
-    places = _places(np.load(task.held / "signatures.npy", mmap_mode="r"), _signatures(hashes))
-    return np.unique(places), np.bincount(_places(cells, hashes), minlength=len(cells)), train.num_rows
+    places = _locate_hashes(np.load(task.held / "signatures.npy", mmap_mode="r"), _compute_signatures(hashes))
+    return np.unique(places), np.bincount(_locate_hashes(cells, hashes), minlength=len(cells)), train.num_rows
 
 
-def _places(known: Hashes, found: Hashes) -> NDArray[np.int64]:
+def _locate_hashes(known: Hashes, found: Hashes) -> NDArray[np.int64]:
     """Return where in a sorted list those of some numbers stand that stand there."""
     flat = found.reshape(-1)
     places = np.minimum(np.searchsorted(known, flat), len(known) - 1)

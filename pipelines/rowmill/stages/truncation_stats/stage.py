@@ -14,15 +14,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill import stats
-from rowmill.core.number_text import percent
+from rowmill.core.number_text import format_percent
 from rowmill.core.storage import File
 from rowmill.packing.plan import plan_best_fit, slice_too_long
 from rowmill.recipe.recipe import Recipe
-from rowmill.schema.examples import EXAMPLES
-from rowmill.schema.manifest import Histogram, Table
-from rowmill.stages.base import Draft, Figure, Prepared, StageDeclaration, Work, share
+from rowmill.schema.examples import EXAMPLE_SCHEMA
+from rowmill.schema.manifest import DisplayTable, Histogram
+from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration, StageOutput, compute_share
 from rowmill.stages.truncation_stats import table_lengths
-from rowmill.stats import Feeds, by_fact
+from rowmill.stats import StatsInputs, count_rows_by_fact
 
 VERSION = 2
 
@@ -35,10 +35,10 @@ COLUMNS = ("split", "original_tokens", "tokens", "trained_tokens", "messages_rem
 DOMAINS_SHOWN = 30
 
 
-def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
+def identify_truncation_stats(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide what is counted; what other limits would do depends on cutting and packing too."""
     dataset = recipe.datasets[name]
-    own = table_lengths.identity_of(recipe, name) if dataset.row_kind == "record" else {}
+    own = table_lengths.identify_table_lengths(recipe, name) if dataset.row_kind == "record" else {}
     return {
         "versions": [VERSION],
         "limit": recipe.limit_of(name),
@@ -49,62 +49,66 @@ def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
     }
 
 
-def make(work: Work) -> Draft:
+def make_truncation_stats(work: StageContext) -> StageOutput:
     """Measure the dataset's lengths."""
     if work.dataset.row_kind == "record":
-        return table_lengths.make(work)
+        return table_lengths.make_table_lengths(work)
     manifest = work.input("tokenized_examples")
     limit = work.recipe.limit_of(work.dataset_name or "")
-    columns = _read(work, manifest.files("examples"))
+    columns = _read_length_columns(work, manifest.files("examples"))
     splits = columns.column("split").combine_chunks()
-    original, removed = _ints(columns, "original_tokens"), _ints(columns, "original_tokens") - _ints(columns, "tokens")
-    trained = _ints(columns, "trained_tokens") + _ints(columns, "trained_removed")
+    original, removed = (
+        _read_ints(columns, "original_tokens"),
+        _read_ints(columns, "original_tokens") - _read_ints(columns, "tokens"),
+    )
+    trained = _read_ints(columns, "trained_tokens") + _read_ints(columns, "trained_removed")
     dropped = sum(n for _, r, n in manifest.ledger if r in DROPPED)
     shortened = removed > 0
     rows = len(original) + dropped
-    buckets = stats.length_buckets(original, limit)
-    hints = stats.advice(buckets)
+    buckets = stats.count_length_buckets(original, limit)
+    hints = stats.suggest_limits(buckets)
     by_split = {
-        name: stats.length_histogram(original[_is(splits, name)], limit) for name in sorted(splits.unique().to_pylist())
+        name: stats.make_length_histogram(original[_is_split(splits, name)], limit)
+        for name in sorted(splits.unique().to_pylist())
     }
-    whole = stats.length_histogram(original, limit)
-    what_if = _what_if(work, original, trained, limit)
-    return Draft(
+    whole = stats.make_length_histogram(original, limit)
+    what_if = _compare_seq_lens(work, original, trained, limit)
+    return StageOutput(
         facts={
-            "context_overflow": share(int(shortened.sum()) + dropped, rows),
+            "context_overflow": compute_share(int(shortened.sum()) + dropped, rows),
             "limit": limit,
             "examples": len(original),
             "shortened": int(shortened.sum()),
             "dropped_for_length": dropped,
             "tokens_removed": int(removed.sum()),
-            "trained_removed": int(_ints(columns, "trained_removed").sum()),
-            "quantiles": stats.length_quantiles(original),
+            "trained_removed": int(_read_ints(columns, "trained_removed").sum()),
+            "quantiles": stats.compute_length_quantiles(original),
             "buckets": buckets,
             "hints": list(hints),
         },
         tables={
             "what_if": what_if,
-            "lengths": stats.lengths_table(by_split),
-            "quantiles": Table(("quantile", "tokens"), tuple(stats.length_quantiles(original).items())),
+            "lengths": stats.make_lengths_table(by_split),
+            "quantiles": DisplayTable(("quantile", "tokens"), tuple(stats.compute_length_quantiles(original).items())),
             "stages": _stages_table(columns),
             **_domains_table(columns),
-            "advice": Table(("hint",), tuple((hint,) for hint in hints)),
+            "advice": DisplayTable(("hint",), tuple((hint,) for hint in hints)),
         },
         histograms={"lengths": whole, "trained_share": _trained_shares(columns)},
-        samples={"context_overflow": _first_shortened(work)},
+        samples={"context_overflow": _find_first_shortened(work)},
     )
 
 
-def _read(work: Work, files: Sequence[File]) -> pa.Table:
+def _read_length_columns(work: StageContext, files: Sequence[File]) -> pa.Table:
     tables = [work.store.table(file, COLUMNS) for file in files]
-    return pa.concat_tables(tables or [EXAMPLES.empty_table().select(list(COLUMNS))])
+    return pa.concat_tables(tables or [EXAMPLE_SCHEMA.empty_table().select(list(COLUMNS))])
 
 
-def _is(splits: pa.Array, name: str) -> NDArray[np.bool_]:
+def _is_split(splits: pa.Array, name: str) -> NDArray[np.bool_]:
     return pc.equal(splits, name).to_numpy(zero_copy_only=False)
 
 
-def _first_shortened(work: Work, limit: int = 10) -> tuple[str, ...]:
+def _find_first_shortened(work: StageContext, limit: int = 10) -> tuple[str, ...]:
     """Return the first examples that lost tokens; read from as few parts as it takes."""
     found: list[str] = []
     for file in work.input("tokenized_examples").files("examples"):
@@ -115,25 +119,27 @@ def _first_shortened(work: Work, limit: int = 10) -> tuple[str, ...]:
     return tuple(found[:limit])
 
 
-def _ints(table: pa.Table, name: str) -> NDArray[np.int64]:
+def _read_ints(table: pa.Table, name: str) -> NDArray[np.int64]:
     return table.column(name).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
-def _what_if(work: Work, original: NDArray[np.int64], trained: NDArray[np.int64], limit: int) -> Table:
+def _compare_seq_lens(
+    work: StageContext, original: NDArray[np.int64], trained: NDArray[np.int64], limit: int
+) -> DisplayTable:
     """Say what other limits would do; documents that are cut into pieces lose nothing at any of them."""
-    candidates = stats.candidate_seq_lens(limit)
+    candidates = stats.choose_candidate_seq_lens(limit)
     if not _cuts_into_pieces(work):
-        return stats.what_if(original, trained, candidates, plan=_planner(work))
+        return stats.estimate_seq_len_effects(original, trained, candidates, plan=_make_sequence_counter(work))
     joined = work.dataset.packing.strategy_for(work.dataset.row_kind) == "concat"
     rows: list[tuple[int, int, int, int]] = []
     for seq_len in candidates:
         pieces = slice_too_long(original, seq_len, "split", name_of=str).lengths if len(original) else original
-        sequences = -(-int(original.sum()) // seq_len) if joined else _planner(work)(pieces, seq_len)
+        sequences = -(-int(original.sum()) // seq_len) if joined else _make_sequence_counter(work)(pieces, seq_len)
         rows.append((seq_len, int((original > seq_len).sum()), 0, sequences))
-    return Table(("seq_len", "examples_over", "trained_lost", "sequences"), tuple(rows))
+    return DisplayTable(("seq_len", "examples_over", "trained_lost", "sequences"), tuple(rows))
 
 
-def _cuts_into_pieces(work: Work) -> bool:
+def _cuts_into_pieces(work: StageContext) -> bool:
     dataset = work.dataset
     policy = dataset.truncation.policy(dataset.row_kind, sliced=dataset.keeps_overlong)
     if policy == "keep":
@@ -142,7 +148,7 @@ def _cuts_into_pieces(work: Work) -> bool:
     return policy == "split" and dataset.row_kind == "text"
 
 
-def _planner(work: Work) -> Any:
+def _make_sequence_counter(work: StageContext) -> Any:
     options = work.dataset.packing
 
     def plan(lengths: NDArray[np.int64], limit: int) -> int:
@@ -153,7 +159,7 @@ def _planner(work: Work) -> Any:
     return plan
 
 
-def _domains_table(columns: pa.Table) -> dict[str, Table]:
+def _domains_table(columns: pa.Table) -> dict[str, DisplayTable]:
     """Say per domain what truncation took, most first; nothing where no row has a domain."""
     if columns.column("domain").null_count == len(columns):
         return {}
@@ -169,50 +175,50 @@ def _domains_table(columns: pa.Table) -> dict[str, Table]:
         (lost.sum() / pl.col("original_tokens").cast(pl.Int64).sum()).round(6).alias("share_removed"),
     )
     most_first = by_domain.sort(["tokens_removed", "domain"], descending=[True, False], nulls_last=True)
-    return {"domains": Table(tuple(most_first.columns), tuple(most_first.head(DOMAINS_SHOWN).iter_rows()))}
+    return {"domains": DisplayTable(tuple(most_first.columns), tuple(most_first.head(DOMAINS_SHOWN).iter_rows()))}
 
 
-def _stages_table(columns: pa.Table) -> Table:
+def _stages_table(columns: pa.Table) -> DisplayTable:
     """Say per stage of truncation how many examples it touched, and what it took: messages, tokens, trained ones."""
     stages = (
         ("exchanges", "exchanges_removed", "exchanges_trained"),
         ("reasoning", "reasoning_removed", "reasoning_trained"),
         ("tokens", "tokens_cut", "cut_trained"),
     )
-    messages = _ints(columns, "messages_removed")
+    messages = _read_ints(columns, "messages_removed")
     rows: list[tuple[str, int, int, int, int]] = []
     for stage, name, trained in stages:
-        taken, gone = _ints(columns, name), messages if stage == "exchanges" else np.zeros(len(messages), np.int64)
+        taken, gone = _read_ints(columns, name), messages if stage == "exchanges" else np.zeros(len(messages), np.int64)
         touched = int(((taken > 0) | (gone > 0)).sum())
-        rows.append((stage, touched, int(gone.sum()), int(taken.sum()), int(_ints(columns, trained).sum())))
-    return Table(("stage", "examples", "messages_removed", "tokens_removed", "trained_removed"), tuple(rows))
+        rows.append((stage, touched, int(gone.sum()), int(taken.sum()), int(_read_ints(columns, trained).sum())))
+    return DisplayTable(("stage", "examples", "messages_removed", "tokens_removed", "trained_removed"), tuple(rows))
 
 
 def _trained_shares(columns: pa.Table) -> Histogram:
-    shares = _ints(columns, "trained_tokens") / np.maximum(_ints(columns, "tokens"), 1)
+    shares = _read_ints(columns, "trained_tokens") / np.maximum(_read_ints(columns, "tokens"), 1)
     counts, edges = np.histogram(shares, bins=20, range=(0.0, 1.0))
     return Histogram(
         "trained share", "share of tokens", tuple(round(float(e), 2) for e in edges), tuple(int(c) for c in counts)
     )
 
 
-def _summarize(facts: Mapping[str, Any], rows: str) -> Sequence[str]:
+def _summarize_truncation_stats(facts: Mapping[str, Any], rows: str) -> Sequence[str]:
     del rows
     quantiles = [f"{name} {facts['quantiles'][name]:,}" for name in ("p50", "p95", "max")]
-    return *quantiles, f"{percent(facts['context_overflow'])} over {facts['limit']:,}"
+    return *quantiles, f"{format_percent(facts['context_overflow'])} over {facts['limit']:,}"
 
 
 STAGE = StageDeclaration(
     name="truncation_stats",
     description="Length distribution, what truncation removed, and what another context length would do.",
-    identity=identity_of,
-    prepare=lambda work: Prepared((), lambda: make(work)),
+    identity=identify_truncation_stats,
+    prepare=lambda work: PreparedStage((), lambda: make_truncation_stats(work)),
     inputs=("tokenized_examples",),
     # It writes no rows; these are those that it measures.
-    feeds=Feeds(by_fact("examples", "example"), tables=("lengths", "what_if")),
-    summarize=_summarize,
+    feeds=StatsInputs(count_rows_by_fact("examples", "example"), tables=("lengths", "what_if")),
+    summarize=_summarize_truncation_stats,
     compared=(
-        Figure("longer than the context", "context_overflow", is_share=True),
-        Figure("tokens truncated", "tokens_removed"),
+        ComparedFact("longer than the context", "context_overflow", is_share=True),
+        ComparedFact("tokens truncated", "tokens_removed"),
     ),
 )

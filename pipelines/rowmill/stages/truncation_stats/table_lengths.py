@@ -14,35 +14,35 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rowmill import stats
-from rowmill.packing.plan import plan_slices, whole
+from rowmill.packing.plan import keep_examples_whole, plan_slices
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
-from rowmill.schema.ledger import REJECTED, add_up
-from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, Table
+from rowmill.schema.ledger import REJECTED, sum_counts
+from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest
 from rowmill.stages import table_inputs, table_plan
-from rowmill.stages.base import Draft, Work, share
-from rowmill.stages.table_inputs import form_of, index_of_files, known_of
-from rowmill.stages.table_plan import Asked, Replanned
-from rowmill.tabular.assembly import Ints, Room
+from rowmill.stages.base import StageContext, StageOutput, compute_share
+from rowmill.stages.table_inputs import get_table_options, index_files, load_observed_table
+from rowmill.stages.table_plan import ReplannedTable, TablePlanRequest
+from rowmill.tabular.assembly import ExampleLimits, Ints
 
 VERSION = 1
 """Raise it when other facts are counted of records."""
 
-OVERFLOWS = ("record_overflow", "group_overflow")
+OVERFLOW_REASONS = ("record_overflow", "group_overflow")
 """Reasons of records that no example can hold."""
-OF_TRUNCATION = ("shortened", "tokens_removed", "trained_removed")
+TRUNCATION_FACTS = ("shortened", "tokens_removed", "trained_removed")
 """Facts about examples that lost tokens."""
-MUCH_PROMPT = 0.25
+HIGH_PROMPT_SHARE = 0.25
 """Share of all tokens from which on the prompt is worth a word."""
 
 
-def identity_of(recipe: Recipe, name: str) -> dict[str, Any]:
+def identify_table_lengths(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide what is counted of records beside those of all kinds."""
     format_options = recipe.datasets[name].format.model_dump(mode="json", exclude={"generation"})
     return {"records": VERSION, "format": format_options, "seed": recipe.seed, "seq_len": recipe.seq_len}
 
 
-def make(work: Work) -> Draft:
+def make_table_lengths(work: StageContext) -> StageOutput:
     """Measure the examples, and plan the records at other lengths."""
     made = work.input("tokenized_examples")
     limit = work.recipe.limit_of(work.dataset_name or "")
@@ -50,46 +50,46 @@ def make(work: Work) -> Draft:
     own = [work.store.table(file, ["tokens"]).column(0).to_numpy().astype(np.int64) for file in columns]
     lengths = np.concatenate([np.empty(0, np.int64), *own])
     records = sum(count for _, _, count in made.ledger)
-    over = sum(count for state, reason, count in made.ledger if state == REJECTED and reason in OVERFLOWS)
+    over = sum(count for state, reason, count in made.ledger if state == REJECTED and reason in OVERFLOW_REASONS)
     by_split: dict[str, list[Ints]] = {}
     for split, tokens in zip(columns.values(), own, strict=True):
         by_split.setdefault(split, []).append(tokens)
     drawn = {
-        split: stats.length_histogram(np.concatenate(tokens), limit, title="example length")
+        split: stats.make_length_histogram(np.concatenate(tokens), limit, title="example length")
         for split, tokens in sorted(by_split.items())
     }
-    quantiles = stats.length_quantiles(lengths)
-    hints = _advice(made, records, over, quantiles["p50"], limit)
-    return Draft(
+    quantiles = stats.compute_length_quantiles(lengths)
+    hints = _advise_assembly(made, records, over, quantiles["p50"], limit)
+    return StageOutput(
         facts={
-            "context_overflow": share(over, records),
+            "context_overflow": compute_share(over, records),
             "limit": limit,
             "examples": len(lengths),
             "records": records,
             "dropped_for_length": over,
-            **dict.fromkeys(OF_TRUNCATION, NOT_APPLICABLE),
+            **dict.fromkeys(TRUNCATION_FACTS, NOT_APPLICABLE),
             "quantiles": quantiles,
-            "buckets": stats.length_buckets(lengths, limit),
+            "buckets": stats.count_length_buckets(lengths, limit),
             "hints": list(hints),
         },
         tables={
-            "what_if": _what_if(work, made, limit),
-            "lengths": stats.lengths_table(drawn),
-            "quantiles": Table(("quantile", "tokens"), tuple(quantiles.items())),
-            "advice": Table(("hint",), tuple((hint,) for hint in hints)),
+            "what_if": _compare_table_seq_lens(work, made, limit),
+            "lengths": stats.make_lengths_table(drawn),
+            "quantiles": DisplayTable(("quantile", "tokens"), tuple(quantiles.items())),
+            "advice": DisplayTable(("hint",), tuple((hint,) for hint in hints)),
         },
-        histograms={"lengths": stats.length_histogram(lengths, limit, title="example length")},
-        samples={"context_overflow": _first_over(work, made)},
+        histograms={"lengths": stats.make_length_histogram(lengths, limit, title="example length")},
+        samples={"context_overflow": _find_first_overflows(work, made)},
     )
 
 
-def _first_over(work: Work, made: Manifest, limit: int = 10) -> tuple[str, ...]:
+def _find_first_overflows(work: StageContext, made: Manifest, limit: int = 10) -> tuple[str, ...]:
     """Return the first records that no example can hold; read from as few parts as it takes."""
     found: list[str] = []
     for part in made.parts:
-        if len(found) < limit and any(part.facts.get("reasons", {}).get(reason) for reason in OVERFLOWS):
+        if len(found) < limit and any(part.facts.get("reasons", {}).get(reason) for reason in OVERFLOW_REASONS):
             table = work.store.table(part.files["rejects"], ["row_id", "reason"])
-            is_over = pc.is_in(table.column("reason"), pa.array(OVERFLOWS))
+            is_over = pc.is_in(table.column("reason"), pa.array(OVERFLOW_REASONS))
             found += table.filter(is_over).column("row_id").to_pylist()
     return tuple(found[:limit])
 
@@ -97,32 +97,35 @@ def _first_over(work: Work, made: Manifest, limit: int = 10) -> tuple[str, ...]:
 # ── Other lengths ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _what_if(work: Work, made: Manifest, limit: int) -> Table:
+def _compare_table_seq_lens(work: StageContext, made: Manifest, limit: int) -> DisplayTable:
     """Say what each length would come to: examples, records in none of them, and packed sequences."""
     key = (*work.dataset_key, "canonical_rows")
-    rows = manifest.by_version(work.store, key, made.inputs["/".join(key)])
-    index = index_of_files(work, rows.files("rows"), known_of(made.details))
-    lengths = table_inputs.lengths_of(work.store, made.files("tokens"))
-    form = form_of(work)
-    asked = Asked(
-        work.dataset_name or "", work.recipe.seed, form, Room(limit, int(made.facts["prompt_tokens"]), form.cap)
+    rows = manifest.load_version(work.store, key, made.inputs["/".join(key)])
+    index = index_files(work, rows.files("rows"), load_observed_table(made.details))
+    lengths = table_inputs.read_token_lengths(work.store, made.files("tokens"))
+    form = get_table_options(work)
+    asked = TablePlanRequest(
+        work.dataset_name or "",
+        work.recipe.seed,
+        form,
+        ExampleLimits(limit, int(made.facts["prompt_tokens"]), form.cap),
     )
     lines: list[tuple[int, ...]] = []
-    for candidate in stats.candidate_seq_lens(limit):
-        one = table_plan.replan(asked, index, lengths, candidate)
+    for candidate in stats.choose_candidate_seq_lens(limit):
+        one = table_plan.replan_table(asked, index, lengths, candidate)
         examples = sum(len(split) for split in one.lengths)
-        lines.append((candidate, examples, one.records_over, one.tokens_over, _sequences(work, one)))
-    return Table(("seq_len", "examples", "examples_over", "trained_lost", "sequences"), tuple(lines))
+        lines.append((candidate, examples, one.records_over, one.tokens_over, _count_sequences(work, one)))
+    return DisplayTable(("seq_len", "examples", "examples_over", "trained_lost", "sequences"), tuple(lines))
 
 
-def _sequences(work: Work, planned: Replanned) -> int:
+def _count_sequences(work: StageContext, planned: ReplannedTable) -> int:
     """Pack examples of another length as a build would; only a length of its own leaves `seq_len` as it is."""
     options = work.dataset.packing
-    has_own_limit = form_of(work).assembly.max_seq_length is not None
+    has_own_limit = get_table_options(work).assembly.max_seq_length is not None
     seq_len = max(planned.limit, work.recipe.seq_len) if has_own_limit else planned.limit
     plans = (
         plan_slices(
-            whole(lengths),
+            keep_examples_whole(lengths),
             limit=seq_len,
             strategy=options.strategy_for(work.dataset.row_kind),
             max_segments=options.segment_limit,
@@ -137,9 +140,9 @@ def _sequences(work: Work, planned: Replanned) -> int:
 # ── Advice ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _advice(made: Manifest, records: int, over: int, median: int, limit: int) -> tuple[str, ...]:
+def _advise_assembly(made: Manifest, records: int, over: int, median: int, limit: int) -> tuple[str, ...]:
     """Say what would make better examples of this table."""
-    flushes = add_up(part.facts["flushes"] for part in made.parts if "flushes" in part.facts)
+    flushes = sum_counts(part.facts["flushes"] for part in made.parts if "flushes" in part.facts)
     examples, tokens = int(made.facts["examples"]), int(made.facts["tokens"])
     cap, prompt = made.details["records"]["options"]["cap"], int(made.facts["prompt_tokens"]) * examples
     hints: list[str] = []
@@ -153,7 +156,7 @@ def _advice(made: Manifest, records: int, over: int, median: int, limit: int) ->
             f"most examples end at max_sequences_per_example {cap} and fill less than half of {limit:,} tokens; raise "
             "it, or lower seq_len or format.assembly.max_seq_length"
         )
-    if tokens and prompt > MUCH_PROMPT * tokens:
+    if tokens and prompt > HIGH_PROMPT_SHARE * tokens:
         hints.append(
             f"the prompt is {prompt / tokens:.0%} of all tokens; raise max_sequences_per_example, or set "
             "format.prompt.style: names"

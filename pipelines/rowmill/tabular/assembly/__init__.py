@@ -32,7 +32,7 @@ EDGES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class ExampleLimits:
     """What an example may hold: `limit` tokens in all, `prompt` of them the prompt's, at most `cap` units."""
 
     limit: int
@@ -45,13 +45,13 @@ class Room:
         return self.limit - self.prompt - EDGES
 
     @property
-    def least_budget(self) -> int:
+    def min_budget(self) -> int:
         """The smallest budget that an example of a series may draw: seven tenths of the room, rounded up."""
         return -(-7 * self.records // 10)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Records:
+class RecordLengths:
     """Token counts of the records of one split; group g owns records `[groups[g], groups[g + 1])`."""
 
     tokens: Ints
@@ -70,7 +70,7 @@ class Records:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pass:
+class RecordPass:
     """One walk over the records, whole or partial: `[first, last)` are runs of records that stay together in order.
 
     Of tabular data a run is one record, of the others a group (a partial pass may cut a series to a prefix).
@@ -83,11 +83,11 @@ class Pass:
     @property
     def records(self) -> Ints:
         """The records in the order of the pass."""
-        return expand(self.firsts, self.lasts)
+        return expand_runs(self.firsts, self.lasts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Assembled:
+class AssembledExamples:
     """The examples of one split, as three levels of offsets.
 
     Unit u is records `[units[u], units[u + 1])` of `records` between a BOS and an EOS; example e is units
@@ -106,18 +106,18 @@ class Assembled:
         """Where each example's records begin in `records`, and where the last one's end."""
         return self.units[self.examples]
 
-    def lengths(self, tokens: Ints, room: Room) -> Ints:
+    def lengths(self, tokens: Ints, room: ExampleLimits) -> Ints:
         """Return the tokens of every example: prompt, and per unit its records and two edges."""
         ends = np.concatenate((np.zeros(1, np.int64), np.cumsum(tokens[self.records])))
         own = ends[self.record_offsets]
         return room.prompt + np.diff(own) + EDGES * np.diff(self.examples)
 
 
-Draw = Callable[[int, int], Callable[[int], int]]
+BudgetSampler = Callable[[int, int], Callable[[int], int]]
 """Hands out budgets of a series' examples: (pass, group) → which example of the group → tokens of records."""
 
 
-def expand(firsts: Ints, lasts: Ints) -> Ints:
+def expand_runs(firsts: Ints, lasts: Ints) -> Ints:
     """Return the numbers of all runs `[first, last)`, one run behind the other."""
     sizes = lasts - firsts
     ends = np.cumsum(sizes)
@@ -125,7 +125,7 @@ def expand(firsts: Ints, lasts: Ints) -> Ints:
     return np.arange(total, dtype=np.int64) + np.repeat(firsts - (ends - sizes), sizes)
 
 
-def ends_of_runs(costs: Ints, starts: Ints, budget: int, cap: int | None) -> Ints:
+def find_run_ends(costs: Ints, starts: Ints, budget: int, cap: int | None) -> Ints:
     """Return for every place i the end of the longest run from i that one example can hold.
 
     `costs[i]` is at most `budget`; a run also ends after `cap` places and where the next pass begins (`starts`
@@ -139,7 +139,7 @@ def ends_of_runs(costs: Ints, starts: Ints, budget: int, cap: int | None) -> Int
     return np.minimum(ends, starts[np.searchsorted(starts, np.arange(count), "right")])
 
 
-def follow(ends: Ints) -> Ints:
+def chain_run_ends(ends: Ints) -> Ints:
     """Return 0, the end of the run from 0, the end of the run from there, and so on, up to the last place."""
     jump: list[int] = ends.tolist()
     found, here = [0], 0
@@ -149,7 +149,7 @@ def follow(ends: Ints) -> Ints:
     return np.array(found, np.int64)
 
 
-def reasons(offsets: Ints, starts: Ints, cap: int | None) -> NDArray[np.int8]:
+def explain_flushes(offsets: Ints, starts: Ints, cap: int | None) -> NDArray[np.int8]:
     """Say why each example `[offsets[e], offsets[e + 1])` ended, where only passes, the cap and the budget can."""
     ends = offsets[1:]
     found = np.full(len(ends), FLUSHES.index("budget"), np.int8)
@@ -160,7 +160,7 @@ def reasons(offsets: Ints, starts: Ints, cap: int | None) -> NDArray[np.int8]:
     return found
 
 
-def joined(passes: "list[Pass]") -> tuple[Ints, Ints, Ints]:
+def join_passes(passes: "list[RecordPass]") -> tuple[Ints, Ints, Ints]:
     """Return the runs of all passes end to end, and where each pass's runs begin (the end included)."""
     none = np.empty(0, np.int64)
     firsts = np.concatenate([none, *(one.firsts for one in passes)])

@@ -8,37 +8,37 @@ import numpy as np
 
 from rowmill.tabular.assembly import (
     EDGES,
-    Assembled,
+    AssembledExamples,
+    ExampleLimits,
     Ints,
-    Pass,
-    Records,
-    Room,
-    ends_of_runs,
-    expand,
-    follow,
-    joined,
-    reasons,
+    RecordLengths,
+    RecordPass,
+    chain_run_ends,
+    expand_runs,
+    explain_flushes,
+    find_run_ends,
+    join_passes,
 )
 
 
-def assemble(records: Records, passes: list[Pass], room: Room) -> Assembled:
+def assemble_groups(records: RecordLengths, passes: list[RecordPass], room: ExampleLimits) -> AssembledExamples:
     """Put the units of the passes into examples; every unit with its edges fits beside the prompt."""
-    firsts, lasts, starts = joined(passes)
+    firsts, lasts, starts = join_passes(passes)
     sums = np.concatenate((np.zeros(1, np.int64), np.cumsum(records.tokens)))
     costs = sums[lasts] - sums[firsts] + EDGES
-    offsets = follow(ends_of_runs(costs, starts, room.limit - room.prompt, room.cap))
+    offsets = chain_run_ends(find_run_ends(costs, starts, room.limit - room.prompt, room.cap))
     count = len(offsets) - 1
-    return Assembled(
-        records=expand(firsts, lasts),
+    return AssembledExamples(
+        records=expand_runs(firsts, lasts),
         units=np.concatenate((np.zeros(1, np.int64), np.cumsum(lasts - firsts))),
         examples=offsets,
         passes=np.searchsorted(starts, offsets[:-1], "right") - 1,
         budgets=np.full(count, room.records, np.int64),
-        flushes=reasons(offsets, starts, room.cap),
+        flushes=explain_flushes(offsets, starts, room.cap),
     )
 
 
-def cut_too_large(records: Records, firsts: Ints, lasts: Ints, room: Room) -> tuple[Ints, Ints]:
+def split_large_runs(records: RecordLengths, firsts: Ints, lasts: Ints, room: ExampleLimits) -> tuple[Ints, Ints]:
     """Cut the runs that no example can hold at record boundaries, each piece as long as fits.
 
     Every record fits `room.records`; pieces of a run stay one behind the other.
@@ -53,7 +53,7 @@ def cut_too_large(records: Records, firsts: Ints, lasts: Ints, room: Room) -> tu
         borders = np.array([first, last])
         if is_large:
             own = records.tokens[first:last]
-            borders = first + follow(ends_of_runs(own, np.array([0, len(own)]), room.records, None))
+            borders = first + chain_run_ends(find_run_ends(own, np.array([0, len(own)]), room.records, None))
         begins.append(borders[:-1])
         ends.append(borders[1:])
     return np.concatenate(begins), np.concatenate(ends)

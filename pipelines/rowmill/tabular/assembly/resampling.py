@@ -11,51 +11,51 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rowmill.tabular.assembly import Ints, Pass, Records
+from rowmill.tabular.assembly import Ints, RecordLengths, RecordPass
 
 Permute = Callable[[int, int], Ints]
 """Hands out an order: (pass, n) → a permutation of 0 … n−1."""
 
 
-def tabular(records: Records, wanted: int | None, permute: Permute) -> list[Pass]:
+def resample_records(records: RecordLengths, wanted: int | None, permute: Permute) -> list[RecordPass]:
     """Return passes over single records: exactly `wanted` in all; None is each once."""
-    passes: list[Pass] = []
-    for number, size in _sizes(len(records.tokens), wanted):
+    passes: list[RecordPass] = []
+    for number, size in _pass_sizes(len(records.tokens), wanted):
         order = permute(number, len(records.tokens))[:size]
-        passes.append(Pass(number, order, order + 1))
+        passes.append(RecordPass(number, order, order + 1))
     return passes
 
 
-def grouped(records: Records, wanted: int | None, permute: Permute) -> list[Pass]:
+def resample_groups(records: RecordLengths, wanted: int | None, permute: Permute) -> list[RecordPass]:
     """Return passes over whole groups: the last one adds groups until its part is reached."""
     sizes = records.group_sizes
-    passes: list[Pass] = []
-    for number, size in _sizes(len(records.tokens), wanted):
+    passes: list[RecordPass] = []
+    for number, size in _pass_sizes(len(records.tokens), wanted):
         order = permute(number, len(sizes))
         kept = order[: int(np.searchsorted(np.cumsum(sizes[order]), size)) + 1]
-        passes.append(Pass(number, records.groups[kept], records.groups[kept + 1]))
+        passes.append(RecordPass(number, records.groups[kept], records.groups[kept + 1]))
     return passes
 
 
-def sequential(records: Records, wanted: int | None, permute: Permute) -> list[Pass]:
+def resample_series(records: RecordLengths, wanted: int | None, permute: Permute) -> list[RecordPass]:
     """Return passes over series: exactly `wanted` records, the last series cut to a prefix.
 
     A whole first pass is in key order; every other pass permutes the groups, never the records.
     """
     sizes = records.group_sizes
-    passes: list[Pass] = []
-    for number, size in _sizes(len(records.tokens), wanted):
+    passes: list[RecordPass] = []
+    for number, size in _pass_sizes(len(records.tokens), wanted):
         whole_first = number == 0 and size == len(records.tokens)
         order = np.arange(len(sizes)) if whole_first else permute(number, len(sizes))
         ends = np.cumsum(sizes[order])
         kept = order[: int(np.searchsorted(ends, size)) + 1]
         lasts = records.groups[kept + 1].copy()
         lasts[-1:] -= ends[len(kept) - 1] - size
-        passes.append(Pass(number, records.groups[kept], lasts))
+        passes.append(RecordPass(number, records.groups[kept], lasts))
     return passes
 
 
-def _sizes(count: int, wanted: int | None) -> list[tuple[int, int]]:
+def _pass_sizes(count: int, wanted: int | None) -> list[tuple[int, int]]:
     """Return the passes as (number, records that it is to have)."""
     if not count:
         return []

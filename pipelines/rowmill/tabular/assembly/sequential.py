@@ -13,7 +13,17 @@ from bisect import bisect_right
 import numpy as np
 from numpy.typing import NDArray
 
-from rowmill.tabular.assembly import FLUSHES, Assembled, Draw, Ints, Pass, Records, Room, expand, joined
+from rowmill.tabular.assembly import (
+    FLUSHES,
+    AssembledExamples,
+    BudgetSampler,
+    ExampleLimits,
+    Ints,
+    RecordLengths,
+    RecordPass,
+    expand_runs,
+    join_passes,
+)
 
 Flags = NDArray[np.int8]
 
@@ -21,10 +31,12 @@ _END, _RESTART, _GROUP = (FLUSHES.index(name) for name in ("end", "restart", "gr
 _CAP, _BUDGET = FLUSHES.index("max_records"), FLUSHES.index("budget")
 
 
-def assemble(records: Records, passes: list[Pass], room: Room, draw: Draw | None) -> Assembled:
+def assemble_series(
+    records: RecordLengths, passes: list[RecordPass], room: ExampleLimits, draw: BudgetSampler | None
+) -> AssembledExamples:
     """Put the series of the passes into examples of one unit each; `draw` is None for held-out splits."""
-    firsts, lasts, starts = joined(passes)
-    order = expand(firsts, lasts)
+    firsts, lasts, starts = join_passes(passes)
+    order = expand_runs(firsts, lasts)
     sums: list[int] = np.concatenate((np.zeros(1, np.int64), np.cumsum(records.tokens[order]))).tolist()
     groups: list[int] = (np.searchsorted(records.groups, firsts, "right") - 1).tolist()
     bounds: list[int] = np.concatenate((np.zeros(1, np.int64), np.cumsum(lasts - firsts))).tolist()
@@ -45,17 +57,17 @@ def assemble(records: Records, passes: list[Pass], room: Room, draw: Draw | None
             flushes.append(_GROUP if stop == end else _CAP if stop == most else _BUDGET)
             here, ordinal = stop, ordinal + 1
     units = np.array(offsets, np.int64)
-    return Assembled(
+    return AssembledExamples(
         records=order,
         units=units,
         examples=np.arange(len(offsets), dtype=np.int64),
         passes=np.array(numbers, np.int64),
         budgets=np.maximum(np.array(budgets, np.int64), records.tokens[order[units[:-1]]]),
-        flushes=_with_restarts(np.array(flushes, np.int8), units, bounds, starts),
+        flushes=_mark_restarts(np.array(flushes, np.int8), units, bounds, starts),
     )
 
 
-def _with_restarts(flushes: Flags, offsets: Ints, bounds: list[int], starts: Ints) -> Flags:
+def _mark_restarts(flushes: Flags, offsets: Ints, bounds: list[int], starts: Ints) -> Flags:
     """Say `restart` where a pass ended, whatever else would have ended its last example, and `end` at the end."""
     flushes[np.isin(offsets[1:], np.array(bounds, np.int64)[starts])] = _RESTART
     flushes[-1:] = _END

@@ -5,19 +5,28 @@ What belongs here: that rule. What does not: the shuffle itself; a pass comes wi
 
 import numpy as np
 
-from rowmill.tabular.assembly import Assembled, Pass, Records, Room, ends_of_runs, follow, joined, reasons
+from rowmill.tabular.assembly import (
+    AssembledExamples,
+    ExampleLimits,
+    RecordLengths,
+    RecordPass,
+    chain_run_ends,
+    explain_flushes,
+    find_run_ends,
+    join_passes,
+)
 
 
-def assemble(records: Records, passes: list[Pass], room: Room) -> Assembled:
+def assemble_records(records: RecordLengths, passes: list[RecordPass], room: ExampleLimits) -> AssembledExamples:
     """Put the records of the passes into examples of one unit each; every record fits `room.records`."""
-    order, _, starts = joined(passes)
-    offsets = follow(ends_of_runs(records.tokens[order], starts, room.records, room.cap))
+    order, _, starts = join_passes(passes)
+    offsets = chain_run_ends(find_run_ends(records.tokens[order], starts, room.records, room.cap))
     count = len(offsets) - 1
-    return Assembled(
+    return AssembledExamples(
         records=order,
         units=offsets,
         examples=np.arange(count + 1, dtype=np.int64),
         passes=np.searchsorted(starts, offsets[:-1], "right") - 1,
         budgets=np.full(count, room.records, np.int64),
-        flushes=reasons(offsets, starts, room.cap),
+        flushes=explain_flushes(offsets, starts, room.cap),
     )

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 
 from pydantic import Field
 
-from rowmill.core.code_permission import require_code
+from rowmill.core.code_permission import require_code_permission
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, GenerationError
 from rowmill.tabular.backends.completions import Completion, PromptText
@@ -38,7 +38,7 @@ class CallableBackend(Config):
             If there is none at that place, or code is forbidden.
 
         """
-        require_code(self.target, "generation.backend.target")
+        require_code_permission(self.target, "generation.backend.target")
         module, _, name = self.target.partition(":")
         try:
             found: Any = importlib.import_module(module)
@@ -76,16 +76,16 @@ class CallableCompleter:
         """
         offered = {"prompt_ids": [one.ids for one in prompts], "n": n, **keywords}
         given = {name: value for name, value in offered.items() if self._declared is None or name in self._declared}
-        answers = _listed(self._function([one.text for one in prompts], **given), "its answer")
+        answers = _require_list(self._function([one.text for one in prompts], **given), "its answer")
         if len(answers) != len(prompts):
             raise GenerationError(
                 f"generation.backend: the function returned {len(answers)} answers to {len(prompts)} prompts; one per "
                 "prompt is wanted; return a list as long as prompts"
             )
-        return [_completions(answer, n) for answer in answers]
+        return [_read_completions(answer, n) for answer in answers]
 
 
-def _listed(value: Any, what: str) -> list[Any]:
+def _require_list(value: Any, what: str) -> list[Any]:
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise GenerationError(
             f"generation.backend: {what} is a {type(value).__name__}; a list is wanted; return one entry per prompt"
@@ -93,10 +93,10 @@ def _listed(value: Any, what: str) -> list[Any]:
     return list(cast("Iterable[Any]", value))
 
 
-def _completions(answer: Any, n: int) -> list[Completion]:
+def _read_completions(answer: Any, n: int) -> list[Completion]:
     """Check one prompt's completions; where one is asked for, it may come without a list around it."""
     alone = n == 1 and (isinstance(answer, str | Completion) or _is_pair(answer))
-    found = [_completion(one) for one in ([answer] if alone else _listed(answer, "the answer to a prompt"))]
+    found = [_read_completion(one) for one in ([answer] if alone else _require_list(answer, "the answer to a prompt"))]
     if len(found) != n:
         raise GenerationError(
             f"generation.backend: the function returned {len(found)} completions of a prompt; n is {n}; return n"
@@ -108,7 +108,7 @@ def _is_pair(value: Any) -> bool:
     return isinstance(value, tuple) and len(cast("tuple[Any, ...]", value)) == 2 and isinstance(value[0], str)
 
 
-def _completion(value: Any) -> Completion:
+def _read_completion(value: Any) -> Completion:
     if isinstance(value, Completion):
         return value
     if isinstance(value, str):

@@ -25,12 +25,12 @@ from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, GenerationError
 from rowmill.tabular.backends.completions import Completion, PromptText
 
-_RETRIED = frozenset({408, 409, 425, 429, *range(500, 600)})
+_RETRIED_STATUSES = frozenset({408, 409, 425, 429, *range(500, 600)})
 _FIRST_WAIT_S = 0.5
 _LONGEST_WAIT_S = 30.0
-_AT_ONCE = 32
-_LARGEST_ANSWER_BYTES = 256 << 20
-_TOLD_CHARS = 300
+_MAX_CONCURRENT_REQUESTS = 32
+_MAX_ANSWER_BYTES = 256 << 20
+_MAX_ERROR_CHARS = 300
 
 
 class OpenAIBackend(Config):
@@ -109,39 +109,39 @@ class OpenAICompleter:
 
         def ask(prompt: PromptText, seed: int) -> Sequence[Completion] | Exception:
             try:
-                found = self._ask({**options, "prompt": self._written(prompt), "seed": seed}, drawn)
+                found = self._send_with_retries({**options, "prompt": self._format_prompt(prompt), "seed": seed}, drawn)
             except GenerationError as error:
                 return error
             return found * n if drawn < n else found
 
-        with ThreadPoolExecutor(min(len(prompts), _AT_ONCE) or 1) as pool:
+        with ThreadPoolExecutor(min(len(prompts), _MAX_CONCURRENT_REQUESTS) or 1) as pool:
             return list(pool.map(ask, prompts, seeds))
 
-    def _written(self, prompt: PromptText) -> str | list[int]:
+    def _format_prompt(self, prompt: PromptText) -> str | list[int]:
         if self._config.prompt_as == "text" or prompt.ids is None:
             return prompt.text
         return list(prompt.ids)
 
-    def _ask(self, body: dict[str, Any], n: int) -> list[Completion]:
+    def _send_with_retries(self, body: dict[str, Any], n: int) -> list[Completion]:
         """Send one request until it is answered, fails for good, or the attempts are used up."""
         sent = json.dumps(body).encode()
         pause, problem = _FIRST_WAIT_S, ""
         for attempt in range(self._config.retries + 1):
             asked_for = None
             try:
-                return self._read(self._post(sent), n)
+                return self._parse_answer(self._post_request(sent), n)
             except urllib.error.HTTPError as error:
-                problem, asked_for = self._told(error), _retry_after(error)
-                if error.code not in _RETRIED:
-                    raise self._failure(problem, attempt) from None
+                problem, asked_for = self._describe_http_error(error), _retry_after(error)
+                if error.code not in _RETRIED_STATUSES:
+                    raise self._make_error(problem, attempt) from None
             except (OSError, HTTPException) as error:
                 problem = f"{type(error).__name__}: {error}"
             if attempt < self._config.retries:
                 self._wait(min(_LONGEST_WAIT_S, pause if asked_for is None else asked_for))
                 pause *= 2
-        raise self._failure(problem, self._config.retries) from None
+        raise self._make_error(problem, self._config.retries) from None
 
-    def _post(self, sent: bytes) -> bytes:
+    def _post_request(self, sent: bytes) -> bytes:
         """Return the answer's bytes; an attempt ends at its deadline even if bytes keep trickling in."""
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if self._key is not None:
@@ -157,12 +157,12 @@ class OpenAICompleter:
                 size += len(piece)
                 if time.monotonic() > deadline:
                     raise TimeoutError("the answer did not end in time")
-                if size > _LARGEST_ANSWER_BYTES:
-                    raise GenerationError(self._told_of(f"the answer is over {_LARGEST_ANSWER_BYTES} bytes"))
-            _check_whole(answer.headers.get("Content-Length"), size)
+                if size > _MAX_ANSWER_BYTES:
+                    raise GenerationError(self._format_problem(f"the answer is over {_MAX_ANSWER_BYTES} bytes"))
+            _require_complete_answer(answer.headers.get("Content-Length"), size)
             return b"".join(read)
 
-    def _read(self, answer: bytes, n: int) -> list[Completion]:
+    def _parse_answer(self, answer: bytes, n: int) -> list[Completion]:
         """Return the completions in an answer, in the order of their index."""
         try:
             choices: list[dict[str, Any]] = json.loads(answer)["choices"]
@@ -170,13 +170,15 @@ class OpenAICompleter:
             found = [Completion(one["text"], one.get("finish_reason")) for one in ordered]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise GenerationError(
-                self._told_of("the answer is no completions object; see that base_url is of a completions server")
+                self._format_problem(
+                    "the answer is no completions object; see that base_url is of a completions server"
+                )
             ) from None
         if len(found) != n or not all(isinstance(one.text, str) for one in found):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise GenerationError(self._told_of(f"the answer has {len(found)} texts; {n} were asked for"))
+            raise GenerationError(self._format_problem(f"the answer has {len(found)} texts; {n} were asked for"))
         return found
 
-    def _told(self, error: urllib.error.HTTPError) -> str:
+    def _describe_http_error(self, error: urllib.error.HTTPError) -> str:
         """Return what a server says of its refusal, cut short."""
         try:
             said = error.read(1 << 16).decode("utf-8", "replace")
@@ -184,13 +186,15 @@ class OpenAICompleter:
             said = ""
         finally:
             error.close()
-        return f"HTTP {error.code} {' '.join(said.split())[:_TOLD_CHARS]}".rstrip()
+        return f"HTTP {error.code} {' '.join(said.split())[:_MAX_ERROR_CHARS]}".rstrip()
 
-    def _failure(self, problem: str, retries: int) -> GenerationError:
+    def _make_error(self, problem: str, retries: int) -> GenerationError:
         after = f" after {retries} retries" if retries else ""
-        return GenerationError(self._told_of(f"{problem}{after}; see that the server runs and takes this request"))
+        return GenerationError(
+            self._format_problem(f"{problem}{after}; see that the server runs and takes this request")
+        )
 
-    def _told_of(self, problem: str) -> str:
+    def _format_problem(self, problem: str) -> str:
         """Word a problem; a server that repeats the key does not get it into a log."""
         text = f"generation.backend: {self._url}: {problem}"
         return text if not self._key else text.replace(self._key, "***")
@@ -211,6 +215,6 @@ def _retry_after(error: urllib.error.HTTPError) -> float | None:
         return None
 
 
-def _check_whole(length: str | None, size: int) -> None:
+def _require_complete_answer(length: str | None, size: int) -> None:
     if length is not None and length.isdigit() and int(length) != size:
         raise ConnectionError(f"the answer ended after {size} of {length} bytes")

@@ -14,9 +14,16 @@ reached (`backends/`), what makes an object a record (`parsing/`).
 
 from rowmill.tabular.generation.batches import generate_records
 from rowmill.tabular.generation.options import Generation
-from rowmill.tabular.generation.outcome import Generated, Prefill, Refused, SeriesOutcome, Trained
+from rowmill.tabular.generation.outcome import GenerationResult, Prefill, RejectedObject, SeriesOutcome, TrainedModel
 from rowmill.tabular.generation.series import generate_series
 
 __all__ = [
-    "Generated", "Generation", "Prefill", "Refused", "SeriesOutcome", "Trained", "generate_records", "generate_series",
+    "Generation",
+    "GenerationResult",
+    "Prefill",
+    "RejectedObject",
+    "SeriesOutcome",
+    "TrainedModel",
+    "generate_records",
+    "generate_series",
 ]  # fmt: skip

@@ -11,17 +11,17 @@ from typing import Literal
 
 from rowmill.tabular.backends import Completion, PromptText
 from rowmill.tabular.generation.options import Generation
-from rowmill.tabular.parsing import Parsed, Parser, Place
+from rowmill.tabular.parsing import ParsedText, Parser, PlacementColumns
 from rowmill.tabular.schema import Mode, Record, RecordSchema, Value
 from rowmill.tabular.serialization import Wire
 
 SeriesStatus = Literal["completed", "capped", "failed"]
-_MARGIN = 1.2
+_LENGTH_MARGIN = 1.2
 """Tokens that a completion may have, as a multiple of the longest training example's."""
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainedModel:
     """What a model was trained on, as far as asking it for more needs it.
 
     `prompt` is the generation prompt, BOS included; `encode` gives a record's tokens as they stood in training;
@@ -30,7 +30,7 @@ class Trained:
 
     mode: Mode
     schema: RecordSchema
-    place: Place
+    place: PlacementColumns
     prompt: PromptText
     bos: str
     eos: str
@@ -55,7 +55,7 @@ class Trained:
 
     def max_tokens(self, room: int) -> int:
         """Return the tokens that a completion may have where so many fit."""
-        return max(1, min(room, ceil(_MARGIN * self.longest_example)))
+        return max(1, min(room, ceil(_LENGTH_MARGIN * self.longest_example)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RejectedObject:
     """An object of generated text that is no record of the output, and where it came from."""
 
     reason: str
@@ -96,7 +96,7 @@ class SeriesOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Generated:
+class GenerationResult:
     """What generating gave.
 
     `status`: no, some or all of the series failed; for records, whether as many came as were wanted. `counts` are
@@ -105,25 +105,25 @@ class Generated:
 
     status: Literal["complete", "partial", "failed"]
     records: Sequence[Record]
-    refused: Sequence[Refused]
+    refused: Sequence[RejectedObject]
     counts: Mapping[str, int]
     series: Sequence[SeriesOutcome] = ()
     error: str = ""
 
 
 @dataclass(slots=True)
-class Tally:
+class GenerationTally:
     """Items by class, and the refused objects' own texts."""
 
     counts: Counter[str] = field(default_factory=Counter[str])
-    refused: list[Refused] = field(default_factory=list[Refused])
+    refused: list[RejectedObject] = field(default_factory=list[RejectedObject])
 
     def refuse(self, reason: str, text: str, source: str, column: str = "") -> None:
         """Count an object that is no record of the output, and keep it."""
         self.counts[f"invalid:{reason}"] += 1
-        self.refused.append(Refused(reason, column, text, source))
+        self.refused.append(RejectedObject(reason, column, text, source))
 
-    def look_over(self, parsed: Parsed, text: str, source: str) -> None:
+    def count_rejected_spans(self, parsed: ParsedText, text: str, source: str) -> None:
         """Count a text's spans that are no records; records are counted by who accepts them."""
         for span in parsed.spans:
             if span.kind == "invalid":
@@ -132,12 +132,12 @@ class Tally:
                 self.counts[span.kind] += 1
 
 
-def is_bad(parsed: Parsed, *, accepted: int, threshold: float) -> bool:
+def is_bad_round(parsed: ParsedText, *, accepted: int, threshold: float) -> bool:
     """Tell whether a round or batch counts against the patience."""
     objects = parsed.report.valid + parsed.report.invalid
     return not accepted or parsed.report.invalid >= threshold * objects
 
 
-def is_closed(completion: Completion) -> bool:
+def is_ended_by_model(completion: Completion) -> bool:
     """Tell whether the model ended a text itself: the server ate the EOS."""
     return completion.finish_reason == "stop"

@@ -16,19 +16,26 @@ from rowmill.core.errors import ConfigError
 from rowmill.schema.rows import Rejected
 from rowmill.tabular.backends import Completion, PromptText
 from rowmill.tabular.generation.options import Generation
-from rowmill.tabular.generation.outcome import Prefill, SeriesStatus, Tally, Trained, is_bad, is_closed
-from rowmill.tabular.generation.sampling import told
-from rowmill.tabular.parsing import Parsed, Parser
+from rowmill.tabular.generation.outcome import (
+    GenerationTally,
+    Prefill,
+    SeriesStatus,
+    TrainedModel,
+    is_bad_round,
+    is_ended_by_model,
+)
+from rowmill.tabular.generation.sampling import describe_error
+from rowmill.tabular.parsing import ParsedText, Parser
 from rowmill.tabular.schema import Record, RecordSchema, Value
-from rowmill.tabular.serialization import Problem, Reader, Serialiser, read_json, serialise
+from rowmill.tabular.serialization import RecordDecoder, RecordProblem, Serialiser, read_json, serialise_record
 from rowmill.tabular.time_order import DAY, Position
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SeriesContext:
     """What all series of a run have in common."""
 
-    trained: Trained
+    trained: TrainedModel
     options: Generation
     parser: Parser
     serialise: Serialiser
@@ -36,14 +43,14 @@ class Shared:
 
 
 @dataclass(slots=True)
-class Series:
+class SeriesState:
     """A series: `window` are the texts that its context is taken from, `opening` begins its first record.
 
     `position` is where the last record stands, `stop` where the series ends, `bound` the most records, `key` what all
     its records have in their group's columns; None until the model wrote it.
     """
 
-    shared: Shared
+    shared: SeriesContext
     prefill: Prefill
     source: str
     window: list[str]
@@ -53,7 +60,7 @@ class Series:
     bound: int
     key: Mapping[str, Value] | None
     records: list[Record] = field(default_factory=list[Record])
-    tally: Tally = field(default_factory=Tally)
+    tally: GenerationTally = field(default_factory=GenerationTally)
     rounds: int = 0
     bad_rounds: int = 0
     has_passed_stop: bool = False
@@ -92,35 +99,35 @@ class Series:
             ids = (*ids, *(token for text in context for token in trained.encode(text)), *opening)
         return PromptText(f"{trained.prompt.text}{''.join(context)}{self.opening}", ids), trained.max_tokens(room)
 
-    def lose(self, error: Exception) -> None:
+    def record_failure(self, error: Exception) -> None:
         """Count a round that the backend gave nothing to."""
         self.rounds += 1
         self.bad_rounds += 1
-        self.error = told(error)
+        self.error = describe_error(error)
 
-    def absorb(self, samples: Sequence[Completion]) -> None:
+    def add_samples(self, samples: Sequence[Completion]) -> None:
         """Keep the sample with the most valid records, and append what of it may follow."""
         self.rounds += 1
         texts = [self.opening + sample.text for sample in samples]
         parsed = [
-            self.shared.parser(text, closed_at_end=is_closed(sample), group=self.key, after=self.position)
+            self.shared.parser(text, closed_at_end=is_ended_by_model(sample), group=self.key, after=self.position)
             for text, sample in zip(texts, samples, strict=True)
         ]
         chosen = max(range(len(parsed)), key=lambda index: len(parsed[index].records))
         for index, one in enumerate(parsed):
             if index != chosen and (objects := one.report.valid + one.report.invalid):
                 self.tally.counts["invalid:not_chosen"] += objects
-        self.tally.look_over(parsed[chosen], texts[chosen], self.source)
-        accepted = self._append(parsed[chosen])
+        self.tally.count_rejected_spans(parsed[chosen], texts[chosen], self.source)
+        accepted = self._append_records(parsed[chosen])
         threshold = self.shared.options.invalid_fraction_threshold
-        bad = is_bad(parsed[chosen], accepted=accepted, threshold=threshold)
+        bad = is_bad_round(parsed[chosen], accepted=accepted, threshold=threshold)
         self.bad_rounds = self.bad_rounds + 1 if bad else 0
 
-    def _append(self, parsed: Parsed) -> int:
+    def _append_records(self, parsed: ParsedText) -> int:
         """Append records up to stop and bound; return how many."""
         before = len(self.records)
         for index, record in enumerate(parsed.records):
-            text = self._text(record)
+            text = self._format_record(record)
             position = parsed.positions[index] if parsed.positions else None
             if self.stop is not None and position is not None and position > self.stop:
                 self.has_passed_stop = True
@@ -137,13 +144,13 @@ class Series:
                     self.key = {name: record[name] for name in self.shared.trained.place.group_columns}
         return len(self.records) - before
 
-    def _text(self, record: Record) -> str:
+    def _format_record(self, record: Record) -> str:
         """Write a record as the model was trained on it, however it was generated."""
         line = self.shared.serialise(record)
         if isinstance(line, Rejected):
             # The reference form has no text for what a model may write escaped.
             trained = self.shared.trained
-            line = serialise(record, trained.schema, special_tokens=trained.special_tokens)
+            line = serialise_record(record, trained.schema, special_tokens=trained.special_tokens)
             assert isinstance(line, str), "what was read can be written"
         return line
 
@@ -151,7 +158,7 @@ class Series:
 # ── Beginnings ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def begin(prefill: Prefill, shared: Shared, *, start: Value, stop: Value, where: str) -> Series:
+def start_series(prefill: Prefill, shared: SeriesContext, *, start: Value, stop: Value, where: str) -> SeriesState:
     """Return a series before its first round; `start` and `stop` are those set for all, null: the group's own.
 
     Raises
@@ -161,30 +168,32 @@ def begin(prefill: Prefill, shared: Shared, *, start: Value, stop: Value, where:
 
     """
     trained = shared.trained
-    source = _key_text(prefill, trained.schema)
+    source = _name_series(prefill, trained.schema)
     first = prefill.start if start is None else start
-    started = _position(trained, first, f"{where}: start_timestamp", source)
+    started = _read_boundary(trained, first, f"{where}: start_timestamp", source)
     texts = list(prefill.texts) if shared.style == "records" else []
-    position = _last_position(trained, texts, source, where)
-    stopped = _stop(trained, prefill, started, stop, where, source)
-    before = _before(trained, started, position)
+    position = _read_last_position(trained, texts, source, where)
+    stopped = _resolve_stop(trained, prefill, started, stop, where, source)
+    before = _find_previous_position(trained, started, position)
     # Columns of the group come first in a record: without its key nothing of it can be given.
     has_key = bool(prefill.key) or not trained.place.group_columns
-    opening = _opening(trained, prefill, first, f"{where}: start_timestamp") if has_key and not texts else ""
-    return Series(
+    opening = _write_opening(trained, prefill, first, f"{where}: start_timestamp") if has_key and not texts else ""
+    return SeriesState(
         shared, prefill, source, texts, opening, position if has_key else before, stopped,
-        _bound(shared, before, stopped), prefill.key if has_key else None,
+        _bound_records(shared, before, stopped), prefill.key if has_key else None,
     )  # fmt: skip
 
 
-def _before(trained: Trained, started: Position | None, position: Position | None) -> Position | None:
+def _find_previous_position(
+    trained: TrainedModel, started: Position | None, position: Position | None
+) -> Position | None:
     """Return where the record before the first one stands, or would stand."""
     if position is not None or started is None or trained.place.interval is None:
         return position
     return started - trained.place.interval
 
 
-def _bound(shared: Shared, before: Position | None, stop: Position | None) -> int:
+def _bound_records(shared: SeriesContext, before: Position | None, stop: Position | None) -> int:
     """Return the most records that a series may have; every good round adds one, so this ends it."""
     if shared.options.max_records_per_group != "auto":
         return shared.options.max_records_per_group
@@ -194,8 +203,8 @@ def _bound(shared: Shared, before: Position | None, stop: Position | None) -> in
     return max(0, int((stop - before) // interval))
 
 
-def _stop(
-    trained: Trained, prefill: Prefill, started: Position | None, stop: Value, where: str, source: str
+def _resolve_stop(
+    trained: TrainedModel, prefill: Prefill, started: Position | None, stop: Value, where: str, source: str
 ) -> Position | None:
     order, interval = trained.place.order, trained.place.interval
     if order is None or not order.is_time:
@@ -203,7 +212,7 @@ def _stop(
     if order.is_time_of_day and stop is None and started is not None and interval is not None and prefill.length:
         # The group's own end may lie days ahead of what its clock says.
         return started + (prefill.length - 1) * interval
-    stopped = _position(trained, prefill.stop if stop is None else stop, f"{where}: stop_timestamp", source)
+    stopped = _read_boundary(trained, prefill.stop if stop is None else stop, f"{where}: stop_timestamp", source)
     if started is None or stopped is None or stopped >= started:
         return stopped
     if order.is_time_of_day:
@@ -214,7 +223,7 @@ def _stop(
     )
 
 
-def _position(trained: Trained, value: Value, where: str, source: str) -> Position | None:
+def _read_boundary(trained: TrainedModel, value: Value, where: str, source: str) -> Position | None:
     """Return the position of a start or stop, if there is one."""
     place = trained.place
     if value is None or place.order is None:
@@ -228,16 +237,16 @@ def _position(trained: Trained, value: Value, where: str, source: str) -> Positi
     return position
 
 
-def _last_position(trained: Trained, texts: Sequence[str], source: str, where: str) -> Position | None:
+def _read_last_position(trained: TrainedModel, texts: Sequence[str], source: str, where: str) -> Position | None:
     """Return the position of the prefill's last record."""
     place = trained.place
     if place.order is None or place.order_column is None or not texts:
         return None
-    read = Reader(trained.schema, wire=trained.wire)
+    read = RecordDecoder(trained.schema, wire=trained.wire)
     values: list[Value] = []
     for text in texts:
         record = read(read_json(text))
-        values.append(None if isinstance(record, Problem) else record.get(place.order_column))
+        values.append(None if isinstance(record, RecordProblem) else record.get(place.order_column))
     position = place.order.series(values)[-1]
     if position is None:
         raise ConfigError(
@@ -247,7 +256,7 @@ def _last_position(trained: Trained, texts: Sequence[str], source: str, where: s
     return position
 
 
-def _opening(trained: Trained, prefill: Prefill, start: Value, where: str) -> str:
+def _write_opening(trained: TrainedModel, prefill: Prefill, start: Value, where: str) -> str:
     """Return the beginning of a series' first record: its group key and start time, without a real record."""
     place = trained.place
     names = [*place.group_columns, *([place.order_column] if place.order_column and start is not None else [])]
@@ -256,25 +265,25 @@ def _opening(trained: Trained, prefill: Prefill, start: Value, where: str) -> st
     known = RecordSchema(tuple(trained.schema.by_name[name] for name in names))
     given: Record = dict(prefill.key)
     if place.order_column is not None and place.order_column in names:
-        given[place.order_column] = _typed(known, place.order_column, start, trained, where)
+        given[place.order_column] = _convert_value(known, place.order_column, start, trained, where)
     line = Serialiser(known, special_tokens=trained.special_tokens, wire=trained.wire)(given)
     if isinstance(line, Rejected):
         raise ConfigError(f"{where}: the start of a series cannot be written ({line.detail}); correct it")
     return line.removesuffix("}\n") + ("," if len(trained.schema.columns) > len(names) else "}\n")
 
 
-def _typed(known: RecordSchema, name: str, value: Value, trained: Trained, where: str) -> Value:
+def _convert_value(known: RecordSchema, name: str, value: Value, trained: TrainedModel, where: str) -> Value:
     """Return a value of the recipe as one of its column."""
     decoded = Decimal(repr(value)) if isinstance(value, float) else value
-    record = Reader(RecordSchema((known.by_name[name],)))({name: decoded})
-    if isinstance(record, Problem):
+    record = RecordDecoder(RecordSchema((known.by_name[name],)))({name: decoded})
+    if isinstance(record, RecordProblem):
         raise ConfigError(
             f"{where}: {value!r} is no {known.by_name[name].type}, the type of column {name!r}; write one of it"
         )
     return record[name]
 
 
-def _key_text(prefill: Prefill, schema: RecordSchema) -> str:
+def _name_series(prefill: Prefill, schema: RecordSchema) -> str:
     """Name a series by its key, as it would be written."""
     if not prefill.key:
         return prefill.name or "(the only one)"

@@ -11,14 +11,14 @@ from rowmill.tabular.generation.options import Generation
 
 SEEDS = 2**31
 """Seeds lie below it: some servers take no larger ones."""
-_HOTTEST = 2.0
+_MAX_TEMPERATURE = 2.0
 """The most that retries raise the temperature to: the highest that servers take."""
-_WARMER = 0.1
+_TEMPERATURE_STEP = 0.1
 
 Answer = Sequence[Completion] | Exception
 
 
-def ask(
+def sample_completions(
     completer: Completer,
     prompts: Sequence[PromptText],
     *,
@@ -33,7 +33,7 @@ def ask(
 
     After bad rounds the temperature is a tenth higher for each.
     """
-    warmer = min(_HOTTEST, options.temperature + _WARMER * bad_rounds)
+    warmer = min(_MAX_TEMPERATURE, options.temperature + _TEMPERATURE_STEP * bad_rounds)
     try:
         answers = completer.complete(
             prompts,
@@ -45,17 +45,17 @@ def ask(
             stop=[stop],
             seeds=seeds,
         )
-        return [_checked(answer, n) for answer in _as_many(answers, len(prompts))]
+        return [_check_completion_count(answer, n) for answer in _require_answer_count(answers, len(prompts))]
     except Exception as error:  # noqa: BLE001  (whatever a backend does is one bad round, and not the end of the run)
         return [error] * len(prompts)
 
 
-def told(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Word an error for a report."""
     return f"{type(error).__name__}: {error}"[:500]
 
 
-def _as_many(answers: Sequence[Answer], prompts: int) -> Sequence[Answer]:
+def _require_answer_count(answers: Sequence[Answer], prompts: int) -> Sequence[Answer]:
     if len(answers) != prompts:
         raise GenerationError(
             f"generation.backend: {len(answers)} answers to {prompts} prompts; one for each is wanted"
@@ -63,7 +63,7 @@ def _as_many(answers: Sequence[Answer], prompts: int) -> Sequence[Answer]:
     return answers
 
 
-def _checked(answer: Answer, n: int) -> Answer:
+def _check_completion_count(answer: Answer, n: int) -> Answer:
     if isinstance(answer, Exception) or len(answer) == n:
         return answer
     return GenerationError(f"generation.backend: {len(answer)} completions of a prompt; {n} were asked for")

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Literal
 
-from rowmill.core.permutation import key
+from rowmill.core.permutation import hash_labels
 from rowmill.tabular.backends import Completer
 from rowmill.tabular.generation.options import Generation
-from rowmill.tabular.generation.outcome import Generated, Prefill, Refused, SeriesOutcome, Trained
-from rowmill.tabular.generation.rounds import Series, Shared, begin
-from rowmill.tabular.generation.sampling import SEEDS, ask
+from rowmill.tabular.generation.outcome import GenerationResult, Prefill, RejectedObject, SeriesOutcome, TrainedModel
+from rowmill.tabular.generation.rounds import SeriesContext, SeriesState, start_series
+from rowmill.tabular.generation.sampling import SEEDS, sample_completions
 from rowmill.tabular.schema import Record, Value
 from rowmill.tabular.serialization import Serialiser
 
@@ -27,14 +27,14 @@ def generate_series(
     completer: Completer,
     prefills: Sequence[Prefill],
     *,
-    trained: Trained,
+    trained: TrainedModel,
     options: Generation,
     start: Value = None,
     stop: Value = None,
     seed: int = 0,
     is_private: bool = False,
     where: str = "generation",
-) -> Generated:
+) -> GenerationResult:
     """Generate one series per prefill; the records come sorted by group, then time.
 
     `start` and `stop` are set for all series; null: each group's own. `is_private`: no record, key, time or length of
@@ -50,56 +50,58 @@ def generate_series(
     style = ("partial" if is_private else "records") if options.prefill == "auto" else options.prefill
     serialise = Serialiser(trained.schema, special_tokens=trained.special_tokens, wire=trained.wire)
     if is_private:
-        prefills = [_without_key(prefill, number, trained) for number, prefill in enumerate(prefills, 1)]
-    shared = Shared(trained, options, trained.parser(options), serialise, style)
-    series = [begin(prefill, shared, start=start, stop=stop, where=where) for prefill in prefills]
+        prefills = [_anonymize_prefill(prefill, number, trained) for number, prefill in enumerate(prefills, 1)]
+    shared = SeriesContext(trained, options, trained.parser(options), serialise, style)
+    series = [start_series(prefill, shared, start=start, stop=stop, where=where) for prefill in prefills]
     waiting = [one for one in series if one.status is None]
     while waiting:
-        for batch in _alike(waiting[: options.parallel_groups]):
-            _ask(completer, batch, trained, options, seed)
+        for batch in _group_by_temperature(waiting[: options.parallel_groups]):
+            _run_round(completer, batch, trained, options, seed)
         waiting = [one for one in waiting if one.status is None]
-    return _gathered(series, options)
+    return _gather_result(series, options)
 
 
-def _without_key(prefill: Prefill, number: int, trained: Trained) -> Prefill:
+def _anonymize_prefill(prefill: Prefill, number: int, trained: TrainedModel) -> Prefill:
     """Return how a private series begins: by its number alone; without groups there is one, which needs none."""
     return Prefill({}, (), name=f"series-{number}" if trained.place.group_columns else "")
 
 
-def _alike(series: Sequence[Series]) -> list[list[Series]]:
+def _group_by_temperature(series: Sequence[SeriesState]) -> list[list[SeriesState]]:
     """Split series by the temperature that they are due."""
-    batches: dict[int, list[Series]] = {}
+    batches: dict[int, list[SeriesState]] = {}
     for one in series:
         batches.setdefault(one.bad_rounds, []).append(one)
     return list(batches.values())
 
 
-def _ask(completer: Completer, batch: Sequence[Series], trained: Trained, options: Generation, seed: int) -> None:
+def _run_round(
+    completer: Completer, batch: Sequence[SeriesState], trained: TrainedModel, options: Generation, seed: int
+) -> None:
     """Do one round of some series."""
     prompts = [one.prompt() for one in batch]
-    answers = ask(
+    answers = sample_completions(
         completer,
         [prompt for prompt, _ in prompts],
         n=options.samples_per_prompt,
         max_tokens=min(tokens for _, tokens in prompts),
-        seeds=[key(seed, "generate", one.source, one.rounds) % SEEDS for one in batch],
+        seeds=[hash_labels(seed, "generate", one.source, one.rounds) % SEEDS for one in batch],
         stop=trained.eos,
         bad_rounds=batch[0].bad_rounds,
         options=options,
     )
     for one, answer in zip(batch, answers, strict=True):
         if isinstance(answer, Exception):
-            one.lose(answer)
+            one.record_failure(answer)
         else:
-            one.absorb(answer)
+            one.add_samples(answer)
 
 
-def _gathered(series: Sequence[Series], options: Generation) -> Generated:
+def _gather_result(series: Sequence[SeriesState], options: Generation) -> GenerationResult:
     failed = [one for one in series if one.status == "failed"]
     counts: Counter[str] = Counter()
-    refused: list[Refused] = []
-    kept: list[Series] = []
-    for one in sorted(series, key=_by_key):
+    refused: list[RejectedObject] = []
+    kept: list[SeriesState] = []
+    for one in sorted(series, key=_series_sort_key):
         if one.status == "failed" and options.on_failed_group == "drop":
             for text in one.window[len(one.window) - len(one.records) :]:
                 one.tally.refuse("series_incomplete", text, one.source)
@@ -113,13 +115,13 @@ def _gathered(series: Sequence[Series], options: Generation) -> Generated:
         status = "failed"
     outcomes = [
         SeriesOutcome(one.source, one.status or "failed", one.rounds, len(one.records), one.error)
-        for one in sorted(series, key=_by_key)
+        for one in sorted(series, key=_series_sort_key)
     ]
-    records = [record for one in kept for record in _named(one)]
-    return Generated(status, records, refused, dict(sorted(counts.items())), outcomes)
+    records = [record for one in kept for record in _replace_series_key(one)]
+    return GenerationResult(status, records, refused, dict(sorted(counts.items())), outcomes)
 
 
-def _named(one: Series) -> list[Record]:
+def _replace_series_key(one: SeriesState) -> list[Record]:
     """Return a series' records; of one without a key of the data, under its own number.
 
     The key that the model wrote may be one that it was trained on: a key stands in all records of a series, and the
@@ -144,7 +146,7 @@ def _named(one: Series) -> list[Record]:
     return one.records
 
 
-def _by_key(one: Series) -> list[tuple[bool, float, str]]:
+def _series_sort_key(one: SeriesState) -> list[tuple[bool, float, str]]:
     """Order numbers by size and all else by its text; a column has one type."""
     return [
         (True, float(value), "") if isinstance(value, int | float) else (False, 0.0, str(value))

@@ -14,15 +14,32 @@ import re
 from collections.abc import Mapping, Sequence
 
 from rowmill.core.errors import ConfigError
-from rowmill.tabular.parsing.rules import Piece, Place, Validation, judge_group, judge_series
-from rowmill.tabular.parsing.scanner import Scanner
-from rowmill.tabular.parsing.spans import REASONS, Parsed, Report, Span, SpanKind, add_up, count
+from rowmill.tabular.parsing.rules import DelimitedSpans, PlacementColumns, Validation, validate_group, validate_series
+from rowmill.tabular.parsing.scanner import ObjectScanner
+from rowmill.tabular.parsing.spans import (
+    REASONS,
+    ParsedText,
+    SpanCounts,
+    SpanKind,
+    TextSpan,
+    count_spans,
+    merge_span_counts,
+)
 from rowmill.tabular.schema import Mode, Record, RecordSchema, Value
-from rowmill.tabular.serialization import Problem, Reader, Wire
+from rowmill.tabular.serialization import RecordDecoder, RecordProblem, Wire
 from rowmill.tabular.time_order import Position
 
 __all__ = [
-    "REASONS", "Parsed", "Parser", "Place", "Report", "Span", "SpanKind", "Validation", "add_up", "parse",
+    "REASONS",
+    "ParsedText",
+    "Parser",
+    "PlacementColumns",
+    "SpanCounts",
+    "SpanKind",
+    "TextSpan",
+    "Validation",
+    "merge_span_counts",
+    "parse_generated_text",
 ]  # fmt: skip
 
 
@@ -45,7 +62,7 @@ class Parser:
         *,
         bos: str,
         eos: str,
-        place: Place,
+        place: PlacementColumns,
         validation: Validation,
         wire: Wire = "lossless",
     ) -> None:
@@ -58,8 +75,8 @@ class Parser:
         self._eos = eos
         self._place = place
         self._validation = validation
-        self._read = Reader(schema, wire=wire)
-        self._scanner = Scanner()
+        self._read = RecordDecoder(schema, wire=wire)
+        self._scanner = ObjectScanner()
         texts = sorted({one for one in (bos, eos) if one}, key=len, reverse=True)
         self._delimiter = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
 
@@ -71,73 +88,75 @@ class Parser:
         closed_at_end: bool = False,
         group: Mapping[str, Value] | None = None,
         after: Position | None = None,
-    ) -> Parsed:
+    ) -> ParsedText:
         """Take one text apart.
 
         `open_at_start`: the prompt ended with BOS; `closed_at_end`: the server stopped at EOS and did not return
         it. In sequential mode `group` is the key that all records must have, `after` the position that the first
         one follows.
         """
-        spans: list[Span] = []
-        pieces: list[Piece] = []
+        spans: list[TextSpan] = []
+        pieces: list[DelimitedSpans] = []
         start, is_begun, has_objects = 0, open_at_start, False
         for found in self._delimiter.finditer(text):
-            scanned = self._scan(text, start, found.start())
+            scanned = self._scan_spans(text, start, found.start())
             has_objects = has_objects or any(span.kind in {"record", "invalid"} for span in scanned)
             # Where both delimiters are one text, the first only begins.
             is_end = found[0] == self._eos and (found[0] != self._bos or has_objects)
-            pieces.append(Piece(scanned, is_begun, is_end))
+            pieces.append(DelimitedSpans(scanned, is_begun, is_end))
             spans += scanned
-            spans.append(Span(found.start(), found.end(), "delimiter"))
+            spans.append(TextSpan(found.start(), found.end(), "delimiter"))
             start, is_begun = found.end(), found[0] == self._bos
-        pieces.append(Piece(self._scan(text, start, len(text)), is_begun, closed_at_end))
+        pieces.append(DelimitedSpans(self._scan_spans(text, start, len(text)), is_begun, closed_at_end))
         spans += pieces[-1].spans
-        records, positions = self._judge(pieces, group, after)
-        return Parsed(spans, records, count(spans), positions)
+        records, positions = self._validate_records(pieces, group, after)
+        return ParsedText(spans, records, count_spans(spans), positions)
 
-    def _scan(self, text: str, start: int, end: int) -> list[Span]:
+    def _scan_spans(self, text: str, start: int, end: int) -> list[TextSpan]:
         """Scan a piece and read its objects: a span is a record as long as nothing is wrong with it by itself."""
-        spans: list[Span] = []
+        spans: list[TextSpan] = []
         has_place = self._place.order is not None
         for span, value in self._scanner.scan(text, start, end):
             spans.append(span)
             if span.kind != "record":
                 continue
             read = self._read(value)
-            if isinstance(read, Problem):
+            if isinstance(read, RecordProblem):
                 span.fail(*read)
                 continue
             span.record = read
-            misplaced = self._place.misplaced(read) if has_place else None
+            misplaced = self._place.find_problem(read) if has_place else None
             if misplaced is not None:
                 span.fail(*misplaced)
                 span.record = None
         return spans
 
-    def _judge(
-        self, pieces: Sequence[Piece], group: Mapping[str, Value] | None, after: Position | None
+    def _validate_records(
+        self, pieces: Sequence[DelimitedSpans], group: Mapping[str, Value] | None, after: Position | None
     ) -> tuple[list[Record], list[Position]]:
         match self._mode:
             case "tabular":
                 return [span.record for piece in pieces for span in piece.spans if span.record is not None], []
             case "grouped":
-                return [record for piece in pieces for record in judge_group(piece, self._place, self._validation)], []
+                return [
+                    record for piece in pieces for record in validate_group(piece, self._place, self._validation)
+                ], []
             case "sequential":
-                return judge_series(pieces, self._place, group=group, after=after)
+                return validate_series(pieces, self._place, group=group, after=after)
 
 
-def parse(
+def parse_generated_text(
     text: str,
     schema: RecordSchema,
     mode: Mode,
     *,
     bos: str,
     eos: str,
-    place: Place,
+    place: PlacementColumns,
     validation: Validation,
     open_at_start: bool = False,
     closed_at_end: bool = False,
-) -> Parsed:
+) -> ParsedText:
     """Take one text apart; for many texts keep a `Parser`."""
     parser = Parser(schema, mode, bos=bos, eos=eos, place=place, validation=validation)
     return parser(text, open_at_start=open_at_start, closed_at_end=closed_at_end)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from decimal import Context, Decimal, Inexact
 
 from rowmill.core.config import Config
-from rowmill.tabular.parsing.spans import Span
+from rowmill.tabular.parsing.spans import TextSpan
 from rowmill.tabular.schema import Record, Value
-from rowmill.tabular.time_order import Order, Position
+from rowmill.tabular.time_order import Position, SortKey
 
 _EXACT = Context(prec=60, traps=[Inexact])
 """Differences of positions; one that needs more digits is no interval that anyone set."""
@@ -33,28 +33,28 @@ class Validation(Config):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class DelimitedSpans:
     """The spans between two delimiters, and whether these are the beginning and the end of a group."""
 
-    spans: Sequence[Span]
+    spans: Sequence[TextSpan]
     is_begun: bool
     is_ended: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PlacementColumns:
     """Which columns place a record: its group's, and its order's with the way to read it."""
 
     group_columns: Sequence[str] = ()
     order_column: str | None = None
-    order: Order | None = None
+    order: SortKey | None = None
     interval: int | Decimal | None = None
 
     def key(self, record: Record) -> list[Value]:
         """Return a record's typed group key: 1 is not `"1"`."""
         return [record[name] for name in self.group_columns]
 
-    def misplaced(self, record: Record) -> tuple[str, str] | None:
+    def find_problem(self, record: Record) -> tuple[str, str] | None:
         """Return the reason and column if a record has no place in any order."""
         if self.order_column is None or self.order is None:
             return None
@@ -67,29 +67,31 @@ class Place:
 # ── Groups ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def judge_group(piece: Piece, place: Place, options: Validation) -> list[Record]:
+def validate_group(piece: DelimitedSpans, place: PlacementColumns, options: Validation) -> list[Record]:
     """Accept the records of a piece, or none of them; the records come in the group's order.
 
     A span that is bad by itself keeps its own reason.
     """
     good = [span for span in piece.spans if span.kind == "record"]
     if not (piece.is_begun and piece.is_ended) and not options.group_by_accept_no_delineator:
-        return _fail_all(good, "group_incomplete")
+        return _fail_spans(good, "group_incomplete")
     is_bad = any(span.kind in {"invalid", "truncated", "prose"} for span in piece.spans)
     if is_bad and not options.group_by_ignore_invalid_records:
-        return _fail_all(good, "group_has_invalid")
+        return _fail_spans(good, "group_has_invalid")
     records = [span.record for span in good if span.record is not None]
     if not records:
         return []
     key = place.key(records[0])
     if any(place.key(record) != key for record in records[1:]):
         if not options.group_by_fix_non_unique_value:
-            return _fail_all(good, "group_mixed_key")
+            return _fail_spans(good, "group_mixed_key")
         records = [{**record, **dict(zip(place.group_columns, key, strict=True))} for record in records]
-    return _in_order(good, records, place, options)
+    return _sort_group(good, records, place, options)
 
 
-def _in_order(good: Sequence[Span], records: list[Record], place: Place, options: Validation) -> list[Record]:
+def _sort_group(
+    good: Sequence[TextSpan], records: list[Record], place: PlacementColumns, options: Validation
+) -> list[Record]:
     if place.order is None or place.order_column is None:
         return records
     positions = place.order.series([record[place.order_column] for record in records])
@@ -97,11 +99,11 @@ def _in_order(good: Sequence[Span], records: list[Record], place: Place, options
     if by_position == list(range(len(records))):
         return records
     if not options.group_by_fix_unordered_records:
-        return _fail_all(good, "group_unordered", place.order_column)
+        return _fail_spans(good, "group_unordered", place.order_column)
     return [records[index] for index in by_position]
 
 
-def _fail_all(good: Sequence[Span], reason: str, column: str = "") -> list[Record]:
+def _fail_spans(good: Sequence[TextSpan], reason: str, column: str = "") -> list[Record]:
     for span in good:
         span.fail(reason, column)
     return []
@@ -110,8 +112,12 @@ def _fail_all(good: Sequence[Span], reason: str, column: str = "") -> list[Recor
 # ── Series ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def judge_series(
-    pieces: Sequence[Piece], place: Place, *, group: Mapping[str, Value] | None, after: Position | None
+def validate_series(
+    pieces: Sequence[DelimitedSpans],
+    place: PlacementColumns,
+    *,
+    group: Mapping[str, Value] | None,
+    after: Position | None,
 ) -> tuple[list[Record], list[Position]]:
     """Accept records up to the first bad one or the end of sequence; the rest is `after_failure`.
 
@@ -131,7 +137,7 @@ def judge_series(
                 has_ended = True
                 continue
             key = place.key(span.record) if key is None else key
-            position = _follow(span, place, key, after)
+            position = _advance_position(span, place, key, after)
             if span.kind == "invalid":
                 has_ended = True
                 continue
@@ -143,7 +149,9 @@ def judge_series(
     return records, positions
 
 
-def _follow(span: Span, place: Place, key: Sequence[Value], after: Position | None) -> Position | None:
+def _advance_position(
+    span: TextSpan, place: PlacementColumns, key: Sequence[Value], after: Position | None
+) -> Position | None:
     """Return the position of a record that may come next; otherwise its span is made invalid."""
     assert span.record is not None
     if place.key(span.record) != key:
@@ -155,14 +163,14 @@ def _follow(span: Span, place: Place, key: Sequence[Value], after: Position | No
     if after is None:
         return position
     if place.interval is not None:
-        if not _steps(after, position, place.interval):
+        if not _matches_interval(after, position, place.interval):
             span.fail("step", place.order_column)
     elif position < after:
         span.fail("order", place.order_column)
     return position
 
 
-def _steps(after: Position, position: Position, interval: int | Decimal) -> bool:
+def _matches_interval(after: Position, position: Position, interval: int | Decimal) -> bool:
     try:
         return _EXACT.subtract(position, after) == interval
     except Inexact:

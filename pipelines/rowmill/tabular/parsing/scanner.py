@@ -25,7 +25,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from rowmill.core.json import Json
-from rowmill.tabular.parsing.spans import Span
+from rowmill.tabular.parsing.spans import TextSpan
 from rowmill.tabular.schema import MAX_DEPTH, MAX_DIGITS
 
 _OBJECT = re.compile(r'\{[ \t\r\n]*+["}]')
@@ -41,19 +41,19 @@ _NUMBER_BEGUN = re.compile(r"-?(?:(?:0|[1-9][0-9]*+)(?:\.[0-9]*+|(?:\.[0-9]++)?[
 _STRING_BODY = re.compile(r'[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*')
 _ESCAPE_BEGUN = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _NOT_DECODED = (ValueError, RecursionError, InvalidOperation)
-_WORDS = ("true", "false", "null")
+_LITERALS = ("true", "false", "null")
 
 
-class Scanner:
+class ObjectScanner:
     """Takes text between delimiters apart; one for many texts."""
 
     def __init__(self) -> None:
         self._repeated: list[str] = []
         self._decoder = json.JSONDecoder(
-            object_pairs_hook=self._mapping, parse_float=Decimal, parse_constant=_refuse_constant
+            object_pairs_hook=self._build_mapping, parse_float=Decimal, parse_constant=_refuse_json_constant
         )
 
-    def scan(self, text: str, start: int, end: int) -> Iterator[tuple[Span, Json]]:
+    def scan(self, text: str, start: int, end: int) -> Iterator[tuple[TextSpan, Json]]:
         """Yield the spans that partition `text[start:end]`, each object's with its decoded value.
 
         An object whose syntax is right but that is too large, too deep or repeats a key is `invalid` already.
@@ -64,53 +64,56 @@ class Scanner:
         while position < end:
             space = _SPACE.match(text, position, end)
             if space is not None:
-                yield Span(position, space.end(), "delimiter"), None
+                yield TextSpan(position, space.end(), "delimiter"), None
                 position = space.end()
                 continue
             if following < position:
                 found = _OBJECT.search(text, position, end)
                 following = end if found is None else found.start()
             if position >= line_end:
-                line_start, line_end = position, _end_of_line(text, position, end, returns=returns)
+                line_start, line_end = position, _find_line_end(text, position, end, returns=returns)
                 line = text[line_start:line_end]
             if following > position:
                 limit = min(following, line_end)
                 stop = position + len(text[position:limit].rstrip())
-                attempt = _attempt(text, position, stop, end)
+                attempt = _find_object_attempt(text, position, stop, end)
                 if attempt > position:
-                    yield Span(position, attempt, "prose"), None
+                    yield TextSpan(position, attempt, "prose"), None
                 if attempt < stop:
-                    span = Span(attempt, stop, "record")
+                    span = TextSpan(attempt, stop, "record")
                     span.fail("invalid_json")
                     yield span, None
             else:
-                span, value = self._object(text, position, end, line, line_start)
+                span, value = self._decode_object(text, position, end, line, line_start)
                 yield span, value
                 stop = span.end
             position = stop
 
-    def _object(self, text: str, start: int, end: int, line: str, line_start: int) -> tuple[Span, Json]:
+    def _decode_object(self, text: str, start: int, end: int, line: str, line_start: int) -> tuple[TextSpan, Json]:
         """Decode the object that begins at `start`, by the fast way if it ends in its line."""
         try:
-            value, stop = self._decoded(line, start - line_start)
+            value, stop = self._decode_json(line, start - line_start)
         except _NOT_DECODED:
-            return self._walked(text, start, end)
+            return self._scan_object(text, start, end)
         stop += line_start
         if stop - start > MAX_DIGITS and _MANY_DIGITS.search(text, start, stop):
-            return self._walked(text, start, end)
-        span = Span(start, stop, "record")
-        if text.count("{", start, stop) + text.count("[", start, stop) > MAX_DEPTH and _Walk(text, start, end).is_deep:
+            return self._scan_object(text, start, end)
+        span = TextSpan(start, stop, "record")
+        if (
+            text.count("{", start, stop) + text.count("[", start, stop) > MAX_DEPTH
+            and _ObjectSyntaxScan(text, start, end).is_deep
+        ):
             span.fail("too_deep")
         elif self._repeated:
             span.fail("duplicate_column", self._repeated[-1])
         return span, value
 
-    def _walked(self, text: str, start: int, end: int) -> tuple[Span, Json]:
-        walk = _Walk(text, start, end)
-        span = Span(start, walk.end, "record")
+    def _scan_object(self, text: str, start: int, end: int) -> tuple[TextSpan, Json]:
+        walk = _ObjectSyntaxScan(text, start, end)
+        span = TextSpan(start, walk.end, "record")
         if walk.error is not None:
             # The object may have begun lines ago; the line that is lost is that of the error.
-            span.end = _end_of_line(text, walk.error, end, returns=True)
+            span.end = _find_line_end(text, walk.error, end, returns=True)
             span.fail("invalid_json")
         elif walk.is_cut and end == len(text):
             span.kind = "truncated"
@@ -121,13 +124,13 @@ class Scanner:
         elif walk.is_deep:
             span.fail("too_deep")
         else:
-            return span, self._spread(text, span)
+            return span, self._decode_multiline(text, span)
         return span, None
 
-    def _spread(self, text: str, span: Span) -> Json:
+    def _decode_multiline(self, text: str, span: TextSpan) -> Json:
         """Decode an object of several lines, or of very many digits; its syntax is known to be right."""
         try:
-            value, _ = self._decoded(text[span.start : span.end], 0)
+            value, _ = self._decode_json(text[span.start : span.end], 0)
         except _NOT_DECODED:
             # The process may have been told to read fewer digits.
             span.fail("number_too_large")
@@ -136,11 +139,11 @@ class Scanner:
             span.fail("duplicate_column", self._repeated[-1])
         return value
 
-    def _decoded(self, text: str, start: int) -> tuple[Json, int]:
+    def _decode_json(self, text: str, start: int) -> tuple[Json, int]:
         self._repeated.clear()
         return self._decoder.raw_decode(text, start)
 
-    def _mapping(self, pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    def _build_mapping(self, pairs: list[tuple[str, Json]]) -> dict[str, Json]:
         made = dict(pairs)
         if len(made) != len(pairs):
             seen: set[str] = set()
@@ -149,7 +152,7 @@ class Scanner:
         return made
 
 
-def _attempt(text: str, start: int, stop: int, end: int) -> int:
+def _find_object_attempt(text: str, start: int, stop: int, end: int) -> int:
     """Return where in `text[start:stop]` an object is attempted that no parser reads; `stop` if it is all prose."""
     at = text.find("{", start, stop)
     while at >= 0 and _ATTEMPT.match(text, at, end) is None:
@@ -157,7 +160,7 @@ def _attempt(text: str, start: int, stop: int, end: int) -> int:
     return stop if at < 0 else at
 
 
-def _end_of_line(text: str, start: int, end: int, *, returns: bool) -> int:
+def _find_line_end(text: str, start: int, end: int, *, returns: bool) -> int:
     if returns:
         found = _LINE_END.search(text, start, end)
         return end if found is None else found.start()
@@ -165,11 +168,11 @@ def _end_of_line(text: str, start: int, end: int, *, returns: bool) -> int:
     return end if stop < 0 else stop
 
 
-def _refuse_constant(name: str) -> Any:
+def _refuse_json_constant(name: str) -> Any:
     raise ValueError(name)
 
 
-class _Walk:
+class _ObjectSyntaxScan:
     """One object walked token by token: where it ends, where it is wrong, or that the text ends inside it."""
 
     def __init__(self, text: str, start: int, end: int) -> None:
@@ -180,9 +183,9 @@ class _Walk:
         self.is_deep = False
         self._text = text
         self._limit = end
-        self._run(start)
+        self._scan_tokens(start)
 
-    def _run(self, start: int) -> None:
+    def _scan_tokens(self, start: int) -> None:
         """Walk until the object is closed, wrong or cut; `wanted` is what may stand at the next token."""
         closers: list[str] = []
         wanted = "value"
@@ -191,18 +194,18 @@ class _Walk:
             token = _TOKEN.match(self._text, position, self._limit)
             assert token is not None
             if token[1] is None:
-                self._stop(token.end())
+                self._stop_at(token.end())
                 return
             begin, position = token.span(1)
             sign = token[1]
-            if sign == '"' and wanted in _STRING_WANTED:
-                position = self._string(position)
-                wanted = "colon" if wanted in _KEY_WANTED else "comma"
-            elif sign in "{[" and wanted in _VALUE_WANTED:
+            if sign == '"' and wanted in _STRING_EXPECTED:
+                position = self._scan_string(position)
+                wanted = "colon" if wanted in _KEY_EXPECTED else "comma"
+            elif sign in "{[" and wanted in _VALUE_EXPECTED:
                 closers.append("}" if sign == "{" else "]")
                 self.is_deep = self.is_deep or len(closers) > MAX_DEPTH
                 wanted = "key or }" if sign == "{" else "value or ]"
-            elif sign in "}]" and closers[-1] == sign and wanted in _CLOSER_WANTED[sign]:
+            elif sign in "}]" and closers[-1] == sign and wanted in _CLOSER_EXPECTED[sign]:
                 closers.pop()
                 wanted = "comma"
                 if not closers:
@@ -212,49 +215,49 @@ class _Walk:
                 wanted = "key" if closers[-1] == "}" else "value"
             elif sign == ":" and wanted == "colon":
                 wanted = "value"
-            elif sign not in '"{}[],:' and wanted in _VALUE_WANTED:
-                self._scalar(sign, begin, position)
+            elif sign not in '"{}[],:' and wanted in _VALUE_EXPECTED:
+                self._scan_scalar(sign, begin, position)
                 wanted = "comma"
             else:
                 self.error = begin
             if self.error is not None or self.is_cut:
                 return
 
-    def _stop(self, position: int) -> None:
+    def _stop_at(self, position: int) -> None:
         """End where no token begins."""
         self.is_cut = position >= self._limit
         self.error = None if self.is_cut else position
 
-    def _string(self, start: int) -> int:
+    def _scan_string(self, start: int) -> int:
         body = _STRING_BODY.match(self._text, start, self._limit)
         assert body is not None
         end = body.end()
         if self._text[end : end + 1] == '"' and end < self._limit:
             return end + 1
         begun = _ESCAPE_BEGUN.match(self._text, end, self._limit)
-        self._stop(end if begun is None or begun.end() < self._limit else begun.end())
+        self._stop_at(end if begun is None or begun.end() < self._limit else begun.end())
         return end
 
-    def _scalar(self, sign: str, begin: int, end: int) -> None:
+    def _scan_scalar(self, sign: str, begin: int, end: int) -> None:
         """Check a number or a word; one that the end of the text cuts is no error."""
         number = _NUMBER.fullmatch(sign)
         if number is not None:
-            self.is_large = self.is_large or _is_large(sign, whole=number[1] is None and number[2] is None)
-        elif sign in _WORDS:
+            self.is_large = self.is_large or _is_number_too_large(sign, whole=number[1] is None and number[2] is None)
+        elif sign in _LITERALS:
             return
-        elif end >= self._limit and (_NUMBER_BEGUN.fullmatch(sign) or any(word.startswith(sign) for word in _WORDS)):
+        elif end >= self._limit and (_NUMBER_BEGUN.fullmatch(sign) or any(word.startswith(sign) for word in _LITERALS)):
             self.is_cut = True
         else:
             self.error = begin
 
 
-_STRING_WANTED = {"value", "value or ]", "key", "key or }"}
-_KEY_WANTED = {"key", "key or }"}
-_VALUE_WANTED = {"value", "value or ]"}
-_CLOSER_WANTED = {"}": {"key or }", "comma"}, "]": {"value or ]", "comma"}}
+_STRING_EXPECTED = {"value", "value or ]", "key", "key or }"}
+_KEY_EXPECTED = {"key", "key or }"}
+_VALUE_EXPECTED = {"value", "value or ]"}
+_CLOSER_EXPECTED = {"}": {"key or }", "comma"}, "]": {"value or ]", "comma"}}
 
 
-def _is_large(number: str, *, whole: bool) -> bool:
+def _is_number_too_large(number: str, *, whole: bool) -> bool:
     if whole:
         return len(number.lstrip("-")) > MAX_DIGITS
     try:

@@ -31,7 +31,7 @@ REASONS = (
 
 
 @dataclass(slots=True)
-class Span:
+class TextSpan:
     """Characters `[start, end)` of a text and what they are; `reason` and `column` only if invalid.
 
     `record` is the object's record as long as nothing is wrong with it by itself.
@@ -50,7 +50,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class SpanCounts:
     """How many spans and characters there are of each class; a class is a kind, or `invalid:` and its reason.
 
     A report holds no data: no value of a record, and no name that a model made up.
@@ -83,20 +83,20 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Parsed:
+class ParsedText:
     """A text taken apart: its spans in order, the accepted records, the counts.
 
     `positions` are those of the records in sequential mode, empty in others. Records of a group that was sorted
     are in their new order, others in that of the text.
     """
 
-    spans: Sequence[Span]
+    spans: Sequence[TextSpan]
     records: Sequence[Record]
-    report: Report
+    report: SpanCounts
     positions: Sequence[Position] = ()
 
 
-def count(spans: Iterable[Span]) -> Report:
+def count_spans(spans: Iterable[TextSpan]) -> SpanCounts:
     """Count spans and characters by class; the classes come out sorted."""
     items: dict[str, int] = {}
     characters: dict[str, int] = {}
@@ -104,10 +104,10 @@ def count(spans: Iterable[Span]) -> Report:
         name = f"invalid:{span.reason}" if span.reason else span.kind
         items[name] = items.get(name, 0) + 1
         characters[name] = characters.get(name, 0) + span.end - span.start
-    return Report({name: items[name] for name in sorted(items)}, {name: characters[name] for name in sorted(items)})
+    return SpanCounts({name: items[name] for name in sorted(items)}, {name: characters[name] for name in sorted(items)})
 
 
-def add_up(reports: Iterable[Report]) -> Report:
+def merge_span_counts(reports: Iterable[SpanCounts]) -> SpanCounts:
     """Add counts of several texts."""
     items: dict[str, int] = {}
     characters: dict[str, int] = {}
@@ -115,4 +115,4 @@ def add_up(reports: Iterable[Report]) -> Report:
         for name, number in report.items.items():
             items[name] = items.get(name, 0) + number
             characters[name] = characters.get(name, 0) + report.characters[name]
-    return Report({name: items[name] for name in sorted(items)}, {name: characters[name] for name in sorted(items)})
+    return SpanCounts({name: items[name] for name in sorted(items)}, {name: characters[name] for name in sorted(items)})

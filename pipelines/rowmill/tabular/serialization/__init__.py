@@ -13,19 +13,25 @@ does, and loses what that loses.
 """
 
 from rowmill.core.config import Config
-from rowmill.tabular.serialization.reading import Problem, Reader, RepeatedKeyError, exact_decoder, read_json
-from rowmill.tabular.serialization.writing import Serialiser, Wire, serialise, write_decimal
+from rowmill.tabular.serialization.reading import (
+    RecordDecoder,
+    RecordProblem,
+    RepeatedKeyError,
+    make_exact_decoder,
+    read_json,
+)
+from rowmill.tabular.serialization.writing import Serialiser, Wire, serialise_record, write_decimal
 
 __all__ = [
     "Codec",
-    "Problem",
-    "Reader",
+    "RecordDecoder",
+    "RecordProblem",
     "RepeatedKeyError",
     "Serialiser",
     "Wire",
-    "exact_decoder",
+    "make_exact_decoder",
     "read_json",
-    "serialise",
+    "serialise_record",
     "write_decimal",
 ]
 

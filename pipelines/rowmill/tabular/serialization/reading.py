@@ -22,7 +22,7 @@ from rowmill.tabular.serialization.writing import Wire
 _ABSENT = object()
 
 
-class Problem(NamedTuple):
+class RecordProblem(NamedTuple):
     """Why an object is no record of the schema: a word of the closed list, and the column at fault."""
 
     reason: str
@@ -37,7 +37,7 @@ class _TooLargeError(Exception):
     """A number beyond what its column's type holds."""
 
 
-class Reader:
+class RecordDecoder:
     """Checks and types decoded objects of one schema; all that the schema decides is worked out here, once.
 
     It takes what `read_json` returns: numbers are `int` or `Decimal`. Integer columns take `1.0` as 1, float
@@ -46,9 +46,9 @@ class Reader:
 
     def __init__(self, schema: RecordSchema, *, wire: Wire = "lossless") -> None:
         self._names = frozenset(schema.names)
-        self._columns = [(one, _typed(one, wire)) for one in schema.columns]
+        self._columns = [(one, _make_converter(one, wire)) for one in schema.columns]
 
-    def __call__(self, decoded: Mapping[str, Json]) -> Record | Problem:
+    def __call__(self, decoded: Mapping[str, Json]) -> Record | RecordProblem:
         """Return the record, keys in schema order, or the first problem by the order of the reasons."""
         record: Record = {}
         try:
@@ -56,36 +56,36 @@ class Reader:
                 value = decoded.get(column.name, _ABSENT)
                 if value is None:
                     if not column.nullable:
-                        return self._diagnose(decoded)
+                        return self._find_problem(decoded)
                     record[column.name] = None
                 elif value is not _ABSENT:
                     record[column.name] = convert(value)
                 elif column.required:
-                    return self._diagnose(decoded)
+                    return self._find_problem(decoded)
         except (_MistypedError, _TooLargeError):
-            return self._diagnose(decoded)
-        return record if len(record) == len(decoded) else self._diagnose(decoded)
+            return self._find_problem(decoded)
+        return record if len(record) == len(decoded) else self._find_problem(decoded)
 
-    def _diagnose(self, decoded: Mapping[str, Json]) -> Problem:
+    def _find_problem(self, decoded: Mapping[str, Json]) -> RecordProblem:
         """Return the problem whose reason comes first in the list, and of those the first column's."""
         null = mistyped = None
         for column, convert in self._columns:
             value = decoded.get(column.name, _ABSENT)
             if value is None:
-                null = null or (None if column.nullable else Problem("null", column.name))
+                null = null or (None if column.nullable else RecordProblem("null", column.name))
                 continue
             try:
                 _ = value is _ABSENT or convert(value)
             except _TooLargeError:
-                return Problem("number_too_large", column.name)
+                return RecordProblem("number_too_large", column.name)
             except _MistypedError:
-                mistyped = mistyped or Problem("type", column.name)
+                mistyped = mistyped or RecordProblem("type", column.name)
         for name in decoded:
             if name not in self._names:
-                return Problem("unknown_column", name)
+                return RecordProblem("unknown_column", name)
         for column, _ in self._columns:
             if column.required and column.name not in decoded:
-                return Problem("missing_column", column.name)
+                return RecordProblem("missing_column", column.name)
         found = null or mistyped
         assert found is not None
         return found
@@ -114,7 +114,7 @@ def read_json(text: str, *, unique_keys: bool = False) -> Json:
         raise ValueError("a number with an exponent beyond what can be read") from None
 
 
-class _Decimals(dict[str, Decimal]):
+class _DecimalCache(dict[str, Decimal]):
     """One decimal for each text."""
 
     def __missing__(self, text: str) -> Decimal:
@@ -122,9 +122,9 @@ class _Decimals(dict[str, Decimal]):
         return found
 
 
-def exact_decoder() -> Callable[[str], Json]:
+def make_exact_decoder() -> Callable[[str], Json]:
     """Return what decodes as `read_json` does, and gives one object for all decimals that are written alike."""
-    decoder = json.JSONDecoder(parse_float=_Decimals().__getitem__, parse_constant=_refuse_constant)
+    decoder = json.JSONDecoder(parse_float=_DecimalCache().__getitem__, parse_constant=_refuse_constant)
 
     def decode(text: str) -> Json:
         try:
@@ -141,7 +141,7 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-def _each_key_once(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+def _require_unique_keys(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
@@ -150,14 +150,14 @@ def _each_key_once(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 
 
 _EXACT = json.JSONDecoder(parse_float=Decimal, parse_constant=_refuse_constant)
-_UNIQUE = json.JSONDecoder(parse_float=Decimal, parse_constant=_refuse_constant, object_pairs_hook=_each_key_once)
+_UNIQUE = json.JSONDecoder(parse_float=Decimal, parse_constant=_refuse_constant, object_pairs_hook=_require_unique_keys)
 
 
 def _is_mapping(value: Json) -> TypeGuard[dict[str, Json]]:
     return type(value) is dict
 
 
-def _typed(column: Column, wire: Wire) -> Callable[[Json], Value]:
+def _make_converter(column: Column, wire: Wire) -> Callable[[Json], Value]:
     """Return the check of a column's decoded values that are not null; it returns the typed value."""
     match column.type:
         case "datetime" | "date" | "duration" if wire == "reference":
@@ -278,18 +278,18 @@ _FROM_MILLISECONDS: dict[str, Callable[[Json], Value]] = {
 
 
 def _as_list(item: Column, wire: Wire) -> Callable[[Json], list[Value]]:
-    convert = _typed(item, wire)
+    convert = _make_converter(item, wire)
 
     def convert_list(value: Json) -> list[Value]:
         if type(value) is not list:
             raise _MistypedError
-        return [_not_null(item) if one is None else convert(one) for one in value]
+        return [_require_nullable(item) if one is None else convert(one) for one in value]
 
     return convert_list
 
 
 def _as_struct(column: Column, wire: Wire) -> Callable[[Json], Record]:
-    fields = [(one, _typed(one, wire)) for one in column.fields]
+    fields = [(one, _make_converter(one, wire)) for one in column.fields]
 
     def convert_struct(value: Json) -> Record:
         if not _is_mapping(value):
@@ -298,7 +298,7 @@ def _as_struct(column: Column, wire: Wire) -> Callable[[Json], Record]:
         for field, convert in fields:
             if field.name in value:
                 one = value[field.name]
-                record[field.name] = _not_null(field) if one is None else convert(one)
+                record[field.name] = _require_nullable(field) if one is None else convert(one)
             elif field.required:
                 raise _MistypedError
         if len(record) != len(value):
@@ -308,6 +308,6 @@ def _as_struct(column: Column, wire: Wire) -> Callable[[Json], Record]:
     return convert_struct
 
 
-def _not_null(column: Column) -> None:
+def _require_nullable(column: Column) -> None:
     if not column.nullable:
         raise _MistypedError

@@ -22,8 +22,8 @@ from rowmill.tabular.schema import MAX_DEPTH, MAX_DIGITS, Column, RecordSchema, 
 Wire = Literal["lossless", "reference"]
 
 _ABSENT = object()
-_TOO_LONG = 10**MAX_DIGITS
-_LONGEST_PLAIN_SCALE = 400
+_INTEGER_LIMIT = 10**MAX_DIGITS
+_MAX_PLAIN_SCALE = 400
 """Digits after the point up to which a decimal is written without an exponent."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
@@ -48,12 +48,12 @@ class Serialiser:
         self._special = re.compile(alternatives) if starts else None
         # A look-ahead finds occurrences that overlap, of which each must lose its beginning.
         self._special_start = re.compile(f"(?=(?:{alternatives}))(.)", re.DOTALL) if starts else None
-        self._plain = self._columns(encode_basestring)
-        self._guarded = self._columns(self._guarded_string)
+        self._plain = self._make_column_writers(encode_basestring)
+        self._guarded = self._make_column_writers(self._write_guarded_string)
 
     def __call__(self, record: Mapping[str, Value]) -> str | Rejected:
         """Return the record's line, its line end included, or why it has none."""
-        line = self._write(record, self._plain)
+        line = self._write_line(record, self._plain)
         if isinstance(line, Rejected):
             return line
         # `<\\/s>` in the reference form is no delimiter, but neither does the form promise to keep it apart from one.
@@ -62,19 +62,21 @@ class Serialiser:
         if not special and (line.isascii() or _SURROGATE.search(line) is None):
             return line
         if self._wire == "lossless":
-            line = self._write(record, self._guarded)
+            line = self._write_line(record, self._guarded)
             if isinstance(line, Rejected) or self._special is None or self._special.search(line) is None:
                 return line
         elif not special:
             return Rejected("unserialisable", "a lone surrogate has no text in the reference form")
         return Rejected("control_token_in_content", "special-token text stands where it cannot be escaped")
 
-    def _columns(self, write_string: Callable[[str], str]) -> list[tuple[Column, str, Callable[[Value], str]]]:
-        make = _lossless if self._wire == "lossless" else _reference
+    def _make_column_writers(
+        self, write_string: Callable[[str], str]
+    ) -> list[tuple[Column, str, Callable[[Value], str]]]:
+        make = _make_lossless_writer if self._wire == "lossless" else _make_reference_writer
         write_name = write_string if self._wire == "lossless" else lambda name: write_string(name).replace("/", "\\/")
         return [(one, f"{write_name(one.name)}:", make(one, write_string, 2)) for one in self._schema.columns]
 
-    def _write(
+    def _write_line(
         self, record: Mapping[str, Value], columns: list[tuple[Column, str, Callable[[Value], str]]]
     ) -> str | Rejected:
         parts: list[str] = []
@@ -97,52 +99,52 @@ class Serialiser:
             return Rejected("unserialisable", "a key that is not in the schema")
         return f"{{{','.join(parts)}}}\n"
 
-    def _guarded_string(self, text: str) -> str:
+    def _write_guarded_string(self, text: str) -> str:
         if _SURROGATE_PAIR.search(text) is not None:
             raise _UnwritableError("two lone surrogates in a row, which JSON reads as one character")
         pieces: list[str] = []
         done = 0
         for match in () if self._special_start is None else self._special_start.finditer(text):
-            pieces += [encode_basestring(text[done : match.start()])[1:-1], _escaped(match[1])]
+            pieces += [encode_basestring(text[done : match.start()])[1:-1], _escape_character(match[1])]
             done = match.end()
         written = f'"{"".join(pieces)}{encode_basestring(text[done:])[1:]}'
-        return _SURROGATE.sub(lambda found: _escaped(found[0]), written)
+        return _SURROGATE.sub(lambda found: _escape_character(found[0]), written)
 
 
-def serialise(
+def serialise_record(
     record: Mapping[str, Value], schema: RecordSchema, *, special_tokens: tuple[str, ...] = (), wire: Wire = "lossless"
 ) -> str | Rejected:
     """Return one record's line; for many records keep a `Serialiser`."""
-    return _serialiser(schema, special_tokens, wire)(record)
+    return _get_serialiser(schema, special_tokens, wire)(record)
 
 
 @lru_cache(maxsize=16)
-def _serialiser(schema: RecordSchema, special_tokens: tuple[str, ...], wire: Wire) -> Serialiser:
+def _get_serialiser(schema: RecordSchema, special_tokens: tuple[str, ...], wire: Wire) -> Serialiser:
     return Serialiser(schema, special_tokens=special_tokens, wire=wire)
 
 
-def _escaped(character: str) -> str:
+def _escape_character(character: str) -> str:
     units = character.encode("utf-16-be", "surrogatepass").hex()
     return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
 
 
-def _lossless(column: Column, write_string: Callable[[str], str], depth: int) -> Callable[[Value], str]:
+def _make_lossless_writer(column: Column, write_string: Callable[[str], str], depth: int) -> Callable[[Value], str]:
     """Return the writer of a column's values that are not null; `depth` is that of a container among them."""
     match column.type:
         case "string":
-            return _of_type(str, write_string)
+            return _make_typed_writer(str, write_string)
         case "datetime" | "date" | "time":
             canonical = CANONICAL[column.type]
-            return lambda value: f'"{_only_canonical(value, canonical)}"'
+            return lambda value: f'"{_require_canonical(value, canonical)}"'
         case "list" | "struct":
-            return _nested(column, write_string, depth, _lossless)
+            return _make_nested_writer(column, write_string, depth, _make_lossless_writer)
         case "json":
-            return lambda value: _mixed(value, write_string, depth)
+            return lambda value: _write_json_value(value, write_string, depth)
         case "integer" | "float" | "decimal" | "boolean" | "duration" | "bytes":
             return _SCALARS[column.type]
 
 
-def _of_type(kind: type, write: Callable[[Any], str]) -> Callable[[Value], str]:
+def _make_typed_writer(kind: type, write: Callable[[Any], str]) -> Callable[[Value], str]:
     def checked(value: Value) -> str:
         if type(value) is not kind:
             raise _UnwritableError(f"a {type(value).__name__}, not a {kind.__name__}")
@@ -151,15 +153,15 @@ def _of_type(kind: type, write: Callable[[Any], str]) -> Callable[[Value], str]:
     return checked
 
 
-def _integer(value: Value) -> str:
+def _write_integer(value: Value) -> str:
     if type(value) is not int:
         raise _UnwritableError(f"a {type(value).__name__}, not an int")
-    if not -_TOO_LONG < value < _TOO_LONG:
+    if not -_INTEGER_LIMIT < value < _INTEGER_LIMIT:
         raise _UnwritableError(f"an integer of more than {MAX_DIGITS} digits")
     return str(value)
 
 
-def _float(value: Value) -> str:
+def _write_float(value: Value) -> str:
     if type(value) is not float:
         raise _UnwritableError(f"a {type(value).__name__}, not a float")
     if math.isfinite(value):
@@ -173,58 +175,58 @@ def write_decimal(value: Value) -> str:
         raise _UnwritableError(f"{value!r:.60} is no finite Decimal")
     exponent = value.as_tuple().exponent
     assert isinstance(exponent, int)
-    if not -_LONGEST_PLAIN_SCALE <= exponent <= 0:
+    if not -_MAX_PLAIN_SCALE <= exponent <= 0:
         return str(value).replace("E", "e")
     # A whole number is read as an integer, and of integers there is one zero.
     return "-0e0" if not value and not exponent and value.is_signed() else format(value, "f")
 
 
-def _boolean(value: Value) -> str:
+def _write_boolean(value: Value) -> str:
     if type(value) is not bool:
         raise _UnwritableError(f"a {type(value).__name__}, not a bool")
     return "true" if value else "false"
 
 
-def _duration(value: Value) -> str:
+def _write_duration(value: Value) -> str:
     if type(value) is not Decimal or not value.is_finite() or value.as_tuple() != canonical_duration(value).as_tuple():
         raise _UnwritableError(f"{value!r:.60} is no Decimal of seconds without trailing zeros")
     return format(value, "f")
 
 
-def _bytes(value: Value) -> str:
+def _write_bytes(value: Value) -> str:
     if type(value) is not bytes:
         raise _UnwritableError(f"a {type(value).__name__}, not bytes")
     return f'"{base64.b64encode(value).decode()}"'
 
 
 _SCALARS: dict[str, Callable[[Value], str]] = {
-    "integer": _integer,
-    "float": _float,
+    "integer": _write_integer,
+    "float": _write_float,
     "decimal": write_decimal,
-    "boolean": _boolean,
-    "duration": _duration,
-    "bytes": _bytes,
+    "boolean": _write_boolean,
+    "duration": _write_duration,
+    "bytes": _write_bytes,
 }
 
 
-def _only_canonical(value: Value, canonical: Callable[[str], str | None]) -> str:
+def _require_canonical(value: Value, canonical: Callable[[str], str | None]) -> str:
     if type(value) is not str or canonical(value) != value:
         raise _UnwritableError(f"{value!r:.60} is no canonical ISO 8601 text")
     return value
 
 
-def _nested(
+def _make_nested_writer(
     column: Column, write_string: Callable[[str], str], depth: int, make: Callable[..., Callable[[Value], str]]
 ) -> Callable[[Value], str]:
     if depth > MAX_DEPTH:
-        return _too_deep
+        return _refuse_depth
     if column.item is not None:
         item, write = column.item, make(column.item, write_string, depth + 1)
 
         def write_list(value: Value) -> str:
             if type(value) is not list:
                 raise _UnwritableError(f"a {type(value).__name__}, not a list")
-            return f"[{','.join([_or_null(one, item, write) for one in value])}]"
+            return f"[{','.join([_write_or_null(one, item, write) for one in value])}]"
 
         return write_list
     fields = [(one, f"{write_string(one.name)}:", make(one, write_string, depth + 1)) for one in column.fields]
@@ -235,7 +237,7 @@ def _nested(
         parts: list[str] = []
         for field, prefix, write in fields:
             if field.name in value:
-                parts.append(prefix + _or_null(value[field.name], field, write))
+                parts.append(prefix + _write_or_null(value[field.name], field, write))
             elif field.required:
                 raise _UnwritableError(f"{field.name} is absent, and the schema requires it")
         if len(parts) != len(value):
@@ -245,7 +247,7 @@ def _nested(
     return write_struct
 
 
-def _or_null(value: Value, column: Column, write: Callable[[Value], str]) -> str:
+def _write_or_null(value: Value, column: Column, write: Callable[[Value], str]) -> str:
     if value is not None:
         return write(value)
     if not column.nullable:
@@ -253,18 +255,18 @@ def _or_null(value: Value, column: Column, write: Callable[[Value], str]) -> str
     return "null"
 
 
-def _too_deep(value: Value) -> str:
+def _refuse_depth(value: Value) -> str:
     raise _UnwritableError(f"nested over {MAX_DEPTH} deep")
 
 
-def _mixed(value: Value, write_string: Callable[[str], str], depth: int) -> str:
+def _write_json_value(value: Value, write_string: Callable[[str], str], depth: int) -> str:
     match value:
         case None:
             return "null"
         case bool():
-            return _boolean(value)
+            return _write_boolean(value)
         case int():
-            return _integer(value)
+            return _write_integer(value)
         case Decimal():
             # Without point and exponent it would be read back as an integer.
             text = write_decimal(value)
@@ -272,42 +274,44 @@ def _mixed(value: Value, write_string: Callable[[str], str], depth: int) -> str:
         case str():
             return write_string(value)
         case _ if depth > MAX_DEPTH:
-            return _too_deep(value)
+            return _refuse_depth(value)
         case list():
-            return f"[{','.join([_mixed(one, write_string, depth + 1) for one in value])}]"
+            return f"[{','.join([_write_json_value(one, write_string, depth + 1) for one in value])}]"
         case dict():
-            return f"{{{','.join([_member(*pair, write_string, depth + 1) for pair in value.items()])}}}"
+            return f"{{{','.join([_write_member(*pair, write_string, depth + 1) for pair in value.items()])}}}"
         case _:
             raise _UnwritableError(f"a {type(value).__name__} is no value of JSON")
 
 
-def _member(key: Value, value: Value, write_string: Callable[[str], str], depth: int) -> str:
+def _write_member(key: Value, value: Value, write_string: Callable[[str], str], depth: int) -> str:
     if type(key) is not str:
         raise _UnwritableError(f"a key that is a {type(key).__name__}, not a str")
-    return f"{write_string(key)}:{_mixed(value, write_string, depth)}"
+    return f"{write_string(key)}:{_write_json_value(value, write_string, depth)}"
 
 
-def _reference(column: Column, write_string: Callable[[str], str], depth: int) -> Callable[[Value], str]:
+def _make_reference_writer(column: Column, write_string: Callable[[str], str], depth: int) -> Callable[[Value], str]:
     """Return the writer that prints as pandas' `to_json(double_precision=10, force_ascii=False)` does."""
     quoted: Callable[[str], str] = lambda text: write_string(text).replace("/", "\\/")  # noqa: E731
     match column.type:
         case "integer" if column.nullable:
             # A pandas column of integers with nulls is one of floats.
-            return lambda value: _ten_decimals(float(_integer(value)))
+            return lambda value: _format_ten_decimals(float(_write_integer(value)))
         case "string":
-            return _of_type(str, quoted)
+            return _make_typed_writer(str, quoted)
         case "json":
-            return lambda value: _mixed_reference(value, quoted, depth)
+            return lambda value: _write_reference_value(value, quoted, depth)
         case "list" | "struct":
-            return _nested(column, quoted, depth, lambda inner, _, deeper: _reference(inner, write_string, deeper))
+            return _make_nested_writer(
+                column, quoted, depth, lambda inner, _, deeper: _make_reference_writer(inner, write_string, deeper)
+            )
         case "float" | "decimal" | "datetime" | "date" | "duration":
             return _LOSSY[column.type]
         case "integer" | "boolean" | "time" | "bytes":
-            exact = _lossless(column, write_string, depth)
+            exact = _make_lossless_writer(column, write_string, depth)
             return lambda value: exact(value).replace("/", "\\/")
 
 
-def _ten_decimals(value: float) -> str:
+def _format_ten_decimals(value: float) -> str:
     if value == 0:
         return "0.0"
     if not 1e-15 <= abs(value) <= 1e16:
@@ -316,28 +320,28 @@ def _ten_decimals(value: float) -> str:
     return f"{text}0" if text.endswith(".") else text
 
 
-def _mixed_reference(value: Value, quoted: Callable[[str], str], depth: int) -> str:
+def _write_reference_value(value: Value, quoted: Callable[[str], str], depth: int) -> str:
     if isinstance(value, Decimal):
-        return _ten_decimals(float(value))
+        return _format_ten_decimals(float(value))
     if isinstance(value, list | dict) and depth > MAX_DEPTH:
-        return _too_deep(value)
+        return _refuse_depth(value)
     if isinstance(value, list):
-        return f"[{','.join([_mixed_reference(one, quoted, depth + 1) for one in value])}]"
+        return f"[{','.join([_write_reference_value(one, quoted, depth + 1) for one in value])}]"
     if isinstance(value, dict):
-        pairs = [f"{quoted(str(key))}:{_mixed_reference(one, quoted, depth + 1)}" for key, one in value.items()]
+        pairs = [f"{quoted(str(key))}:{_write_reference_value(one, quoted, depth + 1)}" for key, one in value.items()]
         return f"{{{','.join(pairs)}}}"
-    return _mixed(value, quoted, depth)
+    return _write_json_value(value, quoted, depth)
 
 
-def _epoch_milliseconds(value: Value) -> str:
+def _write_epoch_ms(value: Value) -> str:
     moment = datetime.fromisoformat(value)
     return str(int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000))
 
 
 _LOSSY: dict[str, Callable[[Value], str]] = {
-    "float": lambda value: _ten_decimals(value) if math.isfinite(value) else "null",
-    "decimal": lambda value: _ten_decimals(float(write_decimal(value))),
-    "datetime": _epoch_milliseconds,
-    "date": _epoch_milliseconds,
+    "float": lambda value: _format_ten_decimals(value) if math.isfinite(value) else "null",
+    "decimal": lambda value: _format_ten_decimals(float(write_decimal(value))),
+    "datetime": _write_epoch_ms,
+    "date": _write_epoch_ms,
     "duration": lambda value: str(int(value * 1000)),
 }

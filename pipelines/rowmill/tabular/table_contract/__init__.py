@@ -20,26 +20,26 @@ cells by it, comparing two contracts, and the contract as a commented YAML file.
 | `document` | a contract as YAML, its evidence in comments |
 """
 
-from rowmill.tabular.table_contract.cells import cell_writer, read_position
+from rowmill.tabular.table_contract.cells import make_cell_writer, read_position
 from rowmill.tabular.table_contract.contract import ColumnContract, TableContract
-from rowmill.tabular.table_contract.drift import Drift, Mismatch, changes, missing_or_new
-from rowmill.tabular.table_contract.evidence import ColumnEvidence, Evidence, add_up, observe
-from rowmill.tabular.table_contract.inference import infer, order_of, schema_of
+from rowmill.tabular.table_contract.drift import ColumnDrift, ColumnMismatch, find_contract_changes, find_missing_or_new
+from rowmill.tabular.table_contract.evidence import ColumnEvidence, TableEvidence, merge_evidence, observe_records
+from rowmill.tabular.table_contract.inference import build_record_schema, infer_contract, infer_sort_key
 
 __all__ = [
     "ColumnContract",
+    "ColumnDrift",
     "ColumnEvidence",
-    "Drift",
-    "Evidence",
-    "Mismatch",
+    "ColumnMismatch",
     "TableContract",
-    "add_up",
-    "cell_writer",
-    "changes",
-    "infer",
-    "missing_or_new",
-    "observe",
-    "order_of",
+    "TableEvidence",
+    "build_record_schema",
+    "find_contract_changes",
+    "find_missing_or_new",
+    "infer_contract",
+    "infer_sort_key",
+    "make_cell_writer",
+    "merge_evidence",
+    "observe_records",
     "read_position",
-    "schema_of",
 ]

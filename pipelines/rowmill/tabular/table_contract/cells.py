@@ -15,7 +15,7 @@ from rowmill.core.json import Json
 from rowmill.tabular.serialization import write_decimal
 from rowmill.tabular.table_contract.contract import ColumnContract
 from rowmill.tabular.table_contract.value_shapes import INTEGERS, NUMBERS, shape_of
-from rowmill.tabular.time_order import Order, Position
+from rowmill.tabular.time_order import Position, SortKey
 
 NULL = "null"
 _AS_JSON = re.compile(r"0|-?[1-9][0-9]{0,400}")
@@ -25,10 +25,10 @@ _AS_WRITTEN = "\0"
 _BOOLEANS = {"true": "true", "false": "false"}
 
 
-def cell_writer(column: ColumnContract) -> Callable[[str], str | None]:
+def make_cell_writer(column: ColumnContract) -> Callable[[str], str | None]:
     """Return what gives a cell's JSON text, `null` for one without a value, and None for one that does not fit."""
     absent = frozenset(("", *column.na))
-    read = _reader(column)
+    read = _make_cell_reader(column)
     otherwise = NULL if column.on_mismatch == "na" else None
     is_text = column.type in ("text", "any")
 
@@ -47,32 +47,32 @@ def cell_writer(column: ColumnContract) -> Callable[[str], str | None]:
     return write
 
 
-def _reader(column: ColumnContract) -> Callable[[str], str | None]:
+def _make_cell_reader(column: ColumnContract) -> Callable[[str], str | None]:
     match column.type:
         case "integer":
-            return _integers(INTEGERS[column.thousands], column.thousands)
+            return _make_integer_reader(INTEGERS[column.thousands], column.thousands)
         case "number":
-            return _numbers(column)
+            return _make_number_reader(column)
         case "boolean":
             return lambda text: _BOOLEANS.get(text.lower()) if shape_of(text) == "boolean" else None
         case "date" | "datetime" | "time":
             assert column.format is not None
-            order = Order(column.format)
+            order = SortKey(column.format)
             return lambda text: None if order.read(text) is None else _AS_WRITTEN
         case "text" | "any":
             return lambda _: _AS_WRITTEN
 
 
-def _integers(shapes: frozenset[str], thousands: str) -> Callable[[str], str | None]:
+def _make_integer_reader(shapes: frozenset[str], thousands: str) -> Callable[[str], str | None]:
     def read(text: str) -> str | None:
         if _AS_JSON.fullmatch(text):
             return text
-        return str(int(_without(text, thousands))) if shape_of(text) in shapes else None
+        return str(int(_remove_thousands(text, thousands))) if shape_of(text) in shapes else None
 
     return read
 
 
-def _numbers(column: ColumnContract) -> Callable[[str], str | None]:
+def _make_number_reader(column: ColumnContract) -> Callable[[str], str | None]:
     shapes = NUMBERS.get((column.decimal, column.thousands), frozenset())
     is_plain = column.decimal == "."
 
@@ -86,19 +86,19 @@ def _numbers(column: ColumnContract) -> Callable[[str], str | None]:
         if shape == "sign":
             # As in a column of integers: what decimals stand beside it changes no text.
             return str(int(text))
-        bare = _without(text, column.thousands)
+        bare = _remove_thousands(text, column.thousands)
         return write_decimal(Decimal(bare if is_plain else bare.replace(",", ".")))
 
     return read
 
 
-def _without(text: str, thousands: str) -> str:
+def _remove_thousands(text: str, thousands: str) -> str:
     if thousands == " ":
         return re.sub("[ \u00a0\u202f]", "", text)
     return text.replace(thousands, "") if thousands else text
 
 
-def read_position(column: ColumnContract, order: Order, cell: str, written: str) -> Position | None:
+def read_position(column: ColumnContract, order: SortKey, cell: str, written: str) -> Position | None:
     """Return where a cell stands in the order: a number by its value, a time or text by the cell itself."""
     if column.type in ("integer", "number"):
         value: Json = Decimal(written) if any(sign in written for sign in ".eE") else int(written)

@@ -50,7 +50,7 @@ class ColumnContract(Config):
     """Whether records are written with this column; false leaves it out."""
 
     @model_validator(mode="after")
-    def _is_whole(self) -> "ColumnContract":
+    def _check_consistency(self) -> "ColumnContract":
         if (self.format is not None) != (self.type in TIMES):
             wanted = "needs a format" if self.type in TIMES else "has no format"
             raise ValueError(f"format: a column of type {self.type} {wanted}; write type: date and format: iso8601")

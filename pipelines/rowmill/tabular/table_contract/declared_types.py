@@ -23,7 +23,7 @@ _LIST = re.compile(r"(?:large_|fixed_size_)?list(?:_view)?<[^:<>]+: (.+?)>(?:\[\
 _FEATURE = re.compile(r"Value\((?:dtype=)?'([^']+)'.*\)")
 
 
-def declared_column(name: str, declared: str, *, nullable: bool, required: bool) -> Column:
+def parse_declared_column(name: str, declared: str, *, nullable: bool, required: bool) -> Column:
     """Return the column of a declared Arrow type, or `json` for one that only its values can tell."""
     feature = _FEATURE.fullmatch(declared)
     declared = declared if feature is None else feature[1]
@@ -32,17 +32,17 @@ def declared_column(name: str, declared: str, *, nullable: bool, required: bool)
             return Column(name, kind, nullable=nullable, required=required)
     inner = _LIST.fullmatch(declared)
     if inner is not None:
-        item = declared_column("item", inner[1].removesuffix(" not null"), nullable=True, required=True)
+        item = parse_declared_column("item", inner[1].removesuffix(" not null"), nullable=True, required=True)
         return Column(name, "list", nullable=nullable, required=required, item=item)
-    fields = _struct_fields(declared)
+    fields = _split_struct_fields(declared)
     if fields is not None:
         # Arrow writes every field of a struct, absent ones as null.
-        inner_columns = tuple(declared_column(n, kind, nullable=True, required=True) for n, kind in fields)
+        inner_columns = tuple(parse_declared_column(n, kind, nullable=True, required=True) for n, kind in fields)
         return Column(name, "struct", nullable=nullable, required=required, fields=inner_columns)
     return Column(name, "json", nullable=nullable, required=required)
 
 
-def _struct_fields(declared: str) -> list[tuple[str, str]] | None:
+def _split_struct_fields(declared: str) -> list[tuple[str, str]] | None:
     """Part `struct<a: int64, b: list<item: string>>` into its fields; nothing for any other text."""
     if not (declared.startswith("struct<") and declared.endswith(">")):
         return None

@@ -8,16 +8,16 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 
 from rowmill.tabular.table_contract.contract import ColumnContract, TableContract
-from rowmill.tabular.table_contract.drift import reads
-from rowmill.tabular.table_contract.evidence import ColumnEvidence, Evidence, Place, Tally
-from rowmill.tabular.table_contract.value_shapes import formats_of, is_absent, is_ambiguous
+from rowmill.tabular.table_contract.drift import reads_shape
+from rowmill.tabular.table_contract.evidence import CellLocation, ColumnEvidence, ShapeTally, TableEvidence
+from rowmill.tabular.table_contract.value_shapes import formats_of, is_absent_shape, is_ambiguous_shape
 from rowmill.tabular.time_order import CANDIDATES
 
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "none"})
 _DEFAULTS = {name: field.default for name, field in ColumnContract.model_fields.items()}
 _SHAPES_SHOWN = 5
-_WORDS = {
+_SHAPE_NAMES = {
     "integer": "integers", "sign": "integers with a sign", "zeros": "digits that begin with 0", "point": "decimals",
     "point_group": "decimals", "exponent": "numbers with an exponent", "comma_group": "numbers such as 1,234",
     "comma_groups": "numbers with commas between thousands", "commas_point": "numbers with commas and a point",
@@ -27,12 +27,12 @@ _WORDS = {
 }  # fmt: skip
 
 
-def as_yaml(
+def format_contract_yaml(
     contract: TableContract,
-    evidence: Evidence,
+    evidence: TableEvidence,
     *,
     title: str,
-    place_of: Callable[[Place], str],
+    place_of: Callable[[CellLocation], str],
     shows_cells: bool = True,
 ) -> str:
     """Return a contract as YAML; `shows_cells` false leaves values of the data out, for data that is private."""
@@ -47,25 +47,33 @@ def as_yaml(
     lines.append("columns:")
     for name, column in contract.columns.items():
         seen = evidence.columns.get(name)
-        said = ["no record has it"] if seen is None else _said(column, seen, evidence.records, place_of, shows_cells)
+        said = (
+            ["no record has it"]
+            if seen is None
+            else _describe_evidence(column, seen, evidence.records, place_of, shows_cells)
+        )
         lines += [f"  # {line}" for line in said]
-        lines.append(f"  {_key(name)}: {{{', '.join(_options(column))}}}")
+        lines.append(f"  {_format_key(name)}: {{{', '.join(_format_options(column))}}}")
     return "\n".join(lines) + "\n"
 
 
-def _key(name: str) -> str:
+def _format_key(name: str) -> str:
     is_plain = _PLAIN_KEY.fullmatch(name) and name.lower() not in _RESERVED
     return name if is_plain else json.dumps(name, ensure_ascii=not name.isprintable())
 
 
-def _options(column: ColumnContract) -> Iterator[str]:
+def _format_options(column: ColumnContract) -> Iterator[str]:
     for name, value in column.model_dump(mode="json").items():
         if name == "type" or value != (list(_DEFAULTS[name]) if name == "na" else _DEFAULTS[name]):
             yield f"{name}: {value if name == 'type' else json.dumps(value, ensure_ascii=False)}"
 
 
-def _said(
-    column: ColumnContract, seen: ColumnEvidence, records: int, place_of: Callable[[Place], str], shows_cells: bool
+def _describe_evidence(
+    column: ColumnContract,
+    seen: ColumnEvidence,
+    records: int,
+    place_of: Callable[[CellLocation], str],
+    shows_cells: bool,
 ) -> Iterator[str]:
     absent = records - seen.present
     counts = [
@@ -75,46 +83,56 @@ def _said(
     ]
     tallies = seen.cells or seen.times or seen.kinds
     most = sorted(tallies.items(), key=lambda one: -one[1].count)
-    shapes = [f"{tally.count:,} {_word(shape)}" for shape, tally in most[:_SHAPES_SHOWN]]
+    shapes = [f"{tally.count:,} {_describe_shape(shape)}" for shape, tally in most[:_SHAPES_SHOWN]]
     more = [f"{len(most) - _SHAPES_SHOWN} further ways of writing"] if len(most) > _SHAPES_SHOWN else []
     yield f"{', '.join(counts)}: {', '.join([*shapes, *more])}" if shapes else ", ".join(counts)
     # Of a strptime text of one's own it is known what it reads only when it does.
     is_known = column.format is None or column.format in {order.name for order in CANDIDATES}
     for shape, tally in most if is_known else ():
-        if not reads(column, shape) and not (is_absent(shape) and column.type != "text") and column.type != "text":
-            yield f"{tally.count:,} do not fit{_example(tally, place_of, shows_cells)}"
-    yield from _why_text(column, tallies, place_of, shows_cells)
+        if (
+            not reads_shape(column, shape)
+            and not (is_absent_shape(shape) and column.type != "text")
+            and column.type != "text"
+        ):
+            yield f"{tally.count:,} do not fit{_format_example(tally, place_of, shows_cells)}"
+    yield from _explain_text_type(column, tallies, place_of, shows_cells)
 
 
-def _why_text(
-    column: ColumnContract, tallies: Mapping[str, Tally], place_of: Callable[[Place], str], shows_cells: bool
+def _explain_text_type(
+    column: ColumnContract,
+    tallies: Mapping[str, ShapeTally],
+    place_of: Callable[[CellLocation], str],
+    shows_cells: bool,
 ) -> Iterator[str]:
     """Say why a column that looks like numbers or dates is text."""
     if column.type != "text":
         return
-    values = sum(tally.count for shape, tally in tallies.items() if not is_absent(shape))
+    values = sum(tally.count for shape, tally in tallies.items() if not is_absent_shape(shape))
     texts = tallies.get("text")
     if "zeros" in tallies:
-        yield f"text, because digits that begin with 0 are codes{_example(tallies['zeros'], place_of, shows_cells)}"
+        yield (
+            "text, because digits that begin with 0 are "
+            f"codes{_format_example(tallies['zeros'], place_of, shows_cells)}"
+        )
     elif texts is not None and 0 < texts.count <= values // 10:
-        yield f"text, because of {texts.count:,} values{_example(texts, place_of, shows_cells)}"
+        yield f"text, because of {texts.count:,} values{_format_example(texts, place_of, shows_cells)}"
     elif texts is None and "comma_group" in tallies:
         yield "text, because 1,234 may be above a thousand or a fraction: write type: number and decimal or thousands"
-    elif texts is None and any(is_ambiguous(shape) for shape in tallies):
-        shape = next(shape for shape in tallies if is_ambiguous(shape))
+    elif texts is None and any(is_ambiguous_shape(shape) for shape in tallies):
+        shape = next(shape for shape in tallies if is_ambiguous_shape(shape))
         yield f"text, because {' and '.join(formats_of(shape))} read it otherwise: write type: date and the format"
 
 
-def _example(tally: Tally, place_of: Callable[[Place], str], shows_cells: bool) -> str:
+def _format_example(tally: ShapeTally, place_of: Callable[[CellLocation], str], shows_cells: bool) -> str:
     if not shows_cells or not tally.examples:
         return ""
     text, place = tally.examples[0]
     return f", such as {text[:40]!r} ({place_of(place)})"
 
 
-def _word(shape: str) -> str:
+def _describe_shape(shape: str) -> str:
     if shape.startswith(("na:", "mark:")):
         return f"{shape.partition(':')[2]!r}"
     if shape.startswith("when:"):
         return f"{shape.split(':')[1]}s as {' or '.join(formats_of(shape))}"
-    return _WORDS.get(shape, shape.replace("_", " "))
+    return _SHAPE_NAMES.get(shape, shape.replace("_", " "))

@@ -8,69 +8,75 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from rowmill.tabular.table_contract.contract import TIMES, ColumnContract, TableContract
-from rowmill.tabular.table_contract.evidence import ColumnEvidence, Evidence, Place
+from rowmill.tabular.table_contract.evidence import CellLocation, ColumnEvidence, TableEvidence
 from rowmill.tabular.table_contract.value_shapes import INTEGERS, NUMBERS, formats_of
 
 
 @dataclass(frozen=True, slots=True)
-class Mismatch:
+class ColumnMismatch:
     """Values of a column that do not fit its contract: how many, and the first one."""
 
     count: int
     text: str
-    place: Place
+    place: CellLocation
 
 
 @dataclass(frozen=True, slots=True)
-class Drift:
+class ColumnDrift:
     """A change of one column: what it is, the cell that shows it and its place, where one cell does."""
 
     column: str
     change: str
     text: str | None = None
-    place: Place | None = None
+    place: CellLocation | None = None
 
 
-def missing_or_new(contract: TableContract, evidence: Evidence) -> Iterator[Drift]:
+def find_missing_or_new(contract: TableContract, evidence: TableEvidence) -> Iterator[ColumnDrift]:
     """Yield the columns that the contract does not know, and those that it wants and records lack."""
     for name, seen in evidence.columns.items():
         if name not in contract.columns:
-            yield Drift(name, "is new: the contract has no such column", _first_text(seen), seen.first)
+            yield ColumnDrift(name, "is new: the contract has no such column", _find_first_text(seen), seen.first)
     for name, column in contract.columns.items():
         seen = evidence.columns.get(name)
         if seen is None and evidence.records:
-            yield Drift(name, "is missing from every record", None, (0, 0))
+            yield ColumnDrift(name, "is missing from every record", None, (0, 0))
         elif column.required and seen is not None and seen.present < evidence.records:
-            yield Drift(name, f"is missing from {evidence.records - seen.present:,} records", None, seen.gap)
+            yield ColumnDrift(name, f"is missing from {evidence.records - seen.present:,} records", None, seen.gap)
 
 
-def changes(
+def find_contract_changes(
     before: TableContract,
     now: TableContract,
-    evidence: Evidence,
-    mismatches: Mapping[str, Mismatch],
+    evidence: TableEvidence,
+    mismatches: Mapping[str, ColumnMismatch],
     known: Mapping[str, int],
-) -> Iterator[Drift]:
+) -> Iterator[ColumnDrift]:
     """Yield what changed since a contract that nobody pinned; `known` counts the mismatches that it had then."""
-    yield from missing_or_new(before, evidence)
+    yield from find_missing_or_new(before, evidence)
     for name, column in before.columns.items():
         found = mismatches.get(name)
         seen = evidence.columns.get(name)
         if found is not None and found.count > known.get(name, 0):
-            yield Drift(name, _grown(column, found, known.get(name, 0)), found.text, found.place)
+            yield ColumnDrift(name, _describe_mismatch(column, found, known.get(name, 0)), found.text, found.place)
         elif seen is not None and seen.values and name in now.columns:
             other = now.columns[name]
             if not _is_narrower(other, column):
-                text, place = _witness(seen, column)
-                yield Drift(name, f"was {describe(column)}, and its values now read as {describe(other)}", text, place)
+                text, place = _find_deviating_cell(seen, column)
+                yield ColumnDrift(
+                    name,
+                    f"was {describe_column_contract(column)}, and its values now read as "
+                    f"{describe_column_contract(other)}",
+                    text,
+                    place,
+                )
 
 
-def _grown(column: ColumnContract, found: Mismatch, known: int) -> str:
+def _describe_mismatch(column: ColumnContract, found: ColumnMismatch, known: int) -> str:
     values = "1 value does" if found.count == 1 else f"{found.count:,} values do"
-    return f"is {describe(column)}, which {values} not fit{f' (before: {known:,})' if known else ''}"
+    return f"is {describe_column_contract(column)}, which {values} not fit{f' (before: {known:,})' if known else ''}"
 
 
-def describe(column: ColumnContract) -> str:
+def describe_column_contract(column: ColumnContract) -> str:
     """Word a column's contract: `number, NA words NA and ?`."""
     said: list[str] = [column.type if column.format is None else f"{column.type} as {column.format}"]
     if column.decimal != ".":
@@ -89,34 +95,34 @@ def _is_narrower(now: ColumnContract, before: ColumnContract) -> bool:
     if (now.type, before.type) == ("date", "datetime"):
         return now.format == before.format
     if now.type in ("integer", "number") and before.type in ("integer", "number"):
-        return _shapes(now) <= _shapes(before)
+        return _numeric_shapes(now) <= _numeric_shapes(before)
     return (now.type, now.format) == (before.type, before.format)
 
 
-def _shapes(column: ColumnContract) -> frozenset[str]:
+def _numeric_shapes(column: ColumnContract) -> frozenset[str]:
     if column.type == "integer":
         return INTEGERS[column.thousands]
     return NUMBERS[column.decimal, column.thousands]
 
 
-def _first_text(seen: ColumnEvidence) -> str | None:
+def _find_first_text(seen: ColumnEvidence) -> str | None:
     tallies = seen.cells or seen.kinds
     found = [(place, text) for tally in tallies.values() for text, place in tally.examples]
     return min(found)[1] if found else None
 
 
-def _witness(seen: ColumnEvidence, before: ColumnContract) -> tuple[str | None, Place | None]:
+def _find_deviating_cell(seen: ColumnEvidence, before: ColumnContract) -> tuple[str | None, CellLocation | None]:
     """Return the first cell that is not as the earlier contract has it, or the first one."""
     tallies = seen.cells or seen.kinds
-    odd = {shape: tally for shape, tally in tallies.items() if not reads(before, shape)} or tallies
+    odd = {shape: tally for shape, tally in tallies.items() if not reads_shape(before, shape)} or tallies
     found = [(place, text) for tally in odd.values() for text, place in tally.examples]
     return (min(found)[1], min(found)[0]) if found else (None, None)
 
 
-def reads(column: ColumnContract, shape: str) -> bool:
+def reads_shape(column: ColumnContract, shape: str) -> bool:
     """Tell whether a column's contract reads values of a shape."""
     if column.type in ("integer", "number"):
-        return shape in _shapes(column)
+        return shape in _numeric_shapes(column)
     if column.type in ("text", "any"):
         return True
     return column.format in formats_of(shape) if column.type in TIMES else column.type == shape

@@ -16,12 +16,12 @@ from typing import TypeAlias
 from rowmill.core.json import Json
 from rowmill.tabular.table_contract.value_shapes import shape_of, time_shape_of
 
-Place: TypeAlias = tuple[int, int]
+CellLocation: TypeAlias = tuple[int, int]
 """A part, and a record in it, both counted from 0."""
 
-EXAMPLES = 3
+MAX_EXAMPLES = 3
 """Distinct texts kept of each shape."""
-SHOWN = 100
+MAX_EXAMPLE_CHARS = 100
 """Characters kept of such a text."""
 _KINDS: dict[type, str] = {
     int: "integer", Decimal: "decimal", float: "decimal", bool: "boolean", str: "string",
@@ -30,17 +30,17 @@ _KINDS: dict[type, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class ShapeTally:
     """How many values there are of a shape, and the first distinct ones with their places."""
 
     count: int
-    examples: tuple[tuple[str, Place], ...]
+    examples: tuple[tuple[str, CellLocation], ...]
 
-    def plus(self, other: "Tally") -> "Tally":
+    def plus(self, other: "ShapeTally") -> "ShapeTally":
         """Add what a later part says."""
         known = {text for text, _ in self.examples}
         news = tuple(one for one in other.examples if one[0] not in known)
-        return Tally(self.count + other.count, (*self.examples, *news)[:EXAMPLES])
+        return ShapeTally(self.count + other.count, (*self.examples, *news)[:MAX_EXAMPLES])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,13 @@ class ColumnEvidence:
     `gap` is the first record without the column.
     """
 
-    first: Place
+    first: CellLocation
     present: int = 0
     nulls: int = 0
-    cells: Mapping[str, Tally] = field(default_factory=dict[str, Tally])
-    kinds: Mapping[str, Tally] = field(default_factory=dict[str, Tally])
-    times: Mapping[str, Tally] = field(default_factory=dict[str, Tally])
-    gap: Place | None = None
+    cells: Mapping[str, ShapeTally] = field(default_factory=dict[str, ShapeTally])
+    kinds: Mapping[str, ShapeTally] = field(default_factory=dict[str, ShapeTally])
+    times: Mapping[str, ShapeTally] = field(default_factory=dict[str, ShapeTally])
+    gap: CellLocation | None = None
 
     def plus(self, other: "ColumnEvidence") -> "ColumnEvidence":
         """Add what a later part says."""
@@ -66,9 +66,9 @@ class ColumnEvidence:
             self.first,
             self.present + other.present,
             self.nulls + other.nulls,
-            _sum(self.cells, other.cells),
-            _sum(self.kinds, other.kinds),
-            _sum(self.times, other.times),
+            _merge_tallies(self.cells, other.cells),
+            _merge_tallies(self.kinds, other.kinds),
+            _merge_tallies(self.times, other.times),
             other.gap if self.gap is None else self.gap,
         )
 
@@ -78,7 +78,7 @@ class ColumnEvidence:
         return self.present - self.nulls
 
 
-def _sum(one: Mapping[str, Tally], other: Mapping[str, Tally]) -> dict[str, Tally]:
+def _merge_tallies(one: Mapping[str, ShapeTally], other: Mapping[str, ShapeTally]) -> dict[str, ShapeTally]:
     return {
         name: one[name].plus(other[name]) if name in one and name in other else one.get(name) or other[name]
         for name in dict.fromkeys((*one, *other))
@@ -86,7 +86,7 @@ def _sum(one: Mapping[str, Tally], other: Mapping[str, Tally]) -> dict[str, Tall
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class TableEvidence:
     """What the records of some parts say of the columns, in the order in which these were first met."""
 
     records: int
@@ -94,16 +94,16 @@ class Evidence:
 
     def to_json(self) -> dict[str, Json]:
         """Return it as a JSON value."""
-        return {"records": self.records, "columns": {name: _column_json(one) for name, one in self.columns.items()}}
+        return {"records": self.records, "columns": {name: _column_to_json(one) for name, one in self.columns.items()}}
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Json]) -> "Evidence":
+    def from_json(cls, told: Mapping[str, Json]) -> "TableEvidence":
         """Read what `to_json` returned."""
         columns: dict[str, Json] = told["columns"]
-        return cls(told["records"], {name: _column_of(one) for name, one in columns.items()})
+        return cls(told["records"], {name: _column_from_json(one) for name, one in columns.items()})
 
 
-def _column_json(column: ColumnEvidence) -> Json:
+def _column_to_json(column: ColumnEvidence) -> Json:
     tallies = [
         {name: [one.count, [[text, *place] for text, place in one.examples]] for name, one in counted.items()}
         for counted in (column.cells, column.kinds, column.times)
@@ -111,11 +111,11 @@ def _column_json(column: ColumnEvidence) -> Json:
     return [column.first, column.present, column.nulls, *tallies, column.gap]
 
 
-def _column_of(told: Json) -> ColumnEvidence:
+def _column_from_json(told: Json) -> ColumnEvidence:
     first, present, nulls, cells, kinds, times, gap = told
     counted = [
         {
-            name: Tally(count, tuple((text, (part, row)) for text, part, row in examples))
+            name: ShapeTally(count, tuple((text, (part, row)) for text, part, row in examples))
             for name, (count, examples) in one.items()
         }
         for one in (cells, kinds, times)
@@ -126,7 +126,9 @@ def _column_of(told: Json) -> ColumnEvidence:
 # ── One part ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def observe(records: Sequence[Mapping[str, Json]], rows: Sequence[int] | None = None, *, are_cells: bool) -> Evidence:
+def observe_records(
+    records: Sequence[Mapping[str, Json]], rows: Sequence[int] | None = None, *, are_cells: bool
+) -> TableEvidence:
     """Say what a part's records show; cells are texts of a CSV file. `rows` are the records' numbers in the part."""
     numbers = range(len(records)) if rows is None else rows
     values: dict[str, list[Json]] = {}
@@ -140,31 +142,31 @@ def observe(records: Sequence[Mapping[str, Json]], rows: Sequence[int] | None = 
             for name, value in record.items():
                 values.setdefault(name, []).append(value)
                 having.setdefault(name, []).append(number)
-    see = _see_cells if are_cells else _see_values
-    return Evidence(len(records), {name: see(column, having[name], numbers) for name, column in values.items()})
+    see = _observe_cells if are_cells else _observe_values
+    return TableEvidence(len(records), {name: see(column, having[name], numbers) for name, column in values.items()})
 
 
-def _gap(having: Sequence[int], numbers: Sequence[int]) -> Place | None:
+def _find_gap(having: Sequence[int], numbers: Sequence[int]) -> CellLocation | None:
     if len(having) == len(numbers):
         return None
     known = set(having)
     return (0, next(number for number in numbers if number not in known))
 
 
-def _see_cells(cells: Sequence[str], having: Sequence[int], numbers: Sequence[int]) -> ColumnEvidence:
+def _observe_cells(cells: Sequence[str], having: Sequence[int], numbers: Sequence[int]) -> ColumnEvidence:
     counted = Counter(cells)
     nulls = counted.pop("", 0)
     return ColumnEvidence(
-        (0, having[0]), len(cells), nulls, _tallied(counted, cells, having), gap=_gap(having, numbers)
+        (0, having[0]), len(cells), nulls, _tally_shapes(counted, cells, having), gap=_find_gap(having, numbers)
     )
 
 
-def _tallied(
+def _tally_shapes(
     counted: Mapping[str, int],
     texts: Sequence[Json],
     having: Sequence[int],
     shape_of: Callable[[str], str] = shape_of,
-) -> dict[str, Tally]:
+) -> dict[str, ShapeTally]:
     """Count texts by shape; `counted` holds them in the order in which they are first met."""
     counts: Counter[str] = Counter()
     first: dict[str, list[str]] = {}
@@ -172,58 +174,62 @@ def _tallied(
         shape = shape_of(text)
         counts[shape] += count
         held = first.setdefault(shape, [])
-        if len(held) < EXAMPLES:
+        if len(held) < MAX_EXAMPLES:
             held.append(text)
     return {
-        shape: Tally(count, tuple((text[:SHOWN], (0, having[texts.index(text)])) for text in first[shape]))
+        shape: ShapeTally(
+            count, tuple((text[:MAX_EXAMPLE_CHARS], (0, having[texts.index(text)])) for text in first[shape])
+        )
         for shape, count in counts.items()
     }
 
 
-def _see_values(values: Sequence[Json], having: Sequence[int], numbers: Sequence[int]) -> ColumnEvidence:
+def _observe_values(values: Sequence[Json], having: Sequence[int], numbers: Sequence[int]) -> ColumnEvidence:
     types = list(map(type, values))
-    kinds: dict[str, Tally] = {}
+    kinds: dict[str, ShapeTally] = {}
     for own, count in Counter(types).items():
         if own is not type(None):
-            tally = Tally(count, _first_of(own, types, values, having))
+            tally = ShapeTally(count, _find_first_values(own, types, values, having))
             kind = _KINDS[own]
             kinds[kind] = kinds[kind].plus(tally) if kind in kinds else tally
     texts = [value for value in values if type(value) is str] if "string" in kinds else []
-    times = _tallied(Counter(text for text in texts if text), values, having, time_shape_of) if texts else {}
-    return ColumnEvidence((0, having[0]), len(values), values.count(None), {}, kinds, times, _gap(having, numbers))
+    times = _tally_shapes(Counter(text for text in texts if text), values, having, time_shape_of) if texts else {}
+    return ColumnEvidence((0, having[0]), len(values), values.count(None), {}, kinds, times, _find_gap(having, numbers))
 
 
-def _first_of(
+def _find_first_values(
     wanted: type, types: Sequence[type], values: Sequence[Json], having: Sequence[int]
-) -> tuple[tuple[str, Place], ...]:
+) -> tuple[tuple[str, CellLocation], ...]:
     """Return the first values of a type with their places."""
-    found: list[tuple[str, Place]] = []
+    found: list[tuple[str, CellLocation]] = []
     at = -1
-    for _ in range(min(EXAMPLES, types.count(wanted))):
+    for _ in range(min(MAX_EXAMPLES, types.count(wanted))):
         at = types.index(wanted, at + 1)
-        found.append((str(values[at])[:SHOWN], (0, having[at])))
+        found.append((str(values[at])[:MAX_EXAMPLE_CHARS], (0, having[at])))
     return tuple(found)
 
 
 # ── All parts ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def add_up(parts: Iterable[Evidence]) -> Evidence:
+def merge_evidence(parts: Iterable[TableEvidence]) -> TableEvidence:
     """Add up what parts say; columns stand in the order in which the parts meet them."""
     records, columns = 0, dict[str, ColumnEvidence]()
-    seen: list[tuple[int, Evidence]] = []
+    seen: list[tuple[int, TableEvidence]] = []
     for number, part in enumerate(parts):
         if not part.records:
             continue
         records += part.records
         seen.append((number, part))
         for name, column in part.columns.items():
-            own = _in_part(column, number)
+            own = _assign_part(column, number)
             columns[name] = columns[name].plus(own) if name in columns else own
-    return Evidence(records, {name: _with_gap(name, one, records, seen) for name, one in columns.items()})
+    return TableEvidence(records, {name: _locate_gap(name, one, records, seen) for name, one in columns.items()})
 
 
-def _with_gap(name: str, column: ColumnEvidence, records: int, seen: Sequence[tuple[int, Evidence]]) -> ColumnEvidence:
+def _locate_gap(
+    name: str, column: ColumnEvidence, records: int, seen: Sequence[tuple[int, TableEvidence]]
+) -> ColumnEvidence:
     """Find the first record without a column that some parts have not at all."""
     if column.present == records:
         return column
@@ -238,10 +244,10 @@ def _with_gap(name: str, column: ColumnEvidence, records: int, seen: Sequence[tu
     return column
 
 
-def _in_part(column: ColumnEvidence, number: int) -> ColumnEvidence:
+def _assign_part(column: ColumnEvidence, number: int) -> ColumnEvidence:
     tallies = [
         {
-            name: Tally(one.count, tuple((text, (number, row)) for text, (_, row) in one.examples))
+            name: ShapeTally(one.count, tuple((text, (number, row)) for text, (_, row) in one.examples))
             for name, one in counted.items()
         }
         for counted in (column.cells, column.kinds, column.times)

@@ -15,19 +15,25 @@ from dataclasses import dataclass
 from rowmill.core.errors import ConfigError
 from rowmill.tabular.schema import Column, ColumnType, RecordSchema
 from rowmill.tabular.table_contract.contract import TIMES, CellType, ColumnContract, TableContract
-from rowmill.tabular.table_contract.declared_types import declared_column
-from rowmill.tabular.table_contract.evidence import ColumnEvidence, Evidence, Tally
-from rowmill.tabular.table_contract.value_shapes import INTEGERS, NUMBERS, formats_of, is_absent, is_ambiguous
-from rowmill.tabular.time_order import CANDIDATES, ELAPSED, ISO8601, TEXT, TIME_OF_DAY, Order, named_order
+from rowmill.tabular.table_contract.declared_types import parse_declared_column
+from rowmill.tabular.table_contract.evidence import ColumnEvidence, ShapeTally, TableEvidence
+from rowmill.tabular.table_contract.value_shapes import (
+    INTEGERS,
+    NUMBERS,
+    formats_of,
+    is_absent_shape,
+    is_ambiguous_shape,
+)
+from rowmill.tabular.time_order import CANDIDATES, ELAPSED, ISO8601, TEXT, TIME_OF_DAY, SortKey, resolve_sort_key
 
 STRAY_SHARE = 1000
 """One value in so many may not fit the type that all others have."""
-LEAST_FITTING = 10
+MIN_FITTING = 10
 """Values that must fit a type before one that does not is called stray."""
 
 
-def infer(
-    evidence: Evidence,
+def infer_contract(
+    evidence: TableEvidence,
     declared: Mapping[str, str],
     *,
     order: str | None = None,
@@ -38,31 +44,33 @@ def infer(
     """Propose a contract; `declared` are the types of typed sources, `leading` the columns that are written first."""
     names = [*(name for name in leading if name in evidence.columns), *evidence.columns]
     columns = {
-        name: _column(evidence.columns[name], evidence.records, declared.get(name), is_order=name == order)
+        name: _infer_column(evidence.columns[name], evidence.records, declared.get(name), is_order=name == order)
         for name in dict.fromkeys(names)
     }
     return TableContract(delimiter=delimiter, quote=quote, columns=columns)
 
 
-def _column(seen: ColumnEvidence, records: int, declared: str | None, *, is_order: bool) -> ColumnContract:
+def _infer_column(seen: ColumnEvidence, records: int, declared: str | None, *, is_order: bool) -> ColumnContract:
     required = seen.present == records
     if declared is not None and not seen.cells:
-        kind = _of_schema(declared_column("column", declared, nullable=True, required=True).type)
+        kind = _map_schema_type(parse_declared_column("column", declared, nullable=True, required=True).type)
         if kind not in ("text", "any"):
             return ColumnContract(type=kind, format="iso8601" if kind in TIMES else None, required=required)
         if kind == "any":
             return ColumnContract(type="any", required=required)
     if seen.kinds and not seen.cells:
-        kind = _of_schema(_type_of_kinds(seen.kinds))
+        kind = _map_schema_type(_infer_json_type(seen.kinds))
         return (
-            _of_times(seen.times, required=required) if kind == "text" else ColumnContract(type=kind, required=required)
+            _infer_from_times(seen.times, required=required)
+            if kind == "text"
+            else ColumnContract(type=kind, required=required)
         )
     if seen.kinds:
         return ColumnContract(type="any" if seen.kinds.keys() - {"string"} else "text", required=required)
-    return _of_cells(seen.cells, required=required, is_order=is_order)
+    return _infer_from_cells(seen.cells, required=required, is_order=is_order)
 
 
-def _of_schema(kind: ColumnType) -> CellType:
+def _map_schema_type(kind: ColumnType) -> CellType:
     """Return the contract's name of a schema's type."""
     match kind:
         case "integer" | "boolean" | "date" | "datetime" | "time":
@@ -75,7 +83,7 @@ def _of_schema(kind: ColumnType) -> CellType:
             return "any"
 
 
-def _type_of_kinds(kinds: Iterable[str]) -> ColumnType:
+def _infer_json_type(kinds: Iterable[str]) -> ColumnType:
     match sorted(kinds):
         case ["integer"]:
             return "integer"
@@ -93,21 +101,21 @@ def _type_of_kinds(kinds: Iterable[str]) -> ColumnType:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _CandidateType:
     """A type that might be a column's, and the shapes that it reads."""
 
     column: ColumnContract
     shapes: frozenset[str]
 
 
-def _readings() -> tuple[_Reading, ...]:
-    integer = _Reading(ColumnContract(type="integer"), INTEGERS[""])
+def _list_candidate_types() -> tuple[_CandidateType, ...]:
+    integer = _CandidateType(ColumnContract(type="integer"), INTEGERS[""])
     numbers = [
-        _Reading(ColumnContract(type="number", decimal=decimal, thousands=thousands), shapes)  # pyright: ignore[reportArgumentType]
+        _CandidateType(ColumnContract(type="number", decimal=decimal, thousands=thousands), shapes)  # pyright: ignore[reportArgumentType]
         for (decimal, thousands), shapes in NUMBERS.items()
     ]
     grouped = [
-        _Reading(ColumnContract(type="integer", thousands=sign), shapes)  # pyright: ignore[reportArgumentType]
+        _CandidateType(ColumnContract(type="integer", thousands=sign), shapes)  # pyright: ignore[reportArgumentType]
         for sign, shapes in INTEGERS.items()
         if sign
     ]
@@ -117,71 +125,71 @@ def _readings() -> tuple[_Reading, ...]:
         numbers[0],
         *grouped,
         *numbers[1:],
-        _Reading(ColumnContract(type="boolean"), frozenset({"boolean"})),
+        _CandidateType(ColumnContract(type="boolean"), frozenset({"boolean"})),
     )
 
 
-_READINGS = _readings()
+_CANDIDATE_TYPES = _list_candidate_types()
 """In the order of preference: where two read as many cells, the first is the column's."""
 
 
-def _of_cells(cells: Mapping[str, Tally], *, required: bool, is_order: bool) -> ColumnContract:
+def _infer_from_cells(cells: Mapping[str, ShapeTally], *, required: bool, is_order: bool) -> ColumnContract:
     text = ColumnContract(type="text", required=required)
-    absent = sum(tally.count for shape, tally in cells.items() if is_absent(shape))
+    absent = sum(tally.count for shape, tally in cells.items() if is_absent_shape(shape))
     values = sum(tally.count for tally in cells.values()) - absent
     if not values or "zeros" in cells:
         return text
-    found = [(_count(cells, one.shapes), one) for one in _READINGS]
+    found = [(_count_fitting(cells, one.shapes), one) for one in _CANDIDATE_TYPES]
     most, best = max(found, key=lambda pair: pair[0])
     if _is_tolerable(values - most, most):
-        if _is_read_twice(cells, best):
+        if _is_comma_ambiguous(cells, best):
             return text
-        return best.column.model_copy(update={"required": required, "na": _absent_words(cells)})
-    return _of_times(cells, required=required, is_order=is_order)
+        return best.column.model_copy(update={"required": required, "na": _collect_na_words(cells)})
+    return _infer_from_times(cells, required=required, is_order=is_order)
 
 
-def _count(cells: Mapping[str, Tally], shapes: Iterable[str]) -> int:
+def _count_fitting(cells: Mapping[str, ShapeTally], shapes: Iterable[str]) -> int:
     return sum(cells[shape].count for shape in shapes if shape in cells)
 
 
 def _is_tolerable(odd: int, fitting: int) -> bool:
     if not odd:
         return fitting > 0
-    return fitting >= LEAST_FITTING and odd <= max(1, (odd + fitting) // STRAY_SHARE)
+    return fitting >= MIN_FITTING and odd <= max(1, (odd + fitting) // STRAY_SHARE)
 
 
-def _is_read_twice(cells: Mapping[str, Tally], best: _Reading) -> bool:
+def _is_comma_ambiguous(cells: Mapping[str, ShapeTally], best: _CandidateType) -> bool:
     """Tell whether nothing says if a comma, as in `1,234`, stands before a fraction or between thousands."""
     if "comma_group" not in cells:
         return False
-    as_thousands = _count(cells, NUMBERS[".", ","])
-    as_fraction = max(_count(cells, NUMBERS[",", sign]) for sign in ("", ".", " "))
+    as_thousands = _count_fitting(cells, NUMBERS[".", ","])
+    as_fraction = max(_count_fitting(cells, NUMBERS[",", sign]) for sign in ("", ".", " "))
     return as_thousands == as_fraction and best.column.type in ("integer", "number")
 
 
-def _absent_words(cells: Mapping[str, Tally]) -> tuple[str, ...]:
+def _collect_na_words(cells: Mapping[str, ShapeTally]) -> tuple[str, ...]:
     return tuple(sorted(shape.partition(":")[2] for shape in cells if shape.startswith(("na:", "mark:"))))
 
 
-def _of_times(tallies: Mapping[str, Tally], *, required: bool, is_order: bool = False) -> ColumnContract:
+def _infer_from_times(tallies: Mapping[str, ShapeTally], *, required: bool, is_order: bool = False) -> ColumnContract:
     text = ColumnContract(type="text", required=required)
-    absent = sum(tally.count for shape, tally in tallies.items() if is_absent(shape))
+    absent = sum(tally.count for shape, tally in tallies.items() if is_absent_shape(shape))
     values = sum(tally.count for tally in tallies.values()) - absent
-    counts = _counts_of_formats(tallies)
+    counts = _count_formats(tallies)
     if not counts:
         return text
     best = max(counts, key=lambda name: counts[name])
     odd = values - counts[best]
     if odd and not (is_order and _is_tolerable(odd, counts[best])):
         return text
-    if _rivals(tallies, best):
+    if _find_rival_format(tallies, best):
         return text
     kinds = {shape.split(":", 2)[1] for shape in tallies if best in formats_of(shape)}
     kind: CellType = "time" if kinds == {"time"} else "date" if kinds == {"date"} else "datetime"
-    return ColumnContract(type=kind, format=best, required=required, na=_absent_words(tallies))
+    return ColumnContract(type=kind, format=best, required=required, na=_collect_na_words(tallies))
 
 
-def _counts_of_formats(tallies: Mapping[str, Tally]) -> dict[str, int]:
+def _count_formats(tallies: Mapping[str, ShapeTally]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for order in CANDIDATES:
         read = sum(tally.count for shape, tally in tallies.items() if order.name in formats_of(shape))
@@ -190,11 +198,11 @@ def _counts_of_formats(tallies: Mapping[str, Tally]) -> dict[str, int]:
     return counts
 
 
-def _rivals(tallies: Mapping[str, Tally], best: str) -> tuple[str, tuple[str, object]] | None:
+def _find_rival_format(tallies: Mapping[str, ShapeTally], best: str) -> tuple[str, tuple[str, object]] | None:
     """Return another format that reads as many texts, with one that it reads otherwise."""
-    counts = _counts_of_formats(tallies)
+    counts = _count_formats(tallies)
     for shape, tally in tallies.items():
-        if is_ambiguous(shape) and best in formats_of(shape):
+        if is_ambiguous_shape(shape) and best in formats_of(shape):
             for name in formats_of(shape):
                 if name != best and counts[name] == counts[best]:
                     return name, tally.examples[0]
@@ -204,31 +212,31 @@ def _rivals(tallies: Mapping[str, Tally], best: str) -> tuple[str, tuple[str, ob
 # ── What a contract means ──────────────────────────────────────────────────────────────────────────
 
 
-def schema_of(
-    contract: TableContract, evidence: Evidence, declared: Mapping[str, str], leading: Sequence[str]
+def build_record_schema(
+    contract: TableContract, evidence: TableEvidence, declared: Mapping[str, str], leading: Sequence[str]
 ) -> RecordSchema:
     """Return the schema of records under a contract; which values are null or absent is the data's to say."""
     columns = [
-        _schema_column(name, one, evidence.columns.get(name), evidence.records, declared.get(name))
+        _build_schema_column(name, one, evidence.columns.get(name), evidence.records, declared.get(name))
         for name, one in contract.used.items()
     ]
-    return RecordSchema(tuple(columns)).led_by(name for name in leading if name in contract.used)
+    return RecordSchema(tuple(columns)).with_leading(name for name in leading if name in contract.used)
 
 
-def _schema_column(
+def _build_schema_column(
     name: str, column: ColumnContract, seen: ColumnEvidence | None, records: int, declared: str | None
 ) -> Column:
     if seen is None:
-        return Column(name, _cell_types(column), nullable=True, required=False)
+        return Column(name, _map_cell_type(column), nullable=True, required=False)
     allows_null = column.on_mismatch == "na" or (bool(seen.cells) and bool(column.na or _has_blanks(seen, column)))
     nullable, required = seen.nulls > 0 or allows_null, seen.present == records
     if seen.cells or (not seen.kinds and declared is None):
-        return Column(name, _cell_types(column), nullable=nullable, required=required)
+        return Column(name, _map_cell_type(column), nullable=nullable, required=required)
     if declared is not None:
-        own = declared_column(name, declared, nullable=nullable, required=required)
-        if column.type in ("any", _of_schema(own.type)) or column.type in TIMES:
+        own = parse_declared_column(name, declared, nullable=nullable, required=required)
+        if column.type in ("any", _map_schema_type(own.type)) or column.type in TIMES:
             return own
-    kind = _type_of_kinds(seen.kinds) if column.type == "any" else _cell_types(column)
+    kind = _infer_json_type(seen.kinds) if column.type == "any" else _map_cell_type(column)
     return Column(name, kind, nullable=nullable, required=required)
 
 
@@ -236,7 +244,7 @@ def _has_blanks(seen: ColumnEvidence, column: ColumnContract) -> bool:
     return column.type != "text" and "blank" in seen.cells
 
 
-def _cell_types(column: ColumnContract) -> ColumnType:
+def _map_cell_type(column: ColumnContract) -> ColumnType:
     match column.type:
         case "integer" | "boolean":
             return column.type
@@ -248,17 +256,17 @@ def _cell_types(column: ColumnContract) -> ColumnType:
             return "string"
 
 
-def order_of(
+def infer_sort_key(
     name: str,
     contract: TableContract,
-    evidence: Evidence,
+    evidence: TableEvidence,
     schema: RecordSchema,
     *,
     timestamp_format: str,
     must_be_time: bool,
     is_pinned: bool,
     where: str,
-) -> Order:
+) -> SortKey:
     """Return how the values of the order column are read to positions.
 
     Raises
@@ -269,19 +277,19 @@ def order_of(
     """
     column = contract.columns[name]
     if timestamp_format != "auto":
-        return named_order(timestamp_format, schema.by_name[name], where=where)
+        return resolve_sort_key(timestamp_format, schema.by_name[name], where=where)
     match column.type:
         case "integer" | "number":
             return ELAPSED
         case "date" | "datetime":
             assert column.format is not None
-            return Order(column.format)
+            return SortKey(column.format)
         case "time":
-            return TIME_OF_DAY if column.format in (None, ISO8601.name) else Order(column.format)
+            return TIME_OF_DAY if column.format in (None, ISO8601.name) else SortKey(column.format)
         case "text" if (is_pinned and not must_be_time) or not evidence.columns[name].values:
             return TEXT
         case "text":
-            raise _unreadable(name, evidence.columns[name], where)
+            raise _make_order_error(name, evidence.columns[name], where)
         case "any" if schema.by_name[name].type == "duration":
             return ELAPSED
         case "boolean" | "any":
@@ -291,25 +299,27 @@ def order_of(
             )
 
 
-def _unreadable(name: str, seen: ColumnEvidence, where: str) -> ConfigError:
+def _make_order_error(name: str, seen: ColumnEvidence, where: str) -> ConfigError:
     """Say why a column of text orders nothing: by letters `Apr 2024` would come before `Jan 2024`."""
     tallies = seen.cells or seen.times
-    counts = _counts_of_formats(tallies)
-    if not counts and not _numbers(tallies):
+    counts = _count_formats(tallies)
+    if not counts and not _count_numbers(tallies):
         example = next((text for tally in tallies.values() for text, _ in tally.examples), "")
         return ConfigError(
             f"{where}: auto: column {name!r} is text that no known format of times reads, such as {example!r:.60}; "
             "numbers and times order records, and text does where the recipe says so; write the format as a strptime "
             "text, or `text` for the order of code points"
         )
-    if _numbers(tallies) > max(counts.values(), default=0):
-        odd = next(text for shape, tally in tallies.items() if not _is_number(shape) for text, _ in tally.examples)
+    if _count_numbers(tallies) > max(counts.values(), default=0):
+        odd = next(
+            text for shape, tally in tallies.items() if not _is_number_shape(shape) for text, _ in tally.examples
+        )
         return ConfigError(
             f"{where}: auto: column {name!r} has numbers and {odd!r:.60}, which have no order together; one type "
             "orders records; correct the cells, or pin the column's type and its na words in the table contract"
         )
     best = max(counts, key=lambda format_name: counts[format_name])
-    rival = _rivals(tallies, best)
+    rival = _find_rival_format(tallies, best)
     if rival is not None and counts[best] == sum(tally.count for tally in tallies.values()):
         return ConfigError(
             f"{where}: auto: {best} and {rival[0]} both read every value of column {name!r} and disagree on "
@@ -323,12 +333,12 @@ def _unreadable(name: str, seen: ColumnEvidence, where: str) -> ConfigError:
     )
 
 
-def _numbers(tallies: Mapping[str, Tally]) -> int:
-    return sum(tally.count for shape, tally in tallies.items() if _is_number(shape))
+def _count_numbers(tallies: Mapping[str, ShapeTally]) -> int:
+    return sum(tally.count for shape, tally in tallies.items() if _is_number_shape(shape))
 
 
 _NUMBER_SHAPES = frozenset().union(*NUMBERS.values(), *INTEGERS.values())
 
 
-def _is_number(shape: str) -> bool:
+def _is_number_shape(shape: str) -> bool:
     return shape in _NUMBER_SHAPES

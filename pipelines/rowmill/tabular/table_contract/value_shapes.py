@@ -90,11 +90,11 @@ def shape_of(text: str) -> str:
 
 def time_shape_of(text: str) -> str:
     """Name the shape of a text of JSON, of which only times are more than text: numbers stand there without quotes."""
-    return _time_shape(text) if _MAY_BE_TIME.match(text) else "text"
+    return _name_time_formats(text) if _MAY_BE_TIME.match(text) else "text"
 
 
 @lru_cache(maxsize=1 << 14)
-def _time_shape(text: str) -> str:
+def _name_time_formats(text: str) -> str:
     """Name the formats that read a text: `when:date:%d/%m/%Y|%m/%d/%Y`, and `~` where they disagree on it."""
     read = [(order, order.read(text)) for order in CANDIDATES]
     fitting = [(order, position) for order, position in read if position is not None]
@@ -110,11 +110,11 @@ def formats_of(shape: str) -> tuple[str, ...]:
     return tuple(shape.split(":", 2)[2].lstrip("~").split("|")) if shape.startswith("when:") else ()
 
 
-def is_absent(shape: str) -> bool:
+def is_absent_shape(shape: str) -> bool:
     """Tell whether texts of a shape mean no value in a column that is not text."""
     return shape == "blank" or shape.startswith(("na:", "mark:"))
 
 
-def is_ambiguous(shape: str) -> bool:
+def is_ambiguous_shape(shape: str) -> bool:
     """Tell whether two formats read texts of a shape otherwise."""
     return shape.startswith("when:") and ":~" in shape

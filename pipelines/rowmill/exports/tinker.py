@@ -40,7 +40,7 @@ class Tinker(Sharded):
     """Lines that become `tinker.Datum`."""
     unit: Literal["unpacked"] = "unpacked"
     """Segments one by one: a Datum has no boundaries inside."""
-    reduction: Literal["none", "normalize_weights"] = "none"
+    reduction: Literal["none", "mean"] = "none"
     """Weights as they are, or divided so that those of a Datum add up to 1."""
 
     def lay_out(self, shape: ExportIndex) -> ExportLayout:

@@ -3,7 +3,7 @@
 
 # Set PYTHON to build the environment with an interpreter of your choice: make demo PYTHON=python3.12
 PYTHON ?=
-# Further words for pytest: make test PYTEST_ARGS="tests/test_layers.py -x"
+# Further words for pytest: make test PYTEST_ARGS="tests/repository/test_layers.py -x"
 PYTEST_ARGS ?= -n auto --dist loadfile --no-loadscope-reorder
 # `make test CI=1` also runs what takes long: servers, nights, kills, whole real datasets, the browser.
 CI ?=
@@ -61,7 +61,7 @@ bench: $(TESTS)  ## run the benchmarks; one JSON line each
 
 screenshots: $(TESTS)  ## take the pictures of the documentation with Debian's chromium, by the test that drives it
 	@$(call install,.[browser])
-	@ROWMILL_SCREENSHOTS=docs/images $(BIN)/python -m pytest -q --slow tests/test_browser.py
+	@ROWMILL_SCREENSHOTS=docs/images $(BIN)/python -m pytest -q --slow tests/end_to_end/test_browser.py
 
 docs: $(READY)  ## write the generated pages and the JSON Schema again
 	@$(BIN)/python -m docs.generate.reference

@@ -3,7 +3,7 @@
 What belongs here: records that a real collection might hold and that must not stop a build. What does not: good
 records (`generate.py`). Each flaw is written as it is, some as bytes that no JSON writer would produce.
 
-Beside every record stands the reason under which it should be rejected; `tests/test_demo_data.py` holds us to it.
+Each record carries the reason under which it is rejected; `tests/repository/test_demo_data.py` checks it.
 """
 
 import json

@@ -1,0 +1,505 @@
+"""The laws of the corridor: what is built once is not built again, and the same recipe gives the same bytes.
+
+What belongs here: reuse, fingerprints, workers, waivers, forecasts. What does not: damage (`test_bad_input.py`),
+disks and kills (`test_robustness.py`).
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rowmill.build import runner
+from rowmill.checks import judge
+from rowmill.cli import main
+from rowmill.core.errors import ConfigError, GateError, IntegrityError
+from rowmill.core.storage import Store
+from rowmill.executors import local
+from rowmill.schema import manifest
+from rowmill.stages import catalog
+from tests.support.recipes import CHAT, LENIENT, PAIR, Built, Road, chat, lines, pair
+
+ROOT = Path(__file__).resolve().parents[2]
+
+DATASETS: dict[str, dict[str, Any]] = {
+    "chats": {"source": {"train_urls": ["data/chats.jsonl"]}, "format": CHAT},
+    "tasks": {"source": {"train_urls": ["data/tasks.jsonl"]}, "format": PAIR, "splits": {"validation": 0.2}},
+}
+"""Two datasets of two kinds, one of them with a validation split."""
+
+
+def with_data(road: Road, rows: int = 60) -> Road:
+    road.write("chats.jsonl", [chat(i, turns=1 + i % 3) for i in range(rows)])
+    road.write("tasks.jsonl", [pair(i) for i in range(rows)])
+    return road.recipe(DATASETS)
+
+
+@pytest.fixture
+def road(tmp_path: Path) -> Road:
+    """Return a project in which nothing was built."""
+    return with_data(Road(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Build the project once; `ready` is a copy of it, so what this says of versions and digests is true there."""
+    return with_data(Road(tmp_path_factory.mktemp("first"))).build()
+
+
+@pytest.fixture
+def ready(first: Built, tmp_path: Path) -> Road:
+    """Return a project in which everything was built."""
+    shutil.copytree(first.project.base, tmp_path, dirs_exist_ok=True)
+    return Road(tmp_path)
+
+
+def changed(dataset: str, **groups: Any) -> dict[str, dict[str, Any]]:
+    """Return the datasets with option groups of one of them replaced."""
+    return {**DATASETS, dataset: {**DATASETS[dataset], **groups}}
+
+
+def times(road: Road) -> dict[Path, int]:
+    """Return when each file below `parts/` and `manifests/` was written, in nanoseconds."""
+    return {
+        path: path.stat().st_mtime_ns
+        for kind in ("parts", "manifests")
+        for path in road.store.rglob(f"{kind}/**/*")
+        if path.is_file()
+    }
+
+
+# ── Twice, and elsewhere ───────────────────────────────────────────────────────────────────────────
+
+
+def test_second_build_reuses_every_step_and_writes_no_part(first: Built, ready: Road) -> None:
+    written = times(ready)
+
+    second = ready.build()
+
+    assert len(first.made()) == len(DATASETS) * len(catalog.list_stages("dataset")) + len(catalog.list_stages("recipe"))
+    assert second.made() == set()
+    assert second.versions() == first.versions()
+    assert times(ready) == written
+
+
+def test_steps_of_a_recipe_are_made_once_however_many_ask(ready: Road, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, str | None]] = []
+    terms_of = judge.list_thresholds
+
+    def counted(gates: Any, stage: str, dataset: str | None, kind: Any = None) -> Any:
+        made.append((stage, dataset))
+        return terms_of(gates, stage, dataset, kind)
+
+    monkeypatch.setattr(judge, "list_thresholds", counted)
+    project = ready.project
+
+    runner.build(project)
+    runner.open_inputs(replace(project, store=Store(str(ready.store))), runner.plan_steps(project)[-1])
+
+    assert sorted(made, key=str) == sorted(((step.name, step.dataset) for step in runner.plan_steps(project)), key=str)
+
+
+def test_steps_follow_a_replaced_recipe(ready: Road) -> None:
+    project = ready.project
+    datasets = {"tasks": project.recipe.datasets["tasks"]}
+
+    alone = replace(project, recipe=project.recipe.model_copy(update={"datasets": datasets}))
+
+    assert {step.dataset for step in runner.plan_steps(project)} == {"chats", "tasks", None}
+    assert {step.dataset for step in runner.plan_steps(alone)} == {"tasks", None}
+
+
+def test_build_in_which_nothing_changed_imports_what_judges_nothing(ready: Road) -> None:
+    script = (
+        "import sys; from rowmill.cli import main as cli; status = cli.main(['build', sys.argv[1]]); "
+        "print(status, sorted({'pandas', 'great_expectations', 'transformers', 'tokenizers'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", script, str(ready.config)]
+    # The first writes the report and the views, which a build by the engine alone does not.
+    said = [subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT) for _ in range(2)][-1]
+
+    assert said.stdout.splitlines()[-1] == f"{main.DONE} []"
+
+
+def test_build_in_another_folder_gives_the_same_bytes(first: Built, road: Road) -> None:
+    other = road.build()
+
+    assert other.versions() == first.versions()
+    assert other.digests() == first.digests()
+
+
+@pytest.mark.slow
+def test_two_workers_give_the_bytes_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = with_data(Road(tmp_path / "one"), rows=400).build()
+    # As if the data were large: every map goes to worker processes.
+    monkeypatch.setattr(local, "INLINE_BELOW_BYTES", 0)
+
+    road = with_data(Road(tmp_path / "two"), rows=400)
+    together = road.recipe(DATASETS, execution={"workers": 2}).build()
+
+    assert together.report("chats", "canonical_rows").parts > 1
+    assert together.versions() == alone.versions()
+    assert together.digests() == alone.digests()
+
+
+def test_source_touched_but_equal_makes_nothing(ready: Road) -> None:
+    os.utime(ready.folder / "data/chats.jsonl", (1, 1))
+
+    assert ready.build().made() == set()
+
+
+def test_source_renamed_but_equal_stops_at_the_rows(first: Built, ready: Road) -> None:
+    """Rows are named by content, so only the scan, and the lineage of the shards, knows the new name."""
+    (ready.folder / "data/chats.jsonl").rename(ready.folder / "data/talks.jsonl")
+    ready.recipe(changed("chats", source={"train_urls": ["data/talks.jsonl"]}))
+
+    after = ready.build()
+
+    assert "chats/raw_dataset" in after.made()
+    assert after.report("chats", "canonical_rows").rows_made == 0
+    assert after.report("chats", "tokenized_examples").rows_made == 0
+    assert after.versions()["chats/tokenized_examples"] == first.versions()["chats/tokenized_examples"]
+
+
+def test_data_put_back_makes_the_earlier_version_current_again(first: Built, ready: Road) -> None:
+    ready.write("tasks.jsonl", [pair(i) for i in range(30)])
+    assert ready.build().versions() != first.versions()
+
+    ready.write("tasks.jsonl", [pair(i) for i in range(60)])
+    third = ready.build()
+
+    assert third.made() == set()
+    assert third.versions() == first.versions()
+
+
+# ── New rows ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.slow
+def test_one_percent_of_new_rows_tokenises_about_one_percent(tmp_path: Path) -> None:
+    """On a file of more than 8 MB; the bound is the budget: at most 3 % of the rows are made again."""
+    rows = [chat(i, words=240) for i in range(2400)]
+    road = Road(tmp_path).one("a.jsonl", rows, truncation={"overlong": "truncate"})
+    road.recipe({"rows": {"source": {"train_urls": ["data/a.jsonl"]}, "format": CHAT}}, seq_len=2048)
+    assert (road.folder / "data/a.jsonl").stat().st_size > 8 << 20
+    full = road.build()
+    with (road.folder / "data/a.jsonl").open("ab") as file:
+        file.write(lines(chat(i, words=240) for i in range(2400, 2424)))
+
+    again = road.build()
+
+    for stage in ("canonical_rows", "tokenized_examples"):
+        report = again.report("rows", stage)
+        assert full.report("rows", stage).rows_made == 2400
+        assert 24 <= report.rows_made <= 0.03 * 2424
+        assert report.parts - report.parts_reused <= 2
+    assert len(again.segments()) == 2424
+    kept = {row["example_id"] for row in full.examples()}
+    assert len(kept - {row["example_id"] for row in again.examples()}) <= 48
+
+
+@pytest.mark.slow
+def test_rows_built_after_the_first_build_are_those_of_one_build(tmp_path: Path) -> None:
+    grown = Road(tmp_path / "grown").one("a.jsonl", [chat(i) for i in range(900)])
+    grown.build()
+    grown.write("a.jsonl", [chat(i) for i in range(1000)])
+    at_once = Road(tmp_path / "once").one("a.jsonl", [chat(i) for i in range(1000)])
+
+    assert grown.build().digests() == at_once.build().digests()
+
+
+# ── Options ────────────────────────────────────────────────────────────────────────────────────────
+
+ALL_BELOW = {
+    "canonical_rows": {"canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards"},
+    "tokenized_examples": {"tokenized_examples", "truncation_stats", "packed_shards"},
+    "packed_shards": {"truncation_stats", "packed_shards"},
+}
+
+
+@pytest.mark.parametrize(
+    ("stage", "groups"),
+    [
+        ("canonical_rows", {"splits": {"validation": 0.3}}),
+        ("tokenized_examples", {"loss": {"supervise": "last_assistant"}}),
+        ("tokenized_examples", {"truncation": {"max_length": 40}}),
+        ("tokenized_examples", {"template": {"chat_template": "chatml"}}),
+        ("packed_shards", {"packing": {"max_segments_per_example": 2}}),
+    ],
+    ids=["splits", "loss", "max_length", "template", "packing"],
+)
+def test_changed_option_makes_its_stage_and_what_stands_on_it(
+    ready: Road, stage: str, groups: Mapping[str, Any]
+) -> None:
+    made = ready.recipe(changed("chats", **groups)).build().made()
+
+    allowed = {f"chats/{name}" for name in ALL_BELOW[stage]} | {"training_splits", "gpu_partitions"}
+    assert {f"chats/{stage}", "chats/packed_shards", "training_splits", "gpu_partitions"} <= made <= allowed
+
+
+@pytest.mark.parametrize(
+    ("changes", "made"),
+    [
+        ({"execution": {"workers": 1, "cron": "0 3 * * *"}}, set()),
+        ({"gates": {**LENIENT, "fill": {"at_least": 0.1}}}, set()),
+        ({"partitions": {"world_size": 4}}, {"training_splits", "gpu_partitions"}),
+        ({"seed": 7}, {"training_splits", "gpu_partitions"}),
+    ],
+    ids=["execution", "gates", "world-size", "seed"],
+)
+def test_changed_recipe_makes_only_what_reads_the_change(ready: Road, changes: dict[str, Any], made: set[str]) -> None:
+    assert ready.recipe(DATASETS, **changes).build().made() == made
+
+
+def test_changed_rows_of_one_dataset_leave_the_other_alone(ready: Road) -> None:
+    ready.write("tasks.jsonl", lines(pair(i) for i in range(60)) + b"{\n")
+
+    made = ready.build().made()
+
+    assert "tasks/canonical_rows" in made
+    assert not {name for name in made if name.startswith("chats/")}
+
+
+# ── Files that go missing ──────────────────────────────────────────────────────────────────────────
+
+KEYS = [
+    ("chats", "canonical_rows"),
+    ("chats", "tokenized_examples"),
+    ("chats", "packed_shards"),
+    ("training_splits",),
+    ("gpu_partitions",),
+]
+
+
+@pytest.mark.parametrize("key", KEYS, ids=["-".join(key) for key in KEYS])
+def test_deleted_part_file_is_made_again_and_nothing_else(first: Built, ready: Road, key: tuple[str, ...]) -> None:
+    part = first.manifest(*key).parts[-1]
+    (ready.store / next(iter(part.files.values())).path).unlink()
+
+    after = ready.build()
+
+    assert after.made() == {"/".join(key)}
+    assert after.versions() == first.versions()
+    assert after.digests() == first.digests()
+
+
+def test_damaged_part_file_is_found_by_its_digest(first: Built, ready: Road) -> None:
+    made = first.manifest("chats", "packed_shards")
+    path = ready.store / made.parts[0].files["shard"].path
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+    with pytest.raises(IntegrityError, match=r"what was written has digest"):
+        manifest.verify_files(ready.project.store, made)
+
+
+def test_kept_version_can_be_made_current_again(first: Built, ready: Road) -> None:
+    wanted = first.manifest("tasks", "canonical_rows")
+    ready.write("tasks.jsonl", [pair(i) for i in range(30)])
+    later = ready.build(only=("raw_dataset", "canonical_rows")).manifest("tasks", "canonical_rows")
+    project = ready.project
+    step = runner.find_step(project, wanted.key)
+
+    report = runner.run_step(project, step, runner.open_inputs(project, step), version=wanted.version)
+
+    current = manifest.load_current(project.store, wanted.key)
+    assert report.reused
+    assert current is not None
+    assert current.version == wanted.version != later.version
+
+
+# ── Gates and waivers ──────────────────────────────────────────────────────────────────────────────
+
+WAIVER: dict[str, Any] = {"law": "rejects", "dataset": "tasks", "at_most": 0.5, "reason": "half of the file is notes"}
+
+
+def gated(road: Road, **gates: Any) -> Road:
+    """Give the tasks a reject in three rows and gates that see it."""
+    road.write("tasks.jsonl", lines(pair(i) for i in range(40)) + b"{\n" * 20)
+    return road.recipe(DATASETS, gates={**LENIENT, "rejects": {"at_most": 0.05}, **gates})
+
+
+def built_steps(road: Road) -> set[str]:
+    return {str(path.parent.relative_to(road.store / "road")) for path in road.store.rglob("pointer.json")}
+
+
+def test_failed_gate_names_check_number_threshold_and_remedy(road: Road) -> None:
+    gated(road)
+
+    with pytest.raises(
+        GateError, match=r"road/tasks/canonical_rows: rejects: 0\.333333 .*wanted at most 0\.05; .*mend the data"
+    ):
+        road.build()
+
+    assert "tasks/canonical_rows" in built_steps(road)
+    assert not {"tasks/tokenized_examples", "training_splits", "gpu_partitions"} & built_steps(road)
+
+
+def test_failed_gate_refuses_a_later_run_of_one_step_alone(road: Road) -> None:
+    with pytest.raises(GateError):
+        gated(road).build()
+    project = road.project
+    step = runner.find_step(project, ("road", "tasks", "tokenized_examples"))
+
+    with pytest.raises(GateError, match=r"rejects: 0\.333333"):
+        runner.open_inputs(project, step)
+
+
+def test_waiver_opens_the_gate_and_stands_on_everything_below(road: Road) -> None:
+    built = gated(road, waivers=[WAIVER]).build()
+
+    named = {"/".join(key) for key, (report, _) in built.steps.items() if report.manifest.waivers}
+    assert named == {
+        "tasks/tokenized_examples",
+        "tasks/truncation_stats",
+        "tasks/packed_shards",
+        "training_splits",
+        "gpu_partitions",
+    }
+    assert WAIVER["reason"] in built.manifest("gpu_partitions").waivers[0]
+
+
+def test_waiver_that_is_withdrawn_closes_the_gate_again(road: Road) -> None:
+    gated(road, waivers=[WAIVER]).build()
+
+    with pytest.raises(GateError, match="rejects"):
+        gated(road).build()
+
+
+def test_waiver_is_part_of_the_fingerprint(road: Road) -> None:
+    """The same bytes under another excuse are another version: whoever reads them must see the excuse."""
+    one = gated(road, waivers=[WAIVER]).build()
+    other = gated(road, waivers=[{**WAIVER, "reason": "the notes are kept on purpose"}]).build()
+
+    assert one.versions()["tasks/canonical_rows"] == other.versions()["tasks/canonical_rows"]
+    assert one.versions()["gpu_partitions"] != other.versions()["gpu_partitions"]
+
+
+def test_waiver_that_is_exceeded_does_not_open_the_gate(road: Road) -> None:
+    with pytest.raises(GateError, match=r"rejects: 0\.333333"):
+        gated(road, waivers=[{**WAIVER, "at_most": 0.2}]).build()
+
+
+# ── Forecasts ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def forecasts(road: Road) -> dict[str, tuple[str, str]]:
+    return {"/".join(one.step.key[1:]): (one.action, one.why) for one in runner.forecast_steps(road.project)}
+
+
+def test_plan_of_a_new_project_says_what_must_be_made_and_builds_nothing(road: Road) -> None:
+    found = forecasts(road)
+
+    assert found["chats/raw_dataset"] == ("make", "never built")
+    assert {action for name, (action, _) in found.items() if not name.endswith("raw_dataset")} == {"make if changed"}
+    assert built_steps(road) == set()
+
+
+def test_plan_after_a_build_reuses_everything(ready: Road) -> None:
+    assert {action for action, _ in forecasts(ready).values()} == {"reuse"}
+
+
+def test_plan_after_new_rows_names_the_source(ready: Road) -> None:
+    ready.write("tasks.jsonl", [pair(i) for i in range(61)])
+
+    found = forecasts(ready)
+
+    assert found["tasks/raw_dataset"] == ("make", "its source files changed")
+    assert {name for name, (action, _) in found.items() if action == "reuse"} == {
+        f"chats/{stage.name}" for stage in catalog.list_stages("dataset")
+    }
+
+
+def test_plan_after_a_changed_option_names_the_option(ready: Road) -> None:
+    ready.recipe(changed("chats", packing={"max_segments_per_example": 2}))
+
+    found = forecasts(ready)
+
+    assert found["chats/packed_shards"] == ("make", "its options changed")
+    assert found["training_splits"][0] == "make if changed"
+
+
+def test_plan_keeps_its_word(ready: Road) -> None:
+    """What it says is reused is reused, and what it says is made is made."""
+    ready.recipe(changed("chats", loss={"supervise": "last_assistant"}))
+    found = forecasts(ready)
+
+    made = ready.build().made()
+
+    assert {name for name, (action, _) in found.items() if action == "make"} <= made
+    assert not {name for name, (action, _) in found.items() if action == "reuse"} & made
+
+
+# ── Doors ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_step_whose_input_was_never_built_is_refused(road: Road) -> None:
+    project = road.project
+
+    with pytest.raises(IntegrityError, match="road/chats/raw_dataset: it was never built"):
+        runner.open_inputs(project, runner.find_step(project, ("road", "chats", "canonical_rows")))
+
+
+def test_step_that_does_not_exist_is_refused_with_those_that_do(road: Road) -> None:
+    with pytest.raises(ConfigError, match=r"road/chats/packed: no such asset; .*road/chats/packed_shards"):
+        runner.find_step(road.project, ("road", "chats", "packed"))
+
+
+def test_build_of_some_stages_makes_only_those(road: Road) -> None:
+    built: Built = road.build(only=("raw_dataset", "canonical_rows"))
+
+    assert {key[-1] for key in built.steps} == {"raw_dataset", "canonical_rows"}
+
+
+def test_progress_names_the_dataset_beside_the_stage(road: Road) -> None:
+    heard: list[str] = []
+
+    def hear(where: str, *, done: int, total: int, **_: object) -> None:
+        heard.append(f"{where} {done}/{total}")
+
+    road.build(progress=hear)
+
+    assert "chats/canonical_rows 1/1" in heard
+    assert all(where.count("/") == 2 for where in heard)
+
+
+def test_version_of_a_renamed_dataset_is_held_against_today_s_bounds(tmp_path: Path) -> None:
+    rows = [chat(i) for i in range(8)]
+    odd = [{"messages": [{"role": "narrator", "content": f"Scene {i}."}, *chat(70 + i)["messages"]]} for i in range(2)]
+    road = Road(tmp_path)
+    source = {"train_urls": [road.write("rows.jsonl", [*rows, *odd])]}
+    options = {"source": source, "format": CHAT, "template": {"chat_template": "chatml"}}
+    older = road.recipe({"chats": options}).build().manifest("gpu_partitions").version
+    road.write("rows.jsonl", rows)
+    strict = {name: bound for name, bound in LENIENT.items() if name != "unknown_roles"}
+    road.recipe({"talks": options}, gates=strict).build()
+    project = road.project
+
+    with pytest.raises(GateError, match=r"road/chats/canonical_rows, version .*unknown_roles: 0\.2"):
+        runner.run_step(project, runner.find_step(project, ("road", "gpu_partitions")), {}, version=older)
+
+
+def test_version_of_a_renamed_table_is_held_against_the_checks_that_tables_alone_have(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+
+    def builds(dataset: str, more: str, **gates: Any) -> str:
+        path = road.write("table.csv", ("a,b\n" + "".join(f"{i},{i % 3}\n" for i in range(30)) + more).encode())
+        options = {"source": {"train_urls": [path]}, "format": {"kind": "records"}}
+        road.recipe({dataset: options}, gates=LENIENT | gates)
+        return road.build().manifest("gpu_partitions").version
+
+    waiver = {"law": "table_drift", "at_most": 9, "reason": "looked at the one cell"}
+    builds("table", "")
+    drifted = builds("table", "31,calm\n", waivers=[waiver])
+    builds("sheet", "")
+    project = road.project
+
+    with pytest.raises(GateError, match=r"road/table/canonical_rows, version .*table_drift: 1"):
+        runner.run_step(project, runner.find_step(project, ("road", "gpu_partitions")), {}, version=drifted)

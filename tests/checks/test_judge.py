@@ -1,0 +1,348 @@
+"""Laws, bounds, waivers, verdicts, and the lock that a failed one keeps shut."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from rowmill.checks import judge
+from rowmill.checks.cross_stage import CROSS_STAGE_FACTS
+from rowmill.checks.judge import CHECKS, Check, CheckResult, Gates
+from rowmill.core.config import validate_options
+from rowmill.core.errors import ConfigError, GateError
+from rowmill.core.storage import Store
+from rowmill.schema import manifest
+from rowmill.schema.manifest import NOT_APPLICABLE, Manifest
+
+KEY = ("demo", "chats", "canonical_rows")
+GOOD = {
+    "nonempty": 10, "accounted": 0, "unknown_roles": 0.0, "group_size": 2, "rejects": 0.0, "duplicates": 0.0,
+    "preference_data": 0.0, "unpinned_boundaries": 0, "group_advice": 0, "interval_mismatch": 0,
+}  # fmt: skip
+REASON = "looked at each of them"
+OF_RECORDS = {law.name for law in CHECKS if law.row_kind == "record"}
+
+
+def _judged(store: Store, facts: dict[str, Any], **gates: Any) -> tuple[Manifest, dict[str, CheckResult]]:
+    made = Manifest(
+        key=KEY, stage="canonical_rows", fingerprint="f", code_version="1", inputs={}, parts=(), facts=facts,
+        samples={"unknown_roles": ("a:1", "a:2")},
+    )  # fmt: skip
+    saved = manifest.save_manifest(store, made)
+    # Of the laws for one kind of rows alone those are judged whose facts are there.
+    kind = "record" if OF_RECORDS & facts.keys() else "conversation"
+    terms = judge.list_thresholds(validate_options(Gates, gates, "gates"), "canonical_rows", "chats", kind)
+    terms = tuple(one for one in terms if one.law in facts or one.law not in OF_RECORDS)
+    return saved, {verdict.law: verdict for verdict in judge.run_checks(store, saved, terms)}
+
+
+def _terms(**gates: Any) -> tuple[judge.Threshold, ...]:
+    return judge.list_thresholds(validate_options(Gates, gates, "gates"), "canonical_rows", "chats", "conversation")
+
+
+def test_judge_good_facts_passes_every_law(tmp_path: Path) -> None:
+    saved, verdicts = _judged(Store(str(tmp_path)), GOOD)
+
+    assert {law for law, verdict in verdicts.items() if not verdict.passed} == {"shrunk"}
+    assert verdicts["shrunk"].outcome == "not_applicable"
+    judge.require_passing_checks(Store(str(tmp_path)), saved, _terms())
+
+
+@pytest.mark.parametrize(
+    "law",
+    [law for law in CHECKS if "canonical_rows" in law.stages and law.name not in CROSS_STAGE_FACTS],
+    ids=lambda law: law.name,
+)
+def test_judge_fact_just_beyond_its_bound_fails_and_at_it_passes(tmp_path: Path, law: judge.Check) -> None:
+    beyond = law.bound + 0.001 if law.direction == "at_most" else law.bound - 0.001
+
+    _, at_bound = _judged(Store(str(tmp_path / "at")), {**GOOD, law.name: law.bound})
+    _, failed = _judged(Store(str(tmp_path / "beyond")), {**GOOD, law.name: beyond})
+
+    assert at_bound[law.name].passed
+    assert not failed[law.name].passed
+    assert failed[law.name].blocking is (law.severity == "error")
+
+
+def test_laws_of_one_kind_of_rows_are_no_other_kinds() -> None:
+    gates = validate_options(Gates, {}, "gates")
+
+    of_chats, of_records = (
+        {one.law for one in judge.list_thresholds(gates, "canonical_rows", "a", kind)}
+        for kind in ("conversation", "record")
+    )
+
+    assert of_records - of_chats == OF_RECORDS == {"table_drift", "type_mismatch"}
+
+
+def judged_order(store: Store, value: float, **gates: Any) -> CheckResult:
+    made = Manifest(
+        key=("demo", "training_splits"), stage="training_splits", fingerprint="f", code_version="1", inputs={},
+        parts=(), facts={"dropped_share": value},
+    )  # fmt: skip
+    terms = judge.list_thresholds(validate_options(Gates, gates, "gates"), "training_splits", None)
+    own = [one for one in terms if one.law == "dropped_share"]
+    return judge.run_checks(store, manifest.save_manifest(store, made), own)[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "passed", "severity", "blocking"),
+    [(0.01, True, "error", False), (0.011, False, "warn", False), (0.1, False, "warn", False),
+     (0.101, False, "error", True)],
+)  # fmt: skip
+def test_judge_law_that_warns_first_blocks_only_beyond_its_bound(
+    tmp_path: Path, value: float, passed: bool, severity: str, blocking: bool
+) -> None:
+    verdict = judged_order(Store(str(tmp_path)), value)
+
+    assert (verdict.passed, verdict.blocking) == (passed, blocking)
+    assert passed or verdict.severity == severity
+    assert "wanted at most 0.01, and 0.1 before it blocks" in verdict.sentence
+
+
+def test_judge_law_that_warns_first_under_a_recipe_s_own_bound(tmp_path: Path) -> None:
+    stricter = judged_order(Store(str(tmp_path / "stricter")), 0.006, dropped_share={"at_most": 0.005})
+    looser = judged_order(Store(str(tmp_path / "looser")), 0.4, dropped_share={"at_most": 0.5})
+
+    assert stricter.blocking
+    assert (looser.passed, looser.blocking, looser.severity) == (False, False, "warn")
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf"), "0", True])
+def test_judge_fact_that_is_no_number_fails_as_not_measured(tmp_path: Path, value: object) -> None:
+    _, verdicts = _judged(Store(str(tmp_path)), {**GOOD, "unknown_roles": value})
+
+    assert verdicts["unknown_roles"].note == "not_measured"
+    assert verdicts["unknown_roles"].blocking
+
+
+def test_fact_that_is_not_applicable_neither_passes_nor_fails_and_shuts_no_gate(tmp_path: Path) -> None:
+    own = {"canonical_rows": [{"name": "roles", "column": "unknown_roles", "max_value": 0.5}]}
+    store = Store(str(tmp_path))
+
+    saved, verdicts = _judged(store, {**GOOD, "unknown_roles": NOT_APPLICABLE}, expectations=own)
+
+    for law in ("unknown_roles", "roles"):
+        one = verdicts[law]
+        assert (one.outcome, one.passed, one.failed, one.blocking) == ("not_applicable", False, False, False)
+    judge.require_passing_checks(store, saved, _terms(expectations=own))
+    assert judge.run_checks(store, saved, _terms())[2] == verdicts["unknown_roles"]
+
+
+@pytest.mark.parametrize("law", [law.name for law in CHECKS if "canonical_rows" in law.stages and not law.applies_to])
+def test_law_for_all_data_cannot_be_called_not_applicable(tmp_path: Path, law: str) -> None:
+    _, verdicts = _judged(Store(str(tmp_path)), {**GOOD, law: NOT_APPLICABLE})
+
+    assert (verdicts[law].outcome, verdicts[law].note) == ("failed", "not_measured")
+
+
+def test_require_open_with_a_failed_law_names_number_threshold_and_remedy(tmp_path: Path) -> None:
+    saved, _ = _judged(Store(str(tmp_path)), {**GOOD, "unknown_roles": 0.2})
+
+    with pytest.raises(GateError) as refusal:
+        judge.require_passing_checks(Store(str(tmp_path)), saved, _terms())
+
+    text = str(refusal.value)
+    assert "demo/chats/canonical_rows: unknown_roles: 0.2" in text
+    assert "wanted at most 0.01" in text
+    assert "format.role_map" in text
+
+
+def test_require_open_under_terms_never_judged_stays_shut(tmp_path: Path) -> None:
+    saved, _ = _judged(Store(str(tmp_path)), GOOD)
+
+    with pytest.raises(GateError, match="unknown_roles was never judged"):
+        judge.require_passing_checks(Store(str(tmp_path)), saved, _terms(unknown_roles={"at_most": 0.001}))
+
+
+def test_waiver_covers_a_failure_within_its_bound_and_not_beyond(tmp_path: Path) -> None:
+    waivers = [{"law": "unknown_roles", "dataset": "chats", "at_most": 0.3, "reason": REASON}]
+
+    _, within = _judged(Store(str(tmp_path / "within")), {**GOOD, "unknown_roles": 0.2}, waivers=waivers)
+    _, beyond = _judged(Store(str(tmp_path / "beyond")), {**GOOD, "unknown_roles": 0.4}, waivers=waivers)
+
+    assert not within["unknown_roles"].passed
+    assert not within["unknown_roles"].blocking
+    assert within["unknown_roles"].waiver == REASON
+    assert beyond["unknown_roles"].blocking
+
+
+def test_waiver_of_another_dataset_covers_nothing(tmp_path: Path) -> None:
+    waivers = [{"law": "unknown_roles", "dataset": "other", "at_most": 0.3, "reason": REASON}]
+
+    _, verdicts = _judged(Store(str(tmp_path)), {**GOOD, "unknown_roles": 0.2}, waivers=waivers)
+
+    assert verdicts["unknown_roles"].blocking
+
+
+def test_waiver_that_names_the_dataset_goes_before_one_for_all(tmp_path: Path) -> None:
+    everywhere = {"law": "unknown_roles", "at_most": 0.05, "reason": REASON}
+    here = everywhere | {"dataset": "chats", "at_most": 0.3}
+
+    for waivers in ([everywhere, here], [here, everywhere]):
+        _, verdicts = _judged(Store(str(tmp_path)), {**GOOD, "unknown_roles": 0.2}, waivers=waivers)
+        assert not verdicts["unknown_roles"].blocking
+
+
+@pytest.mark.parametrize("law", [law for law in CHECKS if not law.waivable], ids=lambda law: law.name)
+def test_bound_of_a_law_that_guards_correctness_can_only_be_tightened(law: Check) -> None:
+    looser, stricter = (1, -1) if law.direction == "at_most" else (-1, 1)
+    for bound in ({"severity": "warn"}, {law.direction: law.bound + looser}):
+        with pytest.raises(ConfigError, match=f"{law.name} guards correctness"):
+            validate_options(Gates, {law.name: bound}, "gates")
+    assert validate_options(Gates, {law.name: {law.direction: law.bound + stricter, "severity": "error"}}, "gates")
+
+
+@pytest.mark.parametrize("law", [law.name for law in CHECKS if not law.waivable])
+def test_waiver_of_a_law_that_guards_correctness_is_refused(law: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be waived"):
+        validate_options(Gates, {"waivers": [{"law": law, "at_most": 1, "reason": REASON}]}, "gates")
+
+
+def test_severity_warn_shows_and_does_not_block(tmp_path: Path) -> None:
+    _, verdicts = _judged(Store(str(tmp_path)), {**GOOD, "unknown_roles": 0.2}, unknown_roles={"severity": "warn"})
+
+    assert not verdicts["unknown_roles"].passed
+    assert not verdicts["unknown_roles"].blocking
+
+
+def test_bound_of_the_wrong_direction_is_refused() -> None:
+    with pytest.raises(ConfigError, match="rejects has an at_most bound"):
+        validate_options(Gates, {"rejects": {"at_least": 1}}, "gates")
+
+
+def test_unknown_law_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean unknown_roles"):
+        validate_options(Gates, {"unknown_role": {"at_most": 1}}, "gates")
+
+
+def test_own_expectation_is_judged_beside_the_laws(tmp_path: Path) -> None:
+    own = {
+        "canonical_rows": [
+            {"name": "enough_rows", "column": "kept", "min_value": 100, "type": "expect_column_min_to_be_between"}
+        ]
+    }
+
+    _, few = _judged(Store(str(tmp_path / "few")), {**GOOD, "kept": 10}, expectations=own)
+    _, enough = _judged(Store(str(tmp_path / "enough")), {**GOOD, "kept": 100}, expectations=own)
+
+    assert few["enough_rows"].blocking
+    assert enough["enough_rows"].passed
+
+
+def test_judge_twice_reads_the_saved_verdict(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    saved, first = _judged(store, {**GOOD, "unknown_roles": 0.2})
+
+    again = judge.run_checks(store, saved, _terms())
+
+    assert {verdict.law: verdict for verdict in again} == first
+    assert first["unknown_roles"].samples == ("a:1", "a:2")
+
+
+@pytest.mark.parametrize("bound", [0.123456789, 10_000_001, 1e-9])
+def test_verdict_names_its_bound_exactly_and_its_words_may_round(tmp_path: Path, bound: float) -> None:
+    _, verdicts = _judged(Store(str(tmp_path)), GOOD, rejects={"at_most": bound})
+
+    again = judge.run_checks(Store(str(tmp_path)), _saved_of(tmp_path), _terms(rejects={"at_most": bound}))
+
+    assert verdicts["rejects"].bound == bound
+    assert {one.law: one.bound for one in again}["rejects"] == bound
+
+
+def test_own_expectation_with_two_bounds_passes_only_between_them(tmp_path: Path) -> None:
+    own = {"canonical_rows": [{"name": "rows", "column": "kept", "min_value": 10, "max_value": 20}]}
+
+    passed = {
+        kept: _judged(Store(str(tmp_path / str(kept))), {**GOOD, "kept": kept}, expectations=own)[1]["rows"].passed
+        for kept in (9, 10, 20, 21)
+    }
+
+    assert passed == {9: False, 10: True, 20: True, 21: False}
+
+
+@pytest.mark.parametrize(
+    ("rule", "why"),
+    [({"name": "rows"}, "has no bound"), ({"name": "rejects", "max_value": 1}, "is the name of a law")],
+)
+def test_own_expectation_without_bound_or_named_like_a_law_is_refused(rule: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        validate_options(Gates, {"expectations": {"canonical_rows": [{"column": "kept", **rule}]}}, "gates")
+
+
+OWN = {"name": "enough", "column": "kept", "min_value": 1}
+
+
+@pytest.mark.parametrize(
+    ("stage", "rule", "words"),
+    [
+        (
+            "canonical_rows",
+            {"type": "expect_column_maximum_to_be_between"},
+            r"\.0\.type: 'expect_column_maximum_to_be_between' is no .*; did you mean expect_column_max_to_be_between",
+        ),
+        (
+            "canonical_rows",
+            {"type": "expect_table_row_count_to_be_between"},
+            r"'expect_table_row_count_to_be_between' is no expectation",
+        ),
+        ("canonical_rows", {"type": "ColumnMapExpectation"}, r"; say it with min_value and max_value$"),
+        ("canonical_rows", {"type": 3}, r"\.type: must be .*; got 3; choose one of them$"),
+        ("canonical_rows", {"mostly": 1}, r"\.mostly: unknown key; allowed here: .*; delete it$"),
+        ("canonical_rows", {"min_vale": 1}, r"\.min_vale: unknown key; .*; did you mean min_value\?$"),
+        ("canonical_rows", {"column": None}, r"\.column: must be a string"),
+        ("canonical_rows", {"max_value": 0}, r"enough: min_value 1 is above max_value 0, so that nothing passes"),
+        ("canonical_row", {}, r"expectations\.canonical_row: no such stage; choose .*; did you mean canonical_rows\?$"),
+        (
+            "packed_shards",
+            {"column": "unknown_roles"},
+            r"rule enough looks at unknown_roles, which this stage does not measure; canonical_rows does; write",
+        ),
+    ],
+)
+def test_own_expectation_that_cannot_be_judged_is_one_error_at_load(
+    stage: str, rule: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        validate_options(Gates, {"expectations": {stage: [{**OWN, **rule}]}}, "gates")
+
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", get_args(judge.ExpectationType))
+def test_every_type_that_a_rule_may_have_is_judged_by_its_bounds(tmp_path: Path, kind: str) -> None:
+    own = {"canonical_rows": [{"name": "rows", "type": kind, "column": "kept", "min_value": 10, "max_value": 20}]}
+
+    passed = {
+        kept: _judged(Store(str(tmp_path / str(kept))), {**GOOD, "kept": kept}, expectations=own)[1]["rows"].passed
+        for kept in (9, 10, 20, 21)
+    }
+
+    assert passed == {9: False, 10: True, 20: True, 21: False}
+
+
+def test_recipe_with_a_rule_is_checked_without_the_library() -> None:
+    code = (
+        "import sys; from rowmill.recipe import recipe; "
+        "recipe.parse({'tokenizer': 't', 'seq_len': 8, 'datasets': {'a': {'source': {'train_urls': ['x.jsonl']}}}, "
+        f"'gates': {{'expectations': {{'canonical_rows': [{OWN!r}]}}}}}}, name='r', where='r'); "
+        "sys.exit('great_expectations' in sys.modules)"
+    )
+
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[2]).returncode == 0
+
+
+def test_two_rules_of_one_name_are_an_error() -> None:
+    rules = [{"name": "enough", "column": "kept", "min_value": value} for value in (1, 1000)]
+
+    with pytest.raises(ConfigError, match=r"canonical_rows: 2 rules are called enough"):
+        validate_options(Gates, {"expectations": {"canonical_rows": rules}}, "gates")
+    validate_options(Gates, {"expectations": {"canonical_rows": rules[:1], "packed_shards": rules[1:]}}, "gates")
+
+
+def _saved_of(folder: Path) -> Manifest:
+    found = manifest.load_current(Store(str(folder)), KEY)
+    assert found is not None
+    return found

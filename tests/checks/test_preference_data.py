@@ -1,0 +1,130 @@
+"""Preference data that comes as chats: a check that blocks until the recipe reads the verdicts, or waives them.
+
+What belongs here: which columns count, for which recipes, and the gate. What does not: waivers as such
+(`test_judge.py`).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rowmill.build import runner
+from rowmill.checks.judge import CheckResult
+from rowmill.core.errors import GateError
+from rowmill.schema.manifest import NOT_APPLICABLE
+from tests.support.recipes import CHAT, PAIR, TEXT, Road, chat, document, pair
+from tests.support.tables import as_csv, records
+
+ROWS = ("raw_dataset", "canonical_rows")
+REASON = "label is the topic of the chat"
+
+
+def verdict_on(road: Road) -> CheckResult:
+    _, verdicts = road.build(only=ROWS).steps["rows", "canonical_rows"]
+    return next(one for one in verdicts if one.law == "preference_data")
+
+
+@pytest.mark.parametrize("column", ["label", "kto_tag", "chosen", "rejected_response", "winner"])
+def test_column_of_preference_data_that_nothing_reads_blocks(tmp_path: Path, column: str) -> None:
+    rows = [chat(i) | ({column: i % 4 == 0} if i % 2 else {column: None}) for i in range(20)]
+    road = Road(tmp_path).one("a.jsonl", rows)
+
+    one = verdict_on(road)
+
+    assert (one.value, one.blocking, len(one.samples)) == (0.5, True, 3)
+    assert "format.messages_field" in one.sentence
+    made = road.build(only=ROWS).manifest("rows", "canonical_rows")
+    assert made.tables["preference_columns"].rows == ((column, 10),)
+    with pytest.raises(GateError, match=r"preference_data: 0\.5"):
+        road.build()
+
+
+def test_waiver_says_that_the_column_means_something_else(tmp_path: Path) -> None:
+    waiver = {"law": "preference_data", "dataset": "rows", "at_most": 1, "reason": REASON}
+    path = Road(tmp_path).write("a.jsonl", [chat(i) | {"label": "travel"} for i in range(20)])
+    datasets = {"rows": {"source": {"train_urls": [path]}, "format": CHAT}}
+    road = Road(tmp_path).recipe(datasets, gates={"waivers": [waiver], "fill": {"at_least": 0}})
+
+    one = verdict_on(road)
+
+    assert (one.failed, one.blocking, one.waiver) == (True, False, REASON)
+    assert len(road.build().examples()) == 20
+
+
+@pytest.mark.parametrize(
+    ("row", "groups"),
+    [
+        ({"label": "travel"}, {"format": {**CHAT, "domain_key": "label"}}),
+        ({"label": "travel"}, {"splits": {"group_key": "label"}}),
+        ({"label": {"of": "travel"}}, {"splits": {"group_key": "label.of"}}),
+        ({"label": None, "rejected": ""}, {}),
+        # Whoever trains on one answer of a pair has chosen.
+        ({"chosen": chat(1)["messages"], "rejected": "no", "messages": None},
+         {"format": {**CHAT, "messages_field": "chosen"}}),
+        ({"chosen": "yes", "rejected": "no", "messages": None, "prompt": "why?"},
+         {"format": {**CHAT, "response_fields": ["chosen"]}}),
+    ],
+)  # fmt: skip
+def test_column_that_is_read_or_empty_is_no_finding(
+    tmp_path: Path, row: dict[str, Any], groups: dict[str, Any]
+) -> None:
+    form = groups.pop("format", CHAT)
+    road = Road(tmp_path).one("a.jsonl", [chat(i) | row for i in range(4)], form, **groups)
+
+    assert verdict_on(road).value == 0
+
+
+def test_chosen_answers_with_labels_of_their_own_still_block(tmp_path: Path) -> None:
+    rows = [{"prompt": f"why {i}?", "chosen": "yes", "rejected": "no", "label": i % 2} for i in range(4)]
+    road = Road(tmp_path).one("a.jsonl", rows, {**CHAT, "response_fields": ["chosen"]})
+
+    assert verdict_on(road).value == 1
+
+
+def test_only_data_with_answers_is_asked(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+    pairs = road.write("pairs.jsonl", [pair(i) | {"label": True} for i in range(4)])
+    classes = road.write("classes.jsonl", [{"review": document(i)["text"], "label": "good"} for i in range(4)])
+    texts = road.write("texts.jsonl", [document(i) | {"label": 1} for i in range(4)])
+    table = road.write("table.csv", as_csv([{"size": str(i), "label": str(i % 2)} for i in range(20)]))
+    forms: dict[str, tuple[str, dict[str, Any]]] = {
+        "pairs": (pairs, PAIR),
+        "classes": (classes, {"kind": "supervised", "input_field": "review", "output_field": "label"}),
+        "texts": (texts, TEXT),
+        "mixed": (texts, {"kind": "auto"}),
+        "table": (table, records()),
+    }
+    datasets = {name: {"source": {"train_urls": [url]}, "format": form} for name, (url, form) in forms.items()}
+    project = road.recipe(datasets).project
+
+    found = {
+        step.dataset: report.manifest.facts["preference_data"]
+        for step, report, _ in runner.build(project, only=ROWS)
+        if step.name == "canonical_rows"
+    }
+
+    assert found == {"pairs": 1, "classes": 0, "texts": NOT_APPLICABLE, "mixed": 0, "table": NOT_APPLICABLE}
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize(
+    ("file", "form", "share", "columns"),
+    [
+        ("kto_en_demo.json", CHAT, 1, {"label"}),
+        ("dpo_en_demo.json", CHAT, 1, {"chosen", "rejected"}),
+        ("v1_dpo_demo.jsonl", CHAT, 1, {"chosen_messages", "rejected_messages"}),
+        ("v1_dpo_demo.jsonl", {**CHAT, "messages_field": "chosen_messages"}, 0, set()),
+    ],
+)
+def test_real_preference_data_blocks_unless_its_answers_are_chosen(
+    tmp_path: Path, real_data: Path, file: str, form: dict[str, Any], share: float, columns: set[str]
+) -> None:
+    source = {"train_urls": [str(real_data / "preference" / file)]}
+    road = Road(tmp_path).recipe({"rows": {"source": source, "format": form}})
+
+    one = verdict_on(road)
+
+    assert (one.value, one.blocking) == (share, share == 1)
+    table = road.build(only=ROWS).manifest("rows", "canonical_rows").tables.get("preference_columns")
+    assert {name for name, _ in (table.rows if table else ())} == columns

@@ -1,0 +1,200 @@
+"""What ends a command: its exit status and its words, for every kind of exception; never a bare traceback."""
+
+import errno
+import os
+import pickle
+import re
+import subprocess
+import sys
+from concurrent.futures.process import BrokenProcessPool
+from gzip import BadGzipFile
+from pathlib import Path
+
+import pytest
+
+from rowmill.build import runner
+from rowmill.cli import main
+from rowmill.cli.error_boundary import BLOCKED, BUG, INTERRUPTED, OUTSIDE, WRONG, choose_exit_status, explain_error
+from rowmill.core.errors import (
+    BusyError,
+    ConfigError,
+    ContextOverflowError,
+    GateError,
+    GenerationError,
+    IntegrityError,
+    PipelineError,
+    SchemaError,
+    SourceError,
+    UnreachableError,
+)
+from tests.support.cli_project import FOREIGN_WARNINGS, CliProject
+
+pytestmark = FOREIGN_WARNINGS
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+StorageError = type("EndpointConnectionError", (Exception,), {"__module__": "botocore.exceptions"})
+
+STATUS = [
+    (GateError("closed"), BLOCKED),
+    (ConfigError("wrong"), WRONG),
+    (caused(ConfigError("wrong"), OSError(errno.EIO, "x")), WRONG),
+    (ContextOverflowError("too long"), WRONG),
+    (SchemaError("columns"), WRONG),
+    (SourceError("found no data"), WRONG),
+    (caused(SourceError("cut short"), EOFError("end")), WRONG),
+    (caused(SourceError("cut short"), BadGzipFile("crc")), WRONG),
+    (caused(SourceError("no such file"), FileNotFoundError(errno.ENOENT, "x")), WRONG),
+    (IntegrityError("nothing is built"), WRONG),
+    (UnreachableError("no answer"), OUTSIDE),
+    (pickle.loads(pickle.dumps(UnreachableError("no answer, in a worker"))), OUTSIDE),
+    (BusyError("another build"), OUTSIDE),
+    (GenerationError("the backend"), OUTSIDE),
+    (caused(PipelineError("no room"), OSError(errno.ENOSPC, "x")), OUTSIDE),
+    (caused(IntegrityError("a worker died"), BrokenProcessPool("killed")), OUTSIDE),
+    (caused(SourceError("hub"), ConnectionError("refused")), OUTSIDE),
+    (OSError(errno.EIO, "Input/output error"), OUTSIDE),
+    (OSError(errno.EROFS, "Read-only file system", "/x"), OUTSIDE),
+    (PermissionError(errno.EACCES, "Permission denied", "/x"), OUTSIDE),
+    (BrokenPipeError(errno.EPIPE, "Broken pipe"), OUTSIDE),
+    (TimeoutError(), OUTSIDE),
+    (MemoryError(), OUTSIDE),
+    (StorageError("Could not connect to the endpoint URL"), OUTSIDE),
+    (KeyError("x"), BUG),
+    (AssertionError(), BUG),
+    (RecursionError("maximum recursion depth exceeded"), BUG),
+    (KeyboardInterrupt(), INTERRUPTED),
+]
+
+
+@pytest.mark.parametrize(("error", "status"), STATUS, ids=[repr(error) for error, _ in STATUS])
+def test_status_says_who_has_to_act(error: BaseException, status: int) -> None:
+    assert choose_exit_status(error) == status
+
+
+def test_statuses_are_told_apart() -> None:
+    assert len({0, BLOCKED, WRONG, OUTSIDE, main.FOUND, BUG, INTERRUPTED}) == 7
+
+
+def test_only_a_closed_gate_is_status_1() -> None:
+    assert [error for error, _ in STATUS if choose_exit_status(error) == 1] == [STATUS[0][0]]
+
+
+def kept(text: str) -> Path:
+    """Return the file that a message says the traceback is in."""
+    found = re.search(r"traceback is in (\S+\.traceback\.txt)", text)
+    assert found is not None, text
+    return Path(found[1])
+
+
+def test_error_of_the_disk_names_the_file_and_keeps_the_traceback() -> None:
+    words = explain_error(OSError(errno.EROFS, "Read-only file system", "/data/a"), ["build", "x"])
+
+    assert words.startswith("/data/a: Read-only file system (EROFS); what a command reads and writes must be reachable")
+    file = kept(words)
+    assert file.read_text().startswith("command: rowmill build x\n")
+    assert file.stat().st_mode & 0o077 == 0
+    file.unlink()
+
+
+def test_words_of_a_file_name_that_is_not_utf8_can_be_written() -> None:
+    words = explain_error(OSError(errno.EIO, "Input/output error", b"/data/f\xe9"), ["build", os.fsdecode(b"\xe9")])
+
+    assert "Input/output error (EIO)" in words
+    kept(words).unlink()
+
+
+def test_traceback_that_cannot_be_kept_is_no_further_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+
+    assert "the traceback is in no file, since none could be written" in explain_error(KeyError("x"), [])
+
+
+# ── Through the command line ───────────────────────────────────────────────────────────────────────
+
+
+def test_bug_of_ours_is_status_70_with_its_traceback_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = CliProject(tmp_path).write()
+
+    def broken(_: runner.Project) -> None:
+        raise KeyError("part_id")
+
+    monkeypatch.setattr(runner, "forecast_steps", broken)
+
+    assert project.rowmill("plan") == BUG
+    err = capsys.readouterr().err
+    assert err.startswith("a bug of rowmill, not of your recipe or data: KeyError: 'part_id'; the traceback is in ")
+    assert "please report it with that file" in err
+    assert "Traceback" not in err
+    file = kept(err)
+    assert "Traceback (most recent call last)" in file.read_text()
+    file.unlink()
+
+
+@pytest.mark.parametrize("root", ["/dev/null/store", "/proc/rowmill/store"])
+@pytest.mark.parametrize("verb", ["build", "stats"])
+def test_storage_root_that_cannot_be_written_is_status_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], root: str, verb: str
+) -> None:
+    assert CliProject(tmp_path).write().rowmill(verb, "--root", root) == OUTSIDE
+
+    err = capsys.readouterr().err
+    assert err.startswith(root.rpartition("/")[0])
+    assert "Traceback" not in err
+    kept(err).unlink()
+
+
+def test_project_whose_path_is_not_utf8_is_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/f\xe9"))
+
+    assert CliProject(folder).write().rowmill("build") == WRONG
+    assert r"f\xe9/configs/small.yaml: this path is not UTF-8" in capsys.readouterr().err
+
+
+FAULT = """
+import errno, os, sys
+left = int(sys.argv.pop(1))
+def fail(event, args):
+    global left
+    if event == "os.rename":
+        left -= 1
+        if left < 0:
+            raise OSError(errno.{code}, os.strerror(errno.{code}), str(args[1]))
+sys.addaudithook(fail)
+from rowmill.cli import main as cli
+sys.exit(cli.main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", ["EIO", "EROFS"])
+@pytest.mark.parametrize("renames", [0, 3, 12])
+def test_disk_that_fails_is_status_3_and_the_next_build_is_whole(tmp_path: Path, code: str, renames: int) -> None:
+    project = CliProject(tmp_path).write()
+    command = [sys.executable, "-c", FAULT.format(code=code), str(renames), "build", project.recipe]
+
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert ended.returncode == OUTSIDE, ended.stderr
+    assert f"({code})" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    kept(ended.stderr).unlink()
+    assert project.rowmill("build") == 0
+
+
+@pytest.mark.slow
+def test_reader_that_goes_away_ends_a_command_quietly(tmp_path: Path) -> None:
+    project = CliProject(tmp_path).write()
+    assert project.rowmill("build") == 0
+    asked = f"{sys.executable} -m rowmill.cli.main sql 'select * from range(200000)' {project.recipe} --format csv"
+    command = f"{asked} | head -1; echo ${{PIPESTATUS[0]}}"
+
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+
+    assert (ended.stdout.splitlines()[-1], ended.stderr) == ("0", "")

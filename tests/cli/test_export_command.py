@@ -1,0 +1,165 @@
+"""`rowmill export` as a user types it, and what a killed export leaves behind."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rowmill.cli import main
+from rowmill.core.errors import IntegrityError
+from rowmill.exports import open_export
+from tests.end_to_end.test_robustness import killed
+from tests.exports.test_exports import digests, with_exports
+from tests.support.cli_project import FOREIGN_WARNINGS, RECIPE, CliProject
+from tests.support.recipes import Road
+
+pytestmark = FOREIGN_WARNINGS
+EXPORTS: list[dict[str, Any]] = [
+    {"kind": "hf", "name": "rows"},
+    {"kind": "axolotl", "name": "stanza", "sequence_len": 128},
+]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> CliProject:
+    """Return a project whose partitions and exports are built, and that no test changes."""
+    project = CliProject(tmp_path_factory.mktemp("built")).write(exports=EXPORTS)
+    assert project.rowmill("build") == main.DONE
+    return project
+
+
+@pytest.fixture
+def copied(built: CliProject, tmp_path: Path) -> CliProject:
+    shutil.copytree(built.folder, tmp_path / "copied")
+    return CliProject(tmp_path / "copied")
+
+
+@pytest.mark.slow
+def test_build_makes_exports_last_and_says_where_they_are(
+    copied: CliProject, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert copied.rowmill("build") == main.DONE
+
+    out = capsys.readouterr().out
+    assert re.search(r"= exports/rows|✓ exports/rows +reused", out)
+    assert out.index("gpu_partitions") < out.index("exports/rows") < out.index("exports/stanza")
+    assert "rows: " in out
+
+
+def test_export_says_how_to_point_each_trainer_at_it(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
+    assert built.rowmill("export") == main.DONE
+
+    out = capsys.readouterr().out
+    assert "load_dataset" in out
+    stanza = out[out.index("datasets:") :]
+    [path] = re.findall(r"- path: (\S+)", stanza)
+    assert (Path(path) / "part-00000.parquet").is_file()
+    assert "sequence_len: 128" in stanza
+    assert "sample_packing: true" in stanza
+
+
+def test_export_by_name_leaves_the_others(copied: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
+    copied.write_recipe(exports=[*EXPORTS, {"kind": "tinker", "name": "datums"}])
+
+    assert copied.rowmill("export", "--name", "datums") == main.DONE
+
+    out = capsys.readouterr().out
+    assert "exports/datums" in out
+    assert "rows" not in out.replace("rowmill", "")
+
+
+def test_export_to_a_folder_is_a_copy_that_stays(copied: CliProject, tmp_path: Path) -> None:
+    at = tmp_path / "mine"
+
+    assert copied.rowmill("export", "--name", "rows", "--to", str(at)) == main.DONE
+    shutil.rmtree(copied.folder / ".rowmill")
+
+    assert open_export(at, verify=True).count("tokens") > 0
+
+
+def test_export_of_unknown_name_names_the_nearest(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
+    assert built.rowmill("export", "--name", "row") == main.WRONG
+    assert "did you mean rows?" in capsys.readouterr().err
+
+
+def test_export_of_a_recipe_without_exports_says_what_to_add(
+    copied: CliProject, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copied.write_recipe()
+
+    assert copied.rowmill("export") == main.WRONG
+    assert "add one under exports: in the recipe" in capsys.readouterr().err
+
+
+def test_copy_of_several_exports_is_refused(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
+    assert built.rowmill("export", "--to", "somewhere") == main.WRONG
+    assert "name it with --name" in capsys.readouterr().err
+
+
+def test_export_past_a_failed_finding_is_blocked(copied: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
+    copied.write_recipe(
+        exports=[{**EXPORTS[0], "shard_sequences": 3}],
+        gates=RECIPE["gates"] | {"fill": {"at_least": 1, "severity": "error"}},
+    )
+    assert copied.rowmill("verify") == main.BLOCKED
+    capsys.readouterr()
+
+    assert copied.rowmill("export") == main.BLOCKED
+    said = capsys.readouterr().err
+    assert "packed_shards: fill: " in said
+    assert "wanted at least 1" in said
+
+
+def test_export_before_anything_is_built_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    project = CliProject(tmp_path).write(exports=EXPORTS)
+
+    assert project.rowmill("export") == main.WRONG
+    assert "it was never built" in capsys.readouterr().err
+
+
+def test_verify_deep_reads_exports_again_and_finds_damage(
+    copied: CliProject, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [part] = (copied.folder / ".rowmill/small/exports/rows").rglob("part-00000.parquet")
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+
+    assert copied.rowmill("verify", "--deep") == main.BLOCKED
+    assert "part-00000.parquet: digest" in capsys.readouterr().out.replace("\n", "")
+
+
+def test_collecting_keeps_current_exports_and_removes_older_ones(copied: CliProject) -> None:
+    copied.write_recipe(exports=[{**EXPORTS[0], "shard_sequences": 3}, EXPORTS[1]])
+    assert copied.rowmill("export", "--name", "rows") == main.DONE
+    parts = copied.folder / ".rowmill/small/exports/rows/parts"
+    assert len(list(parts.iterdir())) == 2
+
+    assert copied.rowmill("gc", "--keep", "1") == main.DONE
+
+    [left] = parts.iterdir()
+    assert open_export(left / "rows", verify=True).count("sequences") > 0
+
+
+# ── kill -9 ──
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moved", ["data/part-00001", "manifest.json"])
+def test_killed_export_leaves_nothing_that_a_reader_accepts_and_the_next_is_whole(tmp_path: Path, moved: str) -> None:
+    road = with_exports(Road(tmp_path), {"rows": {"kind": "hf", "shard_sequences": 7}})
+
+    assert killed(road, f"exports/rows/parts/.*/{moved}"), f"never got to {moved}"
+
+    stage = road.store / "road/exports/rows"
+    assert not (stage / "pointer.json").exists()
+    [left] = (stage / "parts").glob("*/rows")
+    with pytest.raises(IntegrityError, match=r"no manifest\.json"):
+        open_export(left)
+    before = digests(left)
+    built = road.build()
+    whole = digests(left)
+    assert open_export(left, verify=True).count("segments") == built.manifest("exports", "rows").facts["segments"]
+    assert before.items() <= whole.items()

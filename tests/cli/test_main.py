@@ -1,0 +1,547 @@
+"""`rowmill …` as a user types it: what it prints, what it leaves behind, and its exit status."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import pytest
+import yaml
+
+from rowmill.cli import main
+from rowmill.schema import manifest
+from tests.support.cli_project import CHATS, FOREIGN_WARNINGS, NOTES, RECIPE, ROOT, TASKS, CliProject
+
+pytestmark = FOREIGN_WARNINGS
+STEPS = 3 * 5 + 2
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> CliProject:
+    """Return a project that is built and that no test changes."""
+    project = CliProject(tmp_path_factory.mktemp("built")).write()
+    assert project.rowmill("build") == main.DONE
+    return project
+
+
+@pytest.fixture
+def copied(built: CliProject, tmp_path: Path) -> CliProject:
+    """Return a copy of the built project, to be changed."""
+    shutil.copytree(built.folder, tmp_path / "copied")
+    return CliProject(tmp_path / "copied")
+
+
+def current(project: CliProject, *stage: str) -> manifest.Manifest:
+    found = manifest.load_current(project.project.store, ("small", *stage))
+    assert found is not None
+    return found
+
+
+def rows_of(
+    project: CliProject, query: str, capsys: pytest.CaptureFixture[str], *options: str
+) -> list[dict[str, object]]:
+    capsys.readouterr()
+    assert main.main(["sql", query, project.recipe, "--format", "json", *options]) == main.DONE
+    return json.loads(capsys.readouterr().out)
+
+
+# ── plan, build ──
+
+
+def test_plan_of_new_project_makes_the_first_stages_and_writes_no_output(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = CliProject(tmp_path).write()
+
+    assert project.rowmill("plan") == main.DONE
+    out = capsys.readouterr().out
+    assert out.count("never built") == 3
+    assert out.count("make if changed") == STEPS - 3
+    assert manifest.load_current(project.project.store, ("small", "chats", "raw_dataset")) is None
+
+
+def test_plan_after_build_reuses_every_stage(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
+    assert built.rowmill("plan") == main.DONE
+    assert f"{STEPS} reused" in capsys.readouterr().out
+
+
+def test_plan_after_changed_option_names_the_stages_that_read_it(
+    copied: CliProject, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copied.write_recipe(mixture={"batch_size": 4})
+
+    assert copied.rowmill("plan") == main.DONE
+    lines = capsys.readouterr().out.splitlines()
+    made = [line.split()[1] for line in lines if line.startswith(("  + ", "  ~ "))]
+    assert made == ["training_splits", "gpu_partitions"]
+
+
+def test_build_again_makes_nothing_and_says_so(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
+    assert built.rowmill("build") == main.DONE
+    out = capsys.readouterr().out
+    assert out.count(" reused ") == STEPS
+    assert "findings   all that apply passed" in out
+
+
+def test_build_of_one_stage_makes_that_stage_of_every_dataset(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = CliProject(tmp_path).write()
+
+    assert project.rowmill("build", "--only", "raw_dataset") == main.DONE
+    assert capsys.readouterr().out.count("raw_dataset") == 3
+    assert not (tmp_path / ".rowmill" / "small" / "chats" / "canonical_rows").exists()
+
+
+def test_build_of_unknown_stage_names_the_nearest(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
+    assert built.rowmill("build", "--only", "packed_shard") == main.WRONG
+    assert "did you mean packed_shards?" in capsys.readouterr().err
+
+
+def test_build_past_failed_finding_stops_with_number_threshold_and_remedy(
+    copied: CliProject, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copied.write_recipe(gates=RECIPE["gates"] | {"rejects": {"at_most": 0.001}})
+
+    assert copied.rowmill("build") == main.BLOCKED
+    captured = capsys.readouterr()
+    share = f"{1 / (CHATS + 1):.6g}"
+    assert f"small/chats/canonical_rows: rejects: {share}" in captured.err
+    assert "wanted at most 0.001; read the reasons" in captured.err
+    assert "✗ canonical_rows" in captured.out
+
+
+def test_build_into_another_root_leaves_the_project_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = CliProject(tmp_path / "project").write()
+    monkeypatch.setenv("ROWMILL_STORE", str(tmp_path / "elsewhere"))
+
+    assert project.rowmill("build", "--only", "raw_dataset") == main.DONE
+    assert (tmp_path / "elsewhere" / "small" / "tasks" / "raw_dataset" / "pointer.json").is_file()
+    assert not (tmp_path / "project" / ".rowmill").exists()
+
+
+# ── stats ──
+
+
+def test_stats_counts_what_build_counts_and_packs_nothing(
+    built: CliProject, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = str(tmp_path / "other")
+    assert built.rowmill("stats", "--root", root) == main.DONE
+    out = capsys.readouterr().out
+    query = "select dataset, original_tokens from examples order by all"
+
+    assert f"chats  {CHATS + 1} records → {CHATS} rows → {CHATS} examples" in out
+    assert f"tasks  {TASKS} records → {TASKS} rows → {TASKS} examples" in out
+    assert not (tmp_path / "other" / "small" / "chats" / "packed_shards").exists()
+    assert rows_of(built, query, capsys, "--root", root) == rows_of(built, query, capsys)
+
+
+def test_stats_show_quantiles_rejects_and_other_limits(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
+    assert built.rowmill("stats") == main.DONE
+    out = capsys.readouterr().out
+    what_if = rows_of(built, "select * from what_if where dataset = 'notes' and seq_len = 128", capsys)
+
+    assert "p25 " in out
+    assert "invalid_json" in out
+    lines = [line.split() for line in out.split("\nnotes ")[1].splitlines()]
+    [line] = [words for words in lines if words[:1] == ["128"] and "to" not in words]
+    assert line[-1] == str(what_if[0]["sequences"])
+    assert line[1] == str(NOTES)
+
+
+@pytest.mark.parametrize(("options", "status"), [((), main.DONE), (("--strict",), main.FOUND)])
+def test_stats_with_hint_exit_3_only_when_strict(
+    tmp_path: Path, options: tuple[str, ...], status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = CliProject(tmp_path).write(seq_len=4096)
+
+    assert project.rowmill("stats", *options) == status
+    assert "lower max_length to reduce VRAM usage" in capsys.readouterr().out
+
+
+def test_stats_strict_without_hint_exits_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tasks = {"tasks": RECIPE["datasets"]["tasks"]}
+    project = CliProject(tmp_path).write(seq_len=40, datasets=tasks)
+
+    assert project.rowmill("stats", "--strict") == main.DONE
+    assert "max_length to" not in capsys.readouterr().out
+
+
+def test_stats_behind_a_shut_gate_still_show_the_numbers(
+    copied: CliProject, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copied.write_recipe(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}})
+
+    assert copied.rowmill("stats") == main.BLOCKED
+    captured = capsys.readouterr()
+    assert "original length in tokens" in captured.out
+    assert "wanted at most 0" in captured.err
+
+
+# ── verify ──
+
+
+def test_verify_prints_every_finding_and_exits_0(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
+    assert built.rowmill("verify", "--deep", "--facts") == main.DONE
+    out = capsys.readouterr().out
+    verdicts = rows_of(built, "select count(*) as n, sum(passed::int)::int as passed from findings", capsys)
+
+    assert f"{verdicts[0]['passed']} passed" in out
+    assert "every digest holds" in out
+    assert "trained_share" in out
+
+
+def test_verify_under_stricter_threshold_exits_1_with_remedy(
+    copied: CliProject, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copied.write_recipe(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}})
+
+    assert copied.rowmill("verify") == main.BLOCKED
+    out = capsys.readouterr().out
+    assert "1 blocking" in out
+    assert "✗ rejects" in out
+    assert "→ read the reasons with" in out
+
+
+def test_verify_shows_waiver_instead_of_remedy(copied: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
+    waiver = {"law": "rejects", "dataset": "chats", "at_most": 0.5, "reason": "one broken line, known"}
+    copied.write_recipe(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}, "waivers": [waiver]})
+
+    assert copied.rowmill("verify") == main.DONE
+    out = capsys.readouterr().out
+    assert "waived: one broken line, known" in out
+    assert "1 waived" in out
+
+
+def test_verify_deep_names_the_file_with_one_changed_byte(
+    copied: CliProject, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard = current(copied, "chats", "packed_shards").parts[0].files["shard"].path
+    path = copied.folder / ".rowmill" / shard
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+    assert copied.rowmill("verify") == main.DONE
+    assert copied.rowmill("verify", "--deep") == main.BLOCKED
+    assert f"✗ {shard}: digest" in capsys.readouterr().out
+
+
+def test_verify_after_a_changed_option_was_built_knows_no_changed_options(
+    copied: CliProject, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copied.write_recipe(seq_len=160)
+    assert copied.rowmill("verify") == main.DONE
+    assert "its options changed since: build again" in capsys.readouterr().out
+
+    assert copied.rowmill("build") == main.DONE
+    capsys.readouterr()
+    assert copied.rowmill("verify") == main.DONE
+    assert "its options changed" not in capsys.readouterr().out
+
+
+def test_verify_deep_names_a_missing_file(copied: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = current(copied, "tasks", "canonical_rows").parts[0].files["rows"].path
+    (copied.folder / ".rowmill" / rows).unlink()
+
+    assert copied.rowmill("verify", "--deep") == main.BLOCKED
+    assert f"✗ {rows}: missing" in capsys.readouterr().out
+
+
+def test_verify_of_nothing_built_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert CliProject(tmp_path).write().rowmill("verify") == main.WRONG
+    assert "nothing is built" in capsys.readouterr().err
+
+
+# ── sql ──
+
+
+@pytest.mark.parametrize(
+    ("form", "wanted"),
+    [
+        ("csv", f"dataset,n\nchats,{CHATS}\nnotes,{NOTES}\n"),
+        ("json", json.dumps([{"dataset": "chats", "n": CHATS}, {"dataset": "notes", "n": NOTES}], indent=2) + "\n"),
+        ("table", f"dataset   n\nchats    {CHATS}\nnotes     {NOTES}\n2 rows\n"),
+    ],
+)
+def test_sql_answers_in_each_form(
+    built: CliProject, form: str, wanted: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    query = "select dataset, count(*) as n from rows where dataset <> 'tasks' group by 1 order by 1"
+
+    assert main.main(["sql", query, built.recipe, "--format", form]) == main.DONE
+    shown = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert [line for line in shown if line] == [line.strip() for line in wanted.splitlines()]
+
+
+def test_sql_with_a_recipe_answers_for_that_recipe_alone(
+    copied: CliProject, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = Path(copied.recipe).with_name("other.yaml")
+    other.write_text(
+        yaml.safe_dump(RECIPE | {"datasets": {"notes": RECIPE["datasets"]["notes"]}}, sort_keys=False), encoding="utf-8"
+    )
+    assert main.main(["build", str(other)]) == main.DONE
+    query = "select dataset, count(*) as n from rows group by all order by all"
+    notes = [{"dataset": "notes", "n": NOTES}]
+
+    assert rows_of(copied, query, capsys) == [
+        {"dataset": "chats", "n": CHATS},
+        *notes,
+        {"dataset": "tasks", "n": TASKS},
+    ]
+    assert main.main(["sql", query, str(other), "--format", "json"]) == main.DONE
+    assert json.loads(capsys.readouterr().out) == notes
+    assert main.main(["sql", query, "--root", str(copied.folder / ".rowmill"), "--format", "csv"]) == main.DONE
+    assert f"notes,{2 * NOTES}\n" in capsys.readouterr().out
+
+
+def test_remedy_of_rejects_is_a_command_that_answers_for_the_recipe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = CliProject(tmp_path).write(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}})
+    assert project.rowmill("build") == main.BLOCKED
+    [command] = re.findall(r"read the reasons with `rowmill ([^`]*)`", capsys.readouterr().err)
+
+    verb, query, name = shlex.split(command)
+
+    assert (verb, name) == ("sql", "small")
+    assert rows_of(project, query, capsys) == [{"dataset": "chats", "reason": "invalid_json", "count_star()": 1}]
+
+
+def test_sql_finds_the_storage_by_root_alone(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
+    root = str(built.folder / ".rowmill")
+
+    assert main.main(["sql", "select count(*) as n from rejects", "--root", root, "--format", "csv"]) == main.DONE
+    assert capsys.readouterr().out == "n\n1\n"
+
+
+def test_sql_that_duckdb_refuses_names_the_views(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["sql", "select * from row", built.recipe]) == main.WRONG
+    assert "there are the views builds, findings" in capsys.readouterr().err
+
+
+def test_sql_without_statistics_makes_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["sql", "select 1", "--root", str(tmp_path / "none")]) == main.WRONG
+    assert "no statistics here" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
+def rows_in_statistics(project: CliProject) -> int:
+    """Count the rows of a dataset in `stats.duckdb`, as any program that opens the file would."""
+    with duckdb.connect(project.project.store.path("stats.duckdb"), read_only=True) as reader:
+        [count] = reader.execute("select count(*) from rows where dataset = 'chats'").fetchone() or (0,)
+    return int(count)
+
+
+def test_statistics_file_answers_after_a_build(built: CliProject) -> None:
+    assert rows_in_statistics(built) == CHATS
+
+
+def test_statistics_file_answers_behind_a_shut_gate(tmp_path: Path) -> None:
+    project = CliProject(tmp_path).write(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}})
+
+    assert project.rowmill("build") == main.BLOCKED
+    assert rows_in_statistics(project) == CHATS
+
+
+@pytest.mark.slow
+def test_statistics_file_that_is_gone_is_made_again_by_use(copied: CliProject) -> None:
+    Path(copied.project.store.path("stats.duckdb")).unlink()
+    version = current(copied, "chats", "raw_dataset").version
+
+    assert copied.rowmill("use", "chats/raw_dataset", version) == main.DONE
+    assert rows_in_statistics(copied) == CHATS
+
+
+# ── versions, use, gc ──
+
+
+def test_use_makes_an_older_version_current_and_says_how_to_go_on_from_it(
+    copied: CliProject, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = current(copied, "chats", "raw_dataset").version
+    copied.append_chat(1000)
+    copied.rowmill("build")
+    second = current(copied, "chats", "raw_dataset").version
+    assert copied.rowmill("use", "chats/raw_dataset", first[:8]) == main.DONE
+    said = capsys.readouterr().out
+    assert copied.rowmill("versions", "chats/raw_dataset") == main.DONE
+    out = capsys.readouterr().out
+
+    assert first != second
+    assert current(copied, "chats", "raw_dataset").version == first
+    assert [line.split()[1] for line in out.splitlines() if line.lstrip().startswith("●")] == [first]
+    assert second in out
+    # The printed command makes what follows of the version in use; a build of everything goes forward again.
+    assert "a build of everything" in said
+    [stages] = re.findall(r"build small((?: --only \S+)+)", " ".join(said.split()))
+    assert copied.rowmill("build", *stages.split()) == main.DONE
+    assert current(copied, "chats", "canonical_rows").inputs["small/chats/raw_dataset"] == first
+    assert current(copied, "chats", "raw_dataset").version == first
+    assert copied.rowmill("build") == main.DONE
+    assert current(copied, "chats", "raw_dataset").version == second
+
+
+@pytest.mark.slow
+def test_use_of_older_ranks_publishes_them_with_their_order(copied: CliProject) -> None:
+    published = Path(copied.project.store.path("small/gpu_partitions/current.json"))
+    before = json.loads(published.read_bytes())
+    for number in range(1000, 1030):
+        copied.append_chat(number)
+    assert copied.rowmill("build") == main.DONE
+    assert json.loads(published.read_bytes())["order"] != before["order"]
+
+    assert copied.rowmill("use", "gpu_partitions", before["version"]) == main.DONE
+
+    assert json.loads(published.read_bytes()) == before
+    # The newest comes back by itself.
+    assert copied.rowmill("build") == main.DONE
+    assert json.loads(published.read_bytes())["order"] != before["order"]
+
+
+def test_use_of_unknown_version_names_those_there_are(copied: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
+    assert copied.rowmill("use", "chats/raw_dataset", "zzz") == main.WRONG
+    assert current(copied, "chats", "raw_dataset").version in capsys.readouterr().err
+
+
+SHARED = "small/chats/tokenized_examples"
+
+
+@pytest.mark.slow
+def test_gc_keeps_what_is_current_and_what_that_was_made_of(
+    copied: CliProject, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = current(copied, "chats", "tokenized_examples")
+    for number in (1000, 1001):
+        copied.append_chat(number)
+        assert copied.rowmill("build") == main.DONE
+    kept = {stage: current(copied, "chats", stage).version for stage in ("canonical_rows", "packed_shards")}
+    assert copied.rowmill("gc", "--keep", "1") == main.DONE
+    store = copied.project.store
+
+    assert [one.version for one in manifest.list_versions(store, ("small", "chats", "canonical_rows"))] == [
+        kept["canonical_rows"]
+    ]
+    assert [one.version for one in manifest.list_versions(store, ("small", "chats", "packed_shards"))] == [
+        kept["packed_shards"]
+    ]
+    # All but the one file that every part without rejects shares.
+    own = {file.path for part in old.parts for file in part.files.values()} - {f"{SHARED}/no_rejects.parquet"}
+    assert own
+    assert not any(map(store.exists, own))
+    assert copied.rowmill("verify", "--deep") == main.DONE
+    capsys.readouterr()
+    assert copied.rowmill("build") == main.DONE
+    assert capsys.readouterr().out.count(" reused ") == STEPS
+    assert rows_of(copied, "select distinct version from examples_history where dataset = 'chats'", capsys) == [
+        {"version": current(copied, "chats", "tokenized_examples").version}
+    ]
+
+
+def test_gc_keeps_an_old_version_that_was_made_current(copied: CliProject) -> None:
+    first = current(copied, "chats", "canonical_rows").version
+    copied.append_chat(1000)
+    copied.rowmill("build")
+    copied.rowmill("use", "chats/canonical_rows", first)
+
+    assert copied.rowmill("gc", "--keep", "1") == main.DONE
+    kept = {one.version for one in manifest.list_versions(copied.project.store, ("small", "chats", "canonical_rows"))}
+    assert first in kept
+    assert len(kept) == 2
+    assert copied.rowmill("verify", "--deep") == main.DONE
+
+
+def test_gc_dry_run_names_what_would_go_and_removes_nothing(
+    copied: CliProject, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copied.append_chat(1000)
+    copied.rowmill("build")
+    before = files_in(copied.folder)
+    capsys.readouterr()
+
+    assert copied.rowmill("gc", "--keep", "1", "--dry-run") == main.DONE
+    assert "would remove" in capsys.readouterr().out
+    assert files_in(copied.folder) == before
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# ── Finding recipes, wrong input ──
+
+
+def test_recipe_is_found_by_name_from_below_the_project(
+    built: CliProject, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(built.folder / "data")
+    monkeypatch.delenv("ROWMILL_CONFIGS", raising=False)
+
+    assert main.main(["plan", "small"]) == main.DONE
+    assert f"{STEPS} reused" in capsys.readouterr().out
+
+
+def test_unknown_recipe_names_those_there_are_and_the_nearest(
+    built: CliProject, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(built.folder)
+    monkeypatch.delenv("ROWMILL_CONFIGS", raising=False)
+
+    assert main.main(["build", "smalll"]) == main.WRONG
+    err = capsys.readouterr().err
+    assert "smalll: no recipe of this name; there are small in" in err
+    assert "did you mean small?" in err
+
+
+def test_broken_recipe_says_where_what_allowed_and_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = CliProject(tmp_path).write(seq_length=128)
+
+    assert project.rowmill("build") == main.WRONG
+    captured = capsys.readouterr()
+    where, allowed, remedy = captured.err.strip().split("; ")
+    assert where in (f"{project.recipe}.seq_length: unknown key", f"{project.recipe}: seq_length: unknown key")
+    assert allowed.startswith("allowed here: ")
+    assert remedy == "did you mean seq_len?"
+    assert captured.out == ""
+
+
+def test_unknown_stage_key_names_the_stages(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
+    assert built.rowmill("versions", "chats/rows") == main.WRONG
+    assert "small/chats/canonical_rows" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["build", "small", "--workers", "0"], ["inspect", "small", "-n", "-1"], ["bild"]]
+)
+def test_wrong_words_exit_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main.main(arguments)
+
+    assert stopped.value.code == main.WRONG
+
+
+def test_help_imports_nothing_that_takes_time() -> None:
+    code = (
+        "import contextlib, io, sys; from rowmill.cli import main as cli\n"
+        "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()): cli.main(['--help'])\n"
+        "print([name for name in ('pydantic', 'numpy', 'pyarrow', 'duckdb', 'rich') if name in sys.modules])"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
+
+    assert done.stdout.strip() == "[]"
+
+
+def test_output_for_a_pipe_has_no_escape_sequences(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("plan", "build", "stats", "verify"):
+        built.rowmill(verb)
+
+    assert "\x1b" not in capsys.readouterr().out

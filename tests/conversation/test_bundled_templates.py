@@ -1,0 +1,299 @@
+"""The bundled templates: each prints what its model family's own template prints, and trains what marks would."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from docs.generate.template_table import read_template_file
+from rowmill.conversation.masking import Loss, Masker, MaskRules
+from rowmill.conversation.rendering.renderer import (
+    Renderer,
+    RendererSpec,
+    Template,
+    get_chat_template,
+    list_bundled_templates,
+    read_named_template,
+    register_chat_template,
+    resolve_template,
+)
+from rowmill.core.config import validate_options
+from rowmill.core.errors import ConfigError
+from rowmill.core.json import Json
+from rowmill.schema.conversation import Conversation
+from rowmill.schema.rows import MaskedConversation, Message, Rejected
+from tests.end_to_end.test_real_templates import TOKENS, Chat, chats
+from tests.support.recipes import Road, text_of
+
+NAMES = set("chatml qwen2.5 qwen3 llama3 llama3.1 mistral gemma3 phi3 glm4 zephyr vicuna alpaca".split())
+DIFFERENCES = {"mistral": ("adds ' '",)}
+"""Where blocks train otherwise than marks: nothing prompts the space before a Mistral answer, so it trains."""
+
+
+def test_bundled_templates_are_those_of_the_specification() -> None:
+    assert set(list_bundled_templates()) == NAMES
+
+
+@pytest.mark.parametrize("name", list_bundled_templates())
+def test_bundled_template_takes_the_fast_lane_and_its_blocks_train_what_marks_would(name: str) -> None:
+    renderer = Renderer(RendererSpec(read_named_template(name), TOKENS))
+    contract = renderer.contract
+
+    assert renderer.lane == "fast", renderer.lane_reason
+    assert contract.generation_differences == DIFFERENCES.get(name, ())
+    assert contract.generation_blocks == ("differs" if name in DIFFERENCES else "equal")
+    assert contract.end_trained
+    assert contract.marks_inert
+
+
+# ── by name ──
+
+
+@dataclass
+class Tokenizer:
+    chat_template: str | dict[str, str] | None = None
+    vocabulary: tuple[str, ...] = ("a",)
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [("qwen3", read_named_template("qwen3")), ("{{ messages }}", "{{ messages }}"), ("rag", "{{ 'rag' }}")],
+)
+def test_get_chat_template_returns_a_tokenizer_with_it_and_leaves_the_old_one(asked: str, text: str) -> None:
+    named = {"rag": "{{ 'rag' }}"}
+    tokenizer = Tokenizer(named)
+
+    changed = get_chat_template(tokenizer, chat_template=asked)
+
+    assert changed.chat_template == text
+    assert tokenizer.chat_template == named
+    assert changed.vocabulary is tokenizer.vocabulary
+
+
+def test_get_chat_template_of_an_unknown_name_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"'qwen4' is no bundled template.*did you mean qwen3"):
+        get_chat_template(Tokenizer(), chat_template="qwen4")
+
+
+def test_registered_template_is_found_by_name_and_its_name_is_taken() -> None:
+    register_chat_template("test-registered", "{{ 'registered' }}")
+
+    found = resolve_template(
+        validate_options(Template, {"chat_template": "test-registered"}, "template"),
+        tokenizer_chat_template=None,
+        special_tokens={},
+    )
+
+    assert found.text == "{{ 'registered' }}"
+    register_chat_template("test-registered", "{{ 'registered' }}")
+    for taken in ("test-registered", "qwen3"):
+        with pytest.raises(ValueError, match="the name is taken"):
+            register_chat_template(taken, "{{ 'other' }}")
+
+
+OWN_MODULE = """
+from rowmill.formats import RowFormat
+from rowmill.conversation.rendering.renderer import register_chat_template
+from rowmill.schema.rows import Row
+
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role | upper }}\\n{{ m.content }}<|im_end|>{% endfor %}"
+register_chat_template("test-shouted", TEMPLATE)
+
+
+class Asked(RowFormat):
+    def rows(self, record):
+        question, answer = {"role": "user", "content": "why?"}, {"role": "assistant", "content": record["a"]}
+        return Row("conversation", messages=(question, answer))
+"""
+
+
+def test_template_registered_by_the_module_of_ones_own_format_is_known_in_its_recipe(tmp_path: Path) -> None:
+    (tmp_path / "shouting.py").write_text(OWN_MODULE, encoding="utf-8")
+    kind = {"kind": "python", "class": "shouting:Asked"}
+
+    built = Road(tmp_path).one("a.jsonl", [{"a": "so"}], kind, template={"chat_template": "test-shouted"}).build()
+
+    (example,) = built.examples()
+    assert text_of(example) == "<|im_start|>USER\nwhy?<|im_end|><|im_start|>ASSISTANT\nso<|im_end|>"
+
+
+@pytest.mark.real_data
+def test_get_chat_template_gives_a_real_tokenizer_that_renders_with_it(real_data: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(real_data / "tokenizers" / "tinyllama")
+    own = tokenizer.chat_template
+
+    changed = get_chat_template(tokenizer, chat_template="llama3")
+
+    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    expected = Renderer(RendererSpec(read_named_template("llama3"), tokenizer.special_tokens_map)).plain(talk, None, {})
+    assert changed.apply_chat_template(talk, tokenize=False) == expected
+    assert tokenizer.chat_template == own != changed.chat_template
+
+
+# ── against the families' own templates, on real chats ──
+
+
+def same(ours: str, messages: list[Message], asked: bool) -> str:
+    return ours
+
+
+def without_last_header(ours: str, messages: list[Message], asked: bool) -> str:
+    """Take off the header that ends our last answer; the model's own template leaves the answer open."""
+    if asked or messages[-1]["role"] != "assistant":
+        return ours
+    return ours.removesuffix("<|user|>").removesuffix("<|observation|>")
+
+
+def without_ends(ours: str, messages: list[Message], asked: bool) -> str:
+    """Take off what makes Alpaca trainable: EOS, and the blank line that theirs forgets behind a last question.
+
+    Theirs also leaves room for the system text where there is none.
+    """
+    text = ("" if messages[0]["role"] == "system" else "\n\n") + ours.replace(TOKENS["eos_token"], "")
+    if messages[-1]["role"] != "user":
+        return text
+    prompt = "### Response:\n" if asked else ""
+    return text.removesuffix(prompt).removesuffix("\n\n") + prompt
+
+
+@dataclass(frozen=True)
+class Family:
+    """A real template to compare with: what it cannot print, and how ours differs on purpose."""
+
+    name: str
+    real: str
+    least: int
+    """How many of the renders must be accepted by both."""
+    kwargs: tuple[tuple[str, Json], ...] = ()
+    seen_as: Callable[[str, list[Message], bool], str] = same
+    trims: bool = False
+    """It trims texts, which the family's first template did not."""
+    drops_system: bool = False
+    """It prints system text only where the last message is the question."""
+
+
+TEKKEN = (("tekken", True),)
+FAMILIES = [
+    Family("qwen2.5", "llamacpp__Qwen-Qwen2.5-7B-Instruct", 200),
+    Family("qwen2.5", "trl__qwen2_5_training", 200),
+    Family("qwen3", "llamacpp__Qwen-Qwen3-0.6B", 200),
+    Family("llama3", "trl__llama3_training", 200),
+    Family("llama3", "chujiezheng__llama-3-instruct", 90),
+    Family("llama3.1", "llamacpp__meta-llama-Llama-3.1-8B-Instruct", 200),
+    Family("mistral", "vllm__tool_chat_template_mistral", 90, drops_system=True),
+    Family("mistral", "axolotl__mistral_v2v3", 90, drops_system=True),
+    Family("mistral", "llamacpp__mistralai-Mistral-Nemo-Instruct-2407", 90, TEKKEN, drops_system=True),
+    Family("mistral", "axolotl__mistral_v3_tekken", 90, TEKKEN, drops_system=True),
+    Family("gemma3", "axolotl__gemma3", 90),
+    Family("gemma3", "trl__gemma3_training", 90),
+    Family("phi3", "llamacpp__microsoft-Phi-3.5-mini-instruct", 200),
+    Family("phi3", "trl__phi3_training", 200),
+    Family("glm4", "llamacpp__GLM-4.6", 200, seen_as=without_last_header),
+    Family("zephyr", "chujiezheng__zephyr", 90, trims=True),
+    Family("vicuna", "chujiezheng__vicuna", 90),
+    Family("alpaca", "vllm__template_alpaca", 200, seen_as=without_ends),
+]
+
+
+def talks(folder: Path) -> Iterator[tuple[list[Message], list[Json] | None]]:
+    """Yield the real chats with and without system text, whole and up to the last message."""
+    for chat in chats(folder):
+        yield from _talks(chat)
+
+
+def _talks(chat: Chat) -> Iterator[tuple[list[Message], list[Json] | None]]:
+    led = [{"role": "system", "content": "Be kind."}, *chat.messages]
+    for messages in (chat.messages, led) if chat.messages[0]["role"] != "system" else (chat.messages,):
+        yield messages, chat.tools
+        yield messages[:-1], chat.tools
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda one: f"{one.name}-{one.real}")
+def test_bundled_template_prints_what_the_familys_own_prints(family: Family, real_data: Path) -> None:
+    ours = Renderer(RendererSpec(read_named_template(family.name), TOKENS))
+    theirs = Renderer(RendererSpec(read_template_file(real_data, family.real), TOKENS))
+    compared: Counter[str] = Counter()
+    for source, tools in talks(real_data):
+        messages = [{**m, "content": m["content"].strip()} for m in source] if family.trims else source
+        for asked in (False, True):
+            prompt = {"add_generation_prompt": asked}
+            expected, found = (
+                theirs.plain(messages, tools, prompt),
+                ours.plain(messages, tools, {**dict(family.kwargs), **prompt}),
+            )
+            if isinstance(expected, Rejected):
+                compared["refused"] += 1
+            elif family.drops_system and messages[0]["role"] == "system" and messages[-1]["role"] != "user":
+                compared["no system text"] += 1
+            else:
+                assert isinstance(found, str), found
+                assert family.seen_as(found, messages, asked) == expected
+                compared["equal"] += 1
+
+    assert compared["equal"] >= family.least, compared
+
+
+@pytest.mark.real_data
+def test_bundled_zephyr_prints_what_tinyllamas_own_template_prints(real_data: Path) -> None:
+    text = (real_data / "tokenizers/tinyllama/chat_template.jinja").read_text(encoding="utf-8")
+    ours, theirs = Renderer(RendererSpec(read_named_template("zephyr"), TOKENS)), Renderer(RendererSpec(text, TOKENS))
+
+    for messages, _ in talks(real_data):
+        if all(m["role"] != "tool" and "tool_calls" not in m for m in messages):
+            assert ours.plain(messages, None, {}) == theirs.plain(messages, None, {})
+
+
+@pytest.mark.real_data
+def test_bundled_mistral_prints_system_text_before_the_last_question(real_data: Path) -> None:
+    ours = Renderer(RendererSpec(read_named_template("mistral"), TOKENS))
+    stock = Renderer(RendererSpec(read_template_file(real_data, "vllm__tool_chat_template_mistral"), TOKENS))
+    asked: list[Message] = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "U1"},
+        {"role": "assistant", "content": "A1"},
+        {"role": "user", "content": "U2"},
+    ]
+    answered = [*asked, {"role": "assistant", "content": "A2"}]
+
+    prompt = stock.plain(asked, None, {})
+
+    assert isinstance(prompt, str)
+    assert "Be kind." not in str(stock.plain(answered, None, {}))
+    assert ours.plain(answered, None, {}) == prompt + " A2</s>"
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize("name", list_bundled_templates())
+def test_bundled_template_masks_real_chats_by_blocks_as_by_marks(name: str, real_data: Path) -> None:
+    renderer = Renderer(RendererSpec(read_named_template(name), TOKENS))
+    rules: dict[str, Any] = {"on_dropped": dict.fromkeys(("text_beside_call", "tool_list", "tool_result"), "count")}
+    rules["on_dropped"] |= dict.fromkeys(("call_name", "call_arguments"), "untrain")
+    by_blocks, by_marks = (
+        Masker(renderer, Loss(), MaskRules(spans=spans, verify_render=1.0, **rules))
+        for spans in ("generation", "marks")
+    )
+    outcomes: Counter[str] = Counter()
+    for chat in chats(real_data):
+        one, other = (masker.mask(Conversation(chat.messages, chat.tools)) for masker in (by_blocks, by_marks))
+        outcomes["masked" if isinstance(one, MaskedConversation) else one.reason] += 1
+        if isinstance(one, MaskedConversation) and isinstance(other, MaskedConversation):
+            assert one.text.startswith(other.text) or other.text.startswith(one.text)
+            held, marked = _trained(one), _trained(other)
+            # The space before a Mistral answer.
+            assert marked <= held
+            assert all(one.text[i] == " " for i in held - marked) or name != "mistral"
+            assert name == "mistral" or held == marked
+
+    assert outcomes["masked"] >= 12
+    assert set(outcomes) <= {"masked", "template_error", "no_loss_tokens"}
+
+
+def _trained(masked: MaskedConversation) -> set[int]:
+    return {i for span in masked.trained for i in range(span.start, span.end)}

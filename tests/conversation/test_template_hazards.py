@@ -1,0 +1,275 @@
+"""Template hazards that others fell into, one test each, under the name of the report; and where ours would show."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rowmill.conversation.masking import Loss, Masker, MaskRules
+from rowmill.conversation.rendering.renderer import (
+    Renderer,
+    RendererSpec,
+    Template,
+    TemplateSource,
+    list_bundled_templates,
+    make_renderer_spec,
+    read_named_template,
+)
+from rowmill.conversation.template_contract import RenderedConversation
+from rowmill.core.json import Json
+from rowmill.formats import Chat
+from rowmill.formats.canonicalization import RowOptionValues, canonicalize_row
+from rowmill.schema.conversation import Conversation
+from rowmill.schema.rows import MaskedConversation, Message, Rejected
+from rowmill.tokenization.tokenizer import EncodedTexts, find_degenerate_texts
+from tests.support.recipes import CHATML, Road, chat, text_of
+
+TOKENS: dict[str, str] = {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str, **more: Json) -> Message:
+    return {"role": "assistant", "content": text, **more}
+
+
+def call(arguments: Json, name: str = "look") -> Json:
+    return {"id": "call_0001", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+TALK = [user("U1 question"), assistant("A1 answer"), user("U2 question"), assistant("A2 answer")]
+TOOL: Json = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+
+def masked(
+    text: str, messages: list[Message], tools: list[Json] | None = None, loss: Loss | None = None, **rules: Any
+) -> MaskedConversation:
+    renderer = Renderer(RendererSpec(text, TOKENS))
+    result = Masker(renderer, loss or Loss(), MaskRules(verify_render=1.0, **rules)).mask(Conversation(messages, tools))
+    assert isinstance(result, MaskedConversation), result
+    return result
+
+
+def trained(one: MaskedConversation) -> str:
+    return "".join(one.text[span.start : span.end] for span in one.trained)
+
+
+@pytest.mark.parametrize("spans", ["marks", "auto"])
+def test_qwen3_prefix_lengths_would_train_the_next_user_turn(spans: str) -> None:
+    """A prefix's render is longer than the same turns in the whole: 24 of 221 templates, on plain chats."""
+    messages = [user("U1"), assistant("A1", reasoning_content="R1"), user("U2"), assistant("A2")]
+    renderer = Renderer(RendererSpec(read_named_template("qwen3"), TOKENS))
+    whole, prefix = renderer.plain(messages, None, {}), renderer.plain(messages[:2], None, {})
+
+    result = masked(read_named_template("qwen3"), messages, spans=spans)
+
+    assert isinstance(whole, str)
+    assert isinstance(prefix, str)
+    assert not whole.startswith(prefix)
+    assert not renderer.contract.prefix_preserving["reasoning"]
+    assert trained(result) == "A1<|im_end|><think>\n\n</think>\n\nA2<|im_end|>"
+
+
+@pytest.mark.parametrize("name", ["qwen2.5", "llama3.1", "gemma3", "mistral"])
+def test_slime_2263_messages_rendered_singly_would_repeat_bos_default_system_and_date(name: str) -> None:
+    result = masked(read_named_template(name), TALK)
+
+    for once in ("You are Qwen", "Today Date", "<s>"):
+        assert result.text.count(once) <= 1
+        assert once not in trained(result)
+
+
+def test_qwen35_template_that_raises_on_a_system_only_prefix_is_masked() -> None:
+    raising = "{% if messages | length == 1 %}{{ raise_exception('no user query') }}{% endif %}" + CHATML
+
+    result = masked(raising, [{"role": "system", "content": "be kind"}, *TALK])
+
+    assert trained(result) == "A1 answer<|im_end|>A2 answer<|im_end|>"
+
+
+@pytest.mark.parametrize("name", [*list_bundled_templates(), "untagged"])
+def test_marin_7237_template_without_generation_tags_is_never_an_all_zero_mask(name: str) -> None:
+    text = (
+        CHATML
+        if name == "untagged"
+        else read_named_template(name).replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
+    )
+
+    result = masked(text, TALK)
+
+    assert "generation" not in text.replace("add_generation_prompt", "")
+    assert "A1 answer" in trained(result)
+    assert "A2 answer" in trained(result)
+    assert "question" not in trained(result)
+
+
+@pytest.mark.slow
+def test_unsloth_2900_row_without_a_single_target_is_rejected_and_reaches_no_shard(tmp_path: Path) -> None:
+    muted = {"messages": [user("why?"), assistant("so", train=False)]}
+
+    built = Road(tmp_path).one("a.jsonl", [chat(0), muted]).build()
+
+    assert built.rejects() == [(1, "no_loss_tokens")]
+    assert all(any(one["loss_mask"]) for one in built.examples())
+
+
+def test_llamafactory_9107_text_beside_a_call_is_printed_and_trains_or_the_row_is_refused() -> None:
+    messages = [user("U1 question"), assistant("let me look at it", tool_calls=[call({"at": "this"})])]
+
+    for name in list_bundled_templates():
+        renderer = Renderer(RendererSpec(read_named_template(name), TOKENS))
+        result = Masker(renderer, Loss(), MaskRules()).mask(Conversation(messages, [TOOL]))
+        if isinstance(result, MaskedConversation):
+            assert "let me look at it" in trained(result), name
+        else:
+            assert result.reason == "content_dropped"
+            assert {"text_beside_call", "call_name"} & set(result.detail.split(", ")), name
+
+
+OBJECTS_ONLY = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}<e>{% endfor %}"
+)
+STRINGS_ONLY = OBJECTS_ONLY.replace("c.function.arguments | tojson", "c.function.arguments")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        OBJECTS_ONLY,
+        STRINGS_ONLY,
+        read_named_template("qwen2.5"),
+        read_named_template("llama3.1"),
+        read_named_template("glm4"),
+    ],
+)
+@pytest.mark.parametrize("as_text", [False, True])
+def test_oumi_2599_arguments_are_encoded_once_whatever_the_source_has(template: str, as_text: bool) -> None:
+    arguments = {"at": 'say "é"', "n": 1}
+    source = json.dumps(arguments, ensure_ascii=False) if as_text else arguments
+    record = {"messages": [user("U1 question"), assistant("", tool_calls=[call(source)])]}
+    row = canonicalize_row(record, RowOptionValues(Chat()))
+    assert not isinstance(row, Rejected)
+
+    result = masked(template, list(row.messages), on_dropped={"tool_list": "count"})
+
+    assert '\\\\"' not in result.text
+    assert '{\\"at' not in result.text
+    assert 'say \\"é\\"' in trained(result) or 'say "é"' in trained(result)
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "thinking", "reasoning"])
+def test_transformers_44301_reasoning_reaches_a_template_under_the_key_it_reads(key: str) -> None:
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{% if m." + key + " %}[{{ m." + key + " }}]{% endif %}"
+        "{{ m.content }}<e>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    record = {"messages": [user("U1 question"), assistant("A1 answer", thinking="why so")]}
+    row = canonicalize_row(record, RowOptionValues(Chat()))
+    assert not isinstance(row, Rejected)
+
+    result = masked(template, list(row.messages))
+
+    assert trained(result) == "[why so]A1 answer<e>"
+    assert Renderer(RendererSpec(template)).contract.reasoning_key == key
+
+
+def test_ms_swift_6467_nulls_that_arrow_added_reach_no_prompt(tmp_path: Path) -> None:
+    printing = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m | tojson }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    called = {"role": "assistant", "content": None, "tool_calls": [call({"at": "this"}), call({"n": 2})]}
+    table = pa.Table.from_pylist([{"messages": [user("why?"), called]}, {"messages": [user("so?"), assistant("yes")]}])
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+
+    built = (
+        Road(tmp_path)
+        .one(
+            "a.parquet",
+            bytes(sink.getvalue()),
+            template={"chat_template": printing, "on_dropped": {"call_arguments": "count", "assistant_text": "count"}},
+        )
+        .build()
+    )
+
+    texts = [text_of(one) for one in built.examples()]
+    assert built.rejects() == []
+    assert len(texts) == 2
+    assert "null" not in "".join(texts)
+    assert "None" not in "".join(texts)
+
+
+def test_automodel_3738_empty_think_block_that_the_template_inserts_can_be_left_untrained() -> None:
+    for loss, expected in (
+        (Loss(think_loss="all"), "A1 answer<|im_end|><think>\n\n</think>\n\nA2 answer<|im_end|>"),
+        (Loss(think_loss="answer_only"), "A1 answer<|im_end|>A2 answer<|im_end|>"),
+        (Loss(think_loss="answer_plus_think"), "A1 answer<|im_end|>A2 answer<|im_end|>"),
+    ):
+        assert trained(masked(read_named_template("qwen3"), TALK, loss=loss)) == expected
+
+
+def test_openrlhf_973_the_mask_is_not_shifted(tmp_path: Path) -> None:
+    """Position i itself is the target: the first trained token is the answer's first, the last the end of turn."""
+    built = Road(tmp_path).one("a.jsonl", [chat(1)]).build()
+
+    (example,) = built.examples()
+    ids, mask = example["input_ids"], example["loss_mask"]
+    own = [i for i, trains in zip(ids, mask, strict=True) if trains]
+    assert text_of({"input_ids": own}) == f"{chat(1)['messages'][1]['content']}<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("starts", "ends", "bad"),
+    [([0, 2, 2], [2, 2, 4], True), ([0, 2, 1], [2, 3, 3], True), ([0, 2, 2], [2, 4, 4], False)],
+)
+def test_transformers_32573_zero_width_and_backward_offsets_are_refused(
+    starts: list[int], ends: list[int], bad: bool
+) -> None:
+    offsets = np.array([0, 3], np.int64)
+
+    found = find_degenerate_texts(EncodedTexts(np.zeros(3, np.int32), offsets, np.array(starts), np.array(ends), 1))
+
+    assert found.tolist() == [bad]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list_bundled_templates())
+@pytest.mark.parametrize("spans", ["marks", "generation"])
+def test_torchtune_949_the_end_of_every_turn_trains(name: str, spans: str) -> None:
+    renderer = Renderer(RendererSpec(read_named_template(name), TOKENS))
+
+    result = masked(read_named_template(name), TALK, spans=spans)
+
+    end = renderer.contract.finish
+    assert end
+    assert f"A1 answer{end}" in trained(result)
+    assert trained(result).endswith(f"A2 answer{end}")
+
+
+@pytest.mark.parametrize("name", list_bundled_templates())
+def test_template_that_prints_a_bos_the_tokenizer_lacks_prints_nothing_there(name: str) -> None:
+    """`bos_token` is undefined for 12 of 228 templates."""
+    result = Renderer(RendererSpec(read_named_template(name))).render(TALK, None, {})
+
+    assert isinstance(result, RenderedConversation)
+    assert "None" not in result.text
+    assert "undefined" not in result.text.lower()
+
+
+def test_template_that_prints_today_prints_the_recipes_day_on_every_day() -> None:
+    """Today's date stood in every row of 17 templates."""
+    dated = "{{ strftime_now('%d %B %Y') }}" + CHATML
+    source = Renderer(RendererSpec(dated)).plain(TALK, None, {})
+    other = make_renderer_spec(Template(template_now="2031-05-06T00:00:00"), TemplateSource(dated, "test"))
+
+    assert str(source).startswith("01 January 2025")
+    assert str(Renderer(other).plain(TALK, None, {})).startswith("06 May 2031")
+    assert Renderer(RendererSpec(dated)).contract.date_dependent

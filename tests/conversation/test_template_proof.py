@@ -1,0 +1,346 @@
+"""The judge of masks: silent on right masks of bundled and public templates, and names every defect put in by hand."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from docs.generate.template_table import list_template_names, read_template_file
+from rowmill.cli import main
+from rowmill.conversation.mask_judge import IndependentMaskJudge, MaskDefectKind, TransformersTemplate
+from rowmill.conversation.masking import Loss, Masker, MaskRules
+from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, list_bundled_templates, read_named_template
+from rowmill.conversation.template_proof import (
+    MaskJudge,
+    ProbeConversation,
+    ShapeProof,
+    TemplateProof,
+    make_probe_conversations,
+    prove_template,
+)
+from rowmill.core.console import render_text
+from rowmill.reports.template_proof import FINDING_SENTENCES, describe_finding, render_proof
+from rowmill.schema.conversation import Conversation
+from rowmill.schema.reject_reasons import REASON_DESCRIPTIONS
+from rowmill.schema.rows import MaskedConversation
+from tests.end_to_end.test_real_templates import TEMPLATES
+from tests.support.cli_project import FOREIGN_WARNINGS, CliProject
+
+pytestmark = FOREIGN_WARNINGS
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+END = "<|im_end|>"
+
+
+def prove(text: str, spans: Any = "auto") -> TemplateProof:
+    return prove_template(Renderer(RendererSpec(text, TOKENS)), MaskRules(spans=spans))
+
+
+def findings_of(proof: TemplateProof) -> list[tuple[str, str]]:
+    """Return the findings of all shapes, each with the words of its shape."""
+    return [(shape.probe.words, describe_finding(finding)) for shape in proof.shapes for finding in shape.findings]
+
+
+# ── right masks ──
+
+
+@pytest.mark.parametrize("spans", ["auto", pytest.param("marks", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", list_bundled_templates())
+def test_judge_of_bundled_template_finds_nothing_wrong(name: str, spans: str) -> None:
+    proof = prove(read_named_template(name), spans)
+
+    assert findings_of(proof) == []
+    assert proof.count("not_provable") == 0
+    assert proof.count("proven") >= 7
+    assert all(reason in REASON_DESCRIPTIONS for reason, _ in proof.refusals)
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_judge_of_public_template_finds_nothing_wrong(name: str, real_data: Path) -> None:
+    assert name in list_template_names(real_data)
+    for spans in ("auto", "marks"):
+        proof = prove(read_template_file(real_data, name), spans)
+
+        assert findings_of(proof) == []
+        assert proof.count("not_provable") == 0
+        assert all(REASON_DESCRIPTIONS[reason].remedy for reason, _ in proof.refusals)
+
+
+def test_proof_of_a_template_without_an_end_after_calls_says_so() -> None:
+    turn = "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content or '' }}"
+    printed = "<call>{{ c.function.name }} {{ c.function.arguments | tojson }}</call>"
+    call = "{% if m.tool_calls %}{% for c in m.tool_calls %}" + printed + "{% endfor %}\n"
+    ending = "{% else %}<|end|>{% endif %}{% endfor %}"
+    prompt = "{% if add_generation_prompt or messages[-1].tool_calls %}<|start|>assistant\n{% endif %}"
+    renderer = Renderer(RendererSpec(turn + call + ending + prompt, TOKENS))
+    proof = prove_template(renderer, MaskRules(on_dropped={"tool_list": "count"}))
+
+    assert findings_of(proof) == []
+    assert any("prints '<|start|>assistant' and no end" in fact for fact in proof.facts)
+
+
+def test_judge_takes_a_result_without_letters_for_no_end_of_the_call() -> None:
+    renderer = Renderer(RendererSpec(read_named_template("glm4"), TOKENS))
+    [probe, *_] = [one for one in make_probe_conversations() if one.shape == "ucta"]
+    conversation = Conversation([*probe.messages[:2], {**probe.messages[2], "content": "[]"}], probe.tools)
+    masked = Masker(renderer, Loss(), MaskRules()).mask(conversation)
+
+    assert isinstance(masked, MaskedConversation)
+    assert "[]" in masked.text
+    assert MaskJudge(renderer, MaskRules(spans="marks")).judge(conversation, masked) == []
+
+
+@pytest.mark.parametrize(("answer", "is_provable"), [("Yes, please.", False), ("No, thanks.", True)])
+def test_judge_says_nothing_of_an_answer_that_it_cannot_hide(answer: str, is_provable: bool) -> None:
+    turns = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|end|>{% endfor %}"
+    # A template that compares messages prints other text where equal ones are hidden.
+    asked = "{% set asked = messages | selectattr('role', 'equalto', 'user') | list %}"
+    last = asked + "{{ asked[-1].content == 'Yes, please.' }}"
+    now = Renderer(RendererSpec(read_named_template("chatml"), TOKENS)).spec.now
+    template = TransformersTemplate(last + turns, TOKENS, {}, now)
+    question = {"role": "user", "content": "Yes, please."}
+    answers = [{"role": "assistant", "content": one} for one in (answer, "Done, four.")]
+    messages = [question, answers[0], question, answers[1]]
+    text = template.render(messages, None)
+    assert text is not None
+    found = IndependentMaskJudge(template).judge(messages, None, text, [])
+
+    assert (found is not None) == is_provable
+
+
+def test_probe_conversations_are_all_different_and_of_both_kinds() -> None:
+    probes = list(make_probe_conversations())
+
+    assert len({probe.words for probe in probes}) == len(probes)
+    assert {probe.tools is None for probe in probes} == {True, False}
+
+
+# ── wrong masks ──
+
+
+@dataclass
+class Mask:
+    """A right mask, to be spoilt by hand."""
+
+    judge: IndependentMaskJudge
+    conversation: Conversation
+    text: str
+    trains: bytearray
+
+    @classmethod
+    def of(cls, name: str, shape: str) -> "Mask":
+        renderer = Renderer(RendererSpec(read_named_template(name), TOKENS))
+        [probe, *_] = [one for one in make_probe_conversations() if one.shape == shape]
+        adaptation = renderer.adaptation
+        conversation = Conversation(adaptation.messages(probe.messages), adaptation.tools(probe.tools))
+        template = TransformersTemplate(read_named_template(name), TOKENS, {}, renderer.spec.now)
+        masked = Masker(renderer, Loss(), MaskRules(spans="marks")).mask(Conversation(probe.messages, probe.tools))
+        text = (
+            masked.text
+            if isinstance(masked, MaskedConversation)
+            else template.render(conversation.messages, conversation.tools)
+        )
+        assert text is not None
+        mask = cls(IndependentMaskJudge(template), conversation, text, bytearray(len(text)))
+        for span in masked.trained if isinstance(masked, MaskedConversation) else ():
+            mask.set(span.start, span.end, train=True)
+        return mask
+
+    def set(self, start: int, end: int, *, train: bool) -> None:
+        self.trains[start:end] = bytes([train]) * (end - start)
+
+    def set_text(self, text: str, *, train: bool, after: str = "") -> None:
+        start = self.text.index(text, self.text.index(after))
+        self.set(start, start + len(text), train=train)
+
+    def append(self, text: str) -> None:
+        self.text += text
+        self.trains += b"\1" * len(text)
+
+    def kinds(self) -> list[str]:
+        ranges = [(i, i + 1) for i, trains in enumerate(self.trains) if trains]
+        found = self.judge.judge(self.conversation.messages, self.conversation.tools, self.text, ranges)
+        assert found is not None
+        return [finding.kind for finding in found]
+
+
+def _end_masked(mask: Mask) -> None:
+    mask.set_text(END, train=False, after="It is four, a1.")
+
+
+def _last_end_masked(mask: Mask) -> None:
+    mask.set_text(END, train=False, after="It is four, a3.")
+
+
+def _header_trained(mask: Mask) -> None:
+    mask.set_text("<|im_start|>assistant\n", train=True, after="u2")
+
+
+def _preamble_trained(mask: Mask) -> None:
+    mask.set(0, mask.text.index(END), train=True)
+
+
+def _first_token_untrained(mask: Mask) -> None:
+    mask.set_text("It", train=False)
+
+
+def _last_character_untrained(mask: Mask) -> None:
+    mask.set_text("3", train=False, after="It is four, a")
+
+
+def _second_end_trained(mask: Mask) -> None:
+    mask.append(END)
+
+
+def _next_header_trained(mask: Mask) -> None:
+    mask.set_text("<|im_start|>user", train=True, after="It is four, a1.")
+
+
+def _text_changed(mask: Mask) -> None:
+    mask.text = mask.text.replace("What", "Whot")
+
+
+def _question_trained(mask: Mask) -> None:
+    mask.set_text("it", train=True, after="What is it, u2")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind"),
+    [
+        (_end_masked, "end_untrained"),
+        (_last_end_masked, "end_untrained"),
+        (_header_trained, "header_trained"),
+        (_preamble_trained, "header_trained"),
+        (_first_token_untrained, "own_text_untrained"),
+        (_last_character_untrained, "own_text_untrained"),
+        (_second_end_trained, "wrong_end"),
+        (_next_header_trained, "wrong_end"),
+        (_text_changed, "text_differs"),
+        (_question_trained, "other_text_trained"),
+    ],
+)
+def test_judge_names_a_defect_in_a_chat(spoil: Callable[[Mask], None], kind: MaskDefectKind) -> None:
+    mask = Mask.of("qwen2.5", "uaua")
+    assert mask.kinds() == []
+
+    spoil(mask)
+    assert set(mask.kinds()) == {kind}
+
+
+@pytest.mark.parametrize(
+    ("text", "after", "train", "kind"),
+    [
+        ("found", "<tool_response>", True, "other_text_trained"),
+        ('": "', '{"result', True, "other_text_trained"),
+        ('<tool_call>\n{"name', "assistant\n", False, "start_untrained"),
+        ("arguments", "assistant\n<tool_call>", False, "frame_untrained"),
+        ("</tool_call>", "assistant\n<tool_call>", False, "end_untrained"),
+        ("Weather", "", True, "other_text_trained"),
+    ],
+)
+def test_judge_names_a_defect_in_a_tool_dialogue(text: str, after: str, train: bool, kind: MaskDefectKind) -> None:
+    mask = Mask.of("qwen2.5", "ucta")
+    assert mask.kinds() == []
+
+    mask.set_text(text, train=train, after=after)
+    assert set(mask.kinds()) == {kind}
+
+
+def test_judge_of_leading_assistant_names_the_default_system_turn_that_trains() -> None:
+    mask = Mask.of("qwen2.5", "aua")
+    assert mask.kinds() == []
+
+    mask.set_text("You are", train=True)
+    assert set(mask.kinds()) == {"header_trained"}
+
+
+def test_judge_names_an_answer_that_is_not_printed_and_trains() -> None:
+    mask = Mask.of("zephyr", "uo")
+    assert mask.kinds() == []
+
+    mask.set(mask.text.rindex("</s>"), len(mask.text), train=True)
+    assert set(mask.kinds()) == {"empty_answer_trained"}
+
+
+def test_judge_names_an_empty_think_block_that_does_not_train() -> None:
+    mask = Mask.of("qwen3", "ua")
+    assert mask.kinds() == []
+
+    mask.set_text("<think>\n\n</think>", train=False)
+    assert set(mask.kinds()) == {"start_untrained"}
+
+
+def test_judge_cannot_prove_a_template_that_looks_at_the_text() -> None:
+    text = "{% for m in messages %}{{ m.content | length if 'What' in m.content else m.content }};{% endfor %}"
+    template = TransformersTemplate(text, TOKENS, {}, Renderer(RendererSpec(text)).spec.now)
+    messages = [{"role": "user", "content": "What"}, {"role": "assistant", "content": "Four"}]
+
+    assert IndependentMaskJudge(template).judge(messages, None, "4;Four;", [(2, 7)]) is None
+
+
+def test_clock_of_the_judged_template_stands_still() -> None:
+    text = "\n{{ strftime_now('%Y') }} {{ messages[0].content }}"
+    template = TransformersTemplate(text, TOKENS, {}, Renderer(RendererSpec(text)).spec.now)
+
+    assert template.render([{"role": "user", "content": "Hi"}], None) == "\n2025 Hi"
+
+
+# ── the page ──
+
+
+def page_of(shapes: Sequence[ShapeProof]) -> str:
+    return render_text(render_proof("chats", TemplateProof(("Reasoning is not printed.",), tuple(shapes))))
+
+
+def test_page_says_what_is_refused_and_what_to_do() -> None:
+    shape = ShapeProof(
+        ProbeConversation("ua", "user → answer", (), None), "refused", reason="content_dropped", detail="tool_list"
+    )
+
+    lines = page_of([shape]).splitlines()
+
+    assert lines[1].split(maxsplit=1)[1] == "1 shape: 0 proven · 1 refused · 0 wrong masks"
+    assert "Reasoning is not printed." in lines[2]
+    assert "content_dropped · tool_list" in lines[3]
+    assert REASON_DESCRIPTIONS["content_dropped"].remedy in lines[4]
+
+
+def test_every_kind_of_finding_has_a_sentence() -> None:
+    assert set(FINDING_SENTENCES) == set(get_args(MaskDefectKind))
+
+
+def test_template_report_with_prove_shows_trained_text_and_ends_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = CliProject(tmp_path).write()
+    project.write_recipe(datasets=project_datasets(chat_template="chatml"))
+
+    assert project.rowmill("template-report", "--prove") == main.DONE
+    out = capsys.readouterr().out
+    assert "42 shapes: 42 proven" in out
+    assert "<|im_start|>assistant\n⟦It is four, a1.<|im_end|>⟧" in out
+
+
+def test_template_report_with_prove_of_a_template_without_ends_blocks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocks = (
+        "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+        "{% endgeneration %}{% else %}{{ m.content }}{% endif %}<end>\n{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    project = CliProject(tmp_path).write()
+    project.write_recipe(datasets=project_datasets(chat_template=blocks))
+
+    assert project.rowmill("template-report", "--prove") == main.FOUND
+    out = capsys.readouterr().out
+    assert "end of turn '<end>' does not train" in " ".join(out.split())
+    assert "set template.spans: marks" in out
+
+
+def project_datasets(**template: str) -> dict[str, Any]:
+    source = {"train_urls": ["data/chats.jsonl"]}
+    return {"chats": {"source": source, "format": {"kind": "chat"}, "template": template}}

@@ -1,0 +1,294 @@
+"""Laws of templates and masks over generated conversations: calls, results, reasoning, tools, control strings."""
+
+from collections import Counter
+from functools import lru_cache
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rowmill.conversation.masking import Loss, Masker, MaskRules
+from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, list_bundled_templates, read_named_template
+from rowmill.conversation.template_contract import RenderedConversation
+from rowmill.core.json import Json, to_json
+from rowmill.schema.conversation import Conversation
+from rowmill.schema.rows import MaskedConversation, Message, Rejected
+from rowmill.stages.tokenized_examples.text_examples import (
+    decode_conversations,
+    hide_control_strings,
+    show_control_strings,
+)
+from rowmill.tokenization import tokenizer
+from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, make_examples
+from rowmill.tokenization.tokenizer import ControlStrings, Encoder
+from tests.support import recipes
+
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+COUNT_ALL: dict[str, str] = dict.fromkeys(
+    "system user assistant_text text_beside_call call_name call_arguments tool_result tool_list reasoning".split(),
+    "count",
+)
+
+text = st.one_of(
+    st.text(st.characters(codec="utf-8", exclude_characters="\r"), min_size=1, max_size=25),
+    st.sampled_from(["the answer is seven", "why so?", "a\n\nb", "{}", "user", "assistant", "<think>", "</s>"]),
+).filter(str.strip)
+value = st.recursive(
+    st.one_of(
+        st.integers(-99, 10**20),
+        st.booleans(),
+        st.none(),
+        st.text(max_size=8),
+        st.floats(-9, 9).map(lambda x: round(x, 2)),
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(st.sampled_from("abc"), inner, max_size=2)),
+    max_leaves=4,
+)
+arguments = st.dictionaries(st.sampled_from(["at", "key", "n"]), value, max_size=3)
+TOOL: Json = {
+    "type": "function",
+    "function": {"name": "look", "description": "d", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+@st.composite
+def exchange(draw: st.DrawFn) -> list[Message]:
+    """Draw a question, perhaps a call with its result, and an answer that may have reasoning."""
+    messages: list[Message] = [{"role": "user", "content": draw(text)}]
+    if draw(st.booleans()):
+        calls = [{"id": "call_0001", "type": "function", "function": {"name": "look", "arguments": draw(arguments)}}]
+        messages.append({"role": "assistant", "content": draw(st.one_of(st.just(""), text)), "tool_calls": calls})
+        messages.append({"role": "tool", "content": draw(text), "tool_call_id": "call_0001", "name": "look"})
+    answer: Message = {"role": "assistant", "content": draw(text)}
+    if draw(st.booleans()):
+        answer["reasoning_content"] = draw(text)
+    return [*messages, answer]
+
+
+@st.composite
+def talk(draw: st.DrawFn) -> Conversation:
+    """Draw a conversation of one to three exchanges, perhaps led by system text, perhaps with tools."""
+    messages = [message for one in draw(st.lists(exchange(), min_size=1, max_size=3)) for message in one]
+    if draw(st.booleans()):
+        messages.insert(0, {"role": "system", "content": draw(text)})
+    return Conversation(messages, [TOOL] if draw(st.booleans()) else None)
+
+
+@lru_cache(maxsize=64)
+def renderer(name: str) -> Renderer:
+    return Renderer(RendererSpec(read_named_template(name), TOKENS))
+
+
+@lru_cache(maxsize=256)
+def masker(name: str, **options: Any) -> Masker:
+    loss = Loss(**{key: value for key, value in options.items() if key in Loss.model_fields})
+    rules = {key: value for key, value in options.items() if key not in Loss.model_fields}
+    return Masker(renderer(name), loss, MaskRules(on_dropped=COUNT_ALL, verify_render=0.0, **rules))
+
+
+def characters(one: MaskedConversation) -> set[int]:
+    return {i for span in one.trained for i in range(span.start, span.end)}
+
+
+# ── 1: marks change no text ──
+
+
+@pytest.mark.parametrize("name", list_bundled_templates())
+@given(one=talk())
+@settings(max_examples=25, deadline=None)
+def test_text_without_marks_is_the_plain_render_whichever_way_is_taken(name: str, one: Conversation) -> None:
+    made = renderer(name)
+    plain = made.plain(one.messages, one.tools, one.kwargs)
+
+    for way in (made.render, made.reference):
+        result = way(one.messages, one.tools, one.kwargs)
+        assert (result.text if isinstance(result, RenderedConversation) else result) == plain
+
+
+@pytest.mark.parametrize("name", list_bundled_templates())
+@given(one=talk())
+@settings(max_examples=25, deadline=None)
+def test_both_ways_own_the_same_characters(name: str, one: Conversation) -> None:
+    fast, sure = (way(one.messages, one.tools, {}) for way in (renderer(name).render, renderer(name).reference))
+
+    if isinstance(fast, RenderedConversation) and isinstance(sure, RenderedConversation):
+        assert (fast.spans, fast.generation, fast.loop_end) == (sure.spans, sure.generation, sure.loop_end)
+
+
+# ── 2: every supervised message trains once, and nothing else trains ──
+
+
+@pytest.mark.parametrize("turns", ["whole", "exchange", "message", "auto"])
+@pytest.mark.parametrize("name", ["chatml", "qwen3", "glm4", "mistral", "llama3"])
+@given(one=talk())
+@settings(max_examples=15, deadline=None)
+def test_every_supervised_message_trains_in_exactly_one_example(name: str, turns: str, one: Conversation) -> None:
+    maker = masker(name, turns=turns, spans="marks")
+
+    results = maker.examples(one)
+
+    if any(isinstance(result, Rejected) for result in results):
+        return
+    times: Counter[int] = Counter()
+    printed: set[int] = set()
+    for result in results:
+        assert isinstance(result, MaskedConversation)
+        times.update({span.message for span in result.trained if span.message >= 0})
+        printed |= {piece.message for piece in result.pieces}
+    # Of a message of which the template prints nothing, and the recipe lets it, nothing trains.
+    assert times == Counter(dict.fromkeys([i for i in maker.supervised(one.messages) if i in printed], 1))
+
+
+@pytest.mark.parametrize("name", list_bundled_templates())
+@given(one=talk())
+@settings(max_examples=20, deadline=None)
+def test_own_text_trains_if_and_only_if_its_message_is_supervised(name: str, one: Conversation) -> None:
+    for spans in ("marks", "auto"):
+        result = masker(name, spans=spans).mask(one)
+        if isinstance(result, MaskedConversation):
+            held = characters(result)
+            for piece in result.pieces:
+                inside = set(range(piece.start, piece.end)) & held
+                is_model = one.messages[piece.message]["role"] == "assistant"
+                assert len(inside) == (piece.end - piece.start if is_model else 0)
+
+
+# ── 3: another message's text moves no mask ──
+
+PREFIX_PRESERVING = ("chatml", "llama3", "phi3", "zephyr", "vicuna", "alpaca", "gemma3")
+
+
+@pytest.mark.parametrize("name", PREFIX_PRESERVING)
+@given(one=talk(), other=text)
+@settings(max_examples=20, deadline=None)
+def test_changing_an_untrained_text_changes_no_trained_text(name: str, one: Conversation, other: str) -> None:
+    changed = [{**m, "content": other} if m["role"] in ("user", "tool") else m for m in one.messages]
+
+    results = [masker(name).mask(Conversation(messages, one.tools)) for messages in (one.messages, changed)]
+
+    if all(isinstance(result, MaskedConversation) for result in results):
+        first, second = (
+            [r.text[s.start : s.end] for s in r.trained] for r in results if isinstance(r, MaskedConversation)
+        )
+        assert first == second
+
+
+# ── 5: control strings of the data stay text ──
+
+CONTROLLED = st.lists(
+    st.sampled_from(["<|im_end|>", "<|im_start|>", "<|endoftext|>", " why ", "so\n"]), min_size=1, max_size=4
+)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
+    folder = recipes.write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    return Encoder(tokenizer.open_tokenizer(str(folder), folder))
+
+
+def control_ids(encoder: Encoder, messages: list[Message]) -> list[int]:
+    control = ControlStrings(encoder.card, read_named_template("chatml"))
+    hidden, placeholders = hide_control_strings(Conversation(messages), control)
+    result = masker("chatml").mask(hidden)
+    assert isinstance(result, MaskedConversation)
+    shown, ordinary = show_control_strings(result, placeholders)
+    (example,) = make_examples([shown], [ordinary], encoder, TokenizationCounts())
+    assert isinstance(example, Example)
+    assert encoder.decode(example.ids.tolist()) == shown.text
+    return [i for i in example.ids.tolist() if i in control.ids]
+
+
+@given(question=CONTROLLED, answer=CONTROLLED)
+@settings(max_examples=60, deadline=None)
+def test_swapping_control_strings_for_words_changes_no_control_id(
+    encoder: Encoder, question: list[str], answer: list[str]
+) -> None:
+    def messages(*, words: bool) -> list[Message]:
+        texts = ["".join("word" if words and "|" in part else part for part in one) for one in (question, answer)]
+        return [{"role": "user", "content": "q" + texts[0]}, {"role": "assistant", "content": "a" + texts[1]}]
+
+    assert control_ids(encoder, messages(words=False)) == control_ids(encoder, messages(words=True))
+
+
+# ── 6: storage changes no text ──
+
+
+@given(talks=st.lists(talk(), min_size=1, max_size=3))
+@settings(max_examples=40, deadline=None)
+def test_rows_through_parquets_text_and_back_render_the_same(talks: list[Conversation]) -> None:
+    table = pa.table(
+        {
+            "messages": [to_json(one.messages) for one in talks],
+            "tools": pa.array([to_json(one.tools) if one.tools else None for one in talks], pa.string()),
+            "template_kwargs": pa.array([None] * len(talks), pa.string()),
+            "content_hash": [b"0" * 16] * len(talks),
+        }
+    )
+
+    for before, after in zip(talks, decode_conversations(table), strict=True):
+        for name in ("chatml", "qwen2.5"):
+            assert renderer(name).plain(after.messages, after.tools, after.kwargs) == renderer(name).plain(
+                before.messages, before.tools, {}
+            )
+
+
+# ── 7: arguments as objects and as their text ──
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in list_bundled_templates() if "call_arguments" not in renderer(name).contract.loses]
+)
+@given(given_arguments=arguments)
+@settings(max_examples=30, deadline=None)
+def test_arguments_given_as_object_and_as_text_print_equally(name: str, given_arguments: dict[str, Json]) -> None:
+    from rowmill.formats import Chat
+    from rowmill.formats.canonicalization import RowOptionValues, canonicalize_row
+
+    printed: list[object] = []
+    for source in (
+        given_arguments,
+        orjson.dumps(given_arguments).decode() if _fits(given_arguments) else to_json(given_arguments),
+    ):
+        calls = [{"id": "call_0001", "type": "function", "function": {"name": "look", "arguments": source}}]
+        record = {
+            "messages": [{"role": "user", "content": "why?"}, {"role": "assistant", "content": "", "tool_calls": calls}]
+        }
+        row = canonicalize_row(record, RowOptionValues(Chat()))
+        assert not isinstance(row, Rejected)
+        printed.append(renderer(name).plain(row.messages, [TOOL], {}))
+
+    assert printed[0] == printed[1]
+
+
+def _fits(value: Json) -> bool:
+    try:
+        orjson.dumps(value)
+    except TypeError:
+        return False
+    return True
+
+
+# ── 10: subsets ──
+
+
+@pytest.mark.parametrize("name", ["chatml", "qwen3", "glm4", "llama3.1"])
+@pytest.mark.parametrize(
+    "less",
+    [
+        {"supervise": "last_assistant"},
+        {"supervise": "last_turn"},
+        {"think_loss": "answer_only"},
+        {"think_loss": "answer_plus_think"},
+        {"end_of_turn": "mask"},
+    ],
+)
+@given(one=talk())
+@settings(max_examples=15, deadline=None)
+def test_narrower_options_train_a_subset(name: str, less: dict[str, Any], one: Conversation) -> None:
+    every, some = (masker(name, spans="marks", **options).mask(one) for options in ({}, less))
+
+    if isinstance(every, MaskedConversation) and isinstance(some, MaskedConversation):
+        assert characters(some) <= characters(every)

@@ -1,0 +1,108 @@
+"""Names, atomic writes, locks, and a road on a root that is no local folder."""
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from rowmill.core.errors import BusyError, ConfigError, DamagedFileError
+from rowmill.core.storage import File, Store, check_name, digest_bytes, digest_json
+from tests.support.recipes import CHAT, PAIR, TEXT, Road, chat, document, pair
+
+
+@pytest.fixture
+def memory_root() -> Iterator[str]:
+    """Lend an empty root in fsspec's memory, and empty it again."""
+    fsspec.filesystem("memory").store.clear()
+    yield "memory://root"
+    fsspec.filesystem("memory").store.clear()
+
+
+@pytest.mark.parametrize("name", ["../x", "", "a/b", "1a", "a.b", "training_splits", "a" * 65, "é", "a\n"])
+def test_check_name_that_could_leave_its_folder_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be a name"):
+        check_name(name, "configs/x.yaml")
+
+
+def _write_and_fail(store: Store, relative: str) -> None:
+    with store.create(relative) as handle:
+        handle.write(b"new")
+        raise RuntimeError
+
+
+def test_create_that_fails_midway_leaves_what_was_there(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    store.write("a/file", b"old")
+
+    with pytest.raises(RuntimeError):
+        _write_and_fail(store, "a/file")
+
+    assert store.read("a/file") == b"old"
+    assert store.list("a") == ["file"]
+
+
+def test_list_of_a_missing_folder_is_empty(tmp_path: Path) -> None:
+    assert Store(str(tmp_path)).list("nowhere") == []
+
+
+def test_lock_held_elsewhere_ends_in_busy_error_that_names_it(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+
+    with (
+        store.lock("x/.lock", what="demo/chats"),
+        pytest.raises(BusyError, match="demo/chats: another process"),
+        store.lock("x/.lock", what="demo/chats", timeout_s=0.1),
+    ):
+        pass
+
+
+def test_lock_is_free_after_its_holder_left(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    with store.lock("x/.lock", what="first"):
+        pass
+
+    with store.lock("x/.lock", what="second", timeout_s=0.1):
+        pass
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_file_is_read_only_as_it_was_written(tmp_path: Path, memory_root: str, remote: bool) -> None:
+    store = Store(memory_root if remote else str(tmp_path))
+    store.write("stage/part.parquet", b"abc")
+    file = File("stage/part.parquet", 3, digest_bytes(b"abc"), 0)
+
+    assert store.content(file).to_pybytes() == b"abc"
+    for content in (b"xyz", b"", b"ab"):
+        store.write(file.path, content)
+        with pytest.raises(DamagedFileError, match=r"part\.parquet: digest") as caught:
+            store.content(file)
+        assert pickle.loads(pickle.dumps(caught.value)).path == file.path
+    store.remove(file.path)
+    with pytest.raises(DamagedFileError, match=r"part\.parquet: missing"):
+        store.table(file)
+
+
+def test_digest_ignores_key_order_and_sees_every_value() -> None:
+    assert digest_json({"a": 1, "b": 2}) == digest_json({"b": 2, "a": 1})
+    assert digest_json({"a": 1}) != digest_json({"a": 2})
+    assert digest_json("a", "b") != digest_json("ab")
+
+
+@pytest.mark.slow
+def test_road_on_a_remote_root_gives_the_versions_of_a_local_one(tmp_path: Path, memory_root: str) -> None:
+    local, remote = Road(tmp_path), Road(tmp_path, root=memory_root)
+    local.recipe(
+        {
+            "chats": {"source": {"train_urls": [local.write("a.jsonl", [chat(i) for i in range(40)])]}, "format": CHAT},
+            "pairs": {"source": {"train_urls": [local.write("b.jsonl", [pair(i) for i in range(40)])]}, "format": PAIR},
+            "texts": {
+                "source": {"train_urls": [local.write("c.jsonl", [document(i) for i in range(20)])]},
+                "format": TEXT,
+            },
+        }
+    )
+
+    assert remote.build().versions() == local.build().versions()
+    assert remote.build().made() == set()

@@ -1,0 +1,145 @@
+"""What starts runs by itself: the night, changed files, changed inputs; driven tick by tick."""
+
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagster_rowmill.automation import RANGE_END, RANGE_START, SourceWatchState, update_watch
+from tests.support.tiny_project import FOREIGN_WARNINGS, Tiny, chat
+
+# Conditions and the policy of backfills are beta by name in the pinned release; these tests are how we notice a change.
+pytestmark = [*FOREIGN_WARNINGS, pytest.mark.filterwarnings("ignore::dagster.BetaWarning")]
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Iterator[Tiny]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield Tiny(tmp_path, instance).write()
+
+
+def test_schedule_asks_for_one_run_over_all_ranks_each_night(tiny: Tiny) -> None:
+    schedule = tiny.definitions().resolve_schedule_def("nightly_tiny")
+    context = dg.build_schedule_context(tiny.instance, scheduled_execution_time=datetime(2026, 3, 1, 2, 0, tzinfo=UTC))
+
+    [request] = list(schedule.evaluate_tick(context).run_requests or ())
+
+    assert schedule.cron_schedule == "0 2 * * *"
+    assert request.run_key == "tiny:2026-03-01T02:00"
+    assert (request.tags[RANGE_START], request.tags[RANGE_END]) == ("rank-00000-of-00002", "rank-00001-of-00002")
+
+
+@pytest.mark.slow
+def test_run_that_the_schedule_asks_for_succeeds(tiny: Tiny) -> None:
+    definitions = tiny.definitions()
+    context = dg.build_schedule_context(tiny.instance, scheduled_execution_time=datetime(2026, 3, 1, 2, 0, tzinfo=UTC))
+    [request] = list(definitions.resolve_schedule_def("nightly_tiny").evaluate_tick(context).run_requests or ())
+
+    result = definitions.resolve_job_def("rebuild_tiny").execute_in_process(instance=tiny.instance, tags=request.tags)
+
+    assert result.success
+
+
+def test_sensor_fires_once_when_files_changed_and_settled_and_again_when_one_is_restored(tiny: Tiny) -> None:
+    file = tiny.folder / "data" / "chats.jsonl"
+    ticks = _Ticks(tiny)
+    original = file.read_bytes()
+
+    assert [ticks.run_keys() for _ in range(3)] == [0, 1, 0]
+    tiny.append("chats", chat(1000))
+    first_look = ticks.run_keys()
+    tiny.append("chats", chat(1001))  # still being written
+    second_look = ticks.run_keys()
+    assert (first_look, second_look) == (0, 0)
+    assert [ticks.run_keys() for _ in range(2)] == [1, 0]
+    file.write_bytes(original)
+    assert [ticks.run_keys() for _ in range(2)] == [0, 1]
+    assert len(set(ticks.keys)) == 3
+
+
+def test_sensor_waits_for_missing_files_and_says_which(tiny: Tiny) -> None:
+    os.unlink(tiny.folder / "data" / "tasks.jsonl")
+
+    data = _Ticks(tiny).evaluate()
+
+    assert not data.run_requests
+    assert "data/tasks.jsonl" in (data.skip_message or "")
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=30))
+def test_looks_fire_exactly_once_per_settled_change_with_keys_that_never_repeat(states: list[str]) -> None:
+    watch, keys, fired = SourceWatchState(), [], ""
+    previous = ""
+    for now in states:
+        watch, key = update_watch(watch, now)
+        assert (key is not None) == (now == previous and now != fired)
+        if key is not None:
+            keys.append(key)
+            fired = now
+        previous = now
+
+    assert len(set(keys)) == len(keys)
+
+
+def test_conditions_are_off_unless_the_recipe_asks(tiny: Tiny) -> None:
+    graph = tiny.definitions().resolve_asset_graph()
+
+    assert {graph.get(key).automation_condition for key in graph.get_all_asset_keys()} == {None}
+
+
+def test_conditions_follow_a_change_one_stage_at_a_time(tiny: Tiny) -> None:
+    definitions = tiny.write_recipe(execution={"automation": "on_change", "workers": 1}).definitions()
+    raw, rows = tiny.key("tasks", "raw_dataset"), tiny.key("tasks", "canonical_rows")
+
+    switched_on = dg.evaluate_automation_conditions(definitions, instance=tiny.instance)
+    tiny.run_only(dg.AssetSelection.assets(raw))
+    raw_built = dg.evaluate_automation_conditions(definitions, instance=tiny.instance, cursor=switched_on.cursor)
+    handled = dg.evaluate_automation_conditions(definitions, instance=tiny.instance, cursor=raw_built.cursor)
+
+    # What was missing before they were switched on is no change; the first build is somebody's decision.
+    assert switched_on.total_requested == 0
+    assert raw_built.get_num_requested(rows) == 1
+    assert raw_built.total_requested == 1
+    assert handled.total_requested == 0
+
+
+def test_conditions_launch_nothing_behind_a_failed_blocking_check(tiny: Tiny) -> None:
+    tiny.write(unknown_roles=12, execution={"automation": "on_change", "workers": 1})
+    definitions = tiny.definitions()
+    rows, examples = tiny.key("chats", "canonical_rows"), tiny.key("chats", "tokenized_examples")
+    before = dg.evaluate_automation_conditions(definitions, instance=tiny.instance)
+
+    tiny.run_only(dg.AssetSelection.assets(tiny.key("chats", "raw_dataset"), rows))
+    after = dg.evaluate_automation_conditions(definitions, instance=tiny.instance, cursor=before.cursor)
+
+    assert after.get_num_requested(examples) == 0
+
+
+class _Ticks:
+    """A sensor with its cursor; counts what it asks for."""
+
+    def __init__(self, tiny: Tiny) -> None:
+        self.tiny = tiny
+        self.definitions = tiny.definitions()
+        self.cursor: str | None = None
+        self.keys: list[str | None] = []
+
+    def evaluate(self) -> Any:
+        sensor = self.definitions.resolve_sensor_def("raw_files_tiny")
+        context = dg.build_sensor_context(
+            instance=self.tiny.instance, cursor=self.cursor, definitions=self.definitions, sensor_name=sensor.name
+        )
+        return sensor.evaluate_tick(context)
+
+    def run_keys(self) -> int:
+        data = self.evaluate()
+        self.cursor = data.cursor
+        self.keys += [request.run_key for request in data.run_requests or ()]
+        return len(data.run_requests or ())

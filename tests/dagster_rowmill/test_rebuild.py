@@ -1,0 +1,162 @@
+"""Materializing a recipe through Dagster: everything once, then only what changed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import duckdb
+import pytest
+
+from dagster_rowmill import materialize
+from rowmill.core.storage import Store
+from rowmill.schema import manifest
+from tests.support.tiny_project import FOREIGN_WARNINGS, Tiny, built, chat, refusals, reused
+
+pytestmark = FOREIGN_WARNINGS
+RANKS = ("rank-00000-of-00002", "rank-00001-of-00002")
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Iterator[Tiny]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield Tiny(tmp_path, instance).write()
+
+
+def test_first_run_builds_everything_and_the_second_reuses_it(tiny: Tiny) -> None:
+    first = tiny.run()
+    versions = {key: tiny.version(*key[1:]) for key in built(first)}
+    second = tiny.run()
+
+    assert refusals(first) == {}
+    assert set(reused(first).values()) == {False}
+    assert len(versions) == 12
+    assert second.success
+    assert set(reused(second).values()) == {True}
+    assert {key: tiny.version(*key[1:]) for key in built(second)} == versions
+
+
+def test_run_materializes_every_rank_and_passes_every_blocking_check(tiny: Tiny) -> None:
+    result = tiny.run()
+
+    ranks = tiny.instance.get_materialized_partitions(tiny.key("gpu_partitions"))
+    evaluations = result.get_asset_check_evaluations()
+    assert ranks == set(RANKS)
+    assert [
+        one.description for one in evaluations if not one.passed and one.severity == dg.AssetCheckSeverity.ERROR
+    ] == []
+    assert {one.asset_key for one in evaluations} == set(tiny.definitions().resolve_all_asset_keys())
+
+
+def test_statistics_file_answers_after_a_run(tiny: Tiny) -> None:
+    tiny.run()
+
+    with duckdb.connect(f"{tiny.store}/stats.duckdb", read_only=True) as reader:
+        counted = reader.execute("select dataset, count(*) from rows group by all order by all").fetchall()
+    assert counted == [("chats", 60), ("tasks", 60)]
+
+
+@pytest.mark.slow
+def test_data_version_is_the_version_that_the_engine_keeps(tiny: Tiny) -> None:
+    tiny.run()
+
+    current = manifest.load_current(Store(tiny.store), ("tiny", "chats", "packed_shards"))
+    assert current is not None
+    assert tiny.version("chats", "packed_shards") == current.version
+
+
+@pytest.mark.slow
+def test_one_more_source_row_rebuilds_its_dataset_and_what_follows(tiny: Tiny) -> None:
+    tiny.run()
+    tiny.append("chats", chat(1000))
+
+    result = tiny.run()
+
+    assert result.success
+    made = {name for name, was_there in reused(result).items() if not was_there}
+    assert "chats/tokenized_examples" in made
+    assert "gpu_partitions" in made
+    assert not any(name.startswith("tasks/") for name in made)
+
+
+@pytest.mark.slow
+def test_one_changed_option_rebuilds_only_the_stages_that_read_it(tiny: Tiny) -> None:
+    tiny.run()
+    tiny.write_recipe(mixture={"batch_size": 4, "shuffle": False})
+
+    result = tiny.run()
+
+    made = {name for name, was_there in reused(result).items() if not was_there}
+    assert made == {"training_splits", "gpu_partitions"}
+
+
+@pytest.mark.slow
+def test_one_rank_alone_is_built_beside_the_others(tiny: Tiny) -> None:
+    tiny.run()
+    of_all = tiny.version("gpu_partitions")
+
+    result = tiny.run_only(dg.AssetSelection.assets(tiny.key("gpu_partitions")), ranks=RANKS[1:])
+
+    assert refusals(result) == {}
+    assert [event.partition for event in result.get_asset_materialization_events()] == [RANKS[1]]
+    # The version is the order's and the number of ranks'; what each of them holds is told beside it.
+    assert tiny.version("gpu_partitions") == of_all
+
+
+@pytest.mark.slow
+def test_another_world_size_has_other_ranks_and_builds_no_dataset_again(tiny: Tiny) -> None:
+    tiny.run()
+    tiny.write_recipe(partitions={"world_size": 4})
+
+    result = tiny.run()
+
+    made = {name for name, was_there in reused(result).items() if not was_there}
+    ranks = tiny.instance.get_materialized_partitions(tiny.key("gpu_partitions"))
+    assert result.success
+    assert made <= {"training_splits", "gpu_partitions"}
+    assert {f"rank-{rank:05d}-of-00004" for rank in range(4)} <= ranks
+
+
+@pytest.mark.slow
+def test_restored_version_becomes_current_and_opens_the_gate_at_once(tiny: Tiny) -> None:
+    tiny.run()
+    old = tiny.version("chats", "canonical_rows")
+    tiny.append("chats", chat(1000))
+    tiny.run()
+    rows, examples = tiny.key("chats", "canonical_rows"), tiny.key("chats", "tokenized_examples")
+    config = {"ops": {rows.to_python_identifier(): {"config": {"version": old}}}}
+
+    restored = tiny.run_only(dg.AssetSelection.assets(rows).without_checks(), config=config)
+    following = tiny.run_only(dg.AssetSelection.assets(examples).without_checks())
+
+    assert restored.success
+    assert tiny.version("chats", "canonical_rows") == old
+    assert refusals(following) == {}
+    assert reused(following) == {"chats/tokenized_examples": True}
+
+
+@pytest.mark.slow
+def test_unknown_version_is_refused_by_name(tiny: Tiny) -> None:
+    tiny.run()
+    rows = tiny.key("chats", "canonical_rows")
+    config = {"ops": {rows.to_python_identifier(): {"config": {"version": "no-such-version"}}}}
+
+    result = tiny.run_only(dg.AssetSelection.assets(rows), config=config)
+
+    assert "version no-such-version is not kept" in refusals(result)[rows.to_python_identifier()]
+
+
+def test_missing_source_fails_once_with_the_engine_s_sentence(tiny: Tiny) -> None:
+    (tiny.folder / "data" / "tasks.jsonl").unlink()
+
+    result = tiny.run()
+
+    said = materialize.list_failures(result)
+    assert not result.success
+    assert [line for line in said if "tasks__raw_dataset" in line and "found no data at data/tasks.jsonl" in line]
+    assert ("tiny", "chats", "packed_shards") in built(result)
+    assert ("tiny", "training_splits") not in built(result)
+
+
+def test_unknown_recipe_is_refused_with_the_names_there_are(tiny: Tiny) -> None:
+    with pytest.raises(materialize.ConfigError, match="choose tiny"):
+        materialize.find_recipe("tinny", tiny.path.parent)

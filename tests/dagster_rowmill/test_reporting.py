@@ -1,0 +1,111 @@
+"""The report that Dagster's pages lead to is there, and tells of what the last run left, whatever that run was of."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from rowmill.build import runner
+from rowmill.core.storage import Store
+from rowmill.schema import manifest
+from rowmill.schema.manifest import NOT_APPLICABLE, Manifest
+from tests.support.tiny_project import FOREIGN_WARNINGS, Tiny, chat
+
+pytestmark = FOREIGN_WARNINGS
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Iterator[Tiny]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield Tiny(tmp_path, instance).write()
+
+
+def current(tiny: Tiny, *steps: str) -> Manifest:
+    made = manifest.load_current(Store(tiny.store), ("tiny", *steps))
+    assert made is not None
+    return made
+
+
+def linked(tiny: Tiny, *steps: str) -> str:
+    """Return the report to which the newest page of an asset leads."""
+    event = tiny.instance.get_latest_materialization_event(tiny.key(*steps))
+    assert event is not None
+    assert event.asset_materialization is not None
+    return Path(str(event.asset_materialization.metadata["report"].value)).read_text(encoding="utf-8")
+
+
+def test_report_of_a_stage_that_is_run_alone_on_a_new_project_shows_it(tiny: Tiny) -> None:
+    raw, rows = (tiny.key("chats", name) for name in ("raw_dataset", "canonical_rows"))
+
+    tiny.run_only(dg.AssetSelection.assets(raw))
+    after_raw = linked(tiny, "chats", "raw_dataset")
+    tiny.run_only(dg.AssetSelection.assets(rows))
+    after_rows = linked(tiny, "chats", "canonical_rows")
+
+    terms = runner.find_step(tiny.project, ("tiny", "chats", "canonical_rows")).terms
+    facts = current(tiny, "chats", "canonical_rows").facts
+    # Nothing is published yet that the rows could have shrunk against, which no fact says.
+    idle = 1 + sum(value == NOT_APPLICABLE for value in facts.values())
+    assert current(tiny, "chats", "raw_dataset").version in after_raw
+    assert "Not built: chats/canonical_rows" in after_raw
+    assert current(tiny, "chats", "canonical_rows").version in after_rows
+    judged = len(terms) - idle
+    assert f"{judged} of {judged} findings passed, {idle} not applicable" in after_rows
+
+
+@pytest.mark.slow
+def test_report_shows_the_new_version_of_a_stage_that_is_built_again_alone(tiny: Tiny) -> None:
+    tiny.run()
+    before = current(tiny, "chats", "canonical_rows").version
+    tiny.append("chats", chat(1000))
+    keys = [tiny.key("chats", name) for name in ("raw_dataset", "canonical_rows")]
+
+    tiny.run_only(dg.AssetSelection.assets(keys[0]))
+    tiny.run_only(dg.AssetSelection.assets(keys[1]).without_checks())
+
+    after = linked(tiny, "chats", "canonical_rows")
+    assert current(tiny, "chats", "canonical_rows").version != before
+    assert current(tiny, "chats", "canonical_rows").version in after
+    assert before not in after
+
+
+@pytest.mark.slow
+def test_report_of_a_night_in_which_a_dataset_failed_shows_what_was_built_after_it(tiny: Tiny) -> None:
+    tiny.run()
+    (tiny.folder / "data" / "chats.jsonl").unlink()
+    tiny.write_rows("tasks", [{"prompt": f"Say {i}.", "answer": f"{i}"} for i in range(50)])
+
+    night = tiny.run()
+
+    assert not night.success
+    assert current(tiny, "tasks", "packed_shards").version in linked(tiny, "tasks", "packed_shards")
+
+
+@pytest.mark.slow
+def test_report_is_written_once_a_night_and_not_at_all_in_a_quiet_one(tiny: Tiny) -> None:
+    # Counted where files get their names, in a process of its own: such a hook cannot be taken off again.
+    program = """
+import sys
+written = []
+def watch(event, arguments):
+    if event == "os.rename" and str(arguments[1]).endswith("report.html"):
+        written.append(arguments[1])
+sys.addaudithook(watch)
+from dagster_rowmill import materialize
+for night in range(2):
+    assert materialize.main(["tiny"]) == 0
+    print("written", len(written))
+"""
+    home = str(tiny.folder / "home")
+    places = {"ROWMILL_CONFIGS": str(tiny.path.parent), "ROWMILL_STORE": tiny.store, "DAGSTER_HOME": home}
+
+    nights = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=os.environ | places, capture_output=True, text=True, check=True
+    )
+
+    assert [line for line in nights.stdout.splitlines() if line.startswith("written")] == ["written 1", "written 1"]

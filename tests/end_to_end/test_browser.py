@@ -1,0 +1,210 @@
+"""The whole thing as a person meets it: a real browser on the real webserver and daemon, from raw files to a tick.
+
+What belongs here: one visit, step by step, and what the browser shows at each. What does not: the same over
+GraphQL alone (`test_dagster_server.py`).
+
+Needs Debian's `chromium` on the PATH and the package `playwright`, and is skipped with one line where either is
+missing. With ROWMILL_SCREENSHOTS set to a folder, the pictures of the visit are kept there:
+
+    make screenshots
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.dagster_server import ROOT, Server, eventually, serving
+
+pytestmark = pytest.mark.slow
+
+GRAPH = "/locations/rowmill/asset-groups/demo/lineage"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    # A browser that looks for its maker's servers is not what is tested.
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+PATIENCE_MS = 120_000
+
+
+class Visit:
+    """A browser's page on a server, with every request to another machine noted."""
+
+    def __init__(self, page: Any, server: Server, pictures: Path | None) -> None:
+        self.page = page
+        self.server = server
+        self.foreign: list[str] = []
+        self._pictures = pictures
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("request", self._note)
+
+    def _note(self, request: Any) -> None:
+        if not request.url.startswith(("http://127.0.0.1", "data:", "blob:", "about:")):
+            self.foreign.append(request.url)
+
+    def go(self, path: str, *shows: str) -> None:
+        """Open a page and wait until it shows these words."""
+        self.page.goto(path if path.startswith("http") else f"{self.server.address}{path}")
+        for words in shows:
+            self.page.get_by_text(words).first.wait_for()
+
+    def picture(self, name: str) -> None:
+        if self._pictures is not None:
+            self.page.screenshot(path=self._pictures / f"{name}.png")
+
+    def materialize_all(self, path: str) -> str:
+        """Click through the dialog for all ranks; return how the backfill ended."""
+        before = set(self.server.backfills())
+        self.go(path)
+        self.page.get_by_role("button", name="Materialize").first.click()
+        self.page.get_by_role("button", name="All", exact=True).click()
+        self.page.get_by_role("button", name="Launch backfill").click()
+        self.page.get_by_text("Created backfill").wait_for()
+        new = eventually(lambda: set(self.server.backfills()) - before, "the backfill is known")
+        return self.server.ended_backfill(new.pop())
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    """Lend a browser; asked for before the server, which takes longer to start than to be skipped."""
+    if CHROMIUM is None:
+        pytest.skip("no chromium on the PATH; install Debian's package chromium")
+    playwright: Any = pytest.importorskip("playwright.sync_api", reason="no playwright; pip install playwright")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """Serve a copy of the demo whose night comes every minute."""
+    configs = tmp_path / "configs"
+    shutil.copytree(ROOT / "configs" / "demo", configs / "demo")
+    path = configs / "demo" / "demo.yaml"
+    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    values["execution"] |= {"cron": "* * * * *"}
+    path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+    with serving(configs, tmp_path / ".rowmill", tmp_path / "home") as started:
+        yield started
+
+
+@pytest.fixture
+def visit(browser: Any, server: Server) -> Visit:
+    pictures = os.environ.get("ROWMILL_SCREENSHOTS")
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    return Visit(page, server, Path(pictures).absolute() if pictures else None)
+
+
+@pytest.mark.browser
+def test_demo_from_materialize_all_through_a_red_check_to_a_scheduled_night(visit: Visit) -> None:
+    _build_and_look(visit)
+    chats = visit.server.home.parent / "configs" / "demo" / "data" / "chats-1.jsonl"
+    good = chats.read_bytes()
+
+    _break(chats)
+    _see_it_refused(visit)
+    chats.write_bytes(good)
+    _see_it_green_again(visit)
+    _see_a_tick(visit)
+
+    assert visit.foreign == []
+
+
+def _build_and_look(visit: Visit) -> None:
+    assert visit.materialize_all(GRAPH) == "COMPLETED_SUCCESS"
+    visit.go(GRAPH, "gpu_partitions")
+    visit.picture("asset-graph")
+
+    visit.go("/assets/demo/chats/truncation_stats", "plot lengths")
+    plots = "() => [...document.images].filter(one => one.src.startsWith('data:')).map(one => one.naturalWidth)"
+    widths = eventually(lambda: visit.page.evaluate(plots), "the plots are drawn")
+    assert min(widths) > 0
+    visit.picture("truncation-stats")
+
+    link = visit.page.locator("a[href*='/demo/report.html']").first.get_attribute("href")
+    visit.go(link, "Warnings: nothing is blocked")
+    assert visit.page.locator("a[href*='packed_shards.html#end_to_end_loss']").count() > 0
+    assert visit.page.locator(".trained").count() > 0
+    visit.page.get_by_label("reason").select_option("bad_messages")
+    shown = visit.page.locator("#rejects-list tbody tr:visible")
+    assert {row.get_attribute("data-reason") for row in shown.all()} == {"bad_messages"}
+    visit.page.get_by_label("reason").select_option("")
+    visit.page.locator(".legend").first.evaluate("one => one.scrollIntoView()")
+    visit.picture("report")
+
+
+def _break(chats: Path) -> None:
+    """Give every third conversation of a file a role that no template knows."""
+    lines = chats.read_text(encoding="utf-8").splitlines()
+    for i in range(0, len(lines), 3):
+        try:
+            record = json.loads(lines[i])
+            record["messages"][0]["role"] = "narrator"
+        except (ValueError, KeyError, TypeError, IndexError):
+            continue
+        lines[i] = json.dumps(record)
+    chats.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def _see_it_refused(visit: Visit) -> None:
+    ranks = visit.server.materialized("demo", "gpu_partitions")
+    assert visit.materialize_all(GRAPH) == "COMPLETED_FAILED"
+    visit.go("/assets/demo/chats/canonical_rows?view=checks", "unknown_roles")
+    visit.page.get_by_text("unknown_roles", exact=True).first.click()
+    visit.page.get_by_text("wanted at most 0.01").first.wait_for()
+    visit.page.get_by_text("Failed", exact=True).first.wait_for()
+    visit.picture("red-check")
+    link = visit.page.locator("a[href*='/demo/expectations/chats-canonical_rows.html#unknown_roles']").first
+    visit.go(str(link.get_attribute("href")), "expect_column_max_to_be_between")
+
+    # The ranks alone, later: no check stands between, and still the gate is shut.
+    assert visit.materialize_all("/assets/demo/gpu_partitions") in {"COMPLETED_FAILED", "FAILED"}
+    run = next(one["runId"] for one in visit.server.runs() if one["status"] == "FAILURE")
+    visit.go(f"/runs/{run}", "Gate closed")
+    assert visit.server.materialized("demo", "gpu_partitions") == ranks
+
+
+def _see_it_green_again(visit: Visit) -> None:
+    assert visit.materialize_all(GRAPH) == "COMPLETED_SUCCESS"
+    visit.go("/assets/demo/chats/canonical_rows?view=checks", "unknown_roles")
+    visit.page.get_by_text("Succeeded").first.wait_for()
+    assert visit.page.get_by_text("Failed", exact=True).count() == 0
+
+
+def _see_a_tick(visit: Visit) -> None:
+    visit.go("/locations/rowmill/schedules/nightly_demo", "Schedule has never run")
+    # The switch is drawn over its checkbox, which takes no click of a mouse itself.
+    visit.page.locator("input[type=checkbox]").first.evaluate("one => one.click()")
+    eventually(lambda: _schedule_is_on(visit), "the switch is on")
+    night = eventually(lambda: _scheduled_run(visit.server), "a night was started")
+    assert visit.server.ended_run(night) == "SUCCESS"
+    visit.go("/locations/rowmill/schedules/nightly_demo", "1 run requested")
+    visit.picture("schedule")
+
+
+def _schedule_is_on(visit: Visit) -> bool:
+    asked = visit.server.ask(
+        "query ($s: ScheduleSelector!) { scheduleOrError(scheduleSelector: $s) "
+        "{ ... on Schedule { scheduleState { status } } } }",
+        s={"repositoryLocationName": "rowmill", "repositoryName": "__repository__", "scheduleName": "nightly_demo"},
+    )
+    return asked["scheduleOrError"]["scheduleState"]["status"] == "RUNNING"
+
+
+def _scheduled_run(server: Server) -> str:
+    for run in server.runs():
+        if any(tag["key"] == "dagster/schedule_name" for tag in run["tags"]):
+            return str(run["runId"])
+    return ""

@@ -1,0 +1,115 @@
+"""The page for people who come from Levanter: each recipe on it is a file that builds, and does what the page says."""
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rowmill.build import runner
+from rowmill.build.runner import Project
+from rowmill.reader import Reader
+from rowmill.recipe import recipe
+from rowmill.schema.manifest import Manifest, load_current
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "configs/examples/levanter"
+PAGE = ROOT / "docs/how-to/coming-from-levanter.md"
+NAMES = ("text", "chat", "supervised", "mixture", "budget")
+pytestmark = pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Project]:
+    """Build every recipe of the page."""
+    root = str(tmp_path_factory.mktemp("levanter"))
+    projects = {name: runner.open_project(FOLDER / f"{name}.yaml", root) for name in NAMES}
+    for project in projects.values():
+        runner.build(project)
+    return projects
+
+
+def made(project: Project, *key: str) -> Manifest:
+    found = load_current(project.store, (project.recipe.name, *key))
+    assert found is not None
+    return found
+
+
+def sequences(project: Project, dataset: str) -> dict[str, int]:
+    return {row[1]: row[3] for row in made(project, dataset, "packed_shards").tables["splits"].rows}
+
+
+def order_of(project: Project) -> list[dict[str, Any]]:
+    file = made(project, "training_splits").parts[0].files["order"]
+    return project.store.table(file).to_pylist()
+
+
+def test_page_shows_the_recipes_as_they_are() -> None:
+    block = re.compile(r"```yaml\n# configs/examples/levanter/([a-z]+)\.yaml\n(.*?)```", re.DOTALL)
+    shown = dict(block.findall(PAGE.read_text(encoding="utf-8")))
+
+    assert shown == {path.stem: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.yaml")}
+    assert tuple(shown) == NAMES
+
+
+def test_recipes_are_no_part_of_the_demo() -> None:
+    assert {*NAMES}.isdisjoint(path.stem for path in recipe.find_recipes(ROOT / "configs"))
+
+
+@pytest.mark.slow
+def test_text_is_cut_into_full_sequences_and_shuffled_within_eras(built: dict[str, Project]) -> None:
+    project = built["text"]
+    tokens = [row for part in made(project, "web", "packed_shards").parts if "shard" in part.files
+              for row in project.store.table(part.files["shard"], ["tokens"]).column(0).to_pylist()]  # fmt: skip
+    first = [row["sequence_id"] for row in order_of(project) if row["pass"] == 0 and not row["filler"]]
+
+    assert set(tokens) == {256}
+    assert sorted(first) == list(range(len(tokens)))
+    # Dealing moves sequences inside a step of 8, which an era of 64 holds whole.
+    assert all(place // 64 == item // 64 for place, item in enumerate(first))
+
+
+@pytest.mark.slow
+def test_chats_are_packed_by_sixteen_and_grouped(built: dict[str, Project]) -> None:
+    project = built["chat"]
+    files = made(project, "dialogues", "packed_shards").files("shard")
+    segments = [len(row["seq_lengths"]) for file in files for row in project.store.table(file).to_pylist()]
+
+    assert max(segments) <= 16
+    assert made(project, "training_splits").facts["same_group"] == 0
+    assert Reader(project.store.root, "chat", rank=0, world_size=1, as_torch=False).tagged_eval_sets()[0][1] == [
+        "dialogue",
+        "dialogues",
+    ]
+
+
+def test_tasks_hold_four_sequences_out_and_never_train_the_ignored_token(built: dict[str, Project]) -> None:
+    project = built["supervised"]
+    files = made(project, "tasks", "packed_shards").files("shard")
+    rows = [row for file in files for row in project.store.table(file, ["labels"]).to_pylist()]
+    labels = {one for row in rows for one in row["labels"]}
+
+    assert sequences(project, "tasks")["validation"] == 4
+    assert 0 not in labels
+
+
+def test_mixture_changes_its_shares_at_step_twenty(built: dict[str, Project]) -> None:
+    project = built["mixture"]
+    order = order_of(project)
+    counts = [Counter(row["dataset"] for row in order if (row["step"] < 20) is first) for first in (True, False)]
+    web = {row["sequence_id"] for row in order if row["dataset"] == 0}
+
+    assert counts == [Counter({0: 144, 1: 16}), Counter({0: 128, 1: 192})]
+    assert len(web) == 6 * 8
+    reader = Reader(project.store.root, "mixture", rank=0, world_size=4, as_torch=False)
+    assert [tags for _, tags in reader.tagged_eval_sets()][-1] == ["dialogue", "held"]
+
+
+def test_budget_keeps_a_tenth_of_every_dataset(built: dict[str, Project]) -> None:
+    project = built["budget"]
+    order = order_of(project)
+
+    for number, name in enumerate(project.recipe.datasets):
+        shown = {row["sequence_id"] for row in order if row["dataset"] == number}
+        assert len(shown) == sequences(project, name)["train"] * 100 // 1000

@@ -1,0 +1,122 @@
+"""The page for people who come from Safe Synthesizer: its recipes are files that build and do what it says."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rowmill.build import runner
+from rowmill.recipe import recipe
+from rowmill.schema.manifest import Manifest
+from rowmill.stages import catalog
+from rowmill.stages.packed_shards import stage as packed_shards
+from rowmill.tabular import parsing
+from rowmill.tabular.parsing import PlacementColumns, Validation
+from rowmill.tabular.schema import Column, Mode, RecordSchema
+from rowmill.tabular.time_order import ELAPSED
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "configs/examples/records"
+PAGE = ROOT / "docs/how-to/coming-from-safe-synthesizer.md"
+NAMES = ("table", "groups", "series", "private")
+pytestmark = pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Manifest]]:
+    """Build every recipe of the page as far as its shards; return what each stage wrote."""
+    root = str(tmp_path_factory.mktemp("records"))
+    made: dict[str, dict[str, Manifest]] = {}
+    for name in NAMES:
+        steps = runner.build(
+            runner.open_project(FOLDER / f"{name}.yaml", root), only=catalog.list_stages_up_to(packed_shards.STAGE)
+        )
+        made[name] = {step.name: report.manifest for step, report, _ in steps}
+    return made
+
+
+def split(built: dict[str, dict[str, Manifest]], name: str, which: str = "train") -> dict[str, Any]:
+    plan = built[name]["tokenized_examples"].tables["plan"]
+    return next(dict(zip(plan.columns, row, strict=True)) for row in plan.rows if row[0] == which)
+
+
+R = '{"g":"a","t":0,"v":1}'
+SPREAD = R.replace(",", ",\n")
+SCHEMA = RecordSchema((Column("g", "string"), Column("t", "integer"), Column("v", "integer")))
+PLACE = PlacementColumns(("g",), "t", ELAPSED)
+
+
+@pytest.mark.parametrize(
+    ("row", "text", "mode", "said"),
+    [
+        ("Windows line ends", f"{R}\r\n{R} behind\n[{R}]\n{SPREAD}", "tabular", {"record": 4, "prose": 3}),
+        ("several objects on a line", R + R, "tabular", {"record": 2}),
+        ("the end of the text cuts", R[:-3], "tabular", {"truncated": 1}),
+        ("text without an object", "I cannot", "tabular", {"prose": 1}),
+        ("without quoted keys", "{'g': 'a'}", "tabular", {"invalid:invalid_json": 1}),
+        ("`NaN` unquoted", R.replace("1", "NaN"), "tabular", {"invalid:invalid_json": 1}),
+        ("a key twice", R.replace("{", '{"g":"b",'), "tabular", {"invalid:duplicate_column": 1}),
+        ("more than 4,300 digits", R.replace("1", "1" * 5000), "tabular", {"invalid:number_too_large": 1}),
+        ("`01234` in a column of text", R.replace('"a"', '"01234"'), "tabular", {"record": 1}),
+        ("a value that train never had", R.replace("1", "-99999"), "tabular", {"record": 1}),
+        ("records outside BOS and EOS", f"{R}\n{R}", "grouped", {"invalid:group_incomplete": 2}),
+        ("what follows the first bad record", f"{{}}\n{R}", "sequential",
+         {"invalid:missing_column": 1, "invalid:after_failure": 1}),
+        ("an earlier time", f"{R.replace('0', '5')}\n{R}", "sequential", {"record": 1, "invalid:order": 1}),
+    ],
+)  # fmt: skip
+def test_parser_differs_from_the_original_as_the_page_says(
+    row: str, text: str, mode: Mode, said: dict[str, int]
+) -> None:
+    parsed = parsing.parse_generated_text(
+        text, SCHEMA, mode, bos="<s>", eos="</s>", place=PLACE, validation=Validation()
+    )
+    reasons = {name.removeprefix("invalid:") for name in said if name.startswith("invalid:")}
+    [line] = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("|") and row in line]
+
+    assert {name: count for name, count in parsed.report.items.items() if name != "delimiter"} == said
+    assert all(f"`{reason}`" in line for reason in reasons - {"missing_column"})
+
+
+def test_page_shows_the_recipes_as_they_are() -> None:
+    block = re.compile(r"```yaml\n# configs/examples/records/([a-z]+)\.yaml\n(.*?)```", re.DOTALL)
+    shown = dict(block.findall(PAGE.read_text(encoding="utf-8")))
+
+    assert shown == {path.stem: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.yaml")}
+    assert tuple(shown) == NAMES
+
+
+def test_recipes_are_no_part_of_the_demo() -> None:
+    assert {*NAMES}.isdisjoint(path.stem for path in recipe.find_recipes(ROOT / "configs"))
+
+
+def test_table_is_shown_four_hundred_times_in_three_passes(built: dict[str, dict[str, Manifest]]) -> None:
+    train = split(built, "table")
+
+    assert (train["records"], train["flush_restart"]) == (400, 2)
+    assert train["example_records_max"] == 10
+
+
+def test_groups_are_whole_and_ten_rows_or_so_are_held_out(built: dict[str, dict[str, Manifest]]) -> None:
+    train, test = split(built, "groups"), split(built, "groups", "test")
+
+    assert train["groups"] + test["groups"] == 24
+    assert train["example_groups_max"] == 4
+    assert abs(test["records"] - 10) <= 2
+
+
+def test_series_are_cut_into_examples_and_their_beginnings_are_kept(built: dict[str, dict[str, Manifest]]) -> None:
+    made = built["series"]["tokenized_examples"]
+
+    assert split(built, "series")["groups"] == 4
+    assert split(built, "series")["flush_budget"] > 0
+    assert made.details["records"]["interval_seconds"] == "3600"
+    assert len(made.files("prefill")) == 1
+
+
+def test_private_examples_and_sequences_hold_one_customer(built: dict[str, dict[str, Manifest]]) -> None:
+    facts = built["private"]["packed_shards"].facts
+
+    assert split(built, "private")["example_groups_max"] == 1
+    assert facts["sequences"] == facts["segments"]

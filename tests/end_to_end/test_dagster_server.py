@@ -1,0 +1,92 @@
+"""The real thing: `rowmill ui` with its daemon, driven over GraphQL as its pages drive it, ended by SIGINT."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+import yaml
+
+from rowmill.build import runner
+from rowmill.reader import Reader
+from tests.support.dagster_server import ROOT, Server, eventually, serving
+from tests.support.tiny_project import Tiny
+
+pytestmark = pytest.mark.slow
+
+RANKS = ("rank-00000-of-00002", "rank-00001-of-00002")
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Tiny:
+    return Tiny(tmp_path, dg.DagsterInstance.ephemeral()).write()
+
+
+@pytest.fixture
+def server(tiny: Tiny) -> Iterator[Server]:
+    with serving(tiny.path.parent, Path(tiny.store), tiny.folder / "home") as started:
+        yield started
+
+
+def test_two_runs_at_once_build_every_rank_and_sigint_leaves_no_process(server: Server) -> None:
+    both = [server.launch("rebuild_tiny", RANKS) for _ in range(2)]
+
+    assert [server.ended_run(run) for run in both] == ["SUCCESS", "SUCCESS"]
+    assert set(filter(None, server.materialized("tiny", "gpu_partitions"))) == set(RANKS)
+    assert (server.home / "dagster.yaml").read_text() == (
+        ROOT / "assets" / "dagster_rowmill" / "dagster.yaml"
+    ).read_text()
+
+    server.process.send_signal(signal.SIGINT)
+    server.process.wait(timeout=60)
+    eventually(lambda: not server.processes(), "no process is left")
+
+
+def test_materialize_all_over_broken_data_builds_no_rank(tiny: Tiny, server: Server) -> None:
+    tiny.write(unknown_roles=12)
+
+    status = server.ended_backfill(server.backfill([step.key for step in runner.plan_steps(tiny.project)], RANKS))
+
+    # A backfill runs the ranks apart from the stages before them; there Dagster's blocking checks hold nothing back.
+    assert status in {"COMPLETED_FAILED", "FAILED"}
+    assert server.materialized("tiny", "chats", "canonical_rows") == [None]
+    assert server.materialized("tiny", "chats", "tokenized_examples") == []
+    assert server.materialized("tiny", "gpu_partitions") == []
+
+
+def test_run_that_is_killed_is_noticed_started_again_and_leaves_yesterday_readable(tiny: Tiny) -> None:
+    home = tiny.folder / "home"
+    home.mkdir()
+    settings = yaml.safe_load((ROOT / "assets" / "dagster_rowmill" / "dagster.yaml").read_text())
+    settings["run_monitoring"]["poll_interval_seconds"] = 1
+    (home / "dagster.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    tiny.run()
+    yesterday = _sequences(tiny)
+    tiny.write(rows=4_000)
+    with serving(tiny.path.parent, Path(tiny.store), home) as server:
+        run = server.launch("rebuild_tiny", RANKS)
+        eventually(lambda: server.materialized("tiny", "chats", "raw_dataset"), "the run has begun")
+        os.kill(server.process_of(run), signal.SIGKILL)
+
+        after_kill = _sequences(tiny)
+        assert server.ended_run(run) == "FAILURE"
+        again = eventually(lambda: _retry_of(server, run), "the run was started again")
+        assert server.ended_run(again) == "SUCCESS"
+
+    assert after_kill == yesterday
+    assert len(_sequences(tiny)) > len(yesterday)
+
+
+def _retry_of(server: Server, run: str) -> str:
+    for one in server.runs():
+        tags = {tag["key"]: tag["value"] for tag in one["tags"]}
+        if tags.get("dagster/parent_run_id") == run:
+            return str(one["runId"])
+    return ""
+
+
+def _sequences(tiny: Tiny) -> list[list[int]]:
+    reader = Reader(tiny.store, "tiny", rank=0, world_size=2, batch_size=2, verify=True)
+    return [reader[i].input_ids.tolist() for i in range(len(reader))]

@@ -1,0 +1,279 @@
+"""Damage to the store: a flipped bit, a cut or an empty file, an edited number.
+
+What belongs here: that each is noticed where it is read, made again, and leaves what a clean build leaves. What does
+not: damage to sources (`test_sources_bad_input.py`), killed builds (`test_robustness.py`).
+"""
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rowmill import stats
+from rowmill.build import runner
+from rowmill.core.errors import GateError, IntegrityError
+from rowmill.inspection import verify
+from rowmill.schema import manifest
+from rowmill.schema.manifest import Manifest
+from tests.support.recipes import CHAT, LENIENT, PAIR, Road, chat, pair
+
+CHANGED = {"seq_len": 200, "partitions": {"world_size": 1}}
+"""What the second build asks for: every stage from the tokens on is made again."""
+
+
+def write(road: Road, **changes: object) -> Road:
+    return road.recipe(
+        {
+            "chats": {
+                "source": {"train_urls": [road.write("chats.jsonl", [chat(i, turns=2) for i in range(40)])]},
+                "format": CHAT,
+            },
+            "tasks": {
+                "source": {"train_urls": [road.write("tasks.jsonl", [pair(i) for i in range(40)])]},
+                "format": PAIR,
+            },
+        },
+        **changes,
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Road:
+    """Return a project that was built without damage; tests copy it."""
+    road = write(Road(tmp_path_factory.mktemp("whole")))
+    road.build()
+    return road
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return the versions of every stage that the second build makes in an empty store."""
+    return versions(write(Road(tmp_path_factory.mktemp("clean")), **CHANGED).build().project)
+
+
+@pytest.fixture
+def copy(whole: Road, tmp_path: Path) -> Road:
+    shutil.copytree(whole.folder, tmp_path / "copy")
+    return Road(tmp_path / "copy")
+
+
+def versions(project: runner.Project) -> dict[str, str]:
+    found = {"/".join(step.key): manifest.load_current(project.store, step.key) for step in runner.plan_steps(project)}
+    return {key: made.version for key, made in found.items() if made is not None}
+
+
+def outputs(road: Road) -> Iterator[Manifest]:
+    for step in runner.plan_steps(road.project):
+        made = manifest.load_current(road.project.store, step.key)
+        assert made is not None
+        yield made
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+# ── tables of statistics ──
+
+
+def flip_value(path: Path) -> None:
+    """Flip the first bit that makes a table say something else: those of its end say little, and have no checksum."""
+    content, before = path.read_bytes(), pq.read_table(path)
+    for place in range(4, len(content)):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        try:
+            if not pq.read_table(path).equals(before):
+                return
+        except (pa.ArrowException, OSError):
+            return
+
+
+@pytest.mark.parametrize("spoil", [flip_value, cut, empty])
+def test_damaged_statistics_are_named_and_written_again(copy: Road, spoil: Callable[[Path], None]) -> None:
+    def tables() -> dict[str, list[tuple[object, ...]]]:
+        return {
+            name: sorted(stats.query_views(copy.project.store, f"FROM {name}")[1], key=repr)
+            for name in ("ledger", "token_ledger", "examples", "lengths", "what_if")
+        }
+
+    before = tables()
+    spoilt = sorted(path for path in (copy.store / "stats").rglob("version=*/part-0.parquet") if "=_" not in str(path))
+    for path in spoilt:
+        spoil(path)
+    checked = verify.verify_recipe(copy.project, deep=True)
+    named = {path for one in checked for path in one.damaged}
+    verify.discard_damage(copy.project, checked)
+    copy.build()
+
+    # A verdict's table is read, and made again, by whoever judges: here by `verify` itself.
+    assert {f"{path.relative_to(copy.store)}" for path in spoilt if "stats/findings" not in str(path)} <= named
+    assert tables() == before
+    assert not any(one.damage for one in verify.verify_recipe(copy.project, deep=True))
+
+
+def test_build_that_meets_a_damaged_table_of_statistics_writes_it_again(copy: Road) -> None:
+    for path in (copy.store / "stats").rglob("part-0.parquet"):
+        if "=_" not in str(path.relative_to(copy.store)):
+            empty(path)
+    copy.build()
+
+    assert _records(copy) == [(80,)]
+
+
+def test_question_to_damaged_statistics_names_the_file_and_what_takes_it_away(copy: Road) -> None:
+    [made, *_] = (copy.store / "stats/builds/recipe=road").rglob("made-*.parquet")
+    empty(made)
+
+    with pytest.raises(IntegrityError, match=rf"{made.name}: .*`rowmill verify --deep --discard`"):
+        stats.query_views(copy.project.store, "FROM builds")
+
+    verify.discard_damage(copy.project, verify.verify_recipe(copy.project, deep=True))
+    assert len(stats.query_views(copy.project.store, "FROM builds")[1]) > 0
+
+
+def _records(road: Road) -> list[tuple[object, ...]]:
+    return stats.query_views(road.project.store, "SELECT sum(records) FROM ledger WHERE stage = 'canonical_rows'")[1]
+
+
+# ── files of parts ──
+
+
+@pytest.mark.parametrize("spoil", [flip, cut, empty])
+def test_a_damaged_file_of_any_stage_leaves_what_a_clean_build_leaves(
+    copy: Road, clean: dict[str, str], spoil: Callable[[Path], None]
+) -> None:
+    for made in outputs(copy):
+        for part in made.parts[:1]:
+            for file in part.files.values():
+                spoil(copy.store / file.path)
+
+    assert versions(write(copy, **CHANGED).build().project) == clean
+    # What nothing reads, such as a ledger, a build cannot notice.
+    verify.discard_damage(copy.project, verify.verify_recipe(copy.project, deep=True))
+    assert versions(copy.build().project) == clean
+    assert [one.damage for one in verify.verify_recipe(copy.project, deep=True)] == [()] * len(clean)
+
+
+def test_a_damaged_part_alone_is_made_again(copy: Road, caplog: pytest.LogCaptureFixture) -> None:
+    made = manifest.load_current(copy.project.store, ("road", "chats", "canonical_rows"))
+    assert made is not None
+    damaged = made.parts[0].files["rows"]
+    flip(copy.store / damaged.path)
+    write(copy, **CHANGED).build()
+
+    assert copy.project.store.content(damaged).size == damaged.bytes
+    assert [re.search(r"canonical_rows.*rows\.parquet: digest .* made again", line) is not None
+            for line in caplog.messages] == [True]  # fmt: skip
+
+
+def test_a_source_that_changed_cannot_mend_what_was_made_of_it(copy: Road) -> None:
+    project = copy.project
+    made = manifest.load_current(project.store, ("road", "chats", "canonical_rows"))
+    assert made is not None
+    flip(copy.store / made.parts[0].files["rows"].path)
+    write(copy, **CHANGED)
+    copy.write("chats.jsonl", [chat(i) for i in range(5)])
+    step = runner.find_step(copy.project, ("road", "chats", "tokenized_examples"))
+    inputs = runner.open_inputs(copy.project, step)
+    runner.build(copy.project, only=["raw_dataset"])
+
+    with pytest.raises(IntegrityError, match="made again"):
+        runner.run_step(copy.project, step, inputs)
+
+
+def test_discard_takes_away_what_was_made_of_damage_and_the_next_build_is_whole(copy: Road, whole: Road) -> None:
+    before = versions(whole.project)
+    made = manifest.load_current(copy.project.store, ("road", "chats", "canonical_rows"))
+    assert made is not None
+    flip(copy.store / made.parts[0].files["rows"].path)
+    checked = verify.verify_recipe(copy.project, deep=True)
+    lines = verify.discard_damage(copy.project, checked)
+
+    stages = ("tokenized_examples", "truncation_stats", "packed_shards", "training_splits", "gpu_partitions")
+    assert [line.partition(":")[0].rpartition("/")[2] for line in lines] == list(stages)
+    assert not (copy.store / "road/gpu_partitions/current.json").exists()
+    assert versions(copy.build().project) == before
+    assert (copy.store / "road/gpu_partitions/current.json").exists()
+
+
+# ── what is written about the parts ──
+
+
+@pytest.mark.parametrize("spoil", [cut, empty])
+@pytest.mark.parametrize("names", ["versions/*.json", "manifests/*.json", "pointer.json", "parts/*/part.json",
+                                   "verdicts/*.json"])  # fmt: skip
+def test_a_cut_or_empty_note_is_written_again(
+    copy: Road, whole: Road, spoil: Callable[[Path], None], names: str
+) -> None:
+    paths = [path for path in copy.store.glob(f"road/**/{names}") if path.is_file()]
+    assert paths
+    for path in paths:
+        spoil(path)
+
+    assert versions(copy.build().project) == versions(whole.project)
+
+
+def test_an_edited_fact_is_not_believed(copy: Road) -> None:
+    key = ("road", "chats", "canonical_rows")
+    made = manifest.load_current(copy.project.store, key)
+    assert made is not None
+    folder = copy.store / "road/chats/canonical_rows"
+    for path in (*folder.glob("versions/*.json"), *folder.glob("manifests/*.json")):
+        content = path.read_bytes()
+        assert b'"unknown_roles": 0' in content
+        path.write_bytes(content.replace(b'"unknown_roles": 0', b'"unknown_roles": 9'))
+
+    with pytest.raises(IntegrityError, match=r"canonical_rows/versions/.* is damaged or was edited"):
+        manifest.load_version(copy.project.store, key, made.version)
+    assert versions(copy.build().project)["road/chats/canonical_rows"] == made.version
+
+
+def test_an_edited_verdict_is_not_believed(copy: Road) -> None:
+    write(copy, gates={"rejects": {"at_most": 0}, "order_nonempty": {"at_least": 10_000}})
+    with pytest.raises(GateError):
+        copy.build()
+    edited = 0
+    for path in copy.store.glob("road/training_splits/verdicts/*.json"):
+        verdict = orjson.loads(path.read_bytes())
+        if verdict["blocking"]:
+            path.write_bytes(orjson.dumps(verdict | {"blocking": False, "passed": True}))
+            edited += 1
+
+    assert edited == 1
+    with pytest.raises(GateError, match="order_nonempty"):
+        runner.open_inputs(copy.project, runner.find_step(copy.project, ("road", "gpu_partitions")))
+
+
+# ── publication ──
+
+
+def test_ranks_that_fail_a_check_are_not_published(copy: Road) -> None:
+    current = copy.store / "road/gpu_partitions/current.json"
+    before = current.read_bytes()
+    rule = {"name": "enough", "type": "expect_column_min_to_be_between", "column": "tokens", "min_value": 10**9}
+    gates = {**LENIENT, "expectations": {"gpu_partitions": [rule]}}
+    done = runner.build(write(copy, gates=gates, seq_len=200).project)
+
+    assert [one.law for one in done[-1][2] if one.blocking] == ["enough"]
+    assert current.read_bytes() == before
+
+    built = write(copy, gates={**LENIENT, "rejects": {"at_most": 0.9}}, seq_len=200).build()
+    published = orjson.loads(current.read_bytes())
+    assert published["version"] == built.manifest("gpu_partitions").version
+    assert any("rejects at most 0.9 (error); the default is 0.05" in line for line in published["loosened"])
+    assert {"conservation"} <= {one["name"] for one in published["checks"]}

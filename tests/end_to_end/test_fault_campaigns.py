@@ -1,0 +1,180 @@
+"""Many random faults in a row, counted: flipped bits in every file of a store, and kills at every kind of rename.
+
+What belongs here: trials chosen by a seed over all files and all moments, and their figures. What does not: one fault
+that is looked at closely (`test_damage.py`, `test_robustness.py`), outages of object stores (`test_remote.py`),
+attempts on gates (`test_gate_attempts.py`).
+
+CI runs a part of the trials; `make campaign` runs all of them and prints what each came to. Seeds are fixed, so a trial
+that fails fails again.
+"""
+
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rowmill.build import runner
+from rowmill.core.errors import DamagedFileError, IntegrityError
+from rowmill.inspection import verify
+from rowmill.reader import Reader
+from rowmill.schema import manifest
+from tests.end_to_end.test_damage import write
+from tests.end_to_end.test_robustness import PROCESSES, finished
+from tests.support.recipes import Road
+
+pytestmark = [pytest.mark.slow, pytest.mark.campaign]
+
+FLIPS, KILLS = 130, 40
+TODAY: tuple[dict[str, object], ...] = ({}, {"seq_len": 200}, {"partitions": {"world_size": 3}})
+"""What a build after the damage may be asked for: nothing new, other tokens, other ranks."""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Road:
+    """Return a project that was built in peace; trials copy it."""
+    road = write(Road(tmp_path_factory.mktemp("whole")))
+    road.build()
+    return road
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    """Return the digests of all files after each of the later builds, made in an empty store."""
+    return [contents(write(Road(tmp_path_factory.mktemp("clean")), **changes)) for changes in TODAY]
+
+
+def contents(road: Road) -> dict[str, str]:
+    """Build, and return the digest of every file that the outputs name, read from the disk."""
+    return road.build().digests()
+
+
+# ── Flipped bits ───────────────────────────────────────────────────────────────────────────────────
+
+
+def kinds_of_files(store: Path) -> dict[str, list[Path]]:
+    """Return all files of a store by kind: what differs in digests and numbers alone is one kind."""
+    kinds: dict[str, list[Path]] = {}
+    for path in sorted(one for one in store.rglob("*") if one.is_file() and one.stat().st_size):
+        name = str(path.relative_to(store))
+        kinds.setdefault(re.sub(r"[0-9a-f]{8,}|\d+", "#", name), []).append(path)
+    return kinds
+
+
+def flip(path: Path, chance: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    path.write_bytes(content)
+
+
+def after_flip(road: Road, changes: dict[str, object], clean: dict[str, str], caplog: pytest.LogCaptureFixture) -> str:
+    """Build on a damaged store, set right what `verify` finds, and say when the damage was noticed."""
+    caplog.clear()
+    try:
+        found = contents(write(road, **changes))
+    except (IntegrityError, DamagedFileError):
+        when = "refused by the build"
+    else:
+        mended = any("made again" in record.getMessage() for record in caplog.records)
+        when = "mended by the build" if mended else "harmless" if found == clean else "found by verify --deep"
+    checked = verify.verify_recipe(road.project, deep=True)
+    if when in ("refused by the build", "found by verify --deep"):
+        assert any(one.damage for one in checked)
+    verify.discard_damage(road.project, checked)
+    assert contents(road) == clean
+    assert not any(one.damage for one in verify.verify_recipe(road.project, deep=True))
+    Reader(str(road.store), "road", rank=0, world_size=len(_ranks(road)), verify=True)
+    return when
+
+
+def _ranks(road: Road) -> tuple[str, ...]:
+    return runner.list_rank_names(road.project)
+
+
+def test_flipped_bit_anywhere_is_noticed_or_harmless_and_the_next_build_is_a_clean_one(
+    whole: Road,
+    clean: list[dict[str, str]],
+    tmp_path: Path,
+    trials: Callable[[int], int],
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    outcomes: Counter[str] = Counter()
+    # More than there are kinds of files.
+    count = trials(FLIPS)
+    for trial in range(count):
+        chance = random.Random(f"flip {trial}")
+        road = Road(tmp_path / f"{trial}")
+        shutil.copytree(whole.folder, road.folder)
+        kinds = kinds_of_files(road.store)
+        # Every kind of file has its turn before any has its second.
+        kind = sorted(kinds, key=lambda name: random.Random(f"order {name}").random())[trial % len(kinds)]
+        flip(chance.choice(kinds[kind]), chance)
+        today = trial % len(TODAY)
+        outcomes[after_flip(road, TODAY[today], clean[today], caplog)] += 1
+        shutil.rmtree(road.folder)
+    with capsys.disabled():
+        print(f"\n{count} flipped bits over {len(kinds_of_files(whole.store))} kinds of files: {dict(outcomes)}")
+
+    # A campaign that notices nothing has flipped nothing that matters.
+    assert outcomes["harmless"] < count
+
+
+# ── Kills ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def renames_of(config: Path, count: int, after: bool) -> None:
+    """Build in this process, and die before (or after) the n-th rename; 0 counts all into a file beside the recipe."""
+    seen = 0
+
+    def hear(event: str, _: tuple[object, ...]) -> None:
+        nonlocal seen
+        if event != "os.rename":
+            return
+        seen += 1
+        # An event is heard before its rename: the one after the n-th is heard before the next one.
+        if count and seen == count + after:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hear)
+    runner.build(runner.open_project(config))
+    config.with_name("renames").write_text(str(seen), encoding="ascii")
+
+
+def test_build_killed_at_any_rename_is_finished_by_the_next_with_the_same_bytes(
+    clean: list[dict[str, str]], tmp_path: Path, trials: Callable[[int], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    peace = write(Road(tmp_path / "peace"))
+    process = PROCESSES.Process(target=renames_of, args=(peace.config, 0, False))
+    process.start()
+    assert finished(process) == 0
+    total = int(peace.config.with_name("renames").read_text(encoding="ascii"))
+    count = trials(KILLS)
+    published = left = 0
+    for trial in range(count):
+        road = write(Road(tmp_path / f"{trial}"))
+        at = 1 + trial * (total - 2) // max(1, count - 1)
+        process = PROCESSES.Process(target=renames_of, args=(road.config, at, trial % 2 == 1))
+        process.start()
+        assert finished(process) == -signal.SIGKILL, (trial, at)
+        published += (road.store / "road/gpu_partitions/current.json").exists()
+        left += any(".tmp" in path.name for path in road.store.rglob("*"))
+        _require_whole_manifests(road)
+        assert contents(road) == clean[0], (trial, at)
+        shutil.rmtree(road.folder)
+    with capsys.disabled():
+        print(f"\n{count} kills at {total} renames: 0 wrong; {published} had published, {left} left a temporary file")
+
+
+def _require_whole_manifests(road: Road) -> None:
+    """Hold every manifest that a killed build left to its files: if it is there, all that it names is whole."""
+    project = road.project
+    for step in runner.plan_steps(project):
+        for made in manifest.list_versions(project.store, step.key):
+            manifest.verify_files(project.store, made)

@@ -1,0 +1,99 @@
+"""Ctrl-C during a build: one line, status 130, no worker left, and the next build goes on.
+
+What belongs here: the signal that a terminal sends to the command and its workers alike. What does not: processes that
+are killed (`test_robustness.py`).
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rowmill.cli import error_boundary
+from tests.support.recipes import Road, chat
+from tests.support.tiny_project import FOREIGN_WARNINGS
+
+pytestmark = [*FOREIGN_WARNINGS, pytest.mark.slow]
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = """
+import signal
+import sys
+# A shell's job in the background ignores the signal, and so would whatever it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from rowmill.cli import main as cli
+from rowmill.executors import local
+# However few rows there are, workers make them.
+local.INLINE_BELOW_BYTES = 0
+if __name__ == "__main__":
+    sys.exit(cli.main(["build", sys.argv[1]]))
+"""
+PATIENCE_S = 300.0
+
+
+def write(folder: Path) -> Road:
+    road = Road(folder)
+    sources = [road.write(f"{n}.jsonl", [chat(1000 * n + i, turns=4) for i in range(300)]) for n in range(8)]
+    return road.recipe(
+        {"chats": {"source": {"train_urls": sources}, "format": {"kind": "chat"}}}, execution={"workers": 2}
+    )
+
+
+def group_of(pid: int) -> list[int]:
+    """Return the processes of a group that still run."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                state, _, group = (entry / "stat").read_text(encoding="ascii").rpartition(")")[2].split()[:3]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(group) == pid and state != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "road/chats/raw_dataset/pointer.json",
+        pytest.param("road/chats/canonical_rows/parts/*/part.json", marks=pytest.mark.exhaustive),
+        "road/chats/tokenized_examples/.lock",
+        pytest.param("road/chats/tokenized_examples/parts/*/part.json", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_interrupted_build_says_one_line_and_leaves_nobody(tmp_path: Path, moment: str) -> None:
+    road = write(tmp_path / "project")
+    script = tmp_path / "build.py"
+    script.write_text(COMMAND, encoding="utf-8")
+    with subprocess.Popen(
+        [sys.executable, str(script), str(road.config)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        deadline = time.monotonic() + PATIENCE_S
+        while not list(road.store.glob(moment)):
+            assert process.poll() is None and time.monotonic() < deadline, "the build never came so far"
+            time.sleep(0.002)
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=PATIENCE_S)
+
+    assert process.returncode == error_boundary.INTERRUPTED, said
+    assert "Traceback" not in said
+    assert (
+        said.strip().splitlines()[-1].endswith("stopped; finished parts are kept, and the next build goes on from them")
+    )
+    # Python's own tracker of resources ends by itself once everybody else has.
+    deadline = time.monotonic() + PATIENCE_S
+    while group_of(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert group_of(process.pid) == []
+    again = road.build()
+    assert again.versions() == write(tmp_path / "clean").build().versions()

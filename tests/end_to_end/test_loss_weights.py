@@ -1,0 +1,532 @@
+"""Loss weights: from a message's number to a float per token, through cuts, packing, ranks, reader and exports."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rowmill.build.in_memory import sft_tokenize
+from rowmill.core.console import render_text
+from rowmill.core.errors import ConfigError
+from rowmill.inspection import inspect, trace
+from rowmill.reader import Reader, layouts
+from rowmill.reports import console, row_view
+from rowmill.schema.examples import WEIGHT_COLUMN
+from rowmill.schema.rows import Rejected
+from rowmill.tokenization.encoded_batch import Example, make_columns
+from rowmill.tokenization.token_truncation import prepend_bos
+from tests.support.recipes import CHAT, PAIR, TEXT, Built, Road, chat, document, pair
+
+WEIGHED = {"loss": {"weights": True}}
+SOME = (0, 0.5, 1, 2, 0.25, None)
+"""What messages of the model weigh in turn; None: no number is given."""
+
+
+def weighed(row: dict[str, Any], weights: Sequence[float | None], key: str = "weight") -> dict[str, Any]:
+    """Return a conversation whose assistant messages weigh so much, in turn."""
+    given_weights = iter(weights)
+    messages: list[dict[str, Any]] = []
+    for message in row["messages"]:
+        weight = next(given_weights) if message["role"] == "assistant" else None
+        messages.append(message if weight is None else {**message, key: weight})
+    return {"messages": messages}
+
+
+def chats(count: int) -> list[dict[str, Any]]:
+    return [
+        weighed(chat(i, turns=2, words=6 + i % 20), (SOME[i % len(SOME)], SOME[(i + 1) % len(SOME)]))
+        for i in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Build weighted chats beside pairs and documents without weights, dealt to three ranks."""
+    road = Road(tmp_path_factory.mktemp("weighted"))
+    rows = {"chats": (chats(40), CHAT), "pairs": ([pair(i) for i in range(7)], PAIR),
+            "texts": ([document(i, words=90) for i in range(5)], TEXT)}  # fmt: skip
+    datasets: dict[str, Any] = {
+        name: {"source": {"train_urls": [road.write(f"{name}.jsonl", content)]}, "format": kind}
+        for name, (content, kind) in rows.items()
+    }
+    datasets["chats"] |= {**WEIGHED, "splits": {"validation": 0.2}, "packing": {"slice_strategy": "split"}}
+    exports = [{"kind": "native", "name": "own"}, {"kind": "tinker", "name": "tinker", "unit": "unpacked"}]
+    road.recipe(
+        datasets, seq_len=128, partitions={"world_size": 3, "remainder": "pad"}, exports=exports,
+        mixture={"batch_size": 6},
+    )  # fmt: skip
+    return road.build()
+
+
+def numbers(rows: Sequence[dict[str, Any]]) -> list[float]:
+    """Return all positive weights, ascending: exactly what sums are made of."""
+    return sorted(weight for row in rows for weight in row[WEIGHT_COLUMN] if weight)
+
+
+def rank_rows(built: Built) -> list[dict[str, Any]]:
+    files = [
+        file
+        for part in built.manifest("gpu_partitions").parts
+        for name, file in part.files.items()
+        if name.startswith("data/")
+    ]
+    return [row for file in files for row in built.project.store.table(file).to_pylist()]
+
+
+# ── From examples to ranks ─────────────────────────────────────────────────────────────────────────
+
+
+def test_weights_of_examples_are_those_of_their_messages(mixed: Built) -> None:
+    examples = mixed.rows_of("chats", "tokenized_examples", file="examples")
+
+    assert {weight for row in examples for weight in row[WEIGHT_COLUMN]} == {0, 0.5, 1, 2, 0.25}
+    for row in examples:
+        assert [weight > 0 for weight in row[WEIGHT_COLUMN]] == row["loss_mask"]
+
+
+def test_examples_of_a_dataset_without_weights_have_no_such_column(mixed: Built) -> None:
+    for name in ("pairs", "texts"):
+        assert all(WEIGHT_COLUMN not in row for row in mixed.rows_of(name, "tokenized_examples", file="examples"))
+
+
+def test_weights_of_a_segment_are_those_of_its_tokens_in_the_example(mixed: Built) -> None:
+    examples = {row["example_id"]: row for row in mixed.rows_of("chats", "tokenized_examples", file="examples")}
+    segments = 0
+    for row in mixed.rows_of("chats", "packed_shards", file="shard"):
+        first = 0
+        for name, start, length in zip(row["example_ids"], row["starts"], row["segment_lengths"], strict=True):
+            whole = examples[name]
+            expected = whole[WEIGHT_COLUMN][start : start + length]
+            assert row["input_ids"][first : first + length] == whole["input_ids"][start : start + length]
+            assert row[WEIGHT_COLUMN][first : first + length] == [
+                weight if label >= 0 else 0
+                for weight, label in zip(expected, row["labels"][first : first + length], strict=True)
+            ]
+            first += length
+            segments += 1
+    assert segments > len(examples) / 2
+
+
+def test_every_shard_of_the_recipe_has_weights_exactly_where_it_has_labels(mixed: Built) -> None:
+    rows = [row for name in ("chats", "pairs", "texts") for row in mixed.rows_of(name, "packed_shards", file="shard")]
+
+    for row in [*rows, *rank_rows(mixed)]:
+        assert [weight > 0 for weight in row[WEIGHT_COLUMN]] == [label >= 0 for label in row["labels"]]
+        if row["dataset"] in ("pairs", "texts"):
+            assert set(row[WEIGHT_COLUMN]) <= {0, 1}
+
+
+def test_sum_of_weights_is_conserved_from_shards_to_ranks(mixed: Built) -> None:
+    shards = [
+        row
+        for name in ("chats", "pairs", "texts")
+        for part in mixed.manifest(name, "packed_shards").parts
+        if part.facts["split"] == "train"
+        for row in mixed.project.store.table(part.files["shard"]).to_pylist()
+    ]
+
+    ranks = rank_rows(mixed)
+
+    assert any(row["filler"] for row in ranks)
+    assert numbers(ranks) == numbers(shards)
+
+
+def test_sum_of_weights_is_conserved_from_examples_to_shards_where_nothing_is_cut(tmp_path: Path) -> None:
+    built = Road(tmp_path).one("a.jsonl", chats(12), **WEIGHED).build()
+
+    examples = built.rows_of("rows", "tokenized_examples", file="examples")
+    assert numbers(built.rows_of("rows", "packed_shards", file="shard")) == numbers(examples)
+    assert set(numbers(examples)) == {0.25, 0.5, 1, 2}
+
+
+def test_open_attention_and_an_ignored_token_take_the_weight_with_the_label(tmp_path: Path) -> None:
+    packing = {"block_cross_document_attention": False, "ignore_token_id": 2}
+
+    built = Road(tmp_path).one("a.jsonl", chats(12), packing=packing, **WEIGHED).build()
+
+    rows = built.rows_of("rows", "packed_shards", file="shard")
+    ignored = [
+        weight for row in rows for token, weight in zip(row["input_ids"], row[WEIGHT_COLUMN], strict=True) if token == 2
+    ]
+    assert ignored
+    assert not any(ignored)
+    for row in rows:
+        assert [weight > 0 for weight in row[WEIGHT_COLUMN]] == [label >= 0 for label in row["labels"]]
+
+
+# ── What a weight means ────────────────────────────────────────────────────────────────────────────
+
+
+def test_weight_0_equals_untrained(tmp_path: Path) -> None:
+    rows = [chat(i, turns=2) for i in range(6)]
+    zero = Road(tmp_path / "zero").one("a.jsonl", [weighed(row, (0, None)) for row in rows], **WEIGHED).build()
+    off = (
+        Road(tmp_path / "off").one("a.jsonl", [weighed(row, (False, None), "train") for row in rows], **WEIGHED).build()
+    )
+
+    names = ("input_ids", "labels", WEIGHT_COLUMN)
+    one, other = (
+        [[row[n] for n in names] for row in b.rows_of("rows", "packed_shards", file="shard")] for b in (zero, off)
+    )
+    assert one == other
+
+
+def test_without_loss_weights_files_are_those_that_they_would_be_without_the_column(tmp_path: Path) -> None:
+    """Messages may weigh 0 or 1 without the option: their shards differ from weighted ones by the column alone."""
+    rows = [weighed(chat(i, turns=2), (i % 2, 1)) for i in range(8)]
+    plain = Road(tmp_path / "plain").one("a.jsonl", rows).build()
+    weighted = Road(tmp_path / "weighted").one("a.jsonl", rows, **WEIGHED).build()
+
+    for stage, file in (("tokenized_examples", "examples"), ("packed_shards", "shard")):
+        without, with_them = (b.rows_of("rows", stage, file=file) for b in (plain, weighted))
+        assert [[*row] for row in with_them] == [[*row, WEIGHT_COLUMN] for row in without]
+        assert [{name: row[name] for name in without[0]} for row in with_them] == without
+        schema = plain.manifest("rows", stage).schema
+        assert WEIGHT_COLUMN not in dict(schema)
+        assert [*schema, (WEIGHT_COLUMN, "list<element: float>")][-1][0] == weighted.manifest("rows", stage).schema[-1][
+            0
+        ]
+
+
+def test_plain_chats_among_weighted_ones_weigh_1_and_stay_in_their_places(tmp_path: Path) -> None:
+    """Plain chats go a lane of their own, which knows no weights; the two are joined part by part."""
+    rows = [chat(i) if i % 2 else weighed(chat(i), (0.5,)) for i in range(9)]
+
+    built = Road(tmp_path).one("a.jsonl", rows, **WEIGHED).build(only=_TO_EXAMPLES)
+
+    found = built.rows_of("rows", "tokenized_examples", file="examples")
+    assert [{*row[WEIGHT_COLUMN]} for row in found] == [{0, 1} if i % 2 else {0, 0.5} for i in range(9)]
+    assert all([weight > 0 for weight in row[WEIGHT_COLUMN]] == row["loss_mask"] for row in found)
+
+
+_TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
+
+
+def test_weights_reach_the_end_of_turn_that_is_appended(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% endfor %}"
+    rows = [weighed(chat(0), (0.5,))]
+
+    built = Road(tmp_path).one("a.jsonl", rows, template={"chat_template": template}, **WEIGHED).build()
+
+    (row,) = built.rows_of("rows", "packed_shards", file="shard")
+    assert row["labels"][-1] == row["input_ids"][-1] == 2
+    assert row[WEIGHT_COLUMN][-1] == 0.5
+
+
+@given(
+    weights=st.lists(st.sampled_from([0, 0.125, 1, 3, None]), min_size=2, max_size=2), factor=st.sampled_from([0.5, 4])
+)
+def test_scaled_weights_scale_every_token_and_move_none(
+    tokenizer: Path, weights: list[float | None], factor: float
+) -> None:
+    given_weights = [1.0 if weight is None else weight for weight in weights]
+    rows = [weighed(chat(1, turns=2), one) for one in (given_weights, [factor * weight for weight in given_weights])]
+
+    made = sft_tokenize(rows, str(tokenizer), max_seq_len=256, options={"format": CHAT, **WEIGHED})
+
+    if not any(given_weights):
+        assert all(isinstance(one, Rejected) and one.reason == "no_loss_tokens" for one in made)
+        return
+    ((one,), (other,)) = (found for found in made if not isinstance(found, Rejected))
+    assert one.loss_weights is not None
+    assert other.loss_weights is not None
+    assert one.loss_mask.tolist() == other.loss_mask.tolist() == (one.loss_weights > 0).tolist()
+    assert np.array_equal(other.loss_weights, one.loss_weights * np.float32(factor))
+
+
+# ── Cuts ───────────────────────────────────────────────────────────────────────────────────────────
+
+SIZES = st.integers(1, 30)
+
+
+def example(size: int, data: st.DataObject) -> Example:
+    """Return an example whose token n weighs 1 + n where it trains, so that a moved weight shows."""
+    mask = np.array([False, *data.draw(st.lists(st.booleans(), min_size=size - 1, max_size=size - 1))], bool)
+    return Example(
+        ids=np.arange(size, dtype=np.int32), mask=mask, span_starts=np.zeros(1, np.int64),
+        span_messages=np.zeros(1, np.int64), span_kinds=np.zeros(1, np.int8), original_tokens=size,
+        original_trained=int(mask.sum()), weights=np.where(mask, np.arange(1, size + 1), 0).astype(np.float32),
+    )  # fmt: skip
+
+
+def is_aligned(one: Example) -> bool:
+    assert one.weights is not None
+    return np.array_equal(one.weights, np.where(one.mask, one.ids + 1, 0).astype(np.float32))
+
+
+@given(SIZES, st.data())
+def test_cut_keeps_weights_with_their_tokens(size: int, data: st.DataObject) -> None:
+    start, stop = sorted(data.draw(st.tuples(st.integers(0, size), st.integers(0, size))))
+    kept = np.array(data.draw(st.lists(st.booleans(), min_size=size, max_size=size)), bool)
+    whole = example(size, data)
+
+    assert is_aligned(whole.cut(start, stop))
+    assert is_aligned(whole.keep(kept))
+    assert is_aligned(whole.keep(kept).cut(0, int(kept.sum()) // 2))
+
+
+def test_bos_put_before_moves_weights_with_their_tokens() -> None:
+    whole = Example(
+        ids=np.array([5, 6], np.int32), mask=np.array([False, True]), span_starts=np.zeros(1, np.int64),
+        span_messages=np.zeros(1, np.int64), span_kinds=np.zeros(1, np.int8), original_tokens=2, original_trained=1,
+        weights=np.array([0, 0.5], np.float32),
+    )  # fmt: skip
+
+    led = prepend_bos(whole, 1)
+
+    assert led.ids.tolist() == [1, 5, 6]
+    assert led.weights is not None
+    assert led.weights.tolist() == [0, 0, 0.5]
+
+
+@given(st.lists(st.tuples(SIZES, st.booleans()), min_size=1, max_size=4), st.data())
+def test_examples_with_and_without_weights_share_columns(sizes: list[tuple[int, bool]], data: st.DataObject) -> None:
+    examples = [example(size, data) for size, _ in sizes]
+    for one, (_, has_weights) in zip(examples, sizes, strict=True):
+        if not has_weights:
+            one.weights = None
+
+    found = make_columns([(i, 0, one) for i, one in enumerate(examples)]).token_weights
+
+    expected = [one.mask.astype(np.float32) if one.weights is None else one.weights for one in examples]
+    assert np.array_equal(found, np.concatenate(expected))
+
+
+@pytest.mark.parametrize("overlong", ["truncate", "split"])
+def test_truncation_keeps_the_weight_of_every_message_that_stays(tmp_path: Path, overlong: str) -> None:
+    weights = [0.5, 2, 0.25, 4, 8]
+    rows = [weighed(chat(i, turns=5, words=12), weights) for i in range(4)]
+
+    built = Road(tmp_path).one("a.jsonl", rows, truncation={"overlong": overlong, "max_length": 120}, **WEIGHED).build()
+
+    seen: set[float] = set()
+    rendered = [m for row in rows for m in row["messages"]]
+    for one in built.rows_of("rows", "tokenized_examples", file="examples"):
+        for weight in {w for w in one[WEIGHT_COLUMN] if w}:
+            own = [token for token, w in zip(one["input_ids"], one[WEIGHT_COLUMN], strict=True) if w == weight]
+            said = _decode(built, own).removesuffix("<|im_end|>")
+            assert any(m.get("weight") == weight and m["content"].endswith(said) for m in rendered)
+            seen.add(weight)
+    assert seen == ({8.0} if overlong == "truncate" else set(weights))
+
+
+def _decode(built: Built, ids: Sequence[int]) -> str:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(built.project.base / "tokenizer" / "tokenizer.json"))
+    return tokenizer.decode(list(ids), skip_special_tokens=False)
+
+
+# ── Reader and exports ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_reader_gives_weights_beside_labels(mixed: Built, rank: int) -> None:
+    root = str(mixed.project.base / ".rowmill")
+    for layout in ("flat", "padded"):
+        batches = 0
+        for batch in Reader(root, "road", rank=rank, world_size=3, layout=layout, as_torch=False):
+            assert batch[WEIGHT_COLUMN].dtype == np.float32
+            assert batch[WEIGHT_COLUMN].shape == batch["labels"].shape
+            assert np.array_equal(batch[WEIGHT_COLUMN] > 0, batch["labels"] >= 0)
+            batches += 1
+        assert batches
+
+
+def test_reader_of_all_ranks_gives_the_weights_that_stand_on_disk(mixed: Built) -> None:
+    root = str(mixed.project.base / ".rowmill")
+    reader = Reader(root, "road", rank=0, world_size=1, as_torch=False)
+    weights = np.concatenate([batch[WEIGHT_COLUMN].ravel() for batch in reader])
+
+    assert sorted(weights[weights > 0].tolist()) == numbers(rank_rows(mixed))
+
+
+def test_reader_gives_the_default_to_a_sequence_that_a_function_left_without_weights(mixed: Built) -> None:
+    reader = Reader(str(mixed.project.base / ".rowmill"), "road", rank=0, world_size=1, as_torch=False)
+    kept, plain = reader[0], type(reader[1])(reader[1].input_ids, reader[1].labels, reader[1].seq_lengths)
+    view = reader.take(2).map(lambda row: plain if np.array_equal(row.input_ids, plain.input_ids) else row)
+
+    batch = view.get_batch([0, 1])
+
+    assert kept.loss_weights is not None
+    expected = [*kept.loss_weights.tolist(), *(plain.labels >= 0).astype(float).tolist()]
+    assert batch[WEIGHT_COLUMN].ravel().tolist() == expected
+
+
+@pytest.mark.parametrize("layout", ["flat", "padded"])
+def test_padding_of_a_batch_has_no_weight(mixed: Built, layout: layouts.LayoutName) -> None:
+    root = str(mixed.project.base / ".rowmill")
+    reader = Reader(root, "road", rank=0, world_size=1, layout=layout, pad_to=200, as_torch=False)
+
+    batch = reader.get_batch([0])
+
+    assert batch[WEIGHT_COLUMN].shape == (1, 200)
+    assert batch[WEIGHT_COLUMN][0, len(reader[0].input_ids) :].tolist() == [0] * (200 - len(reader[0].input_ids))
+
+
+def test_reader_of_a_recipe_without_weights_gives_none(tmp_path: Path) -> None:
+    built = Road(tmp_path).one("a.jsonl", [chat(i) for i in range(4)]).build()
+
+    reader = Reader(str(built.project.base / ".rowmill"), "road", rank=0, world_size=2, as_torch=False)
+
+    assert reader[0].loss_weights is None
+    assert all(WEIGHT_COLUMN not in batch for batch in reader)
+
+
+def test_weights_as_tensors_are_float32(mixed: Built) -> None:
+    torch = pytest.importorskip("torch")
+    reader = Reader(str(mixed.project.base / ".rowmill"), "road", rank=0, world_size=1)
+
+    batch = next(iter(reader))
+
+    assert batch[WEIGHT_COLUMN].dtype == torch.float32
+    assert torch.equal(batch[WEIGHT_COLUMN] > 0, batch["labels"] >= 0)
+
+
+def test_exports_hold_the_weights_of_the_shards(mixed: Built) -> None:
+    ranks = numbers(rank_rows(mixed))
+    at = {name: mixed.project.store.local(mixed.manifest("exports", name).parts[0].files["manifest.json"].path).parent
+          for name in ("own", "tinker")}  # fmt: skip
+
+    own = [row for path in sorted((at["own"] / "data").iterdir()) for row in pq.read_table(path).to_pylist()]
+    lines = [json.loads(line) for path in (at["tinker"] / "data").iterdir() for line in path.read_text().splitlines()]
+
+    assert numbers(own) == ranks
+    tinker = [weight for line in lines for weight in line["loss_fn_inputs"]["weights"]["data"] if weight]
+    assert sorted(tinker) == ranks
+    assert all(mixed.manifest("exports", name).facts["conservation"] == 0 for name in at)
+
+
+# ── Seen by a person ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_statistics_count_trained_tokens_by_weight(mixed: Built) -> None:
+    examples = mixed.rows_of("chats", "tokenized_examples", file="examples")
+
+    table = mixed.manifest("chats", "tokenized_examples").tables["loss_weights"]
+
+    assert dict(table.rows) == Counter(numbers(examples))
+    assert "trained tokens by loss weight" in render_text(console.render_statistics(mixed.project))
+    assert "loss_weights" not in mixed.manifest("pairs", "tokenized_examples").tables
+
+
+def test_inspection_shows_the_weight_of_messages_and_tokens(mixed: Built) -> None:
+    rows = inspect.inspect_rows(mixed.project, count=3, dataset="chats", row_id=None)
+
+    _, _, third = (render_text(row_view.render_inspected_record(row, colours=False)) for row in rows)
+
+    assert "weight 2" not in third.split("example")[0].split("structured")[0]
+    assert "assistant  weight 1" in third
+    assert "assistant  weight 2" in third
+    assert re.search(r"weights 1 × \d+, 2 × \d+", third)
+
+
+def test_trace_of_a_token_names_its_weight(mixed: Built) -> None:
+    row = mixed.rows_of("chats", "packed_shards", file="shard")[0]
+    at = next(i for i, weight in enumerate(row[WEIGHT_COLUMN]) if weight not in (0, 1))
+
+    token = trace.trace_sequence(mixed.project, f"chats/{_split(mixed)}/{row['sequence_id']}:{at}").token
+
+    assert token is not None
+    assert token.weight == row[WEIGHT_COLUMN][at]
+
+
+def _split(built: Built) -> str:
+    """Return the split of the dataset's first shard."""
+    return str(built.manifest("chats", "packed_shards").parts[0].facts["split"])
+
+
+# ── At load ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        ({"format": PAIR, **WEIGHED}, "datasets.rows.loss.weights: a supervised dataset"),
+        ({"loss": {"weights": True, "mask_user_turns": False}}, "trains everything, but weights chooses"),
+    ],
+)
+def test_weights_where_they_can_do_nothing_are_refused(tmp_path: Path, dataset: dict[str, Any], message: str) -> None:
+    road = Road(tmp_path).recipe({"rows": {"source": {"train_urls": ["a.jsonl"]}, **dataset}})
+
+    with pytest.raises(ConfigError, match=message):
+        _ = road.project
+
+
+def test_weights_in_defaults_are_for_the_datasets_that_can_have_them(tmp_path: Path) -> None:
+    source = {"train_urls": ["a.jsonl"]}
+    datasets = {name: {"source": source, "format": kind} for name, kind in (("c", CHAT), ("p", PAIR), ("t", TEXT))}
+
+    found = Road(tmp_path).recipe(datasets, defaults=WEIGHED).project.recipe
+
+    assert [one.loss.weights for one in found.datasets.values()] == [True, False, False]
+    assert found.has_loss_weights
+
+
+def test_export_without_a_place_for_weights_is_refused_when_the_recipe_loads(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+    road.one("a.jsonl", [chat(0)], **WEIGHED)
+    values = yaml.safe_load(road.config.read_text(encoding="utf-8")) | {"exports": [{"kind": "hf", "name": "mine"}]}
+    road.config.write_text(yaml.safe_dump(values), encoding="utf-8")
+
+    with pytest.raises(
+        ConfigError, match=r"exports\.mine: kind hf has no place for the loss weights of datasets\.rows"
+    ):
+        _ = road.project
+
+
+@pytest.fixture(scope="module")
+def tokenizer(mixed: Built) -> Path:
+    return mixed.project.base / "tokenizer"
+
+
+# ── Real data ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+def test_real_chats_with_loss_weights_in_their_messages(real_data: Path, tmp_path: Path) -> None:
+    """Every message names a `loss_weight`, 0 or 1; a second dataset weighs each answer by its place in the file."""
+    own = [json.loads(line) for line in (real_data / "chat/v1_sft_demo.jsonl").read_text("utf-8").split("\n")[:200]]
+    scaled = [
+        {"messages": [{**m, "loss_weight": m["loss_weight"] * (i % 4) / 4} for m in row["messages"]]}
+        for i, row in enumerate(own)
+    ]
+    road = Road(tmp_path)
+    template = {"chat_template": {"file": str(real_data / "templates" / "llamacpp__Qwen-Qwen3-0.6B.jinja")}}
+    group = {"format": CHAT, "template": template, "filters": {"deduplicate": "off", "max_items": 200}}
+    road.recipe(
+        {
+            "plain": {"source": {"train_urls": [str(real_data / "chat/v1_sft_demo.jsonl")]}, **group},
+            "own": {"source": {"train_urls": [str(real_data / "chat/v1_sft_demo.jsonl")]}, **group, **WEIGHED},
+            "scaled": {"source": {"train_urls": [road.write("scaled.jsonl", scaled)]}, **group, **WEIGHED},
+        },
+        tokenizer=str(real_data / "tokenizers/qwen3"),
+        seq_len=512,
+    )
+
+    built = road.build()
+
+    found = {name: built.rows_of(name, "tokenized_examples", file="examples") for name in ("plain", "own", "scaled")}
+    names = [name for name in found["plain"][0] if name not in ("example_id", "row_ids")]
+    assert [{n: row[n] for n in names} for row in found["own"]] == [
+        {n: row[n] for n in names} for row in found["plain"]
+    ]
+    assert all(row[WEIGHT_COLUMN] == [float(trains) for trains in row["loss_mask"]] for row in found["own"])
+    reasons = {row["reason"] for row in built.rows_of("scaled", "tokenized_examples", file="rejects")}
+    assert reasons == {"no_loss_tokens"}
+    for number, row in zip([n for n in range(200) if n % 4], found["scaled"], strict=True):
+        assert set(row[WEIGHT_COLUMN]) == {0, (number % 4) / 4}
+        assert row["loss_mask"] == found["own"][number]["loss_mask"]
+    everything = [row for rows in found.values() for row in rows]
+    total = sum(sum(row.get(WEIGHT_COLUMN, map(float, row["loss_mask"]))) for row in everything)
+    assert sum(sum(row[WEIGHT_COLUMN]) for row in rank_rows(built)) == total

@@ -1,0 +1,142 @@
+"""What a night may meet, through Dagster: a bad file, a full disk, a kill; yesterday's ranks stay readable in each.
+
+What belongs here: runs over a project that was built the day before. What does not: the same for the engine
+alone (`test_robustness.py`), what starts a run (`test_automation.py`), a real server
+(`test_dagster_server.py`).
+"""
+
+import gzip
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from dagster_rowmill import materialize
+from rowmill.reader import Reader
+from tests.support.tiny_project import FOREIGN_WARNINGS, RECIPE, Tiny, chat
+
+pytestmark = [pytest.mark.slow, *FOREIGN_WARNINGS]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Iterator[Tiny]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield Tiny(tmp_path, instance).write()
+
+
+def sequences(tiny: Tiny) -> list[list[int]]:
+    """Read all that a trainer would get, every file compared with its digest."""
+    readers = [Reader(tiny.store, "tiny", rank=rank, world_size=2, batch_size=2, verify=True) for rank in range(2)]
+    return [reader[i].input_ids.tolist() for reader in readers for i in range(len(reader))]
+
+
+def places(tiny: Tiny) -> dict[str, str]:
+    """Return the environment in which another process finds the project."""
+    home = str(tiny.folder / "home")
+    return {"ROWMILL_CONFIGS": str(tiny.path.parent), "ROWMILL_STORE": tiny.store, "DAGSTER_HOME": home}
+
+
+def said(result: dg.ExecuteInProcessResult) -> str:
+    return "\n".join(materialize.list_failures(result))
+
+
+def test_bad_file_leaves_yesterday_readable_says_which_and_the_next_night_is_whole(tiny: Tiny) -> None:
+    tiny.run()
+    yesterday = sequences(tiny)
+    packed = gzip.compress(b"".join(json.dumps(chat(i)).encode() + b"\n" for i in range(1000, 1200)))
+    new = tiny.folder / "data" / "chats-2.jsonl.gz"
+    new.write_bytes(packed[: len(packed) // 2])
+    both = {"train_urls": ["data/chats.jsonl", "data/chats-2.jsonl.gz"]}
+    chats = RECIPE["datasets"]["chats"] | {"source": both}
+    tiny.write_recipe(datasets=RECIPE["datasets"] | {"chats": chats})
+
+    bad = tiny.run()
+    after_bad = sequences(tiny)
+    new.write_bytes(packed)
+    good = tiny.run()
+
+    assert not bad.success
+    assert re.search(r"tiny__chats__raw_dataset: .*chats-2\.jsonl\.gz", said(bad))
+    assert "Traceback" not in said(bad)
+    assert after_bad == yesterday
+    assert good.success
+    assert len(sequences(tiny)) > len(yesterday)
+
+
+def test_full_disk_leaves_yesterday_readable_says_whose_and_is_made_up_for_once_there_is_room(tiny: Tiny) -> None:
+    tiny.write(rows=600).run()
+    yesterday = sequences(tiny)
+    tiny.write(rows=700)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, hard))
+    try:
+        full = tiny.run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    after_full = sequences(tiny)
+    roomy = tiny.run()
+
+    assert not full.success
+    assert "no room to write under" in said(full)
+    assert "free space there" in said(full)
+    assert after_full == yesterday
+    assert roomy.success
+    assert sequences(tiny) != yesterday
+
+
+@pytest.mark.parametrize("at", ["packed_shards/parts", "gpu_partitions/current.json"])
+def test_night_that_is_killed_leaves_yesterday_readable_and_the_next_makes_up_for_it(tiny: Tiny, at: str) -> None:
+    tiny.run()
+    yesterday = sequences(tiny)
+    tiny.append("chats", chat(1000))
+
+    # Killed by itself when it is about to put a file of that place under its name.
+    program = f"""
+import os, signal, sys
+def watch(event, arguments):
+    if event == "os.rename" and {at!r} in str(arguments[1]):
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(watch)
+from dagster_rowmill import materialize
+materialize.main(["tiny"])
+"""
+    killed = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=os.environ | places(tiny), capture_output=True, check=False
+    )
+    after_kill = sequences(tiny)
+    next_night = tiny.run()
+
+    assert killed.returncode == -signal.SIGKILL
+    assert after_kill == yesterday
+    assert next_night.success
+    assert sequences(tiny) != yesterday
+
+
+def test_night_in_which_nothing_changed_judges_nothing_and_imports_no_judge(tiny: Tiny) -> None:
+    tiny.run()
+    program = """
+import sys
+from dagster_rowmill import materialize
+assert materialize.main(["tiny"]) == 0
+print([name for name in ("great_expectations", "transformers", "torch", "ray") if name in sys.modules])
+"""
+    quiet = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=os.environ | places(tiny),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert quiet.stdout.rstrip().endswith("[]")

@@ -1,0 +1,265 @@
+"""Every real chat, instruction, tool, reasoning and preference file through one recipe: nothing is lost uncounted.
+
+What belongs here: what the sources say against what the tokens say, leaf by leaf, without our own reading of a
+message. What does not: templates, masks and ids (`test_real_builds.py`, `test_real_templates.py`).
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import yaml
+
+from rowmill.build import runner
+from rowmill.build.runner import Project
+from rowmill.schema.manifest import Manifest, load_current
+
+pytestmark = [pytest.mark.slow, pytest.mark.real_data]
+
+FORMATS = '''
+"""The desired side of a file with one answer per record and a verdict on it."""
+from rowmill.formats import RowFormat
+from rowmill.schema.rows import Row
+
+
+class Desired(RowFormat):
+    def rows(self, record):
+        return Row("conversation", messages=tuple(record["messages"])) if record["label"] else None
+'''
+CHOSEN = {
+    "kind": "chat",
+    "dataset_schema": "prompt_response",
+    "prompt_fields": ["conversations"],
+    "response_fields": ["chosen"],
+    "role_field": "from",
+    "content_field": "value",
+}
+CHAT, ALPACA = {"kind": "chat"}, {"kind": "chat", "dataset_schema": "alpaca"}
+FILES: dict[str, tuple[str, dict[str, Any], int, dict[str, int]]] = {
+    "tinker": ("chat/tinker_conversations.jsonl", CHAT, 128, {}),
+    "fastchat": ("chat/fastchat_dummy_conversation.json", CHAT, 500, {}),
+    "v1_sft": ("chat/v1_sft_demo.jsonl", CHAT, 500, {}),
+    "bench_questions": ("chat/mt_bench_question.jsonl", CHAT, 80, {"unknown_schema": 80}),
+    "bench_references": ("chat/mt_bench_reference_gpt4.jsonl", CHAT, 30, {"unknown_schema": 30}),
+    "identity": ("instruct/identity.json", CHAT, 91, {}),
+    "roleplay": ("instruct/gpteacher_roleplay.json", ALPACA, 1923, {}),
+    "glaive": ("tools/glaive_toolcall_en_demo.json", CHAT, 300, {}),
+    "tau": ("tools/tau_airline_gpt4o.messages.jsonl", CHAT, 100, {}),
+    "tool_questions": ("tools/bfcl/BFCL_v4_multiple.json", CHAT, 200, {"unknown_schema": 200}),
+    "reason_tools": ("reasoning/reason_tool_use_demo_50.jsonl", CHAT, 50, {}),
+    "rlla": ("reasoning/toolrl_rlla_sft.json", CHAT, 400, {}),
+    "rlla_questions": ("reasoning/toolrl_rlla_4k_test.parquet", CHAT, 80, {"unknown_schema": 80}),
+    "chosen": ("preference/dpo_en_demo.json", CHOSEN, 300, {}),
+    "chosen_messages": ("preference/v1_dpo_demo.jsonl", {**CHAT, "messages_field": "chosen_messages"}, 10, {}),
+    "desired": ("preference/kto_en_demo.json", {"kind": "python", "class": "formats_of_files:Desired"}, 300, {}),
+}
+"""Dataset → file, format, records, and the rejects that it must have beside copies."""
+
+
+@pytest.fixture(scope="module")
+def built(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "configs").mkdir()
+    (folder / "formats_of_files.py").write_text(FORMATS, encoding="utf-8")
+    values = {
+        "tokenizer": str(real_data / "tokenizers/qwen3"),
+        "seq_len": 32768,
+        "defaults": {
+            "template": {"chat_template": {"file": str(real_data / "templates/llamacpp__Qwen-Qwen3-0.6B.jinja")}},
+            "splits": {"validation": 0},
+        },
+        "datasets": {
+            name: {"source": {"train_urls": [str(real_data / file)]}, "format": form}
+            for name, (file, form, _, _) in FILES.items()
+        },
+        "execution": {"workers": 1},
+        "gates": {
+            "nonempty": {"at_least": 0},
+            **{law: {"at_most": 1} for law in ("rejects", "duplicates", "zero_loss_rows", "content_dropped")},
+        },
+    }
+    (folder / "configs/files.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+    project = runner.open_project(folder / "configs/files.yaml")
+    runner.build(project, only=("raw_dataset", "canonical_rows", "tokenized_examples"))
+    return project
+
+
+def made(project: Project, dataset: str, stage: str) -> Manifest:
+    found = load_current(project.store, (project.recipe.name, dataset, stage))
+    assert found is not None
+    return found
+
+
+def rows_of(project: Project, dataset: str, stage: str, file: str) -> list[dict[str, Any]]:
+    return [row for one in made(project, dataset, stage).files(file) for row in project.store.table(one).to_pylist()]
+
+
+def rejects_of(project: Project, dataset: str) -> Counter[str]:
+    stages = ("canonical_rows", "tokenized_examples")
+    return Counter(row["reason"] for stage in stages for row in rows_of(project, dataset, stage, "rejects"))
+
+
+def records_of(path: Path) -> list[Any]:
+    content = path.read_bytes()
+    if content.lstrip().startswith(b"["):
+        return orjson.loads(content)
+    return [orjson.loads(line) for line in content.split(b"\n") if line.strip()]
+
+
+@pytest.mark.parametrize("dataset", list(FILES))
+def test_every_record_of_a_file_is_kept_or_rejected_for_a_reason(built: Project, dataset: str) -> None:
+    _, _, records, expected = FILES[dataset]
+    canonical, tokenized = made(built, dataset, "canonical_rows"), made(built, dataset, "tokenized_examples")
+    rejects = rejects_of(built, dataset)
+
+    assert canonical.facts["records"] == records
+    assert tokenized.facts["kept"] + sum(rejects.values()) == records
+    known = {"duplicate", "skipped_by_format", *expected}
+    assert set(rejects) <= known, (
+        rejects,
+        [row["detail"] for row in rows_of(built, dataset, "tokenized_examples", "rejects")][:5],
+    )
+    assert {reason: rejects[reason] for reason in expected} == expected
+
+
+# Leaf by leaf
+
+SAID = {
+    "v1_sft": ("messages",),
+    "tau": ("messages", "tools"),
+    "reason_tools": ("messages", "tools"),
+    "rlla": ("instruction", "input", "output", "system"),
+    "glaive": ("conversations", "tools", "system"),
+    "chosen": ("conversations", "chosen"),
+    "chosen_messages": ("chosen_messages",),
+}
+"""Where a file keeps what its rows say."""
+
+NAMES_OF_SHAPES = frozenset(
+    "user assistant system tool text function human gpt function_call observation tool_call tools reasoning".split()
+)
+"""Words that say what a part is, and are not said by anybody."""
+
+NOT_SAID = ("id", "tool_call_id", "loss_weight")
+"""Keys whose values Qwen3's template prints nowhere, and that are no content."""
+
+
+def leaves(value: Any, key: str = "") -> Iterator[str]:
+    """Yield every text and number that a value holds, JSON text inside it opened."""
+    match value:
+        case dict():
+            for name, one in value.items():
+                if name not in NOT_SAID:
+                    yield from leaves(one, name)
+        case list():
+            for one in value:
+                yield from leaves(one, key)
+        case str() if value.strip() and value not in NAMES_OF_SHAPES:
+            opened = _opened(value)
+            if opened is None:
+                yield value
+            else:
+                yield from leaves(opened, key)
+        case _:
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                yield json.dumps(value)
+
+
+def _opened(text: str) -> Any:
+    if text.lstrip()[:1] not in ("{", "["):
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def is_printed(leaf: str, text: str) -> bool:
+    """Tell whether a leaf stands in a text: as it is, trimmed, JSON-escaped, or tagged reasoning apart from others."""
+    wanted = leaf.strip()
+    if wanted in text or json.dumps(wanted, ensure_ascii=False)[1:-1] in text or json.dumps(wanted)[1:-1] in text:
+        return True
+    if "</think>" not in wanted:
+        return False
+    thought, _, said = wanted.replace("<think>", "").partition("</think>")
+    return thought.strip() in text and said.strip() in text
+
+
+@pytest.fixture(scope="module")
+def printed(built: Project, real_data: Path) -> dict[str, list[tuple[Any, str]]]:
+    """Return, per dataset, every kept record with the text that its tokens stand for."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(real_data / "tokenizers/qwen3")
+    found: dict[str, list[tuple[Any, str]]] = {}
+    for dataset in SAID:
+        records = records_of(real_data / FILES[dataset][0])
+        starts = _first_records(built, dataset)
+        for row in rows_of(built, dataset, "tokenized_examples", "examples"):
+            part, _, number = row["row_ids"][0].rpartition(":")
+            text = tokenizer.decode(row["input_ids"], skip_special_tokens=False)
+            found.setdefault(dataset, []).append((records[starts[part] + int(number)], text))
+    return found
+
+
+def _first_records(project: Project, dataset: str) -> dict[str, int]:
+    from rowmill.stages import inputs
+
+    starts: dict[str, int] = {}
+    before = 0
+    for part in inputs.load_source_parts(made(project, dataset, "raw_dataset").details):
+        starts[part.part_id] = before
+        before += part.records
+    return starts
+
+
+@pytest.mark.parametrize("dataset", list(SAID))
+def test_what_a_record_says_is_printed_or_counted_as_dropped(
+    built: Project, printed: dict[str, list[tuple[Any, str]]], dataset: str
+) -> None:
+    lost: list[str] = []
+    for record, text in printed[dataset]:
+        said = {name: record[name] for name in SAID[dataset] if record.get(name) is not None}
+        lost += [leaf for leaf in leaves(said) if not is_printed(leaf, text)]
+
+    dropped = made(built, dataset, "tokenized_examples").facts["dropped_kinds"]
+    assert len(printed[dataset]) > 5
+    # Qwen3 prints the reasoning of the last turn only; what it leaves out is counted, piece by piece.
+    assert len(lost) == sum(dropped.values()), lost[:3]
+    assert set(dropped) <= {"reasoning"}
+
+
+def test_weights_of_messages_decide_what_trains(built: Project, printed: dict[str, list[tuple[Any, str]]]) -> None:
+    rows = rows_of(built, "v1_sft", "tokenized_examples", "examples")
+
+    for (record, _), row in zip(printed["v1_sft"], rows, strict=True):
+        starts = [*row["span_starts"], row["tokens"]]
+        trained = {
+            message
+            for message, start, stop in zip(row["span_messages"], starts, starts[1:], strict=False)
+            if message >= 0 and any(row["loss_mask"][start:stop])
+        }
+        weighted = {
+            i for i, one in enumerate(record["messages"]) if one["role"] == "assistant" and one["loss_weight"] > 0
+        }
+        assert trained == weighted
+
+
+def test_chosen_side_alone_reaches_the_tokens(printed: dict[str, list[tuple[Any, str]]]) -> None:
+    for record, text in printed["chosen"]:
+        rejected = record["rejected"]["value"].strip()
+        assert record["chosen"]["value"].strip() in text
+        answer = text.rpartition("<|im_start|>assistant\n")[2]
+        assert rejected not in answer or rejected in record["chosen"]["value"]
+
+
+def test_undesired_answers_are_left_out_and_counted(built: Project, real_data: Path) -> None:
+    records = records_of(real_data / FILES["desired"][0])
+
+    undesired = sum(not record["label"] for record in records)
+    assert undesired > 0
+    assert rejects_of(built, "desired")["skipped_by_format"] == undesired

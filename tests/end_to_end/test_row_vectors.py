@@ -1,0 +1,232 @@
+r"""The vectors of rows, lengths and pairs on the whole road, with a template and a tokenizer that can be read by eye.
+
+What belongs here: golden rows, one token per character. What does not: masks of real templates.
+
+    T1   <u>U1<e>\n<a>⟦A1<e>⟧\n …         seven characters and the content, for each message
+"""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from tests.support.recipes import CHAT, Road
+
+T1 = (
+    "{% for m in messages %}{{ '<'+m.role[0]+'>'+m.content+'<e>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<a>' }}{% endif %}"
+)
+THINKING = T1.replace(
+    "+m.content", "+('<k>'+m.reasoning_content+'</k>' if m.reasoning_content is defined else '')+m.content"
+)
+
+
+@cache
+def characters() -> str:
+    """Return a tokenizer that has a token for every byte and two of its own, and merges none."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={one: i for i, one in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in ("[B]", "[E]")])
+    return tokenizer.to_str()
+
+
+def road(folder: Path, template: str = T1) -> Road:
+    (folder / "tokenizer").mkdir(parents=True)
+    (folder / "tokenizer/tokenizer.json").write_text(characters(), encoding="utf-8")
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "[B]",
+        "eos_token": "[E]",
+        "chat_template": template,
+    }
+    (folder / "tokenizer/tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return Road(folder)
+
+
+def talk(words: str) -> dict[str, Any]:
+    roles = {"S": "system", "U": "user", "A": "assistant"}
+    return {"messages": [{"role": roles[word[0]], "content": word} for word in words.split()]}
+
+
+def shown(example: dict[str, Any]) -> str:
+    """Return an example's text with its trained stretches in brackets."""
+    ids, mask = example["input_ids"], [False, *example["loss_mask"], False]
+    tokenizer = Tokenizer.from_str(characters())
+    edges = np.flatnonzero(np.diff(np.array(mask, np.int8)))
+    pieces = [tokenizer.decode(part.tolist(), skip_special_tokens=False) for part in np.split(np.array(ids), edges)]
+    return "".join(piece if i % 2 == 0 else f"⟦{piece}⟧" for i, piece in enumerate(pieces))
+
+
+def examples(folder: Path, row: dict[str, Any], template: str = T1, **groups: Any) -> list[dict[str, Any]]:
+    return road(folder, template).one("a.jsonl", [row], CHAT, **groups).examples()
+
+
+def trained(example: dict[str, Any]) -> list[int]:
+    return np.flatnonzero(example["loss_mask"]).tolist()
+
+
+@pytest.mark.parametrize(
+    ("groups", "flags", "positions"),
+    [
+        ({}, {}, [*range(12, 17), *range(30, 35)]),
+        ({"loss": {"supervise": "last_assistant"}}, {}, [*range(30, 35)]),
+        ({}, {1: {"weight": 0}}, [*range(30, 35)]),
+        ({"loss": {"mask": {"user": "train"}}}, {}, [*range(1, 8), *range(18, 26)]),
+    ],
+)
+def test_two_exchanges_are_36_tokens_of_which_these_train(
+    tmp_path: Path, groups: dict[str, Any], flags: dict[int, Any], positions: list[int]
+) -> None:
+    row = talk("U1 A1 U2 A2")
+    for index, flag in flags.items():
+        row["messages"][index] |= flag
+
+    (one,) = examples(tmp_path, row, **groups)
+
+    assert one["tokens"] == 36
+    assert trained(one) == positions
+
+
+def test_two_exchanges_weigh_where_they_train_and_as_much_as_their_messages(tmp_path: Path) -> None:
+    """A user's message that weighs something trains, as by any flag; the one without a number weighs 1."""
+    row = talk("U1 A1 U2 A2")
+    row["messages"][0]["loss_weight"], row["messages"][1]["weight"] = 0.25, 0.5
+
+    (one,) = examples(tmp_path, row, loss={"weights": True})
+
+    weights = {
+        **dict.fromkeys(range(1, 8), 0.25),
+        **dict.fromkeys(range(12, 17), 0.5),
+        **dict.fromkeys(range(30, 35), 1),
+    }
+    assert one["loss_weights"] == [weights.get(i, 0) for i in range(36)]
+    assert trained(one) == [*weights]
+
+
+WHOLE = "<s>S<e>\n<u>U1<e>\n<a>⟦A1<e>⟧\n<u>U2<e>\n<a>⟦A2<e>⟧\n"
+LATTER = "<s>S<e>\n<u>U2<e>\n<a>⟦A2<e>⟧\n"
+
+
+@pytest.mark.parametrize(
+    ("limit", "text", "stages"),
+    [
+        (44, WHOLE, (0, 0, 0, 0)),
+        (43, LATTER, (2, 18, 0, 0)),
+        (26, LATTER, (2, 18, 0, 0)),
+        (25, LATTER[1:], (2, 18, 0, 1)),
+    ],
+)
+def test_truncation_of_44_tokens(tmp_path: Path, limit: int, text: str, stages: tuple[int, ...]) -> None:
+    (one,) = examples(tmp_path, talk("S U1 A1 U2 A2"), truncation={"max_length": limit})
+
+    assert one["original_tokens"] == 44
+    assert shown(one) == text
+    assert (one["messages_removed"], one["exchanges_removed"], one["reasoning_removed"], one["tokens_cut"]) == stages
+    assert one["tokens"] <= limit
+
+
+def test_truncation_of_reasoning_keeps_13_tokens_as_context(tmp_path: Path) -> None:
+    row = talk("U A")
+    row["messages"][1]["reasoning"] = "abcdefghijklmnopqrst"
+
+    (whole,) = examples(tmp_path / "whole", row, THINKING)
+    (cut,) = examples(tmp_path / "cut", row, THINKING, truncation={"max_length": 36})
+
+    assert whole["tokens"] == 43
+    assert (cut["tokens"], cut["reasoning_removed"]) == (36, 7)
+    assert shown(cut) == "<u>U<e>\n<a>⟦<k>⟧abcdefghijklm⟦</k>A<e>⟧\n"
+
+
+def test_pair_is_bos_input_separator_output_eos(tmp_path: Path) -> None:
+    form = {"kind": "supervised", "separate_with": "\n", "add_bos": True}
+
+    (one,) = road(tmp_path).one("a.jsonl", [{"prompt": "ab", "response": "cd"}], form).examples()
+
+    assert shown(one) == "[B]ab\n⟦cd[E]⟧"
+    assert one["loss_mask"] == [False] * 4 + [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("groups", "text"),
+    [
+        ({"separate_with": 5}, "ab&⟦cd[E]⟧"),
+        ({"add_eos": False}, "ab⟦cd⟧"),
+        ({"mask": {"prompt": "train", "response": "mask"}}, "a⟦b⟧cd[E]"),
+        ({"mask_inputs": False}, "a⟦bcd[E]⟧"),
+        ({"max_length": 4}, "b⟦cd[E]⟧"),
+        ({"max_length": 4, "truncate_side": "right"}, "a⟦cd[E]⟧"),
+        ({"max_length": 2}, "c⟦d⟧"),
+    ],
+)
+def test_pair_by_its_options(tmp_path: Path, groups: dict[str, Any], text: str) -> None:
+    row = {"prompt": "ab", "response": "cd"}
+
+    (one,) = road(tmp_path).one("a.jsonl", [row], {"kind": "supervised", **groups}).examples()
+
+    assert shown(one) == text
+
+
+@pytest.mark.parametrize(
+    ("groups", "texts"),
+    [
+        ({}, ["[B]⟦abcdef[E]⟧"]),
+        ({"add_bos": False, "add_eos": False}, ["a⟦bcdef⟧"]),
+        ({"max_length": 3}, ["[B]⟦ab⟧", "c⟦de⟧", "f⟦[E]⟧"]),
+        ({"max_length": 3, "overlong": "truncate"}, ["[B]⟦ab⟧"]),
+    ],
+)
+def test_text_by_its_options(tmp_path: Path, groups: dict[str, Any], texts: list[str]) -> None:
+    found = road(tmp_path).one("a.jsonl", [{"text": "abcdef"}], {"kind": "text", **groups}).examples()
+
+    assert [shown(one) for one in found] == texts
+
+
+# Laws
+
+
+@pytest.mark.parametrize(("limit", "turns"), [(40, "whole"), (60, "whole"), (40, "message"), (60, "exchange")])
+def test_every_supervised_message_of_a_split_row_trains_in_exactly_one_example(
+    tmp_path: Path, limit: int, turns: str
+) -> None:
+    answers = [f"A{i}" for i in range(5)]
+    row = talk("S " + " ".join(f"U{i} A{i}" for i in range(5)))
+
+    options = {"truncation": {"overlong": "split", "max_length": limit}, "template": {"turns": turns}}
+
+    found = road(tmp_path).one("a.jsonl", [row], CHAT, **options).examples()
+
+    texts = [shown(one) for one in found]
+    for answer in answers:
+        assert sum(f"⟦{answer}<e>⟧" in text for text in texts) == 1
+    assert all(text.startswith("<s>S<e>") for text in texts)
+    assert all(one["tokens"] <= limit for one in found)
+
+
+@pytest.mark.parametrize(
+    "options", [{"supervise": "last_assistant"}, {"supervise": "last_turn"}, {"think_loss": "answer_only"}]
+)
+def test_narrower_supervision_trains_a_part_of_what_the_wider_trains(tmp_path: Path, options: dict[str, Any]) -> None:
+    row = talk("S U1 A1 U2 A2")
+    row["messages"][2]["reasoning"], row["messages"][4]["reasoning"] = "one", "two"
+
+    (wide,) = examples(tmp_path / "wide", row, THINKING)
+    (narrow,) = examples(tmp_path / "narrow", row, THINKING, loss=options)
+
+    assert narrow["input_ids"] == wide["input_ids"]
+    assert set(trained(narrow)) < set(trained(wide))
+
+
+def test_text_of_an_untrained_message_changes_no_mask_but_its_own(tmp_path: Path) -> None:
+    first, second = talk("S U1 A1 U2 A2"), talk("S U1 A1 U2 A2")
+    second["messages"][3]["content"] = "quite another question"
+
+    (one,) = examples(tmp_path / "one", first)
+    (other,) = examples(tmp_path / "other", second)
+
+    assert shown(other) == shown(one).replace("U2", "quite another question")

@@ -1,0 +1,577 @@
+"""Records on the whole road: rows, schema, splits, examples, ledger and shards of small tables.
+
+What belongs here: builds of tables made here. What does not: plans from lengths (`test_assembly.py`), real files
+(`test_real_tables.py`).
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from rowmill.build import runner
+from rowmill.core.errors import ConfigError, ContextOverflowError, GateError, GenerationError
+from rowmill.stages.table_plan import TablePlan
+from tests.support.recipes import Built, Road, lines, tokenizer_json
+from tests.support.tables import (
+    as_csv,
+    as_written,
+    cells,
+    grouped,
+    known,
+    purchases,
+    read_back,
+    records,
+    schema_of,
+    trained_texts,
+)
+
+TOKENIZER = Tokenizer.from_str(tokenizer_json())
+SERIES = {**grouped(), "time_series": {"is_timeseries": True}}
+MODES: dict[str, dict[str, Any]] = {"tabular": {}, "grouped": grouped(), "sequential": SERIES}
+
+
+TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
+"""The stages that are about records; what follows is the same for all kinds."""
+
+
+def built(
+    folder: Path,
+    form: dict[str, Any],
+    count: int = 60,
+    *,
+    seq_len: int = 2048,
+    only: tuple[str, ...] = TO_EXAMPLES,
+    **groups: Any,
+) -> Built:
+    road = Road(folder)
+    source = {"train_urls": [road.write("table.csv", as_csv(purchases(count)))]}
+    splits = {"splits": {"test": 0}} | groups
+    road.recipe({"rows": {"source": source, "format": records(**form), **splits}}, seq_len=seq_len)
+    return road.build(only=only)
+
+
+# ── Every record comes back ────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("cap", [1, 2, None])
+@pytest.mark.parametrize("mode", MODES)
+def test_trained_tokens_of_every_mode_and_cap_read_back_as_the_rows(tmp_path: Path, mode: str, cap: int | None) -> None:
+    form = {**MODES[mode], "data": {**MODES[mode].get("data", {}), "max_sequences_per_example": cap}}
+
+    made = built(tmp_path, form)
+
+    parsed, schema = read_back(made, TOKENIZER, form), schema_of(made)
+    assert known(made)["mode"] == mode
+    assert as_written(parsed, schema) == cells(purchases(60), schema.names)
+    assert {span.kind for one in parsed for span in one.spans} <= {"record", "delimiter"}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_examples_hold_the_generation_prompt_and_the_mask_is_false_on_the_prompt_alone(
+    tmp_path: Path, mode: str
+) -> None:
+    made = built(tmp_path, MODES[mode])
+
+    frame = known(made)["frame"]
+    prompt = len(frame["prompt_ids"])
+    for one in made.examples():
+        assert one["input_ids"][: prompt + 1] == [*frame["prompt_ids"], frame["bos_id"]]
+        assert one["loss_mask"] == [False] * prompt + [True] * (len(one["input_ids"]) - prompt)
+        assert one["input_ids"][-1] == frame["eos_id"]
+    assert TOKENIZER.decode(frame["prompt_ids"], skip_special_tokens=False) == frame["prompt_text"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_plan_before_the_build_and_the_build_have_the_same_numbers(tmp_path: Path, mode: str) -> None:
+    made = built(tmp_path, MODES[mode])
+
+    plan = planned(made.project)
+    train = plan.facts["splits"]["train"]
+    facts = made.manifest("rows", "tokenized_examples").facts
+    assert (train["examples"], train["tokens"]) == (facts["examples"], facts["tokens"])
+    assert sorted(plan.splits[0].lengths.tolist()) == sorted(len(one["input_ids"]) for one in made.examples())
+    assert facts["accounted"] == 0
+
+
+def planned(project: runner.Project) -> TablePlan:
+    from rowmill.inspection import dry_run
+
+    [one] = dry_run.plan_tables(project)
+    assert one.plan is not None, one.overflow
+    return one.plan
+
+
+def test_spans_of_an_example_tell_prompt_edges_and_records_apart(tmp_path: Path) -> None:
+    made = built(tmp_path, {"data": {"max_sequences_per_example": 3}})
+
+    for one in made.examples():
+        kinds = one["span_kinds"]
+        assert kinds == [7, 6, *[8] * len(one["row_ids"]), 6]
+        assert one["span_messages"] == [-1, -1, *range(len(one["row_ids"])), -1]
+        assert one["trained_tokens"] + one["context_tokens"] == one["tokens"] == len(one["input_ids"])
+
+
+def test_grouped_examples_keep_groups_whole_ordered_and_named(tmp_path: Path) -> None:
+    made = built(tmp_path, {**grouped(max_sequences_per_example=2)})
+
+    texts = trained_texts(made, TOKENIZER)
+    for one, text in zip(made.examples(), texts, strict=True):
+        units = [unit.removesuffix("<|im_end|>") for unit in text.split("<|im_start|>")[1:]]
+        assert len(units) == len(one["group_keys"]) <= 2
+        for unit, key in zip(units, one["group_keys"], strict=True):
+            rows = [json.loads(line) for line in unit.splitlines()]
+            assert {row["customer"] for row in rows} == {json.loads(key)}
+            assert len(rows) == 5
+            assert [row["day"] for row in rows] == sorted(row["day"] for row in rows)
+
+
+def test_sequential_examples_lead_with_group_and_order_and_count_their_records(tmp_path: Path) -> None:
+    made = built(tmp_path, {**SERIES, "data": {**SERIES["data"], "max_sequences_per_example": 2}})
+
+    assert schema_of(made).names[:2] == ("customer", "day")
+    starts: dict[str, list[tuple[int, int]]] = {}
+    for one in made.examples():
+        [key] = one["group_keys"]
+        starts.setdefault(key, []).append((one["record_start"], one["record_stop"]))
+    assert all(sorted(found) == [(0, 2), (2, 4), (4, 5)] for found in starts.values())
+
+
+def test_prefill_holds_the_first_records_of_every_train_series_as_trained(tmp_path: Path) -> None:
+    made = built(tmp_path, SERIES)
+
+    prefill = made.rows_of("rows", "tokenized_examples", file="prefill")
+    text = "".join(trained_texts(made, TOKENIZER))
+    assert [one["group_key"] for one in prefill] == [f'"C-{i:03d}"' for i in range(12)]
+    assert all(len(one["records"]) == 3 and "".join(one["records"]) in text for one in prefill)
+    assert all(one["start"] <= one["stop"] and one["length"] == 5 for one in prefill)
+
+
+# ── Types ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_types_of_cells_are_decided_over_all_parts(tmp_path: Path) -> None:
+    made = built(tmp_path, {}, count=1200)
+
+    types = {one.name: (one.type, one.nullable) for one in schema_of(made).columns}
+    assert types == {
+        "customer": ("string", False), "day": ("string", False), "amount": ("decimal", False),
+        "items": ("integer", False), "kind": ("string", False), "note": ("string", True),
+    }  # fmt: skip
+    assert len(made.manifest("rows", "canonical_rows").parts) > 1
+
+
+def test_new_row_that_fits_no_type_moves_no_row_to_another_split(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+    rows = [{"a": str(i), "b": f"{i}.5"} for i in range(700)]
+    source = {"train_urls": [road.write("table.csv", as_csv(rows))]}
+    road.recipe({"rows": {"source": source, "format": records(), "splits": {"test": 0.3}}})
+    before = {
+        row["record"]: row["split"]
+        for row in road.build(only=TO_EXAMPLES).rows_of("rows", "canonical_rows", file="rows")
+    }
+    road.write("table.csv", as_csv([*rows, {"a": "01", "b": "1e5"}]))
+
+    made = road.build(only=TO_EXAMPLES[:2])
+
+    after = {row["record"]: row["split"] for row in made.rows_of("rows", "canonical_rows", file="rows")}
+    assert [one["type"] for one in made.manifest("rows", "canonical_rows").details["records"]["schema"]["columns"]] == [
+        "integer", "decimal",
+    ]  # fmt: skip
+    assert after == before
+
+
+def test_json_numbers_keep_their_digits_and_absent_keys_stay_absent(tmp_path: Path) -> None:
+    content = b'{"a":42.50,"b":1180591620717411303424}\n{"a":1,"b":null,"c":[1,2.50]}\n'
+
+    made = Road(tmp_path).one("rows.jsonl", content, records(), splits={"test": 0}).build(only=TO_EXAMPLES)
+
+    rows = [row["record"] for row in made.rows_of("rows", "canonical_rows", file="rows")]
+    assert rows == ['{"a":42.50,"b":1180591620717411303424}', '{"a":1,"b":null,"c":[1,2.50]}']
+    assert [(one.type, one.nullable, one.required) for one in schema_of(made).columns] == [
+        ("decimal", False, True), ("integer", True, True), ("json", False, False),
+    ]  # fmt: skip
+
+
+def test_parquet_keeps_its_types(tmp_path: Path) -> None:
+    import datetime as dt
+    import io
+    from decimal import Decimal
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table(
+        {
+            "i": pa.array([1, None], pa.int64()),
+            "f": pa.array([18.0, 1e-12]),
+            "d": pa.array([Decimal("42.50"), Decimal("1.00")], pa.decimal128(9, 2)),
+            "t": pa.array([dt.date(2024, 1, 15), dt.date(2024, 1, 16)]).cast(pa.timestamp("us")),
+            "l": pa.array([[1, 2], []], pa.list_(pa.int32())),
+        }
+    )
+    sink = io.BytesIO()
+    pq.write_table(table, sink)
+
+    made = Road(tmp_path).one("rows.parquet", sink.getvalue(), records(), splits={"test": 0}).build(only=TO_EXAMPLES)
+
+    assert [one.type for one in schema_of(made).columns] == ["integer", "float", "decimal", "datetime", "list"]
+    rows = [row["record"] for row in made.rows_of("rows", "canonical_rows", file="rows")]
+    assert rows[0] == '{"i":1,"f":18.0,"d":42.50,"t":"2024-01-15T00:00:00","l":[1,2]}'
+    assert rows[1] == '{"i":null,"f":1e-12,"d":1.00,"t":"2024-01-16T00:00:00","l":[]}'
+
+
+# ── Rejects and the ledger ─────────────────────────────────────────────────────────────────────────
+
+
+def test_rows_without_group_or_readable_order_are_rejected_with_their_reasons(tmp_path: Path) -> None:
+    rows = [
+        {"g": "a", "t": 1},
+        {"g": None, "t": 2},
+        {"t": 3},
+        {"g": "a", "t": None},
+        {"g": "a", "t": "soon"},
+        {"g": "a", "t": 4},
+    ]
+    form = records(
+        data={"group_training_examples_by": "g", "order_training_examples_by": "t"},
+        time_series={"is_timeseries": True, "timestamp_format": "elapsed_seconds"},
+    )
+
+    made = Road(tmp_path).one("rows.jsonl", rows, form, splits={"test": 0}).build(only=TO_EXAMPLES)
+
+    assert made.rejects() == [(1, "group_missing"), (2, "group_missing"), (3, "order_missing"), (4, "order_unparsable")]
+
+
+def test_row_is_assembled_left_out_or_rejected_and_tokens_add_up(tmp_path: Path) -> None:
+    form = {
+        "training": {"num_input_records_to_sample": 25},
+        "assembly": {"on_overflow": "reject", "max_seq_length": 400},
+    }
+    rows = [*purchases(60), {**purchases(1)[0], "note": "word " * 300}]
+    road = Road(tmp_path)
+    source = {"train_urls": [road.write("table.csv", as_csv(rows))]}
+    road.recipe({"rows": {"source": source, "format": records(**form), "splits": {"test": 0}}}, seq_len=2048)
+
+    made = road.build(only=TO_EXAMPLES)
+
+    manifest = made.manifest("rows", "tokenized_examples")
+    assert sorted(manifest.ledger) == [("kept", "", 25), ("not_sampled", "", 35), ("rejected", "record_overflow", 1)]
+    assert made.rejects() == [(60, "record_overflow")]
+    shown = [row for one in made.examples() for row in one["row_ids"]]
+    assert len(shown) == len(set(shown)) == 25
+    assert sum(tokens for _, _, tokens in manifest.token_ledger) == sum(one["tokens"] for one in made.examples())
+    assert {name: count for _, name, count in manifest.token_ledger if count}.keys() == {"trained", "context"}
+
+
+def test_resampled_rows_are_shown_again_under_names_of_their_own(tmp_path: Path) -> None:
+    made = built(tmp_path, {"training": {"num_input_records_to_sample": 150}, "data": {"max_sequences_per_example": 1}})
+
+    examples = made.examples()
+    names = [one["example_id"] for one in examples]
+    assert len(names) == len(set(names)) == 150
+    assert {name.rsplit("#", 1)[1] for name in names} == {"0", "1", "2"}
+    assert sorted({one["pass"] for one in examples}) == [0, 1, 2]
+
+
+# ── What does not fit ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_group_that_does_not_fit_stops_the_build_before_any_file_of_tokens(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+    source = {"train_urls": [road.write("table.csv", as_csv(purchases(60, customers=6)))]}
+    form = records(**grouped(), assembly={"max_seq_length": 300})
+    road.recipe({"rows": {"source": source, "format": form, "splits": {"test": 0}}}, seq_len=2048)
+
+    with pytest.raises(ContextOverflowError, match="6 groups do not fit: customer='C-00") as caught:
+        road.build(only=TO_EXAMPLES)
+
+    assert isinstance(caught.value, GenerationError)
+    assert "limit 300" in str(caught.value)
+    assert "format.assembly.on_overflow: split" in str(caught.value)
+    written = [path for path in (road.store / "road" / "rows" / "tokenized_examples").rglob("*") if path.is_file()]
+    # The ids of the records are kept; they are those of any plan.
+    assert sorted(path.name for path in written) == [".lock", "part.json", "tokens.parquet"]
+
+
+def test_build_after_one_that_did_not_fit_encodes_nothing_again(tmp_path: Path) -> None:
+    table = as_csv(purchases(60, customers=6))
+
+    def made_in(road: Road, assembly: dict[str, Any]) -> Built:
+        source = {"train_urls": [road.write("table.csv", table)]}
+        form = records(**grouped(), assembly={"max_seq_length": 300, **assembly})
+        road.recipe({"rows": {"source": source, "format": form, "splits": {"test": 0}}}, seq_len=2048)
+        return road.build(only=TO_EXAMPLES)
+
+    with pytest.raises(ContextOverflowError):
+        made_in(Road(tmp_path), {})
+    again = made_in(Road(tmp_path), {"on_overflow": "split"})
+    fresh = made_in(Road(tmp_path / "fresh"), {"on_overflow": "split"})
+
+    key = ("rows", "tokenized_examples")
+    assert (again.report(*key).rows_made, fresh.report(*key).rows_made) == (0, 60)
+    assert again.manifest(*key).version == fresh.manifest(*key).version
+    assert again.examples() == fresh.examples()
+
+
+def test_overflow_names_the_group_its_tokens_and_the_limit_to_the_token(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+    rows = [{"customer": "C-001", "n": "1"}, *({"customer": "C-002", "n": str(n)} for n in range(40))]
+    source = {"train_urls": [road.write("table.csv", as_csv(rows))]}
+    road.recipe(
+        {
+            "rows": {
+                "source": source,
+                "format": records(**grouped(order=None), prompt={"style": "names"}),
+                "splits": {"test": 0},
+            }
+        },
+        seq_len=300,
+    )
+
+    with pytest.raises(ContextOverflowError) as caught:
+        road.build(only=TO_EXAMPLES)
+
+    prompt = len(TOKENIZER.encode("customer, n\n").ids)
+    tokens = sum(len(TOKENIZER.encode(f'{{"customer":"C-002","n":{n}}}\n').ids) for n in range(40))
+    wanted = (
+        f"1 group does not fit: customer='C-002' needs {prompt + 2 + tokens} tokens (prompt {prompt}, BOS/EOS 2, "
+        f"40 records {tokens}), limit 300"
+    )
+    assert wanted in str(caught.value)
+
+
+def test_group_too_large_is_cut_between_records_where_that_is_allowed(tmp_path: Path) -> None:
+    form = {**grouped(), "assembly": {"on_overflow": "split", "max_seq_length": 300}}
+
+    made = built(tmp_path, form)
+
+    assert max(one["tokens"] for one in made.examples()) <= 300
+    parsed = read_back(made, TOKENIZER, form)
+    assert as_written(parsed, schema_of(made)) == cells(purchases(60), schema_of(made).names)
+
+
+def test_prompt_that_leaves_no_room_names_its_widest_columns(tmp_path: Path) -> None:
+    rows = [{"a": "1", "a column with a very long name that nobody reads": "2"}]
+    road = Road(tmp_path).one("table.csv", as_csv(rows), records(), splits={"test": 0})
+    road.recipe(road_datasets(road), seq_len=24)
+
+    with pytest.raises(ContextOverflowError, match="widest columns are a column with a very long name"):
+        road.build(only=TO_EXAMPLES)
+
+
+def road_datasets(road: Road) -> dict[str, Any]:
+    import yaml
+
+    datasets: dict[str, Any] = yaml.safe_load(road.config.read_text(encoding="utf-8"))["datasets"]
+    return datasets
+
+
+# ── Order and time ─────────────────────────────────────────────────────────────────────────────────
+
+
+def series(folder: Path, times: list[str], **time_series: Any) -> Built:
+    rows = [{"t": time, "v": str(i)} for i, time in enumerate(times)]
+    form = records(data={"order_training_examples_by": "t"}, time_series={"is_timeseries": True, **time_series})
+    return Road(folder).one("table.csv", as_csv(rows), form).build(only=TO_EXAMPLES)
+
+
+def test_dates_that_two_formats_read_otherwise_are_a_question_to_the_user(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"%d/%m/%Y and %m/%d/%Y both read"):
+        series(tmp_path, ["01/02/2024", "02/02/2024"])
+
+
+def test_dates_of_one_reading_order_the_series(tmp_path: Path) -> None:
+    made = series(tmp_path, ["25/02/2024", "01/02/2024", "13/01/2024"])
+
+    assert known(made)["order"] == "%d/%m/%Y"
+    [text] = trained_texts(made, TOKENIZER)
+    assert [text.index(f'"v":{i}') for i in (2, 1, 0)] == sorted(text.index(f'"v":{i}') for i in range(3))
+
+
+def test_times_of_day_keep_their_order_and_roll_over_midnight(tmp_path: Path) -> None:
+    made = series(tmp_path, ["22:00", "23:00", "00:00", "01:00"], timestamp_interval_seconds=3600)
+
+    assert made.manifest("rows", "canonical_rows").facts["interval_mismatch"] == 0
+    [text] = trained_texts(made, TOKENIZER)
+    assert [text.index(f'"v":{i}') for i in range(4)] == sorted(text.index(f'"v":{i}') for i in range(4))
+
+
+def test_interval_is_found_where_it_is_constant_and_its_breach_is_a_finding(tmp_path: Path) -> None:
+    hours = [f"2024-01-01T{hour:02d}:00:00" for hour in range(10)]
+
+    found = series(tmp_path / "found", hours)
+    broken = series(tmp_path / "broken", [*hours, "2024-01-02T00:00:00"], timestamp_interval_seconds=3600)
+
+    assert known(found)["interval_seconds"] == "3600"
+    assert broken.manifest("rows", "canonical_rows").facts["interval_mismatch"] == 0.1
+    assert known(series(tmp_path / "no", [*hours, "2024-01-02T00:00:00"]))["interval_seconds"] is None
+
+
+def test_lone_series_stays_in_train(tmp_path: Path) -> None:
+    rows = [{"g": "only", "t": str(i)} for i in range(50)]
+    form = records(
+        data={"group_training_examples_by": "g", "order_training_examples_by": "t"}, time_series={"is_timeseries": True}
+    )
+
+    made = Road(tmp_path).one("table.csv", as_csv(rows), form, splits={"test": 0.99}).build(only=TO_EXAMPLES)
+
+    assert made.manifest("rows", "canonical_rows").facts["splits"] == {"train": 50}
+
+
+# ── Splits ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def splits_of(made: Built) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for row in made.rows_of("rows", "canonical_rows", file="rows"):
+        found.setdefault(row["group_key"], set()).add(row["split"])
+    return found
+
+
+def test_groups_are_never_in_two_splits_and_exact_splits_have_their_rows(tmp_path: Path) -> None:
+    by_hash = built(tmp_path / "hash", grouped(), 600, seq_len=8192, splits={"test": 0.25})
+    exact = built(tmp_path / "exact", grouped(), 600, seq_len=8192, splits={"test": 100, "validation": 50})
+
+    assert all(len(splits) == 1 for splits in {**splits_of(by_hash), **splits_of(exact)}.values())
+    assert exact.manifest("rows", "canonical_rows").facts["splits"] == {"test": 100, "train": 450, "validation": 50}
+    assert len(read_back(exact, TOKENIZER, grouped())) == len(exact.examples())
+
+
+def test_equal_rows_of_a_table_stay_in_one_split_and_are_no_copies(tmp_path: Path) -> None:
+    rows = [{"a": str(i % 100)} for i in range(400)]
+
+    made = Road(tmp_path).one("table.csv", as_csv(rows), records(), splits={"test": 0.3}).build(only=TO_EXAMPLES)
+
+    assert made.manifest("rows", "canonical_rows").facts["kept"] == 400
+    found: dict[str, set[str]] = {}
+    for row in made.rows_of("rows", "canonical_rows", file="rows"):
+        found.setdefault(row["record"], set()).add(row["split"])
+    assert {len(splits) for splits in found.values()} == {1}
+
+
+# ── Privacy ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_private_examples_hold_one_unit_and_sequences_one_example(tmp_path: Path, mode: str) -> None:
+    made = built(tmp_path, {**MODES[mode], "privacy": {"dp_enabled": True}}, only=())
+
+    units = [one["input_ids"].count(known(made)["frame"]["bos_id"]) for one in made.examples()]
+    assert set(units) == {1}
+    assert mode == "grouped" or {len(one["row_ids"]) for one in made.examples()} == {1}
+    facts = made.manifest("rows", "packed_shards").facts
+    assert facts["sequences"] == facts["segments"] == len(made.examples())
+    assert made.manifest("rows", "tokenized_examples").files("prefill") == []
+    assert planned(made.project).options["privacy_unit"] == ("group" if mode == "grouped" else "record")
+
+
+def test_private_resampling_beyond_the_records_is_refused(tmp_path: Path) -> None:
+    form = {"privacy": {"dp_enabled": True}, "training": {"num_input_records_to_sample": 61}}
+
+    with pytest.raises(ConfigError, match="61 of 60 train records under privacy"):
+        built(tmp_path, form)
+
+
+# ── Reuse and determinism ──────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.slow
+def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path) -> None:
+    datasets = {
+        mode: {
+            "source": {"train_urls": [f"data/{mode}.csv"]},
+            "format": records(**form),
+            "filters": {"deduplicate": "off"},
+        }
+        for mode, form in MODES.items()
+    }
+    versions: list[dict[str, str]] = []
+    for workers in (1, 2):
+        road = Road(tmp_path / str(workers))
+        for mode in MODES:
+            road.write(f"{mode}.csv", as_csv([{**row, "kind": mode} for row in purchases(1200, customers=60)]))
+        road.recipe(datasets, seq_len=4096, execution={"workers": workers})
+        versions.append(road.build().versions())
+
+    assert versions[0] == versions[1]
+
+
+def test_appended_rows_are_encoded_and_earlier_ones_are_not(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+    source = {"train_urls": [road.write("table.csv", as_csv(purchases(1500)))]}
+    road.recipe({"rows": {"source": source, "format": records(), "splits": {"test": 0}}}, seq_len=2048)
+    first = road.build(only=TO_EXAMPLES).report("rows", "tokenized_examples")
+    road.write("table.csv", as_csv(purchases(1510)))
+
+    made = road.build(only=TO_EXAMPLES)
+
+    assert first.rows_made == 1500
+    assert 10 <= made.report("rows", "tokenized_examples").rows_made <= 512 + 10
+    assert sum(len(one["row_ids"]) for one in made.examples()) == 1510
+
+
+def test_another_seed_gives_other_examples_of_the_same_ids(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+    source = {"train_urls": [road.write("table.csv", as_csv(purchases(600)))]}
+    datasets = {"rows": {"source": source, "format": records(), "splits": {"test": 0}}}
+    one = road.recipe(datasets, seq_len=2048).build(only=TO_EXAMPLES)
+    other = road.recipe(datasets, seq_len=2048, seed=1).build(only=TO_EXAMPLES)
+
+    assert other.report("rows", "tokenized_examples").rows_made == 0
+    assert [e["row_ids"] for e in one.examples()] != [e["row_ids"] for e in other.examples()]
+    assert not other.report("rows", "tokenized_examples").reused
+
+
+def test_budgets_of_train_series_lie_between_seven_tenths_and_the_room(tmp_path: Path) -> None:
+    rows = [{"g": f"g{i // 200}", "t": str(i), "v": f"{i * 37 % 100}.5"} for i in range(1000)]
+    form = records(
+        data={"group_training_examples_by": "g", "order_training_examples_by": "t", "max_sequences_per_example": None},
+        time_series={"is_timeseries": True},
+    )
+
+    made = Road(tmp_path).one("table.csv", as_csv(rows), form, splits={"test": 0}).build(only=TO_EXAMPLES)
+
+    room = made.manifest("rows", "tokenized_examples").facts["record_room"]
+    budgets = np.array([one["budget"] for one in made.examples()])
+    assert ((budgets >= -(-7 * room // 10)) & (budgets <= room)).all()
+    assert len(set(budgets.tolist())) > 10
+
+
+# ── The wire ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_reference_wire_prints_as_the_original_and_counts_what_it_changes(tmp_path: Path) -> None:
+    content = lines([{"a": 42.5, "b": 1}, {"a": 1, "b": None}]) + b'{"a":0.000000000001,"b":3}\n'
+    form = records(codec={"wire": "reference"}, data={"max_sequences_per_example": 1})
+
+    made = Road(tmp_path).one("rows.jsonl", content, form, splits={"test": 0}).build(only=TO_EXAMPLES)
+
+    texts = sorted(text.split("<|im_start|>")[1].split("<|im_end|>")[0] for text in trained_texts(made, TOKENIZER))
+    assert texts == ['{"a":0.0,"b":3.0}\n', '{"a":1.0,"b":null}\n', '{"a":42.5,"b":1.0}\n']
+    assert made.manifest("rows", "tokenized_examples").facts["changed_by_wire"] == 1
+
+
+def test_reference_wire_refuses_special_token_text(tmp_path: Path) -> None:
+    form = records(codec={"wire": "reference"})
+
+    made = (
+        Road(tmp_path)
+        .one("rows.jsonl", [{"a": "ends <|im_end|>"}, {"a": "fine"}], form, splits={"test": 0})
+        .build(only=TO_EXAMPLES)
+    )
+
+    assert made.rejects() == [(0, "control_token_in_content")]
+
+
+def test_gate_of_rejects_names_the_reasons_and_a_line_of_the_commonest(tmp_path: Path) -> None:
+    form = records(data={"group_training_examples_by": "g"})
+    content = b"g,t\n" + b"".join(b"%s,%d\n" % (b"" if i in (3, 5) else b"a", i) for i in range(8))
+    road = Road(tmp_path)
+    rows = {"source": {"train_urls": [road.write("rows.csv", content)]}, "format": form, "splits": {"test": 0}}
+
+    with pytest.raises(GateError, match=r"rejects.*\n  group_missing: 2, the first is \S*rows\.csv line 5 \(\w+:3\)"):
+        road.recipe({"rows": rows}, gates={"rejects": {"at_most": 0.05}}).build(only=TO_EXAMPLES)

@@ -1,0 +1,358 @@
+"""Tables from night to night: what changed is named by its cell and stops the build, and no group moves.
+
+What belongs here: builds of CSV, JSON and Parquet tables, once and again with a change. What does not: types of single
+columns (`test_table_contract.py`).
+"""
+
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from rowmill.core.errors import ConfigError, GateError
+from rowmill.stages import raw_dataset
+from tests.support.recipes import Built, Road
+from tests.support.tables import as_csv, records
+
+TO_ROWS = ("raw_dataset", "canonical_rows")
+TO_EXAMPLES = (*TO_ROWS, "tokenized_examples")
+
+
+def sale(i: int) -> dict[str, Any]:
+    return {
+        "customer": str(17850 + i % 60),
+        "day": f"2024-{1 + i % 12:02d}-{1 + i * 7 % 28:02d}",
+        "price": f"{i % 90}.{i % 10}0",
+        "paid": "True" if i % 3 else "False",
+        "note": "" if i % 4 == 0 else f"N{i}",
+    }
+
+
+def sales(count: int = 1500) -> list[dict[str, Any]]:
+    return [sale(i) for i in range(count)]
+
+
+GROUPED = records(data={"group_training_examples_by": "customer", "order_training_examples_by": "day"})
+
+
+def project(
+    folder: Path, content: bytes, form: dict[str, Any] = GROUPED, name: str = "sales.csv", **source: Any
+) -> Road:
+    road = Road(folder)
+    urls = {"train_urls": [road.write(name, content)]}
+    return road.recipe({"rows": {"source": urls | source, "format": form, "splits": {"test": 0.2}}}, seq_len=2048)
+
+
+def rows_of(built: Built) -> list[dict[str, Any]]:
+    return built.rows_of("rows", "canonical_rows", file="rows")
+
+
+def splits_of(built: Built) -> dict[str, str]:
+    return {row["group_key"]: row["split"] for row in rows_of(built)}
+
+
+def types_of(built: Built) -> dict[str, str]:
+    told = built.manifest("rows", "canonical_rows").details["records"]["schema"]["columns"]
+    return {one["name"]: one["type"] for one in told}
+
+
+def facts_of(built: Built) -> dict[str, Any]:
+    return built.manifest("rows", "canonical_rows").facts
+
+
+# ── A night that changes something ─────────────────────────────────────────────────────────────────
+
+
+def with_columns(rows: list[dict[str, Any]], **added: str) -> list[dict[str, Any]]:
+    return [{**row, **added} for row in rows]
+
+
+NIGHTS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "a group of another type": (
+        lambda rows: as_csv([*rows, {**sale(1), "customer": "guest"}]),
+        ("customer is integer, which 1 value does not fit: 'guest' (data/sales.csv line 1502)",),
+    ),
+    "a word in a column of numbers": (
+        lambda rows: as_csv([*rows, {**sale(1), "price": "NA"}]),
+        ("price is number, which 1 value does not fit: 'NA' (data/sales.csv line 1502)",),
+    ),
+    "another date format": (
+        lambda rows: as_csv([*rows, {**sale(1), "day": "13/02/2024"}]),
+        ("day is date as iso8601, which 1 value does not fit: '13/02/2024' (data/sales.csv line 1502)",),
+    ),
+    "codes that begin with 0": (
+        lambda rows: as_csv([*rows, {**sale(1), "customer": "017850"}]),
+        ("customer is integer, which 1 value does not fit: '017850' (data/sales.csv line 1502)",),
+    ),
+    "a new column": (
+        lambda rows: as_csv(with_columns(rows, channel="web")),
+        ("channel is new: the contract has no such column: 'web' (data/sales.csv line 2)",),
+    ),
+    "a missing column": (
+        lambda rows: as_csv([{name: row[name] for name in row if name != "note"} for row in rows]),
+        ("note is missing from every record (data/sales.csv line 2)",),
+    ),
+    "another delimiter": (
+        lambda rows: as_csv(rows).replace(b",", b";"),
+        ("the header is separated by ';', and the contract says ',' (data/sales.csv line 1)",),
+    ),
+    "another decimal sign": (
+        lambda rows: as_csv([{**row, "price": row["price"].replace(".", ",")} for row in rows]),
+        ("price is number, which 1,500 values do not fit: '0,00' (data/sales.csv line 2)",),
+    ),
+}
+
+
+@pytest.mark.parametrize("night", NIGHTS)
+def test_night_that_changes_a_table_stops_with_its_cell_and_moves_no_group(tmp_path: Path, night: str) -> None:
+    change, said = NIGHTS[night]
+    road = project(tmp_path, as_csv(sales()))
+    before = splits_of(road.build(only=TO_ROWS))
+    road.write("sales.csv", change(sales()))
+
+    after = road.build(only=TO_ROWS)
+    with pytest.raises(GateError) as caught:
+        road.build(only=TO_EXAMPLES)
+
+    assert {"train", "test"} == set(before.values())
+    assert all(before[group] == split for group, split in splits_of(after).items())
+    assert [line.strip() for line in str(caught.value).splitlines()[1:]][: len(said)] == list(said)
+    assert "rowmill advise road --write" in str(caught.value)
+
+
+def test_change_stays_a_change_until_it_is_mended(tmp_path: Path) -> None:
+    road = project(tmp_path, as_csv(sales()))
+    road.build(only=TO_ROWS)
+    for rows in (sales(), sales(1501)):
+        road.write("sales.csv", as_csv([*rows, {**sale(1), "customer": "guest"}]))
+        assert facts_of(road.build(only=TO_ROWS))["table_drift"] == 1
+
+    road.write("sales.csv", as_csv(sales(1502)))
+
+    assert facts_of(road.build(only=TO_ROWS))["table_drift"] == 0
+
+
+def test_night_of_more_rows_of_the_same_kind_is_no_change_and_moves_no_group(tmp_path: Path) -> None:
+    road = project(tmp_path, as_csv(sales()))
+    before = splits_of(road.build(only=TO_ROWS))
+    road.write("sales.csv", as_csv(sales(1700)))
+
+    after = road.build(only=TO_ROWS)
+
+    assert facts_of(after)["table_drift"] == 0
+    assert splits_of(after) == before
+
+
+def test_groups_are_held_out_alike_whatever_type_their_column_has(tmp_path: Path) -> None:
+    texts = project(tmp_path / "texts", as_csv([*sales(), *({**sale(i), "customer": f"C{i}"} for i in range(60))]))
+    numbers = project(tmp_path / "numbers", as_csv(sales()))
+
+    of_texts, of_numbers = texts.build(only=TO_ROWS), numbers.build(only=TO_ROWS)
+
+    assert (types_of(of_texts)["customer"], types_of(of_numbers)["customer"]) == ("string", "integer")
+    assert {key: split for key, split in splits_of(of_texts).items() if "C" not in key} == splits_of(of_numbers)
+
+
+def test_json_value_of_another_type_is_a_change_and_its_record_a_reject(tmp_path: Path) -> None:
+    rows = [{"g": i % 9, "v": i} for i in range(40)]
+    road = project(tmp_path, b"", records(data={"group_training_examples_by": "g"}), name="rows.jsonl")
+    road.write("rows.jsonl", rows)
+    before = splits_of(road.build(only=TO_ROWS))
+    road.write("rows.jsonl", [*rows, {"g": "guest", "v": 1}])
+
+    after = road.build(only=TO_ROWS)
+
+    assert facts_of(after)["table_drift"] == 1
+    assert after.manifest("rows", "canonical_rows").samples["table_drift"] == (
+        "g is integer, which 1 value does not fit: 'guest' (data/rows.jsonl line 41)",
+    )
+    assert splits_of(after) == before
+
+
+def test_change_that_is_waived_is_built_on_with_the_contract_as_it_was(tmp_path: Path) -> None:
+    road = project(tmp_path, as_csv(sales()))
+    road.build(only=TO_ROWS)
+    road.write("sales.csv", as_csv([*with_columns(sales(), channel="web"), {**sale(1), "channel": "shop"}]))
+    settings = yaml.safe_load(road.config.read_text(encoding="utf-8"))
+    waiver = {"law": "table_drift", "dataset": "rows", "at_most": 1, "reason": "the channel is not to be trained"}
+    road.recipe(settings["datasets"], seq_len=2048, gates={**settings["gates"], "waivers": [waiver]})
+
+    made = road.build(only=TO_EXAMPLES)
+
+    assert "channel" not in types_of(made)
+    assert len(rows_of(made)) == 1501
+
+
+# ── The first build ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_words_and_ways_of_writing_make_no_column_of_numbers_text(tmp_path: Path) -> None:
+    rows = [{"a": f"{i}.5", "b": f"{i}.25", "c": str(i), "d": str(i), "e": "True"} for i in range(40)]
+    odd = {"a": ".2", "b": "1e-05", "c": "NA", "d": "True", "e": "false"}
+
+    made = project(tmp_path, as_csv([*rows, odd, {**odd, "d": "7"}]), records()).build(only=TO_ROWS)
+
+    assert types_of(made) == {"a": "decimal", "b": "decimal", "c": "integer", "d": "integer", "e": "boolean"}
+    assert rows_of(made)[-1]["record"] == '{"a":0.2,"b":0.00001,"c":null,"d":7,"e":false}'
+    manifest = made.manifest("rows", "canonical_rows")
+    assert ("rejected", "type_mismatch", 1) in manifest.ledger
+    assert manifest.samples["type_mismatch"] == ("d: 'True' (data/sales.csv line 42)",)
+
+
+def test_word_among_the_numbers_that_order_is_no_value_and_the_others_keep_their_order(tmp_path: Path) -> None:
+    rows = [{"g": "A", "t": str(t), "v": "x"} for t in (3, 12, 1, 10, 2)] + [{"g": "B", "t": "NA", "v": "x"}]
+    form = records(data={"group_training_examples_by": "g", "order_training_examples_by": "t"})
+
+    made = project(tmp_path, as_csv(rows), form).build(only=TO_EXAMPLES)
+
+    assert ("rejected", "order_missing", 1) in made.manifest("rows", "canonical_rows").ledger
+    assert made.manifest("rows", "canonical_rows").details["records"]["order"] == "elapsed_seconds"
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl"])
+def test_text_that_orders_nothing_is_refused_in_csv_as_in_json(tmp_path: Path, name: str) -> None:
+    rows = [{"g": "A", "t": text} for text in ("early", "late", "noon")]
+    content = as_csv(rows) if name.endswith(".csv") else b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    form = records(data={"group_training_examples_by": "g", "order_training_examples_by": "t"})
+
+    with pytest.raises(ConfigError, match="column 't' is text that no known format of times reads, such as 'early'"):
+        project(tmp_path, content, form, name=name).build(only=TO_ROWS)
+
+
+def test_months_by_name_come_in_the_order_of_the_calendar(tmp_path: Path) -> None:
+    rows = [{"g": "A", "t": text} for text in ("Jan 2024", "Dec 2023", "Apr 2024")]
+    form = records(data={"group_training_examples_by": "g", "order_training_examples_by": "t"})
+
+    made = project(tmp_path, as_csv(rows), form).build(only=TO_ROWS)
+
+    ordered = sorted(rows_of(made), key=lambda row: int(row["order_key"]))
+    assert [json.loads(row["record"])["t"] for row in ordered] == ["Dec 2023", "Jan 2024", "Apr 2024"]
+
+
+def test_repeated_key_of_json_is_a_reject(tmp_path: Path) -> None:
+    content = b'{"a":1,"a":2}\n{"a":3}\n{"a":{"b":1,"b":1}}\n{"a":1,"a" : 2}\n{"a" :1,"a":2,"b":"\\":"}\n'
+
+    made = project(tmp_path, content, records(), name="rows.jsonl").build(only=TO_ROWS)
+
+    assert [row["record"] for row in rows_of(made)] == ['{"a":3}']
+    assert ("rejected", "duplicate_column", 4) in made.manifest("rows", "canonical_rows").ledger
+
+
+# ── Files ──────────────────────────────────────────────────────────────────────────────────────────
+
+SERIES = {"time_series": {"is_timeseries": True}}
+
+
+def readings(folder: Path, groups: Any, *, files: int = 3) -> Road:
+    """Write sensors' files whose times interleave, and a recipe of their series."""
+    road = Road(folder)
+    for number in range(files):
+        rows = [{"t": str(10 * t + number), "v": str(number)} for t in range(8)]
+        road.write(f"sensor{number}.csv", as_csv(rows))
+    data = {"order_training_examples_by": "t", "group_training_examples_by": groups}
+    source = {"train_urls": ["data/*.csv"]}
+    return road.recipe({"rows": {"source": source, "format": records(data=data, **SERIES), "splits": {"test": 0.4}}})
+
+
+def test_series_of_several_files_without_a_group_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the rows of 3 files \(data/sensor0\.csv, .*\{file: true\} if each file is"):
+        readings(tmp_path, None).build(only=TO_ROWS)
+
+
+def test_each_file_is_a_series_of_its_own_in_one_split(tmp_path: Path) -> None:
+    made = readings(tmp_path, {"file": True}, files=6).build(only=TO_EXAMPLES)
+
+    files = {f'"data/sensor{number}.csv"': str(number) for number in range(6)}
+    assert {row["group_key"]: json.loads(row["record"])["v"] for row in rows_of(made)} == {
+        key: int(value) for key, value in files.items()
+    }
+    assert all(len(one["group_keys"]) == 1 for one in made.examples())
+    assert {key for one in made.examples() for key in one["group_keys"]} == set(files)
+    by_group: dict[str, set[str]] = {}
+    for row in rows_of(made):
+        by_group.setdefault(row["group_key"], set()).add(row["split"])
+    assert {len(splits) for splits in by_group.values()} == {1}
+    assert {"train", "test"} == {split for splits in by_group.values() for split in splits}
+
+
+def test_files_of_one_series_are_one_where_the_recipe_says_so(tmp_path: Path) -> None:
+    made = readings(tmp_path, {"file": False}).build(only=TO_EXAMPLES)
+
+    assert {one["split"] for one in rows_of(made)} == {"train"}
+    assert made.manifest("rows", "canonical_rows").facts["groups"] == 1
+
+
+def test_files_group_records_that_are_no_series(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+    for name in ("a", "b"):
+        road.write(f"{name}.csv", as_csv([{"v": f"{name}{i}"} for i in range(4)]))
+    form = records(data={"group_training_examples_by": {"file": True}, "max_sequences_per_example": 1})
+    road.recipe({"rows": {"source": {"train_urls": ["data/*.csv"]}, "format": form, "splits": {"test": 0}}})
+
+    made = road.build(only=TO_EXAMPLES)
+
+    assert sorted(one["group_keys"] for one in made.examples()) == [['"data/a.csv"'], ['"data/b.csv"']]
+    assert {len(one["row_ids"]) for one in made.examples()} == {4}
+
+
+@pytest.mark.parametrize("groups", [{"file": "yes"}, {"files": True}, {}, {"file": True, "a": 1}])
+def test_group_that_is_neither_column_nor_file_says_what_can_be(tmp_path: Path, groups: Any) -> None:
+    with pytest.raises(ConfigError, match=r"must be a column's name, a list of them, \{file: true\}, or null"):
+        _ = readings(tmp_path, groups).project
+
+
+# ── Floats that JSON has no numbers for ────────────────────────────────────────────────────────────
+
+
+def parquet(**columns: Any) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.table(columns), sink)
+    return sink.getvalue()
+
+
+def test_floats_of_parquet_that_are_no_numbers_are_kept_and_counted(tmp_path: Path) -> None:
+    values = [1.5, math.nan, math.inf, -math.inf, None]
+    content = parquet(
+        a=pa.array(values, from_pandas=False), b=pa.array(values, pa.float16()), c=[[1.0], [math.nan], [], None, [2.5]]
+    )
+
+    made = project(tmp_path, content, records(), name="rows.parquet").build(only=TO_ROWS)
+
+    assert [row["record"] for row in rows_of(made)] == [
+        '{"a":1.5,"b":1.5,"c":[1.0]}',
+        '{"a":"NaN","b":"NaN","c":["NaN"]}',
+        '{"a":"Infinity","b":"Infinity","c":[]}',
+        '{"a":"-Infinity","b":"-Infinity","c":null}',
+        '{"a":null,"b":null,"c":[2.5]}',
+    ]
+    assert (facts_of(made)["non_finite"], facts_of(made)["table_drift"]) == (6, 0)
+    assert types_of(made) == {"a": "float", "b": "float", "c": "list"}
+
+
+def test_text_of_other_kinds_keeps_null_for_them(tmp_path: Path) -> None:
+    content = parquet(text=["one two three", "four five six"], score=[math.nan, 1.0])
+    road = Road(tmp_path).one("rows.parquet", content, {"kind": "text"})
+
+    [part] = road.build(only=TO_ROWS[:1]).manifest("rows", "raw_dataset").details["scans"][0]["parts"]
+
+    assert Path(part["staged"]).read_text(encoding="utf-8").splitlines()[0] == '{"text":"one two three","score":null}'
+
+
+def test_other_kinds_of_data_know_nothing_of_tables(tmp_path: Path) -> None:
+    rows = as_csv([{"prompt": f"what {i}", "answer": f"that {i}"} for i in range(20)])
+    pairs = {"kind": "supervised", "input_field": "prompt", "output_field": "answer"}
+
+    made = Road(tmp_path).one("rows.csv", rows, pairs).build(only=TO_ROWS)
+
+    # A fact, an option or a digest more would give all their recipes other versions.
+    assert not {"table_drift", "type_mismatch", "non_finite"} & facts_of(made).keys()
+    assert not {"table_drift", "type_mismatch"} & {one.law for one in made.steps["rows", "canonical_rows"][1]}
+    assert set(made.manifest("rows", "raw_dataset").card) == {"parts"}
+    identity = raw_dataset.identify_raw_dataset(made.project.recipe, "rows")
+    assert not {"delimiter", "quote"} & identity["source"].keys()

@@ -1,0 +1,533 @@
+"""Exports of a whole build: read back as the examples that went in, the same bytes however they were made, or none.
+
+What belongs here: laws of every kind, by builds. What does not: single bytes of a format (`test_export_vector.py`),
+recipes that are refused (`test_export_options.py`).
+"""
+
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rowmill.build import runner
+from rowmill.core.errors import ConfigError, IntegrityError
+from rowmill.executors import local
+from rowmill.exports import Exported, open_export, read_datums
+from rowmill.recipe.recipe import Execution
+from rowmill.stages.exports import locate_export
+from tests.support import export_readers as readers
+from tests.support.export_readers import Segment
+from tests.support.recipes import CHAT, PAIR, TEXT, Built, Road, chat, document, pair, write_tokenizer
+
+SEQ_LEN = 256
+HOSTILE = (
+    "../x",
+    "/x",
+    ".",
+    "..",
+    "",
+    "a/b",
+    "A",
+    "a",
+    "x" * 300,
+    "x" * 301,
+    "nul\0nul",
+    "ümlaut",
+    "__default__",
+    7,
+    None,
+)
+"""Domains as records may hold them; the last three and the empty one are no domain."""
+
+ALWAYS: dict[str, dict[str, Any]] = {
+    "native": {"kind": "native", "shard_sequences": 7},
+    "packed": {"kind": "hf", "unit": "packed"},
+    "saved": {"kind": "hf", "arrow": True, "shard_bytes": 8000},
+    "unpacked": {"kind": "hf", "shard_sequences": 7},
+    "axolotl": {"kind": "axolotl", "sequence_len": SEQ_LEN},
+    "json": {"kind": "axolotl", "ds_type": "json"},
+    "river": {"kind": "astrai_bin", "max_tokens_per_shard": 900},
+    "tinker": {"kind": "tinker", "shard_sequences": 5},
+    "bridge": {"kind": "megatron_bridge", "shard_sequences": 11},
+    "padded": {"kind": "megatron_bridge", "pad_segments_to": 8},
+    "olmo": {"kind": "olmo_core", "shard_sequences": 9},
+}
+"""Exports that need nothing beside this project, by name."""
+WITH_LIBRARY: dict[str, tuple[str, dict[str, Any]]] = {
+    "h5": ("h5py", {"kind": "astrai_h5", "max_tokens_per_shard": 900}),
+    "mds": ("streaming", {"kind": "mds", "size_limit_bytes": 10_000}),
+    "foundry": ("streaming", {"kind": "llm_foundry", "size_limit_bytes": 10_000}),
+}
+"""Exports that are written with an optional library: its module, and their options."""
+OPTIONS = ALWAYS | {name: one for name, (module, one) in WITH_LIBRARY.items() if find_spec(module) is not None}
+NAMES = pytest.mark.parametrize("name", [*ALWAYS, *WITH_LIBRARY])
+
+# A template whose end of turn is no EOS, so that OLMo-core's reader can tell examples by it.
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def datasets(road: Road) -> dict[str, dict[str, Any]]:
+    """Write two files and return two datasets: dialogues of hostile domains, and pairs without a domain."""
+    chats = [chat(i, turns=1 + i % 3) | {"place": HOSTILE[i % len(HOSTILE)]} for i in range(60)]
+    return {
+        "chats": {
+            "source": {"train_urls": [road.write("chats.jsonl", chats)]},
+            "format": {**CHAT, "domain_key": "place"},
+            "template": {"on_dropped": {}},
+            "splits": {"validation": 0.1},
+        },
+        "pairs": {"source": {"train_urls": [road.write("pairs.jsonl", [pair(i) for i in range(40)])]}, "format": PAIR},
+    }
+
+
+def with_exports(road: Road, options: dict[str, dict[str, Any]], **changes: Any) -> Road:
+    """Write the project with some exports."""
+    if not (road.folder / "tokenizer").exists():
+        write_tokenizer(road.folder / "tokenizer", template=TEMPLATE + "{{ eos_token }}")
+    return road.recipe(datasets(road), exports=[{"name": name, **one} for name, one in options.items()], **changes)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Build the project with every export that can be written here."""
+    return with_exports(Road(tmp_path_factory.mktemp("exports")), OPTIONS).build()
+
+
+def folder(built: Built, name: str) -> Path:
+    """Return an export's folder, or skip where its library is not installed."""
+    if name not in OPTIONS:
+        pytest.skip(f"{WITH_LIBRARY[name][0]} is not installed; {name} needs it")
+    return built.project.store.local(locate_export(built.manifest("exports", name)))
+
+
+def examples(
+    built: Built, names: Iterable[str] = ("chats", "pairs"), split: str = "train", at_most: int = SEQ_LEN
+) -> list[Segment]:
+    """Return what went in: every example of a split, whose first token is no target."""
+    rows = [row for name in names for row in built.examples(name) if row["split"] == split]
+    assert all(len(row["input_ids"]) <= at_most for row in rows)
+    return [(tuple(row["input_ids"]), (False, *row["loss_mask"][1:])) for row in rows]
+
+
+def segments(name: str, data: Path) -> list[Segment]:
+    """Return the segments of an export that stores where they end."""
+    return READERS[name](data)
+
+
+def flat(rows: Iterable[Iterable[Segment]]) -> list[Segment]:
+    return [one for row in rows for one in row]
+
+
+def unpadded(segment: Segment) -> Segment:
+    """Take the EOS off that fill a segment up; every example here ends in one of its own."""
+    ids, mask = segment
+    end = next(i for i in range(len(ids), 0, -1) if mask[i - 1])
+    assert set(ids[end:]) <= {2}
+    return ids[:end], mask[:end]
+
+
+READERS: dict[str, Callable[[Path], list[Segment]]] = {
+    "native": lambda data: flat(readers.packed(readers.rows(data))),
+    "packed": lambda data: flat(readers.packed(readers.rows(data))),
+    "saved": lambda data: readers.unpacked(readers.saved(data, "train")),
+    "unpacked": lambda data: readers.unpacked(readers.rows(data)),
+    "axolotl": lambda data: readers.unpacked(readers.rows(data)),
+    "json": lambda data: readers.unpacked(readers.json_rows(data)),
+    "tinker": readers.datums,
+    "bridge": lambda data: flat(readers.bridge(data)),
+    "padded": lambda data: [unpadded(one) for one in flat(readers.bridge(data))],
+    "olmo": lambda data: readers.olmo(data, "<u2"),
+    "river": lambda data: flat(readers.astrai_bin(data).values()),
+    "h5": lambda data: flat(readers.astrai_h5(data).values()),
+    "mds": lambda data: flat(readers.packed(readers.mds(data))),
+    "foundry": lambda data: readers.llm_foundry(readers.mds(data), 2),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_export_read_back_is_the_examples_that_went_in(built: Built, name: str) -> None:
+    found = segments(name, folder(built, name) / "data")
+
+    assert Counter(found) == Counter(examples(built))
+
+
+@pytest.mark.parametrize("window", [16, SEQ_LEN, 1000])
+def test_astrai_trains_the_targets_and_sees_no_other_segment(built: Built, window: int) -> None:
+    data = folder(built, "river") / "data"
+    stored = flat(readers.astrai_bin(data).values())
+    targets = np.array([one for _, mask in stored for one in mask])
+    segment_of = np.repeat(np.arange(len(stored)), [len(ids) for ids, _ in stored])
+
+    windows = readers.astrai_sft_windows(data, window)
+
+    assert len(windows) == (len(targets) - 1) // window
+    for one in windows:
+        following = slice(one["begin"] + 1, one["begin"] + 1 + window)
+        inputs = segment_of[one["begin"] : one["begin"] + window]
+        assert (one["loss_mask"] == targets[following]).all()
+        # A target follows a token of its own segment.
+        assert (segment_of[following] == inputs)[one["loss_mask"]].all()
+        # Documents of the window are segments, no more and no fewer.
+        assert (np.diff(one["document"]) == np.diff(inputs)).all()
+
+
+@NAMES
+def test_export_counts_what_the_ledger_counts(built: Built, name: str) -> None:
+    exported = open_export(folder(built, name), verify=True)
+    packed = [built.manifest(dataset, "packed_shards") for dataset in ("chats", "pairs")]
+    shards = [part.facts for one in packed for part in one.parts if part.facts["split"] == "train"]
+
+    for count in ("segments", "tokens", "trained_tokens"):
+        wanted = sum(facts[count] for facts in shards)
+        assert exported.count(count) == exported.card["counts"][count] == wanted
+    assert built.manifest("exports", name).facts["conservation"] == 0
+
+
+@NAMES
+def test_card_says_whose_tokens_these_are(built: Built, name: str) -> None:
+    card = open_export(folder(built, name)).card
+
+    letters = {"tinker": "B", "bridge": "C", "padded": "C", "river": "D", "h5": "D", "olmo": "D"}
+    assert (card["format"], card["letter"]) == (OPTIONS[name]["kind"], letters.get(name, "A"))
+    tokenizer = built.project.base / "tokenizer"
+    assert card["tokenizer_files"] == {
+        one.name: sha256(one.read_bytes()).hexdigest() for one in sorted(tokenizer.iterdir())
+    }
+    assert (card["vocab_size"], card["bos_id"], card["eos_id"], card["pad_id"], card["seq_len"]) == (
+        600,
+        None,
+        2,
+        0,
+        256,
+    )
+    assert card["order"] == built.manifest("training_splits").card["order"]
+    for dataset, one in card["datasets"].items():
+        assert one["attention"] == "blocked"
+        assert one["plan"] == built.manifest(dataset, "packed_shards").version
+        assert one["source"] == built.manifest(dataset, "raw_dataset").version
+
+
+@NAMES
+def test_data_folder_holds_nothing_foreign(built: Built, name: str) -> None:
+    at = folder(built, name)
+
+    beside = {path.name for path in at.iterdir()} - {"data", "card.json", "manifest.json"}
+    assert beside == ({"example_ids.txt"} if name == "tinker" else set())
+    named = open_export(at).files
+    assert {path.relative_to(at).as_posix() for path in at.rglob("*") if path.is_file()} == {
+        *named,
+        "card.json",
+        "manifest.json",
+    }
+
+
+def in_order_of_training(built: Built) -> list[str]:
+    """Return the example ids of the order that the ranks show, place by place."""
+    ranks = [
+        [row for _, file in sorted(one) for row in built.project.store.table(file).to_pylist()]
+        for one in (
+            [(name, file) for name, file in part.files.items() if name.startswith("data/")]
+            for part in built.manifest("gpu_partitions").parts
+        )
+    ]
+    places = [row for places in zip(*ranks, strict=True) for row in places]
+    return [name for row in places if not row["filler"] for name in row["example_ids"]]
+
+
+def test_exports_are_in_the_order_of_training(built: Built) -> None:
+    order = in_order_of_training(built)
+
+    assert [name for row in readers.rows(folder(built, "native") / "data") for name in row["example_ids"]] == order
+    assert (folder(built, "tinker") / "example_ids.txt").read_text(encoding="utf-8").splitlines() == order
+    by_id = {row["example_id"]: tuple(row["input_ids"]) for name in ("chats", "pairs") for row in built.examples(name)}
+    assert [ids for ids, _ in segments("unpacked", folder(built, "unpacked") / "data")] == [by_id[one] for one in order]
+
+
+def test_native_rows_are_those_of_the_ranks(built: Built) -> None:
+    parts = [
+        file for part in built.manifest("gpu_partitions").parts for name, file in part.files.items() if "data" in name
+    ]
+    ranks = [row for file in parts for row in built.project.store.table(file).to_pylist() if not row["filler"]]
+
+    rows = readers.rows(folder(built, "native") / "data")
+
+    def by_number(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return sorted(found, key=lambda row: (row["dataset"], row["sequence_id"]))
+
+    assert by_number(rows) == by_number(ranks)
+
+
+@pytest.mark.parametrize("name", ["native", "packed", "bridge", "mds"])
+def test_packed_sequences_fit_and_restart_positions_at_spans(built: Built, name: str) -> None:
+    data = folder(built, name) / "data"
+    if name == "bridge":
+        assert all(sum(len(ids) - 1 for ids, _ in row) <= SEQ_LEN for row in readers.bridge(data))
+        return
+    for row in readers.mds(data) if name == "mds" else readers.rows(data):
+        assert len(row["input_ids"]) == sum(row["seq_lengths"]) <= SEQ_LEN
+        assert min(row["seq_lengths"]) > 0
+        assert row["position_ids"] == [i for length in row["seq_lengths"] for i in range(length)]
+
+
+def test_padded_segments_are_multiples_and_fit_their_packs(built: Built) -> None:
+    rows = readers.bridge(folder(built, "padded") / "data")
+
+    assert all((len(ids) - 1) % 8 == 0 for row in rows for ids, _ in row)
+    assert all(sum(len(ids) - 1 for ids, _ in row) <= SEQ_LEN for row in rows)
+
+
+def test_files_close_at_the_borders_of_the_plan(built: Built) -> None:
+    files = [
+        one for path, one in sorted(open_export(folder(built, "native")).files.items()) if path.endswith("parquet")
+    ]
+
+    assert len(files) > 3
+    assert {one["sequences"] for one in files[:-1]} == {7}
+
+
+def test_domains_have_folders_that_stay_inside(built: Built) -> None:
+    at = folder(built, "river")
+    card = open_export(at).card
+
+    names = {path.name for path in (at / "data").iterdir()}
+    assert names == set(card["domains"])
+    assert {"%2E.%2Fx", "%2Fx", "%2E", "%2E.", "a%2Fb", "nul%00nul", "%C3%BCmlaut", "__default__"} <= names
+    assert len({name.lower() for name in names}) == len(names)
+    assert max(len(name.encode()) for name in names) <= 100
+    assert sum(name.startswith("x" * 80) for name in names) == 2
+    assert {card["domains"][name] for name in names if name[:2] in {"A-", "a-"}} == {"A", "a"}
+    assert all(path.resolve().is_relative_to((at / "data").resolve()) for path in (at / "data").rglob("*"))
+    # The pairs, and of the chats those whose record names no domain.
+    assert card["segments_without_domain"] >= 40
+
+
+def test_domain_larger_than_a_shard_has_several_and_splits_no_example(built: Built) -> None:
+    data = folder(built, "river") / "data"
+
+    shards = sorted(path.name for path in (data / "__default__").iterdir())
+    assert shards == [f"shard_{i:04d}" for i in range(len(shards))]
+    assert len(shards) > 1
+    wanted = {ids for ids, _ in examples(built)}
+    for found in readers.astrai_bin(data / "__default__").values():
+        assert {ids for ids, _ in found} <= wanted
+        assert sum(len(ids) for ids, _ in found) <= 900 or len(found) == 1
+
+
+# ── The same bytes, or nothing ─────────────────────────────────────────────────────────────────────
+
+
+def digests(at: Path) -> dict[str, str]:
+    return {
+        path.relative_to(at).as_posix(): sha256(path.read_bytes()).hexdigest()
+        for path in sorted(at.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def by_eight(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Export the same shards elsewhere with eight workers, which get even the smallest task."""
+    at = tmp_path_factory.mktemp("eight")
+    shutil.copytree(built.project.base, at, dirs_exist_ok=True)
+    shutil.rmtree(at / ".rowmill/road/exports")
+    patch = pytest.MonkeyPatch()
+    patch.setattr(local, "INLINE_BELOW_BYTES", 0)
+    project = Road(at).project
+    recipe = project.recipe.model_copy(update={"execution": Execution(workers=8)})
+    try:
+        done = runner.build(replace(project, recipe=recipe), only=("exports",))
+    finally:
+        patch.undo()
+        runner.close_workers()
+    return Built(project, {step.key[1:]: (report, verdicts) for step, report, verdicts in done})
+
+
+@pytest.mark.slow
+@NAMES
+def test_second_build_with_eight_workers_gives_equal_bytes(built: Built, by_eight: Built, name: str) -> None:
+    assert digests(folder(built, name)) == digests(folder(by_eight, name))
+
+
+def test_second_build_of_the_same_project_reuses_exports(built: Built) -> None:
+    again = [report for step, report, _ in runner.build(built.project, only=("exports",)) if step.name == "exports"]
+
+    assert len(again) == len(OPTIONS)
+    assert all(report.reused for report in again)
+
+
+@pytest.fixture
+def copied(built: Built, tmp_path: Path) -> Callable[[str], Path]:
+    """Return a function that copies an export out, to be damaged."""
+
+    def copy(name: str) -> Path:
+        runner.copy_export(built.project, name, tmp_path / name)
+        return tmp_path / name
+
+    return copy
+
+
+def test_copy_of_an_export_is_the_export(built: Built, copied: Callable[[str], Path]) -> None:
+    at = copied("tinker")
+
+    assert digests(at) == digests(folder(built, "tinker"))
+    with pytest.raises(ConfigError, match="not empty"):
+        runner.copy_export(built.project, "tinker", at)
+
+
+def test_export_without_manifest_is_refused(copied: Callable[[str], Path]) -> None:
+    at = copied("native")
+    (at / "manifest.json").unlink()
+
+    with pytest.raises(IntegrityError, match=r"no manifest\.json"):
+        open_export(at)
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "changed", "card"])
+def test_damaged_export_is_refused(copied: Callable[[str], Path], damage: str) -> None:
+    at = copied("native")
+    file = at / "data" / "part-00000.parquet"
+    match damage:
+        case "missing":
+            file.unlink()
+        case "short":
+            os.truncate(file, file.stat().st_size - 1)
+        case "changed":
+            content = bytearray(file.read_bytes())
+            content[len(content) // 2] ^= 1
+            file.write_bytes(content)
+        case _:
+            (at / "card.json").write_text("{}", encoding="utf-8")
+
+    with pytest.raises(IntegrityError):
+        open_export(at, verify=True)
+
+
+def test_export_of_another_tokenizer_is_refused(built: Built, copied: Callable[[str], Path], tmp_path: Path) -> None:
+    at, tokenizer = copied("unpacked"), tmp_path / "tokenizer"
+    shutil.copytree(built.project.base / "tokenizer", tokenizer)
+
+    assert isinstance(open_export(at, tokenizer=tokenizer), Exported)
+    content = json.loads((tokenizer / "tokenizer.json").read_text(encoding="utf-8"))
+    content["truncation"] = {"direction": "Right", "max_length": 9, "strategy": "LongestFirst", "stride": 0}
+    (tokenizer / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(IntegrityError, match=r"tokenizer\.json: SHA-256"):
+        open_export(at, tokenizer=tokenizer)
+
+
+def test_opening_another_kind_is_refused(copied: Callable[[str], Path]) -> None:
+    pytest.importorskip("tinker", reason="tinker is not installed: pip install 'rowmill[tinker]'")
+
+    with pytest.raises(IntegrityError, match="its format is native, not tinker"):
+        next(iter(read_datums(copied("native"))))
+
+
+def test_datums_are_what_the_client_makes_of_the_same_arrays(built: Built) -> None:
+    tinker = pytest.importorskip("tinker", reason="tinker is not installed: pip install 'rowmill[tinker]'")
+    found = list(read_datums(folder(built, "tinker") / "data"))
+
+    assert all(type(one) is tinker.Datum for one in found)
+    back = [
+        (
+            (*one.model_input.to_ints(), int(one.loss_fn_inputs["target_tokens"].tolist()[-1])),
+            (False, *(weight > 0 for weight in one.loss_fn_inputs["weights"].tolist())),
+        )
+        for one in found
+    ]
+    assert Counter(back) == Counter(examples(built))
+
+
+# ── Splits, passes, text ───────────────────────────────────────────────────────────────────────────
+
+
+def test_validation_export_holds_the_rows_held_out(tmp_path: Path) -> None:
+    road = with_exports(Road(tmp_path), {"held": {"kind": "axolotl", "split": "validation"}})
+
+    built = road.build()
+
+    held = examples(built, split="validation")
+    assert Counter(segments("axolotl", folder_in(built, "held"))) == Counter(held)
+    assert 0 < len(held) < 60
+
+
+def folder_in(built: Built, name: str) -> Path:
+    return built.project.store.local(locate_export(built.manifest("exports", name))) / "data"
+
+
+def test_export_of_an_empty_split_says_so(tmp_path: Path) -> None:
+    road = with_exports(Road(tmp_path), {"none": {"kind": "axolotl", "split": "test"}})
+
+    with pytest.raises(ConfigError, match=r"exports\.none\.split: test holds no sequence"):
+        road.build()
+
+
+def test_all_passes_repeat_what_the_mixture_repeats(tmp_path: Path) -> None:
+    mixture = {"batch_size": 4, "steps": 20, "train_weights": {"chats": 0.5, "pairs": 0.5}, "stop_strategy": "restart"}
+    options = {"once": {"kind": "native"}, "all": {"kind": "native", "passes": "all"}}
+    built = with_exports(Road(tmp_path), options, mixture=mixture).build()
+
+    once, every = (
+        Counter((row["dataset"], row["sequence_id"]) for row in readers.rows(folder_in(built, name)))
+        for name in ("once", "all")
+    )
+
+    assert set(once.values()) == {1}
+    assert set(every) == set(once)
+    assert max(every.values()) > 1
+    assert sum(every.values()) == 80
+
+
+def test_text_is_exported_in_the_pieces_that_it_was_packed_in(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+    source = {"train_urls": [road.write("text.jsonl", [document(i, words=60) for i in range(30)])]}
+    options = {"river": {"kind": "astrai_bin"}, "unpacked": {"kind": "hf"}, "native": {"kind": "native"}}
+    exports = [{"name": name, **one} for name, one in options.items()]
+    built = road.recipe({"text": {"source": source, "format": TEXT}}, exports=exports, seq_len=64).build()
+
+    pieces = [one for row in readers.packed(readers.rows(folder_in(built, "native"))) for one in row]
+    assert Counter(segments("unpacked", folder_in(built, "unpacked"))) == Counter(pieces)
+    [found] = readers.astrai_bin(folder_in(built, "river")).values()
+    assert [ids for ids, _ in found] == [ids for ids, _ in pieces]
+    # All of it is text, so there is no mask to shift.
+    assert all(all(mask) for _, mask in found)
+    with pytest.raises(KeyError, match="loss_mask"):
+        readers.astrai_sft_windows(folder_in(built, "river"), 64)
+    card = open_export(folder_in(built, "river")).card
+    assert card["loss_mask"].startswith("left out")
+    assert card["train_type"] == "seq"
+
+
+def test_exports_are_made_and_copied_from_an_object_store(tmp_path: Path) -> None:
+    road = with_exports(Road(tmp_path, root="memory://exports"), {"rows": {"kind": "hf"}, "river": ALWAYS["river"]})
+    built = road.build()
+
+    for name in ("rows", "river"):
+        runner.copy_export(road.project, name, tmp_path / name)
+        assert open_export(tmp_path / name, verify=True).count("segments") == len(examples(built))
+    assert Counter(readers.unpacked(readers.rows(tmp_path / "rows" / "data"))) == Counter(examples(built))
+
+
+def test_open_attention_goes_into_rivers_and_packed_rows(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+    source = {"train_urls": [road.write("text.jsonl", [document(i, words=30) for i in range(30)])]}
+    packing = {"block_cross_document_attention": False}
+    exports = [{"name": "native", "kind": "native"}, {"name": "bridge", "kind": "megatron_bridge"}]
+    built = road.recipe(
+        {"text": {"source": source, "format": TEXT, "packing": packing}}, exports=exports, seq_len=64
+    ).build()
+
+    rows = readers.packed(readers.rows(folder_in(built, "native")))
+    assert {len(row) for row in rows} == {1}
+    assert readers.bridge(folder_in(built, "bridge")) == rows
+    assert open_export(folder_in(built, "native")).card["datasets"]["text"]["attention"] == "open"

@@ -1,0 +1,283 @@
+"""Rows shown on their way: the text that trains, what it came from, and that looking changes nothing."""
+
+import gzip
+import json
+import re
+from dataclasses import fields
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rowmill.cli import main
+from rowmill.conversation.template_contract import TemplateBehavior, list_template_warnings
+from rowmill.core.console import render_text
+from rowmill.inspection import inspect
+from rowmill.inspection.inspect import InspectedRecord, TemplateReport, TokenClass
+from rowmill.reports import row_view
+from rowmill.schema import manifest
+from rowmill.tokenization import tokenizer
+from tests.support.cli_project import CHATS, FOREIGN_WARNINGS, RECIPE, ROOT, CliProject, answer, note, task
+
+pytestmark = FOREIGN_WARNINGS
+END = "<|im_end|>"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> CliProject:
+    """Return a project that is built and that no test changes."""
+    project = CliProject(tmp_path_factory.mktemp("built")).write()
+    assert project.rowmill("build") == main.DONE
+    return project
+
+
+@lru_cache
+def demo_encoder() -> tokenizer.Encoder:
+    return tokenizer.Encoder(tokenizer.open_tokenizer("configs/demo/tokenizer", ROOT))
+
+
+def looked_at(
+    project: CliProject, count: int = 3, dataset: str | None = "chats", row: str | None = None
+) -> list[InspectedRecord]:
+    return list(inspect.inspect_rows(project.project, count=count, dataset=dataset, row_id=row))
+
+
+def trained(one: InspectedRecord) -> list[str]:
+    return [stretch.text for sample in one.samples for stretch in sample.stretches if stretch.kind == "trained"]
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# ── What is shown ──
+
+
+@pytest.mark.slow
+def test_brackets_hold_the_answer_and_its_end_of_turn_and_nothing_else(
+    built: CliProject, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert built.rowmill("inspect", "-n", "5", "--dataset", "chats") == main.DONE
+
+    # Five records, the second of them the broken line.
+    assert re.findall(r"⟦(.*?)⟧", capsys.readouterr().out, re.DOTALL) == [answer(i) + END for i in range(4)]
+
+
+def test_every_chat_s_trained_stretches_are_its_answer(built: CliProject) -> None:
+    rows = looked_at(built, CHATS + 1)
+
+    kept = [one for one in rows if one.rejected is None]
+    assert [trained(one) for one in kept] == [[answer(i) + END] for i in range(CHATS)]
+
+
+def test_pair_trains_its_response_alone(built: CliProject) -> None:
+    rows = looked_at(built, 3, "tasks")
+
+    assert [trained(one)[0].removesuffix("<|endoftext|>") for one in rows] == [task(i)[1] for i in range(3)]
+
+
+def test_stretches_of_one_row_are_told_apart_by_class(built: CliProject) -> None:
+    [first, *_] = looked_at(built, 1)
+    [sample] = first.samples
+
+    shown = [(stretch.kind, stretch.text) for stretch in sample.stretches]
+    assert shown == [
+        ("template", "<|im_start|>user\n"),
+        ("context", "What is 0 plus 1?"),
+        ("template", f"{END}\n<|im_start|>assistant\n"),
+        ("trained", f"{answer(0)}{END}"),
+        ("template", "\n"),
+    ]
+
+
+def test_document_that_is_split_shows_each_window(tmp_path: Path) -> None:
+    notes = RECIPE["datasets"]["notes"] | {"truncation": {"overlong": "split"}}
+    project = CliProject(tmp_path).write(datasets={"notes": notes})
+
+    [first] = looked_at(project, 1, "notes")
+    assert len(first.samples) > 2
+    assert all(sample.tokens <= 128 for sample in first.samples)
+    assert "".join(stretch.text for sample in first.samples for stretch in sample.stretches).startswith(note(0))
+
+
+def test_numbers_are_those_of_the_build(built: CliProject) -> None:
+    made = manifest.load_current(built.project.store, ("small", "chats", "tokenized_examples"))
+    assert made is not None
+    columns = ["example_id", "tokens", "trained_tokens", "original_tokens"]
+    stored = [row for file in made.files("examples") for row in built.project.store.table(file, columns).to_pylist()]
+
+    samples = [sample for one in looked_at(built, CHATS + 1) for sample in one.samples]
+    assert [{name: getattr(sample, name) for name in columns} for sample in samples] == stored
+
+
+def test_rejected_record_shows_reason_and_raw_line(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
+    assert built.rowmill("inspect", "-n", "2", "--dataset", "chats") == main.DONE
+    out = capsys.readouterr().out
+
+    assert "invalid_json at canonical_rows" in out
+    assert "data/chats.jsonl:3" in out
+    assert '{"messages": [' in out
+
+
+def test_every_dataset_is_shown_if_none_is_named(built: CliProject) -> None:
+    assert [one.dataset for one in looked_at(built, 2, None)] == ["chats", "chats", "tasks", "tasks", "notes", "notes"]
+
+
+def test_row_by_id_is_that_row(built: CliProject) -> None:
+    wanted = looked_at(built, 9)[8]
+
+    assert looked_at(built, 1, None, wanted.row_id) == [wanted]
+
+
+@pytest.mark.parametrize("row", ["nothing", "0123456789abcdef:0", ""])
+def test_unknown_row_is_an_error_that_says_where_ids_are(
+    built: CliProject, row: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert built.rowmill("inspect", "--row", row) == main.WRONG
+    assert "no row of chats, tasks, notes has this id" in capsys.readouterr().err
+
+
+def test_unknown_dataset_names_the_nearest(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
+    assert built.rowmill("inspect", "--dataset", "chat") == main.WRONG
+    assert "did you mean chats?" in capsys.readouterr().err
+
+
+def test_truncated_row_says_what_each_stage_took(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    turns = [message for i in range(20) for message in json.loads(json.dumps(chat_of(i)))]
+    project = CliProject(tmp_path).write(datasets={"chats": RECIPE["datasets"]["chats"]})
+    project.write_data("chats.jsonl", json.dumps({"messages": turns}) + "\n")
+
+    [one] = looked_at(project, 1)
+    [sample] = one.samples
+    assert sample.tokens <= 128
+    assert sample.removed == {"exchanges": sample.original_tokens - sample.tokens}
+    assert project.rowmill("inspect", "-n", "1") == main.DONE
+    assert f"which took {sample.removed['exchanges']:,} by exchanges" in capsys.readouterr().out
+
+
+def test_integers_beyond_64_bits_are_shown_as_the_source_has_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = CliProject(tmp_path).write(datasets={"chats": RECIPE["datasets"]["chats"]})
+    call = {"name": "f", "arguments": {"id": 123456789012345678901234567890}}
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "tool_calls": [call]}]
+    project.write_data("chats.jsonl", json.dumps({"messages": turns}) + "\n")
+
+    assert project.rowmill("inspect") == main.DONE
+    assert 'f({"id":123456789012345678901234567890})' in capsys.readouterr().out
+
+
+def chat_of(i: int) -> list[dict[str, str]]:
+    return [{"role": "user", "content": f"Question {i}?"}, {"role": "assistant", "content": answer(i)}]
+
+
+def test_escape_sequences_in_data_are_shown_not_obeyed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    project = CliProject(tmp_path).write(datasets={"chats": RECIPE["datasets"]["chats"]})
+    evil = [{"role": "user", "content": "a\x1b[2Jb"}, {"role": "assistant", "content": "c\x1b]0;title\x07d"}]
+    project.write_data("chats.jsonl", json.dumps({"messages": evil}) + "\n")
+
+    assert project.rowmill("inspect") == main.DONE
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "\x07" not in out
+    assert "⟦c␛]0;title␇d<|im_end|>⟧" in out
+
+
+# ── Looking changes nothing ──
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_inspection_of_a_project_never_built_writes_nothing(tmp_path: Path, *, compressed: bool) -> None:
+    project = CliProject(tmp_path).write()
+    if compressed:
+        content = (tmp_path / "data" / "chats.jsonl").read_bytes()
+        (tmp_path / "data" / "chats.jsonl.gz").write_bytes(gzip.compress(content))
+        chats = {"source": {"train_urls": ["data/chats.jsonl.gz"]}, "format": {"kind": "chat"}}
+        project.write_recipe(datasets={"chats": chats})
+    before = files_in(tmp_path)
+
+    shown = looked_at(project, 4, None)
+
+    assert trained(shown[0]) == [answer(0) + END]
+    assert files_in(tmp_path) == before
+
+
+def test_inspection_of_a_built_project_writes_nothing(built: CliProject) -> None:
+    before = files_in(built.folder)
+
+    looked_at(built, 4, None)
+
+    assert files_in(built.folder) == before
+
+
+# ── Stretches ──
+
+
+@given(st.text(max_size=60), st.lists(st.sampled_from(["trained", "context", "template"]), min_size=1, max_size=12))
+def test_stretches_joined_are_the_decoded_text_however_it_is_cut(text: str, pattern: list[TokenClass]) -> None:
+    encoder = demo_encoder()
+    ids = encoder.encode([text]).ids.tolist()
+    kinds: list[TokenClass] = [pattern[i % len(pattern)] for i in range(len(ids))]
+
+    cut = list(inspect.split_by_class(ids, kinds, encoder))
+
+    assert "".join(one.text for one in cut) == encoder.decode(ids)
+    assert [one.kind for one in cut for _ in range(one.tokens)] == kinds
+
+
+def test_classes_follow_mask_first_and_spans_next() -> None:
+    example = {
+        "input_ids": np.arange(6).tolist(),
+        "loss_mask": [False, False, False, True, True, False],
+        "span_starts": [0, 1, 3, 4],
+        "span_kinds": [6, 1, 2, 6],
+    }
+
+    assert inspect.classify_tokens(example) == ["template", "context", "context", "trained", "trained", "template"]
+
+
+# ── Colours and templates ──
+
+
+def test_with_colours_there_are_no_brackets_but_a_legend(built: CliProject) -> None:
+    [first, *_] = looked_at(built, 1)
+
+    shown = render_text(row_view.render_inspected_record(first, colours=True))
+    assert "⟦" not in shown
+    assert "■ trained" in shown
+    assert answer(0) in shown
+
+
+def test_template_report_says_how_turns_end(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
+    assert built.rowmill("template-report") == main.DONE
+    words = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    observed = {line[0]: line[1].strip() for line in words if len(line) == 2}
+
+    assert observed["own_end"] == repr(END)
+    assert observed["end_is_one_token"] == "yes"
+    assert "look" not in observed
+    assert observed["end_of_turn"] == "own"
+    assert "tasks" not in observed
+
+
+def test_template_report_shows_every_field_of_the_contract_in_one_place() -> None:
+    shown = [name for names in row_view.BEHAVIOR_SECTIONS.values() for name in names]
+
+    assert sorted(shown) == sorted(field.name for field in fields(TemplateBehavior))
+
+
+def test_template_report_begins_with_what_a_trainer_should_know() -> None:
+    observed = TemplateBehavior(
+        prompts={"user": "<a>"}, prompt_match={"user": "partial"}, generation_blocks="equal", end_of_turn="own"
+    )
+    report = TemplateReport("chats", "0123456789abcdef01", observed, tuple(list_template_warnings(observed)))
+
+    lines = render_text(row_view.render_template_report(report)).splitlines()
+
+    assert lines[0].split() == ["chats", "template", "0123456789abcdef"]
+    assert lines[1].split()[:2] == ["look", "{%"]
+    assert "a model would not stop" in " ".join(" ".join(lines[1:4]).split())
+    assert "user: partial" in "\n".join(lines)

@@ -1,0 +1,260 @@
+"""Lineage both ways: from every token to its source line, and from every line to every place it is shown."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from rowmill.build.runner import Project
+from rowmill.cli import main
+from rowmill.inspection import trace
+from rowmill.schema import manifest
+from tests.support.cli_project import CHATS, FOREIGN_WARNINGS, NOTES, CliProject, answer, chat, note
+
+pytestmark = FOREIGN_WARNINGS
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> CliProject:
+    """Return a project that is built and that no test changes."""
+    project = CliProject(tmp_path_factory.mktemp("built")).write(mixture={"batch_size": 4, "steps": 30})
+    assert project.rowmill("build") == main.DONE
+    return project
+
+
+@pytest.fixture
+def copied(built: CliProject, tmp_path: Path) -> CliProject:
+    """Return a copy of the built project, to be changed."""
+    shutil.copytree(built.folder, tmp_path / "copied")
+    return CliProject(tmp_path / "copied")
+
+
+def line_of(i: int) -> int:
+    """Return the line of chat i: the first stands on line 1, the others after a blank, a broken and a blank line."""
+    return 1 if i == 0 else i + 4
+
+
+def shards(project: Project, dataset: str) -> list[dict[str, Any]]:
+    """Return all sequences of a dataset with their splits."""
+    made = manifest.load_current(project.store, (project.recipe.name, dataset, "packed_shards"))
+    assert made is not None
+    return [
+        {**row, "split": part.facts["split"]}
+        for part in made.parts
+        for row in project.store.table(part.files["shard"]).to_pylist()
+    ]
+
+
+# ── From a line ──
+
+
+def test_source_line_after_blank_and_broken_lines_is_the_right_row(
+    built: CliProject, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert built.rowmill("trace", "--source", "data/chats.jsonl:5") == main.DONE
+    out = capsys.readouterr().out
+
+    assert "data/chats.jsonl:5" in out
+    assert json.dumps(chat(1)) in out
+    assert re.search(r"places +chats/(train|validation)/\d+ · segment \d+ · tokens \d+ to \d+", out)
+
+
+@pytest.mark.parametrize("i", range(CHATS))
+def test_every_line_leads_to_its_own_record(built: CliProject, i: int) -> None:
+    [found] = trace.trace_source(built.project, f"data/chats.jsonl:{line_of(i)}")
+
+    assert json.loads(found.origin.raw) == chat(i)
+    assert found.origin.line == line_of(i)
+    assert [fate.state for fate in found.fates] == ["kept", "kept"]
+
+
+@pytest.mark.parametrize("name", ["chats.jsonl", "data/chats.jsonl", "absolute"])
+def test_file_may_be_named_by_its_end_or_its_path(built: CliProject, name: str) -> None:
+    file = str(built.folder / "data" / "chats.jsonl") if name == "absolute" else name
+
+    assert json.loads(trace.trace_source(built.project, f"{file}:1")[0].origin.raw) == chat(0)
+
+
+def test_broken_line_is_traced_to_its_reject(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
+    assert built.rowmill("trace", "--source", "chats.jsonl:3") == main.DONE
+    out = capsys.readouterr().out
+
+    assert re.search(r"canonical_rows +rejected · invalid_json", out)
+    assert "segment" not in out
+
+
+@pytest.mark.parametrize(
+    ("line", "near"), [(2, "line 1 and line 3"), (4, "line 3 and line 5"), (900, f"line {CHATS + 3}")]
+)
+def test_line_without_record_names_the_nearest(
+    built: CliProject, line: int, near: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert built.rowmill("trace", "--source", f"chats.jsonl:{line}") == main.WRONG
+    assert f"the nearest stand on {near};" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["chat.jsonl:1", "chats.jsonl", "chats.jsonl:x"])
+def test_unknown_place_says_what_is_needed(built: CliProject, place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert built.rowmill("trace", "--source", place) == main.WRONG
+    err = capsys.readouterr().err
+    assert "data/chats.jsonl" in err or "FILE:LINE" in err
+
+
+# ── From a row ──
+
+
+def test_row_s_places_hold_its_tokens_and_all_of_them(built: CliProject) -> None:
+    project = built.project
+    sequences = {(row["split"], row["sequence_id"]): row for row in shards(project, "notes")}
+    encoder = trace.open_shard_encoder(project, "notes")
+    for i in range(NOTES):
+        [found] = trace.trace_source(project, f"notes.jsonl:{i + 1}")
+        pieces = [
+            sequences[place.split, place.sequence]["input_ids"][place.offset : place.offset + place.length]
+            for place in sorted(found.places, key=lambda place: (place.example_id, place.start))
+        ]
+
+        assert encoder.decode([token for piece in pieces for token in piece]).startswith(note(i))
+        assert sum(map(len, pieces)) == sum(tokens for _, tokens, _ in found.examples)
+
+
+@pytest.mark.parametrize("dataset", ["chats", "tasks", "notes"])
+def test_every_segment_of_every_sequence_is_found_from_its_row(built: CliProject, dataset: str) -> None:
+    project = built.project
+    for row in shards(project, dataset):
+        whole = trace.trace_sequence(project, f"{dataset}/{row['split']}/{row['sequence_id']}")
+
+        assert [place.example_id for place in whole.places] == row["example_ids"]
+        assert [place.length for place in whole.places] == row["segment_lengths"]
+        for place in whole.places:
+            [found] = trace.trace_row(project, place.example_id)
+            assert place in found.places
+
+
+@pytest.mark.parametrize("dataset", ["chats", "tasks", "notes"])
+def test_showings_are_where_the_ranks_files_hold_the_sequence(built: CliProject, dataset: str) -> None:
+    project = built.project
+    ranks = manifest.load_current(project.store, ("small", "gpu_partitions"))
+    assert ranks is not None
+    wanted: dict[int, int] = {}
+    for part in ranks.parts:
+        for name, file in part.files.items():
+            if name.startswith("data/"):
+                table = project.store.table(file, ["dataset", "sequence_id"])
+                for row in table.to_pylist():
+                    if row["dataset"] == dataset:
+                        wanted[row["sequence_id"]] = wanted.get(row["sequence_id"], 0) + 1
+    train = [row["sequence_id"] for row in shards(project, dataset) if row["split"] == "train"]
+    for sequence in train:
+        showings = trace.trace_sequence(project, f"{dataset}/train/{sequence}").places[0].showings
+
+        assert len(showings) == wanted.get(sequence, 0)
+        for one in showings:
+            row = pq.read_table(one.file, partitioning=None).slice(one.file_row, 1).to_pylist()[0]
+            assert (row["dataset"], row["sequence_id"]) == (dataset, sequence)
+            assert f"rank-{one.rank:05d}-of-00002" in one.file
+
+
+def test_unknown_row_is_an_error_that_says_where_ids_are(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
+    assert built.rowmill("trace", "--row", "0123456789abcdef:1") == main.WRONG
+    assert "<part>:<number>, is needed" in capsys.readouterr().err
+
+
+# ── From a place in a shard ──
+
+
+@pytest.mark.parametrize("dataset", ["chats", "notes"])
+def test_token_of_a_sequence_is_what_its_label_says(built: CliProject, dataset: str) -> None:
+    row = next(row for row in shards(built.project, dataset) if row["split"] == "train")
+    place = f"{dataset}/train/{row['sequence_id']}"
+    for at in (0, 1, row["tokens"] // 3, row["tokens"] // 2, row["tokens"] - 1):
+        token = trace.trace_sequence(built.project, f"{place}:{at}").token
+
+        assert token is not None
+        assert (token.at, token.token_id) == (at, row["input_ids"][at])
+        assert token.trained == (row["labels"][at] >= 0)
+
+
+def test_trained_tokens_of_a_chat_are_its_answer_s(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
+    row = next(row for row in shards(built.project, "chats") if row["split"] == "train")
+    first = next(i for i, label in enumerate(row["labels"]) if label >= 0)
+    place = f"chats/train/{row['sequence_id']}:{first}"
+    number = int(
+        str(json.loads(trace.trace_sequence(built.project, place).origins[0].raw)["messages"][1]["content"]).split()[0]
+    )
+
+    assert built.rowmill("trace", "--sequence", place) == main.DONE
+    out = capsys.readouterr().out
+    assert "assistant · message 1 · trained" in out
+    assert f"data/chats.jsonl:{line_of(number)}" in out
+    assert answer(number).split()[0] in out
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("chats/train/99999", "the splits train with"),
+        ("chats/training/0", "the splits train with"),
+        ("chat/train/0", "did you mean chats?"),
+        ("chats/train", "DATASET/SPLIT/N"),
+        ("chats/train/0:999", "tokens, 0 to"),
+    ],
+)
+def test_unknown_sequence_names_those_there_are(
+    built: CliProject, place: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert built.rowmill("trace", "--sequence", place) == main.WRONG
+    assert said in capsys.readouterr().err
+
+
+# ── When the world moved on ──
+
+
+def test_source_that_changed_since_leaves_the_record_known_and_the_line_not(
+    copied: CliProject, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = trace.trace_sequence(copied.project, "chats/train/0")
+    copied.write_data("chats.jsonl", json.dumps(chat(7)) + "\n")
+
+    after = trace.trace_sequence(copied.project, "chats/train/0")
+    assert [origin.record for origin in after.origins] == [origin.record for origin in before.origins]
+    assert {origin.line for origin in after.origins} == {None}
+    assert copied.rowmill("trace", "--sequence", "chats/train/0") == main.DONE
+    assert "data/chats.jsonl" in capsys.readouterr().out
+
+
+def test_rebuild_of_one_stage_alone_does_not_mix_two_lineages(
+    copied: CliProject, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = trace.trace_sequence(copied.project, "chats/train/0")
+    copied.append_chat(1000)
+    for stage in ("raw_dataset", "canonical_rows"):
+        assert copied.rowmill("build", "--only", stage) == main.DONE
+
+    after = trace.trace_sequence(copied.project, "chats/train/0")
+    assert after.places == before.places
+    assert [origin.record for origin in after.origins] == [origin.record for origin in before.origins]
+
+
+def test_order_of_other_shards_is_not_shown(copied: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
+    copied.append_chat(1000)
+    for stage in ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards"):
+        assert copied.rowmill("build", "--only", stage) == main.DONE
+    capsys.readouterr()
+
+    assert copied.rowmill("trace", "--sequence", "chats/train/0") == main.DONE
+    out = capsys.readouterr().out
+    assert "was made of other shards: build again" in out
+    assert "rank 0" not in out
+
+
+def test_row_of_a_dataset_that_is_not_packed_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    project = CliProject(tmp_path).write()
+    assert project.rowmill("stats") == main.DONE
+
+    assert project.rowmill("trace", "--source", "chats.jsonl:1") == main.DONE
+    assert "not packed yet" in capsys.readouterr().out

@@ -1,0 +1,127 @@
+"""The reader's sets: each dataset by itself, as it was packed; held-out ones with their tags, on every rank alike."""
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rowmill.core.errors import ConfigError, IntegrityError
+from rowmill.reader import PackedSequence, Reader, View
+from tests.support.recipes import CHAT, PAIR, TEXT, Built, Road, chat, document, pair
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    road = Road(tmp_path_factory.mktemp("sets"))
+    chats = {"train_urls": [road.write("chats.jsonl", [chat(i) for i in range(80)])], "tags": ["dialogue", "en"]}
+    tasks = {
+        "train_urls": [road.write("tasks.jsonl", [pair(i) for i in range(200, 280)])],
+        "validation_urls": [road.write("held.jsonl", [pair(i) for i in range(400, 420)])],
+    }
+    texts = {"train_urls": [road.write("texts.jsonl", [document(i) for i in range(500, 540)])], "tags": ["texts"]}
+    return road.recipe(
+        {
+            "chats": {"source": chats, "format": CHAT, "splits": {"test": 0.2}},
+            "tasks": {"source": tasks, "format": PAIR},
+            "texts": {"source": texts, "format": TEXT, "splits": {"validation": 0.3}},
+        },
+        seq_len=128,
+        mixture={
+            "batch_size": 4,
+            "steps": 5,
+            "train_weights": {"tasks": 0.7, "texts": 0.3, "chats": 0},
+            "num_validation_sequences": {"chats": 2},
+        },
+    ).build()
+
+
+def reader_of(built: Built, **options: Any) -> Reader:
+    return Reader(built.project.store.root, "road", rank=0, world_size=2, as_torch=False, **options)
+
+
+def ids_of(view: View) -> list[list[int]]:
+    return [view[i].input_ids.tolist() for i in range(len(view))]
+
+
+def packed(built: Built, dataset: str, split: str) -> list[list[int]]:
+    shards = [p.files["shard"] for p in built.manifest(dataset, "packed_shards").parts if p.facts["split"] == split]
+    return [ids for file in shards for ids in built.project.store.table(file, ["input_ids"]).column(0).to_pylist()]
+
+
+def test_tagged_sets_are_those_held_out_in_recipe_order_with_the_name_as_a_tag(built: Built) -> None:
+    tagged = reader_of(built).tagged_eval_sets()
+
+    assert [tags for _, tags in tagged] == [["dialogue", "en", "chats"], ["tasks"], ["texts"]]
+    for (view, _), name in zip(tagged, ("chats", "tasks", "texts"), strict=True):
+        assert ids_of(view) == packed(built, name, "validation")
+
+
+def test_dataset_of_weight_zero_is_evaluated_and_not_trained(built: Built) -> None:
+    reader = reader_of(built)
+    trained = {row[0]: row[4] for row in built.manifest("training_splits").tables["mixture"].rows}
+
+    assert trained["chats"] == 0
+    assert len(reader.validation_set("chats")) == 2
+    assert [tags[-1] for _, tags in reader.tagged_eval_sets("test")] == ["chats"]
+
+
+def test_sets_are_whole_on_every_rank_and_never_count_as_delivered(built: Built) -> None:
+    readers = [Reader(built.project.store.root, "road", rank=r, world_size=4, as_torch=False) for r in range(4)]
+    sets = [{name: ids_of(view) for name, view in reader.validation_sets().items()} for reader in readers]
+
+    assert all(one == sets[0] for one in sets)
+    assert readers[0].state_dict()["taken"] == 0
+
+
+def test_train_sets_are_the_plans_and_the_train_set_is_the_order(built: Built) -> None:
+    reader = reader_of(built)
+    sets = {name: ids_of(view) for name, view in reader.train_sets().items()}
+
+    assert sets == {name: packed(built, name, "train") for name in ("chats", "tasks", "texts")}
+    assert ids_of(reader.train_set()) == [reader[i].input_ids.tolist() for i in range(len(reader))]
+
+
+def test_sets_are_views_that_batch_and_shuffle(built: Built) -> None:
+    view = reader_of(built, batch_size=3).validation_set("tasks")
+    shuffled = ids_of(view.shuffle(0))
+
+    assert sorted(shuffled) == sorted(ids_of(view))
+    assert sum(batch["labels"].size for batch in view) == sum(len(ids) for ids in ids_of(view))
+
+
+def test_set_that_is_not_there_is_refused_with_those_that_are(built: Built) -> None:
+    with pytest.raises(ConfigError, match=r"test set of 'tasks': this build has none; there are those of chats"):
+        reader_of(built).validation_set("tasks", "test")
+
+
+def test_lengths_are_final_and_finite(built: Built) -> None:
+    reader = reader_of(built)
+
+    async def told(one: Reader | View) -> tuple[int, int, int, bool]:
+        lengths = (await one.async_len(), await one.current_len(), await one.wait_until_len_at_least(10**9))
+        return (*lengths, await one.final_length_is_known())
+
+    for one in (reader, reader.validation_set("chats")):
+        assert asyncio.run(told(one)) == (len(one), len(one), len(one), True)
+        assert one.is_finite()
+        assert one.has_len()
+
+
+def test_sequence_of_a_set_keeps_its_facts(built: Built) -> None:
+    one: PackedSequence = reader_of(built).validation_set("chats")[0]
+
+    assert one.seq_lengths.sum() == len(one.input_ids) == len(one.labels)
+    assert (one.labels[np.cumsum(one.seq_lengths) - one.seq_lengths] == -100).all()
+
+
+def test_set_whose_shard_is_not_there_is_refused(built: Built, tmp_path: Path) -> None:
+    root = Path(built.project.store.root)
+    shutil.copytree(root / "road" / "gpu_partitions", tmp_path / "road" / "gpu_partitions")
+    alone = Reader(tmp_path, "road", rank=0, world_size=2, as_torch=False)
+
+    assert len(alone) == len(reader_of(built))
+    with pytest.raises(IntegrityError, match=r"missing; current\.json names it"):
+        alone.tagged_eval_sets()

@@ -1,0 +1,181 @@
+"""Words for terminals: numbers, durations, what is harmless to print, the short report, and progress."""
+
+import io
+import shutil
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from rich.text import Text
+
+from rowmill.build import runner
+from rowmill.cli import main
+from rowmill.core import number_text
+from rowmill.core.console import PIPE_WIDTH, escape_control_characters, format_value, make_grid
+from rowmill.reports import console, progress
+from tests.support.cli_project import CHATS, FOREIGN_WARNINGS, NOTES, TASKS, CliProject
+
+pytestmark = FOREIGN_WARNINGS
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> CliProject:
+    """Return a project that is built and that no test changes."""
+    project = CliProject(tmp_path_factory.mktemp("built")).write()
+    assert project.rowmill("build") == main.DONE
+    return project
+
+
+def plain_console() -> Console:
+    return Console(file=io.StringIO(), width=PIPE_WIDTH, markup=False, emoji=False, highlight=False)
+
+
+def said(screen: Console) -> list[str]:
+    assert isinstance(screen.file, io.StringIO)
+    return screen.file.getvalue().splitlines()
+
+
+# ── Numbers and words ──
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (1342, "1,342"), (1342.0, "1,342"), (0.05466, "0.05466"), (None, ""), (True, "True"), ("a\x1bb", "a␛b")],
+)
+def test_number_is_written_for_people(value: object, text: str) -> None:
+    assert format_value(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.04, "0.0 s"), (59.9, "59.9 s"), (61, "1 min 01 s"), (3600 * 3 + 600, "3 h 10 min")]
+)
+def test_seconds_become_minutes_and_hours(seconds: float, text: str) -> None:
+    assert number_text.format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 kB"), (2_500_000_000, "2.5 GB"), (3e15, "3000.0 TB")],
+)
+def test_size_has_a_unit(size: float, text: str) -> None:
+    assert number_text.format_size(size) == text
+
+
+def test_share_of_nothing_is_no_number() -> None:
+    assert number_text.format_percent(0, 0) == number_text.NO_NUMBER
+    assert number_text.format_percent(1, 3) == "33.3 %"
+
+
+@given(st.text())
+def test_visible_text_moves_no_cursor_and_keeps_every_line(text: str) -> None:
+    shown = escape_control_characters(text)
+
+    assert {character for character in shown if unicodedata.category(character) == "Cc"} <= {"\n", "\t"}
+    assert shown.count("\n") == text.count("\n")
+    assert escape_control_characters(shown) == shown
+
+
+def test_grid_sets_numbers_to_the_right_and_cuts_nothing_in_a_pipe() -> None:
+    screen = plain_console()
+    long = "x" * 3000
+    screen.print(make_grid(["name", "count", "share"], [("a", 5, "1.0 %"), (long, 1234, "100.0 %")], indent=0))
+
+    head, first, second = said(screen)
+    assert second.split() == [long, "1,234", "100.0 %"[:5], "%"]
+    assert first.index("5") == head.index("count") + 4
+    assert first.rstrip().endswith("  1.0 %")
+
+
+def test_markup_in_data_is_text() -> None:
+    screen = plain_console()
+    screen.print(make_grid(["reason"], [("[red]no[/red] :smile:",)], indent=0))
+
+    assert said(screen)[1].strip() == "[red]no[/red] :smile:"
+
+
+# ── The short report ──
+
+
+def test_summary_adds_up_every_dataset(built: CliProject) -> None:
+    lines = [line.split() for line in console.summarize_recipe(built.project).splitlines()]
+    rows = {line[0]: line[1:4] for line in lines if line and line[0] in ("chats", "tasks", "notes", "all")}
+
+    assert rows == {
+        "chats": [str(CHATS + 1), str(CHATS), "1"],
+        "tasks": [str(TASKS), str(TASKS), "0"],
+        "notes": [str(NOTES), str(NOTES), "0"],
+        "all": [str(CHATS + 1 + TASKS + NOTES), str(CHATS + TASKS + NOTES), "1"],
+    }
+
+
+def test_summary_says_why_where_and_what_next(built: CliProject) -> None:
+    text = console.summarize_recipe(built.project)
+
+    assert "1 invalid_json" in text
+    assert str(built.folder / ".rowmill" / "small" / "{chats,tasks,notes}" / "packed_shards") in text
+    assert "all that apply passed" in text
+    assert "rowmill inspect small -n 2" in text
+    assert "--root" not in text
+
+
+def test_summary_s_commands_name_a_root_that_is_not_the_project_s(built: CliProject, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(built.folder / ".rowmill", elsewhere)
+
+    text = console.summarize_recipe(runner.open_project(Path(built.recipe), str(elsewhere)))
+    assert f"rowmill stats small --root {elsewhere}" in text
+
+
+def test_summary_of_half_a_build_shows_what_is_there_and_how_to_go_on(tmp_path: Path) -> None:
+    project = CliProject(tmp_path).write()
+    assert project.rowmill("build", "--only", "raw_dataset") == main.DONE
+
+    text = console.summarize_recipe(project.project)
+    assert "rowmill build small" in text
+    assert number_text.NO_NUMBER in text
+
+
+# ── Progress ──
+
+
+def test_rates_word_speed_and_what_is_left() -> None:
+    assert progress.format_rates(5, 20, 1000, 50_000, 10.0) == "100 rows/s, 5k tokens/s, 30.0 s left"
+    assert progress.format_rates(5, 20, 1000, 0, 10.0) == "100 rows/s, 30.0 s left"
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"), [(0, "0"), (999.4, "999"), (999.6, "1k"), (12_340, "12.3k"), (1.24e6, "1.24M"), (7e9, "7G")]
+)
+def test_rate_has_three_digits(rate: float, text: str) -> None:
+    assert progress.format_short_number(rate) == text
+
+
+def test_progress_without_terminal_speaks_every_five_seconds(built: CliProject) -> None:
+    project, screen, aside = built.project, plain_console(), plain_console()
+    steps = runner.plan_steps(project)
+    with progress.BuildProgress(project, steps, screen, aside) as watch:
+        for second in range(1, 13):
+            watch("chats/raw_dataset", done=second, total=24, rows=100 * second, tokens=0, seconds=float(second))
+
+    assert said(aside) == [
+        "chats/raw_dataset: 5 of 24 parts, 100 rows/s, 19.0 s left",
+        "chats/raw_dataset: 10 of 24 parts, 100 rows/s, 14.0 s left",
+    ]
+    assert [line.strip() for line in said(screen) if "chats" in line] == ["chats"]
+
+
+def test_progress_on_a_terminal_leaves_only_finished_steps(built: CliProject) -> None:
+    project = built.project
+    screen = Console(file=io.StringIO(), force_terminal=True, width=120, color_system=None)
+    steps = runner.plan_steps(project)[:1]
+    with progress.BuildProgress(project, steps, screen, plain_console()) as watch:
+        watch(steps[0].name, done=1, total=2, rows=10, tokens=0, seconds=1.0)
+        report = runner.run_step(project, steps[0], {})
+        watch.tell(steps[0], report, runner.check_step(project, steps[0], report.manifest))
+
+    assert isinstance(screen.file, io.StringIO)
+    shown = Text.from_ansi(screen.file.getvalue()).plain
+    assert f"reused  {CHATS + 1} records · 1 file · 1 part" in shown

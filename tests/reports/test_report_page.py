@@ -1,0 +1,299 @@
+"""The report and the pages of expectations: complete, harmless, small, and leading somewhere."""
+
+import http.client
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import urldefrag
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rowmill import stats
+from rowmill.build import runner
+from rowmill.checks import expectations_page, judge
+from rowmill.core import html
+from rowmill.reports import report_page
+from rowmill.schema import manifest
+from tests.support.recipes import PAIR, Built, Road, chat, pair
+
+HOSTILE = '<script>alert(1)</script><img src="http://evil.invalid/x.png">"\'&'
+
+
+class Page(HTMLParser):
+    """What a browser would make of a page: its links, its anchors, the elements it has, the words it shows."""
+
+    def __init__(self, markup: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.words = ""
+        self.feed(markup)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+    def values(self, name: str, tag: str | None = None) -> list[str]:
+        return [value for of, key, value in self.attributes if key == name and tag in (None, of)]
+
+
+def rows() -> list[dict[str, object]]:
+    good = [chat(i, turns=1 + i % 3) for i in range(40)]
+    good[3]["messages"][0]["content"] = HOSTILE
+    return [*good, {"messages": HOSTILE}, {"messages": []}, {"messages": [{"role": 7, "content": "x"}]}]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    road = Road(tmp_path_factory.mktemp("report"))
+    chats = {"source": {"train_urls": [road.write("chats.jsonl", rows())]}, "format": {"kind": "chat"}}
+    pairs = {"source": {"train_urls": [road.write("pairs.jsonl", [pair(i) for i in range(30)])]}, "format": PAIR}
+    return road.recipe({"chats": chats, "pairs": pairs}).build()
+
+
+@pytest.fixture(scope="module")
+def folder(built: Built) -> Path:
+    return Path(report_page.write_report(built.project)).parent
+
+
+@pytest.fixture(scope="module")
+def page(folder: Path) -> Page:
+    return Page((folder / "report.html").read_text(encoding="utf-8"))
+
+
+def pages(folder: Path) -> Iterator[Path]:
+    yield from folder.rglob("*.html")
+
+
+# ── Alone ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_no_page_can_ask_for_anything_outside_itself(folder: Path) -> None:
+    for path in pages(folder):
+        page = Page(path.read_text(encoding="utf-8"))
+        assert html.CONTENT_POLICY in page.values("content", "meta")
+        assert not {"link", "img", "iframe", "object", "embed", "base"} & set(page.tags), path
+        assert page.values("src") == []
+
+
+def test_text_from_data_is_shown_and_is_never_markup(page: Page) -> None:
+    assert page.tags.count("script") == 1
+    assert "alert(1)" in page.words
+    assert [name for _, name, _ in page.attributes if name.startswith("on")] == []
+
+
+@given(st.text())
+def test_words_of_any_kind_come_back_as_text(words: str) -> None:
+    shown = Page(f"<p>{html.escape_text(words)}</p>")
+
+    assert shown.tags == ["p"]
+    assert len(shown.words) >= len(words)
+
+
+@given(st.text(max_size=200), st.integers(8, 200))
+def test_clipped_text_fits_and_is_a_beginning(words: str, most: int) -> None:
+    shown = html.clip_text(words, most)
+
+    kept = shown.rsplit(" … (", 1)[0] if shown != words else words
+    assert words.startswith(kept)
+    assert len(html.escape_text(kept).encode()) <= most
+
+
+def test_every_link_leads_to_a_page_and_an_anchor_of_it(folder: Path) -> None:
+    anchors = {path: set(Page(path.read_text(encoding="utf-8")).values("id")) for path in pages(folder)}
+    for path in pages(folder):
+        for target in Page(path.read_text(encoding="utf-8")).values("href", "a"):
+            file, anchor = urldefrag(target)
+            found = (path.parent / file).resolve() if file else path.resolve()
+            assert found in {one.resolve() for one in anchors}, target
+            assert not anchor or anchor in anchors[Path(found)], target
+
+
+# ── Complete ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_report_shows_every_stage_and_each_picture(built: Built, page: Page) -> None:
+    ids = page.values("id")
+    drawn = sum(
+        sum(1 for one in report.manifest.histograms.values() if sum(one.counts)) + bool(report.manifest.token_ledger)
+        for report, _ in built.steps.values()
+    )
+
+    assert {"/".join(step.key[1:]) for step in runner.plan_steps(built.project)} <= set(ids)
+    assert page.tags.count("svg") == drawn
+
+
+def test_samples_colour_every_token_and_underline_those_that_train(built: Built, page: Page) -> None:
+    examples = {one["example_id"]: one for name in ("chats", "pairs") for one in built.examples(name)}
+    titles = [title for title in page.values("title", "span") if " tokens, " in title]
+    shown = re.findall(r"(\S+#\d+) · (?:train|validation)", page.words)
+
+    assert len(shown) == 2 * report_page.SAMPLES_PER_DATASET
+    assert len(set(shown)) == len(shown)
+    assert sum(int(title.split()[0]) for title in titles) == sum(examples[name]["tokens"] for name in shown)
+    trained = sum(int(title.split()[0]) for title in titles if title.endswith(", trained"))
+    assert trained == sum(examples[name]["trained_tokens"] for name in shown)
+
+
+def test_kinds_of_an_example_are_those_of_its_spans() -> None:
+    example = {
+        "input_ids": [1, 2, 3, 4], "loss_mask": [False, False, True, False],
+        "span_starts": [0, 1, 3], "span_kinds": [6, 2, 6],
+    }  # fmt: skip
+
+    assert report_page.list_token_kinds(example) == [
+        ("template", False), ("assistant", False), ("assistant", True), ("template", False),
+    ]  # fmt: skip
+
+
+def test_rejects_can_be_chosen_by_each_reason(built: Built, page: Page) -> None:
+    reasons = {reason for reason in page.values("value", "option") if reason}
+
+    assert reasons == {reason for _, reason in built.rejects("chats")}
+    assert sorted(page.values("data-reason", "tr")) == sorted(reason for _, reason in built.rejects("chats"))
+
+
+def test_failed_gate_is_named_with_what_was_not_built(tmp_path: Path) -> None:
+    road = Road(tmp_path).one("chats.jsonl", rows(), gates={})
+    road.recipe(
+        {"rows": {"source": {"train_urls": ["data/chats.jsonl"]}, "format": {"kind": "chat"}}},
+        gates={"rejects": {"at_most": 0.01}},
+    )
+    with pytest.raises(judge.GateError):
+        road.build()
+
+    page = Page(Path(report_page.write_report(road.project)).read_text(encoding="utf-8"))
+
+    assert "Not built: rows/tokenized_examples" in page.words
+    assert "rejects: 0.0697674" in page.words
+    assert "expectations/rows-canonical_rows.html#rejects" in page.values("href")
+
+
+def test_waiver_is_shown_in_report_and_expectations(tmp_path: Path) -> None:
+    reason = "three bad rows are what this test is about"
+    road = Road(tmp_path).one("chats.jsonl", rows())
+    road.recipe(
+        {"rows": {"source": {"train_urls": ["data/chats.jsonl"]}, "format": {"kind": "chat"}}},
+        gates={"rejects": {"at_most": 0.01}, "waivers": [{"law": "rejects", "at_most": 0.2, "reason": reason}],
+               "split_share": {"at_most": 1}, "fill": {"at_least": 0}, "filler_share": {"at_most": 1},
+               "rank_balance": {"at_most": 1}},
+    )  # fmt: skip
+    built = road.build()
+
+    report = Path(report_page.write_report(road.project))
+    docs = report.parent / "expectations" / "rows-canonical_rows.html"
+
+    assert report.read_text(encoding="utf-8").count(reason) >= 2
+    assert reason in docs.read_text(encoding="utf-8")
+    assert any(reason in waiver for waiver in built.manifest("gpu_partitions").waivers)
+
+
+# ── Small, and written when something changed ──────────────────────────────────────────────────────
+
+
+@pytest.mark.slow
+def test_report_of_huge_rows_and_rejects_stays_small(tmp_path: Path) -> None:
+    long = [chat(i, turns=3, words=1200) for i in range(12)]
+    bad = [{"messages": f"{i} " + "<&>" * 60_000} for i in range(60)]
+    built = Road(tmp_path).one("rows.jsonl", [*long, *bad], packing={"slice_strategy": "split"}).build()
+
+    size = Path(report_page.write_report(built.project)).stat().st_size
+
+    assert report_page.MAX_REJECT_BYTES + report_page.MAX_SAMPLE_BYTES <= report_page.MAX_PAGE_BYTES // 2
+    assert size < report_page.MAX_PAGE_BYTES
+
+
+def test_report_is_written_again_only_when_it_says_something_else(tmp_path: Path) -> None:
+    road = Road(tmp_path).one("chats.jsonl", rows())
+    path = Path(report_page.write_report(road.build().project))
+    first = path.read_text(encoding="utf-8")
+    path.write_text(first.replace("<h1>", "<h1>the same "), encoding="utf-8")
+
+    report_page.write_report(road.build().project)
+    unchanged = path.read_text(encoding="utf-8")
+    road.write("chats.jsonl", rows()[:-1])
+    report_page.write_report(road.build().project)
+
+    assert "<h1>the same " in unchanged
+    assert "<h1>the same " not in path.read_text(encoding="utf-8")
+
+
+# ── Expectations ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_expectations_of_a_stage_are_one_each_with_what_was_asked_and_observed(built: Built, folder: Path) -> None:
+    step = runner.find_step(built.project, ("road", "chats", "canonical_rows"))
+    made = built.manifest("chats", "canonical_rows")
+    page = Page((folder / "expectations" / "chats-canonical_rows.html").read_text(encoding="utf-8"))
+
+    assert page.values("id") == [one.law for one in step.terms]
+    assert "expect_column_max_to_be_between(column='rejects', max_value=1" in page.words
+    assert f"{made.facts['rejects']:.9g}" in page.words
+
+
+def test_law_judged_alone_hides_no_other_verdict(tmp_path: Path) -> None:
+    road = Road(tmp_path).one("chats.jsonl", rows())
+    project = road.build().project
+    step = runner.find_step(project, ("road", "rows", "canonical_rows"))
+    made = manifest.load_current(project.store, step.key)
+    assert made is not None
+
+    [alone] = runner.check_step(project, step, made, only={"rejects"})
+
+    _, shown = stats.query_views(project.store, "SELECT law FROM findings WHERE stage = 'canonical_rows' ORDER BY law")
+    docs = project.store.read(expectations_page.expectations_page_path(step.key)).decode()
+    assert alone.law == "rejects"
+    assert [law for (law,) in shown] == sorted(one.law for one in step.terms)
+    assert f"{len(step.terms)} of {len(step.terms)} judged" in docs
+
+
+# ── Served ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "report.html").write_text("<p>whole</p>", encoding="utf-8")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    command = [sys.executable, "-m", "rowmill.reports.server", str(tmp_path), "127.0.0.1", str(port)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        try:
+            yield process, port
+        finally:
+            process.kill()
+
+
+def _get(port: int, path: str, host: str = "127.0.0.1:1") -> tuple[int, bytes]:
+    while True:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        try:
+            connection.request("GET", path, headers={"Host": host})
+        except ConnectionRefusedError:
+            continue
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+
+def test_reports_are_served_to_this_machine_only_and_until_whoever_asked_for_them_is_gone(
+    served: tuple["subprocess.Popen[bytes]", int],
+) -> None:
+    process, port = served
+
+    assert _get(port, "/demo/report.html") == (200, b"<p>whole</p>")
+    assert _get(port, "/demo/")[0] == 404
+    assert _get(port, "/../secret")[0] == 404
+    assert _get(port, "/demo/report.html", host="evil.invalid:80")[0] == 403
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(timeout=60) == 0

@@ -1,0 +1,111 @@
+"""The house stands as drawn: floors, rooms, and nothing of Dagster in the engine.
+
+What belongs here: that the contracts of pyproject.toml hold, and that they would notice. What does not: the contracts.
+"""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = {"torch", "transformers", "datasets", "great_expectations", "ray", "pandas"}
+
+
+def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run import-linter over the packages in `folder`."""
+    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-cache"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder / "pipelines"), str(folder / "assets")])}
+    return subprocess.run(command, check=False, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def imports_of(source: str, *, at_load: bool) -> Iterator[str]:
+    """Yield the modules that a source imports, only those imported when it is loaded if `at_load`."""
+    tree = ast.parse(source)
+    inside = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        if at_load and id(node) in inside:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+def test_layers_hold() -> None:
+    result = lint_imports(ROOT)
+
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("pipelines/rowmill/formats/filters.py", "import rowmill.stats"),
+        ("pipelines/rowmill/sources/urls.py", "from rowmill.conversation.truncation import Truncation"),
+        ("pipelines/rowmill/schema/rows.py", "from rowmill.formats import Format"),
+        ("pipelines/rowmill/packing/plan.py", "from rowmill.recipe import recipe"),
+        ("pipelines/rowmill/build/runner.py", "import dagster"),
+        ("pipelines/rowmill/stages/raw_dataset.py", "from rowmill.stages import parsed_records"),
+        ("pipelines/rowmill/schema/manifest.py", "from dagster_rowmill import metadata"),
+        ("pipelines/rowmill/unplaced.py", "import rowmill.schema.rows"),
+    ],
+)
+def test_layers_notice_an_import_across_them(tmp_path: Path, module: str, line: str) -> None:
+    for package in ("assets", "pipelines"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    with (tmp_path / module).open("a", encoding="utf-8") as handle:
+        handle.write(f"\n{line}\n")
+
+    result = lint_imports(tmp_path)
+
+    assert result.returncode == 1, f"a planted `{line}` in {module} went unnoticed"
+    assert "BROKEN" in result.stdout or "unplaced" in result.stdout
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "pipelines").rglob("*.py")), ids=lambda path: path.stem)
+def test_engine_module_loads_nothing_heavy_at_import(path: Path) -> None:
+    loaded = {name.split(".")[0] for name in imports_of(path.read_text(encoding="utf-8"), at_load=True)}
+
+    assert loaded & HEAVY == set(), "import it inside the function that needs it"
+
+
+EXTENDED = {"event_log": ["dagster._core.storage.event_log"]}
+"""What a class that `dagster.yaml` names extends (decision 17); Dagster names its own there by this module, too."""
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "assets").rglob("*.py")), ids=lambda path: path.stem)
+def test_asset_module_keeps_its_annotations_and_to_public_dagster(path: Path) -> None:
+    """Dagster compares annotations when it loads definitions, so they must not become strings."""
+    every = set(imports_of(path.read_text(encoding="utf-8"), at_load=False))
+
+    assert "__future__" not in every
+    private = [name for name in every if name.startswith(("dagster._", "dagster_shared", "dagster_pipes"))]
+    assert private == EXTENDED.get(path.stem, [])
+
+
+POSSESSIVE_GROUP = re.compile(r"(?<!\\)\)(?:[*+?]|\{[0-9,]+\})\+|\(\?>")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "pipelines").rglob("*.py")), ids=lambda path: path.stem)
+def test_pattern_has_no_group_that_gives_nothing_back(path: Path) -> None:
+    """Python before 3.11.5, Debian 12's among them, forgets where such a group began when it fails half-way."""
+    patterns = [
+        ast.unparse(node.args[0])
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("re.") and node.args
+    ]
+
+    assert [text for text in patterns if POSSESSIVE_GROUP.search(text)] == []

@@ -1,0 +1,101 @@
+"""What exporters are handed: segments taken from shards in any grouping; what is refused before it is written."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rowmill.core.errors import IntegrityError
+from rowmill.exports import native
+from rowmill.shards import gather
+from rowmill.shards.sequences import SegmentFiles, SequenceBatch, require_valid_tokens, take_segments
+from tests.support.export_cases import VECTOR, sequences
+
+SEGMENT = st.lists(st.tuples(st.integers(0, 99), st.integers(0, 1)), min_size=1, max_size=5).map(
+    lambda tokens: ([i for i, _ in tokens], [0, *(m for _, m in tokens[1:])])
+)
+FILES = st.lists(st.lists(st.lists(SEGMENT, min_size=1, max_size=3), min_size=1, max_size=3), min_size=1, max_size=3)
+"""Files of sequences of segments (ids, mask)."""
+
+
+def shelf_of(files: list[list[list[tuple[list[int], list[int]]]]], folder: Path) -> SegmentFiles:
+    paths: list[str] = []
+    for number, content in enumerate(files):
+        table = native.make_packed_table(sequences(content))
+        place = table.schema.get_field_index("dataset")
+        path = folder / f"{number}.arrow"
+        gather.write_scratch_file(
+            table.set_column(place, "dataset", pa.array([f"d{number}"] * len(content))), str(path)
+        )
+        paths.append(str(path))
+    counts = [sum(len(one) for one in content) for content in files]
+    return SegmentFiles(tuple(paths), np.concatenate(([0], np.cumsum(counts))))
+
+
+@settings(deadline=None, max_examples=40)
+@given(files=FILES, data=st.data())
+def test_take_returns_the_wanted_segments_in_the_wanted_grouping(
+    tmp_path_factory: pytest.TempPathFactory, files: Any, data: st.DataObject
+) -> None:
+    shelf = shelf_of(files, tmp_path_factory.mktemp("shelf"))
+    every = [segment for content in files for one in content for segment in one]
+    homes = [f"d{i}" for i, content in enumerate(files) for one in content for _ in one]
+    wanted = data.draw(st.lists(st.integers(0, len(every) - 1), min_size=1, max_size=9))
+    cuts = data.draw(st.sets(st.integers(1, len(wanted)), max_size=3))
+    offsets = np.array([0, *sorted(cuts | {len(wanted)})])
+
+    taken = take_segments(shelf, np.array(wanted), offsets)
+    gather.drop_scratch_maps()
+
+    assert taken.ids.tolist() == [i for number in wanted for i in every[number][0]]
+    assert taken.trained.tolist() == [bool(m) for number in wanted for m in every[number][1]]
+    assert np.diff(taken.offsets).tolist() == [len(every[number][0]) for number in wanted]
+    assert taken.sequence_offsets.tolist() == offsets.tolist()
+    assert taken.datasets.to_pylist() == [homes[wanted[first]] for first in offsets[:-1]]
+    require_valid_tokens(taken, vocab_size=100, where="here")
+
+
+def test_take_carries_weights_and_open_attention(tmp_path: Path) -> None:
+    one = sequences(VECTOR, weights=[0, 0.5, 2, 0, 0.25], is_open=True)
+    table = native.make_packed_table(one)
+    place = table.schema.get_field_index("dataset")
+    gather.write_scratch_file(table.set_column(place, "dataset", pa.array(["d"])), str(tmp_path / "a.arrow"))
+
+    taken = take_segments(
+        SegmentFiles((str(tmp_path / "a.arrow"),), np.array([0, 2])), np.array([0, 1]), np.array([0, 2])
+    )
+    gather.drop_scratch_maps()
+
+    assert taken.weights is not None
+    assert taken.weights.tolist() == [0, 0.5, 2, 0, 0.25]
+    assert taken.is_open.tolist() == [True]
+    assert taken.spans()[0].tolist() == [0, 5]
+
+
+def vector(**changes: Any) -> SequenceBatch:
+    return replace(sequences(VECTOR), **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"ids": np.array([10, 100, 2, 20, 2], np.int32)}, r"token id 100 in example e0#0; ids are 0 to 99"),
+        ({"ids": np.array([10, 11, 2, -1, 2], np.int32)}, r"token id -1 in example e1#0"),
+        ({"offsets": np.array([0, 5, 5])}, r"an empty segment of example e1#0"),
+        ({"trained": np.array([False, True, True, False])}, r"a mask of 4 positions for 5 tokens"),
+        ({"weights": np.zeros(6, np.float32)}, r"a mask of 6 positions for 5 tokens"),
+        ({"trained": np.array([False, True, True, True, True])}, r"example e1#0 trains on the first token"),
+    ],
+)
+def test_unsound_sequences_are_refused_before_anything_is_written(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(IntegrityError, match=f"here: {said}"):
+        require_valid_tokens(vector(**changes), vocab_size=100, where="here")
+
+
+def test_sound_sequences_pass() -> None:
+    require_valid_tokens(vector(), vocab_size=21, where="here")

@@ -1,0 +1,228 @@
+"""Small files share parts: fewer parts, the same rows, the same way back to file and line, and changes stay local.
+
+What belongs here: groups of source parts, and builds over many small files. What does not: cutting one file
+(`test_sources.py`).
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rowmill.build import runner
+from rowmill.inspection.trace import trace_row, trace_source
+from rowmill.sources import FileScan, PartGroup, SourcePart, group_parts
+from rowmill.sources.sharing import MAX_GROUP_BYTES, MEAN_GROUP_BYTES, SMALL_FILE_BYTES
+from rowmill.stages import inputs
+from tests.support.recipes import CHAT, Built, Road, chat
+
+FILES = 700
+"""So many that they make several groups, each of a few hundred."""
+
+
+# ── Groups ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def file_of(name: str, *, content_bytes: int = 2000, parts: int = 1, **other: Any) -> FileScan:
+    """Return the scan of a file; its digests follow from its name."""
+    made = tuple(
+        SourcePart(
+            url=name, split_hint=None, index=index, offset=0, length=content_bytes, first_line=1, first_record=1,
+            records=1, sha256=hashlib.sha256(f"{name} {index}".encode()).hexdigest(), part_id=f"{name}-{index}",
+            reader="json_lines", arrow=False, stamp="s", staged=None, content_bytes=content_bytes,
+        )
+        for index in range(parts)
+    )  # fmt: skip
+    made = tuple(replace(part, **other) for part in made)
+    return FileScan(name, made[0].split_hint, made[0].reader, "s", records=parts, parts=made)
+
+
+def many(count: int, **options: Any) -> list[FileScan]:
+    return [file_of(f"f{number:05d}", **options) for number in range(count)]
+
+
+def cost(group: PartGroup) -> int:
+    return sum(part.content_bytes or 0 for part in group)
+
+
+def test_groups_are_the_parts_in_their_order() -> None:
+    scans = [*many(500), file_of("large", content_bytes=SMALL_FILE_BYTES, parts=3), *many(300, content_bytes=100_000)]
+
+    groups = group_parts(scans)
+
+    assert [*chain(*groups)] == [part for scan in scans for part in scan.parts]
+    assert len(groups) < 100
+    assert max(map(cost, groups)) <= MAX_GROUP_BYTES
+
+
+def test_groups_of_many_small_files_have_the_mean_size() -> None:
+    groups = group_parts(many(20_000))
+
+    assert 0.8 * MEAN_GROUP_BYTES < 20_000 * (2000 + 4096) / len(groups) < 1.2 * MEAN_GROUP_BYTES
+
+
+def test_files_that_fill_a_part_share_none() -> None:
+    scans = [file_of(f"large{number}", content_bytes=SMALL_FILE_BYTES) for number in range(5)]
+
+    assert {len(group) for group in group_parts(scans)} == {1}
+
+
+def test_last_part_of_a_large_file_shares_none() -> None:
+    scans = [file_of("large", content_bytes=10, parts=2), file_of("a", content_bytes=10)]
+
+    assert [len(group) for group in group_parts(scans)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("other", [{"split_hint": "validation"}, {"reader": "delimited"}, {"arrow": True}])
+def test_files_of_another_split_or_kind_go_apart(other: dict[str, Any]) -> None:
+    first, second = [file_of(f"a{n}") for n in range(5)], [file_of(f"b{n}", **other) for n in range(5)]
+
+    groups = group_parts([*first, *second])
+
+    assert all(len({(part.split_hint, part.reader, part.arrow) for part in group}) == 1 for group in groups)
+
+
+def names(groups: Iterable[Sequence[SourcePart]]) -> set[tuple[str, ...]]:
+    return {tuple(part.sha256 for part in group) for group in groups}
+
+
+def test_a_file_added_removed_or_changed_leaves_the_groups_elsewhere() -> None:
+    scans = many(3000)
+    before = group_parts(scans)
+    made = [
+        len(names(group_parts(changed)) - names(before))
+        for at in range(0, 3000, 31)
+        for changed in (
+            [*scans[:at], file_of(f"new{at}"), *scans[at:]],
+            [*scans[:at], *scans[at + 1 :]],
+            [*scans[:at], file_of(f"changed{at}", content_bytes=9000), *scans[at + 1 :]],
+        )
+    ]
+
+    assert len(before) > 12
+    # Its own group, and another where the file is an end.
+    assert max(made) <= 2
+    assert sum(made) / len(made) < 1.1
+
+
+# ── Builds ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def write_many(folder: Path, *, large: bool = True) -> Road:
+    """Write a dataset of many files with one row each, and one that has parts of its own."""
+    road = Road(folder)
+    for number in range(FILES):
+        road.write(f"rows/r{number:04d}.jsonl", [chat(number)])
+    if large:
+        road.write("rows/t.jsonl", [chat(10_000 + number, words=60) for number in range(250)])
+    return road.recipe({"rows": {"source": {"train_urls": ["data/rows/*.jsonl"]}, "format": CHAT}})
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return write_many(tmp_path_factory.mktemp("many")).build()
+
+
+def test_small_files_are_built_in_few_parts(built: Built) -> None:
+    raw = built.manifest("rows", "raw_dataset")
+
+    assert raw.facts["files"] == FILES + 1
+    for stage in ("canonical_rows", "tokenized_examples"):
+        assert len(built.manifest("rows", stage).parts) == raw.facts["parts"] < 20
+
+
+def tokens_of(built: Built) -> list[list[int]]:
+    return [one["input_ids"] for one in built.rows_of("rows", "packed_shards", file="shard")]
+
+
+def test_shards_are_those_of_the_same_rows_in_one_file(built: Built, tmp_path: Path) -> None:
+    rows = [*map(chat, range(FILES)), *(chat(10_000 + number, words=60) for number in range(250))]
+    alone = Road(tmp_path).one("rows.jsonl", rows).build()
+
+    assert tokens_of(built) == tokens_of(alone)
+
+
+@pytest.mark.parametrize("number", [0, 1, 350, FILES - 1])
+def test_row_leads_back_to_its_file_and_line(built: Built, number: int) -> None:
+    [trace] = trace_source(built.project, f"r{number:04d}.jsonl:1")
+    [back] = trace_row(built.project, trace.row_id)
+
+    assert (back.origin.url, back.origin.line) == (f"data/rows/r{number:04d}.jsonl", 1)
+    assert json.loads(back.origin.raw) == chat(number)
+    assert [fate.state for fate in back.fates] == ["kept", "kept"]
+    assert back.examples
+    assert back.places
+
+
+def test_two_workers_make_the_bytes_of_one(built: Built, tmp_path: Path) -> None:
+    road = write_many(tmp_path)
+    project = road.project
+    execution = project.recipe.execution.model_copy(update={"workers": 2})
+
+    steps = runner.build(replace(project, recipe=project.recipe.model_copy(update={"execution": execution})))
+
+    assert {"/".join(step.key[1:]): report.version for step, report, _ in steps} == built.versions()
+
+
+def test_changed_file_makes_its_group_alone(tmp_path: Path) -> None:
+    road = write_many(tmp_path, large=False)
+    first = road.build()
+    groups = inputs.load_part_groups(first.manifest("rows", "raw_dataset").details)
+    assert len(groups) > 2
+
+    # Not the last of its group: that one decides where the group ends.
+    changed = groups[1][0]
+    road.write(changed.url.removeprefix("data/"), [chat(99_999)])
+    reports = {step.name: report for step, report, _ in runner.build(road.project)}
+
+    for stage in ("canonical_rows", "tokenized_examples"):
+        assert reports[stage].parts - reports[stage].parts_reused == 1
+        assert reports[stage].rows_made == len(groups[1])
+
+
+def test_records_beyond_max_items_are_left_out_across_files(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+    for number in range(6):
+        road.write(f"rows/r{number}.jsonl", [chat(2 * number), chat(2 * number + 1)])
+    road.recipe({"rows": {"source": {"train_urls": ["data/rows/"]}, "format": CHAT, "filters": {"max_items": 5}}})
+
+    made = road.build().manifest("rows", "canonical_rows")
+
+    assert len(made.parts) == 1
+    assert (made.facts["kept"], made.facts["accounted"]) == (5, 0)
+    assert ("not_taken", "", 7) in made.ledger
+
+
+def test_tables_in_small_files_keep_a_part_each(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+    for number in range(30):
+        road.write(f"sales/s{number:02d}.csv", f"shop,units\nnorth {number},{number}\nsouth,{100 + number}\n".encode())
+    held = [road.write(f"held{number}.csv", f"shop,units\nwest {number},7\n".encode()) for number in range(3)]
+    source = {"train_urls": ["data/sales/"], "validation_urls": held}
+    road.recipe({"rows": {"source": source, "format": {"kind": "records"}, "splits": {"test": 0}}})
+
+    made = road.build()
+
+    # A cell that does not fit is found again by its place in its part.
+    assert len(made.manifest("rows", "canonical_rows").parts) == 33
+    assert made.manifest("rows", "canonical_rows").facts["splits"] == {"train": 60, "validation": 3}
+    [trace] = trace_source(made.project, "s17.csv:2")
+    assert b"117" in trace.origin.raw
+    assert trace.examples
+
+
+def test_manifest_of_before_files_shared_parts_has_each_alone(built: Built) -> None:
+    details = {"scans": built.manifest("rows", "raw_dataset").details["scans"]}
+
+    assert all(len(group) == 1 for group in inputs.load_part_groups(details))
+
+
+def test_single_file_is_identified_as_before_files_shared_parts(tmp_path: Path) -> None:
+    made = Road(tmp_path).one("rows.jsonl", [chat(number) for number in range(20)]).build()
+
+    assert set(made.manifest("rows", "raw_dataset").card) == {"parts"}

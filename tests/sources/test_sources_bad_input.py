@@ -1,0 +1,418 @@
+"""Broken input on purpose: a bad row is one reject, a broken file is one clear error, nothing is guessed.
+
+What belongs here: damage to rows, files and staged copies. What does not: wrong recipes and whole files
+(`test_sources.py`).
+"""
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rowmill.core.errors import IntegrityError, PipelineError, SchemaError, SourceError
+from rowmill.core.storage import Store
+from rowmill.sources import Files, FileScan, HuggingFaceSource, RawRecord, StoreStager, read_records, scan_source
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+}
+
+
+def scan_file(path: Path) -> FileScan:
+    """Scan one file, staging in the folder above its own; a text file is cut into lines."""
+    source = Files(train_urls=[path.name], sample_by="line" if path.suffix == ".txt" else "document")
+    return scan_source(source, path.parent, StoreStager(Store(str(path.parent.parent)), "raw"), {})[0]
+
+
+def read_file(path: Path) -> list[RawRecord]:
+    one = scan_file(path)
+    found = [record for part in one.parts for record in read_records(part, path.parent)]
+    assert len(found) == one.records
+    return found
+
+
+def reasons(records: list[RawRecord]) -> list[str | None]:
+    return [record.rejected.reason if record.rejected else None for record in records]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return an empty folder for source files."""
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data"
+
+
+# Rows
+
+DEEP_64 = '{"a":' + "[" * 63 + "]" * 63 + "}"
+DEEP_65 = '{"a":' + "[" * 64 + "]" * 64 + "}"
+
+BAD_LINES = [
+    (b'{"a":"\xff"}', "not_utf8", "0xff at position 6"),
+    (b'{"a":"\xed\xa0\x80"}', "not_utf8", "0xed"),
+    ("{}".encode("utf-16"), "not_utf8", "0xff"),
+    (b'{"a":1', "invalid_json", ""),
+    (b"{'a':1}", "invalid_json", ""),
+    (b"hello", "invalid_json", ""),
+    (b'{"a":1}{"b":2}', "invalid_json", ""),
+    (b'{"a":NaN}', "invalid_json", ""),
+    (b'{"a":-Infinity}', "invalid_json", ""),
+    (b'{"a":1e999}', "invalid_json", "infinity"),
+    (b'{"a":"\\ud800"}', "invalid_json", "surrogate"),
+    (b'{"a":"\x01"}', "invalid_json", ""),
+    (b"\x0c", "invalid_json", ""),
+    (b'{"a":' + b"9" * 5000 + b"}", "invalid_json", "4,300 digits"),
+    (b'{"a":' + b"9" * 400 + b',"b":1e999}', "invalid_json", "infinity"),
+    (b'{"a":' + b"9" * 400 + b',"b":"\\ud800"}', "invalid_json", ""),
+    (b'{"a":' + b"9" * 400 + b',"b":NaN}', "invalid_json", ""),
+    (b"[1]", "not_an_object", "a list"),
+    (b"1", "not_an_object", "an integer"),
+    (b"123456789012345678901234567890", "not_an_object", "an integer"),
+    (b'"text"', "not_an_object", "a string"),
+    (b"null", "not_an_object", "null"),
+    (DEEP_65.encode(), "too_deep", "64"),
+    (b"[" * 100_000, "too_deep", "64"),
+    (b'{"a":' * 1500 + b"1" + b"}" * 1500, "too_deep", "64"),
+    # Cut inside a string, and full of quotes: brackets in it do not nest, and looking for them takes no longer.
+    (b'{"page":"' + b'[\\"' * 200_000, "invalid_json", ""),
+    (b'{"page":"' + b'[\\"' * 200_000 + b"\\", "invalid_json", ""),
+    (b'{"n":' + b"1" * 30 + b',"a":' + b"[" * 900 + b"]" * 900 + b"}", "too_deep", "64"),
+]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason", "detail"), BAD_LINES, ids=[f"{n}-{one[1]}" for n, one in enumerate(BAD_LINES)]
+)
+def test_bad_line_is_one_reject_between_its_neighbours(folder: Path, line: bytes, reason: str, detail: str) -> None:
+    (folder / "a.jsonl").write_bytes(b'{"n":1}\n' + line + b'\n{"n":2}\n')
+
+    before, bad, after = read_file(folder / "a.jsonl")
+
+    assert (before.value, after.value) == ({"n": 1}, {"n": 2})
+    assert (bad.number, bad.line, bad.raw, bad.value) == (1, 2, line, None)
+    assert bad.rejected is not None
+    assert bad.rejected.reason == reason
+    assert detail in bad.rejected.detail
+
+
+@pytest.mark.parametrize("line", [DEEP_64, '{"a":"' + "[" * 100 + '"}', json.dumps({"a": [[1]] * 100})])
+def test_line_with_many_brackets_that_is_not_too_deep_passes(folder: Path, line: str) -> None:
+    (folder / "a.jsonl").write_text(line + "\n")
+
+    assert [record.value for record in read_file(folder / "a.jsonl")] == [json.loads(line)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.binary(max_size=20).map(lambda raw: raw.replace(b"\n", b"")), max_size=8))
+def test_any_bytes_give_one_record_per_line_and_never_an_exception(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]
+) -> None:
+    folder = tmp_path_factory.mktemp("any", numbered=True) / "data"
+    folder.mkdir()
+    content = b"\n".join(lines)
+    (folder / "a.jsonl").write_bytes(content)
+
+    found = read_file(folder / "a.jsonl")
+
+    kept = [(number, line) for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1)]
+    assert [(one.line, one.raw) for one in found] == [(number, line) for number, line in kept if line.strip(b" \t\r")]
+    assert all((one.value is None) != (one.rejected is None) for one in found)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.tsv"])
+def test_text_that_is_not_utf8_rejects_its_row_only(folder: Path, name: str) -> None:
+    (folder / name).write_bytes(b"text\nok\nb\xe4d\nfine\n")
+
+    found = read_file(folder / name)
+
+    assert reasons(found)[-3:] == [None, "not_utf8", None]
+    assert b"b\xe4d" in found[-2].raw
+    assert [one.value and one.value["text"] for one in found][-3:] == ["ok", None, "fine"]
+
+
+def test_csv_rows_that_do_not_fit_the_header_are_rejected_with_their_cells(folder: Path) -> None:
+    (folder / "a.csv").write_text('a,b\n1,2\n1\n1,2,3\n"x"y,2\n3,4\n')
+
+    found = read_file(folder / "a.csv")
+
+    assert reasons(found) == [None, "not_an_object", "not_an_object", "not_an_object", None]
+    assert [one.line for one in found] == [1, 2, 3, 4, 5]
+    assert found[2].raw == b'["1","2","3"]'
+    assert b'\\"x\\"y,2' in found[3].raw
+    assert [one.rejected.detail for one in found if one.rejected][1] == "3 cells do not match the header"
+
+
+def test_list_elements_that_are_broken_are_rejected_one_by_one(folder: Path) -> None:
+    (folder / "a.json").write_bytes(b'[{"a": 1}, {"a" 2}, x, [3], {"a": "\xff"}, {"a":\n "b\nc"}, {"a": 4},]')
+
+    found = read_file(folder / "a.json")
+
+    assert reasons(found) == [
+        None,
+        "invalid_json",
+        "invalid_json",
+        "not_an_object",
+        "not_utf8",
+        "invalid_json",
+        None,
+    ]
+    assert [one.raw for one in found[1:4]] == [b'{"a" 2}', b"x", b"[3]"]
+
+
+def test_json_lines_under_json_whose_first_line_is_broken_say_so(folder: Path) -> None:
+    (folder / "a.json").write_text('{"a": \n{"a": 2}\n')
+
+    (found,) = read_file(folder / "a.json")
+
+    assert found.rejected is not None
+    assert found.rejected.reason == "invalid_json"
+    assert "first line" in found.rejected.detail
+
+
+def test_parquet_text_that_is_not_utf8_rejects_its_row_only(folder: Path) -> None:
+    raw = pa.array([b"ok", b"\xff", b"fine"], pa.binary())
+    text = pa.Array.from_buffers(pa.string(), 3, raw.buffers())
+    pq.write_table(pa.table({"text": text}), folder / "a.parquet")
+
+    found = read_file(folder / "a.parquet")
+
+    assert reasons(found) == [None, "not_utf8", None]
+    assert found[2].value == {"text": "fine"}
+
+
+# Files
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.tsv", "a.txt", "a.jsonl.gz", "a.csv.zst"])
+@pytest.mark.parametrize("content", [b"", b"\n \n", b"\xef\xbb\xbf"])
+def test_empty_file_has_no_records(folder: Path, name: str, content: bytes) -> None:
+    pack = COMPRESS.get(f".{name.split('.')[2]}", bytes) if name.count(".") == 2 else bytes
+    (folder / name).write_bytes(pack(content))
+    # Blank lines of a text file are records that say nothing; elsewhere they are no records.
+    blank = ["blank", "blank"] if name == "a.txt" and b"\n" in content else []
+
+    assert scan_file(folder / name).records == len(blank)
+    assert reasons(read_file(folder / name)) == blank
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_compressed_file_of_no_bytes_at_all_is_cut_short(folder: Path, suffix: str) -> None:
+    (folder / f"a.jsonl{suffix}").write_bytes(b"")
+
+    with pytest.raises(SourceError, match="cannot be read past byte 0"):
+        scan_file(folder / f"a.jsonl{suffix}")
+
+
+def test_csv_of_a_header_only_has_no_records(folder: Path) -> None:
+    (folder / "a.csv").write_text("a,b\n")
+
+    assert read_file(folder / "a.csv") == []
+
+
+LINES = b"".join(b'{"n": %d, "t": "%s"}\n' % (n, os.urandom(30).hex().encode()) for n in range(20_000))
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("kept", [0.001, 0.5, 0.9999])
+def test_compressed_file_cut_short_names_the_file_and_how_far_it_came(folder: Path, suffix: str, kept: float) -> None:
+    packed = COMPRESS[suffix](LINES)
+    (folder / f"a.jsonl{suffix}").write_bytes(packed[: int(len(packed) * kept)])
+
+    with pytest.raises(SourceError) as caught:
+        scan_file(folder / f"a.jsonl{suffix}")
+
+    assert f"a.jsonl{suffix}: its {suffix} data cannot be read past byte" in str(caught.value)
+    assert "fetch the file again" in str(caught.value)
+
+
+def test_gzip_cut_short_says_nearly_where_it_breaks(folder: Path) -> None:
+    packed = gzip.compress(LINES)
+    (folder / "a.jsonl.gz").write_bytes(packed[: len(packed) // 2])
+
+    with pytest.raises(SourceError) as caught:
+        scan_file(folder / "a.jsonl.gz")
+
+    byte = int(str(caught.value).split("past byte ")[1].split(" ")[0].replace(",", ""))
+    assert 0.4 < byte / len(LINES) < 0.6
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_compressed_file_that_is_damaged_is_one_error(folder: Path, suffix: str) -> None:
+    packed = bytearray(COMPRESS[suffix](LINES))
+    packed[len(packed) // 2] ^= 0xFF
+    (folder / f"a.jsonl{suffix}").write_bytes(packed)
+
+    with pytest.raises(SourceError, match=f"its {suffix} data cannot be read past byte"):
+        scan_file(folder / f"a.jsonl{suffix}")
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_plain_file_under_a_codecs_suffix_is_one_error(folder: Path, suffix: str) -> None:
+    (folder / f"a.jsonl{suffix}").write_bytes(b'{"a": 1}\n')
+
+    with pytest.raises(SourceError, match="cannot be read past byte 0"):
+        scan_file(folder / f"a.jsonl{suffix}")
+
+
+def test_parquet_with_another_schema_than_its_siblings_is_read(folder: Path) -> None:
+    pq.write_table(pa.table({"text": ["x"]}), folder / "a.parquet")
+    pq.write_table(pa.table({"messages": [[{"role": "user"}]], "n": [1]}), folder / "b.parquet")
+
+    assert read_file(folder / "a.parquet")[0].value == {"text": "x"}
+    assert read_file(folder / "b.parquet")[0].value == {"messages": [{"role": "user"}], "n": 1}
+
+
+@pytest.mark.parametrize("damage", ["empty", "text", "cut", "page"])
+def test_parquet_that_cannot_be_read_is_one_error(folder: Path, damage: str) -> None:
+    path = folder / "a.parquet"
+    pq.write_table(pa.table({"n": [str(number) for number in range(50_000)]}), path, row_group_size=10_000)
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    path.write_bytes(
+        {
+            "empty": b"",
+            "text": b"no parquet",
+            "cut": whole[:middle],
+            "page": whole[:middle] + bytes(4096) + whole[middle + 4096 :],
+        }[damage]
+    )
+
+    with pytest.raises(SourceError, match=r"a\.parquet: not readable as Parquet"):
+        scan_file(path)
+
+
+def test_parquet_with_one_name_twice_is_refused(folder: Path) -> None:
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"]), folder / "a.parquet")
+
+    with pytest.raises(SchemaError, match="'x'"):
+        scan_file(folder / "a.parquet")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b'[{"a": 1}, {"a": 2}', "does not end; after element 1"),
+        (b"[", "does not end; after element 0"),
+        (b'[{"a": "x}, {"b": 1}]', "does not end"),
+        (b'[{"a": 1}] [{"a": 2}]', "ends after 1 elements"),
+        (b'[1, 2]\n{"a": 1}\n', "ends after 2 elements"),
+    ],
+)
+def test_list_that_does_not_end_where_the_file_does_is_one_error(folder: Path, content: bytes, words: str) -> None:
+    (folder / "a.json").write_bytes(content)
+
+    with pytest.raises(SourceError, match=words):
+        scan_file(folder / "a.json")
+
+
+def test_csv_quote_that_never_closes_names_its_line(folder: Path) -> None:
+    (folder / "a.csv").write_text('a,b\n1,2\n3,"4\n5,6\n7,8\n')
+
+    with pytest.raises(SourceError, match="line 3: a quoted cell"):
+        scan_file(folder / "a.csv")
+
+
+@pytest.mark.parametrize(
+    ("header", "word"),
+    [(b"a,b,a\n1,2,3\n", "'a'"), (b"a,\xff\n1,2\n", "UTF-8"), (b'"a"x,b\n1,2\n', "line 1: the header")],
+)
+def test_csv_header_that_gives_no_keys_is_refused(folder: Path, header: bytes, word: str) -> None:
+    (folder / "a.csv").write_bytes(header)
+
+    with pytest.raises(SchemaError, match=word):
+        scan_file(folder / "a.csv")
+
+
+# What changes under us
+
+
+def test_file_that_changes_between_scan_and_read_is_noticed(folder: Path) -> None:
+    path = folder / "a.jsonl"
+    path.write_text('{"a": 1}\n')
+    part = scan_file(path).parts[0]
+
+    for content in ('{"a": 2}\n', "", '{"a": 1}'):
+        path.write_text(content)
+        with pytest.raises(IntegrityError, match="the file changed while the build ran"):
+            read_records(part, folder)
+    path.unlink()
+    with pytest.raises(SourceError, match=r"a\.jsonl"):
+        read_records(part, folder)
+
+
+def test_lines_appended_between_scan_and_read_do_not_disturb_the_parts(folder: Path) -> None:
+    path = folder / "a.jsonl"
+    path.write_text('{"a": 1}\n')
+    part = scan_file(path).parts[0]
+    with path.open("a") as file:
+        file.write('{"a": 2}\n')
+
+    assert [record.value for record in read_records(part, folder)] == [{"a": 1}]
+
+
+def test_staged_copy_that_is_damaged_or_gone_is_noticed(folder: Path) -> None:
+    (folder / "a.txt").write_text("one\n")
+    part = scan_file(folder / "a.txt").parts[0]
+    assert part.staged is not None
+
+    Path(part.staged).write_text("two\n")
+    with pytest.raises(IntegrityError, match="remove it and build again"):
+        read_records(part, folder)
+    Path(part.staged).unlink()
+    with pytest.raises(SourceError, match="must exist"):
+        read_records(part, folder)
+
+
+def test_errors_say_where_what_was_allowed_and_what_to_do(folder: Path) -> None:
+    (folder / "a.json").write_text("[1")
+
+    with pytest.raises(PipelineError) as caught:
+        scan_file(folder / "a.json")
+
+    assert str(caught.value).startswith("a.json: ")
+    assert str(caught.value).count(";") >= 2
+
+
+# Hugging Face
+
+
+def test_hugging_face_dataset_that_cannot_be_reached_is_one_error(folder: Path) -> None:
+    """In a process of its own, since the library reads the offline switch when it is imported."""
+    program = (
+        "from pathlib import Path; from rowmill.sources import HuggingFace, scan\n"
+        "from rowmill.core.errors import SourceError\n"
+        "try: scan(HuggingFace(id='no/such', streaming=False), Path('.'), lambda name, content: name, {})\n"
+        "except SourceError as error: print(error)"
+    )
+    environment = os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(folder),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+
+    assert done.stdout.startswith("no/such: the datasets library cannot load it")
+
+
+def test_hugging_face_folder_with_damaged_data_is_one_error(folder: Path) -> None:
+    (folder / "set").mkdir()
+    (folder / "set/train.jsonl").write_text('{"a": 1}\n{"a": \n')
+
+    with pytest.raises(SourceError, match="set: the datasets library cannot load it"):
+        scan_source(HuggingFaceSource(id="set"), folder, StoreStager(Store(str(folder.parent)), "raw"), {})

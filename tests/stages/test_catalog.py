@@ -1,0 +1,195 @@
+"""A stage is its module and its place in the catalog: a new one is planned, built, shown and counted like the others.
+
+What belongs here: laws over all declarations, and a stage added in one file. What does not: what a stage does, and
+its identity (`test_stage_identity.py`).
+"""
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from rowmill.checks import judge
+from rowmill.core import storage
+from rowmill.core.errors import IntegrityError
+from rowmill.sources import GenerationStage
+from rowmill.stages import catalog
+from rowmill.stages.base import StageDeclaration
+from rowmill.stages.canonical_rows import stage as canonical_rows
+from rowmill.stages.packed_shards import stage as packed_shards
+from rowmill.stages.truncation_stats import stage as truncation_stats
+from rowmill.stats import SCHEMAS
+from tests.support.recipes import Road, chat
+
+ROOT = Path(__file__).resolve().parents[2]
+
+NEW_STAGE = '''
+"""How many rows a dataset has: a stage that exists in this test only."""
+
+from rowmill.core.number_text import counted
+from rowmill.stages.base import Draft, Figure, Prepared, StageDeclaration, Work
+from rowmill.stats import Feeds, by_fact
+
+
+def make(work: Work) -> Draft:
+    rows = work.input("canonical_rows").facts["kept"]
+    return Draft(facts={"seen": rows, "datasets": 1})
+
+
+STAGE = StageDeclaration(
+    name="row_census",
+    description="The rows of a dataset, counted once more.",
+    identity=lambda recipe, name: {"versions": [1]},
+    prepare=lambda work: Prepared((), lambda: make(work)),
+    inputs=("canonical_rows",),
+    feeds=Feeds(by_fact("seen", "row")),
+    summarize=lambda facts, rows: (rows, counted(facts["datasets"], "dataset")),
+    compared=(Figure("rows seen", "seen"),),
+)
+'''
+
+ASK = """
+import contextlib, io, json, sys
+from pathlib import Path
+from dagster_rowmill.definitions import build_definitions
+from rowmill.build import runner as build
+from rowmill.cli import main as cli
+from rowmill import stats
+
+config, root = Path(sys.argv[1]), sys.argv[2]
+shown = {}
+for command in ("plan", "build", "verify"):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        status = cli.main([command, str(config), "--root", root])
+    shown[command] = [status, out.getvalue()]
+project = build.open_project(config, root)
+graph = build_definitions([config], root).resolve_asset_graph()
+nodes = {"/".join(key.path): graph.get(key) for key in graph.get_all_asset_keys()}
+print(json.dumps(shown | {
+    "builds": stats.query(project.store, "SELECT stage, rows, parts FROM builds")[1],
+    "gates": ["/".join(key) for step in build.road(project) if step.name == "gpu_partitions" for key in step.gates],
+    "assets": {
+        name: [node.description, sorted("/".join(key.path) for key in node.parent_keys)]
+        for name, node in nodes.items()
+    },
+}))
+"""
+
+
+def test_stage_in_one_file_is_planned_built_shown_and_counted(tmp_path: Path) -> None:
+    engine = tmp_path / "engine"
+    for package in ("assets", "pipelines"):
+        shutil.copytree(ROOT / package, engine / package, ignore=shutil.ignore_patterns("__pycache__"))
+    (engine / "pipelines/rowmill/stages/row_census.py").write_text(NEW_STAGE, encoding="utf-8")
+    listed = engine / "pipelines/rowmill/stages/catalog.py"
+    entry = "    canonical_rows.STAGE,\n"
+    content = listed.read_text(encoding="utf-8")
+    assert content.count(entry) == 1
+    content = content.replace(entry, f"{entry}    row_census.STAGE,\n")
+    content = content.replace("parsed_records, raw_dataset\n", "parsed_records, raw_dataset, row_census\n")
+    listed.write_text(content, encoding="utf-8")
+    road = Road(tmp_path / "project").one("rows.jsonl", [chat(i) for i in range(12)])
+
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, str(road.config), str(tmp_path / "built")],
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(engine / "pipelines"), str(engine / "assets")])},
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    for command, (status, shown) in ((name, said[name]) for name in ("plan", "build", "verify")):
+        assert status == 0, shown
+        assert "row_census" in shown, command
+    assert "12 rows · 1 dataset" in said["build"][1]
+    assert ["row_census", 12, 0] in said["builds"]
+    assert "road/rows/row_census" in said["gates"], "nothing reaches a rank past a failed check of any stage"
+    description, parents = said["assets"]["road/rows/row_census"]
+    assert parents == ["road/rows/canonical_rows"]
+    assert "counted once more" in description
+
+
+@pytest.mark.parametrize("stage", catalog.STAGES, ids=lambda stage: stage.name)
+def test_stage_names_earlier_stages_and_tables_that_there_are(stage: StageDeclaration) -> None:
+    earlier = [one.name for one in catalog.STAGES[: catalog.STAGES.index(stage)]]
+
+    assert stage.name not in earlier
+    assert set(stage.inputs) | set(stage.gates) <= set(earlier)
+    assert not set(stage.inputs) & set(stage.gates), "what is read is a gate already"
+    assert {*stage.feeds.files.values(), *stage.feeds.tables} <= set(SCHEMAS)
+    assert stage.description.endswith(".")
+
+
+def test_what_lower_layers_say_of_stages_is_what_the_stages_say() -> None:
+    names = {stage.name for stage in catalog.STAGES}
+    of_recipe = {stage.name for stage in catalog.STAGES if stage.scope != "dataset"}
+
+    assert of_recipe <= storage.RESERVED_NAMES, "no dataset may have the name of such a stage: both are folders"
+    assert {stage for law in judge.CHECKS for stage in law.stages} <= names
+    assert set(get_args(GenerationStage)) == {stage.name for stage in catalog.STAGES if stage.on_demand}
+
+
+def test_stages_up_to_one_are_those_that_it_waits_for() -> None:
+    assert catalog.list_stages_up_to(canonical_rows.STAGE) == ("raw_dataset", "canonical_rows")
+    everything = tuple(stage.name for stage in catalog.list_stages("dataset"))
+    assert catalog.list_stages_up_to(truncation_stats.STAGE) == everything[:-1]
+    assert catalog.list_stages_up_to(packed_shards.STAGE) == everything
+
+
+def test_unknown_stage_is_one_error() -> None:
+    with pytest.raises(IntegrityError, match=r"row_census: no such stage; this version of rowmill has raw_dataset, "):
+        catalog.find_stage("row_census")
+
+
+def spelled_names(path: Path) -> Iterator[str]:
+    """Yield the stages that a module names by a string, alone or in a path, but for its own and what that one reads."""
+    names = {stage.name for stage in catalog.STAGES} - {path.stem, path.parent.name}
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    declared = {
+        id(constant)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.keyword) and node.arg in ("inputs", "gates")
+        for constant in ast.walk(node.value)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in declared:
+            yield from names.intersection(node.value.split("/"))
+
+
+STILL_SPELLED = {
+    # What stages stand on cannot ask them for their names: checks, places of files.
+    "checks/cross_stage.py": 13,
+    "checks/judge.py": 60,
+    "core/storage.py": 3,
+    "reader/published.py": 3,
+    "schema/manifest.py": 1,
+    "sources/generated.py": 2,
+    # Stages ask for an input by its name.
+    "stages": 50,
+}
+"""Modules that spell names of stages, and how often at most. No number may grow; lower what you take away."""
+
+
+def test_stage_is_named_by_its_declaration() -> None:
+    paths = [path for package in ("pipelines", "assets") for path in (ROOT / package).rglob("*.py")]
+    found = Counter(_module(path) for path in paths for _ in spelled_names(path))
+
+    more = {module: count for module, count in found.items() if count > STILL_SPELLED.get(module, 0)}
+    assert more == {}, "ask the stage's STAGE for its name"
+
+
+def _module(path: Path) -> str:
+    """Return a module's path in its package; stages share one."""
+    inside = path.relative_to(ROOT).parts[2:]
+    return inside[0] if inside[0] == "stages" else "/".join(inside)

@@ -1,0 +1,168 @@
+"""Generated records as the source of a dataset: from a model's texts through the whole road again.
+
+What belongs here: `source: {generated: …}` in recipes and builds. What does not: how texts are parsed
+(`test_parsing.py`), how generated tables are compared (`test_table_comparison.py`).
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from dagster_rowmill.definitions import build_definitions
+from rowmill.build import runner
+from rowmill.core.errors import ConfigError, GateError, SourceError
+from rowmill.inspection import dry_run, inspect
+from rowmill.schema.manifest import StageKey
+from tests.support.recipes import CHAT, LENIENT, Built, Road
+from tests.support.tables import records
+
+FORM = {"data": {"group_training_examples_by": "shop", "order_training_examples_by": "day"}}
+SALES = [{"shop": f"s{shop}", "day": f"2024-01-{day:02d}", "units": day} for shop in range(6) for day in range(1, 6)]
+FRESH = [{"shop": f"s{shop}", "day": f"2024-02-{day:02d}", "units": day} for shop in (1, 2) for day in range(1, 4)]
+GATES = LENIENT | {"near_duplicate": {"at_most": 1}}
+
+
+def sales(road: Road) -> dict[str, Any]:
+    source = {"train_urls": [road.write("rows.jsonl", SALES)]}
+    return {"source": source, "format": records(**FORM, generation={}), "splits": {"test": 0}}
+
+
+def synthetic(of: str, **source: Any) -> dict[str, Any]:
+    return {"source": {"generated": of, **source}, "format": records(**FORM), "splits": {"test": 0}}
+
+
+def generate(folder: Path, *rows: dict[str, Any], name: str = "a.jsonl") -> None:
+    """Write a text for each group, as a model's server would answer."""
+    target = folder / "generated" / "road" / "rows"
+    target.mkdir(parents=True, exist_ok=True)
+    texts = [
+        "".join(f"{json.dumps(row)}\n" for row in rows if row["shop"] == shop) for shop in {r["shop"] for r in rows}
+    ]
+    lines = [json.dumps({"text": text, "finish_reason": "stop"}) for text in texts]
+    (target / name).write_text("\n".join(lines), encoding="utf-8")
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Road:
+    """Return a built project of sales, before anything is generated."""
+    road = Road(tmp_path)
+    road.recipe({"rows": sales(road)}, seq_len=1024, gates=GATES).build()
+    return road
+
+
+def made_of(built: Built, dataset: str = "synthetic") -> list[dict[str, Any]]:
+    rows = built.rows_of(dataset, "canonical_rows", file="rows")
+    return sorted((json.loads(row["record"]) for row in rows), key=lambda row: (row["shop"], row["day"]))
+
+
+def test_generated_records_go_the_whole_road_beside_what_they_were_learned_from(trained: Road) -> None:
+    generate(trained.folder, *FRESH, {"shop": "s3", "day": "2024-02-01", "units": "many"})
+    runner.build(trained.project, only=["parsed_records"])
+    both = {"rows": sales(trained), "synthetic": synthetic("rows")}
+    built = trained.recipe(both, seq_len=1024, gates=GATES).build()
+
+    # What was refused in the text is no record of the source.
+    assert made_of(built) == sorted(FRESH, key=lambda row: (row["shop"], row["day"]))
+    assert built.manifest("synthetic", "tokenized_examples").facts["accounted"] == 0
+    assert built.manifest("synthetic", "packed_shards").facts["conservation"] == 0
+    assert {row[0] for row in built.manifest("training_splits").tables["splits"].rows} == {"rows", "synthetic"}
+
+
+def test_another_recipe_reads_them_and_finds_new_ones(trained: Road) -> None:
+    generate(trained.folder, *FRESH[:3])
+    runner.build(trained.project, only=["parsed_records"])
+    first_recipe = trained.config.read_text(encoding="utf-8")
+    trained.recipe({"synthetic": synthetic("road/rows")}, seq_len=1024, gates=GATES)
+    other = trained.config.rename(trained.config.with_name("second.yaml"))
+    trained.config.write_text(first_recipe, encoding="utf-8")
+    second = runner.open_project(other)
+
+    def rows() -> tuple[int, bool]:
+        done = {step.name: report for step, report, _ in runner.build(second, only=["raw_dataset", "canonical_rows"])}
+        return int(done["canonical_rows"].manifest.facts["kept"]), done["raw_dataset"].reused
+
+    first, again = rows(), rows()
+    generate(trained.folder, *FRESH[3:], name="b.jsonl")
+    runner.build(trained.project, only=["parsed_records"])
+    assert (first, again, rows()) == ((3, False), (3, True), (6, False))
+
+
+def test_plan_and_inspect_read_them_too(trained: Road) -> None:
+    generate(trained.folder, *FRESH)
+    runner.build(trained.project, only=["parsed_records"])
+    project = trained.recipe({"rows": sales(trained), "synthetic": synthetic("rows")}, seq_len=1024).project
+
+    plans = {one.dataset: one.plan for one in dry_run.plan_tables(project)}
+    shown = list(inspect.inspect_rows(project, count=6, dataset="synthetic", row_id=None))
+
+    assert plans["synthetic"] is not None
+    assert plans["synthetic"].facts["splits"]["train"]["records"] == 6
+    assert len(shown) == 6
+    assert all(one.row is not None and one.source.startswith("generated:road/rows/parsed_records") for one in shown)
+
+
+def test_nothing_is_read_past_a_failed_check_of_what_was_generated(trained: Road) -> None:
+    both = {"rows": sales(trained), "synthetic": synthetic("rows")}
+    strict = GATES | {"valid_fraction": {"at_least": 0.9, "severity": "error"}}
+    generate(trained.folder, *FRESH[:2], {"shop": "s3", "day": "2024-02-09", "units": "many"})
+    runner.build(trained.project, only=["parsed_records"])
+    rows = ["raw_dataset", "canonical_rows"]
+
+    with pytest.raises(GateError, match=r"road/rows/parsed_records, which source\.generated reads: .*valid_fraction"):
+        trained.recipe(both, seq_len=1024, gates=strict).build(only=rows)
+    allowed = trained.recipe(both, seq_len=1024, gates=GATES).build(only=rows)
+    assert len(made_of(allowed)) == 2
+    # Rows that were made before the check closed are no way past it.
+    with pytest.raises(GateError, match="valid_fraction"):
+        trained.recipe(both, seq_len=1024, gates=strict).build(only=rows)
+
+
+@pytest.mark.parametrize(
+    ("source", "edges"),
+    [
+        (synthetic("rows"), ("road", "rows", "parsed_records")),
+        (synthetic("rows", stage="parsed_records"), ("road", "rows", "parsed_records")),
+        (synthetic("other/rows", stage="generated_series"), ("other", "rows", "generated_series")),
+        (synthetic("other/rows"), None),
+    ],
+)
+def test_asset_graph_has_an_edge_from_the_stage_that_generates_the_records(
+    trained: Road, source: dict[str, Any], edges: StageKey | None
+) -> None:
+    trained.recipe({"rows": sales(trained), "synthetic": source}, seq_len=1024, gates=GATES)
+
+    graph = build_definitions([trained.config], str(trained.folder / "store")).resolve_asset_graph()
+
+    deps = graph.get(dg.AssetKey(["road", "synthetic", "raw_dataset"])).parent_keys
+    assert deps == (set() if edges is None else {dg.AssetKey(list(edges))})
+
+
+def test_source_before_anything_was_generated_says_what_to_run(trained: Road) -> None:
+    project = trained.recipe({"rows": sales(trained), "synthetic": synthetic("rows")}, seq_len=1024).project
+
+    with pytest.raises(SourceError, match=r"road/rows were never made in this storage; .* run `rowmill parse road`"):
+        runner.build(project, only=["raw_dataset"])
+
+
+@pytest.mark.parametrize(
+    ("datasets", "message"),
+    [
+        ({"synthetic": synthetic("synthetic")}, r"synthetic\.source\.generated: 'synthetic' is no other dataset"),
+        ({"synthetic": synthetic("nothing")}, "'nothing' is no other dataset of this recipe .* there is rows"),
+        ({"a": synthetic("b"), "b": synthetic("a")}, "'b' is no other dataset"),
+        ({"synthetic": {**synthetic("rows"), "format": CHAT}}, "holds records of a table, and format.kind is chat"),
+        ({"synthetic": synthetic("rows", stage="packed_shards")}, r"source\.stage"),
+        ({"synthetic": synthetic("a/b/c")}, "'a/b/c' names no dataset; allowed are dataset and recipe/dataset"),
+    ],
+)
+def test_source_that_nothing_is_generated_for_is_a_config_error(
+    tmp_path: Path, datasets: dict[str, Any], message: str
+) -> None:
+    road = Road(tmp_path)
+    road.recipe({"rows": sales(road), **datasets}, seq_len=1024)
+
+    with pytest.raises(ConfigError, match=message):
+        _ = road.project

@@ -1,0 +1,563 @@
+"""After training, on a real build: generated texts parsed, series generated, as stages, commands and assets.
+
+What belongs here: `parsed_records` and `generated_series` from recipe to page. What does not: what an object is worth
+(`test_parsing.py`), how series end (`test_generation.py`), HTTP (`test_backends.py`).
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+import yaml
+
+from rowmill.build import runner
+from rowmill.checks.judge import CheckResult
+from rowmill.cli import main
+from rowmill.core.errors import ConfigError, GenerationError, IntegrityError, SourceError
+from rowmill.reports import report_page
+from rowmill.schema.ledger import REJECT_REASONS
+from rowmill.schema.manifest import Manifest
+from rowmill.tabular.parsing import REASONS as PARSING_REASONS
+from tests.support.completions_server import Reply, serving
+from tests.support.recipes import LENIENT, Road
+from tests.support.tiny_project import FOREIGN_WARNINGS, Tiny, built, refusals
+
+pytestmark = FOREIGN_WARNINGS
+
+GROUPED = {
+    "kind": "records",
+    "data": {
+        "group_training_examples_by": "shop",
+        "order_training_examples_by": "day",
+        "max_sequences_per_example": 1,
+    },
+}
+SERIES = {
+    "kind": "records",
+    "data": {"group_training_examples_by": "shop", "order_training_examples_by": "hour"},
+    "time_series": {"is_timeseries": True, "timestamp_interval_seconds": 3600},
+}
+
+
+def sale(shop: str, day: int, units: int = 1) -> dict[str, Any]:
+    return {"shop": shop, "day": f"2024-01-{day:02d}", "units": units}
+
+
+def reading(shop: str, hour: int) -> dict[str, Any]:
+    return {"shop": shop, "hour": f"2024-01-01T{hour:02d}:00:00", "level": hour * 2}
+
+
+def texts(*records: Mapping[str, Any]) -> str:
+    return "".join(f"{json.dumps(record)}\n" for record in records)
+
+
+SALES = [sale(f"s{shop}", day) for shop in range(6) for day in range(1, 6)]
+READINGS = [reading(shop, hour) for shop in ("a", "b", "c") for hour in range(10)]
+GOOD = texts(*[sale("s1", day) for day in range(1, 5)])
+
+
+def recipe(road: Road, rows: list[dict[str, Any]], form: Mapping[str, Any], generation: Any, **changes: Any) -> Road:
+    source = {"train_urls": [road.write("rows.jsonl", rows)]}
+    values = {"seq_len": 1024, **changes}
+    return road.recipe({"rows": {"source": source, "format": {**form, "generation": generation}}}, **values)
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory: pytest.TempPathFactory) -> Road:
+    """Return a built project of grouped records, before anything is generated."""
+    road = Road(tmp_path_factory.mktemp("grouped"))
+    recipe(road, SALES, GROUPED, {})
+    road.build()
+    return road
+
+
+@pytest.fixture(scope="module")
+def series(tmp_path_factory: pytest.TempPathFactory) -> Road:
+    """Return a built project of three series of ten hours, without a backend."""
+    road = Road(tmp_path_factory.mktemp("series"))
+    recipe(road, READINGS, SERIES, {})
+    road.build()
+    return road
+
+
+@pytest.fixture
+def generated(grouped: Road) -> Iterator[Path]:
+    """Lend the folder of generated texts, empty again afterwards."""
+    folder = grouped.folder / "generated" / "road" / "rows"
+    folder.mkdir(parents=True, exist_ok=True)
+    yield folder
+    for file in folder.iterdir():
+        file.unlink()
+
+
+def run(road: Road, stage: str) -> tuple[Manifest, list[CheckResult], bool]:
+    [(_, report, verdicts)] = runner.build(road.project, only=[stage])
+    return report.manifest, verdicts, report.reused
+
+
+def records_of(road: Road, made: Manifest) -> list[dict[str, Any]]:
+    return [
+        json.loads(row["record"])
+        for file in made.files("records")
+        for row in road.project.store.table(file).to_pylist()
+    ]
+
+
+def with_backend(road: Road, base_url: str, **options: Any) -> Road:
+    """Give the built recipe a backend; its shards stay what they are."""
+    values = yaml.safe_load(road.config.read_text())
+    backend = {"kind": "openai", "base_url": base_url, "model": "m", "retries": 0}
+    values["datasets"]["rows"]["format"]["generation"] = {"backend": backend, **options}
+    road.config.write_text(yaml.safe_dump(values))
+    return road
+
+
+# ── Stages ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_build_leaves_out_what_needs_a_trained_model(grouped: Road) -> None:
+    steps = runner.plan_steps(grouped.project)
+    asked = [step.name for step in steps if step.on_demand]
+
+    assert asked == ["parsed_records"]
+    assert "parsed_records" not in {step.name for step, _, _ in runner.build(grouped.project)}
+
+
+def test_generation_changes_no_shard_and_no_code_version(grouped: Road) -> None:
+    before = {step.name: step.code_version for step in runner.plan_steps(grouped.project)}
+    other = Road(grouped.folder, str(grouped.store))
+    values = yaml.safe_load(grouped.config.read_text())
+    values["datasets"]["rows"]["format"]["generation"] = {
+        "temperature": 0.1,
+        "validation": {"group_by_ignore_invalid_records": True},
+    }
+    kept = grouped.config.read_text()
+    try:
+        grouped.config.write_text(yaml.safe_dump(values))
+        after = {step.name: step.code_version for step in runner.plan_steps(other.project)}
+        again = other.build()
+    finally:
+        grouped.config.write_text(kept)
+
+    assert again.made() == set()
+    assert {name for name in before if before[name] != after[name]} == {"parsed_records"}
+
+
+def test_texts_of_every_kind_of_file_are_parsed(grouped: Road, generated: Path) -> None:
+    answers = [
+        {"text": GOOD, "finish_reason": "stop"},
+        {"text": GOOD, "finish_reason": "length"},
+        {"choices": [{"text": GOOD + "so", "finish_reason": "stop"}, {"text": GOOD, "finish_reason": "stop"}]},
+        {"prompt": "no text"},
+    ]
+    (generated / "answers.jsonl").write_text(texts(*answers))
+    (generated / "one.txt").write_text(f"{GOOD}<|im_end|>\nand so on\n")
+    made, _, _ = run(grouped, "parsed_records")
+
+    assert {reason or state: count for state, reason, count in made.ledger} == {
+        "kept": 12, "group_has_invalid": 4, "group_incomplete": 4, "missing_field": 1,
+    }  # fmt: skip
+    assert made.facts["texts"] == 5
+    assert records_of(grouped, made)[:4] == [sale("s1", day) for day in range(1, 5)]
+    assert sum(row[2] for row in made.tables["classes"].rows) == made.facts["characters"]
+
+
+def test_rejects_keep_reason_column_and_text(grouped: Road, generated: Path) -> None:
+    bad = {**sale("s1", 2), "colour": "red"}
+    (generated / "a.jsonl").write_text(texts({"text": texts(sale("s1", 1), bad), "finish_reason": "stop"}))
+    made, verdicts, _ = run(grouped, "parsed_records")
+    [part] = made.parts
+    rejects = grouped.project.store.table(part.files["rejects"]).to_pylist()
+
+    assert [(one["reason"], one["detail"]) for one in rejects] == [
+        ("group_has_invalid", ""),
+        ("unknown_column", "colour"),
+    ]
+    assert json.loads(rejects[1]["raw"]) == bad
+    assert [(one.law, one.value, one.passed, one.blocking) for one in verdicts] == [
+        ("valid_fraction", 0.0, False, False),
+        ("exact_copies", None, False, False),
+    ]
+
+
+def test_texts_parsed_before_are_not_parsed_again(grouped: Road, generated: Path) -> None:
+    (generated / "a.jsonl").write_text(texts({"text": GOOD, "finish_reason": "stop"}))
+    first, _, _ = run(grouped, "parsed_records")
+    again, _, is_reused = run(grouped, "parsed_records")
+    (generated / "b.jsonl").write_text(texts({"text": GOOD * 2}))
+    [(_, more, _)] = runner.build(grouped.project, only=["parsed_records"])
+
+    assert is_reused
+    assert again.version == first.version
+    assert (more.parts, more.parts_reused) == (2, 1)
+
+
+def test_without_texts_there_is_nothing_to_judge(grouped: Road, generated: Path) -> None:
+    made, verdicts, _ = run(grouped, "parsed_records")
+
+    assert (made.facts["texts"], made.facts["kept"]) == (0, 0)
+    assert {one.law: one.outcome for one in verdicts} == {
+        "valid_fraction": "not_applicable",
+        "exact_copies": "not_applicable",
+    }
+
+
+def test_files_that_are_named_and_missing_are_a_source_error(tmp_path: Path, grouped: Road) -> None:
+    road = Road(tmp_path, str(grouped.store))
+    recipe(road, SALES, GROUPED, {"text_urls": ["no/such.jsonl"]})
+
+    with pytest.raises(SourceError, match=r"no/such\.jsonl"):
+        runner.build(road.project, only=["parsed_records"])
+
+
+def test_parsing_before_anything_is_built_names_what_is_missing(tmp_path: Path) -> None:
+    road = recipe(Road(tmp_path), SALES, GROUPED, {})
+
+    with pytest.raises(IntegrityError, match="tokenized_examples: it was never built"):
+        runner.build(road.project, only=["parsed_records"])
+
+
+def test_reasons_of_parsing_are_on_the_ledgers_list() -> None:
+    assert set(PARSING_REASONS) <= REJECT_REASONS
+
+
+# ── Beside the table that was trained on ───────────────────────────────────────────────────────────
+
+
+def test_generated_records_stand_beside_the_table_they_were_learned_from(grouped: Road, generated: Path) -> None:
+    fresh = [sale("s1", day, units=7) for day in range(10, 13)]
+    written = texts(sale("s1", 1), sale("s1", 2), *fresh, fresh[-1])
+    (generated / "a.jsonl").write_text(texts({"text": written, "finish_reason": "stop"}))
+    made, verdicts, _ = run(grouped, "parsed_records")
+    lines = {row[0]: row for row in made.tables["beside train"].rows}
+    columns = {row[0]: dict(zip(made.tables["columns beside train"].columns, row, strict=True))
+               for row in made.tables["columns beside train"].rows}  # fmt: skip
+    train = [row for row in SALES if row["shop"] in _trained_shops(grouped)]
+
+    copies = sum(one in train for one in (sale("s1", 1), sale("s1", 2))) / 6
+    assert made.facts["exact_copies"] == pytest.approx(copies)
+    assert lines["train"][1:3] == (len(train), 0)
+    assert lines["generated"][1:3] == (6, pytest.approx(1 / 6, abs=1e-6))
+    assert columns["units"]["mean train"] == 1
+    assert columns["units"]["max generated"] == 7
+    assert columns["units"]["distance"] == pytest.approx(4 / 6, abs=1e-4)
+    assert columns["units"]["new values"] == pytest.approx(4 / 6, abs=1e-4)
+    assert {row[:2] for row in made.tables["associations"].rows} == {("shop", "day")}
+    assert [one.law for one in verdicts if one.failed] == ["exact_copies"] * (copies > 0)
+    report_page.write_report(grouped.project)
+    shown = grouped.project.store.local(report_page.report_path("road")).read_text("utf-8")
+    assert "columns beside train" in shown
+    assert "associations" in shown
+
+
+def _trained_shops(road: Road) -> set[str]:
+    rows = runner.manifest.load_version(
+        road.project.store, ("road", "rows", "canonical_rows"), _current(road, "canonical_rows")
+    )
+    every = [row for file in rows.files("rows") for row in road.project.store.table(file).to_pylist()]
+    return {json.loads(row["record"])["shop"] for row in every if row["split"] == "train"}
+
+
+# ── Generating ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def following(request: dict[str, Any]) -> Reply:
+    """Continue a series by one hour, as a perfect model would."""
+    last = json.loads(request["prompt"].rstrip("\n").rsplit("\n", 1)[-1].removeprefix("<|im_start|>"))
+    hour = int(last["hour"][11:13]) + 1
+    return Reply([texts(reading(last["shop"], hour))] * request["n"], finish_reason="length")
+
+
+def test_series_are_generated_over_http_from_what_was_trained(series: Road) -> None:
+    with serving(following) as server:
+        made, verdicts, _ = run(with_backend(series, server.base_url, samples_per_prompt=2), "generated_series")
+        asked = server.requests
+
+    assert records_of(series, made) == [reading(shop, hour) for shop in ("a", "b", "c") for hour in range(3, 10)]
+    assert made.card["status"] == "complete"
+    # The model of this test says what it was trained on.
+    assert [one.law for one in verdicts if one.failed] == ["exact_copies"]
+    assert len(asked) == 21
+    assert asked[0]["prompt"].startswith("Generate JSON Lines records with these keys: ")
+    assert asked[0]["stop"] == ["<|im_end|>"]
+
+
+def test_series_that_fail_are_told_and_kept_out(series: Road) -> None:
+    def failing_b(request: dict[str, Any]) -> Reply:
+        return Reply(status=400) if '"shop":"b"' in request["prompt"] else following(request)
+
+    with serving(failing_b) as server:
+        made, verdicts, _ = run(
+            with_backend(series, server.base_url, samples_per_prompt=1, patience=2), "generated_series"
+        )
+
+    assert {row["shop"] for row in records_of(series, made)} == {"a", "c"}
+    assert made.tables["series"].rows[0][:4] == ('{"shop":"b"}', "failed", 0, 2)
+    assert [one.law for one in verdicts if one.failed] == ["failed_series", "exact_copies"]
+
+
+def test_backend_that_is_gone_leaves_nothing_behind(series: Road) -> None:
+    with serving(following) as server:
+        gone = server.base_url
+    road = with_backend(series, gone, patience=1)
+
+    with pytest.raises(GenerationError, match="nothing was generated; the backend's last error"):
+        runner.build(road.project, only=["generated_series"])
+
+
+def test_ids_are_sent_where_they_are_asked_for(series: Road) -> None:
+    prompts: list[Any] = []
+
+    def script(request: dict[str, Any]) -> Reply:
+        prompts.append(request["prompt"])
+        return Reply([texts(reading("a", 3))] * request["n"])
+
+    with serving(script) as server:
+        road = with_backend(series, server.base_url, samples_per_prompt=1, patience=1)
+        values = yaml.safe_load(road.config.read_text())
+        values["datasets"]["rows"]["format"]["generation"]["backend"]["prompt_as"] = "ids"
+        road.config.write_text(yaml.safe_dump(values))
+        run(road, "generated_series")
+    [examples] = [
+        road.project.store.table(file).to_pylist()
+        for file in runner.manifest.load_version(
+            road.project.store, ("road", "rows", "tokenized_examples"), _current(road, "tokenized_examples")
+        ).files("examples")
+    ]
+
+    # What is asked begins exactly as the example that was trained on.
+    trained = {tuple(one["input_ids"][: len(prompts[0])]) for one in examples}
+    assert tuple(prompts[0]) in trained
+
+
+def _current(road: Road, stage: str) -> str | None:
+    made = runner.manifest.load_current(road.project.store, ("road", "rows", stage))
+    return None if made is None else made.version
+
+
+def test_grouped_records_are_generated_until_there_are_enough(grouped: Road) -> None:
+    kept = grouped.config.read_text()
+    try:
+        with serving(lambda request: Reply([GOOD] * request["n"])) as server:
+            made, _, _ = run(with_backend(grouped, server.base_url, num_records=10), "generated_series")
+    finally:
+        grouped.config.write_text(kept)
+
+    assert made.facts["kept"] == 40
+    assert made.facts["series"] == 0
+
+
+def test_private_series_begin_without_a_record(tmp_path: Path) -> None:
+    form = {
+        **SERIES,
+        "privacy": {"dp_enabled": True},
+        "time_series": {
+            "is_timeseries": True, "timestamp_interval_seconds": 3600, "start_timestamp": "2024-01-01T00:00:00",
+            "stop_timestamp": "2024-01-01T02:00:00",
+        },
+    }  # fmt: skip
+    road = recipe(Road(tmp_path), READINGS, form, {})
+    road.build()
+
+    def script(request: dict[str, Any]) -> Reply:
+        if request["prompt"].endswith("<|im_start|>"):
+            return Reply([texts(reading("a", 0))] * request["n"])
+        return following(request)
+
+    with serving(script) as server:
+        made, _, _ = run(with_backend(road, server.base_url, samples_per_prompt=1), "generated_series")
+        asked = [one["prompt"].rsplit("<|im_start|>", 1)[1] for one in server.requests]
+
+    # Even where the model writes a key of the data, it is not in what comes out.
+    assert asked[:3] == ["", "", ""]
+    assert not any('"b"' in prompt or '"c"' in prompt for prompt in asked)
+    assert records_of(road, made) == [reading(f"series-{n}", hour) for n in (1, 2, 3) for hour in range(3)]
+    assert [row[0] for row in made.tables["series"].rows] == ["series-1", "series-2", "series-3"]
+
+
+@pytest.mark.parametrize(
+    ("generation", "times", "message"),
+    [
+        ({"prefill": "records"}, {"start_timestamp": "a", "stop_timestamp": "b"}, "real records"),
+        ({}, {"start_timestamp": "2024-01-01T00:00:00"}, "stop_timestamp: null under privacy"),
+        ({}, {"stop_timestamp": "2024-01-01T00:00:00"}, "start_timestamp: null under privacy"),
+    ],
+)
+def test_private_recipe_that_would_publish_rows_is_refused(
+    tmp_path: Path, generation: Any, times: Any, message: str
+) -> None:
+    form = {**SERIES, "privacy": {"dp_enabled": True}, "time_series": {"is_timeseries": True, **times}}
+    road = recipe(Road(tmp_path), READINGS, form, generation)
+
+    with pytest.raises(ConfigError, match=message):
+        _ = road.project
+
+
+@pytest.mark.parametrize(
+    ("generation", "message"),
+    [
+        ({"patience": 0}, r"generation\.patience"),
+        ({"top_p": 1.5}, r"generation\.top_p"),
+        ({"samples_per_prompt": True}, r"generation\.samples_per_prompt"),
+        ({"max_records_per_group": 0}, r"generation\.max_records_per_group"),
+        ({"backend": {"kind": "http"}}, r"generation\.backend.*'http' is not a kind; choose callable, openai"),
+        ({"validation": {"group_by_fix": True}}, r"generation\.validation\.group_by_fix: unknown key"),
+        ({"temprature": 1}, r"generation\.temprature: unknown key.*did you mean temperature"),
+    ],
+)
+def test_bad_option_of_generation_is_a_config_error(tmp_path: Path, generation: Any, message: str) -> None:
+    road = recipe(Road(tmp_path), SALES, GROUPED, generation)
+
+    with pytest.raises(ConfigError, match=message):
+        _ = road.project
+
+
+# ── Commands ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_parse_runs_the_stage_and_writes_the_records(
+    grouped: Road, generated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (generated / "a.jsonl").write_text(texts({"text": GOOD, "finish_reason": "stop"}))
+    status = main.main(["parse", str(grouped.config), "--output", str(tmp_path / "out.jsonl")])
+
+    assert status == main.DONE
+    assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == [
+        sale("s1", day) for day in range(1, 5)
+    ]
+    assert "4 records" in capsys.readouterr().out
+
+
+def test_parse_of_a_file_stores_nothing(grouped: Road, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = _current(grouped, "parsed_records")
+    file = tmp_path / "mine.txt"
+    file.write_text(f"{GOOD}<|im_end|>{{}}")
+    status = main.main(["parse", str(grouped.config), str(file), "--output", str(tmp_path / "out.jsonl")])
+    printed = capsys.readouterr().out
+
+    assert status == main.DONE
+    assert "1 text · 4 records · 80.0 % valid" in printed
+    assert "invalid:missing_column" in printed
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 4
+    assert _current(grouped, "parsed_records") == before
+
+
+def test_generate_asks_the_backend(series: Road, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(following) as server:
+        status = main.main(["generate", str(with_backend(series, server.base_url).config)])
+
+    assert status == main.DONE
+    assert '{"shop":"a"}' in capsys.readouterr().out
+
+
+def test_generate_of_series_that_all_failed_is_a_shut_gate(
+    series: Road, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(lambda request: Reply(["no record"] * request["n"])) as server:
+        road = with_backend(series, server.base_url, samples_per_prompt=1, patience=1)
+        status = main.main(["generate", str(road.config), "--output", str(tmp_path / "out.jsonl")])
+
+    assert status == main.BLOCKED
+    assert "failed_series" in capsys.readouterr().out
+
+
+def test_generate_of_records_that_never_came_is_a_shut_gate(grouped: Road) -> None:
+    kept = grouped.config.read_text()
+    try:
+        with serving(lambda request: Reply(["no record"] * request["n"])) as server:
+            road = with_backend(grouped, server.base_url, patience=1, num_records=5)
+            status = main.main(["generate", str(road.config)])
+    finally:
+        grouped.config.write_text(kept)
+
+    assert status == main.BLOCKED
+
+
+def test_interval_that_is_set_later_is_asked_for_anew_and_holds(
+    series: Road, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def change(**times: Any) -> None:
+        values = yaml.safe_load(road.config.read_text())
+        values["datasets"]["rows"]["format"]["time_series"] |= times
+        road.config.write_text(yaml.safe_dump(values))
+
+    with serving(following) as server:
+        road = with_backend(series, server.base_url, samples_per_prompt=1, patience=1)
+        first, _, _ = run(road, "generated_series")
+        change(timestamp_interval_seconds=7200)
+        try:
+            again, _, is_reused = run(road, "generated_series")
+            capsys.readouterr()
+            status = main.main(["generate", str(road.config)])
+            said = capsys.readouterr().err
+        finally:
+            change(timestamp_interval_seconds=3600)
+
+    assert (first.facts["kept"], is_reused, again.facts["kept"]) == (21, False, 0)
+    assert ("invalid:step", 3) in again.tables["classes"].rows
+    assert status == main.BLOCKED
+    assert "road/rows/canonical_rows was built with other options" in " ".join(said.split())
+
+
+def test_columns_that_the_trained_table_lacks_are_a_config_error(series: Road) -> None:
+    kept = series.config.read_text()
+    try:
+        series.config.write_text(kept.replace("group_training_examples_by: shop", "group_training_examples_by: store"))
+        with pytest.raises(ConfigError, match="column 'store' is none of the table that the model was trained on"):
+            runner.build(series.project, only=["parsed_records"])
+    finally:
+        series.config.write_text(kept)
+
+
+def test_generate_without_a_backend_is_a_config_error(grouped: Road, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["generate", str(grouped.config)]) == main.WRONG
+    assert "no dataset has a generation.backend block" in capsys.readouterr().err
+
+
+def test_plan_says_what_waits_for_a_model(grouped: Road, capsys: pytest.CaptureFixture[str]) -> None:
+    main.main(["plan", str(grouped.config)])
+
+    assert "on request" in capsys.readouterr().out
+
+
+# ── Dagster ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.slow
+def test_assets_of_generation_are_made_by_hand_with_their_check_and_page(tmp_path: Path) -> None:
+    with dg.DagsterInstance.ephemeral() as instance, serving(following) as server:
+        tiny = Tiny(tmp_path, instance)
+        tiny.write_rows("rows", READINGS)
+        backend = {"kind": "openai", "base_url": server.base_url, "model": "m"}
+        form = {**SERIES, "generation": {"samples_per_prompt": 1, "backend": backend}}
+        source = {"train_urls": ["data/rows.jsonl"]}
+        tiny.write_recipe(datasets={"rows": {"source": source, "format": form}}, seq_len=1024, gates=LENIENT)
+        whole = built(tiny.run())
+        answers = tmp_path / "generated" / "tiny" / "rows"
+        answers.mkdir(parents=True)
+        (answers / "a.jsonl").write_text(texts({"text": texts(*[reading("z", hour) for hour in range(4)]) + "{}"}))
+        keys = [tiny.key("rows", "parsed_records"), tiny.key("rows", "generated_series")]
+        result = tiny.run_only(dg.AssetSelection.assets(*keys))
+        pages = {
+            event.asset_key.path[-1]: event.step_materialization_data.materialization.metadata
+            for event in result.get_asset_materialization_events()
+            if event.asset_key
+        }
+        checks = {(one.asset_key.path[-1], one.check_name): one.passed for one in result.get_asset_check_evaluations()}
+
+    assert ("tiny", "rows", "parsed_records") not in whole
+    assert refusals(result) == {}
+    assert pages["parsed_records"]["dagster/row_count"].value == 4
+    assert pages["generated_series"]["dagster/row_count"].value == 21
+    assert "table classes" in pages["parsed_records"]
+    assert "table columns beside train" in pages["generated_series"]
+    assert checks == {
+        ("parsed_records", "valid_fraction"): True,
+        ("parsed_records", "exact_copies"): True,
+        ("generated_series", "valid_fraction"): True,
+        ("generated_series", "failed_series"): True,
+        ("generated_series", "exact_copies"): False,
+    }

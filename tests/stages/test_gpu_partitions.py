@@ -1,0 +1,77 @@
+"""Ranks follow the content of sequences, not only their numbers, and account for each of its tokens."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from rowmill.schema.manifest import Manifest
+from rowmill.shards.label_conventions import IGNORED_LABEL
+from tests.support.recipes import CHAT, Road, chat
+
+
+def test_a_word_changed_in_the_source_reaches_the_ranks(tmp_path: Path) -> None:
+    rows = [chat(i) for i in range(30)]
+    road = Road(tmp_path).one("a.jsonl", rows)
+    before = road.build()
+    changed = [chat(i) for i in range(30)]
+    content = changed[7]["messages"][1]["content"]
+    # Another word of as many tokens: no count, no length and no order changes.
+    changed[7]["messages"][1]["content"] = (
+        content.replace(" river", " stone", 1) if " river" in content else content.replace(" stone", " river", 1)
+    )
+    assert changed != rows
+    road.write("a.jsonl", changed)
+
+    after = road.build()
+
+    same_shape = [
+        after.manifest("rows", "packed_shards").facts[name] for name in ("tokens", "trained_tokens", "sequences")
+    ]
+    assert same_shape == [
+        before.manifest("rows", "packed_shards").facts[name] for name in ("tokens", "trained_tokens", "sequences")
+    ]
+    for key in (("rows", "packed_shards"), ("training_splits",), ("gpu_partitions",)):
+        assert after.versions()["/".join(key)] != before.versions()["/".join(key)]
+    shards = [
+        after.project.store.table(file, ["input_ids"])
+        for part in after.manifest("gpu_partitions").parts
+        for name, file in part.files.items()
+        if name.startswith("data/")
+    ]
+    ids = [row["input_ids"] for shard in shards for row in shard.to_pylist()]
+    new = next(one["input_ids"] for one in after.examples() if one["row_ids"][0].endswith(":7"))
+    assert any(row[i : i + len(new)] == new for row in ids for i in range(len(row)))
+
+
+def test_token_ledgers_of_ranks_and_exports_place_every_token_of_their_files(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+    source = {"train_urls": [road.write("a.jsonl", [chat(i) for i in range(31)])]}
+    options = {"seq_len": 64, "mixture": {"batch_size": 8}}
+    made = road.recipe(
+        {"rows": {"source": source, "format": CHAT}}, exports=[{"kind": "native", "name": "own"}], **options
+    ).build()
+    ranks, export = made.manifest("gpu_partitions"), made.manifest("exports", "own")
+    held = [
+        row
+        for part in ranks.parts
+        for name, file in part.files.items()
+        if name.startswith("data/")
+        for row in made.project.store.table(file, ["labels", "filler"]).to_pylist()
+    ]
+    exported = [row["labels"] for row in made.rows_of("exports", "own", file="data/part-00000.parquet")]
+
+    assert counted(ranks) == classes(row["labels"] for row in held if not row["filler"]) | {
+        "padding": sum(len(row["labels"]) for row in held if row["filler"])
+    }
+    assert counted(ranks)["padding"] > 0
+    assert sum(counted(ranks).values()) - counted(ranks)["padding"] == ranks.facts["tokens"]
+    assert counted(export) == classes(exported)
+    assert sum(counted(export).values()) == export.facts["tokens"]
+
+
+def counted(made: Manifest) -> dict[str, int]:
+    return {name: tokens for _, name, tokens in made.token_ledger}
+
+
+def classes(labels: Iterable[list[int]]) -> dict[str, int]:
+    flat = [label != IGNORED_LABEL for one in labels for label in one]
+    return {"trained": sum(flat), "context": len(flat) - sum(flat)}

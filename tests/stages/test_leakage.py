@@ -1,0 +1,107 @@
+"""What stands in train and in evaluation alike is counted from what was written, with ten ids of each kind."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rowmill.core.errors import GateError
+from rowmill.formats.splits import Splits, Splitter
+from tests.support.recipes import LENIENT, PAIR, TEXT, Built, Road, document, pair, sentence
+
+ALL = {"same_prompt": {"at_most": 1}, "near_duplicate": {"at_most": 1}}
+
+
+def held_out(folder: Path, train: list[dict[str, Any]], held: list[dict[str, Any]], kind: dict[str, Any]) -> Road:
+    """Write a project whose train and validation rows are told apart by their files."""
+    road = Road(folder)
+    source = {
+        "train_urls": [road.write("train.jsonl", train)],
+        "validation_urls": [road.write("held.jsonl", held)],
+    }
+    filters = {"deduplicate": False}
+    return road.recipe({"rows": {"source": source, "format": kind, "filters": filters}}, gates=LENIENT | ALL)
+
+
+def facts_of(built: Built) -> dict[str, Any]:
+    return built.manifest("training_splits").facts
+
+
+def test_rows_with_a_validation_source_stay_where_their_file_is(tmp_path: Path) -> None:
+    road = held_out(tmp_path, [pair(i) for i in range(200)], [pair(i) for i in range(500, 510)], PAIR)
+    text = road.config.read_text(encoding="utf-8").replace("validation: 0\n", "validation: 0.3\n")
+    road.config.write_text(text, encoding="utf-8")
+    built = road.build(only=("raw_dataset", "canonical_rows"))
+
+    assert built.manifest("rows", "canonical_rows").facts["splits"] == {"train": 200, "validation": 10}
+
+
+def test_row_in_both_splits_closes_the_gate_and_is_named(tmp_path: Path) -> None:
+    road = held_out(tmp_path, [pair(i) for i in range(20)], [pair(i) for i in range(18, 24)], PAIR)
+
+    with pytest.raises(GateError, match="same_row: 2"):
+        road.build()
+    (made,) = [one for one in _versions(road) if one.facts["same_row"]]
+    assert len(made.samples["same_row"]) == 2
+
+
+def _versions(road: Road) -> list[Any]:
+    from rowmill.schema import manifest
+
+    return manifest.list_versions(road.project.store, ("road", "training_splits"))
+
+
+def test_prompt_in_both_splits_is_told_with_its_rows(tmp_path: Path) -> None:
+    train = [pair(i) for i in range(20)]
+    # Letter case and spaces do not make another prompt; the answer differs, so the row does.
+    shouted = [{"prompt": train[i]["prompt"].upper().replace(" ", "  "), "answer": f"other {i}"} for i in range(3)]
+    built = held_out(tmp_path, train, [*shouted, pair(900)], PAIR).build()
+    held = [row for row in built.rows_of("rows", "canonical_rows", file="rows") if row["split"] == "validation"]
+
+    assert facts_of(built)["same_prompt"] == 0.75
+    assert facts_of(built)["same_row"] == 0
+    assert built.manifest("training_splits").samples["same_prompt"] == tuple(sorted(row["row_id"] for row in held[:3]))
+
+
+def texts(first: int, count: int) -> list[dict[str, Any]]:
+    return [{"text": " ".join(sentence(7 * i + k, 40) for k in range(12))} for i in range(first, first + count)]
+
+
+def test_text_that_is_half_in_train_is_a_near_duplicate(tmp_path: Path) -> None:
+    train = texts(0, 30)
+    fresh = [{"text": " ".join(f"{i}-{k} {k * i}" for k in range(400))} for i in range(91, 97)]
+    words = train[5]["text"].split()
+    mostly = {"text": " ".join([*words[: len(words) * 4 // 5], *fresh[0]["text"].split()[:60]])}
+    barely = {"text": " ".join([*words[:40], *fresh[1]["text"].split()])}
+    built = held_out(tmp_path, train, [mostly, barely, *fresh], TEXT).build()
+    names = [row["example_id"] for row in built.examples() if row["split"] == "validation"]
+
+    assert built.manifest("training_splits").samples["near_duplicate"] == (names[0],)
+    assert facts_of(built)["near_duplicate"] == pytest.approx(1 / 8)
+    assert facts_of(built)["same_row"] == 0
+
+
+def test_nothing_held_out_has_no_near_duplicates(tmp_path: Path) -> None:
+    built = Road(tmp_path).one("rows.jsonl", [document(i) for i in range(5)], TEXT).build()
+
+    assert facts_of(built)["near_duplicate"] == 0
+
+
+def test_groups_of_the_specification_are_held_out_as_it_says(tmp_path: Path) -> None:
+    rows = [pair(i) | {"user": f"g{i % 12}"} for i in range(48)]
+    splits = {"validation": 0.1, "test": 0.1, "group_key": "user"}
+    built = Road(tmp_path).one("rows.jsonl", rows, PAIR, splits=splits).build(only=("raw_dataset", "canonical_rows"))
+    found: dict[str, set[str]] = {}
+    for row in built.rows_of("rows", "canonical_rows", file="rows"):
+        found.setdefault(row["split"], set()).add(row["group_key"])
+
+    assert found["validation"] == {'"g2"', '"g8"'}
+    assert found["test"] == {'"g4"'}
+
+
+def test_hash_that_decides_is_the_one_that_carving_orders_by() -> None:
+    splitter = Splitter(Splits(group_key="user", validation=0.5))
+
+    assert [splitter.assign_by_group(f"g{i}") == "validation" for i in range(50)] == [
+        splitter.hash_unit(f'"g{i}"', b"") < 1 << 63 for i in range(50)
+    ]

@@ -1,0 +1,141 @@
+"""Numbers about tables: what another length comes to, what is over, what is advised.
+
+What belongs here: facts, tables and remedies that differ between tables and other data. What does not: which checks are
+not applicable (`test_not_applicable.py`), plans themselves (`test_assembly.py`), leaks (`test_table_leakage.py`).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rowmill import stats
+from rowmill.checks import judge
+from rowmill.checks.judge import Gates
+from rowmill.core.console import render_text
+from rowmill.core.errors import GateError
+from rowmill.inspection import diff
+from rowmill.reports import console
+from rowmill.schema.rows import RowKind
+from tests.support.recipes import LENIENT, Built, Road
+from tests.support.tables import as_csv, grouped, purchases, records
+
+SERIES = {**grouped(), "time_series": {"is_timeseries": True}}
+MODES: dict[str, dict[str, Any]] = {"tabular": {}, "grouped": grouped(), "sequential": SERIES}
+
+
+def road_of(folder: Path, form: dict[str, Any], rows: list[dict[str, Any]], seq_len: int, **changes: Any) -> Road:
+    road = Road(folder)
+    source = {"train_urls": [road.write("table.csv", as_csv(rows))]}
+    splits = changes.pop("splits", {"test": 0.2, "method": "exact"})
+    dataset = {"source": source, "format": records(**form), "splits": splits}
+    return road.recipe({"rows": dataset}, seq_len=seq_len, **changes)
+
+
+# ── Another length ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_if_of_records_has_the_numbers_of_a_build_at_that_length(tmp_path: Path, mode: str) -> None:
+    form = {**MODES[mode], "assembly": {"on_overflow": "reject"}}
+    rows = purchases(120)
+    made = road_of(tmp_path / "made", form, rows, 1024).build()
+    table = made.manifest("rows", "truncation_stats").tables["what_if"]
+    assert table.columns == ("seq_len", "examples", "examples_over", "trained_lost", "sequences")
+    assert [row[0] for row in table.rows] == [256, 512, 1024, 2048, 4096]
+
+    for seq_len, examples, over, lost, sequences in (table.rows[0], table.rows[2], table.rows[3]):
+        other = road_of(tmp_path / str(seq_len), form, rows, seq_len).build()
+        facts = other.manifest("rows", "tokenized_examples").facts
+        packed = other.manifest("rows", "packed_shards").facts
+        assert (examples, over, sequences) == (facts["examples"], facts["rejected"], packed["sequences"])
+        assert (lost > 0) is (over > 0)
+
+
+def test_records_that_fit_lose_no_token_at_any_length_however_many_share_an_example(tmp_path: Path) -> None:
+    made = road_of(tmp_path, {}, purchases(120), 2048).build()
+
+    table = made.manifest("rows", "truncation_stats").tables["what_if"]
+
+    assert table.rows[0][0] == 512
+    assert [row[2:4] for row in table.rows] == [(0, 0)] * len(table.rows)
+    assert table.rows[0][1] > table.rows[-1][1]
+
+
+def test_length_that_the_prompt_fills_leaves_no_record(tmp_path: Path) -> None:
+    made = road_of(tmp_path, {"assembly": {"max_seq_length": 200}}, purchases(60), 512, splits={"test": 0}).build()
+    prompt = made.manifest("rows", "tokenized_examples").facts["prompt_tokens"]
+
+    table = made.manifest("rows", "truncation_stats").tables["what_if"]
+
+    assert table.rows[0][0] < prompt + 2
+    assert (table.rows[0][1], table.rows[0][2], table.rows[0][4]) == (0, 60, 0)
+
+
+# ── What is over ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_overflow_is_a_share_of_records_and_names_them(tmp_path: Path) -> None:
+    rows = purchases(100, customers=50)
+    large = [{**one, "customer": "C-large"} for one in purchases(25)]
+    form = {**grouped(), "assembly": {"on_overflow": "reject", "max_seq_length": 900}}
+    made = road_of(tmp_path, form, [*rows, *large], 1024, splits={"test": 0}).build()
+    statistics = made.manifest("rows", "truncation_stats")
+
+    assert made.manifest("rows", "tokenized_examples").facts["rejected"] == 25
+    assert statistics.facts["context_overflow"] == 0.2
+    assert len(statistics.samples["context_overflow"]) == 10
+    assert set(statistics.samples["context_overflow"]) <= {
+        row["row_id"] for row in made.rows_of("rows", "tokenized_examples", file="rejects")
+    }
+
+
+def test_pages_of_records_say_nothing_of_truncation_and_how_the_table_is_known(tmp_path: Path) -> None:
+    made = road_of(tmp_path, grouped(), purchases(120), 2048).build()
+
+    shown = " ".join(render_text(console.render_statistics(made.project)).split())
+    facts = made.manifest("rows", "truncation_stats").facts
+
+    assert "what truncation took" not in shown
+    assert stats.PLANNED_NOTE in shown
+    assert stats.ESTIMATE_NOTES["what_if"] not in shown
+    idle = {name for name, value in facts.items() if value == "not_applicable"}
+    assert idle == {"shortened", "tokens_removed", "trained_removed"}
+    packed = made.manifest("rows", "packed_shards")
+    compared = diff.compare_versions(made.project, packed, packed)
+    assert "tokens truncated" not in [line.name for one in compared for line in one.lines]
+
+
+def test_advice_on_tables_is_about_caps_prompts_and_groups(tmp_path: Path) -> None:
+    crowded_form = {**grouped(), "assembly": {"on_overflow": "reject", "max_seq_length": 200}}
+    capped = road_of(tmp_path / "capped", {"data": {"max_sequences_per_example": 1}}, purchases(60), 2048).build()
+    crowded = road_of(tmp_path / "crowded", crowded_form, purchases(60), 2048).build()
+
+    def hints(made: Built) -> str:
+        return " ".join(made.manifest("rows", "truncation_stats").facts["hints"])
+
+    assert "most examples end at max_sequences_per_example 1" in hints(capped)
+    assert "the prompt is" in hints(capped)
+    assert "60 of 60 records are in no example" in hints(crowded)
+    assert "pre-filter" not in hints(capped) + hints(crowded)
+
+
+def test_remedies_of_tables_name_options_that_tables_have(tmp_path: Path) -> None:
+    for law in judge.CHECKS:
+        wanted: dict[RowKind, str] = {"record": law.of_records or law.remedy, "conversation": law.remedy}
+        for kind, remedy in wanted.items():
+            terms = judge.list_thresholds(Gates(), law.stages[0], "rows", kind)
+            has_it = law.row_kind in (None, kind)
+            assert [one.remedy for one in terms if one.law == law.name] == [remedy] * has_it
+    form = {**grouped(), "assembly": {"on_overflow": "reject", "max_seq_length": 200}}
+    gates = LENIENT | {"context_overflow": {"at_most": 0.1}}
+    with pytest.raises(GateError, match=r"format\.assembly\.on_overflow: split"):
+        road_of(tmp_path, form, purchases(60), 2048, gates=gates).build()
+
+
+def test_group_that_is_cut_has_no_size_to_judge(tmp_path: Path) -> None:
+    form = {**grouped(), "assembly": {"on_overflow": "split"}}
+    gates = LENIENT | {"group_size": {"at_most": 3}}
+    made = road_of(tmp_path, form, purchases(60), 2048, gates=gates).build(only=("raw_dataset", "canonical_rows"))
+
+    assert made.manifest("rows", "canonical_rows").facts["group_size"] == "not_applicable"

@@ -1,0 +1,65 @@
+"""Text files on the way to examples: how long their documents are as `source.sample_by` cuts them.
+
+What belongs here: builds of text files. What does not: cutting (`test_sources.py`).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rowmill.checks.judge import CheckResult
+from rowmill.schema.manifest import Manifest
+from tests.support.recipes import TEXT, Built, Road, document, sentence
+
+TO_EXAMPLES = ("raw_dataset", "canonical_rows", "tokenized_examples")
+PLAY = "\n".join(f"SPEAKER {i}:\n{sentence(i, 9)}\n{sentence(i + 500, 9)}\n" for i in range(60))
+
+
+def built(folder: Path, *urls: str, tokenizer: str = "tokenizer", **source: Any) -> tuple[Manifest, CheckResult]:
+    """Build documents to examples; return what was made and the verdict on their lengths."""
+    road = Road(folder)
+    road.recipe(
+        {"rows": {"source": {"train_urls": list(urls), **source}, "format": TEXT}}, seq_len=4096, tokenizer=tokenizer
+    )
+    made: Built = road.build(only=TO_EXAMPLES)
+    report, verdicts = made.steps["rows", "tokenized_examples"]
+    return report.manifest, next(one for one in verdicts if one.law == "short_documents")
+
+
+@pytest.mark.parametrize(
+    ("sample_by", "examples", "outcome"),
+    [("line", 180, "failed"), ("paragraph", 60, "passed"), ("document", 1, "passed")],
+)
+def test_lines_that_are_taken_for_documents_are_a_warning(
+    tmp_path: Path, sample_by: str, examples: int, outcome: str
+) -> None:
+    path = Road(tmp_path).write("play.txt", PLAY.encode())
+
+    made, verdict = built(tmp_path, path, sample_by=sample_by)
+
+    assert (made.facts["examples"], verdict.outcome) == (examples, outcome)
+    assert not verdict.blocking
+    assert ("source.sample_by to paragraph or document" in verdict.sentence) is (outcome == "failed")
+
+
+def test_short_records_of_other_files_are_what_their_source_says(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+    short = road.write("short.jsonl", [document(i, words=3) for i in range(40)])
+    long = road.write("long.txt", (sentence(1, 60) + "\n").encode())
+
+    assert built(tmp_path, short)[1].outcome == "not_applicable"
+    assert built(tmp_path, short, long)[1].value == 0
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+@pytest.mark.parametrize(("sample_by", "share"), [("line", 0.95), ("paragraph", 0.4), ("document", 0)])
+def test_a_real_play_is_a_warning_by_line_alone(tmp_path: Path, real_data: Path, sample_by: str, share: float) -> None:
+    path, tokenizer = (str(real_data / name) for name in ("text/tinyshakespeare.txt", "tokenizers/qwen3"))
+
+    made, verdict = built(tmp_path, path, tokenizer=tokenizer, sample_by=sample_by)
+
+    assert verdict.value == pytest.approx(share, abs=0.05)
+    assert verdict.outcome == ("failed" if sample_by == "line" else "passed")
+    assert made.facts["accounted"] == 0

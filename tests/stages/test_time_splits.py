@@ -1,0 +1,149 @@
+"""Splits by time over whole builds: boundaries from shares, groups across a boundary, nothing later in train."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rowmill.core.errors import ConfigError
+from tests.support.recipes import CHAT, Built, Road, chat
+
+
+def dated(i: int, when: object, group: str | None = None) -> dict[str, Any]:
+    return chat(i) | {"when": when, "user": group}
+
+
+def split_of(built: Built) -> dict[int, str]:
+    """Return the split of each record by its number in the one source file."""
+    rows = built.rows_of("rows", "canonical_rows", file="rows")
+    return {int(row["row_id"].rsplit(":", 1)[1]): row["split"] for row in rows}
+
+
+ROWS = ("raw_dataset", "canonical_rows")
+
+
+def built_of(folder: Path, rows: list[dict[str, Any]], only: tuple[str, ...] = ROWS, **splits: Any) -> Built:
+    return Road(folder).one("rows.jsonl", rows, CHAT, splits={"time_key": "when", **splits}).build(only=only)
+
+
+def rejects(built: Built) -> list[tuple[int, str]]:
+    rows = built.rows_of("rows", "canonical_rows", file="rejects")
+    return sorted((int(row["row_id"].rsplit(":", 1)[1]), row["reason"]) for row in rows)
+
+
+def test_shares_of_time_are_resolved_recorded_and_asked_to_be_pinned(tmp_path: Path) -> None:
+    rows = [dated(i, f"2024-01-{1 + (i * 7) % 20:02d}") for i in range(20)]
+    built = built_of(tmp_path, rows, validation=0.1, test=0.15)
+    facts = built.manifest("rows", "canonical_rows").facts
+    (_, verdicts) = built.steps[("rows", "canonical_rows")]
+
+    assert facts["boundaries"] == {"validation": "2024-01-16", "test": "2024-01-18"}
+    assert facts["splits"] == {"test": 3, "train": 15, "validation": 2}
+    assert [(one.law, one.value) for one in verdicts if one.failed] == [("unpinned_boundaries", 2)]
+    assert all((rows[i]["when"] >= "2024-01-18") is (split == "test") for i, split in split_of(built).items())
+
+
+def test_pinned_boundaries_split_as_the_shares_did(tmp_path: Path) -> None:
+    rows = [dated(i, f"2024-01-{1 + (i * 7) % 20:02d}") for i in range(20)]
+    shares = built_of(tmp_path / "shares", rows, validation=0.1, test=0.15)
+    found = shares.manifest("rows", "canonical_rows").facts["boundaries"]
+    pinned = built_of(tmp_path / "pinned", rows, boundaries=found)
+
+    assert split_of(pinned) == split_of(shares)
+    assert pinned.manifest("rows", "canonical_rows").facts["unpinned_boundaries"] == 0
+
+
+def test_gap_before_resolved_boundaries_is_rejected(tmp_path: Path) -> None:
+    built = built_of(tmp_path, [dated(i, i) for i in range(20)], validation=0, test=0.25, gap=3)
+
+    assert built.manifest("rows", "canonical_rows").facts["boundaries"] == {"test": 15}
+    assert rejects(built) == [(13, "split_gap"), (14, "split_gap")]
+
+
+STRADDLING = [
+    dated(0, 1, "early"),
+    dated(1, 3, "early"),
+    dated(2, 8, "torn"),
+    dated(3, 12, "torn"),
+    dated(4, 15, "late"),
+    dated(5, 4, "far"),
+    dated(6, 25, "far"),
+]
+BOUNDARIES = {"validation": 10, "test": 20}
+
+
+def test_group_on_both_sides_of_a_boundary_goes_to_the_later_split(tmp_path: Path) -> None:
+    road = Road(tmp_path).one(
+        "rows.jsonl", STRADDLING, CHAT, splits={"time_key": "when", "boundaries": BOUNDARIES, "group_key": "user"}
+    )
+    built = road.build()
+    splits = split_of(built)
+
+    assert [splits[i] for i in range(7)] == ["train", "train", *["validation"] * 3, "test", "test"]
+    assert built.manifest("training_splits").facts["same_group"] == 0
+    assert built.manifest("training_splits").facts["time_order"] == 0
+
+
+def test_group_on_both_sides_of_a_boundary_is_rejected_where_asked(tmp_path: Path) -> None:
+    built = built_of(tmp_path, STRADDLING, boundaries=BOUNDARIES, group_key="user", straddle="reject")
+
+    assert split_of(built) == {0: "train", 1: "train", 4: "validation"}
+    assert rejects(built) == [(i, "straddles_split") for i in (2, 3, 5, 6)]
+    assert built.manifest("rows", "canonical_rows").facts["accounted"] == 0
+    # Asked for, so not held against the data.
+    assert built.manifest("rows", "canonical_rows").facts["rejects"] == 0
+
+
+def test_group_across_two_files_is_brought_together(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+    urls = [road.write(f"{i}.jsonl", [row]) for i, row in enumerate(STRADDLING)]
+    splits = {"time_key": "when", "boundaries": BOUNDARIES, "group_key": "user"}
+    built = road.recipe({"rows": {"source": {"train_urls": urls}, "format": CHAT, "splits": splits}}).build(only=ROWS)
+    rows = built.rows_of("rows", "canonical_rows", file="rows")
+    found = {
+        row["group_key"]: {other["split"] for other in rows if other["group_key"] == row["group_key"]} for row in rows
+    }
+
+    assert found == {'"early"': {"train"}, '"torn"': {"validation"}, '"late"': {"validation"}, '"far"': {"test"}}
+
+
+def test_time_key_with_a_validation_source_is_refused(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+    source = {
+        "train_urls": [road.write("train.jsonl", [dated(0, 1)])],
+        "validation_urls": [road.write("held.jsonl", [dated(1, 2)])],
+    }
+    splits = {"time_key": "when", "boundaries": {"test": 5}}
+
+    with pytest.raises(ConfigError, match="one of the two may say what is held out"):
+        road.recipe({"rows": {"source": source, "format": CHAT, "splits": splits}}).build()
+
+
+@pytest.mark.slow
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 30), st.sampled_from("abcdef")), min_size=1, max_size=12),
+    straddle=st.sampled_from(["later", "reject"]),
+)
+def test_no_group_leaks_and_no_later_row_trains(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, str]], straddle: str
+) -> None:
+    folder = tmp_path_factory.mktemp("time")
+    source = [dated(i, when, group) for i, (when, group) in enumerate(rows)]
+    road = Road(folder).one(
+        "rows.jsonl",
+        source,
+        CHAT,
+        splits={"time_key": "when", "boundaries": BOUNDARIES, "group_key": "user", "straddle": straddle},
+    )
+    stages = ("raw_dataset", "canonical_rows")
+    splits = split_of(road.build(only=stages))
+    by_group = {
+        group: {splits[i] for i, (_, own) in enumerate(rows) if own == group and i in splits} for _, group in rows
+    }
+
+    assert all(len(found) <= 1 for found in by_group.values())
+    assert all(rows[i][0] < BOUNDARIES["validation"] for i, split in splits.items() if split == "train")
+    assert all(rows[i][0] < BOUNDARIES["test"] for i, split in splits.items() if split == "validation")

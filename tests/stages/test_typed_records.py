@@ -1,0 +1,140 @@
+"""Rows of records: what is made column by column is what is made one by one, and what is read fast is exact.
+
+What belongs here: `ValueColumnBuilder` against `ValueRowBuilder`, contents, and the exact reading of lines. What does
+not: types of columns (`test_table_contract.py`), whole builds (`test_table_builds.py`).
+"""
+
+import json
+from typing import Any
+
+import orjson
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from rowmill.schema.rows import Rejected
+from rowmill.stages.canonical_rows import table_rows
+from rowmill.stages.canonical_rows.typed_records import (
+    ColumnRoles,
+    MismatchLog,
+    ValueColumnBuilder,
+    ValueRowBuilder,
+    split_columns,
+)
+from rowmill.tabular import table_contract
+from rowmill.tabular.serialization import read_json
+from rowmill.tabular.table_contract import TableContract
+from rowmill.tabular.time_order import SortKey
+
+BEYOND_64_BITS = "1180591620717411303424"
+NUMBERS = st.sampled_from(
+    ["0", "-0", "0.0", "-0.0", "1", "1.0", "1.5", "1.50", "15e-1", "1E2", "1e-07", "0.1", "-3", "12345678901234567890",
+     BEYOND_64_BITS, "1e300", "0.30000000000000004", "99999999999999999999.5", "1e400", "true", "null", '"1.5"']
+)  # fmt: skip
+TEXTS = st.sampled_from(
+    ["NA", "", " ", "north", "2024-01-15", "2024-02-30", "15/01/2024", "\u00e9", "a\u2028b", '"', "\\", "x" * 70]
+).map(json.dumps)
+NESTED = st.sampled_from(['{"a":1.50}', "[1,2.0]", "{}", "[]", '{"a":{"b":null}}'])
+VALUES = st.one_of(NUMBERS, TEXTS, NESTED)
+NAMES = st.sampled_from(["id", "price", "where", "when", 'a"b', "z\u00e9", "a.b"])
+HOSTILE = [
+    "",
+    "  ",
+    "[1]",
+    "{",
+    '{"a":1,"a":2}',
+    '{"a":{"b":1,"b":2}}',
+    '{"id":1}\r',
+    ' {"id": 1.50 }',
+    '{"id":1e999999}',
+]
+
+
+@st.composite
+def lines(draw: st.DrawFn) -> str:
+    """Draw a line of JSON: mostly an object, with or without blanks, its keys in any order and some twice."""
+    if draw(st.integers(0, 9)) == 0:
+        return draw(st.sampled_from(HOSTILE))
+    pairs = draw(st.lists(st.tuples(NAMES, VALUES), max_size=7))
+    if draw(st.integers(0, 5)):
+        pairs = list(dict(pairs).items())
+    comma, colon = draw(st.sampled_from([(",", ":"), (", ", ": "), (",", " : ")]))
+    return "{" + comma.join(f"{json.dumps(name)}{colon}{value}" for name, value in pairs) + "}"
+
+
+def decoded(line: str) -> dict[str, Any] | Rejected | None:
+    """Return what reading makes of a line that orjson takes for an object."""
+    try:
+        value = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    # Integers beyond 64 bits are made exact before (`sources/reading.py`).
+    value = json.loads(line) if BEYOND_64_BITS in line else value
+    return READ(line.encode(), value) if type(value) is dict else None
+
+
+READ = table_rows.make_exact_line_reader()
+
+
+@given(lines())
+def test_line_is_read_with_its_own_digits_and_a_key_that_stands_twice_is_refused(line: str) -> None:
+    found = decoded(line)
+    if found is None:
+        return
+    try:
+        expected = read_json(line, unique_keys=True)
+    except ValueError:
+        assert isinstance(found, Rejected)
+    else:
+        assert repr(found) == repr(expected)
+
+
+def roles_with(group: tuple[str, ...], order: str | None, time_key: str | None, domain: str | None) -> ColumnRoles:
+    return ColumnRoles(group, len(group) > 1, by_file=False, order=order, time_key=time_key, domain=domain)
+
+
+ROLES = st.builds(
+    roles_with,
+    st.sampled_from([(), ("where",), ("where", "id"), ("a.b",), ("absent",)]),
+    st.sampled_from([None, "when", "id", "absent"]),
+    st.sampled_from([None, None, "when", "a.b", "id"]),
+    st.sampled_from([None, "where", "id", "absent"]),
+)
+
+
+@given(st.data(), st.lists(lines(), min_size=1, max_size=30), ROLES)
+def test_rows_made_column_by_column_are_those_made_one_by_one(
+    data: st.DataObject, content: list[str], roles: ColumnRoles
+) -> None:
+    records = [one for one in map(decoded, content) if isinstance(one, dict)]
+    seen = table_contract.observe_records(records[: data.draw(st.integers(1, 30))], are_cells=False)
+    evidence = table_contract.merge_evidence([seen])
+    assume(evidence.columns)
+    inferred = table_contract.infer_contract(
+        evidence, {}, order=roles.order if roles.order in evidence.columns else None
+    )
+    contract = hardened(data, inferred)
+    schema = table_contract.build_record_schema(contract, evidence, {}, ())
+    order = data.draw(st.sampled_from([None, SortKey("iso8601"), SortKey("elapsed_seconds"), SortKey("text")]))
+    many, one_by_one = (
+        ValueColumnBuilder(contract, schema, order, roles),
+        ValueRowBuilder(contract, schema, order, roles),
+    )
+    numbers = range(7, 7 + len(records))
+
+    for _ in range(2):
+        columns, found, expected = split_columns(records), MismatchLog(), MismatchLog()
+        assert many(records, columns, numbers, found) == [
+            one_by_one(one, number, expected) for number, one in zip(numbers, records, strict=True)
+        ]
+        assert found.to_json() == expected.to_json()
+        assert table_rows.hash_records(records, columns) == [table_rows.hash_record(one) for one in records]
+
+
+def hardened(data: st.DataObject, contract: TableContract) -> TableContract:
+    """Return a contract that some values may not fit, and in which some columns have words for no value."""
+    mismatches, words = st.sampled_from(["reject", "na"]), st.sampled_from([[], ["NA", ""]])
+    changed = {
+        name: one.model_copy(update={"on_mismatch": data.draw(mismatches), "na": data.draw(words)})
+        for name, one in contract.columns.items()
+    }
+    return contract.model_copy(update={"columns": changed})

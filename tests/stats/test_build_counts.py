@@ -1,0 +1,178 @@
+"""Rows and parts of an output: the view `builds`, the page and the terminal say what lies in the files.
+
+What belongs here: the one count of each stage, on a road of every kind of row. What does not: what the views hold
+besides (`test_views.py`).
+"""
+
+import json
+from collections import Counter
+from itertools import chain
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from dagster_rowmill import metadata
+from rowmill import stats
+from rowmill.build import runner
+from rowmill.core import number_text
+from rowmill.reports import console
+from rowmill.schema.manifest import EXPORTS
+from rowmill.stages import catalog
+from tests.support.recipes import CHAT, TEXT, Built, Road, chat, document
+from tests.support.tiny_project import FOREIGN_WARNINGS
+
+pytestmark = FOREIGN_WARNINGS
+
+RECORDS: dict[str, Any] = {
+    "kind": "records",
+    "data": {
+        "group_training_examples_by": "shop",
+        "order_training_examples_by": "day",
+        "max_sequences_per_example": 1,
+    },
+    "generation": {},
+}
+DATASETS = ("chats", "texts", "sales")
+
+
+def sale(shop: int, day: int) -> dict[str, Any]:
+    return {"shop": f"s{shop}", "day": f"2024-01-{day:02d}", "units": 1}
+
+
+CONTENT: dict[str, list[dict[str, Any]]] = {
+    # Twice the same, one flaw, and one that is cut: rejects, a part written again, a tail in left_out.
+    "chats": [*(chat(i, turns=1 + i % 3) for i in range(40)), chat(3), chat(6), {"x": 1}, chat(90, words=400)],
+    "texts": [document(i, words=30 + 10 * i) for i in range(12)],
+    "sales": [sale(shop, day) for shop in range(6) for day in range(1, 5)],
+}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Build each kind of row to ranks and two exports, and parse a generated text."""
+    road = Road(tmp_path_factory.mktemp("counted"))
+    formats = {"chats": CHAT, "texts": TEXT, "sales": RECORDS}
+    sources = {name: {"train_urls": [road.write(f"{name}.jsonl", rows)]} for name, rows in CONTENT.items()}
+    datasets: dict[str, dict[str, Any]] = {
+        name: {"source": sources[name], "format": formats[name]} for name in DATASETS
+    }
+    datasets["texts"]["packing"] = {"pack_strategy": "concat", "tail": "drop"}
+    road.recipe(
+        datasets,
+        defaults={"splits": {"validation": 0.2}},
+        mixture={"batch_size": 4},
+        exports=[{"kind": "native", "name": "packed", "shard_sequences": 5}, {"kind": "hf", "name": "single"}],
+    )
+    made = road.build()
+    texts = road.folder / "generated" / "road" / "sales"
+    texts.mkdir(parents=True)
+    records = "".join(f"{json.dumps(sale(1, day))}\n" for day in range(1, 4))
+    (texts / "a.jsonl").write_text(
+        "".join(f"{json.dumps({'text': text, 'finish_reason': 'stop'})}\n" for text in (records, "{}"))
+    )
+    parsed = road.build(only=["parsed_records"])
+    return Built(made.project, {**made.steps, **parsed.steps})
+
+
+OUTPUT = {
+    "canonical_rows": "rows",
+    "tokenized_examples": "examples",
+    "truncation_stats": "examples",
+    "packed_shards": "shard",
+    "training_splits": "order",
+    "gpu_partitions": "data/",
+    EXPORTS: "data/",
+    "parsed_records": "records",
+}
+"""Stage → how the names of the files begin that hold its output."""
+
+
+def truth(built: Built, *key: str) -> int:
+    """Count the rows of an output in its files; those of a source in its lines."""
+    stage = EXPORTS if key[0] == EXPORTS else key[-1]
+    if stage == "raw_dataset":
+        return len((built.project.base / "data" / f"{key[0]}.jsonl").read_bytes().splitlines())
+    # Statistics are of the examples before them.
+    made = built.manifest(key[0], "tokenized_examples") if stage == "truncation_stats" else built.manifest(*key)
+    named = chain.from_iterable(part.files.items() for part in made.parts)
+    paths = [built.project.store.path(file.path) for name, file in named if name.startswith(OUTPUT[stage])]
+    return sum(pq.read_metadata(path).num_rows for path in paths if path.endswith(".parquet"))
+
+
+def lines_of_builds(built: Built, where: str = "not reused") -> dict[tuple[str, ...], tuple[int, int, int]]:
+    """Return rows, parts and parts reused of each stage, as `builds` tells them."""
+    sql = f"SELECT dataset, stage, rows, parts, parts_reused FROM builds WHERE {where}"
+    _, lines = stats.query_views(built.project.store, sql)
+    assert len({line[:2] for line in lines}) == len(lines)
+
+    def key(dataset: str, stage: str) -> tuple[str, ...]:
+        if stage == EXPORTS:
+            return (stage, dataset)
+        return (stage,) if dataset == "_recipe" else (dataset, stage)
+
+    return {key(dataset, stage): (rows, parts, reused) for dataset, stage, rows, parts, reused in lines}
+
+
+def test_rows_of_every_stage_are_those_in_its_files(built: Built) -> None:
+    told = {key: rows for key, (rows, _, _) in lines_of_builds(built).items()}
+
+    assert set(told) == set(built.steps)
+    assert told == {key: truth(built, *key) for key in told}
+    # What lies beside an output was there to be counted wrongly.
+    files = {name for report, _ in built.steps.values() for part in report.manifest.parts for name in part.files}
+    assert {"rejects", "ledger", "segments", "left_out", "rank_steps", "facts"} <= files
+    assert truth(built, "chats", "canonical_rows") == len(CONTENT["chats"]) - 3
+    assert truth(built, "sales", "parsed_records") == 3
+
+
+def test_page_and_builds_give_one_number_and_the_terminal_names_it(built: Built) -> None:
+    told = lines_of_builds(built)
+
+    for key, (report, _) in built.steps.items():
+        page = metadata.make_stage_page(report, built.project.store)
+        rows, parts, _ = told[key]
+        assert (page["dagster/row_count"].value, page["build_parts"].value) == (rows, parts)
+        if key[-1] != "truncation_stats":  # its line tells quantiles
+            found = catalog.count_output_rows(report.manifest)
+            assert found is not None
+            assert number_text.format_count(rows, found.noun) in console.summarize_output(report.manifest).split(" · ")
+
+
+def test_source_has_the_parts_that_its_rows_are_named_by(built: Built) -> None:
+    for name in DATASETS:
+        files = [f for kind in ("rows", "rejects") for f in built.manifest(name, "canonical_rows").files(kind)]
+        rows = chain.from_iterable(built.project.store.table(f, ["row_id"]).column(0).to_pylist() for f in files)
+        parts = {str(row_id).split(":", 1)[0] for row_id in rows}
+
+        assert lines_of_builds(built)[(name, "raw_dataset")][1] == len(parts) > 0
+
+
+def test_run_that_made_nothing_has_no_line_in_runs_as_the_view_says(built: Built) -> None:
+    store = built.project.store
+    # Without seconds: DuckDB adds floats up in any order.
+    runs = "SELECT COLUMNS(* EXCLUDE seconds) FROM runs ORDER BY run_id"
+    before = stats.query_views(store, runs)
+    made = {report.manifest.run_id for report, _ in built.steps.values()}
+
+    runner.build(built.project)
+
+    assert stats.query_views(store, runs) == before
+    _, lines = stats.query_views(store, "SELECT run_id, stages FROM runs")
+    assert dict(lines) == Counter(report.manifest.run_id for report, _ in built.steps.values())
+    assert {
+        run_id for (run_id,) in stats.query_views(store, "SELECT DISTINCT run_id FROM builds WHERE reused")[1]
+    } <= made
+    _, [(said,)] = stats.query_views(store, "SELECT comment FROM duckdb_views() WHERE view_name = 'runs'")
+    assert "found everything made has no line" in said
+
+
+def test_output_that_was_found_made_is_reused_in_all_its_parts(built: Built) -> None:
+    reused = [report for _, report, _ in runner.build(built.project)]
+
+    assert all(report.reused and report.parts == report.parts_reused for report in reused)
+    told = lines_of_builds(built, "reused")
+    assert len(told) == len(reused)
+    for key, (rows, parts, parts_reused) in told.items():
+        assert (rows, parts) == lines_of_builds(built)[key][:2]
+        assert parts_reused == parts

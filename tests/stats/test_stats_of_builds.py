@@ -1,0 +1,153 @@
+"""Law 10: what `rowmill stats` says is what the build did, number by number."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dagster_rowmill import metadata
+from rowmill import stats
+from rowmill.build import runner
+from rowmill.cli import main
+from rowmill.core.console import render_text
+from rowmill.reports import console, report_page
+from rowmill.schema.rows import NORMALIZATION_COLUMNS
+from rowmill.stages import catalog
+from rowmill.stages.truncation_stats import stage as truncation_stats
+from tests.support.recipes import CHAT, PAIR, Built, Road, chat, pair, sentence, write_tokenizer
+
+TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}\n{% endif %}{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if m['reasoning_content'] %}({{ m['reasoning_content'] }}){% endif %}{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TOOLS = [{"name": "look_up", "parameters": {"type": "object", "properties": {"word": {"type": "string"}}}}]
+
+
+def varied() -> list[dict[str, Any]]:
+    """Return rows of all lengths, some with reasoning, tools, thoughts in tags, duplicates and flaws."""
+    rows: list[dict[str, Any]] = [chat(i, turns=1 + i % 5, words=3 + i % 9) for i in range(30)]
+    for i, row in enumerate(rows):
+        answer = row["messages"][-1]
+        if i % 3 == 0:
+            answer["thinking"] = sentence(900 + i, 40)
+        if i % 4 == 1:
+            answer["content"] = f"<think>{sentence(i, 5)}</think>{answer['content']}"
+        if i % 5 == 2:
+            row["tools"] = TOOLS if i % 2 else '[{"name": "find", "parameters": {}}]'
+    return [*rows, rows[3], rows[7], {"messages": [{"role": "user", "content": "q"}]}, {"x": 1}]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    folder = tmp_path_factory.mktemp("stats")
+    write_tokenizer(folder / "tokenizer", template=TEMPLATE)
+    road = Road(folder)
+    files = {"rows": road.write("a.jsonl", varied()), "pairs": road.write("b.jsonl", [pair(i) for i in range(9)])}
+    datasets = {
+        "rows": {"source": {"train_urls": [files["rows"]]}, "format": CHAT, "truncation": {"max_length": 96}},
+        "pairs": {"source": {"train_urls": [files["pairs"]]}, "format": PAIR},
+    }
+    return road.recipe(datasets).build()
+
+
+def test_stats_alone_makes_what_the_build_makes(built: Built, capsys: pytest.CaptureFixture[str]) -> None:
+    aside = Road(built.project.base, str(built.project.base / "aside"))
+
+    assert main.main(["stats", str(aside.config), "--root", str(aside.root)]) == main.DONE
+
+    alone = runner.open_project(aside.config, aside.root)
+    for stage in catalog.list_stages_up_to(truncation_stats.STAGE):
+        for dataset in ("rows", "pairs"):
+            step = runner.find_step(alone, ("road", dataset, stage))
+            made = runner.manifest.load_current(alone.store, step.key)
+            assert made is not None
+            assert made.version == built.manifest(dataset, stage).version
+            assert made.facts == built.manifest(dataset, stage).facts
+    assert "what truncation took" in capsys.readouterr().out
+    assert not alone.store.exists("road/rows/packed_shards")
+
+
+def test_lengths_are_those_of_the_examples(built: Built) -> None:
+    facts, lengths = (
+        built.manifest("rows", "truncation_stats").facts,
+        [one["original_tokens"] for one in built.examples()],
+    )
+
+    for share in (25, 50, 75, 90, 95, 99):
+        assert facts["quantiles"][f"p{share}"] == np.percentile(lengths, share, method="inverted_cdf")
+    assert facts["quantiles"]["max"] == max(lengths)
+    quarters = Counter(min(4 * length // 96, 4) for length in lengths)
+    assert list(facts["buckets"].values()) == [quarters[i] for i in range(5)]
+
+
+def test_stages_of_truncation_are_those_of_the_examples(built: Built) -> None:
+    table = {row[0]: row[1:] for row in built.manifest("rows", "truncation_stats").tables["stages"].rows}
+    examples = built.examples()
+
+    columns = {
+        "exchanges": ("messages_removed", "exchanges_removed", "exchanges_trained"),
+        "reasoning": (None, "reasoning_removed", "reasoning_trained"),
+        "tokens": (None, "tokens_cut", "cut_trained"),
+    }
+    for stage, (messages, tokens, trained) in columns.items():
+        touched = sum(bool(one[tokens] or (messages and one[messages])) for one in examples)
+        gone = sum(one[messages] for one in examples) if messages else 0
+        assert table[stage] == (
+            touched,
+            gone,
+            sum(one[tokens] for one in examples),
+            sum(one[trained] for one in examples),
+        )
+        assert touched > 0
+
+
+def test_noticed_are_the_sums_over_the_rows_that_were_kept(built: Built) -> None:
+    rows, facts = built.rows_of("rows", "canonical_rows", file="rows"), built.manifest("rows", "canonical_rows").facts
+
+    assert {name: facts[name] for name in NORMALIZATION_COLUMNS} == {
+        name: sum(row[name] for row in rows) for name in NORMALIZATION_COLUMNS
+    }
+    assert facts["moved_reasoning_keys"] > 0
+    assert facts["extracted_think_from_content"] > 0
+    assert facts["tools_parsed_from_string"] > 0
+
+
+def test_report_shows_all_of_it(built: Built) -> None:
+    text = render_text(console.render_statistics(built.project))
+    facts = built.manifest("rows", "tokenized_examples").facts
+
+    assert facts["rows_with_tools"] == sum(
+        row["tools_present"] for row in built.rows_of("rows", "canonical_rows", file="rows")
+    )
+    assert f"{facts['rows_with_tools']} rows, {facts['tool_tokens']:,} tokens" in text
+    for words in ("noticed in the rows", "tool schemas", "trained of them", "what another limit would do", "at max"):
+        assert words in text
+    for reason in ("duplicate", "unknown_schema", "no_assistant"):
+        assert reason in text
+
+
+def test_what_if_is_called_an_estimate_wherever_it_is_shown(built: Built) -> None:
+    """At the present limit it is not what truncation took, so nobody may take it for a count."""
+    made = built.manifest("rows", "truncation_stats")
+    [(lost, sequences)] = [(row[2], row[3]) for row in made.tables["what_if"].rows if row[0] == made.facts["limit"]]
+    assert lost < made.facts["trained_removed"]
+    assert sequences > built.manifest("rows", "packed_shards").facts["sequences"]
+
+    said = stats.ESTIMATE_NOTES["what_if"]
+    page = metadata.make_stage_page(built.report("rows", "truncation_stats"), built.project.store)
+    _, [(comment,)] = stats.query_views(
+        built.project.store, "SELECT comment FROM duckdb_views() WHERE view_name = 'what_if'"
+    )
+    report = built.project.store.local(report_page.report_path("road"))
+    report_page.write_report(built.project)
+    places = (page["about what_if"].value, comment, report.read_text("utf-8"), reports_text(built))
+
+    assert page["table what_if"].value
+    for place in places:
+        assert said in " ".join(place.split())
+
+
+def reports_text(built: Built) -> str:
+    return render_text(console.render_statistics(built.project))

@@ -1,0 +1,570 @@
+"""Statistics for DuckDB: what a manifest's tables hold, which versions the views show, and that nobody waits."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rowmill import stats
+from rowmill.checks.judge import CheckResult
+from rowmill.core.errors import ConfigError, SchemaError
+from rowmill.core.storage import Store, digest_bytes
+from rowmill.schema.examples import EXAMPLE_SCHEMA
+from rowmill.schema.manifest import DisplayTable, File, Manifest, Part, StageKey
+from rowmill.schema.rows import REJECT_SCHEMA, ROW_SCHEMA
+from rowmill.stages import catalog
+from rowmill.stats import column_docs
+
+CHATS: tuple[str, str] = ("support", "chats")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "root"))
+
+
+def manifest_of(stage: str, version: str, *, key: StageKey | None = None, **content: Any) -> Manifest:
+    """Return a manifest of a stage of dataset `chats` (or of `key`) with the given version and content."""
+    bare = Manifest(
+        key=key or (*CHATS, stage),
+        stage=stage,
+        fingerprint="f",
+        code_version="c",
+        inputs={},
+        parts=(),
+        facts={},
+        version=version,
+        built_at="2026-01-01T00:00:00+00:00",
+        run_id="run-1",
+        seconds=1.5,
+    )
+    return replace(bare, **content)
+
+
+def record(store: Store, manifest: Manifest, *, reused: bool = False, parts_reused: int = 0) -> None:
+    """Write what the manifest's stage feeds the statistics."""
+    stats.record_manifest(store, manifest, feeds_of(manifest.stage), reused=reused, parts_reused=parts_reused)
+
+
+def feeds_of(stage: str) -> stats.StatsInputs:
+    """Return what the statistics take from a stage."""
+    return catalog.find_stage(stage).feeds
+
+
+def part_of(store: Store, name: str, **files: pa.Table) -> Part:
+    """Write these Parquet files and return the part that they make up."""
+    written: dict[str, File] = {}
+    for file, table in files.items():
+        path = f"parts/{name}/{file}.parquet"
+        with store.create(path) as handle:
+            pq.write_table(table, handle)
+        content = store.read(path)
+        written[file] = File(path=path, bytes=len(content), digest=digest_bytes(content), rows=len(table))
+    return Part(fingerprint=name, files=written)
+
+
+def filled(schema: pa.Schema, lines: Sequence[dict[str, Any]]) -> pa.Table:
+    """Return a table of the schema; columns that a line does not name hold their type's zero."""
+    return pa.Table.from_pylist(
+        [{field.name: _zero(field.type) for field in schema} | line for line in lines], schema=schema
+    )
+
+
+def _zero(kind: pa.DataType) -> Any:
+    if pa.types.is_list(kind):
+        return []
+    if pa.types.is_string(kind):
+        return ""
+    if pa.types.is_fixed_size_binary(kind):
+        return bytes(kind.byte_width)
+    if pa.types.is_boolean(kind):
+        return False
+    return b"" if pa.types.is_binary(kind) else 0
+
+
+def answer(store: Store, sql: str) -> list[tuple[Any, ...]]:
+    return stats.query_views(store, sql)[1]
+
+
+def ledger_of(version: str, kept: int, *, dataset: str = "chats") -> Manifest:
+    key = ("support", dataset, "canonical_rows")
+    return manifest_of("canonical_rows", version, key=key, ledger=(("kept", "", kept), ("rejected", "duplicate", 2)))
+
+
+@pytest.mark.parametrize("root", ["folder", "memory://one-recipe"])
+def test_query_of_one_recipe_shows_that_recipe_in_every_view(tmp_path: Path, root: str) -> None:
+    store = Store(str(tmp_path) if root == "folder" else root)
+    for recipe, kept in (("mine", 3), ("yours", 5)):
+        key = (recipe, "chats", "canonical_rows")
+        record(store, manifest_of("canonical_rows", "v1", key=key, ledger=(("kept", "", kept),)))
+
+    for recipe, kept in (("mine", 3), ("yours", 5)):
+        assert stats.query_views(store, "SELECT recipe, records FROM ledger", recipe=recipe)[1] == [(recipe, kept)]
+    for view in (*stats.list_view_names(), *(f"{name}_history" for name in stats.list_view_names() if name != "runs")):
+        for name in ("mine", "none"):
+            assert set(stats.query_views(store, f"SELECT recipe FROM {view}", recipe=name)[1]) <= {(name,)}
+
+
+# ── The questions of the specification ────────────────────────────────────────────────────────────
+
+
+def test_query_why_rows_went_adds_up_rejects_by_reason(store: Store) -> None:
+    record(store, ledger_of("v1", 10))
+    record(store, ledger_of("v2", 20, dataset="tasks"))
+    record(store, manifest_of("tokenized_examples", "v3", ledger=(("rejected", "overlong", 1), ("kept", "", 9))))
+
+    found = answer(
+        store, "SELECT dataset, reason, sum(records) FROM ledger WHERE state = 'rejected' GROUP BY ALL ORDER BY ALL"
+    )
+
+    assert found == [("chats", "duplicate", 2), ("chats", "overlong", 1), ("tasks", "duplicate", 2)]
+
+
+def test_query_a_longer_context_sums_what_if_over_datasets(store: Store) -> None:
+    table = DisplayTable(
+        ("seq_len", "examples_over", "trained_lost", "sequences"), ((2048, 5, 700, 40), (4096, 1, 100, 20))
+    )
+    for dataset in ("chats", "tasks"):
+        key = ("support", dataset, "truncation_stats")
+        record(store, manifest_of("truncation_stats", "v1", key=key, tables={"what_if": table}))
+
+    found = answer(store, "SELECT seq_len, sum(trained_lost), sum(sequences) FROM what_if GROUP BY 1 ORDER BY 1")
+
+    assert found == [(2048, 1400, 80), (4096, 200, 40)]
+
+
+def test_query_whether_weights_were_kept_names_each_dataset_of_the_mixture(store: Store) -> None:
+    mixture = DisplayTable(
+        ("dataset", "weight", "wanted_share", "passes", "sequences", "trained_tokens"),
+        (("chats", 3, 0.75, 1.0, 30, 3000), ("tasks", 1, 0.25, 2.0, 10, 1000)),
+    )
+    record(store, manifest_of("training_splits", "v1", key=("support", "training_splits"), tables={"mixture": mixture}))
+
+    found = answer(
+        store, "SELECT dataset, wanted_share, trained_tokens / sum(trained_tokens) OVER () FROM mixture ORDER BY 1"
+    )
+
+    assert found == [("chats", 0.75, 0.75), ("tasks", 0.25, 0.25)]
+
+
+def test_query_whose_tokens_a_sequence_holds_walks_to_source_and_record(store: Store) -> None:
+    columns = ("split", "sequence_id", "segment", "example_id", "row_id", "source", "record", "start", "length")
+    lines = [
+        dict(zip(columns, ("train", 4711, i, f"a:{i}#0", f"a:{i}", "raw/chats.jsonl", 7 + i, 0, 100), strict=True))
+        for i in (1, 0)
+    ]
+    segments = pa.Table.from_pylist([*lines, {**lines[0], "sequence_id": 1}])
+    shard = pa.table({"sequence_id": [4711], "tokens": [200], "trained_tokens": [50]})
+    part = replace(part_of(store, "p", segments=segments, shard=shard), facts={"split": "train"})
+    record(store, manifest_of("packed_shards", "v1", parts=(part,), card={"seq_len": 400}))
+
+    found = answer(
+        store, "SELECT segment, source, record, start, length FROM segments WHERE sequence_id = 4711 ORDER BY 1"
+    )
+
+    assert found == [(0, "raw/chats.jsonl", 7, 0, 100), (1, "raw/chats.jsonl", 8, 0, 100)]
+    assert answer(store, "SELECT * EXCLUDE (recipe, dataset, version) FROM sequences") == [
+        ("train", "parts/p/shard.parquet", 4711, 200, 50, 0.5)
+    ]
+
+
+# ── What a manifest feeds ─────────────────────────────────────────────────────────────────────────
+
+
+def test_tables_of_canonical_rows_over_two_parts_holds_rows_and_rejects(store: Store) -> None:
+    rows = [
+        {"row_id": f"a:{i}", "kind": "conversation", "split": "train", "unknown_roles": ["critic"]} for i in range(3)
+    ]
+    reject = {"row_id": "a:9", "stage": "canonical_rows", "reason": "duplicate", "detail": "of a:1", "raw": b"{}"}
+    first = part_of(store, "p1", rows=filled(ROW_SCHEMA, rows[:2]), rejects=filled(REJECT_SCHEMA, [reject]))
+    second = part_of(store, "p2", rows=filled(ROW_SCHEMA, rows[2:]), rejects=filled(REJECT_SCHEMA, []))
+    record(store, manifest_of("canonical_rows", "v1", parts=(first, second), facts={"kept": 3}))
+
+    assert answer(store, "SELECT recipe, dataset, version, row_id, unknown_roles FROM rows ORDER BY row_id") == [
+        ("support", "chats", "v1", f"a:{i}", ["critic"]) for i in range(3)
+    ]
+    assert answer(store, "SELECT stage, row_id, reason, detail FROM rejects") == [
+        ("canonical_rows", "a:9", "duplicate", "of a:1")
+    ]
+    assert answer(store, "SELECT stage, reused, parts, rows FROM builds") == [("canonical_rows", False, 2, 3)]
+
+
+def test_tables_of_examples_leaves_tokens_and_masks_out(store: Store) -> None:
+    lines = [{"example_id": "a:0#0", "row_ids": ["a:0"], "input_ids": [1, 2], "loss_mask": [False, True], "tokens": 2}]
+    part = part_of(store, "p", examples=filled(EXAMPLE_SCHEMA, lines))
+    record(store, manifest_of("tokenized_examples", "v1", parts=(part,), token_ledger=(("train", "trained", 1),)))
+
+    columns, found = stats.query_views(store, "FROM examples")
+
+    assert columns[3:] == tuple(stats.SCHEMAS["examples"].names)
+    assert found[0][3:6] == ("a:0#0", ["a:0"], "")
+    assert answer(store, 'SELECT stage, split, "class", tokens FROM token_ledger') == [
+        ("tokenized_examples", "train", "trained", 1)
+    ]
+
+
+def test_tables_of_many_small_parts_writes_few_row_groups(store: Store) -> None:
+    one = filled(EXAMPLE_SCHEMA, [{"example_id": f"a:{i}#0"} for i in range(10)])
+    parts = tuple(part_of(store, f"p{i}", examples=one) for i in range(40))
+    stats.write_manifest_tables(
+        store, manifest_of("tokenized_examples", "v1", parts=parts), feeds_of("tokenized_examples")
+    )
+
+    path = "stats/examples/recipe=support/scope=chats/version=v1/part-0.parquet"
+    with pq.ParquetFile(store.path(path)) as written:
+        assert (written.metadata.num_rows, written.metadata.num_row_groups) == (400, 1)
+
+
+def test_tables_of_the_same_manifest_again_rewrites_nothing(store: Store) -> None:
+    part = part_of(store, "p", rows=filled(ROW_SCHEMA, [{"row_id": "a:0"}]))
+    manifest = manifest_of("canonical_rows", "v1", parts=(part,), ledger=(("kept", "", 1),))
+    record(store, manifest)
+    before = _files(store)
+
+    record(store, manifest)
+
+    assert _files(store) == before
+
+
+def _files(store: Store) -> dict[str, int]:
+    """Every file under the root by its inode: a file that was replaced has another one."""
+    return {str(path): path.stat().st_ino for path in Path(store.root).rglob("*") if path.is_file()}
+
+
+def test_tables_of_a_reused_build_keeps_how_it_was_made_and_the_last_reuse(store: Store) -> None:
+    manifest = manifest_of("canonical_rows", "v1", parts=(Part("p", {}),))
+    record(store, manifest)
+    record(store, manifest, reused=True, parts_reused=1)
+    record(store, manifest, reused=True, parts_reused=1)
+
+    found = answer(store, "SELECT reused, parts_reused, seconds FROM builds ORDER BY reused")
+
+    assert found == [(False, 0, 1.5), (True, 1, 1.5)]
+
+
+def test_tables_of_a_file_without_a_column_names_file_and_column(store: Store) -> None:
+    part = part_of(
+        store, "p", rejects=pa.table({"row_id": ["a:0"], "stage": ["canonical_rows"], "reason": ["duplicate"]})
+    )
+
+    with pytest.raises(SchemaError, match=r"parts/p/rejects.parquet: column detail is missing; expected .*; correct"):
+        stats.write_manifest_tables(
+            store, manifest_of("canonical_rows", "v1", parts=(part,)), feeds_of("canonical_rows")
+        )
+
+
+def test_tables_of_a_table_with_text_for_a_number_names_the_table(store: Store) -> None:
+    table = DisplayTable(("seq_len", "examples_over", "trained_lost", "sequences"), (("4k", 1, 1, 1),))
+
+    with pytest.raises(SchemaError, match=r"support/chats/truncation_stats: table what_if: a value does not fit"):
+        stats.write_manifest_tables(
+            store, manifest_of("truncation_stats", "v1", tables={"what_if": table}), feeds_of("truncation_stats")
+        )
+
+
+def verdict(law: str, value: float | None, bound: float, *, passed: bool) -> CheckResult:
+    return CheckResult(
+        law=law, key=(*CHATS, "canonical_rows"), version="v1", terms="t", value=value, bound=bound,
+        wanted=f"at most {bound:g}", severity="error", passed=passed, blocking=not passed, what="w",
+        remedy="r",
+    )  # fmt: skip
+
+
+def test_write_findings_after_a_bound_changed_shows_the_last_judgement_and_keeps_the_first(store: Store) -> None:
+    manifest = ledger_of("v1", 10)
+    record(store, manifest)
+    strict = [
+        verdict("rejects", 0.2, 0.050000001, passed=False),
+        verdict("nonempty", None, 1, passed=False),
+    ]
+    lenient = [
+        verdict("rejects", 0.2, 0.3, passed=True),
+        verdict("nonempty", None, 1, passed=False),
+    ]
+    for verdicts in (strict, strict, lenient):
+        stats.write_check_results(store, manifest, verdicts)
+
+    assert answer(store, "SELECT law, value, bound, passed FROM findings ORDER BY law") == [
+        ("nonempty", None, 1.0, False),
+        ("rejects", 0.2, 0.3, True),
+    ]
+    assert answer(store, "SELECT bound FROM findings_history WHERE law = 'rejects' ORDER BY judged_at") == [
+        (0.050000001,),
+        (0.3,),
+    ]
+
+
+# ── Which versions the views show ─────────────────────────────────────────────────────────────────
+
+
+def test_views_after_a_rebuild_show_the_current_version_and_the_history_all(store: Store) -> None:
+    record(store, ledger_of("v1", 10))
+    record(store, ledger_of("v2", 20))
+
+    assert answer(store, "SELECT version, records FROM ledger WHERE state = 'kept'") == [("v2", 20)]
+    assert answer(store, "SELECT version FROM ledger_history WHERE state = 'kept' ORDER BY 1") == [("v1",), ("v2",)]
+    assert answer(store, "FROM current_versions") == [("support", "chats", "canonical_rows", "v2")]
+
+
+def test_point_current_at_an_older_version_restores_it_whatever_its_age(store: Store) -> None:
+    record(store, ledger_of("v1", 10))
+    record(store, ledger_of("v2", 20))
+
+    stats.set_current_versions(store, *CHATS, "canonical_rows", ("v1",))
+
+    assert answer(store, "SELECT DISTINCT version FROM ledger") == [("v1",)]
+
+
+def test_point_current_at_several_or_no_versions_shows_just_these(store: Store) -> None:
+    for version in ("v1", "v2", "v3"):
+        record(store, ledger_of(version, 1))
+
+    stats.set_current_versions(store, *CHATS, "canonical_rows", ("v1", "v3"))
+    assert answer(store, "SELECT DISTINCT version FROM ledger ORDER BY 1") == [("v1",), ("v3",)]
+
+    stats.set_current_versions(store, *CHATS, "canonical_rows", ())
+    assert answer(store, "FROM ledger") == []
+
+
+def test_views_of_a_version_without_rejects_do_not_show_those_of_the_version_before(store: Store) -> None:
+    reject = filled(REJECT_SCHEMA, [{"row_id": "a:9", "stage": "canonical_rows"}])
+    record(store, manifest_of("canonical_rows", "v1", parts=(part_of(store, "p", rejects=reject),)))
+    record(store, manifest_of("canonical_rows", "v2"))
+
+    assert answer(store, "FROM rejects") == []
+    assert len(answer(store, "FROM rejects_history")) == 1
+
+
+def test_forget_of_a_collected_version_takes_it_out_of_the_history(store: Store) -> None:
+    record(store, ledger_of("v1", 10))
+    record(store, ledger_of("v2", 20))
+
+    stats.remove_version_tables(store, *CHATS, "v1")
+
+    assert answer(store, "SELECT DISTINCT version FROM ledger_history") == [("v2",)]
+
+
+def test_views_over_names_of_digits_keep_them_text(store: Store) -> None:
+    stats.write_table(store, "ledger", "r", "2024", "0012", _ledger(1))
+    stats.set_current_versions(store, "r", "2024", "canonical_rows", ("0012",))
+
+    assert answer(store, "SELECT dataset, version FROM ledger") == [("2024", "0012")]
+
+
+def _ledger(records: int, lines: int = 1) -> pa.Table:
+    return pa.Table.from_pylist([{"stage": "s", "state": "kept", "reason": "", "records": records}] * lines)
+
+
+def test_views_on_an_empty_root_are_empty_with_all_their_columns(store: Store) -> None:
+    for view in stats.SCHEMAS:
+        columns, rows = stats.query_views(store, f"FROM {view}")
+        own = [name for name in stats.SCHEMAS[view].names if name != "dataset"]
+        assert columns == ("recipe", "dataset", "version", *own)
+        assert rows == answer(store, f"FROM {view}_history") == []
+
+
+def test_every_view_and_column_has_a_comment_and_no_words_are_left_over(store: Store) -> None:
+    views = answer(store, "SELECT view_name, comment FROM duckdb_views() WHERE NOT internal")
+    columns = answer(store, "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal")
+
+    assert [name for name, comment in views if not comment] == []
+    assert [line for line in columns if not line[2]] == []
+    own = {(name, column) for name, column, _ in columns}
+    told = {(view, column) for view, column_words in column_docs.COLUMN_DOCS.items() for column in column_words}
+    assert told <= own
+    assert {name.removesuffix("_history") for name, _ in views} == set(column_docs.VIEW_DOCS)
+
+
+def test_truncation_adds_up_examples_by_split(store: Store) -> None:
+    lines = [
+        {"example_id": "a:0#0", "split": "train", "original_tokens": 10, "tokens": 10},
+        {"example_id": "a:1#0", "split": "train", "original_tokens": 30, "tokens": 10, "exchanges_removed": 20},
+        {"example_id": "a:2#0", "split": "test", "original_tokens": 5, "tokens": 4, "tokens_cut": 1},
+    ]
+    part = part_of(store, "p1", examples=filled(EXAMPLE_SCHEMA, lines))
+    record(store, manifest_of("tokenized_examples", "v1", parts=(part,)))
+
+    found = answer(
+        store,
+        "SELECT split, examples, shortened, shortened_share, tokens_removed, exchanges_removed, tokens_cut "
+        "FROM truncation ORDER BY split",
+    )
+
+    assert found == [("test", 1, 1, 1.0, 1, 0, 1), ("train", 2, 1, 0.5, 20, 20, 0)]
+
+
+def test_runs_hold_what_a_run_made_and_not_what_it_found_made(store: Store) -> None:
+    first, second = ledger_of("v1", 10), replace(ledger_of("v2", 11), run_id="run-2", seconds=0.5)
+    record(store, first)
+    record(store, replace(first, key=("support", "tasks", "canonical_rows")), parts_reused=0)
+    record(store, first, reused=True)
+    record(store, second)
+
+    found = answer(store, "SELECT run_id, stages, seconds FROM runs ORDER BY run_id")
+
+    assert found == [("run-1", 2, 3.0), ("run-2", 1, 0.5)]
+
+
+def test_views_under_a_root_with_pattern_characters_read_just_that_root(tmp_path: Path) -> None:
+    odd, other = Store(str(tmp_path / "it's [a]*")), Store(str(tmp_path / "it's ab"))
+    record(odd, ledger_of("v1", 10))
+    record(other, ledger_of("v2", 10))
+
+    assert answer(odd, "SELECT DISTINCT version FROM ledger_history") == [("v1",)]
+
+
+def test_query_after_the_root_moved_reads_the_new_place(tmp_path: Path) -> None:
+    record(Store(str(tmp_path / "old")), ledger_of("v1", 10))
+    (tmp_path / "old").rename(tmp_path / "new")
+
+    assert answer(Store(str(tmp_path / "new")), "SELECT DISTINCT version FROM ledger") == [("v1",)]
+
+
+@pytest.mark.filterwarnings("default")
+def test_query_on_a_remote_root_answers_from_memory() -> None:
+    store = Store("memory://rowmill-views-test")
+    record(store, ledger_of("v1", 10))
+    record(store, ledger_of("v2", 20))
+
+    assert answer(store, "SELECT version, records FROM ledger WHERE state = 'kept'") == [("v2", 20)]
+    with pytest.raises(ConfigError, match="disabled by configuration"):
+        stats.query_views(store, "FROM read_text('/etc/hostname')")
+
+
+# ── A query reads the statistics, and nothing else ────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("sql", "why"),
+    [
+        ("SELEC 1", "syntax error"),
+        ("SELECT nosuch FROM ledger", "nosuch"),
+        ("FROM ledgr", "ledgr"),
+        ("SELECT 1; SELECT 2", "not a single SELECT"),
+        ("", "not a single SELECT"),
+        ("COPY (SELECT 1) TO '{root}/stats/x.csv'", "not a single SELECT"),
+        ("EXPLAIN ANALYZE COPY (SELECT 1) TO '{root}/stats/x.csv'", "not a single SELECT"),
+        ("CREATE TABLE t (a INT)", "not a single SELECT"),
+        ("SET enable_external_access = true", "not a single SELECT"),
+        ("FROM read_text('/etc/hostname')", "disabled by configuration"),
+        ("FROM read_text('{root}/stats/../secret.txt')", "disabled by configuration"),
+        ("FROM glob('{root}/*')", "disabled by configuration"),
+        ("FROM 'https://127.0.0.1:1/x.parquet'", "x.parquet"),
+        ("FROM python_variable", "python_variable"),
+    ],
+)
+def test_query_that_is_wrong_or_reaches_out_is_refused_in_four_parts(store: Store, sql: str, why: str) -> None:
+    python_variable = pa.table({"a": [1]})
+    stats.publish_views(store)
+    store.write("secret.txt", b"secret")
+    before = _files(store)
+
+    with pytest.raises(ConfigError) as refusal:
+        stats.query_views(store, sql.replace("{root}", store.root))
+
+    message = str(refusal.value)
+    assert message.startswith("query ")
+    assert why in message
+    assert "builds, findings, ledger" in message
+    assert "write one SELECT" in message
+    assert _files(store) == before
+    assert len(python_variable) == 1
+
+
+def test_query_in_several_threads_at_once_answers_each(store: Store) -> None:
+    record(store, ledger_of("v1", 10))
+    answers: list[object] = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(answer(store, "SELECT sum(records) FROM ledger")))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert answers == [[(12,)]] * 4
+
+
+# ── Nobody waits ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_ledger_with_a_version_switched_between_listing_and_reading_shows_the_version_listed(store: Store) -> None:
+    """DuckDB lists files when it plans a query and folds constants after that; ours switches the version.
+
+    With one pointer file per stage, replaced in place, the query finds nothing: what it reads names a version
+    younger than the list of the table's files.
+    """
+    record(store, ledger_of("v1", 10))
+    stats.publish_views(store)
+
+    def switch() -> bool:
+        record(store, ledger_of("v2", 20))
+        return True
+
+    with duckdb.connect(store.path("stats.duckdb"), read_only=True) as reader:
+        reader.create_function("switch", switch, [], "BOOLEAN")
+        during = reader.execute("SELECT version FROM ledger WHERE state = 'kept' AND switch()").fetchall()
+        after = reader.execute("SELECT version FROM ledger WHERE state = 'kept'").fetchall()
+
+    assert (during, after) == ([("v1",)], [("v2",)])
+
+
+SWITCHES = 60
+WRITER = """
+import sys
+import pyarrow as pa
+from rowmill import stats
+from rowmill.core.storage import Store, digest_bytes
+
+store = Store(sys.argv[1])
+for number in range(1, int(sys.argv[2]) + 1):
+    lines = [{"stage": "s", "state": "kept", "reason": "", "records": number}] * 10
+    stats.write_table(store, "ledger", "r", "d", f"v{number}", pa.Table.from_pylist(lines))
+    stats.point_current(store, "r", "d", "canonical_rows", (f"v{number}",))
+    stats.publish_views(store)
+"""
+
+
+@pytest.mark.slow
+def test_reader_that_stays_open_beside_a_busy_writer_always_sees_one_whole_version(store: Store) -> None:
+    """A view that lists the table before the pointers shows no rows in one of six of these reads."""
+    stats.write_table(store, "ledger", "r", "d", "v0", _ledger(0, lines=10))
+    stats.set_current_versions(store, "r", "d", "canonical_rows", ("v0",))
+    stats.publish_views(store)
+    root = Path(__file__).resolve().parents[2]
+    seen: list[list[tuple[int, int]]] = []
+    with duckdb.connect(store.path("stats.duckdb"), read_only=True) as reader:
+        command = [sys.executable, "-c", WRITER, store.root, str(SWITCHES)]
+        with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(root)}) as writer:
+            while writer.poll() is None:
+                seen.append(reader.execute("SELECT records, count(*) FROM ledger GROUP BY ALL").fetchall())
+        last = reader.execute("SELECT records, count(*) FROM ledger GROUP BY ALL").fetchall()
+
+    assert writer.returncode == 0
+    assert last == [(SWITCHES, 10)]
+    assert all(len(one) == 1 and one[0][1] == 10 for one in seen)
+    numbers = [one[0][0] for one in seen]
+    assert numbers == sorted(numbers)
+
+
+def test_publish_views_while_a_reader_has_the_file_open_replaces_it_under_another_inode(store: Store) -> None:
+    record(store, ledger_of("v1", 10))
+    stats.publish_views(store)
+    with duckdb.connect(store.path("stats.duckdb"), read_only=True) as reader:
+        before = Path(store.path("stats.duckdb")).stat().st_ino
+        store.remove("stats/_views.json")
+        stats.publish_views(store)
+
+        assert Path(store.path("stats.duckdb")).stat().st_ino != before
+        assert reader.execute("SELECT count(*) FROM ledger").fetchall() == [(2,)]
+    assert sorted(os.listdir(store.root)) == ["stats", "stats.duckdb"]

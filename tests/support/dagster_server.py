@@ -1,0 +1,197 @@
+"""A real `rowmill ui` over a project, and questions to it as its pages ask them; for tests of the whole thing.
+
+What belongs here: starting and ending the server, GraphQL, waiting. What does not: assertions, browsers.
+"""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dagster_rowmill.automation import RANGE_END, RANGE_START
+
+ROOT = Path(__file__).resolve().parents[2]
+AnswerT = TypeVar("AnswerT")
+
+LOCATION = (
+    "{ workspaceOrError { ... on Workspace { locationEntries { loadStatus locationOrLoadError { __typename } } } } }"
+)
+LAUNCH_RUN = """
+mutation ($params: ExecutionParams!) {
+  launchRun(executionParams: $params) { __typename ... on LaunchRunSuccess { run { runId } } }
+}"""
+RUN = "query ($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"
+RUNS = """
+{ runsOrError(limit: 20) { ... on Runs { results {
+  runId status tags { key value } assetSelection { path } assets { key { path } } } } } }"""
+MESSAGES = """
+query ($id: ID!) { runOrError(runId: $id) { ... on Run {
+  eventConnection { events { ... on MessageEvent { message } } } } } }"""
+LAUNCH_BACKFILL = """
+mutation ($params: LaunchBackfillParams!) {
+  launchPartitionBackfill(backfillParams: $params) { __typename ... on LaunchBackfillSuccess { backfillId } }
+}"""
+BACKFILL = """
+query ($id: String!) { partitionBackfillOrError(backfillId: $id) { ... on PartitionBackfill { status } } }"""
+BACKFILLS = "{ partitionBackfillsOrError(limit: 10) { ... on PartitionBackfills { results { id status } } } }"
+MATERIALIZATIONS = """
+query ($key: AssetKeyInput!) {
+  assetOrError(assetKey: $key) { ... on Asset { assetMaterializations(limit: 10) { partition } } }
+}"""
+REPOSITORY = {"repositoryLocationName": "rowmill", "repositoryName": "__repository__"}
+ENDED = {"SUCCESS", "FAILURE", "CANCELED", "COMPLETED_SUCCESS", "COMPLETED_FAILED", "FAILED"}
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running `rowmill ui`."""
+
+    process: "subprocess.Popen[bytes]"
+    port: int
+    home: Path
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def ask(self, query: str, **variables: Any) -> Mapping[str, Any]:
+        body = json.dumps({"query": query, "variables": variables}).encode()
+        request = urllib.request.Request(f"{self.address}/graphql", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            whole = json.load(answer)
+        assert "errors" not in whole, whole
+        return whole["data"]
+
+    def materialized(self, *key: str) -> list[str | None]:
+        """Return the partitions of an asset's materializations, newest first; None for one without."""
+        asset = self.ask(MATERIALIZATIONS, key={"path": list(key)})["assetOrError"]
+        return [one["partition"] for one in asset.get("assetMaterializations", ())]
+
+    def launch(self, job: str, ranks: Sequence[str]) -> str:
+        """Start a job over some ranks; return the run's id."""
+        tags = [{"key": RANGE_START, "value": ranks[0]}, {"key": RANGE_END, "value": ranks[-1]}]
+        params = {"selector": REPOSITORY | {"jobName": job}, "runConfigData": {}, "executionMetadata": {"tags": tags}}
+        return str(self.ask(LAUNCH_RUN, params=params)["launchRun"]["run"]["runId"])
+
+    def backfill(self, keys: Sequence[Sequence[str]], ranks: Sequence[str]) -> str:
+        """Do what "Materialize all" does; return the backfill's id."""
+        params = {"assetSelection": [{"path": list(key)} for key in keys], "partitionNames": list(ranks)}
+        return str(self.ask(LAUNCH_BACKFILL, params=params)["launchPartitionBackfill"]["backfillId"])
+
+    def runs(self) -> list[Mapping[str, Any]]:
+        """Return the newest runs, newest first."""
+        return self.ask(RUNS)["runsOrError"]["results"]
+
+    def backfills(self) -> dict[str, str]:
+        """Return the status of every backfill by its id, newest first."""
+        return {one["id"]: one["status"] for one in self.ask(BACKFILLS)["partitionBackfillsOrError"]["results"]}
+
+    def run_status(self, run_id: str) -> str:
+        return str(self.ask(RUN, id=run_id)["runOrError"]["status"])
+
+    def process_of(self, run_id: str) -> int:
+        """Return the process that executes a run, as its log names it."""
+        events = self.ask(MESSAGES, id=run_id)["runOrError"]["eventConnection"]["events"]
+        found = re.search(r"process for run \(pid: (\d+)\)", "\n".join(event.get("message", "") for event in events))
+        assert found is not None
+        return int(found[1])
+
+    def ended_run(self, run_id: str) -> str:
+        """Wait for a run; return how it ended."""
+        return eventually(lambda: _if_ended(self.run_status(run_id)), "the run has ended")
+
+    def ended_backfill(self, backfill_id: str) -> str:
+        """Wait for a backfill; return how it ended."""
+
+        def status() -> str:
+            return _if_ended(self.ask(BACKFILL, id=backfill_id)["partitionBackfillOrError"]["status"])
+
+        return eventually(status, "the backfill has ended")
+
+    def processes(self) -> list[int]:
+        """Return the living processes of the server's session."""
+        return _session(self.process.pid)
+
+
+@contextmanager
+def serving(configs: Path, store: Path, home: Path) -> Generator[Server, None, None]:
+    """Start what `rowmill ui` starts, in a session of its own, so that everything it starts can be found and ended."""
+    port = _two_free_ports()
+    program = f"from pathlib import Path; from rowmill.cli import ui; ui.serve(Path({str(ROOT)!r}), port={port})"
+    places = {"ROWMILL_CONFIGS": str(configs), "ROWMILL_STORE": str(store), "DAGSTER_HOME": str(home)}
+    home.mkdir(exist_ok=True)
+    with (home / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program], env=os.environ | places, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        server = Server(process, port, home)
+        eventually(lambda: _loaded(server), "the code location is loaded")
+        yield server
+    finally:
+        for pid in _session(process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+
+def eventually(ask: Callable[[], AnswerT], what: str, *, within_s: float = 300) -> AnswerT:
+    """Ask until the answer is true; the wait between two questions is all that takes time here."""
+    deadline, pause = time.monotonic() + within_s, threading.Event()
+    while time.monotonic() < deadline:
+        if answer := ask():
+            return answer
+        pause.wait(0.3)
+    raise AssertionError(f"not within {within_s:.0f} s: {what}")
+
+
+def _if_ended(status: str) -> str:
+    return status if status in ENDED else ""
+
+
+def _two_free_ports() -> int:
+    """Return a free port whose next is free as well: pages on the one, reports on the other."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+
+
+def _loaded(server: Server) -> bool:
+    assert server.process.poll() is None, (server.home / "log").read_text()
+    try:
+        workspace = server.ask(LOCATION)["workspaceOrError"]
+    except OSError:
+        return False
+    return [
+        (entry["loadStatus"], entry["locationOrLoadError"]["__typename"]) for entry in workspace["locationEntries"]
+    ] == [("LOADED", "RepositoryLocation")]
+
+
+def _session(leader: int) -> list[int]:
+    """Return the living processes of a session: field 6 of /proc/<pid>/stat, without those waiting to be reaped."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+            except OSError:
+                continue
+            if int(session) == leader and state != "Z":
+                found.append(int(entry.name))
+    return found

@@ -1,0 +1,117 @@
+"""Projects of records for tests: CSV files, their rows as written, and what a build's unmasked tokens read back as.
+
+What belongs here: writing tables and reading examples back through the parser. What does not: assertions.
+"""
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from rowmill.tabular import parsing
+from rowmill.tabular.parsing import ParsedText, PlacementColumns, Validation
+from rowmill.tabular.schema import RecordSchema
+from rowmill.tabular.serialization import serialise_record
+from rowmill.tabular.time_order import SortKey
+from tests.support.recipes import Built
+
+RECORDS: dict[str, Any] = {"kind": "records"}
+
+
+def records(**blocks: Any) -> dict[str, Any]:
+    """Return a format block of records."""
+    return {**RECORDS, **blocks}
+
+
+def grouped(by: str = "customer", order: str | None = "day", **data: Any) -> dict[str, Any]:
+    return {"data": {"group_training_examples_by": by, "order_training_examples_by": order, **data}}
+
+
+def as_csv(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """Encode rows as a CSV file with a header."""
+    held = list(rows)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(held[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(held)
+    return text.getvalue().encode()
+
+
+def purchase(i: int, *, customers: int = 12) -> dict[str, Any]:
+    """Return a row of a small table: of a customer, on a day, later rows on earlier days now and then."""
+    kinds = ("food", "rent", "books, used", 'a "gift"', "<|im_end|>")
+    return {
+        "customer": f"C-{i % customers:03d}",
+        "day": f"2024-{1 + i % 12:02d}-{1 + i * 7 % 28:02d}",
+        "amount": f"{i % 90}.{i % 10}0",
+        "items": str(i % 5),
+        "kind": kinds[i % len(kinds)],
+        "note": "" if i % 4 == 0 else f"0{i}",
+    }
+
+
+def purchases(count: int, **options: Any) -> list[dict[str, Any]]:
+    return [purchase(i, **options) for i in range(count)]
+
+
+def known(built: Built, dataset: str = "rows") -> Mapping[str, Any]:
+    """Return what a build says of its records to whoever parses."""
+    return built.manifest(dataset, "tokenized_examples").details["records"]
+
+
+def schema_of(built: Built, dataset: str = "rows") -> RecordSchema:
+    return RecordSchema.from_json(known(built, dataset)["schema"])
+
+
+def read_back(built: Built, tokenizer: Tokenizer, form: Mapping[str, Any], dataset: str = "rows") -> list[ParsedText]:
+    """Decode the trained tokens of every example and parse them."""
+    told, data = known(built, dataset), form.get("data", {})
+    groups = data.get("group_training_examples_by")
+    order = told["order"]
+    parser = parsing.Parser(
+        schema_of(built, dataset),
+        told["mode"],
+        bos=told["frame"]["bos_text"],
+        eos=told["frame"]["eos_text"],
+        place=PlacementColumns(
+            group_columns=[groups] if isinstance(groups, str) else groups or [],
+            order_column=data.get("order_training_examples_by"),
+            order=None if order is None else SortKey(order),
+        ),
+        validation=Validation(),
+        wire=told["wire"],
+    )
+    return [parser(text) for text in trained_texts(built, tokenizer, dataset)]
+
+
+def trained_texts(built: Built, tokenizer: Tokenizer, dataset: str = "rows") -> list[str]:
+    texts: list[str] = []
+    for one in built.examples(dataset):
+        ids = [token for token, trains in zip(one["input_ids"], one["loss_mask"], strict=True) if trains]
+        texts.append(tokenizer.decode(ids, skip_special_tokens=False))
+    return texts
+
+
+def as_written(parsed: Iterable[ParsedText], schema: RecordSchema) -> Counter[tuple[tuple[str, str], ...]]:
+    """Return parsed records as cells of CSV: what each value is written as, text unquoted, null empty."""
+    return Counter(
+        tuple(cell(name, record[name], schema) for name in record) for one in parsed for record in one.records
+    )
+
+
+def cell(name: str, value: Any, schema: RecordSchema) -> tuple[str, str]:
+    if value is None:
+        return (name, "")
+    if isinstance(value, str):
+        return (name, value)
+    line = serialise_record({name: value}, RecordSchema((schema.by_name[name],)))
+    assert isinstance(line, str)
+    return (name, line[len(f'{{"{name}":') : -len("}\n")])
+
+
+def cells(rows: Iterable[Mapping[str, str]], names: Sequence[str]) -> Counter[tuple[tuple[str, str], ...]]:
+    """Return rows as they stand in a CSV file, columns in the given order."""
+    return Counter(tuple((name, row[name]) for name in names) for row in rows)

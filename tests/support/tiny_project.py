@@ -1,0 +1,164 @@
+"""A recipe small enough to build in a second, over files of its own; for tests that need a whole road.
+
+What belongs here: writing the project, and running parts of its graph in this process. What does not:
+assertions.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+import yaml
+
+from dagster_rowmill.automation import tag_all_ranks
+from dagster_rowmill.definitions import build_definitions, open_projects
+from dagster_rowmill.materialize import materialize_recipe
+from rowmill.build import runner
+from rowmill.schema.manifest import StageKey
+
+TOKENIZER = Path(__file__).resolve().parents[2] / "configs" / "demo" / "tokenizer"
+RECIPE: dict[str, Any] = {
+    "tokenizer": str(TOKENIZER),
+    "seq_len": 128,
+    "defaults": {"splits": {"validation": 0.1, "test": 0, "seed": 1}},
+    "datasets": {
+        "chats": {
+            "source": {"train_urls": ["data/chats.jsonl"]},
+            "format": {"kind": "chat", "unknown_roles": "warn"},
+            "splits": {"group_key": "conversation_id"},
+        },
+        "tasks": {
+            "source": {"train_urls": ["data/tasks.jsonl"]},
+            "format": {"kind": "supervised", "input_field": "prompt", "output_field": "answer"},
+        },
+    },
+    "mixture": {"batch_size": 4},
+    "partitions": {"world_size": 2},
+    # Few rows: what is a share of nothing says nothing here.
+    "gates": {
+        "split_share": {"at_most": 1},
+        "rank_balance": {"at_most": 1},
+        "fill": {"at_least": 0},
+        "filler_share": {"at_most": 1},
+    },
+    "execution": {"workers": 1},
+}
+"""Two datasets of two kinds; every path is relative to the project."""
+
+FOREIGN_WARNINGS = [
+    # Great Expectations 1.24 imports modules that Python 3.11 deprecates.
+    pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning"),
+]
+"""Marks for modules of tests that judge: warnings of other people's code, which ours cannot mend."""
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A project in a folder: its recipe, its data, where it builds, and a Dagster instance that remembers."""
+
+    folder: Path
+    instance: dg.DagsterInstance
+    name: str = "tiny"
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "configs" / f"{self.name}.yaml"
+
+    @property
+    def store(self) -> str:
+        return str(self.folder / ".rowmill")
+
+    @property
+    def project(self) -> runner.Project:
+        [project] = open_projects([self.path], self.store)
+        return project
+
+    def write(self, *, rows: int = 60, unknown_roles: int = 0, **changes: Any) -> "Tiny":
+        """Write data and recipe; `unknown_roles` of the chats have a role that no template knows."""
+        self.write_rows("chats", [chat(i, role="narrator" if i < unknown_roles else "user") for i in range(rows)])
+        self.write_rows("tasks", [task(i) for i in range(rows)])
+        return self.write_recipe(**changes)
+
+    def write_rows(self, dataset: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        file = self.folder / "data" / f"{dataset}.jsonl"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+
+    def append(self, dataset: str, row: Mapping[str, Any]) -> None:
+        with (self.folder / "data" / f"{dataset}.jsonl").open("a", encoding="utf-8") as file:
+            file.write(f"{json.dumps(row)}\n")
+
+    def write_recipe(self, **changes: Any) -> "Tiny":
+        """Write the recipe with some top-level keys replaced."""
+        self.path.parent.mkdir(exist_ok=True)
+        self.path.write_text(yaml.safe_dump(RECIPE | changes, sort_keys=False), encoding="utf-8")
+        return self
+
+    def definitions(self) -> dg.Definitions:
+        return build_definitions([self.path], self.store)
+
+    def run(self) -> dg.ExecuteInProcessResult:
+        """Run the whole road: every asset, every rank, every check."""
+        return materialize_recipe(self.path, self.store, self.instance)
+
+    def run_only(
+        self, selection: dg.AssetSelection, *, ranks: Sequence[str] = (), config: Mapping[str, Any] | None = None
+    ) -> dg.ExecuteInProcessResult:
+        """Run a selection of assets and checks, as someone clicking in the user interface would."""
+        tags = tag_all_ranks(self.project)
+        if ranks:
+            tags = dict(zip(tags, (ranks[0], ranks[-1]), strict=True))
+        job = dg.define_asset_job("picked", selection=selection, executor_def=dg.in_process_executor)
+        merged = dg.Definitions.merge(self.definitions(), dg.Definitions(jobs=[job]))
+        return merged.resolve_job_def("picked").execute_in_process(
+            instance=self.instance, tags=tags, run_config=config, raise_on_error=False
+        )
+
+    def version(self, *steps: str) -> str:
+        """Return the data version that Dagster shows for an asset."""
+        event = self.instance.get_latest_materialization_event(self.key(*steps))
+        assert event is not None
+        assert event.asset_materialization is not None
+        return (event.asset_materialization.tags or {})["dagster/data_version"]
+
+    def key(self, *steps: str) -> dg.AssetKey:
+        return dg.AssetKey([self.name, *steps])
+
+
+def chat(i: int, *, role: str = "user") -> dict[str, Any]:
+    turns = [
+        {"role": role, "content": f"What is {i} plus {i % 7}?"},
+        {"role": "assistant", "content": f"{i} plus {i % 7} is {i + i % 7}."},
+    ]
+    return {"conversation_id": f"c{i}", "messages": turns}
+
+
+def task(i: int) -> dict[str, Any]:
+    return {"prompt": f"Name a number above {i}.", "answer": f"{i + 1} is above {i}."}
+
+
+def built(result: dg.ExecuteInProcessResult) -> set[StageKey]:
+    """Return the keys of the assets that a run materialized."""
+    return {tuple(event.asset_key.path) for event in result.get_asset_materialization_events() if event.asset_key}
+
+
+def reused(result: dg.ExecuteInProcessResult) -> dict[str, bool]:
+    """Return for each materialized asset whether the engine found it made."""
+    return {
+        "/".join(one.asset_key.path[1:]): bool(one.metadata["build_reused"].value)
+        for event in result.get_asset_materialization_events()
+        if (one := event.step_materialization_data.materialization)
+    }
+
+
+def refusals(result: dg.ExecuteInProcessResult) -> dict[str, str]:
+    """Return what each failed step said."""
+    return {
+        event.step_key: (data.description or "") if (data := event.step_failure_data.user_failure_data) else ""
+        for event in result.all_events
+        if event.is_step_failure and event.step_key
+    }

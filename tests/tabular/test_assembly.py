@@ -1,0 +1,312 @@
+"""Assembly: the specification's vectors, and the laws that every plan keeps.
+
+What belongs here: lengths in, examples out, for the three modes and for passes. What does not: tokens and rows
+(`test_table_builds.py`).
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rowmill.core.permutation import make_feistel
+from rowmill.tabular.assembly import (
+    EDGES,
+    FLUSHES,
+    AssembledExamples,
+    BudgetSampler,
+    ExampleLimits,
+    Ints,
+    RecordLengths,
+    RecordPass,
+    grouped,
+    resampling,
+    sequential,
+    tabular,
+)
+
+PAGE = (85, 80, 79, 80)
+A, B = (82, 82, 82, 84, 85), (82, 82, 82)
+
+
+def SHUFFLED(number: int, count: int) -> Ints:  # noqa: N802  (two orders that a test may choose)
+    return make_feistel(count, number + 1)(np.arange(count))
+
+
+def AS_GIVEN(number: int, count: int) -> Ints:  # noqa: N802
+    return np.arange(count)
+
+
+def records(*groups: Sequence[int]) -> RecordLengths:
+    sizes = np.array([0, *(len(group) for group in groups)], np.int64)
+    return RecordLengths(np.array([one for group in groups for one in group], np.int64), np.cumsum(sizes))
+
+
+def alone(lengths: Sequence[int]) -> RecordLengths:
+    return records(*((one,) for one in lengths))
+
+
+def lengths_of(made: AssembledExamples, of: RecordLengths, room: ExampleLimits) -> list[int]:
+    return made.lengths(of.tokens, room).tolist()
+
+
+def examples_of(made: AssembledExamples) -> list[list[int]]:
+    bounds = made.record_offsets.tolist()
+    return [made.records[a:b].tolist() for a, b in pairwise(bounds)]
+
+
+def ended(made: AssembledExamples) -> list[str]:
+    return [FLUSHES[one] for one in made.flushes.tolist()]
+
+
+def drawing(limits: ExampleLimits, seed: int) -> BudgetSampler:
+    span = limits.records - limits.min_budget + 1
+    return lambda number, group: lambda ordinal: limits.min_budget + (seed * 7 + number + group + 3 * ordinal) % span
+
+
+def drawn(budget: int) -> BudgetSampler:
+    return lambda _number, _group: lambda _ordinal: budget
+
+
+# ── The vectors ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("limit", "sizes"), [(282, [282, 118]), (281, [203, 197])])
+def test_tabular_page_of_four_records_gives_the_sizes_of_the_specification(limit: int, sizes: list[int]) -> None:
+    of, room = alone(PAGE), ExampleLimits(limit, 36, 3)
+
+    made = tabular.assemble_records(of, resampling.resample_records(of, None, AS_GIVEN), room)
+
+    assert lengths_of(made, of, room) == sizes
+
+
+@pytest.mark.parametrize(
+    ("limit", "cap", "sizes"), [(524, 2, [524]), (523, 2, [277, 283]), (524, 1, [277, 283]), (524, None, [524])]
+)
+def test_grouped_page_of_two_groups_gives_the_sizes_of_the_specification(
+    limit: int, cap: int | None, sizes: list[int]
+) -> None:
+    of, room = records((85, 80, 74), (80, 80, 85)), ExampleLimits(limit, 36, cap)
+
+    made = grouped.assemble_groups(of, resampling.resample_groups(of, None, AS_GIVEN), room)
+
+    assert lengths_of(made, of, room) == sizes
+
+
+@pytest.mark.parametrize(
+    ("limit", "cap", "sizes"),
+    [(4096, 4, [367, 122, 283]), (35 + EDGES + 330, None, [367, 122, 283]), (4096, None, [452, 283])],
+)
+def test_sequential_page_of_two_series_gives_the_sizes_of_the_specification(
+    limit: int, cap: int | None, sizes: list[int]
+) -> None:
+    of, room = records(A, B), ExampleLimits(limit, 35, cap)
+
+    made = sequential.assemble_series(of, resampling.resample_series(of, None, AS_GIVEN), room, None)
+
+    assert lengths_of(made, of, room) == sizes
+    assert ended(made)[-1] == "end"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "draw", "wanted", "reasons"),
+    [
+        ((900, 50), 700, [[900], [50]], ["budget", "end"]),
+        ((400, 300, 1), 700, [[400, 300], [1]], ["budget", "end"]),
+        ((400, 300, 300, 1), None, [[400, 300, 300], [1]], ["budget", "end"]),
+    ],
+)
+def test_budget_of_a_thousand_flushes_as_specified(
+    tokens: tuple[int, ...], draw: int | None, wanted: list[list[int]], reasons: list[str]
+) -> None:
+    of, room = records(tokens), ExampleLimits(1000 + 10 + EDGES, 10, None)
+
+    made = sequential.assemble_series(
+        of, resampling.resample_series(of, None, AS_GIVEN), room, None if draw is None else drawn(draw)
+    )
+
+    assert [[int(of.tokens[i]) for i in one] for one in examples_of(made)] == wanted
+    assert ended(made) == reasons
+
+
+def test_record_above_its_draw_raises_the_budget_to_its_own_size() -> None:
+    of, room = records((900, 50)), ExampleLimits(1012, 10, None)
+
+    made = sequential.assemble_series(of, resampling.resample_series(of, None, AS_GIVEN), room, drawn(700))
+
+    assert made.budgets.tolist() == [900, 700]
+
+
+def test_least_budget_is_seven_tenths_rounded_up() -> None:
+    assert [ExampleLimits(12 + m, 10, None).min_budget for m in (1000, 1001, 1, 10)] == [700, 701, 1, 7]
+
+
+# ── Why an example ends ────────────────────────────────────────────────────────────────────────────
+
+
+def test_sequential_flush_names_the_first_reason_in_order() -> None:
+    of, room = records((5, 5, 5), (5,), (5, 5)), ExampleLimits(12 + 10, 10, 2)
+
+    made = sequential.assemble_series(of, resampling.resample_series(of, 12, AS_GIVEN), room, None)
+
+    assert ended(made) == [
+        "max_records", "group_change", "group_change", "restart", "max_records", "group_change", "group_change", "end",
+    ]  # fmt: skip
+
+
+def test_tabular_pass_boundary_always_flushes() -> None:
+    of, room = alone((5, 5, 5)), ExampleLimits(1000, 10, None)
+
+    made = tabular.assemble_records(of, resampling.resample_records(of, 7, SHUFFLED), room)
+
+    assert [len(one) for one in examples_of(made)] == [3, 3, 1]
+    assert ended(made) == ["restart", "restart", "end"]
+    assert made.passes.tolist() == [0, 1, 2]
+
+
+# ── Resampling ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def shown(passes: list[RecordPass]) -> list[int]:
+    return [one for own in passes for one in own.records.tolist()]
+
+
+def test_tabular_resampling_of_ten_to_twenty_five_shows_twenty_five() -> None:
+    passes = resampling.resample_records(alone([7] * 10), 25, SHUFFLED)
+
+    assert len(shown(passes)) == 25
+    assert [sorted(one.records.tolist()) for one in passes[:2]] == [list(range(10))] * 2
+    assert len(set(passes[2].records.tolist())) == 5
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_grouped_resampling_adds_whole_groups_until_six(seed: int) -> None:
+    of = records(*([1] * size for size in (1, 2, 3, 4, 5)))
+
+    [only] = resampling.resample_groups(of, 6, lambda _, count: make_feistel(count, seed)(np.arange(count)))
+
+    count = len(only.records)
+    assert 6 <= count <= 10
+    assert count - int((only.lasts - only.firsts)[-1]) < 6
+    assert all(int(b - a) in {1, 2, 3, 4, 5} for a, b in zip(only.firsts, only.lasts, strict=True))
+
+
+@pytest.mark.parametrize("wanted", range(1, 16))
+def test_sequential_partial_pass_cuts_its_last_series_to_a_prefix(wanted: int) -> None:
+    of = records(*([1] * size for size in (1, 2, 3, 4, 5)))
+
+    [only] = resampling.resample_series(of, wanted, SHUFFLED)
+
+    assert len(only.records) == wanted
+    assert all(first in of.groups.tolist() for first in only.firsts.tolist())
+
+
+def test_sequential_whole_first_pass_is_in_key_order_and_later_ones_permute_groups() -> None:
+    of = records(*([1] * 3 for _ in range(30)))
+
+    first, second = resampling.resample_series(of, 180, SHUFFLED)
+
+    assert first.records.tolist() == list(range(90))
+    assert second.firsts.tolist() != first.firsts.tolist()
+    assert sorted(second.records.tolist()) == list(range(90))
+
+
+# ── The laws ───────────────────────────────────────────────────────────────────────────────────────
+
+GROUPS = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=6), min_size=1, max_size=12)
+CAPS = st.one_of(st.none(), st.integers(1, 4))
+WANTED = st.one_of(st.none(), st.integers(1, 60))
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=40), cap=CAPS, room=st.integers(40, 120), wanted=WANTED
+)
+def test_tabular_examples_hold_every_record_of_a_pass_once_and_never_too_much(
+    lengths: list[int], cap: int | None, room: int, wanted: int | None
+) -> None:
+    of, limits = alone(lengths), ExampleLimits(room + 5 + EDGES, 5, cap)
+    passes = resampling.resample_records(of, wanted, SHUFFLED)
+
+    made = tabular.assemble_records(of, passes, limits)
+
+    assert made.records.tolist() == shown(passes)
+    _keeps_limits(made, of, limits, np.diff(made.record_offsets))
+    _is_greedy(made, of, limits, lambda tokens: tokens <= limits.records)
+
+
+@given(groups=GROUPS, cap=CAPS, room=st.integers(240, 500), wanted=WANTED)
+def test_grouped_examples_never_cut_a_group(
+    groups: list[list[int]], cap: int | None, room: int, wanted: int | None
+) -> None:
+    of, limits = records(*groups), ExampleLimits(room + 5 + EDGES, 5, cap)
+    passes = resampling.resample_groups(of, wanted, SHUFFLED)
+
+    made = grouped.assemble_groups(of, passes, limits)
+
+    units = [made.records[a:b].tolist() for a, b in zip(made.units, made.units[1:], strict=False)]
+    whole = [list(range(a, b)) for a, b in zip(of.groups, of.groups[1:], strict=False)]
+    assert all(unit in whole for unit in units)
+    assert made.records.tolist() == shown(passes)
+    _keeps_limits(made, of, limits, np.diff(made.examples))
+
+
+@given(groups=GROUPS, room=st.integers(40, 90))
+def test_groups_too_large_are_cut_between_records_and_nothing_is_lost(groups: list[list[int]], room: int) -> None:
+    of, limits = records(*groups), ExampleLimits(room + 5 + EDGES, 5, None)
+
+    firsts, lasts = grouped.split_large_runs(of, of.groups[:-1], of.groups[1:], limits)
+
+    pieces = [list(range(a, b)) for a, b in zip(firsts.tolist(), lasts.tolist(), strict=True)]
+    assert [one for piece in pieces for one in piece] == list(range(len(of.tokens)))
+    assert all(int(of.tokens[piece].sum()) <= limits.records for piece in pieces)
+    assert set(of.groups.tolist()) <= {*firsts.tolist(), len(of.tokens)}
+
+
+@given(groups=GROUPS, cap=CAPS, room=st.integers(40, 120), wanted=WANTED, seed=st.integers(0, 99))
+def test_sequential_examples_hold_one_group_in_order_within_their_budgets(
+    groups: list[list[int]], cap: int | None, room: int, wanted: int | None, seed: int
+) -> None:
+    of, limits = records(*groups), ExampleLimits(room + 5 + EDGES, 5, cap)
+    draws = drawing(limits, seed)
+    passes = resampling.resample_series(of, wanted, SHUFFLED)
+
+    made = sequential.assemble_series(of, passes, limits, draws)
+
+    assert made.records.tolist() == shown(passes)
+    _keeps_limits(made, of, limits, np.diff(made.record_offsets))
+    for example, budget in zip(examples_of(made), made.budgets.tolist(), strict=True):
+        assert example == list(range(example[0], example[-1] + 1))
+        assert len({int(np.searchsorted(of.groups, one, "right")) for one in example}) == 1
+        first = int(of.tokens[example[0]])
+        assert limits.min_budget <= budget <= limits.records or budget == first
+        assert int(of.tokens[example].sum()) <= budget
+
+
+def _keeps_limits(made: AssembledExamples, of: RecordLengths, limits: ExampleLimits, counted: Ints) -> None:
+    assert max(lengths_of(made, of, limits)) <= limits.limit
+    assert limits.cap is None or int(counted.max()) <= limits.cap
+    assert len(made.budgets) == len(made.flushes) == len(made.passes) == len(made.examples) - 1
+
+
+def _is_greedy(made: AssembledExamples, of: RecordLengths, limits: ExampleLimits, fits: Callable[[int], bool]) -> None:
+    """Hold that an example ends for its budget only where the next record would not have fitted."""
+    examples = examples_of(made)
+    for one, following, reason in zip(examples, examples[1:], ended(made), strict=False):
+        if reason == "budget":
+            assert not fits(int(of.tokens[one].sum()) + int(of.tokens[following[0]]))
+
+
+@pytest.mark.parametrize("cap", [1, 7, None])
+def test_plan_of_nothing_is_empty(cap: int | None) -> None:
+    of, room = records(), ExampleLimits(100, 10, cap)
+    nothing: Ints = np.empty(0, np.int64)
+
+    for made in (
+        tabular.assemble_records(of, resampling.resample_records(of, None, AS_GIVEN), room),
+        grouped.assemble_groups(of, resampling.resample_groups(of, 5, AS_GIVEN), room),
+        sequential.assemble_series(of, resampling.resample_series(of, 5, AS_GIVEN), room, None),
+    ):
+        assert made.lengths(nothing, room).tolist() == []

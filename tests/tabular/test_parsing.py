@@ -1,0 +1,376 @@
+"""Generated text taken apart: the vectors, and the laws over any string.
+
+What belongs here: what `parsing/` accepts and why it refuses. What does not: single values (`test_serialization.py`), a
+long text with the class of every character (`test_parsing_corpus.py`).
+"""
+
+import json
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rowmill.core.errors import ConfigError
+from rowmill.tabular.parsing import ParsedText, Parser, PlacementColumns, Validation, parse_generated_text
+from rowmill.tabular.schema import Column, Mode, RecordSchema
+from rowmill.tabular.serialization import Serialiser
+from rowmill.tabular.time_order import ELAPSED, TIME_OF_DAY, SortKey
+from tests.support.record_strategies import SPECIAL, records, schemas
+
+BOS, EOS = "<s>", "</s>"
+SCHEMA = RecordSchema((Column("g", "string"), Column("t", "integer"), Column("v", "integer")))
+CLOCK = RecordSchema((Column("g", "string"), Column("t", "string"), Column("v", "integer")))
+KNOBS = tuple(Validation.model_fields)
+GROUPED = PlacementColumns(group_columns=("g",), order_column="t", order=ELAPSED)
+
+
+def line(g: Any = "a", t: Any = 0, v: Any = 1) -> str:
+    """Write a record as the codec would, without its line end."""
+    return json.dumps({"g": g, "t": t, "v": v}, separators=(",", ":"))
+
+
+R = line()
+
+
+def taken(text: str, mode: Mode = "tabular", place: Any = None, **options: Any) -> ParsedText:
+    """Parse with the vectors' schema; knobs and flags by name."""
+    knobs = {name: options.pop(name) for name in KNOBS if name in options}
+    schema = options.pop("schema", SCHEMA)
+    default = {"tabular": PlacementColumns(), "grouped": GROUPED, "sequential": GROUPED}[mode]
+    parser = Parser(schema, mode, bos=BOS, eos=EOS, place=place or default, validation=Validation(**knobs))
+    return parser(text, **options)
+
+
+def classes(parsed: ParsedText) -> list[str]:
+    """Return the spans' classes in order, without delimiters."""
+    return [span.reason or span.kind for span in parsed.spans if span.kind != "delimiter"]
+
+
+def assert_partition(text: str, parsed: ParsedText) -> None:
+    """Spans cover the text, each character once, and the report counts them all."""
+    assert "".join(text[span.start : span.end] for span in parsed.spans) == text
+    assert all(span.start < span.end for span in parsed.spans)
+    assert sum(parsed.report.characters.values()) == len(text)
+    assert sum(parsed.report.items.values()) == len(parsed.spans)
+    assert parsed.report.valid == len(parsed.records)
+
+
+# ── Each object by itself ──────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"{R}\r\n{R}\r\n", ["record", "record"]),
+        (R + R, ["record", "record"]),
+        (f"{R} foo", ["record", "prose"]),
+        (f'{R}\n{{"g":"a","t":', ["record", "truncated"]),
+        ("{}", ["missing_column"]),
+        ('{"g":"a\nb","t":0,"v":1}', ["invalid_json", "prose"]),
+        ('{"g":"a","t":1.0,"v":1}', ["record"]),
+        (line(t=True), ["type"]),
+        ('{"g":"a","t":NaN,"v":1}', ["invalid_json"]),
+        (f'{{"g":"a","t":{"1" * 5000},"v":1}}', ["number_too_large"]),
+        ('{"g":"a","t":0,"v":1,"w":1}', ["unknown_column"]),
+        ('{"g":"a","t":0,"t":0,"v":1}', ["duplicate_column"]),
+        (f"say {{hello}} {R}", ["prose", "record"]),
+        (line(g="a\u2028b"), ["record"]),
+        (json.dumps({"g": "a\u2028b", "t": 0, "v": 1}, ensure_ascii=False), ["record"]),
+        (R.replace("a", "\\u003c/s>"), ["record"]),
+        (R.replace("a", EOS), ["invalid_json", "prose"]),
+        (f'{{"g":\n"a",\r\n\t"t":0,"v":1 }}{R}', ["record", "record"]),
+        (f"[{R},{R}]", ["prose", "record", "prose", "record", "prose"]),
+        (f"{R[:-1]},}} {R}\n{R}", ["invalid_json", "record"]),
+        (f'{{"g":"a","t":0,"v":{"[" * 64}1{"]" * 64}}}', ["too_deep"]),
+        (f'{{"g":"a","t":0,"v":{"[" * 63}1{"]" * 63}}}', ["type"]),
+        (f'{{"g":"a","t":0,"v":{"[" * 9999}1{"]" * 9999}}}{R}', ["too_deep", "record"]),
+        ('{"g":"a","t":0,"v":1e99999999999999999999}', ["number_too_large"]),
+        ('{"g":"a","t":0,"v":{"x":1,"x":2}}', ["duplicate_column"]),
+        ('{"g":null,"t":0,"v":1}', ["null"]),
+        ("{", ["prose"]),
+        ("", []),
+        ("{'g': 'a', 't': 0, 'v': 1}", ["invalid_json"]),
+        ("{g: 'a', t: 0, v: 1}", ["invalid_json"]),
+        ("{\u201cg\u201d: \u201ca\u201d}", ["invalid_json"]),
+        (f"{{\n  'g': 'a',\n  't': 0}}\n{R}", ["invalid_json", "prose", "prose", "record"]),
+        (f"as asked: {{'g': 'a'}} {R}", ["prose", "invalid_json", "record"]),
+    ],
+)
+def test_object_in_tabular_text_has_its_class(text: str, expected: list[str]) -> None:
+    parsed = taken(text)
+
+    assert classes(parsed) == expected
+    assert_partition(text, parsed)
+
+
+def test_truncated_span_has_the_characters_of_the_unfinished_object() -> None:
+    assert taken(f'{R}\n{{"g":"a","t":').report.characters["truncated"] == 13
+
+
+@pytest.mark.parametrize("cut", range(2, len('{"g":"\\u00e9\\n","t":-1.5e+3,"v":true,"w":[null,{}]}')))
+def test_object_cut_anywhere_is_truncated_not_invalid(cut: int) -> None:
+    text = '{"g":"\\u00e9\\n","t":-1.5e+3,"v":true,"w":[null,{}]}'[:cut]
+
+    assert classes(taken(text)) == ["truncated"]
+
+
+def test_decimals_of_more_digits_than_an_integer_may_have_are_kept() -> None:
+    schema = RecordSchema((Column("x", "decimal"),))
+    digits = f"0.{'7' * 5000}"
+    parsed = parse_generated_text(
+        f'{{"x":{digits}}}', schema, "tabular", bos=BOS, eos=EOS, place=PlacementColumns(), validation=Validation()
+    )
+
+    assert parsed.records == [{"x": Decimal(digits)}]
+
+
+def test_unknown_column_is_named_in_the_span_and_not_in_the_report() -> None:
+    parsed = taken('{"g":"a","t":0,"v":1,"secret":1}')
+
+    assert parsed.spans[0].column == "secret"
+    assert "secret" not in repr(parsed.report)
+
+
+def test_valid_fraction_is_of_objects_alone() -> None:
+    assert taken(f"prose\n{R}\n{R}\n{{}}\n{R}").report.valid_fraction == 0.75
+    assert taken("prose").report.valid_fraction == 0
+
+
+def test_objects_that_no_parser_reads_lower_the_valid_fraction() -> None:
+    as_python_prints_it = "{'g': 'a', 't': 0, 'v': 1}\n" * 99
+
+    assert taken(as_python_prints_it + R).report.valid_fraction == 0.01
+
+
+# ── Groups ─────────────────────────────────────────────────────────────────────────────────────────
+
+GOOD5 = "".join(f"{line(t=number)}\n" for number in range(5))
+
+
+@pytest.mark.parametrize(
+    ("text", "knobs", "expected"),
+    [
+        (R * 3, (), ["group_incomplete"] * 3),
+        (R * 3, ("group_by_accept_no_delineator",), ["record"] * 3),
+        (f"{BOS}{R}{EOS}", (), ["record"]),
+        (f"{BOS}{R}{BOS}{R}{EOS}", (), ["group_incomplete", "record"]),
+        (f"{BOS}{R}{EOS}{R}{EOS}", (), ["record", "group_incomplete"]),
+        (f"{BOS}{R} so {R}{EOS}", (), ["group_has_invalid", "prose", "group_has_invalid"]),
+        (f"{BOS}{R} so {R}{EOS}", ("group_by_ignore_invalid_records",), ["record", "prose", "record"]),
+        (f"{BOS}{line(t=None)}{R}{EOS}", (), ["null", "group_has_invalid"]),
+    ],
+)
+def test_group_is_accepted_whole_or_refused_with_a_reason(
+    text: str, knobs: tuple[str, ...], expected: list[str]
+) -> None:
+    parsed = taken(text, "grouped", **dict.fromkeys(knobs, True))
+
+    assert classes(parsed) == expected
+    assert_partition(text, parsed)
+
+
+@pytest.mark.parametrize(
+    ("text", "knob", "without", "with_knob"),
+    [
+        (f"{BOS}{GOOD5.replace('2,', 'true,')}{EOS}{BOS}{GOOD5}{EOS}", KNOBS[1], (5, 5), (9, 1)),
+        (f"{BOS}{GOOD5}{line('b', 5)}{EOS}", KNOBS[2], (0, 6), (6, 0)),
+        (f"{BOS}{line(t=3)}{GOOD5[: -len(line()) - 1]}{EOS}", KNOBS[3], (0, 5), (5, 0)),
+    ],
+)
+def test_knob_saves_what_is_otherwise_refused(
+    text: str, knob: str, without: tuple[int, int], with_knob: tuple[int, int]
+) -> None:
+    off, on = taken(text, "grouped").report, taken(text, "grouped", **{knob: True}).report
+
+    assert (off.valid, off.invalid) == without
+    assert (on.valid, on.invalid) == with_knob
+
+
+def test_group_with_mixed_keys_takes_the_first_valid_key() -> None:
+    parsed = taken(f"{BOS}{line('b', 1)}{line('a', 2)}{EOS}", "grouped", group_by_fix_non_unique_value=True)
+
+    assert parsed.records == [{"g": "b", "t": 1, "v": 1}, {"g": "b", "t": 2, "v": 1}]
+
+
+def test_group_sorted_is_stable() -> None:
+    text = f"{BOS}{line(t=2, v=1)}{line(t=1, v=2)}{line(t=2, v=3)}{line(t=1, v=4)}{EOS}"
+    parsed = taken(text, "grouped", group_by_fix_unordered_records=True)
+
+    assert [record["v"] for record in parsed.records] == [2, 4, 1, 3]
+
+
+def test_group_with_ties_is_ordered() -> None:
+    assert taken(f"{BOS}{R}{R}{EOS}", "grouped").report.valid == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "valid"),
+    [
+        (f"{R}{EOS}", {}, 0),
+        (f"{R}{EOS}", {"open_at_start": True}, 1),
+        (f"{BOS}{R}", {}, 0),
+        (f"{BOS}{R}", {"closed_at_end": True}, 1),
+        (R, {"open_at_start": True, "closed_at_end": True}, 1),
+    ],
+)
+def test_delimiters_that_prompt_or_server_kept_are_counted_in(text: str, flags: dict[str, bool], valid: int) -> None:
+    assert taken(text, "grouped", **flags).report.valid == valid
+
+
+def test_group_whose_bos_is_its_eos_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="a group needs two that differ"):
+        Parser(SCHEMA, "grouped", bos=EOS, eos=EOS, place=GROUPED, validation=Validation())
+
+
+def test_unreadable_order_value_has_its_own_reason() -> None:
+    place = PlacementColumns(("g",), "t", SortKey("iso8601"))
+    schema = RecordSchema((Column("g", "string"), Column("t", "string", nullable=True), Column("v", "integer")))
+    text = f"{BOS}{line(t='2024-01-01')}{line(t='soon')}{line(t=None)}{EOS}"
+
+    assert classes(taken(text, "grouped", place, schema=schema)) == ["group_has_invalid", "timestamp", "order_missing"]
+
+
+# ── Series ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def series(*times: Any, g: str = "a") -> str:
+    return "".join(f"{line(g, time)}\n" for time in times)
+
+
+HOURLY = PlacementColumns(("g",), "t", ELAPSED, 3600)
+CLOCKED = PlacementColumns(("g",), "t", TIME_OF_DAY, 3600)
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "after", "expected"),
+    [
+        (series(3600, 7200, 14400, 18000), HOURLY, 0, ["record", "record", "step", "after_failure"]),
+        (series(0, 5, 6, 4), GROUPED, None, ["record", "record", "record", "order"]),
+        (series(0, 0), GROUPED, None, ["record", "record"]),
+        (series(0) + series(1, g="b") + series(2), GROUPED, None, ["record", "group_mixed_key", "after_failure"]),
+        (series(0) + "{}" + series(1) + "{}", GROUPED, None, ["record", "missing_column", *["after_failure"] * 2]),
+        (series(0) + EOS + series(1), GROUPED, None, ["record", "after_failure"]),
+        (BOS + series(0) + "so" + series(1), GROUPED, None, ["record", "prose", "record"]),
+        (series(3, 1), PlacementColumns(), None, ["record", "record"]),
+    ],
+)
+def test_series_stops_at_its_first_bad_record(
+    text: str, place: PlacementColumns, after: Any, expected: list[str]
+) -> None:
+    parsed = taken(text, "sequential", place, after=after)
+
+    assert classes(parsed) == expected
+    assert_partition(text, parsed)
+
+
+def test_series_of_times_of_day_rolls_over_midnight() -> None:
+    parsed = taken(series("23:00", "00:00"), "sequential", CLOCKED, schema=CLOCK, after=22 * 3600)
+
+    assert parsed.positions == [82800, 86400]
+
+
+def test_series_follows_the_day_of_the_position_before_it() -> None:
+    parsed = taken(series("00:00", "01:00"), "sequential", CLOCKED, schema=CLOCK, after=5 * 86400 - 3600)
+
+    assert parsed.positions == [5 * 86400, 5 * 86400 + 3600]
+
+
+def test_series_of_another_group_than_asked_for_is_refused() -> None:
+    assert classes(taken(series(0), "sequential", group={"g": "b"})) == ["group_mixed_key"]
+
+
+def test_series_with_one_text_for_both_delimiters_begins_with_the_first() -> None:
+    parser = Parser(SCHEMA, "sequential", bos=EOS, eos=EOS, place=GROUPED, validation=Validation())
+
+    assert classes(parser(f"{EOS}{series(0, 1)}{EOS}{series(2)}")) == ["record", "record", "after_failure"]
+
+
+@pytest.mark.parametrize("time", [Decimal("0.3"), Decimal("1e5000"), Decimal("1e-5000")])
+def test_step_of_decimals_is_exact(time: Decimal) -> None:
+    schema = RecordSchema((Column("g", "string"), Column("t", "decimal"), Column("v", "integer")))
+    place = PlacementColumns(("g",), "t", ELAPSED, Decimal("0.1"))
+    text = R.replace("0", str(time))
+
+    expected = "record" if time == Decimal("0.3") else "step"
+    assert classes(taken(text, "sequential", place, schema=schema, after=Decimal("0.2"))) == [expected]
+
+
+class CountedSchema(RecordSchema):
+    """A schema that counts how often its columns are looked at."""
+
+    looks = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in {"columns", "by_name", "names"}:
+            CountedSchema.looks += 1
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("mode", ["tabular", "grouped", "sequential"])
+def test_schema_is_compiled_once_however_many_records_there_are(mode: Mode) -> None:
+    schema = CountedSchema(SCHEMA.columns)
+    parser = Parser(schema, mode, bos=BOS, eos=EOS, place=GROUPED, validation=Validation())
+    write = Serialiser(schema, special_tokens=(EOS,))
+    looks = CountedSchema.looks
+    parsed = parser(BOS + series(*range(500)) + "{}" + EOS)
+    lines = [write(record) for record in parsed.records]
+
+    assert len(lines) == parsed.report.valid
+    assert sum(parsed.report.items.values()) > 500
+    assert CountedSchema.looks == looks
+
+
+# ── Laws ───────────────────────────────────────────────────────────────────────────────────────────
+
+MODES: tuple[Mode, ...] = ("tabular", "grouped", "sequential")
+_pieces = st.sampled_from(
+    [BOS, EOS, R, "\n", "\r", " ", "{", "}", "[", "]", '"', "\\", ",", ":", "1", "-", "e", ".", "tru", "NaN", "{}",
+     '{"', '{"g":', "\\u12", "\ud800", "\u2028", "é", "</", line("b", 5), line(t=3), line(v=None), "1" * 5000, "{" * 99]
+)  # fmt: skip
+texts = st.one_of(st.text(), st.lists(_pieces, max_size=30).map("".join), st.text(alphabet='{}[]":,\\\n\r 1ae.u<s/>'))
+knobs = st.fixed_dictionaries({name: st.booleans() for name in KNOBS})
+flags = st.fixed_dictionaries({"open_at_start": st.booleans(), "closed_at_end": st.booleans()})
+
+
+@given(texts, st.sampled_from(MODES), knobs, flags, st.sampled_from([None, 0, 3]))
+def test_any_text_is_partitioned_and_nothing_is_raised(
+    text: str, mode: Mode, knobs: dict[str, bool], flags: dict[str, bool], after: int | None
+) -> None:
+    parsed = taken(text, mode, after=after, **knobs, **flags)
+
+    assert_partition(text, parsed)
+
+
+@given(texts, knobs, st.sampled_from(KNOBS), flags)
+def test_no_knob_turned_on_lowers_the_valid_count(
+    text: str, knobs: dict[str, bool], knob: str, flags: dict[str, bool]
+) -> None:
+    off = taken(text, "grouped", **{**knobs, knob: False}, **flags).report
+    on = taken(text, "grouped", **{**knobs, knob: True}, **flags).report
+
+    assert on.valid >= off.valid
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_serialised_records_are_parsed_back_whatever_the_delimiters_between_them(data: st.DataObject) -> None:
+    schema = data.draw(schemas())
+    written = data.draw(st.lists(records(schema.columns), max_size=4))
+    serialiser = Serialiser(schema, special_tokens=SPECIAL)
+    lines = [str(serialiser(record)) for record in written]
+    between = data.draw(st.sampled_from(["", BOS, EOS, "\r\n", "  "]))
+    parser = Parser(schema, "tabular", bos=BOS, eos=EOS, place=PlacementColumns(), validation=Validation())
+    parsed = parser(between.join(lines))
+
+    assert [serialiser(record) for record in parsed.records] == lines
+    assert set(parsed.report.items) <= {"record", "delimiter"}
+
+
+@given(st.text(alphabet='{}[]":,\\ 1e.-tn', max_size=30))
+def test_accepted_objects_are_what_the_standard_library_reads(text: str) -> None:
+    parsed = taken(text)
+    for span in parsed.spans:
+        if span.kind == "record" or span.reason in {"missing_column", "unknown_column", "type", "null"}:
+            assert isinstance(json.loads(text[span.start : span.end]), dict)

@@ -1,0 +1,93 @@
+"""Prompts of the families that Safe Synthesizer knows: text, edges and delimiters of each.
+
+What belongs here: vectors of prompts against small vocabularies. What does not: pinned tokenizers
+(`test_real_tables.py`), records behind a prompt (`test_table_builds.py`).
+"""
+
+from typing import Any
+
+import pytest
+
+from rowmill.core.errors import ConfigError
+from rowmill.tabular.prompt import FAMILIES, PromptFrame, Vocabulary, build_prompt_frame
+from rowmill.tabular.schema import Column, RecordSchema
+
+SCHEMA = RecordSchema((Column("a", "string"), Column("b", "integer")))
+ASKED = 'Generate a JSONL dataset with the following columns:  "a":<unk>,"b":<unk>'
+TURN = f"user\n {ASKED} \n assistant\n"
+INST = f"[INST] {ASKED} [/INST]"
+SPREAD = '[INST] Generate a JSONL dataset with the following columns:  \n\n "a":<unk>,"b":<unk> [/INST]'
+START, END = "<|im_start|>", "<|im_end|>"
+
+LLAMA = ("<|begin_of_text|>", "<|eot_id|>")
+SENTENCEPIECE = ("<s>", "</s>")
+
+
+def framed(name: str, own: tuple[str | None, str], *others: str, **changes: Any) -> PromptFrame:
+    """Write the prompt for a tokenizer of one id per character behind its special tokens."""
+    texts = list(dict.fromkeys(text for text in (*own, *others) if text is not None))
+    special = {text: number for number, text in enumerate(texts)}
+    begins = None if own[0] is None else special[own[0]]
+    vocabulary = Vocabulary(name, 1 << 21, begins, special[own[1]], adds_bos=True, special=special)
+    options: dict[str, Any] = {
+        "style": "reference", "template": None, "add_bos": "auto", "add_eos": "auto", "bos": "auto", "eos": "auto",
+        "is_grouped": True, "where": "format",
+    }  # fmt: skip
+    return build_prompt_frame(SCHEMA, vocabulary, lambda text: _encoded(text, special), **options | changes)
+
+
+def _encoded(text: str, special: dict[str, int]) -> list[int]:
+    ids: list[int] = []
+    while text:
+        found = next((one for one in special if text.startswith(one)), None)
+        ids.append(special[found] if found is not None else 100 + ord(text[0]))
+        text = text[1 if found is None else len(found) :]
+    return ids
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "others", "prompt", "begins", "ends"),
+    [
+        ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", SENTENCEPIECE, (), f"<s>{INST}</s>", "<s>", "</s>"),
+        ("Qwen/Qwen2.5-7B", (None, "<|endoftext|>"), (START, END), f"{START}{TURN}", START, "<|endoftext|>"),
+        ("Qwen/Qwen3-0.6B", (None, END), (START,), f"{START}{TURN}", START, END),
+        ("meta-llama/Llama-3.2-1B-Instruct", LLAMA, (), TURN, *LLAMA),
+        ("models/llama32", LLAMA, (), TURN, *LLAMA),
+        ("HuggingFaceTB/SmolLM2-135M", ("<|endoftext|>", "<|endoftext|>"), (START, END), TURN, START, "<|endoftext|>"),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", (START, END), (), TURN, START, END),
+        (
+            "HuggingFaceTB/SmolLM3-3B", (None, END), (START,),
+            f"{START}user\n {ASKED} {END} \n assistant\n", START, END,
+        ),
+        ("mistralai/Mistral-7B-Instruct-v0.3", SENTENCEPIECE, (), f"<s>{SPREAD}</s>", *SENTENCEPIECE),
+        ("nvidia/Llama-3.1-Nemotron-Nano-8B-v1", LLAMA, (), f"{LLAMA[0]}{SPREAD}{LLAMA[1]}", *LLAMA),
+        ("nvidia/Nemotron-Nano-9B-v2", SENTENCEPIECE, (START, END), f"<s>{SPREAD}</s>", *SENTENCEPIECE),
+        ("ibm-granite/granite-4.0-micro", LLAMA, (), f"{TURN}{LLAMA[1]}", *LLAMA),
+    ],
+)  # fmt: skip
+def test_reference_prompt_of_a_family_has_its_text_edges_and_delimiters(
+    name: str, own: tuple[str | None, str], others: tuple[str, ...], prompt: str, begins: str, ends: str
+) -> None:
+    made = framed(name, own, *others)
+
+    assert (made.prompt_text, made.bos_text, made.eos_text) == (prompt, begins, ends)
+    assert made.generation_text == prompt + begins
+    assert made.is_parity
+
+
+def test_families_are_those_of_the_original_in_the_order_in_which_it_looks() -> None:
+    assert [one.names[0] for one in FAMILIES] == [
+        "tinyllama", "qwen", "llama32", "smollm2", "smollm3", "mistral", "nemotron", "granite",
+    ]  # fmt: skip
+
+
+def test_named_tokens_go_before_those_of_the_family() -> None:
+    own = ("<|end_of_text|>", "<|end_of_text|>")
+    made = framed("ibm-granite/granite-3.3-2b-instruct", own, "<|start|>", bos="<|start|>")
+
+    assert (made.bos_text, made.prompt_text) == ("<|start|>", f"{TURN}<|end_of_text|>")
+
+
+def test_tokenizer_of_no_family_is_told_which_there_are() -> None:
+    with pytest.raises(ConfigError, match="no template for the tokenizer 'gpt2'; there are some for tinyllama, qwen"):
+        framed("gpt2", SENTENCEPIECE)

@@ -1,0 +1,191 @@
+"""Laws of the two lanes, of control strings, and of the way from characters to tokens."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rowmill.core.errors import ConfigError
+from rowmill.tokenization import tokenizer
+from rowmill.tokenization.tokenizer import (
+    ControlStrings,
+    Encoder,
+    FlatSpans,
+    LoadedTokenizer,
+    find_trained_tokens,
+    restore_control_strings,
+)
+from tests.support import recipes
+
+TEXTS = st.text(
+    alphabet=st.one_of(st.sampled_from("ab \n<|>im_end\u00e9\u65e5\U0001f600"), st.characters(codec="utf-8")),
+    max_size=60,
+)
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedTokenizer:
+    """Open the tiny byte-level tokenizer as a build opens it."""
+    folder = recipes.write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    return tokenizer.open_tokenizer(str(folder), folder)
+
+
+@pytest.fixture(scope="module")
+def encoder(loaded: LoadedTokenizer) -> Encoder:
+    """Return an encoder over the tiny tokenizer."""
+    return Encoder(loaded)
+
+
+def test_card_of_a_byte_level_tokenizer_takes_the_fast_lane(loaded: LoadedTokenizer) -> None:
+    assert loaded.card.fast
+    assert loaded.card.byte_level
+    assert tokenizer.deserialize_tokenizer(tokenizer.serialize_tokenizer(loaded)) == loaded
+
+
+@settings(deadline=None)
+@given(texts=st.lists(TEXTS, min_size=1, max_size=5))
+def test_encode_any_text_gives_the_reference_ids_and_covers_every_byte(encoder: Encoder, texts: list[str]) -> None:
+    encoded = encoder.encode(texts)
+
+    reference = encoder.usual.encode_batch(texts, add_special_tokens=False)
+    for i, text in enumerate(texts):
+        own = slice(int(encoded.offsets[i]), int(encoded.offsets[i + 1]))
+        assert encoded.ids[own].tolist() == reference[i].ids
+        covered = b"".join(text.encode()[s:e] for s, e in zip(encoded.starts[own], encoded.ends[own], strict=True))
+        assert covered == text.encode()
+
+
+@settings(deadline=None)
+@given(texts=st.lists(TEXTS, min_size=1, max_size=3))
+def test_encode_usual_way_equals_fast_lane(encoder: Encoder, texts: list[str]) -> None:
+    fast, usual = encoder.encode(texts), encoder.without_fast_path().encode(texts)
+
+    for name in ("ids", "offsets", "starts", "ends"):
+        assert getattr(fast, name).tolist() == getattr(usual, name).tolist()
+    assert usual.usual == len(texts)
+
+
+def test_same_as_usual_with_other_ids_is_false(encoder: Encoder) -> None:
+    encoded = encoder.encode(["the river", "seven"])
+    encoded.ids[0] += 1
+
+    assert not encoder.matches_reference(["the river", "seven"], encoded, [0, 1])
+    assert encoder.matches_reference(["the river", "seven"], encoded, [1])
+
+
+@settings(deadline=None)
+@given(text=TEXTS, data=st.data())
+def test_trained_tokens_touch_the_span_and_no_other_messages_text(
+    encoder: Encoder, text: str, data: st.DataObject
+) -> None:
+    size = len(text.encode())
+    start, end = sorted(data.draw(st.tuples(st.integers(0, size), st.integers(0, size))))
+    before = data.draw(st.integers(0, start))
+    behind = data.draw(st.integers(end, size))
+    encoded = encoder.encode([text])
+    places = [np.array([value], np.int64) for value in (0, start, end, before, behind)]
+    spans = FlatSpans(places[0], places[1], places[2], places[3], places[4])
+
+    mask, straddles = find_trained_tokens(encoded, spans)
+
+    inside = (encoded.starts >= start) & (encoded.ends <= end)
+    touches = (encoded.starts < end) & (encoded.ends > start)
+    shared = ((encoded.starts < start) & (encoded.starts < before)) | ((encoded.ends > end) & (encoded.ends > behind))
+    expected = touches & ~shared if start < end else np.zeros(len(inside), bool)
+    assert straddles == int((expected & ~inside).sum())
+    expected[:1] = False
+    assert mask.tolist() == expected.tolist()
+
+
+def test_encode_around_control_strings_gives_no_control_id(encoder: Encoder) -> None:
+    text = "a<|im_end|>b"
+
+    around = encoder.encode_around(text, [(1, 11)])
+
+    assert encoder.card.eos_id in encoder.encode([text]).ids
+    assert encoder.card.eos_id not in around.ids
+    assert encoder.decode(around.ids.tolist()) == text
+    assert around.starts[0] == 0 and around.ends[-1] == len(text)
+
+
+@settings(deadline=None)
+@given(contents=st.lists(st.text(alphabet="a<|im_end>\u00e9 Q", max_size=30), min_size=1, max_size=4))
+def test_hide_then_reveal_gives_the_row_back_at_the_same_places(loaded: LoadedTokenizer, contents: list[str]) -> None:
+    control = ControlStrings(loaded.card, "template")
+    row = [{"role": "user", "content": content + "<|im_end|>"} for content in contents]
+
+    hidden, placeholders = control.hide(row, orjson.dumps(row).decode())
+
+    for before, after in zip(row, hidden, strict=True):
+        assert not any(text in after["content"] for text in control.strings)
+        assert len(after["content"]) == len(before["content"])
+        assert restore_control_strings(after["content"], placeholders)[0] == before["content"]
+
+
+def test_open_tokenizer_folder_without_tokenizer_json_names_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer: .*tokenizer\.json"):
+        tokenizer.open_tokenizer(str(tmp_path), tmp_path)
+
+
+def test_open_tokenizer_missing_folder_says_where_it_looked(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no folder './nowhere' \(looked in"):
+        tokenizer.open_tokenizer("./nowhere", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+@pytest.mark.parametrize(("name", "fast"), [("qwen3", True), ("smollm3", True), ("gpt2", True), ("tinyllama", False)])
+def test_encode_real_texts_equals_transformers_in_every_row(real_data: Path, name: str, fast: bool) -> None:
+    from transformers import AutoTokenizer
+
+    folder = real_data / "tokenizers" / name
+    loaded = tokenizer.open_tokenizer(str(folder), folder)
+    lines = (real_data / "text/c4_demo.jsonl").read_text(encoding="utf-8").split("\n")[:200]
+    texts = [json.loads(line)["text"][:3000] for line in lines]
+    texts += [line[:3000] for line in (real_data / "text/wiki_demo.txt").read_text(encoding="utf-8").split("\n")]
+
+    encoded = Encoder(loaded).encode(texts)
+
+    reference = AutoTokenizer.from_pretrained(folder)
+    assert loaded.card.fast is fast
+    assert encoded.usual == (0 if fast else len(texts))
+    for i, text in enumerate(texts):
+        ids = encoded.ids[encoded.offsets[i] : encoded.offsets[i + 1]].tolist()
+        assert ids == reference(text, add_special_tokens=False).input_ids
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+def test_encode_text_that_the_normaliser_changes_takes_the_usual_way(real_data: Path) -> None:
+    folder = real_data / "tokenizers/qwen3"
+    encoder = Encoder(tokenizer.open_tokenizer(str(folder), folder))
+
+    encoded = encoder.encode(["plain", "e\u0301 decomposed", "plain again"])
+
+    assert encoded.usual == 1
+    assert not tokenizer.find_degenerate_texts(encoded).any()
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+def test_control_strings_of_qwen3_in_content_give_the_specified_ids(real_data: Path) -> None:
+    folder = real_data / "tokenizers/qwen3"
+    encoder = Encoder(tokenizer.open_tokenizer(str(folder), folder))
+
+    assert encoder.encode_around("a<|im_end|>b", [(1, 11)]).ids.tolist() == [64, 27, 91, 318, 6213, 91, 29, 65]
+    assert encoder.encode(["a<|im_end|>b"]).ids.tolist() == [64, 151645, 65]
+
+
+@pytest.mark.real_data
+def test_encode_continuation_of_sentencepiece_has_no_dummy_prefix(real_data: Path) -> None:
+    folder = real_data / "tokenizers/tinyllama"
+    encoder = Encoder(tokenizer.open_tokenizer(str(folder), folder))
+
+    whole = encoder.encode(["ab\ncd"]).ids.tolist()
+    split = [*encoder.encode(["ab\n"]).ids.tolist(), *encoder.encode_continuation(["cd"]).ids.tolist()]
+
+    assert split == whole

@@ -1,0 +1,421 @@
+"""Which tokenizer a recipe means: content and never a path; on the hub a revision, its commit and its moves.
+
+What belongs here: a real build against folders and against a hub on this machine. What does not: what a tokenizer
+does with text (`test_tokenizer.py`).
+"""
+
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import huggingface_hub
+import pytest
+import yaml
+
+from rowmill.build import runner
+from rowmill.core.errors import ConfigError, IntegrityError, UnreachableError
+from rowmill.recipe.recipe import json_schema
+from rowmill.schema import manifest
+from rowmill.tokenization import tokenizer_source
+from tests.support.recipes import CHAT, PAIR, Built, Road, chat, pair, write_tokenizer
+from tests.support.tiny_project import FOREIGN_WARNINGS
+
+pytestmark = FOREIGN_WARNINGS
+
+
+def write(folder: Path, tokenizer: object = "tokenizer") -> Road:
+    road = Road(folder)
+    sources = {
+        "chats": {"source": {"train_urls": [road.write("c.jsonl", [chat(i) for i in range(20)])]}, "format": CHAT},
+        "tasks": {"source": {"train_urls": [road.write("t.jsonl", [pair(i) for i in range(20)])]}, "format": PAIR},
+    }
+    return road.recipe(sources, tokenizer=tokenizer)
+
+
+def point(road: Road, tokenizer: object) -> Road:
+    """Change the recipe's tokenizer alone."""
+    values = yaml.safe_load(road.config.read_text(encoding="utf-8"))
+    road.config.write_text(yaml.safe_dump(values | {"tokenizer": tokenizer}, sort_keys=False), encoding="utf-8")
+    return road
+
+
+def other_tokenizer(folder: Path) -> Path:
+    """Write a tokenizer with another vocabulary: two tokens have changed their ids."""
+    path = write_tokenizer(folder) / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    vocabulary: dict[str, int] = content["model"]["vocab"]
+    first, second = list(vocabulary)[-2:]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+def forecasts(road: Road) -> dict[str, tuple[str, str]]:
+    return {"/".join(one.step.key[1:]): (one.action, one.why) for one in runner.forecast_steps(road.project)}
+
+
+# ── Folders ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("how", ["copy", "link", "absolute"])
+def test_same_files_under_another_path_are_the_same_tokenizer(tmp_path: Path, how: str) -> None:
+    road = write(tmp_path)
+    first = road.build()
+    if how == "copy":
+        shutil.copytree(tmp_path / "tokenizer", tmp_path / "elsewhere/copied")
+        (tmp_path / "tokenizer").rename(tmp_path / "gone")
+        point(road, "elsewhere/copied")
+    elif how == "link":
+        (tmp_path / "linked").symlink_to(tmp_path / "tokenizer", target_is_directory=True)
+        point(road, "linked")
+    else:
+        point(road, str(tmp_path / "tokenizer"))
+
+    planned = {action for action, _ in forecasts(road).values()}
+    again = road.build()
+
+    assert planned == {"reuse"}
+    assert again.made() == set()
+    assert again.versions() == first.versions()
+
+
+def test_store_that_knew_the_tokenizer_by_another_name_gives_the_same_bytes(tmp_path: Path) -> None:
+    tokenizer = write_tokenizer(tmp_path / "shared/tokenizer")
+    used, fresh = (write(tmp_path / name, str(tokenizer)) for name in ("used", "fresh"))
+    shutil.copytree(tokenizer, used.folder / "before")
+    point(used, "before").build(only=["raw_dataset", "canonical_rows", "tokenized_examples"])
+    point(used, str(tokenizer))
+
+    assert used.build().digests() == fresh.build().digests()
+
+
+def test_changed_file_under_the_same_path_is_another_tokenizer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    road = write(tmp_path)
+    first = road.build()
+    shutil.rmtree(tmp_path / "tokenizer")
+    other_tokenizer(tmp_path / "tokenizer")
+    expected = write(tmp_path / "clean", str(tmp_path / "tokenizer")).build()
+
+    planned = forecasts(road)
+    with caplog.at_level(logging.WARNING, "rowmill"):
+        second = road.build()
+
+    assert planned["chats/canonical_rows"][0] == "reuse"
+    assert planned["chats/tokenized_examples"] == ("make", "its tokenizer's files changed")
+    assert any("chats/tokenized_examples: its tokenizer's files changed" in line for line in caplog.messages)
+    assert second.versions() == expected.versions()
+    assert (
+        second.manifest("chats", "tokenized_examples").version != first.manifest("chats", "tokenized_examples").version
+    )
+
+
+def test_changed_folder_is_another_code_version_for_dagster(tmp_path: Path) -> None:
+    road = write(tmp_path)
+    before = {step.key: step.code_version for step in runner.plan_steps(road.project)}
+    shutil.rmtree(tmp_path / "tokenizer")
+    other_tokenizer(tmp_path / "tokenizer")
+
+    after = {step.key: step.code_version for step in runner.plan_steps(road.project)}
+
+    changed = {key[-1] for key in before if before[key] != after[key]}
+    assert changed == {"tokenized_examples"}
+
+
+def test_files_of_the_model_beside_it_are_no_part_of_the_tokenizer(tmp_path: Path) -> None:
+    road = write(tmp_path)
+    first = road.build()
+    (tmp_path / "tokenizer/model.safetensors.index.json").write_text("{}", encoding="utf-8")
+
+    again = road.build()
+
+    assert again.versions() == first.versions()
+
+
+def test_shards_of_another_card_leave_kept_shards_whole(tmp_path: Path) -> None:
+    road = write(tmp_path)
+    first = road.build()
+    path = tmp_path / "tokenizer/tokenizer_config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(config | {"pad_token": "<|im_start|>"}), encoding="utf-8")
+    second = road.build()
+
+    for key in (("chats", "packed_shards"), ("gpu_partitions",)):
+        assert first.manifest(*key).version != second.manifest(*key).version
+        manifest.verify_files(road.project.store, first.manifest(*key))
+
+
+def test_datasets_of_two_tokenizers_are_not_mixed(tmp_path: Path) -> None:
+    road = write(tmp_path)
+    road.build()
+    shutil.rmtree(tmp_path / "tokenizer")
+    other_tokenizer(tmp_path / "tokenizer")
+    road.build(only=["tokenized_examples", "truncation_stats", "packed_shards"], datasets={"chats"})
+
+    with pytest.raises(IntegrityError, match=r"tokenized with 2 tokenizers \(chats with \w+; tasks with \w+\)"):
+        road.build(only=["training_splits"])
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "words"),
+    [
+        ({"name": "tokenizer", "revision": "main"}, "only names on the hub have revisions; delete it"),
+        ({"name": "tokenizer", "content": "0"}, r"road\.yaml: tokenizer\.content: it is read from the folder's files"),
+        ({"name": "tokenizer", "revisio": "main"}, r"tokenizer\.revisio: unknown key; .*; did you mean revision\?"),
+        ({"revision": "main"}, r"tokenizer\.name: is missing"),
+        (3, r"tokenizer: must be a string; got 3, which is an integer"),
+        ("nowhere/at/all", r"tokenizer: no folder 'nowhere/at/all' \(looked in"),
+    ],
+)
+def test_wrong_choice_of_a_tokenizer_is_one_clear_error(tmp_path: Path, tokenizer: object, words: str) -> None:
+    road = write(tmp_path, tokenizer)
+
+    with pytest.raises(ConfigError, match=words) as caught:
+        road.build()
+
+    assert "\n" not in str(caught.value)
+
+
+def test_schema_offers_name_and_revision_alone() -> None:
+    assert set(json_schema()["$defs"]["TokenizerChoice"]["properties"]) == {"name", "revision"}
+
+
+# ── The hub ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Hub:
+    """A hub with one repository, `owner/words`, whose branches may be moved; it may stop to answer."""
+
+    def __init__(self) -> None:
+        self.commits: dict[str, dict[str, bytes]] = {}
+        self.branches: dict[str, str] = {}
+        self.answers = True
+        self.asked: list[str] = []
+
+    def push(self, folder: Path, branch: str = "main") -> str:
+        files = {one.name: one.read_bytes() for one in sorted(folder.iterdir())}
+        files["README.md"] = f"commit {len(self.commits)}".encode()
+        commit = hashlib.sha1(repr(sorted(files.items())).encode()).hexdigest()
+        self.commits[commit] = files
+        self.branches[branch] = commit
+        return commit
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """The part of the hub's interface that `huggingface_hub` uses to resolve, list and download."""
+
+    protocol_version = "HTTP/1.1"
+    hub: Hub
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def _answer(self, *, body: bool) -> None:
+        words = [unquote(one) for one in urlsplit(self.path).path.strip("/").split("/")]
+        self.hub.asked.append("/".join(words))
+        if not self.hub.answers:
+            self._send(503, b"{}", {}, body=body)
+            return
+        match words:
+            case ["api", "models", "owner", "words", *rest] if rest[:1] in ([], ["revision"]):
+                commit = self._commit(rest[1] if rest else "main")
+                if commit is None:
+                    self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"}, body=body)
+                    return
+                names = [{"rfilename": name} for name in self.hub.commits[commit]]
+                self._json({"id": "owner/words", "modelId": "owner/words", "sha": commit, "siblings": names}, body=body)
+            case ["api", "models", "owner", "words", "tree", revision, *_]:
+                files = self.hub.commits[self._commit(revision) or ""]
+                tree = [
+                    {"type": "file", "path": name, "size": len(one), "oid": _oid(one)} for name, one in files.items()
+                ]
+                self._json(tree, body=body)
+            case ["owner", "words", "resolve", revision, name]:
+                commit = self._commit(revision) or ""
+                content = self.hub.commits[commit].get(name)
+                if content is None:
+                    self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit}, body=body)
+                    return
+                self._send(200, content, {"X-Repo-Commit": commit, "ETag": f'"{_oid(content)}"'}, body=body)
+            case _:
+                self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"}, body=body)
+
+    def _commit(self, revision: str) -> str | None:
+        return revision if revision in self.hub.commits else self.hub.branches.get(revision)
+
+    def _json(self, value: object, *, body: bool) -> None:
+        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"}, body=body)
+
+    def _send(self, status: int, content: bytes, headers: dict[str, str], *, body: bool) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(content))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if body:
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the name is the base class's)
+        del format, args
+
+
+def _oid(content: bytes) -> str:
+    return hashlib.sha1(content).hexdigest()
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """Serve a hub on this machine; `huggingface_hub` uses it and a cache of its own."""
+    made = Hub()
+    handler = type("Handler", (_Handler,), {"hub": made})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
+        thread = Thread(target=http.serve_forever, daemon=True)
+        thread.start()
+        address = f"http://127.0.0.1:{http.server_port}"
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        constants = huggingface_hub.constants
+        # They are read from the environment once, when the library is imported.
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        )
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub-cache"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        tokenizer_source.forget_commits()
+        yield made
+        tokenizer_source.forget_commits()
+        http.shutdown()
+        thread.join()
+
+
+def origin(built: Built, dataset: str = "chats") -> dict[str, Any]:
+    return built.manifest(dataset, "tokenized_examples").details["tokenizer"]
+
+
+def test_name_on_the_hub_is_its_commit_and_the_same_tokenizer_as_its_folder(tmp_path: Path, hub: Hub) -> None:
+    folder = write_tokenizer(tmp_path / "saved")
+    commit = hub.push(folder)
+
+    named = write(tmp_path / "named", "owner/words").build()
+
+    assert origin(named) == {
+        "name": "owner/words",
+        "revision": None,
+        "commit": commit,
+        "digest": named.manifest("chats", "tokenized_examples").card["tokenizer_digest"],
+    }
+    assert named.digests() == write(tmp_path / "folder", str(folder)).build().digests()
+
+
+def test_branch_that_moved_is_named_with_both_commits_and_what_is_made_again(
+    tmp_path: Path, hub: Hub, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = hub.push(write_tokenizer(tmp_path / "saved"))
+    road = write(tmp_path / "project", {"name": "owner/words", "revision": "main"})
+    first = road.build()
+    after = hub.push(other_tokenizer(tmp_path / "other"))
+    moved = f"main of owner/words moved from {before[:12]} to {after[:12]} on the hub"
+
+    planned = forecasts(road)
+    with caplog.at_level(logging.WARNING, "rowmill"):
+        second = road.build()
+
+    assert planned["chats/tokenized_examples"] == planned["tasks/tokenized_examples"] == ("make", moved)
+    assert planned["chats/packed_shards"][0] == planned["gpu_partitions"][0] == "make if changed"
+    [told] = [line for line in caplog.messages if line.startswith("chats/") or "road/chats" in line]
+    assert moved in told
+    assert told.endswith("chats/truncation_stats, chats/packed_shards, training_splits, gpu_partitions")
+    assert origin(second)["commit"] == after
+    assert second.versions() == write(tmp_path / "clean", str(tmp_path / "other")).build().versions()
+    assert second.versions() != first.versions()
+
+
+def test_branch_that_moved_to_the_same_tokenizer_makes_nothing_again(tmp_path: Path, hub: Hub) -> None:
+    folder = write_tokenizer(tmp_path / "saved")
+    before = hub.push(folder)
+    road = write(tmp_path / "project", "owner/words")
+    first = road.build()
+    after = hub.push(folder)
+
+    action, why = forecasts(road)["chats/tokenized_examples"]
+    again = road.build()
+
+    assert action == "reuse"
+    assert f"moved from {before[:12]} to {after[:12]} on the hub, with the same tokenizer" in why
+    assert again.made() == set()
+    assert again.versions() == first.versions()
+
+
+def test_commit_is_pinned_and_never_asked_for_again(tmp_path: Path, hub: Hub) -> None:
+    commit = hub.push(write_tokenizer(tmp_path / "saved"))
+    road = write(tmp_path / "project", {"name": "owner/words", "revision": commit})
+    first = road.build()
+    hub.push(other_tokenizer(tmp_path / "other"))
+    hub.asked.clear()
+
+    again = road.build()
+
+    assert again.made() == set()
+    assert again.versions() == first.versions()
+    assert hub.asked == []
+
+
+def test_quiet_build_asks_the_hub_once(tmp_path: Path, hub: Hub) -> None:
+    hub.push(write_tokenizer(tmp_path / "saved"))
+    road = write(tmp_path / "project", "owner/words")
+    road.build()
+    hub.asked.clear()
+
+    assert road.build().made() == set()
+    assert hub.asked == ["api/models/owner/words"]
+
+
+def test_hub_that_does_not_answer_leaves_the_last_commit(
+    tmp_path: Path, hub: Hub, caplog: pytest.LogCaptureFixture
+) -> None:
+    commit = hub.push(write_tokenizer(tmp_path / "saved"))
+    road = write(tmp_path / "project", "owner/words")
+    road.build()
+    hub.answers = False
+    shutil.rmtree(tmp_path / "hub-cache")
+
+    with caplog.at_level(logging.WARNING, "rowmill"):
+        again = road.build()
+
+    assert again.made() == set()
+    assert any(f"goes on with {commit[:12]}, the last one known" in line for line in caplog.messages)
+
+
+def test_hub_that_never_answered_is_the_outside_worlds_fault(tmp_path: Path, hub: Hub) -> None:
+    hub.answers = False
+
+    with pytest.raises(UnreachableError, match=r"tokenizer: 'owner/words' cannot be loaded \(.*503.*\); the hub must"):
+        write(tmp_path, "owner/words").build()
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "words"),
+    [
+        ("owner/nothing", r"'owner/nothing' cannot be loaded \(the hub has no such name, or not for you\)"),
+        ({"name": "owner/words", "revision": "v9"}, r"cannot be loaded \(the hub has no revision 'v9' of it\)"),
+        ("no name", r"'no name' cannot be loaded \(it is neither a folder nor a name on the hub\)"),
+    ],
+)
+def test_name_or_revision_that_the_hub_has_not_is_the_recipes_fault(
+    tmp_path: Path, hub: Hub, tokenizer: object, words: str
+) -> None:
+    hub.push(write_tokenizer(tmp_path / "saved"))
+
+    with pytest.raises(ConfigError, match=words):
+        write(tmp_path / "project", tokenizer).build()

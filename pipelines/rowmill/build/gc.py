@@ -17,12 +17,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from rowmill.schema import manifest
 from rowmill import stats
 from rowmill.build.runner import Project, plan_steps
-from rowmill.schema.manifest import Manifest, StageKey, get_stage_folder
-from rowmill.reader.published import find_published_version
 from rowmill.core.storage import Store
+from rowmill.reader.published import find_published_version
+from rowmill.schema import manifest
+from rowmill.schema.manifest import Manifest, StageKey, get_stage_folder
 
 LOCK_WAIT_S = 10.0
 """Seconds to wait for a build of the same stage: collecting can be done later."""
@@ -65,7 +65,9 @@ def collect_garbage(project: Project, *, keep: int, dry_run: bool) -> CollectedG
     with ExitStack() as locks:
         for key in keys:
             if store.exists(get_stage_folder(key)):
-                locks.enter_context(store.lock(f"{get_stage_folder(key)}/.lock", what="/".join(key), timeout_s=LOCK_WAIT_S))
+                locks.enter_context(
+                    store.lock(f"{get_stage_folder(key)}/.lock", what="/".join(key), timeout_s=LOCK_WAIT_S)
+                )
         needed: set[tuple[str, str]] = set()
         if (published := find_published_version(store, project.recipe.name)) is not None:
             needed |= {("/".join(step.key), published) for step in steps if step.stage.publish is not None}
@@ -128,7 +130,11 @@ def _find_garbage(store: Store, key: StageKey, kept: list[Manifest]) -> Iterator
 def _find_unfinished_files(store: Store, key: StageKey, going: list[str]) -> list[tuple[str, str]]:
     """Return files under temporary names that do not lie in a folder that goes anyway."""
     folders = tuple(f"{path}/" for path in going)
-    return [("unfinished file", path) for path in store.list_unfinished(get_stage_folder(key)) if not path.startswith(folders)]
+    return [
+        ("unfinished file", path)
+        for path in store.list_unfinished(get_stage_folder(key))
+        if not path.startswith(folders)
+    ]
 
 
 def _iterate_part_names(at: str, kept: Iterable[Manifest]) -> Iterator[str]:

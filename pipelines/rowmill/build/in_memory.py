@@ -20,14 +20,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rowmill.recipe import recipe
-from rowmill.tokenization.encoded_batch import TokenizationCounts
+from rowmill.core.json import Json, find_lone_surrogate, to_json
 from rowmill.formats.canonicalization import Canonicalizer
 from rowmill.formats.filters import hash_row_content
-from rowmill.stages.tokenized_examples.text_examples import ExampleBuilder
-from rowmill.core.json import Json, find_lone_surrogate, to_json
+from rowmill.recipe import recipe
 from rowmill.schema.rows import Rejected, Row
 from rowmill.stages.tokenized_examples.stage import build_renderer_spec
+from rowmill.stages.tokenized_examples.text_examples import ExampleBuilder
+from rowmill.tokenization.encoded_batch import TokenizationCounts
 from rowmill.tokenization.tokenizer import Encoder, open_tokenizer, wrap_tokenizer
 
 Supervise = Literal["all_assistant", "last_assistant", "last_turn"]

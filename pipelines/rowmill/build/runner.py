@@ -20,20 +20,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import cast
 
-from rowmill.checks import expectations_page, judge as findings, upstream
-from rowmill.schema import manifest
-from rowmill.recipe import recipe
 from rowmill import stats
-from rowmill.tokenization import tokenizer_source
-from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError, PipelineError
-from rowmill.executors import LocalPool
+from rowmill.checks import expectations_page, upstream
+from rowmill.checks import judge as findings
 from rowmill.checks.judge import CheckResult, Threshold
-from rowmill.schema.manifest import Manifest, StageKey
-from rowmill.recipe.recipe import Recipe
-from rowmill.sources import GeneratedSource
-from rowmill.stages.base import ProgressCallback, Publish, StageContext, StageDeclaration, StageOutput
-from rowmill.stages import catalog, exports, gpu_partitions
+from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError, PipelineError
 from rowmill.core.storage import Store, explain_disk_full
+from rowmill.executors import LocalPool
+from rowmill.recipe import recipe
+from rowmill.recipe.recipe import Recipe
+from rowmill.schema import manifest
+from rowmill.schema.manifest import Manifest, StageKey
+from rowmill.sources import GeneratedSource
+from rowmill.stages import catalog, exports, gpu_partitions
+from rowmill.stages.base import ProgressCallback, Publish, StageContext, StageDeclaration, StageOutput
+from rowmill.tokenization import tokenizer_source
 
 _LOG = logging.getLogger("rowmill.build")
 
@@ -196,7 +197,9 @@ def _find_stage_keys(loaded: Recipe, name: str, dataset: str | None) -> Iterator
             yield (loaded.name, one, name)
 
 
-def _find_gates(loaded: Recipe, stage: StageDeclaration, inputs: Iterable[StageKey], dataset: str | None) -> list[StageKey]:
+def _find_gates(
+    loaded: Recipe, stage: StageDeclaration, inputs: Iterable[StageKey], dataset: str | None
+) -> list[StageKey]:
     """Return the stages whose checks must have passed before a stage: all that it reads, and what it names."""
     named = [key for name in stage.gates for key in _find_stage_keys(loaded, name, dataset)]
     every = [
@@ -373,7 +376,9 @@ def _rebuild_damaged_file(asked: _RunRequest, inputs: Mapping[StageKey, Manifest
     """
     project, step = asked.project, asked.step
     project.store.remove(damage.path)
-    owner = next((one for one in plan_steps(project) if damage.path.startswith(f"{manifest.get_stage_folder(one.key)}/")), None)
+    owner = next(
+        (one for one in plan_steps(project) if damage.path.startswith(f"{manifest.get_stage_folder(one.key)}/")), None
+    )
     _LOG.warning("%s; it is made again", damage)
     if owner is None or owner.key == step.key:
         return
@@ -400,7 +405,10 @@ def _run_or_reuse(asked: _RunRequest, inputs: Mapping[StageKey, Manifest]) -> St
         ranks=asked.ranks,
     )
     name = "/".join(step.key)
-    with explain_disk_full(project.store, name), project.store.lock(f"{manifest.get_stage_folder(step.key)}/.lock", what=name):
+    with (
+        explain_disk_full(project.store, name),
+        project.store.lock(f"{manifest.get_stage_folder(step.key)}/.lock", what=name),
+    ):
         if asked.version is not None:
             return _restore_version(project, step, work, asked.version, started)
         fingerprint, make = _prepare_step(work, step)
@@ -439,7 +447,9 @@ def _find_outside_change(step: Step, work: StageContext, earlier: Manifest | Non
 
 def _report_reuse(kept: Manifest, started: float) -> StepReport:
     parts = stats.count_parts(kept)
-    return StepReport(kept, reused=True, parts=parts, parts_reused=parts, rows_made=0, seconds=time.monotonic() - started)
+    return StepReport(
+        kept, reused=True, parts=parts, parts_reused=parts, rows_made=0, seconds=time.monotonic() - started
+    )
 
 
 def _require_one_history(inputs: Mapping[StageKey, Manifest]) -> None:
@@ -492,7 +502,9 @@ def _prepare_step(work: StageContext, step: Step) -> tuple[str, Callable[[], Sta
     """Return a step's fingerprint and the function that makes its output."""
     versions = {"/".join(key): one.version for key, one in sorted(work.inputs.items())}
     prepared = step.stage.prepare(work)
-    return step.stage.fingerprint(step.code_version, versions, _list_waivers(work, step), prepared.outside), prepared.make
+    return step.stage.fingerprint(
+        step.code_version, versions, _list_waivers(work, step), prepared.outside
+    ), prepared.make
 
 
 def compute_fingerprint(project: Project, step: Step, inputs: Mapping[StageKey, Manifest]) -> str:
@@ -502,10 +514,14 @@ def compute_fingerprint(project: Project, step: Step, inputs: Mapping[StageKey, 
 
 def _make_stage_context(project: Project, step: Step, inputs: Mapping[StageKey, Manifest]) -> StageContext:
     """Return what a stage is handed to look at, not to work with: it has one worker."""
-    return StageContext(project.recipe, project.store, project.base, step.key, step.dataset, inputs, _open_worker_pool(1))
+    return StageContext(
+        project.recipe, project.store, project.base, step.key, step.dataset, inputs, _open_worker_pool(1)
+    )
 
 
-def find_kept_output(project: Project, step: Step, inputs: Mapping[StageKey, Manifest], *, scratch: Store) -> Manifest | None:
+def find_kept_output(
+    project: Project, step: Step, inputs: Mapping[StageKey, Manifest], *, scratch: Store
+) -> Manifest | None:
     """Return the output that a build would reuse for these inputs; what is read on the way is kept in `scratch`."""
     fingerprint = compute_fingerprint(replace(project, store=scratch), step, inputs)
     return manifest.find_by_fingerprint(project.store, step.key, fingerprint)
@@ -514,7 +530,8 @@ def find_kept_output(project: Project, step: Step, inputs: Mapping[StageKey, Man
 def _list_waivers(work: StageContext, step: Step) -> list[str]:
     """Name the waivers on all that a step waits for, and those below its inputs; they are part of what is built."""
     return sorted(
-        {waiver for one in work.inputs.values() for waiver in one.waivers} | set(_iterate_gate_waivers(work.recipe, step.gates))
+        {waiver for one in work.inputs.values() for waiver in one.waivers}
+        | set(_iterate_gate_waivers(work.recipe, step.gates))
     )
 
 
@@ -526,7 +543,9 @@ def _iterate_gate_waivers(loaded: Recipe, gates: Sequence[StageKey]) -> Iterator
             yield f"{waiver.law}{f' on {waiver.dataset}' if waiver.dataset else ''}: {waiver.reason}"
 
 
-def _make_manifest(work: StageContext, step: Step, draft: StageOutput, fingerprint: str, started: float, run_id: str) -> Manifest:
+def _make_manifest(
+    work: StageContext, step: Step, draft: StageOutput, fingerprint: str, started: float, run_id: str
+) -> Manifest:
     return Manifest(
         key=step.key,
         stage=step.name,
@@ -586,7 +605,9 @@ def publish_statistics(project: Project) -> None:
         stats.publish_views(project.store)
 
 
-def check_step(project: Project, step: Step, made: Manifest, *, only: Collection[str] | None = None) -> list[CheckResult]:
+def check_step(
+    project: Project, step: Step, made: Manifest, *, only: Collection[str] | None = None
+) -> list[CheckResult]:
     """Judge a step's output under the recipe's terms, or some laws of them; save the verdicts and show them."""
     chosen = [one for one in step.terms if only is None or one.law in only]
     with explain_disk_full(project.store, "/".join(step.key)):
@@ -685,7 +706,9 @@ def _forecast_step(project: Project, step: Step, known: dict[StageKey, Manifest]
         same = f"; {moved}, with the same tokenizer" if moved else ""
         return StepForecast(step, "reuse", f"version {kept.version[:12]} of {kept.built_at[:19]}{same}", kept)
     earlier = manifest.load_current_if_intact(project.store, step.key)
-    return StepForecast(step, "make", _find_outside_change(step, work, earlier) or _explain_rebuild(step, earlier, inputs))
+    return StepForecast(
+        step, "make", _find_outside_change(step, work, earlier) or _explain_rebuild(step, earlier, inputs)
+    )
 
 
 def _explain_rebuild(step: Step, earlier: Manifest | None, inputs: Mapping[StageKey, Manifest]) -> str:

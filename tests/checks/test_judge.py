@@ -326,7 +326,8 @@ def test_every_type_that_a_rule_may_have_is_judged_by_its_bounds(tmp_path: Path,
 def test_recipe_with_a_rule_is_checked_without_the_library() -> None:
     code = (
         "import sys; from rowmill.recipe import recipe; "
-        "recipe.parse({'tokenizer': 't', 'seq_len': 8, 'datasets': {'a': {'source': {'train_urls': ['x.jsonl']}}}, "
+        "recipe.parse_recipe({'tokenizer': 't', 'seq_len': 8, "
+        "'datasets': {'a': {'source': {'train_urls': ['x.jsonl']}}}, "
         f"'gates': {{'expectations': {{'canonical_rows': [{OWN!r}]}}}}}}, name='r', where='r'); "
         "sys.exit('great_expectations' in sys.modules)"
     )

@@ -394,9 +394,10 @@ def test_errors_say_where_what_was_allowed_and_what_to_do(folder: Path) -> None:
 def test_hugging_face_dataset_that_cannot_be_reached_is_one_error(folder: Path) -> None:
     """In a process of its own, since the library reads the offline switch when it is imported."""
     program = (
-        "from pathlib import Path; from rowmill.sources import HuggingFace, scan\n"
+        "from pathlib import Path; from rowmill.sources import HuggingFaceSource, scan_source\n"
         "from rowmill.core.errors import SourceError\n"
-        "try: scan(HuggingFace(id='no/such', streaming=False), Path('.'), lambda name, content: name, {})\n"
+        "source = HuggingFaceSource(id='no/such', streaming=False)\n"
+        "try: scan_source(source, Path('.'), lambda name, content: name, {})\n"
         "except SourceError as error: print(error)"
     )
     environment = os.environ | {

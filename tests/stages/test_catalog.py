@@ -34,25 +34,25 @@ ROOT = Path(__file__).resolve().parents[2]
 NEW_STAGE = '''
 """How many rows a dataset has: a stage that exists in this test only."""
 
-from rowmill.core.number_text import counted
-from rowmill.stages.base import Draft, Figure, Prepared, StageDeclaration, Work
-from rowmill.stats import Feeds, by_fact
+from rowmill.core.number_text import format_count
+from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration, StageOutput
+from rowmill.stats import StatsInputs, count_rows_by_fact
 
 
-def make(work: Work) -> Draft:
+def make(work: StageContext) -> StageOutput:
     rows = work.input("canonical_rows").facts["kept"]
-    return Draft(facts={"seen": rows, "datasets": 1})
+    return StageOutput(facts={"seen": rows, "datasets": 1})
 
 
 STAGE = StageDeclaration(
     name="row_census",
     description="The rows of a dataset, counted once more.",
     identity=lambda recipe, name: {"versions": [1]},
-    prepare=lambda work: Prepared((), lambda: make(work)),
+    prepare=lambda work: PreparedStage((), lambda: make(work)),
     inputs=("canonical_rows",),
-    feeds=Feeds(by_fact("seen", "row")),
-    summarize=lambda facts, rows: (rows, counted(facts["datasets"], "dataset")),
-    compared=(Figure("rows seen", "seen"),),
+    feeds=StatsInputs(count_rows_by_fact("seen", "row")),
+    summarize=lambda facts, rows: (rows, format_count(facts["datasets"], "dataset")),
+    compared=(ComparedFact("rows seen", "seen"),),
 )
 '''
 
@@ -74,8 +74,12 @@ project = build.open_project(config, root)
 graph = build_definitions([config], root).resolve_asset_graph()
 nodes = {"/".join(key.path): graph.get(key) for key in graph.get_all_asset_keys()}
 print(json.dumps(shown | {
-    "builds": stats.query(project.store, "SELECT stage, rows, parts FROM builds")[1],
-    "gates": ["/".join(key) for step in build.road(project) if step.name == "gpu_partitions" for key in step.gates],
+    "builds": stats.query_views(project.store, "SELECT stage, rows, parts FROM builds")[1],
+    "gates": [
+        "/".join(key)
+        for step in build.plan_steps(project) if step.name == "gpu_partitions"
+        for key in step.gates
+    ],
     "assets": {
         name: [node.description, sorted("/".join(key.path) for key in node.parent_keys)]
         for name, node in nodes.items()

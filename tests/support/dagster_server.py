@@ -128,7 +128,7 @@ class Server:
 def serving(configs: Path, store: Path, home: Path) -> Generator[Server, None, None]:
     """Start what `rowmill ui` starts, in a session of its own, so that everything it starts can be found and ended."""
     port = _two_free_ports()
-    program = f"from pathlib import Path; from rowmill.cli import ui; ui.serve(Path({str(ROOT)!r}), port={port})"
+    program = f"from pathlib import Path; from rowmill.cli import ui; ui.serve_ui(Path({str(ROOT)!r}), port={port})"
     places = {"ROWMILL_CONFIGS": str(configs), "ROWMILL_STORE": str(store), "DAGSTER_HOME": str(home)}
     home.mkdir(exist_ok=True)
     with (home / "log").open("wb") as log:

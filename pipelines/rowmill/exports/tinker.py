@@ -96,7 +96,7 @@ class Tinker(Sharded):
 
     def pointer(self, data: str, terms: ExportContext) -> str:
         """Return how to get objects."""
-        return f'from rowmill.exports import datums\nfor datum in datums("{data}"): …   # tinker.Datum'
+        return f'from rowmill.exports import read_datums\nfor datum in read_datums("{data}"): …   # tinker.Datum'
 
 
 def normalize_weights(datums: ShiftedTargets) -> Weights:

@@ -14,12 +14,13 @@ the source's own, spaces and all.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Literal, NamedTuple, TypeGuard
+from typing import Literal, NamedTuple, TypeGuard
 
 from pydantic import Field
 
 from rowmill.core.config import Config, describe_type
 from rowmill.core.json import Json, from_json, from_json_without_repeats
+from rowmill.formats.columns import is_list, is_mapping
 from rowmill.schema.rows import Message, Rejected
 
 ARGUMENT_KEYS = ("arguments", "parameters", "input")
@@ -69,11 +70,11 @@ def read_tools(record: Mapping[str, Json], fields: Iterable[str]) -> OfferedTool
 
 
 def _read_tool_list(value: Json) -> list[Json] | Rejected:
-    if _is_list(value):
+    if is_list(value):
         given = value
-    elif not _is_mapping(value):
+    elif not is_mapping(value):
         return Rejected("bad_tools", f"{describe_type(value)}, expected a list or a mapping")
-    elif _is_mapping(value.get("function")) or type(value.get("name")) is str:
+    elif is_mapping(value.get("function")) or type(value.get("name")) is str:
         given = [value]
     else:
         given = [_name_schema(name, schema) for name, schema in value.items()]
@@ -88,7 +89,7 @@ def _read_tool_list(value: Json) -> list[Json] | Rejected:
 
 def _name_schema(name: str, schema: Json) -> Json:
     """Give a schema that stands under its name that name."""
-    if not _is_mapping(schema) or _is_mapping(schema.get("function")) or "name" in schema:
+    if not is_mapping(schema) or is_mapping(schema.get("function")) or "name" in schema:
         return schema
     return {"name": name, **schema}
 
@@ -100,22 +101,14 @@ def _wrap_schema(value: Json) -> Json:
             value = from_json(value)
         except ValueError:
             return None
-    if not _is_mapping(value):
+    if not is_mapping(value):
         return None
     function = value.get("function")
-    if _is_mapping(function):
+    if is_mapping(function):
         if not _is_name(function.get("name")):
             return None
         return value if type(value.get("type")) is str else {**value, "type": "function"}
     return {"type": "function", "function": value} if _is_name(value.get("name")) else None
-
-
-def _is_mapping(value: Json) -> TypeGuard[dict[str, Any]]:
-    return type(value) is dict
-
-
-def _is_list(value: Json) -> TypeGuard[list[Any]]:
-    return type(value) is list
 
 
 def _is_name(value: Json) -> TypeGuard[str]:
@@ -161,9 +154,9 @@ def _list_calls(value: Json) -> list[Json] | Rejected:
             return Rejected("bad_tool_call", f"not JSON: {error}")
     if value is None:
         return []
-    if _is_list(value):
+    if is_list(value):
         return value
-    return [value] if _is_mapping(value) else Rejected("bad_tool_call", f"{describe_type(value)}, expected calls")
+    return [value] if is_mapping(value) else Rejected("bad_tool_call", f"{describe_type(value)}, expected calls")
 
 
 def _read_call(value: Json, form: str) -> tuple[Json, str | None] | Rejected:
@@ -172,10 +165,10 @@ def _read_call(value: Json, form: str) -> tuple[Json, str | None] | Rejected:
             value = from_json_without_repeats(value)
         except ValueError as error:
             return Rejected("bad_tool_call", f"not JSON: {error}")
-    if not _is_mapping(value):
+    if not is_mapping(value):
         return Rejected("bad_tool_call", f"a call is {describe_type(value)}, expected a mapping")
     function = value.get("function")
-    body = function if _is_mapping(function) else value
+    body = function if is_mapping(function) else value
     name = body.get("name")
     if not _is_name(name):
         return Rejected("bad_tool_call", "a call has no name")
@@ -207,7 +200,7 @@ def _parse_arguments(value: Json) -> dict[str, Json] | None:
             return None
     if value is None:
         return {}
-    return value if _is_mapping(value) else None
+    return value if is_mapping(value) else None
 
 
 def link_calls(messages: list[Message]) -> None:

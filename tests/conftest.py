@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# A busy machine is slow; a law that fails for that would fail for no reason.
+# A busy machine is slow; a check that fails for that would fail for no reason.
 settings.register_profile("rowmill", deadline=None)
 settings.load_profile("rowmill")
 

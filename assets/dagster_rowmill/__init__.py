@@ -4,7 +4,7 @@
     factory.py       a recipe's road → assets; holds the only `@asset` and the gate in front of it
     history.py       what Dagster's event log says
     event_log.py     where it writes: its own files, kept open
-    checks.py        findings → asset checks
+    checks.py        checks → asset checks
     automation.py    job, nightly schedule, watching sensor, conditions
     resources.py     where built things lie; which executor
     metadata.py      what a stage's page shows

@@ -1,6 +1,6 @@
-"""The laws of every stage as Dagster asset checks; no thresholds of its own.
+"""The checks of every stage as Dagster asset checks; no thresholds of its own.
 
-What belongs here: one check per law, blocking exactly where the recipe calls it an error. What does not:
+What belongs here: one asset check per check, blocking exactly where the recipe calls it an error. What does not:
 numbers, bounds and judging (`judge.py`), refusing an input (`factory.py`).
 
 A check never looks at data: the stage's writer counted, the engine judges the count. So a check that is run
@@ -23,17 +23,17 @@ from rowmill.schema.manifest import StageKey
 
 
 def make_checks(project: Project) -> list[dg.AssetChecksDefinition]:
-    """Return the checks of every step of the recipe's road that has laws."""
-    return [make_stage_checks(project, step) for step in runner.plan_steps(project) if step.terms]
+    """Return the checks of every step of the recipe that has checks."""
+    return [make_stage_checks(project, step) for step in runner.plan_steps(project) if step.thresholds]
 
 
 def make_stage_checks(project: Project, step: Step) -> dg.AssetChecksDefinition:
-    """Return the checks of one stage: one step in a run, each law selectable by itself."""
+    """Return the checks of one stage: one step in a run, each check selectable by itself."""
     asset = dg.AssetKey(list(step.key))
 
     @dg.multi_asset_check(
         name=reporting.name_check_step(asset),
-        specs=[_make_check_spec(one, asset) for one in step.terms],
+        specs=[_make_check_spec(one, asset) for one in step.thresholds],
         can_subset=True,
     )
     def body(context: dg.AssetCheckExecutionContext, storage: StorageResource) -> Iterator[dg.AssetCheckResult]:
@@ -42,27 +42,27 @@ def make_stage_checks(project: Project, step: Step) -> dg.AssetChecksDefinition:
         with only_infrastructure_errors():
             placed = replace(project, store=storage.store())
             built = manifest.load_version(placed.store, step.key, find_checked_version(context.instance, step.key))
-            verdicts = runner.check_step(placed, step, built, only=chosen)
-        for verdict in verdicts:
-            if verdict.failed:
-                context.log.warning("%s: %s", "/".join(step.key[1:]), verdict.sentence)
-            yield make_asset_check_result(verdict, asset, metadata.make_check_page(verdict, placed.store, served))
-        reporting.write_report_after_checks(context, placed, step, shut=any(verdict.blocking for verdict in verdicts))
+            results = runner.check_step(placed, step, built, only=chosen)
+        for result in results:
+            if result.failed:
+                context.log.warning("%s: %s", "/".join(step.key[1:]), result.sentence)
+            yield make_asset_check_result(result, asset, metadata.make_check_page(result, placed.store, served))
+        reporting.write_report_after_checks(context, placed, step, shut=any(result.blocking for result in results))
 
     return body
 
 
-def _make_check_spec(terms: Threshold, asset: dg.AssetKey) -> dg.AssetCheckSpec:
+def _make_check_spec(threshold: Threshold, asset: dg.AssetKey) -> dg.AssetCheckSpec:
     waived = (
-        f" A failure is waived within {terms.waiver_bound:g}: {terms.waiver_reason}"
-        if terms.waiver_bound is not None
+        f" A failure is waived within {threshold.waiver_bound:g}: {threshold.waiver_reason}"
+        if threshold.waiver_bound is not None
         else ""
     )
     return dg.AssetCheckSpec(
-        name=terms.law,
+        name=threshold.check,
         asset=asset,
-        blocking=terms.severity == "error",
-        description=f"{terms.what[0].upper()}{terms.what[1:]}: {terms.wanted}.{waived}",
+        blocking=threshold.severity == "error",
+        description=f"{threshold.what[0].upper()}{threshold.what[1:]}: {threshold.wanted}.{waived}",
     )
 
 
@@ -82,18 +82,18 @@ def find_checked_version(instance: dg.DagsterInstance, key: StageKey) -> str | N
 
 
 def make_asset_check_result(
-    verdict: CheckResult, asset: dg.AssetKey, page: metadata.MetadataPage
+    result: CheckResult, asset: dg.AssetKey, page: metadata.MetadataPage
 ) -> dg.AssetCheckResult:
-    """Word a verdict for Dagster: what blocks is an ERROR, everything else that failed is a WARN.
+    """Word a result for Dagster: what blocks is an ERROR, everything else that failed is a WARN.
 
     Dagster knows no third outcome. What is not applicable raises no alarm there; its description and its metadata
     `outcome` say that nothing was judged.
     """
     return dg.AssetCheckResult(
         asset_key=asset,
-        check_name=verdict.law,
-        passed=not verdict.failed,
-        severity=dg.AssetCheckSeverity.ERROR if verdict.blocking else dg.AssetCheckSeverity.WARN,
-        description=verdict.sentence,
+        check_name=result.check,
+        passed=not result.failed,
+        severity=dg.AssetCheckSeverity.ERROR if result.blocking else dg.AssetCheckSeverity.WARN,
+        description=result.sentence,
         metadata=page,
     )

@@ -31,7 +31,7 @@ LOCK_TIMEOUT_S = 300
 
 
 _CHECK_EXECUTIONS = sa.table("asset_check_executions", sa.column("run_id"))
-"""Dagster's table of the verdicts of all runs."""
+"""Dagster's table of the results of all runs."""
 
 
 def _name_run_file(run_id: str | None) -> str:
@@ -86,7 +86,7 @@ class KeptEventLog(SqliteEventLogStorage):
         return table_name in self._tables
 
     def delete_events(self, run_id: str) -> None:
-        """Delete a run's events, with its file, and its verdicts, both of which Dagster's own leaves behind."""
+        """Delete a run's events, with its file, and its results, both of which Dagster's own leaves behind."""
         super().delete_events(run_id)
         with self.index_connection() as connection:
             connection.execute(sa.delete(_CHECK_EXECUTIONS).where(_CHECK_EXECUTIONS.c.run_id == run_id))

@@ -4,8 +4,8 @@ What belongs here: the repository's only `@asset`, the two locks of the gate, wh
 What does not: what a stage does (`pipelines/`), what its page shows (`metadata.py`), its thresholds.
 
     step ──► open_inputs ──► build.run ──► MaterializeResult(data version = content digest, page)
-              │  lock (a): Dagster's event log holds a passing verdict on this version under these terms
-              └  lock (b): so do the engine's own saved findings, which no posted event can forge,
+              │  lock (a): Dagster's event log holds a passing result on this version under these thresholds
+              └  lock (b): so do the engine's own saved results, which no posted event can forge,
                            for this version and for all that it was made of
 
 Dagster's blocking checks hold back later steps of one run only. Materializing downstream alone, deselecting
@@ -57,14 +57,14 @@ class StageRunConfig(dg.Config):
 def make_assets(project: Project, condition: dg.AutomationCondition[Any] | None) -> list[dg.AssetsDefinition]:
     """Return one asset per step of the recipe's road; `condition` is when they materialize themselves."""
     steps = runner.plan_steps(project)
-    terms = {step.key: step.terms for step in steps}
+    thresholds = {step.key: step.thresholds for step in steps}
     before = find_asset_deps(steps)
     return [
         make_stage_asset(
             project,
             step,
             deps=before[step.key],
-            needs={key: terms[key] for key in step.gates},
+            needs={key: thresholds[key] for key in step.gates},
             ranks=make_rank_partitions(project, step),
             condition=None if step.on_demand else condition,
         )
@@ -81,7 +81,7 @@ def make_rank_partitions(project: Project, step: Step) -> dg.StaticPartitionsDef
 def find_asset_deps(steps: Sequence[Step]) -> dict[StageKey, tuple[StageKey, ...]]:
     """Return the edges of the asset graph: what a step reads, and what it only waits for.
 
-    It waits for every stage whose findings it needs; those that stand before its inputs anyway get no edge,
+    It waits for every stage whose checks it needs; those that stand before its inputs anyway get no edge,
     or the last asset would have one to every other. Neither do source files that are read beside rows: the rows' ids
     hold the digests of their parts, so whatever changes the files changes the rows.
     """
@@ -106,7 +106,7 @@ def make_stage_asset(
     ranks: dg.StaticPartitionsDefinition | None,
     condition: dg.AutomationCondition[Any] | None,
 ) -> dg.AssetsDefinition:
-    """Return a step's asset; `needs` are the terms of every stage that must be open before it."""
+    """Return a step's asset; `needs` are the thresholds of every stage that must be open before it."""
 
     @dg.asset(
         key=list(step.key),
@@ -231,14 +231,16 @@ def open_asset_inputs(
     closed: list[str] = []
     store = project.store
     versions = history.find_current_versions(instance, needs)
-    verdicts = history.CheckHistory(instance, [(key, one.law) for key, terms in needs.items() for one in terms])
-    for key, terms in needs.items():
+    results = history.CheckHistory(
+        instance, [(key, one.check) for key, thresholds in needs.items() for one in thresholds]
+    )
+    for key, thresholds in needs.items():
         try:
             manifests[key] = manifest.load_version(store, key, versions[key])
         except PipelineError as missing:
             closed.append(str(missing))
             continue
-        closed += [why for one in terms if (why := explain_closed_check(verdicts, store, manifests[key], one))]
+        closed += [why for one in thresholds if (why := explain_closed_check(results, store, manifests[key], one))]
     if not closed:
         try:
             runner.require_open_ancestry(project, [manifests[key] for key in inputs], gated=manifests.values())
@@ -249,21 +251,24 @@ def open_asset_inputs(
     return {key: manifests[key] for key in inputs}
 
 
-def explain_closed_check(verdicts: CheckHistory, store: Store, built: Manifest, terms: Threshold) -> str | None:
-    """Word what keeps one check of an input shut: the engine's saved finding, then Dagster's record; None if open."""
+def explain_closed_check(results: CheckHistory, store: Store, built: Manifest, threshold: Threshold) -> str | None:
+    """Word what keeps one check of an input shut: the engine's saved result, then Dagster's record; None if open."""
     try:
-        judge.require_passing_checks(store, built, [terms])
+        judge.require_passing_checks(store, built, [threshold])
     except PipelineError as refusal:
         return str(refusal)
-    if terms.severity != "error":
+    if threshold.severity != "error":
         return None
     where = "/".join(built.key)
-    verdict = verdicts.on(built.key, terms, built.version)
-    if verdict is None:
-        return f"{where}: {terms.law}: no verdict of Dagster on this version; wanted {terms.wanted}; run this check"
-    if verdict.passed or verdict.severity == dg.AssetCheckSeverity.WARN:
+    result = results.on(built.key, threshold, built.version)
+    if result is None:
+        return (
+            f"{where}: {threshold.check}: no result of Dagster for this version; wanted {threshold.wanted}; "
+            "run this check"
+        )
+    if result.passed or result.severity == dg.AssetCheckSeverity.WARN:
         return None
-    return f"{where}: {verdict.description or terms.law}"
+    return f"{where}: {result.description or threshold.check}"
 
 
 def make_gate_failure(closed: Sequence[str]) -> dg.Failure:

@@ -1,4 +1,4 @@
-"""What Dagster's event log says about assets: their newest versions, and the verdicts of their checks.
+"""What Dagster's event log says about assets: their newest versions, and the results of their checks.
 
 What belongs here: reading the log, by names that Dagster does not call public; tests notice their loss. What does
 not: deciding anything from what was read (`factory.py`), or how the log is kept (`event_log.py`).
@@ -20,7 +20,7 @@ CheckKey: TypeAlias = tuple[StageKey, str]
 """An asset's key, and the name of one of its checks."""
 
 MAX_SEARCHED_RESULTS = 50
-"""How far back a verdict on the present version is looked for, behind those on others."""
+"""How far back a result on the present version is looked for, behind those on others."""
 
 
 def find_current_versions(instance: dg.DagsterInstance, keys: Iterable[StageKey]) -> dict[StageKey, str | None]:
@@ -36,42 +36,42 @@ def _read_data_version(event: dg.EventLogEntry | None) -> str | None:
 
 
 class CheckHistory:
-    """The verdicts on some checks; one query for the newest of all, another for a check only if that is not it."""
+    """The results of some checks; one query for the newest of all, another for a check only if that is not it."""
 
     def __init__(self, instance: dg.DagsterInstance, checks: Iterable[CheckKey]) -> None:
         """Read the newest record of each check."""
         self._log = instance.event_log_storage
-        keys = [_make_check_key(key, law) for key, law in checks]
+        keys = [_make_check_key(key, check) for key, check in checks]
         self._newest: Mapping[dg.AssetCheckKey, Any] = self._log.get_latest_asset_check_execution_by_key(keys)
 
-    def on(self, key: StageKey, terms: Threshold, version: str | None) -> dg.AssetCheckEvaluation | None:
-        """Return the newest completed verdict on this version under these terms.
+    def on(self, key: StageKey, threshold: Threshold, version: str | None) -> dg.AssetCheckEvaluation | None:
+        """Return the newest completed result on this version under this threshold.
 
-        A verdict is a function of (content, terms): an older one stays true, so a restored version opens at
-        once, and a check that is only planned or crashed hides no verdict before it.
+        A result is a function of (content, threshold): an older one stays true, so a restored version opens at
+        once, and a check that is only planned or crashed hides no result before it.
         """
-        check = _make_check_key(key, terms.law)
+        check = _make_check_key(key, threshold.check)
         newest = self._newest.get(check)
         if newest is None:
             return None
-        found = _find_matching_evaluation([newest], terms, version)
+        found = _find_matching_evaluation([newest], threshold, version)
         return found or _find_matching_evaluation(
-            self._log.get_asset_check_execution_history(check, limit=MAX_SEARCHED_RESULTS), terms, version
+            self._log.get_asset_check_execution_history(check, limit=MAX_SEARCHED_RESULTS), threshold, version
         )
 
 
-def _make_check_key(key: StageKey, law: str) -> dg.AssetCheckKey:
-    return dg.AssetCheckKey(asset_key=dg.AssetKey(list(key)), name=law)
+def _make_check_key(key: StageKey, check: str) -> dg.AssetCheckKey:
+    return dg.AssetCheckKey(asset_key=dg.AssetKey(list(key)), name=check)
 
 
 def _find_matching_evaluation(
-    records: Iterable[Any], terms: Threshold, version: str | None
+    records: Iterable[Any], threshold: Threshold, version: str | None
 ) -> dg.AssetCheckEvaluation | None:
     for record in records:
         evaluation: Any = record.evaluation
         # Else it is only planned: it waits, runs, or died.
         if isinstance(evaluation, dg.AssetCheckEvaluation):
             seen = {name: value.value for name, value in evaluation.metadata.items()}
-            if (seen.get(metadata.VERSION_KEY), seen.get("terms")) == (version, terms.digest):
+            if (seen.get(metadata.VERSION_KEY), seen.get("terms")) == (version, threshold.digest):
                 return evaluation
     return None

@@ -37,13 +37,13 @@ MAX_SPARK_BARS = 48
 """More bars than these make a sparkline of more than `MAX_INLINE_CHARS`."""
 
 VERSION_KEY = "version"
-"""The key under which every materialization and every verdict names the version of the manifest it speaks of."""
+"""The key under which every materialization and every result names the version of the manifest it speaks of."""
 
 
 def make_stage_page(report: StepReport, store: Store, reports_url: str = "") -> MetadataPage:
     """Return the page of a stage that was just run or reused; `reports_url` is where reports are served."""
     manifest = report.manifest
-    # A page shows entries in this order: pictures and tables answer the first questions, the laws' numbers the next.
+    # A page shows entries in this order: pictures and tables answer the first questions, the checks' numbers the next.
     return {
         **_show_plots(manifest.histograms),
         **_show_bars(manifest.tables),
@@ -91,22 +91,22 @@ def make_rank_page(manifest: Manifest, rank: str) -> MetadataPage:
     return counts | {"rank content": dg.MetadataValue.text(str(facts.get("content_hash", "")))}
 
 
-def make_check_page(verdict: CheckResult, store: Store, reports_url: str = "") -> MetadataPage:
-    """Return what is shown beside a check's verdict; the gate reads `version` and `terms` from it."""
+def make_check_page(result: CheckResult, store: Store, reports_url: str = "") -> MetadataPage:
+    """Return what is shown beside a check's result; the gate reads `version` and `terms` from it."""
     # Not measured or not applicable: no entry, since a key that is once a number and once a text is drawn as neither.
-    value = {} if verdict.value is None else {"value": dg.MetadataValue.float(verdict.value)}
+    value = {} if result.value is None else {"value": dg.MetadataValue.float(result.value)}
     return {
-        "law": dg.MetadataValue.text(verdict.law),
-        "outcome": dg.MetadataValue.text(verdict.outcome.replace("_", " ")),
+        "law": dg.MetadataValue.text(result.check),
+        "outcome": dg.MetadataValue.text(result.outcome.replace("_", " ")),
         **value,
-        "wanted": dg.MetadataValue.text(verdict.wanted),
-        "remedy": dg.MetadataValue.text(verdict.remedy),
-        "waiver": dg.MetadataValue.text(verdict.waiver or "none"),
-        "rows_to_look_at": dg.MetadataValue.text(" ".join(verdict.samples[:10]) or "none"),
-        VERSION_KEY: dg.MetadataValue.text(verdict.version),
-        "terms": dg.MetadataValue.text(verdict.terms),
+        "wanted": dg.MetadataValue.text(result.wanted),
+        "remedy": dg.MetadataValue.text(result.remedy),
+        "waiver": dg.MetadataValue.text(result.waiver or "none"),
+        "rows_to_look_at": dg.MetadataValue.text(" ".join(result.samples[:10]) or "none"),
+        VERSION_KEY: dg.MetadataValue.text(result.version),
+        "terms": dg.MetadataValue.text(result.threshold_digest),
         "expectations": link_report(
-            store, f"{expectations_page.expectations_page_path(verdict.key)}#{verdict.law}", reports_url
+            store, f"{expectations_page.expectations_page_path(result.key)}#{result.check}", reports_url
         ),
     }
 
@@ -120,7 +120,7 @@ def _show_numbers(manifest: Manifest) -> MetadataPage:
 
 
 def _show_inapplicable_checks(manifest: Manifest) -> MetadataPage:
-    """Name the laws that have no meaning for this data; a number of them would claim that something was measured."""
+    """Name the checks that have no meaning for this data; a number of them would claim that something was measured."""
     names = ", ".join(name for name, value in manifest.facts.items() if value == NOT_APPLICABLE)
     return {NOT_APPLICABLE: dg.MetadataValue.text(names)} if names else {}
 

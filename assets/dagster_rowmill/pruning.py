@@ -4,7 +4,7 @@ What belongs here: which runs go, the job and the schedule that remove them. Wha
 removed (`event_log.py`, or Dagster's own storage), and versions of data, which `rowmill gc` collects.
 
 A run keeps its events as long as one of them is the newest of its kind: the last materialization of an asset or of a
-partition, or the last verdict of a check. Gates and pages ask for these, however old they are.
+partition, or the last result of a check. Gates and pages ask for these, however old they are.
 
 Dagster itself removes only ticks of schedules and sensors (`retention` in `dagster.yaml`).
 """

@@ -60,7 +60,7 @@ def write_report_after_checks(
     if shut:
         _HELD_BACK_RUNS.add(context.run.run_id)
     # Dagster lets what follows run before checks of which none can block it.
-    blocks = any(one.severity == "error" for one in step.terms)
+    blocks = any(one.severity == "error" for one in step.thresholds)
     if not blocks or _is_report_due(context, project, step, list_run_steps(context)):
         context.log.info("report: %s", report_page.write_report(project))
 

@@ -1,4 +1,4 @@
-"""The reference: every option, law, state and verb, written from the models and lists that the engine itself reads.
+"""The reference: every option, check, state and verb, written from the models and lists that the engine itself reads.
 
 What belongs here: turning models, lists and `--help` into Markdown and JSON Schema, and writing those files.
 What does not: the words; an option's are its docstring, a verb's its help. The walk is in `walkthrough.py`.
@@ -353,7 +353,9 @@ def _render_gates_section() -> Iterator[str]:
     yield from (f"## {TITLES[judge.Gates]}", "", _first_sentence(judge.Gates), "")
     yield from render_option_table(judge.Gates, ["waivers", "expectations"])
     bound = f"[{TITLES[Bound]}](#{make_anchor(TITLES[Bound])}) or null"
-    yield _format_table_row("a [law](#laws)'s name", bound, "`null`", "The law's bound and severity in this recipe.")
+    yield _format_table_row(
+        "a [check](#checks)'s name", bound, "`null`", "The check's bound and severity in this recipe."
+    )
     for model in (Bound, Waiver, Expectation):
         yield from ("", *_render_section(model, level=3))
 
@@ -377,29 +379,29 @@ def _render_names_section() -> Iterator[str]:
 
 def _render_checks_section() -> Iterator[str]:
     yield from (
-        "## Laws",
+        "## Checks",
         "",
-        "A law is a number of a stage's output with a bound.",
+        "A check is a number of a stage's output with a bound.",
         "While one of severity `error` is broken, nothing is made of that output.",
         "A [waiver](#waivers) opens the gate as far as it says.",
         "The bounds below hold where `gates` says nothing else.",
-        "A law that has no meaning for a dataset is *not applicable* there: it neither passes nor fails.",
+        "A check that has no meaning for a dataset is *not applicable* there: it neither passes nor fails.",
         "",
-        "| law | stage | bound | severity | number | applies to | remedy | waivable |",
+        "| check | stage | bound | severity | number | applies to | remedy | waivable |",
         "|---|---|---|---|---|---|---|---|",
     )
-    for law in judge.CHECKS:
-        sign = "≤" if law.direction == "at_most" else "≥"
-        stages = ", ".join(f"`{stage}`" for stage in law.stages)
+    for check in judge.CHECKS:
+        sign = "≤" if check.direction == "at_most" else "≥"
+        stages = ", ".join(f"`{stage}`" for stage in check.stages)
         cells = (
-            f"`{law.name}`",
+            f"`{check.name}`",
             stages,
-            f"{sign} {law.bound:,.6g}",
-            law.severity if law.warn_from is None else f"{law.severity}; warn from {law.warn_from:g}",
-            law.what,
-            law.applies_to or "all data",
-            judge.format_remedy(law.remedy, "RECIPE"),
-            "yes" if law.waivable else "no",
+            f"{sign} {check.bound:,.6g}",
+            check.severity if check.warn_from is None else f"{check.severity}; warn from {check.warn_from:g}",
+            check.what,
+            check.applies_to or "all data",
+            judge.format_remedy(check.remedy, "RECIPE"),
+            "yes" if check.waivable else "no",
         )
         yield _format_table_row(*cells)
 

@@ -1,4 +1,4 @@
-"""The laws of the corridor: what is built once is not built again, and the same recipe gives the same bytes.
+"""The checks of the corridor: what is built once is not built again, and the same recipe gives the same bytes.
 
 What belongs here: reuse, fingerprints, workers, waivers, forecasts. What does not: damage (`test_bad_input.py`),
 disks and kills (`test_robustness.py`).
@@ -317,7 +317,7 @@ def test_kept_version_can_be_made_current_again(first: Built, ready: Road) -> No
 
 # ── Gates and waivers ──────────────────────────────────────────────────────────────────────────────
 
-WAIVER: dict[str, Any] = {"law": "rejects", "dataset": "tasks", "at_most": 0.5, "reason": "half of the file is notes"}
+WAIVER: dict[str, Any] = {"check": "rejects", "dataset": "tasks", "at_most": 0.5, "reason": "half of the file is notes"}
 
 
 def gated(road: Road, **gates: Any) -> Road:
@@ -495,7 +495,7 @@ def test_version_of_a_renamed_table_is_held_against_the_checks_that_tables_alone
         road.recipe({dataset: options}, gates=LENIENT | gates)
         return road.build().manifest("gpu_partitions").version
 
-    waiver = {"law": "table_drift", "at_most": 9, "reason": "looked at the one cell"}
+    waiver = {"check": "table_drift", "at_most": 9, "reason": "looked at the one cell"}
     builds("table", "")
     drifted = builds("table", "31,calm\n", waivers=[waiver])
     builds("sheet", "")

@@ -1,6 +1,6 @@
 """What no stage can count alone: the loss over all stages, and what shrank since the ranks that trainers have.
 
-What belongs here: both laws over real builds, and renamed datasets. What does not: bounds and verdicts
+What belongs here: both checks over real builds, and renamed datasets. What does not: bounds and results
 (`test_judge.py`).
 """
 
@@ -17,21 +17,21 @@ from rowmill.schema import manifest
 from tests.support.recipes import CHAT, LENIENT, PAIR, Built, Road, chat, document, lines, pair
 
 STRICT = {name: bound for name, bound in LENIENT.items() if name not in ("end_to_end_loss", "shrunk")}
-"""Bounds that let everything through but the two laws of this page."""
+"""Bounds that let everything through but the two checks of this page."""
 
 
-def verdict_of(built: Built, law: str, *key: str) -> CheckResult:
-    _, verdicts = built.steps[key]
-    return next(one for one in verdicts if one.law == law)
+def result_of(built: Built, check: str, *key: str) -> CheckResult:
+    _, results = built.steps[key]
+    return next(one for one in results if one.check == check)
 
 
-def judged(road: Road, law: str, *key: str) -> CheckResult:
+def judged(road: Road, check: str, *key: str) -> CheckResult:
     """Judge what is current, as `rowmill verify` does."""
     project = road.project
     step = runner.find_step(project, ("road", *key))
     made = manifest.load_current(project.store, step.key)
     assert made is not None
-    return next(one for one in runner.check_step(project, step, made) if one.law == law)
+    return next(one for one in runner.check_step(project, step, made) if one.check == check)
 
 
 def write(road: Road, rows: "list[dict[str, Any]] | bytes", kind: "dict[str, Any]" = PAIR, **changes: Any) -> Road:
@@ -112,7 +112,7 @@ def test_records_count_from_where_they_were_read_and_copies_are_no_loss(tmp_path
     rows = [pair(i) for i in range(40)]
     content = lines(rows + rows) + b"[1]\n" * 10
     built = write(Road(tmp_path), content, groups={"filters": {"deduplicate": "exact"}}).build()
-    found = verdict_of(built, "end_to_end_loss", "rows", "packed_shards")
+    found = result_of(built, "end_to_end_loss", "rows", "packed_shards")
 
     assert found.value == pytest.approx(10 / 50)
     assert (found.outcome, found.blocking) == ("failed", False)
@@ -122,7 +122,7 @@ def test_records_count_from_where_they_were_read_and_copies_are_no_loss(tmp_path
 def test_loss_of_a_dataset_that_loses_nothing_passes(tmp_path: Path) -> None:
     built = write(Road(tmp_path), [document(i) for i in range(5)], {"kind": "text"}).build()
 
-    assert verdict_of(built, "end_to_end_loss", "rows", "packed_shards").value == 0
+    assert result_of(built, "end_to_end_loss", "rows", "packed_shards").value == 0
 
 
 # ── What shrank ────────────────────────────────────────────────────────────────────────────────────
@@ -131,7 +131,7 @@ def test_loss_of_a_dataset_that_loses_nothing_passes(tmp_path: Path) -> None:
 def test_first_build_has_nothing_to_be_compared_with(tmp_path: Path) -> None:
     built = write(Road(tmp_path), [pair(i) for i in range(20)]).build()
 
-    assert verdict_of(built, "shrunk", "rows", "raw_dataset").outcome == "not_applicable"
+    assert result_of(built, "shrunk", "rows", "raw_dataset").outcome == "not_applicable"
 
 
 @pytest.mark.parametrize(("left", "outcome"), [(19, "passed"), (17, "warns"), (9, "blocks")])
@@ -143,7 +143,7 @@ def test_source_that_lost_rows_overnight_warns_and_then_blocks(tmp_path: Path, l
         with pytest.raises(GateError, match=r"raw_dataset: shrunk: 0\.55 \(records: 9, were 20 since version"):
             road.build()
     else:
-        found = verdict_of(road.build(), "shrunk", "rows", "raw_dataset")
+        found = result_of(road.build(), "shrunk", "rows", "raw_dataset")
         assert (found.outcome, found.blocking) == ("passed" if outcome == "passed" else "failed", False)
         assert found.value == pytest.approx(1 - left / 20)
 
@@ -177,21 +177,21 @@ def test_vanished_file_is_seen_by_count_though_its_rows_are_few(tmp_path: Path) 
 def test_waiver_lets_the_smaller_build_through_once_and_it_is_the_next_to_compare_with(tmp_path: Path) -> None:
     road = write(Road(tmp_path), [pair(i) for i in range(20)])
     road.build()
-    waiver = {"law": "shrunk", "dataset": "rows", "at_most": 0.6, "reason": "half of the pairs were withdrawn"}
+    waiver = {"check": "shrunk", "dataset": "rows", "at_most": 0.6, "reason": "half of the pairs were withdrawn"}
     write(road, [pair(i) for i in range(9)], gates=STRICT | {"waivers": [waiver]})
-    waived = verdict_of(road.build(), "shrunk", "rows", "raw_dataset")
+    waived = result_of(road.build(), "shrunk", "rows", "raw_dataset")
 
     assert (waived.outcome, waived.blocking, waived.waiver) == ("failed", False, "half of the pairs were withdrawn")
 
     write(road, [pair(i) for i in range(9)])
-    assert verdict_of(road.build(), "shrunk", "rows", "raw_dataset").value == 0
+    assert result_of(road.build(), "shrunk", "rows", "raw_dataset").value == 0
 
 
 def test_recipe_that_takes_less_on_purpose_only_warns(tmp_path: Path) -> None:
     road = write(Road(tmp_path), [pair(i) for i in range(20)])
     road.build()
     built = write(road, [pair(i) for i in range(20)], groups={"filters": {"max_items": 5}}).build()
-    found = verdict_of(built, "shrunk", "rows", "canonical_rows")
+    found = result_of(built, "shrunk", "rows", "canonical_rows")
 
     assert (found.value, found.outcome, found.blocking) == (0.75, "failed", False)
     assert "the options of road/rows/canonical_rows changed, too" in found.what
@@ -209,7 +209,7 @@ def test_share_of_a_dataset_in_the_mixture_is_compared_by_name(tmp_path: Path) -
         return road.recipe(datasets, gates=STRICT, seq_len=64).build()
 
     built(40)
-    found = verdict_of(built(90), "shrunk", "training_splits")
+    found = result_of(built(90), "shrunk", "training_splits")
 
     assert found.outcome == "failed"
     assert found.value == pytest.approx(1 - 2 * 40 / 130, abs=0.05)
@@ -244,7 +244,7 @@ def test_what_was_published_is_written_anew_only_if_it_changed(tmp_path: Path) -
     before = path.stat().st_mtime_ns
     quiet = road.build()
 
-    # A quiet night keeps the verdict from when the rows were new, and writes nothing about it.
-    assert verdict_of(quiet, "shrunk", "rows", "raw_dataset").outcome == "not_applicable"
+    # A quiet night keeps the result from when the rows were new, and writes nothing about it.
+    assert result_of(quiet, "shrunk", "rows", "raw_dataset").outcome == "not_applicable"
     assert path.stat().st_mtime_ns == before
     assert {one: one.stat().st_mtime_ns for one in pages} == pages

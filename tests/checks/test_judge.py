@@ -1,4 +1,4 @@
-"""Laws, bounds, waivers, verdicts, and the lock that a failed one keeps shut."""
+"""Checks, bounds, waivers, results, and the lock that a failed one keeps shut."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ GOOD = {
     "preference_data": 0.0, "unpinned_boundaries": 0, "group_advice": 0, "interval_mismatch": 0,
 }  # fmt: skip
 REASON = "looked at each of them"
-OF_RECORDS = {law.name for law in CHECKS if law.row_kind == "record"}
+OF_RECORDS = {check.name for check in CHECKS if check.row_kind == "record"}
 
 
 def _judged(store: Store, facts: dict[str, Any], **gates: Any) -> tuple[Manifest, dict[str, CheckResult]]:
@@ -31,46 +31,46 @@ def _judged(store: Store, facts: dict[str, Any], **gates: Any) -> tuple[Manifest
         samples={"unknown_roles": ("a:1", "a:2")},
     )  # fmt: skip
     saved = manifest.save_manifest(store, made)
-    # Of the laws for one kind of rows alone those are judged whose facts are there.
+    # Of the checks for one kind of rows alone those are judged whose facts are there.
     kind = "record" if OF_RECORDS & facts.keys() else "conversation"
-    terms = judge.list_thresholds(validate_options(Gates, gates, "gates"), "canonical_rows", "chats", kind)
-    terms = tuple(one for one in terms if one.law in facts or one.law not in OF_RECORDS)
-    return saved, {verdict.law: verdict for verdict in judge.run_checks(store, saved, terms)}
+    thresholds = judge.list_thresholds(validate_options(Gates, gates, "gates"), "canonical_rows", "chats", kind)
+    thresholds = tuple(one for one in thresholds if one.check in facts or one.check not in OF_RECORDS)
+    return saved, {result.check: result for result in judge.run_checks(store, saved, thresholds)}
 
 
 def _terms(**gates: Any) -> tuple[judge.Threshold, ...]:
     return judge.list_thresholds(validate_options(Gates, gates, "gates"), "canonical_rows", "chats", "conversation")
 
 
-def test_judge_good_facts_passes_every_law(tmp_path: Path) -> None:
-    saved, verdicts = _judged(Store(str(tmp_path)), GOOD)
+def test_judge_good_facts_passes_every_check(tmp_path: Path) -> None:
+    saved, results = _judged(Store(str(tmp_path)), GOOD)
 
-    assert {law for law, verdict in verdicts.items() if not verdict.passed} == {"shrunk"}
-    assert verdicts["shrunk"].outcome == "not_applicable"
+    assert {check for check, result in results.items() if not result.passed} == {"shrunk"}
+    assert results["shrunk"].outcome == "not_applicable"
     judge.require_passing_checks(Store(str(tmp_path)), saved, _terms())
 
 
 @pytest.mark.parametrize(
-    "law",
-    [law for law in CHECKS if "canonical_rows" in law.stages and law.name not in CROSS_STAGE_FACTS],
-    ids=lambda law: law.name,
+    "check",
+    [check for check in CHECKS if "canonical_rows" in check.stages and check.name not in CROSS_STAGE_FACTS],
+    ids=lambda check: check.name,
 )
-def test_judge_fact_just_beyond_its_bound_fails_and_at_it_passes(tmp_path: Path, law: judge.Check) -> None:
-    beyond = law.bound + 0.001 if law.direction == "at_most" else law.bound - 0.001
+def test_judge_fact_just_beyond_its_bound_fails_and_at_it_passes(tmp_path: Path, check: judge.Check) -> None:
+    beyond = check.bound + 0.001 if check.direction == "at_most" else check.bound - 0.001
 
-    _, at_bound = _judged(Store(str(tmp_path / "at")), {**GOOD, law.name: law.bound})
-    _, failed = _judged(Store(str(tmp_path / "beyond")), {**GOOD, law.name: beyond})
+    _, at_bound = _judged(Store(str(tmp_path / "at")), {**GOOD, check.name: check.bound})
+    _, failed = _judged(Store(str(tmp_path / "beyond")), {**GOOD, check.name: beyond})
 
-    assert at_bound[law.name].passed
-    assert not failed[law.name].passed
-    assert failed[law.name].blocking is (law.severity == "error")
+    assert at_bound[check.name].passed
+    assert not failed[check.name].passed
+    assert failed[check.name].blocking is (check.severity == "error")
 
 
-def test_laws_of_one_kind_of_rows_are_no_other_kinds() -> None:
+def test_checks_of_one_kind_of_rows_are_not_run_on_other_kinds() -> None:
     gates = validate_options(Gates, {}, "gates")
 
     of_chats, of_records = (
-        {one.law for one in judge.list_thresholds(gates, "canonical_rows", "a", kind)}
+        {one.check for one in judge.list_thresholds(gates, "canonical_rows", "a", kind)}
         for kind in ("conversation", "record")
     )
 
@@ -82,8 +82,8 @@ def judged_order(store: Store, value: float, **gates: Any) -> CheckResult:
         key=("demo", "training_splits"), stage="training_splits", fingerprint="f", code_version="1", inputs={},
         parts=(), facts={"dropped_share": value},
     )  # fmt: skip
-    terms = judge.list_thresholds(validate_options(Gates, gates, "gates"), "training_splits", None)
-    own = [one for one in terms if one.law == "dropped_share"]
+    thresholds = judge.list_thresholds(validate_options(Gates, gates, "gates"), "training_splits", None)
+    own = [one for one in thresholds if one.check == "dropped_share"]
     return judge.run_checks(store, manifest.save_manifest(store, made), own)[0]
 
 
@@ -92,17 +92,17 @@ def judged_order(store: Store, value: float, **gates: Any) -> CheckResult:
     [(0.01, True, "error", False), (0.011, False, "warn", False), (0.1, False, "warn", False),
      (0.101, False, "error", True)],
 )  # fmt: skip
-def test_judge_law_that_warns_first_blocks_only_beyond_its_bound(
+def test_judge_check_that_warns_first_blocks_only_beyond_its_bound(
     tmp_path: Path, value: float, passed: bool, severity: str, blocking: bool
 ) -> None:
-    verdict = judged_order(Store(str(tmp_path)), value)
+    result = judged_order(Store(str(tmp_path)), value)
 
-    assert (verdict.passed, verdict.blocking) == (passed, blocking)
-    assert passed or verdict.severity == severity
-    assert "wanted at most 0.01, and 0.1 before it blocks" in verdict.sentence
+    assert (result.passed, result.blocking) == (passed, blocking)
+    assert passed or result.severity == severity
+    assert "wanted at most 0.01, and 0.1 before it blocks" in result.sentence
 
 
-def test_judge_law_that_warns_first_under_a_recipe_s_own_bound(tmp_path: Path) -> None:
+def test_judge_check_that_warns_first_under_a_recipe_s_own_bound(tmp_path: Path) -> None:
     stricter = judged_order(Store(str(tmp_path / "stricter")), 0.006, dropped_share={"at_most": 0.005})
     looser = judged_order(Store(str(tmp_path / "looser")), 0.4, dropped_share={"at_most": 0.5})
 
@@ -112,33 +112,35 @@ def test_judge_law_that_warns_first_under_a_recipe_s_own_bound(tmp_path: Path) -
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), "0", True])
 def test_judge_fact_that_is_no_number_fails_as_not_measured(tmp_path: Path, value: object) -> None:
-    _, verdicts = _judged(Store(str(tmp_path)), {**GOOD, "unknown_roles": value})
+    _, results = _judged(Store(str(tmp_path)), {**GOOD, "unknown_roles": value})
 
-    assert verdicts["unknown_roles"].note == "not_measured"
-    assert verdicts["unknown_roles"].blocking
+    assert results["unknown_roles"].note == "not_measured"
+    assert results["unknown_roles"].blocking
 
 
 def test_fact_that_is_not_applicable_neither_passes_nor_fails_and_shuts_no_gate(tmp_path: Path) -> None:
     own = {"canonical_rows": [{"name": "roles", "column": "unknown_roles", "max_value": 0.5}]}
     store = Store(str(tmp_path))
 
-    saved, verdicts = _judged(store, {**GOOD, "unknown_roles": NOT_APPLICABLE}, expectations=own)
+    saved, results = _judged(store, {**GOOD, "unknown_roles": NOT_APPLICABLE}, expectations=own)
 
-    for law in ("unknown_roles", "roles"):
-        one = verdicts[law]
+    for check in ("unknown_roles", "roles"):
+        one = results[check]
         assert (one.outcome, one.passed, one.failed, one.blocking) == ("not_applicable", False, False, False)
     judge.require_passing_checks(store, saved, _terms(expectations=own))
-    assert judge.run_checks(store, saved, _terms())[2] == verdicts["unknown_roles"]
+    assert judge.run_checks(store, saved, _terms())[2] == results["unknown_roles"]
 
 
-@pytest.mark.parametrize("law", [law.name for law in CHECKS if "canonical_rows" in law.stages and not law.applies_to])
-def test_law_for_all_data_cannot_be_called_not_applicable(tmp_path: Path, law: str) -> None:
-    _, verdicts = _judged(Store(str(tmp_path)), {**GOOD, law: NOT_APPLICABLE})
+@pytest.mark.parametrize(
+    "check", [check.name for check in CHECKS if "canonical_rows" in check.stages and not check.applies_to]
+)
+def test_check_for_all_data_cannot_be_called_not_applicable(tmp_path: Path, check: str) -> None:
+    _, results = _judged(Store(str(tmp_path)), {**GOOD, check: NOT_APPLICABLE})
 
-    assert (verdicts[law].outcome, verdicts[law].note) == ("failed", "not_measured")
+    assert (results[check].outcome, results[check].note) == ("failed", "not_measured")
 
 
-def test_require_open_with_a_failed_law_names_number_threshold_and_remedy(tmp_path: Path) -> None:
+def test_require_open_with_a_failed_check_names_number_threshold_and_remedy(tmp_path: Path) -> None:
     saved, _ = _judged(Store(str(tmp_path)), {**GOOD, "unknown_roles": 0.2})
 
     with pytest.raises(GateError) as refusal:
@@ -158,7 +160,7 @@ def test_require_open_under_terms_never_judged_stays_shut(tmp_path: Path) -> Non
 
 
 def test_waiver_covers_a_failure_within_its_bound_and_not_beyond(tmp_path: Path) -> None:
-    waivers = [{"law": "unknown_roles", "dataset": "chats", "at_most": 0.3, "reason": REASON}]
+    waivers = [{"check": "unknown_roles", "dataset": "chats", "at_most": 0.3, "reason": REASON}]
 
     _, within = _judged(Store(str(tmp_path / "within")), {**GOOD, "unknown_roles": 0.2}, waivers=waivers)
     _, beyond = _judged(Store(str(tmp_path / "beyond")), {**GOOD, "unknown_roles": 0.4}, waivers=waivers)
@@ -170,42 +172,44 @@ def test_waiver_covers_a_failure_within_its_bound_and_not_beyond(tmp_path: Path)
 
 
 def test_waiver_of_another_dataset_covers_nothing(tmp_path: Path) -> None:
-    waivers = [{"law": "unknown_roles", "dataset": "other", "at_most": 0.3, "reason": REASON}]
+    waivers = [{"check": "unknown_roles", "dataset": "other", "at_most": 0.3, "reason": REASON}]
 
-    _, verdicts = _judged(Store(str(tmp_path)), {**GOOD, "unknown_roles": 0.2}, waivers=waivers)
+    _, results = _judged(Store(str(tmp_path)), {**GOOD, "unknown_roles": 0.2}, waivers=waivers)
 
-    assert verdicts["unknown_roles"].blocking
+    assert results["unknown_roles"].blocking
 
 
 def test_waiver_that_names_the_dataset_goes_before_one_for_all(tmp_path: Path) -> None:
-    everywhere = {"law": "unknown_roles", "at_most": 0.05, "reason": REASON}
+    everywhere = {"check": "unknown_roles", "at_most": 0.05, "reason": REASON}
     here = everywhere | {"dataset": "chats", "at_most": 0.3}
 
     for waivers in ([everywhere, here], [here, everywhere]):
-        _, verdicts = _judged(Store(str(tmp_path)), {**GOOD, "unknown_roles": 0.2}, waivers=waivers)
-        assert not verdicts["unknown_roles"].blocking
+        _, results = _judged(Store(str(tmp_path)), {**GOOD, "unknown_roles": 0.2}, waivers=waivers)
+        assert not results["unknown_roles"].blocking
 
 
-@pytest.mark.parametrize("law", [law for law in CHECKS if not law.waivable], ids=lambda law: law.name)
-def test_bound_of_a_law_that_guards_correctness_can_only_be_tightened(law: Check) -> None:
-    looser, stricter = (1, -1) if law.direction == "at_most" else (-1, 1)
-    for bound in ({"severity": "warn"}, {law.direction: law.bound + looser}):
-        with pytest.raises(ConfigError, match=f"{law.name} guards correctness"):
-            validate_options(Gates, {law.name: bound}, "gates")
-    assert validate_options(Gates, {law.name: {law.direction: law.bound + stricter, "severity": "error"}}, "gates")
+@pytest.mark.parametrize("check", [check for check in CHECKS if not check.waivable], ids=lambda check: check.name)
+def test_bound_of_a_check_that_guards_correctness_can_only_be_tightened(check: Check) -> None:
+    looser, stricter = (1, -1) if check.direction == "at_most" else (-1, 1)
+    for bound in ({"severity": "warn"}, {check.direction: check.bound + looser}):
+        with pytest.raises(ConfigError, match=f"{check.name} guards correctness"):
+            validate_options(Gates, {check.name: bound}, "gates")
+    assert validate_options(
+        Gates, {check.name: {check.direction: check.bound + stricter, "severity": "error"}}, "gates"
+    )
 
 
-@pytest.mark.parametrize("law", [law.name for law in CHECKS if not law.waivable])
-def test_waiver_of_a_law_that_guards_correctness_is_refused(law: str) -> None:
+@pytest.mark.parametrize("check", [check.name for check in CHECKS if not check.waivable])
+def test_waiver_of_a_check_that_guards_correctness_is_refused(check: str) -> None:
     with pytest.raises(ConfigError, match="cannot be waived"):
-        validate_options(Gates, {"waivers": [{"law": law, "at_most": 1, "reason": REASON}]}, "gates")
+        validate_options(Gates, {"waivers": [{"check": check, "at_most": 1, "reason": REASON}]}, "gates")
 
 
 def test_severity_warn_shows_and_does_not_block(tmp_path: Path) -> None:
-    _, verdicts = _judged(Store(str(tmp_path)), {**GOOD, "unknown_roles": 0.2}, unknown_roles={"severity": "warn"})
+    _, results = _judged(Store(str(tmp_path)), {**GOOD, "unknown_roles": 0.2}, unknown_roles={"severity": "warn"})
 
-    assert not verdicts["unknown_roles"].passed
-    assert not verdicts["unknown_roles"].blocking
+    assert not results["unknown_roles"].passed
+    assert not results["unknown_roles"].blocking
 
 
 def test_bound_of_the_wrong_direction_is_refused() -> None:
@@ -213,12 +217,20 @@ def test_bound_of_the_wrong_direction_is_refused() -> None:
         validate_options(Gates, {"rejects": {"at_least": 1}}, "gates")
 
 
-def test_unknown_law_names_the_nearest() -> None:
+def test_waiver_may_still_call_its_check_law() -> None:
+    older = validate_options(Gates, {"waivers": [{"law": "fill", "at_least": 0, "reason": REASON}]}, "gates")
+    newer = validate_options(Gates, {"waivers": [{"check": "fill", "at_least": 0, "reason": REASON}]}, "gates")
+
+    assert older == newer
+    assert older.waivers[0].check == "fill"
+
+
+def test_unknown_check_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean unknown_roles"):
         validate_options(Gates, {"unknown_role": {"at_most": 1}}, "gates")
 
 
-def test_own_expectation_is_judged_beside_the_laws(tmp_path: Path) -> None:
+def test_own_expectation_is_judged_beside_the_checks(tmp_path: Path) -> None:
     own = {
         "canonical_rows": [
             {"name": "enough_rows", "column": "kept", "min_value": 100, "type": "expect_column_min_to_be_between"}
@@ -232,24 +244,24 @@ def test_own_expectation_is_judged_beside_the_laws(tmp_path: Path) -> None:
     assert enough["enough_rows"].passed
 
 
-def test_judge_twice_reads_the_saved_verdict(tmp_path: Path) -> None:
+def test_judge_twice_reads_the_saved_result(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     saved, first = _judged(store, {**GOOD, "unknown_roles": 0.2})
 
     again = judge.run_checks(store, saved, _terms())
 
-    assert {verdict.law: verdict for verdict in again} == first
+    assert {result.check: result for result in again} == first
     assert first["unknown_roles"].samples == ("a:1", "a:2")
 
 
 @pytest.mark.parametrize("bound", [0.123456789, 10_000_001, 1e-9])
 def test_verdict_names_its_bound_exactly_and_its_words_may_round(tmp_path: Path, bound: float) -> None:
-    _, verdicts = _judged(Store(str(tmp_path)), GOOD, rejects={"at_most": bound})
+    _, results = _judged(Store(str(tmp_path)), GOOD, rejects={"at_most": bound})
 
     again = judge.run_checks(Store(str(tmp_path)), _saved_of(tmp_path), _terms(rejects={"at_most": bound}))
 
-    assert verdicts["rejects"].bound == bound
-    assert {one.law: one.bound for one in again}["rejects"] == bound
+    assert results["rejects"].bound == bound
+    assert {one.check: one.bound for one in again}["rejects"] == bound
 
 
 def test_own_expectation_with_two_bounds_passes_only_between_them(tmp_path: Path) -> None:
@@ -265,9 +277,9 @@ def test_own_expectation_with_two_bounds_passes_only_between_them(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("rule", "why"),
-    [({"name": "rows"}, "has no bound"), ({"name": "rejects", "max_value": 1}, "is the name of a law")],
+    [({"name": "rows"}, "has no bound"), ({"name": "rejects", "max_value": 1}, "is the name of a check")],
 )
-def test_own_expectation_without_bound_or_named_like_a_law_is_refused(rule: dict[str, Any], why: str) -> None:
+def test_own_expectation_without_bound_or_named_like_a_check_is_refused(rule: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         validate_options(Gates, {"expectations": {"canonical_rows": [{"column": "kept", **rule}]}}, "gates")
 

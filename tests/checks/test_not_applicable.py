@@ -57,27 +57,27 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return road.recipe(datasets, seq_len=1024).build()
 
 
-def verdicts_of(built: Built, dataset: str) -> dict[str, CheckResult]:
-    return {one.law: one for key, (_, verdicts) in built.steps.items() if key[0] == dataset for one in verdicts}
+def results_of(built: Built, dataset: str) -> dict[str, CheckResult]:
+    return {one.check: one for key, (_, results) in built.steps.items() if key[0] == dataset for one in results}
 
 
 @pytest.mark.parametrize("dataset", IDLE)
 def test_checks_that_a_kind_of_data_has_no_meaning_for_are_not_applicable(built: Built, dataset: str) -> None:
-    verdicts = verdicts_of(built, dataset)
+    results = results_of(built, dataset)
 
     # Of a recipe that was never published, nothing can have shrunk.
-    assert {law for law, one in verdicts.items() if one.outcome == "not_applicable"} == IDLE[dataset] | {"shrunk"}
-    for law in IDLE[dataset]:
-        one = verdicts[law]
+    assert {check for check, one in results.items() if one.outcome == "not_applicable"} == IDLE[dataset] | {"shrunk"}
+    for check in IDLE[dataset]:
+        one = results[check]
         assert (one.passed, one.failed, one.blocking, one.value) == (False, False, False, None)
-        assert one.sentence.startswith(f"{law}: not applicable (")
-    assert [one.law for one in verdicts.values() if one.note == "not_measured"] == []
+        assert one.sentence.startswith(f"{check}: not applicable (")
+    assert [one.check for one in results.values() if one.note == "not_measured"] == []
 
 
 def test_order_without_groups_and_times_has_no_checks_of_them(built: Built, tmp_path: Path) -> None:
-    with_groups = {one.law: one.outcome for one in built.steps["training_splits",][1]}
+    with_groups = {one.check: one.outcome for one in built.steps["training_splits",][1]}
     chats = Road(tmp_path).one("a.jsonl", [chat(i) for i in range(30)]).build()
-    without = {one.law: one.outcome for one in chats.steps["training_splits",][1]}
+    without = {one.check: one.outcome for one in chats.steps["training_splits",][1]}
 
     assert (with_groups["same_group"], with_groups["time_order"]) == ("passed", "not_applicable")
     assert (without["same_group"], without["time_order"]) == ("not_applicable", "not_applicable")
@@ -90,7 +90,7 @@ def test_order_without_groups_and_times_has_no_checks_of_them(built: Built, tmp_
 def test_terminal_and_report_say_not_applicable_and_count_it_apart(
     built: Built, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    every = [one for _, verdicts in built.steps.values() for one in verdicts]
+    every = [one for _, results in built.steps.values() for one in results]
     idle = sum(one.outcome == "not_applicable" for one in every)
     assert main.main(["verify", str(built.project.base / "configs/road.yaml")]) == main.DONE
     shown = capsys.readouterr().out
@@ -101,24 +101,38 @@ def test_terminal_and_report_say_not_applicable_and_count_it_apart(
     assert f"{sum(one.passed for one in every)} passed" in shown
     line = next(line for line in shown.splitlines() if "contract" in line and "chat templates" in line)
     assert line.split()[:4] == [number_text.NO_NUMBER, "contract", "not", "applicable"]
-    own = [one.outcome for one in verdicts_of(built, "table").values() if one.key[-1] == "tokenized_examples"]
-    counts = f"{own.count('passed')} of {len(own) - own.count('not_applicable')} findings passed"
+    own = [one.outcome for one in results_of(built, "table").values() if one.key[-1] == "tokenized_examples"]
+    counts = f"{own.count('passed')} of {len(own) - own.count('not_applicable')} checks passed"
     assert f"{counts}, {own.count('not_applicable')} not applicable" in page
 
 
 def test_sql_tells_not_applicable_from_passed_and_failed(built: Built) -> None:
     _, answer = stats.query_views(
         built.project.store,
-        "SELECT law, outcome, passed, value FROM findings WHERE dataset = 'table' AND stage = 'tokenized_examples'",
+        "SELECT check_name, outcome, passed, value FROM check_results "
+        "WHERE dataset = 'table' AND stage = 'tokenized_examples'",
     )
-    found = {law: (outcome, passed, value) for law, outcome, passed, value in answer}
+    found = {check: (outcome, passed, value) for check, outcome, passed, value in answer}
 
-    assert {law for law, line in found.items() if line == ("not_applicable", None, None)} == OTHERS
+    assert {check for check, line in found.items() if line == ("not_applicable", None, None)} == OTHERS
     assert found["mask_verified"] == ("passed", True, 1)
 
 
+@pytest.mark.parametrize("kept", ["", "_history"])
+def test_view_findings_still_answers_as_check_results(built: Built, kept: str) -> None:
+    columns = "version, {} AS name, outcome, passed, judged_at"
+
+    older, newer = (
+        stats.query_views(built.project.store, f"SELECT {columns.format(name)} FROM {view}{kept} ORDER BY ALL")
+        for name, view in (("law", "findings"), ("check_name", "check_results"))
+    )
+
+    assert older == newer
+    assert len(older[1]) > 100
+
+
 def test_dagster_is_told_that_nothing_was_judged(built: Built) -> None:
-    one = verdicts_of(built, "table")["contract"]
+    one = results_of(built, "table")["contract"]
 
     result = make_asset_check_result(one, dg.AssetKey(["road"]), metadata.make_check_page(one, built.project.store))
 
@@ -171,11 +185,11 @@ def test_prompt_of_chats_is_encoded_alone_and_compared_with_training(
     }  # fmt: skip
     built = Road(tmp_path).one("a.jsonl", [chat(i, turns=2) for i in range(20)], **groups).build()
     made = built.manifest("rows", "tokenized_examples")
-    [verdict] = [one for one in built.steps["rows", "tokenized_examples"][1] if one.law == "prompt_parity"]
+    [result] = [one for one in built.steps["rows", "tokenized_examples"][1] if one.check == "prompt_parity"]
 
     assert (made.facts["prompts_compared"], made.facts["prompt_parity"]) == (20, share)
-    assert verdict.outcome == ("failed" if share else "passed")
-    assert len(verdict.samples) == (3 if share else 0)
+    assert result.outcome == ("failed" if share else "passed")
+    assert len(result.samples) == (3 if share else 0)
 
 
 def test_prompt_of_chats_is_compared_once_a_part_at_least(tmp_path: Path) -> None:

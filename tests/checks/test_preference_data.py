@@ -1,4 +1,4 @@
-"""Preference data that comes as chats: a check that blocks until the recipe reads the verdicts, or waives them.
+"""Preference data that comes as chats: a check that blocks until the recipe reads the results, or waives them.
 
 What belongs here: which columns count, for which recipes, and the gate. What does not: waivers as such
 (`test_judge.py`).
@@ -20,9 +20,9 @@ ROWS = ("raw_dataset", "canonical_rows")
 REASON = "label is the topic of the chat"
 
 
-def verdict_on(road: Road) -> CheckResult:
-    _, verdicts = road.build(only=ROWS).steps["rows", "canonical_rows"]
-    return next(one for one in verdicts if one.law == "preference_data")
+def result_on(road: Road) -> CheckResult:
+    _, results = road.build(only=ROWS).steps["rows", "canonical_rows"]
+    return next(one for one in results if one.check == "preference_data")
 
 
 @pytest.mark.parametrize("column", ["label", "kto_tag", "chosen", "rejected_response", "winner"])
@@ -30,7 +30,7 @@ def test_column_of_preference_data_that_nothing_reads_blocks(tmp_path: Path, col
     rows = [chat(i) | ({column: i % 4 == 0} if i % 2 else {column: None}) for i in range(20)]
     road = Road(tmp_path).one("a.jsonl", rows)
 
-    one = verdict_on(road)
+    one = result_on(road)
 
     assert (one.value, one.blocking, len(one.samples)) == (0.5, True, 3)
     assert "format.messages_field" in one.sentence
@@ -41,12 +41,12 @@ def test_column_of_preference_data_that_nothing_reads_blocks(tmp_path: Path, col
 
 
 def test_waiver_says_that_the_column_means_something_else(tmp_path: Path) -> None:
-    waiver = {"law": "preference_data", "dataset": "rows", "at_most": 1, "reason": REASON}
+    waiver = {"check": "preference_data", "dataset": "rows", "at_most": 1, "reason": REASON}
     path = Road(tmp_path).write("a.jsonl", [chat(i) | {"label": "travel"} for i in range(20)])
     datasets = {"rows": {"source": {"train_urls": [path]}, "format": CHAT}}
     road = Road(tmp_path).recipe(datasets, gates={"waivers": [waiver], "fill": {"at_least": 0}})
 
-    one = verdict_on(road)
+    one = result_on(road)
 
     assert (one.failed, one.blocking, one.waiver) == (True, False, REASON)
     assert len(road.build().examples()) == 20
@@ -66,20 +66,18 @@ def test_waiver_says_that_the_column_means_something_else(tmp_path: Path) -> Non
          {"format": {**CHAT, "response_fields": ["chosen"]}}),
     ],
 )  # fmt: skip
-def test_column_that_is_read_or_empty_is_no_finding(
-    tmp_path: Path, row: dict[str, Any], groups: dict[str, Any]
-) -> None:
+def test_column_that_is_read_or_empty_passes(tmp_path: Path, row: dict[str, Any], groups: dict[str, Any]) -> None:
     form = groups.pop("format", CHAT)
     road = Road(tmp_path).one("a.jsonl", [chat(i) | row for i in range(4)], form, **groups)
 
-    assert verdict_on(road).value == 0
+    assert result_on(road).value == 0
 
 
 def test_chosen_answers_with_labels_of_their_own_still_block(tmp_path: Path) -> None:
     rows = [{"prompt": f"why {i}?", "chosen": "yes", "rejected": "no", "label": i % 2} for i in range(4)]
     road = Road(tmp_path).one("a.jsonl", rows, {**CHAT, "response_fields": ["chosen"]})
 
-    assert verdict_on(road).value == 1
+    assert result_on(road).value == 1
 
 
 def test_only_data_with_answers_is_asked(tmp_path: Path) -> None:
@@ -123,7 +121,7 @@ def test_real_preference_data_blocks_unless_its_answers_are_chosen(
     source = {"train_urls": [str(real_data / "preference" / file)]}
     road = Road(tmp_path).recipe({"rows": {"source": source, "format": form}})
 
-    one = verdict_on(road)
+    one = result_on(road)
 
     assert (one.value, one.blocking) == (share, share == 1)
     table = road.build(only=ROWS).manifest("rows", "canonical_rows").tables.get("preference_columns")

@@ -84,7 +84,7 @@ def test_build_again_makes_nothing_and_says_so(built: CliProject, capsys: pytest
     assert built.rowmill("build") == main.DONE
     out = capsys.readouterr().out
     assert out.count(" reused ") == STEPS
-    assert "findings   all that apply passed" in out
+    assert "checks     all that apply passed" in out
 
 
 def test_build_of_one_stage_makes_that_stage_of_every_dataset(
@@ -189,9 +189,9 @@ def test_stats_behind_a_shut_gate_still_show_the_numbers(
 def test_verify_prints_every_finding_and_exits_0(built: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
     assert built.rowmill("verify", "--deep", "--facts") == main.DONE
     out = capsys.readouterr().out
-    verdicts = rows_of(built, "select count(*) as n, sum(passed::int)::int as passed from findings", capsys)
+    results = rows_of(built, "select count(*) as n, sum(passed::int)::int as passed from check_results", capsys)
 
-    assert f"{verdicts[0]['passed']} passed" in out
+    assert f"{results[0]['passed']} passed" in out
     assert "every digest holds" in out
     assert "trained_share" in out
 
@@ -209,7 +209,7 @@ def test_verify_under_stricter_threshold_exits_1_with_remedy(
 
 
 def test_verify_shows_waiver_instead_of_remedy(copied: CliProject, capsys: pytest.CaptureFixture[str]) -> None:
-    waiver = {"law": "rejects", "dataset": "chats", "at_most": 0.5, "reason": "one broken line, known"}
+    waiver = {"check": "rejects", "dataset": "chats", "at_most": 0.5, "reason": "one broken line, known"}
     copied.write_recipe(gates=RECIPE["gates"] | {"rejects": {"at_most": 0}, "waivers": [waiver]})
 
     assert copied.rowmill("verify") == main.DONE

@@ -127,9 +127,9 @@ def _launched_by_a_condition(tiny: Tiny) -> None:
 
 
 def _posted_pass(tiny: Tiny) -> None:
-    for terms in _terms(tiny):
-        told = {metadata.VERSION_KEY: tiny.version(*ROWS), "terms": terms.digest}
-        passed = dg.AssetCheckEvaluation(tiny.key(*ROWS), terms.law, passed=True, metadata=told)
+    for threshold in _thresholds(tiny):
+        told = {metadata.VERSION_KEY: tiny.version(*ROWS), "terms": threshold.digest}
+        passed = dg.AssetCheckEvaluation(tiny.key(*ROWS), threshold.check, passed=True, metadata=told)
         tiny.instance.report_runless_asset_event(passed)
 
 
@@ -270,22 +270,22 @@ def test_manifest_that_is_gone_closes_the_gate(tiny: Tiny) -> None:
 
 
 def test_forged_pass_in_the_event_log_opens_nothing(broken: Tiny) -> None:
-    terms = next(one for one in _terms(broken) if one.law == "unknown_roles")
+    threshold = next(one for one in _thresholds(broken) if one.check == "unknown_roles")
     version = broken.version(*ROWS)
     forged = dg.AssetCheckEvaluation(
         asset_key=broken.key(*ROWS),
         check_name="unknown_roles",
         passed=True,
-        metadata={metadata.VERSION_KEY: version, "terms": terms.digest},
+        metadata={metadata.VERSION_KEY: version, "terms": threshold.digest},
     )
     broken.instance.report_runless_asset_event(forged)
 
     result = broken.run_only(dg.AssetSelection.assets(broken.key("chats", "tokenized_examples")))
 
     # Lock (a) believes it; lock (b) does not.
-    verdict = _verdict(broken, terms, version)
-    assert verdict is not None
-    assert verdict.passed
+    believed = _result(broken, threshold, version)
+    assert believed is not None
+    assert believed.passed
     assert "unknown_roles: 0.2" in refusals(result)["tiny__chats__tokenized_examples"]
 
 
@@ -320,7 +320,7 @@ def test_planned_or_crashed_check_hides_no_verdict_before_it(tiny: Tiny) -> None
     content = kept.read_bytes()
     kept.unlink()
 
-    # The check cannot read its manifest, so it is planned, starts and dies without a verdict.
+    # The check cannot read its manifest, so it is planned, starts and dies without a result.
     crashed = tiny.run_only(dg.AssetSelection.checks_for_assets(tiny.key(*ROWS)))
     kept.write_bytes(content)
     result = tiny.run_only(dg.AssetSelection.assets(tiny.key("chats", "tokenized_examples")))
@@ -331,15 +331,15 @@ def test_planned_or_crashed_check_hides_no_verdict_before_it(tiny: Tiny) -> None
 
 def test_verdict_of_another_version_says_nothing(tiny: Tiny) -> None:
     tiny.write().run()
-    terms = _terms(tiny)[0]
+    threshold = _thresholds(tiny)[0]
 
-    assert _verdict(tiny, terms, tiny.version(*ROWS)) is not None
-    assert _verdict(tiny, terms, "0" * 32) is None
+    assert _result(tiny, threshold, tiny.version(*ROWS)) is not None
+    assert _result(tiny, threshold, "0" * 32) is None
 
 
 def test_open_gate_hands_over_exactly_the_inputs_in_dagster_s_versions(tiny: Tiny) -> None:
     tiny.write().run()
-    needs = {("tiny", *ROWS): _terms(tiny)}
+    needs = {("tiny", *ROWS): _thresholds(tiny)}
     store = Store(tiny.store)
 
     opened = factory.open_asset_inputs(tiny.instance, tiny.project, needs, [("tiny", *ROWS)])
@@ -416,7 +416,7 @@ def test_kept_version_opens_though_what_is_current_is_shut(tiny: Tiny) -> None:
 
 
 def test_waiver_on_what_is_only_waited_for_is_named_by_all_that_is_built_on_it(tiny: Tiny) -> None:
-    waiver = {"law": "context_overflow", "dataset": "chats", "at_most": 1, "reason": "only the beginnings matter"}
+    waiver = {"check": "context_overflow", "dataset": "chats", "at_most": 1, "reason": "only the beginnings matter"}
     tiny.write(seq_len=16, gates=RECIPE["gates"] | {"waivers": [waiver, waiver | {"dataset": "tasks"}]})
 
     result = tiny.run()
@@ -446,17 +446,17 @@ def _sequences(tiny: Tiny) -> list[list[int]]:
     return [reader[i].input_ids.tolist() for i in range(len(reader))]
 
 
-def _verdict(tiny: Tiny, terms: judge.Threshold, version: str) -> dg.AssetCheckEvaluation | None:
+def _result(tiny: Tiny, threshold: judge.Threshold, version: str) -> dg.AssetCheckEvaluation | None:
     key = ("tiny", *ROWS)
-    return history.CheckHistory(tiny.instance, [(key, terms.law)]).on(key, terms, version)
+    return history.CheckHistory(tiny.instance, [(key, threshold.check)]).on(key, threshold, version)
 
 
-def _terms(tiny: Tiny) -> tuple[judge.Threshold, ...]:
+def _thresholds(tiny: Tiny) -> tuple[judge.Threshold, ...]:
     return judge.list_thresholds(tiny.project.recipe.gates, "canonical_rows", "chats")
 
 
 def _waiver(**bound: float) -> dict[str, Any]:
-    return {"law": "unknown_roles", "dataset": "chats", "reason": "narrators are wanted here"} | bound
+    return {"check": "unknown_roles", "dataset": "chats", "reason": "narrators are wanted here"} | bound
 
 
 def _page(result: dg.ExecuteInProcessResult, key: dg.AssetKey) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def test_text_from_data_stays_out_of_markdown() -> None:
         samples={"rejects": (CALLS_OUT,)},
     )  # fmt: skip
 
-    page = metadata.make_stage_page(made, STORE) | metadata.make_check_page(_verdict(samples=(CALLS_OUT,)), STORE)
+    page = metadata.make_stage_page(made, STORE) | metadata.make_check_page(_result(samples=(CALLS_OUT,)), STORE)
 
     markdown = [value.value for value in page.values() if isinstance(value, dg.MarkdownMetadataValue)]
     assert markdown
@@ -182,8 +182,8 @@ def test_table_of_rejects_with_rows_to_look_at_stands_beside_the_ledger() -> Non
     assert {"table rejects", "table ledger"} <= set(page)
 
 
-def test_law_that_was_not_measured_has_no_value_to_draw() -> None:
-    page = metadata.make_check_page(_verdict(value=None), STORE)
+def test_check_that_was_not_measured_has_no_value_to_draw() -> None:
+    page = metadata.make_check_page(_result(value=None), STORE)
 
     assert "value" not in page
     assert page["wanted"].value == "at most 0.01"
@@ -191,7 +191,7 @@ def test_law_that_was_not_measured_has_no_value_to_draw() -> None:
 
 def test_page_leads_to_the_report_by_address_where_it_is_served_and_by_path_elsewhere() -> None:
     served = metadata.make_stage_page(report(), STORE, "http://127.0.0.1:3001/")
-    check = metadata.make_check_page(_verdict(), STORE, "http://127.0.0.1:3001")
+    check = metadata.make_check_page(_result(), STORE, "http://127.0.0.1:3001")
 
     assert served["report"].value == "http://127.0.0.1:3001/r/report.html#d/packed_shards"
     assert check["expectations"].value == ("http://127.0.0.1:3001/r/expectations/d-canonical_rows.html#unknown_roles")
@@ -199,9 +199,9 @@ def test_page_leads_to_the_report_by_address_where_it_is_served_and_by_path_else
     assert metadata.make_stage_page(report(), STORE)["report"].value == "/store/reports/r/report.html"
 
 
-def _verdict(value: float | None = 0.2, samples: tuple[str, ...] = ()) -> CheckResult:
+def _result(value: float | None = 0.2, samples: tuple[str, ...] = ()) -> CheckResult:
     return CheckResult(
-        law="unknown_roles", key=("r", "d", "canonical_rows"), version="v", terms="t", value=value,
+        check="unknown_roles", key=("r", "d", "canonical_rows"), version="v", threshold_digest="t", value=value,
         bound=0.01, wanted="at most 0.01", severity="error", passed=False, blocking=True, what="share",
         remedy="map the role", samples=samples,
     )  # fmt: skip

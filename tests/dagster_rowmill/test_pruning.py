@@ -105,7 +105,7 @@ def test_run_that_failed_goes_and_one_that_did_not_end_stays(instance: dg.Dagste
     assert kept(instance) == {waiting.run_id}
 
 
-def test_deleted_run_leaves_no_file_and_no_verdict(instance: dg.DagsterInstance, tmp_path: Path) -> None:
+def test_deleted_run_leaves_no_file_and_no_result(instance: dg.DagsterInstance, tmp_path: Path) -> None:
     log = instance.event_log_storage
     assert isinstance(log, KeptEventLog)
     old, newest = (run(instance, rows, counted) for _ in range(2))

@@ -47,15 +47,15 @@ def test_report_of_a_stage_that_is_run_alone_on_a_new_project_shows_it(tiny: Tin
     tiny.run_only(dg.AssetSelection.assets(rows))
     after_rows = linked(tiny, "chats", "canonical_rows")
 
-    terms = runner.find_step(tiny.project, ("tiny", "chats", "canonical_rows")).terms
+    thresholds = runner.find_step(tiny.project, ("tiny", "chats", "canonical_rows")).thresholds
     facts = current(tiny, "chats", "canonical_rows").facts
     # Nothing is published yet that the rows could have shrunk against, which no fact says.
     idle = 1 + sum(value == NOT_APPLICABLE for value in facts.values())
     assert current(tiny, "chats", "raw_dataset").version in after_raw
     assert "Not built: chats/canonical_rows" in after_raw
     assert current(tiny, "chats", "canonical_rows").version in after_rows
-    judged = len(terms) - idle
-    assert f"{judged} of {judged} findings passed, {idle} not applicable" in after_rows
+    judged = len(thresholds) - idle
+    assert f"{judged} of {judged} checks passed, {idle} not applicable" in after_rows
 
 
 @pytest.mark.slow

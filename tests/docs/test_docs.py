@@ -1,6 +1,6 @@
 """The documentation says what is so: generated pages are current, links lead somewhere, snippets work.
 
-What belongs here: laws over all pages. What does not: the words.
+What belongs here: checks over all pages. What does not: the words.
 """
 
 import json
@@ -122,16 +122,16 @@ def test_reference_names_every_option_with_its_words() -> None:
     page = reference.render_reference_page()
 
     for model in groups():
-        laws = set(judge.CHECKS_BY_NAME) if model is judge.Gates else set[str]()
+        checks = set(judge.CHECKS_BY_NAME) if model is judge.Gates else set[str]()
         for name, field in model.model_fields.items():
-            if name in laws or name in getattr(model, "FILLED_IN", ()):
+            if name in checks or name in getattr(model, "FILLED_IN", ()):
                 continue
             assert field.description, f"{model.__name__}.{name} has no docstring"
             assert f"| `{field.alias or name}` |" in page
             assert " ".join(field.description.split()).replace("|", "\\|") in page
 
 
-def test_reference_names_every_law_state_and_reason() -> None:
+def test_reference_names_every_check_state_and_reason() -> None:
     page = reference.render_reference_page()
 
     for name in (*judge.CHECKS_BY_NAME, *ledger.RECORD_STATES, *ledger.TOKEN_CLASSES, *ledger.REJECT_REASONS):

@@ -120,7 +120,7 @@ def test_damaged_statistics_are_named_and_written_again(copy: Road, spoil: Calla
     verify.discard_damage(copy.project, checked)
     copy.build()
 
-    # A verdict's table is read, and made again, by whoever judges: here by `verify` itself.
+    # A result's table is read, and made again, by whoever judges: here by `verify` itself.
     assert {f"{path.relative_to(copy.store)}" for path in spoilt if "stats/findings" not in str(path)} <= named
     assert tables() == before
     assert not any(one.damage for one in verify.verify_recipe(copy.project, deep=True))
@@ -216,7 +216,7 @@ def test_discard_takes_away_what_was_made_of_damage_and_the_next_build_is_whole(
 
 @pytest.mark.parametrize("spoil", [cut, empty])
 @pytest.mark.parametrize("names", ["versions/*.json", "manifests/*.json", "pointer.json", "parts/*/part.json",
-                                   "verdicts/*.json"])  # fmt: skip
+                                   "results/*.json"])  # fmt: skip
 def test_a_cut_or_empty_note_is_written_again(
     copy: Road, whole: Road, spoil: Callable[[Path], None], names: str
 ) -> None:
@@ -248,10 +248,10 @@ def test_an_edited_verdict_is_not_believed(copy: Road) -> None:
     with pytest.raises(GateError):
         copy.build()
     edited = 0
-    for path in copy.store.glob("road/training_splits/verdicts/*.json"):
-        verdict = orjson.loads(path.read_bytes())
-        if verdict["blocking"]:
-            path.write_bytes(orjson.dumps(verdict | {"blocking": False, "passed": True}))
+    for path in copy.store.glob("road/training_splits/results/*.json"):
+        result = orjson.loads(path.read_bytes())
+        if result["blocking"]:
+            path.write_bytes(orjson.dumps(result | {"blocking": False, "passed": True}))
             edited += 1
 
     assert edited == 1
@@ -269,7 +269,7 @@ def test_ranks_that_fail_a_check_are_not_published(copy: Road) -> None:
     gates = {**LENIENT, "expectations": {"gpu_partitions": [rule]}}
     done = runner.build(write(copy, gates=gates, seq_len=200).project)
 
-    assert [one.law for one in done[-1][2] if one.blocking] == ["enough"]
+    assert [one.check for one in done[-1][2] if one.blocking] == ["enough"]
     assert current.read_bytes() == before
 
     built = write(copy, gates={**LENIENT, "rejects": {"at_most": 0.9}}, seq_len=200).build()

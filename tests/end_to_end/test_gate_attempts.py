@@ -26,7 +26,7 @@ from tests.support.recipes import CHAT, LENIENT, Road, chat
 
 pytestmark = [pytest.mark.slow, pytest.mark.campaign]
 
-STRICT: dict[str, Any] = {law: bound for law, bound in LENIENT.items() if law != "unknown_roles"}
+STRICT: dict[str, Any] = {check: bound for check, bound in LENIENT.items() if check != "unknown_roles"}
 STAGES = ("tokenized_examples", "truncation_stats", "packed_shards", "training_splits", "gpu_partitions")
 
 
@@ -109,7 +109,7 @@ def _with_gates(gates: dict[str, Any], expected: int) -> Callable[[Besieged], No
 
 
 def _waiver(**fields: Any) -> dict[str, Any]:
-    return {"waivers": [{"law": "unknown_roles", "reason": "somebody looked at them"} | fields]}
+    return {"waivers": [{"check": "unknown_roles", "reason": "somebody looked at them"} | fields]}
 
 
 def _use_the_lenient_ranks(project: Besieged) -> None:
@@ -139,7 +139,7 @@ def _use_lenient_inputs_and_go_on(project: Besieged) -> None:
 
 
 def _verdicts_deleted(project: Besieged) -> None:
-    shutil.rmtree(project.road.store / "road/chats/canonical_rows/verdicts")
+    shutil.rmtree(project.road.store / "road/chats/canonical_rows/check_results")
     assert rowmill(project.road, "build", *only(*STAGES)) == 1
 
 
@@ -157,8 +157,8 @@ def _edited(pattern: str, change: Callable[[dict[str, Any]], None]) -> Callable[
     return attempt
 
 
-def _believe(verdict: dict[str, Any]) -> None:
-    verdict |= {"passed": True, "blocking": False, "value": 0.0}
+def _believe(result: dict[str, Any]) -> None:
+    result |= {"passed": True, "blocking": False, "value": 0.0}
 
 
 def _nothing_unknown(made: dict[str, Any]) -> None:
@@ -226,7 +226,7 @@ def _store_of_another_recipe(project: Besieged) -> None:
 
 
 def _lenient_recipe_beside(project: Besieged) -> None:
-    """Let a recipe of the same name in another folder, with wide bounds, make the verdicts."""
+    """Let a recipe of the same name in another folder, with wide bounds, make the results."""
     beside = project.road.folder / "beside/configs/road.yaml"
     beside.parent.mkdir(parents=True)
     values = yaml.safe_load(project.road.config.read_text(encoding="utf-8"))
@@ -245,21 +245,21 @@ ATTEMPTS: dict[str, Callable[[Besieged], None]] = {
     "use them, dataset renamed": _use_the_lenient_ranks_of_a_renamed_dataset,
     "use them, dataset removed": _use_the_lenient_ranks_without_the_dataset,
     "use lenient inputs": _use_lenient_inputs_and_go_on,
-    "waiver of no law": _with_gates(_waiver(law="unknown_role", at_most=1), 2),
+    "waiver of no check": _with_gates(_waiver(check="unknown_role", at_most=1), 2),
     "waiver too small": _with_gates(_waiver(at_most=0.1), 1),
     "waiver in the wrong direction": _with_gates(_waiver(at_least=0), 2),
     "waiver for another dataset": _with_gates(_waiver(dataset="talks", at_most=1), 2),
     "waiver without a reason": _with_gates(_waiver(at_most=1, reason=""), 2),
-    "waiver of what guards correctness": _with_gates(_waiver(law="mask_verified", at_least=0), 2),
+    "waiver of what guards correctness": _with_gates(_waiver(check="mask_verified", at_least=0), 2),
     "infinite bound": _with_gates({"unknown_roles": {"at_most": float("inf")}}, 2),
     "bound that is no number": _with_gates({"unknown_roles": {"at_most": float("nan")}}, 2),
     "bound in the wrong direction": _with_gates({"unknown_roles": {"at_least": 0}}, 2),
     "correctness only warns": _with_gates({"conservation": {"severity": "warn"}}, 2),
-    "own rule in the law's place": _with_gates(
+    "own rule in the check's place": _with_gates(
         {"expectations": {"canonical_rows": [{"name": "unknown_roles", "column": "kept", "min_value": 0}]}}, 2
     ),
-    "verdicts deleted": _verdicts_deleted,
-    "verdicts edited": _edited("road/chats/canonical_rows/verdicts/*.json", _believe),
+    "results deleted": _verdicts_deleted,
+    "results edited": _edited("road/chats/canonical_rows/results/*.json", _believe),
     "versions edited": _edited("road/chats/canonical_rows/versions/*.json", _nothing_unknown),
     "manifests edited": _edited("road/chats/canonical_rows/manifests/*.json", _nothing_unknown),
     "pointers to lenient rows": _pointer_to_lenient_rows,

@@ -56,7 +56,7 @@ def _recipe(real_data: Path, tokenizer: str) -> dict[str, Any]:
             "zero_loss_rows": {"at_most": 1.0},
             "rejects": {"at_most": 1.0},
             "end_to_end_loss": {"at_most": 1.0},
-            "waivers": [{"law": "context_overflow", "dataset": "tau", "at_most": 1.0, "reason": WAIVER}],
+            "waivers": [{"check": "context_overflow", "dataset": "tau", "at_most": 1.0, "reason": WAIVER}],
         },
     }
 

@@ -11,7 +11,7 @@ from rowmill.core.errors import ConfigError
 from rowmill.exports import open_export
 from tests.exports.test_exports import examples, folder_in, segments
 from tests.support import export_readers as readers
-from tests.support.real_chats import KINDS, LAWS, chats_of
+from tests.support.real_chats import CHECKS, KINDS, chats_of
 from tests.support.recipes import Built, Road
 
 pytestmark = [
@@ -30,7 +30,7 @@ def built_of(
         "tokenizer": str(real_data / "tokenizers/qwen3"),
         "defaults": {"splits": {"validation": 0}},
         "exports": [{"name": name, **one} for name, one in kinds.items()],
-        "gates": {law: {"at_most": 1} for law in LAWS},
+        "gates": {check: {"at_most": 1} for check in CHECKS},
     }
     (road.folder / "tokenizer").mkdir()
     return road.recipe(datasets, **(values | changes)).build()

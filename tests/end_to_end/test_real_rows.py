@@ -21,7 +21,7 @@ from rowmill.schema.manifest import Manifest, load_current
 pytestmark = [pytest.mark.slow, pytest.mark.real_data]
 
 FORMATS = '''
-"""The desired side of a file with one answer per record and a verdict on it."""
+"""The desired side of a file with one answer per record and a result on it."""
 from rowmill.formats import RowFormat
 from rowmill.schema.rows import Row
 
@@ -79,7 +79,7 @@ def built(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Project:
         "execution": {"workers": 1},
         "gates": {
             "nonempty": {"at_least": 0},
-            **{law: {"at_most": 1} for law in ("rejects", "duplicates", "zero_loss_rows", "content_dropped")},
+            **{check: {"at_most": 1} for check in ("rejects", "duplicates", "zero_loss_rows", "content_dropped")},
         },
     }
     (folder / "configs/files.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")

@@ -187,7 +187,7 @@ def test_text_by_its_options(tmp_path: Path, groups: dict[str, Any], texts: list
     assert [shown(one) for one in found] == texts
 
 
-# Laws
+# Checks
 
 
 @pytest.mark.parametrize(("limit", "turns"), [(40, "whole"), (60, "whole"), (40, "message"), (60, "exchange")])

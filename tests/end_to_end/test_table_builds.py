@@ -400,7 +400,7 @@ def test_times_of_day_keep_their_order_and_roll_over_midnight(tmp_path: Path) ->
     assert [text.index(f'"v":{i}') for i in range(4)] == sorted(text.index(f'"v":{i}') for i in range(4))
 
 
-def test_interval_is_found_where_it_is_constant_and_its_breach_is_a_finding(tmp_path: Path) -> None:
+def test_interval_is_found_where_it_is_constant_and_its_breach_fails_a_check(tmp_path: Path) -> None:
     hours = [f"2024-01-01T{hour:02d}:00:00" for hour in range(10)]
 
     found = series(tmp_path / "found", hours)

@@ -180,7 +180,7 @@ def test_change_that_is_waived_is_built_on_with_the_contract_as_it_was(tmp_path:
     road.build(only=TO_ROWS)
     road.write("sales.csv", as_csv([*with_columns(sales(), channel="web"), {**sale(1), "channel": "shop"}]))
     settings = yaml.safe_load(road.config.read_text(encoding="utf-8"))
-    waiver = {"law": "table_drift", "dataset": "rows", "at_most": 1, "reason": "the channel is not to be trained"}
+    waiver = {"check": "table_drift", "dataset": "rows", "at_most": 1, "reason": "the channel is not to be trained"}
     road.recipe(settings["datasets"], seq_len=2048, gates={**settings["gates"], "waivers": [waiver]})
 
     made = road.build(only=TO_EXAMPLES)
@@ -352,7 +352,7 @@ def test_other_kinds_of_data_know_nothing_of_tables(tmp_path: Path) -> None:
 
     # A fact, an option or a digest more would give all their recipes other versions.
     assert not {"table_drift", "type_mismatch", "non_finite"} & facts_of(made).keys()
-    assert not {"table_drift", "type_mismatch"} & {one.law for one in made.steps["rows", "canonical_rows"][1]}
+    assert not {"table_drift", "type_mismatch"} & {one.check for one in made.steps["rows", "canonical_rows"][1]}
     assert set(made.manifest("rows", "raw_dataset").card) == {"parts"}
     identity = raw_dataset.identify_raw_dataset(made.project.recipe, "rows")
     assert not {"delimiter", "quote"} & identity["source"].keys()

@@ -1,7 +1,7 @@
 """A model trained on real chats: it learns, segments do not see each other, and a run goes on where it stopped.
 
 What belongs here: torch and transformers over our reader, by the script that users are shown. What does not: TRL
-(`test_training_trl.py`), or the reader's own laws.
+(`test_training_trl.py`), or the reader's own checks.
 """
 
 import importlib.util

@@ -183,7 +183,7 @@ def test_waiver_is_shown_in_report_and_expectations(tmp_path: Path) -> None:
     road = Road(tmp_path).one("chats.jsonl", rows())
     road.recipe(
         {"rows": {"source": {"train_urls": ["data/chats.jsonl"]}, "format": {"kind": "chat"}}},
-        gates={"rejects": {"at_most": 0.01}, "waivers": [{"law": "rejects", "at_most": 0.2, "reason": reason}],
+        gates={"rejects": {"at_most": 0.01}, "waivers": [{"check": "rejects", "at_most": 0.2, "reason": reason}],
                "split_share": {"at_most": 1}, "fill": {"at_least": 0}, "filler_share": {"at_most": 1},
                "rank_balance": {"at_most": 1}},
     )  # fmt: skip
@@ -235,12 +235,12 @@ def test_expectations_of_a_stage_are_one_each_with_what_was_asked_and_observed(b
     made = built.manifest("chats", "canonical_rows")
     page = Page((folder / "expectations" / "chats-canonical_rows.html").read_text(encoding="utf-8"))
 
-    assert page.values("id") == [one.law for one in step.terms]
+    assert page.values("id") == [one.check for one in step.thresholds]
     assert "expect_column_max_to_be_between(column='rejects', max_value=1" in page.words
     assert f"{made.facts['rejects']:.9g}" in page.words
 
 
-def test_law_judged_alone_hides_no_other_verdict(tmp_path: Path) -> None:
+def test_check_that_runs_alone_hides_no_other_result(tmp_path: Path) -> None:
     road = Road(tmp_path).one("chats.jsonl", rows())
     project = road.build().project
     step = runner.find_step(project, ("road", "rows", "canonical_rows"))
@@ -249,11 +249,13 @@ def test_law_judged_alone_hides_no_other_verdict(tmp_path: Path) -> None:
 
     [alone] = runner.check_step(project, step, made, only={"rejects"})
 
-    _, shown = stats.query_views(project.store, "SELECT law FROM findings WHERE stage = 'canonical_rows' ORDER BY law")
+    _, shown = stats.query_views(
+        project.store, "SELECT check_name FROM check_results WHERE stage = 'canonical_rows' ORDER BY 1"
+    )
     docs = project.store.read(expectations_page.expectations_page_path(step.key)).decode()
-    assert alone.law == "rejects"
-    assert [law for (law,) in shown] == sorted(one.law for one in step.terms)
-    assert f"{len(step.terms)} of {len(step.terms)} judged" in docs
+    assert alone.check == "rejects"
+    assert [check for (check,) in shown] == sorted(one.check for one in step.thresholds)
+    assert f"{len(step.thresholds)} of {len(step.thresholds)} judged" in docs
 
 
 # ── Served ─────────────────────────────────────────────────────────────────────────────────────────

@@ -1,7 +1,7 @@
 """The demo's data are what its script says, right in what they claim, and broken in every way that they should be.
 
-What belongs here: laws of the files under configs/demo, and that the road meets every flaw in them. What does not: the
-road itself.
+What belongs here: checks of the files under configs/demo, and that the road meets every flaw in them. What does not:
+the road itself.
 """
 
 import csv
@@ -184,9 +184,9 @@ def test_demo_build_rejects_exactly_its_flaws_and_opens_every_gate(flaws: Module
         if step.name in {"canonical_rows", "tokenized_examples"}:
             found.update({reason: count for state, reason, count in report.manifest.ledger if state == "rejected"})
     assert found == wanted
-    failed = [verdict for _, _, verdicts in done for verdict in verdicts if verdict.failed]
+    failed = [result for _, _, results in done for result in results if result.failed]
     # The one warning that the README shows: the demo's context is short, so that truncation can be seen.
-    assert [(verdict.law, verdict.severity) for verdict in failed] == [("end_to_end_loss", "warn")]
+    assert [(result.check, result.severity) for result in failed] == [("end_to_end_loss", "warn")]
     assert done[-1][0].name == "gpu_partitions"
 
 

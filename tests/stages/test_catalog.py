@@ -1,6 +1,6 @@
 """A stage is its module and its place in the catalog: a new one is planned, built, shown and counted like the others.
 
-What belongs here: laws over all declarations, and a stage added in one file. What does not: what a stage does, and
+What belongs here: checks over all declarations, and a stage added in one file. What does not: what a stage does, and
 its identity (`test_stage_identity.py`).
 """
 
@@ -140,7 +140,7 @@ def test_what_lower_layers_say_of_stages_is_what_the_stages_say() -> None:
     of_recipe = {stage.name for stage in catalog.STAGES if stage.scope != "dataset"}
 
     assert of_recipe <= storage.RESERVED_NAMES, "no dataset may have the name of such a stage: both are folders"
-    assert {stage for law in judge.CHECKS for stage in law.stages} <= names
+    assert {stage for check in judge.CHECKS for stage in check.stages} <= names
     assert set(get_args(GenerationStage)) == {stage.name for stage in catalog.STAGES if stage.on_demand}
 
 

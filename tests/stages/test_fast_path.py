@@ -49,12 +49,12 @@ def _lane_mask(masker: Masker, roles: Sequence[str], contents: Sequence[str]) ->
 
 @pytest.mark.parametrize("name", LANED)
 def test_shape_of_a_real_template_gives_the_mask_that_the_row_itself_has(real_data: Path, name: str) -> None:
-    _hold_the_law((real_data / f"templates/{name}.jinja").read_text(encoding="utf-8"), Loss())
+    _hold_the_check((real_data / f"templates/{name}.jinja").read_text(encoding="utf-8"), Loss())
 
 
 @pytest.mark.parametrize("name", ["chatml", "qwen3", "llama3.1", "gemma3"])
 def test_shape_of_a_bundled_template_gives_the_mask_that_the_row_itself_has(name: str) -> None:
-    _hold_the_law(read_named_template(name), Loss())
+    _hold_the_check(read_named_template(name), Loss())
 
 
 @pytest.mark.parametrize(
@@ -64,10 +64,10 @@ def test_shape_of_a_bundled_template_gives_the_mask_that_the_row_itself_has(name
     ids=["last", "user", "no-end", "lead", "trailing"],
 )  # fmt: skip
 def test_shape_holds_for_whatever_is_to_train(loss: Loss) -> None:
-    _hold_the_law(CHATML, loss)
+    _hold_the_check(CHATML, loss)
 
 
-def _hold_the_law(template: str, loss: Loss) -> None:
+def _hold_the_check(template: str, loss: Loss) -> None:
     masker = Masker(_renderer(template), loss, MaskRules())
     taken = 0
 

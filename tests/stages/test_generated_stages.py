@@ -94,8 +94,8 @@ def generated(grouped: Road) -> Iterator[Path]:
 
 
 def run(road: Road, stage: str) -> tuple[Manifest, list[CheckResult], bool]:
-    [(_, report, verdicts)] = runner.build(road.project, only=[stage])
-    return report.manifest, verdicts, report.reused
+    [(_, report, results)] = runner.build(road.project, only=[stage])
+    return report.manifest, results, report.reused
 
 
 def records_of(road: Road, made: Manifest) -> list[dict[str, Any]]:
@@ -168,7 +168,7 @@ def test_texts_of_every_kind_of_file_are_parsed(grouped: Road, generated: Path) 
 def test_rejects_keep_reason_column_and_text(grouped: Road, generated: Path) -> None:
     bad = {**sale("s1", 2), "colour": "red"}
     (generated / "a.jsonl").write_text(texts({"text": texts(sale("s1", 1), bad), "finish_reason": "stop"}))
-    made, verdicts, _ = run(grouped, "parsed_records")
+    made, results, _ = run(grouped, "parsed_records")
     [part] = made.parts
     rejects = grouped.project.store.table(part.files["rejects"]).to_pylist()
 
@@ -177,7 +177,7 @@ def test_rejects_keep_reason_column_and_text(grouped: Road, generated: Path) -> 
         ("unknown_column", "colour"),
     ]
     assert json.loads(rejects[1]["raw"]) == bad
-    assert [(one.law, one.value, one.passed, one.blocking) for one in verdicts] == [
+    assert [(one.check, one.value, one.passed, one.blocking) for one in results] == [
         ("valid_fraction", 0.0, False, False),
         ("exact_copies", None, False, False),
     ]
@@ -196,10 +196,10 @@ def test_texts_parsed_before_are_not_parsed_again(grouped: Road, generated: Path
 
 
 def test_without_texts_there_is_nothing_to_judge(grouped: Road, generated: Path) -> None:
-    made, verdicts, _ = run(grouped, "parsed_records")
+    made, results, _ = run(grouped, "parsed_records")
 
     assert (made.facts["texts"], made.facts["kept"]) == (0, 0)
-    assert {one.law: one.outcome for one in verdicts} == {
+    assert {one.check: one.outcome for one in results} == {
         "valid_fraction": "not_applicable",
         "exact_copies": "not_applicable",
     }
@@ -231,7 +231,7 @@ def test_generated_records_stand_beside_the_table_they_were_learned_from(grouped
     fresh = [sale("s1", day, units=7) for day in range(10, 13)]
     written = texts(sale("s1", 1), sale("s1", 2), *fresh, fresh[-1])
     (generated / "a.jsonl").write_text(texts({"text": written, "finish_reason": "stop"}))
-    made, verdicts, _ = run(grouped, "parsed_records")
+    made, results, _ = run(grouped, "parsed_records")
     lines = {row[0]: row for row in made.tables["beside train"].rows}
     columns = {row[0]: dict(zip(made.tables["columns beside train"].columns, row, strict=True))
                for row in made.tables["columns beside train"].rows}  # fmt: skip
@@ -246,7 +246,7 @@ def test_generated_records_stand_beside_the_table_they_were_learned_from(grouped
     assert columns["units"]["distance"] == pytest.approx(4 / 6, abs=1e-4)
     assert columns["units"]["new values"] == pytest.approx(4 / 6, abs=1e-4)
     assert {row[:2] for row in made.tables["associations"].rows} == {("shop", "day")}
-    assert [one.law for one in verdicts if one.failed] == ["exact_copies"] * (copies > 0)
+    assert [one.check for one in results if one.failed] == ["exact_copies"] * (copies > 0)
     report_page.write_report(grouped.project)
     shown = grouped.project.store.local(report_page.report_path("road")).read_text("utf-8")
     assert "columns beside train" in shown
@@ -273,13 +273,13 @@ def following(request: dict[str, Any]) -> Reply:
 
 def test_series_are_generated_over_http_from_what_was_trained(series: Road) -> None:
     with serving(following) as server:
-        made, verdicts, _ = run(with_backend(series, server.base_url, samples_per_prompt=2), "generated_series")
+        made, results, _ = run(with_backend(series, server.base_url, samples_per_prompt=2), "generated_series")
         asked = server.requests
 
     assert records_of(series, made) == [reading(shop, hour) for shop in ("a", "b", "c") for hour in range(3, 10)]
     assert made.card["status"] == "complete"
     # The model of this test says what it was trained on.
-    assert [one.law for one in verdicts if one.failed] == ["exact_copies"]
+    assert [one.check for one in results if one.failed] == ["exact_copies"]
     assert len(asked) == 21
     assert asked[0]["prompt"].startswith("Generate JSON Lines records with these keys: ")
     assert asked[0]["stop"] == ["<|im_end|>"]
@@ -290,13 +290,13 @@ def test_series_that_fail_are_told_and_kept_out(series: Road) -> None:
         return Reply(status=400) if '"shop":"b"' in request["prompt"] else following(request)
 
     with serving(failing_b) as server:
-        made, verdicts, _ = run(
+        made, results, _ = run(
             with_backend(series, server.base_url, samples_per_prompt=1, patience=2), "generated_series"
         )
 
     assert {row["shop"] for row in records_of(series, made)} == {"a", "c"}
     assert made.tables["series"].rows[0][:4] == ('{"shop":"b"}', "failed", 0, 2)
-    assert [one.law for one in verdicts if one.failed] == ["failed_series", "exact_copies"]
+    assert [one.check for one in results if one.failed] == ["failed_series", "exact_copies"]
 
 
 def test_backend_that_is_gone_leaves_nothing_behind(series: Road) -> None:

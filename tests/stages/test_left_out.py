@@ -152,8 +152,8 @@ def test_segment_limit_that_costs_sequences_is_told(tmp_path: Path) -> None:
 
     assert free.manifest("rows", "packed_shards").facts["limit_cost"] == 0
     assert cost == pytest.approx(1 - needed / 40)
-    (_, verdicts) = limited.steps[("rows", "packed_shards")]
-    assert [one.law for one in verdicts if one.failed] == ["limit_cost"]
+    (_, results) = limited.steps[("rows", "packed_shards")]
+    assert [one.check for one in results if one.failed] == ["limit_cost"]
 
 
 def test_counted_sequences_are_those_of_the_plan() -> None:
@@ -230,10 +230,10 @@ def test_file_without_records_is_told(tmp_path: Path) -> None:
     road = Road(tmp_path)
     urls = [road.write("rows.jsonl", [pair(0)]), road.write("empty.jsonl", b"\n")]
     built = road.recipe({"rows": {"source": {"train_urls": urls}, "format": PAIR}}).build(only=("raw_dataset",))
-    (report, verdicts) = built.steps[("rows", "raw_dataset")]
+    (report, results) = built.steps[("rows", "raw_dataset")]
 
     assert report.manifest.facts["empty_files"] == 1
-    assert [one.law for one in verdicts if one.failed] == ["empty_files"]
+    assert [one.check for one in results if one.failed] == ["empty_files"]
 
 
 def test_shares_of_each_dataset_are_counted_on_the_ranks(tmp_path: Path) -> None:

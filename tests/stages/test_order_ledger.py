@@ -68,7 +68,7 @@ def order_of(road: Road, mixture: dict[str, Any], remainder: str, **changes: Any
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "remainder", "law", "value"),
+    ("batch_size", "remainder", "check", "value"),
     [
         (64, "drop", "order_nonempty", "0"),
         (64, "drop", "dropped_share", "1"),
@@ -77,11 +77,11 @@ def order_of(road: Road, mixture: dict[str, Any], remainder: str, **changes: Any
     ],
 )
 def test_order_that_lost_its_data_is_not_published(
-    tmp_path: Path, batch_size: int, remainder: str, law: str, value: str
+    tmp_path: Path, batch_size: int, remainder: str, check: str, value: str
 ) -> None:
     road = order_of(Road(tmp_path), {"batch_size": batch_size}, remainder)
 
-    with pytest.raises(GateError, match=rf"training_splits: {law}: {value} .*mixture.batch_size"):
+    with pytest.raises(GateError, match=rf"training_splits: {check}: {value} .*mixture.batch_size"):
         road.build()
 
     assert not list(road.store.glob("**/current.json"))
@@ -90,17 +90,17 @@ def test_order_that_lost_its_data_is_not_published(
 def test_order_that_lost_little_is_published_with_a_warning(tmp_path: Path) -> None:
     road = order_of(Road(tmp_path), {"batch_size": 14}, "drop")
 
-    verdicts = {one.law: one for one in road.build().steps[("training_splits",)][1]}
+    results = {one.check: one for one in road.build().steps[("training_splits",)][1]}
 
-    assert verdicts["dropped_share"].value == pytest.approx(2 / 44)
-    assert (verdicts["dropped_share"].passed, verdicts["dropped_share"].blocking) == (False, False)
-    assert verdicts["order_nonempty"].passed
+    assert results["dropped_share"].value == pytest.approx(2 / 44)
+    assert (results["dropped_share"].passed, results["dropped_share"].blocking) == (False, False)
+    assert results["order_nonempty"].passed
     assert list(road.store.glob("**/current.json"))
 
 
 @pytest.mark.parametrize("is_waived", [False, True])
 def test_reader_of_an_empty_order_is_an_error_unless_it_was_waived(tmp_path: Path, *, is_waived: bool) -> None:
-    waiver = {"law": "order_nonempty", "at_least": 0, "reason": "only the held-out sets are read"}
+    waiver = {"check": "order_nonempty", "at_least": 0, "reason": "only the held-out sets are read"}
     gates = {"waivers": [waiver]} if is_waived else {"order_nonempty": {"at_least": 0}}
     road = order_of(Road(tmp_path), {"batch_size": 64}, "drop", dropped_share={"at_most": 1}, **gates)
     road.build()

@@ -136,7 +136,7 @@ def test_keys_of_the_rows_page_are_the_same_whatever_the_rows_are(twice: tuple[B
     )
     numbers = (dg.IntMetadataValue, dg.FloatMetadataValue)
 
-    # What a law has no meaning for is named, and has no number.
+    # What a check has no meaning for is named, and has no number.
     idle = {name for page in (chats, pairs) for name in page["not_applicable"].value.split(", ")}
     assert {key for key, one in chats.items() if isinstance(one, numbers)} - idle == {
         key for key, one in pairs.items() if isinstance(one, numbers)

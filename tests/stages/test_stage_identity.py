@@ -1,6 +1,6 @@
 """What a build remakes and what Dagster calls stale: both come from one list of options, for every option there is.
 
-What belongs here: laws over all options of a recipe and all stages. What does not: that one option has its effect.
+What belongs here: checks over all options of a recipe and all stages. What does not: that one option has its effect.
 
 The options are found by walking the models of a recipe that has every kind of dataset, so a new one is in these tests
 as soon as it exists.
@@ -51,7 +51,7 @@ BY_HAND: dict[OptionPath, Any] = {
     ("mixture", "train_weights"): {"chats": 1, "tasks": 2, "texts": 1, "table": 1, "series": 1},
     ("mixture", "max_train_batches"): {"tasks": 1},
     ("mixture", "num_validation_sequences"): {"tasks": 1},
-    ("gates", "waivers"): [{"law": "fill", "dataset": "chats", "at_least": 0, "reason": "there are few rows"}],
+    ("gates", "waivers"): [{"check": "fill", "dataset": "chats", "at_least": 0, "reason": "there are few rows"}],
     ("datasets", "table", "format", "generation", "backend", "base_url"): "http://127.0.0.1:8/v1",
     ("datasets", "series", "format", "generation", "backend"): BACKEND,
     ("datasets", "*", "format", "prompt", "template"): "Columns: {schema}",
@@ -254,7 +254,7 @@ def parsed(road: Road, values: Mapping[str, Any]) -> Recipe:
     return recipe.parse_recipe(values, name="road", where="road.yaml", base=road.folder)
 
 
-# ── The laws ───────────────────────────────────────────────────────────────────────────────────────
+# ── The checks ───────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture(scope="module")

@@ -121,12 +121,12 @@ def test_advice_on_tables_is_about_caps_prompts_and_groups(tmp_path: Path) -> No
 
 
 def test_remedies_of_tables_name_options_that_tables_have(tmp_path: Path) -> None:
-    for law in judge.CHECKS:
-        wanted: dict[RowKind, str] = {"record": law.of_records or law.remedy, "conversation": law.remedy}
+    for check in judge.CHECKS:
+        wanted: dict[RowKind, str] = {"record": check.of_records or check.remedy, "conversation": check.remedy}
         for kind, remedy in wanted.items():
-            terms = judge.list_thresholds(Gates(), law.stages[0], "rows", kind)
-            has_it = law.row_kind in (None, kind)
-            assert [one.remedy for one in terms if one.law == law.name] == [remedy] * has_it
+            thresholds = judge.list_thresholds(Gates(), check.stages[0], "rows", kind)
+            has_it = check.row_kind in (None, kind)
+            assert [one.remedy for one in thresholds if one.check == check.name] == [remedy] * has_it
     form = {**grouped(), "assembly": {"on_overflow": "reject", "max_seq_length": 200}}
     gates = LENIENT | {"context_overflow": {"at_most": 0.1}}
     with pytest.raises(GateError, match=r"format\.assembly\.on_overflow: split"):

@@ -17,14 +17,14 @@ PLAY = "\n".join(f"SPEAKER {i}:\n{sentence(i, 9)}\n{sentence(i + 500, 9)}\n" for
 
 
 def built(folder: Path, *urls: str, tokenizer: str = "tokenizer", **source: Any) -> tuple[Manifest, CheckResult]:
-    """Build documents to examples; return what was made and the verdict on their lengths."""
+    """Build documents to examples; return what was made and the result on their lengths."""
     road = Road(folder)
     road.recipe(
         {"rows": {"source": {"train_urls": list(urls), **source}, "format": TEXT}}, seq_len=4096, tokenizer=tokenizer
     )
     made: Built = road.build(only=TO_EXAMPLES)
-    report, verdicts = made.steps["rows", "tokenized_examples"]
-    return report.manifest, next(one for one in verdicts if one.law == "short_documents")
+    report, results = made.steps["rows", "tokenized_examples"]
+    return report.manifest, next(one for one in results if one.check == "short_documents")
 
 
 @pytest.mark.parametrize(
@@ -36,11 +36,11 @@ def test_lines_that_are_taken_for_documents_are_a_warning(
 ) -> None:
     path = Road(tmp_path).write("play.txt", PLAY.encode())
 
-    made, verdict = built(tmp_path, path, sample_by=sample_by)
+    made, result = built(tmp_path, path, sample_by=sample_by)
 
-    assert (made.facts["examples"], verdict.outcome) == (examples, outcome)
-    assert not verdict.blocking
-    assert ("source.sample_by to paragraph or document" in verdict.sentence) is (outcome == "failed")
+    assert (made.facts["examples"], result.outcome) == (examples, outcome)
+    assert not result.blocking
+    assert ("source.sample_by to paragraph or document" in result.sentence) is (outcome == "failed")
 
 
 def test_short_records_of_other_files_are_what_their_source_says(tmp_path: Path) -> None:
@@ -58,8 +58,8 @@ def test_short_records_of_other_files_are_what_their_source_says(tmp_path: Path)
 def test_a_real_play_is_a_warning_by_line_alone(tmp_path: Path, real_data: Path, sample_by: str, share: float) -> None:
     path, tokenizer = (str(real_data / name) for name in ("text/tinyshakespeare.txt", "tokenizers/qwen3"))
 
-    made, verdict = built(tmp_path, path, tokenizer=tokenizer, sample_by=sample_by)
+    made, result = built(tmp_path, path, tokenizer=tokenizer, sample_by=sample_by)
 
-    assert verdict.value == pytest.approx(share, abs=0.05)
-    assert verdict.outcome == ("failed" if sample_by == "line" else "passed")
+    assert result.value == pytest.approx(share, abs=0.05)
+    assert result.outcome == ("failed" if sample_by == "line" else "passed")
     assert made.facts["accounted"] == 0

@@ -37,11 +37,11 @@ def test_shares_of_time_are_resolved_recorded_and_asked_to_be_pinned(tmp_path: P
     rows = [dated(i, f"2024-01-{1 + (i * 7) % 20:02d}") for i in range(20)]
     built = built_of(tmp_path, rows, validation=0.1, test=0.15)
     facts = built.manifest("rows", "canonical_rows").facts
-    (_, verdicts) = built.steps[("rows", "canonical_rows")]
+    (_, results) = built.steps[("rows", "canonical_rows")]
 
     assert facts["boundaries"] == {"validation": "2024-01-16", "test": "2024-01-18"}
     assert facts["splits"] == {"test": 3, "train": 15, "validation": 2}
-    assert [(one.law, one.value) for one in verdicts if one.failed] == [("unpinned_boundaries", 2)]
+    assert [(one.check, one.value) for one in results if one.failed] == [("unpinned_boundaries", 2)]
     assert all((rows[i]["when"] >= "2024-01-18") is (split == "test") for i, split in split_of(built).items())
 
 

@@ -1,4 +1,4 @@
-"""Length facts: golden values small enough to check by eye, then laws over any lengths."""
+"""Length facts: golden values small enough to check by eye, then checks over any lengths."""
 
 import numpy as np
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Law 10: what `rowmill stats` says is what the build did, number by number."""
+"""Check 10: what `rowmill stats` says is what the build did, number by number."""
 
 from collections import Counter
 from typing import Any

@@ -271,9 +271,9 @@ def test_tables_of_a_table_with_text_for_a_number_names_the_table(store: Store) 
         )
 
 
-def verdict(law: str, value: float | None, bound: float, *, passed: bool) -> CheckResult:
+def result(check: str, value: float | None, bound: float, *, passed: bool) -> CheckResult:
     return CheckResult(
-        law=law, key=(*CHATS, "canonical_rows"), version="v1", terms="t", value=value, bound=bound,
+        check=check, key=(*CHATS, "canonical_rows"), version="v1", threshold_digest="t", value=value, bound=bound,
         wanted=f"at most {bound:g}", severity="error", passed=passed, blocking=not passed, what="w",
         remedy="r",
     )  # fmt: skip
@@ -283,21 +283,21 @@ def test_write_findings_after_a_bound_changed_shows_the_last_judgement_and_keeps
     manifest = ledger_of("v1", 10)
     record(store, manifest)
     strict = [
-        verdict("rejects", 0.2, 0.050000001, passed=False),
-        verdict("nonempty", None, 1, passed=False),
+        result("rejects", 0.2, 0.050000001, passed=False),
+        result("nonempty", None, 1, passed=False),
     ]
     lenient = [
-        verdict("rejects", 0.2, 0.3, passed=True),
-        verdict("nonempty", None, 1, passed=False),
+        result("rejects", 0.2, 0.3, passed=True),
+        result("nonempty", None, 1, passed=False),
     ]
-    for verdicts in (strict, strict, lenient):
-        stats.write_check_results(store, manifest, verdicts)
+    for results in (strict, strict, lenient):
+        stats.write_check_results(store, manifest, results)
 
-    assert answer(store, "SELECT law, value, bound, passed FROM findings ORDER BY law") == [
+    assert answer(store, "SELECT check_name, value, bound, passed FROM check_results ORDER BY 1") == [
         ("nonempty", None, 1.0, False),
         ("rejects", 0.2, 0.3, True),
     ]
-    assert answer(store, "SELECT bound FROM findings_history WHERE law = 'rejects' ORDER BY judged_at") == [
+    assert answer(store, "SELECT bound FROM findings_history WHERE check = 'rejects' ORDER BY judged_at") == [
         (0.050000001,),
         (0.3,),
     ]

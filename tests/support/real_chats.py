@@ -14,7 +14,7 @@ from rowmill.build import runner
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("tool_list", "call_name", "call_arguments", "text_beside_call")
-LAWS = (
+CHECKS = (
     "rejects",
     "zero_loss_rows",
     "context_overflow",
@@ -52,7 +52,7 @@ def write_recipe(folder: Path, real_data: Path, **changes: Any) -> runner.Projec
         },
         "datasets": chats_of(real_data),
         "mixture": {"batch_size": 4, "epochs": 2},
-        "gates": {law: {"at_most": 1} for law in LAWS},
+        "gates": {check: {"at_most": 1} for check in CHECKS},
     }
     (folder / "configs").mkdir(parents=True)
     path = folder / "configs" / "chats.yaml"

@@ -63,7 +63,7 @@ LENIENT: dict[str, Any] = {
     "nonempty": {"at_least": 0},
     "order_nonempty": {"at_least": 0},
     "fill": {"at_least": 0},
-    **{law: {"at_most": 1} for law in _SHARES},
+    **{check: {"at_most": 1} for check in _SHARES},
 }
 """Gates that let a handful of rows through whatever is wrong with them: the subject is what becomes of each row."""
 
@@ -229,7 +229,7 @@ class Road:
         """Run the whole road in this process."""
         project = self.project
         return Built(
-            project, {step.key[1:]: (report, verdicts) for step, report, verdicts in runner.build(project, **options)}
+            project, {step.key[1:]: (report, results) for step, report, results in runner.build(project, **options)}
         )
 
 

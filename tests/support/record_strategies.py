@@ -1,6 +1,6 @@
 """Hypothesis strategies: schemas, and records of a schema.
 
-What belongs here: what several tests of records draw. What does not: the laws.
+What belongs here: what several tests of records draw. What does not: the checks.
 """
 
 from datetime import date, datetime, time, timedelta, timezone

@@ -226,7 +226,7 @@ def test_control_string_of_the_data_becomes_a_control_id_only_where_allowed(
 
 
 def test_swapping_control_strings_for_words_changes_no_count_of_control_ids(tmp_path: Path) -> None:
-    """On the whole road; `test_template_properties.py` has the law over generated texts."""
+    """On the whole road; `test_template_properties.py` has the check over generated texts."""
     wording = "<|im_end|>\n<|im_start|>assistant\n<|endoftext|>"
     rows = [[talk(f"what is {text}?", f"it is {text} indeed")] for text in (wording, "a green house")]
 
@@ -281,11 +281,11 @@ def test_texts_that_a_normalising_tokenizer_changes_are_kept_and_counted(tmp_pat
     assert built.manifest("rows", "tokenized_examples").facts["text_roundtrip"] == 0.25
 
 
-# ── what the template makes of the laws ──
+# ── what the template makes of the checks ──
 
 
 @pytest.mark.parametrize(
-    ("changes", "law", "value"),
+    ("changes", "check", "value"),
     [
         ({}, "contract", 0),
         ({"loss": {"finish": "none"}, "template": {"chat_template": CHATML.replace("<|im_end|>", "")}}, "contract", 1),
@@ -295,13 +295,13 @@ def test_texts_that_a_normalising_tokenizer_changes_are_kept_and_counted(tmp_pat
         ({"template": {"chat_template": CHATML + "{% if add_generation_prompt %}Sure{% endif %}"}}, "prompt_match", 3),
     ],
 )
-def test_law_of_the_template_counts_what_its_contract_says(
-    tmp_path: Path, changes: dict[str, Any], law: str, value: float
+def test_check_of_the_template_counts_what_its_contract_says(
+    tmp_path: Path, changes: dict[str, Any], check: str, value: float
 ) -> None:
     built = Road(tmp_path).one("a.jsonl", [recipes.chat(i) for i in range(3)], **changes).build()
 
-    _, verdicts = built.steps["rows", "tokenized_examples"]
-    (verdict,) = [one for one in verdicts if one.law == law]
-    assert verdict.value == value
-    assert verdict.passed is (value == 0)
-    assert not verdict.blocking
+    _, results = built.steps["rows", "tokenized_examples"]
+    (result,) = [one for one in results if one.check == check]
+    assert result.value == value
+    assert result.passed is (value == 0)
+    assert not result.blocking

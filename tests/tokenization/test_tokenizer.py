@@ -1,4 +1,4 @@
-"""Laws of the two lanes, of control strings, and of the way from characters to tokens."""
+"""Checks of the two lanes, of control strings, and of the way from characters to tokens."""
 
 import json
 from pathlib import Path

@@ -3,13 +3,13 @@
 What belongs here: deciding what no kept version needs, and removing it. What does not: making or naming
 versions (`manifest.py`).
 
-Kept are, per stage, the newest versions, the current one, and every version that a kept version of a later
-stage was made of: shards without their examples could not be traced. The statistics of such examples stay with them:
-the gate asks for them when the shards are used again. Of the ranks that version is kept, too, which
-`current.json` names: trainers read it, whatever was built since. What goes: manifests, the parts that no
-kept manifest names, verdicts, statistics, staged copies, and what killed builds left: scratch folders and files under
-a temporary name. A part that was written again, without its duplicates or with other splits, is named by its
-manifest's details, because the next build begins with it.
+Kept are, per stage, the newest versions, the current one, and every version that a kept version of a later stage was
+made of: shards without their examples could not be traced. The statistics of such examples stay with them: the gate
+asks for them when the shards are used again. Of the ranks that version is kept, too, which `current.json` names:
+trainers read it, whatever was built since. What goes: manifests, the parts that no kept manifest names, check results,
+statistics, staged copies, and what killed builds left: scratch folders and files under a temporary name. A part that
+was written again, without its duplicates or with other splits, is named by its manifest's details, because the next
+build begins with it.
 """
 
 import os
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from rowmill import stats
 from rowmill.build.runner import Project, plan_steps
+from rowmill.checks import judge
 from rowmill.core.storage import Store
 from rowmill.reader.published import find_published_version
 from rowmill.schema import manifest
@@ -121,9 +122,13 @@ def _find_garbage(store: Store, key: StageKey, kept: list[Manifest]) -> Iterator
     }
     for place, (kind, names) in named.items():
         yield from ((kind, f"{at}/{place}/{name}") for name in store.list(f"{at}/{place}") if name not in names)
-    for name in store.list(f"{at}/verdicts"):
+    for name in store.list(f"{at}/{judge.RESULTS_FOLDER}"):
         if name.split("-", 1)[0] not in versions:
-            yield "verdict", f"{at}/verdicts/{name}"
+            yield "check result", f"{at}/{judge.RESULTS_FOLDER}/{name}"
+    yield from (
+        ("check result", f"{at}/{judge.OLD_RESULTS_FOLDER}/{name}")
+        for name in store.list(f"{at}/{judge.OLD_RESULTS_FOLDER}")
+    )
     yield from (("scratch folder", f"{at}/{name}") for name in store.list(at) if name.startswith("scratch-"))
 
 

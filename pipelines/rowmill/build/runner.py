@@ -3,7 +3,7 @@
 What belongs here: the order of the stages, their fingerprints, reuse, gates, one `run` per stage. What does
 not: any stage's work (`stages/`). No room imports another; the corridor hands each room what it needs.
 
-    road(project) ─► steps ─► open_inputs (the gate) ─► run ─► manifest ─► findings.judge ─► next step
+    road(project) ─► steps ─► open_inputs (the gate) ─► run ─► manifest ─► judge.run_checks ─► next step
 
 A step's code version is a digest of the options it reads, the stage's VERSION and the waivers it is built under:
 what Dagster compares. Its fingerprint is a digest of that, its inputs' versions (content, not time), tokenizer
@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import cast
 
 from rowmill import stats
-from rowmill.checks import expectations_page, upstream
-from rowmill.checks import judge as findings
+from rowmill.checks import expectations_page, judge, upstream
 from rowmill.checks.judge import CheckResult, Threshold
 from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError, PipelineError
 from rowmill.core.storage import Store, explain_disk_full
@@ -43,7 +42,7 @@ _LOG = logging.getLogger("rowmill.build")
 class Step:
     """One stage of one dataset, or of the whole recipe: a node of the asset graph.
 
-    `inputs` are read; `gates` are the stages whose findings must be open (a superset of `inputs`).
+    `inputs` are read; `gates` are the stages whose checks must have passed (a superset of `inputs`).
     """
 
     stage: StageDeclaration = field(compare=False, repr=False)
@@ -53,7 +52,7 @@ class Step:
     inputs: tuple[StageKey, ...]
     gates: tuple[StageKey, ...]
     code_version: str
-    terms: tuple[Threshold, ...]
+    thresholds: tuple[Threshold, ...]
     generated_by: StageKey | None = None
     """The stage that generates the records that it reads as a source, where the recipe says which one it is."""
 
@@ -90,9 +89,9 @@ class StepGraph:
         return tuple(_iterate_steps(self.recipe))
 
     @cached_property
-    def terms(self) -> Mapping[StageKey, tuple[Threshold, ...]]:
+    def thresholds(self) -> Mapping[StageKey, tuple[Threshold, ...]]:
         """What the output of each step is held against."""
-        return {step.key: step.terms for step in self.steps}
+        return {step.key: step.thresholds for step in self.steps}
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +180,7 @@ def _make_step(loaded: Recipe, stage: StageDeclaration, key: StageKey, dataset: 
         inputs=inputs,
         gates=gates,
         code_version=stage.code_version(loaded, identity, sorted(set(_iterate_gate_waivers(loaded, gates)))),
-        terms=findings.list_thresholds(loaded.gates, stage.name, dataset, kind),
+        thresholds=judge.list_thresholds(loaded.gates, stage.name, dataset, kind),
         generated_by=_find_generating_stage(loaded, dataset) if dataset is not None and not inputs else None,
     )
 
@@ -263,7 +262,7 @@ def open_inputs(project: Project, step: Step) -> dict[StageKey, Manifest]:
         If an input was never built.
 
     """
-    terms = project.graph.terms
+    thresholds = project.graph.thresholds
     closed: list[PipelineError] = []
     found: dict[StageKey, Manifest] = {}
     for key in dict.fromkeys((*step.inputs, *step.gates)):
@@ -271,7 +270,7 @@ def open_inputs(project: Project, step: Step) -> dict[StageKey, Manifest]:
             pointed = manifest.load_current(project.store, key)
             found[key] = pointed if pointed is not None else manifest.load_version(project.store, key, None)
             if key in step.gates:
-                findings.require_passing_checks(project.store, found[key], terms[key])
+                judge.require_passing_checks(project.store, found[key], thresholds[key])
         except PipelineError as error:
             closed.append(error)
     if closed:
@@ -292,12 +291,14 @@ def require_open_ancestry(project: Project, inputs: Iterable[Manifest], *, gated
     """
     graph = project.graph
 
-    def terms(made: Manifest) -> Sequence[Threshold]:
+    def thresholds(made: Manifest) -> Sequence[Threshold]:
         # A kept version may be of a dataset that the recipe no longer has, or calls otherwise: it is judged alike.
         dataset = made.key[1] if catalog.find_stage(made.stage).scope == "dataset" else None
-        return graph.terms.get(made.key) or findings.list_output_thresholds(project.recipe.gates, made, dataset)
+        return graph.thresholds.get(made.key) or judge.list_output_thresholds(project.recipe.gates, made, dataset)
 
-    upstream.require_passing_ancestors(project.store, inputs, terms=terms, beside=_find_sibling_gates, gated=gated)
+    upstream.require_passing_ancestors(
+        project.store, inputs, thresholds=thresholds, beside=_find_sibling_gates, gated=gated
+    )
 
 
 def _find_sibling_gates(made: Manifest) -> list[StageKey]:
@@ -483,10 +484,10 @@ def _record_report(project: Project, step: Step, work: StageContext, report: Ste
 
 def _publish_output(project: Project, step: Step, work: StageContext, made: Manifest, publish: Publish) -> None:
     """Judge an output, and give it to trainers if no check blocks; what was given before stays otherwise."""
-    verdicts = findings.run_checks(project.store, made, step.terms)
-    if not any(verdict.blocking for verdict in verdicts):
-        loosened = [line for one in plan_steps(project) for line in findings.list_loosened_checks(one.key, one.terms)]
-        publish(work, made, verdicts, loosened)
+    results = judge.run_checks(project.store, made, step.thresholds)
+    if not any(result.blocking for result in results):
+        loosened = [line for one in plan_steps(project) for line in judge.list_loosened_checks(one.key, one.thresholds)]
+        publish(work, made, results, loosened)
 
 
 def _restore_version(project: Project, step: Step, work: StageContext, version: str, started: float) -> StepReport:
@@ -538,9 +539,11 @@ def _list_waivers(work: StageContext, step: Step) -> list[str]:
 def _iterate_gate_waivers(loaded: Recipe, gates: Sequence[StageKey]) -> Iterator[str]:
     """Name the waivers on what a step waits for."""
     for waiver in loaded.gates.waivers:
-        law = findings.CHECKS_BY_NAME[waiver.law]
-        if any(key[-1] in law.stages and waiver.dataset in (None, key[1] if len(key) == 3 else None) for key in gates):
-            yield f"{waiver.law}{f' on {waiver.dataset}' if waiver.dataset else ''}: {waiver.reason}"
+        check = judge.CHECKS_BY_NAME[waiver.check]
+        if any(
+            key[-1] in check.stages and waiver.dataset in (None, key[1] if len(key) == 3 else None) for key in gates
+        ):
+            yield f"{waiver.check}{f' on {waiver.dataset}' if waiver.dataset else ''}: {waiver.reason}"
 
 
 def _make_manifest(
@@ -608,15 +611,15 @@ def publish_statistics(project: Project) -> None:
 def check_step(
     project: Project, step: Step, made: Manifest, *, only: Collection[str] | None = None
 ) -> list[CheckResult]:
-    """Judge a step's output under the recipe's terms, or some laws of them; save the verdicts and show them."""
-    chosen = [one for one in step.terms if only is None or one.law in only]
+    """Run a step's checks under the recipe's thresholds, or those of some names; save the results and show them."""
+    chosen = [one for one in step.thresholds if only is None or one.check in only]
     with explain_disk_full(project.store, "/".join(step.key)):
-        verdicts = findings.run_checks(project.store, made, chosen)
-        # A law that is judged alone must not hide what is known of the others.
-        known = verdicts if only is None else findings.load_check_results(project.store, made, step.terms)
+        results = judge.run_checks(project.store, made, chosen)
+        # A check that runs alone must not hide what is known of the others.
+        known = results if only is None else judge.load_check_results(project.store, made, step.thresholds)
         stats.write_check_results(project.store, made, known)
-        expectations_page.write_expectations_page(project.store, made, step.terms, known)
-    return verdicts
+        expectations_page.write_expectations_page(project.store, made, step.thresholds, known)
+    return results
 
 
 def build(
@@ -637,7 +640,7 @@ def build(
     ConfigError
         When a tokenizer or template is not there, before anything is built.
     GateError
-        When a step's input has a failed blocking finding; what was built before it is kept.
+        When a step's input has a failed blocking check; what was built before it is kept.
 
     """
     chosen = [
@@ -652,10 +655,10 @@ def build(
     run_id = f"build-{uuid.uuid4().hex[:12]}"
     for step in chosen:
         report = run_step(project, step, open_inputs(project, step), progress=progress, run_id=run_id)
-        verdicts = check_step(project, step, report.manifest)
-        done.append((step, report, verdicts))
+        results = check_step(project, step, report.manifest)
+        done.append((step, report, results))
         if tell is not None:
-            tell(step, report, verdicts)
+            tell(step, report, results)
     return done
 
 

@@ -1,6 +1,6 @@
 """Facts that no stage can count by itself: what was lost on the way to the sequences, and what shrank since last time.
 
-What belongs here: measuring them from manifests that are there. What does not: bounds and verdicts (`judge.py`),
+What belongs here: measuring them from manifests that are there. What does not: bounds and results (`judge.py`),
 counting rows and tokens (the stages).
 
     raw_dataset ─► canonical_rows ─► tokenized_examples ─► packed_shards     end_to_end_loss: multiplied over the stages
@@ -8,7 +8,7 @@ counting rows and tokens (the stages).
     published.json: what each of them held in the ranks that trainers have   shrunk: each held against it
 
 Both may change while the output at hand does not. So neither is part of its manifest, nor of its version: they are
-measured when they are judged, and a verdict is kept for what they were measured against (`basis`).
+measured when they are judged, and a result is kept for what they were measured against (`basis`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,7 +35,7 @@ class CrossStageMeasurement:
 
 @dataclass(frozen=True, slots=True)
 class CrossStageFact:
-    """How a law's number is found; `basis` identifies all that it is measured against beside the output itself."""
+    """How a check's number is found; `basis` identifies all that it is measured against beside the output itself."""
 
     basis: Callable[[Store, Manifest], str]
     measure: Callable[[Store, Manifest], CrossStageMeasurement]
@@ -247,4 +247,4 @@ CROSS_STAGE_FACTS: dict[str, CrossStageFact] = {
     "end_to_end_loss": CrossStageFact(lambda _, made: digest_json(made.inputs), _measure_loss),
     "shrunk": CrossStageFact(_find_compared_version, _measure_shrinkage, compares=True),
 }
-"""Law → how its number is found; the numbers of all other laws stand in the manifest."""
+"""Check → how its number is found; the numbers of all other checks stand in the manifest."""

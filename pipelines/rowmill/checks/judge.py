@@ -1,18 +1,18 @@
-"""Laws of a stage's output: one number, one bound, one verdict; and the lock that a failed one keeps shut.
+"""Checks of a stage's output: one number, one bound, one result; and the lock that a failed one keeps shut.
 
-What belongs here: the list of laws, the thresholds a recipe may set, judging a manifest's facts, reading
-a saved verdict. What does not: computing the numbers; whoever writes a stage's output counts them into
+What belongs here: the list of checks, the thresholds a recipe may set, judging a manifest's facts, reading
+a saved result. What does not: computing the numbers; whoever writes a stage's output counts them into
 `Manifest.facts`, and a check never re-reads the data (`rowmill verify --deep` does, on purpose).
 
 The bounds are a Great Expectations suite over the one-row table of facts, so a recipe can add its own
 expectations beside ours and its users read one kind of result. Two traps of that library are closed here:
 its range expectations pass on null, NaN and empty columns, so a missing or non-finite fact fails before
 the suite runs as `not_measured`; and an expectation that raised is reported as unsuccessful without a
-value, so it becomes `not_judged`. Verdicts are saved per (content version, terms) and never judged twice:
+value, so it becomes `not_judged`. Results are saved per (content version, thresholds) and never judged twice:
 a quiet night does not import the library, which takes two seconds.
 
-A fact that is `manifest.NOT_APPLICABLE` neither passes nor fails. Only a law that says where it applies may have such
-a fact; for every other law it is not measured, which fails.
+A fact that is `manifest.NOT_APPLICABLE` neither passes nor fails. Only a check that says where it applies may have such
+a fact; for every other check it is not measured, which fails.
 """
 
 import math
@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from pydantic import Field, create_model, field_validator, model_validator
+from pydantic import AliasChoices, Field, create_model, field_validator, model_validator
 
 from rowmill.checks import cross_stage
 from rowmill.core.config import Config
@@ -33,15 +33,19 @@ from rowmill.schema.rows import RowKind
 
 Severity = Literal["error", "warn"]
 CheckOutcome = Literal["passed", "failed", "not_applicable"]
-RESULT_VERSION = 4
-"""Raise it when the meaning of a law or the shape of a verdict changes: what was saved is then judged anew."""
+RESULT_VERSION = 5
+"""Raise it when the meaning of a check or the shape of a result changes: what was saved is then judged anew."""
+RESULTS_FOLDER = "check_results"
+"""Where a stage keeps the results of its checks."""
+OLD_RESULTS_FOLDER = "verdicts"
+"""Where versions of rowmill before `RESULT_VERSION` 5 kept them; nothing reads these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
     """A number that a stage's output must keep within a bound.
 
-    `name` is its key in `Manifest.facts`. A law without `waivable` guards correctness itself. `applies_to` names the
+    `name` is its key in `Manifest.facts`. A check without `waivable` guards correctness itself. `applies_to` names the
     data that it has a meaning for, "" is all; a stage says of other data that it is not applicable.
     """
 
@@ -60,7 +64,7 @@ class Check:
     of_records: str = ""
     """The remedy for tables, where that of other rows cannot help."""
     row_kind: RowKind | None = None
-    """The kind of rows whose stages have the law at all, None is every kind; stages of others count nothing for it."""
+    """The kind of rows whose stages have the check, None is every kind; stages of others count nothing for it."""
     names_samples: bool = False
     """Whether its samples are sentences that say what is wrong, which every message about it then shows."""
 
@@ -105,7 +109,7 @@ CHECKS: tuple[Check, ...] = (
     Check("preference_data", ("canonical_rows",), "at_most", 0, "error",
         "share of records with a column of preference data that the recipe does not read, such as label or rejected",
         "good and bad answers would train alike: keep the good ones in the source, or name the answer to train on in "
-        "format.messages_field or format.response_fields; if the column means something else, waive the finding",
+        "format.messages_field or format.response_fields; if the column means something else, waive the check",
         applies_to="chats and pairs in columns"),
     Check("rejects", ("canonical_rows", "tokenized_examples"), "at_most", 0.05, "error",
         "share of records rejected at this stage",
@@ -253,27 +257,27 @@ CHECKS: tuple[Check, ...] = (
         "ranks that were built from another order", "materialize all ranks"),
 )  # fmt: skip
 
-CHECKS_BY_NAME = {law.name: law for law in CHECKS}
+CHECKS_BY_NAME = {check.name: check for check in CHECKS}
 
 
 class Bound(Config):
-    """The threshold of one law in this recipe; what is left out keeps its default."""
+    """The threshold of one check in this recipe; what is left out keeps its default."""
 
     at_most: float | int | None = None
-    """Highest value that passes; for laws with an upper bound."""
+    """Highest value that passes; for checks with an upper bound."""
     at_least: float | int | None = None
-    """Lowest value that passes; for laws with a lower bound."""
+    """Lowest value that passes; for checks with a lower bound."""
     severity: Severity | None = None
     """`error` closes the gate, `warn` only shows."""
 
 
 class Waiver(Config):
-    """A failure that someone looked at and accepted, within a bound; shown on every page below."""
+    """A failed check that someone looked at and accepted, within a bound; shown on every page below."""
 
-    law: str
-    """The law that may fail."""
+    check: str = Field(validation_alias=AliasChoices("check", "law"))
+    """The check that may fail; `law` is an older name of this option."""
     dataset: str | None = None
-    """The dataset it may fail for; null for laws of the whole recipe."""
+    """The dataset it may fail for; null for checks of the whole recipe."""
     at_most: float | int | None = None
     """How far an upper bound may be exceeded."""
     at_least: float | int | None = None
@@ -283,19 +287,19 @@ class Waiver(Config):
 
     @model_validator(mode="after")
     def _require_waivable_check(self) -> "Waiver":
-        law = CHECKS_BY_NAME.get(self.law)
-        if law is None:
-            guess = suggest_name(self.law, CHECKS_BY_NAME)
+        check = CHECKS_BY_NAME.get(self.check)
+        if check is None:
+            guess = suggest_name(self.check, CHECKS_BY_NAME)
             raise ValueError(
-                f"{self.law!r} is no law; choose "
+                f"{self.check!r} is not a check; choose "
                 f"{join_choices(sorted(CHECKS_BY_NAME))}{f'; did you mean {guess}?' if guess else ''}"
             )
-        if not law.waivable:
+        if not check.waivable:
             raise ValueError(
-                f"{self.law} guards correctness and cannot be waived; remove the waiver and mend the cause"
+                f"{self.check} guards correctness and cannot be waived; remove the waiver and mend the cause"
             )
-        if getattr(self, law.direction) is None:
-            raise ValueError(f"{self.law} needs {law.direction}; say how far it may fail")
+        if getattr(self, check.direction) is None:
+            raise ValueError(f"{self.check} needs {check.direction}; say how far it may fail")
         return self
 
 
@@ -318,7 +322,7 @@ class Expectation(Config):
     """A Great Expectations rule of your own over a stage's facts."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_]+$")
-    """How the rule is called in verdicts and checks; must not be the name of a law."""
+    """How the rule is called in results and checks; must not be the name of a check."""
     type: ExpectationType = "expect_column_max_to_be_between"
     """The expectation's snake-case name; a fact is one number, so all of them ask the same of it."""
     column: str
@@ -354,12 +358,12 @@ class Expectation(Config):
                 "passes; the lower bound must not be above the upper; correct one"
             )
         if self.name in CHECKS_BY_NAME:
-            raise ValueError(f"{self.name} is the name of a law; a rule of your own needs another; rename it")
+            raise ValueError(f"{self.name} is the name of a check; a rule of your own needs another; rename it")
         return self
 
 
 class GatesBase(Config):
-    """Thresholds of the laws; what is left out keeps its default."""
+    """Thresholds of the checks; what is left out keeps its default."""
 
     waivers: tuple[Waiver, ...] = ()
     """Failures accepted with a reason."""
@@ -368,68 +372,69 @@ class GatesBase(Config):
 
     @model_validator(mode="after")
     def _require_fitting_bounds(self) -> "GatesBase":
-        for law in CHECKS:
-            bound: Bound | None = getattr(self, law.name, None)
-            other = "at_least" if law.direction == "at_most" else "at_most"
+        for check in CHECKS:
+            bound: Bound | None = getattr(self, check.name, None)
+            other = "at_least" if check.direction == "at_most" else "at_most"
             if bound is not None and getattr(bound, other) is not None:
                 raise ValueError(
-                    f"{law.name} has an {law.direction} bound, {other} means nothing for it; use {law.direction}"
+                    f"{check.name} has an {check.direction} bound, {other} means nothing for it; use {check.direction}"
                 )
-            if bound is not None and not law.waivable and _is_loosened_bound(law, bound):
+            if bound is not None and not check.waivable and _is_loosened_bound(check, bound):
                 raise ValueError(
-                    f"{law.name} guards correctness; allowed is {law.direction} {law.bound:g} or stricter, and "
+                    f"{check.name} guards correctness; allowed is {check.direction} {check.bound:g} or stricter, and "
                     "severity error; take the line out and mend the cause"
                 )
         for stage in self.expectations:
-            stages = {s for law in CHECKS for s in law.stages}
+            stages = {s for check in CHECKS for s in check.stages}
             if stage not in stages:
                 guess = suggest_name(stage, stages)
                 hint = f"; did you mean {guess}?" if guess else ""
                 raise ValueError(f"expectations.{stage}: no such stage; choose {join_choices(sorted(stages))}{hint}")
             for one in self.expectations[stage]:
-                law = CHECKS_BY_NAME.get(one.column)
-                if law is not None and stage not in law.stages:
+                check = CHECKS_BY_NAME.get(one.column)
+                if check is not None and stage not in check.stages:
                     raise ValueError(
                         f"expectations.{stage}: rule {one.name} looks at {one.column}, which this stage does not "
-                        f"measure; {join_choices(law.stages)} does; write the rule under expectations.{law.stages[0]}"
+                        f"measure; {join_choices(check.stages)} does; write the rule under "
+                        f"expectations.{check.stages[0]}"
                     )
             names = Counter(one.name for one in self.expectations[stage])
             repeated = [name for name, count in names.items() if count > 1]
             if repeated:
                 raise ValueError(
                     f"expectations.{stage}: {names[repeated[0]]} rules are called {repeated[0]}; each needs a name of "
-                    "its own, by which its verdict is kept; rename all but one"
+                    "its own, by which its result is kept; rename all but one"
                 )
         return self
 
 
-def _is_loosened_bound(law: Check, bound: Bound) -> bool:
-    own = getattr(bound, law.direction)
+def _is_loosened_bound(check: Check, bound: Bound) -> bool:
+    own = getattr(bound, check.direction)
     if own is None:
         return bound.severity == "warn"
-    looser = own > law.bound if law.direction == "at_most" else own < law.bound
+    looser = own > check.bound if check.direction == "at_most" else own < check.bound
     return looser or bound.severity == "warn"
 
 
-def list_loosened_checks(key: StageKey, terms: Iterable["Threshold"]) -> Iterator[str]:
-    """Name the laws that a recipe holds a stage to less strictly than the defaults, with both bounds."""
-    for one in terms:
-        law = CHECKS_BY_NAME.get(one.law)
-        if law is None:
+def list_loosened_checks(key: StageKey, thresholds: Iterable["Threshold"]) -> Iterator[str]:
+    """Name the checks that a recipe holds a stage to less strictly than the defaults, with both bounds."""
+    for one in thresholds:
+        check = CHECKS_BY_NAME.get(one.check)
+        if check is None:
             continue
-        wider = one.bound > law.bound if law.direction == "at_most" else one.bound < law.bound
-        if wider or (one.severity, law.severity) == ("warn", "error"):
+        wider = one.bound > check.bound if check.direction == "at_most" else one.bound < check.bound
+        if wider or (one.severity, check.severity) == ("warn", "error"):
             yield (
-                f"{'/'.join(key)}: {one.law} {one.direction.replace('_', ' ')} {one.bound:g} ({one.severity}); the "
-                f"default is {law.bound:g} ({law.severity})"
+                f"{'/'.join(key)}: {one.check} {one.direction.replace('_', ' ')} {one.bound:g} ({one.severity}); the "
+                f"default is {check.bound:g} ({check.severity})"
             )
 
 
-def _define_bound_field(law: Check) -> tuple[Any, Any]:
-    sign = "≤" if law.direction == "at_most" else "≥"
-    where = f" Applies to {law.applies_to}." if law.applies_to else ""
-    warned = "" if law.warn_from is None else f"; a warning from {law.warn_from:g} on"
-    text = f"{law.what[0].upper()}{law.what[1:]}; default {sign} {law.bound:g}, {law.severity}{warned}.{where}"
+def _define_bound_field(check: Check) -> tuple[Any, Any]:
+    sign = "≤" if check.direction == "at_most" else "≥"
+    where = f" Applies to {check.applies_to}." if check.applies_to else ""
+    warned = "" if check.warn_from is None else f"; a warning from {check.warn_from:g} on"
+    text = f"{check.what[0].upper()}{check.what[1:]}; default {sign} {check.bound:g}, {check.severity}{warned}.{where}"
     return Bound | None, Field(default=None, description=text)
 
 
@@ -437,16 +442,19 @@ if TYPE_CHECKING:
     Gates = GatesBase
 else:
     Gates = create_model(
-        "Gates", __base__=GatesBase, __doc__=GatesBase.__doc__, **{law.name: _define_bound_field(law) for law in CHECKS}
+        "Gates",
+        __base__=GatesBase,
+        __doc__=GatesBase.__doc__,
+        **{check.name: _define_bound_field(check) for check in CHECKS},
     )
-    """`GatesBase` plus one optional `Bound` per law, so that a mistyped law is an unknown key."""
+    """`GatesBase` plus one optional `Bound` per check, so that a mistyped check is an unknown key."""
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """What a fact is held against: the law as this recipe sets it."""
+    """What a fact is held against: the check's bound as this recipe sets it."""
 
-    law: str
+    check: str
     direction: str
     bound: float
     severity: Severity
@@ -466,7 +474,7 @@ class Threshold:
 
     @cached_property
     def digest(self) -> str:
-        """Identify the terms: a verdict under other terms says nothing about these."""
+        """Identify the threshold: a result under another one says nothing about this one."""
         return digest_json(RESULT_VERSION, asdict(self))
 
     @property
@@ -480,7 +488,7 @@ class Threshold:
 
     @property
     def rule(self) -> tuple[str, dict[str, float | str]]:
-        """Return the expectation that the law is to the library that judges it: its snake-case name and arguments.
+        """Return the Great Expectations rule for the check: its snake-case name and arguments.
 
         Range expectations on values pass over no rows; on the maximum and the minimum they do not.
         """
@@ -488,22 +496,22 @@ class Threshold:
             limits = {k: self.expectation[k] for k in ("min_value", "max_value") if self.expectation[k] is not None}
             return str(self.expectation["type"]), {"column": self.expectation["column"], **limits}
         if self.direction == "at_most":
-            return "expect_column_max_to_be_between", {"column": self.law, "max_value": self.passing}
-        return "expect_column_min_to_be_between", {"column": self.law, "min_value": self.passing}
+            return "expect_column_max_to_be_between", {"column": self.check, "max_value": self.passing}
+        return "expect_column_min_to_be_between", {"column": self.check, "min_value": self.passing}
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One law judged on one version of one stage's output.
+    """One check judged on one version of one stage's output.
 
     `blocking` is true when it failed, its severity is error and no waiver covers the value. What is not applicable
     has neither passed nor failed: ask for the `outcome`, or for `failed`.
     """
 
-    law: str
+    check: str
     key: StageKey
     version: str
-    terms: str
+    threshold_digest: str
     value: float | None
     bound: float
     wanted: str
@@ -531,56 +539,59 @@ class CheckResult:
 
     @property
     def sentence(self) -> str:
-        """Say it in one line: law, number, bound, remedy."""
+        """Say it in one line: check, number, bound, remedy."""
         if self.outcome == "not_applicable":
-            return f"{self.law}: not applicable ({self.what}); applies to {self.applies_to}"
+            return f"{self.check}: not applicable ({self.what}); applies to {self.applies_to}"
         shown = "not measured" if self.value is None else f"{self.value:.6g}"
         if self.passed:
-            return f"{self.law}: {shown} ({self.what}); wanted {self.wanted}"
+            return f"{self.check}: {shown} ({self.what}); wanted {self.wanted}"
         excuse = f"; waived: {self.waiver}" if self.waiver and not self.blocking else f"; {self.remedy}"
-        return f"{self.law}: {shown} ({self.what}); wanted {self.wanted}{excuse}"
+        return f"{self.check}: {shown} ({self.what}); wanted {self.wanted}{excuse}"
 
 
 def list_thresholds(
     gates: GatesBase, stage: str, dataset: str | None, kind: RowKind | None = None
 ) -> tuple[Threshold, ...]:
-    """Return the terms of every law of a stage under a recipe's gates, in the order of `CHECKS`.
+    """Return the thresholds of every check of a stage under a recipe's gates, in the order of `CHECKS`.
 
-    `kind` is that of the dataset's rows, None for a stage of the whole recipe: laws of another kind alone are left out.
+    `kind` is that of the dataset's rows, None for a stage of the whole recipe: checks of another kind alone are left
+    out.
     """
     ours = tuple(
-        _make_threshold(law, gates, dataset, kind)
-        for law in CHECKS
-        if stage in law.stages and law.row_kind in (None, kind)
+        _make_threshold(check, gates, dataset, kind)
+        for check in CHECKS
+        if stage in check.stages and check.row_kind in (None, kind)
     )
     return ours + tuple(_convert_expectation(expectation) for expectation in gates.expectations.get(stage, ()))
 
 
 def list_output_thresholds(gates: GatesBase, made: Manifest, dataset: str | None) -> tuple[Threshold, ...]:
-    """Return the terms of an output whose dataset the recipe may no longer have: its facts show of which kind it is."""
-    kinds: Iterator[RowKind | None] = (law.row_kind for law in CHECKS if law.row_kind and law.name in made.facts)
+    """Return the thresholds of an output whose dataset the recipe may no longer have; its facts show its kind."""
+    kinds: Iterator[RowKind | None] = (
+        check.row_kind for check in CHECKS if check.row_kind and check.name in made.facts
+    )
     return list_thresholds(gates, made.stage, dataset, next(kinds, None))
 
 
-def _make_threshold(law: Check, gates: GatesBase, dataset: str | None, kind: RowKind | None) -> Threshold:
-    bound: Bound | None = getattr(gates, law.name, None)
-    own = getattr(bound, law.direction) if bound else None
-    covering = [w for w in gates.waivers if w.law == law.name and w.dataset in (None, dataset)]
+def _make_threshold(check: Check, gates: GatesBase, dataset: str | None, kind: RowKind | None) -> Threshold:
+    bound: Bound | None = getattr(gates, check.name, None)
+    own = getattr(bound, check.direction) if bound else None
+    covering = [w for w in gates.waivers if w.check == check.name and w.dataset in (None, dataset)]
     # One that names the dataset goes before one for all.
     waiver = min(covering, key=lambda w: w.dataset is None, default=None)
-    limit = law.bound if own is None else own
-    stricter = min if law.direction == "at_most" else max
+    limit = check.bound if own is None else own
+    stricter = min if check.direction == "at_most" else max
     return Threshold(
-        law=law.name,
-        direction=law.direction,
+        check=check.name,
+        direction=check.direction,
         bound=limit,
-        severity=(bound.severity if bound else None) or law.severity,
-        what=law.what,
-        remedy=(kind == "record" and law.of_records) or law.remedy,
-        waiver_bound=getattr(waiver, law.direction) if waiver else None,
+        severity=(bound.severity if bound else None) or check.severity,
+        what=check.what,
+        remedy=(kind == "record" and check.of_records) or check.remedy,
+        waiver_bound=getattr(waiver, check.direction) if waiver else None,
         waiver_reason=waiver.reason if waiver else "",
-        warn_from=None if law.warn_from is None else stricter(law.warn_from, limit),
-        applies_to=law.applies_to,
+        warn_from=None if check.warn_from is None else stricter(check.warn_from, limit),
+        applies_to=check.applies_to,
     )
 
 
@@ -589,7 +600,7 @@ def _convert_expectation(expectation: Expectation) -> Threshold:
     bound = expectation.max_value if upper else expectation.min_value
     assert bound is not None  # its validator let none through without one
     return Threshold(
-        law=expectation.name,
+        check=expectation.name,
         direction="at_most" if upper else "at_least",
         bound=bound,
         severity=expectation.severity,
@@ -601,24 +612,24 @@ def _convert_expectation(expectation: Expectation) -> Threshold:
     )
 
 
-def run_checks(store: Store, manifest: Manifest, terms: Sequence[Threshold]) -> list[CheckResult]:
-    """Return a verdict for each of the terms, judging only what was not judged before on this version."""
-    saved = {one.law: _load_check_result(store, manifest, one) for one in terms}
-    open_terms = [one for one in terms if saved[one.law] is None]
-    fresh = {verdict.law: verdict for verdict in _evaluate_checks(store, manifest, open_terms)}
-    for one in open_terms:
-        store.write_sealed(_check_result_path(store, manifest, one), asdict(fresh[one.law]))
-    return [saved[one.law] or fresh[one.law] for one in terms]
+def run_checks(store: Store, manifest: Manifest, thresholds: Sequence[Threshold]) -> list[CheckResult]:
+    """Return a result for each of the thresholds, judging only what was not judged before on this version."""
+    saved = {one.check: _load_check_result(store, manifest, one) for one in thresholds}
+    unsaved = [one for one in thresholds if saved[one.check] is None]
+    fresh = {result.check: result for result in _evaluate_checks(store, manifest, unsaved)}
+    for one in unsaved:
+        store.write_sealed(_check_result_path(store, manifest, one), asdict(fresh[one.check]))
+    return [saved[one.check] or fresh[one.check] for one in thresholds]
 
 
-def load_check_results(store: Store, manifest: Manifest, terms: Iterable[Threshold]) -> list[CheckResult]:
-    """Return the saved verdicts on a version under these terms; what was never judged is left out."""
-    saved = (_load_check_result(store, manifest, one) for one in terms)
-    return [verdict for verdict in saved if verdict is not None]
+def load_check_results(store: Store, manifest: Manifest, thresholds: Iterable[Threshold]) -> list[CheckResult]:
+    """Return the saved results on a version under these thresholds; what was never judged is left out."""
+    saved = (_load_check_result(store, manifest, one) for one in thresholds)
+    return [result for result in saved if result is not None]
 
 
-def require_passing_checks(store: Store, manifest: Manifest, terms: Iterable[Threshold]) -> None:
-    """Refuse a manifest that has a failed blocking finding, or one that was never judged under these terms.
+def require_passing_checks(store: Store, manifest: Manifest, thresholds: Iterable[Threshold]) -> None:
+    """Refuse a manifest that has a failed blocking check, or one without a result under these thresholds.
 
     Raises
     ------
@@ -627,111 +638,115 @@ def require_passing_checks(store: Store, manifest: Manifest, terms: Iterable[Thr
 
     """
     closed: list[str] = []
-    for one in terms:
+    for one in thresholds:
         # What is measured against other outputs may have to be judged anew though this one did not change.
-        verdict = (
+        result = (
             run_checks(store, manifest, [one])[0]
-            if one.law in cross_stage.CROSS_STAGE_FACTS
+            if one.check in cross_stage.CROSS_STAGE_FACTS
             else _load_check_result(store, manifest, one)
         )
-        if one.severity == "error" and verdict is None:
+        if one.severity == "error" and result is None:
             closed.append(
-                f"{'/'.join(manifest.key)}: {one.law} was never judged on version {manifest.version[:12]}; "
+                f"{'/'.join(manifest.key)}: {one.check} was never judged on version {manifest.version[:12]}; "
                 "run `rowmill verify`"
             )
-        elif verdict is not None and verdict.blocking:
-            closed.append(f"{'/'.join(manifest.key)}: {verdict.sentence}{_format_samples(verdict)}")
+        elif result is not None and result.blocking:
+            closed.append(f"{'/'.join(manifest.key)}: {result.sentence}{_format_samples(result)}")
     if closed:
         raise GateError("\n".join(closed))
 
 
-def _format_samples(verdict: CheckResult) -> str:
-    """Return what is wrong, line by line, where the samples of a law say it."""
-    law = CHECKS_BY_NAME.get(verdict.law)
-    return "".join(f"\n  {one}" for one in verdict.samples) if law is not None and law.names_samples else ""
+def _format_samples(result: CheckResult) -> str:
+    """Return what is wrong, line by line, where the samples of a check say it."""
+    check = CHECKS_BY_NAME.get(result.check)
+    return "".join(f"\n  {one}" for one in result.samples) if check is not None and check.names_samples else ""
 
 
-def _load_check_result(store: Store, manifest: Manifest, terms: Threshold) -> CheckResult | None:
-    raw = store.read_sealed(_check_result_path(store, manifest, terms))
+def _load_check_result(store: Store, manifest: Manifest, threshold: Threshold) -> CheckResult | None:
+    raw = store.read_sealed(_check_result_path(store, manifest, threshold))
     if raw is None:
         return None
     values: dict[str, Any] = {**raw, "key": tuple(raw["key"]), "samples": tuple(raw["samples"])}
     return CheckResult(**values)
 
 
-def _check_result_path(store: Store, manifest: Manifest, terms: Threshold) -> str:
-    across = cross_stage.CROSS_STAGE_FACTS.get(terms.law)
-    asked = terms.digest if across is None else digest_json(terms.digest, across.basis(store, manifest))
-    return f"{get_stage_folder(manifest.key)}/verdicts/{manifest.version}-{asked}.json"
+def _check_result_path(store: Store, manifest: Manifest, threshold: Threshold) -> str:
+    across = cross_stage.CROSS_STAGE_FACTS.get(threshold.check)
+    asked = threshold.digest if across is None else digest_json(threshold.digest, across.basis(store, manifest))
+    return f"{get_stage_folder(manifest.key)}/{RESULTS_FOLDER}/{manifest.version}-{asked}.json"
 
 
-def _evaluate_checks(store: Store, manifest: Manifest, terms: Sequence[Threshold]) -> list[CheckResult]:
+def _evaluate_checks(store: Store, manifest: Manifest, thresholds: Sequence[Threshold]) -> list[CheckResult]:
     across = {
-        one.law: cross_stage.CROSS_STAGE_FACTS[one.law].measure(store, manifest)
-        for one in terms
-        if one.law in cross_stage.CROSS_STAGE_FACTS
+        one.check: cross_stage.CROSS_STAGE_FACTS[one.check].measure(store, manifest)
+        for one in thresholds
+        if one.check in cross_stage.CROSS_STAGE_FACTS
     }
-    whole = replace(manifest, facts=manifest.facts | {law: found.value for law, found in across.items()})
-    explained = [_explain_threshold(one, across.get(one.law)) for one in terms]
+    whole = replace(manifest, facts=manifest.facts | {check: found.value for check, found in across.items()})
+    explained = [_explain_threshold(one, across.get(one.check)) for one in thresholds]
     measured = [one for one in explained if _read_fact(whole.facts, one) is not None]
     passed = _ask_expectations(whole.facts, measured) if measured else {}
-    verdicts = [_make_check_result(whole, one, passed.get(one.law)) for one in explained]
-    # A verdict is kept for the terms that were asked, whatever was said in its words.
-    return [replace(verdict, terms=one.digest) for verdict, one in zip(verdicts, terms, strict=True)]
+    results = [_make_check_result(whole, one, passed.get(one.check)) for one in explained]
+    # A result is kept for the thresholds that were asked, whatever was said in its words.
+    return [replace(result, threshold_digest=one.digest) for result, one in zip(results, thresholds, strict=True)]
 
 
-def _explain_threshold(terms: Threshold, measured: cross_stage.CrossStageMeasurement | None) -> Threshold:
-    """Return terms that say what a number was made of; a change that the recipe explains blocks nothing."""
+def _explain_threshold(threshold: Threshold, measured: cross_stage.CrossStageMeasurement | None) -> Threshold:
+    """Return a threshold that says what the number was made of; a change that the recipe explains blocks nothing."""
     if measured is None:
-        return terms
-    return replace(terms, what=measured.what or terms.what, severity="warn" if measured.is_intended else terms.severity)
+        return threshold
+    return replace(
+        threshold, what=measured.what or threshold.what, severity="warn" if measured.is_intended else threshold.severity
+    )
 
 
-def _fact_name(terms: Threshold) -> str:
-    return terms.expectation["column"] if terms.expectation else terms.law
+def _fact_name(threshold: Threshold) -> str:
+    return threshold.expectation["column"] if threshold.expectation else threshold.check
 
 
-def _read_fact(facts: Mapping[str, Any], terms: Threshold) -> float | None:
-    value = facts.get(_fact_name(terms))
+def _read_fact(facts: Mapping[str, Any], threshold: Threshold) -> float | None:
+    value = facts.get(_fact_name(threshold))
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
 
 
-def _make_check_result(manifest: Manifest, terms: Threshold, success: bool | None) -> CheckResult:
-    value = _read_fact(manifest.facts, terms)
+def _make_check_result(manifest: Manifest, threshold: Threshold, success: bool | None) -> CheckResult:
+    value = _read_fact(manifest.facts, threshold)
     # A rule of one's own names facts that other kinds of data may not count at all.
-    absent = None if terms.expectation is None or not terms.applies_to else NOT_APPLICABLE
-    applies = not terms.applies_to or manifest.facts.get(_fact_name(terms), absent) != NOT_APPLICABLE
+    absent = None if threshold.expectation is None or not threshold.applies_to else NOT_APPLICABLE
+    applies = not threshold.applies_to or manifest.facts.get(_fact_name(threshold), absent) != NOT_APPLICABLE
     note = (
         NOT_APPLICABLE if not applies else "not_measured" if value is None else "not_judged" if success is None else ""
     )
     passed = bool(success)
-    covered = not passed and value is not None and _is_within(value, terms.waiver_bound, terms.direction)
+    covered = not passed and value is not None and _is_within(value, threshold.waiver_bound, threshold.direction)
     # Between where a warning begins and the bound, a failure only shows.
-    severity = "warn" if terms.warn_from is not None and _is_within(value, terms.bound, terms.direction) else None
+    severity = (
+        "warn" if threshold.warn_from is not None and _is_within(value, threshold.bound, threshold.direction) else None
+    )
     return CheckResult(
-        law=terms.law,
+        check=threshold.check,
         key=manifest.key,
         version=manifest.version,
-        terms=terms.digest,
+        threshold_digest=threshold.digest,
         value=value,
-        bound=float(terms.bound),
-        wanted=terms.wanted,
-        severity=severity or terms.severity,
+        bound=float(threshold.bound),
+        wanted=threshold.wanted,
+        severity=severity or threshold.severity,
         passed=passed,
-        blocking=applies and not passed and (severity or terms.severity) == "error" and not covered,
-        what=terms.what,
-        remedy=format_remedy(terms.remedy, manifest.key[0]),
-        waiver=terms.waiver_reason if covered else "",
+        blocking=applies and not passed and (severity or threshold.severity) == "error" and not covered,
+        what=threshold.what,
+        remedy=format_remedy(threshold.remedy, manifest.key[0]),
+        waiver=threshold.waiver_reason if covered else "",
         note=note,
-        samples=manifest.samples.get(terms.law, ()),
-        applies_to=terms.applies_to,
+        samples=manifest.samples.get(threshold.check, ()),
+        applies_to=threshold.applies_to,
     )
 
 
 def format_remedy(remedy: str, name: str) -> str:
-    """Return a law's remedy with its commands written out for a recipe."""
+    """Return a check's remedy with its commands written out for a recipe."""
     return remedy.replace("{recipe}", name)
 
 
@@ -748,35 +763,37 @@ _ANSWER_CACHE: dict[ExpectationQuestion, bool] = {}
 _MAX_CACHED_ANSWERS = 10_000
 
 
-def _ask_expectations(facts: Mapping[str, Any], terms: Sequence[Threshold]) -> dict[str, bool]:
-    """Tell which terms the facts keep; a law absent from the result was not judged."""
-    questions = {one.law: _make_question(facts, one) for one in terms}
-    unasked = [one for one in terms if questions[one.law] not in _ANSWER_CACHE]
+def _ask_expectations(facts: Mapping[str, Any], thresholds: Sequence[Threshold]) -> dict[str, bool]:
+    """Return which thresholds the facts keep; a check absent from the answer was not judged."""
+    questions = {one.check: _make_question(facts, one) for one in thresholds}
+    unasked = [one for one in thresholds if questions[one.check] not in _ANSWER_CACHE]
     if unasked:
         if len(_ANSWER_CACHE) > _MAX_CACHED_ANSWERS:
             _ANSWER_CACHE.clear()
-        _ANSWER_CACHE.update({questions[law]: passed for law, passed in _run_expectation_suite(facts, unasked).items()})
-    return {law: _ANSWER_CACHE[question] for law, question in questions.items() if question in _ANSWER_CACHE}
+        _ANSWER_CACHE.update(
+            {questions[check]: passed for check, passed in _run_expectation_suite(facts, unasked).items()}
+        )
+    return {check: _ANSWER_CACHE[question] for check, question in questions.items() if question in _ANSWER_CACHE}
 
 
-def _make_question(facts: Mapping[str, Any], terms: Threshold) -> ExpectationQuestion:
-    kind, arguments = terms.rule
-    return kind, tuple(sorted(arguments.items())), _read_fact(facts, terms)
+def _make_question(facts: Mapping[str, Any], threshold: Threshold) -> ExpectationQuestion:
+    kind, arguments = threshold.rule
+    return kind, tuple(sorted(arguments.items())), _read_fact(facts, threshold)
 
 
-def _run_expectation_suite(facts: Mapping[str, Any], terms: Sequence[Threshold]) -> dict[str, bool]:
-    """Run the terms as one Great Expectations suite over the facts; what raised is left out."""
+def _run_expectation_suite(facts: Mapping[str, Any], thresholds: Sequence[Threshold]) -> dict[str, bool]:
+    """Run the thresholds as one Great Expectations suite over the facts; what raised is left out."""
     import great_expectations as gx
     import pandas as pd
 
     batch = _open_facts_batch()
-    suite: Any = gx.ExpectationSuite(name="laws")
-    for one in terms:
+    suite: Any = gx.ExpectationSuite(name="checks")
+    for one in thresholds:
         suite.add_expectation(_make_gx_expectation(one))
-    frame = pd.DataFrame([{_fact_name(one): _read_fact(facts, one) for one in terms}])
+    frame = pd.DataFrame([{_fact_name(one): _read_fact(facts, one) for one in thresholds}])
     result: Any = batch.get_batch({"dataframe": frame}).validate(suite)
     return {
-        one.expectation_config.meta["law"]: bool(one.success)
+        one.expectation_config.meta["check"]: bool(one.success)
         for one in result.results
         if not _has_raised(one.exception_info)
     }
@@ -793,9 +810,11 @@ def _open_facts_batch() -> Any:
     return source.add_dataframe_asset("facts").add_batch_definition_whole_dataframe("all")
 
 
-def _make_gx_expectation(terms: Threshold) -> Any:
-    kind, arguments = terms.rule
-    return _find_expectation_class(kind)(meta={"law": terms.law}, severity=_GX_SEVERITIES[terms.severity], **arguments)
+def _make_gx_expectation(threshold: Threshold) -> Any:
+    kind, arguments = threshold.rule
+    return _find_expectation_class(kind)(
+        meta={"check": threshold.check}, severity=_GX_SEVERITIES[threshold.severity], **arguments
+    )
 
 
 _GX_SEVERITIES: Mapping[Severity, str] = {"error": "critical", "warn": "warning"}

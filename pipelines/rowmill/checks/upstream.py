@@ -8,8 +8,8 @@ versions and their gates (`runner.py`), what a judgement is (`judge.py`).
                                           canonical_rows v2 is current, passed, and says nothing of v1
 
 A gate looks at the versions that are current. What a step reads may be older than these: made before a bound was
-tightened, or a kept version made current again. So every version that went into it is held against the recipe's
-present terms, too. A verdict is a function of content and terms, so one that nobody asked for yet is made here.
+tightened, or a kept version made current again. So every version that went into it is held against the recipe's present
+thresholds, too. A result is a function of content and thresholds, so one that nobody asked for yet is made here.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,13 +26,13 @@ def require_passing_ancestors(
     store: Store,
     inputs: Iterable[Manifest],
     *,
-    terms: Callable[[Manifest], Sequence[Threshold]],
+    thresholds: Callable[[Manifest], Sequence[Threshold]],
     beside: Callable[[Manifest], Iterable[StageKey]],
     gated: Iterable[Manifest] = (),
 ) -> None:
-    """Refuse inputs of which any ancestor fails a blocking check under the present terms.
+    """Refuse inputs of which any ancestor fails a blocking check under the present thresholds.
 
-    `terms` returns those of an output, whether the recipe still has its stage and dataset or not.
+    `thresholds` returns those of an output, whether the recipe still has its stage and dataset or not.
     `beside` returns the stages that it waits for without reading them; `gated` are manifests whose gates were
     looked at already.
 
@@ -46,23 +46,23 @@ def require_passing_ancestors(
     """
     known = {(one.key, one.version): one for one in gated}
     closed = [
-        f"{'/'.join(one.key)}, version {one.version[:12]}, of which this was made: {verdict.sentence}"
+        f"{'/'.join(one.key)}, version {one.version[:12]}, of which this was made: {result.sentence}"
         for one in _iterate_ancestors(store, inputs, beside, known)
         if (one.key, one.version) not in known
-        for verdict in judge.run_checks(store, one, _select_blocking_thresholds(terms(one)))
-        if verdict.blocking
+        for result in judge.run_checks(store, one, _select_blocking_thresholds(thresholds(one)))
+        if result.blocking
     ]
     if closed:
         raise GateError("\n".join(closed))
 
 
-def _select_blocking_thresholds(terms: Sequence[Threshold]) -> list[Threshold]:
+def _select_blocking_thresholds(thresholds: Sequence[Threshold]) -> list[Threshold]:
     """Leave out what cannot block, and what an ancestor of a kept version cannot be asked: whether it is the newest."""
     return [
         one
-        for one in terms
+        for one in thresholds
         if one.severity == "error"
-        and not (one.law in cross_stage.CROSS_STAGE_FACTS and cross_stage.CROSS_STAGE_FACTS[one.law].compares)
+        and not (one.check in cross_stage.CROSS_STAGE_FACTS and cross_stage.CROSS_STAGE_FACTS[one.check].compares)
     ]
 
 

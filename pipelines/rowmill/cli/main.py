@@ -118,12 +118,12 @@ def _make_parser() -> argparse.ArgumentParser:
     inspect.add_argument("--dataset", metavar="D", help="only this dataset")
     inspect.add_argument("--row", metavar="ID", help="only this row")
 
-    verify = _add_verb(verbs, "verify", _run_verify, "print every finding on what is built")
+    verify = _add_verb(verbs, "verify", _run_verify, "print every check result on what is built")
     verify.add_argument("--deep", action="store_true", help="read all files again; compare digests and content hashes")
     verify.add_argument("--discard", action="store_true", help="with --deep: remove damage, and what was made of it")
     verify.add_argument("--facts", action="store_true", help="list the numbers that gates.expectations can name")
 
-    sql = verbs.add_parser("sql", help="answer a SELECT over rows, examples, sequences, ledger, findings …")
+    sql = verbs.add_parser("sql", help="answer a SELECT over rows, examples, sequences, ledger, check_results …")
     sql.set_defaults(verb=_run_sql)
     sql.add_argument("query", metavar="QUERY", help="one SELECT; a wrong one names the views there are")
     sql.add_argument(
@@ -148,7 +148,7 @@ def _make_parser() -> argparse.ArgumentParser:
     )
 
     _add_verb(
-        verbs, "report", _run_report, "write the report: pictures, samples, rejects and findings, in one HTML file"
+        verbs, "report", _run_report, "write the report: pictures, samples, rejects and check results, in one HTML file"
     )
 
     _add_generation_verbs(verbs)
@@ -412,7 +412,7 @@ def _require_known_stages(only: Sequence[str], known: set[str]) -> None:
 def _build_stages(
     project: "Project", steps: "Sequence[Step]", only: Sequence[str], datasets: Sequence[str] | None = None
 ) -> bool:
-    """Build some stages with their progress shown; tell whether a blocking finding failed."""
+    """Build some stages with their progress shown; return whether a blocking check failed."""
     from rowmill.build import runner
     from rowmill.core import console as terminal
     from rowmill.reports.progress import BuildProgress
@@ -421,7 +421,7 @@ def _build_stages(
     runner.publish_statistics(project)
     with BuildProgress(project, steps, terminal.make_console(), terminal.make_console(sys.stderr)) as watch:
         done = runner.build(project, progress=watch, tell=watch.tell, only=only, datasets=datasets)
-    return any(verdict.blocking for _, _, verdicts in done for verdict in verdicts)
+    return any(result.blocking for _, _, results in done for result in results)
 
 
 def _run_export(given: argparse.Namespace) -> int:
@@ -676,11 +676,11 @@ def _run_use(given: argparse.Namespace) -> int:
     known = [one.version for one in manifest.list_versions(project.store, step.key)]
     version = _match_version(given.version, known, f"{project.recipe.name}/{given.key}")
     report = runner.run_step(project, step, {}, version=version)
-    verdicts = runner.check_step(project, step, report.manifest)
+    results = runner.check_step(project, step, report.manifest)
     screen = terminal.make_console()
     screen.print(render_used_version(project, step, report.version))
-    screen.print(render_step(step, report, verdicts))
-    return BLOCKED if any(verdict.blocking for verdict in verdicts) else DONE
+    screen.print(render_step(step, report, results))
+    return BLOCKED if any(result.blocking for result in results) else DONE
 
 
 def _match_version(given: str, known: Sequence[str], where: str) -> str:

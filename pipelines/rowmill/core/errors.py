@@ -11,7 +11,7 @@ configuration, for the outside world (files, disks) and for our own bugs.
         + UnreachableError                its disk or storage fails, refuses or does not answer
       + SchemaError       (ValueError)    a file's columns are not what the recipe says
       + IntegrityError    (RuntimeError)  stored bytes are not what their manifest says
-      + GateError         (RuntimeError)  a failed finding stands between a stage and its input
+      + GateError         (RuntimeError)  a failed check stands between a stage and its input
       + GenerationError   (RuntimeError)  a generating backend failed beyond its retries
       - BusyError         (RuntimeError)  another build holds this recipe
 
@@ -61,7 +61,7 @@ class DamagedFileError(IntegrityError):
 
 
 class GateError(PipelineError, RuntimeError):
-    """An input's blocking finding failed, so nothing may be built on it."""
+    """An input's blocking check failed, so nothing may be built on it."""
 
 
 class GenerationError(PipelineError, RuntimeError):

@@ -1,7 +1,7 @@
 """What is left out before any token is made: documents too short or too long, and rows seen before.
 
 What belongs here: the limits, the hashes by which rows are equal, which of equal rows stays. What does
-not: near-duplicates across splits, which are a finding and need tokens.
+not: near-duplicates across splits, which a check counts and which need tokens.
 
     content     BLAKE2b-128 of a row's canonical content; the row's identity in splits, too
     prefix200   MD5 of the first 200 characters of the record's key-sorted JSON

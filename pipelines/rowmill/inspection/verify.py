@@ -1,7 +1,7 @@
-"""Every law on what is current, and on request every byte of it read again.
+"""Every check on what is current, and on request every byte of it read again.
 
 What belongs here: going over a recipe's stages, and comparing files with their manifests. What does not: the
-laws (`judge.py`), showing what was found (`reports/console.py`).
+checks (`judge.py`), showing what was found (`reports/console.py`).
 
 A build compares the digest of what it reads, and reads only what it needs; this reads all. Damage is collected, not
 raised: whoever asks wants to hear of all of it. `discard` then takes away what is damaged and all that was made of it.
@@ -22,14 +22,14 @@ from rowmill.schema.manifest import File, Manifest
 
 @dataclass(frozen=True, slots=True)
 class StageVerification:
-    """One stage: its current output if it has one, the verdicts on it, and what is damaged.
+    """One stage: its current output if it has one, the results on it, and what is damaged.
 
     `files` and `size_bytes` say how much a deep reading read.
     """
 
     step: Step
     manifest: Manifest | None
-    verdicts: tuple[CheckResult, ...] = ()
+    results: tuple[CheckResult, ...] = ()
     damage: tuple[str, ...] = ()
     damaged: tuple[str, ...] = ()
     """Paths of the damaged files, relative to the storage root."""
@@ -39,7 +39,7 @@ class StageVerification:
     @property
     def fails(self) -> bool:
         """Tell whether nothing may be built on this."""
-        return bool(self.damage) or any(verdict.blocking for verdict in self.verdicts)
+        return bool(self.damage) or any(result.blocking for result in self.results)
 
 
 def verify_recipe(project: Project, *, deep: bool) -> list[StageVerification]:
@@ -64,16 +64,16 @@ def _verify_step(project: Project, step: Step, *, deep: bool) -> StageVerificati
     made = manifest.load_current(project.store, step.key)
     if made is None:
         return StageVerification(step, None)
-    verdicts = tuple(runner.check_step(project, step, made))
+    results = tuple(runner.check_step(project, step, made))
     if not deep:
-        return StageVerification(step, made, verdicts)
+        return StageVerification(step, made, results)
     files = [file for part in made.parts for file in part.files.values()]
     size = sum(file.bytes for file in files)
     damage = _find_damage(project.store, files) | stats.find_damage(project.store, made.key, made.version)
     # What is damaged has no content that could be compared.
     find = step.stage.find_content_damage
     said = tuple(damage.values()) or (() if find is None else tuple(find(project.store, made)))
-    return StageVerification(step, made, verdicts, said, tuple(damage), len(files), size)
+    return StageVerification(step, made, results, said, tuple(damage), len(files), size)
 
 
 def _find_damage(store: Store, files: Sequence[File]) -> dict[str, str]:

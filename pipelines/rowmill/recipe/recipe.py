@@ -289,7 +289,7 @@ class Recipe(Config):
     exports: tuple[AnyExport, ...] = ()
     """The same tokens in trainers' own forms, one folder each."""
     gates: Gates = Gates()
-    """Thresholds of the laws."""
+    """Thresholds of the checks."""
     execution: Execution = Execution()
     """How the recipe is run; decides no byte."""
 

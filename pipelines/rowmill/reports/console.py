@@ -151,18 +151,18 @@ def render_scope_title(project: Project, step: Step) -> RenderableType:
     return _render_scope(project, step.dataset)
 
 
-def render_step(step: Step, report: StepReport, verdicts: Sequence[CheckResult]) -> RenderableType:
-    """Show one finished step: how long it took, what came out, and the findings that failed."""
-    mark, style = choose_result_mark(verdicts)
+def render_step(step: Step, report: StepReport, results: Sequence[CheckResult]) -> RenderableType:
+    """Show one finished step: how long it took, what came out, and the checks that failed."""
+    mark, style = choose_result_mark(results)
     time = "reused" if report.reused else format_seconds(report.seconds)
     line = Text.assemble((f"  {mark} ", style), f"{step.label:<20}", (f"{time:>9}  ", DIM))
     line.append(join_facts([summarize_output(report.manifest), _format_reuse(report)]), DIM if report.reused else "")
-    return Group(line, *(render_check_result(one, indent=4) for one in verdicts if one.failed))
+    return Group(line, *(render_check_result(one, indent=4) for one in results if one.failed))
 
 
-def choose_result_mark(verdicts: Iterable[CheckResult]) -> tuple[str, str]:
-    """Return a mark and its colour for some findings: the worst of them counts."""
-    failed = [one for one in verdicts if one.failed]
+def choose_result_mark(results: Iterable[CheckResult]) -> tuple[str, str]:
+    """Return a mark and its colour for some results: the worst of them counts."""
+    failed = [one for one in results if one.failed]
     if any(one.blocking for one in failed):
         return "✗", BAD
     return ("!", LOOK) if failed else ("✓", GOOD)
@@ -181,17 +181,17 @@ def summarize_output(made: Manifest) -> str:
     return join_facts(catalog.find_stage(made.stage).summarize(made.facts, rows))
 
 
-# ── findings ───────────────────────────────────────────────────────────────────────────────────────
+# ── check results ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def render_check_result(one: CheckResult, *, indent: int = 2) -> RenderableType:
-    """Show one finding; a failed one with what to do and rows to look at."""
+    """Show one check result; a failed one with what to do and rows to look at."""
     if one.outcome == "not_applicable":
-        line = Text(f"{NO_NUMBER} {one.law:<18}{'not applicable':>16}  applies to {one.applies_to}", DIM)
+        line = Text(f"{NO_NUMBER} {one.check:<18}{'not applicable':>16}  applies to {one.applies_to}", DIM)
         return Padding(line, (0, 0, 0, indent), expand=False)
     mark, style = choose_result_mark([one])
     shown = "not measured" if one.value is None else format_value(one.value)
-    value = Text.assemble((f"{mark} ", style), f"{one.law:<18}", (f"{shown:>10}", "" if one.passed else style))
+    value = Text.assemble((f"{mark} ", style), f"{one.check:<18}", (f"{shown:>10}", "" if one.passed else style))
     line = join_side_by_side(value, Text(f"{one.wanted}  {one.what}", DIM))
     lines: list[RenderableType] = [line]
     if not one.passed and one.waiver and not one.blocking:
@@ -206,11 +206,11 @@ def render_check_result(one: CheckResult, *, indent: int = 2) -> RenderableType:
 def render_verification(
     project: Project, checked: Sequence[StageVerification], *, facts: bool, deep: bool
 ) -> RenderableType:
-    """Show the findings of every stage, and what a deep reading found."""
+    """Show the check results of every stage, and what a deep reading found."""
     lines: list[RenderableType] = [_render_title(project, _count_results(checked))]
     for one in checked:
         lines.append(_render_stage_head(one))
-        lines += [render_check_result(verdict) for verdict in one.verdicts]
+        lines += [render_check_result(result) for result in one.results]
         lines += [Text(f"  ✗ {escape_control_characters(line)}", BAD) for line in one.damage]
         if deep and one.files and not one.damage:
             said = (
@@ -247,14 +247,14 @@ def _render_stage_head(one: StageVerification) -> Text:
 
 
 def _count_results(checked: Sequence[StageVerification]) -> str:
-    verdicts = [verdict for one in checked for verdict in one.verdicts]
-    blocking = sum(verdict.blocking for verdict in verdicts)
-    waived = sum(bool(verdict.waiver) and verdict.failed for verdict in verdicts)
-    warned = sum(verdict.failed for verdict in verdicts) - blocking - waived
-    passed = sum(verdict.passed for verdict in verdicts)
+    results = [result for one in checked for result in one.results]
+    blocking = sum(result.blocking for result in results)
+    waived = sum(bool(result.waiver) and result.failed for result in results)
+    warned = sum(result.failed for result in results) - blocking - waived
+    passed = sum(result.passed for result in results)
     damaged = sum(len(one.damage) for one in checked)
     counts = {"passed": passed, "to look at": warned, "waived": waived, "blocking": blocking, "damaged": damaged}
-    counts["not applicable"] = sum(verdict.outcome == "not_applicable" for verdict in verdicts)
+    counts["not applicable"] = sum(result.outcome == "not_applicable" for result in results)
     return join_facts(f"{count} {name}" for name, count in counts.items() if count or name == "passed")
 
 
@@ -642,19 +642,19 @@ def render_export_pointers(project: Project, names: Collection[str], copied_to: 
 
 
 def find_failed_checks(project: Project) -> list[CheckResult]:
-    """Return the findings that failed on the current versions, as far as they were judged."""
+    """Return the checks that failed on the current versions, as far as they were judged."""
     found: list[CheckResult] = []
     for step in plan_steps(project):
         made = manifest.load_current(project.store, step.key)
         if made is not None:
-            found += [one for one in run_checks(project.store, made, step.terms) if one.failed]
+            found += [one for one in run_checks(project.store, made, step.thresholds) if one.failed]
     return found
 
 
 def _render_failed_checks(project: Project) -> list[RenderableType]:
     failed = find_failed_checks(project)
     if not failed:
-        return [label_value("findings", "all that apply passed", GOOD)]
+        return [label_value("checks", "all that apply passed", GOOD)]
     lines: list[RenderableType] = [Text("")]
     for one in failed:
         lines += [Text(f"  {format_key(one.key)}", DIM), render_check_result(one, indent=4)]

@@ -60,9 +60,9 @@ class BuildProgress:
             self._said_s = seconds
             self._aside.print(f"{where}: {done} of {total} parts, {rates}")
 
-    def tell(self, step: Step, report: StepReport, verdicts: Sequence[CheckResult]) -> None:
+    def tell(self, step: Step, report: StepReport, results: Sequence[CheckResult]) -> None:
         """Hear that a step is done."""
-        self._print(console.render_step(step, report, verdicts))
+        self._print(console.render_step(step, report, results))
         self._steps = self._steps[1:]
         if self._steps and self._steps[0].dataset == step.dataset:
             self._begin_step()

@@ -1,6 +1,6 @@
 """The report of a recipe: one HTML file that shows what was built, opened with nothing but a browser.
 
-What belongs here: choosing what a reader sees of each stage (pictures, tables, findings, samples, rejects) and
+What belongs here: choosing what a reader sees of each stage (pictures, tables, check results, samples, rejects) and
 keeping the file small. What does not: the page around it (`html.py`), pictures (`plots.py`), counting;
 a number that is missing here is missing in a manifest.
 
@@ -103,10 +103,12 @@ def write_report(project: Project) -> str:
 def _digest_content(project: Project, made: "_CurrentManifests") -> str:
     """Identify what a report tells: the versions that are current and what is known of them."""
     versions = [one.version if one is not None else "" for one in made.values()]
-    verdicts = [
-        (verdict.law, verdict.terms) for step in plan_steps(project) for verdict in _load_results(project, step, made)
+    results = [
+        (result.check, result.threshold_digest)
+        for step in plan_steps(project)
+        for result in _load_results(project, step, made)
     ]
-    return digest_json(PAGE_VERSION, versions, [step.code_version for step in plan_steps(project)], verdicts)
+    return digest_json(PAGE_VERSION, versions, [step.code_version for step in plan_steps(project)], results)
 
 
 def render_report(project: Project, made: "_CurrentManifests", *, written: datetime) -> str:
@@ -161,32 +163,30 @@ def _render_overview(project: Project, made: _CurrentManifests) -> Iterator[str]
     if waivers:
         yield '<h3 class="look">Waived</h3>'
         yield html.render_table(["waiver"], [[waiver] for waiver in waivers])
-    failed = [
-        verdict for step in plan_steps(project) for verdict in _load_results(project, step, made) if verdict.failed
-    ]
+    failed = [result for step in plan_steps(project) for result in _load_results(project, step, made) if result.failed]
     missing = [step for step in plan_steps(project) if made[step.key] is None and not step.on_demand]
     if failed:
-        blocking = any(verdict.blocking for verdict in failed)
-        yield f"<h3>{'Findings that failed' if blocking else 'Warnings: nothing is blocked'}</h3>"
-        yield from (_render_result(verdict, whole_key=True) for verdict in failed)
+        blocking = any(result.blocking for result in failed)
+        yield f"<h3>{'Checks that failed' if blocking else 'Warnings: nothing is blocked'}</h3>"
+        yield from (_render_result(result, whole_key=True) for result in failed)
     if missing:
         names = ", ".join(console.format_key(step.key) for step in missing)
         yield f'<p class="look">Not built: {escape_text(names)}</p>'
     if not failed and not missing:
-        yield '<p class="good">✓ everything is built and every finding that applies passed</p>'
+        yield '<p class="good">✓ everything is built and every check that applies passed</p>'
 
 
 def _load_results(project: Project, step: Step, made: _CurrentManifests) -> list[CheckResult]:
     one = made[step.key]
-    return [] if one is None else load_check_results(project.store, one, step.terms)
+    return [] if one is None else load_check_results(project.store, one, step.thresholds)
 
 
-def _render_result(verdict: CheckResult, *, whole_key: bool = False) -> str:
-    where = f"{console.format_key(verdict.key)} " if whole_key else ""
-    page = f"expectations/{'-'.join(verdict.key[1:])}.html#{verdict.law}"
+def _render_result(result: CheckResult, *, whole_key: bool = False) -> str:
+    where = f"{console.format_key(result.key)} " if whole_key else ""
+    page = f"expectations/{'-'.join(result.key[1:])}.html#{result.check}"
     return (
-        f"<p>{expectations_page.render_result_mark(verdict)} {escape_text(where)}<a "
-        f'href="{escape_text(page)}">{escape_text(verdict.sentence)}</a></p>'
+        f"<p>{expectations_page.render_result_mark(result)} {escape_text(where)}<a "
+        f'href="{escape_text(page)}">{escape_text(result.sentence)}</a></p>'
     )
 
 
@@ -231,13 +231,13 @@ def _render_stage(project: Project, step: Step, made: _CurrentManifests, *, draw
     yield f'<p class="dim">{escape_text(about)}</p>'
     if one.code_version != step.code_version:
         yield '<p class="look">! its options changed since: build again</p>'
-    verdicts = _load_results(project, step, made)
-    idle = sum(verdict.outcome == "not_applicable" for verdict in verdicts)
-    counts = f"{sum(verdict.passed for verdict in verdicts)} of {len(step.terms) - idle} findings passed"
+    results = _load_results(project, step, made)
+    idle = sum(result.outcome == "not_applicable" for result in results)
+    counts = f"{sum(result.passed for result in results)} of {len(step.thresholds) - idle} checks passed"
     counts += f", {idle} not applicable" if idle else ""
     link = expectations_page.expectations_page_path(step.key).removeprefix(f"reports/{project.recipe.name}/")
     yield f'<p><a href="{escape_text(link)}">{counts}</a></p>'
-    yield from (_render_result(verdict) for verdict in verdicts if verdict.failed)
+    yield from (_render_result(result) for result in results if result.failed)
     if drawn:
         yield from _render_pictures(one)
     yield from _render_tables(one)

@@ -46,7 +46,7 @@ REJECT_REASONS = frozenset(
 """The closed list of reasons for a reject; a reason outside it is a bug."""
 
 INTENDED_REASONS = frozenset({"blank", "duplicate", "too_short", "too_long", "split_gap", "straddles_split"})
-"""Reasons that the recipe asked for: nothing is wrong with these records, and no law counts them as lost."""
+"""Reasons that the recipe asked for: nothing is wrong with these records, and no check counts them as lost."""
 
 LEDGER_SCHEMA = pa.schema(
     [
@@ -68,7 +68,7 @@ def sum_counts(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def count_unaccounted(records_in: int, lines: Iterable[tuple[str, str, int]]) -> int:
-    """Return how many records the ledger's lines do not place (or place twice); zero is the law."""
+    """Return how many records the ledger's lines do not place (or place twice); zero is required."""
     return abs(records_in - sum(count for _, _, count in lines))
 
 

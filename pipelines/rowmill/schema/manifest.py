@@ -59,9 +59,9 @@ class Histogram:
 class Manifest:
     """One stage's output.
 
-    `facts` holds the number of every law of the stage (`judge.py`) and the counts shown on its page;
+    `facts` holds the number of every check of the stage (`judge.py`) and the counts shown on its page;
     `ledger` lines are `(state, reason, records)`; `token_ledger` lines `(split, class, tokens)`; `samples`
-    are row ids per law, ten at most, for whoever has to look.
+    are row ids per check, ten at most, for whoever has to look.
     """
 
     key: StageKey
@@ -258,7 +258,7 @@ def parse_manifest(raw: dict[str, Any]) -> Manifest:
         for name, t in raw["tables"].items()
     }
     raw["histograms"] = {name: _parse_histogram(one) for name, one in raw["histograms"].items()}
-    raw["samples"] = {law: tuple(ids) for law, ids in raw["samples"].items()}
+    raw["samples"] = {check: tuple(ids) for check, ids in raw["samples"].items()}
     raw["schema"] = tuple((str(n), str(t)) for n, t in raw["schema"])
     raw["waivers"] = tuple(raw["waivers"])
     return Manifest(**raw)

@@ -138,7 +138,7 @@ Scope = Literal["dataset", "recipe", "export"]
 
 
 Publish = Callable[[StageContext, Manifest, Sequence[CheckResult], Sequence[str]], None]
-"""Gives an output whose checks block nothing to trainers, with its verdicts and the bounds that were loosened."""
+"""Gives an output whose checks block nothing to trainers, with its results and the bounds that were loosened."""
 
 
 @dataclass(frozen=True, slots=True)

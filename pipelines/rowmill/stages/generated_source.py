@@ -63,12 +63,12 @@ def require_open_gates(store: Store, made: Manifest, gates: GatesBase, recipe: s
     """
     # A waiver names a dataset of the recipe that it stands in.
     dataset = made.key[1] if made.key[0] == recipe else None
-    terms = judge.list_thresholds(gates, made.stage, dataset, "record")
-    asked = [one for one in terms if one.severity == "error" and one.law not in cross_stage.CROSS_STAGE_FACTS]
+    thresholds = judge.list_thresholds(gates, made.stage, dataset, "record")
+    asked = [one for one in thresholds if one.severity == "error" and one.check not in cross_stage.CROSS_STAGE_FACTS]
     closed = [
-        f"{'/'.join(made.key)}, which source.generated reads: {verdict.sentence}"
-        for verdict in judge.run_checks(store, made, asked)
-        if verdict.blocking
+        f"{'/'.join(made.key)}, which source.generated reads: {result.sentence}"
+        for result in judge.run_checks(store, made, asked)
+        if result.blocking
     ]
     if closed:
         raise GateError("\n".join(closed))

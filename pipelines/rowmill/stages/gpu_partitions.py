@@ -339,12 +339,12 @@ def _tabulate_datasets(work: StageContext, ranks: Sequence[Part]) -> DisplayTabl
 
 
 def publish_gpu_partitions(
-    work: StageContext, made: Manifest, verdicts: Sequence[CheckResult], loosened: Sequence[str]
+    work: StageContext, made: Manifest, results: Sequence[CheckResult], loosened: Sequence[str]
 ) -> None:
     """Write `current.json` for trainers, once every rank of this order is there and its tokens are conserved.
 
-    `verdicts` are the judgements that let it through, `loosened` the bounds of the whole recipe that are wider than
-    the defaults: whoever opens the ranks can read under which terms they were made.
+    `results` are the judgements that let it through, `loosened` the bounds of the whole recipe that are wider than
+    the defaults: whoever opens the ranks can read under which thresholds they were made.
 
     What it says is read from what was built: a kept version may be of another recipe than today's.
     """
@@ -380,15 +380,15 @@ def publish_gpu_partitions(
         "loosened": list(loosened),
         "checks": [
             {
-                "name": one.law,
+                "name": one.check,
                 "value": one.value,
                 "wanted": one.wanted,
                 "severity": one.severity,
                 "outcome": one.outcome,
                 "waiver": one.waiver,
-                "terms": one.terms,
+                "terms": one.threshold_digest,
             }
-            for one in verdicts
+            for one in results
         ],
         "card": {k: v for k, v in first.card.items() if k != "dataset"},
         "ranks": ranks,

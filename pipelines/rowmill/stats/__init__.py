@@ -7,7 +7,7 @@
     words.py     what each view and column means
     views.py     `stats.duckdb`: views over these files, and questions to them
 
-What does not belong here: the numbers that laws judge (whoever writes a stage's output counts them into
+What does not belong here: the numbers that checks judge (whoever writes a stage's output counts them into
 its manifest) and drawing (`plots.py`). Nothing here decides a byte of a shard, so nothing here enters a
 fingerprint.
 """

@@ -33,7 +33,8 @@ def describe_estimate(name: str, table: DisplayTable) -> str | None:
 
 VIEW_DOCS: Final[Mapping[str, str]] = {
     "builds": "Stages built: one line for each version, and for its last reuse.",
-    "findings": "Laws judged: the last verdict of each law on each current version.",
+    "check_results": "Check results: the last one of each check on each current version.",
+    "findings": "An older name of check_results, with its column check_name called law.",
     "ledger": "Where records ended: every record of a stage is in exactly one state.",
     "token_ledger": "Where tokens ended, each in exactly one class; of packed_shards, what stands in no sequence.",
     "rejects": "Records that were refused, one line each.",
@@ -65,6 +66,16 @@ COMMON_COLUMN_DOCS: Final[Mapping[str, str]] = {
     "trained_tokens": "Tokens that loss is taken on.",
 }
 
+_CHECK_RESULT_COLUMNS: Final[Mapping[str, str]] = {
+    "severity": "error shuts the gate, warn only shows.",
+    "value": "The number that was judged; null if it was not measured or is not applicable.",
+    "bound": "The bound that it was held against.",
+    "outcome": "passed, failed (a waived failure too), or not_applicable: the check has no meaning for this data.",
+    "passed": "Whether it is within its bound; null where the check is not applicable.",
+    "waiver": "The reason for which a failure is accepted; empty if none covers it.",
+    "judged_at": "When it was judged, ISO 8601 in UTC.",
+}
+
 COLUMN_DOCS: Final[Mapping[str, Mapping[str, str]]] = {
     "builds": {
         "built_at": "When it was made, ISO 8601 in UTC.",
@@ -75,16 +86,11 @@ COLUMN_DOCS: Final[Mapping[str, Mapping[str, str]]] = {
         "parts_reused": "Parts that an earlier build had made.",
         "rows": "Rows of the output, as its page counts them: records, rows, examples, sequences, places or segments.",
     },
-    "findings": {
-        "law": "The law, or the name of an expectation of the recipe's own.",
-        "severity": "error shuts the gate, warn only shows.",
-        "value": "The number that was judged; null if it was not measured or is not applicable.",
-        "bound": "The bound that it was held against.",
-        "outcome": "passed, failed (a waived failure too), or not_applicable: the law has no meaning for this data.",
-        "passed": "Whether it is within its bound; null where the law is not applicable.",
-        "waiver": "The reason for which a failure is accepted; empty if none covers it.",
-        "judged_at": "When it was judged, ISO 8601 in UTC.",
+    "check_results": {
+        "check_name": "The check, or the name of an expectation that the recipe adds.",
+        **_CHECK_RESULT_COLUMNS,
     },
+    "findings": {"law": "The check's name.", **_CHECK_RESULT_COLUMNS},
     "ledger": {
         "state": "kept, rejected, or left out: not_taken, not_sampled, tail, remainder, not_scheduled …",
         "reason": "Why, from a closed list; empty for kept.",

@@ -110,16 +110,16 @@ def write_manifest_tables(
 
 
 def write_check_results(
-    store: Store, manifest: Manifest, verdicts: Sequence[CheckResult], *, judged_at: str | None = None
+    store: Store, manifest: Manifest, results: Sequence[CheckResult], *, judged_at: str | None = None
 ) -> None:
-    """Write the verdicts on a version.
+    """Write the results on a version.
 
-    `judged_at` (ISO 8601, now if left out) tells a later judgement from this one. The same verdicts again
+    `judged_at` (ISO 8601, now if left out) tells a later judgement from this one. The same results again
     leave what is there alone. Other ones, under other bounds say, stand beside the earlier ones: the view
     shows the last, its history all.
     """
     folder = _partition_path("findings", *split_stage_key(manifest.key), manifest.version)
-    lines = [_make_check_row(manifest.stage, verdict) for verdict in verdicts]
+    lines = [_make_check_row(manifest.stage, result) for result in results]
     newest = _read_newest(store, folder, "part", SCHEMAS["findings"])
     if newest is not None and newest.drop_columns(["judged_at"]).to_pylist() == lines:
         return
@@ -146,16 +146,16 @@ def write_empty_tables(store: Store) -> None:
     )
 
 
-def _make_check_row(stage: str, verdict: CheckResult) -> dict[str, Any]:
+def _make_check_row(stage: str, result: CheckResult) -> dict[str, Any]:
     return {
         "stage": stage,
-        "law": verdict.law,
-        "severity": str(verdict.severity),
-        "value": None if verdict.value is None else float(verdict.value),
-        "bound": verdict.bound,
-        "outcome": verdict.outcome,
-        "passed": None if verdict.outcome == "not_applicable" else verdict.passed,
-        "waiver": verdict.waiver,
+        "law": result.check,
+        "severity": str(result.severity),
+        "value": None if result.value is None else float(result.value),
+        "bound": result.bound,
+        "outcome": result.outcome,
+        "passed": None if result.outcome == "not_applicable" else result.passed,
+        "waiver": result.waiver,
     }
 
 

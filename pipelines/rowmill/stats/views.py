@@ -54,15 +54,22 @@ RUNS_QUERY = (
     "sum(seconds) AS seconds, sum(rows)::BIGINT AS rows, sum(parts)::BIGINT AS parts, "
     "sum(parts_reused)::BIGINT AS parts_reused FROM builds_history WHERE NOT reused GROUP BY recipe, run_id"
 )
+CHECK_RESULTS_QUERY = (
+    "SELECT recipe, dataset, version, stage, law AS check_name, severity, value, bound, outcome, passed, waiver, "
+    "judged_at FROM findings{history}"
+)
+"""`findings` is the name of the stored table, and `law` its column's; both still answer."""
 DERIVED_VIEWS = {
     "truncation": TRUNCATION_QUERY.format(history=""),
     "truncation_history": TRUNCATION_QUERY.format(history="_history"),
     "runs": RUNS_QUERY,
+    "check_results": CHECK_RESULTS_QUERY.format(history=""),
+    "check_results_history": CHECK_RESULTS_QUERY.format(history="_history"),
 }
 """Views over other views: questions that everybody asks."""
 
 LAST_RESULT_CLAUSE = " QUALIFY judged_at = max(judged_at) OVER (PARTITION BY t.recipe, t.scope, t.version)"
-"""Of a version judged under several bounds the view shows the last verdicts; the history has all."""
+"""Of a version judged under several bounds the view shows the last results; the history has all."""
 
 
 def list_view_names() -> tuple[str, ...]:

@@ -489,7 +489,7 @@ def count_outside_vocabulary(table: pa.Table, vocab_size: int) -> int:
 
 @dataclass(slots=True)
 class TokenizationCounts:
-    """What is counted while rows are prepared, beside the examples themselves; sums over parts are laws' facts."""
+    """What is counted while rows are prepared, beside the examples themselves; sums over parts are checks' facts."""
 
     dropped: dict[str, int] = field(default_factory=dict[str, int])
     control_strings: dict[str, int] = field(default_factory=dict[str, int])

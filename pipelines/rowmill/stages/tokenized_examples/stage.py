@@ -296,7 +296,7 @@ def _compute_short_share(rows: Sequence[Part], made: Sequence[Part]) -> float | 
 def _summarize_template(
     work: StageContext, made: list[Part], spec: RendererSpec | None, reasons: dict[str, int], rows: int
 ) -> dict[str, Any]:
-    """Return what the template makes of the laws; all parts were printed by the same one."""
+    """Return what the template makes of the checks; all parts were printed by the same one."""
     found: dict[str, Any] = next((p.facts["template"] for p in made if p.facts["template"]), {})
     named = {
         "template_warnings": list(found.get("warnings", ())),

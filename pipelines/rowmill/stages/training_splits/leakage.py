@@ -29,7 +29,7 @@ from rowmill.stages.base import StageContext, compute_share, scan_rows, scratch_
 from rowmill.stages.training_splits import ngrams, table_leakage
 
 MAX_SAMPLE_IDS = 10
-"""Ids that a finding shows."""
+"""Ids that a check result shows."""
 NEAR_SHARE = 0.5
 """Share of an example's sampled n-grams in train from which on it counts as nearly the same."""
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -39,16 +39,16 @@ _ROW_COLUMNS = ("row_id", "dataset", "content_hash", "split", "group_key", "prom
 
 @dataclass(slots=True)
 class LeakReport:
-    """The numbers of the laws on leaks, and ids of what leaked."""
+    """The numbers of the checks on leaks, and ids of what leaked."""
 
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
     samples: dict[str, tuple[str, ...]] = field(default_factory=dict[str, "tuple[str, ...]"])
 
-    def note(self, law: str, value: float, ids: Sequence[str]) -> None:
-        """Keep a law's number and the first ids."""
-        self.facts[law] = value
+    def note(self, check: str, value: float, ids: Sequence[str]) -> None:
+        """Keep a check's number and the first ids."""
+        self.facts[check] = value
         if ids:
-            self.samples[law] = tuple(ids[:MAX_SAMPLE_IDS])
+            self.samples[check] = tuple(ids[:MAX_SAMPLE_IDS])
 
 
 def find_leaks(work: StageContext, packed: Mapping[str, Manifest]) -> LeakReport:
@@ -115,12 +115,14 @@ def has_groups(dataset: Dataset) -> bool:
 # ── Rows, groups, prompts ──────────────────────────────────────────────────────────────────────────
 
 
-def _count_split_overlaps(leaks: LeakReport, law: str, rows: pl.LazyFrame, held: pl.LazyFrame, key: list[str]) -> None:
+def _count_split_overlaps(
+    leaks: LeakReport, check: str, rows: pl.LazyFrame, held: pl.LazyFrame, key: list[str]
+) -> None:
     """Count keys with rows in more than one split; only keys that stand outside train can be such."""
     named = held.filter(pl.col(key[-1]).is_not_null()).select(key).unique()
     splits = rows.select([*key, "split"]).join(named, on=key, how="semi").group_by(key).agg(pl.col("split").n_unique())
     leaked = splits.filter(pl.col("split") > 1).select(key).collect(engine="streaming")
-    leaks.note(law, len(leaked), _list_leaked_rows(held, leaked, key))
+    leaks.note(check, len(leaked), _list_leaked_rows(held, leaked, key))
 
 
 def _measure_same_prompt(leaks: LeakReport, rows: pl.LazyFrame, held: pl.LazyFrame) -> None:

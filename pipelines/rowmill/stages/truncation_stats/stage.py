@@ -1,6 +1,6 @@
 """What truncation did, and what another context length would do: integers about lengths, no token is read.
 
-What belongs here: facts for the law of context overflow, histograms, the what-if table, advice. What does
+What belongs here: facts for the check of context overflow, histograms, the what-if table, advice. What does
 not: truncating (`truncation.py`), examples that are planned of records and never truncated (`table_lengths.py`).
 """
 

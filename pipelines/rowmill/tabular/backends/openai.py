@@ -49,7 +49,7 @@ class OpenAIBackend(Config):
     retries: int = Field(default=5, ge=0)
     """Attempts after the first, for failures that may pass."""
     prompt_as: Literal["text", "ids"] = "text"
-    """Whether prompts are sent as text or as token ids; send ids where finding `prompt_parity` says so."""
+    """Whether prompts are sent as text or as token ids; send ids where check `prompt_parity` says so."""
 
     def open(self) -> "OpenAICompleter":
         """Return what speaks to the server; nothing is sent yet.

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rowmill.reader import Reader
+from rowmill import Reader
 
 
 def small_llama(vocab_size: int, *, seed: int = 0) -> Any:

@@ -1,6 +1,8 @@
 """The engine of rowmill: raw datasets in, packed token shards and per-GPU partitions out.
 
-What belongs here: this map. The engine knows no Dagster; `dagster_rowmill` shows what it did.
+What belongs here: this map, and the public names, each imported from its module when it is first used, so that
+`import rowmill` takes milliseconds and a training process loads the reader alone. What does not: code. Names outside
+`__all__` may change without notice. The engine never imports Dagster; `dagster_rowmill` shows what it did.
 
     source file ─ sources ─► records
     record ─ formats ─► canonical row, with a split ─► rows.parquet
@@ -22,5 +24,140 @@ Layers, each importing only those below it (held by the contract in `pyproject.t
     schema       rows, examples, ledger, manifest: the nouns and their Arrow schemas
     core         config, errors, storage, text
 
-One real row on this way, with its bytes: `docs/walk.md`.
+Each public name with an example: `docs/api.md`. One real row on its way, with its bytes: `docs/walk.md`.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rowmill.build.in_memory import (
+        Datum,
+        ExampleTokens,
+        canonicalize_rows,
+        make_datum,
+        make_datums,
+        row_to_datum,
+        sft_tokenize,
+    )
+    from rowmill.build.runner import Project, open_project
+    from rowmill.build.runner import build as build_recipe
+    from rowmill.conversation.rendering.template_registry import get_chat_template, register_chat_template
+    from rowmill.core.errors import (
+        BusyError,
+        ConfigError,
+        ContextOverflowError,
+        DamagedFileError,
+        GateError,
+        GenerationError,
+        IntegrityError,
+        MissingPackageError,
+        PipelineError,
+        SchemaError,
+        SourceError,
+        UnreachableError,
+    )
+    from rowmill.core.json import Json
+    from rowmill.exports.export_manifest import Exported, open_export
+    from rowmill.exports.tinker import read_datums
+    from rowmill.formats.custom import BuildContext, RowFormat, register_format
+    from rowmill.inspection.generated_output import ParsedFiles, parse_files
+    from rowmill.reader import Batch, PackedSequence, Reader, TrainingStep, View
+    from rowmill.schema.rows import Rejected, Row
+
+    __version__: str
+
+__all__ = [
+    "Batch",
+    "BuildContext",
+    "BusyError",
+    "ConfigError",
+    "ContextOverflowError",
+    "DamagedFileError",
+    "Datum",
+    "ExampleTokens",
+    "Exported",
+    "GateError",
+    "GenerationError",
+    "IntegrityError",
+    "Json",
+    "MissingPackageError",
+    "PackedSequence",
+    "ParsedFiles",
+    "PipelineError",
+    "Project",
+    "Reader",
+    "Rejected",
+    "Row",
+    "RowFormat",
+    "SchemaError",
+    "SourceError",
+    "TrainingStep",
+    "UnreachableError",
+    "View",
+    "build_recipe",
+    "canonicalize_rows",
+    "get_chat_template",
+    "make_datum",
+    "make_datums",
+    "open_export",
+    "open_project",
+    "parse_files",
+    "read_datums",
+    "register_chat_template",
+    "register_format",
+    "row_to_datum",
+    "sft_tokenize",
+]
+
+_MODULES = {
+    "rowmill.build.in_memory": (
+        "Datum ExampleTokens canonicalize_rows make_datum make_datums row_to_datum sft_tokenize"
+    ),
+    "rowmill.build.runner": "Project build_recipe=build open_project",
+    "rowmill.conversation.rendering.template_registry": "get_chat_template register_chat_template",
+    "rowmill.core.errors": (
+        "BusyError ConfigError ContextOverflowError DamagedFileError GateError GenerationError IntegrityError "
+        "MissingPackageError PipelineError SchemaError SourceError UnreachableError"
+    ),
+    "rowmill.core.json": "Json",
+    "rowmill.exports.export_manifest": "Exported open_export",
+    "rowmill.exports.tinker": "read_datums",
+    "rowmill.formats.custom": "BuildContext RowFormat register_format",
+    "rowmill.inspection.generated_output": "ParsedFiles parse_files",
+    "rowmill.reader": "Batch PackedSequence Reader TrainingStep View",
+    "rowmill.schema.rows": "Rejected Row",
+}
+"""The module of each public name; a test holds it equal to the imports above, which type checkers and editors read."""
+
+_HOMES = {
+    name.partition("=")[0]: (module, name.rpartition("=")[2])
+    for module, names in _MODULES.items()
+    for name in names.split()
+}
+
+
+if not TYPE_CHECKING:  # a type checker that saw it would take every misspelt name for a public one
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name when it is first asked for."""
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version("rowmill")
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module, own_name = _HOMES[name]
+        try:
+            value = getattr(import_module(module), own_name)
+        except ModuleNotFoundError as error:
+            from rowmill.core.extras import explain_missing_package
+
+            raise explain_missing_package(f"rowmill.{name}", error) or error from error
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, loaded or not."""
+    return sorted({*globals(), *__all__})

@@ -3,9 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rowmill.core.json import Json
-from rowmill.formats import RowFormat, register_format
-from rowmill.schema.rows import Row
+from rowmill import Json, Row, RowFormat, register_format
 
 
 @register_format("exercises")

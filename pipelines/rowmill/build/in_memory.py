@@ -85,6 +85,23 @@ def make_datums(examples: Iterable[ExampleTokens], *, reduction: Reduction = "no
     return kept, len(made) - len(kept)
 
 
+def canonicalize_rows(
+    rows: Iterable[Mapping[str, Json]], *, options: Mapping[str, Any] | None = None
+) -> list[Row | Rejected]:
+    """Return each record's canonical row, or why there is none; `options` as for `sft_tokenize`.
+
+    Raises
+    ------
+    ConfigError
+        If the options are wrong.
+
+    """
+    # A context length must be given, and decides nothing before tokenization.
+    dataset = _parse_dataset(options or {}, MIN_DATUM_TOKENS, Path.cwd())
+    canonicalizer = Canonicalizer(dataset, weighted=dataset.loss.weights)
+    return [_reject_lone_surrogate(row) or canonicalizer(row) for row in rows]
+
+
 def sft_tokenize(
     rows: Iterable[Mapping[str, Json]],
     tokenizer: Any,
@@ -145,17 +162,21 @@ def _merge_options(options: Mapping[str, Any], enable_thinking: bool | None, sup
     return groups
 
 
+def _parse_dataset(groups: Mapping[str, Any], max_seq_len: int, base: Path) -> recipe.Dataset:
+    values = {
+        "tokenizer": "given",
+        "seq_len": max_seq_len,
+        "datasets": {"rows": {"source": {"train_urls": ["given"]}, **groups}},
+    }
+    return recipe.parse_recipe(values, name="rows", where="options", base=base).datasets["rows"]
+
+
 class _InMemoryPipeline:
     """The rooms of a build for rows in memory."""
 
     def __init__(self, tokenizer: Any, max_seq_len: int, groups: Mapping[str, Any]) -> None:
         base = Path.cwd()
-        values = {
-            "tokenizer": "given",
-            "seq_len": max_seq_len,
-            "datasets": {"rows": {"source": {"train_urls": ["given"]}, **groups}},
-        }
-        dataset = recipe.parse_recipe(values, name="rows", where="options", base=base).datasets["rows"]
+        dataset = _parse_dataset(groups, max_seq_len, base)
         named = isinstance(tokenizer, str | Path)
         loaded = open_tokenizer(str(tokenizer), base) if named else wrap_tokenizer(tokenizer)
         self._canonicalizer = Canonicalizer(dataset, weighted=dataset.loss.weights)

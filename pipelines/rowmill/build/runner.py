@@ -130,14 +130,15 @@ class StepReport:
         return self.manifest.version
 
 
-def open_project(path: Path, root: str | None = None, overrides: Mapping[str, str] | None = None) -> Project:
+def open_project(path: str | Path, root: str | None = None, overrides: Mapping[str, str] | None = None) -> Project:
     """Load a recipe and say where its work is done; `overrides` as `recipe.overridden` takes them.
 
     Relative paths in a recipe count from the project: the folder that holds `configs/`, or the recipe's own
     folder where there is none. `root` defaults to `.rowmill` there.
     """
-    base = recipe.project_folder(path)
-    return Project(recipe.load_recipe(path, overrides), Store(root or str(base / ".rowmill")), base)
+    file = Path(path)
+    base = recipe.project_folder(file)
+    return Project(recipe.load_recipe(file, overrides), Store(root or str(base / ".rowmill")), base)
 
 
 # ── The order ──────────────────────────────────────────────────────────────────────────────────────

@@ -13,6 +13,7 @@ configuration, for the outside world (files, disks) and for our own bugs.
       + IntegrityError    (RuntimeError)  stored bytes are not what their manifest says
       + GateError         (RuntimeError)  a failed check stands between a stage and its input
       + GenerationError   (RuntimeError)  a generating backend failed beyond its retries
+      + MissingPackageError (ImportError) a package that an extra of rowmill brings is not installed
       - BusyError         (RuntimeError)  another build holds this recipe
 
 A message has four parts: where, what, what was allowed, what to do. Each class is also the builtin
@@ -70,6 +71,10 @@ class GenerationError(PipelineError, RuntimeError):
 
 class ContextOverflowError(ConfigError, GenerationError):
     """Something is longer than the context and the recipe says that this must not happen."""
+
+
+class MissingPackageError(PipelineError, ImportError):
+    """A package that an extra of rowmill brings is not installed."""
 
 
 class BusyError(PipelineError, RuntimeError):

@@ -216,7 +216,7 @@ def _extend_module_path(base: Path) -> Generator[None]:
 def _find_format_problem(cls: object) -> str:
     """Say why a value is no format; empty: it is one."""
     if not (isinstance(cls, type) and issubclass(cls, RowFormat)):
-        return "it is no RowFormat; a class derived from rowmill.formats.RowFormat is needed; derive it"
+        return "it is no RowFormat; a class derived from rowmill.RowFormat is needed; derive it"
     own = [name for name in ("rows", "build") if getattr(cls, name) is not getattr(RowFormat, name)]
     if len(own) == 1:
         return ""

@@ -1,0 +1,45 @@
+"""Which extra of rowmill brings a package that is not installed, and the error that says so.
+
+What belongs here: the answer to a failed import. What does not: the lists of packages, which are those of
+`pyproject.toml`, read from the metadata of the installed distribution.
+"""
+
+import re
+from importlib.metadata import PackageNotFoundError, requires
+
+from rowmill.core.errors import MissingPackageError
+
+_EXTRAS = ("build", "dagster")
+"""The extras that commands need, in the order in which they are looked through."""
+
+_DISTRIBUTIONS = {"yaml": "pyyaml"}
+"""Modules that are not called as their distribution is."""
+
+_REQUIREMENT = re.compile(r"""^([\w.-]+).*;.*extra\s*==\s*["']([\w-]+)["']""")
+
+
+def explain_missing_package(where: str, error: ModuleNotFoundError) -> MissingPackageError | None:
+    """Return the error for a failed import of a package that an extra brings; None: no extra brings it."""
+    missing = (error.name or "").partition(".")[0]
+    extra = _find_extra(missing)
+    if extra is None:
+        return None
+    return MissingPackageError(
+        f"{where}: the package {missing} is not installed; the base install of rowmill only reads built partitions; "
+        f"run pip install 'rowmill[{extra}]'"
+    )
+
+
+def _find_extra(module: str) -> str | None:
+    wanted = _normalize_name(_DISTRIBUTIONS.get(module, module))
+    try:
+        lines = requires("rowmill") or []
+    except PackageNotFoundError:
+        return None
+    found = [match.groups() for line in lines if (match := _REQUIREMENT.match(line))]
+    brought_by = {extra for name, extra in found if _normalize_name(name) == wanted}
+    return next((extra for extra in _EXTRAS if extra in brought_by), None)
+
+
+def _normalize_name(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

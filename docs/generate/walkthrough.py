@@ -40,7 +40,7 @@ from rowmill.stages.canonical_rows import stage as canonical_rows
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.tokenized_examples.text_examples import ExampleBuilder
 from rowmill.stages.training_splits import stage as training_splits
-from rowmill.tokenization.tokenizer import Encoder
+from rowmill.tokenization.encoder import Encoder
 
 DEMO_RECIPE = Path("configs/demo/demo.yaml")
 DEMO_DATASET = "chats"

@@ -25,7 +25,8 @@ from rowmill.formats import Chat
 from rowmill.formats.canonicalization import RowOptionValues, canonicalize_row
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Message, Rejected
-from rowmill.tokenization.tokenizer import EncodedTexts, find_degenerate_texts
+from rowmill.tokenization.alignment import find_degenerate_texts
+from rowmill.tokenization.encoder import EncodedTexts
 from tests.support.recipes import CHATML, Road, chat, text_of
 
 TOKENS: dict[str, str] = {"bos_token": "<s>", "eos_token": "</s>"}

@@ -22,8 +22,9 @@ from rowmill.stages.tokenized_examples.text_examples import (
     show_control_strings,
 )
 from rowmill.tokenization import tokenizer
+from rowmill.tokenization.control_tokens import ControlStrings
 from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, make_examples
-from rowmill.tokenization.tokenizer import ControlStrings, Encoder
+from rowmill.tokenization.encoder import Encoder
 from tests.support import recipes
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}

@@ -19,7 +19,8 @@ from rowmill.tabular.prompt import Encode, PromptFrame, Vocabulary, build_prompt
 from rowmill.tabular.schema import Column, RecordSchema
 from rowmill.tabular.table_contract import TableContract
 from rowmill.tabular.table_contract.drift import describe_column_contract
-from rowmill.tokenization.tokenizer import Encoder, LoadedTokenizer, open_tokenizer
+from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization.tokenizer import LoadedTokenizer, open_tokenizer
 from tests.support.recipes import Built, Road
 from tests.support.tables import as_written, cells, read_back, records, schema_of
 

@@ -25,8 +25,10 @@ from rowmill.conversation.template_contract import RenderedConversation
 from rowmill.core.json import Json
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Message, Rejected, Span
+from rowmill.tokenization.control_tokens import ControlStrings
 from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, make_examples
-from rowmill.tokenization.tokenizer import ControlStrings, Encoder, compute_byte_positions, open_tokenizer
+from rowmill.tokenization.encoder import Encoder, compute_byte_positions
+from rowmill.tokenization.tokenizer import open_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_data]
 

@@ -20,6 +20,7 @@ from rowmill.inspection.inspect import InspectedRecord, TemplateReport, TokenCla
 from rowmill.reports import row_view
 from rowmill.schema import manifest
 from rowmill.tokenization import tokenizer
+from rowmill.tokenization.encoder import Encoder
 from tests.support.cli_project import CHATS, FOREIGN_WARNINGS, RECIPE, ROOT, CliProject, answer, note, task
 
 pytestmark = FOREIGN_WARNINGS
@@ -35,8 +36,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> CliProject:
 
 
 @lru_cache
-def demo_encoder() -> tokenizer.Encoder:
-    return tokenizer.Encoder(tokenizer.open_tokenizer("configs/demo/tokenizer", ROOT))
+def demo_encoder() -> Encoder:
+    return Encoder(tokenizer.open_tokenizer("configs/demo/tokenizer", ROOT))
 
 
 def looked_at(

@@ -12,6 +12,7 @@ import pytest
 from rowmill.conversation.rendering.renderer import Renderer, RendererSpec
 from rowmill.stages.tokenized_examples import tool_lengths
 from rowmill.tokenization import tokenizer
+from rowmill.tokenization.encoder import Encoder
 from tests.support.recipes import CHAT, TEXT, Built, Road, chat, sentence, write_tokenizer
 
 THINKING = (
@@ -141,7 +142,7 @@ TOOL = {"type": "function", "function": {"name": "look_up", "description": "Find
 def test_tool_lengths_are_what_the_tools_add_to_the_print(tmp_path: Path) -> None:
     import pyarrow as pa
 
-    encoder = tokenizer.Encoder(tokenizer.open_tokenizer(str(write_tokenizer(tmp_path / "t")), tmp_path))
+    encoder = Encoder(tokenizer.open_tokenizer(str(write_tokenizer(tmp_path / "t")), tmp_path))
     text = json.dumps([TOOL])
     column = pa.chunked_array([pa.array([text, None, text, json.dumps([TOOL, TOOL])])])
 
@@ -159,7 +160,7 @@ def test_tool_lengths_are_what_the_tools_add_to_the_print(tmp_path: Path) -> Non
 def test_tool_lengths_of_a_template_that_refuses_the_probes_are_those_of_the_schemas(tmp_path: Path) -> None:
     import pyarrow as pa
 
-    encoder = tokenizer.Encoder(tokenizer.open_tokenizer(str(write_tokenizer(tmp_path / "t")), tmp_path))
+    encoder = Encoder(tokenizer.open_tokenizer(str(write_tokenizer(tmp_path / "t")), tmp_path))
     picky = "{% if messages[0]['content'] == 'x' %}{{ raise_exception('no') }}{% endif %}" + WITH_TOOLS
     text = json.dumps([TOOL])
 

@@ -10,15 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowmill.core.errors import ConfigError
-from rowmill.tokenization import tokenizer
-from rowmill.tokenization.tokenizer import (
-    ControlStrings,
-    Encoder,
-    FlatSpans,
-    LoadedTokenizer,
-    find_trained_tokens,
-    restore_control_strings,
-)
+from rowmill.tokenization import alignment, tokenizer
+from rowmill.tokenization.alignment import FlatSpans, find_trained_tokens
+from rowmill.tokenization.control_tokens import ControlStrings, restore_control_strings
+from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization.tokenizer import LoadedTokenizer
 from tests.support import recipes
 
 TEXTS = st.text(
@@ -167,7 +163,7 @@ def test_encode_text_that_the_normaliser_changes_takes_the_usual_way(real_data: 
     encoded = encoder.encode(["plain", "e\u0301 decomposed", "plain again"])
 
     assert encoded.usual == 1
-    assert not tokenizer.find_degenerate_texts(encoded).any()
+    assert not alignment.find_degenerate_texts(encoded).any()
 
 
 @pytest.mark.slow

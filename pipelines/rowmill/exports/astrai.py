@@ -25,6 +25,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
+from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError, IntegrityError
 from rowmill.exports.base import (
     Export,
@@ -36,7 +37,7 @@ from rowmill.exports.base import (
     split_into_runs,
 )
 from rowmill.shards import label_conventions
-from rowmill.shards.label_conventions import Ints, LabelConvention
+from rowmill.shards.label_conventions import LabelConvention
 from rowmill.shards.sequences import SequenceBatch
 
 DEFAULT_FOLDER = "__default__"

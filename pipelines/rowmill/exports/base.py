@@ -23,9 +23,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
+from rowmill.core.arrays import Ints
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError
-from rowmill.shards.label_conventions import Ints, LabelConvention
+from rowmill.shards.label_conventions import LabelConvention
 from rowmill.shards.sequences import SequenceBatch
 
 Split: TypeAlias = Literal["train", "validation", "test"]

@@ -19,10 +19,11 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from rowmill.core.arrays import Bools, Tokens
 from rowmill.core.errors import ConfigError
 from rowmill.exports.base import Export, ExportContext, ExportIndex, ExportJob, ExportLayout, WrittenFile
 from rowmill.exports.mds import describe_shards, open_mds_writer
-from rowmill.shards.label_conventions import Bools, LabelConvention, Tokens
+from rowmill.shards.label_conventions import LabelConvention
 from rowmill.shards.sequences import SequenceBatch
 
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
+from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError
 from rowmill.exports.base import (
     ExportContext,
@@ -33,7 +34,7 @@ from rowmill.exports.base import (
     write_parquet,
 )
 from rowmill.shards import label_conventions
-from rowmill.shards.label_conventions import Ints, LabelConvention
+from rowmill.shards.label_conventions import LabelConvention
 from rowmill.shards.sequences import SequenceBatch, make_list_array
 
 ROW_GROUP = 500

@@ -21,10 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from rowmill.core.arrays import Ints, Tokens
 from rowmill.core.errors import ConfigError
 from rowmill.exports.base import ExportContext, ExportJob, FileCounts, Sharded, WrittenFile
 from rowmill.shards import label_conventions
-from rowmill.shards.label_conventions import Ints, LabelConvention, Tokens
+from rowmill.shards.label_conventions import LabelConvention
 from rowmill.shards.sequences import SequenceBatch
 
 

@@ -20,11 +20,12 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import orjson
 
+from rowmill.core.arrays import Weights
 from rowmill.core.errors import ConfigError
 from rowmill.exports.base import ExportContext, ExportIndex, ExportJob, ExportLayout, FileCounts, Sharded, WrittenFile
 from rowmill.exports.export_manifest import open_export
 from rowmill.shards import label_conventions
-from rowmill.shards.label_conventions import LabelConvention, ShiftedTargets, Weights
+from rowmill.shards.label_conventions import LabelConvention, ShiftedTargets
 from rowmill.shards.sequences import SequenceBatch
 
 IDS_FILE = "example_ids.txt"

@@ -42,7 +42,7 @@ from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import text_rows
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.tokenized_examples import text_parts
-from rowmill.tokenization.tokenizer import Encoder
+from rowmill.tokenization.encoder import Encoder
 
 TokenClass = Literal["trained", "context", "template"]
 ClassT = TypeVar("ClassT")

@@ -36,7 +36,7 @@ from rowmill.stages.packed_shards import stage as packed_shards
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.training_splits import stage as training_splits
 from rowmill.tokenization import tokenizer
-from rowmill.tokenization.tokenizer import Encoder
+from rowmill.tokenization.encoder import Encoder
 
 STAGES_BACKWARDS = (
     packed_shards.STAGE.name,

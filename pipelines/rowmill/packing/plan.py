@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, model_validator
 
+from rowmill.core.arrays import Bools
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, ContextOverflowError
 from rowmill.schema.rows import RowKind
@@ -33,7 +34,6 @@ IGNORED_LABEL = -100
 """The label of a position that is no target; what every trainer's cross entropy skips."""
 
 Integers: TypeAlias = NDArray[np.integer[Any]]
-Bools: TypeAlias = NDArray[np.bool_]
 SliceStrategy = Literal["keep_start", "keep_end", "error", "split", "drop"]
 PackStrategy = Literal["best_fit", "greedy", "concat"]
 Strategy = Literal["best_fit", "greedy", "concat", "single"]

@@ -31,11 +31,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError, IntegrityError, join_choices
 from rowmill.core.storage import Store
 from rowmill.reader import layouts, published
 from rowmill.reader.layouts import Batch, LayoutName
-from rowmill.reader.published import Ints, PublishedBuild
+from rowmill.reader.published import PublishedBuild
 from rowmill.reader.sequences import PackedSequence, RowGroupCache
 from rowmill.reader.views import BatchFunction, SequenceFunction, View
 from rowmill.reader.workers import WHOLE_SHARE, WorkerShare, find_current_worker

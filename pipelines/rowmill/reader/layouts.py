@@ -33,8 +33,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from rowmill.core.arrays import Weights
 from rowmill.core.errors import ConfigError
-from rowmill.reader.sequences import PackedSequence, Weights, make_position_ids
+from rowmill.reader.sequences import PackedSequence, make_position_ids
 from rowmill.schema.examples import WEIGHT_COLUMN
 
 IGNORED_LABEL = -100

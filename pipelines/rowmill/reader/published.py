@@ -22,12 +22,10 @@ from typing import Any, NoReturn, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
+from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError
 from rowmill.core.storage import Store, digest_bytes, digest_file, digest_json
-
-Ints = NDArray[np.int64]
 
 CHECKED_AT_ONCE = 16
 """Shards whose footers are read at the same time."""

@@ -20,14 +20,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
+from rowmill.core.arrays import Ints, Tokens, Weights
 from rowmill.core.storage import Store
-from rowmill.reader.published import Ints, Shard, open_parquet
+from rowmill.reader.published import Shard, open_parquet
 from rowmill.schema.examples import WEIGHT_COLUMN
-
-Tokens = NDArray[np.int32]
-Weights = NDArray[np.float32]
 
 _COLUMNS = ("input_ids", "labels", "seq_lengths")
 _WEIGHTED_COLUMNS = (*_COLUMNS, WEIGHT_COLUMN)

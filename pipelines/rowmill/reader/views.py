@@ -12,15 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rowmill.core import permutation
+from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError
 from rowmill.reader.layouts import BatchLayout
 from rowmill.reader.sequences import PackedSequence
 from rowmill.reader.workers import WHOLE_SHARE, find_current_worker
 
-Ints = NDArray[np.int64]
 SequenceFunction: TypeAlias = Callable[[PackedSequence], PackedSequence]
 BatchFunction: TypeAlias = Callable[[Any], Any]
 

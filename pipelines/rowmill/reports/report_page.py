@@ -36,7 +36,7 @@ from rowmill.schema.manifest import DisplayTable, File, Manifest
 from rowmill.stages import tokenizer_files
 from rowmill.stages.base import StageContext
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
-from rowmill.tokenization.tokenizer import Encoder
+from rowmill.tokenization.encoder import Encoder
 
 PAGE_VERSION = 1
 """Raise it when the page changes; reports that say the same are not written again."""

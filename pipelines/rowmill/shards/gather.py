@@ -12,9 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from rowmill.core.arrays import Ints
 
 
 def write_scratch_file(table: pa.Table, target: str) -> None:

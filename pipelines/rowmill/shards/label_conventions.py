@@ -20,16 +20,13 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from rowmill.core.arrays import Bools, Ints, Tokens, Weights
+
 IGNORED_LABEL = -100
 """The label of a position without loss, as PyTorch's cross entropy skips it."""
 
 LabelConvention: TypeAlias = Literal["A", "B", "C", "D", "none"]
 """How a format stores targets; `none`: ids alone, and the trainer trains on all of them."""
-
-Tokens: TypeAlias = NDArray[np.int32]
-Bools: TypeAlias = NDArray[np.bool_]
-Ints: TypeAlias = NDArray[np.int64]
-Weights: TypeAlias = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -27,10 +27,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from rowmill.core.arrays import Bools, Ints, Tokens, Weights
 from rowmill.core.storage import Store
 from rowmill.schema.examples import WEIGHT_COLUMN, WEIGHT_FIELD
 from rowmill.schema.manifest import File
-from rowmill.shards.label_conventions import IGNORED_LABEL, Bools, Ints, Tokens, Weights
+from rowmill.shards.label_conventions import IGNORED_LABEL
 from rowmill.shards.sequences import make_list_array
 
 ROW_GROUP = 1024

@@ -18,10 +18,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rowmill.core.arrays import Bools, Ints, Tokens, Weights
 from rowmill.core.errors import IntegrityError
 from rowmill.schema.examples import WEIGHT_COLUMN
 from rowmill.shards import gather
-from rowmill.shards.label_conventions import IGNORED_LABEL, Bools, Ints, Tokens, Weights
+from rowmill.shards.label_conventions import IGNORED_LABEL
 
 
 @dataclass(frozen=True, slots=True, eq=False)

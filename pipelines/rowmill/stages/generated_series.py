@@ -39,7 +39,7 @@ from rowmill.tabular.generation import GenerationResult, Prefill, TrainedModel
 from rowmill.tabular.row_index import NO_KEY
 from rowmill.tabular.schema import RecordSchema, Value
 from rowmill.tabular.serialization import RecordDecoder, RecordProblem, Serialiser, read_json
-from rowmill.tokenization.tokenizer import Encoder
+from rowmill.tokenization.encoder import Encoder
 
 VERSION = 2
 """Raise it when the same model would be asked otherwise, or its answers would be parsed otherwise."""

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from rowmill.core.arrays import Ints
 from rowmill.core.storage import Store
 from rowmill.formats import Records
 from rowmill.schema.manifest import File, Part
 from rowmill.stages.base import StageContext
 from rowmill.tabular import row_index
-from rowmill.tabular.assembly import Ints
 from rowmill.tabular.row_index import RowIndex
 from rowmill.tabular.schema import RecordSchema
 from rowmill.tabular.table_contract import TableContract, TableEvidence

@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rowmill.core.arrays import Ints
 from rowmill.core.json import Json
 from rowmill.core.storage import File, Store
 from rowmill.tabular.serialization import read_json
 from rowmill.tabular.time_order import DAY, SortKey
 
-Ints = NDArray[np.int64]
 SPLITS = ("train", "validation", "test")
 NO_KEY = "null"
 """The key of the one series of a dataset without a group column."""

@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rowmill.core.arrays import Ints
 from rowmill.schema.manifest import DisplayTable, Histogram
 from rowmill.tabular.schema import Mode
-
-Ints = NDArray[np.int64]
 
 CHARACTERS_PER_TOKEN = 4
 """What is assumed without a tokenizer; records of many numbers have two to three, so it is called approximate."""

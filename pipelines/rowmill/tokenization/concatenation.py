@@ -16,8 +16,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rowmill.tokenization.encoded_batch import Example, Tokens
-from rowmill.tokenization.tokenizer import Bools, EncodedTexts, Ints
+from rowmill.core.arrays import Bools, Ints, Tokens
+from rowmill.tokenization.encoded_batch import Example
+from rowmill.tokenization.encoder import EncodedTexts
 
 
 @dataclass(frozen=True, slots=True)

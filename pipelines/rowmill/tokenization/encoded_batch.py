@@ -19,27 +19,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rowmill.core.arrays import Bools, Ints, Tokens, Weights
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.examples import SPAN_KINDS, make_example_schema
 from rowmill.schema.rows import ContentSpan, MaskedConversation, Rejected, Span
-from rowmill.tokenization.tokenizer import (
-    Bools,
-    ControlStrings,
-    EncodedTexts,
-    Encoder,
+from rowmill.tokenization.alignment import (
     FlatSpans,
-    Ints,
-    Weights,
-    compute_byte_positions,
     compute_token_weights,
-    contains_added_token,
     find_degenerate_texts,
     find_token_at,
     find_trained_tokens,
-    rejoin_pieces,
 )
+from rowmill.tokenization.control_tokens import ControlStrings, contains_added_token
+from rowmill.tokenization.encoder import EncodedTexts, Encoder, compute_byte_positions, rejoin_pieces
 
-Tokens = NDArray[np.int32]
 TEMPLATE_KIND = SPAN_KINDS.index("template")
 _KIND_NUMBERS = {kind: number for number, kind in enumerate(SPAN_KINDS)}
 

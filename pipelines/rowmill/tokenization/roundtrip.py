@@ -14,7 +14,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from rowmill.core.arrays import Ints
+
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 SENTENCEPIECE_SPACE = "\u2581"
 

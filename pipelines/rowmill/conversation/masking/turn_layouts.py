@@ -17,13 +17,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from rowmill.conversation.masking.verification import MIN_FOREIGN_CHARS
 from rowmill.conversation.template_contract import PlaceholderRendering
+from rowmill.core.arrays import Ints
 from rowmill.schema.rows import ContentSpan, MaskedConversation, Span
-
-Ints = NDArray[np.int64]
 
 BEFORE, KIND, MESSAGE, TRAINS, TRAINED_BEFORE, TRAINED_AFTER = range(6)
 """The columns of `TurnLayout.places`. In bytes: constant text before a content; how much of the text around it trains

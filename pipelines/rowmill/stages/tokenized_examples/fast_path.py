@@ -32,8 +32,11 @@ from rowmill.conversation.masking.turn_layouts import (
     compute_content_positions,
     make_literal_pattern,
 )
+from rowmill.core.arrays import Ints
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Message, Rejected
+from rowmill.tokenization.alignment import FlatSpans
+from rowmill.tokenization.control_tokens import ControlStrings
 from rowmill.tokenization.encoded_batch import (
     NO_TEXT_BEHIND,
     EncodedBatch,
@@ -44,7 +47,7 @@ from rowmill.tokenization.encoded_batch import (
     make_batch,
     make_batch_columns,
 )
-from rowmill.tokenization.tokenizer import ControlStrings, Encoder, FlatSpans, Ints
+from rowmill.tokenization.encoder import Encoder
 
 
 @dataclass(slots=True)

@@ -15,9 +15,10 @@ import numpy as np
 
 from rowmill.conversation.masking import Masker, needs_plain_check
 from rowmill.conversation.template_contract import ChatRenderer
+from rowmill.core.arrays import Tokens
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Rejected
-from rowmill.tokenization.encoded_batch import Example, Tokens
+from rowmill.tokenization.encoded_batch import Example
 
 
 def choose_rows(hashes: Sequence[bytes], share: float) -> list[int]:

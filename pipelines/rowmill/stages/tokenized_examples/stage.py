@@ -39,7 +39,7 @@ from rowmill.stages.base import (
 from rowmill.stages.tokenized_examples import table_examples, text_parts
 from rowmill.stages.tokenizer_files import find_recipe_tokenizer, open_recipe_tokenizer
 from rowmill.stats import StatsInputs, count_rows_by_fact
-from rowmill.tokenization import tokenizer, tokenizer_source
+from rowmill.tokenization import control_tokens, tokenizer, tokenizer_source
 from rowmill.tokenization.tokenizer import LoadedTokenizer
 
 VERSION = 5
@@ -98,7 +98,7 @@ def build_renderer_spec(dataset: Dataset, base: Path, loaded: LoadedTokenizer) -
         tokenizer_chat_template=card.chat_template,
         special_tokens=card.special_tokens,
     )
-    control = tokenizer.ControlStrings(card, source.text)
+    control = control_tokens.ControlStrings(card, source.text)
     tools = dataset.tools
     return renderer.make_renderer_spec(
         options,

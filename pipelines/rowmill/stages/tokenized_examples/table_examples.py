@@ -25,6 +25,7 @@ import orjson
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rowmill.core.arrays import Ints
 from rowmill.core.storage import digest_bytes, digest_json
 from rowmill.formats import Records
 from rowmill.recipe.recipe import Recipe
@@ -55,12 +56,13 @@ from rowmill.stages.tokenized_examples.table_tokens import (
     LedgerTask,
 )
 from rowmill.tabular import prompt
-from rowmill.tabular.assembly import EDGES, ExampleLimits, Ints
+from rowmill.tabular.assembly import EDGES, ExampleLimits
 from rowmill.tabular.prompt import PromptFrame
 from rowmill.tabular.row_index import RowIndex
 from rowmill.tabular.serialization import RecordDecoder, RecordProblem, Serialiser, read_json
 from rowmill.tokenization import tokenizer
-from rowmill.tokenization.tokenizer import Encoder, LoadedTokenizer
+from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization.tokenizer import LoadedTokenizer
 
 VERSION = 3
 """Raise it when any row may become other ids, or stand in another example, or other facts are counted."""

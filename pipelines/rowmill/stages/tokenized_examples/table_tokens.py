@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rowmill.core.arrays import Ints
 from rowmill.core.storage import Store
 from rowmill.schema.examples import EXAMPLE_SCHEMA, SPAN_KINDS
 from rowmill.schema.manifest import File, Part
@@ -29,14 +30,15 @@ from rowmill.schema.rows import Rejected
 from rowmill.shards import gather
 from rowmill.stages.part_files import RejectLog, build_ledger, row_as_bytes, sample_text_rejects, write_parquet
 from rowmill.stages.tokenized_examples import text_examples
-from rowmill.tabular.assembly import EDGES, FLUSHES, Ints
+from rowmill.tabular.assembly import EDGES, FLUSHES
 from rowmill.tabular.prompt import PromptFrame
 from rowmill.tabular.schema import RecordSchema
 from rowmill.tabular.serialization import RecordDecoder, RecordProblem, Serialiser, Wire, read_json
 from rowmill.tokenization import encoded_batch
 from rowmill.tokenization.encoded_batch import TokenizationCounts
+from rowmill.tokenization.encoder import Encoder, read_token_bytes
 from rowmill.tokenization.roundtrip import RoundTripDecoder
-from rowmill.tokenization.tokenizer import Encoder, deserialize_tokenizer, read_token_bytes
+from rowmill.tokenization.tokenizer import deserialize_tokenizer
 
 PROMPT, RECORD, TEMPLATE = (SPAN_KINDS.index(name) for name in ("prompt", "record", "template"))
 

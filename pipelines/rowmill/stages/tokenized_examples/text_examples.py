@@ -24,6 +24,7 @@ from rowmill.conversation.masking import Masker, MaskRules
 from rowmill.conversation.rendering.renderer import Renderer, RendererSpec
 from rowmill.conversation.template_contract import find_mismatched_prompts, list_template_warnings
 from rowmill.conversation.truncation import ConversationTruncator, OverlongPolicy, TruncatedConversation
+from rowmill.core.arrays import Bools, Ints, Weights
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, from_json, from_json_column, to_json
 from rowmill.formats.reasoning import inline_reasoning, limit_reasoning
@@ -42,6 +43,7 @@ from rowmill.tokenization.concatenation import (
     omit_existing_token,
     split_at_byte,
 )
+from rowmill.tokenization.control_tokens import ControlStrings, has_changed_placeholder, restore_control_strings
 from rowmill.tokenization.encoded_batch import (
     TEMPLATE_KIND,
     Example,
@@ -54,16 +56,8 @@ from rowmill.tokenization.encoded_batch import (
     make_examples,
     sort_by_row,
 )
+from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.token_truncation import cut_pair, prepend_bos, split_into_windows, truncate_tokens
-from rowmill.tokenization.tokenizer import (
-    Bools,
-    ControlStrings,
-    Encoder,
-    Ints,
-    Weights,
-    has_changed_placeholder,
-    restore_control_strings,
-)
 
 BATCH_CHARS = 1 << 20
 """Characters of rows per batch: enough for the columnar steps, little for memory (some 60 MB)."""

@@ -35,7 +35,8 @@ from rowmill.stages.tokenized_examples import tool_lengths
 from rowmill.stages.tokenized_examples.text_examples import ExampleBuilder, PreparedExamples
 from rowmill.tokenization import encoded_batch
 from rowmill.tokenization.encoded_batch import TokenizationCounts
-from rowmill.tokenization.tokenizer import Encoder, deserialize_tokenizer
+from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization.tokenizer import deserialize_tokenizer
 
 # ── Tokenized examples ─────────────────────────────────────────────────────────────────────────────
 

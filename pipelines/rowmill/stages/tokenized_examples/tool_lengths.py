@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from rowmill.conversation.rendering.renderer import Renderer
 from rowmill.core.json import Json, from_json
 from rowmill.schema.rows import Message, Rejected
-from rowmill.tokenization.tokenizer import Encoder
+from rowmill.tokenization.encoder import Encoder
 
 PROBES: Sequence[Sequence[Message]] = (
     ({"role": "user", "content": "x"},),

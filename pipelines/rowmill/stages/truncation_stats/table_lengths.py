@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rowmill import stats
+from rowmill.core.arrays import Ints
 from rowmill.packing.plan import keep_examples_whole, plan_slices
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
@@ -23,7 +24,7 @@ from rowmill.stages import table_inputs, table_plan
 from rowmill.stages.base import StageContext, StageOutput, compute_share
 from rowmill.stages.table_inputs import get_table_options, index_files, load_observed_table
 from rowmill.stages.table_plan import ReplannedTable, TablePlanRequest
-from rowmill.tabular.assembly import ExampleLimits, Ints
+from rowmill.tabular.assembly import ExampleLimits
 
 VERSION = 1
 """Raise it when other facts are counted of records."""

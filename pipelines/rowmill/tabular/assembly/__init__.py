@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from rowmill.core.arrays import Ints
 
 Flush = Literal["restart", "group_change", "max_records", "budget", "end"]
 FLUSHES: tuple[Flush, ...] = ("restart", "group_change", "max_records", "budget", "end")

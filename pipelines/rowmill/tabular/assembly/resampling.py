@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rowmill.tabular.assembly import Ints, RecordLengths, RecordPass
+from rowmill.core.arrays import Ints
+from rowmill.tabular.assembly import RecordLengths, RecordPass
 
 Permute = Callable[[int, int], Ints]
 """Hands out an order: (pass, n) → a permutation of 0 … n−1."""

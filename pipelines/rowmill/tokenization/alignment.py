@@ -1,0 +1,124 @@
+"""Map byte spans of texts to the tokens that cover them, for a whole batch at once.
+
+What belongs here: which tokens a span covers, and which of them train with which weight. What does not: where the
+spans come from (`conversation/masking/`), encoding (`encoder.py`).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rowmill.core.arrays import Bools, Ints, Weights
+from rowmill.tokenization.encoder import EncodedTexts
+
+
+@dataclass(frozen=True, slots=True)
+class FlatSpans:
+    """Byte ranges over a batch: range i is `[starts[i], ends[i])` of text `texts[i]`, ascending.
+
+    `before` int64 is where the nearest own text of another message ends before each range, 0 without one; `behind`
+    where the next one begins, the text's length or more without one. `weights` float32 are the ranges' loss weights
+    (null: all weigh 1).
+    """
+
+    texts: Ints
+    starts: Ints
+    ends: Ints
+    before: Ints
+    behind: Ints
+    weights: Weights | None = None
+
+
+def find_trained_tokens(encoded: EncodedTexts, spans: FlatSpans) -> tuple[Bools, int]:
+    """Return which tokens train, bool[T], and how many of them straddle a span's edge.
+
+    A token trains if a byte of it lies in a trained span and none is another message's own text, as `transformers`
+    and TRL have it; at both edges alike. The first token of a text never trains: nothing precedes it.
+    """
+    if not len(encoded.ids):
+        return np.zeros(0, bool), 0
+    first, last, straddles = _find_token_ranges(encoded, spans)
+    edges = np.zeros(len(encoded.ids) + 1, np.int64)
+    np.add.at(edges, first, 1)
+    np.add.at(edges, last, -1)
+    mask = np.cumsum(edges[:-1]) > 0
+    nonempty = np.diff(encoded.offsets) > 0
+    mask[encoded.offsets[:-1][nonempty]] = False
+    return mask, straddles
+
+
+def compute_token_weights(encoded: EncodedTexts, spans: FlatSpans, mask: Bools) -> Weights:
+    """Return the loss weight of every token, float32[T]: its span's if it trains, else 0.
+
+    `mask` is what `find_trained_tokens` makes of the same spans. A token in two spans has the weight of the later one.
+    """
+    weights = np.zeros(len(mask), np.float32)
+    if spans.weights is None or not len(mask):
+        return mask.astype(np.float32)
+    first, last, _ = _find_token_ranges(encoded, spans)
+    sizes = last - first
+    index = np.repeat(first - (np.cumsum(sizes) - sizes), sizes) + np.arange(int(sizes.sum()))
+    weights[index] = np.repeat(spans.weights, sizes)
+    weights[~mask] = 0
+    return weights
+
+
+def _find_token_ranges(encoded: EncodedTexts, spans: FlatSpans) -> tuple[Ints, Ints, int]:
+    """Return the first token of every span and the one after its last, and how many straddle an edge."""
+    base = _compute_text_bases(encoded)
+    starts, ends = encoded.starts + base.per_token, encoded.ends + base.per_token
+    offset = base.at(spans.texts)
+    left, right = spans.starts + offset, spans.ends + offset
+    # The first token that ends behind the span's start, and the first that begins at or behind its end.
+    first = np.searchsorted(ends, left, "right")
+    last = np.searchsorted(starts, right, "left")
+    kept = (first < last) & (left < right)
+    begins, stops = starts[np.minimum(first, len(starts) - 1)], ends[np.maximum(last - 1, 0)]
+    # A straddling token is not this message's alone if it reaches the own text of the message beside it.
+    shares_left = kept & (begins < left) & (begins < spans.before + offset)
+    first = first + shares_left
+    shares_right = kept & (stops > right) & (stops > spans.behind + offset) & (last > first)
+    last = last - shares_right
+    kept &= first < last
+    whole_left, whole_right = np.searchsorted(starts, left, "left"), np.searchsorted(ends, right, "right")
+    straddles = int((last - first - np.maximum(whole_right - whole_left, 0))[kept].sum())
+    return np.where(kept, first, 0), np.where(kept, last, 0), straddles
+
+
+def find_token_at(encoded: EncodedTexts, texts: Ints, places: Ints) -> Ints:
+    """Return the first token (numbered over the batch) that begins at or after byte `places[i]` of text `texts[i]`."""
+    base = _compute_text_bases(encoded)
+    found = np.searchsorted(encoded.starts + base.per_token, places + base.at(texts), "left")
+    return np.minimum(found, encoded.offsets[texts + 1])
+
+
+@dataclass(frozen=True, slots=True)
+class _TextBases:
+    """Where each text begins when all texts of a batch are laid end to end with a gap between them."""
+
+    per_text: Ints
+    per_token: Ints
+
+    def at(self, texts: Ints) -> Ints:
+        return self.per_text[texts]
+
+
+def _compute_text_bases(encoded: EncodedTexts) -> _TextBases:
+    counts = np.diff(encoded.offsets)
+    last = np.zeros(len(counts), np.int64)
+    nonempty = counts > 0
+    last[nonempty] = np.maximum.reduceat(encoded.ends, encoded.offsets[:-1][nonempty]) if nonempty.any() else 0
+    # The gap keeps a token that ends one text from touching one that starts the next.
+    per_text = np.concatenate((np.zeros(1, np.int64), np.cumsum(last + 2)))[:-1]
+    return _TextBases(per_text, np.repeat(per_text, counts))
+
+
+def find_degenerate_texts(encoded: EncodedTexts) -> Bools:
+    """Return which texts have tokens with empty or backward offsets: bool[N]; their spans cannot be trusted."""
+    bad = encoded.ends <= encoded.starts
+    same_text = np.ones(len(bad), bool)
+    same_text[encoded.offsets[:-1][np.diff(encoded.offsets) > 0]] = False
+    # Byte fallback gives several tokens the same character: equal starts are fine, going back is not.
+    bad[1:] |= same_text[1:] & (encoded.starts[1:] < encoded.starts[:-1])
+    counts = np.concatenate(([0], np.cumsum(bad)))
+    return np.diff(counts[encoded.offsets]) > 0

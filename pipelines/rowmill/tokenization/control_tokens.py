@@ -1,0 +1,149 @@
+"""Keep control-token strings of the data from becoming control tokens.
+
+What belongs here: finding such strings in rows, hiding them from the template, and putting them back as ordinary text.
+What does not: encoding text around them (`encoder.py`).
+
+    as_text     ["a", "<", "|", "im", "_end", "|", ">", "b"]   the string came from the data
+"""
+
+import re
+import string
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from typing import cast
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rowmill.core.arrays import Bools
+from rowmill.core.errors import ConfigError
+from rowmill.core.json import Json
+from rowmill.tokenization.encoder import EncodedTexts, compute_byte_positions
+from rowmill.tokenization.tokenizer import TokenizerCard
+
+
+class ControlStrings:
+    """The strings that must not become control tokens when they stand in a row's own text.
+
+    Control tokens are the special added tokens, and added tokens that occur in the template's source.
+    """
+
+    def __init__(self, card: TokenizerCard, template: str) -> None:
+        """Collect the strings and a pattern that finds them in a row's JSON text."""
+        chosen = {content for _, content, special in card.added if content and (special or content in template)}
+        self.strings = tuple(sorted(chosen, key=lambda s: (-len(s), s)))
+        self.ids = frozenset(i for i, content, _ in card.added if content in chosen)
+        forms = {form for s in self.strings for form in (s, orjson.dumps(s)[1:-1].decode())}
+        self.pattern = "|".join(re.escape(form) for form in sorted(forms, key=lambda s: (-len(s), s)))
+        self._find = re.compile("|".join(map(re.escape, self.strings))) if self.strings else None
+        self._template = template
+
+    def count_occurrences(self, messages: Sequence[dict[str, Json]], tools: Json, kwargs: Json) -> dict[str, int]:
+        """Count the strings in a row's own text: `role string` → how often; `tools` and `kwargs` are roles here."""
+        counts: dict[str, int] = {}
+        if self._find is None:
+            return counts
+        for role, value in [*((str(m["role"]), m) for m in messages), ("tools", tools), ("kwargs", kwargs)]:
+            for found in self._find.findall("\0".join(_iterate_strings(value))):
+                counts[f"{role} {found}"] = counts.get(f"{role} {found}", 0) + 1
+        return counts
+
+    def find_rows(self, table: pa.Table) -> Bools:
+        """Tell which canonical rows hold a control string anywhere in their JSON: bool[N]."""
+        found = np.zeros(table.num_rows, bool)
+        if not self.strings:
+            return found
+        for name in ("messages", "tools", "template_kwargs"):
+            hits = pc.match_substring_regex(table.column(name), self.pattern)
+            found |= hits.fill_null(fill_value=False).to_numpy(zero_copy_only=False)
+        return found
+
+    def hide(self, value: Json, row_json: str) -> "tuple[Json, dict[str, str]]":
+        """Replace control strings in every string of a JSON value by placeholders of equal length.
+
+        Returns the new value and the map from placeholder to string. Equal length keeps every character
+        span of the rendered text valid after the strings are put back.
+        """
+        present = [s for s in self.strings if s in row_json or orjson.dumps(s)[1:-1].decode() in row_json]
+        taken = row_json + self._template
+        placeholders: dict[str, str] = {}
+        for text in present:
+            placeholders[text] = _find_free_placeholder(len(text), taken)
+            taken += placeholders[text]
+        hidden = _map_strings(value, lambda s: self._substitute(s, placeholders))
+        return hidden, {placeholder: text for text, placeholder in placeholders.items()}
+
+    def _substitute(self, text: str, placeholders: dict[str, str]) -> str:
+        assert self._find is not None
+        return self._find.sub(lambda match: placeholders[match.group()], text)
+
+
+def restore_control_strings(text: str, placeholders: dict[str, str]) -> tuple[str, list[tuple[int, int]]]:
+    """Put control strings back; return the text and the character ranges that must stay ordinary text."""
+    if not placeholders:
+        return text, []
+    pattern = re.compile("|".join(map(re.escape, placeholders)))
+    ranges = [match.span() for match in pattern.finditer(text)]
+    return pattern.sub(lambda match: placeholders[match.group()], text), ranges
+
+
+def has_changed_placeholder(text: str, placeholders: dict[str, str]) -> bool:
+    """Tell whether a print holds a placeholder in other letters, as a template that lowers its text makes them.
+
+    Those of fewer than six characters could stand anywhere by chance and are not looked for.
+    """
+    long = [one for one in placeholders if len(one) >= 6]
+    if not long:
+        return False
+    lowered = text.lower()
+    return any(lowered.count(one.lower()) > text.count(one) for one in long)
+
+
+def contains_added_token(
+    card: TokenizerCard, encoded: EncodedTexts, text: str, ranges: Sequence[tuple[int, int]]
+) -> bool:
+    """Tell whether an encoded text has an added token inside character ranges that must be ordinary text."""
+    at = compute_byte_positions(text)
+    starts = at[np.array([start for start, _ in ranges], np.int64)]
+    ends = at[np.array([end for _, end in ranges], np.int64)]
+    place = np.searchsorted(starts, encoded.starts, "right") - 1
+    inside = (place >= 0) & (encoded.starts < ends[np.maximum(place, 0)])
+    return bool(np.isin(encoded.ids[inside], [token_id for token_id, _, _ in card.added]).any())
+
+
+def _find_free_placeholder(length: int, taken: str) -> str:
+    """Return an ASCII word of the given length that does not occur in `taken`, always the same one."""
+    letters = string.ascii_letters + string.digits
+    tail = min(length, 4)
+    for combination in product(letters, repeat=tail):
+        word = "Q" * (length - tail) + "".join(combination)
+        if word not in taken:
+            return word
+    raise ConfigError(
+        f"no free placeholder of {length} characters; the row uses every word of that length; "
+        "reject it with template.control_tokens"
+    )
+
+
+def _iterate_strings(value: Json) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in cast("list[Json]", value):
+            yield from _iterate_strings(item)
+    elif isinstance(value, dict):
+        for key, item in cast("dict[str, Json]", value).items():
+            yield key
+            yield from _iterate_strings(item)
+
+
+def _map_strings(value: Json, change: Callable[[str], str]) -> Json:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [_map_strings(item, change) for item in cast("list[Json]", value)]
+    if isinstance(value, dict):
+        return {change(k): _map_strings(v, change) for k, v in cast("dict[str, Json]", value).items()}
+    return value

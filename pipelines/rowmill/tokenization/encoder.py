@@ -1,0 +1,295 @@
+"""Encode batches of texts into ids and byte offsets, on the fast path or the reference path.
+
+What belongs here: the encoder of a worker, and the positions of tokens in their text's bytes. What does not: opening a
+tokenizer (`tokenizer.py`), which tokens train (`alignment.py`), control tokens in the data (`control_tokens.py`).
+
+    text        "a<|im_end|>b"                       bytes  0 1          11 12
+    tokens      ["a", "<|im_end|>", "b"]             ends     1          11 12
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from rowmill.core.arrays import Ints
+from rowmill.tokenization.tokenizer import LoadedTokenizer, encode_flat, open_fast_backend, open_reference_backend
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedTexts:
+    """A batch of encoded texts.
+
+    `ids` int32[T], `offsets` int64[N + 1] into it; `starts` and `ends` int64[T] are each token's bytes within
+    its own text; `usual` counts texts that took the usual way, `altered` those whose ids decode to other text.
+    """
+
+    ids: NDArray[np.int32]
+    offsets: Ints
+    starts: Ints
+    ends: Ints
+    usual: int
+    altered: int = 0
+
+
+class Encoder:
+    """A tokenizer in a worker. Expensive to make (about a second for 150,000 tokens): make one per process."""
+
+    def __init__(self, loaded: LoadedTokenizer, *, fast_lane: bool = True) -> None:
+        """Open the fast lane if it is wanted and the card allows it; the usual one is opened when first needed."""
+        self.card = loaded.card
+        self._backend = loaded.backend
+        self._fast: Any = open_fast_backend(loaded.backend) if fast_lane and loaded.card.fast else None
+
+    @cached_property
+    def usual(self) -> Any:
+        """The reference: the `tokenizers` backend that `transformers` itself calls."""
+        return open_reference_backend(self._backend)
+
+    def to_transformers(self) -> Any:
+        """Return the tokenizer as `transformers` would open it, chat template included; takes seconds."""
+        from transformers import PreTrainedTokenizerFast
+
+        tokens = {name: text for name, text in self.card.special_tokens.items() if name.endswith("_token")}
+        opened = PreTrainedTokenizerFast(tokenizer_object=open_reference_backend(self._backend), **tokens)
+        opened.chat_template = self.card.chat_template
+        return opened
+
+    @cached_property
+    def _ordinary_text_backend(self) -> Any:
+        """The same tokenizer without its added tokens, for strings that must stay ordinary text."""
+        return open_reference_backend(_remove_dummy_prefix(_remove_added_tokens(self._backend)))
+
+    @cached_property
+    def _continuation_backend(self) -> Any:
+        """The same tokenizer without the space that SentencePiece puts before a text, for continuations."""
+        return open_reference_backend(_remove_dummy_prefix(self._backend))
+
+    @cached_property
+    def _byte_lengths(self) -> Ints:
+        return _read_byte_lengths(self._backend)
+
+    def encode(self, texts: Sequence[str]) -> EncodedTexts:
+        """Encode texts, adding no special tokens: the ids that `transformers` gives.
+
+        A text whose tokens' bytes do not add up to its own takes the usual way.
+        """
+        if self._fast is None:
+            return self._encode_reference(texts)
+        ids, offsets = encode_flat(self._fast, texts)
+        lengths = self._byte_lengths[ids]
+        ends_flat = np.cumsum(lengths)
+        before = np.concatenate(([0], ends_flat))[offsets]
+        sizes = np.fromiter((len(t.encode()) for t in texts), np.int64, len(texts))
+        wrong = np.flatnonzero(np.diff(before) != sizes)
+        starts = ends_flat - lengths - np.repeat(before[:-1], np.diff(offsets))
+        encoded = EncodedTexts(ids.astype(np.int32), offsets, starts, starts + lengths, 0)
+        if not len(wrong):
+            return encoded
+        return _replace_texts(encoded, wrong, self._encode_reference([texts[i] for i in wrong.tolist()]))
+
+    def _encode_reference(self, texts: Sequence[str]) -> EncodedTexts:
+        encodings = self.usual.encode_batch(list(texts), add_special_tokens=False)
+        pieces = [self._locate_token_bytes(text, one) for text, one in zip(texts, encodings, strict=True)]
+        decoded = self.usual.decode_batch([one.ids for one in encodings], skip_special_tokens=False)
+        altered = sum(
+            self._strip_spaces_after_added(one) != self._strip_spaces_after_added(text)
+            for one, text in zip(decoded, texts, strict=True)
+        )
+        return replace(_join_encodings(pieces, usual=len(texts)), altered=altered)
+
+    def _strip_spaces_after_added(self, text: str) -> str:
+        """Return a text without the spaces behind added tokens, which decoding may add."""
+        return self._after_added_pattern.sub(r"\1", text)
+
+    @cached_property
+    def _after_added_pattern(self) -> re.Pattern[str]:
+        added = sorted((content for _, content, _ in self.card.added if content), key=len, reverse=True)
+        return re.compile(f"({'|'.join(map(re.escape, added))}) +") if added else re.compile(r"(?!)()")
+
+    def _locate_token_bytes(self, text: str, encoding: Any) -> "tuple[NDArray[np.int32], Ints, Ints]":
+        ids = np.array(encoding.ids, np.int32)
+        if self.card.byte_level:
+            lengths = self._byte_lengths[ids]
+            if int(lengths.sum()) == len(text.encode()):
+                ends = np.cumsum(lengths)
+                return ids, ends - lengths, ends
+        chars = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        at = compute_byte_positions(text)
+        return ids, at[chars[:, 0]], at[chars[:, 1]]
+
+    def encode_continuation(self, texts: Sequence[str]) -> EncodedTexts:
+        """Encode texts as what follows another text: no space of the tokenizer's own before them."""
+        if self._fast is not None:
+            return self.encode(texts)
+        encodings = self._continuation_backend.encode_batch(list(texts), add_special_tokens=False)
+        return _join_encodings(
+            [self._locate_token_bytes(t, e) for t, e in zip(texts, encodings, strict=True)], usual=len(texts)
+        )
+
+    def encode_continuation_ids(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], Ints]:
+        """Encode texts as `encode_continuation` does and return ids and offsets alone, which is twice as fast."""
+        encodings = self._continuation_backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        ids = [np.array(one.ids, np.int32) for one in encodings]
+        counts = np.fromiter(map(len, ids), np.int64, len(ids))
+        offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+        return np.concatenate(ids) if ids else np.empty(0, np.int32), offsets
+
+    def reencode_continuations(self, encoded: EncodedTexts, texts: Sequence[str], places: Ints) -> EncodedTexts:
+        """Encode the texts in the given places again, as what follows other text; the rest stays as it is."""
+        if self._fast is not None or not len(places):
+            return encoded
+        chosen: list[int] = places.tolist()
+        return _replace_texts(encoded, places, self.encode_continuation([texts[i] for i in chosen]), counted=False)
+
+    def encode_around(self, text: str, ordinary: Sequence[tuple[int, int]], cuts: Sequence[int] = ()) -> EncodedTexts:
+        """Encode a text whose character ranges `ordinary` must not become control tokens, each in isolation.
+
+        Before the characters `cuts` the text is cut too, as `rejoined` has it.
+        """
+        pieces: list[tuple[NDArray[np.int32], Ints, Ints]] = []
+        position = 0
+        at = compute_byte_positions(text)
+        empty = [(cut, cut) for cut in cuts if not any(start < cut < end for start, end in ordinary)]
+        for start, end in sorted([*ordinary, *empty, (len(text), len(text))]):
+            between = self.usual if position == 0 else self._continuation_backend
+            for chosen, left, right in ((between, position, start), (self._ordinary_text_backend, start, end)):
+                if left < right:
+                    encoding = chosen.encode(text[left:right], add_special_tokens=False)
+                    ids, starts, ends = self._locate_token_bytes(text[left:right], encoding)
+                    pieces.append((ids, starts + at[left], ends + at[left]))
+            position = end
+        if not pieces:
+            return _join_encodings([], usual=0)
+        ids, starts, ends = (np.concatenate(column) for column in zip(*pieces, strict=True))
+        return _join_encodings([(ids, starts, ends)], usual=1)
+
+    def matches_reference(self, texts: Sequence[str], encoded: EncodedTexts, chosen: Sequence[int]) -> bool:
+        """Compare the chosen texts' ids with the reference's own."""
+        expected = self.usual.encode_batch([texts[i] for i in chosen], add_special_tokens=False)
+        spans = [encoded.ids[encoded.offsets[i] : encoded.offsets[i + 1]].tolist() for i in chosen]
+        return all(one.ids == ids for one, ids in zip(expected, spans, strict=True))
+
+    def without_fast_path(self) -> "Encoder":
+        """Return an encoder that takes the usual way only; for a part in which the lanes differed."""
+        return Encoder(LoadedTokenizer(card=self.card, backend=self._backend), fast_lane=False)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Decode ids with control tokens shown, as the reference does."""
+        return cast(str, self.usual.decode(list(ids), skip_special_tokens=False))
+
+
+def rejoin_pieces(encoded: EncodedTexts, pieces: Sequence[str], counts: Ints) -> EncodedTexts:
+    """Return encoded pieces as the texts they were cut from: text i is the next `counts[i]` pieces, end to end."""
+    sizes = np.fromiter((len(one.encode()) for one in pieces), np.int64, len(pieces))
+    before = np.cumsum(sizes) - sizes
+    bounds = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+    nonempty = counts > 0
+    begins = np.zeros(len(counts), np.int64)
+    begins[nonempty] = before[bounds[:-1][nonempty]]
+    shift = np.repeat(before - np.repeat(begins, counts), np.diff(encoded.offsets))
+    return replace(
+        encoded,
+        offsets=encoded.offsets[bounds],
+        starts=encoded.starts + shift,
+        ends=encoded.ends + shift,
+        usual=min(encoded.usual, len(counts)),
+        altered=min(encoded.altered, len(counts)),
+    )
+
+
+def compute_byte_positions(text: str) -> Ints:
+    """Return for every character index (and the end) its byte index in UTF-8: int64[len(text) + 1]."""
+    raw = text.encode()
+    if len(raw) == len(text):
+        return np.arange(len(text) + 1, dtype=np.int64)
+    first = (np.frombuffer(raw, np.uint8) & 0xC0) != 0x80
+    return np.append(np.flatnonzero(first), len(raw))
+
+
+def _join_encodings(pieces: "Sequence[tuple[NDArray[np.int32], Ints, Ints]]", usual: int) -> EncodedTexts:
+    counts = np.array([len(ids) for ids, _, _ in pieces], np.int64)
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+    if not pieces:
+        return EncodedTexts(np.empty(0, np.int32), offsets, np.empty(0, np.int64), np.empty(0, np.int64), usual)
+    ids, starts, ends = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    return EncodedTexts(ids, offsets, starts, ends, usual)
+
+
+def _replace_texts(encoded: EncodedTexts, places: Ints, other: EncodedTexts, *, counted: bool = True) -> EncodedTexts:
+    """Put the texts of `other` in the given places of `encoded`; `counted` adds what was counted of them."""
+    chosen: dict[int, int] = {int(place): i for i, place in enumerate(places)}
+    pieces: list[tuple[NDArray[np.int32], Ints, Ints]] = []
+    for i in range(len(encoded.offsets) - 1):
+        source, j = (other, chosen[i]) if i in chosen else (encoded, i)
+        cut = slice(int(source.offsets[j]), int(source.offsets[j + 1]))
+        pieces.append((source.ids[cut], source.starts[cut], source.ends[cut]))
+    joined = _join_encodings(pieces, usual=encoded.usual + counted * other.usual)
+    return replace(joined, altered=encoded.altered + counted * other.altered)
+
+
+def _make_byte_alphabet() -> dict[str, int]:
+    """Map the 256 printable characters by which byte-level vocabularies write bytes, back to the bytes.
+
+    Source: the GPT-2 encoder: printable Latin-1 characters stand for themselves, the rest for U+0100 on.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+def _read_byte_lengths(backend: str) -> Ints:
+    """Return the number of bytes that each id stands for: int64[largest id + 1], −1 where there is no token."""
+    parsed: dict[str, Any] = orjson.loads(backend)
+    vocabulary: dict[str, int] = parsed["model"]["vocab"]
+    added: list[dict[str, Any]] = parsed["added_tokens"]
+    size = max([*vocabulary.values(), *(int(t["id"]) for t in added)]) + 1
+    lengths = np.full(size, -1, np.int64)
+    ids = np.fromiter(vocabulary.values(), np.int64, len(vocabulary))
+    lengths[ids] = np.fromiter(map(len, vocabulary), np.int64, len(vocabulary))
+    for token in added:
+        lengths[int(token["id"])] = len(str(token["content"]).encode())
+    return lengths
+
+
+def read_token_bytes(backend: str) -> list[bytes]:
+    """Return the bytes of every id of a byte-level vocabulary; for showing tokens one by one."""
+    parsed: dict[str, Any] = orjson.loads(backend)
+    alphabet = _make_byte_alphabet()
+    vocabulary: dict[str, int] = parsed["model"]["vocab"]
+    table = [b""] * (len(_read_byte_lengths(backend)))
+    for text, token_id in vocabulary.items():
+        table[token_id] = bytes(alphabet.get(c, 0x3F) for c in text)
+    for token in parsed["added_tokens"]:
+        table[int(token["id"])] = str(token["content"]).encode()
+    return table
+
+
+def _remove_added_tokens(backend: str) -> str:
+    parsed: dict[str, Any] = orjson.loads(backend)
+    return orjson.dumps(parsed | {"added_tokens": [], "post_processor": None}).decode()
+
+
+def _remove_dummy_prefix(backend: str) -> str:
+    def strip(node: Any) -> Any:
+        if not isinstance(node, dict):
+            return node
+        one = cast("dict[str, Any]", node)
+        if one.get("type") == "Sequence":
+            for name in ("normalizers", "pretokenizers"):
+                if name in one:
+                    kept = [strip(n) for n in one[name] if n.get("type") != "Prepend"]
+                    one = one | {name: kept}
+            return one
+        if one.get("type") == "Metaspace":
+            return one | {"prepend_scheme": "never"}
+        return None if one.get("type") == "Prepend" else one
+
+    parsed: dict[str, Any] = orjson.loads(backend)
+    changed = {"normalizer": strip(parsed["normalizer"]), "pre_tokenizer": strip(parsed["pre_tokenizer"])}
+    return orjson.dumps(parsed | changed).decode()

@@ -13,7 +13,7 @@ from rowmill.build.in_memory import Datum, ExampleTokens, make_datum, make_datum
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
 from rowmill.schema.rows import Rejected
-from tests.support.recipes import CHAT, PAIR, Road, TEXT, chat, document, pair, write_tokenizer
+from tests.support.recipes import CHAT, PAIR, TEXT, Road, chat, document, pair, write_tokenizer
 
 MASKS = st.lists(st.booleans(), min_size=0, max_size=12)
 

@@ -23,7 +23,7 @@ from rowmill.core.storage import Store
 from rowmill.executors import local
 from rowmill.schema import manifest
 from rowmill.stages import catalog
-from tests.support.recipes import Built, CHAT, LENIENT, PAIR, Road, chat, lines, pair
+from tests.support.recipes import CHAT, LENIENT, PAIR, Built, Road, chat, lines, pair
 
 ROOT = Path(__file__).resolve().parents[2]
 

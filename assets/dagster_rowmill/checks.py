@@ -17,7 +17,8 @@ from dagster_rowmill.factory import only_infrastructure_errors
 from dagster_rowmill.resources import StorageResource
 from rowmill.build import runner
 from rowmill.build.runner import Project, Step
-from rowmill.checks.judge import CheckResult, Threshold
+from rowmill.checks.gates import Threshold
+from rowmill.checks.judge import CheckResult
 from rowmill.schema import manifest
 from rowmill.schema.manifest import StageKey
 

@@ -28,7 +28,7 @@ from dagster_rowmill.resources import StorageResource
 from rowmill.build import runner
 from rowmill.build.runner import Project, Step, StepReport
 from rowmill.checks import judge
-from rowmill.checks.judge import Threshold
+from rowmill.checks.gates import Threshold
 from rowmill.core import number_text
 from rowmill.core.errors import PipelineError
 from rowmill.core.storage import DISK_FULL_ERRNOS, Store

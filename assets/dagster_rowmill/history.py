@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import dagster as dg
 
 from dagster_rowmill import metadata
-from rowmill.checks.judge import Threshold
+from rowmill.checks.gates import Threshold
 from rowmill.schema.manifest import StageKey
 
 CheckKey: TypeAlias = tuple[StageKey, str]

@@ -24,8 +24,8 @@ from pydantic_core import PydanticUndefined
 
 from docs.generate import walkthrough
 from rowmill import exports, formats, sources, stats
-from rowmill.checks import judge
-from rowmill.checks.judge import Bound, Expectation, Waiver
+from rowmill.checks import catalog, gates
+from rowmill.checks.gates import Bound, Expectation, Waiver
 from rowmill.conversation.rendering.renderer import TemplateChoice
 from rowmill.core import console
 from rowmill.core.config import Config
@@ -80,7 +80,7 @@ TITLES: dict[type[Config], str] = {
     Mixture: "`mixture`",
     BlockShuffle: "Block shuffle",
     Partitions: "`partitions`",
-    judge.Gates: "`gates`",
+    gates.Gates: "`gates`",
     Bound: "Bounds",
     Waiver: "Waivers",
     Expectation: "Expectations",
@@ -350,8 +350,8 @@ def _find_inner_models(model: type[Config]) -> set[type[Config]]:
 
 
 def _render_gates_section() -> Iterator[str]:
-    yield from (f"## {TITLES[judge.Gates]}", "", _first_sentence(judge.Gates), "")
-    yield from render_option_table(judge.Gates, ["waivers", "expectations"])
+    yield from (f"## {TITLES[gates.Gates]}", "", _first_sentence(gates.Gates), "")
+    yield from render_option_table(gates.Gates, ["waivers", "expectations"])
     bound = f"[{TITLES[Bound]}](#{make_anchor(TITLES[Bound])}) or null"
     yield _format_table_row(
         "a [check](#checks)'s name", bound, "`null`", "The check's bound and severity in this recipe."
@@ -390,7 +390,7 @@ def _render_checks_section() -> Iterator[str]:
         "| check | stage | bound | severity | number | applies to | remedy | waivable |",
         "|---|---|---|---|---|---|---|---|",
     )
-    for check in judge.CHECKS:
+    for check in catalog.CHECKS:
         sign = "≤" if check.direction == "at_most" else "≥"
         stages = ", ".join(f"`{stage}`" for stage in check.stages)
         cells = (
@@ -400,7 +400,7 @@ def _render_checks_section() -> Iterator[str]:
             check.severity if check.warn_from is None else f"{check.severity}; warn from {check.warn_from:g}",
             check.what,
             check.applies_to or "all data",
-            judge.format_remedy(check.remedy, "RECIPE"),
+            catalog.format_remedy(check.remedy, "RECIPE"),
             "yes" if check.waivable else "no",
         )
         yield _format_table_row(*cells)

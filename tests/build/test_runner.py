@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from rowmill.build import runner
-from rowmill.checks import judge
+from rowmill.checks.gates import list_thresholds
 from rowmill.cli import main
 from rowmill.core.errors import ConfigError, GateError, IntegrityError
 from rowmill.core.storage import Store
@@ -90,13 +90,12 @@ def test_second_build_reuses_every_step_and_writes_no_part(first: Built, ready: 
 
 def test_steps_of_a_recipe_are_made_once_however_many_ask(ready: Road, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[str, str | None]] = []
-    terms_of = judge.list_thresholds
 
-    def counted(gates: Any, stage: str, dataset: str | None, kind: Any = None) -> Any:
+    def counted(options: Any, stage: str, dataset: str | None, kind: Any = None) -> Any:
         made.append((stage, dataset))
-        return terms_of(gates, stage, dataset, kind)
+        return list_thresholds(options, stage, dataset, kind)
 
-    monkeypatch.setattr(judge, "list_thresholds", counted)
+    monkeypatch.setattr(runner, "list_thresholds", counted)
     project = ready.project
 
     runner.build(project)

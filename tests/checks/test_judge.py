@@ -7,9 +7,11 @@ from typing import Any, get_args
 
 import pytest
 
-from rowmill.checks import judge
+from rowmill.checks import catalog, judge
+from rowmill.checks.catalog import CHECKS, Check
 from rowmill.checks.cross_stage import CROSS_STAGE_FACTS
-from rowmill.checks.judge import CHECKS, Check, CheckResult, Gates
+from rowmill.checks.gates import ExpectationType, Gates, Threshold, list_thresholds
+from rowmill.checks.judge import CheckResult
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError, GateError
 from rowmill.core.storage import Store
@@ -33,13 +35,13 @@ def _judged(store: Store, facts: dict[str, Any], **gates: Any) -> tuple[Manifest
     saved = manifest.save_manifest(store, made)
     # Of the checks for one kind of rows alone those are judged whose facts are there.
     kind = "record" if OF_RECORDS & facts.keys() else "conversation"
-    thresholds = judge.list_thresholds(validate_options(Gates, gates, "gates"), "canonical_rows", "chats", kind)
+    thresholds = list_thresholds(validate_options(Gates, gates, "gates"), "canonical_rows", "chats", kind)
     thresholds = tuple(one for one in thresholds if one.check in facts or one.check not in OF_RECORDS)
     return saved, {result.check: result for result in judge.run_checks(store, saved, thresholds)}
 
 
-def _terms(**gates: Any) -> tuple[judge.Threshold, ...]:
-    return judge.list_thresholds(validate_options(Gates, gates, "gates"), "canonical_rows", "chats", "conversation")
+def _terms(**gates: Any) -> tuple[Threshold, ...]:
+    return list_thresholds(validate_options(Gates, gates, "gates"), "canonical_rows", "chats", "conversation")
 
 
 def test_judge_good_facts_passes_every_check(tmp_path: Path) -> None:
@@ -55,7 +57,7 @@ def test_judge_good_facts_passes_every_check(tmp_path: Path) -> None:
     [check for check in CHECKS if "canonical_rows" in check.stages and check.name not in CROSS_STAGE_FACTS],
     ids=lambda check: check.name,
 )
-def test_judge_fact_just_beyond_its_bound_fails_and_at_it_passes(tmp_path: Path, check: judge.Check) -> None:
+def test_judge_fact_just_beyond_its_bound_fails_and_at_it_passes(tmp_path: Path, check: catalog.Check) -> None:
     beyond = check.bound + 0.001 if check.direction == "at_most" else check.bound - 0.001
 
     _, at_bound = _judged(Store(str(tmp_path / "at")), {**GOOD, check.name: check.bound})
@@ -70,7 +72,7 @@ def test_checks_of_one_kind_of_rows_are_not_run_on_other_kinds() -> None:
     gates = validate_options(Gates, {}, "gates")
 
     of_chats, of_records = (
-        {one.check for one in judge.list_thresholds(gates, "canonical_rows", "a", kind)}
+        {one.check for one in list_thresholds(gates, "canonical_rows", "a", kind)}
         for kind in ("conversation", "record")
     )
 
@@ -82,7 +84,7 @@ def judged_order(store: Store, value: float, **gates: Any) -> CheckResult:
         key=("demo", "training_splits"), stage="training_splits", fingerprint="f", code_version="1", inputs={},
         parts=(), facts={"dropped_share": value},
     )  # fmt: skip
-    thresholds = judge.list_thresholds(validate_options(Gates, gates, "gates"), "training_splits", None)
+    thresholds = list_thresholds(validate_options(Gates, gates, "gates"), "training_splits", None)
     own = [one for one in thresholds if one.check == "dropped_share"]
     return judge.run_checks(store, manifest.save_manifest(store, made), own)[0]
 
@@ -323,7 +325,7 @@ def test_own_expectation_that_cannot_be_judged_is_one_error_at_load(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", get_args(judge.ExpectationType))
+@pytest.mark.parametrize("kind", get_args(ExpectationType))
 def test_every_type_that_a_rule_may_have_is_judged_by_its_bounds(tmp_path: Path, kind: str) -> None:
     own = {"canonical_rows": [{"name": "rows", "type": kind, "column": "kept", "min_value": 10, "max_value": 20}]}
 

@@ -11,7 +11,7 @@ import pytest
 from dagster_rowmill import factory, history, metadata
 from dagster_rowmill.resources import StorageResource
 from rowmill.build import runner
-from rowmill.checks import judge
+from rowmill.checks import catalog, gates
 from rowmill.core.errors import GateError
 from rowmill.core.storage import Store
 from rowmill.reader import Reader
@@ -65,7 +65,7 @@ def test_later_run_of_the_ranks_alone_is_refused_with_name_number_threshold_and_
     assert built(result) == set()
     assert "tiny/chats/canonical_rows: unknown_roles: 0.2" in said
     assert "wanted at most 0.01" in said
-    assert judge.CHECKS_BY_NAME["unknown_roles"].remedy in said
+    assert catalog.CHECKS_BY_NAME["unknown_roles"].remedy in said
     assert "tiny/training_splits: it was never built" in said
 
 
@@ -446,13 +446,13 @@ def _sequences(tiny: Tiny) -> list[list[int]]:
     return [reader[i].input_ids.tolist() for i in range(len(reader))]
 
 
-def _result(tiny: Tiny, threshold: judge.Threshold, version: str) -> dg.AssetCheckEvaluation | None:
+def _result(tiny: Tiny, threshold: gates.Threshold, version: str) -> dg.AssetCheckEvaluation | None:
     key = ("tiny", *ROWS)
     return history.CheckHistory(tiny.instance, [(key, threshold.check)]).on(key, threshold, version)
 
 
-def _thresholds(tiny: Tiny) -> tuple[judge.Threshold, ...]:
-    return judge.list_thresholds(tiny.project.recipe.gates, "canonical_rows", "chats")
+def _thresholds(tiny: Tiny) -> tuple[gates.Threshold, ...]:
+    return gates.list_thresholds(tiny.project.recipe.gates, "canonical_rows", "chats")
 
 
 def _waiver(**bound: float) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import yaml
 from docs.generate import reference, walkthrough
 from rowmill import exports, formats, sources, stats
 from rowmill.build.runner import Project
-from rowmill.checks import judge
+from rowmill.checks import catalog, gates
 from rowmill.core.config import Config
 from rowmill.exports import base
 from rowmill.recipe import recipe
@@ -122,7 +122,7 @@ def test_reference_names_every_option_with_its_words() -> None:
     page = reference.render_reference_page()
 
     for model in groups():
-        checks = set(judge.CHECKS_BY_NAME) if model is judge.Gates else set[str]()
+        checks = set(catalog.CHECKS_BY_NAME) if model is gates.Gates else set[str]()
         for name, field in model.model_fields.items():
             if name in checks or name in getattr(model, "FILLED_IN", ()):
                 continue
@@ -134,7 +134,7 @@ def test_reference_names_every_option_with_its_words() -> None:
 def test_reference_names_every_check_state_and_reason() -> None:
     page = reference.render_reference_page()
 
-    for name in (*judge.CHECKS_BY_NAME, *ledger.RECORD_STATES, *ledger.TOKEN_CLASSES, *ledger.REJECT_REASONS):
+    for name in (*catalog.CHECKS_BY_NAME, *ledger.RECORD_STATES, *ledger.TOKEN_CLASSES, *ledger.REJECT_REASONS):
         assert f"`{name}`" in page
 
 

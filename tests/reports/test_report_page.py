@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from rowmill import stats
 from rowmill.build import runner
-from rowmill.checks import expectations_page, judge
+from rowmill.checks import expectations_page
 from rowmill.core import html
+from rowmill.core.errors import GateError
 from rowmill.reports import report_page
 from rowmill.schema import manifest
 from tests.support.recipes import PAIR, Built, Road, chat, pair
@@ -168,7 +169,7 @@ def test_failed_gate_is_named_with_what_was_not_built(tmp_path: Path) -> None:
         {"rows": {"source": {"train_urls": ["data/chats.jsonl"]}, "format": {"kind": "chat"}}},
         gates={"rejects": {"at_most": 0.01}},
     )
-    with pytest.raises(judge.GateError):
+    with pytest.raises(GateError):
         road.build()
 
     page = Page(Path(report_page.write_report(road.project)).read_text(encoding="utf-8"))

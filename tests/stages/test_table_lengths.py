@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rowmill import stats
-from rowmill.checks import judge
-from rowmill.checks.judge import Gates
+from rowmill.checks import catalog
+from rowmill.checks.gates import Gates, list_thresholds
 from rowmill.core.console import render_text
 from rowmill.core.errors import GateError
 from rowmill.inspection import diff
@@ -121,10 +121,10 @@ def test_advice_on_tables_is_about_caps_prompts_and_groups(tmp_path: Path) -> No
 
 
 def test_remedies_of_tables_name_options_that_tables_have(tmp_path: Path) -> None:
-    for check in judge.CHECKS:
+    for check in catalog.CHECKS:
         wanted: dict[RowKind, str] = {"record": check.of_records or check.remedy, "conversation": check.remedy}
         for kind, remedy in wanted.items():
-            thresholds = judge.list_thresholds(Gates(), check.stages[0], "rows", kind)
+            thresholds = list_thresholds(Gates(), check.stages[0], "rows", kind)
             has_it = check.row_kind in (None, kind)
             assert [one.remedy for one in thresholds if one.check == check.name] == [remedy] * has_it
     form = {**grouped(), "assembly": {"on_overflow": "reject", "max_seq_length": 200}}

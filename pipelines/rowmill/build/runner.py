@@ -22,7 +22,9 @@ from typing import cast
 
 from rowmill import stats
 from rowmill.checks import expectations_page, judge, upstream
-from rowmill.checks.judge import CheckResult, Threshold
+from rowmill.checks.catalog import CHECKS_BY_NAME
+from rowmill.checks.gates import Threshold, list_loosened_checks, list_output_thresholds, list_thresholds
+from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError, PipelineError
 from rowmill.core.storage import Store, explain_disk_full
 from rowmill.executors import LocalPool
@@ -181,7 +183,7 @@ def _make_step(loaded: Recipe, stage: StageDeclaration, key: StageKey, dataset: 
         inputs=inputs,
         gates=gates,
         code_version=stage.code_version(loaded, identity, sorted(set(_iterate_gate_waivers(loaded, gates)))),
-        thresholds=judge.list_thresholds(loaded.gates, stage.name, dataset, kind),
+        thresholds=list_thresholds(loaded.gates, stage.name, dataset, kind),
         generated_by=_find_generating_stage(loaded, dataset) if dataset is not None and not inputs else None,
     )
 
@@ -295,7 +297,7 @@ def require_open_ancestry(project: Project, inputs: Iterable[Manifest], *, gated
     def thresholds(made: Manifest) -> Sequence[Threshold]:
         # A kept version may be of a dataset that the recipe no longer has, or calls otherwise: it is judged alike.
         dataset = made.key[1] if catalog.find_stage(made.stage).scope == "dataset" else None
-        return graph.thresholds.get(made.key) or judge.list_output_thresholds(project.recipe.gates, made, dataset)
+        return graph.thresholds.get(made.key) or list_output_thresholds(project.recipe.gates, made, dataset)
 
     upstream.require_passing_ancestors(
         project.store, inputs, thresholds=thresholds, beside=_find_sibling_gates, gated=gated
@@ -487,7 +489,7 @@ def _publish_output(project: Project, step: Step, work: StageContext, made: Mani
     """Judge an output, and give it to trainers if no check blocks; what was given before stays otherwise."""
     results = judge.run_checks(project.store, made, step.thresholds)
     if not any(result.blocking for result in results):
-        loosened = [line for one in plan_steps(project) for line in judge.list_loosened_checks(one.key, one.thresholds)]
+        loosened = [line for one in plan_steps(project) for line in list_loosened_checks(one.key, one.thresholds)]
         publish(work, made, results, loosened)
 
 
@@ -540,7 +542,7 @@ def _list_waivers(work: StageContext, step: Step) -> list[str]:
 def _iterate_gate_waivers(loaded: Recipe, gates: Sequence[StageKey]) -> Iterator[str]:
     """Name the waivers on what a step waits for."""
     for waiver in loaded.gates.waivers:
-        check = judge.CHECKS_BY_NAME[waiver.check]
+        check = CHECKS_BY_NAME[waiver.check]
         if any(
             key[-1] in check.stages and waiver.dataset in (None, key[1] if len(key) == 3 else None) for key in gates
         ):

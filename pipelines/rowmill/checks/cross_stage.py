@@ -1,7 +1,7 @@
 """Facts that no stage can count by itself: what was lost on the way to the sequences, and what shrank since last time.
 
-What belongs here: measuring them from manifests that are there. What does not: bounds and results (`judge.py`),
-counting rows and tokens (the stages).
+What belongs here: measuring them from manifests that are there. What does not: bounds (`catalog.py`), results
+(`judge.py`), counting rows and tokens (the stages).
 
     raw_dataset ─► canonical_rows ─► tokenized_examples ─► packed_shards     end_to_end_loss: multiplied over the stages
         │               │                                       │

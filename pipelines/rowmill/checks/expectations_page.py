@@ -10,7 +10,8 @@ value, success) and stand alone.
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from rowmill.checks.judge import CheckResult, Threshold
+from rowmill.checks.gates import Threshold
+from rowmill.checks.judge import CheckResult
 from rowmill.core import html, number_text
 from rowmill.core.html import escape_text
 from rowmill.core.storage import Store

@@ -15,7 +15,7 @@ thresholds, too. A result is a function of content and thresholds, so one that n
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from rowmill.checks import cross_stage, judge
-from rowmill.checks.judge import Threshold
+from rowmill.checks.gates import Threshold
 from rowmill.core.errors import GateError
 from rowmill.core.storage import Store
 from rowmill.schema import manifest

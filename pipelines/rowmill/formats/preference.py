@@ -1,7 +1,7 @@
 """Preference data, which is not for training on answers as they are: by which columns it is known.
 
 What belongs here: the closed list of columns, and which of them a recipe leaves unread. What does not: what becomes of
-such rows; nothing is dropped, a check asks the user (`judge.py`, `preference_data`).
+such rows; nothing is dropped, a check asks the user (`checks/catalog.py`, `preference_data`).
 
     {"messages": […], "label": false}             a bad answer, marked as one
     {"messages": […], "rejected_response": "…"}   an answer beside a worse one

@@ -1,7 +1,7 @@
 """Decide which split a row belongs to, from its group, its content or its time, and from nothing else.
 
 What belongs here: the options of splitting, and the decision for one row. What does not: finding a row's
-group or time in its columns (`formats/`), or proving that nothing leaked (`judge.py`).
+group or time in its columns (`formats/`), or proving that nothing leaked (`leakage.py`).
 
     u = key(seed, "split", group)      0 ── validation ──┬────── train ──────┬── test ── 2^64
                                                      v · 2^64           (1 - t) · 2^64

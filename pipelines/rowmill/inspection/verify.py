@@ -1,7 +1,7 @@
 """Every check on what is current, and on request every byte of it read again.
 
 What belongs here: going over a recipe's stages, and comparing files with their manifests. What does not: the
-checks (`judge.py`), showing what was found (`reports/console.py`).
+checks (`catalog.py`), showing what was found (`reports/console.py`).
 
 A build compares the digest of what it reads, and reads only what it needs; this reads all. Damage is collected, not
 raised: whoever asks wants to hear of all of it. `discard` then takes away what is damaged and all that was made of it.

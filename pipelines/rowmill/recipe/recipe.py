@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, cast
 
 from pydantic import Field, model_validator
 
-from rowmill.checks.judge import Gates
+from rowmill.checks.gates import Gates
 from rowmill.conversation.masking import Loss
 from rowmill.conversation.rendering.renderer import Template
 from rowmill.conversation.truncation import Truncation

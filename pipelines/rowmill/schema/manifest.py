@@ -1,7 +1,7 @@
 """What a stage wrote: the manifest, the only door through which another stage reads it.
 
 What belongs here: the manifest's shape, its way to disk and back, the pointer to the current one. What
-does not: how fingerprints are computed (`runner.py`), what the facts mean (`judge.py`).
+does not: how fingerprints are computed (`runner.py`), what the facts mean (`catalog.py`).
 
 The manifest is written last, by one atomic rename: if it is there, every file it names is whole. It is
 found by *fingerprint* (what went in: memoisation) and by *version* (what came out: Dagster's data
@@ -59,7 +59,7 @@ class Histogram:
 class Manifest:
     """One stage's output.
 
-    `facts` holds the number of every check of the stage (`judge.py`) and the counts shown on its page;
+    `facts` holds the number of every check of the stage (`catalog.py`) and the counts shown on its page;
     `ledger` lines are `(state, reason, records)`; `token_ledger` lines `(split, class, tokens)`; `samples`
     are row ids per check, ten at most, for whoever has to look.
     """

@@ -14,7 +14,7 @@ from typing import get_args
 
 from rowmill import sources
 from rowmill.checks import cross_stage, judge
-from rowmill.checks.judge import GatesBase
+from rowmill.checks.gates import GatesBase, list_thresholds
 from rowmill.core.errors import GateError, SourceError
 from rowmill.core.storage import Store
 from rowmill.schema import manifest
@@ -63,7 +63,7 @@ def require_open_gates(store: Store, made: Manifest, gates: GatesBase, recipe: s
     """
     # A waiver names a dataset of the recipe that it stands in.
     dataset = made.key[1] if made.key[0] == recipe else None
-    thresholds = judge.list_thresholds(gates, made.stage, dataset, "record")
+    thresholds = list_thresholds(gates, made.stage, dataset, "record")
     asked = [one for one in thresholds if one.severity == "error" and one.check not in cross_stage.CROSS_STAGE_FACTS]
     closed = [
         f"{'/'.join(made.key)}, which source.generated reads: {result.sentence}"

@@ -1,7 +1,7 @@
 """Generated records beside the table that the model was trained on: columns, associations, copies of training rows.
 
 What belongs here: reading both tables, in parts where all rows are needed. What does not: the measures
-(`table_comparison.py`), bounds (`judge.py`).
+(`table_comparison.py`), bounds (`catalog.py`).
 
 Copies are looked for among all training rows. Columns are compared over at most `MAX_SAMPLED_ROWS` rows of each table,
 evenly taken, because the measures sort values in memory.

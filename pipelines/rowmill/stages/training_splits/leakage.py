@@ -1,7 +1,7 @@
 """What stands in train and in evaluation alike: rows, groups, times, prompts, and texts that are nearly the same.
 
 What belongs here: the counts of leaks over all datasets of a recipe, with ten ids of each. What does not: their
-bounds (`judge.py`), deciding splits (`splits.py`).
+bounds (`catalog.py`), deciding splits (`splits.py`).
 
 Everything is counted from what was written, not from what was decided: rows from their Parquet files, tokens from
 the shards. Only keys that stand outside train are held in memory.

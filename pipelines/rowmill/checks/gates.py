@@ -1,0 +1,323 @@
+"""The options `gates` of a recipe: bounds, severities, waivers and own expectations, and the thresholds that they give.
+
+What belongs here: the option groups, their validation, and composing a check with a recipe's options into a
+`Threshold`. What does not: the checks and their defaults (`catalog.py`), holding numbers against them (`judge.py`).
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from pydantic import AliasChoices, Field, create_model, field_validator, model_validator
+
+from rowmill.checks.catalog import CHECKS, CHECKS_BY_NAME, RESULT_VERSION, Check, Severity
+from rowmill.core.config import Config
+from rowmill.core.errors import join_choices, suggest_name
+from rowmill.core.storage import digest_json
+from rowmill.schema.manifest import Manifest, StageKey
+from rowmill.schema.rows import RowKind
+
+
+class Bound(Config):
+    """The threshold of one check in this recipe; what is left out keeps its default."""
+
+    at_most: float | int | None = None
+    """Highest value that passes; for checks with an upper bound."""
+    at_least: float | int | None = None
+    """Lowest value that passes; for checks with a lower bound."""
+    severity: Severity | None = None
+    """`error` closes the gate, `warn` only shows."""
+
+
+class Waiver(Config):
+    """A failed check that someone looked at and accepted, within a bound; shown on every page below."""
+
+    check: str = Field(validation_alias=AliasChoices("check", "law"))
+    """The check that may fail; `law` is an older name of this option."""
+    dataset: str | None = None
+    """The dataset it may fail for; null for checks of the whole recipe."""
+    at_most: float | int | None = None
+    """How far an upper bound may be exceeded."""
+    at_least: float | int | None = None
+    """How far a lower bound may be missed."""
+    reason: str = Field(min_length=10)
+    """Why this is right; shown with every failure that it covers."""
+
+    @model_validator(mode="after")
+    def _require_waivable_check(self) -> "Waiver":
+        check = CHECKS_BY_NAME.get(self.check)
+        if check is None:
+            guess = suggest_name(self.check, CHECKS_BY_NAME)
+            raise ValueError(
+                f"{self.check!r} is not a check; choose "
+                f"{join_choices(sorted(CHECKS_BY_NAME))}{f'; did you mean {guess}?' if guess else ''}"
+            )
+        if not check.waivable:
+            raise ValueError(
+                f"{self.check} guards correctness and cannot be waived; remove the waiver and mend the cause"
+            )
+        if getattr(self, check.direction) is None:
+            raise ValueError(f"{self.check} needs {check.direction}; say how far it may fail")
+        return self
+
+
+ExpectationType = Literal[
+    "expect_column_max_to_be_between",
+    "expect_column_mean_to_be_between",
+    "expect_column_median_to_be_between",
+    "expect_column_min_to_be_between",
+    "expect_column_sum_to_be_between",
+    "expect_column_values_to_be_between",
+]
+"""The library's expectations that ask whether a number lies between bounds.
+
+They are listed so that a recipe is checked without importing the library. Its others ask for other arguments, cannot
+be asked about one number, or have the same answer for every number.
+"""
+
+
+class Expectation(Config):
+    """A Great Expectations rule of your own over a stage's facts."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_]+$")
+    """How the rule is called in results and checks; must not be the name of a check."""
+    type: ExpectationType = "expect_column_max_to_be_between"
+    """The expectation's snake-case name; a fact is one number, so all of them ask the same of it."""
+    column: str
+    """The fact it looks at, as `rowmill verify --facts` lists them."""
+    min_value: float | int | None = None
+    """Lowest value that passes."""
+    max_value: float | int | None = None
+    """Highest value that passes."""
+    severity: Severity = "error"
+    """`error` closes the gate, `warn` only shows."""
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _require_range_type(cls, value: object) -> object:
+        allowed = get_args(ExpectationType)
+        if not isinstance(value, str) or value in allowed:
+            return value
+        guess = suggest_name(value, allowed)
+        raise ValueError(
+            f"{value!r} is no expectation that asks for a number between bounds; choose {join_choices(allowed)}; "
+            f"{f'did you mean {guess}?' if guess else 'say it with min_value and max_value'}"
+        )
+
+    @model_validator(mode="after")
+    def _require_bound(self) -> "Expectation":
+        if self.min_value is None and self.max_value is None:
+            raise ValueError(
+                f"{self.name}: has no bound; min_value, max_value or both say what passes; give at least one"
+            )
+        if self.min_value is not None and self.max_value is not None and self.min_value > self.max_value:
+            raise ValueError(
+                f"{self.name}: min_value {self.min_value:g} is above max_value {self.max_value:g}, so that nothing "
+                "passes; the lower bound must not be above the upper; correct one"
+            )
+        if self.name in CHECKS_BY_NAME:
+            raise ValueError(f"{self.name} is the name of a check; a rule of your own needs another; rename it")
+        return self
+
+
+class GatesBase(Config):
+    """Thresholds of the checks; what is left out keeps its default."""
+
+    waivers: tuple[Waiver, ...] = ()
+    """Failures accepted with a reason."""
+    expectations: dict[str, tuple[Expectation, ...]] = Field(default_factory=dict)
+    """Rules of your own: stage name → rules over that stage's facts."""
+
+    @model_validator(mode="after")
+    def _require_fitting_bounds(self) -> "GatesBase":
+        for check in CHECKS:
+            bound: Bound | None = getattr(self, check.name, None)
+            other = "at_least" if check.direction == "at_most" else "at_most"
+            if bound is not None and getattr(bound, other) is not None:
+                raise ValueError(
+                    f"{check.name} has an {check.direction} bound, {other} means nothing for it; use {check.direction}"
+                )
+            if bound is not None and not check.waivable and _is_loosened_bound(check, bound):
+                raise ValueError(
+                    f"{check.name} guards correctness; allowed is {check.direction} {check.bound:g} or stricter, and "
+                    "severity error; take the line out and mend the cause"
+                )
+        for stage in self.expectations:
+            stages = {s for check in CHECKS for s in check.stages}
+            if stage not in stages:
+                guess = suggest_name(stage, stages)
+                hint = f"; did you mean {guess}?" if guess else ""
+                raise ValueError(f"expectations.{stage}: no such stage; choose {join_choices(sorted(stages))}{hint}")
+            for one in self.expectations[stage]:
+                check = CHECKS_BY_NAME.get(one.column)
+                if check is not None and stage not in check.stages:
+                    raise ValueError(
+                        f"expectations.{stage}: rule {one.name} looks at {one.column}, which this stage does not "
+                        f"measure; {join_choices(check.stages)} does; write the rule under "
+                        f"expectations.{check.stages[0]}"
+                    )
+            names = Counter(one.name for one in self.expectations[stage])
+            repeated = [name for name, count in names.items() if count > 1]
+            if repeated:
+                raise ValueError(
+                    f"expectations.{stage}: {names[repeated[0]]} rules are called {repeated[0]}; each needs a name of "
+                    "its own, by which its result is kept; rename all but one"
+                )
+        return self
+
+
+def _is_loosened_bound(check: Check, bound: Bound) -> bool:
+    own = getattr(bound, check.direction)
+    if own is None:
+        return bound.severity == "warn"
+    looser = own > check.bound if check.direction == "at_most" else own < check.bound
+    return looser or bound.severity == "warn"
+
+
+def list_loosened_checks(key: StageKey, thresholds: Iterable["Threshold"]) -> Iterator[str]:
+    """Name the checks that a recipe holds a stage to less strictly than the defaults, with both bounds."""
+    for one in thresholds:
+        check = CHECKS_BY_NAME.get(one.check)
+        if check is None:
+            continue
+        wider = one.bound > check.bound if check.direction == "at_most" else one.bound < check.bound
+        if wider or (one.severity, check.severity) == ("warn", "error"):
+            yield (
+                f"{'/'.join(key)}: {one.check} {one.direction.replace('_', ' ')} {one.bound:g} ({one.severity}); the "
+                f"default is {check.bound:g} ({check.severity})"
+            )
+
+
+def _define_bound_field(check: Check) -> tuple[Any, Any]:
+    sign = "≤" if check.direction == "at_most" else "≥"
+    where = f" Applies to {check.applies_to}." if check.applies_to else ""
+    warned = "" if check.warn_from is None else f"; a warning from {check.warn_from:g} on"
+    text = f"{check.what[0].upper()}{check.what[1:]}; default {sign} {check.bound:g}, {check.severity}{warned}.{where}"
+    return Bound | None, Field(default=None, description=text)
+
+
+if TYPE_CHECKING:
+    Gates = GatesBase
+else:
+    Gates = create_model(
+        "Gates",
+        __base__=GatesBase,
+        __doc__=GatesBase.__doc__,
+        **{check.name: _define_bound_field(check) for check in CHECKS},
+    )
+    """`GatesBase` plus one optional `Bound` per check, so that a mistyped check is an unknown key."""
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """What a fact is held against: the check's bound as this recipe sets it."""
+
+    check: str
+    direction: str
+    bound: float
+    severity: Severity
+    what: str
+    remedy: str
+    waiver_bound: float | None = None
+    waiver_reason: str = ""
+    expectation: dict[str, Any] | None = None
+    applies_to: str = ""
+    warn_from: float | None = None
+    """A value beyond it fails, and blocks only beyond `bound`."""
+
+    @property
+    def passing(self) -> float:
+        """The bound of what passes."""
+        return self.bound if self.warn_from is None else self.warn_from
+
+    @cached_property
+    def digest(self) -> str:
+        """Identify the threshold: a result under another one says nothing about this one."""
+        return digest_json(RESULT_VERSION, asdict(self))
+
+    @property
+    def wanted(self) -> str:
+        """Word the bound: `at most 0.05`."""
+        own = self.expectation or {}
+        if own.get("min_value") is not None and own.get("max_value") is not None:
+            return f"from {own['min_value']:g} to {own['max_value']:g}"
+        blocks = "" if self.passing == self.bound else f", and {self.bound:g} before it blocks"
+        return f"{self.direction.replace('_', ' ')} {self.passing:g}{blocks}"
+
+    @property
+    def rule(self) -> tuple[str, dict[str, float | str]]:
+        """Return the Great Expectations rule for the check: its snake-case name and arguments.
+
+        Range expectations on values pass over no rows; on the maximum and the minimum they do not.
+        """
+        if self.expectation is not None:
+            limits = {k: self.expectation[k] for k in ("min_value", "max_value") if self.expectation[k] is not None}
+            return str(self.expectation["type"]), {"column": self.expectation["column"], **limits}
+        if self.direction == "at_most":
+            return "expect_column_max_to_be_between", {"column": self.check, "max_value": self.passing}
+        return "expect_column_min_to_be_between", {"column": self.check, "min_value": self.passing}
+
+
+def list_thresholds(
+    gates: GatesBase, stage: str, dataset: str | None, kind: RowKind | None = None
+) -> tuple[Threshold, ...]:
+    """Return the thresholds of every check of a stage under a recipe's gates, in the order of `CHECKS`.
+
+    `kind` is that of the dataset's rows, None for a stage of the whole recipe: checks of another kind alone are left
+    out.
+    """
+    ours = tuple(
+        _make_threshold(check, gates, dataset, kind)
+        for check in CHECKS
+        if stage in check.stages and check.row_kind in (None, kind)
+    )
+    return ours + tuple(_convert_expectation(expectation) for expectation in gates.expectations.get(stage, ()))
+
+
+def list_output_thresholds(gates: GatesBase, made: Manifest, dataset: str | None) -> tuple[Threshold, ...]:
+    """Return the thresholds of an output whose dataset the recipe may no longer have; its facts show its kind."""
+    kinds: Iterator[RowKind | None] = (
+        check.row_kind for check in CHECKS if check.row_kind and check.name in made.facts
+    )
+    return list_thresholds(gates, made.stage, dataset, next(kinds, None))
+
+
+def _make_threshold(check: Check, gates: GatesBase, dataset: str | None, kind: RowKind | None) -> Threshold:
+    bound: Bound | None = getattr(gates, check.name, None)
+    own = getattr(bound, check.direction) if bound else None
+    covering = [w for w in gates.waivers if w.check == check.name and w.dataset in (None, dataset)]
+    # One that names the dataset goes before one for all.
+    waiver = min(covering, key=lambda w: w.dataset is None, default=None)
+    limit = check.bound if own is None else own
+    stricter = min if check.direction == "at_most" else max
+    return Threshold(
+        check=check.name,
+        direction=check.direction,
+        bound=limit,
+        severity=(bound.severity if bound else None) or check.severity,
+        what=check.what,
+        remedy=(kind == "record" and check.of_records) or check.remedy,
+        waiver_bound=getattr(waiver, check.direction) if waiver else None,
+        waiver_reason=waiver.reason if waiver else "",
+        warn_from=None if check.warn_from is None else stricter(check.warn_from, limit),
+        applies_to=check.applies_to,
+    )
+
+
+def _convert_expectation(expectation: Expectation) -> Threshold:
+    upper = expectation.max_value is not None
+    bound = expectation.max_value if upper else expectation.min_value
+    assert bound is not None  # its validator let none through without one
+    return Threshold(
+        check=expectation.name,
+        direction="at_most" if upper else "at_least",
+        bound=bound,
+        severity=expectation.severity,
+        what=f"{expectation.type} on {expectation.column}",
+        remedy=f"see gates.expectations, rule {expectation.name}",
+        expectation=expectation.model_dump(),
+        # A rule holds for a stage of every dataset; where its fact has no meaning, neither has the rule.
+        applies_to=CHECKS_BY_NAME[expectation.column].applies_to if expectation.column in CHECKS_BY_NAME else "",
+    )

@@ -297,7 +297,7 @@ def test_write_findings_after_a_bound_changed_shows_the_last_judgement_and_keeps
         ("nonempty", None, 1.0, False),
         ("rejects", 0.2, 0.3, True),
     ]
-    assert answer(store, "SELECT bound FROM findings_history WHERE check = 'rejects' ORDER BY judged_at") == [
+    assert answer(store, "SELECT bound FROM check_results_history WHERE check_name = 'rejects' ORDER BY judged_at") == [
         (0.050000001,),
         (0.3,),
     ]

@@ -73,7 +73,7 @@ docs: $(READY)  ## write the generated pages and the JSON Schema again
 lock:  ## write constraints.txt again from the newest versions that pyproject.toml allows (Python 3.11)
 	rm -rf build/lock && python3.11 -m venv build/lock
 	build/lock/bin/pip install --quiet --editable '.[browser,dev,train]'
-	build/lock/bin/pip freeze --exclude-editable > build/lock/frozen.txt
+	build/lock/bin/pip freeze --all --exclude pip --exclude-editable > build/lock/frozen.txt
 	(sed -n '/^#/p' constraints.txt; sed -n '/^[A-Za-z0-9_.-]*==/p' build/lock/frozen.txt) > build/lock/constraints.txt
 	mv build/lock/constraints.txt constraints.txt
 
@@ -106,7 +106,7 @@ warm = $(BIN)/python -c 'import dagster, duckdb, great_expectations, polars, tra
 
 $(READY): pyproject.toml constraints.txt
 	$(environment)
-	@$(call install,.)
+	@$(call install,.[all])
 	@$(warm)
 	@touch $@
 

@@ -1,0 +1,59 @@
+"""The base install, `pip install rowmill`: it reads partitions, and says which extra brings what it lacks.
+
+What belongs here: programs that see the packages of the base install alone. What does not: what a reader yields.
+"""
+
+import re
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from tests.repository.test_public_api import run_python
+from tests.support.cli_project import FOREIGN_WARNINGS, CliProject
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = FOREIGN_WARNINGS
+BASE = ("fsspec", "numpy", "orjson", "pyarrow")
+
+ONLY_BASE = f"""
+import importlib.abc, importlib.metadata, sys
+installed = importlib.metadata.packages_distributions().keys() - set({BASE!r}) - {{"rowmill"}}
+class Refused(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in installed:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Refused())
+"""
+"""Makes a program see the packages of the base install alone."""
+
+
+def test_base_install_is_what_the_reader_needs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+    assert tuple(Requirement(one).name for one in project["dependencies"]) == BASE
+
+
+def test_reader_needs_the_base_install_alone(tmp_path: Path) -> None:
+    project = CliProject(tmp_path).write()
+    assert project.rowmill("build") == 0
+    code = ONLY_BASE + (
+        "from rowmill import Reader\n"
+        "reader = Reader(sys.argv[1], 'small', rank=0, world_size=1, batch_size=2, verify=True)\n"
+        "print(sum(batch['input_ids'].size for batch in reader) > 0)\n"
+        "for held, _ in reader.tagged_eval_sets(): next(iter(held))"
+    )
+
+    assert run_python(code, str(tmp_path / ".rowmill")) == "True"
+
+
+def test_name_that_needs_an_extra_says_which() -> None:
+    code = ONLY_BASE + (
+        "import rowmill\ntry:\n    rowmill.sft_tokenize\nexcept ImportError as error:\n    print(error)"
+    )
+
+    said = run_python(code)
+
+    assert re.fullmatch(
+        r"rowmill\.sft_tokenize: the package \w+ is not installed; .* pip install 'rowmill\[build\]'", said
+    ), said

@@ -30,12 +30,13 @@ from rowmill.conversation.rendering.renderer import TemplateChoice
 from rowmill.core import console
 from rowmill.core.config import Config
 from rowmill.core.storage import Store
+from rowmill.formats.kind import OPTION_GROUPS
 from rowmill.formats.records import FileGroups
 from rowmill.formats.splits import Boundaries
 from rowmill.packing.mixture import BlockShuffle, Mixture
 from rowmill.packing.rank_assignment import Partitions
 from rowmill.recipe import recipe
-from rowmill.recipe.recipe import FIELDS_UNREAD, GROUPS_READ, OPTION_GROUPS, Dataset, Execution, Recipe
+from rowmill.recipe.recipe import Dataset, Execution, Recipe
 from rowmill.schema import ledger, reject_reasons
 from rowmill.sources.compression import CODECS
 from rowmill.sources.files import READERS
@@ -245,13 +246,14 @@ def _render_dataset_section() -> Iterator[str]:
     yield from ("", "Which groups a kind reads; another one in a dataset of that kind is an error:", "")
     yield f"| kind | {' | '.join(f'`{name}`' for name in OPTION_GROUPS)} |"
     yield f"|---|{'---|' * len(OPTION_GROUPS)}"
-    for kind, read in GROUPS_READ.items():
-        yield f"| `{kind}` | {' | '.join('yes' if name in read else '' for name in OPTION_GROUPS)} |"
+    for name, kind in formats.KINDS.items():
+        yield f"| `{name}` | {' | '.join('yes' if group in kind.GROUPS else '' for group in OPTION_GROUPS)} |"
     yield from ("", "Options of these groups that a kind does not read, and refuses in a dataset of its own:", "")
     yield from ("| kind | options |", "|---|---|")
-    for kind, groups in FIELDS_UNREAD.items():
-        names = ", ".join(f"`{group}.{name}`" for group in groups for name in sorted(groups[group]))
-        yield f"| `{kind}` | {names} |"
+    for name, kind in formats.KINDS.items():
+        unread = [f"`{group}.{field}`" for group, fields in kind.FIELDS_NOT_READ.items() for field in sorted(fields)]
+        if unread:
+            yield f"| `{name}` | {', '.join(unread)} |"
 
 
 def _render_source_section() -> Iterator[str]:
@@ -370,7 +372,7 @@ def _render_names_section() -> Iterator[str]:
         "ignore_token_id (top level)": "defaults.packing.ignore_token_id",
     }
     lines |= {f"format.{alias}": f"format.{name}" for alias, name in recipe.FORMAT_ALIASES.items()}
-    lines |= {f"format.kind: {alias}": f"format.kind: {name}" for alias, name in recipe.KIND_ALIASES.items()}
+    lines |= {f"format.kind: {alias}": f"format.kind: {name}" for alias, name in formats.KIND_ALIASES.items()}
     lines |= {f"format.{alias}": f"truncation.{name}" for alias, name in recipe.FIELD_ALIASES.items()}
     for written, meant in lines.items():
         yield f"| `{written}` | `{meant}` |"

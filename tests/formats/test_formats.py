@@ -19,8 +19,8 @@ from rowmill.schema.rows import Rejected, Row
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Format)
 SHARED = {
-    *("canonicalization", "columns", "custom", "detection", "filters", "media_placeholders", "messages", "preference"),
-    *("reasoning", "splits", "tool_calls"),
+    *("canonicalization", "columns", "custom", "detection", "filters", "kind", "media_placeholders", "messages"),
+    *("preference", "reasoning", "splits", "tool_calls"),
 }
 """Modules of the folder that are no kind: what several kinds have in common."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rowmill.recipe import recipe
+from rowmill.formats.kind import OPTION_GROUPS
 from rowmill.schema import ledger, reject_reasons
 from tests.support.recipes import CHAT, CHATML, TEXT, Built, Road, chat, sentence, tokenizer_json, write_tokenizer
 
@@ -265,7 +265,7 @@ def test_every_reason_has_its_words_and_the_page_shows_them() -> None:
 
 def options_named(text: str) -> Iterator[str]:
     for word in text.split("`")[1::2]:
-        if "." in word and word.split(".")[0] in {*recipe.OPTION_GROUPS, "format"}:
+        if "." in word and word.split(".")[0] in {*OPTION_GROUPS, "format"}:
             yield word.partition(":")[0]
 
 
@@ -279,5 +279,5 @@ def test_options_that_the_words_name_exist() -> None:
     for reason, words in reject_reasons.REASON_DESCRIPTIONS.items():
         for option in options_named(words.what + words.remedy):
             group, name = option.split(".")[:2]
-            known = formats if group == "format" else set(recipe.OPTION_GROUPS[group].model_fields)
+            known = formats if group == "format" else set(OPTION_GROUPS[group].model_fields)
             assert name in known, f"{reason}: {option}"

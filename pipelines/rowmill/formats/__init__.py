@@ -1,10 +1,10 @@
-"""The shapes in which datasets arrive, one line per kind: whose columns become which canonical rows.
+"""The kinds of datasets, one line per kind: whose columns become which canonical rows.
 
-What belongs here: the union. A kind's fields and rules are in its own file. What does not: what is done
+What belongs here: the union. A kind's fields, declarations and hooks are in its own file. What does not: what is done
 to a message once it is found (`reasoning.py`, `tool_calls.py`); `canonicalization.py` puts them together.
 """
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, TypeAlias, get_args
 
 from pydantic import BeforeValidator, Field
 
@@ -13,6 +13,7 @@ from rowmill.formats.auto import Auto
 from rowmill.formats.chat import Chat
 from rowmill.formats.columns import is_mapping, rename_aliases
 from rowmill.formats.custom import RowFormat, list_registered_formats, register_format
+from rowmill.formats.kind import DatasetKind
 from rowmill.formats.python import Python
 from rowmill.formats.records import Records
 from rowmill.formats.supervised import Supervised
@@ -20,28 +21,40 @@ from rowmill.formats.text import Text
 
 __all__ = ["Auto", "Chat", "Format", "Python", "Records", "RowFormat", "Supervised", "Text", "register_format"]
 
-FORMAT_KINDS = ("chat", "supervised", "text", "records", "auto", "python")
-
-
-def _normalize_kind(values: Json) -> Json:
-    """Accept `type` for `kind`, `instruction` for `supervised`, a registered name, and no kind at all for `auto`."""
-    if not is_mapping(values):
-        return values
-    named: dict[str, Json] = rename_aliases(values, {"type": "kind"})
-    kind = named.get("kind", "auto")
-    own = list_registered_formats().get(kind) if type(kind) is str and kind not in FORMAT_KINDS else None
-    if own is not None:
-        return {"class": own, **named, "kind": "python"}
-    return {**named, "kind": "supervised" if kind == "instruction" else kind}
-
-
-Format: TypeAlias = Annotated[
+_AnyKind: TypeAlias = (
     Chat  # lists of messages, and whatever can be read as one: ShareGPT, Alpaca, prompt and response
     | Supervised  # a prompt and its response, joined without a chat template
     | Text  # documents
     | Records  # rows of tables
     | Auto  # chat or text, decided row by row
-    | Python,  # whatever a class of one's own makes of them
-    Field(discriminator="kind"),
-    BeforeValidator(_normalize_kind),
-]
+    | Python  # the rows that a class of the user's makes of them
+)
+
+KINDS: dict[str, type[DatasetKind]] = {kind.get_name(): kind for kind in get_args(_AnyKind)}
+"""All kinds by the name in `format.kind`, in the order of the union."""
+
+KIND_ALIASES = {alias: name for name, kind in KINDS.items() for alias in kind.KIND_ALIASES}
+"""Other names of kinds."""
+
+
+def resolve_kind(name: str) -> tuple[str, str | None]:
+    """Return a kind's own name, and `module:Name` of the class if the name is that of a registered format."""
+    name = KIND_ALIASES.get(name, name)
+    registered = None if name in KINDS else list_registered_formats().get(name)
+    return (name, None) if registered is None else (Python.get_name(), registered)
+
+
+def _normalize_kind(values: Json) -> Json:
+    """Accept `type` for `kind`, other names of a kind, a registered name, and no kind at all for `auto`."""
+    if not is_mapping(values):
+        return values
+    named: dict[str, Json] = rename_aliases(values, {"type": "kind"})
+    kind = named.get("kind", Auto.get_name())
+    if type(kind) is not str:
+        return {**named, "kind": kind}
+    name, registered = resolve_kind(kind)
+    own = {} if registered is None else {"class": registered}
+    return {**own, **named, "kind": name}
+
+
+Format: TypeAlias = Annotated[_AnyKind, Field(discriminator="kind"), BeforeValidator(_normalize_kind)]

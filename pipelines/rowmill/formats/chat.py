@@ -4,13 +4,16 @@ What belongs here: the kind's configuration. What does not: recognising shapes (
 one message (`messages.py`).
 """
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from rowmill.formats.columns import ConversationColumns
 
 
 class Chat(ConversationColumns):
     """Each record is a conversation: messages, ShareGPT, Alpaca, or prompt and response."""
+
+    FIELDS_NOT_READ: ClassVar[Mapping[str, frozenset[str]]] = {"filters": frozenset({"min_chars", "max_chars"})}
 
     kind: Literal["chat"] = "chat"
     """Conversations, rendered by a chat template."""

@@ -9,8 +9,9 @@ from typing import Any, ClassVar, Literal, TypeGuard
 
 from pydantic import Field, field_validator, model_validator
 
-from rowmill.core.config import Config
 from rowmill.core.json import Json
+from rowmill.formats.kind import PAIR_SIDES, DatasetKind, DatasetOptions, refuse_mask_names
+from rowmill.schema.rows import RowKind
 
 MAPPED_ROLES = {
     "human": "user",
@@ -68,9 +69,10 @@ def get_at_path(record: Mapping[str, Json], path: str) -> Json:
     return here
 
 
-class ConversationColumns(Config):
+class ConversationColumns(DatasetKind):
     """Where a conversation is found in a record, and how its roles are read."""
 
+    ROW_KIND: ClassVar[RowKind] = "conversation"
     ALIASES: ClassVar[Mapping[str, str]] = {"messages_key": "messages_field"}
 
     dataset_schema: Literal["auto", "messages", "prompt_response", "sharegpt", "alpaca"] = "auto"
@@ -117,3 +119,10 @@ class ConversationColumns(Config):
         if blank:
             raise ValueError(f"{blank[0]!r} is mapped to a blank role; a role is a word; name one, such as user")
         return role_map
+
+    def check_options(self, options: DatasetOptions) -> None:
+        """Refuse a mask that names the sides of a pair, unless they are roles here."""
+        roles = {*self.assistant_roles, *self.role_map.values()}
+        wrong = (set(options.loss.mask) & PAIR_SIDES) - roles
+        refuse_mask_names(self.get_name(), wrong, "roles, such as user and assistant")
+        super().check_options(options)

@@ -31,9 +31,6 @@ from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
 from rowmill.schema.rows import Row
 
-BUILT_IN_KINDS = ("chat", "supervised", "text", "auto", "python", "records")
-"""Names that no format of one's own can take."""
-
 ENTRY_POINT_GROUP = "rowmill.formats"
 """The group under which an installed package names its formats: `tickets = "my_package.formats:Tickets"`."""
 
@@ -87,12 +84,15 @@ def register_format(name: str) -> Callable[[FormatT], FormatT]:
     """
 
     def register(cls: FormatT) -> FormatT:
+        # The kinds import this module.
+        from rowmill.formats import KIND_ALIASES, KINDS
+
         problem = _find_format_problem(cls)
         if problem:
             raise TypeError(f"register_format({name!r}): {problem}")
         path = f"{cls.__module__}:{cls.__qualname__}"
         # The same class again is its module loaded again, in a worker or after a change.
-        if name in BUILT_IN_KINDS or _REGISTERED.get(name, path) != path:
+        if name in {*KINDS, *KIND_ALIASES} or _REGISTERED.get(name, path) != path:
             holder = _REGISTERED.get(name, "a kind of its own")
             raise ValueError(f"register_format({name!r}): the name is {holder}; every name is given once; take another")
         _REGISTERED[name] = path

@@ -4,21 +4,31 @@ What belongs here: the kind's configuration. What does not: the class and where 
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from rowmill.core.config import Config
+from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
 from rowmill.formats.columns import apply_eos_alias
+from rowmill.formats.custom import find_format, get_format_method, hash_format_source
+from rowmill.formats.kind import CompletedOptions, DatasetKind, DatasetOptions
+from rowmill.formats.supervised import refuse_joined_separator
+from rowmill.schema.rows import RowKind
+
+_ROW_ONLY_GROUPS = frozenset({"reasoning", "tools", "template", "loss"})
+"""Groups that say what becomes of rows; a class that builds tokens itself has none."""
 
 
-class Python(Config):
+class Python(DatasetKind):
     """Each record is what a class of yours makes of it: rows, or tokens with their mask."""
 
     model_config = ConfigDict(populate_by_name=True)
 
-    FILLED_IN: ClassVar = ("source_digest",)
+    ROW_KIND: ClassVar[RowKind] = "conversation"
+    NEEDS_TEMPLATE: ClassVar[bool] = False
+    FILLED_IN: ClassVar[tuple[str, ...]] = ("source_digest",)
     ALIASES: ClassVar[Mapping[str, str]] = {"enforce_eos": "add_eos", "class": "class_name"}
 
     kind: Literal["python"] = "python"
@@ -50,3 +60,22 @@ class Python(Config):
     @classmethod
     def _own_aliases(cls, values: Json) -> Json:
         return apply_eos_alias(values)
+
+    @classmethod
+    def complete_options(cls, options: Mapping[str, Any], base: Path, where: str) -> CompletedOptions:
+        """Find the class before any data is read, and fill in the digest of its file."""
+        if "source_digest" in options:
+            raise ConfigError(
+                f"{where}.class: source_digest is read from the class's file; it cannot be set; delete it"
+            )
+        path = options.get("class")
+        if not isinstance(path, str):
+            return CompletedOptions(dict(options), cls.GROUPS)
+        completed = {**options, "source_digest": hash_format_source(path, base, f"{where}.class")}
+        builds = get_format_method(find_format(path, base, f"{where}.class")) == "build"
+        return CompletedOptions(completed, cls.GROUPS - _ROW_ONLY_GROUPS if builds else cls.GROUPS)
+
+    def check_options(self, options: DatasetOptions) -> None:
+        """Refuse what no row of the class can be encoded with; which roles and sides its rows have is not known."""
+        super().check_options(options)
+        refuse_joined_separator(self.separate_with, options)

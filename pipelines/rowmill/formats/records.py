@@ -5,13 +5,17 @@ the text of a record (`codec.py`), how columns get their types (`inference.py`),
 (`assembly/`).
 """
 
-from collections.abc import Callable
-from typing import Annotated, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, field_validator, model_validator
 
 from rowmill.core.config import Config
+from rowmill.core.errors import join_choices
 from rowmill.core.json import Json
+from rowmill.formats.kind import DatasetKind, DatasetOptions
+from rowmill.formats.splits import Splits
+from rowmill.schema.rows import RowKind
 from rowmill.tabular.generation import Generation
 from rowmill.tabular.schema import Mode, choose_mode
 from rowmill.tabular.serialization import Codec
@@ -183,8 +187,17 @@ class Delimiters(Config):
 _SERIES_OPTIONS = ("timestamp_interval_seconds", "start_timestamp", "stop_timestamp")
 
 
-class Records(Config):
+class Records(DatasetKind):
     """Each record is a row of a table; its columns are found in the data."""
+
+    ROW_KIND: ClassVar[RowKind] = "record"
+    GROUPS: ClassVar[frozenset[str]] = frozenset({"filters", "splits", "packing"})
+    FIELDS_NOT_READ: ClassVar[Mapping[str, frozenset[str]]] = {
+        "filters": frozenset({"min_chars", "max_chars"}),
+        "packing": frozenset({"slice_strategy", "tail", "ignore_token_id"}),
+        "splits": frozenset({"gap", "straddle"}),
+    }
+    IS_TABLE: ClassVar[bool] = True
 
     kind: Literal["records"] = "records"
     """Rows of tables: tabular, grouped or sequential, which is computed from the options."""
@@ -259,6 +272,51 @@ class Records(Config):
         """Train records to show; None: each once."""
         given = self.training.num_input_records_to_sample
         return DEFAULT_SAMPLE_SIZE if given == "auto" else given
+
+    @classmethod
+    def select_group_defaults(
+        cls, options: Mapping[str, Any], groups: Mapping[str, Any]
+    ) -> Mapping[str, Mapping[str, Any]]:
+        """Keep equal rows, which are two observations and no copy, and hold out a test split.
+
+        Splits in time have no shares, and private examples are not packed.
+        """
+        own: dict[str, Mapping[str, Any]] = {"filters": {"deduplicate": "off"}}
+        splits: Any = groups.get("splits")
+        if not isinstance(splits, dict) or splits.get("time_key") is None:
+            own["splits"] = {"validation": 0, "test": 0.05}
+        privacy: Any = options.get("privacy")
+        if isinstance(privacy, dict) and privacy.get("dp_enabled") is True:
+            own["packing"] = {"pack": False}
+        return own
+
+    def check_options(self, options: DatasetOptions) -> None:
+        """Hold the splits of records to their groups, and private examples to sequences of their own."""
+        self._check_splits(options.splits)
+        if self.privacy.dp_enabled and options.packing.pack is not False:
+            raise ValueError(
+                f"packing.pack: {str(options.packing.pack).lower()} under format.privacy.dp_enabled; one example per "
+                "sequence is allowed, so that a sequence holds one unit of privacy; set it to false, or delete it"
+            )
+
+    def _check_splits(self, splits: Splits) -> None:
+        own = self.group_columns
+        asked = (splits.group_key,) if isinstance(splits.group_key, str) else splits.group_key
+        if self.mode != "tabular" and (asked not in (None, own) or splits.time_key is not None):
+            raise ValueError(
+                f"splits.{'group_key' if asked not in (None, own) else 'time_key'}: in {self.mode} mode a split takes "
+                f"whole groups of {join_choices(own) or 'one series'}; no other key is allowed; delete it"
+            )
+        if splits.is_exact and splits.time_key is not None:
+            raise ValueError("splits.time_key with a number of rows or method: exact; one decides; delete one of them")
+
+    def get_length_limit(self, options: DatasetOptions) -> tuple[str, int | None]:  # noqa: ARG002  (a hook)
+        """Return the limit of examples that join records."""
+        return "format.assembly.max_seq_length", self.assembly.max_seq_length
+
+    def as_table(self) -> "Records":
+        """Return these options."""
+        return self
 
     @model_validator(mode="after")
     def _check_columns(self) -> "Records":

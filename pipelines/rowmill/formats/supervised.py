@@ -9,16 +9,25 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from rowmill.core.config import Config, describe_type
+from rowmill.core.config import describe_type
 from rowmill.core.json import Json
 from rowmill.formats.columns import apply_eos_alias, rename_aliases
 from rowmill.formats.detection import join_alpaca_prompt
-from rowmill.schema.rows import Rejected
+from rowmill.formats.kind import ALL_GROUPS, PAIR_SIDES, DatasetKind, DatasetOptions, refuse_mask_names
+from rowmill.schema.rows import Rejected, RowKind
 
 
-class Supervised(Config):
+class Supervised(DatasetKind):
     """Each record is a prompt and a response."""
 
+    ROW_KIND: ClassVar[RowKind] = "pair"
+    GROUPS: ClassVar[frozenset[str]] = ALL_GROUPS - {"reasoning", "tools", "template"}
+    FIELDS_NOT_READ: ClassVar[Mapping[str, frozenset[str]]] = {
+        "filters": frozenset({"min_chars", "max_chars"}),
+        "loss": frozenset({"supervise", "think_loss", "lead", "end_of_turn", "trailing", "finish", "weights"}),
+        "truncation": frozenset({"token_cut"}),
+    }
+    KIND_ALIASES: ClassVar[tuple[str, ...]] = ("instruction",)
     ALIASES: ClassVar[Mapping[str, str]] = {
         "prompt_key": "input_field",
         "input_key": "input_field",
@@ -48,6 +57,26 @@ class Supervised(Config):
     def _pair_aliases(cls, values: Json) -> Json:
         return apply_eos_alias(
             rename_aliases(values, {alias: name for alias, name in cls.ALIASES.items() if alias != "enforce_eos"})
+        )
+
+    def check_options(self, options: DatasetOptions) -> None:
+        """Refuse what can be done to conversations only."""
+        if options.truncation.overlong == "split":
+            raise ValueError(
+                "truncation.overlong: split cannot be done to a pair, which has one response; allowed for a supervised "
+                "dataset are truncate, drop, raise and keep; choose one"
+            )
+        refuse_mask_names(self.get_name(), set(options.loss.mask) - PAIR_SIDES, "prompt and response")
+        super().check_options(options)
+        refuse_joined_separator(self.separate_with, options)
+
+
+def refuse_joined_separator(separator: str | int | None, options: DatasetOptions) -> None:
+    """Refuse a token id between two sides that are encoded as one text."""
+    if options.loss.boundary == "whole" and isinstance(separator, int):
+        raise ValueError(
+            "loss.boundary: whole encodes input and output as one text, and separate_with is a token id; whole goes "
+            "with a text or null; write the separator's text, or split"
         )
 
 

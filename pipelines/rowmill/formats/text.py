@@ -9,15 +9,19 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from rowmill.core.config import Config, describe_type
+from rowmill.core.config import describe_type
 from rowmill.core.json import Json
 from rowmill.formats.columns import apply_eos_alias
-from rowmill.schema.rows import Rejected
+from rowmill.formats.kind import ALL_GROUPS, DatasetKind
+from rowmill.schema.rows import Rejected, RowKind
 
 
-class Text(Config):
+class Text(DatasetKind):
     """Each record is a document."""
 
+    ROW_KIND: ClassVar[RowKind] = "text"
+    GROUPS: ClassVar[frozenset[str]] = ALL_GROUPS - {"reasoning", "tools", "template", "loss"}
+    FIELDS_NOT_READ: ClassVar[Mapping[str, frozenset[str]]] = {"truncation": frozenset({"truncate_side", "token_cut"})}
     ALIASES: ClassVar[Mapping[str, str]] = {"enforce_eos": "add_eos"}
 
     kind: Literal["text"] = "text"

@@ -25,10 +25,9 @@ from rowmill.core.config import Config, describe_type
 from rowmill.core.errors import ConfigError, join_choices, suggest_name
 from rowmill.core.storage import check_name
 from rowmill.exports import AnyExport, DatasetSummary, RecipeSummary
-from rowmill.formats import FORMAT_KINDS, Auto, Format, Records
-from rowmill.formats.custom import find_format as find_class
-from rowmill.formats.custom import get_format_method, hash_format_source, list_registered_formats
+from rowmill.formats import KINDS, Auto, Format, resolve_kind
 from rowmill.formats.filters import Filters
+from rowmill.formats.kind import OPTION_GROUPS, DatasetKind
 from rowmill.formats.reasoning import Reasoning
 from rowmill.formats.splits import Splits
 from rowmill.formats.tool_calls import Tools
@@ -45,55 +44,7 @@ from rowmill.tokenization.tokenizer_source import (
     require_no_revision,
 )
 
-OPTION_GROUPS: dict[str, type[Config]] = {
-    "reasoning": Reasoning,
-    "tools": Tools,
-    "template": Template,
-    "loss": Loss,
-    "truncation": Truncation,
-    "filters": Filters,
-    "splits": Splits,
-    "packing": Packing,
-}
-"""The option groups of a dataset by name."""
-
-_ALL_GROUPS = frozenset(OPTION_GROUPS)
-GROUPS_READ: dict[str, frozenset[str]] = {
-    "chat": _ALL_GROUPS,
-    "auto": _ALL_GROUPS,
-    "supervised": _ALL_GROUPS - {"reasoning", "tools", "template"},
-    "text": _ALL_GROUPS - {"reasoning", "tools", "template", "loss"},
-    "python": _ALL_GROUPS,
-    "records": frozenset({"filters", "splits", "packing"}),
-}
-"""Which groups a format's kind reads; another group in such a dataset is an error."""
-
-FIELDS_UNREAD: dict[str, dict[str, frozenset[str]]] = {
-    "chat": {"filters": frozenset({"min_chars", "max_chars"})},
-    "supervised": {
-        "filters": frozenset({"min_chars", "max_chars"}),
-        "loss": frozenset({"supervise", "think_loss", "lead", "end_of_turn", "trailing", "finish", "weights"}),
-        "truncation": frozenset({"token_cut"}),
-    },
-    "text": {"truncation": frozenset({"truncate_side", "token_cut"})},
-    "records": {
-        "filters": frozenset({"min_chars", "max_chars"}),
-        "packing": frozenset({"slice_strategy", "tail", "ignore_token_id"}),
-        "splits": frozenset({"gap", "straddle"}),
-    },
-}
-"""Options of a group that a kind reads all the same without this one; given in such a dataset it is an error."""
-
-KIND_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
-    "records": {"filters": {"deduplicate": "off"}, "splits": {"validation": 0, "test": 0.05}},
-}
-"""Defaults of a group that are a kind's own: two equal rows of a table are two observations, not a copy."""
-
-PAIR_SIDES = frozenset({"prompt", "response"})
-"""What `loss.mask` names in pairs; in conversations it names roles."""
-
 FORMAT_ALIASES = {"type": "kind"}
-KIND_ALIASES = {"instruction": "supervised"}
 FIELD_ALIASES = {"max_seq_len": "max_length"}
 
 
@@ -129,7 +80,7 @@ class Dataset(Config):
 
     @model_validator(mode="after")
     def _require_records_format(self) -> "Dataset":
-        if isinstance(self.source, GeneratedSource) and self.format.kind != "records":
+        if isinstance(self.source, GeneratedSource) and not self.format.IS_TABLE:
             raise ValueError(
                 f"source.generated: {self.source.generated} holds records of a table, and format.kind is "
                 f"{self.format.kind}; records is needed; set format: {{kind: records}}"
@@ -137,75 +88,19 @@ class Dataset(Config):
         return self
 
     @model_validator(mode="after")
-    def _pairs_are_not_split(self) -> "Dataset":
-        if self.format.kind == "supervised" and self.truncation.overlong == "split":
-            raise ValueError(
-                "truncation.overlong: split cannot be done to a pair, which has one response; allowed for a supervised "
-                "dataset are truncate, drop, raise and keep; choose one"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _mask_names_what_is_there(self) -> "Dataset":
-        """Refuse a mask that names sides in a conversation or roles in a pair: it would silently do nothing."""
-        named = set(self.loss.mask)
-        if self.format.kind == "python":
-            return self
-        if self.format.kind == "supervised":
-            wrong, allowed = named - PAIR_SIDES, "prompt and response"
-        else:
-            own = {*getattr(self.format, "assistant_roles", ()), *getattr(self.format, "role_map", {}).values()}
-            wrong, allowed = (named & PAIR_SIDES) - own, "roles, such as user and assistant"
-        if wrong:
-            raise ValueError(
-                f"loss.mask: {min(wrong)!r} is not in the rows of a {self.format.kind} dataset; allowed are "
-                f"{allowed}; name one of them"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _splits_are_of_this_kind(self) -> "Dataset":
-        """Hold the splits of records to their groups; cutting by number of rows is for records alone."""
-        splits, form = self.splits, self.format
-        if not isinstance(form, Records):
-            if splits.is_exact:
-                raise ValueError(
-                    f"splits: a number of rows, method: exact and max_rows are for records; a {form.kind} dataset "
-                    "takes "
-                    "shares by hash; write a share such as 0.05"
-                )
-            return self
-        own = form.group_columns
-        asked = (splits.group_key,) if isinstance(splits.group_key, str) else splits.group_key
-        if form.mode != "tabular" and (asked not in (None, own) or splits.time_key is not None):
-            raise ValueError(
-                f"splits.{'group_key' if asked not in (None, own) else 'time_key'}: in {form.mode} mode a split takes "
-                "whole "
-                f"groups of {join_choices(own) or 'one series'}; no other key is allowed; delete it"
-            )
-        if splits.is_exact and splits.time_key is not None:
-            raise ValueError("splits.time_key with a number of rows or method: exact; one decides; delete one of them")
-        return self
-
-    @model_validator(mode="after")
-    def _private_examples_stand_alone(self) -> "Dataset":
-        if isinstance(self.format, Records) and self.format.privacy.dp_enabled and self.packing.pack is not False:
-            raise ValueError(
-                f"packing.pack: {str(self.packing.pack).lower()} under format.privacy.dp_enabled; one example per "
-                "sequence "
-                "is allowed, so that a sequence holds one unit of privacy; set it to false, or delete it"
-            )
+    def _check_kind(self) -> "Dataset":
+        self.format.check_options(self)
         return self
 
     @property
     def row_kind(self) -> RowKind:
         """What most of its rows are."""
-        return ROW_KINDS[self.format.kind]
+        return self.format.ROW_KIND
 
     @property
     def keeps_non_finite(self) -> bool:
         """Whether NaN and infinity of typed sources are values of its rows: records have texts for them."""
-        return self.row_kind == "record"
+        return self.format.IS_TABLE
 
     @property
     def keeps_overlong(self) -> bool:
@@ -216,8 +111,8 @@ class Dataset(Config):
 
 def _has_generation(dataset: Dataset) -> bool:
     """Tell whether a model's records are parsed for a dataset that has data of its own."""
-    form = dataset.format
-    return isinstance(form, Records) and form.generation is not None and not isinstance(dataset.source, GeneratedSource)
+    table = dataset.format.as_table()
+    return table is not None and table.generation is not None and not isinstance(dataset.source, GeneratedSource)
 
 
 def _summarize_dataset(dataset: Dataset) -> DatasetSummary:
@@ -228,17 +123,6 @@ def _summarize_dataset(dataset: Dataset) -> DatasetSummary:
         is_open=not dataset.packing.block_cross_document_attention,
         has_weights=bool(dataset.loss.weights),
     )
-
-
-ROW_KINDS: dict[str, RowKind] = {
-    "chat": "conversation",
-    "auto": "conversation",
-    "supervised": "pair",
-    "text": "text",
-    "python": "conversation",
-    "records": "record",
-}
-"""What most rows of a format's kind are; it decides how examples are packed."""
 
 
 class Execution(Config):
@@ -294,30 +178,13 @@ class Recipe(Config):
     """How the recipe is run; decides no byte."""
 
     @model_validator(mode="after")
-    def _all_is_built(self) -> "Recipe":
-        """Refuse options whose effect is not built yet: an option that is read and ignored ruins runs."""
-        for name, dataset in self.datasets.items():
-            if dataset.loss.boundary == "whole" and isinstance(getattr(dataset.format, "separate_with", None), int):
-                raise ValueError(
-                    f"datasets.{name}.loss.boundary: whole encodes input and output as one text, and separate_with "
-                    "is a token id; whole goes with a text or null; write the separator's text, or split"
-                )
-        return self
-
-    @model_validator(mode="after")
     def _lengths_fit(self) -> "Recipe":
         for name, dataset in self.datasets.items():
-            limit = dataset.truncation.max_length
+            option, limit = dataset.format.get_length_limit(dataset)
             if limit is not None and limit > self.seq_len:
                 raise ValueError(
-                    f"datasets.{name}.truncation.max_length is {limit}, seq_len {self.seq_len} is the most allowed; "
-                    "lower it, or raise seq_len"
-                )
-            longest = dataset.format.assembly.max_seq_length if isinstance(dataset.format, Records) else None
-            if longest is not None and longest > self.seq_len:
-                raise ValueError(
-                    f"datasets.{name}.format.assembly.max_seq_length is {longest}, seq_len {self.seq_len} is the most "
-                    "allowed; lower it, or raise seq_len"
+                    f"datasets.{name}.{option} is {limit}, seq_len {self.seq_len} is the most allowed; lower it, or "
+                    "raise seq_len"
                 )
         return self
 
@@ -348,7 +215,7 @@ class Recipe(Config):
                         raise ValueError(
                             f"mixture.{field}: {name!r} is no dataset; choose {join_choices(self.datasets)}"
                         )
-                    if field == "num_validation_sequences" and self.datasets[name].row_kind == "record":
+                    if field == "num_validation_sequences" and self.datasets[name].format.IS_TABLE:
                         raise ValueError(
                             f"mixture.{field}: {name} holds records, whose splits are decided before they are put into "
                             f"examples; chats, pairs and texts can be named; set datasets.{name}.splits.validation"
@@ -433,9 +300,7 @@ class Recipe(Config):
     def limit_of(self, dataset: str) -> int:
         """Return the most tokens that an example of a dataset may have."""
         chosen = self.datasets[dataset]
-        if isinstance(chosen.format, Records):
-            return chosen.format.assembly.max_seq_length or self.seq_len
-        return chosen.truncation.max_length or self.seq_len
+        return chosen.format.get_length_limit(chosen)[1] or self.seq_len
 
 
 def load_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recipe:
@@ -538,7 +403,8 @@ def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, str]) -> 
 
 def _is_records(dataset: Any) -> bool:
     form: Any = dataset.get("format") if isinstance(dataset, dict) else None
-    return isinstance(form, dict) and "records" in (form.get("kind"), form.get("type"))
+    named = form.get("kind", form.get("type")) if isinstance(form, dict) else None
+    return isinstance(named, str) and named in KINDS and KINDS[named].IS_TABLE
 
 
 def project_folder(path: Path) -> Path:
@@ -584,7 +450,9 @@ def json_schema() -> dict[str, Any]:
     schema = Recipe.model_json_schema()
     groups = {name: {"$ref": f"#/$defs/{model.__name__}"} for name, model in OPTION_GROUPS.items()}
     schema["properties"].pop("name")
-    schema["$defs"]["Python"]["properties"].pop("source_digest")
+    for kind in KINDS.values():
+        for field in kind.FILLED_IN:
+            schema["$defs"][kind.__name__]["properties"].pop(field)
     schema["$defs"]["TokenizerChoice"]["properties"].pop("content")
     schema["required"] = [field for field in schema["required"] if field != "name"]
     schema["properties"]["defaults"] = {
@@ -663,7 +531,7 @@ def _check_defaults(defaults: Mapping[str, Any], where: str) -> None:
 
 def _check_default_format(values: Mapping[str, Any], where: str) -> None:
     """Refuse a key that no kind of format has: every dataset would leave it out, and nobody would notice."""
-    known = {"kind", *(name for kind in GROUPS_READ for name in _list_format_fields(kind))}
+    known = {"kind", *(name for kind in KINDS.values() for name in kind.list_fields())}
     for name in values:
         if name in known:
             continue
@@ -689,74 +557,62 @@ def _parse_dataset(name: str, value: object, defaults: Mapping[str, Any], where:
         return raw
     shared: dict[str, Any] = dict(defaults.get("format", {}))
     options = _resolve_format_aliases(dict(cast("dict[str, Any]", form)), at)
-    kind = str(options.get("kind", shared.get("kind", "auto")))
-    own = None if kind in FORMAT_KINDS else list_registered_formats().get(kind)
-    if own is not None:
+    written = str(options.get("kind", shared.get("kind", Auto.get_name())))
+    options["kind"], registered = resolve_kind(written)
+    if registered is not None:
         if "class" in options:
-            raise ConfigError(f"{at}.format: {kind} is registered for {own}; its class is known; delete class")
-        kind, options["class"] = "python", own
-    options["kind"] = kind
-    read = GROUPS_READ.get(kind, _ALL_GROUPS)
-    if kind == "python" and _identify_custom_format(options, f"{at}.format.class", base) == "build":
-        read -= _ROW_ONLY_GROUPS
-    _move_flat_options(options, raw, read, at)
-    _refuse_unread(raw, kind, at)
-    of_kind = _select_kind_defaults(kind, raw, options)
-    for group in OPTION_GROUPS:
-        if group in raw and group not in read:
             raise ConfigError(
-                f"{at}.{group}: a {kind} dataset does not read this group; it reads "
-                f"{join_choices(sorted(read))}; delete it"
+                f"{at}.format: {written} is registered for {registered}; its class is known; delete class"
             )
-        if group in read and group in defaults and isinstance(raw.get(group, {}), dict):
-            unread = FIELDS_UNREAD.get(kind, {}).get(group, frozenset())
-            own = raw.get(group, {})
-            if group == "splits" and "boundaries" in own:
-                # Who cuts in time at boundaries of its own does not want the shares that the others have.
-                unread |= {"validation", "test"}
-            raw[group] = {**{k: v for k, v in defaults[group].items() if k not in unread}, **own}
-        if group in of_kind and isinstance(raw.get(group, {}), dict):
-            raw[group] = {**of_kind[group], **raw.get(group, {})}
-    known = _list_format_fields(kind)
+        options["class"] = registered
+    kind = KINDS.get(options["kind"])
+    if kind is None:
+        # The union of kinds names those that there are.
+        return raw | {"format": options}
+    options, read = kind.complete_options(options, base, f"{at}.format")
+    _move_flat_options(options, raw, kind, read, at)
+    _refuse_unread(raw, kind, at)
+    _insert_group_defaults(raw, kind, read, options, defaults, at)
+    known = kind.list_fields()
     raw["format"] = {**{k: v for k, v in shared.items() if k in known}, **options}
     return raw
 
 
-_ROW_ONLY_GROUPS = frozenset({"reasoning", "tools", "template", "loss"})
-"""Groups that say what becomes of rows; a class that builds tokens itself has none."""
+def _insert_group_defaults(
+    raw: dict[str, Any],
+    kind: type[DatasetKind],
+    read: frozenset[str],
+    options: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    at: str,
+) -> None:
+    """Fill in a dataset's groups: its own value, else that of `defaults`, else the kind's default."""
+    of_kind = kind.select_group_defaults(options, raw)
+    for group in OPTION_GROUPS:
+        if group in raw and group not in read:
+            raise ConfigError(
+                f"{at}.{group}: a {kind.get_name()} dataset does not read this group; it reads "
+                f"{join_choices(sorted(read))}; delete it"
+            )
+        if group in read and group in defaults and isinstance(raw.get(group, {}), dict):
+            unread = kind.FIELDS_NOT_READ.get(group, frozenset())
+            own = raw.get(group, {})
+            if group == "splits" and "boundaries" in own:
+                # A dataset that cuts in time at boundaries of its own takes no shares from the others.
+                unread |= {"validation", "test"}
+            raw[group] = {**{k: v for k, v in defaults[group].items() if k not in unread}, **own}
+        if group in of_kind and isinstance(raw.get(group, {}), dict):
+            raw[group] = {**of_kind[group], **raw.get(group, {})}
 
 
-def _identify_custom_format(options: dict[str, Any], where: str, base: Path) -> str | None:
-    """Find a class of one's own before any data is read, fill in what its file holds, and say which way it goes."""
-    if "source_digest" in options:
-        raise ConfigError(f"{where}: source_digest is read from the class's file; it cannot be set; delete it")
-    path = options.get("class")
-    if not isinstance(path, str):
-        return None
-    options["source_digest"] = hash_format_source(path, base, where)
-    return get_format_method(find_class(path, base, where))
-
-
-def _select_kind_defaults(kind: str, raw: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the defaults that are a kind's own; splits in time have no shares, and privacy packs nothing."""
-    own = dict(KIND_DEFAULTS.get(kind, {}))
-    splits: Any = raw.get("splits")
-    if isinstance(splits, dict) and splits.get("time_key") is not None:
-        own.pop("splits", None)
-    privacy: Any = options.get("privacy")
-    if kind == "records" and isinstance(privacy, dict) and privacy.get("dp_enabled") is True:
-        own["packing"] = {"pack": False}
-    return own
-
-
-def _refuse_unread(raw: Mapping[str, Any], kind: str, at: str) -> None:
+def _refuse_unread(raw: Mapping[str, Any], kind: type[DatasetKind], at: str) -> None:
     """Refuse an option that the dataset's kind would read over."""
-    for group, names in FIELDS_UNREAD.get(kind, {}).items():
+    for group, names in kind.FIELDS_NOT_READ.items():
         given: object = raw.get(group, {})
         for name in sorted(names & set(given)) if isinstance(given, dict) else ():
             allowed = sorted(set(OPTION_GROUPS[group].model_fields) - names)
             raise ConfigError(
-                f"{at}.{group}.{name}: a {kind} dataset does not read this option; of {group} it reads "
+                f"{at}.{group}.{name}: a {kind.get_name()} dataset does not read this option; of {group} it reads "
                 f"{join_choices(allowed)}; delete it"
             )
 
@@ -778,15 +634,15 @@ def _resolve_format_aliases(options: dict[str, Any], at: str) -> dict[str, Any]:
             if name in options:
                 raise ConfigError(f"{at}.format: {alias} is another name of {name}; only one may stand; delete {alias}")
             options[name] = options.pop(alias)
-    if options.get("kind") in KIND_ALIASES:
-        options["kind"] = KIND_ALIASES[str(options["kind"])]
     return options
 
 
-def _move_flat_options(options: dict[str, Any], raw: dict[str, Any], read: frozenset[str], at: str) -> None:
+def _move_flat_options(
+    options: dict[str, Any], raw: dict[str, Any], kind: type[DatasetKind], read: frozenset[str], at: str
+) -> None:
     """Move options that belong to a group out of `format`, where other tools keep them."""
-    own = _list_format_fields(str(options.get("kind", "auto")))
-    for field in [key for key in options if key not in own and key != "kind"]:
+    own = kind.list_fields()
+    for field in [key for key in options if key not in own]:
         homes = [group for group in OPTION_GROUPS if group in read and field in OPTION_GROUPS[group].model_fields]
         if not homes:
             continue
@@ -797,13 +653,3 @@ def _move_flat_options(options: dict[str, Any], raw: dict[str, Any], read: froze
         if field in into:
             raise ConfigError(f"{at}: {field} stands in format and in {group}; once is allowed; delete it from format")
         raw[group] = {**cast("dict[str, Any]", into), field: options.pop(field)}
-
-
-def _list_format_fields(kind: str) -> set[str]:
-    from typing import get_args
-
-    members: tuple[type[Config], ...] = get_args(get_args(Format)[0])
-    for member in members:
-        if kind in get_args(member.model_fields["kind"].annotation):
-            return set(member.model_fields) | {str(alias) for alias in getattr(member, "ALIASES", {})}
-    return set()

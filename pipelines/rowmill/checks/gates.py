@@ -4,6 +4,7 @@ What belongs here: the option groups, their validation, and composing a check wi
 `Threshold`. What does not: the checks and their defaults (`catalog.py`), holding numbers against them (`judge.py`).
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -258,6 +259,11 @@ class Threshold:
         if self.direction == "at_most":
             return "expect_column_max_to_be_between", {"column": self.check, "max_value": self.passing}
         return "expect_column_min_to_be_between", {"column": self.check, "min_value": self.passing}
+
+    def holds(self, value: float) -> bool:
+        """Return whether a number passes: every rule asks whether it lies between bounds that are part of them."""
+        _, arguments = self.rule
+        return float(arguments.get("min_value", -math.inf)) <= value <= float(arguments.get("max_value", math.inf))
 
 
 def list_thresholds(

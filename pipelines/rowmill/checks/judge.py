@@ -4,12 +4,10 @@ What belongs here: holding a manifest's facts against thresholds, and saved resu
 (`catalog.py`), a recipe's bounds (`gates.py`), and computing the numbers: whoever writes a stage's output counts them
 into `Manifest.facts`, and a check never re-reads the data (`rowmill verify --deep` does, on purpose).
 
-The bounds are a Great Expectations suite over the one-row table of facts, so a recipe can add its own
-expectations beside ours and its users read one kind of result. Two traps of that library are closed here:
-its range expectations pass on null, NaN and empty columns, so a missing or non-finite fact fails before
-the suite runs as `not_measured`; and an expectation that raised is reported as unsuccessful without a
-value, so it becomes `not_judged`. Results are saved per (content version, thresholds) and never judged twice:
-a quiet night does not import the library, which takes two seconds.
+Each threshold is one number between bounds, and is compared here. The same thresholds are a Great Expectations suite
+(`expectation_suite.py`), which `rowmill verify` runs as well; a recipe's own expectations are judged in the same way. A
+missing or non-finite fact fails as `not_measured`. Results are saved per (content version, thresholds) and never
+judged twice.
 
 A fact that is `manifest.NOT_APPLICABLE` neither passes nor fails. Only a check that says where it applies may have such
 a fact; for every other check it is not measured, which fails.
@@ -18,7 +16,6 @@ a fact; for every other check it is not measured, which fails.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from typing import Any, Literal
 
 from rowmill.checks import cross_stage
@@ -156,9 +153,7 @@ def _evaluate_checks(store: Store, manifest: Manifest, thresholds: Sequence[Thre
     }
     whole = replace(manifest, facts=manifest.facts | {check: found.value for check, found in across.items()})
     explained = [_explain_threshold(one, across.get(one.check)) for one in thresholds]
-    measured = [one for one in explained if _read_fact(whole.facts, one) is not None]
-    passed = _ask_expectations(whole.facts, measured) if measured else {}
-    results = [_make_check_result(whole, one, passed.get(one.check)) for one in explained]
+    results = [_make_check_result(whole, one) for one in explained]
     # A result is kept for the thresholds that were asked, whatever was said in its words.
     return [replace(result, threshold_digest=one.digest) for result, one in zip(results, thresholds, strict=True)]
 
@@ -183,15 +178,13 @@ def _read_fact(facts: Mapping[str, Any], threshold: Threshold) -> float | None:
     return float(value)
 
 
-def _make_check_result(manifest: Manifest, threshold: Threshold, success: bool | None) -> CheckResult:
+def _make_check_result(manifest: Manifest, threshold: Threshold) -> CheckResult:
     value = _read_fact(manifest.facts, threshold)
     # A rule of one's own names facts that other kinds of data may not count at all.
     absent = None if threshold.expectation is None or not threshold.applies_to else NOT_APPLICABLE
     applies = not threshold.applies_to or manifest.facts.get(_fact_name(threshold), absent) != NOT_APPLICABLE
-    note = (
-        NOT_APPLICABLE if not applies else "not_measured" if value is None else "not_judged" if success is None else ""
-    )
-    passed = bool(success)
+    note = NOT_APPLICABLE if not applies else "not_measured" if value is None else ""
+    passed = value is not None and threshold.holds(value)
     covered = not passed and value is not None and _is_within(value, threshold.waiver_bound, threshold.direction)
     # Between where a warning begins and the bound, a failure only shows.
     severity = (
@@ -221,86 +214,3 @@ def _is_within(value: float | None, bound: float | None, direction: str) -> bool
     if value is None or bound is None:
         return False
     return value <= bound if direction == "at_most" else value >= bound
-
-
-ExpectationQuestion = tuple[str, tuple[tuple[str, float | str], ...], float | None]
-"""An expectation's name, its arguments, and the number that it is asked about."""
-
-
-_ANSWER_CACHE: dict[ExpectationQuestion, bool] = {}
-"""What this process has asked: a number has one answer to an expectation, and asking takes ten milliseconds."""
-
-
-_MAX_CACHED_ANSWERS = 10_000
-
-
-def _ask_expectations(facts: Mapping[str, Any], thresholds: Sequence[Threshold]) -> dict[str, bool]:
-    """Return which thresholds the facts keep; a check absent from the answer was not judged."""
-    questions = {one.check: _make_question(facts, one) for one in thresholds}
-    unasked = [one for one in thresholds if questions[one.check] not in _ANSWER_CACHE]
-    if unasked:
-        if len(_ANSWER_CACHE) > _MAX_CACHED_ANSWERS:
-            _ANSWER_CACHE.clear()
-        _ANSWER_CACHE.update(
-            {questions[check]: passed for check, passed in _run_expectation_suite(facts, unasked).items()}
-        )
-    return {check: _ANSWER_CACHE[question] for check, question in questions.items() if question in _ANSWER_CACHE}
-
-
-def _make_question(facts: Mapping[str, Any], threshold: Threshold) -> ExpectationQuestion:
-    kind, arguments = threshold.rule
-    return kind, tuple(sorted(arguments.items())), _read_fact(facts, threshold)
-
-
-def _run_expectation_suite(facts: Mapping[str, Any], thresholds: Sequence[Threshold]) -> dict[str, bool]:
-    """Run the thresholds as one Great Expectations suite over the facts; what raised is left out."""
-    import great_expectations as gx
-    import pandas as pd
-
-    batch = _open_facts_batch()
-    suite: Any = gx.ExpectationSuite(name="checks")
-    for one in thresholds:
-        suite.add_expectation(_make_gx_expectation(one))
-    frame = pd.DataFrame([{_fact_name(one): _read_fact(facts, one) for one in thresholds}])
-    result: Any = batch.get_batch({"dataframe": frame}).validate(suite)
-    return {
-        one.expectation_config.meta["check"]: bool(one.success)
-        for one in result.results
-        if not _has_raised(one.exception_info)
-    }
-
-
-@cache
-def _open_facts_batch() -> Any:
-    """Return the library's handle on a frame of facts; made once per process, for it takes a third of a second."""
-    import great_expectations as gx
-
-    context: Any = gx.get_context(mode="ephemeral")
-    context.variables.progress_bars = {"globally": False}
-    source: Any = context.data_sources.add_pandas("facts")
-    return source.add_dataframe_asset("facts").add_batch_definition_whole_dataframe("all")
-
-
-def _make_gx_expectation(threshold: Threshold) -> Any:
-    kind, arguments = threshold.rule
-    return _find_expectation_class(kind)(
-        meta={"check": threshold.check}, severity=_GX_SEVERITIES[threshold.severity], **arguments
-    )
-
-
-_GX_SEVERITIES: Mapping[Severity, str] = {"error": "critical", "warn": "warning"}
-"""Our words for how bad a failure is → the library's."""
-
-
-def _find_expectation_class(name: str) -> Any:
-    """Return the class of the library that a snake-case name means."""
-    import great_expectations.expectations as gxe
-
-    return getattr(gxe, "".join(word.capitalize() for word in name.split("_")))
-
-
-def _has_raised(info: Mapping[str, Any]) -> bool:
-    """Read the library's exception record, which is flat or one mapping per metric."""
-    if "raised_exception" in info:
-        return bool(info["raised_exception"])
-    return any(bool(one.get("raised_exception")) for one in info.values() if isinstance(one, dict))

@@ -8,10 +8,10 @@ from typing import Annotated, TypeAlias, get_args
 
 from pydantic import BeforeValidator, Field
 
-from rowmill.core.json import Json
+from rowmill.core.json import Json, is_mapping
 from rowmill.formats.auto import Auto
 from rowmill.formats.chat import Chat
-from rowmill.formats.columns import is_mapping, rename_aliases
+from rowmill.formats.columns import rename_aliases
 from rowmill.formats.custom import RowFormat, list_registered_formats, register_format
 from rowmill.formats.kind import DatasetKind
 from rowmill.formats.python import Python

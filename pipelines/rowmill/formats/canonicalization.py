@@ -17,9 +17,9 @@ from typing import Protocol
 from rowmill.conversation.rendering.renderer import Template
 from rowmill.core.config import describe_type
 from rowmill.core.errors import ConfigError
-from rowmill.core.json import Json, canonical_json
+from rowmill.core.json import Json, canonical_json, is_list, is_mapping
 from rowmill.formats import Auto, Chat, Format, Python, Records, Supervised, Text
-from rowmill.formats.columns import KNOWN_ROLES, MAPPED_ROLES, ConversationColumns, get_at_path, is_list, is_mapping
+from rowmill.formats.columns import KNOWN_ROLES, MAPPED_ROLES, ConversationColumns, get_at_path
 from rowmill.formats.detection import DetectedMessages, detect_messages
 from rowmill.formats.filters import Filters, check_length
 from rowmill.formats.media_placeholders import reject_placeholders

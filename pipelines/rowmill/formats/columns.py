@@ -5,11 +5,11 @@ a record's shape (`detection.py`).
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, TypeGuard
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from rowmill.core.json import Json
+from rowmill.core.json import Json, is_mapping
 from rowmill.formats.kind import PAIR_SIDES, DatasetKind, DatasetOptions, refuse_mask_names
 from rowmill.schema.rows import RowKind
 
@@ -23,17 +23,9 @@ MAPPED_ROLES = {
     "function": "tool",
     "ipython": "tool",
 }
+
+
 KNOWN_ROLES = ("system", "user", "assistant", "tool")
-
-
-def is_mapping(value: Json) -> TypeGuard[dict[str, Any]]:
-    """Tell whether a decoded JSON value is a mapping."""
-    return type(value) is dict
-
-
-def is_list(value: Json) -> TypeGuard[list[Any]]:
-    """Tell whether a decoded JSON value is a list."""
-    return type(value) is list
 
 
 def rename_aliases(values: Json, aliases: Mapping[str, str]) -> Json:

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from rowmill.core.config import describe_type
-from rowmill.core.json import Json, from_json
+from rowmill.core.json import Json, from_json, is_list, is_mapping
 from rowmill.formats.auto import Auto
-from rowmill.formats.columns import ConversationColumns, is_list, is_mapping
+from rowmill.formats.columns import ConversationColumns
 from rowmill.schema.rows import Rejected
 
 

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rowmill.core.config import describe_type
-from rowmill.core.json import Json, from_json
-from rowmill.formats.columns import is_list, is_mapping
+from rowmill.core.json import Json, from_json, is_list, is_mapping
 from rowmill.schema.rows import Message, Rejected
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from rowmill import stats
 from rowmill.build import runner
 from rowmill.build.runner import Project, Step
+from rowmill.checks import expectation_suite
 from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import DamagedFileError, IntegrityError
 from rowmill.core.storage import Store
@@ -65,15 +66,16 @@ def _verify_step(project: Project, step: Step, *, deep: bool) -> StageVerificati
     if made is None:
         return StageVerification(step, None)
     results = tuple(runner.check_step(project, step, made))
+    differences = tuple(expectation_suite.find_disagreements(results, step.thresholds))
     if not deep:
-        return StageVerification(step, made, results)
+        return StageVerification(step, made, results, differences)
     files = [file for part in made.parts for file in part.files.values()]
     size = sum(file.bytes for file in files)
     damage = _find_damage(project.store, files) | stats.find_damage(project.store, made.key, made.version)
     # What is damaged has no content that could be compared.
     find = step.stage.find_content_damage
     said = tuple(damage.values()) or (() if find is None else tuple(find(project.store, made)))
-    return StageVerification(step, made, results, said, tuple(damage), len(files), size)
+    return StageVerification(step, made, results, differences + said, tuple(damage), len(files), size)
 
 
 def _find_damage(store: Store, files: Sequence[File]) -> dict[str, str]:

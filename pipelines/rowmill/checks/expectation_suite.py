@@ -1,0 +1,89 @@
+"""The thresholds of a stage as a Great Expectations suite over its facts, run beside our own comparison.
+
+What belongs here: everything that imports Great Expectations. What does not: closing gates (`judge.py`), which compares
+numbers itself: importing the library costs four seconds of processor time, longer than a small build.
+
+`rowmill verify` runs the suites of all stages and reports each check on which the library and the saved result differ.
+Two traps of the library are closed here: its range expectations pass on null, NaN and empty columns, so only facts that
+are finite numbers are asked about; and an expectation that raised is reported as unsuccessful without a value, so it
+counts as a difference of its own.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from rowmill.checks.catalog import Severity
+from rowmill.checks.gates import Threshold
+from rowmill.checks.judge import CheckResult
+
+_GX_SEVERITIES: Mapping[Severity, str] = {"error": "critical", "warn": "warning"}
+"""Our severities → the library's."""
+
+
+def find_disagreements(results: Sequence[CheckResult], thresholds: Sequence[Threshold]) -> Iterator[str]:
+    """Yield a sentence for each result with a value on which Great Expectations decides otherwise.
+
+    `results` and `thresholds` belong together pair by pair, and all to one stage.
+    """
+    asked = [
+        (result, threshold)
+        for result, threshold in zip(results, thresholds, strict=True)
+        if result.value is not None and not result.note
+    ]
+    if not asked:
+        return
+    answers = run_expectation_suite([(threshold, float(result.value or 0)) for result, threshold in asked])
+    for result, _ in asked:
+        answer = answers.get(result.check)
+        if answer != result.passed:
+            said = "raised an error" if answer is None else "passes" if answer else "fails"
+            yield (
+                f"{'/'.join(result.key)}: {result.check} {result.value:g}: Great Expectations {said}, the saved result "
+                f"{'passes' if result.passed else 'fails'}; both must agree; report this with the recipe's gates"
+            )
+
+
+def run_expectation_suite(asked: Sequence[tuple[Threshold, float]]) -> dict[str, bool]:
+    """Return which checks pass for their values, by one suite over a one-row frame; what raised is left out."""
+    import great_expectations as gx
+    import pandas as pd
+
+    # The library wants its context to be there before a suite is.
+    batch = _open_facts_batch()
+    suite: Any = gx.ExpectationSuite(name="checks")
+    for threshold, _ in asked:
+        suite.add_expectation(_make_expectation(threshold))
+    frame = pd.DataFrame([{str(threshold.rule[1]["column"]): value for threshold, value in asked}])
+    result: Any = batch.get_batch({"dataframe": frame}).validate(suite)
+    return {
+        one.expectation_config.meta["check"]: bool(one.success)
+        for one in result.results
+        if not _has_raised(one.exception_info)
+    }
+
+
+@cache
+def _open_facts_batch() -> Any:
+    """Return the library's handle on a frame of facts; made once per process, for it takes a third of a second."""
+    import great_expectations as gx
+
+    context: Any = gx.get_context(mode="ephemeral")
+    context.variables.progress_bars = {"globally": False}
+    source: Any = context.data_sources.add_pandas("facts")
+    return source.add_dataframe_asset("facts").add_batch_definition_whole_dataframe("all")
+
+
+def _make_expectation(threshold: Threshold) -> Any:
+    import great_expectations.expectations as gxe
+
+    kind, arguments = threshold.rule
+    expectation = getattr(gxe, "".join(word.capitalize() for word in kind.split("_")))
+    return expectation(meta={"check": threshold.check}, severity=_GX_SEVERITIES[threshold.severity], **arguments)
+
+
+def _has_raised(info: Mapping[str, Any]) -> bool:
+    """Read the library's exception record, which is flat or one mapping per metric."""
+    if "raised_exception" in info:
+        return bool(info["raised_exception"])
+    return any(bool(one.get("raised_exception")) for one in info.values() if isinstance(one, dict))

@@ -1,0 +1,87 @@
+"""Great Expectations and the comparison that closes gates decide alike; verify says so where they do not.
+
+What belongs here: agreement over rules, bounds and values. What does not: results and gates (`test_judge.py`).
+"""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rowmill.checks import expectation_suite, judge
+from rowmill.checks.catalog import CHECKS
+from rowmill.checks.gates import ExpectationType, Threshold
+from rowmill.core.storage import Store
+from rowmill.schema.manifest import Manifest
+
+NUMBERS = st.one_of(
+    st.sampled_from(
+        [0.0, -0.0, 0.05, 0.1, 1.0, math.nextafter(0.05, 1), math.nextafter(0.05, 0), -1e300, 1e300, 5e-324]
+    ),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.integers(-(2**53), 2**53).map(float),
+)
+Rule = tuple[str, float | None, float | None, float]
+"""An expectation's name, its two bounds, and the number that is asked about."""
+
+
+def threshold(number: int, kind: str, low: float | None, high: float | None) -> Threshold:
+    rule = {"type": kind, "column": f"fact_{number}", "min_value": low, "max_value": high}
+    return Threshold(f"rule_{number}", "at_most", 0.0, "error", "a fact", "mend it", expectation=rule)
+
+
+@st.composite
+def rules(draw: st.DrawFn) -> Rule:
+    low, high = draw(st.one_of(st.none(), NUMBERS)), draw(st.one_of(st.none(), NUMBERS))
+    if low is not None and high is not None and low > high:
+        low, high = high, low
+    bound = high if low is None else low
+    if bound is None:
+        low = bound = draw(NUMBERS)
+    return draw(st.sampled_from(get_args(ExpectationType))), low, high, draw(st.one_of(st.just(bound), NUMBERS))
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(rules(), min_size=20, max_size=40))
+def test_rules_hold_exactly_where_the_library_says_so(
+    drawn: list[tuple[str, float | None, float | None, float]],
+) -> None:
+    asked = [(threshold(i, kind, low, high), value) for i, (kind, low, high, value) in enumerate(drawn)]
+
+    answers = expectation_suite.run_expectation_suite(asked)
+
+    assert answers == {one.check: one.holds(value) for one, value in asked}
+
+
+def test_every_check_holds_at_its_bound_and_not_beyond_it() -> None:
+    asked: list[tuple[Threshold, float]] = []
+    for i, check in enumerate(CHECKS):
+        for j, value in enumerate(
+            (check.bound, math.nextafter(check.bound, math.inf), math.nextafter(check.bound, -math.inf))
+        ):
+            bound = Threshold(f"{check.name}_{i}_{j}", check.direction, check.bound, "error", check.what, check.remedy)
+            asked.append((bound, value))
+
+    answers = expectation_suite.run_expectation_suite(asked)
+
+    assert answers == {one.check: one.holds(value) for one, value in asked}
+    assert {True, False} == set(answers.values())
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_result_that_the_library_denies_is_named(tmp_path: Path, *, passed: bool) -> None:
+    value = 0.04 if passed else 0.06
+    made = Manifest(("r", "rows", "canonical_rows"), "canonical_rows", "f" * 32, "0", {}, (), {"rejects": value})
+    bound = Threshold("rejects", "at_most", 0.05, "error", "share", "mend it")
+    (result,) = judge.run_checks(Store(str(tmp_path)), made, [bound])
+
+    assert result.passed is passed
+    assert list(expectation_suite.find_disagreements([result], [bound])) == []
+    (said,) = expectation_suite.find_disagreements([replace(result, passed=not passed)], [bound])
+    assert said.startswith(
+        f"r/rows/canonical_rows: rejects {value:g}: Great Expectations {'passes' if passed else 'fails'}"
+    )

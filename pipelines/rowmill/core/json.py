@@ -6,7 +6,7 @@ What belongs here: reading and writing JSON. What does not: what a value means.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeAlias
 
 import orjson
 import pyarrow as pa
@@ -17,8 +17,6 @@ Json: TypeAlias = Any
 
 
 _BEYOND_64_BITS = "-[0-9]{19}|[0-9]{20}"
-
-
 _LONG_NUMBER = re.compile(r"\d{19}")
 """Digits that may be an integer beyond 64 bits, which the fast parser would turn into a float without a word."""
 
@@ -120,13 +118,3 @@ def canonical_json(value: Json) -> bytes:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except TypeError:
         return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
-
-
-def is_mapping(value: Json) -> TypeGuard[dict[str, Any]]:
-    """Tell whether a decoded JSON value is a mapping."""
-    return type(value) is dict
-
-
-def is_list(value: Json) -> TypeGuard[list[Any]]:
-    """Tell whether a decoded JSON value is a list."""
-    return type(value) is list

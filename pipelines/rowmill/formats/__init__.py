@@ -8,13 +8,13 @@ from typing import Annotated, TypeAlias, get_args
 
 from pydantic import BeforeValidator, Field
 
-from rowmill.core.json import Json, is_mapping
+from rowmill.core.json import Json
 from rowmill.formats.auto import Auto
 from rowmill.formats.chat import Chat
-from rowmill.formats.columns import rename_aliases
 from rowmill.formats.custom import RowFormat, list_registered_formats, register_format
 from rowmill.formats.kind import DatasetKind
 from rowmill.formats.python import Python
+from rowmill.formats.record_values import is_mapping, rename_aliases
 from rowmill.formats.records import Records
 from rowmill.formats.supervised import Supervised
 from rowmill.formats.text import Text

@@ -9,7 +9,8 @@ from typing import ClassVar, Literal
 from pydantic import model_validator
 
 from rowmill.core.json import Json
-from rowmill.formats.columns import ConversationColumns, apply_eos_alias
+from rowmill.formats.columns import ConversationColumns
+from rowmill.formats.record_values import apply_eos_alias
 
 
 class Auto(ConversationColumns):

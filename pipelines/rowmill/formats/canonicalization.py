@@ -17,9 +17,9 @@ from typing import Protocol
 from rowmill.conversation.rendering.renderer import Template
 from rowmill.core.config import describe_type
 from rowmill.core.errors import ConfigError
-from rowmill.core.json import Json, canonical_json, is_list, is_mapping
+from rowmill.core.json import Json, canonical_json
 from rowmill.formats import Auto, Chat, Format, Python, Records, Supervised, Text
-from rowmill.formats.columns import KNOWN_ROLES, MAPPED_ROLES, ConversationColumns, get_at_path
+from rowmill.formats.columns import KNOWN_ROLES, MAPPED_ROLES, ConversationColumns
 from rowmill.formats.detection import DetectedMessages, detect_messages
 from rowmill.formats.filters import Filters, check_length
 from rowmill.formats.media_placeholders import reject_placeholders
@@ -34,6 +34,7 @@ from rowmill.formats.reasoning import (
     move_reasoning_keys,
     remove_keys,
 )
+from rowmill.formats.record_values import get_at_path, is_list, is_mapping
 from rowmill.formats.supervised import read_pair
 from rowmill.formats.text import read_text
 from rowmill.formats.tool_calls import OfferedTools, ToolCalls, Tools, link_calls, read_calls, read_tools

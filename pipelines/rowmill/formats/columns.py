@@ -9,8 +9,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from rowmill.core.json import Json, is_mapping
+from rowmill.core.json import Json
 from rowmill.formats.kind import PAIR_SIDES, DatasetKind, DatasetOptions, refuse_mask_names
+from rowmill.formats.record_values import rename_aliases
 from rowmill.schema.rows import RowKind
 
 MAPPED_ROLES = {
@@ -26,39 +27,6 @@ MAPPED_ROLES = {
 
 
 KNOWN_ROLES = ("system", "user", "assistant", "tool")
-
-
-def rename_aliases(values: Json, aliases: Mapping[str, str]) -> Json:
-    """Give aliased keys of a mapping their own names; both names at once is an error."""
-    if not is_mapping(values) or aliases.keys().isdisjoint(values):
-        return values
-    out = dict(values)
-    for alias, name in aliases.items():
-        if alias not in out:
-            continue
-        if name in out:
-            raise ValueError(f"{alias} says the same as {name} and both are given; one may stand; delete {alias}")
-        out[name] = out.pop(alias)
-    return out
-
-
-def apply_eos_alias(values: Json) -> Json:
-    """Read the older `enforce_eos: true` as `add_eos: auto`, false as false."""
-    out = rename_aliases(values, {"enforce_eos": "add_eos"})
-    return {**out, "add_eos": "auto"} if out is not values and out["add_eos"] is True else out
-
-
-def get_at_path(record: Mapping[str, Json], path: str) -> Json:
-    """Look up `a.b` in a record: as one key if there is such a key, else step by step; null where it ends."""
-    value = record.get(path)
-    if value is not None or "." not in path:
-        return value
-    here: Json = record
-    for step in path.split("."):
-        if not is_mapping(here):
-            return None
-        here = here.get(step)
-    return here
 
 
 class ConversationColumns(DatasetKind):

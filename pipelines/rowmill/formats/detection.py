@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from rowmill.core.config import describe_type
-from rowmill.core.json import Json, from_json, is_list, is_mapping
+from rowmill.core.json import Json, from_json
 from rowmill.formats.auto import Auto
 from rowmill.formats.columns import ConversationColumns
+from rowmill.formats.record_values import is_list, is_mapping
 from rowmill.schema.rows import Rejected
 
 

@@ -9,7 +9,8 @@ Without such a column the placeholder is text that somebody wrote, and stays.
 
 from collections.abc import Mapping, Sequence
 
-from rowmill.core.json import Json, is_list
+from rowmill.core.json import Json
+from rowmill.formats.record_values import is_list
 from rowmill.schema.rows import Rejected, Row
 
 PLACEHOLDERS = {

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rowmill.core.config import describe_type
-from rowmill.core.json import Json, from_json, is_list, is_mapping
+from rowmill.core.json import Json, from_json
+from rowmill.formats.record_values import is_list, is_mapping
 from rowmill.schema.rows import Message, Rejected
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})

@@ -11,9 +11,9 @@ from pydantic import ConfigDict, Field, model_validator
 
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
-from rowmill.formats.columns import apply_eos_alias
 from rowmill.formats.custom import find_format, get_format_method, hash_format_source
 from rowmill.formats.kind import CompletedOptions, DatasetKind, DatasetOptions
+from rowmill.formats.record_values import apply_eos_alias
 from rowmill.formats.supervised import refuse_joined_separator
 from rowmill.schema.rows import RowKind
 

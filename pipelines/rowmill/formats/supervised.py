@@ -11,9 +11,9 @@ from pydantic import Field, model_validator
 
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json
-from rowmill.formats.columns import apply_eos_alias, rename_aliases
 from rowmill.formats.detection import join_alpaca_prompt
 from rowmill.formats.kind import ALL_GROUPS, PAIR_SIDES, DatasetKind, DatasetOptions, refuse_mask_names
+from rowmill.formats.record_values import apply_eos_alias, rename_aliases
 from rowmill.schema.rows import Rejected, RowKind
 
 

@@ -11,8 +11,8 @@ from pydantic import model_validator
 
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json
-from rowmill.formats.columns import apply_eos_alias
 from rowmill.formats.kind import ALL_GROUPS, DatasetKind
+from rowmill.formats.record_values import apply_eos_alias
 from rowmill.schema.rows import Rejected, RowKind
 
 

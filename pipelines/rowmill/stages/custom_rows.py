@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from rowmill.conversation.rendering.renderer import Template
 from rowmill.core.config import describe_type
 from rowmill.core.errors import ConfigError
-from rowmill.core.json import Json, is_mapping
+from rowmill.core.json import Json
 from rowmill.formats import Chat, Python, Supervised, Text
 from rowmill.formats.canonicalization import Canonicalizer, RowOptionValues, remove_nulls
 from rowmill.formats.custom import BuildContext, RowFormat, find_format, get_format_method
+from rowmill.formats.record_values import is_mapping
 from rowmill.formats.tool_calls import Tools
 from rowmill.recipe.recipe import Dataset
 from rowmill.schema.rows import Rejected, Row

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from rowmill.core.json import Json
 from rowmill.formats import Records
-from rowmill.formats.columns import get_at_path
+from rowmill.formats.record_values import get_at_path
 from rowmill.formats.splits import Splits
 from rowmill.schema.rows import Rejected
 from rowmill.tabular.schema import Column, Record, RecordSchema, Value

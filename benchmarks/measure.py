@@ -20,7 +20,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "pipelines"), str(ROOT / "assets")]
 
 from benchmarks import corpus  # noqa: E402  (the path must be set first)
 from rowmill.build import runner  # noqa: E402
-from rowmill.build.runner import Project  # noqa: E402
+from rowmill.build.steps import Project  # noqa: E402
 from rowmill.core.storage import Store  # noqa: E402
 from rowmill.recipe.recipe import parse_recipe  # noqa: E402
 from rowmill.stages import catalog  # noqa: E402

@@ -21,8 +21,8 @@ import numpy as np
 
 from benchmarks import corpus, measure
 from benchmarks.scale import MemoryWatch
-from rowmill.build import runner
-from rowmill.build.runner import Project
+from rowmill.build import prepare, runner
+from rowmill.build.steps import Project
 from rowmill.core import permutation
 from rowmill.core.storage import Store
 from rowmill.recipe.recipe import parse_recipe
@@ -163,7 +163,7 @@ def memory(folder: Path, rows: int) -> None:
         runner.build(one, only=measure.TO_SHARDS)
         watch.stopped.set()
         watch.join()
-        runner.close_workers()
+        prepare.close_workers()
         measure.emit(
             "record_memory",
             rows=times * rows,

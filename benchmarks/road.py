@@ -38,7 +38,7 @@ def rendered(rows: Path) -> list[str]:
 
 def main(repeats: int) -> None:
     """Run all and print a line each."""
-    from rowmill.build.runner import close_workers
+    from rowmill.build.prepare import close_workers
 
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     with tempfile.TemporaryDirectory() as name:

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from rowmill.build import runner  # noqa: E402  (the path must be set first)
-from rowmill.build.runner import Project  # noqa: E402
+from rowmill.build.steps import Project  # noqa: E402
 from rowmill.core.storage import Store  # noqa: E402
 from rowmill.recipe.recipe import parse_recipe  # noqa: E402
 from rowmill.schema.examples import SPAN_KINDS  # noqa: E402

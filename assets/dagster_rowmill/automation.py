@@ -16,8 +16,8 @@ import orjson
 
 from dagster_rowmill.factory import dagster_name
 from dagster_rowmill.resources import RUN_EXECUTORS
-from rowmill.build import runner
-from rowmill.build.runner import Project
+from rowmill.build import steps
+from rowmill.build.steps import Project
 from rowmill.core.errors import PipelineError
 from rowmill.core.storage import digest_json
 from rowmill.sources import Files, find_files, urls
@@ -36,7 +36,7 @@ def make_job(project: Project) -> Any:
     One job per recipe, since a job over two numbers of ranks does not resolve.
     """
     # What needs a trained model is materialized by hand: a nightly run must not ask a server that is not there.
-    keys = [list(step.key) for step in runner.plan_steps(project) if not step.on_demand]
+    keys = [list(step.key) for step in steps.plan_steps(project) if not step.on_demand]
     name = project.recipe.name
     return dg.define_asset_job(
         f"rebuild_{dagster_name(name)}",
@@ -49,7 +49,7 @@ def make_job(project: Project) -> Any:
 
 def tag_all_ranks(project: Project) -> dict[str, str]:
     """Return the tags that make a run cover all ranks at once; without them it fails when it reaches them."""
-    ranks = runner.list_rank_names(project)
+    ranks = steps.list_rank_names(project)
     return {RANGE_START: ranks[0], RANGE_END: ranks[-1]}
 
 

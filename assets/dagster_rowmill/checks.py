@@ -15,8 +15,8 @@ import dagster as dg
 from dagster_rowmill import metadata, reporting
 from dagster_rowmill.factory import only_infrastructure_errors
 from dagster_rowmill.resources import StorageResource
-from rowmill.build import runner
-from rowmill.build.runner import Project, Step
+from rowmill.build import runner, steps
+from rowmill.build.steps import Project, Step
 from rowmill.checks.gates import Threshold
 from rowmill.checks.judge import CheckResult
 from rowmill.schema import manifest
@@ -25,7 +25,7 @@ from rowmill.schema.manifest import StageKey
 
 def make_checks(project: Project) -> list[dg.AssetChecksDefinition]:
     """Return the checks of every step of the recipe that has checks."""
-    return [make_stage_checks(project, step) for step in runner.plan_steps(project) if step.thresholds]
+    return [make_stage_checks(project, step) for step in steps.plan_steps(project) if step.thresholds]
 
 
 def make_stage_checks(project: Project, step: Step) -> dg.AssetChecksDefinition:

@@ -19,8 +19,7 @@ from dagster_rowmill.checks import make_checks
 from dagster_rowmill.factory import dagster_name, make_assets
 from dagster_rowmill.pruning import make_pruning_schedule, prune_history
 from dagster_rowmill.resources import StorageResource
-from rowmill.build import runner
-from rowmill.build.runner import Project
+from rowmill.build.steps import Project, open_project, plan_steps
 from rowmill.core.errors import ConfigError
 from rowmill.recipe import recipe
 
@@ -129,7 +128,7 @@ def _try_open_projects(recipes: Sequence[Path], store: str) -> tuple[list[Projec
     wrong: list[str] = []
     for path in recipes:
         try:
-            projects.append(runner.open_project(path, store))
+            projects.append(open_project(path, store))
         except ConfigError as error:
             wrong.append(str(error))
     wrong += _find_name_clashes(recipes, projects)
@@ -147,7 +146,7 @@ def _find_name_clashes(recipes: Sequence[Path], projects: Sequence[Project]) -> 
     ]
     if clashes:
         return clashes
-    keys = [dg.AssetKey(list(step.key)) for project in projects for step in runner.plan_steps(project)]
+    keys = [dg.AssetKey(list(step.key)) for project in projects for step in plan_steps(project)]
     steps = Counter(key.to_python_identifier() for key in keys)
     return [
         f"{key.to_user_string()}: another stage has the same name in Dagster, {key.to_python_identifier()}; "

@@ -25,8 +25,9 @@ import dagster as dg
 from dagster_rowmill import history, metadata, reporting
 from dagster_rowmill.history import CheckHistory
 from dagster_rowmill.resources import StorageResource
-from rowmill.build import runner
-from rowmill.build.runner import Project, Step, StepReport
+from rowmill.build import gate, runner
+from rowmill.build.runner import StepReport
+from rowmill.build.steps import Project, Step, plan_steps
 from rowmill.checks import judge
 from rowmill.checks.gates import Threshold
 from rowmill.core import number_text
@@ -56,7 +57,7 @@ class StageRunConfig(dg.Config):
 
 def make_assets(project: Project, condition: dg.AutomationCondition[Any] | None) -> list[dg.AssetsDefinition]:
     """Return one asset per step of the recipe's road; `condition` is when they materialize themselves."""
-    steps = runner.plan_steps(project)
+    steps = plan_steps(project)
     thresholds = {step.key: step.thresholds for step in steps}
     before = find_asset_deps(steps)
     return [
@@ -243,7 +244,7 @@ def open_asset_inputs(
         closed += [why for one in thresholds if (why := explain_closed_check(results, store, manifests[key], one))]
     if not closed:
         try:
-            runner.require_open_ancestry(project, [manifests[key] for key in inputs], gated=manifests.values())
+            gate.require_open_ancestry(project, [manifests[key] for key in inputs], gated=manifests.values())
         except PipelineError as refusal:
             closed.append(str(refusal))
     if closed:

@@ -20,8 +20,8 @@ from dataclasses import replace
 import dagster as dg
 
 from dagster_rowmill.resources import StorageResource
-from rowmill.build import runner
-from rowmill.build.runner import Project, Step
+from rowmill.build import steps
+from rowmill.build.steps import Project, Step
 from rowmill.core.errors import PipelineError
 from rowmill.reports import report_page
 
@@ -83,7 +83,7 @@ def _is_report_due(
 def _iterate_later_steps(project: Project, step: Step) -> Iterator[Step]:
     """Yield the steps that read what a step makes or wait for it, however far down the road."""
     reached = {step.key}
-    for one in runner.plan_steps(project):
+    for one in steps.plan_steps(project):
         if not reached.isdisjoint((*one.inputs, *one.gates)):
             reached.add(one.key)
             yield one

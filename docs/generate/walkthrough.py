@@ -22,8 +22,8 @@ from typing import Any
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rowmill.build import runner
-from rowmill.build.runner import Project
+from rowmill.build import runner, steps
+from rowmill.build.steps import Project
 from rowmill.cli import main
 from rowmill.conversation.masking import Masker
 from rowmill.core.json import from_json
@@ -107,7 +107,7 @@ def capture_command(*words: str, columns: int | None = None) -> str:
 def build_demo(root: Path) -> Generator[Project, None, None]:
     """Lend a build of the demo of the project in `root`, made aside."""
     with tempfile.TemporaryDirectory() as folder:
-        project = runner.open_project(root / DEMO_RECIPE, folder)
+        project = steps.open_project(root / DEMO_RECIPE, folder)
         runner.build(project)
         yield project
 

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
         row_to_datum,
         sft_tokenize,
     )
-    from rowmill.build.runner import Project, open_project
     from rowmill.build.runner import build as build_recipe
+    from rowmill.build.steps import Project, open_project
     from rowmill.conversation.rendering.template_registry import get_chat_template, register_chat_template
     from rowmill.core.errors import (
         BusyError,
@@ -114,7 +114,8 @@ _MODULES = {
     "rowmill.build.in_memory": (
         "Datum ExampleTokens canonicalize_rows make_datum make_datums row_to_datum sft_tokenize"
     ),
-    "rowmill.build.runner": "Project build_recipe=build open_project",
+    "rowmill.build.runner": "build_recipe=build",
+    "rowmill.build.steps": "Project open_project",
     "rowmill.conversation.rendering.template_registry": "get_chat_template register_chat_template",
     "rowmill.core.errors": (
         "BusyError ConfigError ContextOverflowError DamagedFileError GateError GenerationError IntegrityError "

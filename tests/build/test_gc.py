@@ -6,7 +6,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from rowmill.build import runner
+from rowmill.build import gate, runner, steps
 from rowmill.build.gc import collect_garbage
 from rowmill.core.errors import IntegrityError
 from rowmill.inspection import verify
@@ -86,8 +86,8 @@ def night(road: Road, rows: range, *ranks: str) -> None:
     content = [pair(i) for i in rows]
     road.one("rows.jsonl", content, PAIR, splits={"validation": 0.3})
     road.build(only=BEFORE_RANKS)
-    step = runner.find_step(road.project, ("road", RANKS))
-    runner.run_step(road.project, step, runner.open_inputs(road.project, step), ranks=ranks)
+    step = steps.find_step(road.project, ("road", RANKS))
+    runner.run_step(road.project, step, gate.open_inputs(road.project, step), ranks=ranks)
 
 
 def read_by_trainers(road: Road) -> tuple[list[list[int]], list[list[int]]]:
@@ -152,7 +152,7 @@ def test_shards_that_are_current_again_keep_the_statistics_that_their_gate_asks_
     road.write("rows.jsonl", [pair(i) for i in range(60)])
     road.build()
     project = road.project
-    runner.run_step(project, runner.find_step(project, old.key), {}, version=old.version)
+    runner.run_step(project, steps.find_step(project, old.key), {}, version=old.version)
 
     collect_garbage(project, keep=1, dry_run=False)
     again = runner.build(project, only=["training_splits", "gpu_partitions"])

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rowmill.build import runner
+from rowmill.build import gate, plan, runner, steps
 from rowmill.checks.gates import list_thresholds
 from rowmill.cli import main
 from rowmill.core.errors import ConfigError, GateError, IntegrityError
@@ -95,13 +95,13 @@ def test_steps_of_a_recipe_are_made_once_however_many_ask(ready: Road, monkeypat
         made.append((stage, dataset))
         return list_thresholds(options, stage, dataset, kind)
 
-    monkeypatch.setattr(runner, "list_thresholds", counted)
+    monkeypatch.setattr(steps, "list_thresholds", counted)
     project = ready.project
 
     runner.build(project)
-    runner.open_inputs(replace(project, store=Store(str(ready.store))), runner.plan_steps(project)[-1])
+    gate.open_inputs(replace(project, store=Store(str(ready.store))), steps.plan_steps(project)[-1])
 
-    assert sorted(made, key=str) == sorted(((step.name, step.dataset) for step in runner.plan_steps(project)), key=str)
+    assert sorted(made, key=str) == sorted(((step.name, step.dataset) for step in steps.plan_steps(project)), key=str)
 
 
 def test_steps_follow_a_replaced_recipe(ready: Road) -> None:
@@ -110,8 +110,8 @@ def test_steps_follow_a_replaced_recipe(ready: Road) -> None:
 
     alone = replace(project, recipe=project.recipe.model_copy(update={"datasets": datasets}))
 
-    assert {step.dataset for step in runner.plan_steps(project)} == {"chats", "tasks", None}
-    assert {step.dataset for step in runner.plan_steps(alone)} == {"tasks", None}
+    assert {step.dataset for step in steps.plan_steps(project)} == {"chats", "tasks", None}
+    assert {step.dataset for step in steps.plan_steps(alone)} == {"tasks", None}
 
 
 def test_build_in_which_nothing_changed_imports_what_judges_nothing(ready: Road) -> None:
@@ -304,9 +304,9 @@ def test_kept_version_can_be_made_current_again(first: Built, ready: Road) -> No
     ready.write("tasks.jsonl", [pair(i) for i in range(30)])
     later = ready.build(only=("raw_dataset", "canonical_rows")).manifest("tasks", "canonical_rows")
     project = ready.project
-    step = runner.find_step(project, wanted.key)
+    step = steps.find_step(project, wanted.key)
 
-    report = runner.run_step(project, step, runner.open_inputs(project, step), version=wanted.version)
+    report = runner.run_step(project, step, gate.open_inputs(project, step), version=wanted.version)
 
     current = manifest.load_current(project.store, wanted.key)
     assert report.reused
@@ -345,10 +345,10 @@ def test_failed_gate_refuses_a_later_run_of_one_step_alone(road: Road) -> None:
     with pytest.raises(GateError):
         gated(road).build()
     project = road.project
-    step = runner.find_step(project, ("road", "tasks", "tokenized_examples"))
+    step = steps.find_step(project, ("road", "tasks", "tokenized_examples"))
 
     with pytest.raises(GateError, match=r"rejects: 0\.333333"):
-        runner.open_inputs(project, step)
+        gate.open_inputs(project, step)
 
 
 def test_waiver_opens_the_gate_and_stands_on_everything_below(road: Road) -> None:
@@ -390,7 +390,7 @@ def test_waiver_that_is_exceeded_does_not_open_the_gate(road: Road) -> None:
 
 
 def forecasts(road: Road) -> dict[str, tuple[str, str]]:
-    return {"/".join(one.step.key[1:]): (one.action, one.why) for one in runner.forecast_steps(road.project)}
+    return {"/".join(one.step.key[1:]): (one.action, one.why) for one in plan.forecast_steps(road.project)}
 
 
 def test_plan_of_a_new_project_says_what_must_be_made_and_builds_nothing(road: Road) -> None:
@@ -443,12 +443,12 @@ def test_step_whose_input_was_never_built_is_refused(road: Road) -> None:
     project = road.project
 
     with pytest.raises(IntegrityError, match="road/chats/raw_dataset: it was never built"):
-        runner.open_inputs(project, runner.find_step(project, ("road", "chats", "canonical_rows")))
+        gate.open_inputs(project, steps.find_step(project, ("road", "chats", "canonical_rows")))
 
 
 def test_step_that_does_not_exist_is_refused_with_those_that_do(road: Road) -> None:
     with pytest.raises(ConfigError, match=r"road/chats/packed: no such asset; .*road/chats/packed_shards"):
-        runner.find_step(road.project, ("road", "chats", "packed"))
+        steps.find_step(road.project, ("road", "chats", "packed"))
 
 
 def test_build_of_some_stages_makes_only_those(road: Road) -> None:
@@ -482,7 +482,7 @@ def test_version_of_a_renamed_dataset_is_held_against_today_s_bounds(tmp_path: P
     project = road.project
 
     with pytest.raises(GateError, match=r"road/chats/canonical_rows, version .*unknown_roles: 0\.2"):
-        runner.run_step(project, runner.find_step(project, ("road", "gpu_partitions")), {}, version=older)
+        runner.run_step(project, steps.find_step(project, ("road", "gpu_partitions")), {}, version=older)
 
 
 def test_version_of_a_renamed_table_is_held_against_the_checks_that_tables_alone_have(tmp_path: Path) -> None:
@@ -501,4 +501,4 @@ def test_version_of_a_renamed_table_is_held_against_the_checks_that_tables_alone
     project = road.project
 
     with pytest.raises(GateError, match=r"road/table/canonical_rows, version .*table_drift: 1"):
-        runner.run_step(project, runner.find_step(project, ("road", "gpu_partitions")), {}, version=drifted)
+        runner.run_step(project, steps.find_step(project, ("road", "gpu_partitions")), {}, version=drifted)

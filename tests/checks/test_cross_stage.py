@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rowmill.build import runner
+from rowmill.build import gate, runner, steps
 from rowmill.checks import cross_stage
 from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import GateError
@@ -28,7 +28,7 @@ def result_of(built: Built, check: str, *key: str) -> CheckResult:
 def judged(road: Road, check: str, *key: str) -> CheckResult:
     """Judge what is current, as `rowmill verify` does."""
     project = road.project
-    step = runner.find_step(project, ("road", *key))
+    step = steps.find_step(project, ("road", *key))
     made = manifest.load_current(project.store, step.key)
     assert made is not None
     return next(one for one in runner.check_step(project, step, made) if one.check == check)
@@ -221,7 +221,7 @@ def test_rollback_to_a_smaller_version_is_no_vanished_source(tmp_path: Path) -> 
     older = road.build().manifest("gpu_partitions").version
     write(road, [pair(i) for i in range(40)]).build()
     project = road.project
-    step = runner.find_step(project, ("road", "gpu_partitions"))
+    step = steps.find_step(project, ("road", "gpu_partitions"))
 
     assert runner.run_step(project, step, {}, version=older).version == older
 
@@ -230,10 +230,10 @@ def test_gate_after_publication_judges_again_instead_of_refusing(tmp_path: Path)
     road = write(Road(tmp_path), [pair(i) for i in range(20)])
     road.build()
     project = road.project
-    step = runner.find_step(project, ("road", "gpu_partitions"))
+    step = steps.find_step(project, ("road", "gpu_partitions"))
 
     # Nobody has judged the inputs against what was just published.
-    assert set(runner.open_inputs(project, step))
+    assert set(gate.open_inputs(project, step))
 
 
 def test_what_was_published_is_written_anew_only_if_it_changed(tmp_path: Path) -> None:

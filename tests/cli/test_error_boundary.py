@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rowmill.build import runner
+from rowmill.build import plan, steps
 from rowmill.cli import main
 from rowmill.cli.error_boundary import BLOCKED, BUG, INTERRUPTED, OUTSIDE, WRONG, choose_exit_status, explain_error
 from rowmill.core.errors import (
@@ -122,10 +122,10 @@ def test_bug_of_ours_is_status_70_with_its_traceback_in_a_file(
 ) -> None:
     project = CliProject(tmp_path).write()
 
-    def broken(_: runner.Project) -> None:
+    def broken(_: steps.Project) -> None:
         raise KeyError("part_id")
 
-    monkeypatch.setattr(runner, "forecast_steps", broken)
+    monkeypatch.setattr(plan, "forecast_steps", broken)
 
     assert project.rowmill("plan") == BUG
     err = capsys.readouterr().err

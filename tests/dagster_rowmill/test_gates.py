@@ -10,7 +10,7 @@ import pytest
 
 from dagster_rowmill import factory, history, metadata
 from dagster_rowmill.resources import StorageResource
-from rowmill.build import runner
+from rowmill.build import runner, steps
 from rowmill.checks import catalog, gates
 from rowmill.core.errors import GateError
 from rowmill.core.storage import Store
@@ -358,7 +358,7 @@ def outdated(tiny: Tiny) -> Tiny:
     assert tiny.write(unknown_roles=12, gates=RECIPE["gates"] | loose).run().success
     tiny.write(rows=61)
     assert tiny.run_only(_with_checks(tiny, "chats", ("raw_dataset", "canonical_rows"))).success
-    everything = [tiny.key(*step.key[1:]) for step in runner.plan_steps(tiny.project)]
+    everything = [tiny.key(*step.key[1:]) for step in steps.plan_steps(tiny.project)]
     tiny.run_only(dg.AssetSelection.checks_for_assets(*everything))
     return tiny
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from rowmill.build import runner
+from rowmill.build.steps import find_step
 from rowmill.core.storage import Store
 from rowmill.schema import manifest
 from rowmill.schema.manifest import NOT_APPLICABLE, Manifest
@@ -47,7 +47,7 @@ def test_report_of_a_stage_that_is_run_alone_on_a_new_project_shows_it(tiny: Tin
     tiny.run_only(dg.AssetSelection.assets(rows))
     after_rows = linked(tiny, "chats", "canonical_rows")
 
-    thresholds = runner.find_step(tiny.project, ("tiny", "chats", "canonical_rows")).thresholds
+    thresholds = find_step(tiny.project, ("tiny", "chats", "canonical_rows")).thresholds
     facts = current(tiny, "chats", "canonical_rows").facts
     # Nothing is published yet that the rows could have shrunk against, which no fact says.
     idle = 1 + sum(value == NOT_APPLICABLE for value in facts.values())

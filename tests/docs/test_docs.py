@@ -16,7 +16,7 @@ import yaml
 
 from docs.generate import reference, walkthrough
 from rowmill import exports, formats, sources, stats
-from rowmill.build.runner import Project
+from rowmill.build.steps import Project
 from rowmill.checks import catalog, gates
 from rowmill.core.config import Config
 from rowmill.exports import base

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rowmill.build import runner
+from rowmill.build import plan, prepare, steps
 from rowmill.core.errors import ConfigError, GateError, SourceError
 from tests.support.recipes import (
     CHAT,
@@ -449,7 +449,7 @@ def test_tokenizer_or_template_that_is_not_there_is_an_error_before_rows_are_mad
 
     def attempt() -> object:
         if how == "plan":
-            return runner.forecast_steps(road.project)
+            return plan.forecast_steps(road.project)
         # Dagster runs one stage after another, which a build of some stages does too.
         return road.build(only=("raw_dataset", "canonical_rows") if how == "stage" else ())
 
@@ -465,7 +465,7 @@ def test_build_in_which_nothing_changed_opens_no_tokenizer_beforehand(road: Road
     shutil.rmtree(road.store / "tokenizers")
 
     # What is there was made with it; only who makes something new needs it.
-    runner.require_ready(road.project, runner.plan_steps(road.project))
+    prepare.require_ready(road.project, steps.plan_steps(road.project))
 
     assert not (road.store / "tokenizers").exists()
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rowmill.build import runner
-from rowmill.build.runner import Project
+from rowmill.build import runner, steps
+from rowmill.build.steps import Project
 from rowmill.reader import Reader
 from rowmill.recipe import recipe
 from rowmill.schema.manifest import Manifest, load_current
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning"
 def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Project]:
     """Build every recipe of the page."""
     root = str(tmp_path_factory.mktemp("levanter"))
-    projects = {name: runner.open_project(FOLDER / f"{name}.yaml", root) for name in NAMES}
+    projects = {name: steps.open_project(FOLDER / f"{name}.yaml", root) for name in NAMES}
     for project in projects.values():
         runner.build(project)
     return projects

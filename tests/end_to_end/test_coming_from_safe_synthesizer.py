@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rowmill.build import runner
+from rowmill.build.steps import open_project
 from rowmill.recipe import recipe
 from rowmill.schema.manifest import Manifest
 from rowmill.stages import catalog
@@ -30,7 +31,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Manif
     made: dict[str, dict[str, Manifest]] = {}
     for name in NAMES:
         steps = runner.build(
-            runner.open_project(FOLDER / f"{name}.yaml", root), only=catalog.list_stages_up_to(packed_shards.STAGE)
+            open_project(FOLDER / f"{name}.yaml", root), only=catalog.list_stages_up_to(packed_shards.STAGE)
         )
         made[name] = {step.name: report.manifest for step, report, _ in steps}
     return made

@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 import yaml
 
-from rowmill.build import runner
+from rowmill.build import steps
 from rowmill.reader import Reader
 from tests.support.dagster_server import ROOT, Server, eventually, serving
 from tests.support.tiny_project import Tiny
@@ -47,7 +47,7 @@ def test_two_runs_at_once_build_every_rank_and_sigint_leaves_no_process(server: 
 def test_materialize_all_over_broken_data_builds_no_rank(tiny: Tiny, server: Server) -> None:
     tiny.write(unknown_roles=12)
 
-    status = server.ended_backfill(server.backfill([step.key for step in runner.plan_steps(tiny.project)], RANKS))
+    status = server.ended_backfill(server.backfill([step.key for step in steps.plan_steps(tiny.project)], RANKS))
 
     # A backfill runs the ranks apart from the stages before them; there Dagster's blocking checks hold nothing back.
     assert status in {"COMPLETED_FAILED", "FAILED"}

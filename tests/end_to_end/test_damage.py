@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rowmill import stats
-from rowmill.build import runner
+from rowmill.build import gate, runner, steps
 from rowmill.core.errors import GateError, IntegrityError
 from rowmill.inspection import verify
 from rowmill.schema import manifest
@@ -62,13 +62,13 @@ def copy(whole: Road, tmp_path: Path) -> Road:
     return Road(tmp_path / "copy")
 
 
-def versions(project: runner.Project) -> dict[str, str]:
-    found = {"/".join(step.key): manifest.load_current(project.store, step.key) for step in runner.plan_steps(project)}
+def versions(project: steps.Project) -> dict[str, str]:
+    found = {"/".join(step.key): manifest.load_current(project.store, step.key) for step in steps.plan_steps(project)}
     return {key: made.version for key, made in found.items() if made is not None}
 
 
 def outputs(road: Road) -> Iterator[Manifest]:
-    for step in runner.plan_steps(road.project):
+    for step in steps.plan_steps(road.project):
         made = manifest.load_current(road.project.store, step.key)
         assert made is not None
         yield made
@@ -188,8 +188,8 @@ def test_a_source_that_changed_cannot_mend_what_was_made_of_it(copy: Road) -> No
     flip(copy.store / made.parts[0].files["rows"].path)
     write(copy, **CHANGED)
     copy.write("chats.jsonl", [chat(i) for i in range(5)])
-    step = runner.find_step(copy.project, ("road", "chats", "tokenized_examples"))
-    inputs = runner.open_inputs(copy.project, step)
+    step = steps.find_step(copy.project, ("road", "chats", "tokenized_examples"))
+    inputs = gate.open_inputs(copy.project, step)
     runner.build(copy.project, only=["raw_dataset"])
 
     with pytest.raises(IntegrityError, match="made again"):
@@ -256,7 +256,7 @@ def test_an_edited_verdict_is_not_believed(copy: Road) -> None:
 
     assert edited == 1
     with pytest.raises(GateError, match="order_nonempty"):
-        runner.open_inputs(copy.project, runner.find_step(copy.project, ("road", "gpu_partitions")))
+        gate.open_inputs(copy.project, steps.find_step(copy.project, ("road", "gpu_partitions")))
 
 
 # ── publication ──

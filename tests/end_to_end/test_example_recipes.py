@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from rowmill.build import runner
+from rowmill.build import runner, steps
 from rowmill.build.in_memory import sft_tokenize
-from rowmill.build.runner import Project
+from rowmill.build.steps import Project
 from rowmill.recipe import recipe
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.manifest import load_current
@@ -47,7 +47,7 @@ class Example:
 def built(request: pytest.FixtureRequest, tmp_path: Path) -> Example:
     """Build the recipe that the test is named for."""
     marker = request.node.get_closest_marker("example")
-    project = runner.open_project(FOLDER / f"{marker.args[0]}.yaml", str(tmp_path))
+    project = steps.open_project(FOLDER / f"{marker.args[0]}.yaml", str(tmp_path))
     runner.build(project, only=("raw_dataset", "canonical_rows", "tokenized_examples"))
     return Example(project)
 

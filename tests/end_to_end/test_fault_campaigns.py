@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from rowmill.build import runner
+from rowmill.build import runner, steps
 from rowmill.core.errors import DamagedFileError, IntegrityError
 from rowmill.inspection import verify
 from rowmill.reader import Reader
@@ -94,7 +94,7 @@ def after_flip(road: Road, changes: dict[str, object], clean: dict[str, str], ca
 
 
 def _ranks(road: Road) -> tuple[str, ...]:
-    return runner.list_rank_names(road.project)
+    return steps.list_rank_names(road.project)
 
 
 def test_flipped_bit_anywhere_is_noticed_or_harmless_and_the_next_build_is_a_clean_one(
@@ -143,7 +143,7 @@ def renames_of(config: Path, count: int, after: bool) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hear)
-    runner.build(runner.open_project(config))
+    runner.build(steps.open_project(config))
     config.with_name("renames").write_text(str(seen), encoding="ascii")
 
 
@@ -175,6 +175,6 @@ def test_build_killed_at_any_rename_is_finished_by_the_next_with_the_same_bytes(
 def _require_whole_manifests(road: Road) -> None:
     """Hold every manifest that a killed build left to its files: if it is there, all that it names is whole."""
     project = road.project
-    for step in runner.plan_steps(project):
+    for step in steps.plan_steps(project):
         for made in manifest.list_versions(project.store, step.key):
             manifest.verify_files(project.store, made)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from rowmill.build import runner
-from rowmill.build.runner import Project
+from rowmill.build import runner, steps
+from rowmill.build.steps import Project
 from rowmill.schema.manifest import Manifest, load_current
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_data]
@@ -67,7 +67,7 @@ def built(request: pytest.FixtureRequest, real_data: Path, tmp_path_factory: pyt
     folder = tmp_path_factory.mktemp(request.param) / "configs"
     folder.mkdir()
     (folder / "real.yaml").write_text(yaml.safe_dump(_recipe(real_data, request.param)), encoding="utf-8")
-    project = runner.open_project(folder / "real.yaml")
+    project = steps.open_project(folder / "real.yaml")
     runner.build(project)
     return project
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rowmill.build import runner
+from rowmill.build import runner, steps
 from rowmill.core.errors import ConfigError
 from rowmill.exports import open_export
 from tests.exports.test_exports import examples, folder_in, segments
@@ -95,6 +95,6 @@ def test_real_template_that_ends_turns_with_eos_is_refused_by_olmo_core(dialogue
     )
 
     with pytest.raises(ConfigError, match=r"exports\.json: example .* \(EOS\)"):
-        runner.build(runner.open_project(config), only=("exports/json",))
+        runner.build(steps.open_project(config), only=("exports/json",))
     assert recipe.exports[-1].name == "json"
     config.write_text(text, encoding="utf-8")

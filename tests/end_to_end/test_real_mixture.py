@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from rowmill.build import runner
-from rowmill.build.runner import Project
+from rowmill.build.steps import Project, open_project
 from rowmill.reader import Reader
 from rowmill.schema.manifest import Manifest, load_current
 
@@ -69,7 +69,7 @@ def built(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         }
         path = configs / f"{name}.yaml"
         path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
-        projects[name] = runner.open_project(path)
+        projects[name] = open_project(path)
         runner.build(projects[name])
     return projects
 

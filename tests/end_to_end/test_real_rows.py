@@ -14,8 +14,8 @@ import orjson
 import pytest
 import yaml
 
-from rowmill.build import runner
-from rowmill.build.runner import Project
+from rowmill.build import runner, steps
+from rowmill.build.steps import Project
 from rowmill.schema.manifest import Manifest, load_current
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_data]
@@ -83,7 +83,7 @@ def built(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Project:
         },
     }
     (folder / "configs/files.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
-    project = runner.open_project(folder / "configs/files.yaml")
+    project = steps.open_project(folder / "configs/files.yaml")
     runner.build(project, only=("raw_dataset", "canonical_rows", "tokenized_examples"))
     return project
 

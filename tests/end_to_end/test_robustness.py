@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from rowmill.build import runner
+from rowmill.build import runner, steps
 from rowmill.core.errors import BusyError, ConfigError, IntegrityError, PipelineError
 from rowmill.executors import local
 from tests.support.recipes import CHAT, CHATML, PAIR, Built, Road, chat, lines, pair, write_tokenizer
@@ -91,7 +91,7 @@ def build_in_process(
         local.INLINE_BELOW_BYTES = inline_below_bytes
     if deaths is not None:
         sys.addaudithook(_killer(config, *deaths))
-    runner.build(runner.open_project(config))
+    runner.build(steps.open_project(config))
 
 
 def _killer(config: Path, pattern: str, count: int) -> Callable[[str, tuple[object, ...]], None]:
@@ -272,7 +272,7 @@ def test_build_on_a_full_disk_is_one_error_and_finishes_once_there_is_room(
 def build_with_small_files(config: Path, limit_bytes: int, report: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
     try:
-        runner.build(runner.open_project(config))
+        runner.build(steps.open_project(config))
     except PipelineError as error:
         report.write_text(str(error), encoding="utf-8")
 

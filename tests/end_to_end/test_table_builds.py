@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from rowmill.build import runner
+from rowmill.build import steps
 from rowmill.core.errors import ConfigError, ContextOverflowError, GateError, GenerationError
 from rowmill.stages.table_plan import TablePlan
 from tests.support.recipes import Built, Road, lines, tokenizer_json
@@ -97,7 +97,7 @@ def test_plan_before_the_build_and_the_build_have_the_same_numbers(tmp_path: Pat
     assert facts["accounted"] == 0
 
 
-def planned(project: runner.Project) -> TablePlan:
+def planned(project: steps.Project) -> TablePlan:
     from rowmill.inspection import dry_run
 
     [one] = dry_run.plan_tables(project)

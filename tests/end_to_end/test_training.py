@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rowmill.build import runner
+from rowmill.build import runner, steps
 from rowmill.reader import Reader
 from tests.support.real_chats import ROOT, one_thread, write_recipe
 
@@ -32,7 +32,7 @@ VOCABULARY = 4000
 
 
 @pytest.fixture(scope="module")
-def built(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> runner.Project:
+def built(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> steps.Project:
     """Build the real chats, once."""
     project = write_recipe(tmp_path_factory.mktemp("chats"), real_data)
     runner.build(project)
@@ -50,12 +50,12 @@ def script() -> ModuleType:
     return module
 
 
-def reader_of(built: runner.Project, **options: Any) -> Reader:
+def reader_of(built: steps.Project, **options: Any) -> Reader:
     return Reader(built.store.root, "chats", rank=0, world_size=1, as_torch=True, **options)
 
 
 @pytest.fixture(scope="module")
-def losses(built: runner.Project, script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+def losses(built: steps.Project, script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """Train for some hundred steps without a stop, and keep the model."""
     reader = reader_of(built)
     assert reader.vocab_size == VOCABULARY
@@ -73,7 +73,7 @@ def test_loss_falls_on_real_chats(losses: list[float]) -> None:
 
 
 def test_run_that_stops_in_an_epoch_goes_on_with_the_same_batches(
-    built: runner.Project, script: ModuleType, losses: list[float], tmp_path: Path
+    built: steps.Project, script: ModuleType, losses: list[float], tmp_path: Path
 ) -> None:
     kept = tmp_path / "run.pt"
 
@@ -86,7 +86,7 @@ def test_run_that_stops_in_an_epoch_goes_on_with_the_same_batches(
 
 @pytest.mark.usefixtures("losses")
 def test_loss_of_each_packed_segment_is_its_loss_alone(
-    built: runner.Project, script: ModuleType, tmp_path_factory: pytest.TempPathFactory
+    built: steps.Project, script: ModuleType, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     model = script.small_llama(VOCABULARY)
     trained = torch.load(tmp_path_factory.getbasetemp() / "trained.pt", weights_only=True)
@@ -124,7 +124,7 @@ def by_segment(logits: Any, labels: Any, borders: list[int]) -> list[Any]:
     return summed
 
 
-def test_script_of_the_documentation_runs_as_a_command(built: runner.Project, tmp_path: Path) -> None:
+def test_script_of_the_documentation_runs_as_a_command(built: steps.Project, tmp_path: Path) -> None:
     import os
     import subprocess
     import sys

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rowmill.build import runner
+from rowmill.build import runner, steps
 from rowmill.reader import Reader
 from rowmill.stages.exports import locate_export
 from tests.docs.test_docs import blocks
@@ -49,7 +49,7 @@ def documented(page: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def built(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> runner.Project:
+def built(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> steps.Project:
     """Build the real chats without steps, so that the order has no fillers, with a native export."""
     exports = [{"kind": "native", "name": "shards"}]
     project = write_recipe(tmp_path_factory.mktemp("trl"), real_data, mixture={}, exports=exports)
@@ -58,7 +58,7 @@ def built(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> runner.P
 
 
 @pytest.fixture(scope="module")
-def rows(built: runner.Project, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def rows(built: steps.Project, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Load the export as the documentation does."""
     import datasets
 
@@ -94,7 +94,7 @@ def trainer_of(rows: Any, model_folder: Path, folder: Path, page: str, **changes
 
 @pytest.mark.parametrize("page", PAGES)
 def test_batches_of_the_documented_trainer_are_those_of_our_reader(
-    built: runner.Project, rows: Any, model_folder: Path, tmp_path: Path, page: str
+    built: steps.Project, rows: Any, model_folder: Path, tmp_path: Path, page: str
 ) -> None:
     theirs = list(trainer_of(rows, model_folder, tmp_path, page).get_train_dataloader())
 
@@ -109,7 +109,7 @@ def test_batches_of_the_documented_trainer_are_those_of_our_reader(
 
 
 def test_larger_batches_of_the_trainer_are_joined_rows(
-    built: runner.Project, rows: Any, model_folder: Path, tmp_path: Path
+    built: steps.Project, rows: Any, model_folder: Path, tmp_path: Path
 ) -> None:
     trainer = trainer_of(rows, model_folder, tmp_path, PAGES[0], per_device_train_batch_size=3)
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rowmill.build import runner
+from rowmill.build import prepare, runner
 from rowmill.core.errors import ConfigError, IntegrityError
 from rowmill.executors import local
 from rowmill.exports import Exported, open_export, read_datums
@@ -350,7 +350,7 @@ def by_eight(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Built:
         done = runner.build(replace(project, recipe=recipe), only=("exports",))
     finally:
         patch.undo()
-        runner.close_workers()
+        prepare.close_workers()
     return Built(project, {step.key[1:]: (report, verdicts) for step, report, verdicts in done})
 
 

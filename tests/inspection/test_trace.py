@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from rowmill.build.runner import Project
+from rowmill.build.steps import Project
 from rowmill.cli import main
 from rowmill.inspection import trace
 from rowmill.schema import manifest

@@ -25,7 +25,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rowmill.build import runner
+from rowmill.build import runner, steps
 from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError
 from rowmill.core.storage import SEAL_KEY, Store
 from rowmill.reader import Batch, PackedSequence, Reader
@@ -70,7 +70,7 @@ def make(folder: Path, *, word: str = "number", **options: Any) -> Path:
     }
     path = folder / "configs" / "tiny.yaml"
     path.write_text(yaml.safe_dump(recipe | options), encoding="utf-8")
-    project = runner.open_project(path, str(folder / "built"))
+    project = steps.open_project(path, str(folder / "built"))
     runner.build(project)
     return folder / "built"
 
@@ -104,7 +104,7 @@ def order_of(root: Path) -> list[bytes]:
     found = current(root)
     order = pq.read_table(root / found["order_file"], partitioning=None)
     rows: list[list[list[int]]] = []
-    store = runner.Store(str(root))
+    store = Store(str(root))
     for name in found["datasets"]:
         packed = manifest.load_version(
             store, ("tiny", name, "packed_shards"), found["inputs"][f"tiny/{name}/packed_shards"]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rowmill.build import runner
+from rowmill.build import runner, steps
 from rowmill.reader import Reader
 
 # Great Expectations, which judges the build, imports a module that Python 3.11 deprecates.
@@ -38,7 +38,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "execution": {"workers": 1},
     }
     (folder / "configs" / "tiny.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    runner.build(runner.open_project(folder / "configs" / "tiny.yaml", str(folder / "built")))
+    runner.build(steps.open_project(folder / "configs" / "tiny.yaml", str(folder / "built")))
     return folder / "built"
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rowmill.build import runner
+from rowmill.build.steps import open_project, plan_steps
 from rowmill.cli import main
 from rowmill.core import number_text
 from rowmill.core.console import PIPE_WIDTH, escape_control_characters, format_value, make_grid
@@ -125,7 +126,7 @@ def test_summary_s_commands_name_a_root_that_is_not_the_project_s(built: CliProj
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(built.folder / ".rowmill", elsewhere)
 
-    text = console.summarize_recipe(runner.open_project(Path(built.recipe), str(elsewhere)))
+    text = console.summarize_recipe(open_project(Path(built.recipe), str(elsewhere)))
     assert f"rowmill stats small --root {elsewhere}" in text
 
 
@@ -155,7 +156,7 @@ def test_rate_has_three_digits(rate: float, text: str) -> None:
 
 def test_progress_without_terminal_speaks_every_five_seconds(built: CliProject) -> None:
     project, screen, aside = built.project, plain_console(), plain_console()
-    steps = runner.plan_steps(project)
+    steps = plan_steps(project)
     with progress.BuildProgress(project, steps, screen, aside) as watch:
         for second in range(1, 13):
             watch("chats/raw_dataset", done=second, total=24, rows=100 * second, tokens=0, seconds=float(second))
@@ -170,7 +171,7 @@ def test_progress_without_terminal_speaks_every_five_seconds(built: CliProject) 
 def test_progress_on_a_terminal_leaves_only_finished_steps(built: CliProject) -> None:
     project = built.project
     screen = Console(file=io.StringIO(), force_terminal=True, width=120, color_system=None)
-    steps = runner.plan_steps(project)[:1]
+    steps = plan_steps(project)[:1]
     with progress.BuildProgress(project, steps, screen, plain_console()) as watch:
         watch(steps[0].name, done=1, total=2, rows=10, tokens=0, seconds=1.0)
         report = runner.run_step(project, steps[0], {})

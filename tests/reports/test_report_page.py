@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowmill import stats
-from rowmill.build import runner
+from rowmill.build import runner, steps
 from rowmill.checks import expectations_page
 from rowmill.core import html
 from rowmill.core.errors import GateError
@@ -129,7 +129,7 @@ def test_report_shows_every_stage_and_each_picture(built: Built, page: Page) -> 
         for report, _ in built.steps.values()
     )
 
-    assert {"/".join(step.key[1:]) for step in runner.plan_steps(built.project)} <= set(ids)
+    assert {"/".join(step.key[1:]) for step in steps.plan_steps(built.project)} <= set(ids)
     assert page.tags.count("svg") == drawn
 
 
@@ -232,7 +232,7 @@ def test_report_is_written_again_only_when_it_says_something_else(tmp_path: Path
 
 
 def test_expectations_of_a_stage_are_one_each_with_what_was_asked_and_observed(built: Built, folder: Path) -> None:
-    step = runner.find_step(built.project, ("road", "chats", "canonical_rows"))
+    step = steps.find_step(built.project, ("road", "chats", "canonical_rows"))
     made = built.manifest("chats", "canonical_rows")
     page = Page((folder / "expectations" / "chats-canonical_rows.html").read_text(encoding="utf-8"))
 
@@ -244,7 +244,7 @@ def test_expectations_of_a_stage_are_one_each_with_what_was_asked_and_observed(b
 def test_check_that_runs_alone_hides_no_other_result(tmp_path: Path) -> None:
     road = Road(tmp_path).one("chats.jsonl", rows())
     project = road.build().project
-    step = runner.find_step(project, ("road", "rows", "canonical_rows"))
+    step = steps.find_step(project, ("road", "rows", "canonical_rows"))
     made = manifest.load_current(project.store, step.key)
     assert made is not None
 

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from rowmill.build import runner
+from rowmill.build import runner, steps
 from rowmill.formats.canonicalization import Canonicalizer, canonicalize_row
 from rowmill.recipe import recipe
 from rowmill.recipe.recipe import Recipe
@@ -177,7 +177,7 @@ def test_demo_build_rejects_exactly_its_flaws_and_opens_every_gate(flaws: Module
     planted = [*flaws.chat_flaws(), *flaws.SHAREGPT_FLAWS, *flaws.CSV_FLAWS, *flaws.DOCUMENT_FLAWS]
     wanted = Counter(reason for reason, _ in planted) + Counter({"duplicate": 10 + 8 + 4, "too_long": 1})
 
-    done = runner.build(runner.open_project(DEMO / "demo.yaml", str(tmp_path)))
+    done = runner.build(steps.open_project(DEMO / "demo.yaml", str(tmp_path)))
 
     found: Counter[str] = Counter()
     for step, report, _ in done:

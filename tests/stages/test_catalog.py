@@ -60,7 +60,7 @@ ASK = """
 import contextlib, io, json, sys
 from pathlib import Path
 from dagster_rowmill.definitions import build_definitions
-from rowmill.build import runner as build
+from rowmill.build import steps
 from rowmill.cli import main as cli
 from rowmill import stats
 
@@ -70,14 +70,14 @@ for command in ("plan", "build", "verify"):
     with contextlib.redirect_stdout(io.StringIO()) as out:
         status = cli.main([command, str(config), "--root", root])
     shown[command] = [status, out.getvalue()]
-project = build.open_project(config, root)
+project = steps.open_project(config, root)
 graph = build_definitions([config], root).resolve_asset_graph()
 nodes = {"/".join(key.path): graph.get(key) for key in graph.get_all_asset_keys()}
 print(json.dumps(shown | {
     "builds": stats.query_views(project.store, "SELECT stage, rows, parts FROM builds")[1],
     "gates": [
         "/".join(key)
-        for step in build.plan_steps(project) if step.name == "gpu_partitions"
+        for step in steps.plan_steps(project) if step.name == "gpu_partitions"
         for key in step.gates
     ],
     "assets": {

@@ -12,7 +12,7 @@ import dagster as dg
 import pytest
 
 from dagster_rowmill.definitions import build_definitions
-from rowmill.build import runner
+from rowmill.build import runner, steps
 from rowmill.core.errors import ConfigError, GateError, SourceError
 from rowmill.inspection import dry_run, inspect
 from rowmill.schema.manifest import StageKey
@@ -78,7 +78,7 @@ def test_another_recipe_reads_them_and_finds_new_ones(trained: Road) -> None:
     trained.recipe({"synthetic": synthetic("road/rows")}, seq_len=1024, gates=GATES)
     other = trained.config.rename(trained.config.with_name("second.yaml"))
     trained.config.write_text(first_recipe, encoding="utf-8")
-    second = runner.open_project(other)
+    second = steps.open_project(other)
 
     def rows() -> tuple[int, bool]:
         done = {step.name: report for step, report, _ in runner.build(second, only=["raw_dataset", "canonical_rows"])}

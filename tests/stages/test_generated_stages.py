@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from rowmill.build import runner
+from rowmill.build.steps import plan_steps
 from rowmill.checks.judge import CheckResult
 from rowmill.cli import main
 from rowmill.core.errors import ConfigError, GenerationError, IntegrityError, SourceError
@@ -119,7 +120,7 @@ def with_backend(road: Road, base_url: str, **options: Any) -> Road:
 
 
 def test_build_leaves_out_what_needs_a_trained_model(grouped: Road) -> None:
-    steps = runner.plan_steps(grouped.project)
+    steps = plan_steps(grouped.project)
     asked = [step.name for step in steps if step.on_demand]
 
     assert asked == ["parsed_records"]
@@ -127,7 +128,7 @@ def test_build_leaves_out_what_needs_a_trained_model(grouped: Road) -> None:
 
 
 def test_generation_changes_no_shard_and_no_code_version(grouped: Road) -> None:
-    before = {step.name: step.code_version for step in runner.plan_steps(grouped.project)}
+    before = {step.name: step.code_version for step in plan_steps(grouped.project)}
     other = Road(grouped.folder, str(grouped.store))
     values = yaml.safe_load(grouped.config.read_text())
     values["datasets"]["rows"]["format"]["generation"] = {
@@ -137,7 +138,7 @@ def test_generation_changes_no_shard_and_no_code_version(grouped: Road) -> None:
     kept = grouped.config.read_text()
     try:
         grouped.config.write_text(yaml.safe_dump(values))
-        after = {step.name: step.code_version for step in runner.plan_steps(other.project)}
+        after = {step.name: step.code_version for step in plan_steps(other.project)}
         again = other.build()
     finally:
         grouped.config.write_text(kept)

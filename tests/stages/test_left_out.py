@@ -8,7 +8,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from rowmill.build import runner
+from rowmill.build import gate, runner, steps
 from rowmill.core.errors import ContextOverflowError, GateError
 from rowmill.packing import plan
 from rowmill.schema.manifest import list_versions
@@ -213,8 +213,8 @@ def test_ranks_of_an_earlier_order_are_counted_until_they_are_built_again(tmp_pa
     def make(seed: int, *ranks: str) -> None:
         project = road.recipe({"rows": dataset}, seed=seed, partitions={"world_size": 3}).project
         runner.build(project, only=(*TO_SHARDS, "training_splits"))
-        step = runner.find_step(project, ("road", "gpu_partitions"))
-        report = runner.run_step(project, step, runner.open_inputs(project, step), ranks=ranks)
+        step = steps.find_step(project, ("road", "gpu_partitions"))
+        report = runner.run_step(project, step, gate.open_inputs(project, step), ranks=ranks)
         stale.append(report.manifest.facts["stale_rank"])
 
     make(0)

@@ -19,7 +19,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from rowmill.build import runner
+from rowmill.build import gate, prepare, runner, steps
 from rowmill.core.config import Config
 from rowmill.core.errors import PipelineError
 from rowmill.recipe import recipe
@@ -276,12 +276,12 @@ def test_fingerprint_differs_only_where_the_code_version_differs(
     drifted: list[str] = []
     known: dict[tuple[StageKey, str], str] = {}
 
-    def fingerprint(step: runner.Step, loaded: Recipe) -> str:
+    def fingerprint(step: steps.Step, loaded: Recipe) -> str:
         # Recipes before a change are mostly the same one; opening its tokenizer again for each takes minutes.
         at = (step.key, loaded.model_dump_json())
         if at not in known:
             inputs = {key: built[key] for key in step.inputs}
-            known[at] = runner.compute_fingerprint(replace(road.project, recipe=loaded), step, inputs)
+            known[at] = prepare.compute_fingerprint(replace(road.project, recipe=loaded), step, inputs)
         return known[at]
 
     for change in all_changes:
@@ -309,10 +309,10 @@ def test_option_that_a_stage_reads_changes_its_own_code_version(
     # What is told to trainers beside the ranks are today's bounds, which decide no output.
     monkeypatch.setattr(runner, "_publish_output", lambda *_: None)
     with watched(monkeypatch) as read:
-        for step in runner.plan_steps(project):
+        for step in steps.plan_steps(project):
             if step.on_demand:
                 continue
-            inputs = runner.open_inputs(project, step)
+            inputs = gate.open_inputs(project, step)
             read.clear()
             made = runner.run_step(project, step, inputs).manifest
             seen = frozenset(read)
@@ -327,20 +327,20 @@ def test_option_that_a_stage_reads_changes_its_own_code_version(
     assert undeclared == []
 
 
-def steps_of(road: Road, loaded: Recipe) -> tuple[runner.Step, ...]:
-    return runner.plan_steps(replace(road.project, recipe=loaded))
+def steps_of(road: Road, loaded: Recipe) -> tuple[steps.Step, ...]:
+    return steps.plan_steps(replace(road.project, recipe=loaded))
 
 
 def versions(road: Road, loaded: Recipe) -> dict[StageKey, str]:
     return {step.key: step.code_version for step in steps_of(road, loaded)}
 
 
-def concerns(change: Change, step: runner.Step) -> bool:
+def concerns(change: Change, step: steps.Step) -> bool:
     """Tell whether a step can read the option: one of its own dataset, or of none."""
     return change.path[0] != "gates" and (change.path[0] != "datasets" or step.dataset in (None, change.path[1]))
 
 
-def moves(road: Road, change: Change, step: runner.Step) -> bool:
+def moves(road: Road, change: Change, step: steps.Step) -> bool:
     return versions(road, change.before).get(step.key) != versions(road, change.after).get(step.key)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from dagster_rowmill import metadata
 from rowmill import stats
-from rowmill.build import runner
+from rowmill.build import runner, steps
 from rowmill.cli import main
 from rowmill.core.console import render_text
 from rowmill.reports import console, report_page
@@ -57,10 +57,10 @@ def test_stats_alone_makes_what_the_build_makes(built: Built, capsys: pytest.Cap
 
     assert main.main(["stats", str(aside.config), "--root", str(aside.root)]) == main.DONE
 
-    alone = runner.open_project(aside.config, aside.root)
+    alone = steps.open_project(aside.config, aside.root)
     for stage in catalog.list_stages_up_to(truncation_stats.STAGE):
         for dataset in ("rows", "pairs"):
-            step = runner.find_step(alone, ("road", dataset, stage))
+            step = steps.find_step(alone, ("road", dataset, stage))
             made = runner.manifest.load_current(alone.store, step.key)
             assert made is not None
             assert made.version == built.manifest(dataset, stage).version

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rowmill.build import runner
+from rowmill.build import steps
 from rowmill.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,8 +62,8 @@ class CliProject:
         return str(self.folder / "configs" / "small.yaml")
 
     @property
-    def project(self) -> runner.Project:
-        return runner.open_project(Path(self.recipe))
+    def project(self) -> steps.Project:
+        return steps.open_project(Path(self.recipe))
 
     def write(self, **changes: Any) -> "CliProject":
         """Write data and recipe."""

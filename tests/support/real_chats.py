@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rowmill.build import runner
+from rowmill.build import steps
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("tool_list", "call_name", "call_arguments", "text_beside_call")
@@ -40,7 +40,7 @@ def chats_of(real_data: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def write_recipe(folder: Path, real_data: Path, **changes: Any) -> runner.Project:
+def write_recipe(folder: Path, real_data: Path, **changes: Any) -> steps.Project:
     """Write a recipe of the real chats with the small tokenizer of the demo."""
     recipe = {
         "tokenizer": str(ROOT / "configs/demo/tokenizer"),
@@ -57,7 +57,7 @@ def write_recipe(folder: Path, real_data: Path, **changes: Any) -> runner.Projec
     (folder / "configs").mkdir(parents=True)
     path = folder / "configs" / "chats.yaml"
     path.write_text(yaml.safe_dump(recipe | changes), encoding="utf-8")
-    return runner.open_project(path)
+    return steps.open_project(path)
 
 
 @pytest.fixture(scope="module", autouse=True)

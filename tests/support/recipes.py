@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from rowmill import sources
 from rowmill.build import runner
+from rowmill.build.steps import Project, open_project
 from rowmill.checks.judge import CheckResult
 from rowmill.core.storage import digest_file
 from rowmill.executors import LocalPool
@@ -186,8 +187,8 @@ class Road:
         return Path(self.root or self.folder / ".rowmill")
 
     @property
-    def project(self) -> runner.Project:
-        return runner.open_project(self.config, self.root)
+    def project(self) -> Project:
+        return open_project(self.config, self.root)
 
     def examples(self, dataset: str = "rows") -> list[dict[str, Any]]:
         """Return a dataset's examples by the parts' own work alone: no judging, no statistics, no workers."""
@@ -237,7 +238,7 @@ class Road:
 class Built:
     """What a build came to, by `(dataset, stage)` or `(stage,)`."""
 
-    project: runner.Project
+    project: Project
     steps: "dict[tuple[str, ...], tuple[runner.StepReport, Sequence[CheckResult]]]"
 
     def report(self, *key: str) -> runner.StepReport:

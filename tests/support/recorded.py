@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from rowmill.build import runner
+from rowmill.build import runner, steps
 from tests.support.recipes import LENIENT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,7 +73,7 @@ def write_project(folder: Path, data: Path | None) -> list[str]:
 
 def versions_of(config: Path) -> dict[str, str]:
     """Build a recipe and return the version of each stage."""
-    project = runner.open_project(config)
+    project = steps.open_project(config)
     return {"/".join(step.key[1:]): report.version for step, report, _ in runner.build(project)}
 
 

@@ -17,7 +17,7 @@ import yaml
 from dagster_rowmill.automation import tag_all_ranks
 from dagster_rowmill.definitions import build_definitions, open_projects
 from dagster_rowmill.materialize import materialize_recipe
-from rowmill.build import runner
+from rowmill.build.steps import Project
 from rowmill.schema.manifest import StageKey
 
 TOKENIZER = Path(__file__).resolve().parents[2] / "configs" / "demo" / "tokenizer"
@@ -73,7 +73,7 @@ class Tiny:
         return str(self.folder / ".rowmill")
 
     @property
-    def project(self) -> runner.Project:
+    def project(self) -> Project:
         [project] = open_projects([self.path], self.store)
         return project
 

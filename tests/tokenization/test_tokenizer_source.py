@@ -19,7 +19,7 @@ import huggingface_hub
 import pytest
 import yaml
 
-from rowmill.build import runner
+from rowmill.build import plan, steps
 from rowmill.core.errors import ConfigError, IntegrityError, UnreachableError
 from rowmill.recipe.recipe import json_schema
 from rowmill.schema import manifest
@@ -58,7 +58,7 @@ def other_tokenizer(folder: Path) -> Path:
 
 
 def forecasts(road: Road) -> dict[str, tuple[str, str]]:
-    return {"/".join(one.step.key[1:]): (one.action, one.why) for one in runner.forecast_steps(road.project)}
+    return {"/".join(one.step.key[1:]): (one.action, one.why) for one in plan.forecast_steps(road.project)}
 
 
 # ── Folders ────────────────────────────────────────────────────────────────────────────────────────
@@ -120,11 +120,11 @@ def test_changed_file_under_the_same_path_is_another_tokenizer(
 
 def test_changed_folder_is_another_code_version_for_dagster(tmp_path: Path) -> None:
     road = write(tmp_path)
-    before = {step.key: step.code_version for step in runner.plan_steps(road.project)}
+    before = {step.key: step.code_version for step in steps.plan_steps(road.project)}
     shutil.rmtree(tmp_path / "tokenizer")
     other_tokenizer(tmp_path / "tokenizer")
 
-    after = {step.key: step.code_version for step in runner.plan_steps(road.project)}
+    after = {step.key: step.code_version for step in steps.plan_steps(road.project)}
 
     changed = {key[-1] for key in before if before[key] != after[key]}
     assert changed == {"tokenized_examples"}

@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from rowmill import stats
-from rowmill.build.runner import Project, plan_steps
+from rowmill.build.steps import Project, plan_steps
 from rowmill.checks import judge
 from rowmill.core.storage import Store
 from rowmill.reader.published import find_published_version

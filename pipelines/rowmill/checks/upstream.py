@@ -1,7 +1,7 @@
 """What an output was made of, all the way up, and whether every part of that may be used today.
 
 What belongs here: walking from manifests to those that they name, and judging on the way. What does not: the current
-versions and their gates (`runner.py`), what a judgement is (`judge.py`).
+versions and their gates (`build/gate.py`), what a judgement is (`judge.py`).
 
     packed_shards ──► tokenized_examples v1 ──► canonical_rows v1 ──► raw_dataset v1
           └╌╌╌╌╌╌╌╌╌► truncation_stats of v1

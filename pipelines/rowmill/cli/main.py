@@ -21,7 +21,7 @@ from rowmill.core import code_permission
 from rowmill.core.errors import ConfigError, GateError, suggest_name
 
 if TYPE_CHECKING:
-    from rowmill.build.runner import Project, Step
+    from rowmill.build.steps import Project, Step
     from rowmill.core.storage import Store
     from rowmill.recipe.recipe import Recipe
 
@@ -267,10 +267,10 @@ def _parse_positive(text: str) -> int:
 
 
 def _open_project(given: argparse.Namespace) -> "Project":
-    from rowmill.build import runner
+    from rowmill.build.steps import open_project
 
     overrides: dict[str, str] = getattr(given, "overrides", {})
-    project = runner.open_project(recipe_path(given.recipe), _choose_root(given), overrides)
+    project = open_project(recipe_path(given.recipe), _choose_root(given), overrides)
     workers = getattr(given, "workers", None)
     if workers is None:
         return project
@@ -332,14 +332,14 @@ def _open_folder_store(given: argparse.Namespace) -> "Store":
 
 
 def _run_plan(given: argparse.Namespace) -> int:
-    from rowmill.build import runner
+    from rowmill.build import plan
     from rowmill.core import console as terminal
     from rowmill.inspection import dry_run
     from rowmill.reports import table_plans
     from rowmill.reports.console import render_plan
 
     project, screen = _open_project(given), terminal.make_console()
-    screen.print(render_plan(project, runner.forecast_steps(project)))
+    screen.print(render_plan(project, plan.forecast_steps(project)))
     if not dry_run.list_table_datasets(project):
         return DONE
     planned = list(dry_run.plan_tables(project))
@@ -384,13 +384,13 @@ def _write_table_contract(recipe_path: Path, loaded: "Recipe", dataset: str, doc
 
 
 def _run_build(given: argparse.Namespace) -> int:
-    from rowmill.build import runner
+    from rowmill.build.steps import plan_steps
     from rowmill.reports import report_page
     from rowmill.reports.console import summarize_recipe
 
     project = _open_project(given)
-    steps = [step for step in runner.plan_steps(project) if _is_selected_step(step, given.only)]
-    _require_known_stages(given.only, {name for step in runner.plan_steps(project) for name in (step.name, step.label)})
+    steps = [step for step in plan_steps(project) if _is_selected_step(step, given.only)]
+    _require_known_stages(given.only, {name for step in plan_steps(project) for name in (step.name, step.label)})
     blocked = _build_stages(project, steps, given.only)
     if not given.only:
         print(f"\n{summarize_recipe(project)}\n\nreport  {report_page.write_report(project)}")
@@ -438,10 +438,11 @@ def _run_export(given: argparse.Namespace) -> int:
     if given.to is not None and len(given.name) != 1:
         raise ConfigError(f"--to {given.to}: a folder takes one export; name it with --name; run once per export")
     from rowmill.build import runner
+    from rowmill.build.steps import plan_steps
     from rowmill.stages import exports
 
     labels = [f"{exports.STAGE.name}/{name}" for name in given.name or known]
-    steps = [step for step in runner.plan_steps(project) if step.label in labels]
+    steps = [step for step in plan_steps(project) if step.label in labels]
     if _build_stages(project, steps, labels):
         return BLOCKED
     if given.to is not None:
@@ -476,7 +477,7 @@ def _run_generate(given: argparse.Namespace) -> int:
 
 def _run_after_training(given: argparse.Namespace, stage: str) -> int:
     """Run a stage behind a trained model, show what came of it, and write its records where that is asked for."""
-    from rowmill.build import runner
+    from rowmill.build.steps import plan_steps
     from rowmill.core import console as terminal
     from rowmill.inspection import generated_output
     from rowmill.reports.console import render_generated, render_outdated_builds
@@ -484,7 +485,7 @@ def _run_after_training(given: argparse.Namespace, stage: str) -> int:
 
     project = _open_project(given)
     datasets = generated_output.select_datasets(project, stage, given.dataset)
-    steps = [step for step in runner.plan_steps(project) if step.name == stage and step.dataset in datasets]
+    steps = [step for step in plan_steps(project) if step.name == stage and step.dataset in datasets]
     terminal.make_console(sys.stderr).print(
         render_outdated_builds(generated_output.find_outdated_builds(project, datasets))
     )
@@ -504,7 +505,7 @@ def _require_one_dataset(datasets: Sequence[str]) -> str:
 
 
 def _run_stats(given: argparse.Namespace) -> int:
-    from rowmill.build import runner
+    from rowmill.build.steps import plan_steps
     from rowmill.core import console as terminal
     from rowmill.reports.console import list_hints, render_statistics
     from rowmill.stages import catalog
@@ -512,7 +513,7 @@ def _run_stats(given: argparse.Namespace) -> int:
 
     project = _open_project(given)
     stages = catalog.list_stages_up_to(truncation_stats.STAGE)
-    steps = [step for step in runner.plan_steps(project) if step.name in stages]
+    steps = [step for step in plan_steps(project) if step.name in stages]
     try:
         blocked = _build_stages(project, steps, stages)
     except GateError:
@@ -693,11 +694,11 @@ def _match_version(given: str, known: Sequence[str], where: str) -> str:
 
 
 def _find_step(project: "Project", key: str) -> "Step":
-    from rowmill.build import runner
+    from rowmill.build.steps import find_step
 
     words = [word for word in key.split("/") if word]
     name = project.recipe.name
-    return runner.find_step(project, tuple(words) if words[:1] == [name] else (name, *words))
+    return find_step(project, tuple(words) if words[:1] == [name] else (name, *words))
 
 
 def _run_gc(given: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from rowmill.build.runner import Project
+from rowmill.build.steps import Project
 from rowmill.core.errors import IntegrityError
 from rowmill.schema import manifest
 from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, StageKey

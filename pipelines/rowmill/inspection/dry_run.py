@@ -17,8 +17,9 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from rowmill.build import runner
-from rowmill.build.runner import Project
+from rowmill.build import runner, steps
+from rowmill.build.plan import forecast_steps
+from rowmill.build.steps import Project
 from rowmill.core.errors import ConfigError, ContextOverflowError, suggest_name
 from rowmill.core.storage import Store
 from rowmill.executors import LocalPool
@@ -102,7 +103,7 @@ def propose_contracts(project: Project, dataset: str | None = None) -> Iterator[
     """Yield the table contract that the data of each records dataset, or the one named, proposes."""
     for name in list_table_datasets(project, dataset):
         key: StageKey = (project.recipe.name, name, raw_dataset.STAGE.name)
-        found = next(one for one in runner.forecast_steps(project) if one.step.key == key)
+        found = next(one for one in forecast_steps(project) if one.step.key == key)
         with tempfile.TemporaryDirectory(prefix="rowmill-advise-") as folder:
             placed = replace(project, store=Store(folder))
             if found.manifest is None:
@@ -119,7 +120,7 @@ def propose_contracts(project: Project, dataset: str | None = None) -> Iterator[
 def _open_rows_context(project: Project, name: str) -> Generator[StageContext]:
     """Lend a work place with the dataset's rows as input, made now if no earlier build has them."""
     key: StageKey = (project.recipe.name, name, canonical_rows.STAGE.name)
-    found = next(one for one in runner.forecast_steps(project) if one.step.key == key)
+    found = next(one for one in forecast_steps(project) if one.step.key == key)
     if found.manifest is not None:
         yield _make_tokenize_context(project, name, key, found.manifest)
         return
@@ -131,7 +132,7 @@ def _open_rows_context(project: Project, name: str) -> Generator[StageContext]:
             project.store, placed.store, project.recipe.datasets[name].source, project.recipe.name
         )
         made: dict[StageKey, Manifest] = {}
-        for step in runner.plan_steps(placed):
+        for step in steps.plan_steps(placed):
             if step.dataset == name and step.name in catalog.list_stages_up_to(canonical_rows.STAGE):
                 made[step.key] = runner.run_step(placed, step, {one: made[one] for one in step.inputs}).manifest
         yield _make_tokenize_context(placed, name, key, made[key])

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rowmill.build import runner
-from rowmill.build.runner import Project
+from rowmill.build.steps import Project, plan_steps
 from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.storage import File, Store
 from rowmill.executors import LocalPool
@@ -49,7 +48,7 @@ def select_datasets(project: Project, stage: str, dataset: str | None) -> list[s
         If there is none, or the named one has none.
 
     """
-    known = [step.dataset for step in runner.plan_steps(project) if step.name == stage and step.dataset is not None]
+    known = [step.dataset for step in plan_steps(project) if step.name == stage and step.dataset is not None]
     block = "generation.backend" if stage == generated_series.STAGE.name else "generation"
     if not known:
         raise ConfigError(
@@ -69,7 +68,7 @@ TRAINING_STAGES = (canonical_rows.STAGE.name, tokenized_examples.STAGE.name)
 
 def find_outdated_builds(project: Project, datasets: Sequence[str]) -> list[str]:
     """Name the stages whose last build is not that of the recipe as it is now: models were trained on that build."""
-    steps = [step for step in runner.plan_steps(project) if step.dataset in datasets and step.name in TRAINING_STAGES]
+    steps = [step for step in plan_steps(project) if step.dataset in datasets and step.name in TRAINING_STAGES]
     made = {step.key: manifest.load_current(project.store, step.key) for step in steps}
     return [
         "/".join(step.key)

@@ -23,8 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rowmill import sources
-from rowmill.build import runner
-from rowmill.build.runner import Project
+from rowmill.build import prepare, runner
+from rowmill.build.steps import Project, Step, plan_steps
 from rowmill.conversation.masking import MaskRules
 from rowmill.conversation.rendering.renderer import Renderer
 from rowmill.conversation.template_contract import TemplateBehavior, find_mismatched_prompts, list_template_warnings
@@ -319,7 +319,7 @@ def _find_row_examples(made: _TableBuild, names: Sequence[str]) -> dict[str, lis
 @contextmanager
 def _open_table_build(project: Project, name: str) -> Generator[_TableBuild, None, None]:
     """Lend what the last build made if a build would reuse it; else make it in a folder that is gone afterwards."""
-    steps = [step for step in runner.plan_steps(project) if step.dataset == name and step.name in _STAGES_TO_EXAMPLES]
+    steps = [step for step in plan_steps(project) if step.dataset == name and step.name in _STAGES_TO_EXAMPLES]
     with tempfile.TemporaryDirectory(prefix="rowmill-inspect-") as folder:
         placed = replace(project, store=Store(folder))
         tokenizer_files.copy_tokenizers(project.store, placed.store)
@@ -343,12 +343,12 @@ def _open_table_build(project: Project, name: str) -> Generator[_TableBuild, Non
 
 
 def _find_kept_outputs(
-    project: Project, placed: Project, steps: Sequence[runner.Step], raw: manifest.Manifest
+    project: Project, placed: Project, steps: Sequence[Step], raw: manifest.Manifest
 ) -> dict[manifest.StageKey, manifest.Manifest] | None:
     """Return what a build of this recipe would reuse up to the examples; None if it would make anything of it."""
     made = {raw.key: raw}
     for step in steps[1:]:
-        kept = runner.find_kept_output(project, step, {key: made[key] for key in step.inputs}, scratch=placed.store)
+        kept = prepare.find_kept_output(project, step, {key: made[key] for key in step.inputs}, scratch=placed.store)
         if kept is None:
             return None
         made[step.key] = kept

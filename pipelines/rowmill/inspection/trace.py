@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rowmill import sources
-from rowmill.build.runner import Project
+from rowmill.build.steps import Project
 from rowmill.core.errors import ConfigError, IntegrityError, SourceError, suggest_name
 from rowmill.core.number_text import format_count
 from rowmill.core.storage import File, Store

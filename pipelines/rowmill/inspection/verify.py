@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rowmill import stats
-from rowmill.build import runner
-from rowmill.build.runner import Project, Step
+from rowmill.build import runner, steps
+from rowmill.build.steps import Project, Step
 from rowmill.checks import expectation_suite
 from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import DamagedFileError, IntegrityError
@@ -52,7 +52,7 @@ def verify_recipe(project: Project, *, deep: bool) -> list[StageVerification]:
         If nothing of the recipe was ever built.
 
     """
-    checked = [_verify_step(project, step, deep=deep) for step in runner.plan_steps(project)]
+    checked = [_verify_step(project, step, deep=deep) for step in steps.plan_steps(project)]
     if all(one.manifest is None for one in checked):
         raise IntegrityError(
             f"{project.recipe.name}: nothing is built in {project.store.path('')}; something built is needed; "

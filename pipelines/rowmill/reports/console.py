@@ -20,7 +20,9 @@ from rich.text import Text
 
 from rowmill import stats
 from rowmill.build.gc import CollectedGarbage
-from rowmill.build.runner import Project, Step, StepForecast, StepReport, find_downstream_steps, plan_steps
+from rowmill.build.plan import StepForecast
+from rowmill.build.runner import StepReport
+from rowmill.build.steps import Project, Step, find_downstream_steps, plan_steps
 from rowmill.checks.judge import CheckResult, run_checks
 from rowmill.core.console import (
     BAD,

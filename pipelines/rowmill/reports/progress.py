@@ -11,7 +11,8 @@ from typing import Self
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-from rowmill.build.runner import Project, Step, StepReport
+from rowmill.build.runner import StepReport
+from rowmill.build.steps import Project, Step
 from rowmill.checks.judge import CheckResult
 from rowmill.core import number_text
 from rowmill.core.console import DIM

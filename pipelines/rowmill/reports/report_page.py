@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from rowmill import stats
-from rowmill.build.runner import Project, Step, plan_steps
+from rowmill.build.steps import Project, Step, plan_steps
 from rowmill.checks import expectations_page
 from rowmill.checks.judge import CheckResult, load_check_results
 from rowmill.core import html, number_text

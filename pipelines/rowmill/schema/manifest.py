@@ -1,7 +1,7 @@
 """What a stage wrote: the manifest, the only door through which another stage reads it.
 
 What belongs here: the manifest's shape, its way to disk and back, the pointer to the current one. What
-does not: how fingerprints are computed (`runner.py`), what the facts mean (`catalog.py`).
+does not: how fingerprints are computed (`build/prepare.py`), what the facts mean (`catalog.py`).
 
 The manifest is written last, by one atomic rename: if it is there, every file it names is whole. It is
 found by *fingerprint* (what went in: memoisation) and by *version* (what came out: Dagster's data

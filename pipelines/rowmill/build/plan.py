@@ -1,0 +1,70 @@
+"""What a build would do with each step, and why: the forecast of `rowmill plan`.
+
+What belongs here: forecasting without making anything. What does not: fingerprints (`prepare.py`), building
+(`runner.py`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rowmill.build.prepare import find_outside_change, make_stage_context, prepare_step, require_ready
+from rowmill.build.steps import Project, Step, plan_steps
+from rowmill.schema import manifest
+from rowmill.schema.manifest import Manifest, StageKey
+from rowmill.tokenization import tokenizer_source
+
+
+@dataclass(frozen=True, slots=True)
+class StepForecast:
+    """What a build would do with a step: reuse it, or make it, and why."""
+
+    step: Step
+    action: str
+    why: str
+    manifest: Manifest | None = None
+    """What would be reused."""
+
+
+def forecast_steps(project: Project) -> list[StepForecast]:
+    """Say for each step what would be built and why, writing nothing but scans of sources that changed.
+
+    A step below one that must be made is forecast as `make if changed`: its input's content is not known yet.
+    """
+    tokenizer_source.forget_commits()
+    require_ready(project, plan_steps(project))
+    known: dict[StageKey, Manifest] = {}
+    return [_forecast_step(project, step, known) for step in plan_steps(project)]
+
+
+def _forecast_step(project: Project, step: Step, known: dict[StageKey, Manifest]) -> StepForecast:
+    """Forecast one step from the manifests `known` above it; one that would be reused joins them."""
+    if step.on_demand:
+        command = f"rowmill {step.stage.command} {step.recipe}"
+        return StepForecast(step, "on request", f"`{command}` makes it, once there is a trained model")
+    waiting = [key for key in step.inputs if key not in known]
+    if waiting:
+        return StepForecast(step, "make if changed", f"{'/'.join(waiting[0][1:])} is to be made first")
+    inputs = {k: known[k] for k in step.inputs}
+    work = make_stage_context(project, step, inputs)
+    fingerprint, _ = prepare_step(work, step)
+    kept = manifest.find_by_fingerprint(project.store, step.key, fingerprint)
+    if kept is not None:
+        known[step.key] = kept
+        moved = find_outside_change(step, work, kept)
+        same = f"; {moved}, with the same tokenizer" if moved else ""
+        return StepForecast(step, "reuse", f"version {kept.version[:12]} of {kept.built_at[:19]}{same}", kept)
+    earlier = manifest.load_current_if_intact(project.store, step.key)
+    return StepForecast(
+        step, "make", find_outside_change(step, work, earlier) or _explain_rebuild(step, earlier, inputs)
+    )
+
+
+def _explain_rebuild(step: Step, earlier: Manifest | None, inputs: Mapping[StageKey, Manifest]) -> str:
+    if earlier is None:
+        return "never built"
+    if earlier.code_version != step.code_version:
+        return "its options changed"
+    moved = [key for key, one in inputs.items() if earlier.inputs.get("/".join(key)) != one.version]
+    if moved:
+        return f"{'/'.join(moved[0][1:])} changed"
+    return "its template or kept files changed" if step.inputs else "its source files changed"

@@ -1,0 +1,220 @@
+"""The graph of a recipe: its steps in order, what each reads, and whose checks it waits for.
+
+What belongs here: the project (a recipe and where its work is done) and the steps that follow from the recipe and the
+catalog of stages. What does not: running steps (`runner.py`), reading what they made (`gate.py`).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import cast
+
+from rowmill.checks.catalog import CHECKS_BY_NAME
+from rowmill.checks.gates import Threshold, list_thresholds
+from rowmill.core.errors import ConfigError
+from rowmill.core.storage import Store
+from rowmill.recipe import recipe
+from rowmill.recipe.recipe import Recipe
+from rowmill.schema.manifest import StageKey
+from rowmill.sources import GeneratedSource
+from rowmill.stages import catalog, gpu_partitions
+from rowmill.stages.base import StageDeclaration
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One stage of one dataset, or of the whole recipe: a node of the asset graph.
+
+    `inputs` are read; `gates` are the stages whose checks must have passed (a superset of `inputs`).
+    """
+
+    stage: StageDeclaration = field(compare=False, repr=False)
+    recipe: str
+    dataset: str | None
+    key: StageKey
+    inputs: tuple[StageKey, ...]
+    gates: tuple[StageKey, ...]
+    code_version: str
+    thresholds: tuple[Threshold, ...]
+    generated_by: StageKey | None = None
+    """The stage that generates the records that it reads as a source, where the recipe says which one it is."""
+
+    @property
+    def name(self) -> str:
+        """The stage's name."""
+        return self.stage.name
+
+    @property
+    def description(self) -> str:
+        """What an output of the stage holds."""
+        return self.stage.description
+
+    @property
+    def on_demand(self) -> bool:
+        """Whether a build leaves it out unless it is named: it needs a trained model."""
+        return self.stage.on_demand
+
+    @property
+    def label(self) -> str:
+        """The stage's name; an export's with its own, since a recipe may have several."""
+        return f"{self.name}/{self.key[-1]}" if self.stage.scope == "export" else self.name
+
+
+@dataclass(frozen=True, eq=False)
+class StepGraph:
+    """The steps of a recipe, and what a gate asks about them; each is computed once, when it is first asked for."""
+
+    recipe: Recipe
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps in the order in which they can run."""
+        return tuple(_iterate_steps(self.recipe))
+
+    @cached_property
+    def thresholds(self) -> Mapping[StageKey, tuple[Threshold, ...]]:
+        """What the output of each step is held against."""
+        return {step.key: step.thresholds for step in self.steps}
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """A recipe and where its work is done. `base` resolves the recipe's relative paths."""
+
+    recipe: Recipe
+    store: Store
+    base: Path
+    graph: StepGraph = field(default=cast("StepGraph", None), compare=False, repr=False)
+    """The recipe's steps; `replace` hands them on as long as the recipe is the same."""
+
+    def __post_init__(self) -> None:
+        """Make the graph of the recipe, unless this one is already of it."""
+        if cast("StepGraph | None", self.graph) is None or self.graph.recipe is not self.recipe:
+            object.__setattr__(self, "graph", StepGraph(self.recipe))
+
+
+def open_project(path: str | Path, root: str | None = None, overrides: Mapping[str, str] | None = None) -> Project:
+    """Load a recipe and say where its work is done; `overrides` as `recipe.overridden` takes them.
+
+    Relative paths in a recipe count from the project: the folder that holds `configs/`, or the recipe's own
+    folder where there is none. `root` defaults to `.rowmill` there.
+    """
+    file = Path(path)
+    base = recipe.project_folder(file)
+    return Project(recipe.load_recipe(file, overrides), Store(root or str(base / ".rowmill")), base)
+
+
+def plan_steps(project: Project) -> tuple[Step, ...]:
+    """Return the steps of a recipe in the order in which they can run."""
+    return project.graph.steps
+
+
+def _iterate_steps(loaded: Recipe) -> Iterator[Step]:
+    """Yield the steps of every dataset, those of the recipe, its exports, and last what runs on demand."""
+    for dataset in loaded.datasets:
+        yield from _iterate_dataset_steps(loaded, dataset, on_demand=False)
+    for stage in catalog.list_stages("recipe"):
+        yield _make_step(loaded, stage, (loaded.name, stage.name))
+    for stage in catalog.list_stages("export"):
+        for one in loaded.exports:
+            yield _make_step(loaded, stage, (loaded.name, stage.name, one.name))
+    for dataset in loaded.datasets:
+        yield from _iterate_dataset_steps(loaded, dataset, on_demand=True)
+
+
+def _iterate_dataset_steps(loaded: Recipe, dataset: str, *, on_demand: bool) -> Iterator[Step]:
+    for stage in catalog.list_stages("dataset", on_demand=on_demand):
+        if stage.applies(loaded.datasets[dataset]):
+            yield _make_step(loaded, stage, (loaded.name, dataset, stage.name), dataset)
+
+
+def _make_step(loaded: Recipe, stage: StageDeclaration, key: StageKey, dataset: str | None = None) -> Step:
+    inputs = tuple(one for name in stage.inputs for one in _find_stage_keys(loaded, name, dataset))
+    gates = tuple(_find_gates(loaded, stage, inputs, dataset))
+    kind = None if dataset is None else loaded.datasets[dataset].row_kind
+    identity = "" if stage.scope == "recipe" else key[-1] if dataset is None else dataset
+    return Step(
+        stage=stage,
+        recipe=loaded.name,
+        dataset=dataset,
+        key=key,
+        inputs=inputs,
+        gates=gates,
+        code_version=stage.code_version(loaded, identity, sorted(set(iterate_gate_waivers(loaded, gates)))),
+        thresholds=list_thresholds(loaded.gates, stage.name, dataset, kind),
+        generated_by=_find_generating_stage(loaded, dataset) if dataset is not None and not inputs else None,
+    )
+
+
+def _find_stage_keys(loaded: Recipe, name: str, dataset: str | None) -> Iterator[StageKey]:
+    """Yield the keys of a stage that another one names: of its dataset, or of every dataset if it has none."""
+    stage = catalog.find_stage(name)
+    if stage.scope == "recipe":
+        yield (loaded.name, name)
+        return
+    for one in loaded.datasets if dataset is None else (dataset,):
+        if stage.applies(loaded.datasets[one]):
+            yield (loaded.name, one, name)
+
+
+def _find_gates(
+    loaded: Recipe, stage: StageDeclaration, inputs: Iterable[StageKey], dataset: str | None
+) -> list[StageKey]:
+    """Return the stages whose checks must have passed before a stage: all that it reads, and what it names."""
+    named = [key for name in stage.gates for key in _find_stage_keys(loaded, name, dataset)]
+    every = [
+        key
+        for one in (loaded.datasets if stage.gates_on_every_dataset else ())
+        for gate in catalog.list_stages("dataset")
+        for key in _find_stage_keys(loaded, gate.name, one)
+    ]
+    return list(dict.fromkeys((*every, *inputs, *named)))
+
+
+def _find_generating_stage(loaded: Recipe, dataset: str) -> StageKey | None:
+    """Return the stage that a source of generated records reads; of two that may have made some, one is found later."""
+    source = loaded.datasets[dataset].source
+    if not isinstance(source, GeneratedSource):
+        return None
+    recipe_name, origin = source.dataset_key(loaded.name)
+    own = loaded.datasets.get(origin) if recipe_name == loaded.name else None
+    made = [stage.name for stage in catalog.STAGES if stage.on_demand and own is not None and stage.applies(own)]
+    name = source.stage or (made[0] if len(made) == 1 else None)
+    return None if name is None else (recipe_name, origin, name)
+
+
+def list_rank_names(project: Project) -> tuple[str, ...]:
+    """Return the folder names of a recipe's ranks, in order; the number of ranks is part of each name."""
+    return gpu_partitions.rank_names(project.recipe.partitions.world_size)
+
+
+def find_step(project: Project, key: StageKey) -> Step:
+    """Return the step of a key; ConfigError names those there are."""
+    steps = plan_steps(project)
+    for step in steps:
+        if step.key == key:
+            return step
+    names = ", ".join("/".join(step.key) for step in steps)
+    raise ConfigError(f"{'/'.join(key)}: no such asset; there are {names}; choose one")
+
+
+def find_downstream_steps(project: Project, key: StageKey) -> tuple[Step, ...]:
+    """Return the steps that read a step's output, or that of one that does, in order."""
+    reached = {key}
+    found: list[Step] = []
+    for step in plan_steps(project):
+        if reached & set(step.inputs):
+            reached.add(step.key)
+            found.append(step)
+    return tuple(found)
+
+
+def iterate_gate_waivers(loaded: Recipe, gates: Sequence[StageKey]) -> Iterator[str]:
+    """Name the waivers on what a step waits for."""
+    for waiver in loaded.gates.waivers:
+        check = CHECKS_BY_NAME[waiver.check]
+        if any(
+            key[-1] in check.stages and waiver.dataset in (None, key[1] if len(key) == 3 else None) for key in gates
+        ):
+            yield f"{waiver.check}{f' on {waiver.dataset}' if waiver.dataset else ''}: {waiver.reason}"

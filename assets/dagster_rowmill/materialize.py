@@ -23,7 +23,7 @@ from rowmill.cli.ui import QUIET_ENVIRONMENT, prepare_home
 from rowmill.core import errors
 from rowmill.core.errors import ConfigError, PipelineError, join_choices
 from rowmill.recipe import recipe
-from rowmill.reports import console, report_page
+from rowmill.reports import report_page, summary
 
 
 def materialize_recipe(path: Path, store: str, instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
@@ -122,7 +122,7 @@ def main(arguments: list[str] | None = None) -> int:
     for line in list_failures(result):
         print(line, file=sys.stderr)
     [project] = open_projects([path], store)
-    print(console.summarize_recipe(project))
+    print(summary.summarize_recipe(project))
     print(f"\nreport  {project.store.path(report_page.report_path(project.recipe.name))}")
     return 0 if result.success else 1
 

@@ -18,7 +18,7 @@ from rowmill import stats
 from rowmill.checks.judge import CheckResult
 from rowmill.cli import main
 from rowmill.core import number_text
-from rowmill.reports import console, report_page
+from rowmill.reports import report_page, summary
 from rowmill.schema.manifest import NOT_APPLICABLE
 from rowmill.stages.tokenized_examples.table_tokens import count_verified
 from tests.support.recipes import CHAT, CHATML, PAIR, TEXT, Built, Road, chat, document, pair
@@ -143,7 +143,7 @@ def test_dagster_is_told_that_nothing_was_judged(built: Built) -> None:
 
 
 def test_summary_shows_no_check_that_does_not_apply_as_failed(built: Built) -> None:
-    assert [one for one in console.find_failed_checks(built.project) if one.outcome != "failed"] == []
+    assert [one for one in summary.find_failed_checks(built.project) if one.outcome != "failed"] == []
 
 
 # ── What was a constant is measured ────────────────────────────────────────────────────────────────

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from rowmill.build.in_memory import sft_tokenize
 from rowmill.core.console import render_text
 from rowmill.core.errors import ConfigError
-from rowmill.inspection import inspect, trace
+from rowmill.inspection import inspect, sequence_trace
 from rowmill.reader import Reader, layouts
-from rowmill.reports import console, row_view
+from rowmill.reports import row_view, statistics
 from rowmill.schema.examples import WEIGHT_COLUMN
 from rowmill.schema.rows import Rejected
 from rowmill.tokenization.encoded_batch import Example, make_columns
@@ -415,7 +415,7 @@ def test_statistics_count_trained_tokens_by_weight(mixed: Built) -> None:
     table = mixed.manifest("chats", "tokenized_examples").tables["loss_weights"]
 
     assert dict(table.rows) == Counter(numbers(examples))
-    assert "trained tokens by loss weight" in render_text(console.render_statistics(mixed.project))
+    assert "trained tokens by loss weight" in render_text(statistics.render_statistics(mixed.project))
     assert "loss_weights" not in mixed.manifest("pairs", "tokenized_examples").tables
 
 
@@ -434,7 +434,7 @@ def test_trace_of_a_token_names_its_weight(mixed: Built) -> None:
     row = mixed.rows_of("chats", "packed_shards", file="shard")[0]
     at = next(i for i, weight in enumerate(row[WEIGHT_COLUMN]) if weight not in (0, 1))
 
-    token = trace.trace_sequence(mixed.project, f"chats/{_split(mixed)}/{row['sequence_id']}:{at}").token
+    token = sequence_trace.trace_sequence(mixed.project, f"chats/{_split(mixed)}/{row['sequence_id']}:{at}").token
 
     assert token is not None
     assert token.weight == row[WEIGHT_COLUMN][at]

@@ -16,7 +16,7 @@ from rowmill.build.steps import open_project, plan_steps
 from rowmill.cli import main
 from rowmill.core import number_text
 from rowmill.core.console import PIPE_WIDTH, escape_control_characters, format_value, make_grid
-from rowmill.reports import console, progress
+from rowmill.reports import progress, summary
 from tests.support.cli_project import CHATS, FOREIGN_WARNINGS, NOTES, TASKS, CliProject
 
 pytestmark = FOREIGN_WARNINGS
@@ -101,7 +101,7 @@ def test_markup_in_data_is_text() -> None:
 
 
 def test_summary_adds_up_every_dataset(built: CliProject) -> None:
-    lines = [line.split() for line in console.summarize_recipe(built.project).splitlines()]
+    lines = [line.split() for line in summary.summarize_recipe(built.project).splitlines()]
     rows = {line[0]: line[1:4] for line in lines if line and line[0] in ("chats", "tasks", "notes", "all")}
 
     assert rows == {
@@ -113,7 +113,7 @@ def test_summary_adds_up_every_dataset(built: CliProject) -> None:
 
 
 def test_summary_says_why_where_and_what_next(built: CliProject) -> None:
-    text = console.summarize_recipe(built.project)
+    text = summary.summarize_recipe(built.project)
 
     assert "1 invalid_json" in text
     assert str(built.folder / ".rowmill" / "small" / "{chats,tasks,notes}" / "packed_shards") in text
@@ -126,7 +126,7 @@ def test_summary_s_commands_name_a_root_that_is_not_the_project_s(built: CliProj
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(built.folder / ".rowmill", elsewhere)
 
-    text = console.summarize_recipe(open_project(Path(built.recipe), str(elsewhere)))
+    text = summary.summarize_recipe(open_project(Path(built.recipe), str(elsewhere)))
     assert f"rowmill stats small --root {elsewhere}" in text
 
 
@@ -134,7 +134,7 @@ def test_summary_of_half_a_build_shows_what_is_there_and_how_to_go_on(tmp_path: 
     project = CliProject(tmp_path).write()
     assert project.rowmill("build", "--only", "raw_dataset") == main.DONE
 
-    text = console.summarize_recipe(project.project)
+    text = summary.summarize_recipe(project.project)
     assert "rowmill build small" in text
     assert number_text.NO_NUMBER in text
 

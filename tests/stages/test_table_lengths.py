@@ -15,7 +15,7 @@ from rowmill.checks.gates import Gates, list_thresholds
 from rowmill.core.console import render_text
 from rowmill.core.errors import GateError
 from rowmill.inspection import diff
-from rowmill.reports import console
+from rowmill.reports.statistics import render_statistics
 from rowmill.schema.rows import RowKind
 from tests.support.recipes import LENIENT, Built, Road
 from tests.support.tables import as_csv, grouped, purchases, records
@@ -93,7 +93,7 @@ def test_overflow_is_a_share_of_records_and_names_them(tmp_path: Path) -> None:
 def test_pages_of_records_say_nothing_of_truncation_and_how_the_table_is_known(tmp_path: Path) -> None:
     made = road_of(tmp_path, grouped(), purchases(120), 2048).build()
 
-    shown = " ".join(render_text(console.render_statistics(made.project)).split())
+    shown = " ".join(render_text(render_statistics(made.project)).split())
     facts = made.manifest("rows", "truncation_stats").facts
 
     assert "what truncation took" not in shown

@@ -11,7 +11,7 @@ from rowmill import stats
 from rowmill.build import runner, steps
 from rowmill.cli import main
 from rowmill.core.console import render_text
-from rowmill.reports import console, report_page
+from rowmill.reports import report_page, statistics
 from rowmill.schema.rows import NORMALIZATION_COLUMNS
 from rowmill.stages import catalog
 from rowmill.stages.truncation_stats import stage as truncation_stats
@@ -115,7 +115,7 @@ def test_noticed_are_the_sums_over_the_rows_that_were_kept(built: Built) -> None
 
 
 def test_report_shows_all_of_it(built: Built) -> None:
-    text = render_text(console.render_statistics(built.project))
+    text = render_text(statistics.render_statistics(built.project))
     facts = built.manifest("rows", "tokenized_examples").facts
 
     assert facts["rows_with_tools"] == sum(
@@ -150,4 +150,4 @@ def test_what_if_is_called_an_estimate_wherever_it_is_shown(built: Built) -> Non
 
 
 def reports_text(built: Built) -> str:
-    return render_text(console.render_statistics(built.project))
+    return render_text(statistics.render_statistics(built.project))

@@ -386,7 +386,7 @@ def _write_table_contract(recipe_path: Path, loaded: "Recipe", dataset: str, doc
 def _run_build(given: argparse.Namespace) -> int:
     from rowmill.build.steps import plan_steps
     from rowmill.reports import report_page
-    from rowmill.reports.console import summarize_recipe
+    from rowmill.reports.summary import summarize_recipe
 
     project = _open_project(given)
     steps = [step for step in plan_steps(project) if _is_selected_step(step, given.only)]
@@ -426,7 +426,7 @@ def _build_stages(
 
 def _run_export(given: argparse.Namespace) -> int:
     from rowmill.core import console as terminal
-    from rowmill.reports.console import render_export_pointers
+    from rowmill.reports.summary import render_export_pointers
 
     project = _open_project(given)
     known = [one.name for one in project.recipe.exports]
@@ -507,7 +507,7 @@ def _require_one_dataset(datasets: Sequence[str]) -> str:
 def _run_stats(given: argparse.Namespace) -> int:
     from rowmill.build.steps import plan_steps
     from rowmill.core import console as terminal
-    from rowmill.reports.console import list_hints, render_statistics
+    from rowmill.reports.statistics import list_hints, render_statistics
     from rowmill.stages import catalog
     from rowmill.stages.truncation_stats import stage as truncation_stats
 
@@ -594,7 +594,8 @@ def _run_inspect(given: argparse.Namespace) -> int:
 
 def _run_trace(given: argparse.Namespace) -> int:
     from rowmill.core import console as terminal
-    from rowmill.inspection.trace import trace_row, trace_sequence, trace_source
+    from rowmill.inspection.sequence_trace import trace_sequence
+    from rowmill.inspection.trace import trace_row, trace_source
     from rowmill.reports import row_view
 
     project, screen = _open_project(given), terminal.make_console()
@@ -668,7 +669,8 @@ def _run_diff(given: argparse.Namespace) -> int:
 def _run_use(given: argparse.Namespace) -> int:
     from rowmill.build import runner
     from rowmill.core import console as terminal
-    from rowmill.reports.console import render_step, render_used_version
+    from rowmill.reports.console import render_step
+    from rowmill.reports.summary import render_used_version
     from rowmill.schema import manifest
 
     project = _open_project(given)

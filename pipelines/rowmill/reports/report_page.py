@@ -28,7 +28,7 @@ from rowmill.core.html import clip_text, escape_text, render_element
 from rowmill.core.storage import digest_json
 from rowmill.executors import LocalPool
 from rowmill.inspection import inspect
-from rowmill.reports import console, plots
+from rowmill.reports import console, plots, summary
 from rowmill.schema import manifest
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.ledger import KEPT
@@ -155,9 +155,9 @@ def _make_anchor(name: str) -> str:
 
 
 def _render_overview(project: Project, made: _CurrentManifests) -> Iterator[str]:
-    rows = [console.list_summary_cells(project, name) for name in project.recipe.datasets]
+    rows = [summary.list_summary_cells(project, name) for name in project.recipe.datasets]
     yield html.render_table(
-        console.SUMMARY_COLUMNS, [[str(cell) if i == 0 else cell for i, cell in enumerate(row)] for row in rows]
+        summary.SUMMARY_COLUMNS, [[str(cell) if i == 0 else cell for i, cell in enumerate(row)] for row in rows]
     )
     waivers = sorted({waiver for one in made.values() if one is not None for waiver in one.waivers})
     if waivers:

@@ -1,0 +1,234 @@
+"""The current outputs of a dataset, and where a row lies in them: its source, its shards, its places in the order.
+
+What belongs here: the manifests that a trace reads, and finding rows, segments and ranks in them. What does not:
+following a row (`trace.py`) or a sequence (`sequence_trace.py`), showing either (`reports/row_view.py`).
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rowmill import sources
+from rowmill.build.steps import Project
+from rowmill.core.errors import IntegrityError, SourceError
+from rowmill.core.storage import Store
+from rowmill.schema import manifest
+from rowmill.schema.manifest import Manifest
+from rowmill.sources import SourcePart
+from rowmill.stages import gpu_partitions, inputs, raw_dataset
+from rowmill.stages.canonical_rows import stage as canonical_rows
+from rowmill.stages.packed_shards import stage as packed_shards
+from rowmill.stages.tokenized_examples import stage as tokenized_examples
+from rowmill.stages.training_splits import stage as training_splits
+
+STAGES_BACKWARDS = (
+    packed_shards.STAGE.name,
+    tokenized_examples.STAGE.name,
+    canonical_rows.STAGE.name,
+    raw_dataset.STAGE.name,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RowOrigin:
+    """Where a row stands in its source; `problem` says why line and raw record are unknown."""
+
+    url: str
+    reader: str
+    record: int
+    line: int | None = None
+    raw: bytes = b""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOccurrence:
+    """One time at which a sequence is shown: the rank, the step, the pass, and the row of the rank's file."""
+
+    rank: int
+    step: int
+    passed: int
+    file: str
+    file_row: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentLocation:
+    """One segment: tokens `[start, start + length)` of an example, at `offset` in a sequence of a shard."""
+
+    split: str
+    sequence: int
+    segment: int
+    example_id: str
+    start: int
+    length: int
+    offset: int
+    shard: str
+    shard_row: int
+    showings: tuple[SequenceOccurrence, ...] = ()
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """The manifests of one dataset that were made of each other, as far as there are any."""
+
+    project: Project
+    dataset: str
+    made: Mapping[str, Manifest]
+
+    @cached_property
+    def parts(self) -> list[SourcePart]:
+        """The source's parts."""
+        return [part for _, part in self._numbered_parts]
+
+    @cached_property
+    def _numbered_parts(self) -> list[tuple[int, SourcePart]]:
+        raw = self.made.get(raw_dataset.STAGE.name)
+        return list(inputs.number_source_parts(raw.details)) if raw else []
+
+    def made_of(self, stage: str, index: int) -> manifest.Part | None:
+        """Return the part of `canonical_rows` or `tokenized_examples` that has the rows of a source part.
+
+        None if the stage was not made.
+        """
+        made = self.made.get(stage)
+        return made.parts[self._numbered_parts[index][0]] if made else None
+
+    def table(self, stage: str, index: int, name: str, columns: Sequence[str]) -> pa.Table | None:
+        """Read columns of a file of what a stage made of a source part; None if the stage was not made."""
+        made = self.made_of(stage, index)
+        return self.project.store.table(made.files[name], columns) if made else None
+
+
+def load_lineage(project: Project, dataset: str) -> Lineage:
+    """Load the outputs that a dataset's current shards were made of, as far as they are built."""
+    found: dict[str, Manifest] = {}
+    for stage in STAGES_BACKWARDS:
+        key = (project.recipe.name, dataset, stage)
+        named = next((v for one in found.values() if (v := one.inputs.get("/".join(key)))), None)
+        made = manifest.load_version(project.store, key, named) if named else manifest.load_current(project.store, key)
+        if made is not None:
+            found[stage] = made
+    return Lineage(project, dataset, found)
+
+
+def find_origin(lineage: Lineage, part: SourcePart, at: int) -> RowOrigin:
+    """Find a record's line by reading its part; a source that changed meanwhile has no line any more."""
+    record = part.first_record + at
+    try:
+        for one in sources.read_records(part, lineage.project.base):
+            if one.number == at:
+                return RowOrigin(part.url, part.reader, record, one.line, one.raw)
+    except (SourceError, IntegrityError) as error:
+        return RowOrigin(part.url, part.reader, record, problem=str(error))
+    raise AssertionError((part.part_id, at))
+
+
+def filter_rows(table: pa.Table, column: str, value: object) -> list[dict[str, Any]]:
+    """Return the rows of a table that have a value in a column."""
+    return table.filter(pc.equal(table.column(column), value)).to_pylist()
+
+
+def locate_examples(lineage: Lineage, examples: Collection[str]) -> tuple[list[SegmentLocation], str]:
+    """Return the segments of some examples, and why they have no place in the order, if they have none."""
+    packed = lineage.made.get(packed_shards.STAGE.name)
+    if packed is None:
+        return [], "not packed yet"
+    order, note = load_order(lineage)
+    found: list[SegmentLocation] = []
+    for part in (part for part in packed.parts if "segments" in part.files):
+        segments = lineage.project.store.table(part.files["segments"], ("example_id", "sequence_id"))
+        holding = pc.is_in(segments.column("example_id"), pa.array(sorted(examples), pa.string()))
+        for sequence in segments.filter(holding).column("sequence_id").unique().to_pylist():
+            of_sequence = (place for _, place in locate_segments(lineage, part, sequence, order))
+            found += [place for place in of_sequence if place.example_id in examples]
+    return found, note
+
+
+def locate_segments(
+    lineage: Lineage, part: manifest.Part, sequence: int, order: "_TrainingOrder | None"
+) -> Iterator[tuple[str, SegmentLocation]]:
+    """Yield the segments of a sequence, each with its row's id."""
+    segments = lineage.project.store.table(part.files["segments"])
+    split = str(part.facts["split"])
+    shows = tuple(order.showings(sequence)) if order is not None and split == "train" else ()
+    offset = 0
+    for one in sorted(filter_rows(segments, "sequence_id", sequence), key=lambda one: one["segment"]):
+        place = SegmentLocation(
+            split=split,
+            sequence=sequence,
+            segment=one["segment"],
+            example_id=one["example_id"],
+            start=one["start"],
+            length=one["length"],
+            offset=offset,
+            shard=lineage.project.store.path(part.files["shard"].path),
+            shard_row=sequence - int(part.facts["first_sequence"]),
+            showings=shows,
+        )
+        offset += one["length"]
+        yield one["row_id"], place
+
+
+@dataclass(frozen=True, slots=True)
+class _TrainingOrder:
+    """The order of training as far as one dataset is concerned, and the ranks' files if they are built."""
+
+    sequences: "np.ndarray[Any, np.dtype[np.int64]]"
+    steps: "np.ndarray[Any, np.dtype[np.int64]]"
+    passes: "np.ndarray[Any, np.dtype[np.int64]]"
+    world_size: int
+    files: Mapping[int, Sequence[tuple[str, int]]]
+
+    def showings(self, sequence: int) -> Iterator[SequenceOccurrence]:
+        """Yield every place at which a sequence is shown: place p is row p // W of rank p % W."""
+        for place in np.flatnonzero(self.sequences == sequence).tolist():
+            rank, row = place % self.world_size, place // self.world_size
+            file, file_row = self._locate_file(rank, row)
+            yield SequenceOccurrence(rank, int(self.steps[place]), int(self.passes[place]), file, file_row)
+
+    def _locate_file(self, rank: int, row: int) -> tuple[str, int]:
+        for path, rows in self.files.get(rank, ()):
+            if row < rows:
+                return path, row
+            row -= rows
+        return "", row
+
+
+def load_order(lineage: Lineage) -> tuple[_TrainingOrder | None, str]:
+    """Return the order that was made of these shards, or why there is none."""
+    project, name = lineage.project, lineage.project.recipe.name
+    splits = manifest.load_current(project.store, (name, training_splits.STAGE.name))
+    packed = lineage.made[packed_shards.STAGE.name]
+    if splits is None:
+        return None, "the order of training is not made yet"
+    if splits.inputs.get("/".join(packed.key)) != packed.version:
+        return None, "the order of training was made of other shards: build again"
+    table = project.store.table(splits.parts[0].files["order"])
+    number = list(splits.card["datasets"]).index(lineage.dataset)
+    own = table.column("dataset").to_numpy() == number
+    ranks = manifest.load_current(project.store, (name, gpu_partitions.STAGE.name))
+    fits = ranks is not None and ranks.inputs.get("/".join(splits.key)) == splits.version
+    return _TrainingOrder(
+        sequences=np.where(own, table.column("sequence_id").to_numpy(), -1),
+        steps=table.column("step").to_numpy(),
+        passes=table.column("pass").to_numpy(),
+        world_size=int(ranks.facts["world_size"])
+        if ranks is not None and fits
+        else project.recipe.partitions.world_size,
+        files=_list_rank_files(project.store, ranks) if ranks is not None and fits else {},
+    ), "" if fits else "the ranks are not built from this order yet"
+
+
+def _list_rank_files(store: Store, ranks: Manifest) -> dict[int, list[tuple[str, int]]]:
+    return {
+        int(name.split("-")[1]): [
+            (store.path(f.path), f.rows) for key, f in sorted(part.files.items()) if key.startswith("data/")
+        ]
+        for name, part in zip(ranks.card["ranks"], ranks.parts, strict=True)
+    }

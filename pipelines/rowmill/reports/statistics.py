@@ -1,0 +1,168 @@
+"""`rowmill stats` for a terminal: a recipe's datasets with their rejects, lengths, truncation and what-if table.
+
+What belongs here: wording and aligning numbers that the stages counted. What does not: counting them (`stages/`), the
+tables behind SQL (`stats/`), the short table of a recipe (`summary.py`).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from rowmill import stats
+from rowmill.build.steps import Project
+from rowmill.core.console import DIM, HEAD, LOOK, make_grid
+from rowmill.core.number_text import format_count, format_percent
+from rowmill.reports import plots
+from rowmill.reports.console import render_manifest_table
+from rowmill.schema import manifest
+from rowmill.schema.ledger import KEPT
+from rowmill.schema.manifest import Manifest
+from rowmill.schema.rows import NORMALIZATION_COLUMNS
+from rowmill.stages.base import StageDeclaration
+from rowmill.stages.canonical_rows import stage as canonical_rows
+from rowmill.stages.tokenized_examples import stage as tokenized_examples
+from rowmill.stages.truncation_stats import stage as truncation_stats
+
+
+def render_statistics(project: Project) -> RenderableType:
+    """Show each dataset's lengths, what truncation took, rejects, dropped kinds and what other limits would do."""
+    return Group(*(_render_dataset_statistics(project, name) for name in project.recipe.datasets))
+
+
+def list_hints(project: Project) -> list[str]:
+    """Return the advice of all datasets, each with its dataset's name."""
+    found: list[str] = []
+    for name in project.recipe.datasets:
+        made = load_current(project, name, truncation_stats.STAGE)
+        found += [f"{name}: {hint}" for hint in (made.facts["hints"] if made else [])]
+    return found
+
+
+def load_current(project: Project, dataset: str | None, stage: StageDeclaration) -> Manifest | None:
+    """Return the current output of a stage of a dataset, or of the recipe; None if there is none."""
+    key = (project.recipe.name, *(() if dataset is None else (dataset,)), stage.name)
+    return manifest.load_current(project.store, key)
+
+
+def _render_dataset_statistics(project: Project, name: str) -> RenderableType:
+    rows, examples = (
+        load_current(project, name, canonical_rows.STAGE),
+        load_current(project, name, tokenized_examples.STAGE),
+    )
+    lengths = load_current(project, name, truncation_stats.STAGE)
+    lines: list[RenderableType] = [Text(f"\n{name}", HEAD).append(f"  {_format_row_counts(rows, examples)}", DIM)]
+    if rows is not None:
+        lines += _render_notices(rows)
+    if examples is not None and examples.facts["rows_with_tools"]:
+        lines += _render_tools(examples.facts)
+    if lengths is not None:
+        lines += _render_lengths(lengths)
+    lines += _render_rejects(rows, examples)
+    dropped = examples.tables.get("dropped") if examples is not None else None
+    if dropped is not None and dropped.rows:
+        lines += [_render_label("own text that the template did not print"), render_manifest_table(dropped, indent=4)]
+    weights = examples.tables.get("loss_weights") if examples is not None else None
+    if weights is not None:
+        lines += [_render_label("trained tokens by loss weight"), render_manifest_table(weights, indent=4)]
+    return Group(*lines)
+
+
+def _format_row_counts(rows: Manifest | None, examples: Manifest | None) -> str:
+    if rows is None:
+        return "not built"
+    made = format_count(examples.facts["examples"], "example") if examples is not None else "not tokenized"
+    return f"{format_count(rows.facts['records'], 'record')} → {format_count(rows.facts['kept'], 'row')} → {made}"
+
+
+def _render_notices(rows: Manifest) -> list[RenderableType]:
+    """Show what canonicalisation noticed in the rows that it kept."""
+    found = [(name.replace("_", " "), count) for name in NORMALIZATION_COLUMNS if (count := rows.facts.get(name))]
+    found += [(f"{name.replace('_', ' ')} (counted)", count) for name, count in rows.facts["notes"].items()]
+    return [_render_label("noticed in the rows"), make_grid(["", "times"], found, indent=4)] if found else []
+
+
+def _render_tools(facts: Mapping[str, Any]) -> list[RenderableType]:
+    """Show what tool schemas cost: they stand in every example of a row, and truncation never takes them."""
+    rows, tokens = int(facts["rows_with_tools"]), int(facts["tool_tokens"])
+    words = (
+        f"{format_count(rows, 'row')}, {tokens:,} tokens, {tokens // rows:,} a row, at most "
+        f"{facts['most_tool_tokens']:,}"
+    )
+    return [_render_label("tool schemas"), Text(f"    {words}")]
+
+
+def _render_label(words: str) -> Text:
+    return Text(f"\n  {words}", "cyan")
+
+
+LENGTH_BUCKETS = {
+    "under_25": "under 25 %",
+    "25_to_50": "25 to 50",
+    "50_to_75": "50 to 75",
+    "75_to_100": "75 to 100",
+    "at_max": "at max",
+}
+
+
+TRUNCATION_COLUMNS = ("stage", "examples", "", "messages", "tokens", "trained of them")
+
+
+def _render_lengths(made: Manifest) -> list[RenderableType]:
+    facts, limit = made.facts, int(made.facts["limit"])
+    quantiles = "   ".join(f"{name} {value:,}" for name, value in facts["quantiles"].items())
+    total = sum(facts["buckets"].values())
+    counts = [facts["buckets"][name] for name in LENGTH_BUCKETS]
+    buckets = make_grid(
+        list(LENGTH_BUCKETS.values()), [counts, [format_percent(count, total) for count in counts]], indent=4
+    )
+    drawn = plots.draw_histogram_text(made.histograms["lengths"], width=72, lines=12).splitlines()
+    lines: list[RenderableType] = [
+        _render_label(f"{made.histograms['lengths'].title} in tokens"), Text(f"    {quantiles}"),
+        *(Text(f"    {line}", DIM if line.startswith("──") else "") for line in drawn[1:]),
+        _render_label(f"length as a share of max_length {limit:,}"), buckets,
+    ]  # fmt: skip
+    if "stages" in made.tables:
+        taken = [
+            (stage, touched, format_percent(touched, total), messages, tokens, trained)
+            for stage, touched, messages, tokens, trained in made.tables["stages"].rows
+        ]
+        lines += [_render_label("what truncation took"), make_grid(TRUNCATION_COLUMNS, taken, indent=4)]
+    if facts["dropped_for_length"]:
+        lines.append(Text(f"    dropped for their length: {format_count(facts['dropped_for_length'], 'row')}"))
+    return [*lines, *_render_what_if(made), *(Text(f"\n  ! {hint}", LOOK) for hint in facts["hints"])]
+
+
+def _render_what_if(made: Manifest) -> list[RenderableType]:
+    """Show what other limits would do, and how it is known: estimated, or planned anew."""
+    table, limit = made.tables["what_if"], int(made.facts["limit"])
+    is_planned = "examples" in table.columns
+    headings = WHAT_IF_TABLE_COLUMNS if is_planned else WHAT_IF_COLUMNS
+    # A plan has other examples at each length, so what is over are records.
+    total, place = (made.facts["records"], 2) if is_planned else (made.facts["examples"], 1)
+    lines = [(*row[: place + 1], format_percent(row[place], total), *row[place + 1 :]) for row in table.rows]
+    marked = next((i for i, row in enumerate(lines) if row[0] == limit), None)
+    return [
+        _render_label("what another limit would do" + ("" if is_planned else " (estimated)")),
+        make_grid(list(headings), lines, indent=4, marked=marked),
+        Padding(Text(stats.describe_estimate("what_if", table) or "", DIM), (0, 0, 0, 4), expand=False),
+    ]
+
+
+WHAT_IF_COLUMNS = ("limit", "examples over", "", "trained tokens lost", "sequences")
+
+
+WHAT_IF_TABLE_COLUMNS = ("limit", "examples", "records over", "", "trained tokens lost", "sequences")
+
+
+def _render_rejects(rows: Manifest | None, examples: Manifest | None) -> list[RenderableType]:
+    lines = [
+        (made.stage, reason or state, count)
+        for made in (rows, examples)
+        if made is not None
+        for state, reason, count in sorted(made.ledger, key=lambda line: -line[2])
+        if state != KEPT
+    ]
+    return [_render_label("left out"), make_grid(["stage", "reason", "rows"], lines, indent=4)] if lines else []

@@ -1,0 +1,257 @@
+"""What a recipe's current build holds, on one screen: a line per dataset, rejects, checks that failed, what to do next.
+
+What belongs here: the summary after `rowmill build` and in the report, where exports are, the commands to go on with.
+What does not: the numbers of one dataset in full (`statistics.py`), one step or one check (`console.py`).
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from rowmill.build.steps import Project, Step, find_downstream_steps, plan_steps
+from rowmill.checks.judge import CheckResult, run_checks
+from rowmill.core.console import DIM, GOOD, HEAD, LOOK, label_value, make_grid, render_text
+from rowmill.core.number_text import NO_NUMBER, format_count, format_percent, join_facts
+from rowmill.exports import Export
+from rowmill.reports.console import format_key, render_check_result, render_title
+from rowmill.reports.statistics import load_current
+from rowmill.schema import manifest
+from rowmill.schema.ledger import KEPT
+from rowmill.schema.manifest import EXPORTS, Manifest, get_stage_folder
+from rowmill.stages import exports, gpu_partitions
+from rowmill.stages.base import StageDeclaration
+from rowmill.stages.canonical_rows import stage as canonical_rows
+from rowmill.stages.packed_shards import stage as packed_shards
+from rowmill.stages.tokenized_examples import stage as tokenized_examples
+from rowmill.stages.training_splits import stage as training_splits
+
+
+def summarize_recipe(project: Project) -> str:
+    """Return the short report of a recipe: rows in and out, tokens, fill, where the shards are, what to do next."""
+    return render_text(Group(*_render_summary(project)))
+
+
+def _render_summary(project: Project) -> list[RenderableType]:
+    datasets: list[tuple[object, ...]] = [
+        (Text(name), *list_summary_cells(project, name)[1:]) for name in project.recipe.datasets
+    ]
+    if len(datasets) > 1:
+        datasets.append(_total_summary_cells(project))
+    last = len(datasets) - 1 if len(datasets) > 1 else None
+    lines: list[RenderableType] = [
+        render_title(project, "what was built"),
+        Text(""),
+        make_grid(SUMMARY_COLUMNS, datasets, marked=last),
+    ]
+    lines += _render_summary_rejects(project)
+    lines += _render_summary_places(project)
+    lines += _render_failed_checks(project)
+    lines += _render_next_commands(project)
+    return lines
+
+
+SUMMARY_COLUMNS = ("dataset", "records", "rows", "rejected", "examples", "tokens", "trained", "sequences", "fill")
+
+
+def list_summary_cells(project: Project, name: str) -> tuple[object, ...]:
+    """Return a dataset's line of the summary, in the order of `SUMMARY_COLUMNS`."""
+    rows, examples = (
+        load_current(project, name, canonical_rows.STAGE),
+        load_current(project, name, tokenized_examples.STAGE),
+    )
+    packed = load_current(project, name, packed_shards.STAGE)
+    of_rows = {} if rows is None else rows.facts
+    of_examples = {} if examples is None else examples.facts
+    of_shards = {} if packed is None else packed.facts
+    rejected = of_rows.get("rejected", 0) + of_examples.get("rejected", 0)
+    return (
+        name,
+        of_rows.get("records"),
+        of_rows.get("kept"),
+        rejected,
+        of_examples.get("examples"),
+        of_examples.get("tokens"),
+        _format_share(of_examples.get("trained_share")),
+        of_shards.get("sequences"),
+        _format_share(of_shards.get("fill")),
+    )
+
+
+def _total_summary_cells(project: Project) -> tuple[object, ...]:
+    """Add up the datasets; shares are those of all tokens and of all sequences' room."""
+
+    def built(stage: StageDeclaration) -> list[Manifest]:
+        found = (load_current(project, name, stage) for name in project.recipe.datasets)
+        return [one for one in found if one is not None]
+
+    def total(made: Sequence[Manifest], fact: str) -> int:
+        return sum(int(one.facts[fact]) for one in made)
+
+    rows, examples, packed = (built(one.STAGE) for one in (canonical_rows, tokenized_examples, packed_shards))
+    tokens, sequences = total(examples, "tokens"), total(packed, "sequences")
+    return (
+        Text("all"),
+        total(rows, "records"),
+        total(rows, "kept"),
+        total(rows, "rejected") + total(examples, "rejected"),
+        total(examples, "examples"),
+        tokens,
+        format_percent(total(examples, "trained_tokens"), tokens),
+        sequences,
+        format_percent(total(packed, "tokens"), sequences * project.recipe.seq_len),
+    )
+
+
+def _format_share(share: float | None) -> str:
+    return NO_NUMBER if share is None else format_percent(share)
+
+
+def _render_summary_rejects(project: Project) -> list[RenderableType]:
+    counts: dict[str, int] = {}
+    for name in project.recipe.datasets:
+        for stage in (canonical_rows.STAGE, tokenized_examples.STAGE):
+            made = load_current(project, name, stage)
+            for state, reason, count in made.ledger if made else ():
+                if state != KEPT:
+                    counts[reason or state] = counts.get(reason or state, 0) + count
+    if not counts:
+        return [Text("")]
+    most = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    named = ", ".join(f"{count:,} {reason}" for reason, count in most[:8])
+    rest = sum(count for _, count in most[8:])
+    return [
+        Text(""),
+        label_value("left out", f"{named}{f', {rest:,} for {len(most) - 8} other reasons' if rest else ''}"),
+    ]
+
+
+def _render_summary_places(project: Project) -> list[RenderableType]:
+    packed = [name for name in project.recipe.datasets if load_current(project, name, packed_shards.STAGE) is not None]
+    splits, ranks = (
+        load_current(project, None, training_splits.STAGE),
+        load_current(project, None, gpu_partitions.STAGE),
+    )
+    lines: list[RenderableType] = []
+    if packed:
+        shown = packed[0] if len(packed) == 1 else f"{{{','.join(packed)}}}"
+        lines.append(
+            label_value("shards", project.store.path(f"{project.recipe.name}/{shown}/{packed_shards.STAGE.name}"))
+        )
+    if splits is not None:
+        lines.append(
+            label_value(
+                "order",
+                join_facts(
+                    [format_count(splits.facts["places"], "place"), format_count(splits.facts["steps"], "step")]
+                ),
+            )
+        )
+    if ranks is not None:
+        where = project.store.path(f"{get_stage_folder(ranks.key)}/current.json")
+        held = join_facts(
+            [
+                format_count(ranks.facts["ranks"], "rank"),
+                format_count(ranks.facts["tokens"], "token"),
+                f"opened through {where}",
+            ]
+        )
+        lines.append(label_value("ranks", held))
+    lines += [
+        label_value("export", f"{export.name}: {project.store.path(exports.locate_export(made))}")
+        for export, made in find_built_exports(project)
+    ]
+    return lines
+
+
+def find_built_exports(project: Project, names: Collection[str] = ()) -> list[tuple[Export, Manifest]]:
+    """Return the exports of a recipe that are built, or those of them that are named."""
+    name = project.recipe.name
+    found = [
+        (one, manifest.load_current(project.store, (name, EXPORTS, one.name)))
+        for one in project.recipe.exports
+        if not names or one.name in names
+    ]
+    return [(export, made) for export, made in found if made is not None]
+
+
+def render_export_pointers(project: Project, names: Collection[str], copied_to: str | None = None) -> RenderableType:
+    """Show where exports lie, or the copy of one, and the lines that point their trainer at them."""
+    lines: list[RenderableType] = []
+    for export, made in find_built_exports(project, names):
+        head = Text.assemble(
+            (f"\n{export.name}", HEAD), (f"  {export.kind_name}, letter {export.label_convention}", DIM)
+        )
+        at = copied_to or project.store.path(exports.locate_export(made))
+        lines += [head, Text(f"  {at}")]
+        lines += [Text(f"    {line}", "cyan") for line in exports.format_trainer_pointer(export, made, at).splitlines()]
+    return Group(*lines)
+
+
+def find_failed_checks(project: Project) -> list[CheckResult]:
+    """Return the checks that failed on the current versions, as far as they were judged."""
+    found: list[CheckResult] = []
+    for step in plan_steps(project):
+        made = manifest.load_current(project.store, step.key)
+        if made is not None:
+            found += [one for one in run_checks(project.store, made, step.thresholds) if one.failed]
+    return found
+
+
+def _render_failed_checks(project: Project) -> list[RenderableType]:
+    failed = find_failed_checks(project)
+    if not failed:
+        return [label_value("checks", "all that apply passed", GOOD)]
+    lines: list[RenderableType] = [Text("")]
+    for one in failed:
+        lines += [Text(f"  {format_key(one.key)}", DIM), render_check_result(one, indent=4)]
+    return lines
+
+
+REJECTS_QUERY = "from rejects select reason, count(*) group by 1"
+
+
+def _find_command() -> str:
+    """Return how the reader can call us: by name where that is on the path, else by the environment's own script."""
+    beside = Path(sys.executable).parent / "rowmill"
+    return "rowmill" if shutil.which("rowmill") or not beside.is_file() else os.path.relpath(beside)
+
+
+def _format_arguments(project: Project) -> str:
+    """Return how a command names the recipe and its storage."""
+    name, root = project.recipe.name, project.store.root
+    return name if root == str(project.base / ".rowmill") else f"{name} --root {root}"
+
+
+def render_used_version(project: Project, step: Step, version: str) -> RenderableType:
+    """Say that a stage is at a kept version, and what becomes of the stages after it."""
+    lines = [Text(f"{format_key(step.key)} is at version {version}")]
+    labels = dict.fromkeys(one.label for one in find_downstream_steps(project, step.key) if not one.on_demand)
+    if labels:
+        only = " ".join(f"--only {label}" for label in labels)
+        lines.append(Text("  what follows was made of another version; make it of this one", DIM))
+        lines.append(Text(f"    {_find_command()} build {_format_arguments(project)} {only}", "cyan"))
+    lines.append(
+        Text("  a build of everything, such as the nightly one, makes what the recipe says current again", LOOK)
+    )
+    return Group(*lines)
+
+
+def _render_next_commands(project: Project) -> list[RenderableType]:
+    name = _format_arguments(project)
+    built = load_current(project, None, gpu_partitions.STAGE) is not None
+    rowmill = _find_command()
+    pairs = [
+        (f"{rowmill} inspect {name} -n 2", "rows as the model sees them, trained tokens marked"),
+        (f"{rowmill} stats {name}", "lengths, and what another seq_len would do"),
+        (f'{rowmill} sql "{REJECTS_QUERY}" {name}', "why rows were left out"),
+        (f"{rowmill} ui", "the same in Dagster, on http://127.0.0.1:3000"),
+    ]
+    if not built:
+        pairs.insert(0, (f"{rowmill} build {name}", "go on from what is there"))
+    lines = [Text.assemble((f"  {why}\n", DIM), (f"    {command}", "cyan")) for command, why in pairs]
+    return [Text("\nnext", HEAD), *lines]

@@ -315,10 +315,10 @@ def test_tokens_may_be_arrays(project: Road) -> None:
         def build(self, record: Mapping[str, Json], ctx: Any) -> dict[str, Any]:
             return {"ids": np.array([3, 4], np.int64), "loss_mask": np.array([False, True])}
 
-    from rowmill.stages.custom_rows import CustomExample as Made
-    from rowmill.stages.custom_rows import check_custom_example
+    from rowmill.formats.built_examples import BuiltExample as Made
+    from rowmill.formats.built_examples import check_built_example
 
-    made = check_custom_example(Arrays().build({}, None), vocab_size=10)
+    made = check_built_example(Arrays().build({}, None), vocab_size=10)
 
     assert isinstance(made, Made)
     assert (made.ids.tolist(), made.mask.tolist()) == ([3, 4], [False, True])

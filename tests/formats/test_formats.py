@@ -11,6 +11,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from rowmill import formats
+from rowmill.conversation.masking import Loss
 from rowmill.conversation.rendering.renderer import Template
 from rowmill.core.json import Json
 from rowmill.formats import Auto, Chat, Format, Python, Supervised, Text
@@ -19,20 +20,21 @@ from rowmill.schema.rows import Rejected, Row
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Format)
 SHARED = {
-    *("canonicalization", "columns", "custom", "detection", "filters", "kind", "media_placeholders", "messages"),
-    *("preference", "reasoning", "splits", "tool_calls"),
+    *("built_examples", "canonicalization", "columns", "conversation_rows", "custom", "custom_rows", "detection"),
+    *("filters", "kind", "media_placeholders", "messages", "preference", "reasoning", "record_values", "splits"),
+    "tool_calls",
 }
 """Modules of the folder that are no kind: what several kinds have in common."""
 
 
 def kept(record: Json, options: Any = None, **arguments: Any) -> Row:
-    row = Canonicalizer(RowOptionValues(options or Chat()), **arguments)(record)
+    row = Canonicalizer(RowOptionValues(options or Chat(), **arguments))(record)
     assert isinstance(row, Row), row
     return row
 
 
 def reason(record: Json, options: Any = None, **arguments: Any) -> str:
-    row = Canonicalizer(RowOptionValues(options or Chat()), **arguments)(record)
+    row = Canonicalizer(RowOptionValues(options or Chat(), **arguments))(record)
     assert isinstance(row, Rejected), row
     return row.reason
 
@@ -559,7 +561,7 @@ def test_flags_that_say_nothing_clear_are_rejected(given: dict[str, Json], expec
 def test_flags_weights_between_need_the_option() -> None:
     record = {"messages": [{"role": "assistant", "content": "A", "weight": 0.5}]}
 
-    assert kept(record, weighted=True).messages[0]["weight"] == 0.5
+    assert kept(record, loss=Loss(weights=True)).messages[0]["weight"] == 0.5
 
 
 @pytest.mark.parametrize("weight", [-0.5, float("nan"), float("inf"), 1e39, 1e-46, 10**400])
@@ -567,7 +569,7 @@ def test_flags_weights_that_no_float32_holds_are_rejected(weight: float) -> None
     """A weight that became 0 or infinite on its way would say something else than the row did."""
     record = {"messages": [{"role": "assistant", "content": "A", "weight": weight}]}
 
-    assert reason(record, weighted=True) == "bad_weight"
+    assert reason(record, loss=Loss(weights=True)) == "bad_weight"
 
 
 def test_flags_by_other_names() -> None:

@@ -180,7 +180,7 @@ class _InMemoryPipeline:
         dataset = _parse_dataset(groups, max_seq_len, base)
         named = isinstance(tokenizer, str | Path)
         loaded = open_tokenizer(str(tokenizer), base) if named else wrap_tokenizer(tokenizer)
-        self._canonicalizer = Canonicalizer(dataset, weighted=dataset.loss.weights)
+        self._canonicalizer = Canonicalizer(dataset)
         self._preparer = ExampleBuilder(
             Encoder(loaded), dataset, build_renderer_spec(dataset, base, loaded), max_seq_len, base=base
         )

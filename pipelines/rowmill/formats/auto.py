@@ -9,8 +9,11 @@ from typing import ClassVar, Literal
 from pydantic import model_validator
 
 from rowmill.core.json import Json
+from rowmill.formats.canonicalization import RecordReader, RowOptions
 from rowmill.formats.columns import ConversationColumns
+from rowmill.formats.conversation_rows import ConversationReader
 from rowmill.formats.record_values import apply_eos_alias
+from rowmill.formats.text import make_document_reader
 
 
 class Auto(ConversationColumns):
@@ -29,3 +32,8 @@ class Auto(ConversationColumns):
     @classmethod
     def _text_aliases(cls, values: Json) -> Json:
         return apply_eos_alias(values)
+
+    def make_record_reader(self, options: RowOptions) -> RecordReader:
+        """Read a record as a conversation, or as a document if it has no conversation's shape."""
+        read_document = make_document_reader(self.text_key, options.filters)
+        return ConversationReader(self, options, text_key=self.text_key, read_document=read_document)

@@ -1,13 +1,15 @@
 """Conversations, in whatever columns they come.
 
-What belongs here: the kind's configuration. What does not: recognising shapes (`detection.py`), reading
+What belongs here: the kind's fields and declarations. What does not: recognising shapes (`detection.py`), reading
 one message (`messages.py`).
 """
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
+from rowmill.formats.canonicalization import RecordReader, RowOptions
 from rowmill.formats.columns import ConversationColumns
+from rowmill.formats.conversation_rows import ConversationReader
 
 
 class Chat(ConversationColumns):
@@ -17,3 +19,7 @@ class Chat(ConversationColumns):
 
     kind: Literal["chat"] = "chat"
     """Conversations, rendered by a chat template."""
+
+    def make_record_reader(self, options: RowOptions) -> RecordReader:
+        """Read every record as a conversation."""
+        return ConversationReader(self, options)

@@ -4,7 +4,7 @@ What belongs here: the base of `chat` and `auto`, aliases, looking a value up. W
 a record's shape (`detection.py`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -86,3 +86,7 @@ class ConversationColumns(DatasetKind):
         wrong = (set(options.loss.mask) & PAIR_SIDES) - roles
         refuse_mask_names(self.get_name(), wrong, "roles, such as user and assistant")
         super().check_options(options)
+
+    def list_answer_columns(self) -> Sequence[str | None]:
+        """Return the columns of messages, prompts and responses."""
+        return [self.messages_field, *self.prompt_fields, *self.response_fields, self.system_prompt, self.domain_key]

@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json, from_json
-from rowmill.formats.auto import Auto
 from rowmill.formats.columns import ConversationColumns
 from rowmill.formats.record_values import is_list, is_mapping
 from rowmill.schema.rows import Rejected
@@ -41,8 +40,13 @@ _PAIR_LENGTH = 2
 ShapeDetector = Callable[[Mapping[str, Json], ConversationColumns], DetectedMessages | Rejected | None]
 
 
-def detect_messages(record: Mapping[str, Json], columns: ConversationColumns) -> DetectedMessages | Rejected:
-    """Return the record's messages in the first shape that matches; null counts as absent."""
+def detect_messages(
+    record: Mapping[str, Json], columns: ConversationColumns, *, text_key: str | None = None
+) -> DetectedMessages | Rejected:
+    """Return the record's messages in the first shape that matches; null counts as absent.
+
+    A record of no conversation's shape that has a value under `text_key` is a document.
+    """
     wanted = columns.dataset_schema
     if wanted != "auto":
         return SHAPE_DETECTORS[wanted](record, columns) or _explain_mismatch(record, columns)
@@ -50,7 +54,7 @@ def detect_messages(record: Mapping[str, Json], columns: ConversationColumns) ->
         found = shape(record, columns)
         if found is not None:
             return found
-    if isinstance(columns, Auto) and record.get(columns.text_key) is not None:
+    if text_key is not None and record.get(text_key) is not None:
         return DetectedMessages("text", [])
     return _explain_unknown_shape(record, columns)
 

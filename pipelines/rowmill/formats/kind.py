@@ -4,10 +4,11 @@ What belongs here: the base class of all kinds, and the option groups that a dat
 kind; each is a module of its own, listed in `formats/__init__.py`.
 
 A kind is added in one file and one line of that list. It declares its row kind, the option groups that it reads and
-the options in them that it does not.
+the options in them that it does not, and it has two hooks: one reads a record into a row, one builds examples of rows
+for kinds that make their tokens themselves.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, get_args
 
@@ -15,12 +16,16 @@ from rowmill.conversation.masking import Loss
 from rowmill.conversation.rendering.renderer import Template
 from rowmill.conversation.truncation import Truncation
 from rowmill.core.config import Config
+from rowmill.core.errors import ConfigError
+from rowmill.core.json import Json
+from rowmill.formats.canonicalization import Canonicalizer, RecordReader, RowOptions
+from rowmill.formats.custom import BuildContext
 from rowmill.formats.filters import Filters
 from rowmill.formats.reasoning import Reasoning
 from rowmill.formats.splits import Splits
 from rowmill.formats.tool_calls import Tools
 from rowmill.packing.plan import Packing
-from rowmill.schema.rows import RowKind
+from rowmill.schema.rows import Rejected, Row, RowKind
 
 if TYPE_CHECKING:
     from rowmill.formats.records import Records
@@ -43,37 +48,12 @@ PAIR_SIDES = frozenset({"prompt", "response"})
 """What `loss.mask` names in pairs; in conversations it names roles."""
 
 
-class DatasetOptions(Protocol):
-    """The option groups of one dataset, whatever its kind."""
-
-    @property
-    def reasoning(self) -> Reasoning:
-        """Where reasoning is found."""
-        ...
-
-    @property
-    def tools(self) -> Tools:
-        """Where tools are found."""
-        ...
-
-    @property
-    def template(self) -> Template:
-        """The chat template."""
-        ...
-
-    @property
-    def loss(self) -> Loss:
-        """Which tokens train."""
-        ...
+class DatasetOptions(RowOptions, Protocol):
+    """The kind and the option groups of one dataset."""
 
     @property
     def truncation(self) -> Truncation:
         """What happens to rows that are too long."""
-        ...
-
-    @property
-    def filters(self) -> Filters:
-        """Which rows are left out."""
         ...
 
     @property
@@ -85,6 +65,26 @@ class DatasetOptions(Protocol):
     def packing(self) -> Packing:
         """How examples share sequences."""
         ...
+
+
+class RowReader(Protocol):
+    """Reads the records of one dataset, one at a time."""
+
+    @property
+    def unread_preferences(self) -> frozenset[str]:
+        """Columns of preference data that the dataset's options leave unread."""
+        ...
+
+    def read(self, record: Json, *, arrow: bool) -> Sequence[Row | Rejected]:
+        """Return what becomes of one record: at least one row or reject.
+
+        With `arrow`, the record comes from a table that gave every mapping the keys of all the others.
+        """
+        ...
+
+
+TokenBuilder = Callable[[Mapping[str, Json]], Mapping[str, Any] | Rejected | None]
+"""Builds `ids`, `loss_mask` as long, and `domain` if there is one, of one record; None: it is left out on purpose."""
 
 
 class CompletedOptions(NamedTuple):
@@ -166,6 +166,39 @@ class DatasetKind(Config):
     def get_length_limit(self, options: DatasetOptions) -> tuple[str, int | None]:
         """Return the option that limits an example's tokens, and its value; None is the recipe's `seq_len`."""
         return "truncation.max_length", options.truncation.max_length
+
+    def list_answer_columns(self) -> Sequence[str | None] | None:
+        """Return the columns that hold answers and what leads to them; None: the kind knows no answers."""
+        return None
+
+    def make_record_reader(self, options: RowOptions) -> RecordReader:  # noqa: ARG002  (a hook)
+        """Return what reads the kind's columns of one record into a row.
+
+        Raises
+        ------
+        ConfigError
+            If the kind reads no single records.
+
+        """
+        raise ConfigError(
+            f"format.kind: a {self.get_name()} dataset makes its rows itself; a kind that reads columns is needed "
+            "here; name such a kind"
+        )
+
+    def open_row_reader(self, options: DatasetOptions, base: Path) -> RowReader:  # noqa: ARG002  (a hook)
+        """Return what reads the dataset's records; a kind that makes one row of a record leaves this as it is.
+
+        `base` is the project's folder.
+        """
+        return Canonicalizer(options, group_key=options.splits.group_key, order_key=options.splits.time_key)
+
+    def open_example_builder(self, context: BuildContext[Any], base: Path) -> TokenBuilder | None:  # noqa: ARG002
+        """Return what builds the tokens of a row that is a record; None: all its rows are tokenized by their row kind.
+
+        A kind that builds tokens itself has rows of kind `record`, each with the record as it came. `base` is the
+        project's folder.
+        """
+        return None
 
     def as_table(self) -> "Records | None":
         """Return the options of a table, for kinds with `IS_TABLE`."""

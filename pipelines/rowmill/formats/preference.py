@@ -10,11 +10,9 @@ Without the column, a row of either kind is a conversation like any other, and b
 Names decide, not values: what a `label` says is known to whoever wrote it.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from rowmill.core.json import Json
-from rowmill.formats.columns import ConversationColumns
-from rowmill.formats.supervised import Supervised
 
 ANSWER_LABELS = frozenset(
     "label kto_tag desirable is_desirable is_chosen is_rejected is_preferred is_good thumbs_up accepted".split()
@@ -35,17 +33,14 @@ _SHAPE_COLUMNS = frozenset("conversations system instruction input output histor
 """Columns that the known shapes of records have whatever the recipe names (`detection.py`)."""
 
 
-def find_unread_columns(form: object, others: Collection[str]) -> frozenset[str]:
+def find_unread_columns(named: Sequence[str | None] | None, others: Collection[str | None]) -> frozenset[str]:
     """Return the columns of preference data that a dataset leaves unread; none for kinds that name no answers.
 
+    `named` are the columns that the kind names for answers and what leads to them, None for a kind that names none;
     `others` are columns and paths that other groups of options read. Whoever trains on `chosen` has made the choice
     between a pair's answers, so the other columns of pairs need not be read.
     """
-    if isinstance(form, ConversationColumns):
-        named = [form.messages_field, *form.prompt_fields, *form.response_fields, form.system_prompt, form.domain_key]
-    elif isinstance(form, Supervised):
-        named = [form.input_field, form.output_field, form.domain_key]
-    else:
+    if named is None:
         return frozenset()
     read = {*_SHAPE_COLUMNS, *(one for name in (*named, *others) if name for one in (name, name.split(".")[0]))}
     settled = ANSWER_PAIRS if not read.isdisjoint(ANSWER_PAIRS) else frozenset[str]()

@@ -11,8 +11,10 @@ from pydantic import ConfigDict, Field, model_validator
 
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
-from rowmill.formats.custom import find_format, get_format_method, hash_format_source
-from rowmill.formats.kind import CompletedOptions, DatasetKind, DatasetOptions
+from rowmill.formats.chat import Chat
+from rowmill.formats.custom import BuildContext, find_format, get_format_method, hash_format_source
+from rowmill.formats.custom_rows import CustomRowReader, build_tokens, open_row_format
+from rowmill.formats.kind import CompletedOptions, DatasetKind, DatasetOptions, RowReader, TokenBuilder
 from rowmill.formats.record_values import apply_eos_alias
 from rowmill.formats.supervised import refuse_joined_separator
 from rowmill.schema.rows import RowKind
@@ -79,3 +81,22 @@ class Python(DatasetKind):
         """Refuse what no row of the class can be encoded with; which roles and sides its rows have is not known."""
         super().check_options(options)
         refuse_joined_separator(self.separate_with, options)
+
+    def open_row_reader(self, options: DatasetOptions, base: Path) -> RowReader:
+        """Read records by the class, which may make several rows of one."""
+        chat = Chat(
+            dataset_schema="messages",
+            role_map=self.role_map,
+            unknown_roles=self.unknown_roles,
+            assistant_roles=self.assistant_roles,
+            message_flags=self.message_flags,
+            domain_key=self.domain_key,
+        )
+        return CustomRowReader(open_row_format(self.class_name, self.options, base), chat, options)
+
+    def open_example_builder(self, context: BuildContext[Any], base: Path) -> TokenBuilder | None:
+        """Build tokens by the class, if it does not make rows."""
+        row_format = open_row_format(self.class_name, self.options, base)
+        if get_format_method(type(row_format)) != "build":
+            return None
+        return lambda record: build_tokens(row_format, record, context)

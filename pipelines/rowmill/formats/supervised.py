@@ -4,17 +4,18 @@ What belongs here: the kind's configuration and reading its two columns, Alpaca'
 as one prompt. What does not: separators and special tokens, which are ids (`tokenizer.py`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json
+from rowmill.formats.canonicalization import RecordReader, RowOptions
 from rowmill.formats.detection import join_alpaca_prompt
 from rowmill.formats.kind import ALL_GROUPS, PAIR_SIDES, DatasetKind, DatasetOptions, refuse_mask_names
 from rowmill.formats.record_values import apply_eos_alias, rename_aliases
-from rowmill.schema.rows import Rejected, RowKind
+from rowmill.schema.rows import Rejected, Row, RowKind, make_plain_report
 
 
 class Supervised(DatasetKind):
@@ -69,6 +70,20 @@ class Supervised(DatasetKind):
         refuse_mask_names(self.get_name(), set(options.loss.mask) - PAIR_SIDES, "prompt and response")
         super().check_options(options)
         refuse_joined_separator(self.separate_with, options)
+
+    def list_answer_columns(self) -> Sequence[str | None]:
+        """Return the columns of prompt and response."""
+        return [self.input_field, self.output_field, self.domain_key]
+
+    def make_record_reader(self, options: RowOptions) -> RecordReader:  # noqa: ARG002  (a hook)
+        """Read every record as a pair."""
+        return self._read_row
+
+    def _read_row(self, record: Mapping[str, Json]) -> Row | Rejected:
+        pair = read_pair(record, self)
+        if isinstance(pair, Rejected):
+            return pair
+        return Row("pair", text=pair[1], output=pair[2], report=make_plain_report(pair[0]))
 
 
 def refuse_joined_separator(separator: str | int | None, options: DatasetOptions) -> None:

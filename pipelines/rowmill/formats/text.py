@@ -11,9 +11,11 @@ from pydantic import model_validator
 
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json
+from rowmill.formats.canonicalization import RecordReader, RowOptions
+from rowmill.formats.filters import Filters, check_length
 from rowmill.formats.kind import ALL_GROUPS, DatasetKind
 from rowmill.formats.record_values import apply_eos_alias
-from rowmill.schema.rows import Rejected, RowKind
+from rowmill.schema.rows import Rejected, Row, RowKind, make_plain_report
 
 
 class Text(DatasetKind):
@@ -39,6 +41,23 @@ class Text(DatasetKind):
     @classmethod
     def _text_aliases(cls, values: Json) -> Json:
         return apply_eos_alias(values)
+
+    def make_record_reader(self, options: RowOptions) -> RecordReader:
+        """Read every record as a document."""
+        return make_document_reader(self.text_key, options.filters)
+
+
+def make_document_reader(column: str, filters: Filters) -> RecordReader:
+    """Return what reads a column into a row of text, if its length is allowed."""
+    report = make_plain_report("text")
+
+    def read(record: Mapping[str, Json]) -> Row | Rejected:
+        text = read_text(record, column)
+        if isinstance(text, Rejected):
+            return text
+        return check_length(text, filters) or Row("text", text=text, report=report)
+
+    return read
 
 
 def read_text(record: Mapping[str, Json], column: str) -> str | Rejected:

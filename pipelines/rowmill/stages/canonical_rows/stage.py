@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rowmill import sources
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import digest_json
-from rowmill.formats import Records, filters
+from rowmill.formats import filters
 from rowmill.formats.columns import KNOWN_ROLES
 from rowmill.formats.splits import Boundaries
 from rowmill.recipe.recipe import Recipe
@@ -53,7 +53,7 @@ VERSION = 7
 def identify_canonical_rows(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options and versions that decide rows (`rows`), and those that decide only what is said of them."""
     dataset = recipe.datasets[name]
-    if isinstance(dataset.format, Records):
+    if dataset.format.IS_TABLE:
         own = table_schema.identify_table_rows(recipe, name)
         return {"versions": [VERSION], **own}
     groups = ("format", "reasoning", "tools", "filters", "splits")
@@ -74,7 +74,7 @@ def make_canonical_rows(work: StageContext) -> StageOutput:
     scanned = [part for group in groups for part in group]
     _require_one_holdout(work, scanned)
     options = _digest_row_options(work)
-    if work.dataset.row_kind == "record":
+    if work.dataset.format.IS_TABLE:
         # A cell is found again by its place in its part: small files of tables share no group.
         made, reused, rows_made, known = table_schema.make_table_rows(
             work, _flatten_groups(_limit_groups(work, groups)), options
@@ -221,7 +221,7 @@ def _build_rows_output(
     # Blank lines are no rows that anyone wrote: they must not make a share of bad rows smaller.
     taken = records - sum(left_out.values()) - reasons.get("blank", 0)
     largest = int(groups["rows"][0]) if len(groups) else 0
-    is_record = work.dataset.row_kind == "record"
+    is_record = work.dataset.format.IS_TABLE
     preferences = {} if is_record else sum_counts(p.facts["preference_columns"] for p in final)
     facts = {
         "nonempty": kept,
@@ -300,7 +300,7 @@ def _share_unknown_roles(work: StageContext, final: list[Part], taken: int) -> f
 
 def _share_preference_data(work: StageContext, final: list[Part], taken: int) -> float | str:
     """Return the share of records that have answers judged in a column that nothing reads."""
-    if work.dataset.format.kind not in ("chat", "auto", "supervised"):
+    if work.dataset.format.list_answer_columns() is None:
         return NOT_APPLICABLE
     return compute_share(sum(int(part.facts["rows_with_preferences"]) for part in final), taken)
 

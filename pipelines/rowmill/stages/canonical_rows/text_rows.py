@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from rowmill import sources
 from rowmill.core.json import Json, to_json
 from rowmill.core.storage import Store
-from rowmill.formats import Python, canonicalization, filters
+from rowmill.formats import filters
 from rowmill.formats.preference import list_present_columns
 from rowmill.formats.splits import Splitter, assign_split
 from rowmill.recipe.recipe import Dataset
@@ -27,7 +27,6 @@ from rowmill.schema.manifest import Part
 from rowmill.schema.rows import NORMALIZATION_COLUMNS, ROW_SCHEMA, ParseReport, Rejected, Row, count_messages
 from rowmill.sources.parts import SplitHint
 from rowmill.sources.sharing import TakenGroup, count_group_records, read_taken_records
-from rowmill.stages.custom_rows import CustomRowReader
 from rowmill.stages.part_files import RejectLog, build_ledger, sample_text_rejects, write_parquet, write_rejects
 
 # ── Canonical rows ─────────────────────────────────────────────────────────────────────────────────
@@ -46,55 +45,20 @@ class CanonicalTask:
     taken: TakenGroup
 
 
-_CANONICALIZERS: dict[str, "tuple[canonicalization.Canonicalizer, Splitter]"] = {}
-
-
-def _get_canonicalizer(name: str, dataset: Dataset) -> "tuple[canonicalization.Canonicalizer, Splitter]":
-    key = name + dataset.model_dump_json()
-    if key not in _CANONICALIZERS:
-        made = canonicalization.Canonicalizer(
-            dataset,
-            weighted=dataset.loss.weights,
-            group_key=dataset.splits.group_key,
-            order_key=dataset.splits.time_key,
-        )
-        _CANONICALIZERS.clear()
-        _CANONICALIZERS[key] = (made, Splitter(dataset.splits))
-    return _CANONICALIZERS[key]
-
-
 def canonicalize_part(task: CanonicalTask) -> Part:
-    """Make canonical rows of some source parts."""
-    if isinstance(task.dataset.format, Python):
-        return _canonicalize_custom_part(task)
-    canonicalizer, splitter = _get_canonicalizer(task.dataset_name, task.dataset)
+    """Make canonical rows of some source parts; a kind may make several of one record."""
+    # A class of the user's may remember what it has read: every part gets a reader of its own.
+    reader = task.dataset.format.open_row_reader(task.dataset, Path(task.base))
+    splitter = Splitter(task.dataset.splits)
     log = RejectLog("canonical_rows")
     by_prefix = task.dataset.filters.deduplicate == "prefix200"
     columns = _RowColumns(task.dataset_name, task.taken[0][0], splitter, by_prefix=by_prefix)
     left_out: list[str] = []
-    for part, row_id, record in read_taken_records(task.taken, Path(task.base), left_out):
-        row = record.rejected or canonicalizer(record.value, arrow=part.arrow)
-        if record.value is not None and not (isinstance(row, Row) and row.kind == "text"):
-            columns.note_preferences(row_id, list_present_columns(record.value, canonicalizer.unread_preferences))
-        if isinstance(row, Rejected):
-            log.add(row_id, row, record.raw)
-            continue
-        refused = columns.add(row_id, row, record.value)
-        if refused is not None:
-            log.add(row_id, refused, record.raw)
-    return _save_rows(task, columns, log, left_out)
-
-
-def _canonicalize_custom_part(task: CanonicalTask) -> Part:
-    """Make the rows of some parts by a class of one's own, which may make several of one record."""
-    own = CustomRowReader(task.dataset, Path(task.base))
-    log = RejectLog("canonical_rows")
-    by_prefix = task.dataset.filters.deduplicate == "prefix200"
-    columns = _RowColumns(task.dataset_name, task.taken[0][0], Splitter(task.dataset.splits), by_prefix=by_prefix)
-    left_out: list[str] = []
     further = 0
     for part, row_id, record in read_taken_records(task.taken, Path(task.base), left_out):
-        made = [record.rejected] if record.rejected else own(record.value, arrow=part.arrow)
+        made = (record.rejected,) if record.rejected else reader.read(record.value, arrow=part.arrow)
+        if record.value is not None and not (isinstance(made[0], Row) and made[0].kind == "text"):
+            columns.note_preferences(row_id, list_present_columns(record.value, reader.unread_preferences))
         further += len(made) - 1
         for k, row in enumerate(made):
             name = f"{row_id}.{k}" if k else row_id
@@ -230,7 +194,7 @@ def _save_rows(
     log: RejectLog,
     not_taken: Sequence[str],
     *,
-    further: int = 0,
+    further: int,
 ) -> Part:
     store = Store(task.root)
     at = f"{task.folder}/parts/{task.fingerprint}"

@@ -45,6 +45,7 @@ from rowmill.stages.base import (
     save_kept_part,
     scratch_folder,
 )
+from rowmill.stages.part_files import write_parquet
 from rowmill.stages.table_inputs import ObservedTable, get_table_options, index_parts, load_observed_table
 from rowmill.stages.table_plan import SplitTablePlan, TableOverflow, TablePlan
 from rowmill.stages.tokenized_examples import table_tokens
@@ -503,7 +504,7 @@ def _write_prefill(
     table = pa.Table.from_pylist(lines, schema=PREFILL_SCHEMA)
     fingerprint = digest_json("prefill", VERSION, lines)
     path = f"{work.folder}/parts/{fingerprint}/prefill.parquet"
-    return [Part(fingerprint, {"prefill": table_tokens.write_parquet(work.store, path, table)}, {})]
+    return [Part(fingerprint, {"prefill": write_parquet(work.store, path, table)}, {})]
 
 
 def _format_as_trained(text: str, read: RecordDecoder, write: Serialiser) -> str:

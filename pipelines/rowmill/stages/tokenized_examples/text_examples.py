@@ -27,12 +27,14 @@ from rowmill.conversation.truncation import ConversationTruncator, OverlongPolic
 from rowmill.core.arrays import Bools, Ints, Weights
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, from_json, from_json_column, to_json
+from rowmill.formats.built_examples import BuiltExample, check_built_example
+from rowmill.formats.custom import BuildContext
+from rowmill.formats.kind import TokenBuilder
 from rowmill.formats.reasoning import inline_reasoning, limit_reasoning
 from rowmill.recipe.recipe import Dataset
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.examples import SPAN_KINDS, WEIGHT_COLUMN
 from rowmill.schema.rows import MaskedConversation, Message, Rejected, RowKind, Span
-from rowmill.stages.custom_rows import CustomExample, CustomExampleBuilder
 from rowmill.stages.tokenized_examples.fast_path import BatchedChatPath
 from rowmill.stages.tokenized_examples.prompt_parity import begins_with_prompt, choose_rows
 from rowmill.tokenization.concatenation import (
@@ -164,7 +166,7 @@ class ExampleBuilder:
     ) -> None:
         """Open the renderer and the masker, if the dataset's kind has a template; `base` is the project's folder."""
         self._base = base
-        self._own: CustomExampleBuilder | None = None
+        self._build_tokens: TokenBuilder | None = None
         self._encoder = encoder
         self._dataset = dataset
         self._limit = limit
@@ -217,7 +219,7 @@ class ExampleBuilder:
         counts.template = self._describe_template()
         kinds = table.column("kind").to_numpy(zero_copy_only=False)
         ways = (("conversation", self._build_conversations), ("pair", self._build_pairs), ("text", self._build_texts))
-        for kind, prepare in (*ways, ("record", self._build_custom_examples)):
+        for kind, prepare in (*ways, ("record", self._build_own_examples)):
             places = np.flatnonzero(kinds == kind)
             rows = table if len(places) == table.num_rows else table.take(pa.array(places))
             for part in cut_batches(_count_row_bytes(rows), BATCH_CHARS):
@@ -580,22 +582,23 @@ class ExampleBuilder:
             else [example.cut(0, self._limit)]
         )
 
-    # ── a class of one's own ──
+    # ── tokens that the kind builds itself ──
 
-    def _build_custom_examples(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
-        if self._own is None:
-            self._own = CustomExampleBuilder(
-                self._dataset,
-                self._base,
-                open_tokenizer=self._encoder.to_transformers,
-                vocab_size=self._encoder.card.vocab_size,
-                max_length=self._limit,
-            )
+    def _build_own_examples(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
+        records = rows.column("record").to_pylist()
+        if self._build_tokens is None and records:
+            context = BuildContext(self._encoder.to_transformers, self._dataset, self._limit)
+            self._build_tokens = self._dataset.format.open_example_builder(context, self._base)
+        if self._build_tokens is None:
+            why = Rejected("bad_example", f"a {self._dataset.format.get_name()} dataset builds no tokens of records")
+            return [why] * len(records)
+        vocab_size = self._encoder.card.vocab_size
         return [
-            self._fit_custom_example(self._own(from_json(text)), counts) for text in rows.column("record").to_pylist()
+            self._fit_built_example(check_built_example(self._build_tokens(from_json(text)), vocab_size), counts)
+            for text in records
         ]
 
-    def _fit_custom_example(self, built: CustomExample | Rejected, counts: TokenizationCounts) -> RowOutcome:
+    def _fit_built_example(self, built: BuiltExample | Rejected, counts: TokenizationCounts) -> RowOutcome:
         """Apply the policy for what is too long to an example that has no structure to shorten by."""
         if isinstance(built, Rejected):
             return built

@@ -1,0 +1,359 @@
+"""Read conversations: detect a record's shape, then read each message into its canonical form.
+
+What belongs here: the order of the steps for one conversation, and what its report says about them. What does not: any
+of the steps (`detection.py`, `messages.py`, `reasoning.py`, `tool_calls.py`), and what is done to rows of every kind
+(`canonicalization.py`).
+
+    record ──detect──► messages as written ──roles, content, calls, reasoning, flags──► canonical messages
+           └─tools──► tools ─────────────────────────────────────────────────────────► Row | Rejected
+
+Most messages are a known role and some plain text: they are recognised in a few dictionary look-ups and
+handed on as they are. Only the others are read key by key.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rowmill.core.config import describe_type
+from rowmill.core.json import Json
+from rowmill.formats.canonicalization import RecordReader, RowOptions
+from rowmill.formats.columns import KNOWN_ROLES, MAPPED_ROLES, ConversationColumns
+from rowmill.formats.detection import DetectedMessages, detect_messages
+from rowmill.formats.messages import read_flags, read_kwargs, read_parts
+from rowmill.formats.reasoning import (
+    REASONING_KEY,
+    REASONING_SEPARATOR,
+    ThinkTagReader,
+    join_reasoning,
+    move_reasoning_keys,
+    remove_keys,
+)
+from rowmill.formats.record_values import get_at_path, is_list, is_mapping
+from rowmill.formats.tool_calls import OfferedTools, ToolCalls, link_calls, read_calls, read_tools
+from rowmill.schema.rows import Message, ParseReport, Rejected, Row, make_plain_report
+
+FUNCTION_CALL = "function_call"
+"""The one role that is not renamed but read: its content is an assistant's call."""
+_MESSAGE_KEYS = ("role", "content")
+NO_CALLS = ToolCalls([], [])
+NO_REASONING: Sequence[str] = ()
+
+
+@dataclass(slots=True)
+class _ConversationTally:
+    """What is noticed on the way through one conversation."""
+
+    noticed: bool = False
+    extracted: int = 0
+    moved: int = 0
+    dropped_thoughts: int = 0
+    unknown_roles: list[str] = field(default_factory=list[str])
+    notes: list[str] = field(default_factory=list[str])
+    thoughts: list[str] = field(default_factory=list[str])
+
+    def note(self, what: str, times: int = 1) -> None:
+        if times:
+            self.noticed = True
+            self.notes += [what] * times
+
+    def report(self, schema: str, offered: OfferedTools) -> ParseReport:
+        return ParseReport(
+            schema=schema,
+            extracted_think_from_content=self.extracted,
+            moved_reasoning_keys=self.moved,
+            dropped_think_messages=self.dropped_thoughts,
+            tools_present=offered.present,
+            tools_parsed_from_string=offered.from_text,
+            unknown_roles=tuple(self.unknown_roles),
+            notes=tuple(self.notes),
+        )
+
+
+class ConversationReader:
+    """Reads the conversations of one dataset; what the options decide is worked out once.
+
+    `read_document` reads a record that has a text under `text_key` and no conversation's shape; without it such a
+    record is a reject.
+    """
+
+    def __init__(
+        self,
+        columns: ConversationColumns,
+        options: RowOptions,
+        *,
+        text_key: str | None = None,
+        read_document: RecordReader | None = None,
+    ) -> None:
+        self._columns = columns
+        self._text_key = text_key
+        self._read_document = read_document
+        self._tools = options.tools
+        self._kwargs_column = options.template.chat_template_kwargs
+        self._weighted = options.loss.weights
+        reasoning = options.reasoning
+        # The canonical key always counts as one: reasoning found elsewhere must not overwrite what stands there.
+        self._reasoning_keys: list[str] = list(dict.fromkeys([*reasoning.reasoning_keys, REASONING_KEY]))
+        self._tags = ThinkTagReader(reasoning.think_tags if reasoning.extract_think_tags else [])
+        self._drops = reasoning.think_mode == "drop"
+        self._think_role = reasoning.think_role
+        self._speakers = frozenset({"assistant", *columns.assistant_roles})
+        self._flags = frozenset(columns.message_flags)
+        own = {name: name for name in (*KNOWN_ROLES, *self._speakers, FUNCTION_CALL)}
+        self._roles: dict[str, str] = {**MAPPED_ROLES, **own, **columns.role_map}
+        known = {*KNOWN_ROLES, *self._speakers}
+        self._known = frozenset({*known, self._think_role or "assistant", FUNCTION_CALL})
+        self._plain_roles = {
+            source: role for source, role in self._roles.items() if role in known and role != self._think_role
+        }
+
+    def __call__(self, record: Mapping[str, Json]) -> Row | Rejected:
+        """Return the row of one record."""
+        columns = self._columns
+        found = detect_messages(record, columns, text_key=self._text_key)
+        if isinstance(found, Rejected):
+            return found
+        if found.schema == "text" and self._read_document is not None:
+            return self._read_document(record)
+        if columns.system_prompt is not None or found.system is not None or columns.single_turn:
+            found = self._reshape_messages(record, found, columns)
+            if isinstance(found, Rejected):
+                return found
+        if not found.messages:
+            return Rejected("empty_conversation", "no messages")
+        tally = _ConversationTally()
+        messages = self._read_messages(found, columns, tally)
+        if isinstance(messages, Rejected):
+            return messages
+        offered = read_tools(record, self._tools.tools_fields)
+        if isinstance(offered, Rejected):
+            return offered
+        kwargs = self._read_template_kwargs(record, tally)
+        if isinstance(kwargs, Rejected):
+            return kwargs
+        report = make_plain_report(found.schema)
+        if tally.noticed or offered.present:
+            report = tally.report(found.schema, offered)
+        return Row("conversation", tuple(messages), offered.tools, kwargs, report=report)
+
+    def _read_template_kwargs(
+        self, record: Mapping[str, Json], tally: _ConversationTally
+    ) -> dict[str, Json] | Rejected:
+        column = self._kwargs_column
+        value = None if column is None else record.get(column)
+        if value is None:
+            return {}
+        kwargs = read_kwargs(value)
+        if isinstance(kwargs, Rejected):
+            return kwargs
+        if kwargs[1]:
+            tally.note("ignored_add_generation_prompt")
+        return kwargs[0]
+
+    def _read_messages(
+        self, found: DetectedMessages, columns: ConversationColumns, tally: _ConversationTally
+    ) -> list[Message] | Rejected:
+        """Read every message; what is a known role and some text, and nothing more, is taken as it stands."""
+        roles, speakers, may_tag = self._plain_roles, self._speakers, self._tags.may_contain_tag
+        role_key, content_key = found.role_key, found.content_key
+        renames = role_key != "role" or content_key != "content"
+        out: list[Message] = []
+        for message in found.messages:
+            if not is_mapping(message):
+                return Rejected("bad_messages", f"message {len(out)} is {describe_type(message)}, expected a mapping")
+            source, content = message.get(role_key), message.get(content_key)
+            role = roles.get(source) if type(source) is str else None
+            if (
+                role is None
+                or len(message) != 2
+                or type(content) is not str
+                or (role in speakers and (not content or content.isspace() or tally.thoughts or may_tag(content)))
+            ):
+                tally.noticed = True
+                read = self._read_message(message, found, columns, tally)
+                if isinstance(read, Rejected):
+                    return read
+                if read is not None:
+                    out.append(read)
+            else:
+                out.append({"role": role, "content": content} if renames or role != source else message)
+        if tally.thoughts:
+            return Rejected("orphan_think", f"{len(tally.thoughts)} with no assistant's message after")
+        if tally.noticed:
+            link_calls(out)
+        return out or Rejected("empty_conversation", "no messages but reasoning")
+
+    def _read_message(
+        self, raw: Mapping[str, Json], found: DetectedMessages, columns: ConversationColumns, tally: _ConversationTally
+    ) -> Message | Rejected | None:
+        """Read one message key by key; null: it was reasoning, now in the tally or dropped."""
+        role = self._read_role(raw.get(found.role_key), columns, tally)
+        if isinstance(role, Rejected):
+            return role
+        value = raw.get(found.content_key)
+        own = (found.role_key, found.content_key, *_MESSAGE_KEYS)
+        extras = {key: one for key, one in raw.items() if one is not None and key not in own}
+        called = extras.pop("function_call", None)
+        given: list[Json] = [extras.pop("tool_calls", called)] if "tool_calls" in extras or called is not None else []
+        if role == FUNCTION_CALL:
+            role, value, given = "assistant", "", [value, *given]
+        speaks = role in self._speakers
+        content, reasoning = "" if value is None else value, NO_REASONING
+        if type(content) is not str:
+            parts = read_parts(content, speaks=speaks)
+            if isinstance(parts, Rejected):
+                return parts
+            content, reasoning, given = "".join(parts.text), parts.reasoning, [*parts.calls, *given]
+        if role == self._think_role:
+            return self._hold_reasoning(content, tally)
+        calls = read_calls(given, self._tools.arguments) if given else NO_CALLS
+        if isinstance(calls, Rejected):
+            return calls
+        if not self._flags.isdisjoint(extras):
+            flags = read_flags(extras, columns.message_flags, weighted=self._weighted)
+            if isinstance(flags, Rejected):
+                return flags
+            extras = {**remove_keys(extras, columns.message_flags), **flags}
+        if type(extras.get(REASONING_KEY, "")) is not str:
+            return Rejected("content_not_text", f"{REASONING_KEY} is {describe_type(extras[REASONING_KEY])}")
+        if not speaks:
+            return _assemble_message(role, content, "", calls, extras)
+        return self._finish_assistant(role, content, reasoning, calls, extras, tally)
+
+    def _read_role(self, source: Json, columns: ConversationColumns, tally: _ConversationTally) -> str | Rejected:
+        if type(source) is not str or not source:
+            return Rejected("bad_messages", f"a message's role is {describe_type(source)}, expected a word")
+        role = self._roles.get(source, source)
+        if role not in self._known:
+            if columns.unknown_roles == "reject":
+                return Rejected("unknown_role", f"{role!r}; name it in format.role_map, or set unknown_roles: warn")
+            if role not in tally.unknown_roles:
+                tally.unknown_roles.append(role)
+        return role
+
+    def _hold_reasoning(self, content: str, tally: _ConversationTally) -> None:
+        """Keep a think message for the next assistant, or drop it."""
+        if self._drops:
+            tally.dropped_thoughts += 1
+        elif content.strip():
+            tally.thoughts.append(content)
+
+    def _finish_assistant(
+        self,
+        role: str,
+        content: str,
+        in_parts: Sequence[str],
+        calls: ToolCalls,
+        extras: Message,
+        tally: _ConversationTally,
+    ) -> Message | Rejected:
+        """Finish a message of the model: its reasoning comes together, and something must be left to learn."""
+        text, extras, moved, others = move_reasoning_keys(extras, self._reasoning_keys)
+        tally.moved += moved
+        tally.note("extra_reasoning_key", others)
+        blocks: Sequence[str] = ()
+        if self._tags.may_contain_tag(content):
+            extracted = self._tags.extract(content)
+            if extracted is None:
+                return Rejected("unclosed_think", "the reasoning is never closed, the text was cut off")
+            content, blocks, literal = extracted
+            tally.extracted += len(blocks)
+            tally.note("literal_think", literal)
+        reasoning = join_reasoning([*tally.thoughts, text, *in_parts, *blocks])
+        tally.thoughts.clear()
+        if self._drops:
+            tally.note("dropped_reasoning", int(bool(reasoning)))
+            reasoning, extras = (
+                "",
+                remove_keys(extras, [key for key in self._reasoning_keys if type(extras.get(key)) is str]),
+            )
+        if not reasoning and not calls.calls and not content.strip():
+            return Rejected("empty_assistant", f"{role} with no text, call or reasoning")
+        return _assemble_message(role, content, reasoning, calls, extras)
+
+    def _reshape_messages(
+        self, record: Mapping[str, Json], found: DetectedMessages, columns: ConversationColumns
+    ) -> DetectedMessages | Rejected:
+        """Put the system messages of other columns before the messages, then keep a single turn if that is asked."""
+        values = [found.system] if columns.system_prompt != "system" else []
+        if columns.system_prompt is not None:
+            values.append(get_at_path(record, columns.system_prompt))
+        messages = found.messages
+        for value in values:
+            text = _read_system_text(value)
+            if isinstance(text, Rejected):
+                return text
+            if text.strip():
+                led = self._insert_system(messages, text, found, columns.on_existing_system)
+                if isinstance(led, Rejected):
+                    return led
+                messages = led
+        if columns.single_turn:
+            messages = self._keep_single_turn(messages, found)
+        return found._replace(messages=messages)
+
+    def _insert_system(
+        self, messages: list[Json], text: str, found: DetectedMessages, policy: str
+    ) -> list[Json] | Rejected:
+        """Put a system message before others, or settle it with the one that is there."""
+        system: Json = {found.role_key: "system", found.content_key: text}
+        if not messages or self._get_role_name(messages[0], found) != "system":
+            return [system, *messages]
+        existing: Json = messages[0].get(found.content_key)
+        match policy:
+            case "keep":
+                return messages
+            case "replace":
+                return [system, *messages[1:]]
+            case "reject":
+                return Rejected("bad_system_prompt", "a system message is there already, and two are not allowed")
+            case _:
+                return [{**messages[0], found.content_key: _merge_system_text(text, existing)}, *messages[1:]]
+
+    def _get_role_name(self, message: Json, found: DetectedMessages) -> str | None:
+        source = message.get(found.role_key) if is_mapping(message) else None
+        return self._roles.get(source, source) if type(source) is str else None
+
+    def _keep_single_turn(self, messages: list[Json], found: DetectedMessages) -> list[Json]:
+        """Keep what leads, the first user message, and the model's next; think messages between belong to it."""
+        out: list[Json] = []
+        asked = False
+        for message in messages:
+            role = self._get_role_name(message, found)
+            if asked and (role in self._speakers or role == FUNCTION_CALL):
+                return [*out, message]
+            if role == "user" and not asked:
+                asked = True
+                out.append(message)
+            elif role is None or role == (self._think_role if asked else "system"):
+                out.append(message)
+        return out
+
+
+def _assemble_message(role: str, content: str, reasoning: str, calls: ToolCalls, extras: Message) -> Message:
+    message: Message = {"role": role, "content": content}
+    if reasoning:
+        message[REASONING_KEY] = reasoning
+    if calls.calls:
+        message["tool_calls"] = calls.calls
+        if any(calls.sources):
+            message["arguments_source"] = calls.sources
+    return {**message, **extras}
+
+
+def _read_system_text(value: Json) -> str | Rejected:
+    """Read a system message that stands in a column; blank: there is none."""
+    if is_mapping(value):
+        value = value.get("content")
+        if type(value) is not str:
+            return Rejected("bad_system_prompt", "a mapping without a text in content")
+    if value is None or type(value) is str:
+        return value or ""
+    return Rejected("bad_system_prompt", f"{describe_type(value)}, expected text or a mapping with content")
+
+
+def _merge_system_text(text: str, existing: Json) -> Json:
+    if is_list(existing):
+        return [{"type": "text", "text": f"{text}{REASONING_SEPARATOR}"}, *existing]
+    if existing is None or type(existing) is str:
+        return f"{text}{REASONING_SEPARATOR}{existing}" if existing and not existing.isspace() else text
+    return existing

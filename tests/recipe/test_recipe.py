@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from rowmill.core.errors import ConfigError
-from rowmill.formats import KINDS, Chat, Text
-from rowmill.formats.kind import OPTION_GROUPS, DatasetKind
+from rowmill.formats import Chat, Text
+from rowmill.formats.kind import OPTION_GROUPS
 from rowmill.recipe import recipe
 from rowmill.recipe.recipe import Recipe
 
@@ -237,13 +237,3 @@ def test_recipe_survives_its_own_dump() -> None:
 
 def test_every_group_of_a_dataset_is_listed() -> None:
     assert set(OPTION_GROUPS) == set(recipe.Dataset.model_fields) - {"source", "format"}
-
-
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_kind_declares_groups_and_options_that_there_are(kind: type[DatasetKind]) -> None:
-    assert set(OPTION_GROUPS) >= kind.GROUPS
-    for group, fields in kind.FIELDS_NOT_READ.items():
-        assert group in kind.GROUPS, "a group that is not read has no options to name"
-        assert fields <= set(OPTION_GROUPS[group].model_fields)
-    assert set(kind.ALIASES.values()) <= set(kind.model_fields)
-    assert set(kind.FILLED_IN) <= set(kind.model_fields)

@@ -372,8 +372,8 @@ def _write_table_contract(recipe_path: Path, loaded: "Recipe", dataset: str, doc
     from rowmill.recipe.recipe import table_contract_file
 
     path = table_contract_file(recipe_path, dataset)
-    form = loaded.datasets[dataset].format
-    if form.kind == "records" and form.table is not None and not path.exists():
+    table = loaded.datasets[dataset].format.as_table()
+    if table is not None and table.table is not None and not path.exists():
         raise ConfigError(
             f"datasets.{dataset}.format.table: the contract stands in the recipe; a file would be a second one; "
             "correct it there, or delete it and ask again"

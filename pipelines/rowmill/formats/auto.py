@@ -4,6 +4,7 @@ What belongs here: the kind's configuration. What does not: the order in which s
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import model_validator
@@ -12,6 +13,7 @@ from rowmill.core.json import Json
 from rowmill.formats.canonicalization import RecordReader, RowOptions
 from rowmill.formats.columns import ConversationColumns
 from rowmill.formats.conversation_rows import ConversationReader
+from rowmill.formats.kind import TokenOptions
 from rowmill.formats.record_values import apply_eos_alias
 from rowmill.formats.text import make_document_reader
 
@@ -37,3 +39,7 @@ class Auto(ConversationColumns):
         """Read a record as a conversation, or as a document if it has no conversation's shape."""
         read_document = make_document_reader(self.text_key, options.filters)
         return ConversationReader(self, options, text_key=self.text_key, read_document=read_document)
+
+    def get_token_options(self) -> TokenOptions:
+        """Return the model's roles and the edges of a row."""
+        return replace(super().get_token_options(), add_eos=self.add_eos)

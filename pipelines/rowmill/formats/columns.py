@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from rowmill.core.json import Json
-from rowmill.formats.kind import PAIR_SIDES, DatasetKind, DatasetOptions, refuse_mask_names
+from rowmill.formats.kind import PAIR_SIDES, DatasetKind, DatasetOptions, TokenOptions, refuse_mask_names
 from rowmill.formats.record_values import rename_aliases
 from rowmill.schema.rows import RowKind
 
@@ -90,3 +90,7 @@ class ConversationColumns(DatasetKind):
     def list_answer_columns(self) -> Sequence[str | None]:
         """Return the columns of messages, prompts and responses."""
         return [self.messages_field, *self.prompt_fields, *self.response_fields, self.system_prompt, self.domain_key]
+
+    def get_token_options(self) -> TokenOptions:
+        """Return the model's roles and the edge of a row."""
+        return TokenOptions(assistant_roles=frozenset(self.assistant_roles), add_bos=self.add_bos)

@@ -9,8 +9,9 @@ for kinds that make their tokens themselves.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, get_args
 
 from rowmill.conversation.masking import Loss
 from rowmill.conversation.rendering.renderer import Template
@@ -87,6 +88,20 @@ TokenBuilder = Callable[[Mapping[str, Json]], Mapping[str, Any] | Rejected | Non
 """Builds `ids`, `loss_mask` as long, and `domain` if there is one, of one record; None: it is left out on purpose."""
 
 
+@dataclass(frozen=True, slots=True)
+class TokenOptions:
+    """What a kind's own fields say of the tokens of its rows; a kind without such a field has the default."""
+
+    assistant_roles: frozenset[str] = frozenset({"assistant"})
+    """The roles that the model itself speaks."""
+    separate_with: str | int | None = None
+    """Text, or one token id, between a pair's prompt and response."""
+    add_bos: Literal["auto"] | bool = "auto"
+    """Whether the beginning-of-text token starts a row."""
+    add_eos: Literal["auto"] | bool = "auto"
+    """Whether the end-of-text token ends a row."""
+
+
 class CompletedOptions(NamedTuple):
     """A kind's own options, with what is filled in when the recipe is read."""
 
@@ -111,7 +126,7 @@ class DatasetKind(Config):
     FILLED_IN: ClassVar[tuple[str, ...]] = ()
     """Fields that are computed when the recipe is read and cannot be written in it."""
     NEEDS_TEMPLATE: ClassVar[bool] = True
-    """Whether a kind with the group `template` must have a chat template."""
+    """Whether a kind with the group `template` must have a chat template; a user's class may make no conversation."""
     IS_TABLE: ClassVar[bool] = False
     """Whether all its rows are read by one table contract and an example joins several of them."""
 
@@ -167,6 +182,14 @@ class DatasetKind(Config):
         """Return the option that limits an example's tokens, and its value; None is the recipe's `seq_len`."""
         return "truncation.max_length", options.truncation.max_length
 
+    def has_groups(self, options: DatasetOptions) -> bool:
+        """Tell whether rows belong to groups that no split may cut."""
+        return options.splits.group_key is not None
+
+    def get_token_options(self) -> TokenOptions:
+        """Return what the kind's fields say of the tokens of its rows."""
+        return TokenOptions()
+
     def list_answer_columns(self) -> Sequence[str | None] | None:
         """Return the columns that hold answers and what leads to them; None: the kind knows no answers."""
         return None
@@ -203,6 +226,12 @@ class DatasetKind(Config):
     def as_table(self) -> "Records | None":
         """Return the options of a table, for kinds with `IS_TABLE`."""
         return None
+
+    def require_table(self) -> "Records":
+        """Return the options of a table, where `IS_TABLE` was asked before."""
+        table = self.as_table()
+        assert table is not None
+        return table
 
 
 def refuse_mask_names(kind: str, wrong: frozenset[str] | set[str], allowed: str) -> None:

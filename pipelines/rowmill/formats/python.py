@@ -14,7 +14,7 @@ from rowmill.core.json import Json
 from rowmill.formats.chat import Chat
 from rowmill.formats.custom import BuildContext, find_format, get_format_method, hash_format_source
 from rowmill.formats.custom_rows import CustomRowReader, build_tokens, open_row_format
-from rowmill.formats.kind import CompletedOptions, DatasetKind, DatasetOptions, RowReader, TokenBuilder
+from rowmill.formats.kind import CompletedOptions, DatasetKind, DatasetOptions, RowReader, TokenBuilder, TokenOptions
 from rowmill.formats.record_values import apply_eos_alias
 from rowmill.formats.supervised import refuse_joined_separator
 from rowmill.schema.rows import RowKind
@@ -100,3 +100,7 @@ class Python(DatasetKind):
         if get_format_method(type(row_format)) != "build":
             return None
         return lambda record: build_tokens(row_format, record, context)
+
+    def get_token_options(self) -> TokenOptions:
+        """Return the options of all kinds of rows that the class may make."""
+        return TokenOptions(frozenset(self.assistant_roles), self.separate_with, self.add_bos, self.add_eos)

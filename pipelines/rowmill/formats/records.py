@@ -314,6 +314,10 @@ class Records(DatasetKind):
         """Return the limit of examples that join records."""
         return "format.assembly.max_seq_length", self.assembly.max_seq_length
 
+    def has_groups(self, options: DatasetOptions) -> bool:
+        """Tell whether the records have groups, of the splits' or of their own."""
+        return super().has_groups(options) or self.is_grouped
+
     def as_table(self) -> "Records":
         """Return these options."""
         return self

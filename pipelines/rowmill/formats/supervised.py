@@ -13,7 +13,7 @@ from rowmill.core.config import describe_type
 from rowmill.core.json import Json
 from rowmill.formats.canonicalization import RecordReader, RowOptions
 from rowmill.formats.detection import join_alpaca_prompt
-from rowmill.formats.kind import ALL_GROUPS, PAIR_SIDES, DatasetKind, DatasetOptions, refuse_mask_names
+from rowmill.formats.kind import ALL_GROUPS, PAIR_SIDES, DatasetKind, DatasetOptions, TokenOptions, refuse_mask_names
 from rowmill.formats.record_values import apply_eos_alias, rename_aliases
 from rowmill.schema.rows import Rejected, Row, RowKind, make_plain_report
 
@@ -70,6 +70,10 @@ class Supervised(DatasetKind):
         refuse_mask_names(self.get_name(), set(options.loss.mask) - PAIR_SIDES, "prompt and response")
         super().check_options(options)
         refuse_joined_separator(self.separate_with, options)
+
+    def get_token_options(self) -> TokenOptions:
+        """Return the edges of a pair, and what is between its sides."""
+        return TokenOptions(separate_with=self.separate_with, add_bos=self.add_bos, add_eos=self.add_eos)
 
     def list_answer_columns(self) -> Sequence[str | None]:
         """Return the columns of prompt and response."""

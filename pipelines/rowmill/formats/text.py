@@ -13,7 +13,7 @@ from rowmill.core.config import describe_type
 from rowmill.core.json import Json
 from rowmill.formats.canonicalization import RecordReader, RowOptions
 from rowmill.formats.filters import Filters, check_length
-from rowmill.formats.kind import ALL_GROUPS, DatasetKind
+from rowmill.formats.kind import ALL_GROUPS, DatasetKind, TokenOptions
 from rowmill.formats.record_values import apply_eos_alias
 from rowmill.schema.rows import Rejected, Row, RowKind, make_plain_report
 
@@ -41,6 +41,10 @@ class Text(DatasetKind):
     @classmethod
     def _text_aliases(cls, values: Json) -> Json:
         return apply_eos_alias(values)
+
+    def get_token_options(self) -> TokenOptions:
+        """Return the edges of a document."""
+        return TokenOptions(add_bos=self.add_bos, add_eos=self.add_eos)
 
     def make_record_reader(self, options: RowOptions) -> RecordReader:
         """Read every record as a document."""

@@ -68,7 +68,7 @@ def list_table_datasets(project: Project, dataset: str | None = None) -> list[st
         If there is none of this name, or none at all.
 
     """
-    known = [name for name, one in project.recipe.datasets.items() if one.row_kind == "record"]
+    known = [name for name, one in project.recipe.datasets.items() if one.format.IS_TABLE]
     if dataset is None:
         return known
     if dataset not in known:

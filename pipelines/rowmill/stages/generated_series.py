@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 
 from rowmill.core.errors import GenerationError
 from rowmill.core.storage import digest_json
-from rowmill.formats import Records
 from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema.ledger import KEPT, REJECTED
 from rowmill.schema.manifest import DisplayTable
@@ -53,8 +52,7 @@ _TIME_OPTIONS = {"start_timestamp", "stop_timestamp", "timestamp_interval_second
 
 def identify_generated_series(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return how the model is asked; the key with which it is reached is not part of what it says."""
-    form = recipe.datasets[name].format
-    assert isinstance(form, Records)
+    form = recipe.datasets[name].format.require_table()
     assert form.generation is not None
     options = form.generation
     backend = None if options.backend is None else options.backend.model_dump(mode="json", exclude={"api_key_env"})
@@ -229,8 +227,8 @@ def _build_series_tables(result: GenerationResult) -> dict[str, DisplayTable]:
 
 
 def _has_backend(dataset: Dataset) -> bool:
-    generation = dataset.format.generation if isinstance(dataset.format, Records) else None
-    return generation is not None and generation.backend is not None
+    table = dataset.format.as_table()
+    return table is not None and table.generation is not None and table.generation.backend is not None
 
 
 STAGE = StageDeclaration(

@@ -250,8 +250,7 @@ def save_parsed_part(
 
 def get_generation_options(work: StageContext) -> tuple[Records, Generation]:
     """Return the dataset's options of records and of generation."""
-    form = work.dataset.format
-    assert isinstance(form, Records)
+    form = work.dataset.format.require_table()
     assert form.generation is not None
     return form, form.generation
 

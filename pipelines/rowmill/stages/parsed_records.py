@@ -14,7 +14,6 @@ from typing import Any
 from rowmill import sources
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import digest_json
-from rowmill.formats import Records
 from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema import manifest
 from rowmill.schema.ledger import KEPT, REJECTED, sum_counts
@@ -86,8 +85,7 @@ def _has_texts(folder: Path) -> bool:
 
 def identify_parsed_records(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return which texts are read and what they are held to; what they are meant to be is the input's to say."""
-    form = recipe.datasets[name].format
-    assert isinstance(form, Records)
+    form = recipe.datasets[name].format.require_table()
     assert form.generation is not None
     return {
         "versions": [VERSION, sources.SCAN_VERSION],
@@ -175,7 +173,8 @@ def tabulate_classes(items: Mapping[str, int], characters: Mapping[str, int]) ->
 
 
 def _has_generation(dataset: Dataset) -> bool:
-    return isinstance(dataset.format, Records) and dataset.format.generation is not None
+    table = dataset.format.as_table()
+    return table is not None and table.generation is not None
 
 
 STAGE = StageDeclaration(

@@ -53,9 +53,7 @@ def load_observed_table(details: dict[str, Any]) -> ObservedTable:
 
 def get_table_options(work: StageContext) -> Records:
     """Return the dataset's options of records."""
-    form = work.dataset.format
-    assert isinstance(form, Records)
-    return form
+    return work.dataset.format.require_table()
 
 
 # ── After rows are made ────────────────────────────────────────────────────────────────────────────

@@ -204,12 +204,12 @@ def _open_row_builders(
     dataset_json: str, contract_json: str, schema_json: str, order: SortKey | None
 ) -> tuple[CellRowBuilder, ValueColumnBuilder, Splitter, bool]:
     dataset = Dataset.model_validate_json(dataset_json)
-    assert isinstance(dataset.format, Records)
+    form = dataset.format.require_table()
     schema = RecordSchema.from_json(orjson.loads(schema_json))
     contract = TableContract.from_json(orjson.loads(contract_json))
-    roles = resolve_column_roles(dataset.format, dataset.splits)
+    roles = resolve_column_roles(form, dataset.splits)
     made = (contract, schema, order, roles)
-    splitter = make_table_splitter(dataset.format, dataset.splits)
+    splitter = make_table_splitter(form, dataset.splits)
     return CellRowBuilder(*made), ValueColumnBuilder(*made), splitter, roles.by_file
 
 

@@ -46,8 +46,7 @@ VERSION = 4
 def identify_table_rows(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide rows, and apart from them those of the advice on groups; prompts decide none."""
     dataset = recipe.datasets[name]
-    form = dataset.format
-    assert isinstance(form, Records)
+    form = dataset.format.require_table()
     times = {"is_timeseries", "timestamp_format", "timestamp_interval_seconds"}
     rows = {
         "versions": [VERSION, sources.SCAN_VERSION],

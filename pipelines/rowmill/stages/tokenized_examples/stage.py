@@ -18,7 +18,6 @@ from rowmill.conversation.rendering.renderer import RendererSpec
 from rowmill.core.errors import ConfigError
 from rowmill.core.number_text import format_count, format_percent
 from rowmill.core.storage import digest_json
-from rowmill.formats import Records
 from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema.examples import make_example_schema
 from rowmill.schema.ledger import KEPT, REJECTED, count_unaccounted, sum_counts
@@ -88,10 +87,9 @@ def resolve_renderer_spec(work: StageContext, loaded: LoadedTokenizer) -> Render
 def build_renderer_spec(dataset: Dataset, base: Path, loaded: LoadedTokenizer) -> RendererSpec | None:
     """Return what a dataset's chat template is; None for kinds that have no template."""
     card, options = loaded.card, dataset.template
-    if dataset.format.kind not in ("chat", "auto", "python"):
+    if "template" not in dataset.format.GROUPS:
         return None
-    if dataset.format.kind == "python" and options.chat_template is None and not card.chat_template:
-        # A class of one's own may make no conversation at all.
+    if not dataset.format.NEEDS_TEMPLATE and options.chat_template is None and not card.chat_template:
         return None
     source = renderer.resolve_template(
         _resolve_template_path(options, base),
@@ -121,7 +119,7 @@ def _resolve_template_path(options: renderer.Template, base: Path) -> renderer.T
 def identify_tokenized_examples(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide examples; of a tokenizer in a folder its files, wherever they lie."""
     dataset = recipe.datasets[name]
-    if isinstance(dataset.format, Records):
+    if dataset.format.IS_TABLE:
         own = table_examples.identify_table_examples(recipe, name)
     else:
         groups = ("format", "template", "loss", "truncation", "reasoning", "tools")
@@ -136,10 +134,10 @@ def identify_tokenized_examples(recipe: Recipe, name: str) -> dict[str, Any]:
 
 
 def _identify_tokenizer_files(recipe: Recipe, name: str) -> dict[str, Any]:
-    choice, form = recipe.tokenizer_choice, recipe.datasets[name].format
+    choice, table = recipe.tokenizer_choice, recipe.datasets[name].format.as_table()
     named = {"name": choice.name, "revision": choice.revision} if choice.content is None else {"files": choice.content}
     # The prompts of this style are chosen by what the tokenizer is called.
-    is_by_name = isinstance(form, Records) and form.prompt.style == "reference"
+    is_by_name = table is not None and table.prompt.style == "reference"
     return {**named, "name": choice.name} if is_by_name else named
 
 
@@ -167,10 +165,8 @@ def _resolve_vocab_size(work: StageContext, loaded: LoadedTokenizer) -> int:
 def make_tokenized_examples(work: StageContext) -> StageOutput:
     """Tokenize all parts."""
     loaded, path = open_recipe_tokenizer(work)
-    is_record = work.dataset.row_kind == "record"
-    draft = (
-        table_examples.make_table_examples(work, loaded, path) if is_record else _tokenize_dataset(work, loaded, path)
-    )
+    make_examples = table_examples.make_table_examples if work.dataset.format.IS_TABLE else _tokenize_dataset
+    draft = make_examples(work, loaded, path)
     draft.details["tokenizer"] = describe_tokenizer_origin(work, loaded)
     return draft
 

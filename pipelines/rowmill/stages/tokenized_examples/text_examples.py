@@ -13,7 +13,7 @@ Batches are columnar where tokens are concerned; a Python object exists per mess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -169,6 +169,7 @@ class ExampleBuilder:
         self._build_tokens: TokenBuilder | None = None
         self._encoder = encoder
         self._dataset = dataset
+        self._token_options = dataset.format.get_token_options()
         self._limit = limit
         self._printer = None if spec is None else Renderer(spec)
         self._masker = (
@@ -525,8 +526,7 @@ class ExampleBuilder:
     # ── pairs and documents ──
 
     def _build_pairs(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
-        count, card, form = rows.num_rows, self._encoder.card, self._dataset.format
-        separator = getattr(form, "separate_with", None)
+        count, card, separator = rows.num_rows, self._encoder.card, self._token_options.separate_with
         joint = separator if isinstance(separator, str) else ""
         inputs: list[str] = [text + joint for text in rows.column("text").to_pylist()]
         outputs: list[str] = rows.column("output").to_pylist()
@@ -628,10 +628,10 @@ class ExampleBuilder:
         return [truncate_tokens(example, self._limit, options.truncate_side, self._encoder.card.bos_id)]
 
     def _make_edge_column(
-        self, option: str, token_id: int | None, by_itself: bool, count: int, *, trains: bool
+        self, option: Literal["add_bos", "add_eos"], token_id: int | None, by_itself: bool, count: int, *, trains: bool
     ) -> list[TokenColumn]:
         """Return the stream of a BOS or EOS, or none: `auto` adds what the tokenizer has."""
-        wanted = getattr(self._dataset.format, option, "auto")
+        wanted = self._token_options.add_bos if option == "add_bos" else self._token_options.add_eos
         if wanted is False or (wanted == "auto" and not by_itself):
             return []
         if token_id is None:
@@ -654,10 +654,9 @@ class _RenderedCandidate:
 
 
 def _build_mask_rules(dataset: Dataset) -> MaskRules:
-    roles = getattr(dataset.format, "assistant_roles", ("assistant",))
     template = dataset.template
     return MaskRules(
-        assistant_roles=frozenset(roles),
+        assistant_roles=dataset.format.get_token_options().assistant_roles,
         spans=template.spans,
         on_dropped={str(kind): policy for kind, policy in template.on_dropped.items()},
         verify_render=template.verify_render,
@@ -667,7 +666,7 @@ def _build_mask_rules(dataset: Dataset) -> MaskRules:
 
 def _resolve_chat_bos(encoder: Encoder, dataset: Dataset) -> int | None:
     """Return the BOS to put before chats, which the recipe has to ask for: the template decides by itself."""
-    if getattr(dataset.format, "add_bos", "auto") is not True:
+    if dataset.format.get_token_options().add_bos is not True:
         return None
     if encoder.card.bos_id is None:
         raise ConfigError("format.add_bos: true, but the tokenizer has no BOS; only auto or false can stand; set auto")

@@ -18,7 +18,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill.core.storage import Store
-from rowmill.formats import Records
 from rowmill.formats.splits import Boundaries, Split, Splitter
 from rowmill.recipe.recipe import Dataset
 from rowmill.schema import manifest
@@ -63,7 +62,7 @@ def find_leaks(work: StageContext, packed: Mapping[str, Manifest]) -> LeakReport
         _count_split_overlaps(leaks, "same_group", rows, held, ["dataset", "group_key"])
     else:
         leaks.facts["same_group"] = NOT_APPLICABLE
-    if any(one.row_kind != "record" for one in work.recipe.datasets.values()):
+    if any(not one.format.IS_TABLE for one in work.recipe.datasets.values()):
         _measure_same_prompt(leaks, rows, _exclude_tables(work, held))
     else:
         leaks.facts["same_prompt"] = NOT_APPLICABLE
@@ -109,7 +108,7 @@ def _load_leak_input(work: StageContext, made: Manifest, key: StageKey) -> Manif
 
 def has_groups(dataset: Dataset) -> bool:
     """Tell whether a dataset's rows stand in groups that a split must keep together."""
-    return dataset.splits.group_key is not None or bool(getattr(dataset.format, "is_grouped", False))
+    return dataset.format.has_groups(dataset)
 
 
 # ── Rows, groups, prompts ──────────────────────────────────────────────────────────────────────────
@@ -140,7 +139,7 @@ def _measure_same_prompt(leaks: LeakReport, rows: pl.LazyFrame, held: pl.LazyFra
 
 def _exclude_tables(work: StageContext, held: pl.LazyFrame) -> pl.LazyFrame:
     """Leave out the rows of tables, which nobody prompts by themselves."""
-    tables = [name for name, dataset in work.recipe.datasets.items() if dataset.row_kind == "record"]
+    tables = [name for name, dataset in work.recipe.datasets.items() if dataset.format.IS_TABLE]
     return held.filter(~pl.col("dataset").is_in(tables)) if tables else held
 
 
@@ -222,7 +221,7 @@ def _measure_near_duplicates(
     leaks: LeakReport, work: StageContext, packed: Mapping[str, Manifest], sources: Mapping[str, _LeakSource]
 ) -> None:
     """Measure the share of held-out examples, of tables records, that are nearly the same as one of train."""
-    tables = {name for name, dataset in work.recipe.datasets.items() if dataset.row_kind == "record"}
+    tables = {name for name, dataset in work.recipe.datasets.items() if dataset.format.IS_TABLE}
     near = [_find_dataset_near_records(work, name, sources[name]) for name in packed if name in tables]
     examples, names = _find_near_examples(work, [one for name, one in packed.items() if name not in tables])
     names += [row_id for one in near for row_id in one.row_ids]
@@ -234,8 +233,7 @@ def _measure_near_duplicates(
 
 
 def _find_dataset_near_records(work: StageContext, name: str, source: _LeakSource) -> table_leakage.NearRecords:
-    form = work.recipe.datasets[name].format
-    assert isinstance(form, Records)
+    form = work.recipe.datasets[name].format.require_table()
     return table_leakage.find_near_records(work, source.canonical, form.group_columns)
 
 

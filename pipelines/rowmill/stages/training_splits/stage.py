@@ -71,7 +71,7 @@ class SequenceFacts:
 
 def identify_training_splits(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide the order (`order`), and the splits that it is compared with."""
-    tables = [name for name, dataset in recipe.datasets.items() if dataset.row_kind == "record"]
+    tables = [name for name, dataset in recipe.datasets.items() if dataset.format.IS_TABLE]
     return {
         # Recipes without tables are as they were.
         **({"tables": [table_leakage.VERSION, tables]} if tables else {}),

@@ -38,7 +38,7 @@ DOMAINS_SHOWN = 30
 def identify_truncation_stats(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide what is counted; what other limits would do depends on cutting and packing too."""
     dataset = recipe.datasets[name]
-    own = table_lengths.identify_table_lengths(recipe, name) if dataset.row_kind == "record" else {}
+    own = table_lengths.identify_table_lengths(recipe, name) if dataset.format.IS_TABLE else {}
     return {
         "versions": [VERSION],
         "limit": recipe.limit_of(name),
@@ -51,7 +51,7 @@ def identify_truncation_stats(recipe: Recipe, name: str) -> dict[str, Any]:
 
 def make_truncation_stats(work: StageContext) -> StageOutput:
     """Measure the dataset's lengths."""
-    if work.dataset.row_kind == "record":
+    if work.dataset.format.IS_TABLE:
         return table_lengths.make_table_lengths(work)
     manifest = work.input("tokenized_examples")
     limit = work.recipe.limit_of(work.dataset_name or "")

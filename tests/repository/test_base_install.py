@@ -7,6 +7,7 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 
 from tests.repository.test_public_api import run_python
@@ -57,3 +58,19 @@ def test_name_that_needs_an_extra_says_which() -> None:
     assert re.fullmatch(
         r"rowmill\.sft_tokenize: the package \w+ is not installed; .* pip install 'rowmill\[build\]'", said
     ), said
+
+
+@pytest.mark.parametrize("words", [["plan", "x"], ["sql", "SELECT 1"]])
+def test_command_that_needs_an_extra_says_which(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / ".rowmill/stats").mkdir(parents=True)
+    code = ONLY_BASE + (
+        "import contextlib, io, os; from rowmill.cli import main\n"
+        "os.chdir(sys.argv[1])\n"
+        "with contextlib.redirect_stderr(io.StringIO()) as said: status = main.main(sys.argv[2:])\n"
+        "print(status, said.getvalue().strip())"
+    )
+
+    assert run_python(code, str(tmp_path), *words) == (
+        f"2 rowmill {words[0]}: the package pydantic is not installed; the base install of rowmill only reads built "
+        "partitions; run pip install 'rowmill[build]'"
+    )

@@ -1,6 +1,6 @@
 """What ends a command: its exit status, the sentence a user gets, and where the traceback is kept.
 
-What belongs here: one answer for every exception. What does not: commands (`main.py`), the errors that we raise
+What belongs here: one answer for every exception. What does not: commands (`*_commands.py`), the errors that we raise
 ourselves and their sentences (`errors.py`).
 
     0     done
@@ -50,6 +50,15 @@ def choose_exit_status(error: BaseException) -> int:
             return OUTSIDE if _is_caused_outside(error.__cause__) else WRONG
         case _:
             return OUTSIDE if _is_outside(error) else BUG
+
+
+def name_missing_package(error: BaseException, arguments: Sequence[str]) -> BaseException:
+    """Return the error for a package that an extra of rowmill brings, if that is what is missing; else the error."""
+    if not isinstance(error, ModuleNotFoundError):
+        return error
+    from rowmill.core.extras import explain_missing_package
+
+    return explain_missing_package(f"rowmill {' '.join(arguments[:1])}", error) or error
 
 
 def _is_caused_outside(cause: BaseException | None) -> bool:

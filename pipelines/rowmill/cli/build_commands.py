@@ -72,14 +72,14 @@ def add_build_commands(commands: "Commands") -> None:
 
 
 def _run_plan(given: argparse.Namespace) -> int:
-    from rowmill.build import runner
+    from rowmill.build import plan
     from rowmill.core import console as terminal
     from rowmill.inspection import dry_run
     from rowmill.reports import table_plans
     from rowmill.reports.console import render_plan
 
     project, screen = open_project(given), terminal.make_console()
-    screen.print(render_plan(project, runner.forecast_steps(project)))
+    screen.print(render_plan(project, plan.forecast_steps(project)))
     if not dry_run.list_table_datasets(project):
         return DONE
     planned = list(dry_run.plan_tables(project))
@@ -126,7 +126,7 @@ def _write_table_contract(recipe_path: Path, loaded: "Recipe", dataset: str, doc
 def _run_build(given: argparse.Namespace) -> int:
     from rowmill.build import runner
     from rowmill.reports import report_page
-    from rowmill.reports.console import summarize_recipe
+    from rowmill.reports.summary import summarize_recipe
 
     project = open_project(given)
     steps = [step for step in runner.plan_steps(project) if _is_selected_step(step, given.only)]
@@ -166,7 +166,7 @@ def build_stages(
 
 def _run_export(given: argparse.Namespace) -> int:
     from rowmill.core import console as terminal
-    from rowmill.reports.console import render_export_pointers
+    from rowmill.reports.summary import render_export_pointers
 
     project = open_project(given)
     known = [one.name for one in project.recipe.exports]
@@ -193,7 +193,7 @@ def _run_export(given: argparse.Namespace) -> int:
 def _run_stats(given: argparse.Namespace) -> int:
     from rowmill.build import runner
     from rowmill.core import console as terminal
-    from rowmill.reports.console import list_hints, render_statistics
+    from rowmill.reports.statistics import list_hints, render_statistics
     from rowmill.stages import catalog
     from rowmill.stages.truncation_stats import stage as truncation_stats
 

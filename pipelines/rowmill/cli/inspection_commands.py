@@ -120,7 +120,8 @@ def _run_sql(given: argparse.Namespace) -> int:
 
 def _run_trace(given: argparse.Namespace) -> int:
     from rowmill.core import console as terminal
-    from rowmill.inspection.trace import trace_row, trace_sequence, trace_source
+    from rowmill.inspection.sequence_trace import trace_sequence
+    from rowmill.inspection.trace import trace_row, trace_source
     from rowmill.reports import row_view
 
     project, screen = open_project(given), terminal.make_console()

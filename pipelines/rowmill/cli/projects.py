@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 def open_project(given: argparse.Namespace) -> "Project":
     """Open the project of a command's recipe, with the command's overrides and workers."""
-    from rowmill.build import runner
+    from rowmill.build import steps
 
     overrides: dict[str, str] = getattr(given, "overrides", {})
-    project = runner.open_project(recipe_path(given.recipe), choose_root(given), overrides)
+    project = steps.open_project(recipe_path(given.recipe), choose_root(given), overrides)
     workers = getattr(given, "workers", None)
     if workers is None:
         return project

@@ -71,7 +71,8 @@ def _run_diff(given: argparse.Namespace) -> int:
 def _run_use(given: argparse.Namespace) -> int:
     from rowmill.build import runner
     from rowmill.core import console as terminal
-    from rowmill.reports.console import render_step, render_used_version
+    from rowmill.reports.console import render_step
+    from rowmill.reports.summary import render_used_version
     from rowmill.schema import manifest
 
     project = open_project(given)
@@ -97,11 +98,11 @@ def _match_version(given: str, known: Sequence[str], where: str) -> str:
 
 
 def _find_step(project: "Project", key: str) -> "Step":
-    from rowmill.build import runner
+    from rowmill.build import steps
 
     words = [word for word in key.split("/") if word]
     name = project.recipe.name
-    return runner.find_step(project, tuple(words) if words[:1] == [name] else (name, *words))
+    return steps.find_step(project, tuple(words) if words[:1] == [name] else (name, *words))
 
 
 def _run_gc(given: argparse.Namespace) -> int:

@@ -26,7 +26,7 @@ from rowmill.cli.error_boundary import (
 )
 from rowmill.cli.generation_commands import add_generation_commands
 from rowmill.cli.inspection_commands import add_inspection_commands
-from rowmill.cli.project_commands import add_ui_command
+from rowmill.cli.project_commands import add_init_command, add_ui_command
 from rowmill.cli.version_commands import add_version_commands
 from rowmill.core import code_permission
 
@@ -118,6 +118,7 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_PrintVersion, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    add_init_command(commands)
     add_build_commands(commands)
     add_inspection_commands(commands)
     add_generation_commands(commands)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rowmill.core.errors import ConfigError
+from rowmill.core.errors import ConfigError, MissingPackageError
 
 
 def default_settings() -> Path:
@@ -23,6 +23,15 @@ def default_settings() -> Path:
             "install rowmill with its extra: pip install 'rowmill[dagster]'"
         )
     return Path(spec.origin).parent / "dagster.yaml"
+
+
+def _require_dagster() -> None:
+    missing = [name for name in ("dagster", "dagster_webserver") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingPackageError(
+            f"rowmill ui: the package {missing[0]} is not installed; the user interface is Dagster's; run pip install "
+            "'rowmill[dagster]'"
+        )
 
 
 QUIET_ENVIRONMENT = {
@@ -42,20 +51,21 @@ def serve_ui(root: Path, *, host: str = "127.0.0.1", port: int = 3000) -> None:
     Raises
     ------
     ConfigError
-        If `root` holds no workspace.yaml.
+        If `root` is no project, or Dagster is not installed.
 
     """
-    workspace = root / "workspace.yaml"
-    if not workspace.is_file():
+    _require_dagster()
+    if not (root / "workspace.yaml").is_file() and not (root / "configs").is_dir():
         raise ConfigError(
-            f"{workspace}: no such file; the user interface needs the project's workspace.yaml; "
-            "run it in the project's folder"
+            f"{root}: no project; the user interface needs a folder with configs/, or a workspace.yaml; run it in the "
+            "project's folder, or begin a project with rowmill init"
         )
     environment = os.environ | QUIET_ENVIRONMENT | {"DAGSTER_HOME": str(prepare_home(root))}
     environment.setdefault("ROWMILL_REPORTS_URL", _start_report_server(root, host, port + 1))
     os.chdir(root)
     # Dagster has no login and who reaches the port runs code, so it listens on loopback unless told otherwise.
-    command = [sys.executable, "-m", "dagster", "dev", "-h", host, "-p", str(port), "-w", "workspace.yaml"]
+    loaded = ["-w", "workspace.yaml"] if (root / "workspace.yaml").is_file() else ["-m", "dagster_rowmill.definitions"]
+    command = [sys.executable, "-m", "dagster", "dev", "-h", host, "-p", str(port), *loaded]
     os.execvpe(command[0], command, environment)  # noqa: S606  (the words are ours, and no shell is wanted)
 
 

@@ -18,6 +18,7 @@ from pydantic import AfterValidator, Field, field_serializer, field_validator, m
 
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, SourceError, join_choices
+from rowmill.core.json import Json, from_json
 from rowmill.core.public_urls import public_url
 from rowmill.core.storage import Store
 from rowmill.sources import delimited, json_array, json_lines, parquet, plain_text, urls
@@ -260,6 +261,29 @@ def scan_file(file: SourceFile, base: Path, stage: ContentStager, known: Mapping
     return _FileScanner(file, where, stamp, stage).scan()
 
 
+def read_first_records(file: SourceFile, base: Path) -> list[dict[str, Json]]:
+    """Return the records of a file's first part, bad ones left out; the rest of the file is not read.
+
+    Raises
+    ------
+    SourceError
+        When the file is missing or unreadable.
+
+    """
+    part = _FileScanner(file, urls.locate_url(file.url, base), "", lambda _, __: "").read_first_part()
+    if part is None:
+        return []
+    found: list[dict[str, Json]] = []
+    for line in part.content.splitlines():
+        try:
+            value = from_json(line.decode())
+        except ValueError:
+            continue
+        if type(value) is dict:
+            found.append(value)
+    return found
+
+
 def _still_holds(scan: FileScan, file: SourceFile, stamp: str, base: Path) -> bool:
     if scan.version != SCAN_VERSION or not stamp or scan.stamp != stamp:
         return False
@@ -289,10 +313,16 @@ class _FileScanner:
         self._stage = stage
         self._dialect: delimited.Dialect | None = None
 
+    def read_first_part(self) -> PartContent | None:
+        """Return the file's first part, reading no further; None if the file is empty."""
+        self._detect_reader()
+        if self._reader == "delimited":
+            self._dialect = self._find_dialect()
+        with self._open_content() as stream:
+            return next(iter(self._cut_parts(stream)), None)
+
     def scan(self) -> FileScan:
-        if self._suffix == ".json":
-            with self._open_content() as stream:
-                self._reader = json_array.detect_json_kind(stream, self._file.limits)
+        self._detect_reader()
         sample_by = self._file.sample_by if self._reader == "plain_text" else None
         scan = FileScan(
             self._where.url, self._file.split_hint, self._reader, self._stamp, records=0, parts=(), sample_by=sample_by,
@@ -310,6 +340,11 @@ class _FileScanner:
         with self._open_content() as stream:
             parts = stage_parts(self._cut_parts(stream), scan, self._stage, is_staged=self._is_staged())
         return replace(scan, parts=parts, records=sum(part.records for part in parts), columns=self._read_columns())
+
+    def _detect_reader(self) -> None:
+        if self._suffix == ".json":
+            with self._open_content() as stream:
+                self._reader = json_array.detect_json_kind(stream, self._file.limits)
 
     def _find_dialect(self) -> delimited.Dialect:
         usual = USUAL_DELIMITERS[self._suffix]

@@ -1,0 +1,256 @@
+"""A new project in a folder: a recipe written from the user's data, the workspace file, the lines for git.
+
+What belongs here: finding the datasets among the given files, and the text of what is written. What does not: guessing
+a format (`format_guess.py`), and printing (`cli/`). A file that exists is never overwritten.
+
+    configs/<name>.yaml     the recipe
+    workspace.yaml          what `rowmill ui` and `dagster dev` load
+    .gitignore              built data and Dagster's history
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from rowmill.core.errors import ConfigError, join_choices
+from rowmill.core.json import Json
+from rowmill.core.storage import check_name
+from rowmill.recipe.format_guess import FormatGuess, guess_format
+from rowmill.recipe.recipe import find_recipes, parse_recipe
+from rowmill.sources.files import READERS, SUFFIXES, Files, find_files, read_first_records
+
+DEFAULT_DATA = "data"
+"""The folder that is looked at where no data is named."""
+
+RECORDS_LOOKED_AT = 200
+"""Records of a file that a guess is made from."""
+
+COLUMNS_SHOWN = 40
+"""Columns of a dataset that the recipe's comment lists."""
+
+WORKSPACE = """\
+# What `rowmill ui` and `dagster dev` load: every recipe under configs/.
+load_from:
+  - python_module: {module_name: dagster_rowmill.definitions, location_name: rowmill}
+"""
+IGNORED = (".rowmill/", ".dagster/")
+"""What a build and Dagster write beside configs/."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewProject:
+    """What was written, and what was there already and is left alone, with the lines that it lacks."""
+
+    recipe: Path
+    written: Sequence[Path]
+    kept: Mapping[Path, Sequence[str]]
+
+    @property
+    def name(self) -> str:
+        """The recipe's name."""
+        return self.recipe.stem
+
+
+@dataclass(frozen=True, slots=True)
+class _FoundDataset:
+    """Files with the same columns, and the format guessed from their first records."""
+
+    name: str
+    urls: Sequence[str]
+    records: int
+    guess: FormatGuess
+
+
+def create_project(
+    folder: Path,
+    data: Sequence[str] = (),
+    *,
+    name: str | None = None,
+    tokenizer: str,
+    seq_len: int,
+) -> NewProject:
+    """Write a recipe of some data into a folder's configs/, and what else a project needs.
+
+    `data` are files, folders, globs or URLs; relative ones start at `folder`.
+
+    Raises
+    ------
+    ConfigError
+        If there is no data, no format fits it, the name cannot be one, or the recipe exists.
+    SourceError
+        If data is missing or unreadable.
+
+    """
+    datasets = _find_datasets(folder, list(data) or [_require_default_data(folder)])
+    chosen = name or (datasets[0].name if len(datasets) == 1 else _make_name(folder.resolve().name))
+    recipe = folder / "configs" / f"{check_name(chosen, '--name')}.yaml"
+    _require_unused(recipe)
+    text = _render_recipe(datasets, tokenizer, seq_len, needs_template=_lacks_template(folder, tokenizer))
+    parse_recipe(yaml.safe_load(text), name=chosen, where=str(recipe), base=folder)
+    ignore = "".join(f"{line}\n" for line in IGNORED)
+    files = {recipe: text, folder / "workspace.yaml": WORKSPACE, folder / ".gitignore": ignore}
+    kept = [path for path in files if path.exists()]
+    written = [path for path in files if path not in kept]
+    for path in written:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(files[path], encoding="utf-8")
+    return NewProject(recipe, written, {path: _list_missing_lines(path) for path in kept})
+
+
+def _list_missing_lines(path: Path) -> Sequence[str]:
+    """Return what a file that was there already lacks of a project's."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if path.name == "workspace.yaml":
+        return [] if "dagster_rowmill" in text else WORKSPACE.splitlines()[-1:]
+    given = {line.strip().strip("/") for line in text.splitlines()}
+    return [line for line in IGNORED if line.rstrip("/") not in given]
+
+
+# ── Finding the datasets ───────────────────────────────────────────────────────────────────────────
+
+
+def _require_default_data(folder: Path) -> str:
+    if not (folder / DEFAULT_DATA).is_dir():
+        raise ConfigError(
+            f"rowmill init: no data is named, and there is no folder {DEFAULT_DATA}/ here; a file, folder, glob or URL "
+            f"of {join_choices(READERS)} is needed; run rowmill init FILE"
+        )
+    return DEFAULT_DATA
+
+
+def _require_unused(recipe: Path) -> None:
+    if recipe.exists():
+        raise ConfigError(
+            f"{recipe}: exists already, and init overwrites nothing; a new recipe needs a name of its own; add --name, "
+            "or delete the file"
+        )
+    taken = {path.stem: path for path in find_recipes(recipe.parent)} if recipe.parent.is_dir() else {}
+    if recipe.stem in taken:
+        raise ConfigError(
+            f"{taken[recipe.stem]}: is a recipe of this name already; names of recipes must differ; add --name"
+        )
+
+
+def _find_datasets(folder: Path, data: Sequence[str]) -> list[_FoundDataset]:
+    found: list[_FoundDataset] = []
+    for given in data:
+        found += _find_datasets_of(folder, given, {one.name for one in found})
+    return found
+
+
+def _find_datasets_of(folder: Path, given: str, taken: set[str]) -> list[_FoundDataset]:
+    """Return the datasets of one argument: files whose format and columns are alike are one dataset."""
+    alike: dict[str, tuple[FormatGuess, list[str], list[int]]] = {}
+    for file in find_files(Files(train_urls=[given]), folder):
+        records = read_first_records(file, folder)[:RECORDS_LOOKED_AT]
+        guess = _require_guess(file.url, records)
+        key = json.dumps([dict(guess.options), sorted(guess.columns)])
+        _, urls, counts = alike.setdefault(key, (guess, [], []))
+        urls.append(_shorten_url(file.url, folder))
+        counts.append(len(records))
+    datasets: list[_FoundDataset] = []
+    for guess, urls, counts in alike.values():
+        whole = len(alike) == 1 and len(urls) > 1
+        name = _choose_name(given if whole and not _has_glob(given) else urls[0], taken)
+        taken.add(name)
+        patterns = [_shorten_url(given, folder)] if whole else urls
+        datasets.append(_FoundDataset(name, patterns, counts[0], guess))
+    return datasets
+
+
+def _require_guess(url: str, records: Sequence[Mapping[str, Json]]) -> FormatGuess:
+    if not records:
+        raise ConfigError(f"{url}: no record can be read at its beginning; a file with records is needed; look at it")
+    guess = guess_format(records)
+    if guess is None:
+        columns = ", ".join(dict.fromkeys(name for record in records for name in record)) or "none"
+        raise ConfigError(
+            f"{url}: no known format fits its records (columns: {columns}); messages with an answer, a prompt and a "
+            "response, text, or rows of single values are needed; convert the file, or write a rowmill.RowFormat"
+        )
+    return guess
+
+
+def _has_glob(url: str) -> bool:
+    return any(sign in url for sign in "*?[{")
+
+
+def _shorten_url(url: str, folder: Path) -> str:
+    """Return a local path below the project as relative to it: the project can then be moved."""
+    if "://" in url or not os.path.isabs(url):
+        return url
+    relative = os.path.relpath(url, folder.resolve())
+    return url if relative.startswith("..") else relative
+
+
+def _choose_name(url: str, taken: set[str]) -> str:
+    base = url.rstrip("/").rpartition("/")[2]
+    suffix = next((one for one in sorted(SUFFIXES, key=len, reverse=True) if base.lower().endswith(one)), "")
+    name = _make_name(base.removesuffix(suffix) if suffix else base)
+    if name not in taken:
+        return name
+    return next(new for i in range(2, len(taken) + 3) if (new := f"{name[:60]}_{i}") not in taken)
+
+
+def _make_name(text: str) -> str:
+    """Return letters, digits and underscores of a text, beginning with a letter, as names in a recipe need them."""
+    name = re.sub(r"[^A-Za-z0-9]+", "_", text).strip("_")[:60]
+    return name if name[:1].isalpha() else f"data_{name}".rstrip("_")
+
+
+# ── The recipe's text ──────────────────────────────────────────────────────────────────────────────
+
+
+def _lacks_template(folder: Path, tokenizer: str) -> bool:
+    """Tell whether a tokenizer is a local folder without a chat template; of a name nothing is known here."""
+    at = folder / tokenizer
+    if not at.is_dir() or (at / "chat_template.jinja").exists() or (at / "chat_template.json").exists():
+        return False
+    config = at / "tokenizer_config.json"
+    return not (config.is_file() and "chat_template" in json.loads(config.read_text(encoding="utf-8")))
+
+
+def _render_recipe(datasets: Sequence[_FoundDataset], tokenizer: str, seq_len: int, *, needs_template: bool) -> str:
+    lines = [
+        "# Written by `rowmill init` from the first records of the data. Read the guesses, then change what you like:",
+        "# `rowmill inspect` shows the rows as the model will see them.",
+        f"tokenizer: {_render_value(tokenizer)}  # a folder, or a name on the Hugging Face hub: that of your model",
+        f"seq_len: {seq_len}  # `rowmill stats` says what another length would cut off",
+        "datasets:",
+    ]
+    for one in datasets:
+        columns = ", ".join(f"{name} ({kind})" for name, kind in list(one.guess.columns.items())[:COLUMNS_SHOWN])
+        columns += ", …" if len(one.guess.columns) > COLUMNS_SHOWN else ""
+        lines += [
+            f"  {one.name}:",
+            *_render_comment(f"columns in the first {one.records} records: {columns}"),
+            *(line for sentence in one.guess.evidence for line in _render_comment(sentence)),
+            f"    source: {{train_urls: {_render_value(list(one.urls))}}}",
+            f"    format: {_render_value(dict(one.guess.options))}",
+        ]
+        if one.guess.uses_template and needs_template:
+            lines += [*_render_comment("the tokenizer has no chat template"), "    template: {chat_template: chatml}"]
+    return "\n".join(lines) + "\n"
+
+
+def _render_value(value: object) -> str:
+    return (
+        yaml.safe_dump(value, default_flow_style=True, width=10**6, sort_keys=False, allow_unicode=True)
+        .removesuffix("...\n")
+        .strip()
+    )
+
+
+def _render_comment(sentence: str) -> list[str]:
+    """Return a sentence as comment lines; a name with a line end of its own stays in the comment."""
+    words, lines = " ".join(sentence.split()).split(" "), ["    #"]
+    for word in words:
+        if len(lines[-1]) + len(word) > 100:
+            lines.append("    #")
+        lines[-1] += f" {word}"
+    return lines

@@ -6,6 +6,7 @@ What belongs here: folders before and after. What does not: guesses (`test_forma
 
 import gzip
 import json
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +176,14 @@ def test_file_that_cannot_be_guessed_is_an_error(content: str, said: str, tmp_pa
         create(tmp_path, "rows.jsonl")
 
     assert not (tmp_path / "configs").exists()
+
+
+def test_only_the_beginning_of_a_file_is_read(tmp_path: Path) -> None:
+    """The end of the file is missing, which reading it would notice."""
+    lines = "".join(
+        json.dumps({**CHAT, "id": i, "digest": sha256(str(i).encode()).hexdigest()}) + "\n" for i in range(9000)
+    )
+    whole = gzip.compress(lines.encode())
+    (tmp_path / "chats.jsonl.gz").write_bytes(whole[: len(whole) * 3 // 4])
+
+    assert formats(load(create(tmp_path, "chats.jsonl.gz"))) == {"chats": "chat"}

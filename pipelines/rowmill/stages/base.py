@@ -25,10 +25,11 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar, cast
 
 import polars as pl
 
@@ -48,6 +49,9 @@ from rowmill.schema.manifest import (
 )
 from rowmill.shards import gather
 from rowmill.stats import StatsInputs
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 TaskT = TypeVar("TaskT")
 
@@ -119,6 +123,21 @@ class StageOutput:
     rows_made: int = 0
 
 
+class Uncounted(Enum):
+    """Stands for a fact that outputs of this kind of data do not have; nothing is stored of it."""
+
+    UNCOUNTED = "uncounted"
+
+
+UNCOUNTED: Final = Uncounted.UNCOUNTED
+
+
+def name_facts(facts: "DataclassInstance") -> dict[str, Any]:
+    """Return a stage's facts by name, in the order of its fields, as a manifest stores them."""
+    values = {one.name: getattr(facts, one.name) for one in fields(facts)}
+    return {name: value for name, value in values.items() if value is not UNCOUNTED}
+
+
 # ── What a stage is ────────────────────────────────────────────────────────────────────────────────
 
 
@@ -178,6 +197,8 @@ class StageDeclaration:
     Dagster calls fresh."""
     prepare: Callable[[StageContext], PreparedStage]
     """Find out what the stage reads beside its recipe and inputs, and return the function that runs it."""
+    facts: "type[DataclassInstance] | None" = None
+    """What an output is counted by, a frozen dataclass; every check of the stage is named after one of its fields."""
     scope: Scope = "dataset"
     inputs: tuple[str, ...] = ()
     """Names of the stages that it reads: of the same dataset, or for a stage of the recipe of every dataset. A stage

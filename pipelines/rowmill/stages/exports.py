@@ -45,6 +45,7 @@ from rowmill.stages.base import (
     StageDeclaration,
     StageOutput,
     load_kept_part,
+    name_facts,
     part_folder,
     save_kept_part,
     scratch_folder,
@@ -63,6 +64,21 @@ _SEGMENT_DTYPE = np.dtype([("hash", "V16"), ("trained", "<i8")])
 def find_export(work: StageContext) -> Export:
     """Return the options of the export that a step makes."""
     return next(one for one in work.recipe.exports if one.name == work.key[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class ExportFacts:
+    """What an output of the stage is counted by."""
+
+    conservation: int
+    sequences: int
+    segments: int
+    tokens: int
+    trained_tokens: int
+    left_out: int
+    files: int
+    size_bytes: int
+    content_hash: str
 
 
 def identify_export(recipe: Recipe, name: str) -> dict[str, Any]:
@@ -482,14 +498,16 @@ def _build_export_output(work: StageContext, part: Part, *, reused: bool) -> Sta
     counts = {name: int(facts[name]) for name in ("sequences", "segments", "tokens", "trained_tokens")}
     return StageOutput(
         parts=[part],
-        facts={
-            "conservation": 0 if facts["conserved"] else 1,
-            **counts,
-            "left_out": int(facts["left_out"]),
-            "files": len(rows),
-            "size_bytes": sum(size for _, _, size in rows),
-            "content_hash": facts["content_hash"],
-        },
+        facts=name_facts(
+            ExportFacts(
+                conservation=0 if facts["conserved"] else 1,
+                **counts,
+                left_out=int(facts["left_out"]),
+                files=len(rows),
+                size_bytes=sum(size for _, _, size in rows),
+                content_hash=facts["content_hash"],
+            )
+        ),
         ledger=[(KEPT, "", counts["segments"]), *((state, "", n) for state, n in card["left_out"].items() if n)],
         # Exports have targets, but no kinds of spans: what is no target is context.
         token_ledger=[
@@ -545,6 +563,7 @@ def _summarize_export(facts: Mapping[str, Any], rows: str) -> Sequence[str]:
 
 STAGE = StageDeclaration(
     name=EXPORTS,
+    facts=ExportFacts,
     description="The same tokens and masks in the form of one trainer, with an identity card.",
     scope="export",
     identity=identify_export,

@@ -9,6 +9,7 @@ came leaves nothing behind.
 """
 
 from collections import Counter
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -21,7 +22,7 @@ from rowmill.schema.ledger import KEPT, REJECTED
 from rowmill.schema.manifest import DisplayTable
 from rowmill.schema.rows import Rejected
 from rowmill.stages import generated_tables, generated_texts, tokenizer_files
-from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration, StageOutput, compute_share
+from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration, StageOutput, compute_share, name_facts
 from rowmill.stages.generated_tables import summarize_generated
 from rowmill.stages.generated_texts import (
     PARSED,
@@ -48,6 +49,23 @@ UNUSED_REASONS = frozenset({"not_chosen", "past_stop", "past_bound", "series_inc
 
 
 _TIME_OPTIONS = {"start_timestamp", "stop_timestamp", "timestamp_interval_seconds"}
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedSeriesFacts:
+    """What an output of the stage is counted by."""
+
+    valid_fraction: float
+    failed_series: float
+    series: int
+    kept: int
+    rejected: int
+    rounds: int
+    exact_copies: float | str
+    repeated_records: float | str
+    repeated_train_records: float | str
+    column_distance: float | str
+    association_distance: float | str
 
 
 def identify_generated_series(recipe: Recipe, name: str) -> dict[str, Any]:
@@ -191,15 +209,17 @@ def _build_series_output(work: StageContext, meant: GeneratedTextSpec, result: G
     beside = generated_tables.compare_with_train(work, [part])
     return StageOutput(
         parts=[part],
-        facts={
-            "valid_fraction": compute_share(len(result.records), len(result.records) + bad),
-            "failed_series": _compute_failed_share(result, statuses["failed"]),
-            "series": len(result.series),
-            "kept": len(result.records),
-            "rejected": sum(reasons.values()),
-            "rounds": sum(one.rounds for one in result.series),
-            **beside.facts,
-        },
+        facts=name_facts(
+            GeneratedSeriesFacts(
+                valid_fraction=compute_share(len(result.records), len(result.records) + bad),
+                failed_series=_compute_failed_share(result, statuses["failed"]),
+                series=len(result.series),
+                kept=len(result.records),
+                rejected=sum(reasons.values()),
+                rounds=sum(one.rounds for one in result.series),
+                **beside.facts,
+            )
+        ),
         ledger=[(KEPT, "", len(result.records)), *((REJECTED, reason, count) for reason, count in reasons.items())],
         tables=_build_series_tables(result) | beside.tables,
         samples={
@@ -233,6 +253,7 @@ def _has_backend(dataset: Dataset) -> bool:
 
 STAGE = StageDeclaration(
     name="generated_series",
+    facts=GeneratedSeriesFacts,
     description="Records that the backend generated: series continued step by step, or groups and rows.",
     identity=identify_generated_series,
     prepare=lambda work: PreparedStage((), lambda: make_generated_series(work)),

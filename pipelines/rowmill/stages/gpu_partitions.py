@@ -39,6 +39,7 @@ from rowmill.stages.base import (
     StageOutput,
     compute_share,
     load_kept_part,
+    name_facts,
     part_folder,
     save_kept_part,
     scratch_folder,
@@ -60,6 +61,21 @@ def rank_name(rank: int, world_size: int) -> str:
 def rank_names(world_size: int) -> tuple[str, ...]:
     """Return the folder names of all ranks."""
     return tuple(rank_name(rank, world_size) for rank in range(world_size))
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPartitionsFacts:
+    """What an output of the stage is counted by."""
+
+    conservation: int
+    stale_rank: int
+    ranks: int
+    world_size: int
+    sequences: int
+    fillers: int
+    tokens: int
+    trained_tokens: int
+    trained_spread: float
 
 
 def identify_gpu_partitions(recipe: Recipe, name: str) -> dict[str, Any]:
@@ -289,17 +305,19 @@ def _build_ranks_output(work: StageContext, names: list[str], ranks: list[Part],
     ]
     return StageOutput(
         parts=ranks,
-        facts={
-            "conservation": sum(not part.facts["conserved"] for part in ranks),
-            "stale_rank": count_stale_ranks(work, names),
-            "ranks": len(ranks),
-            "world_size": work.recipe.partitions.world_size,
-            "sequences": sum(int(p.facts["sequences"]) for p in ranks),
-            "fillers": sum(int(p.facts["fillers"]) for p in ranks),
-            "tokens": sum(int(p.facts["tokens"]) for p in ranks),
-            "trained_tokens": sum(trained),
-            "trained_spread": compute_share(max(trained) - min(trained), max(trained)) if trained else 0.0,
-        },
+        facts=name_facts(
+            GpuPartitionsFacts(
+                conservation=sum(not part.facts["conserved"] for part in ranks),
+                stale_rank=count_stale_ranks(work, names),
+                ranks=len(ranks),
+                world_size=work.recipe.partitions.world_size,
+                sequences=sum(int(p.facts["sequences"]) for p in ranks),
+                fillers=sum(int(p.facts["fillers"]) for p in ranks),
+                tokens=sum(int(p.facts["tokens"]) for p in ranks),
+                trained_tokens=sum(trained),
+                trained_spread=compute_share(max(trained) - min(trained), max(trained)) if trained else 0.0,
+            )
+        ),
         token_ledger=_account_rank_tokens(ranks),
         tables={
             "ranks": DisplayTable(("rank", "sequences", "fillers", "tokens", "trained_tokens"), tuple(rows[:30])),
@@ -423,6 +441,7 @@ def _find_rank_damage(store: Store, made: Manifest) -> Iterator[str]:
 
 STAGE = StageDeclaration(
     name="gpu_partitions",
+    facts=GpuPartitionsFacts,
     description="One folder of shards per data-parallel rank, in the order of training.",
     scope="recipe",
     identity=identify_gpu_partitions,

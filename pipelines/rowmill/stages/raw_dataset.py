@@ -4,6 +4,7 @@ What belongs here: scanning, and what a person wants to know about the files. Wh
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rowmill import sources
@@ -14,7 +15,7 @@ from rowmill.schema import manifest
 from rowmill.schema.manifest import DisplayTable
 from rowmill.sources import FileScan, GeneratedSource, PartGroup, sharing
 from rowmill.stages import generated_source
-from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration, StageOutput
+from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration, StageOutput, name_facts
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
 VERSION = 2
@@ -38,6 +39,17 @@ def _load_earlier_scans(work: StageContext) -> dict[str, FileScan]:
     earlier = manifest.load_current_if_intact(work.store, work.key)
     known = [FileScan.from_json(one) for one in earlier.details["scans"]] if earlier else []
     return {scan.url: scan for scan in known}
+
+
+@dataclass(frozen=True, slots=True)
+class RawDatasetFacts:
+    """What an output of the stage is counted by."""
+
+    nonempty: int
+    records: int
+    files: int
+    empty_files: int
+    parts: int
 
 
 def identify_raw_dataset(recipe: Recipe, name: str) -> dict[str, Any]:
@@ -82,6 +94,7 @@ def _summarize_raw_dataset(facts: Mapping[str, Any], rows: str) -> Sequence[str]
 
 STAGE = StageDeclaration(
     name="raw_dataset",
+    facts=RawDatasetFacts,
     description="Source files read once and cut into parts with digests; columns untouched.",
     identity=identify_raw_dataset,
     prepare=prepare_raw_dataset,
@@ -95,13 +108,15 @@ def make_raw_dataset(work: StageContext, scans: list[FileScan], groups: list[Par
     parts = [part for scan in scans for part in scan.parts]
     columns = next((scan.columns for scan in scans if scan.columns), None) or {}
     return StageOutput(
-        facts={
-            "nonempty": sum(scan.records for scan in scans),
-            "records": sum(scan.records for scan in scans),
-            "files": len(scans),
-            "empty_files": sum(1 for scan in scans if not scan.records),
-            "parts": len(groups),
-        },
+        facts=name_facts(
+            RawDatasetFacts(
+                nonempty=sum(scan.records for scan in scans),
+                records=sum(scan.records for scan in scans),
+                files=len(scans),
+                empty_files=sum(1 for scan in scans if not scan.records),
+                parts=len(groups),
+            )
+        ),
         tables={"files": _files_table(scans, _load_earlier_scans(work))},
         schema=tuple(columns.items()),
         card={"parts": digest_json([[p.part_id, p.sha256] for p in parts])}

@@ -37,6 +37,7 @@ from rowmill.stages.base import (
     StageDeclaration,
     StageOutput,
     compute_share,
+    name_facts,
     part_folder,
     scratch_folder,
 )
@@ -78,6 +79,24 @@ LEFT_OUT = pa.schema(
     ]
 )
 """One line per example that is not whole in the sequences: `tokens` of its `of_tokens` stand in none."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedShardsFacts:
+    """What an output of the stage is counted by."""
+
+    conservation: int
+    shard_digests: int
+    fill: float
+    limit_cost: float
+    packing_loss: float | str
+    packing_losses: dict[str, tuple[int, int]]
+    sequences: int
+    segments: int
+    tokens: int
+    trained_tokens: int
+    tokens_left_out: int
+    content_hash: str
 
 
 def identify_packed_shards(recipe: Recipe, name: str) -> dict[str, Any]:
@@ -321,22 +340,24 @@ def _build_shards_output(
     kept = len(plans.lengths.tokens) - sum(fates.values())
     return StageOutput(
         parts=made,
-        facts={
-            "conservation": 0 if read.found == read.expected and planned == written else 1,
-            "shard_digests": read.damaged,
-            "fill": compute_share(planned, sequences * work.recipe.seq_len) if sequences else 1,
-            "limit_cost": _measure_limit_cost(work, plans.splits),
-            "packing_loss": max(compute_share(*of) for of in losses.values())
-            if losses["examples"][1]
-            else NOT_APPLICABLE,
-            "packing_losses": losses,
-            "sequences": sequences,
-            "segments": sum(len(p.plan.examples) for p in plans.splits),
-            "tokens": planned,
-            "trained_tokens": sum(int(p.facts["trained_tokens"]) for p in shards),
-            "tokens_left_out": total - planned,
-            "content_hash": f"{read.found:032x}",
-        },
+        facts=name_facts(
+            PackedShardsFacts(
+                conservation=0 if read.found == read.expected and planned == written else 1,
+                shard_digests=read.damaged,
+                fill=compute_share(planned, sequences * work.recipe.seq_len) if sequences else 1,
+                limit_cost=_measure_limit_cost(work, plans.splits),
+                packing_loss=max(compute_share(*of) for of in losses.values())
+                if losses["examples"][1]
+                else NOT_APPLICABLE,
+                packing_losses=losses,
+                sequences=sequences,
+                segments=sum(len(p.plan.examples) for p in plans.splits),
+                tokens=planned,
+                trained_tokens=sum(int(p.facts["trained_tokens"]) for p in shards),
+                tokens_left_out=total - planned,
+                content_hash=f"{read.found:032x}",
+            )
+        ),
         ledger=[(KEPT, "", kept), *((*fate, count) for fate, count in fates.items() if count)],
         token_ledger=[("all", "dropped", total - planned)] if total > planned else [],
         tables={"splits": _splits_table(work, plans, shards), "packing": _packing_table(work, plans, shards)},
@@ -416,6 +437,7 @@ def _find_shard_damage(store: Store, made: Manifest) -> Iterator[str]:
 
 STAGE = StageDeclaration(
     name="packed_shards",
+    facts=PackedShardsFacts,
     description="Examples packed into sequences of at most seq_len tokens, as Parquet.",
     identity=identify_packed_shards,
     prepare=lambda work: PreparedStage((), lambda: make_packed_shards(work)),

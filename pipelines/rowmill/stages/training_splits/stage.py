@@ -34,6 +34,7 @@ from rowmill.stages.base import (
     StageDeclaration,
     StageOutput,
     compute_share,
+    name_facts,
     part_folder,
 )
 from rowmill.stages.inputs import get_packed_shards
@@ -67,6 +68,30 @@ class SequenceFacts:
     trained: Ints
     segments: Ints
     longest: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSplitsFacts:
+    """What an output of the stage is counted by."""
+
+    same_row: int
+    same_group: int | str
+    same_prompt: float | str
+    time_order: int | str
+    near_duplicate: float | str
+    split_share: float
+    mixture_share: float
+    order_nonempty: int
+    dropped_share: float
+    filler_share: float
+    rank_balance: float
+    empty_step: int
+    sequences: int
+    places: int
+    fillers: int
+    steps: int
+    tokens: int
+    trained_tokens: int
 
 
 def identify_training_splits(recipe: Recipe, name: str) -> dict[str, Any]:
@@ -230,21 +255,23 @@ def _build_order_output(
     rows = [row for one in packed.values() for row in one.tables["splits"].rows]
     return StageOutput(
         parts=[part],
-        facts={
-            **leaking.facts,
-            "mixture_share": round(measure_share_error(work.recipe.mixture, sizes, order), 6),
-            "order_nonempty": held,
-            "dropped_share": compute_share(len(dealt.dropped), held + len(dealt.dropped)),
-            "filler_share": compute_share(fillers, places),
-            "rank_balance": balance,
-            "empty_step": empty_pairs,
-            "sequences": total,
-            "places": places,
-            "fillers": fillers,
-            "steps": len(dealt.step_offsets) - 1,
-            "tokens": int(by_place.tokens[dealt.order[dealt.order != FILLER]].sum()),
-            "trained_tokens": int(by_place.trained[dealt.order[dealt.order != FILLER]].sum()),
-        },
+        facts=name_facts(
+            TrainingSplitsFacts(
+                **leaking.facts,
+                mixture_share=round(measure_share_error(work.recipe.mixture, sizes, order), 6),
+                order_nonempty=held,
+                dropped_share=compute_share(len(dealt.dropped), held + len(dealt.dropped)),
+                filler_share=compute_share(fillers, places),
+                rank_balance=balance,
+                empty_step=empty_pairs,
+                sequences=total,
+                places=places,
+                fillers=fillers,
+                steps=len(dealt.step_offsets) - 1,
+                tokens=int(by_place.tokens[dealt.order[dealt.order != FILLER]].sum()),
+                trained_tokens=int(by_place.trained[dealt.order[dealt.order != FILLER]].sum()),
+            )
+        ),
         ledger=[line for line in lines if line[2] or line[0] == KEPT],
         tables={
             "splits": DisplayTable(("dataset", "split", "rows", "sequences", "trained_tokens"), tuple(rows)),
@@ -335,6 +362,7 @@ def _mixture_table(
 
 STAGE = StageDeclaration(
     name="training_splits",
+    facts=TrainingSplitsFacts,
     description="The order in which sequences are shown, mixed by weight; leakage between splits checked.",
     scope="recipe",
     identity=identify_training_splits,

@@ -20,8 +20,17 @@ from rowmill.packing.plan import plan_best_fit, slice_too_long
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.examples import EXAMPLE_SCHEMA
 from rowmill.schema.manifest import DisplayTable, Histogram
-from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration, StageOutput, compute_share
+from rowmill.stages.base import (
+    ComparedFact,
+    PreparedStage,
+    StageContext,
+    StageDeclaration,
+    StageOutput,
+    compute_share,
+    name_facts,
+)
 from rowmill.stages.truncation_stats import table_lengths
+from rowmill.stages.truncation_stats.facts import TruncationStatsFacts
 from rowmill.stats import StatsInputs, count_rows_by_fact
 
 VERSION = 2
@@ -74,18 +83,20 @@ def make_truncation_stats(work: StageContext) -> StageOutput:
     whole = stats.make_length_histogram(original, limit)
     what_if = _compare_seq_lens(work, original, trained, limit)
     return StageOutput(
-        facts={
-            "context_overflow": compute_share(int(shortened.sum()) + dropped, rows),
-            "limit": limit,
-            "examples": len(original),
-            "shortened": int(shortened.sum()),
-            "dropped_for_length": dropped,
-            "tokens_removed": int(removed.sum()),
-            "trained_removed": int(_read_ints(columns, "trained_removed").sum()),
-            "quantiles": stats.compute_length_quantiles(original),
-            "buckets": buckets,
-            "hints": list(hints),
-        },
+        facts=name_facts(
+            TruncationStatsFacts(
+                context_overflow=compute_share(int(shortened.sum()) + dropped, rows),
+                limit=limit,
+                examples=len(original),
+                shortened=int(shortened.sum()),
+                dropped_for_length=dropped,
+                tokens_removed=int(removed.sum()),
+                trained_removed=int(_read_ints(columns, "trained_removed").sum()),
+                quantiles=stats.compute_length_quantiles(original),
+                buckets=buckets,
+                hints=list(hints),
+            )
+        ),
         tables={
             "what_if": what_if,
             "lengths": stats.make_lengths_table(by_split),
@@ -210,6 +221,7 @@ def _summarize_truncation_stats(facts: Mapping[str, Any], rows: str) -> Sequence
 
 STAGE = StageDeclaration(
     name="truncation_stats",
+    facts=TruncationStatsFacts,
     description="Length distribution, what truncation removed, and what another context length would do.",
     identity=identify_truncation_stats,
     prepare=lambda work: PreparedStage((), lambda: make_truncation_stats(work)),

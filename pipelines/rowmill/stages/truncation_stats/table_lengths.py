@@ -21,9 +21,10 @@ from rowmill.schema import manifest
 from rowmill.schema.ledger import REJECTED, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest
 from rowmill.stages import table_inputs, table_plan
-from rowmill.stages.base import StageContext, StageOutput, compute_share
+from rowmill.stages.base import StageContext, StageOutput, compute_share, name_facts
 from rowmill.stages.table_inputs import get_table_options, index_files, load_observed_table
 from rowmill.stages.table_plan import ReplannedTable, TablePlanRequest
+from rowmill.stages.truncation_stats.facts import TruncationStatsFacts
 from rowmill.tabular.assembly import ExampleLimits
 
 VERSION = 1
@@ -31,8 +32,6 @@ VERSION = 1
 
 OVERFLOW_REASONS = ("record_overflow", "group_overflow")
 """Reasons of records that no example can hold."""
-TRUNCATION_FACTS = ("shortened", "tokens_removed", "trained_removed")
-"""Facts about examples that lost tokens."""
 HIGH_PROMPT_SHARE = 0.25
 """Share of all tokens from which on the prompt is worth a word."""
 
@@ -62,17 +61,21 @@ def make_table_lengths(work: StageContext) -> StageOutput:
     quantiles = stats.compute_length_quantiles(lengths)
     hints = _advise_assembly(made, records, over, quantiles["p50"], limit)
     return StageOutput(
-        facts={
-            "context_overflow": compute_share(over, records),
-            "limit": limit,
-            "examples": len(lengths),
-            "records": records,
-            "dropped_for_length": over,
-            **dict.fromkeys(TRUNCATION_FACTS, NOT_APPLICABLE),
-            "quantiles": quantiles,
-            "buckets": stats.count_length_buckets(lengths, limit),
-            "hints": list(hints),
-        },
+        facts=name_facts(
+            TruncationStatsFacts(
+                context_overflow=compute_share(over, records),
+                limit=limit,
+                examples=len(lengths),
+                records=records,
+                dropped_for_length=over,
+                shortened=NOT_APPLICABLE,
+                tokens_removed=NOT_APPLICABLE,
+                trained_removed=NOT_APPLICABLE,
+                quantiles=quantiles,
+                buckets=stats.count_length_buckets(lengths, limit),
+                hints=list(hints),
+            )
+        ),
         tables={
             "what_if": _compare_table_seq_lens(work, made, limit),
             "lengths": stats.make_lengths_table(drawn),

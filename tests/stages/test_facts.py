@@ -1,0 +1,73 @@
+"""A stage's facts are typed: its checks look at declared numbers, and an output has those and no others.
+
+What belongs here: declared facts beside checks and beside what builds store. What does not: what each number counts.
+"""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rowmill.checks.catalog import CHECKS, Check
+from rowmill.checks.cross_stage import CROSS_STAGE_FACTS
+from rowmill.stages import catalog
+from rowmill.stages.base import UNCOUNTED, StageDeclaration, Uncounted, name_facts
+from tests.support.recipes import CHAT, Road, chat
+from tests.support.tables import as_csv, grouped, purchases, records
+
+UNTYPED = {"canonical_rows", "tokenized_examples"}
+"""Stages that still hand over a mapping; take one out when it declares its facts."""
+TYPED = [stage for stage in catalog.STAGES if stage.facts is not None]
+
+
+def names_of(stage: StageDeclaration) -> set[str]:
+    assert stage.facts is not None
+    return {one.name for one in fields(stage.facts)}
+
+
+def test_stages_declare_their_facts() -> None:
+    assert {stage.name for stage in catalog.STAGES if stage.facts is None} == UNTYPED
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+def test_check_is_named_after_a_fact_of_each_of_its_stages(check: Check) -> None:
+    stages = [catalog.find_stage(name) for name in check.stages]
+
+    assert stages
+    for stage in stages:
+        if stage.facts is not None and check.name not in CROSS_STAGE_FACTS:
+            assert check.name in names_of(stage), stage.name
+
+
+def test_output_holds_the_declared_facts_and_no_others(tmp_path: Path) -> None:
+    road = Road(tmp_path)
+    chats = {"train_urls": [road.write("chats.jsonl", [chat(i) for i in range(20)])]}
+    table = {"train_urls": [road.write("table.csv", as_csv(purchases(60)))]}
+    exports: list[Mapping[str, Any]] = [{"kind": "hf", "name": "hf", "split": "train"}]
+    built = road.recipe(
+        {"chats": {"source": chats, "format": CHAT}, "table": {"source": table, "format": records(**grouped())}},
+        seq_len=1024,
+        exports=exports,
+    ).build()
+
+    found = [report.manifest for report, _ in built.steps.values()]
+
+    assert {stage.name for stage in TYPED if not stage.on_demand} <= {made.stage for made in found}
+    for made in found:
+        stage = catalog.find_stage(made.stage)
+        if stage.facts is not None:
+            required = {one.name for one in fields(stage.facts) if one.default is MISSING}
+            assert required <= set(made.facts) <= names_of(stage), made.key
+
+
+def test_fact_that_this_kind_of_data_does_not_have_is_not_stored() -> None:
+    @dataclass(frozen=True)
+    class Facts:
+        rows: int
+        records: int | Uncounted = UNCOUNTED
+        note: str | None = None
+
+    assert name_facts(Facts(2)) == {"rows": 2, "note": None}
+    assert name_facts(Facts(2, 3)) == {"rows": 2, "records": 3, "note": None}

@@ -68,7 +68,7 @@ def test_check_of_one_line_is_run_shown_and_has_an_option(tmp_path: Path) -> Non
     said = json.loads(done.stdout.splitlines()[-1])
     for command in ("build", "verify"):
         status, shown = said[command]
-        assert status == 0, shown
+        assert status == 0, done.stderr
         assert "files" in shown
         assert "add the files that are missing" in shown
     assert said["dagster"] == ["road/rows/raw_dataset"]

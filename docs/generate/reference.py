@@ -39,7 +39,7 @@ from rowmill.recipe import recipe
 from rowmill.recipe.recipe import Dataset, Execution, Recipe
 from rowmill.schema import ledger, reject_reasons
 from rowmill.sources.compression import CODECS
-from rowmill.sources.files import READERS
+from rowmill.sources.file_formats import FORMATS_BY_SUFFIX
 from rowmill.sources.limits import Limits, RecordLimits
 from rowmill.stats import column_docs
 from rowmill.tabular.backends import CallableBackend, OpenAIBackend
@@ -267,7 +267,7 @@ def _render_source_section() -> Iterator[str]:
         yield from (*_render_section(model, level=3, title=_kind_title(model)), "")
     for model in (Limits, RecordLimits):
         yield from (*_render_section(model, level=3), "")
-    suffixes = ", ".join(f"`{suffix}`" for suffix in READERS)
+    suffixes = ", ".join(f"`{suffix}`" for suffix in FORMATS_BY_SUFFIX)
     yield (
         f"Files are read by their suffix: {suffixes}, each also with {_join_names(codec for codec in CODECS if codec)}."
     )
@@ -507,7 +507,7 @@ def render_readme_table() -> str:
         lines += [f"| `{option}` | `{_kind_name(model)}` | {_first_sentence(model)} |" for model in list_kinds(family)]
     for model, page in iterate_export_pages():
         lines.append(f"| `exports` | [`{_kind_name(model)}`](docs/{page}) | {_first_sentence(model)} |")
-    suffixes = " ".join(f"`{suffix}`" for suffix in READERS)
+    suffixes = " ".join(f"`{suffix}`" for suffix in FORMATS_BY_SUFFIX)
     codecs = " ".join(f"`{codec}`" for codec in CODECS if codec)
     lines += ["", f"Files are read by suffix: {suffixes}, each plain or under {codecs}."]
     lines += [

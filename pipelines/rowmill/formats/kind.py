@@ -145,8 +145,8 @@ class DatasetKind(Config):
     def complete_options(
         cls,
         options: Mapping[str, Any],
-        base: Path,  # noqa: ARG003  (a hook)
-        where: str,  # noqa: ARG003  (a hook)
+        base: Path,
+        where: str,
     ) -> CompletedOptions:
         """Fill in what is not written in the recipe, and return it with the groups that such a dataset reads.
 
@@ -157,8 +157,8 @@ class DatasetKind(Config):
     @classmethod
     def select_group_defaults(
         cls,
-        options: Mapping[str, Any],  # noqa: ARG003  (a hook)
-        groups: Mapping[str, Any],  # noqa: ARG003  (a hook)
+        options: Mapping[str, Any],
+        groups: Mapping[str, Any],
     ) -> Mapping[str, Mapping[str, Any]]:
         """Return the defaults of groups that are this kind's own, given its options and its groups as written."""
         return {}
@@ -194,7 +194,7 @@ class DatasetKind(Config):
         """Return the columns that hold answers and what leads to them; None: the kind knows no answers."""
         return None
 
-    def make_record_reader(self, options: RowOptions) -> RecordReader:  # noqa: ARG002  (a hook)
+    def make_record_reader(self, options: RowOptions) -> RecordReader:
         """Return what reads the kind's columns of one record into a row.
 
         Raises
@@ -208,14 +208,14 @@ class DatasetKind(Config):
             "here; name such a kind"
         )
 
-    def open_row_reader(self, options: DatasetOptions, base: Path) -> RowReader:  # noqa: ARG002  (a hook)
+    def open_row_reader(self, options: DatasetOptions, base: Path) -> RowReader:
         """Return what reads the dataset's records; a kind that makes one row of a record leaves this as it is.
 
         `base` is the project's folder.
         """
         return Canonicalizer(options, group_key=options.splits.group_key, order_key=options.splits.time_key)
 
-    def open_example_builder(self, context: BuildContext[Any], base: Path) -> TokenBuilder | None:  # noqa: ARG002
+    def open_example_builder(self, context: BuildContext[Any], base: Path) -> TokenBuilder | None:
         """Return what builds the tokens of a row that is a record; None: all its rows are tokenized by their row kind.
 
         A kind that builds tokens itself has rows of kind `record`, each with the record as it came. `base` is the

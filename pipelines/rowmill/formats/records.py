@@ -310,7 +310,7 @@ class Records(DatasetKind):
         if splits.is_exact and splits.time_key is not None:
             raise ValueError("splits.time_key with a number of rows or method: exact; one decides; delete one of them")
 
-    def get_length_limit(self, options: DatasetOptions) -> tuple[str, int | None]:  # noqa: ARG002  (a hook)
+    def get_length_limit(self, options: DatasetOptions) -> tuple[str, int | None]:
         """Return the limit of examples that join records."""
         return "format.assembly.max_seq_length", self.assembly.max_seq_length
 

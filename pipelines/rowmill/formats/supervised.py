@@ -79,7 +79,7 @@ class Supervised(DatasetKind):
         """Return the columns of prompt and response."""
         return [self.input_field, self.output_field, self.domain_key]
 
-    def make_record_reader(self, options: RowOptions) -> RecordReader:  # noqa: ARG002  (a hook)
+    def make_record_reader(self, options: RowOptions) -> RecordReader:
         """Read every record as a pair."""
         return self._read_row
 

@@ -8,7 +8,7 @@ record's columns mean (`formats/`).
     read   a part's bytes, verified, as raw records; bad lines as rejects
 
 One module per kind of source (`files`, `huggingface`, `generated`), one per kind of file (`json_lines`, `json_array`,
-`parquet`, `delimited`, `plain_text`), chosen by suffix in `files.READERS`.
+`parquet`, `delimited`, `plain_text`), listed in `file_formats.FILE_FORMATS`.
 """
 
 from collections.abc import Mapping
@@ -18,6 +18,7 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import Discriminator, Tag
 
 from rowmill.core.public_urls import public_url
+from rowmill.sources.file_formats import find_file_format
 from rowmill.sources.files import (
     ContentStager,
     Files,
@@ -48,6 +49,7 @@ __all__ = [
     "SourceFile",
     "SourcePart",
     "StoreStager",
+    "find_file_format",
     "find_files",
     "find_part_line",
     "find_unusual_dialect",

@@ -17,15 +17,17 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import BinaryIO
 
 import orjson
 
 from rowmill.core.errors import SchemaError, SourceError
+from rowmill.core.json import Json
+from rowmill.sources.file_format import FileFormat, FileOptions, OpenStream
 from rowmill.sources.limits import Limits, make_too_long_line, require_columns
-from rowmill.sources.parts import PartContent, cut_rows
+from rowmill.sources.parts import FileScan, PartContent, cut_rows
 
 _BLOCK_CHARS = 1 << 20
 _HEAD_BYTES = 256 << 10
@@ -259,3 +261,36 @@ def _encode_cells(value: dict[str, str] | list[str]) -> bytes:
         return orjson.dumps(value)
     except orjson.JSONEncodeError:
         return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape")
+
+
+USUAL_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+"""What separates the cells of files with this suffix, unless they show or the recipe says otherwise."""
+
+
+class _Delimited(FileFormat):
+    def note_options(self, scan: FileScan, file: FileOptions, open_stream: OpenStream) -> FileScan:
+        usual = USUAL_DELIMITERS[file.suffix]
+        with open_stream() as stream:
+            found = find_dialect(stream, scan.url, usual=usual, delimiter=file.delimiter, quote=file.quote)
+        return replace(scan, delimiter=found.delimiter, quote=found.quote, asked=(file.delimiter, file.quote))
+
+    def is_current(self, scan: FileScan, file: FileOptions) -> bool:
+        return scan.delimiter is not None and scan.asked == (file.delimiter, file.quote)
+
+    def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
+        assert scan.delimiter is not None
+        assert scan.quote is not None
+        return cut_delimited(stream, scan.url, file.limits, Dialect(scan.delimiter, scan.quote))
+
+    def find_line(self, stream: BinaryIO, scan: FileScan, record: int) -> int | None:
+        if scan.delimiter is None or scan.quote is None:
+            return None
+        return find_record_line(stream, Dialect(scan.delimiter, scan.quote), record)
+
+    def explain_non_object(self, value: Json) -> str:
+        return f"{len(value)} cells do not match the header"
+
+
+FORMAT = _Delimited(
+    "delimited", suffixes=tuple(USUAL_DELIMITERS), options=frozenset({"delimiter", "quote"}), has_cells=True
+)

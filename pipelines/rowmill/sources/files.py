@@ -1,7 +1,7 @@
 """Raw files as a source: which ones, what each of them is, and one pass over each.
 
-What belongs here: the options of `kind: files`, the table from suffix to reader, the decision which parts
-are staged. What does not: the readers (one module each), finding (`urls.py`).
+What belongs here: the options of `kind: files`, the decision which parts
+are staged. What does not: the formats (`file_formats.py`), finding (`urls.py`).
 
 A part of plain JSON Lines is read from the file itself, by its byte range. Everything else is staged once
 as JSON lines, one file per part named by its sha256: a compressed file has no byte ranges, a CSV's part no
@@ -21,14 +21,15 @@ from rowmill.core.errors import ConfigError, SourceError, join_choices
 from rowmill.core.json import Json, from_json
 from rowmill.core.public_urls import public_url
 from rowmill.core.storage import Store
-from rowmill.sources import delimited, json_array, json_lines, parquet, plain_text, urls
+from rowmill.sources import delimited, urls
 from rowmill.sources.compression import CODECS, open_content
+from rowmill.sources.file_format import FileFormat, FileOptions
+from rowmill.sources.file_formats import FORMATS_BY_SUFFIX, SUFFIXES, choose_file_format, find_file_format
 from rowmill.sources.limits import Limits, require_files
 from rowmill.sources.parts import (
     SCAN_VERSION,
     FileScan,
     PartContent,
-    ReaderName,
     SampleBy,
     SourcePart,
     SplitHint,
@@ -38,21 +39,6 @@ from rowmill.sources.reading import read_records
 
 ContentStager = Callable[[str, bytes], str]
 """Keeps a staged copy under the name given and returns its path or URL; the same name is the same bytes."""
-
-READERS: dict[str, ReaderName] = {
-    ".jsonl": "json_lines",
-    ".json": "json_array",
-    ".parquet": "parquet",
-    ".csv": "delimited",
-    ".tsv": "delimited",
-    ".txt": "plain_text",
-}
-"""What reads a file with this suffix; a `.json` is looked into."""
-
-USUAL_DELIMITERS = {".csv": ",", ".tsv": "\t"}
-"""What separates the cells of files with this suffix, unless they show or the recipe says otherwise."""
-
-SUFFIXES = tuple(suffix + codec for suffix in READERS for codec in CODECS)
 
 
 def _require_one_character(text: str) -> str:
@@ -118,11 +104,11 @@ class Files(Config):
         """Refuse what no file can have, such as `sample_by` without text files: it would silently do nothing."""
         given = [one for url in (*self.train_urls, *self.validation_urls) for one in urls.expand_braces(url)]
         for option in ("delimiter", "quote"):
-            if getattr(self, option) is not None and all(_has_other_reader(url, "delimited") for url in given):
+            if getattr(self, option) is not None and all(_lacks_option(url, option) for url in given):
                 raise ValueError(
                     f"{option}: is of CSV and TSV files, and no URL names one; other files have none; delete it"
                 )
-        if self.sample_by != "document" and all(_has_other_reader(url, "plain_text") for url in given):
+        if self.sample_by != "document" and all(_lacks_option(url, "sample_by") for url in given):
             raise ValueError(
                 f"sample_by: {self.sample_by} cuts .txt files, and no URL names one; records of other files are their "
                 "own; delete it"
@@ -130,10 +116,10 @@ class Files(Config):
         return self
 
 
-def _has_other_reader(url: str, reader: ReaderName) -> bool:
-    """Tell whether a URL's suffix says that another reader reads its files."""
-    asked = choose_reader(url)
-    return asked is not None and asked[0] != reader
+def _lacks_option(url: str, option: str) -> bool:
+    """Tell whether a URL's suffix says that its files have no such option."""
+    asked = choose_file_format(url)
+    return asked is not None and option not in asked[0].options
 
 
 def _require_known_suffix(url: str) -> None:
@@ -141,26 +127,16 @@ def _require_known_suffix(url: str) -> None:
     text = urls.extract_suffix_text(url)
     name = text.rpartition("/")[2]
     suffix = name[name.find(".") :] if "." in name.lstrip(".") else ""
-    if suffix and not urls.is_pattern(suffix) and choose_reader(name) is None:
+    if suffix and not urls.is_pattern(suffix) and choose_file_format(name) is None:
         raise ValueError(_explain_unknown_suffix(url))
 
 
 def _explain_unknown_suffix(url: str) -> str:
     return (
-        f"{public_url(url)!r} has no suffix that names a reader; allowed are {join_choices(READERS)}, also under "
-        f"{join_choices(codec for codec in CODECS if codec)}; rename the file, narrow the glob, or write a "
-        "folder with '/' "
-        "at its end"
+        f"{public_url(url)!r} has no suffix that names a reader; allowed are {join_choices(FORMATS_BY_SUFFIX)}, also "
+        f"under {join_choices(codec for codec in CODECS if codec)}; rename the file, narrow the glob, or write a "
+        "folder with '/' at its end"
     )
-
-
-def choose_reader(url: str) -> tuple[ReaderName, str, str] | None:
-    """Return the reader, the suffix and the codec that a file's name asks for; None if it asks for none."""
-    name = urls.extract_suffix_text(url).lower()
-    codec = next((codec for codec in CODECS if codec and name.endswith(codec)), "")
-    stem = name.removesuffix(codec)
-    suffix = next((suffix for suffix in READERS if stem.endswith(suffix)), None)
-    return (READERS[suffix], suffix, codec) if suffix else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +210,7 @@ def _expand_patterns(patterns: Iterable[str], base: Path, misses: list[str]) -> 
 def _require_distinct_files(found: list[SourceFile], base: Path) -> None:
     seen: dict[str, str] = {}
     for file in found:
-        if choose_reader(file.url) is None:
+        if choose_file_format(file.url) is None:
             raise ConfigError(_explain_unknown_suffix(file.url))
         where = urls.locate_url(file.url, base)
         identity = where.identity
@@ -292,117 +268,77 @@ def _still_holds(scan: FileScan, file: SourceFile, stamp: str, base: Path) -> bo
     if len(scan.parts) == 1 and scan.parts[0].content_bytes is None:
         # Whether it shares a group depends on it.
         return False
-    if scan.reader == "delimited" and (scan.delimiter is None or scan.asked != (file.delimiter, file.quote)):
-        return False
-    if scan.reader == "parquet" and scan.keeps_non_finite != file.keeps_non_finite:
+    if not find_file_format(scan.reader).is_current(scan, _make_file_options(file)[0]):
         return False
     return all(part.staged is None or urls.file_exists(urls.locate_url(part.staged, base)) for part in scan.parts)
+
+
+def _make_file_options(file: SourceFile) -> tuple[FileOptions, FileFormat, str]:
+    """Return what is said of a file, the format that its name asks for, and the codec that it is under."""
+    asked = choose_file_format(file.url)
+    assert asked is not None
+    file_format, suffix, codec = asked
+    is_seekable = file_format.is_seekable and codec == ""
+    options = FileOptions(
+        suffix, file.limits, is_seekable, file.sample_by, file.delimiter, file.quote, file.keeps_non_finite
+    )
+    return options, file_format, codec
 
 
 class _FileScanner:
     """One file's pass: what reads it, and where its parts go."""
 
     def __init__(self, file: SourceFile, where: urls.Location, stamp: str, stage: ContentStager) -> None:
-        asked = choose_reader(file.url)
-        assert asked is not None
-        self._reader: ReaderName = asked[0]
-        self._suffix, self._codec = asked[1:]
+        self._options, self._format, self._codec = _make_file_options(file)
         self._file = file
         self._where = where
         self._stamp = stamp
         self._stage = stage
-        self._dialect: delimited.Dialect | None = None
 
     def read_first_part(self) -> PartContent | None:
         """Return the file's first part, reading no further; None if the file is empty."""
-        self._detect_reader()
-        if self._reader == "delimited":
-            self._dialect = self._find_dialect()
+        scan = self._begin_scan()
         with self._open_content() as stream:
-            return next(iter(self._cut_parts(stream)), None)
+            return next(iter(self._format.cut_parts(stream, scan, self._options)), None)
 
     def scan(self) -> FileScan:
-        self._detect_reader()
-        sample_by = self._file.sample_by if self._reader == "plain_text" else None
+        scan = self._begin_scan()
+        with self._open_content() as stream:
+            cut = self._format.cut_parts(stream, scan, self._options)
+            parts = stage_parts(cut, scan, self._stage, is_staged=self._is_staged(), is_arrow=self._format.is_arrow)
+        scan = replace(scan, parts=parts, records=sum(part.records for part in parts))
+        return replace(scan, columns=self._format.read_columns(scan, self._options, self._open_content))
+
+    def _begin_scan(self) -> FileScan:
+        """Return a scan without parts: which format the file has, and the options that its parts are cut with."""
+        self._format = self._format.detect(self._open_content, self._file.limits)
         scan = FileScan(
-            self._where.url, self._file.split_hint, self._reader, self._stamp, records=0, parts=(), sample_by=sample_by,
+            self._where.url, self._file.split_hint, self._format.name, self._stamp, records=0, parts=(),
             max_record_bytes=self._file.limits.max_record_bytes,
-            keeps_non_finite=self._reader == "parquet" and self._file.keeps_non_finite,
         )  # fmt: skip
-        if self._reader == "delimited":
-            self._dialect = self._find_dialect()
-            scan = replace(
-                scan,
-                delimiter=self._dialect.delimiter,
-                quote=self._dialect.quote,
-                asked=(self._file.delimiter, self._file.quote),
-            )
-        with self._open_content() as stream:
-            parts = stage_parts(self._cut_parts(stream), scan, self._stage, is_staged=self._is_staged())
-        return replace(scan, parts=parts, records=sum(part.records for part in parts), columns=self._read_columns())
-
-    def _detect_reader(self) -> None:
-        if self._suffix == ".json":
-            with self._open_content() as stream:
-                self._reader = json_array.detect_json_kind(stream, self._file.limits)
-
-    def _find_dialect(self) -> delimited.Dialect:
-        usual = USUAL_DELIMITERS[self._suffix]
-        with self._open_content() as stream:
-            asked = {"delimiter": self._file.delimiter, "quote": self._file.quote}
-            return delimited.find_dialect(stream, self._where.url, usual=usual, **asked)
+        return self._format.note_options(scan, self._options, self._open_content)
 
     def _is_staged(self) -> bool:
         # An address of which a part is secret is recorded without it, and cannot be opened again by what is recorded.
         is_whole = self._where.url == self._file.url and not urls.is_web(self._where.url)
-        return self._reader != "json_lines" or self._codec != "" or not is_whole
-
-    def _is_seekable(self) -> bool:
-        return self._reader == "parquet" and self._codec == ""
+        return not self._format.is_own_lines or self._codec != "" or not is_whole
 
     def _open_content(self) -> BinaryIO:
         raw = urls.open_raw(self._where)
         return (
             raw
-            if self._is_seekable()
+            if self._options.is_seekable
             else open_content(raw, self._codec, self._where.url, max_expansion=self._file.limits.max_expansion)
         )
 
-    def _cut_parts(self, stream: BinaryIO) -> Iterator[PartContent]:
-        url, limits = self._where.url, self._file.limits
-        match self._reader:
-            case "json_lines":
-                return json_lines.cut_json_lines(stream, limits)
-            case "json_array":
-                return json_array.cut_json_array(stream, url, limits)
-            case "json_value":
-                return json_array.cut_json_value(stream, limits)
-            case "parquet":
-                keeps = self._file.keeps_non_finite
-                return parquet.cut_parquet(stream, url, limits, seekable=self._is_seekable(), keeps_non_finite=keeps)
-            case "delimited":
-                assert self._dialect is not None
-                return delimited.cut_delimited(stream, url, limits, self._dialect)
-            case "plain_text":
-                return plain_text.cut_plain_text(stream, url, self._file.sample_by, limits)
-            case "huggingface":
-                raise AssertionError(f"{url} is a file")
-
-    def _read_columns(self) -> dict[str, str] | None:
-        if self._reader != "parquet":
-            return None
-        with self._open_content() as stream:
-            return parquet.read_columns(stream, self._where.url, seekable=self._is_seekable())
-
 
 def stage_parts(
-    slices: Iterable[PartContent], scan: FileScan, stage: ContentStager, *, is_staged: bool
+    slices: Iterable[PartContent], scan: FileScan, stage: ContentStager, *, is_staged: bool, is_arrow: bool
 ) -> tuple[SourcePart, ...]:
     """Name the slices of a file and keep their content: all of it, or that which is not the file's own bytes."""
-    arrow = scan.reader in ("parquet", "huggingface")
     parts: list[SourcePart] = []
     for index, piece in enumerate(slices):
-        part = name_part(piece, scan=scan, index=index, arrow=arrow, staged=None)
+        part = name_part(piece, scan=scan, index=index, arrow=is_arrow, staged=None)
         if is_staged or not piece.is_whole:
             part = replace(part, staged=stage(f"{part.sha256}.jsonl", piece.content))
         parts.append(part)
@@ -411,10 +347,10 @@ def stage_parts(
 
 def find_unusual_dialect(scan: FileScan) -> tuple[str, str] | None:
     """Return the delimiter and quote of a CSV file that its suffix does not say; None for all other files."""
-    asked = choose_reader(scan.url)
+    asked = choose_file_format(scan.url)
     if scan.delimiter is None or scan.quote is None or asked is None:
         return None
-    is_usual = scan.delimiter == USUAL_DELIMITERS[asked[1]] and scan.quote == delimited.QUOTE
+    is_usual = scan.delimiter == delimited.USUAL_DELIMITERS[asked[1]] and scan.quote == delimited.QUOTE
     return None if is_usual else (scan.delimiter, scan.quote)
 
 
@@ -423,16 +359,15 @@ def find_part_line(part: SourcePart, scan: FileScan, base: Path, row: int) -> in
 
     The file is read again up to there, for messages about one record.
     """
-    if part.reader == "json_lines":
+    file_format = find_file_format(part.reader)
+    if file_format.is_own_lines:
         return next((raw.line for raw in read_records(part, base) if raw.number == row), None)
-    asked = choose_reader(part.url)
-    if part.reader != "delimited" or asked is None or scan.delimiter is None or scan.quote is None:
+    asked = choose_file_format(part.url)
+    if asked is None:
         return None
     try:
         where = urls.locate_url(part.url, base)
         with open_content(urls.open_raw(where), asked[2], where.url, max_expansion=Limits().max_expansion) as stream:
-            return delimited.find_record_line(
-                stream, delimited.Dialect(scan.delimiter, scan.quote), part.first_record - 1 + row
-            )
+            return file_format.find_line(stream, scan, part.first_record - 1 + row)
     except (SourceError, OSError):
         return None

@@ -185,7 +185,7 @@ def _scan_split(
     scan = FileScan(_make_split_url(source, split), hint, "huggingface", pinned.stamp, 0, (), columns, pinned.revision)
     scan = replace(scan, max_record_bytes=source.limits.max_record_bytes, keeps_non_finite=keeps_non_finite)
     rows = cut_rows(_encode_dataset_rows(source, dataset, keeps_non_finite), source.limits.max_record_bytes)
-    parts = stage_parts(rows, scan, stage, is_staged=True)
+    parts = stage_parts(rows, scan, stage, is_staged=True, is_arrow=True)
     return replace(scan, parts=parts, records=sum(part.records for part in parts))
 
 

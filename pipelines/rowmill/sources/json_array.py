@@ -20,8 +20,10 @@ import numpy.typing as npt
 import orjson
 
 from rowmill.core.errors import SourceError
+from rowmill.sources import json_lines
+from rowmill.sources.file_format import FileFormat, FileOptions, OpenStream
 from rowmill.sources.limits import Limits, make_too_long_line
-from rowmill.sources.parts import BOM, PartContent, cut_rows
+from rowmill.sources.parts import BOM, FileScan, PartContent, cut_rows
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Positions: TypeAlias = npt.NDArray[np.int64]
@@ -220,3 +222,25 @@ def remove_line_ends(text: bytes) -> bytes:
     if b"\n" not in text:
         return text
     return _INDENTATION.sub(b" ", text) if _is_valid_json(text) else text.replace(b"\n", b"\r")
+
+
+class _JsonArray(FileFormat):
+    def detect(self, open_stream: OpenStream, limits: Limits) -> FileFormat:
+        with open_stream() as stream:
+            kind = detect_json_kind(stream, limits)
+        return next(one for one in (self, json_lines.FORMAT, VALUE_FORMAT) if one.name == kind)
+
+    def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
+        return cut_json_array(stream, scan.url, file.limits)
+
+
+class _JsonValue(FileFormat):
+    def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
+        return cut_json_value(stream, file.limits)
+
+
+FORMAT = _JsonArray("json_array", suffixes=(".json",))
+VALUE_FORMAT = _JsonValue(
+    "json_value",
+    syntax_hint="; the file's first line is no JSON value, so the file was read as one; is it JSON Lines?",
+)

@@ -8,10 +8,19 @@ nothing here ever calls `splitlines`.
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from rowmill.sources.file_format import FileFormat, FileOptions
 from rowmill.sources.limits import Limits
-from rowmill.sources.parts import PartContent, cut_lines
+from rowmill.sources.parts import FileScan, PartContent, cut_lines
 
 
 def cut_json_lines(stream: BinaryIO, limits: Limits) -> Iterator[PartContent]:
     """Cut the file into parts of its own bytes."""
     return cut_lines(stream, limits.max_record_bytes)
+
+
+class _JsonLines(FileFormat):
+    def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
+        return cut_json_lines(stream, file.limits)
+
+
+FORMAT = _JsonLines("json_lines", suffixes=(".jsonl",), is_own_lines=True)

@@ -9,6 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import BinaryIO
 
 import pyarrow as pa
@@ -16,8 +17,9 @@ import pyarrow.parquet as pq
 
 from rowmill.core.errors import SchemaError, SourceError
 from rowmill.sources.arrow_rows import encode_batch
+from rowmill.sources.file_format import FileFormat, FileOptions, OpenStream
 from rowmill.sources.limits import Limits, require_columns, require_expansion
-from rowmill.sources.parts import PartContent, cut_rows
+from rowmill.sources.parts import FileScan, PartContent, cut_rows
 
 _BATCH_ROWS = 256
 """Small: rows may hold megabytes each, and decoding in batches of thousands gains little."""
@@ -97,3 +99,22 @@ def _unreadable_error(url: str, why: str) -> SourceError:
         f"{url}: not readable as Parquet ({' '.join(why.split())}); a whole, undamaged Parquet file is needed; "
         "fetch or write the file again"
     )
+
+
+class _Parquet(FileFormat):
+    def note_options(self, scan: FileScan, file: FileOptions, open_stream: OpenStream) -> FileScan:
+        return replace(scan, keeps_non_finite=file.keeps_non_finite)
+
+    def is_current(self, scan: FileScan, file: FileOptions) -> bool:
+        return scan.keeps_non_finite == file.keeps_non_finite
+
+    def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
+        keeps, is_seekable = file.keeps_non_finite, file.is_seekable
+        return cut_parquet(stream, scan.url, file.limits, seekable=is_seekable, keeps_non_finite=keeps)
+
+    def read_columns(self, scan: FileScan, file: FileOptions, open_stream: OpenStream) -> dict[str, str]:
+        with open_stream() as stream:
+            return read_columns(stream, scan.url, seekable=file.is_seekable)
+
+
+FORMAT = _Parquet("parquet", suffixes=(".parquet",), is_seekable=True, is_arrow=True)

@@ -29,7 +29,6 @@ BLANKS = b" \t\r"
 _BLOCK_BYTES = 1 << 20
 _CONTENT_LIMIT_BYTES = 16 << 20
 
-ReaderName = Literal["json_lines", "json_array", "json_value", "parquet", "delimited", "plain_text", "huggingface"]
 SplitHint = Literal["train", "validation"]
 SampleBy = Literal["line", "paragraph", "document"]
 
@@ -70,7 +69,7 @@ class SourcePart:
     records: int
     sha256: str
     part_id: str
-    reader: ReaderName
+    reader: str
     arrow: bool
     stamp: str
     staged: str | None
@@ -100,7 +99,7 @@ class FileScan:
 
     url: str
     split_hint: SplitHint | None
-    reader: ReaderName
+    reader: str
     stamp: str
     records: int
     parts: tuple[SourcePart, ...]

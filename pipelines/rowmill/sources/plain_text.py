@@ -18,14 +18,16 @@ The staged copy has each record on the line on which it begins in the file, so t
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import BinaryIO
 
 import orjson
 
 from rowmill.core.errors import SourceError
+from rowmill.sources.file_format import FileFormat, FileOptions, OpenStream
 from rowmill.sources.limits import Limits, bound_line, explain_too_long
-from rowmill.sources.parts import BLANKS, BOM, PartContent, SampleBy, cut_pieces, find_line_end
+from rowmill.sources.parts import BLANKS, BOM, FileScan, PartContent, SampleBy, cut_pieces, find_line_end
 
 TEXT_LIMIT_BYTES = 64 << 20
 """The longest paragraph or document, some 16 million tokens: a text is held in memory, several times while it is
@@ -122,3 +124,14 @@ def _encode_text(text: bytes) -> bytes:
         # The bad bytes go on as they are: reading the part then rejects this one text as `not_utf8`.
         value = {"text": text.decode("utf-8", "surrogateescape")}
         return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape")
+
+
+class _PlainText(FileFormat):
+    def note_options(self, scan: FileScan, file: FileOptions, open_stream: OpenStream) -> FileScan:
+        return replace(scan, sample_by=file.sample_by)
+
+    def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
+        return cut_plain_text(stream, scan.url, file.sample_by, file.limits)
+
+
+FORMAT = _PlainText("plain_text", suffixes=(".txt",), options=frozenset({"sample_by"}), has_documents=True)

@@ -17,11 +17,11 @@ from typing import NamedTuple
 import numpy as np
 import orjson
 
-from rowmill.core.config import describe_type
 from rowmill.core.errors import IntegrityError
 from rowmill.core.json import Json
 from rowmill.schema.rows import Rejected
 from rowmill.sources import urls
+from rowmill.sources.file_formats import find_file_format
 from rowmill.sources.limits import explain_too_long
 from rowmill.sources.parts import BLANKS, BOM, SourcePart
 
@@ -64,7 +64,7 @@ def read_records(part: SourcePart, base: Path) -> Iterator[RawRecord]:
 
     """
     records = _parse_records(part, read_part_bytes(part, base))
-    return map(_reject_blank, records) if part.reader == "plain_text" else records
+    return map(_reject_blank, records) if find_file_format(part.reader).has_documents else records
 
 
 def _reject_blank(record: RawRecord) -> RawRecord:
@@ -167,9 +167,7 @@ def _parse_again(raw: bytes, error: orjson.JSONDecodeError, part: SourcePart) ->
 
 
 def _explain_invalid_json(error: orjson.JSONDecodeError, part: SourcePart) -> str:
-    if part.reader == "json_value":
-        return f"{error}; the file's first line is no JSON value, so the file was read as one; is it JSON Lines?"
-    return str(error)
+    return f"{error}{find_file_format(part.reader).syntax_hint}"
 
 
 def _parse_exactly(raw: bytes, error: orjson.JSONDecodeError | None) -> Json:
@@ -224,6 +222,4 @@ def _reject_too_deep() -> Rejected:
 
 
 def _reject_non_object(value: Json, part: SourcePart) -> Rejected:
-    if part.reader == "delimited":
-        return Rejected("not_an_object", f"{len(value)} cells do not match the header")
-    return Rejected("not_an_object", f"{describe_type(value)}; a record is an object")
+    return Rejected("not_an_object", find_file_format(part.reader).explain_non_object(value))

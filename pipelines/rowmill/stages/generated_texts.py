@@ -152,7 +152,7 @@ def _open_parser(meant: GeneratedTextSpec) -> tuple[Parser, Serialiser]:
 
 def read_texts(part: sources.SourcePart, base: Path) -> Iterator[GeneratedText]:
     """Yield the texts of a part."""
-    if part.reader == "plain_text":
+    if sources.find_file_format(part.reader).has_documents:
         yield _read_whole_file(part, base)
         return
     for record in sources.read_records(part, base):

@@ -19,7 +19,7 @@ from rowmill.schema import manifest
 from rowmill.schema.ledger import KEPT, REJECTED, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Part
 from rowmill.sources import Files, FileScan
-from rowmill.sources.files import choose_reader
+from rowmill.sources.file_formats import choose_file_format
 from rowmill.stages import generated_tables, generated_texts
 from rowmill.stages.base import (
     PartTask,
@@ -81,7 +81,7 @@ def scan_text_urls(
 
 
 def _has_texts(folder: Path) -> bool:
-    return folder.is_dir() and any(choose_reader(path.name) for path in folder.rglob("*") if path.is_file())
+    return folder.is_dir() and any(choose_file_format(path.name) for path in folder.rglob("*") if path.is_file())
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,9 +54,6 @@ from rowmill.tabular.table_contract import TableContract
 from rowmill.tabular.table_contract import evidence as table_evidence
 from rowmill.tabular.time_order import SortKey
 
-CELL_READER = "delimited"
-"""The reader whose records hold texts of cells."""
-
 
 @dataclass(frozen=True, slots=True)
 class ObserveTask:
@@ -90,6 +87,10 @@ class TableRowsTask:
     order: SortKey | None
 
 
+def _has_cells(part: sources.SourcePart) -> bool:
+    return sources.find_file_format(part.reader).has_cells
+
+
 # ── The first reading ──────────────────────────────────────────────────────────────────────────────
 
 
@@ -97,7 +98,7 @@ def observe_part(task: ObserveTask) -> Part:
     """Say how the values of a part's records are written."""
     # The digits of a number say nothing of its type.
     decoded = _decode_part(task.part, Path(task.base), task.take, is_exact=False)
-    seen = table_evidence.observe_records(decoded.values, decoded.numbers, are_cells=task.part.reader == CELL_READER)
+    seen = table_evidence.observe_records(decoded.values, decoded.numbers, are_cells=_has_cells(task.part))
     store, at = Store(task.root), f"{task.folder}/parts/{task.fingerprint}"
     content = orjson.dumps(seen.to_json())
     store.write(f"{at}/seen.json", content)
@@ -116,7 +117,7 @@ class _DecodedPart:
 
 def _decode_part(part: sources.SourcePart, base: Path, take: int | None, *, is_exact: bool = True) -> _DecodedPart:
     """Return a part's records, numbers with their own digits if `is_exact`; those beyond `take` are left out."""
-    if part.reader == CELL_READER:
+    if _has_cells(part):
         cells = _decode_cells(sources.read_part_bytes(part, base), take)
         if cells is not None:
             return cells
@@ -127,7 +128,7 @@ def _decode_part(part: sources.SourcePart, base: Path, take: int | None, *, is_e
         if raw.value is None:
             value = raw.rejected or Rejected("not_an_object")
         else:
-            value = raw.value if part.reader == CELL_READER or not is_exact else read_exactly(raw.raw, raw.value)
+            value = raw.value if _has_cells(part) or not is_exact else read_exactly(raw.raw, raw.value)
         if isinstance(value, Rejected):
             found.rejected.append((raw.number, value, raw.raw))
         else:
@@ -229,7 +230,7 @@ def make_table_part(task: TableRowsTask) -> Part:
     for number, rejected, raw in decoded.rejected:
         log.add(f"{task.part.part_id}:{number}", rejected, raw)
     columns = split_columns(decoded.values)
-    if task.part.reader == CELL_READER:
+    if _has_cells(task.part):
         made = cell_rows(decoded.values, decoded.numbers, mismatches)
     else:
         made = value_rows(decoded.values, columns, decoded.numbers, mismatches)

@@ -202,7 +202,7 @@ def _save_rows(
     notes = Counter(note for row in columns.rows for note in row.report.notes)
     facts: dict[str, Any] = {
         "records": count_group_records(task.taken),
-        "is_text_file": task.taken[0][0].reader == "plain_text",
+        "is_text_file": sources.find_file_format(task.taken[0][0].reader).has_documents,
         "further_rows": further,
         "kept": len(columns.ids),
         "reasons": log.counts(),

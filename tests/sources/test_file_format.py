@@ -1,0 +1,130 @@
+"""A format of source files is its module and its line in the list: a new one is read and built like the others.
+
+What belongs here: a format added in one file, and what is true of every format. What does not: what a reader does with
+its files (`test_sources.py`, `test_csv_dialects.py`).
+"""
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from rowmill.sources.file_formats import FILE_FORMATS, FORMATS_BY_SUFFIX, choose_file_format, find_file_format
+from rowmill.sources.files import Files
+from tests.support.recipes import Road
+
+ROOT = Path(__file__).resolve().parents[2]
+
+CARDS = '''
+"""Cards: a front and a back on each line, with a bar between; a format that exists in this test only."""
+
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import orjson
+
+from rowmill.sources.file_format import FileFormat, FileOptions, OpenStream
+from rowmill.sources.parts import FileScan, PartContent, cut_rows
+
+
+class _Cards(FileFormat):
+    def cut_parts(self, stream: BinaryIO, scan: FileScan, file: FileOptions) -> Iterator[PartContent]:
+        cards = (line.decode().rstrip("\\n").partition("|") for line in stream)
+        rows = (orjson.dumps({"prompt": front, "response": back}) for front, _, back in cards)
+        return cut_rows(rows, file.limits.max_record_bytes)
+
+    def read_columns(self, scan: FileScan, file: FileOptions, open_stream: OpenStream) -> dict[str, str]:
+        return {"prompt": "text", "response": "text"}
+
+
+FORMAT = _Cards("cards", suffixes=(".cards",))
+'''
+
+ASK = """
+import contextlib, io, json, sys
+from pathlib import Path
+from rowmill.build import runner
+from rowmill.cli import main as cli
+from rowmill.schema import manifest
+
+config, root = Path(sys.argv[1]), sys.argv[2]
+with contextlib.redirect_stdout(io.StringIO()) as out:
+    status = cli.main(["build", str(config), "--root", root])
+project = runner.open_project(config, root)
+scanned, made = (
+    manifest.load_current(project.store, ("road", "rows", stage)) for stage in ("raw_dataset", "canonical_rows")
+)
+rows = [one for part in made.parts for one in project.store.table(part.files["rows"]).to_pylist()]
+print(json.dumps({
+    "build": [status, out.getvalue()],
+    "rows": [[one["text"], one["output"]] for one in rows],
+    "scans": [[Path(scan["url"]).name, scan["reader"], scan["columns"]] for scan in scanned.details["scans"]],
+    "built": manifest.load_current(project.store, ("road", "gpu_partitions")) is not None,
+}))
+"""
+
+
+def test_format_in_one_file_is_built_to_partitions(tmp_path: Path) -> None:
+    engine = tmp_path / "engine"
+    shutil.copytree(ROOT / "pipelines", engine / "pipelines", ignore=shutil.ignore_patterns("__pycache__"))
+    (engine / "pipelines/rowmill/sources/cards.py").write_text(CARDS, encoding="utf-8")
+    listed = engine / "pipelines/rowmill/sources/file_formats.py"
+    content = listed.read_text(encoding="utf-8")
+    for line, added in (
+        ("    parquet.FORMAT,\n", "    cards.FORMAT,\n"),
+        ("sources import delimited", "sources import cards"),
+    ):
+        assert content.count(line) == 1
+        content = content.replace(line, f"{line}{added}" if line.endswith("\n") else f"{added}, delimited")
+    listed.write_text(content, encoding="utf-8")
+    road = Road(tmp_path / "project").one(
+        "more.cards.gz", gzip.compress(b"sky|blue\ngrass|green\n"), {"kind": "supervised"}
+    )
+    road.write("cards.cards", b"one and one|two\ntwo and two|four\n")
+    text = road.config.read_text(encoding="utf-8").replace("data/more.cards.gz", "data/")
+    road.config.write_text(text, encoding="utf-8")
+
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, str(road.config), str(tmp_path / "built")],
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(engine / "pipelines")},
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout.splitlines()[-1])
+    assert made["build"][0] == 0, made["build"][1]
+    assert sorted(made["rows"]) == [
+        ["grass", "green"],
+        ["one and one", "two"],
+        ["sky", "blue"],
+        ["two and two", "four"],
+    ]
+    columns = {"prompt": "text", "response": "text"}
+    assert sorted(made["scans"]) == [["cards.cards", "cards", columns], ["more.cards.gz", "cards", columns]]
+    assert made["built"]
+
+
+def test_every_suffix_and_name_is_of_one_format() -> None:
+    assert len({one.name for one in FILE_FORMATS}) == len(FILE_FORMATS)
+    assert len(FORMATS_BY_SUFFIX) == sum(len(one.suffixes) for one in FILE_FORMATS)
+    for suffix, one in FORMATS_BY_SUFFIX.items():
+        assert choose_file_format(f"a/b{suffix}.gz") == (one, suffix, ".gz")
+        assert find_file_format(one.name) is one
+
+
+def test_options_of_formats_are_options_of_files() -> None:
+    options = {option for one in FILE_FORMATS for option in one.options}
+
+    assert options <= set(Files.model_fields)
+
+
+def test_records_without_a_file_have_the_answers_of_the_base() -> None:
+    huggingface = find_file_format("huggingface")
+
+    assert not (huggingface.has_cells or huggingface.has_documents or huggingface.is_own_lines)

@@ -22,7 +22,8 @@ from rowmill.core.json import Json
 from rowmill.core.storage import check_name
 from rowmill.recipe.format_guess import FormatGuess, guess_format
 from rowmill.recipe.recipe import find_recipes, parse_recipe
-from rowmill.sources.files import READERS, SUFFIXES, Files, find_files, read_first_records
+from rowmill.sources.file_formats import FORMATS_BY_SUFFIX, SUFFIXES
+from rowmill.sources.files import Files, find_files, read_first_records
 
 DEFAULT_DATA = "data"
 """The folder that is looked at where no data is named."""
@@ -118,7 +119,7 @@ def _require_default_data(folder: Path) -> str:
     if not (folder / DEFAULT_DATA).is_dir():
         raise ConfigError(
             f"rowmill init: no data is named, and there is no folder {DEFAULT_DATA}/ here; a file, folder, glob or URL "
-            f"of {join_choices(READERS)} is needed; run rowmill init FILE"
+            f"of {join_choices(FORMATS_BY_SUFFIX)} is needed; run rowmill init FILE"
         )
     return DEFAULT_DATA
 

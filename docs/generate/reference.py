@@ -35,8 +35,10 @@ from rowmill.formats.records import FileGroups
 from rowmill.formats.splits import Boundaries
 from rowmill.packing.mixture import BlockShuffle, Mixture
 from rowmill.packing.rank_assignment import Partitions
-from rowmill.recipe import recipe
-from rowmill.recipe.recipe import Dataset, Execution, Recipe
+from rowmill.recipe import defaults, recipe
+from rowmill.recipe.dataset import Dataset
+from rowmill.recipe.execution import Execution
+from rowmill.recipe.recipe import Recipe
 from rowmill.schema import ledger, reject_reasons
 from rowmill.sources.compression import CODECS
 from rowmill.sources.file_formats import FORMATS_BY_SUFFIX
@@ -371,9 +373,9 @@ def _render_names_section() -> Iterator[str]:
         "enforce_eos (top level)": "defaults.format.add_eos",
         "ignore_token_id (top level)": "defaults.packing.ignore_token_id",
     }
-    lines |= {f"format.{alias}": f"format.{name}" for alias, name in recipe.FORMAT_ALIASES.items()}
+    lines |= {f"format.{alias}": f"format.{name}" for alias, name in defaults.FORMAT_ALIASES.items()}
     lines |= {f"format.kind: {alias}": f"format.kind: {name}" for alias, name in formats.KIND_ALIASES.items()}
-    lines |= {f"format.{alias}": f"truncation.{name}" for alias, name in recipe.FIELD_ALIASES.items()}
+    lines |= {f"format.{alias}": f"truncation.{name}" for alias, name in defaults.FIELD_ALIASES.items()}
     for written, meant in lines.items():
         yield f"| `{written}` | `{meant}` |"
     yield "| an option of a group, written directly under `format` | the same option in its group |"

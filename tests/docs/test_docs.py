@@ -20,7 +20,7 @@ from rowmill.build.steps import Project
 from rowmill.checks import catalog, gates
 from rowmill.core.config import Config
 from rowmill.exports import base
-from rowmill.recipe import recipe
+from rowmill.recipe import dataset, recipe
 from rowmill.schema import ledger
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -268,7 +268,7 @@ def test_yaml_of_a_page_is_a_recipe_or_a_part_of_one(page: Path, monkeypatch: py
         given = yaml.safe_load(text)
         if not {"datasets", "configs"} & given.keys():
             # A part of a recipe, or of a dataset, stands for itself in the smallest one.
-            own = {name: value for name, value in given.items() if name in recipe.Dataset.model_fields}
+            own = {name: value for name, value in given.items() if name in dataset.Dataset.model_fields}
             top = {name: value for name, value in given.items() if name not in own}
             given = {**SMALLEST, **top, "datasets": {"chats": {**SMALLEST["datasets"]["chats"], **own}}}
 

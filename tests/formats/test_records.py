@@ -7,12 +7,13 @@ import pytest
 
 from rowmill.cli import main
 from rowmill.core.errors import ConfigError
-from rowmill.recipe import recipe
+from rowmill.recipe import overrides, recipe
+from rowmill.recipe.dataset import Dataset
 from tests.support.recipes import Road
 from tests.support.tables import as_csv, grouped, purchases, records
 
 
-def parsed(form: dict[str, Any], **groups: Any) -> recipe.Dataset:
+def parsed(form: dict[str, Any], **groups: Any) -> Dataset:
     dataset = {"source": {"train_urls": ["a.csv"]}, "format": records(**form), **groups}
     values = {"tokenizer": "t", "seq_len": 64, "datasets": {"rows": dataset}}
     return recipe.parse_recipe(values, name="road", where="road.yaml").datasets["rows"]
@@ -123,7 +124,7 @@ def test_column_that_no_record_has_is_named_with_those_there_are(tmp_path: Path)
 
 
 def overridden(datasets: dict[str, Any], **options: str) -> Any:
-    return recipe.apply_overrides({"datasets": datasets}, options)["datasets"]
+    return overrides.apply_overrides({"datasets": datasets}, options)["datasets"]
 
 
 def test_option_on_the_command_line_is_the_only_records_dataset_s() -> None:

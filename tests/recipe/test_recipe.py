@@ -9,6 +9,7 @@ from rowmill.core.errors import ConfigError
 from rowmill.formats import Chat, Text
 from rowmill.formats.kind import OPTION_GROUPS
 from rowmill.recipe import recipe
+from rowmill.recipe.dataset import Dataset
 from rowmill.recipe.recipe import Recipe
 
 SOURCE = {"train_urls": ["a.jsonl"]}
@@ -236,4 +237,4 @@ def test_recipe_survives_its_own_dump() -> None:
 
 
 def test_every_group_of_a_dataset_is_listed() -> None:
-    assert set(OPTION_GROUPS) == set(recipe.Dataset.model_fields) - {"source", "format"}
+    assert set(OPTION_GROUPS) == set(Dataset.model_fields) - {"source", "format"}

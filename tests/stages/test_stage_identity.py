@@ -23,7 +23,9 @@ from rowmill.build import gate, prepare, runner, steps
 from rowmill.core.config import Config
 from rowmill.core.errors import PipelineError
 from rowmill.recipe import recipe
-from rowmill.recipe.recipe import Dataset, Execution, Recipe
+from rowmill.recipe.dataset import Dataset
+from rowmill.recipe.execution import Execution
+from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import Manifest, StageKey
 from tests.support.recipes import CHAT, PAIR, TEXT, Road, chat, document, pair
 

@@ -26,15 +26,7 @@ from rowmill.sources.compression import CODECS, open_content
 from rowmill.sources.file_format import FileFormat, FileOptions
 from rowmill.sources.file_formats import FORMATS_BY_SUFFIX, SUFFIXES, choose_file_format, find_file_format
 from rowmill.sources.limits import Limits, require_files
-from rowmill.sources.parts import (
-    SCAN_VERSION,
-    FileScan,
-    PartContent,
-    SampleBy,
-    SourcePart,
-    SplitHint,
-    name_part,
-)
+from rowmill.sources.parts import SCAN_VERSION, FileScan, PartContent, SampleBy, SourcePart, SplitHint, name_part
 from rowmill.sources.reading import read_records
 
 ContentStager = Callable[[str, bytes], str]

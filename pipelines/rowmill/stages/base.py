@@ -36,7 +36,8 @@ import polars as pl
 from rowmill.checks.judge import CheckResult
 from rowmill.core.storage import File, Store, digest_json
 from rowmill.executors import LocalPool
-from rowmill.recipe.recipe import Dataset, Recipe
+from rowmill.recipe.dataset import Dataset
+from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import (
     DisplayTable,
     Histogram,

@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 
 from rowmill.core.errors import GenerationError
 from rowmill.core.storage import digest_json
-from rowmill.recipe.recipe import Dataset, Recipe
+from rowmill.recipe.dataset import Dataset
+from rowmill.recipe.recipe import Recipe
 from rowmill.schema.ledger import KEPT, REJECTED
 from rowmill.schema.manifest import DisplayTable
 from rowmill.schema.rows import Rejected

@@ -14,7 +14,8 @@ from typing import Any
 from rowmill import sources
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import digest_json
-from rowmill.recipe.recipe import Dataset, Recipe
+from rowmill.recipe.dataset import Dataset
+from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.schema.ledger import KEPT, REJECTED, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Part

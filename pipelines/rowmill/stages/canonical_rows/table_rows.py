@@ -33,7 +33,7 @@ from rowmill.core.json import Json
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.formats import Records, filters
 from rowmill.formats.splits import Split, Splits, Splitter, assign_split
-from rowmill.recipe.recipe import Dataset
+from rowmill.recipe.dataset import Dataset
 from rowmill.schema.ledger import NOT_TAKEN
 from rowmill.schema.manifest import File, Part
 from rowmill.schema.rows import ROW_SCHEMA, Rejected, count_messages

@@ -21,7 +21,7 @@ from rowmill.core.storage import Store
 from rowmill.formats import filters
 from rowmill.formats.preference import list_present_columns
 from rowmill.formats.splits import Splitter, assign_split
-from rowmill.recipe.recipe import Dataset
+from rowmill.recipe.dataset import Dataset
 from rowmill.schema.ledger import NOT_TAKEN
 from rowmill.schema.manifest import Part
 from rowmill.schema.rows import NORMALIZATION_COLUMNS, ROW_SCHEMA, ParseReport, Rejected, Row, count_messages

@@ -18,7 +18,8 @@ from rowmill.conversation.rendering.renderer import RendererSpec
 from rowmill.core.errors import ConfigError
 from rowmill.core.number_text import format_count, format_percent
 from rowmill.core.storage import digest_json
-from rowmill.recipe.recipe import Dataset, Recipe
+from rowmill.recipe.dataset import Dataset
+from rowmill.recipe.recipe import Recipe
 from rowmill.schema.examples import make_example_schema
 from rowmill.schema.ledger import KEPT, REJECTED, count_unaccounted, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, Part

@@ -31,7 +31,7 @@ from rowmill.formats.built_examples import BuiltExample, check_built_example
 from rowmill.formats.custom import BuildContext
 from rowmill.formats.kind import TokenBuilder
 from rowmill.formats.reasoning import inline_reasoning, limit_reasoning
-from rowmill.recipe.recipe import Dataset
+from rowmill.recipe.dataset import Dataset
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.examples import SPAN_KINDS, WEIGHT_COLUMN
 from rowmill.schema.rows import MaskedConversation, Message, Rejected, RowKind, Span

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from rowmill.conversation.rendering.renderer import RendererSpec
 from rowmill.core.errors import ContextOverflowError
 from rowmill.core.storage import Store
-from rowmill.recipe.recipe import Dataset
+from rowmill.recipe.dataset import Dataset
 from rowmill.schema.examples import WEIGHT_COLUMN, count_tokens_by_weight
 from rowmill.schema.ledger import sum_counts
 from rowmill.schema.manifest import File, Part

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from rowmill.core.storage import Store
 from rowmill.formats.splits import Boundaries, Split, Splitter
-from rowmill.recipe.recipe import Dataset
+from rowmill.recipe.dataset import Dataset
 from rowmill.schema import manifest
 from rowmill.schema.manifest import NOT_APPLICABLE, File, Manifest, StageKey
 from rowmill.schema.rows import Rejected

@@ -1,0 +1,98 @@
+"""One dataset of a recipe: its source, its kind and its option groups, checked together.
+
+What belongs here: composing the groups. What does not: an option or a check of one kind
+(`formats/`), what the recipe's mapping fills in (`defaults.py`).
+"""
+
+from pydantic import model_validator
+
+from rowmill.conversation.masking import Loss
+from rowmill.conversation.rendering.renderer import Template
+from rowmill.conversation.truncation import Truncation
+from rowmill.core.config import Config
+from rowmill.exports import DatasetSummary
+from rowmill.formats import Auto, Format
+from rowmill.formats.filters import Filters
+from rowmill.formats.reasoning import Reasoning
+from rowmill.formats.splits import Splits
+from rowmill.formats.tool_calls import Tools
+from rowmill.packing.plan import Packing
+from rowmill.schema.rows import RowKind
+from rowmill.sources import GeneratedSource, Source
+
+
+class Dataset(Config):
+    """One dataset: where its rows come from and what is done to them on the way to packed sequences."""
+
+    source: Source
+    """Where the raw records are."""
+    format: Format = Auto()
+    """How a record's own columns become a row."""
+    reasoning: Reasoning = Reasoning()
+    """Where reasoning is found, and what becomes of it."""
+    tools: Tools = Tools()
+    """Where tools are found, and in which form calls reach the template."""
+    template: Template = Template()
+    """The chat template and what is asked of it."""
+    loss: Loss = Loss()
+    """Which tokens train."""
+    truncation: Truncation = Truncation()
+    """What happens to rows longer than the context."""
+    filters: Filters = Filters()
+    """Rows left out on purpose."""
+    splits: Splits = Splits()
+    """Which rows are held out."""
+    packing: Packing = Packing()
+    """How examples share sequences."""
+
+    @model_validator(mode="after")
+    def _require_packable_rows(self) -> "Dataset":
+        """Refuse a way of packing that the kind's rows cannot take, before a row is read."""
+        self.packing.strategy_for(self.row_kind)
+        return self
+
+    @model_validator(mode="after")
+    def _require_records_format(self) -> "Dataset":
+        if isinstance(self.source, GeneratedSource) and not self.format.IS_TABLE:
+            raise ValueError(
+                f"source.generated: {self.source.generated} holds records of a table, and format.kind is "
+                f"{self.format.kind}; records is needed; set format: {{kind: records}}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> "Dataset":
+        self.format.check_options(self)
+        return self
+
+    @property
+    def row_kind(self) -> RowKind:
+        """What most of its rows are."""
+        return self.format.ROW_KIND
+
+    @property
+    def keeps_non_finite(self) -> bool:
+        """Whether NaN and infinity of typed sources are values of its rows: records have texts for them."""
+        return self.format.IS_TABLE
+
+    @property
+    def keeps_overlong(self) -> bool:
+        """Whether rows over the limit are left to packing, unless `truncation.overlong` says otherwise."""
+        joined = self.packing.strategy_for(self.row_kind) == "concat" and self.truncation.max_length is None
+        return joined or self.packing.slice_strategy is not None
+
+
+def has_generation(dataset: Dataset) -> bool:
+    """Tell whether a model's records are parsed for a dataset that has data of its own."""
+    table = dataset.format.as_table()
+    return table is not None and table.generation is not None and not isinstance(dataset.source, GeneratedSource)
+
+
+def summarize_dataset(dataset: Dataset) -> DatasetSummary:
+    """Return what decides which exports a dataset can go into."""
+    return DatasetSummary(
+        kind=dataset.row_kind,
+        is_joined=dataset.packing.strategy_for(dataset.row_kind) == "concat",
+        is_open=not dataset.packing.block_cross_document_attention,
+        has_weights=bool(dataset.loss.weights),
+    )

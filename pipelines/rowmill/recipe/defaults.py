@@ -1,0 +1,198 @@
+"""What a recipe's mapping may leave out or write elsewhere: defaults, aliases, a group's options under `format`.
+
+What belongs here: completing the mapping of a dataset before it is validated. What does not: the options'
+own defaults, which their classes have.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from rowmill.core import config
+from rowmill.core.config import describe_type
+from rowmill.core.errors import ConfigError, join_choices, suggest_name
+from rowmill.core.storage import check_name
+from rowmill.formats import KINDS, Auto, resolve_kind
+from rowmill.formats.kind import OPTION_GROUPS, DatasetKind
+
+FORMAT_ALIASES = {"type": "kind"}
+
+
+FIELD_ALIASES = {"max_seq_len": "max_length"}
+
+
+_CACHE_OPTIONS = ("cache_dir", "cache_options", "auto_build_caches")
+"""What other projects call where and how tokens are kept; here they are found by the digest of what decides them."""
+
+
+def _refuse_cache(raw: Mapping[str, Any], at: str) -> None:
+    for name in _CACHE_OPTIONS:
+        if name in raw:
+            raise ConfigError(
+                f"{at}: {name}: a recipe holds what decides the bytes, and this decides none; the storage root is "
+                "--root or ROWMILL_STORE, workers are execution.workers; delete it"
+            )
+
+
+def resolve_top_level_aliases(raw: dict[str, Any], where: str) -> None:
+    """Move options that other tools keep at the top of a recipe to their groups."""
+    _refuse_cache(raw, where)
+    if "configs" in raw:
+        if "datasets" in raw:
+            raise ConfigError(f"{where}: configs and datasets are the same key; only one may stand; delete configs")
+        raw["datasets"] = raw.pop("configs")
+    moves = {"chat_template": ("template", "chat_template"), "enforce_eos": ("format", "add_eos"),
+             "ignore_token_id": ("packing", "ignore_token_id")}  # fmt: skip
+    for alias, (group, field) in moves.items():
+        if alias in raw:
+            defaults: dict[str, Any] = raw.setdefault("defaults", {})
+            into: dict[str, Any] = defaults.setdefault(group, {})
+            if field in into:
+                raise ConfigError(f"{where}: {alias} and defaults.{group}.{field} are the same option; keep one")
+            into[field] = ("auto" if raw[alias] else False) if alias == "enforce_eos" else raw[alias]
+            del raw[alias]
+
+
+def check_defaults(defaults: Mapping[str, Any], where: str) -> None:
+    """Refuse a group or option of `defaults` that no dataset has."""
+    for group, values in defaults.items():
+        if group != "format" and group not in OPTION_GROUPS:
+            raise ConfigError(
+                f"{where}: defaults.{group}: unknown group; allowed: "
+                f"{join_choices([*OPTION_GROUPS, 'format'])}; correct it"
+            )
+        if not isinstance(values, dict):
+            raise ConfigError(
+                f"{where}: defaults.{group}: is {describe_type(values)}, expected a mapping; write its options under it"
+            )
+        if group in OPTION_GROUPS:
+            config.validate_options(OPTION_GROUPS[group], values, f"{where}: defaults.{group}")
+        else:
+            _check_default_format(cast("dict[str, Any]", values), where)
+
+
+def _check_default_format(values: Mapping[str, Any], where: str) -> None:
+    """Refuse a key that no kind of format has: every dataset would leave it out, and nobody would notice."""
+    known = {"kind", *(name for kind in KINDS.values() for name in kind.list_fields())}
+    for name in values:
+        if name in known:
+            continue
+        home = next((group for group, model in OPTION_GROUPS.items() if name in model.model_fields), None)
+        guess = suggest_name(name, known)
+        hint = f"write it under defaults.{home}" if home else f"did you mean {guess}?" if guess else "delete it"
+        raise ConfigError(
+            f"{where}: defaults.format.{name}: no kind of format has this option; allowed: "
+            f"{join_choices(sorted(known))}; "
+            f"{hint}"
+        )
+
+
+def parse_dataset(name: str, value: object, defaults: Mapping[str, Any], where: str, base: Path) -> object:
+    """Return a dataset's mapping with aliases resolved and its groups filled in from `defaults` and its kind."""
+    check_name(name, f"{where}: datasets.{name}")
+    if not isinstance(value, dict):
+        return value
+    raw = dict(cast("dict[str, Any]", value))
+    at = f"{where}: datasets.{name}"
+    _refuse_cache(raw, at)
+    form: object = raw.get("format", {})
+    if not isinstance(form, dict):
+        return raw
+    shared: dict[str, Any] = dict(defaults.get("format", {}))
+    options = _resolve_format_aliases(dict(cast("dict[str, Any]", form)), at)
+    written = str(options.get("kind", shared.get("kind", Auto.get_name())))
+    options["kind"], registered = resolve_kind(written)
+    if registered is not None:
+        if "class" in options:
+            raise ConfigError(
+                f"{at}.format: {written} is registered for {registered}; its class is known; delete class"
+            )
+        options["class"] = registered
+    kind = KINDS.get(options["kind"])
+    if kind is None:
+        # The union of kinds names those that there are.
+        return raw | {"format": options}
+    options, read = kind.complete_options(options, base, f"{at}.format")
+    _move_flat_options(options, raw, kind, read, at)
+    _refuse_unread(raw, kind, at)
+    _insert_group_defaults(raw, kind, read, options, defaults, at)
+    known = kind.list_fields()
+    raw["format"] = {**{k: v for k, v in shared.items() if k in known}, **options}
+    return raw
+
+
+def _insert_group_defaults(
+    raw: dict[str, Any],
+    kind: type[DatasetKind],
+    read: frozenset[str],
+    options: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    at: str,
+) -> None:
+    """Fill in a dataset's groups: its own value, else that of `defaults`, else the kind's default."""
+    of_kind = kind.select_group_defaults(options, raw)
+    for group in OPTION_GROUPS:
+        if group in raw and group not in read:
+            raise ConfigError(
+                f"{at}.{group}: a {kind.get_name()} dataset does not read this group; it reads "
+                f"{join_choices(sorted(read))}; delete it"
+            )
+        if group in read and group in defaults and isinstance(raw.get(group, {}), dict):
+            unread = kind.FIELDS_NOT_READ.get(group, frozenset())
+            own = raw.get(group, {})
+            if group == "splits" and "boundaries" in own:
+                # A dataset that cuts in time at boundaries of its own takes no shares from the others.
+                unread |= {"validation", "test"}
+            raw[group] = {**{k: v for k, v in defaults[group].items() if k not in unread}, **own}
+        if group in of_kind and isinstance(raw.get(group, {}), dict):
+            raw[group] = {**of_kind[group], **raw.get(group, {})}
+
+
+def _refuse_unread(raw: Mapping[str, Any], kind: type[DatasetKind], at: str) -> None:
+    """Refuse an option that the dataset's kind would read over."""
+    for group, names in kind.FIELDS_NOT_READ.items():
+        given: object = raw.get(group, {})
+        for name in sorted(names & set(given)) if isinstance(given, dict) else ():
+            allowed = sorted(set(OPTION_GROUPS[group].model_fields) - names)
+            raise ConfigError(
+                f"{at}.{group}.{name}: a {kind.get_name()} dataset does not read this option; of {group} it reads "
+                f"{join_choices(allowed)}; delete it"
+            )
+
+
+def drop_validation_shares(raw: Mapping[str, Any], written: Mapping[str, Any]) -> None:
+    """Take the validation share from datasets whose validation is given by number, unless they say their own."""
+    mixture: object = raw.get("mixture")
+    given = cast("dict[str, Any]", mixture) if isinstance(mixture, dict) else {}
+    numbers: object = given.get("num_validation_sequences")
+    for name in cast("dict[str, Any]", numbers) if isinstance(numbers, dict) else ():
+        splits: object = written[name].get("splits", {}) if isinstance(written.get(name), dict) else None
+        if isinstance(splits, dict) and not {"validation", "time_key"} & splits.keys():
+            raw["datasets"][name]["splits"] = {**raw["datasets"][name].get("splits", {}), "validation": 0}
+
+
+def _resolve_format_aliases(options: dict[str, Any], at: str) -> dict[str, Any]:
+    for alias, name in (FORMAT_ALIASES | FIELD_ALIASES).items():
+        if alias in options:
+            if name in options:
+                raise ConfigError(f"{at}.format: {alias} is another name of {name}; only one may stand; delete {alias}")
+            options[name] = options.pop(alias)
+    return options
+
+
+def _move_flat_options(
+    options: dict[str, Any], raw: dict[str, Any], kind: type[DatasetKind], read: frozenset[str], at: str
+) -> None:
+    """Move options that belong to a group out of `format`, where other tools keep them."""
+    own = kind.list_fields()
+    for field in [key for key in options if key not in own]:
+        homes = [group for group in OPTION_GROUPS if group in read and field in OPTION_GROUPS[group].model_fields]
+        if not homes:
+            continue
+        group = homes[0]
+        into: object = raw.setdefault(group, {})
+        if not isinstance(into, dict):
+            continue
+        if field in into:
+            raise ConfigError(f"{at}: {field} stands in format and in {group}; once is allowed; delete it from format")
+        raw[group] = {**cast("dict[str, Any]", into), field: options.pop(field)}

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from benchmarks import corpus, measure
 from rowmill.conversation.masking import Loss, Masker, MaskRules
-from rowmill.conversation.rendering.renderer import Renderer, RendererSpec
+from rowmill.conversation.rendering.options import RendererSpec
+from rowmill.conversation.rendering.renderer import Renderer
 from rowmill.conversation.template_contract import (
     CharacterOwnership,
     PlaceholderRendering,

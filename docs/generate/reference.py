@@ -26,14 +26,14 @@ from docs.generate import walkthrough
 from rowmill import exports, formats, sources, stats
 from rowmill.checks import catalog, gates
 from rowmill.checks.gates import Bound, Expectation, Waiver
-from rowmill.conversation.rendering.renderer import TemplateChoice
+from rowmill.conversation.rendering.options import TemplateChoice
 from rowmill.core import console
 from rowmill.core.config import Config
 from rowmill.core.storage import Store
 from rowmill.formats.kind import OPTION_GROUPS
 from rowmill.formats.records import FileGroups
 from rowmill.formats.splits import Boundaries
-from rowmill.packing.mixture import BlockShuffle, Mixture
+from rowmill.packing.mixture_options import BlockShuffle, Mixture
 from rowmill.packing.rank_assignment import Partitions
 from rowmill.recipe import defaults, recipe
 from rowmill.recipe.dataset import Dataset

@@ -23,7 +23,10 @@ from typing import Any
 
 from rowmill.conversation.mask_judge import MaskDefect
 from rowmill.conversation.masking import Loss, Masker, MaskRules
-from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, iterate_text_runs, read_named_template
+from rowmill.conversation.rendering.options import RendererSpec
+from rowmill.conversation.rendering.renderer import Renderer
+from rowmill.conversation.rendering.template_observation import iterate_text_runs
+from rowmill.conversation.rendering.template_registry import read_named_template
 from rowmill.conversation.template_proof import MaskJudge, TemplateProof, make_probe_conversations, prove_template
 from rowmill.core.json import Json, to_json
 from rowmill.core.storage import digest_json

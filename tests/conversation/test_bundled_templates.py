@@ -10,15 +10,13 @@ import pytest
 
 from docs.generate.template_table import read_template_file
 from rowmill.conversation.masking import Loss, Masker, MaskRules
-from rowmill.conversation.rendering.renderer import (
-    Renderer,
-    RendererSpec,
-    Template,
+from rowmill.conversation.rendering.options import RendererSpec, Template, resolve_template
+from rowmill.conversation.rendering.renderer import Renderer
+from rowmill.conversation.rendering.template_registry import (
     get_chat_template,
     list_bundled_templates,
     read_named_template,
     register_chat_template,
-    resolve_template,
 )
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError
@@ -96,7 +94,7 @@ def test_registered_template_is_found_by_name_and_its_name_is_taken() -> None:
 
 OWN_MODULE = """
 from rowmill.formats import RowFormat
-from rowmill.conversation.rendering.renderer import register_chat_template
+from rowmill.conversation.rendering.template_registry import register_chat_template
 from rowmill.schema.rows import Row
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role | upper }}\\n{{ m.content }}<|im_end|>{% endfor %}"

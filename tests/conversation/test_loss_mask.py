@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowmill.conversation.masking import Loss, Masker, MaskRules, needs_plain_check
-from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, read_named_template
+from rowmill.conversation.rendering.options import RendererSpec
+from rowmill.conversation.rendering.renderer import Renderer
+from rowmill.conversation.rendering.template_registry import read_named_template
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from rowmill.conversation.masking import Loss, Masker, MaskRules
-from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, read_named_template
+from rowmill.conversation.rendering.options import RendererSpec
+from rowmill.conversation.rendering.renderer import Renderer
+from rowmill.conversation.rendering.template_registry import read_named_template
 from rowmill.conversation.template_contract import RenderedConversation
 from rowmill.core.config import validate_options
 from rowmill.core.json import Json

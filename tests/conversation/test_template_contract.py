@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from rowmill.conversation.rendering.adaptation import make_nine_character_id
-from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, read_named_template
+from rowmill.conversation.rendering.options import RendererSpec
+from rowmill.conversation.rendering.renderer import Renderer
+from rowmill.conversation.rendering.template_registry import read_named_template
 from rowmill.conversation.template_contract import TemplateBehavior, find_mismatched_prompts, list_template_warnings
 
 

@@ -10,15 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from rowmill.conversation.masking import Loss, Masker, MaskRules
-from rowmill.conversation.rendering.renderer import (
-    Renderer,
-    RendererSpec,
-    Template,
-    TemplateSource,
-    list_bundled_templates,
-    make_renderer_spec,
-    read_named_template,
-)
+from rowmill.conversation.rendering.options import RendererSpec, Template, TemplateSource, make_renderer_spec
+from rowmill.conversation.rendering.renderer import Renderer
+from rowmill.conversation.rendering.template_registry import list_bundled_templates, read_named_template
 from rowmill.conversation.template_contract import RenderedConversation
 from rowmill.core.json import Json
 from rowmill.formats import Chat

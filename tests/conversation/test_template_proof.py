@@ -9,9 +9,12 @@ import pytest
 
 from docs.generate.template_table import list_template_names, read_template_file
 from rowmill.cli import main
-from rowmill.conversation.mask_judge import IndependentMaskJudge, MaskDefectKind, TransformersTemplate
+from rowmill.conversation.independent_proof import TransformersTemplate
+from rowmill.conversation.mask_judge import IndependentMaskJudge, MaskDefectKind
 from rowmill.conversation.masking import Loss, Masker, MaskRules
-from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, list_bundled_templates, read_named_template
+from rowmill.conversation.rendering.options import RendererSpec
+from rowmill.conversation.rendering.renderer import Renderer
+from rowmill.conversation.rendering.template_registry import list_bundled_templates, read_named_template
 from rowmill.conversation.template_proof import (
     MaskJudge,
     ProbeConversation,

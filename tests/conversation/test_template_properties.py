@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowmill.conversation.masking import Loss, Masker, MaskRules
-from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, list_bundled_templates, read_named_template
+from rowmill.conversation.rendering.options import RendererSpec
+from rowmill.conversation.rendering.renderer import Renderer
+from rowmill.conversation.rendering.template_registry import list_bundled_templates, read_named_template
 from rowmill.conversation.template_contract import RenderedConversation
 from rowmill.core.json import Json, to_json
 from rowmill.schema.conversation import Conversation
@@ -23,8 +25,9 @@ from rowmill.stages.tokenized_examples.text_examples import (
 )
 from rowmill.tokenization import tokenizer
 from rowmill.tokenization.control_tokens import ControlStrings
-from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, make_examples
+from rowmill.tokenization.encoded_batch import Example
 from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization.example_encoding import TokenizationCounts, make_examples
 from tests.support import recipes
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}

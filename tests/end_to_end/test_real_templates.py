@@ -14,20 +14,18 @@ import pytest
 
 from docs.generate.template_table import read_template_file
 from rowmill.conversation.masking import Loss, Masker, MaskRules
-from rowmill.conversation.rendering.renderer import (
-    Renderer,
-    RendererSpec,
-    iterate_text_runs,
-    list_bundled_templates,
-    read_named_template,
-)
+from rowmill.conversation.rendering.options import RendererSpec
+from rowmill.conversation.rendering.renderer import Renderer
+from rowmill.conversation.rendering.template_observation import iterate_text_runs
+from rowmill.conversation.rendering.template_registry import list_bundled_templates, read_named_template
 from rowmill.conversation.template_contract import RenderedConversation
 from rowmill.core.json import Json
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Message, Rejected, Span
 from rowmill.tokenization.control_tokens import ControlStrings
-from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, make_examples
+from rowmill.tokenization.encoded_batch import Example
 from rowmill.tokenization.encoder import Encoder, compute_byte_positions
+from rowmill.tokenization.example_encoding import TokenizationCounts, make_examples
 from rowmill.tokenization.tokenizer import open_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_data]

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError
 from rowmill.packing.mixture import (
-    Mixture,
     SampleOrder,
     compute_wanted_shares,
     find_step_start,
     measure_share_error,
     schedule_sequences,
 )
+from rowmill.packing.mixture_options import Mixture
 
 ABC = {"a": 0.5, "b": 0.3, "c": 0.2}
 FIVE = {"a": 5, "b": 5, "c": 5}

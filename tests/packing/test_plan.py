@@ -11,32 +11,29 @@ from hypothesis import strategies as st
 
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError, ContextOverflowError
-from rowmill.packing.plan import (
-    ExampleSlices,
+from rowmill.packing.layout import (
     Integers,
-    Packing,
     SequencePlan,
-    SliceStrategy,
     attention_spans,
-    bound_sequence_count,
-    count_best_fit,
-    count_left_out_tokens,
-    count_piece_targets,
     cu_seqlens,
-    keep_examples_whole,
-    keep_pieces,
     make_labels,
     mark_loss_positions,
     mark_targets,
+    position_ids,
+    segment_ids,
+)
+from rowmill.packing.options import Packing, SliceStrategy
+from rowmill.packing.plan import (
+    bound_sequence_count,
+    count_best_fit,
+    count_left_out_tokens,
     plan_best_fit,
     plan_concat,
     plan_greedy,
     plan_single,
     plan_slices,
-    position_ids,
-    segment_ids,
-    slice_too_long,
 )
+from rowmill.packing.slicing import ExampleSlices, count_piece_targets, keep_examples_whole, keep_pieces, slice_too_long
 from rowmill.schema.rows import RowKind
 
 TEN = [6, 5, 5, 4, 4, 3, 3, 2, 2, 2]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rowmill.packing import plan as packing
+from rowmill.packing import layout
 from rowmill.shards import gather, native
 from rowmill.shards.native import Segments, Spans
 
@@ -28,10 +28,10 @@ def _segments(parts: list[tuple[list[int], list[int]]], per_sequence: list[int])
 
 def _table(segments: Segments, *, blocked: bool = True) -> pa.Table:
     ranges = np.stack([segments.starts, np.diff(segments.offsets).astype(np.int32)], axis=1)
-    plan = packing.SequencePlan(segments.sequence_offsets, np.arange(len(ranges)), ranges)
-    lengths, offsets = packing.attention_spans(plan, block_cross_document_attention=blocked)
-    labels = packing.make_labels(segments.ids, segments.mask, lengths, ignore_token_id=None)
-    spans = Spans(labels, packing.position_ids(lengths), lengths, offsets)
+    plan = layout.SequencePlan(segments.sequence_offsets, np.arange(len(ranges)), ranges)
+    lengths, offsets = layout.attention_spans(plan, block_cross_document_attention=blocked)
+    labels = layout.make_labels(segments.ids, segments.mask, lengths, ignore_token_id=None)
+    spans = Spans(labels, layout.position_ids(lengths), lengths, offsets)
     return native.make_shard_table(segments, spans, dataset="d", first_sequence=7)
 
 
@@ -83,7 +83,7 @@ def test_segments_of_what_was_written_are_the_segments(parts: list[list[tuple[in
     back = native.recover_segments(_back(_table(segments)))
 
     lengths = np.diff(segments.offsets)
-    targets = packing.mark_targets(segments.mask, lengths)
+    targets = layout.mark_targets(segments.mask, lengths)
     assert back.ids.tolist() == segments.ids.tolist()
     assert back.mask.tolist() == targets.tolist()
     assert back.offsets.tolist() == segments.offsets.tolist()

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from rowmill.conversation.masking import Loss, Masker, MaskRules
 from rowmill.conversation.masking.content_spans import SHORT_TEXT_CHARS
 from rowmill.conversation.rendering.content_tracing import TracingRenderer, find_tracing_obstacle
-from rowmill.conversation.rendering.renderer import Renderer, RendererSpec, read_named_template
+from rowmill.conversation.rendering.options import RendererSpec
+from rowmill.conversation.rendering.renderer import Renderer
+from rowmill.conversation.rendering.template_registry import read_named_template
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation
 from tests.support.recipes import CHAT, Built, Road

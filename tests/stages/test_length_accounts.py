@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from rowmill.conversation.rendering.renderer import Renderer, RendererSpec
+from rowmill.conversation.rendering.options import RendererSpec
+from rowmill.conversation.rendering.renderer import Renderer
 from rowmill.stages.tokenized_examples import tool_lengths
 from rowmill.tokenization import tokenizer
 from rowmill.tokenization.encoder import Encoder

@@ -27,8 +27,8 @@ from rowmill.recipe import recipe
 from rowmill.schema.rows import Rejected, Row
 from rowmill.stages.tokenized_examples.stage import build_renderer_spec
 from rowmill.stages.tokenized_examples.text_examples import ExampleBuilder
-from rowmill.tokenization.encoded_batch import TokenizationCounts
 from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization.example_encoding import TokenizationCounts
 from rowmill.tokenization.tokenizer import open_tokenizer, wrap_tokenizer
 
 Supervise = Literal["all_assistant", "last_assistant", "last_turn"]

@@ -1,30 +1,33 @@
 """Judge one loss mask without the code that made it: which characters train wrongly, and which wrongly do not.
 
-What belongs here: rendering with transformers' own function, proving whose every character is, and the findings.
-What does not: making masks (`masking/`), rendering rows (`rendering/`), probe conversations (`template_proof.py`).
-Nothing of those packages is imported, so that a defect of theirs cannot hide itself here.
+What belongs here: the judgement and its findings. What does not: the proof of which message every character comes from
+(`independent_proof.py`), making masks (`masking/`), rendering rows (`rendering/`), probe conversations
+(`template_proof.py`). Nothing of `masking/` and `rendering/` is imported, so that their defects cannot
+hide.
 
-Every letter and digit of the messages' own text gets a private-use code point and is rendered again. If the render,
-mapped back, equals the plain one, every such character has an owner. The rest follows from where owners change:
+The findings follow from where the proven owners of characters change:
 
     <s>[INST] What is it? [/INST] It is four.</s>[INST] …
               └─ message 0 ─┘     └message 1┘
        prompt: nothing trains ───┘ └─own text trains─┘└─ the end of turn trains, nothing after it
 
-Punctuation has no owner of its own; between two letters of one message it is that message's.
+Punctuation has no proven owner; between two letters of one message it belongs to that message.
 """
 
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from functools import cached_property
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
+from rowmill.conversation.independent_proof import (
+    TOKEN_PATTERN,
+    ProvenRender,
+    TransformersTemplate,
+    count_common_characters,
+    find_prompt_suffix,
+    prove_owners,
+    take_common_tokens,
+)
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message
 
@@ -39,40 +42,18 @@ MaskDefectKind = Literal[
     "empty_answer_trained",
     "text_differs",
 ]
-TextPart = Literal["content", "reasoning", "call_name", "argument", "nested_argument", "tool_description"]
 
-_HIDDEN_PART_SETS: tuple[frozenset[TextPart], ...] = (
-    frozenset({"content", "reasoning", "call_name", "argument", "nested_argument", "tool_description"}),
-    # Python's own notation of a list, which some templates print, escapes private code points.
-    frozenset({"content", "reasoning", "call_name", "argument", "tool_description"}),
-    frozenset({"content", "reasoning", "argument", "tool_description"}),
-    frozenset({"content", "reasoning", "argument"}),
-    frozenset({"content", "argument"}),
-    frozenset({"content", "reasoning"}),
-    frozenset({"content"}),
-)
-"""Sets of texts that are replaced, tried in turn: a template may compare a call's name with a word of its own."""
 
-_PRIVATE_BLOCKS = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
-_PRIVATE_CHARACTERS = "".join(chr(point) for block in _PRIVATE_BLOCKS for point in block)
-"""The code points that stand for own characters: a conversation with more of these is not provable."""
-_ALPHANUMERIC_RUN = re.compile(r"[^\W_]+")
-"""A run of characters that are replaced: those of `str.isalnum`."""
-_TOKEN_PATTERN = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Za-z_]{2,40}\]")
-"""What looks like a control token."""
 _STOP_WORDS = re.compile(
     r"<(?!/)[^<>]*(?:end|eo[tsm]|call|return|turn|user|observation|response)[^<>]*>|</s>", re.IGNORECASE
 )
-"""Control tokens that may end a turn; generous, since it is only used to doubt that nothing does."""
+"""Control tokens that may end a turn; generous, since it only serves to doubt that no token ends it."""
+
+
 _STOP_RUN = re.compile(rf"(?:(?:{_STOP_WORDS.pattern})\s*)+", re.IGNORECASE)
+
+
 _NON_SPACE_RUN = re.compile(r"\S*")
-_END_WORDS = re.compile(r"end|eo[tsm]|/", re.IGNORECASE)
-_START_WORDS = re.compile(r"<[^<>]*(?:start_of_turn|im_start|start_header)[^<>]*>|<\|start\|>", re.IGNORECASE)
-"""Tokens that begin a turn."""
-_CLOCK_CALL = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1""")
-_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
-_TOOLS_MESSAGE = -1
-"""The message number of tool descriptions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,277 +62,10 @@ class MaskDefect:
 
     kind: MaskDefectKind
     message: int
-    """The message whose mask is wrong; −1 where it is no message's."""
+    """The message whose mask is wrong; −1 for text that belongs to no message."""
     start: int
     end: int
     text: str
-
-
-class TransformersTemplate:
-    """A chat template as transformers renders it."""
-
-    def __init__(self, text: str, special_tokens: Mapping[str, str], kwargs: Mapping[str, Json], now: datetime) -> None:
-        self._text = _fix_clock(text, now)
-        absent = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "")
-        self._values: dict[str, Any] = {**absent, **special_tokens, **kwargs}
-        self.eos_token = str(self._values["eos_token"])
-        self._plain_ends: dict[str, str] = {}
-
-    def render(
-        self, messages: Sequence[Message], tools: Sequence[Json] | None, *, add_generation_prompt: bool = False
-    ) -> str | None:
-        """Return the rendered text, or None if the template refuses the conversation."""
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        values: dict[str, Any] = {**self._values, "add_generation_prompt": add_generation_prompt}
-        try:
-            texts, _ = render_jinja_template(
-                [list(messages)], tools=None if tools is None else list(tools), chat_template=self._text, **values
-            )
-        except Exception:  # noqa: BLE001  (a template may raise anything)
-            return None
-        return texts[0]
-
-    def plain_end(self, tools: Sequence[Json] | None) -> str:
-        """Return what ends an answer both before another turn and as the last one; empty where the two differ."""
-        key = json.dumps(tools)
-        if key not in self._plain_ends:
-            self._plain_ends[key] = self._find_plain_end(tools)
-        return self._plain_ends[key]
-
-    def _find_plain_end(self, tools: Sequence[Json] | None) -> str:
-        user = {"role": "user", "content": "What is it"}
-        answer = {"role": "assistant", "content": "It is four"}
-        last = prove_owners(self, [user, answer], tools)
-        later = [{"role": "user", "content": "And then"}, {"role": "assistant", "content": "Nothing"}]
-        earlier = prove_owners(self, [user, answer, *later], tools)
-        if last is None or earlier is None or 1 not in last.last_code:
-            return ""
-        code = last.last_code[1]
-        if code not in earlier.first_printing:
-            return ""
-        common = _take_common_tokens(last.text_after(code), earlier.text_after(code))
-        return self.without_header(common, tools).strip()
-
-    def without_header(self, text: str, tools: Sequence[Json] | None) -> str:
-        """Return text up to the next header, which some templates print whatever follows."""
-        header = self.header_token(tools)
-        text = text.partition(header)[0] if header else text
-        start = _START_WORDS.search(text)
-        return text[: start.start()] if start else text
-
-    def header_token(self, tools: Sequence[Json] | None) -> str:
-        """Return the first control token of the generation prompt; it may close the user's turn before."""
-        tokens = _TOKEN_PATTERN.findall(self.user_prompt(tools))
-        return next((one for one in tokens if not _END_WORDS.search(one)), "")
-
-    def user_prompt(self, tools: Sequence[Json] | None) -> str:
-        """Return the generation prompt after a single user message."""
-        messages = [{"role": "user", "content": "What is it"}]
-        return _find_prompt_suffix(
-            self.render(messages, tools), self.render(messages, tools, add_generation_prompt=True)
-        )
-
-
-def _fix_clock(text: str, now: datetime) -> str:
-    """Shadow the clock of transformers, which shows the real time, with the formats that the template asks for."""
-    formats = {form: now.strftime(form) for _, form in _CLOCK_CALL.findall(text)}
-    # Jinja drops the first line end after a block, so the template's own white space stays.
-    return f"{{% set strftime_now = {json.dumps(formats)}.get %}}\n{text}" if formats else text
-
-
-# ── ownership ──
-
-
-@dataclass(frozen=True, slots=True)
-class CharacterOwner:
-    """Whose a hidden character is."""
-
-    message: int
-    part: TextPart
-
-
-@dataclass(frozen=True)
-class ProvenRender:
-    """A render in which the owner of every letter and digit of own text is proven."""
-
-    text: str
-    codes: Sequence[int]
-    """Per character the number of the own character that it prints, −1 for the template's."""
-    owners: Sequence[CharacterOwner]
-    """By number of the own character."""
-    kept: frozenset[int] = frozenset()
-    """Messages whose content was not hidden, since another has the same and the template compares them."""
-
-    @cached_property
-    def first_printing(self) -> dict[int, int]:
-        """Own character → the first position where it is printed."""
-        codes, positions = np.unique(np.array(self.codes, dtype=np.int64), return_index=True)
-        return {code: at for code, at in zip(codes.tolist(), positions.tolist(), strict=True) if code >= 0}
-
-    @cached_property
-    def first_position(self) -> dict[int, int]:
-        """Message → where the first of its own characters is printed."""
-        found: dict[int, int] = {}
-        for code, at in self.first_printing.items():
-            message = self.owners[code].message
-            found[message] = min(at, found.get(message, at))
-        return found
-
-    @cached_property
-    def last_code(self) -> dict[int, int]:
-        """Message → its own character that is printed last, by first printings."""
-        found: dict[int, int] = {}
-        for code, _ in sorted(self.first_printing.items(), key=lambda one: one[1]):
-            found[self.owners[code].message] = code
-        return found
-
-    def text_after(self, code: int) -> str:
-        """Return the template's text after an own character, up to the next one."""
-        start = self.first_printing[code] + 1
-        end = start
-        while end < len(self.codes) and self.codes[end] < 0:
-            end += 1
-        return self.text[start:end]
-
-
-class _TextHider:
-    """Replaces own characters by private code points and remembers which is which.
-
-    Characters are numbered whether they are replaced or not, so that a conversation and its prefix agree.
-    """
-
-    def __init__(self, parts: frozenset[TextPart], kept: frozenset[str]) -> None:
-        self._parts, self._kept = parts, kept
-        self._known: dict[tuple[int, TextPart, str], str] = {}
-        self.owners: list[CharacterOwner] = []
-        self._originals: list[str] = []
-
-    @property
-    def originals(self) -> str:
-        """The own characters by their number."""
-        return "".join(self._originals)
-
-    def hide(self, text: str, message: int, part: TextPart, where: str = "") -> str:
-        key = (message, part, f"{where}\0{text}")
-        if key not in self._known:
-            owner = CharacterOwner(message, part)
-            self._known[key] = _ALPHANUMERIC_RUN.sub(lambda run: self._replace_run(run.group(), owner), text)
-        return self._known[key] if part in self._parts else text
-
-    def _replace_run(self, run: str, owner: CharacterOwner) -> str:
-        first = len(self.owners)
-        self.owners += [owner] * len(run)
-        self._originals.append(run)
-        return _PRIVATE_CHARACTERS[first : len(self.owners)]
-
-    def message(self, message: Message, index: int) -> Message:
-        hidden = dict(message)
-        content = self._hide_content(message.get("content"), index)
-        hidden["content"] = message.get("content") if str(message.get("content")) in self._kept else content
-        for key in _REASONING_KEYS:
-            if isinstance(message.get(key), str):
-                hidden[key] = self.hide(message[key], index, "reasoning")
-        if isinstance(message.get("tool_calls"), list):
-            calls = enumerate(message["tool_calls"])
-            hidden["tool_calls"] = [self._hide_call(call, index, str(number)) for number, call in calls]
-        return hidden
-
-    def _hide_content(self, content: Json, index: int) -> Json:
-        if isinstance(content, str):
-            return self.hide(content, index, "content")
-        if isinstance(content, list):
-            return [
-                {**part, "text": self.hide(part["text"], index, "content", str(number))} if "text" in part else part
-                for number, part in enumerate(content)
-            ]
-        return content
-
-    def _hide_call(self, call: Any, index: int, where: str) -> Any:
-        function = call["function"]
-        hidden = {**function, "name": self.hide(function["name"], index, "call_name", where)}
-        hidden["arguments"] = self._hide_arguments(function.get("arguments"), index, where)
-        return {**call, "function": hidden}
-
-    def _hide_arguments(self, arguments: Json, index: int, where: str) -> Json:
-        def hide(text: str, path: str) -> str:
-            part: TextPart = "argument" if path.count("/") == 1 else "nested_argument"
-            return self.hide(text, index, part, f"{where}{path}")
-
-        if not isinstance(arguments, str):
-            return _map_strings(arguments, hide)
-        try:
-            parsed = json.loads(arguments)
-        except ValueError:
-            return hide(arguments, "/")
-        same = json.dumps(parsed, ensure_ascii=False) == arguments
-        return json.dumps(_map_strings(parsed, hide), ensure_ascii=False) if same else arguments
-
-    def tools(self, tools: Sequence[Json] | None) -> list[Json] | None:
-        def hide(text: str, path: str) -> str:
-            is_description = path.endswith("/description")
-            return self.hide(text, _TOOLS_MESSAGE, "tool_description", path) if is_description else text
-
-        return None if tools is None else [_map_strings(tool, hide, f"/{i}") for i, tool in enumerate(tools)]
-
-
-def _list_code_points(text: str) -> NDArray[np.int64]:
-    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32).astype(np.int64)
-
-
-def _decode_private_codes(hidden: str) -> NDArray[np.int64]:
-    """Return per character the number of the own character that it stands for, −1 for any other."""
-    points = _list_code_points(hidden)
-    codes = np.full(len(points), -1)
-    begin = 0
-    for block in _PRIVATE_BLOCKS:
-        inside = (points >= block.start) & (points < block.stop)
-        codes[inside] = points[inside] - block.start + begin
-        begin += len(block)
-    return codes
-
-
-def _map_strings(value: Json, change: Callable[[str, str], str], path: str = "") -> Json:
-    match value:
-        case str():
-            return change(value, path)
-        case dict():
-            return {key: _map_strings(one, change, f"{path}/{key}") for key, one in value.items()}
-        case list():
-            return [_map_strings(one, change, f"{path}/{i}") for i, one in enumerate(value)]
-        case _:
-            return value
-
-
-def prove_owners(
-    template: TransformersTemplate, messages: Sequence[Message], tools: Sequence[Json] | None
-) -> ProvenRender | None:
-    """Render a conversation and prove the owners of its characters; None where the template hinders the proof."""
-    plain = template.render(messages, tools)
-    if plain is None:
-        return None
-    contents = [str(one.get("content")) for one in messages]
-    repeated = frozenset(one for one in contents if contents.count(one) > 1)
-    # A template may compare messages; equal ones, hidden, are no longer equal.
-    attempts = [(parts, kept) for kept in dict.fromkeys((frozenset[str](), repeated)) for parts in _HIDDEN_PART_SETS]
-    for parts, kept in attempts:
-        hiding = _TextHider(parts, kept)
-        offered = hiding.tools(tools)
-        hidden = template.render([hiding.message(one, i) for i, one in enumerate(messages)], offered)
-        if hidden is None:
-            continue
-        originals = _list_code_points(hiding.originals)
-        if len(originals) > len(_PRIVATE_CHARACTERS):
-            return None
-        codes = _decode_private_codes(hidden)
-        if len(codes) != len(plain) or codes.max(initial=-1) >= len(originals):
-            continue
-        back = _list_code_points(hidden)
-        back[codes >= 0] = originals[codes[codes >= 0]]
-        if np.array_equal(back, _list_code_points(plain)):
-            unhidden = frozenset(i for i, one in enumerate(contents) if one in kept)
-            return ProvenRender(plain, codes.tolist(), hiding.owners, unhidden)
-    return None
 
 
 # ── the judgement ──
@@ -359,7 +73,7 @@ def prove_owners(
 
 @dataclass(frozen=True, slots=True)
 class _TurnEndRegion:
-    """What of the template's text beside own text must train, `[start, required)`, and may, up to `allowed`."""
+    """Template text after own text: `[start, required)` must train, text up to `allowed` may."""
 
     required: int
     allowed: int
@@ -384,13 +98,13 @@ class IndependentMaskJudge:
         text: str,
         trained: Sequence[tuple[int, int]],
     ) -> list[MaskDefect] | None:
-        """Return what is wrong with a mask, None if the owners of the text cannot be proven.
+        """Return the defects of a mask; None if the owners of the text cannot be proven.
 
         `messages` and `tools` are in the form that the template reads; `trained` are character ranges of `text`.
         """
         plain = self.template.render(messages, tools)
         if plain is None or not text.startswith(plain):
-            at = _count_common_characters(plain or "", text)
+            at = count_common_characters(plain or "", text)
             return [MaskDefect("text_differs", -1, at, len(text), text[at : at + 60])]
         proven = prove_owners(self.template, messages, tools)
         if proven is None or any(messages[i]["role"] in self.roles for i in proven.kept):
@@ -400,7 +114,11 @@ class IndependentMaskJudge:
 
 @dataclass
 class _MaskJudgement:
-    """One mask under judgement."""
+    """One mask under judgement.
+
+    One class of more than 250 lines: every rule reads the same mask, text and proven owners, and adds to one list of
+    findings; as functions each would take all of them.
+    """
 
     judge: IndependentMaskJudge
     proven: ProvenRender
@@ -479,11 +197,11 @@ class _MaskJudgement:
             self._expect_training(max(header, closing.allowed), end, right, "start_untrained", train=True)
 
     def _begins_at(self, message: int, position: int) -> bool:
-        """Tell whether a message's own text begins there; some templates print a call, its result, then the text."""
+        """Return whether a message's own text begins there; some templates print a call, its result, then the text."""
         return position == self.proven.first_position[message]
 
     def _continues_after(self, message: int, start: int) -> bool:
-        """Tell whether a tool result is printed inside the model's turn, which then ends after it."""
+        """Return whether a tool result is printed inside the model's turn, which then ends after it."""
         ending = self.judge.template.plain_end(self.tools)
         if message < 0 or self.messages[message]["role"] != "tool" or not ending:
             return False
@@ -494,7 +212,7 @@ class _MaskJudgement:
         return call_end < start and ending not in self.text[call_end:start]
 
     def _find_end_offset(self, start: int, end: int) -> int:
-        """Return where in a range the end of turn is, the range's length if nowhere."""
+        """Return the offset of the end of turn in a range; the range's length if it is not there."""
         at = self.text.find(self.judge.template.plain_end(self.tools), start, end)
         return at - start if at >= 0 else end - start
 
@@ -502,7 +220,7 @@ class _MaskJudgement:
         return all(self._is_supervised(message) for message in messages)
 
     def _assign_blame(self, left: int | None, right: int | None) -> tuple[int, MaskDefectKind]:
-        """Say whose fault trained template text between two messages is."""
+        """Return which message to blame for trained template text between two messages, and the kind of defect."""
         lower = -1 if left is None else left
         upper = len(self.messages) if right is None else right
         printed = self.proven.last_code
@@ -516,7 +234,7 @@ class _MaskJudgement:
         return upper if right is not None else lower, "other_text_trained"
 
     def _expect_training(self, start: int, end: int, message: int, kind: MaskDefectKind, *, train: bool) -> None:
-        """Find the characters of a range that do not train as they should; white space is not counted."""
+        """Add a defect for each run of characters that do not train as they should; white space does not count."""
         position = start
         while position < end:
             if self._is_as_expected(position, train=train):
@@ -542,13 +260,13 @@ class _MaskJudgement:
     # ── where a turn ends ──
 
     def _find_turn_end(self, index: int, start: int, end: int, right: int | None) -> _TurnEndRegion:
-        """Return what must and may train after an answer's last own character; `right` owns the next one."""
+        """Return which text after an answer's last own character must and may train; `right` owns the next one."""
         if right is None and index + 1 < len(self.messages):
-            # What follows has no letter that could be proven, as a tool's result `[]`.
+            # The next message has no letter that could be proven, such as a tool result `[]`.
             right = index + 1
         after = self.text[start : min(end, len(self.proven.text))]
         other = self._render_other_continuation(index, start, is_last=right is None)
-        common = after if other is None else _take_common_tokens(after, other)
+        common = after if other is None else take_common_tokens(after, other)
         common = self.judge.template.without_header(common, self.tools).rstrip()
         ends = [one for one in (self.judge.template.plain_end(self.tools), self.judge.template.eos_token) if one]
         stops = [common.index(one) + len(one) for one in ends if one in common]
@@ -557,7 +275,7 @@ class _MaskJudgement:
         if right is None:
             return self._judge_last_open_end(index, start + len(common), common)
         region = self._judge_open_end(start, end, common, other or "")
-        # A call that no result follows is cut short by its conversation, so no end of it is known.
+        # A call without a result is cut short by its conversation, so its end is unknown.
         is_unanswered = self.messages[right]["role"] == "user" and bool(self.messages[index].get("tool_calls"))
         is_optional = is_unanswered or self._is_supervised(right)
         return _TurnEndRegion(start + len(common), region.allowed) if is_optional else region
@@ -572,21 +290,21 @@ class _MaskJudgement:
     def _judge_open_end(self, start: int, end: int, common: str, other: str) -> _TurnEndRegion:
         """Judge an answer whose end depends on what follows: one more token may train.
 
-        It must if the template prints another token there where nothing follows, since either ends the turn.
+        It must train if the template prints another token at the end of a conversation, since either ends the turn.
         """
         required = start + len(common)
         allowed = self._find_token_end(required, end)
-        mine = _TOKEN_PATTERN.match(self.text[required:end].lstrip())
-        theirs = _TOKEN_PATTERN.match(other[len(common) :].lstrip())
-        both_end = mine is not None and theirs is not None and mine.group() != theirs.group()
+        own_token = TOKEN_PATTERN.match(self.text[required:end].lstrip())
+        other_token = TOKEN_PATTERN.match(other[len(common) :].lstrip())
+        both_end = own_token is not None and other_token is not None and own_token.group() != other_token.group()
         return _TurnEndRegion(allowed if both_end else required, allowed)
 
     def _judge_last_open_end(self, index: int, required: int, common: str) -> _TurnEndRegion:
-        """Judge the last answer where no known end is printed: a token after it, or an appended end, must train."""
+        """Judge the last answer if no known end is printed: a token after it, or an appended end, must train."""
         end, appended = len(self.text), len(self.proven.text)
         opener = self.judge.template.header_token(self.tools)
         if opener and self.text.startswith(opener, required + _count_leading_space(self.text[required:end])):
-            # The next turn opens at once, whatever comes: no end is printed that could train.
+            # The next turn opens at once, whatever follows: the template prints no end that could train.
             return _TurnEndRegion(required, required)
         trains = any(self._trains[i] and not self.text[i].isspace() for i in range(required, end))
         is_stop = _STOP_WORDS.search(common) or (self._get_last_calls() and re.search(r"<[^/<>][^<>]*>$", common))
@@ -601,14 +319,14 @@ class _MaskJudgement:
         return self.messages[-1].get("tool_calls") or ()
 
     def _find_token_end(self, start: int, end: int) -> int:
-        """Return the end of the first token after a position, else of the first tokens that may end a turn."""
+        """Return the end of the first token after a position, or of the first tokens that may end a turn."""
         while start < end and self.text[start].isspace():
             start += 1
-        token = _TOKEN_PATTERN.match(self.text, start, end) or _STOP_RUN.search(self.text, start, end)
+        token = TOKEN_PATTERN.match(self.text, start, end) or _STOP_RUN.search(self.text, start, end)
         return token.end() if token else _NON_SPACE_RUN.match(self.text, start, end).end()  # pyright: ignore[reportOptionalMemberAccess]
 
     def _render_other_continuation(self, index: int, start: int, *, is_last: bool) -> str | None:
-        """Return what follows the same character in another conversation: one cut there, or one that goes on."""
+        """Return what follows the same character in another conversation: one cut there, or one that continues."""
         code = self.proven.codes[start - 1]
         shortened = [*self.messages[: index + 1]]
         for other in self._list_follow_ups() if is_last else [shortened]:
@@ -618,7 +336,7 @@ class _MaskJudgement:
         return None
 
     def _list_follow_ups(self) -> Iterator[list[Message]]:
-        """Yield conversations that go on after the last answer."""
+        """Yield conversations that continue after the last answer."""
         results: list[Message] = [
             {"role": "tool", "content": "done", "name": call["function"]["name"], "tool_call_id": call.get("id")}
             for call in self._get_last_calls()
@@ -638,18 +356,18 @@ class _MaskJudgement:
     # ── where a turn begins ──
 
     def _find_header_end(self, index: int, start: int, end: int) -> tuple[int, bool]:
-        """Return where the prompt before an answer ends, and whether the model must write the rest itself."""
+        """Return where the prompt before an answer ends, and whether the model must write the rest."""
         before = self._render_prefix(index, add_generation_prompt=False)
-        asked = self._render_prefix(index, add_generation_prompt=True)
-        usual = self.judge.template.user_prompt(self.tools)
-        suffix = _find_prompt_suffix(before, asked)
-        if asked and self.text.startswith(asked) and len(asked) <= end:
+        prompted = self._render_prefix(index, add_generation_prompt=True)
+        default_prompt = self.judge.template.user_prompt(self.tools)
+        suffix = find_prompt_suffix(before, prompted)
+        if prompted and self.text.startswith(prompted) and len(prompted) <= end:
             first = self.judge.template.header_token(self.tools)
-            return max(len(asked), start), bool(first) and first in suffix
-        suffix = suffix or usual
-        lead = self.text[start:end]
+            return max(len(prompted), start), bool(first) and first in suffix
+        suffix = suffix or default_prompt
+        header_text = self.text[start:end]
         for length in _list_token_edges(suffix):
-            at = lead.rfind(suffix[:length].strip())
+            at = header_text.rfind(suffix[:length].strip())
             if at >= 0:
                 return start + at + len(suffix[:length].strip()), False
         return start, False
@@ -667,36 +385,7 @@ def _count_leading_space(text: str) -> int:
     return len(text) - len(text.lstrip())
 
 
-def _count_common_characters(left: str, right: str) -> int:
-    low, high = 0, min(len(left), len(right))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if left[low:middle] == right[low:middle] else (low, middle - 1)
-    return low
-
-
-def _take_common_tokens(left: str, right: str) -> str:
-    """Return the common beginning of two texts, without a token that is cut in one of them."""
-    length = _count_common_characters(left, right)
-    for text in (left, right):
-        for token in _TOKEN_PATTERN.finditer(text):
-            if token.start() < length < token.end():
-                length = token.start()
-    return left[:length]
-
-
-def _find_prompt_suffix(before: str | None, asked: str | None) -> str:
-    """Return what the generation prompt adds, empty where nothing or not known."""
-    if before is None or asked is None:
-        return ""
-    length = _count_common_characters(before, asked)
-    for token in _TOKEN_PATTERN.finditer(asked):
-        if token.start() < length < token.end():
-            length = token.start()
-    return asked[length:]
-
-
 def _list_token_edges(text: str) -> list[int]:
     """Return the lengths of a text's beginnings that are whole tokens and words, longest first."""
-    edges = {match.end() for match in re.finditer(rf"{_TOKEN_PATTERN.pattern}|[^\s<\[]+", text)}
+    edges = {match.end() for match in re.finditer(rf"{TOKEN_PATTERN.pattern}|[^\s<\[]+", text)}
     return sorted((edge for edge in edges if text[:edge].strip()), reverse=True)

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from rowmill.conversation.mask_judge import IndependentMaskJudge, MaskDefect, TransformersTemplate
+from rowmill.conversation.independent_proof import TransformersTemplate
+from rowmill.conversation.mask_judge import IndependentMaskJudge, MaskDefect
 from rowmill.conversation.masking import Loss, Masker, MaskRules
 from rowmill.conversation.rendering.renderer import Renderer
 from rowmill.conversation.template_contract import TemplateBehavior

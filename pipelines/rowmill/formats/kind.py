@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, get_args
 
 from rowmill.conversation.masking import Loss
-from rowmill.conversation.rendering.renderer import Template
+from rowmill.conversation.rendering.options import Template
 from rowmill.conversation.truncation import Truncation
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError

@@ -16,248 +16,17 @@ shards or with shuffled look-ahead windows, which leaves 10 to 25 % of every seq
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, Field, model_validator
 
-from rowmill.core.arrays import Bools
-from rowmill.core.config import Config
-from rowmill.core.errors import ConfigError, ContextOverflowError
-from rowmill.schema.rows import RowKind
-
-IGNORED_LABEL = -100
-"""The label of a position that is no target; what every trainer's cross entropy skips."""
-
-Integers: TypeAlias = NDArray[np.integer[Any]]
-SliceStrategy = Literal["keep_start", "keep_end", "error", "split", "drop"]
-PackStrategy = Literal["best_fit", "greedy", "concat"]
-Strategy = Literal["best_fit", "greedy", "concat", "single"]
-
-_SLICE_ALIASES: dict[str, SliceStrategy] = {"left": "keep_start", "right": "keep_end", "raise": "error"}
-_SLICE_DEFAULTS: dict[RowKind, SliceStrategy] = {
-    "conversation": "keep_start",
-    "pair": "keep_end",
-    "text": "split",
-    "record": "error",
-}
-
-
-def _resolve_slice_alias(name: str) -> str:
-    return _SLICE_ALIASES.get(name, name)
-
-
-SliceOption = Annotated[
-    Literal["keep_start", "keep_end", "error", "split", "drop", "left", "right", "raise"],
-    AfterValidator(_resolve_slice_alias),
-]
-
-
-class Packing(Config):
-    """How the examples of one dataset share sequences."""
-
-    pack: bool | Annotated[int, Field(ge=1)] | None = None
-    """Examples per sequence: true up to `max_segments_per_example`, false one, n at most n; unset is true,
-    and lets text datasets join their documents (`concat`)."""
-
-    max_segments_per_example: Annotated[int, Field(ge=1)] | None = None
-    """Examples per sequence at most, where `pack` names no number; null for no limit. Levanter's is 64."""
-
-    pack_strategy: PackStrategy | None = None
-    """`best_fit` needs the fewest sequences, `greedy` keeps example order, `concat` (text only) joins documents
-    and cuts every `seq_len` tokens; unset is `best_fit`, for text with `pack` unset `concat`."""
-
-    tail: Literal["keep", "drop"] = "keep"
-    """What `concat` does with the last, shorter sequence; what is dropped is recorded."""
-
-    block_cross_document_attention: bool = True
-    """Whether each example is an attention span of its own; false makes one span of the sequence."""
-
-    ignore_token_id: Annotated[int, Field(ge=0)] | None = None
-    """A token id that is never a target."""
-
-    slice_strategy: SliceOption | None = None
-    """What happens to an example of more than `seq_len` tokens: `keep_start` (alias `left`) or `keep_end`
-    (`right`) name the tokens that stay, `error` (`raise`), `split` into examples, `drop`; unset:
-    conversations keep their start, pairs their end, text is split, records are an error."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _merge_limits(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        given: dict[str, Any] = values
-        pack = given.get("pack")
-        if not isinstance(pack, int) or isinstance(pack, bool):
-            return given
-        limit = given.get("max_segments_per_example", pack)
-        if limit != pack:
-            raise ValueError(
-                f"pack: {pack} and max_segments_per_example: {limit} name two limits; one of them may be "
-                "given, or both with the same number; delete max_segments_per_example"
-            )
-        return {**given, "max_segments_per_example": pack}
-
-    @model_validator(mode="after")
-    def _require_possible(self) -> "Packing":
-        limited = self.pack is not None and self.pack is not True
-        if self.pack_strategy == "concat" and limited:
-            raise ValueError(
-                f"pack_strategy: concat with pack: {str(self.pack).lower()}; concat fills every sequence and "
-                "takes no limit; delete pack, or choose best_fit or greedy"
-            )
-        joins = self.pack_strategy == "concat" or (self.pack_strategy is None and self.pack is None)
-        if self.tail == "drop" and not joins:
-            raise ValueError("tail: drop without pack_strategy: concat; only concat has a tail; delete tail")
-        return self
-
-    @property
-    def segment_limit(self) -> int | None:
-        """Examples per sequence at most; None for no limit."""
-        return 1 if self.pack is False else self.max_segments_per_example
-
-    def strategy_for(self, kind: RowKind) -> Strategy:
-        """Resolve the strategy for rows of one kind; ConfigError where the kind cannot be packed so."""
-        if self.pack is False:
-            return "single"
-        chosen = self.pack_strategy or ("concat" if kind == "text" and self.pack is None else "best_fit")
-        if chosen == "concat" and kind != "text":
-            raise ConfigError(
-                f"packing.pack_strategy: concat for rows of kind {kind}; concat cuts anywhere and is for "
-                "text only; choose best_fit or greedy"
-            )
-        if self.tail == "drop" and chosen != "concat":
-            raise ConfigError("packing.tail: drop without pack_strategy: concat; only concat has a tail; delete tail")
-        return chosen
-
-    def slice_strategy_for(self, kind: RowKind) -> SliceStrategy:
-        """Resolve what happens to a too long example of rows of one kind."""
-        # The validator has turned every alias into its canonical name.
-        return self.slice_strategy or _SLICE_DEFAULTS[kind]  # pyright: ignore[reportReturnType]
-
-
-# --- too-long examples ---
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ExampleSlices:
-    """Pieces of examples, in example order.
-
-    Piece p is tokens `[starts[p], starts[p] + lengths[p])` of example `examples[p]`; `dropped` are the
-    example numbers of which no piece is left because they were too long.
-    """
-
-    examples: NDArray[np.int64]
-    starts: NDArray[np.int32]
-    lengths: NDArray[np.int32]
-    dropped: NDArray[np.int64]
-
-
-def keep_examples_whole(lengths: Integers) -> ExampleSlices:
-    """Return every example as one piece, whatever its length."""
-    _require_positive(lengths)
-    count = len(lengths)
-    return ExampleSlices(
-        examples=np.arange(count, dtype=np.int64),
-        starts=np.zeros(count, dtype=np.int32),
-        lengths=lengths.astype(np.int32),
-        dropped=np.empty(0, dtype=np.int64),
-    )
-
-
-def slice_too_long(
-    lengths: Integers, limit: int, strategy: SliceStrategy, *, name_of: Callable[[int], str]
-) -> ExampleSlices:
-    """Cut, split or drop the examples of more than `limit` tokens; the others stay whole.
-
-    Raises
-    ------
-    ContextOverflowError
-        Under `error`, naming the first too long example (`name_of` its number), its length and the limit.
-
-    """
-    pieces = keep_examples_whole(lengths)
-    long = np.flatnonzero(lengths > limit)
-    if not long.size:
-        return pieces
-    match strategy:
-        case "error":
-            first = int(long[0])
-            raise ContextOverflowError(
-                f"example {name_of(first)} has {int(lengths[first])} tokens ({long.size} examples are too "
-                f"long); at most {limit} fit a sequence; raise seq_len, set truncation, or choose"
-                " packing.slice_strategy keep_start, keep_end, split or drop"
-            )
-        case "drop":
-            return _select_pieces(pieces, lengths <= limit, dropped=long)
-        case "keep_start" | "keep_end":
-            kept = np.minimum(pieces.lengths, np.int32(limit))
-            starts = pieces.lengths - kept if strategy == "keep_end" else pieces.starts
-            return ExampleSlices(pieces.examples, starts, kept, pieces.dropped)
-        case "split":
-            return _split_pieces(pieces, limit)
-
-
-def keep_pieces(slices: ExampleSlices, kept: Bools) -> ExampleSlices:
-    """Return the pieces where `kept` is true; `dropped` stays as it was."""
-    return _select_pieces(slices, kept, dropped=slices.dropped)
-
-
-def count_piece_targets(slices: ExampleSlices, loss_mask: Bools, offsets: Integers) -> NDArray[np.int64]:
-    """Count the targets that each piece has when it is a span of its own: its first token is none.
-
-    `loss_mask` is the examples' masks joined, example e at `[offsets[e], offsets[e + 1])`. A piece without
-    targets is to be rejected as `no_loss_tokens`.
-    """
-    before = np.concatenate([[0], np.cumsum(loss_mask, dtype=np.int64)])
-    begin = offsets[slices.examples] + slices.starts
-    return before[begin + slices.lengths] - before[begin + 1]
-
-
-def _select_pieces(slices: ExampleSlices, kept: Bools, *, dropped: NDArray[np.int64]) -> ExampleSlices:
-    return ExampleSlices(slices.examples[kept], slices.starts[kept], slices.lengths[kept], dropped)
-
-
-def _split_pieces(pieces: ExampleSlices, limit: int) -> ExampleSlices:
-    counts = -(-pieces.lengths // limit)
-    number = expand_ranges(np.zeros_like(counts), counts)
-    starts = (number * limit).astype(np.int32)
-    lengths = np.minimum(np.repeat(pieces.lengths, counts) - starts, np.int32(limit))
-    return ExampleSlices(np.repeat(pieces.examples, counts), starts, lengths, pieces.dropped)
-
-
-# --- the plan ---
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SequencePlan:
-    """Which tokens stand in which sequence: the lineage of every packed token.
-
-    Sequence s holds segments `[sequence_offsets[s], sequence_offsets[s + 1])`; segment k is tokens
-    `[ranges[k, 0], ranges[k, 0] + ranges[k, 1])` of example `examples[k]`. Segments stand in ascending
-    example number, sequences in order of their first example.
-
-    sequence_offsets int64[S + 1] · examples int64[K] · ranges int32[K, 2] (start, length in tokens)
-    """
-
-    sequence_offsets: NDArray[np.int64]
-    examples: NDArray[np.int64]
-    ranges: NDArray[np.int32]
-
-    @property
-    def sequences(self) -> int:
-        """The number of sequences."""
-        return len(self.sequence_offsets) - 1
-
-    @property
-    def tokens(self) -> NDArray[np.int64]:
-        """Tokens of each sequence, int64[S]."""
-        before = np.concatenate([[0], np.cumsum(self.ranges[:, 1], dtype=np.int64)])
-        return np.diff(before[self.sequence_offsets])
+from rowmill.packing.layout import Integers, SequencePlan, expand_ranges
+from rowmill.packing.options import Strategy
+from rowmill.packing.slicing import ExampleSlices, require_positive
 
 
 def plan_slices(
@@ -330,7 +99,7 @@ def plan_greedy(lengths: Integers, limit: int, max_segments: int | None) -> Sequ
 
 def plan_concat(lengths: Integers, limit: int, tail: Literal["keep", "drop"]) -> SequencePlan:
     """Join the examples in order and cut every `limit` tokens; `drop` leaves out a last, shorter sequence."""
-    _require_positive(lengths)
+    require_positive(lengths)
     starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     total = int(starts[-1]) if tail == "keep" else int(starts[-1]) // limit * limit
     windows = np.arange(0, total, limit, dtype=np.int64)
@@ -533,81 +302,8 @@ def _sort_bins(grouped: Integers, sizes: NDArray[np.int64]) -> tuple[NDArray[np.
     return offsets, examples
 
 
-# --- facts of planned sequences ---
-
-
-def expand_ranges(starts: Integers, lengths: Integers) -> NDArray[np.int64]:
-    """Join the ranges `[starts[i], starts[i] + lengths[i])` into one index array: tokens are gathered once.
-
-    starts 7 0, lengths 2 3 ─► 7 8 0 1 2
-    """
-    ends = np.cumsum(lengths, dtype=np.int64)
-    total = int(ends[-1]) if len(ends) else 0
-    return np.repeat(starts - (ends - lengths), lengths) + np.arange(total, dtype=np.int64)
-
-
-def attention_spans(
-    plan: SequencePlan, *, block_cross_document_attention: bool
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Return span lengths int32[Q] (`seq_lengths` of all sequences joined) and their offsets int64[S + 1].
-
-    Blocked attention makes a span of every segment, open attention one of every sequence.
-    """
-    if block_cross_document_attention:
-        return plan.ranges[:, 1].copy(), plan.sequence_offsets
-    return plan.tokens.astype(np.int32), np.arange(plan.sequences + 1, dtype=np.int64)
-
-
-def position_ids(span_lengths: Integers) -> NDArray[np.int32]:
-    """Count from 0 within each span: lengths 3 2 ─► 0 1 2 0 1."""
-    return expand_ranges(np.zeros_like(span_lengths), span_lengths).astype(np.int32)
-
-
-def segment_ids(plan: SequencePlan) -> NDArray[np.int32]:
-    """Count the segments of each sequence from 0: int32, one per token. Padding (-1) is the reader's."""
-    numbers = expand_ranges(np.zeros(plan.sequences, dtype=np.int64), np.diff(plan.sequence_offsets))
-    return np.repeat(numbers, plan.ranges[:, 1]).astype(np.int32)
-
-
-def cu_seqlens(span_lengths: Integers) -> NDArray[np.int32]:
-    """Return `[0] + cumulative lengths` of one sequence's spans."""
-    return np.concatenate([[0], np.cumsum(span_lengths)]).astype(np.int32)
-
-
-def mark_targets(loss_mask: Bools, span_lengths: Integers) -> Bools:
-    """Say which positions are predicted: those of the mask that have a position before them in their span.
-
-    The one definition of loss: position i predicts i + 1 iff both lie in one attention span and
-    `loss_mask[i + 1]`. Masks 0 1 1 | 1 1 ─► 0 1 1 0 1.
-    """
-    predicted = loss_mask.copy()
-    ends = np.cumsum(span_lengths, dtype=np.int64)
-    predicted[ends - span_lengths] = False
-    return predicted
-
-
-def mark_loss_positions(loss_mask: Bools, span_lengths: Integers) -> Bools:
-    """Say which positions take a loss: each stands one before its target."""
-    return np.append(mark_targets(loss_mask, span_lengths)[1:], False)[: len(loss_mask)]
-
-
-def make_labels(
-    input_ids: NDArray[np.int32], loss_mask: Bools, span_lengths: Integers, *, ignore_token_id: int | None
-) -> NDArray[np.int32]:
-    """Return unshifted labels: the token where it is a target, else -100; `ignore_token_id` never is."""
-    predicted = mark_targets(loss_mask, span_lengths)
-    if ignore_token_id is not None:
-        predicted &= input_ids != ignore_token_id
-    return np.where(predicted, input_ids, np.int32(IGNORED_LABEL))
-
-
-def _require_positive(lengths: Integers) -> None:
-    if len(lengths) and int(lengths.min()) < 1:
-        raise ValueError(f"example {int(lengths.argmin())} has {int(lengths.min())} tokens; a segment is never empty")
-
-
 def _require_fitting(lengths: Integers, limit: int) -> None:
-    _require_positive(lengths)
+    require_positive(lengths)
     if len(lengths) and int(lengths.max()) > limit:
         longest = int(lengths.argmax())
         raise ValueError(f"example {longest} has {int(lengths[longest])} tokens, the limit is {limit}; slice it first")

@@ -31,7 +31,8 @@ from rowmill.core.storage import Store, digest_json
 from rowmill.exports import astrai, export_manifest
 from rowmill.exports.base import Export, ExportContext, ExportIndex, ExportJob, ExportLayout
 from rowmill.exports.export_manifest import CARD_FILE, DATA_FOLDER, MANIFEST_FILE, FileDigests
-from rowmill.packing.plan import expand_ranges, plan_best_fit
+from rowmill.packing.layout import expand_ranges
+from rowmill.packing.plan import plan_best_fit
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.schema.ledger import KEPT

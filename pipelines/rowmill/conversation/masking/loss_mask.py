@@ -1,24 +1,26 @@
-"""The steps from a conversation to its mask: print, choose, find own text, cut the turns, verify.
+"""Make the loss mask of a conversation: render, choose messages, find own text, cut the turns, verify.
 
-What belongs here: the order of those steps. What does not: finding own text (`content_spans.py` by search,
-`owned_spans.py` by proof), what of a turn trains (`turn_cutting.py`), the template text that may
-(`template_frames.py`), the checks (`verification.py`).
+What belongs here: the order of those steps. What does not: which messages train (`supervision.py`), finding own text
+(`content_spans.py` by search, `owned_spans.py` by proof), which text of a turn trains (`turn_cutting.py`), the template
+text that may train (`template_frames.py`), the checks (`verification.py`).
 
     marks     search in each message's span ─┐
                                              ├─► closed list ─► trained ─► verified
     proof     private code points ───────────┘
 
-Rows are searched, which is cheap, and proven where the search cannot decide or does not fit the closed list. Of the
-searched rows a share, chosen by their hash, is proven as well and must be equal.
+Rows are searched, which is cheap, and proven if the search cannot decide or does not fit the closed list. A share of
+the searched rows, chosen by their hash, is proven too, and both masks must be equal.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rowmill.conversation.masking.content_spans import SHORT_TEXT_CHARS, ContentLocator, LocatedContent, is_tool_missing
 from rowmill.conversation.masking.frame_probes import learn_frames
+from rowmill.conversation.masking.mask_comparison import describe_text_difference, require_agreement
 from rowmill.conversation.masking.options import Loss, MaskRules
 from rowmill.conversation.masking.owned_spans import locate_proven_content
+from rowmill.conversation.masking.supervision import choose_supervised, find_affected_answers
 from rowmill.conversation.masking.template_frames import TemplateFrames
 from rowmill.conversation.masking.turn_cutting import TurnCutter
 from rowmill.conversation.masking.turn_layouts import TurnLayout, learn_layout
@@ -31,28 +33,32 @@ from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.rows import ContentSpan, MaskedConversation, Message, Rejected, Span
 
 MASKING_VERSION = 4
-"""Raise it when any mask may come out differently."""
+"""Raise it when any mask may change."""
 
 
 MAX_CACHED_FRAMES = 512
-"""Templates with sets of values whose frames a process keeps."""
+"""Number of pairs of template and template values whose frames a process keeps."""
 
 _FRAME_CACHE: dict[str, TemplateFrames] = {}
-"""Frames by the identity of what prints: datasets and maskers with one template share them."""
+"""Frames by the identity of the renderer: datasets and maskers with one template share them."""
 
 
 def compute_share_threshold(share: float) -> int:
-    """Return the integer of 64 bits under which the first eight bytes of a hash, read little-endian, are in a share."""
+    """Return the 64-bit bound under which the first eight bytes of a hash, little-endian, are in a share."""
     return min(int(share * 2.0**64), (1 << 64) - 1)
 
 
 def needs_plain_check(row_hash: bytes, share: float) -> bool:
-    """Tell whether a row is in the share that is printed a second time; decided by its hash alone."""
+    """Return whether a row is in the share that is rendered a second time; its hash alone decides."""
     return share > 0 and int.from_bytes(row_hash[:8].ljust(8, b"\0"), "little") <= compute_share_threshold(share)
 
 
 class Masker:
-    """Makes and verifies the mask of conversations printed by one template."""
+    """Makes and verifies the masks of conversations rendered by one template.
+
+    One class of more than 250 lines: every step reads the same template, options and frames. The steps that do not are
+    functions in other modules.
+    """
 
     def __init__(self, printer: ChatRenderer, loss: Loss, rules: MaskRules | None = None) -> None:
         self._printer = printer
@@ -68,8 +74,8 @@ class Masker:
                 "marks works with any template; write auto or marks"
             )
         self._by_blocks = self._rules.spans != "marks" and blocks and not loss.trains_everything
-        usual = Loss(boundary=loss.boundary, weights=loss.weights, finish=loss.finish)
-        self._is_usual = loss == usual and not self._by_blocks and "assistant" in self._roles
+        simple = Loss(boundary=loss.boundary, weights=loss.weights, finish=loss.finish)
+        self._allows_simple_chats = loss == simple and not self._by_blocks and "assistant" in self._roles
         self._frames: dict[str, TemplateFrames] = {}
         enders = [t for t in self._contract.control_tokens if not t.startswith("</")]
         ends = [self._contract.own_end, self._contract.eos_token, *enders]
@@ -79,18 +85,18 @@ class Masker:
     # ── one conversation ──
 
     def render_and_mask(self, batch: Iterable[Conversation]) -> list[MaskedConversation | Rejected]:
-        """Print and mask a batch, one result per conversation, whole conversations only."""
+        """Render and mask a batch, one result per conversation, whole conversations only."""
         return [self.mask(conversation) for conversation in batch]
 
     def examples(self, conversation: Conversation) -> list[MaskedConversation | Rejected]:
-        """Make a conversation's examples as `turns` says: whole, per exchange, per message, or what it needs.
+        """Make a conversation's examples as `turns` says: whole, per exchange, per message, or as the row needs.
 
-        Law: every supervised message trains in exactly one example.
+        Invariant: every supervised message trains in exactly one example.
         """
         return [self.mask(one, only=only) for one, only in self.split_turns(conversation)]
 
     def split_turns(self, conversation: Conversation) -> list[tuple[Conversation, frozenset[int] | None]]:
-        """Say which conversations a row becomes as `turns` asks, and which of their messages may train (None: all)."""
+        """Return the conversations that `turns` makes of a row, each with the messages that may train (None: all)."""
         turns = self._rules.turns
         if turns == "auto":
             turns = "message" if self._rewrites_history(conversation) else "whole"
@@ -101,7 +107,7 @@ class Masker:
         return [*drafts] or [(conversation, None)]
 
     def frames(self, kwargs: Mapping[str, Json]) -> TemplateFrames:
-        """Return the template text that may train in rows with these template values; learned at the first one."""
+        """Return the template text that may train in rows with these template values; learned at the first row."""
         key = to_json(dict(kwargs)) if kwargs else ""
         known = self._frames.get(key)
         if known is None:
@@ -119,10 +125,10 @@ class Masker:
     def mask(
         self, conversation: Conversation, *, only: frozenset[int] | None = None, judge: bool = True
     ) -> MaskedConversation | Rejected:
-        """Print a conversation and find what trains; `only` limits supervision to some messages.
+        """Render a conversation and find what trains; `only` limits supervision to some messages.
 
-        A reject's reason is one of the closed list; its detail names messages and kinds. With `judge` rows in the
-        share that is checked are proven, too, if they were searched.
+        A reject's reason is one of the closed list; its detail names messages and kinds. With `judge`, searched rows
+        in the checked share are proven too.
         """
         printed = self._printer.render(conversation.messages, conversation.tools, conversation.kwargs)
         if isinstance(printed, Rejected):
@@ -131,7 +137,7 @@ class Masker:
         if sampled or not self._contract.marks_inert:
             plain = self._printer.plain(conversation.messages, conversation.tools, conversation.kwargs)
             if plain != printed.text:
-                return Rejected("render_mismatch", _describe_text_difference(printed.text, plain))
+                return Rejected("render_mismatch", describe_text_difference(printed.text, plain))
         if self._loss.trains_everything:
             return self._train_all(conversation, printed)
         supervised = self.supervised(conversation.messages)
@@ -143,13 +149,13 @@ class Masker:
         if isinstance(searched, MaskedConversation) and not (sampled and judge):
             return searched
         proven = self._mask_by_proof(conversation, printed, supervised)
-        return proven if searched is None else _require_agreement(searched, proven)
+        return proven if searched is None else require_agreement(searched, proven)
 
     def _mask_by_search(
         self, conversation: Conversation, printed: RenderedConversation, supervised: list[int], *, plain_only: bool
     ) -> MaskedConversation | Rejected | None:
-        """Mask a row whose own text is searched in its messages' spans; None if a search cannot decide it."""
-        if self._is_usual and plain_only and not conversation.tools:
+        """Mask a row by searching its own text in its messages' spans; None if the search cannot decide."""
+        if self._allows_simple_chats and plain_only and not conversation.tools:
             masked = self._mask_simple_chat(conversation, printed)
             if masked is not None:
                 return masked
@@ -162,7 +168,7 @@ class Masker:
     def _mask_by_proof(
         self, conversation: Conversation, printed: RenderedConversation, supervised: list[int]
     ) -> MaskedConversation | Rejected:
-        """Mask a row whose own text is proven by private code points."""
+        """Mask a row by proving the position of its own text with private code points."""
         located = self._locate_by_proof(conversation, printed)
         if located is None:
             return Rejected(
@@ -216,13 +222,13 @@ class Masker:
         )
 
     def _may_be_unprinted(self, index: int, dropped: Sequence[tuple[str, int]]) -> bool:
-        """Tell whether the recipe allows that nothing of a message is printed; then nothing of it trains either."""
+        """Return whether the recipe allows that nothing of a message is printed; then nothing of it trains."""
         kinds = {kind for kind, origin in dropped if origin == index}
         allowed = self._rules.on_dropped or {}
         return bool(kinds) and all(allowed.get(kind) == "count" for kind in kinds)
 
     def _list_model_ranges(self, printed: RenderedConversation, located: LocatedContent) -> list[tuple[int, int]]:
-        """Return where the model's own messages stand, by their spans or by their own text."""
+        """Return the ranges of the model's messages, by their spans or by their own text."""
         messages = printed.messages
         spans = [(s.start, s.end) for s in printed.spans if messages[s.message].get("role") in self._roles]
         if spans:
@@ -230,10 +236,10 @@ class Masker:
         return [(p.start, p.end) for p in located.pieces() if messages[p.message].get("role") in self._roles]
 
     def _mask_simple_chat(self, conversation: Conversation, printed: RenderedConversation) -> MaskedConversation | None:
-        """Mask a plain chat in one pass, or return None: then it is searched piece by piece.
+        """Mask a simple chat in one pass, or return None: then it is searched piece by piece.
 
-        The result is the other ways'. A row is usual if every message stands whole in its own span, every
-        assistant span is header, rest, own text, the known end of turn and white space, and nothing else is in play.
+        The result is that of the search. A row is simple if every message is printed whole in its own span, and every
+        assistant span is header, rest, own text, the known end of turn and white space, and nothing else.
         """
         text, spans, messages = printed.text, printed.spans, conversation.messages
         before = len(messages) - len(spans)
@@ -279,9 +285,9 @@ class Masker:
         return MaskedConversation(text, spans, tuple(trained), tuple(pieces)) if trained else None
 
     def shape(self, roles: Sequence[str]) -> TurnLayout | None:
-        """Return what the template prints around contents of these roles; null where each row must be masked itself.
+        """Return what the template prints around contents of these roles; None if each row must be masked itself.
 
-        A row of that shape has the mask that `mask` would give it. The shape is learned from the verified mask of
+        A row of that layout has the mask that `mask` would give it. The layout is learned from the verified mask of
         placeholders, whose ownership is proven.
         """
         if self._rules.turns != "whole" or not self._contract.marks_inert:
@@ -291,10 +297,15 @@ class Masker:
             return None
         messages = [{"role": role, "content": content} for role, content in zip(roles, printed.contents, strict=True)]
         conversation = Conversation(messages)
-        shown, masked = self._printer.render(messages, None, {}), self.mask(conversation)
-        if isinstance(shown, Rejected) or isinstance(masked, Rejected) or masked.dropped or masked.reasoning_untrained:
+        rendered, masked = self._printer.render(messages, None, {}), self.mask(conversation)
+        if (
+            isinstance(rendered, Rejected)
+            or isinstance(masked, Rejected)
+            or masked.dropped
+            or masked.reasoning_untrained
+        ):
             return None
-        proven = self._mask_by_proof(conversation, shown, self.supervised(messages))
+        proven = self._mask_by_proof(conversation, rendered, self.supervised(messages))
         if isinstance(proven, Rejected) or (masked.text, masked.trained) != (proven.text, proven.trained):
             return None
         return learn_layout(roles, printed, masked, SPAN_KINDS)
@@ -309,36 +320,8 @@ class Masker:
     # ── which messages ──
 
     def supervised(self, messages: Sequence[Message]) -> list[int]:
-        """Choose by flag first, then by role, then (for the model's roles) by `supervise`."""
-        loss = self._loss
-        by_default = not loss.mask and loss.mask_default == "mask"
-        roles = self._roles
-        if by_default and loss.supervise == "all_assistant":
-            return [
-                index
-                for index, message in enumerate(messages)
-                if (
-                    message["role"] in roles
-                    if "train" not in message and "weight" not in message
-                    else _is_trained(message, roles)
-                )
-            ]
-        first = 0
-        if loss.supervise == "last_turn":
-            first = max((i + 1 for i, m in enumerate(messages) if m["role"] == "user"), default=0)
-        elif loss.supervise == "last_assistant":
-            first = max((i for i, m in enumerate(messages) if m["role"] in self._roles), default=len(messages))
-        chosen: list[int] = []
-        for index, message in enumerate(messages):
-            role = message["role"]
-            flag = _read_train_flag(message)
-            if flag is None:
-                is_model = role in self._roles
-                trains = is_model if by_default else loss.mask.get(role, loss.mask_default) == "train"
-                flag = trains and (not is_model or index >= first)
-            if flag:
-                chosen.append(index)
-        return chosen
+        """Return the messages that train, as the loss options choose them."""
+        return choose_supervised(messages, self._loss, self._roles)
 
     def _reject_unsupervised(self, messages: Sequence[Message]) -> Rejected:
         if not any(message["role"] in self._roles for message in messages):
@@ -357,25 +340,16 @@ class Masker:
             index
             for kind, origin in dropped
             if self._policy.get(kind) == "untrain"
-            for index in self._find_affected_answers(messages, origin)
+            for index in find_affected_answers(messages, origin, self._roles)
         }
         return [index for index in supervised if index not in off]
-
-    def _find_affected_answers(self, messages: Sequence[Message], origin: int) -> Iterator[int]:
-        """Yield the assistant messages that text of a message bears on: itself, the next one, or all."""
-        if origin >= 0 and messages[origin]["role"] in self._roles:
-            yield origin
-            return
-        following = [i for i, m in enumerate(messages) if i > origin and m["role"] in self._roles]
-        everywhere = origin < 0 or messages[origin]["role"] == "system"
-        yield from following if everywhere else following[:1]
 
     # ── reasoning ──
 
     def _exclude_reasoning(
         self, messages: Sequence[Message], text: str, trained: list[Span], located: LocatedContent
     ) -> tuple[list[Span], int, set[int]] | Rejected:
-        """Take the loss off reasoning regions; return the spans, how many regions, and whose reasoning is out."""
+        """Exclude reasoning regions from the loss; return the spans, the number of regions, and their messages."""
         if self._loss.think_loss == "all":
             return trained, 0, set()
         kept: list[Span] = []
@@ -405,14 +379,14 @@ class Masker:
         return kept, count, excluded
 
     def _find_reasoning_end(self, text: str, span: Span, index: int, located: LocatedContent) -> int | None:
-        """Return where a message's reasoning region ends: after the frame that closes it, or at its start."""
+        """Return where a message's reasoning region ends: after the frame that closes it; its start if it has none."""
         reasoning, first = located.reasoning(index), located.answer(index)
         answer = span.end if first is None else first
         if reasoning is not None:
             for close in self._contract.reasoning_close:
                 if close and text.startswith(close, reasoning[1]):
                     return min(reasoning[1] + len(close), answer)
-            # Tags that the row itself brought stand inside the piece.
+            # Tags that came with the row are inside the content span.
             return reasoning[1] if text[reasoning[0] : reasoning[1]].rstrip().endswith(">") else None
         for frame in self._contract.empty_reasoning:
             if text.startswith(frame, span.start):
@@ -422,7 +396,7 @@ class Masker:
     # ── more than one example per conversation ──
 
     def _rewrites_history(self, conversation: Conversation) -> bool:
-        """Tell whether the whole render lacks a supervised turn's prompt, or what the turn prints as the last one."""
+        """Return whether the whole render lacks a supervised turn's prompt, or its text as the last turn."""
         contract = self._contract
         if all(contract.prefix_preserving.values()) and set(contract.prompt_match.values()) == {"full"}:
             return False
@@ -463,9 +437,9 @@ _SPECIAL_KEYS = frozenset({"tool_calls", "reasoning_content", "inline_reasoning"
 
 
 def _find_plain_content(message: Message, text: str, start: int, end: int, header: str = "") -> tuple[int, int] | None:
-    """Find the content of a message that has nothing else.
+    """Find the content of a message that has no other text.
 
-    It is long enough to stand nowhere by chance, or stands directly behind a header and nowhere else.
+    The content is too long to occur by chance, or follows a header directly and occurs nowhere else.
     """
     content = message["content"]
     if not _SPECIAL_KEYS.isdisjoint(message) or type(content) is not str or not content or content.isspace():
@@ -475,19 +449,6 @@ def _find_plain_content(message: Message, text: str, start: int, end: int, heade
         only = bool(header) and text.endswith(header, start, at) and text.find(content, at + 1, end) < 0
         at = at if only else -1
     return None if at < 0 else (at, at + len(content))
-
-
-def _is_trained(message: Message, roles: frozenset[str]) -> bool:
-    flag = _read_train_flag(message)
-    return message["role"] in roles if flag is None else flag
-
-
-def _read_train_flag(message: Message) -> bool | None:
-    train = message.get("train")
-    if train is not None:
-        return bool(train)
-    weight = message.get("weight")
-    return None if weight is None else weight > 0
 
 
 def _collect_weights(messages: Sequence[Message], trained: Sequence[Span]) -> dict[int, float]:
@@ -512,45 +473,3 @@ def _count_kinds(dropped: Sequence[tuple[str, int]]) -> dict[str, int]:
     for kind, _ in dropped:
         counts[kind] = counts.get(kind, 0) + 1
     return counts
-
-
-def _measure_common_prefix(left: str, right: str) -> int:
-    """Return the length of the common prefix of two texts."""
-    low, high = 0, min(len(left), len(right))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _require_agreement(
-    searched: MaskedConversation | Rejected, proven: MaskedConversation | Rejected
-) -> MaskedConversation | Rejected:
-    """Return what both ways say; where the search refused, what is proven."""
-    if isinstance(searched, Rejected) or isinstance(proven, Rejected):
-        return proven
-    if (searched.text, searched.trained) != (proven.text, proven.trained):
-        return Rejected("render_mismatch", _describe_mask_difference(searched, proven))
-    return searched
-
-
-def _describe_mask_difference(searched: MaskedConversation, proven: MaskedConversation) -> str:
-    """Show the first trained character range that only one of two masks has."""
-    mine, other = set(searched.trained), set(proven.trained)
-    apart = sorted(mine ^ other, key=lambda span: (span.start, span.end))
-    if not apart:
-        return "the appended ends differ"
-    span = apart[0]
-    which = "search" if span in mine else "proof"
-    text = (searched if span in mine else proven).text
-    return f"message {span.message}: only the {which} trains {text[span.start : span.end][:60]!r}"
-
-
-def _describe_text_difference(marked: str, plain: str | Rejected) -> str:
-    if isinstance(plain, Rejected):
-        return f"the plain render is refused: {plain.detail}"
-    at = _measure_common_prefix(marked, plain)
-    return f"character {at}: {marked[at : at + 20]!r} with marks, {plain[at : at + 20]!r} without"

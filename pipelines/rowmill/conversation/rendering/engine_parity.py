@@ -1,8 +1,8 @@
-"""The conversations on which the fast engine must agree with the reference before a template may use it.
+"""Conversations on which the fast engine must agree with the reference before a template may use it.
 
 What belongs here: conversations that between them use everything templates look at: every role, calls with
 every kind of argument, reasoning, tags in content, tools, empty texts, scripts of all kinds. What does not:
-the comparison (`Renderer`), or probes of the contract (`probes.py`), whose texts are sentinels.
+rendering them (`renderer.py`), or the probes of a template's behavior (`probes.py`), whose texts are sentinels.
 """
 
 from collections.abc import Iterator
@@ -15,8 +15,9 @@ from rowmill.conversation.rendering.probes import (
     make_tool_result,
     make_user_message,
 )
+from rowmill.conversation.template_contract import RenderedConversation
 from rowmill.core.json import Json
-from rowmill.schema.rows import Message
+from rowmill.schema.rows import Message, Rejected
 
 _SAMPLE_TEXTS = (
     "Grüße, 世界 🙂 <b>&'\"</b>",
@@ -28,7 +29,7 @@ _SAMPLE_TEXTS = (
 
 
 WHOLE_FLOATS = "whole floats"
-"""How the names of probes begin whose arguments hold floats such as 1.0, which the fast engine may print as 1."""
+"""Prefix of the names of probes whose arguments hold floats such as 1.0, which the fast engine may print as 1."""
 
 
 def make_parity_probes() -> Iterator[tuple[str, list[Message], list[Json] | None, dict[str, Json]]]:
@@ -171,3 +172,14 @@ def _make_rich_tool() -> Json:
         "return": {"type": "string", "description": "r"},
     }
     return {"type": "function", "function": function}
+
+
+def describe_difference(fast: RenderedConversation, reference: RenderedConversation | Rejected) -> str:
+    """Return how two renders of a probe differ, empty if they do not."""
+    if isinstance(reference, Rejected):
+        return f"the reference refuses it ({reference.detail}), the fast engine does not"
+    if fast.text != reference.text:
+        return "the text differs"
+    if fast.spans != reference.spans or fast.generation != reference.generation or fast.loop_end != reference.loop_end:
+        return "the spans differ"
+    return ""

@@ -1,36 +1,34 @@
-"""Rendering: a conversation → the text a chat template prints, and which characters belong to which message.
+"""Render a conversation by its chat template: the text, and which characters belong to which message.
 
-What belongs here: the options of the group `template`, finding a template, and `Renderer`, which runs it.
-What does not: which characters train (`masking.py`), ids (`tokenizer.py`).
+What belongs here: `Renderer`, which runs one template. What does not: options and finding a template (`options.py`),
+which characters train (`conversation/masking/`), ids (`rowmill.tokenization`).
 
-Two ways give the same answer. The reference way changes the template's syntax tree (`span_markers.py`) and runs it
-in Jinja's sandbox; the fast way writes the marks into its text for another engine (`minijinja_engine.py`) and is used
-for a template only if text and spans are equal on every probe (`engine_parity.py`); a row on which the fast engine
-complains takes the reference way.
+Two paths give the same result. The reference path changes the template's syntax tree (`span_markers.py`) and runs it
+in Jinja's sandbox. The fast path writes the marks into the template's text for another engine (`minijinja_engine.py`);
+a template takes it only if text and spans are equal on every probe (`engine_parity.py`), and a row that the fast engine
+refuses takes the reference path.
 
-    catalog       templates that have a name        environment   the sandbox and its budget
-    adaptation    messages as a template wants      marks         marks in the syntax tree, marks → spans
-    probes        what a template does              fast          marks in the text
-    trust         probes on which both ways must agree
-    ownership     whose every character is, proven by private code points
+    options             which template, with which values      sandbox              Jinja's sandbox and its budget
+    template_registry   templates that have a name             span_markers         marks in the syntax tree → spans
+    adaptation          messages in the template's form        minijinja_engine     marks in the template's text
+    probes              probe conversations                    engine_parity        probes on which both must agree
+    template_observation  what a template does with them     character_ownership  owners of all characters, proven
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from hashlib import sha256
-from pathlib import Path
 from typing import Any, Literal
 
-import orjson
 from jinja2 import TemplateSyntaxError, nodes
-from pydantic import Field, model_validator
 
 from rowmill.conversation.rendering import content_tracing, engine_parity, minijinja_engine, probes
 from rowmill.conversation.rendering.adaptation import Adaptation, BadArgumentsError
 from rowmill.conversation.rendering.character_ownership import COVER_ATTEMPTS, CoveredConversation, TemplateLiterals
-from rowmill.conversation.rendering.probes import iterate_text_runs
+from rowmill.conversation.rendering.options import (
+    RendererSpec,
+)
 from rowmill.conversation.rendering.sandbox import (
     MAX_OUTPUT_CHARS,
     MAX_STEPS,
@@ -50,221 +48,20 @@ from rowmill.conversation.rendering.span_markers import (
     mark_template,
     read_marks,
 )
-from rowmill.conversation.rendering.template_registry import (
-    get_chat_template,
-    is_template_text,
-    list_bundled_templates,
-    list_known_templates,
-    read_named_template,
-    read_template_file,
-    register_chat_template,
-)
+from rowmill.conversation.rendering.template_observation import observe_template
+from rowmill.conversation.rendering.text_search import WHOLE_FLOAT, encode_for_search, lacks_marks
 from rowmill.conversation.template_contract import (
     CharacterOwnership,
     PlaceholderRendering,
     RenderedConversation,
     TemplateBehavior,
 )
-from rowmill.core.config import Config
-from rowmill.core.errors import ConfigError, join_choices
+from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message, Rejected
 
-__all__ = [
-    "BadArgumentsError",
-    "DroppedKind",
-    "Renderer",
-    "RendererSpec",
-    "Template",
-    "TemplateChoice",
-    "TemplateSource",
-    "get_chat_template",
-    "iterate_text_runs",
-    "list_bundled_templates",
-    "list_known_templates",
-    "make_renderer_spec",
-    "read_named_template",
-    "register_chat_template",
-    "resolve_template",
-]
-
 RENDERING_VERSION = 3
 """Raise it when any conversation may be printed otherwise, or other characters be a message's."""
-
-DroppedKind = Literal[
-    "system",
-    "user",
-    "assistant_text",
-    "text_beside_call",
-    "call_name",
-    "call_arguments",
-    "tool_result",
-    "tool_list",
-    "reasoning",
-    "unknown_role",
-]
-
-
-class TemplateChoice(Config):
-    """One way to name a chat template; exactly one field is given."""
-
-    name: str | None = None
-    """A bundled or registered template."""
-    text: str | None = None
-    """The template itself."""
-    file: str | None = None
-    """A file that holds the template."""
-    tokenizer: str | None = None
-    """A named template of the tokenizer, such as `tool_use`."""
-
-    @model_validator(mode="after")
-    def _require_one_field(self) -> "TemplateChoice":
-        given = [name for name in ("name", "text", "file", "tokenizer") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(
-                f"names {len(given)} templates; give exactly one of name, text, file or tokenizer; delete the others"
-            )
-        return self
-
-
-class Template(Config):
-    """The options of the group `template`: which chat template prints the rows, and how strictly it is held."""
-
-    chat_template: str | TemplateChoice | None = None
-    """Null: the tokenizer's own. Text with `{{` or `{%` is a template; other text names a bundled or registered one:
-    alpaca, chatml, gemma3, glm4, llama3, llama3.1, mistral, phi3, qwen2.5, qwen3, vicuna, zephyr."""
-    template_kwargs: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Values passed to the template in every render; a row's own win."""
-    chat_template_kwargs: str | None = "chat_template_kwargs"
-    """Column with a row's own template variables, a mapping or its JSON text, which win over template_kwargs;
-    null: none is read."""
-    template_now: str = "2025-01-01T00:00:00"
-    """ISO time that any clock of the template shows, so that the same recipe prints the same text any day."""
-    enable_thinking: bool | None = None
-    """Null: not passed; else passed in every render."""
-    turns: Literal["whole", "exchange", "message", "auto"] = "whole"
-    """One example per conversation, per exchange, per supervised message; auto: per message for rows in which the
-    template prints a turn otherwise once others follow."""
-    spans: Literal["auto", "marks", "generation"] = "auto"
-    """Where loss spans come from; auto: `{% generation %}` blocks where the template has them, else marks."""
-    control_tokens: Literal["as_text", "allow", "reject"] = "as_text"
-    """What happens to control-token strings inside a row's own text."""
-    on_dropped: dict[DroppedKind, Literal["count", "untrain", "reject"]] = Field(
-        default_factory=dict[DroppedKind, Literal["count", "untrain", "reject"]]
-    )
-    """Per kind of own text that the template does not print; default reject, for reasoning count."""
-    verify_render: float = 0.02
-    """Share of rows, 0–1, rendered a second time without marks and compared."""
-
-    @model_validator(mode="after")
-    def _check_values(self) -> "Template":
-        if not 0 <= self.verify_render <= 1:
-            raise ValueError(f"verify_render is {self.verify_render}; it is a share from 0 to 1; write such as 0.02")
-        try:
-            datetime.fromisoformat(self.template_now)
-        except ValueError:
-            raise ValueError(
-                f"template_now is {self.template_now!r}; it is an ISO time; write such as 2025-01-01T00:00:00"
-            ) from None
-        return self
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateSource:
-    """A chat template as found: its text, what it was called, and the special tokens it may print."""
-
-    text: str
-    name: str
-    special_tokens: Mapping[str, str] = field(default_factory=dict[str, str])
-
-
-def resolve_template(
-    template: Template,
-    *,
-    tokenizer_chat_template: str | Mapping[str, str] | None,
-    special_tokens: Mapping[str, str],
-) -> TemplateSource:
-    """Find the template that the options name.
-
-    `tokenizer_chat_template` is the tokenizer's own: text, or its named ones, of which `default` is used
-    unless the options name another.
-
-    Raises
-    ------
-    ConfigError
-        If there is none, or no such name or file.
-
-    """
-    choice = _normalize_choice(template.chat_template)
-    named = (
-        {"default": tokenizer_chat_template} if isinstance(tokenizer_chat_template, str) else tokenizer_chat_template
-    )
-    if choice.text is not None:
-        return TemplateSource(choice.text, "recipe", special_tokens)
-    if choice.file is not None:
-        return TemplateSource(read_template_file(Path(choice.file)), Path(choice.file).name, special_tokens)
-    if choice.name is not None:
-        return TemplateSource(read_named_template(choice.name), choice.name, special_tokens)
-    wanted = choice.tokenizer or "default"
-    if not named or wanted not in named:
-        has = f"it has {join_choices(sorted(named))}" if named else "it has none"
-        raise ConfigError(
-            f"template.chat_template: the tokenizer has no chat template {wanted!r}; {has}; "
-            f"name a bundled one ({join_choices(list_known_templates())}), a file or the text"
-        )
-    return TemplateSource(named[wanted], f"tokenizer:{wanted}", special_tokens)
-
-
-def _normalize_choice(chosen: str | TemplateChoice | None) -> TemplateChoice:
-    if isinstance(chosen, TemplateChoice):
-        return chosen
-    if chosen is None:
-        return TemplateChoice(tokenizer="default")
-    return TemplateChoice(text=chosen) if is_template_text(chosen) else TemplateChoice(name=chosen)
-
-
-@dataclass(frozen=True, slots=True)
-class RendererSpec:
-    """All that decides what a renderer prints: plain values, so that a worker can be sent it."""
-
-    text: str
-    special_tokens: Mapping[str, str] = field(default_factory=dict[str, str])
-    """By name (`bos_token`, `eos_token`, …); absent ones print nothing."""
-    template_kwargs: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    now: datetime = datetime(2025, 1, 1)  # noqa: DTZ001  (a template's clock has no zone)
-    control_tokens: tuple[str, ...] = ()
-    """The tokenizer's added tokens that a template may print."""
-    adds_bos: bool = False
-    """Whether the tokenizer puts a BOS first by itself."""
-    arguments: Literal["auto", "object", "string"] = "auto"
-    tool_ids: Literal["auto", "keep"] = "auto"
-    """As the group `tools` has them; auto: what probes show the template to want."""
-    lane: Literal["auto", "reference"] = "auto"
-
-
-def make_renderer_spec(
-    template: Template,
-    source: TemplateSource,
-    *,
-    control_tokens: Iterable[str] = (),
-    adds_bos: bool = False,
-    arguments: Literal["auto", "object", "string"] = "auto",
-    tool_ids: Literal["auto", "keep"] = "auto",
-) -> RendererSpec:
-    """Gather what a renderer needs from the options and the template found."""
-    kwargs = dict(template.template_kwargs)
-    if template.enable_thinking is not None:
-        kwargs["enable_thinking"] = template.enable_thinking
-    return RendererSpec(
-        text=source.text,
-        special_tokens=dict(source.special_tokens),
-        template_kwargs=kwargs,
-        now=datetime.fromisoformat(template.template_now),
-        control_tokens=tuple(control_tokens),
-        adds_bos=adds_bos,
-        arguments=arguments,
-        tool_ids=tool_ids,
-    )
 
 
 _CONTROL_TOKEN_PATTERN = re.compile(r"<[|｜][^<>|｜\s]{1,40}[|｜]?>|<[^<>|｜\s]{1,40}[|｜]>")
@@ -315,7 +112,7 @@ class Renderer:
         """A digest of all that decides what is printed."""
         if not self._identity:
             self._identity = sha256(
-                _encode_for_search(asdict(self.spec) | {"now": self.spec.now.isoformat()})
+                encode_for_search(asdict(self.spec) | {"now": self.spec.now.isoformat()})
             ).hexdigest()
         return self._identity
 
@@ -327,7 +124,7 @@ class Renderer:
         return self._contract
 
     def _observe_behavior(self) -> TemplateBehavior:
-        observed = probes.observe_template(
+        observed = observe_template(
             self._render_probe,
             self.generation_prompt,
             eos_token=str(self._values["eos_token"]),
@@ -377,7 +174,7 @@ class Renderer:
             adapted, offered = self.adaptation.messages(messages), self.adaptation.tools(tools)
         except BadArgumentsError as error:
             return Rejected("bad_tool_arguments", str(error))
-        size = len(_encode_for_search([adapted, offered]))
+        size = len(encode_for_search([adapted, offered]))
         self._recorder.watch((), "")
         return self._run_template(self._plain, adapted, offered, kwargs, size)
 
@@ -431,7 +228,7 @@ class Renderer:
 
     def generation_prompt(self, role: str, *, has_tools: bool, kwargs: Mapping[str, Json]) -> str:
         """Return what the template prints after a message of that role to prompt the assistant."""
-        key = (role, has_tools, _encode_for_search(kwargs))
+        key = (role, has_tools, encode_for_search(kwargs))
         known = self._prompts.get(key)
         if known is None:
             if len(self._prompts) > 4096:
@@ -544,7 +341,7 @@ class Renderer:
     def _choose_mark(
         self, adapted: Sequence[Message], tools: Sequence[Json] | None, kwargs: Mapping[str, Json]
     ) -> tuple[int, str]:
-        dumped = _encode_for_search([adapted, tools, dict(kwargs)])
+        dumped = encode_for_search([adapted, tools, dict(kwargs)])
         for mark in MARK_CHARACTERS:
             if mark.encode() not in dumped and mark not in self.spec.text:
                 return len(dumped), mark
@@ -597,7 +394,7 @@ class Renderer:
         if self._compares_messages and minijinja_engine.has_equal_messages(messages):
             return None
         if self._float_shy and any(
-            _WHOLE_FLOAT.search(_encode_for_search(m["tool_calls"])) for m in messages if "tool_calls" in m
+            WHOLE_FLOAT.search(encode_for_search(m["tool_calls"])) for m in messages if "tool_calls" in m
         ):
             return None
         fuel = minijinja_engine.BASE_FUEL + minijinja_engine.FUEL_PER_MESSAGE * (len(messages) + len(tools or ()))
@@ -617,12 +414,12 @@ class Renderer:
 
         Tools seen last are not searched again.
         """
-        if not _lacks_marks(_encode_for_search(messages)):
+        if not lacks_marks(encode_for_search(messages)):
             return False
-        if kwargs and ("messages" in kwargs or "tools" in kwargs or not _lacks_marks(_encode_for_search(kwargs))):
+        if kwargs and ("messages" in kwargs or "tools" in kwargs or not lacks_marks(encode_for_search(kwargs))):
             return False
         if tools is not None and tools is not self._clean_tools:
-            if not _lacks_marks(_encode_for_search(tools)):
+            if not lacks_marks(encode_for_search(tools)):
                 return False
             self._clean_tools = tools
         return True
@@ -631,7 +428,7 @@ class Renderer:
         """Build the fast engine and keep it only if it agrees on every probe; return why not."""
         if self.spec.lane == "reference":
             return "switched off"
-        if not _lacks_marks(self.spec.text.encode()):
+        if not lacks_marks(self.spec.text.encode()):
             return "the template holds the mark"
         reason = minijinja_engine.find_engine_obstacle(self._tree)
         if reason:
@@ -654,42 +451,10 @@ class Renderer:
             quick = self._render_fast(messages, tools, kwargs)
             if quick is None:
                 continue
-            reason = _describe_engine_difference(quick, self.reference(messages, tools, kwargs))
+            reason = engine_parity.describe_difference(quick, self.reference(messages, tools, kwargs))
             if reason and name.startswith(engine_parity.WHOLE_FLOATS):
                 self._float_shy = True
             elif reason:
                 return f"probe {name}: {reason}"
             agreed += not reason
         return "" if agreed else "no probe rendered"
-
-
-def _describe_engine_difference(quick: RenderedConversation, sure: RenderedConversation | Rejected) -> str:
-    if isinstance(sure, Rejected):
-        return f"the reference refuses it ({sure.detail}), the fast engine does not"
-    if quick.text != sure.text:
-        return "the text differs"
-    if quick.spans != sure.spans or quick.generation != sure.generation or quick.loop_end != sure.loop_end:
-        return "the spans differ"
-    return ""
-
-
-_WHOLE_FLOAT = re.compile(rb"\d\.0[,\]}]|\d[eE]\d")
-
-
-def _encode_for_search(value: Any) -> bytes:
-    try:
-        return orjson.dumps(value)
-    except (TypeError, ValueError):
-        # Big integers, lone surrogates, keys that are no strings: rare, and only searched and measured.
-        return repr(value).encode("utf-8", "surrogatepass")
-
-
-_MARK_BYTES, _KEY_BYTES = minijinja_engine.FAST_PATH_MARK.encode(), minijinja_engine.INDEX_KEY.encode()
-
-
-_PYTHON_SPACES = rb"\u001"
-"""How JSON text writes U+001C to U+001F, among others: white space to Python's `strip`, not to the fast engine's."""
-
-
-def _lacks_marks(text: bytes) -> bool:
-    return _MARK_BYTES not in text and _KEY_BYTES not in text and _PYTHON_SPACES not in text

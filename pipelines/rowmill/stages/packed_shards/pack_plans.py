@@ -18,7 +18,9 @@ from rowmill.core.errors import ConfigError
 from rowmill.core.storage import File
 from rowmill.formats.splits import Splitter
 from rowmill.packing import plan as packing
-from rowmill.packing.plan import ExampleSlices, SequencePlan
+from rowmill.packing import slicing
+from rowmill.packing.layout import SequencePlan
+from rowmill.packing.slicing import ExampleSlices
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.stages import inputs
@@ -127,8 +129,8 @@ def _slice_examples(
     options, kind = work.dataset.packing, work.dataset.row_kind
     own = lengths.tokens[numbers]
     if options.strategy_for(kind) == "concat":
-        return packing.keep_examples_whole(own), {}, 0
-    pieces = packing.slice_too_long(
+        return slicing.keep_examples_whole(own), {}, 0
+    pieces = slicing.slice_too_long(
         own,
         work.recipe.seq_len,
         options.slice_strategy_for(kind),
@@ -139,7 +141,7 @@ def _slice_examples(
     trains = np.ones(len(pieces.examples), np.bool_)
     targets = _count_targets(work, lengths, numbers, pieces, np.flatnonzero(was_cut))
     trains[was_cut] = targets > 0
-    kept = packing.keep_pieces(pieces, trains)
+    kept = slicing.keep_pieces(pieces, trains)
     untrained = np.setdiff1d(pieces.examples[~trains], kept.examples)
     trained = lengths.trained[numbers]
     left = np.bincount(pieces.examples[was_cut], weights=targets, minlength=len(own)).astype(np.int64)
@@ -166,7 +168,7 @@ def _count_targets(
         )
         offsets = np.asarray(masks.offsets, np.int64)
         flags = masks.flatten().to_numpy(zero_copy_only=False)
-        counts[here] = packing.count_piece_targets(mine, flags, offsets - offsets[0])
+        counts[here] = slicing.count_piece_targets(mine, flags, offsets - offsets[0])
     return counts
 
 

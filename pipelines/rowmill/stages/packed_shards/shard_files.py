@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rowmill.core.storage import Store, digest_bytes
-from rowmill.packing import plan as packing
-from rowmill.packing.plan import SequencePlan
+from rowmill.packing import layout
+from rowmill.packing.layout import SequencePlan
 from rowmill.schema.examples import WEIGHT_COLUMN, WEIGHT_FIELD
 from rowmill.schema.manifest import File, Part
 from rowmill.shards import gather, native
@@ -219,8 +219,8 @@ def _gather_shard(task: ShardTask) -> pa.Table:
     index = native.locate_tokens(flat.offsets, inverse, starts, lengths)
     cut_ids, cut_mask = flat.ids[index], flat.mask[index]
     plan = SequencePlan(task.sequence_offsets, task.examples, task.ranges)
-    span_lengths, span_offsets = packing.attention_spans(plan, block_cross_document_attention=task.blocked)
-    labels = packing.make_labels(cut_ids, cut_mask, span_lengths, ignore_token_id=task.ignore_token_id)
+    span_lengths, span_offsets = layout.attention_spans(plan, block_cross_document_attention=task.blocked)
+    labels = layout.make_labels(cut_ids, cut_mask, span_lengths, ignore_token_id=task.ignore_token_id)
     segments = native.Segments(
         ids=cut_ids,
         mask=cut_mask,
@@ -232,7 +232,7 @@ def _gather_shard(task: ShardTask) -> pa.Table:
     )
     spans = native.Spans(
         labels=labels,
-        position_ids=packing.position_ids(span_lengths),
+        position_ids=layout.position_ids(span_lengths),
         lengths=span_lengths,
         offsets=span_offsets,
     )

@@ -37,17 +37,10 @@ from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Message, Rejected
 from rowmill.tokenization.alignment import FlatSpans
 from rowmill.tokenization.control_tokens import ControlStrings
-from rowmill.tokenization.encoded_batch import (
-    NO_TEXT_BEHIND,
-    EncodedBatch,
-    ExampleColumns,
-    FlatContentSpans,
-    TokenizationCounts,
-    encode_and_compare,
-    make_batch,
-    make_batch_columns,
-)
+from rowmill.tokenization.encoded_batch import NO_TEXT_BEHIND, EncodedBatch, FlatContentSpans, make_batch
 from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization.example_columns import ExampleColumns, make_batch_columns
+from rowmill.tokenization.example_encoding import TokenizationCounts, encode_and_compare
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from rowmill.conversation import masking
 from rowmill.conversation.rendering import renderer
-from rowmill.conversation.rendering.renderer import RendererSpec
+from rowmill.conversation.rendering.options import RendererSpec, Template, make_renderer_spec, resolve_template
 from rowmill.core.errors import ConfigError
 from rowmill.core.number_text import format_count, format_percent
 from rowmill.core.storage import digest_json
@@ -92,14 +92,14 @@ def build_renderer_spec(dataset: Dataset, base: Path, loaded: LoadedTokenizer) -
         return None
     if not dataset.format.NEEDS_TEMPLATE and options.chat_template is None and not card.chat_template:
         return None
-    source = renderer.resolve_template(
+    source = resolve_template(
         _resolve_template_path(options, base),
         tokenizer_chat_template=card.chat_template,
         special_tokens=card.special_tokens,
     )
     control = control_tokens.ControlStrings(card, source.text)
     tools = dataset.tools
-    return renderer.make_renderer_spec(
+    return make_renderer_spec(
         options,
         source,
         control_tokens=control.strings,
@@ -109,7 +109,7 @@ def build_renderer_spec(dataset: Dataset, base: Path, loaded: LoadedTokenizer) -
     )
 
 
-def _resolve_template_path(options: renderer.Template, base: Path) -> renderer.Template:
+def _resolve_template_path(options: Template, base: Path) -> Template:
     """Resolve a template file's path against the project."""
     choice = options.chat_template
     if isinstance(choice, str) or choice is None or choice.file is None:

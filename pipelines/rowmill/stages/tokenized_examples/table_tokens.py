@@ -34,9 +34,9 @@ from rowmill.tabular.assembly import EDGES, FLUSHES
 from rowmill.tabular.prompt import PromptFrame
 from rowmill.tabular.schema import RecordSchema
 from rowmill.tabular.serialization import RecordDecoder, RecordProblem, Serialiser, Wire, read_json
-from rowmill.tokenization import encoded_batch
-from rowmill.tokenization.encoded_batch import TokenizationCounts
+from rowmill.tokenization import example_columns, example_encoding
 from rowmill.tokenization.encoder import Encoder, read_token_bytes
+from rowmill.tokenization.example_encoding import TokenizationCounts
 from rowmill.tokenization.roundtrip import RoundTripDecoder
 from rowmill.tokenization.tokenizer import deserialize_tokenizer
 
@@ -169,7 +169,7 @@ def _encode_continuations(
 ) -> tuple[NDArray[np.int32], Ints]:
     """Encode texts as what stands behind other text: no space of the tokenizer's own before them."""
     if encoder.card.fast:
-        encoded = encoded_batch.encode_and_compare(encoder, texts, counts)
+        encoded = example_encoding.encode_and_compare(encoder, texts, counts)
         return encoded.ids, encoded.offsets
     counts.usual_way += len(texts)
     return encoder.encode_continuation_ids(texts)
@@ -322,7 +322,7 @@ def build_part(task: BuildExamplesTask) -> Part:
         "records": len(task.rows),
         "tokens": int(tokens.sum()),
         "tokens_by_split": {task.split: classes},
-        "outside_vocabulary": encoded_batch.count_outside_vocabulary(table, task.vocab_size),
+        "outside_vocabulary": example_columns.count_outside_vocabulary(table, task.vocab_size),
         "verified": count_verified(table),
         "untrained": int((table.column("trained_tokens").to_numpy() == 0).sum()),
         "flushes": dict(Counter(FLUSHES[one] for one in task.flushes.tolist())),

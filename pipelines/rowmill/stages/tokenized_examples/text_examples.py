@@ -21,7 +21,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.conversation.masking import Masker, MaskRules
-from rowmill.conversation.rendering.renderer import Renderer, RendererSpec
+from rowmill.conversation.rendering.options import RendererSpec
+from rowmill.conversation.rendering.renderer import Renderer
 from rowmill.conversation.template_contract import find_mismatched_prompts, list_template_warnings
 from rowmill.conversation.truncation import ConversationTruncator, OverlongPolicy, TruncatedConversation
 from rowmill.core.arrays import Bools, Ints, Weights
@@ -46,19 +47,10 @@ from rowmill.tokenization.concatenation import (
     split_at_byte,
 )
 from rowmill.tokenization.control_tokens import ControlStrings, has_changed_placeholder, restore_control_strings
-from rowmill.tokenization.encoded_batch import (
-    TEMPLATE_KIND,
-    Example,
-    ExampleColumns,
-    TokenizationCounts,
-    Tokens,
-    concat_columns,
-    encode_and_compare,
-    make_columns,
-    make_examples,
-    sort_by_row,
-)
+from rowmill.tokenization.encoded_batch import TEMPLATE_KIND, Example, Tokens
 from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization.example_columns import ExampleColumns, concat_columns, make_columns, sort_by_row
+from rowmill.tokenization.example_encoding import TokenizationCounts, encode_and_compare, make_examples
 from rowmill.tokenization.token_truncation import cut_pair, prepend_bos, split_into_windows, truncate_tokens
 
 BATCH_CHARS = 1 << 20

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rowmill.conversation.rendering.renderer import RendererSpec
+from rowmill.conversation.rendering.options import RendererSpec
 from rowmill.core.errors import ContextOverflowError
 from rowmill.core.storage import Store
 from rowmill.recipe.dataset import Dataset
@@ -33,9 +33,9 @@ from rowmill.stages.part_files import (
 )
 from rowmill.stages.tokenized_examples import tool_lengths
 from rowmill.stages.tokenized_examples.text_examples import ExampleBuilder, PreparedExamples
-from rowmill.tokenization import encoded_batch
-from rowmill.tokenization.encoded_batch import TokenizationCounts
+from rowmill.tokenization import example_columns
 from rowmill.tokenization.encoder import Encoder
+from rowmill.tokenization.example_encoding import TokenizationCounts
 from rowmill.tokenization.tokenizer import deserialize_tokenizer
 
 # ── Tokenized examples ─────────────────────────────────────────────────────────────────────────────
@@ -152,7 +152,7 @@ def _save_examples(
         "tokens_by_split": by_split,
         "tokens_by_class": sum_counts(by_split.values()),
         **({"tokens_by_weight": _count_tokens_by_weight(table)} if WEIGHT_COLUMN in table.column_names else {}),
-        "outside_vocabulary": encoded_batch.count_outside_vocabulary(table, task.vocab_size),
+        "outside_vocabulary": example_columns.count_outside_vocabulary(table, task.vocab_size),
         "overlong": overlong[:20],
         "overlong_rows": len(overlong),
         "dropped": dict(sorted(counts.dropped.items())),

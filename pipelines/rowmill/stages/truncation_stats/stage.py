@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from rowmill import stats
 from rowmill.core.number_text import format_percent
 from rowmill.core.storage import File
-from rowmill.packing.plan import plan_best_fit, slice_too_long
+from rowmill.packing.plan import plan_best_fit
+from rowmill.packing.slicing import slice_too_long
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.examples import EXAMPLE_SCHEMA
 from rowmill.schema.manifest import DisplayTable, Histogram

@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 
 from rowmill import stats
 from rowmill.core.arrays import Ints
-from rowmill.packing.plan import keep_examples_whole, plan_slices
+from rowmill.packing.plan import plan_slices
+from rowmill.packing.slicing import keep_examples_whole
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.schema.ledger import REJECTED, sum_counts

@@ -1,0 +1,198 @@
+"""Options of rendering, and the template that they name.
+
+What belongs here: the option group `template`, finding the template's text, and the plain values that make a renderer.
+What does not: rendering (`renderer.py`), the bundled templates (`template_registry.py`).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from rowmill.conversation.rendering.template_registry import (
+    is_template_text,
+    list_known_templates,
+    read_named_template,
+    read_template_file,
+)
+from rowmill.core.config import Config
+from rowmill.core.errors import ConfigError, join_choices
+from rowmill.core.json import Json
+
+DroppedKind = Literal[
+    "system",
+    "user",
+    "assistant_text",
+    "text_beside_call",
+    "call_name",
+    "call_arguments",
+    "tool_result",
+    "tool_list",
+    "reasoning",
+    "unknown_role",
+]
+
+
+class TemplateChoice(Config):
+    """One way to name a chat template; exactly one field is given."""
+
+    name: str | None = None
+    """A bundled or registered template."""
+    text: str | None = None
+    """The template itself."""
+    file: str | None = None
+    """A file that holds the template."""
+    tokenizer: str | None = None
+    """A named template of the tokenizer, such as `tool_use`."""
+
+    @model_validator(mode="after")
+    def _require_one_field(self) -> "TemplateChoice":
+        given = [name for name in ("name", "text", "file", "tokenizer") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"names {len(given)} templates; give exactly one of name, text, file or tokenizer; delete the others"
+            )
+        return self
+
+
+class Template(Config):
+    """The options of the group `template`: which chat template prints the rows, and how strictly it is held."""
+
+    chat_template: str | TemplateChoice | None = None
+    """Null: the tokenizer's own. Text with `{{` or `{%` is a template; other text names a bundled or registered one:
+    alpaca, chatml, gemma3, glm4, llama3, llama3.1, mistral, phi3, qwen2.5, qwen3, vicuna, zephyr."""
+    template_kwargs: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Values passed to the template in every render; a row's own win."""
+    chat_template_kwargs: str | None = "chat_template_kwargs"
+    """Column with a row's own template variables, a mapping or its JSON text, which win over template_kwargs;
+    null: none is read."""
+    template_now: str = "2025-01-01T00:00:00"
+    """ISO time that any clock of the template shows, so that the same recipe prints the same text any day."""
+    enable_thinking: bool | None = None
+    """Null: not passed; else passed in every render."""
+    turns: Literal["whole", "exchange", "message", "auto"] = "whole"
+    """One example per conversation, per exchange, per supervised message; auto: per message for rows in which the
+    template prints a turn otherwise once others follow."""
+    spans: Literal["auto", "marks", "generation"] = "auto"
+    """Where loss spans come from; auto: `{% generation %}` blocks where the template has them, else marks."""
+    control_tokens: Literal["as_text", "allow", "reject"] = "as_text"
+    """What happens to control-token strings inside a row's own text."""
+    on_dropped: dict[DroppedKind, Literal["count", "untrain", "reject"]] = Field(
+        default_factory=dict[DroppedKind, Literal["count", "untrain", "reject"]]
+    )
+    """Per kind of own text that the template does not print; default reject, for reasoning count."""
+    verify_render: float = 0.02
+    """Share of rows, 0–1, rendered a second time without marks and compared."""
+
+    @model_validator(mode="after")
+    def _check_values(self) -> "Template":
+        if not 0 <= self.verify_render <= 1:
+            raise ValueError(f"verify_render is {self.verify_render}; it is a share from 0 to 1; write such as 0.02")
+        try:
+            datetime.fromisoformat(self.template_now)
+        except ValueError:
+            raise ValueError(
+                f"template_now is {self.template_now!r}; it is an ISO time; write such as 2025-01-01T00:00:00"
+            ) from None
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateSource:
+    """A chat template as found: its text, what it was called, and the special tokens it may print."""
+
+    text: str
+    name: str
+    special_tokens: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def resolve_template(
+    template: Template,
+    *,
+    tokenizer_chat_template: str | Mapping[str, str] | None,
+    special_tokens: Mapping[str, str],
+) -> TemplateSource:
+    """Find the template that the options name.
+
+    `tokenizer_chat_template` is the tokenizer's own: text, or its named ones, of which `default` is used
+    unless the options name another.
+
+    Raises
+    ------
+    ConfigError
+        If there is none, or no such name or file.
+
+    """
+    choice = _normalize_choice(template.chat_template)
+    named = (
+        {"default": tokenizer_chat_template} if isinstance(tokenizer_chat_template, str) else tokenizer_chat_template
+    )
+    if choice.text is not None:
+        return TemplateSource(choice.text, "recipe", special_tokens)
+    if choice.file is not None:
+        return TemplateSource(read_template_file(Path(choice.file)), Path(choice.file).name, special_tokens)
+    if choice.name is not None:
+        return TemplateSource(read_named_template(choice.name), choice.name, special_tokens)
+    wanted = choice.tokenizer or "default"
+    if not named or wanted not in named:
+        has = f"it has {join_choices(sorted(named))}" if named else "it has none"
+        raise ConfigError(
+            f"template.chat_template: the tokenizer has no chat template {wanted!r}; {has}; "
+            f"name a bundled one ({join_choices(list_known_templates())}), a file or the text"
+        )
+    return TemplateSource(named[wanted], f"tokenizer:{wanted}", special_tokens)
+
+
+def _normalize_choice(chosen: str | TemplateChoice | None) -> TemplateChoice:
+    if isinstance(chosen, TemplateChoice):
+        return chosen
+    if chosen is None:
+        return TemplateChoice(tokenizer="default")
+    return TemplateChoice(text=chosen) if is_template_text(chosen) else TemplateChoice(name=chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class RendererSpec:
+    """All that decides what a renderer prints: plain values, so that a worker can be sent it."""
+
+    text: str
+    special_tokens: Mapping[str, str] = field(default_factory=dict[str, str])
+    """By name (`bos_token`, `eos_token`, …); absent ones print nothing."""
+    template_kwargs: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    now: datetime = datetime(2025, 1, 1)  # noqa: DTZ001  (a template's clock has no zone)
+    control_tokens: tuple[str, ...] = ()
+    """The tokenizer's added tokens that a template may print."""
+    adds_bos: bool = False
+    """Whether the tokenizer puts a BOS first by itself."""
+    arguments: Literal["auto", "object", "string"] = "auto"
+    tool_ids: Literal["auto", "keep"] = "auto"
+    """As the group `tools` has them; auto: what probes show the template to want."""
+    lane: Literal["auto", "reference"] = "auto"
+
+
+def make_renderer_spec(
+    template: Template,
+    source: TemplateSource,
+    *,
+    control_tokens: Iterable[str] = (),
+    adds_bos: bool = False,
+    arguments: Literal["auto", "object", "string"] = "auto",
+    tool_ids: Literal["auto", "keep"] = "auto",
+) -> RendererSpec:
+    """Gather what a renderer needs from the options and the template found."""
+    kwargs = dict(template.template_kwargs)
+    if template.enable_thinking is not None:
+        kwargs["enable_thinking"] = template.enable_thinking
+    return RendererSpec(
+        text=source.text,
+        special_tokens=dict(source.special_tokens),
+        template_kwargs=kwargs,
+        now=datetime.fromisoformat(template.template_now),
+        control_tokens=tuple(control_tokens),
+        adds_bos=adds_bos,
+        arguments=arguments,
+        tool_ids=tool_ids,
+    )

@@ -1,0 +1,414 @@
+"""Observe what a template does from its renders of the probes.
+
+What belongs here: one function per property of `TemplateBehavior`. What does not: the probe conversations and the form
+in which the template wants its messages (`probes.py`), masking.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rowmill.conversation.rendering.adaptation import Adaptation
+from rowmill.conversation.rendering.probes import (
+    ENDING_PROBES,
+    PLAIN_PROBE,
+    REASONING_PROBE,
+    SENTINEL_TOOL,
+    TOOL_PROBE,
+    ProbeRenderer,
+    make_assistant_message,
+    make_system_message,
+    make_tool_call,
+    make_tool_result,
+    make_user_message,
+    probe_argument_forms,
+    shows_text,
+)
+from rowmill.conversation.template_contract import RenderedConversation, TemplateBehavior
+from rowmill.core.json import Json
+from rowmill.schema.rows import Message, Rejected, Span
+
+# ── the contract ──
+
+
+def observe_template(
+    observe: ProbeRenderer,
+    prompt: Callable[..., str],
+    *,
+    eos_token: str,
+    bos_token: str,
+    adds_bos: bool,
+    control_tokens: Sequence[str],
+    known_tokens: frozenset[str],
+    has_blocks: bool,
+    adaptation: Adaptation,
+    other_clock: Callable[[Sequence[Message], Sequence[Json] | None], str | Rejected],
+) -> TemplateBehavior:
+    """Read the template's contract off its probes; what depends on the renderer itself is filled in there."""
+    plain = observe(PLAIN_PROBE)
+    ends = _observe_ends(plain, eos_token, control_tokens)
+    kept = _observe_reasoning(observe)
+    prompts = {role: prompt(role, has_tools=role == "tool", kwargs={}) for role in ("user", "tool", "system")}
+    constant = _find_constant_prefix(observe)
+    blocks = GenerationBlocks(observe, prompts, constant, ends, control_tokens) if has_blocks else None
+    differences = tuple(dict.fromkeys(blocks.find_differences())) if blocks else ()
+    return TemplateBehavior(
+        prefix_preserving={
+            name: _preserves_prefixes(observe, probe, tools)
+            for name, probe, tools in (
+                ("plain", PLAIN_PROBE, None),
+                ("tools", TOOL_PROBE, [SENTINEL_TOOL]),
+                ("reasoning", REASONING_PROBE, None),
+            )
+        },
+        prompt_match={role: _match_prompt(observe, asked, role) for role, asked in prompts.items()},
+        prompts=prompts,
+        end_trained=blocks.hold_turn_end() if blocks else ends.get("end_of_turn", "missing") != "missing",
+        end_is_one_token=_choose_end(ends, eos_token) in known_tokens,
+        generation_blocks="none" if blocks is None else "differs" if differences else "equal",
+        generation_differences=differences,
+        reasoning=kept,
+        reasoning_key=adaptation.reasoning_keys[0] if kept != "none" else None,
+        inline_tags_stripped=_strips_tags(observe),
+        arguments=probe_argument_forms(observe, adaptation),
+        loses=tuple(_list_dropped_content(observe)),
+        date_dependent=_depends_on_date(observe, other_clock),
+        bos=_observe_bos(plain, bos_token, adds_bos),
+        system=_observe_system(observe),
+        alternation=tuple(_list_refusals(observe)),
+        tools=_observe_tools(observe),
+        no_tools=adaptation.no_tools,
+        tool_ids=adaptation.tool_ids,
+        content_form=adaptation.content_form,
+        spans="marks" if isinstance(plain, RenderedConversation) and plain.spans else "proof",
+        eos_token=eos_token,
+        control_tokens=tuple(sorted(control_tokens, key=len, reverse=True)),
+        heads=_collect_message_headers(observe),
+        constant_lead=constant,
+        reasoning_close=_find_reasoning_close(observe),
+        empty_reasoning=_find_empty_reasoning(observe, prompt),
+        **ends,
+    )
+
+
+def _find_message_span(print_: RenderedConversation, message: int) -> Span | None:
+    own = [span for span in print_.spans if span.message == message]
+    return own[0] if len(own) == 1 else None
+
+
+def _get_text_after(print_: RenderedConversation, message: int, text: str) -> str | None:
+    """Return what a message's span prints after its text."""
+    span = _find_message_span(print_, message)
+    if span is None:
+        return None
+    found = print_.text.rfind(text, span.start, span.end)
+    return None if found < 0 else print_.text[found + len(text) : span.end]
+
+
+def _get_text_before(print_: RenderedConversation, message: int, text: str) -> str | None:
+    span = _find_message_span(print_, message)
+    if span is None:
+        return None
+    found = print_.text.find(text, span.start, span.end)
+    return None if found < 0 else print_.text[span.start : found]
+
+
+def _observe_ends(plain: RenderedConversation | Rejected, eos: str, control_tokens: Sequence[str]) -> dict[str, Any]:
+    if isinstance(plain, Rejected):
+        return {}
+    own, last = _get_text_after(plain, 1, "Qzaone"), _get_text_after(plain, 3, "Qzatwo")
+    if own is None or last is None:
+        shared = os.path.commonprefix(
+            [_get_text_between(plain, "Qzaone", "Qzutwo"), plain.text.rpartition("Qzatwo")[2]]
+        )
+        own = last = shared
+    own, last = own.rstrip(), last.rstrip()
+    differs = own != last
+    if own:
+        return {"end_of_turn": "own", "last_turn_differs": differs, "own_end": own, "finish": own}
+    following = _find_message_span(plain, 2)
+    head = find_first_control_token(plain.text[following.start : following.end], control_tokens) if following else ""
+    if head:
+        return {"end_of_turn": "next_header", "last_turn_differs": differs, "finish": head}
+    tail = plain.text[plain.loop_end :]
+    if eos and eos in tail:
+        return {"end_of_turn": "tail", "last_turn_differs": differs}
+    return {"end_of_turn": "missing", "last_turn_differs": differs}
+
+
+def _choose_end(ends: Mapping[str, Any], eos: str) -> str:
+    """Return what ends an assistant's turn, appended or printed."""
+    return str(ends.get("finish") or eos)
+
+
+def find_first_control_token(text: str, control_tokens: Sequence[str]) -> str:
+    """Return the control token that begins a text after white space, or nothing."""
+    start = text.lstrip()
+    return max((token for token in control_tokens if start.startswith(token)), key=len, default="")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationBlocks:
+    """What `{% generation %}` blocks hold on probes, beside what marks would train there."""
+
+    observe: ProbeRenderer
+    prompts: Mapping[str, str]
+    constant_lead: str
+    ends: Mapping[str, Any]
+    control_tokens: Sequence[str]
+
+    def find_differences(self) -> Iterator[str]:
+        """Yield text that the blocks train and marks do not, and the other way round."""
+        for probe, tools in ((PLAIN_PROBE, None), (TOOL_PROBE, [SENTINEL_TOOL]), (REASONING_PROBE, None)):
+            print_ = self.observe(probe, tools)
+            if isinstance(print_, RenderedConversation):
+                held = {i for block in print_.generation for i in range(block.start, block.end)}
+                marked = set(self._list_marked_positions(print_, probe))
+                yield from (f"adds {text!r}" for text in iterate_text_runs(print_.text, held - marked))
+                yield from (f"leaves out {text!r}" for text in iterate_text_runs(print_.text, marked - held))
+
+    def hold_turn_end(self) -> bool:
+        """Tell whether the end of an earlier turn is inside its block."""
+        print_ = self.observe(PLAIN_PROBE)
+        if isinstance(print_, Rejected):
+            return False
+        end = str(self.ends.get("own_end") or self.ends.get("finish") or "")
+        at = print_.text.find("Qzaone") + len("Qzaone")
+        return any(block.start <= at and at + len(end) <= block.end for block in print_.generation) and bool(end)
+
+    def _list_marked_positions(self, print_: RenderedConversation, probe: Sequence[Message]) -> Iterator[int]:
+        text = print_.text
+        for number, span in enumerate(print_.spans):
+            if probe[span.message]["role"] != "assistant":
+                continue
+            is_first = all(other.message != span.message for other in print_.spans[:number])
+            start = span.start + (self._measure_prefix(text, span, probe) if is_first else 0)
+            yield from range(start, span.start + len(text[span.start : span.end].rstrip()))
+            following = print_.spans[number + 1 : number + 2]
+            if self.ends.get("end_of_turn") == "next_header" and following:
+                head = find_first_control_token(text[following[0].start : following[0].end], self.control_tokens)
+                at = text.find(head, following[0].start)
+                yield from range(at, at + len(head))
+
+    def _measure_prefix(self, text: str, span: Span, probe: Sequence[Message]) -> int:
+        before = probe[span.message - 1]["role"] if span.message else "user"
+        for lead in (self.prompts.get(before, ""), self.prompts.get("user", ""), self.constant_lead):
+            if lead and text.startswith(lead, span.start, span.end):
+                return len(lead)
+        return 0
+
+
+def iterate_text_runs(text: str, positions: set[int]) -> Iterator[str]:
+    """Yield the text of each run of adjacent positions."""
+    start = previous = -2
+    for position in [*sorted(positions), len(text) + 2]:
+        if position != previous + 1:
+            if start >= 0:
+                yield text[start : previous + 1]
+            start = position
+        previous = position
+
+
+def _preserves_prefixes(observe: ProbeRenderer, probe: Sequence[Message], tools: Sequence[Json] | None) -> bool:
+    whole = observe(probe, tools)
+    if isinstance(whole, Rejected):
+        return False
+    for end in range(1, len(probe)):
+        prefix = observe(probe[:end], tools)
+        if isinstance(prefix, RenderedConversation) and not whole.text.startswith(prefix.text):
+            return False
+    return True
+
+
+def _match_prompt(observe: ProbeRenderer, asked: str, role: str) -> Literal["full", "partial", "none"]:
+    probe = [*ENDING_PROBES[role][0], make_assistant_message("Qzlast")]
+    print_ = observe(probe, [SENTINEL_TOOL] if role == "tool" else None)
+    if isinstance(print_, Rejected) or not asked:
+        return "none"
+    span = _find_message_span(print_, len(probe) - 1)
+    text = print_.text[span.start : span.end] if span else ""
+    if text.startswith(asked):
+        return "full"
+    return "partial" if os.path.commonprefix([text, asked]) else "none"
+
+
+def _observe_reasoning(observe: ProbeRenderer) -> Literal["all", "last", "none"]:
+    print_ = observe(REASONING_PROBE)
+    if shows_text(print_, "Qzrone") and shows_text(print_, "Qzrtwo"):
+        return "all"
+    return "last" if shows_text(print_, "Qzrtwo") else "none"
+
+
+def _strips_tags(observe: ProbeRenderer) -> bool:
+    inline = make_assistant_message("<think>\nQzrone\n</think>\n\nQzaone")
+    print_ = observe(
+        [make_user_message("Qzuone"), inline, make_user_message("Qzutwo"), make_assistant_message("Qzatwo")]
+    )
+    return isinstance(print_, RenderedConversation) and "Qzaone" in print_.text and "Qzrone" not in print_.text
+
+
+def _list_dropped_content(observe: ProbeRenderer) -> Iterator[str]:
+    """Name the kinds of own text that a conversation with all of them does not show."""
+    seen: list[tuple[str, str, Sequence[Message], Sequence[Json] | None]] = [
+        ("system", "Qzsystem", [make_system_message("Qzsystem"), *PLAIN_PROBE], None),
+        ("user", "Qzuone", PLAIN_PROBE, None),
+        ("assistant_text", "Qzaone", PLAIN_PROBE, None),
+        ("text_beside_call", "Qzbeside", _make_text_beside_call("Qzbeside"), [SENTINEL_TOOL]),
+        ("call_name", "qzcalled", _make_text_beside_call("", "qzcalled"), [SENTINEL_TOOL]),
+        ("call_arguments", "Qzvalue", TOOL_PROBE, [SENTINEL_TOOL]),
+        ("tool_result", "Qzresult", TOOL_PROBE, [SENTINEL_TOOL]),
+        ("tool_list", "qztool", PLAIN_PROBE, [SENTINEL_TOOL]),
+        ("reasoning", "Qzrone", REASONING_PROBE, None),
+        ("unknown_role", "Qzother", [make_user_message("Qzuone"), {"role": "qzrole", "content": "Qzother"}], None),
+    ]
+    for kind, text, probe, tools in seen:
+        print_ = observe(probe, tools)
+        if isinstance(print_, RenderedConversation) and text not in print_.text:
+            yield kind
+
+
+def _make_text_beside_call(text: str, name: str = "qztool") -> Sequence[Message]:
+    calling = make_assistant_message(text, tool_calls=[make_tool_call(name, {"qzkey": "Qzvalue"})])
+    return [make_user_message("Qzuone"), calling, make_tool_result("Qzresult"), make_assistant_message("Qzaone")]
+
+
+def _depends_on_date(observe: ProbeRenderer, other_clock: Callable[..., str | Rejected]) -> bool:
+    print_ = observe(PLAIN_PROBE)
+    return isinstance(print_, RenderedConversation) and other_clock(PLAIN_PROBE, None) != print_.text
+
+
+def _observe_bos(
+    plain: RenderedConversation | Rejected, bos: str, adds_bos: bool
+) -> Literal["template", "none", "double"]:
+    if isinstance(plain, Rejected) or not bos or not plain.text.startswith(bos):
+        return "none"
+    return "double" if adds_bos else "template"
+
+
+def _observe_system(observe: ProbeRenderer) -> Literal["printed", "folded", "dropped", "refused", "last_user_only"]:
+    print_ = observe([make_system_message("Qzsystem"), *PLAIN_PROBE])
+    if isinstance(print_, Rejected):
+        return "refused"
+    at = print_.text.find("Qzsystem")
+    if at >= 0:
+        folded = any(span.start <= at < span.end and span.message > 0 for span in print_.spans)
+        return "folded" if folded else "printed"
+    ending = observe([make_system_message("Qzsystem"), *PLAIN_PROBE[:3]])
+    return "last_user_only" if shows_text(ending, "Qzsystem") else "dropped"
+
+
+def _list_refusals(observe: ProbeRenderer) -> Iterator[str]:
+    if isinstance(
+        observe([make_user_message("Qzuone"), make_user_message("Qzutwo"), make_assistant_message("Qzaone")]), Rejected
+    ):
+        yield "two_users"
+    if isinstance(
+        observe([make_assistant_message("Qzaone"), make_user_message("Qzuone"), make_assistant_message("Qzatwo")]),
+        Rejected,
+    ):
+        yield "leading_assistant"
+    if isinstance(observe(TOOL_PROBE, [SENTINEL_TOOL]), Rejected):
+        yield "tool_role"
+
+
+def _observe_tools(observe: ProbeRenderer) -> Literal["printed", "dropped", "refused"]:
+    print_ = observe(PLAIN_PROBE, [SENTINEL_TOOL])
+    if isinstance(print_, Rejected):
+        return "refused"
+    return "printed" if "qztool" in print_.text else "dropped"
+
+
+def _collect_message_headers(observe: ProbeRenderer) -> dict[str, tuple[str, ...]]:
+    """Return what is printed before the text of users, systems and tools, wherever they stand in the talk."""
+    heads: dict[str, set[str]] = {}
+    probed: list[tuple[Sequence[Message], Sequence[Json] | None]] = [
+        (PLAIN_PROBE, None),
+        ([make_system_message("Qzsystem"), *PLAIN_PROBE], None),
+        ([*PLAIN_PROBE, make_system_message("Qzsystem"), *PLAIN_PROBE], None),
+        (TOOL_PROBE, [SENTINEL_TOOL]),
+        (
+            [
+                *_make_text_beside_call("")[:3],
+                make_tool_result("Qzsecond", "call_00000002"),
+                make_assistant_message("Qzaone"),
+            ],
+            [SENTINEL_TOOL],
+        ),
+    ]
+    for probe, tools in probed:
+        print_ = observe(probe, tools)
+        if isinstance(print_, RenderedConversation):
+            for index, message in enumerate(probe):
+                head = _get_text_before(print_, index, message["content"]) if message["content"] else None
+                if head and message["role"] != "assistant":
+                    heads.setdefault(message["role"], set()).add(head)
+    return {role: tuple(sorted(found, key=len, reverse=True)) for role, found in heads.items()}
+
+
+def _find_constant_prefix(observe: ProbeRenderer) -> str:
+    heads: list[str] = []
+    for texts in (("Qzaone", "Qzatwo"), ("Xqaone", "Wqatwo")):
+        print_ = observe(
+            [
+                make_user_message("Qzuone"),
+                make_assistant_message(texts[0]),
+                make_user_message("Qzutwo"),
+                make_assistant_message(texts[1]),
+            ]
+        )
+        if isinstance(print_, RenderedConversation):
+            heads += [
+                head
+                for i, text in ((1, texts[0]), (3, texts[1]))
+                if (head := _get_text_before(print_, i, text)) is not None
+            ]
+    return os.path.commonprefix(heads)
+
+
+def _find_reasoning_close(observe: ProbeRenderer) -> tuple[str, str]:
+    """Return what stands between reasoning and answer, and between reasoning and call, in a last turn."""
+    answered = observe([make_user_message("Qzuone"), make_assistant_message("Qzaone", reasoning_content="Qzrone")])
+    calling = make_assistant_message(
+        "", tool_calls=[make_tool_call("qzcalled", {"qzkey": "Qzvalue"})], reasoning_content="Qzrone"
+    )
+    called = observe([make_user_message("Qzuone"), calling], [SENTINEL_TOOL])
+    answer = _get_text_between(answered, "Qzrone", "Qzaone")
+    before_call = _get_text_between(called, "Qzrone", "qzcalled")
+    return answer, os.path.commonprefix([answer, before_call]) if answer else before_call
+
+
+def _get_text_between(print_: RenderedConversation | Rejected, first: str, second: str) -> str:
+    if isinstance(print_, Rejected):
+        return ""
+    start = print_.text.rfind(first)
+    end = print_.text.find(second, start)
+    return print_.text[start + len(first) : end] if 0 <= start < end else ""
+
+
+_REASONING_WORD = re.compile(r"think|reason|analysis|thought", re.IGNORECASE)
+
+
+def _find_empty_reasoning(observe: ProbeRenderer, prompt: Callable[..., str]) -> tuple[str, ...]:
+    """Return frames that are printed before an answer that has no reasoning, beyond the bare prompt.
+
+    Found where an answer without reasoning begins with more than the same answer's header does.
+    """
+    frames: set[str] = set()
+    print_ = observe(PLAIN_PROBE)
+    for kwargs in ({}, {"enable_thinking": False}, {"enable_thinking": True}):
+        print_ = observe(PLAIN_PROBE, None, kwargs)
+        if isinstance(print_, Rejected):
+            continue
+        for index, text in ((1, "Qzaone"), (3, "Qzatwo")):
+            head = _get_text_before(print_, index, text)
+            found = head and _REASONING_WORD.search(head)
+            if head and found:
+                start = max(head.rfind("<", 0, found.start()), head.rfind("[", 0, found.start()))
+                frames.add(head[start if start >= 0 else found.start() :])
+        asked = prompt("user", has_tools=False, kwargs=kwargs)
+        if (found := _REASONING_WORD.search(asked)) and "/" in asked[found.start() - 1 :]:
+            start = asked.rfind("<", 0, found.start())
+            frames.add(asked[start if start >= 0 else found.start() :])
+    return tuple(sorted(frames, key=len, reverse=True))

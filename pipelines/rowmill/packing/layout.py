@@ -1,0 +1,121 @@
+"""Describe planned sequences: segments, attention spans, positions, labels.
+
+What belongs here: the plan as data, and the arrays that follow from it. What does not: making the plan (`plan.py`),
+moving tokens (`shards/`).
+
+    plan      s0: examples 0 2   s1: example 1          lengths 3 2 │ 4
+    position_ids  0 1 2 0 1 │ 0 1 2 3
+    segment_ids   0 0 0 1 1 │ 0 0 0 0
+"""
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rowmill.core.arrays import Bools
+
+IGNORED_LABEL = -100
+"""The label of a position that is no target; what every trainer's cross entropy skips."""
+
+
+Integers: TypeAlias = NDArray[np.integer[Any]]
+
+
+# --- the plan ---
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SequencePlan:
+    """Which tokens stand in which sequence: the lineage of every packed token.
+
+    Sequence s holds segments `[sequence_offsets[s], sequence_offsets[s + 1])`; segment k is tokens
+    `[ranges[k, 0], ranges[k, 0] + ranges[k, 1])` of example `examples[k]`. Segments stand in ascending
+    example number, sequences in order of their first example.
+
+    sequence_offsets int64[S + 1] · examples int64[K] · ranges int32[K, 2] (start, length in tokens)
+    """
+
+    sequence_offsets: NDArray[np.int64]
+    examples: NDArray[np.int64]
+    ranges: NDArray[np.int32]
+
+    @property
+    def sequences(self) -> int:
+        """The number of sequences."""
+        return len(self.sequence_offsets) - 1
+
+    @property
+    def tokens(self) -> NDArray[np.int64]:
+        """Tokens of each sequence, int64[S]."""
+        before = np.concatenate([[0], np.cumsum(self.ranges[:, 1], dtype=np.int64)])
+        return np.diff(before[self.sequence_offsets])
+
+
+# --- facts of planned sequences ---
+
+
+def expand_ranges(starts: Integers, lengths: Integers) -> NDArray[np.int64]:
+    """Join the ranges `[starts[i], starts[i] + lengths[i])` into one index array: tokens are gathered once.
+
+    starts 7 0, lengths 2 3 ─► 7 8 0 1 2
+    """
+    ends = np.cumsum(lengths, dtype=np.int64)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.repeat(starts - (ends - lengths), lengths) + np.arange(total, dtype=np.int64)
+
+
+def attention_spans(
+    plan: SequencePlan, *, block_cross_document_attention: bool
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Return span lengths int32[Q] (`seq_lengths` of all sequences joined) and their offsets int64[S + 1].
+
+    Blocked attention makes a span of every segment, open attention one of every sequence.
+    """
+    if block_cross_document_attention:
+        return plan.ranges[:, 1].copy(), plan.sequence_offsets
+    return plan.tokens.astype(np.int32), np.arange(plan.sequences + 1, dtype=np.int64)
+
+
+def position_ids(span_lengths: Integers) -> NDArray[np.int32]:
+    """Count from 0 within each span: lengths 3 2 ─► 0 1 2 0 1."""
+    return expand_ranges(np.zeros_like(span_lengths), span_lengths).astype(np.int32)
+
+
+def segment_ids(plan: SequencePlan) -> NDArray[np.int32]:
+    """Count the segments of each sequence from 0: int32, one per token. Padding (-1) is the reader's."""
+    numbers = expand_ranges(np.zeros(plan.sequences, dtype=np.int64), np.diff(plan.sequence_offsets))
+    return np.repeat(numbers, plan.ranges[:, 1]).astype(np.int32)
+
+
+def cu_seqlens(span_lengths: Integers) -> NDArray[np.int32]:
+    """Return `[0] + cumulative lengths` of one sequence's spans."""
+    return np.concatenate([[0], np.cumsum(span_lengths)]).astype(np.int32)
+
+
+def mark_targets(loss_mask: Bools, span_lengths: Integers) -> Bools:
+    """Say which positions are predicted: those of the mask that have a position before them in their span.
+
+    The one definition of loss: position i predicts i + 1 iff both lie in one attention span and
+    `loss_mask[i + 1]`. Masks 0 1 1 | 1 1 ─► 0 1 1 0 1.
+    """
+    predicted = loss_mask.copy()
+    ends = np.cumsum(span_lengths, dtype=np.int64)
+    predicted[ends - span_lengths] = False
+    return predicted
+
+
+def mark_loss_positions(loss_mask: Bools, span_lengths: Integers) -> Bools:
+    """Say which positions take a loss: each stands one before its target."""
+    return np.append(mark_targets(loss_mask, span_lengths)[1:], False)[: len(loss_mask)]
+
+
+def make_labels(
+    input_ids: NDArray[np.int32], loss_mask: Bools, span_lengths: Integers, *, ignore_token_id: int | None
+) -> NDArray[np.int32]:
+    """Return unshifted labels: the token where it is a target, else -100; `ignore_token_id` never is."""
+    predicted = mark_targets(loss_mask, span_lengths)
+    if ignore_token_id is not None:
+        predicted &= input_ids != ignore_token_id
+    return np.where(predicted, input_ids, np.int32(IGNORED_LABEL))

@@ -1,0 +1,111 @@
+"""Cut, split or drop the examples that are longer than a sequence, from their lengths alone.
+
+What belongs here: slices of examples and the targets that they keep. What does not: truncating rows
+(`conversation/truncation.py`), planning sequences (`plan.py`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rowmill.core.arrays import Bools
+from rowmill.core.errors import ContextOverflowError
+from rowmill.packing.layout import Integers, expand_ranges
+from rowmill.packing.options import SliceStrategy
+
+# --- too-long examples ---
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExampleSlices:
+    """Pieces of examples, in example order.
+
+    Piece p is tokens `[starts[p], starts[p] + lengths[p])` of example `examples[p]`; `dropped` are the
+    example numbers of which no piece is left because they were too long.
+    """
+
+    examples: NDArray[np.int64]
+    starts: NDArray[np.int32]
+    lengths: NDArray[np.int32]
+    dropped: NDArray[np.int64]
+
+
+def keep_examples_whole(lengths: Integers) -> ExampleSlices:
+    """Return every example as one piece, whatever its length."""
+    require_positive(lengths)
+    count = len(lengths)
+    return ExampleSlices(
+        examples=np.arange(count, dtype=np.int64),
+        starts=np.zeros(count, dtype=np.int32),
+        lengths=lengths.astype(np.int32),
+        dropped=np.empty(0, dtype=np.int64),
+    )
+
+
+def slice_too_long(
+    lengths: Integers, limit: int, strategy: SliceStrategy, *, name_of: Callable[[int], str]
+) -> ExampleSlices:
+    """Cut, split or drop the examples of more than `limit` tokens; the others stay whole.
+
+    Raises
+    ------
+    ContextOverflowError
+        Under `error`, naming the first too long example (`name_of` its number), its length and the limit.
+
+    """
+    pieces = keep_examples_whole(lengths)
+    long = np.flatnonzero(lengths > limit)
+    if not long.size:
+        return pieces
+    match strategy:
+        case "error":
+            first = int(long[0])
+            raise ContextOverflowError(
+                f"example {name_of(first)} has {int(lengths[first])} tokens ({long.size} examples are too "
+                f"long); at most {limit} fit a sequence; raise seq_len, set truncation, or choose"
+                " packing.slice_strategy keep_start, keep_end, split or drop"
+            )
+        case "drop":
+            return _select_pieces(pieces, lengths <= limit, dropped=long)
+        case "keep_start" | "keep_end":
+            kept = np.minimum(pieces.lengths, np.int32(limit))
+            starts = pieces.lengths - kept if strategy == "keep_end" else pieces.starts
+            return ExampleSlices(pieces.examples, starts, kept, pieces.dropped)
+        case "split":
+            return _split_pieces(pieces, limit)
+
+
+def keep_pieces(slices: ExampleSlices, kept: Bools) -> ExampleSlices:
+    """Return the pieces where `kept` is true; `dropped` stays as it was."""
+    return _select_pieces(slices, kept, dropped=slices.dropped)
+
+
+def count_piece_targets(slices: ExampleSlices, loss_mask: Bools, offsets: Integers) -> NDArray[np.int64]:
+    """Count the targets that each piece has when it is a span of its own: its first token is none.
+
+    `loss_mask` is the examples' masks joined, example e at `[offsets[e], offsets[e + 1])`. A piece without
+    targets is to be rejected as `no_loss_tokens`.
+    """
+    before = np.concatenate([[0], np.cumsum(loss_mask, dtype=np.int64)])
+    begin = offsets[slices.examples] + slices.starts
+    return before[begin + slices.lengths] - before[begin + 1]
+
+
+def _select_pieces(slices: ExampleSlices, kept: Bools, *, dropped: NDArray[np.int64]) -> ExampleSlices:
+    return ExampleSlices(slices.examples[kept], slices.starts[kept], slices.lengths[kept], dropped)
+
+
+def _split_pieces(pieces: ExampleSlices, limit: int) -> ExampleSlices:
+    counts = -(-pieces.lengths // limit)
+    number = expand_ranges(np.zeros_like(counts), counts)
+    starts = (number * limit).astype(np.int32)
+    lengths = np.minimum(np.repeat(pieces.lengths, counts) - starts, np.int32(limit))
+    return ExampleSlices(np.repeat(pieces.examples, counts), starts, lengths, pieces.dropped)
+
+
+def require_positive(lengths: Integers) -> None:
+    """Raise ValueError if an example is empty; that is a defect of the caller."""
+    if len(lengths) and int(lengths.min()) < 1:
+        raise ValueError(f"example {int(lengths.argmin())} has {int(lengths.min())} tokens; a segment is never empty")

@@ -1,0 +1,203 @@
+"""Hold the examples of a part as flat columns, and write them as a table of `tokenized_examples`.
+
+What belongs here: columns from batches or single examples, their concatenation, the table, and counts over it. What
+does not: encoding (`example_encoding.py`), the schema (`rowmill.schema.examples`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from rowmill.core.arrays import Bools, Ints, Tokens, Weights
+from rowmill.schema.examples import make_example_schema
+from rowmill.tokenization.encoded_batch import TEMPLATE_KIND, EncodedBatch, Example
+
+# ── Examples as columns ────────────────────────────────────────────────────────────────────────────
+
+
+_REMOVED_COLUMNS = ("messages_removed", "exchanges_removed", "reasoning_removed", "tokens_cut",
+            "exchanges_trained", "reasoning_trained", "cut_trained")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleColumns:
+    """Examples of a part, flat: example j is number `ks[j]` of row `rows[j]`.
+
+    `removed` has a column for each name in `_REMOVED_COLUMNS`; those absent are zero.
+    """
+
+    rows: Ints
+    ks: Ints
+    lengths: Ints
+    ids: Tokens
+    mask: Bools
+    span_counts: Ints
+    span_starts: Ints
+    span_messages: Ints
+    span_kinds: NDArray[np.int8]
+    original_tokens: Ints
+    original_trained: Ints
+    removed: "dict[str, Ints]"
+    domains: "tuple[str | None, ...]" = ()
+    """Examples' own domains, where a class of one's own names them; empty: all have their rows'."""
+    weights: Weights | None = None
+    """The loss weight of every token; null: every target weighs 1."""
+
+    @property
+    def token_weights(self) -> Weights:
+        """The loss weight of every token, 0 where it does not train."""
+        return self.mask.astype(np.float32) if self.weights is None else self.weights
+
+    def table(self, row_ids: pa.Array, splits: pa.Array, domains: pa.Array, *, weighted: bool) -> pa.Table:
+        """Return the examples as `make_example_schema` says; example k of a row is called `row_id#k`."""
+        rows = pa.array(self.rows)
+        names = row_ids.take(rows)
+        numbers = pa.array(self.ks).cast(pa.string()) if self.ks.any() else pa.scalar("0")
+        trained, template = _sum_by_example(self.mask, self.lengths), self._count_template_tokens()
+        zeros = pa.array(np.zeros(len(self.rows), np.int32))
+        removed = [pa.array(self.removed[name].astype(np.int32)) if name in self.removed else zeros
+                   for name in _REMOVED_COLUMNS]  # fmt: skip
+        return pa.Table.from_arrays(
+            [
+                pc.binary_join_element_wise(names, numbers, "#"),
+                pa.ListArray.from_arrays(pa.array(np.arange(len(self.rows) + 1, dtype=np.int32)), names),
+                splits.take(rows),
+                pc.coalesce(pa.array(self.domains, pa.string()), domains.take(rows))
+                if self.domains
+                else domains.take(rows),
+                _make_list_array(self.lengths, self.ids),
+                _make_list_array(self.lengths, self.mask),
+                _make_list_array(self.span_counts, self.span_starts.astype(np.int32)),
+                _make_list_array(self.span_counts, self.span_messages.astype(np.int32)),
+                _make_list_array(self.span_counts, self.span_kinds),
+                pa.array(self.original_tokens.astype(np.int32)),
+                pa.array(self.lengths.astype(np.int32)),
+                pa.array(trained.astype(np.int32)),
+                pa.array((self.lengths - trained - template).astype(np.int32)),
+                pa.array(template.astype(np.int32)),
+                *removed[:4],
+                pa.array((self.original_trained - trained).astype(np.int32)),
+                *removed[4:],
+                *([_make_list_array(self.lengths, self.token_weights)] if weighted else []),
+            ],
+            schema=make_example_schema(weighted=weighted),
+        )
+
+    def verified(self) -> int:
+        """Count examples whose token mask agrees with what their tokens are.
+
+        The own text of a message trains as a whole or not at all, but for an example's first token. A mask moved by
+        one token breaks this.
+        """
+        begins = np.repeat(np.cumsum(self.lengths) - self.lengths, self.span_counts)
+        starts = self.span_starts + begins
+        sizes = np.diff(np.append(starts, len(self.mask)))
+        counted = np.concatenate((np.zeros(1, np.int64), np.cumsum(self.mask)))
+        trained = counted[starts + sizes] - counted[starts]
+        sizes = sizes - ((self.span_starts == 0) & (sizes > 0))
+        partly = (trained > 0) & (trained < sizes) & (self.span_kinds != TEMPLATE_KIND)
+        examples = np.repeat(np.arange(len(self.rows)), self.span_counts)
+        return len(self.rows) - len(np.unique(examples[partly]))
+
+    def _count_template_tokens(self) -> Ints:
+        """Count per example the untrained tokens that the template wrote."""
+        # Each example's first span begins with it, so over all examples a span ends where the next one begins.
+        begins = self.span_starts + np.repeat(np.cumsum(self.lengths) - self.lengths, self.span_counts)
+        sizes = np.diff(np.append(begins, len(self.mask)))
+        return _sum_by_example(np.repeat(self.span_kinds == TEMPLATE_KIND, sizes) & ~self.mask, self.lengths)
+
+
+def make_columns(made: "Sequence[tuple[int, int, Example]]") -> ExampleColumns:
+    """Return examples as columns; each comes with its row's place and its number among that row's."""
+    examples = [one for _, _, one in made]
+    return ExampleColumns(
+        rows=np.array([row for row, _, _ in made], np.int64),
+        ks=np.array([k for _, k, _ in made], np.int64),
+        lengths=np.array([len(one.ids) for one in examples], np.int64),
+        ids=_concat_arrays([one.ids for one in examples], np.int32),
+        mask=_concat_arrays([one.mask for one in examples], np.bool_),
+        span_counts=np.array([len(one.span_starts) for one in examples], np.int64),
+        span_starts=_concat_arrays([one.span_starts for one in examples], np.int64),
+        span_messages=_concat_arrays([one.span_messages for one in examples], np.int64),
+        span_kinds=_concat_arrays([one.span_kinds for one in examples], np.int8),
+        original_tokens=np.array([one.original_tokens for one in examples], np.int64),
+        original_trained=np.array([one.original_trained for one in examples], np.int64),
+        removed={name: np.array([getattr(one, name) for one in examples], np.int64) for name in _REMOVED_COLUMNS},
+        domains=tuple(one.domain for one in examples) if any(one.domain for one in examples) else (),
+        weights=_concat_weights([(one.mask, one.weights) for one in examples]),
+    )
+
+
+def make_batch_columns(batch: EncodedBatch, rows: Ints, kept: Bools) -> ExampleColumns:
+    """Return the kept texts of a batch as columns, text i being the one example of row `rows[i]`."""
+    if not kept.all():
+        return make_columns([(int(rows[i]), 0, batch.example(i)) for i in np.flatnonzero(kept).tolist()])
+    return ExampleColumns(
+        rows=rows,
+        ks=np.zeros(len(rows), np.int64),
+        lengths=batch.lengths,
+        ids=batch.ids,
+        mask=batch.mask,
+        weights=batch.weights,
+        span_counts=np.diff(batch.span_offsets),
+        span_starts=batch.span_starts,
+        span_messages=batch.span_messages,
+        span_kinds=batch.span_kinds,
+        original_tokens=batch.lengths,
+        original_trained=batch.trained,
+        removed={},
+    )
+
+
+def concat_columns(several: Sequence[ExampleColumns]) -> ExampleColumns:
+    """Return columns end to end; there is at least one."""
+    if len(several) == 1:
+        return several[0]
+    removed = {name for one in several for name in one.removed}
+    none = {id(one): np.zeros(len(one.rows), np.int64) for one in several}
+    names = [name for name in ExampleColumns.__slots__ if name not in ("removed", "domains", "weights")]
+    parts: dict[str, Any] = {name: np.concatenate([getattr(one, name) for one in several]) for name in names}
+    taken = {name: np.concatenate([one.removed.get(name, none[id(one)]) for one in several]) for name in removed}
+    own = any(one.domains for one in several)
+    domains = tuple(name for one in several for name in one.domains or [None] * len(one.rows)) if own else ()
+    weights = _concat_weights([(one.mask, one.weights) for one in several])
+    return ExampleColumns(**parts, removed=taken, domains=domains, weights=weights)
+
+
+def sort_by_row(table: pa.Table, columns: ExampleColumns) -> pa.Table:
+    """Return a table made of columns in the order of its rows and of their examples."""
+    order = np.lexsort((columns.ks, columns.rows))
+    return table if (np.diff(order) == 1).all() else table.take(pa.array(order))
+
+
+def _concat_weights(several: "Sequence[tuple[Bools, Weights | None]]") -> Weights | None:
+    """Return weights end to end, each given with its mask; null if all of them are."""
+    if all(weights is None for _, weights in several):
+        return None
+    return np.concatenate([mask.astype(np.float32) if weights is None else weights for mask, weights in several])
+
+
+def _concat_arrays(arrays: "Sequence[NDArray[Any]]", dtype: Any) -> "NDArray[Any]":
+    return np.concatenate(arrays).astype(dtype, copy=False) if arrays else np.empty(0, dtype)
+
+
+def _make_list_array(lengths: Ints, values: "NDArray[Any]") -> pa.ListArray:
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths))).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
+
+
+def _sum_by_example(flags: Bools, lengths: Ints) -> Ints:
+    ends = np.cumsum(lengths)
+    before = np.concatenate((np.zeros(1, np.int64), np.cumsum(flags)))
+    return before[ends] - before[ends - lengths]
+
+
+def count_outside_vocabulary(table: pa.Table, vocab_size: int) -> int:
+    """Count the token ids of a part's examples that no embedding row would serve."""
+    ids = table.column("input_ids").combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    return int(((ids < 0) | (ids >= vocab_size)).sum())

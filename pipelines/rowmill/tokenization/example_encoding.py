@@ -1,0 +1,125 @@
+"""Encode masked texts into examples, and count what happens to them.
+
+What belongs here: one batch from masked texts to examples, its comparison with the reference path, and the counts of a
+part. What does not: the tokens of spans (`encoded_batch.py`), control tokens (`control_tokens.py`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from rowmill.schema.conversation import Conversation
+from rowmill.schema.rows import MaskedConversation, Rejected
+from rowmill.tokenization.control_tokens import ControlStrings, contains_added_token
+from rowmill.tokenization.encoded_batch import Example, list_examples, make_masked_batch
+from rowmill.tokenization.encoder import EncodedTexts, Encoder, rejoin_pieces
+
+SAMPLE_EVERY = 100
+"""One text in so many is encoded again by the reference tokenizer, in every batch the first unless it is very long."""
+
+
+SAMPLE_CHARS = 1 << 18
+"""Longer texts are not compared: the reference holds 500 bytes per token, which is 1.4 GB for 10 MB of text."""
+
+
+# ── Encoding a batch ───────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(slots=True)
+class TokenizationCounts:
+    """What is counted while rows are prepared, beside the examples themselves; sums over parts are laws' facts."""
+
+    dropped: dict[str, int] = field(default_factory=dict[str, int])
+    control_strings: dict[str, int] = field(default_factory=dict[str, int])
+    """Occurrences of control tokens in rows' own text, by role and string: `user <|im_end|>`."""
+    controlled_rows: int = 0
+    template: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What the template's contract says that a trainer should know."""
+    usual_way: int = 0
+    altered: int = 0
+    """Texts whose ids decode to other text, because the tokenizer normalises."""
+    lane_differences: int = 0
+    straddles: int = 0
+    prompts_compared: int = 0
+    """Rows whose generation prompt was encoded alone and held against the row's ids."""
+    prompts_that_differ: list[str] = field(default_factory=list[str])
+    """Ids of those of them whose ids do not begin with the prompt's."""
+    dropped_tokens: int = 0
+    """Tokens of rows that were encoded and then rejected: too long, or without a target."""
+    dropped_trained: int = 0
+    """Those of them that were to be trained on."""
+
+    def add_control_strings(self, control: ControlStrings, one: Conversation) -> None:
+        """Count control tokens in a row's own text, by role and string."""
+        self.controlled_rows += 1
+        for name, count in control.count_occurrences(one.messages, one.tools, one.kwargs).items():
+            self.control_strings[name] = self.control_strings.get(name, 0) + count
+
+    def add_dropped(self, dropped: dict[str, int]) -> None:
+        """Count own text that the template did not print."""
+        for kind, count in dropped.items():
+            self.dropped[kind] = self.dropped.get(kind, 0) + count
+
+
+def encode_and_compare(encoder: Encoder, texts: Sequence[str], counts: TokenizationCounts) -> EncodedTexts:
+    """Encode a batch and compare a sample with the reference; on any difference all of it goes the usual way."""
+    encoded = encoder.encode(texts)
+    counts.usual_way += encoded.usual
+    counts.altered += encoded.altered
+    sample = [i for i in range(0, len(texts), SAMPLE_EVERY) if len(texts[i]) <= SAMPLE_CHARS]
+    if encoded.usual == len(texts) or encoder.matches_reference(texts, encoded, sample):
+        return encoded
+    counts.lane_differences += 1
+    return encoder.without_fast_path().encode(texts)
+
+
+def make_examples(
+    masked: Sequence[MaskedConversation],
+    ordinary: Sequence[list[tuple[int, int]]],
+    encoder: Encoder,
+    counts: TokenizationCounts,
+    *,
+    split: bool = False,
+) -> "list[Example | Rejected]":
+    """Encode masked texts in one batch and find the tokens of their spans.
+
+    `ordinary[i]` are ranges of text i that must not become control tokens. With `split` a text is cut where it
+    begins to train, and the pieces are encoded apart, so that a prompt's ids are those of the prompt alone.
+    """
+    plain = [i for i, ranges in enumerate(ordinary) if not ranges]
+    encoded = _encode_masked([masked[i] for i in plain], encoder, counts, split=split)
+    batch = make_masked_batch([masked[i] for i in plain], encoded)
+    counts.straddles += batch.straddles
+    made: dict[int, Example | Rejected] = dict(zip(plain, list_examples(batch), strict=True))
+    for i, ranges in enumerate(ordinary):
+        if ranges:
+            cuts = _find_trained_starts(masked[i]) if split else ()
+            around = encoder.encode_around(masked[i].text, ranges, cuts)
+            alone = make_masked_batch([masked[i]], around)
+            counts.straddles += alone.straddles
+            made[i] = list_examples(alone)[0]
+            if contains_added_token(encoder.card, around, masked[i].text, ranges):
+                made[i] = Rejected("control_token_in_content", "the tokenizer makes a control token of ordinary text")
+    return [made[i] for i in range(len(masked))]
+
+
+def _encode_masked(
+    masked: Sequence[MaskedConversation], encoder: Encoder, counts: TokenizationCounts, *, split: bool
+) -> EncodedTexts:
+    if not split:
+        return encode_and_compare(encoder, [one.text for one in masked], counts)
+    bounds = [[0, *_find_trained_starts(one), len(one.text)] for one in masked]
+    pieces = [one.text[a:b] for one, at in zip(masked, bounds, strict=True) for a, b in pairwise(at)]
+    sizes = np.array([len(at) - 1 for at in bounds], np.int64)
+    encoded = encode_and_compare(encoder, pieces, counts)
+    later = np.setdiff1d(np.arange(len(pieces)), np.cumsum(sizes) - sizes)
+    return rejoin_pieces(encoder.reencode_continuations(encoded, pieces, later), pieces, sizes)
+
+
+def _find_trained_starts(one: MaskedConversation) -> list[int]:
+    """Return the characters, other than the first, at which training begins after text that does not train."""
+    ends = {span.end for span in one.trained}
+    return [span.start for span in one.trained if span.start and span.start not in ends]

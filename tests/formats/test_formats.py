@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rowmill import formats
 from rowmill.conversation.masking import Loss
-from rowmill.conversation.rendering.renderer import Template
+from rowmill.conversation.rendering.options import Template
 from rowmill.core.json import Json
 from rowmill.formats import Auto, Chat, Format, Python, Supervised, Text
 from rowmill.formats.canonicalization import Canonicalizer, RowOptionValues, canonicalize_row

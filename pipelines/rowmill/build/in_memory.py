@@ -99,7 +99,7 @@ def canonicalize_rows(
     """
     # A context length must be given, and decides nothing before tokenization.
     dataset = _parse_dataset(options or {}, MIN_DATUM_TOKENS, Path.cwd())
-    canonicalizer = Canonicalizer(dataset, weighted=dataset.loss.weights)
+    canonicalizer = Canonicalizer(dataset)
     return [_reject_lone_surrogate(row) or canonicalizer(row) for row in rows]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from rowmill.conversation.masking import Loss
-from rowmill.conversation.rendering.renderer import Template
+from rowmill.conversation.rendering.options import Template
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json, canonical_json
 from rowmill.formats.filters import Filters

@@ -25,7 +25,7 @@ from rowmill.formats.filters import Filters
 from rowmill.formats.reasoning import Reasoning
 from rowmill.formats.splits import Splits
 from rowmill.formats.tool_calls import Tools
-from rowmill.packing.plan import Packing
+from rowmill.packing.options import Packing
 from rowmill.schema.rows import Rejected, Row, RowKind
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ What belongs here: composing the groups. What does not: an option or a check of 
 from pydantic import model_validator
 
 from rowmill.conversation.masking import Loss
-from rowmill.conversation.rendering.renderer import Template
+from rowmill.conversation.rendering.options import Template
 from rowmill.conversation.truncation import Truncation
 from rowmill.core.config import Config
 from rowmill.exports import DatasetSummary
@@ -16,7 +16,7 @@ from rowmill.formats.filters import Filters
 from rowmill.formats.reasoning import Reasoning
 from rowmill.formats.splits import Splits
 from rowmill.formats.tool_calls import Tools
-from rowmill.packing.plan import Packing
+from rowmill.packing.options import Packing
 from rowmill.schema.rows import RowKind
 from rowmill.sources import GeneratedSource, Source
 

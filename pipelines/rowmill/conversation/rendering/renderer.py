@@ -26,9 +26,7 @@ from jinja2 import TemplateSyntaxError, nodes
 from rowmill.conversation.rendering import content_tracing, engine_parity, minijinja_engine, probes
 from rowmill.conversation.rendering.adaptation import Adaptation, BadArgumentsError
 from rowmill.conversation.rendering.character_ownership import COVER_ATTEMPTS, CoveredConversation, TemplateLiterals
-from rowmill.conversation.rendering.options import (
-    RendererSpec,
-)
+from rowmill.conversation.rendering.options import RendererSpec
 from rowmill.conversation.rendering.sandbox import (
     MAX_OUTPUT_CHARS,
     MAX_STEPS,

@@ -1,9 +1,9 @@
-"""Whether a recipe may run Python code that it names: a format's class, a generating backend's function.
+"""Decide whether a recipe may run Python code that it names: a format's class, a generating backend's function.
 
 What belongs here: the switch, and the refusal. What does not: importing (`custom.py`, `callable.py`),
-each of which asks here first.
+which asks here first.
 
-A recipe of somebody else's is then data alone: templates run in a sandbox, and no dataset script is ever run.
+With the switch on, another person's recipe is only data: templates run in a sandbox, and no dataset script is ever run.
 """
 
 import os
@@ -11,14 +11,14 @@ import os
 from rowmill.core.errors import ConfigError
 
 NO_CODE_VARIABLE = "ROWMILL_NO_CODE"
-"""The environment variable, so that workers, Ray and Dagster's processes obey as well; `--no-code` sets it."""
+"""The environment variable, which workers, Ray and Dagster's processes inherit; `--no-code` sets it."""
 
 
 def require_code_permission(target: str, where: str) -> None:
-    """Refuse to run the code that a recipe names, where the user has forbidden it."""
+    """Refuse to run the code that a recipe names, if the user has forbidden it."""
     if os.environ.get(NO_CODE_VARIABLE, "0") not in ("", "0"):
         raise ConfigError(
             f"{where}: {target} is Python code, which --no-code or {NO_CODE_VARIABLE} forbids to run; built-in "
             "kinds are "
-            "allowed; read the code and leave the switch out, or choose another kind"
+            "allowed; read the code and remove the switch, or choose another kind"
         )

@@ -1,7 +1,7 @@
-"""The base of every configuration model, and the road from a YAML mapping to a checked one.
+"""The base of every configuration model, and the validation of a YAML mapping against it.
 
-What belongs here: `Config`, reading a file of YAML, turning pydantic's errors into four-part `ConfigError`s. What does
-not: what of YAML is read (`yaml_text.py`); any option; those live in the room whose behaviour they set.
+What belongs here: `Config`, reading a YAML file, turning pydantic's errors into four-part `ConfigError`s. What does
+not: which YAML is accepted (`yaml_text.py`); any option, which is declared in the package that reads it.
 
 Models are frozen and closed: an unknown key is an error that names the nearest known one, because a
 mistyped key that is silently ignored has ruined more training runs than any bug.
@@ -28,7 +28,7 @@ class Config(BaseModel):
         extra="forbid",
         frozen=True,
         use_attribute_docstrings=True,
-        # `max_length: true` is no integer and `tags: chat` is no list; YAML makes both easy to write.
+        # Strict: `max_length: true` is not an integer and `tags: chat` is not a list; YAML makes both easy to write.
         strict=True,
         validate_default=True,
     )
@@ -89,7 +89,7 @@ def describe_type(value: object) -> str:
 
 
 def validate_options(model: type[ConfigT], values: Mapping[str, Any], where: str) -> ConfigT:
-    """Validate `values` against `model`; every problem is worded as `where.path: what; allowed; remedy`.
+    """Validate `values` against `model`; every problem becomes one line `where.path: what; allowed; remedy`.
 
     Raises
     ------
@@ -100,11 +100,11 @@ def validate_options(model: type[ConfigT], values: Mapping[str, Any], where: str
     refused = [f"{where}: {path}: {text}" if path else f"{where}: {text}" for path, text in _find_non_finite(values)]
     if refused:
         raise ConfigError("\n".join(refused))
-    # By way of JSON, strictness means what it should for YAML: a list may fill a tuple, `"3"` is no integer.
+    # Validated as JSON, so that strictness fits YAML: a list may fill a tuple, `"3"` is not an integer.
     try:
         content = orjson.dumps(values, option=orjson.OPT_NON_STR_KEYS)
     except TypeError as error:
-        raise ConfigError(f"{where}: {error}; only JSON's types can stand in a recipe; write it as a string") from None
+        raise ConfigError(f"{where}: {error}; a recipe holds only JSON types; write it as a string") from None
     try:
         return model.model_validate_json(content)
     except ValidationError as error:
@@ -112,10 +112,10 @@ def validate_options(model: type[ConfigT], values: Mapping[str, Any], where: str
 
 
 def _find_non_finite(value: object, path: str = "") -> Iterator[tuple[str, str]]:
-    """Find numbers that JSON has no form for, which it would turn into null."""
+    """Yield path and problem of the numbers that JSON cannot write, and would turn into null."""
     if isinstance(value, float) and not math.isfinite(value):
         written = ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
-        yield path, f"{written} is not a number that an option can have; finite numbers are allowed; write one"
+        yield path, f"{written} is not a finite number; an option takes finite numbers; write one"
     elif isinstance(value, Mapping):
         for key, inner in cast("Mapping[object, object]", value).items():
             yield from _find_non_finite(inner, f"{path}.{key}" if path else str(key))
@@ -125,7 +125,7 @@ def _find_non_finite(value: object, path: str = "") -> Iterator[tuple[str, str]]
 
 
 def format_problems(error: ValidationError, model: type[BaseModel], where: str) -> Iterator[str]:
-    """Word each of pydantic's complaints as one four-part line."""
+    """Yield each of pydantic's errors as one four-part line."""
     reasons: dict[tuple[str, ...], list[str]] = {}
     mismatched: set[tuple[str, ...]] = set()
     for one in error.errors():
@@ -134,10 +134,10 @@ def format_problems(error: ValidationError, model: type[BaseModel], where: str) 
         if one["type"] in _EXPECTED_TYPES:
             mismatched.add(tuple(steps))
     for path, found in reasons.items():
-        # A mistake inside a value shows which of its types was meant; that it has none of the others is no mistake.
+        # An error inside a value shows which of its types was meant; its mismatch with the others is not reported.
         if path in mismatched and any(other[: len(path)] == path and other != path for other in reasons):
             continue
-        # A value of several types (`true` or a number) is complained of once per type.
+        # A value of several types (`true` or a number) has one error per type.
         yield ": ".join(part for part in (where, ".".join(path), "; or ".join(dict.fromkeys(found))) if part)
 
 
@@ -190,19 +190,19 @@ def _shorten_repr(value: object) -> str:
 _UNION_BRANCH = re.compile(
     r"bool|int|float|str|none|constrained-\w+|(?:list|dict|tuple|set|literal|nullable|union|function-\w+|lax-or-strict)\[.*\]"
 )
-"""What pydantic puts into a location for a branch of a union of plain types; nobody wrote it."""
+"""The step that pydantic adds to a location for a branch of a union of plain types; a user did not write it."""
 
 
 def _follow_location(model: type[BaseModel], path: tuple[int | str, ...]) -> tuple[list[str], set[type[BaseModel]]]:
     """Follow an error's location through the models.
 
-    Returns the steps as a user would write them (without the tags of unions) and the innermost models on the way:
-    several where a value may be of several kinds.
+    Returns the steps as a user would write them (without the tags of unions) and the innermost models reached:
+    several if the value may be of several kinds.
     """
     current: set[type[BaseModel]] = {model}
     steps: list[str] = []
     for step in path:
-        # A branch of a union of models is called by its tag, or by the name of its class.
+        # pydantic names a branch of a union of models by its tag or by its class.
         tagged = {one for one in current if _has_tag(one, str(step)) or one.__name__ == step}
         if tagged:
             current = tagged
@@ -217,17 +217,17 @@ def _follow_location(model: type[BaseModel], path: tuple[int | str, ...]) -> tup
 
 
 def _list_filled_in_fields(models: set[type[BaseModel]]) -> set[str]:
-    """Return the fields that are filled in by whoever reads the file, not written in it."""
+    """Return the fields that the reader of a file fills in; users do not write them."""
     return {name for one in models for name in getattr(one, "FILLED_IN", ())}
 
 
 def _list_used_up_keys(models: set[type[BaseModel]]) -> set[str]:
-    """Return the keys that a file may have though they are no fields: they are used up before validation."""
+    """Return the keys that a file may have although they are not fields: they are consumed before validation."""
     return {name for one in models for name in getattr(one, "USED_UP", ())}
 
 
 def _list_tags(models: set[type[BaseModel]]) -> list[str]:
-    """Return the kinds that some models are of."""
+    """Return the kinds of some models."""
     kinds = (one.model_fields.get("kind") for one in models)
     return sorted({str(tag) for kind in kinds if kind is not None for tag in get_args(kind.annotation)})
 

@@ -1,10 +1,10 @@
-"""Words for a terminal: a console, values as people read them, columns, and data made harmless to look at.
+"""Print to a terminal: a console, formatted values, columns, and escaped data.
 
-What belongs here: layout that knows no noun of ours. What does not: numbers (`number_text.py`), what is laid
-out (`reports/console.py`, `row_view.py`).
+What belongs here: layout that does not depend on what is shown. What does not: numbers (`number_text.py`), the content
+(`reports/console.py`, `row_view.py`).
 
-Colours say one thing each: green is well, yellow asks for a look, red stands in the way, dim is context. A
-mark (✓ ! ✗) says the same where there is no colour.
+Each colour has one meaning: green is good, yellow asks for a look, red blocks, dim is context. A mark (✓ ! ✗) has the
+same meaning where there is no colour.
 """
 
 import os
@@ -21,13 +21,13 @@ from rich.text import Text
 from rowmill.core.number_text import NO_NUMBER
 
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
-"""What would move a terminal's cursor, ring its bell or turn its text around."""
+"""Characters that move a terminal's cursor, ring its bell or reverse its text."""
 
 PIPE_WIDTH = 1 << 20
-"""Columns where nobody looks: a program that reads us wants whole lines."""
+"""Columns when the output is not a terminal: a program that reads it needs whole lines."""
 
 LABEL_CELLS = 11
-"""Columns for the name of a fact."""
+"""Columns for a fact's name."""
 
 GOOD, LOOK, BAD, DIM, HEAD = "green", "yellow", "red", "dim", "bold"
 
@@ -36,7 +36,7 @@ GOOD, LOOK, BAD, DIM, HEAD = "green", "yellow", "red", "dim", "bold"
 
 
 def make_console(stream: TextIO | None = None) -> Console:
-    """Return a console on a stream, standard output if left out; colours only on a terminal without NO_COLOR."""
+    """Return a console on a stream, standard output by default; colours only on a terminal without NO_COLOR."""
     target = stream or sys.stdout
     width = None if target.isatty() or os.environ.get("COLUMNS") else PIPE_WIDTH
     return Console(file=target, width=width, markup=False, emoji=False, highlight=False, soft_wrap=False)
@@ -51,7 +51,7 @@ def render_text(shown: RenderableType) -> str:
 
 
 def escape_control_characters(text: str) -> str:
-    """Return text from data with its control characters as pictures or escapes; line ends and tabs stay."""
+    """Return text from data with its control characters as symbols or escapes; newlines and tabs stay."""
     return UNPRINTABLE.sub(_escape_control_character, text)
 
 
@@ -62,11 +62,11 @@ def _escape_control_character(found: re.Match[str]) -> str:
     return "␡" if code == 0x7F else f"\\u{code:04x}"
 
 
-# ── Words and numbers ──────────────────────────────────────────────────────────────────────────────
+# ── Values and layout ──────────────────────────────────────────────────────────────────────────────
 
 
 def format_value(value: object) -> str:
-    """Write a number for people: `1,342`, `0.0547`; other values as they are."""
+    """Format a number for people: `1,342`, `0.0547`; other values are unchanged."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "" if value is None else escape_control_characters(str(value))
     whole = isinstance(value, int) or (value.is_integer() and abs(value) < 1e15)
@@ -74,7 +74,7 @@ def format_value(value: object) -> str:
 
 
 def join_side_by_side(first: Text, rest: Text, *, cells: int | None = None) -> RenderableType:
-    """Lay two texts beside each other; a long second one goes on below its own beginning."""
+    """Put two texts side by side; a long second one wraps below its own beginning."""
     row = Table.grid(padding=(0, 0 if cells else 2, 0, 0), pad_edge=False)
     row.add_column(width=cells, no_wrap=True)
     row.add_column(overflow="fold")
@@ -83,7 +83,7 @@ def join_side_by_side(first: Text, rest: Text, *, cells: int | None = None) -> R
 
 
 def label_value(name: str, words: str | Text, style: str = "") -> RenderableType:
-    """Lay a fact beside its name."""
+    """Put a value next to its name."""
     shown = Text(escape_control_characters(words), style) if isinstance(words, str) else words
     return Padding(join_side_by_side(Text(name, DIM), shown, cells=LABEL_CELLS), (0, 0, 0, 2), expand=False)
 
@@ -91,7 +91,7 @@ def label_value(name: str, words: str | Text, style: str = "") -> RenderableType
 def make_grid(
     columns: Sequence[str], rows: Sequence[Sequence[object]], *, indent: int = 2, marked: int | None = None
 ) -> RenderableType:
-    """Lay rows out in columns without lines, numbers to the right; the row numbered `marked` stands out."""
+    """Lay rows out in columns without lines, numbers right-aligned; the row numbered `marked` is highlighted."""
     # With `pad_edge` off, rich measures a table two cells too narrow and folds its widest cell.
     table = Table(box=None, padding=(0, 2, 0, 0), header_style=DIM, show_header=any(columns))
     for i, name in enumerate(columns):
@@ -110,6 +110,6 @@ def _is_number(value: object) -> bool:
 
 
 def format_source_line(url: str, reader: str, line: int) -> str:
-    """Name a place in a source: `chats.jsonl:14`, or `tasks.parquet, record 14` where a file has no lines."""
+    """Name a position in a source: `chats.jsonl:14`, or `tasks.parquet, record 14` if a file has no lines."""
     has_lines = reader in ("json_lines", "json_value", "plain_text")
     return f"{url}:{line}" if has_lines else f"{url}, record {line}"

@@ -1,17 +1,17 @@
-"""Every exception that leaves the engine, and the four-part sentence each one speaks.
+"""Every exception that leaves the engine.
 
-What belongs here: exception classes and the helpers that word them. What does not: rejects. A bad
-*row* is never an exception, it is a `ledger.Rejected` that is counted and kept; exceptions are for
+What belongs here: exception classes and helpers for their messages. What does not: rejects. A bad
+*row* never raises: it becomes a `rows.Rejected`, which is counted and kept. Exceptions are for
 configuration, for the outside world (files, disks) and for our own bugs.
 
     PipelineError
       + ConfigError       (ValueError)    the recipe is wrong; raised before any data is read
-        + ContextOverflowError            `overlong: raise` or `error` met something too long; a GenerationError, too
+        + ContextOverflowError            too long under `overlong: raise` or `error`; also a GenerationError
       + SourceError       (OSError)       a source is missing, cut short or unreadable
         + UnreachableError                its disk or storage fails, refuses or does not answer
       + SchemaError       (ValueError)    a file's columns are not what the recipe says
       + IntegrityError    (RuntimeError)  stored bytes are not what their manifest says
-      + GateError         (RuntimeError)  a failed check stands between a stage and its input
+      + GateError         (RuntimeError)  a failed check blocks an input of a stage
       + GenerationError   (RuntimeError)  a generating backend failed beyond its retries
       + MissingPackageError (ImportError) a package that an extra of rowmill brings is not installed
       - BusyError         (RuntimeError)  another build holds this recipe
@@ -45,14 +45,14 @@ class SchemaError(PipelineError, ValueError):
 
 
 class IntegrityError(PipelineError, RuntimeError):
-    """What is stored differs from what its manifest promises."""
+    """Stored bytes differ from what their manifest records."""
 
 
 class DamagedFileError(IntegrityError):
     """A stored file is missing or not what was written; `path` is relative to the storage root."""
 
     def __init__(self, message: str, path: str) -> None:
-        """Keep the path beside the message, also through a worker's process."""
+        """Store message and path as arguments, so that pickling between processes keeps both."""
         super().__init__(message, path)
         self.path = path
 
@@ -62,7 +62,7 @@ class DamagedFileError(IntegrityError):
 
 
 class GateError(PipelineError, RuntimeError):
-    """An input's blocking check failed, so nothing may be built on it."""
+    """A blocking check of an input failed, so nothing may be built on it."""
 
 
 class GenerationError(PipelineError, RuntimeError):
@@ -70,7 +70,7 @@ class GenerationError(PipelineError, RuntimeError):
 
 
 class ContextOverflowError(ConfigError, GenerationError):
-    """Something is longer than the context and the recipe says that this must not happen."""
+    """An example is longer than the context, and the recipe makes that an error."""
 
 
 class MissingPackageError(PipelineError, ImportError):
@@ -82,7 +82,7 @@ class BusyError(PipelineError, RuntimeError):
 
 
 def join_choices(allowed: Iterable[object]) -> str:
-    """Word a set of allowed values as prose: `a, b or c`."""
+    """Join allowed values for a message: `a, b or c`."""
     names = [str(value) for value in allowed]
     if len(names) < 2:
         return "".join(names)
@@ -90,6 +90,6 @@ def join_choices(allowed: Iterable[object]) -> str:
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that a mistyped one most likely meant, if one is close."""
+    """Return the known name that is closest to a mistyped one, None if none is close."""
     matches = get_close_matches(name, sorted(known), n=1, cutoff=0.6)
     return matches[0] if matches else None

@@ -1,10 +1,10 @@
-"""Pages that stand alone: one HTML file with its style inside, readable offline, by day, by night and on paper.
+"""Render self-contained HTML pages: one file with its style inside, readable offline, in dark mode and on paper.
 
-What belongs here: the page around a content, and content made harmless. What does not: what is shown
+What belongs here: the page around its content, and escaping. What does not: the content
 (`report_page.py`, `expectations_page.py`), pictures (`plots.py`).
 
-Every page forbids itself all requests by its own policy, so no text from data can make it call out, and none
-of it is ever markup: `escape` is the only way in.
+A page's content security policy forbids all requests, and text from data is never markup: it only enters a page
+through `escape`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -57,19 +57,19 @@ def render_page(title: str, body: Iterable[str], *, style: str = "", script: str
 
 
 def escape_text(words: object) -> str:
-    """Return words as markup that shows them, control characters as pictures."""
+    """Return text as markup that shows it, control characters as visible symbols."""
     return escape(console.escape_control_characters(str(words)))
 
 
 def render_element(tag: str, content: str, **attributes: str) -> str:
-    """Return an element around markup; a trailing `_` keeps an attribute's name from being a Python word."""
+    """Return an element around markup; a trailing `_` keeps an attribute's name from being a Python keyword."""
     names = [name.rstrip("_").replace("_", "-") for name in attributes]
     given = "".join(f' {name}="{escape_text(value)}"' for name, value in zip(names, attributes.values(), strict=True))
     return f"<{tag}{given}>{content}</{tag}>"
 
 
 def render_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Lay rows out, numbers to the right."""
+    """Return a table; columns of numbers are right-aligned."""
     held = [list(row) for row in rows]
     right = [bool(held) and all(isinstance(row[i], int | float) for row in held) for i in range(len(columns))]
     kinds = [' class="number"' if one else "" for one in right]
@@ -88,7 +88,7 @@ def render_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> st
 
 
 def clip_text(words: str, most_bytes: int) -> str:
-    """Return the beginning of a text that takes at most so many bytes as markup, with how much there is."""
+    """Return the beginning of a text that takes at most `most_bytes` as markup, followed by the text's length."""
     if len(words) * 6 <= most_bytes or len(escape_text(words).encode()) <= most_bytes:
         return words
     low, high = 0, min(len(words), most_bytes)

@@ -1,4 +1,4 @@
-"""JSON text to values and back: numbers kept whole, repeated keys and lone surrogates noticed, one canonical form.
+"""Read and write JSON: exact integers, errors for repeated keys and lone surrogates, one canonical form.
 
 What belongs here: reading and writing JSON. What does not: what a value means.
 """
@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 Json: TypeAlias = Any
-"""A decoded JSON value. The one place where `Any` is honest: sources decide its shape."""
+"""A decoded JSON value. `Any` is right here: the source decides its shape."""
 
 
 _BEYOND_64_BITS = "-[0-9]{19}|[0-9]{20}"
 _LONG_NUMBER = re.compile(r"\d{19}")
-"""Digits that may be an integer beyond 64 bits, which the fast parser would turn into a float without a word."""
+"""Digits that may be an integer beyond 64 bits, which the fast parser silently turns into a float."""
 
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -30,14 +30,14 @@ def from_json(text: str) -> Json:
     Raises
     ------
     ValueError
-        If it is no JSON, or nested deeper than can be read.
+        If it is not JSON, or nested too deeply to be read.
 
     """
     if _LONG_NUMBER.search(text) is None:
         return orjson.loads(text)
     try:
         value = json.loads(text)
-        # What the fast parser refuses stays refused: infinite numbers and lone surrogates, which cannot be stored.
+        # Refuse what the fast parser refuses: infinite numbers and lone surrogates, which cannot be stored.
         json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("nested too deep") from None
@@ -45,7 +45,7 @@ def from_json(text: str) -> Json:
 
 
 def from_json_without_repeats(text: str) -> Json:
-    """Decode JSON text as `from_json` does, and refuse an object that repeats a key: one of its values would be lost.
+    """Decode JSON text as `from_json` does, but refuse an object that repeats a key: one of its values would be lost.
 
     Raises
     ------
@@ -54,7 +54,7 @@ def from_json_without_repeats(text: str) -> Json:
 
     """
     value = from_json(text)
-    # Each key has its colon: a flat object with as many colons as keys repeats none, and needs no slow second parse.
+    # Each key has a colon: a flat object with as many colons as keys repeats none and needs no slow second parse.
     if text.count(":") > (len(value) if type(value) is dict else 0):
         json.loads(text, object_pairs_hook=_refuse_repeats)
     return value
@@ -69,16 +69,16 @@ def _refuse_repeats(pairs: list[tuple[str, Json]]) -> None:
 
 
 def find_lone_surrogate(value: Json) -> str | None:
-    """Return where a value holds text that UTF-8 cannot encode, such as `messages[1].content`; None: nowhere."""
+    """Return the path of text that UTF-8 cannot encode, such as `messages[1].content`; None if there is none."""
     try:
         orjson.dumps(value)
     except TypeError:
         pass
     else:
         return None
-    waiting: list[tuple[str, Json]] = [("", value)]
-    while waiting:
-        path, here = waiting.pop()
+    pending: list[tuple[str, Json]] = [("", value)]
+    while pending:
+        path, here = pending.pop()
         if isinstance(here, str):
             if _SURROGATE.search(here):
                 return path
@@ -86,15 +86,15 @@ def find_lone_surrogate(value: Json) -> str | None:
             mapping: Mapping[Any, Json] = here
             if any(isinstance(key, str) and _SURROGATE.search(key) for key in mapping):
                 return f"a key of {path or 'the record'}"
-            waiting += [(f"{path}.{key}" if path else f"{key}", one) for key, one in [*mapping.items()][::-1]]
+            pending += [(f"{path}.{key}" if path else f"{key}", one) for key, one in [*mapping.items()][::-1]]
         elif isinstance(here, list | tuple):
             items: Sequence[Json] = here
-            waiting += [(f"{path}[{i}]", items[i]) for i in range(len(items) - 1, -1, -1)]
+            pending += [(f"{path}[{i}]", items[i]) for i in range(len(items) - 1, -1, -1)]
     return None
 
 
 def from_json_column(column: pa.ChunkedArray) -> list[Json]:
-    """Decode a column of JSON text as `from_json` does, looking for long integers in all of it at once."""
+    """Decode a column of JSON text as `from_json` does, searching the whole column for long integers at once."""
     inexact = pc.match_substring_regex(column, _BEYOND_64_BITS).to_pylist()
     texts: list[str | None] = column.to_pylist()
     return [
@@ -108,7 +108,7 @@ def to_json(value: Json) -> str:
     try:
         return orjson.dumps(value).decode()
     except TypeError:
-        # Integers beyond 64 bits: rare, and still the row's own content.
+        # Integers beyond 64 bits are rare, but they are the row's content.
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 

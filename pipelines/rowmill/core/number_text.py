@@ -1,4 +1,4 @@
-"""Counts, shares, durations and sizes as people write them, in a terminal, on a page and in a log.
+"""Format counts, shares, durations and sizes for people, in a terminal, on a page and in a log.
 
 What belongs here: text of numbers, without layout or colour. What does not: a terminal (`core/console.py`).
 """
@@ -6,21 +6,21 @@ What belongs here: text of numbers, without layout or colour. What does not: a t
 from collections.abc import Iterable
 
 NO_NUMBER = "–"
-"""What is shown where there is no number."""
+"""Shown in place of a missing number."""
 
 
 def format_percent(part: float, whole: float = 1.0) -> str:
-    """Write a share: `38.1 %`; a share of nothing is nothing."""
+    """Format a share: `38.1 %`; a dash if the whole is 0."""
     return f"{100 * part / whole:.1f} %" if whole else NO_NUMBER
 
 
 def format_count(count: int, one: str, many: str = "") -> str:
-    """Write a count with its noun: `1 row`, `1,342 rows`."""
+    """Format a count with its noun: `1 row`, `1,342 rows`."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def format_seconds(seconds: float) -> str:
-    """Write a duration: `0.4 s`, `2 min 05 s`, `3 h 10 min`."""
+    """Format a duration: `0.4 s`, `2 min 05 s`, `3 h 10 min`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -28,7 +28,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_size(size_bytes: float) -> str:
-    """Write a size in bytes: `1.2 MB`."""
+    """Format a size in bytes: `1.2 MB`."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if size_bytes < 1000:
             return f"{size_bytes:.0f} {unit}" if unit == "bytes" else f"{size_bytes:.1f} {unit}"
@@ -36,6 +36,6 @@ def format_size(size_bytes: float) -> str:
     return f"{size_bytes:.1f} TB"
 
 
-def join_facts(words: Iterable[str]) -> str:
-    """Join facts on one line; empty ones are left out."""
-    return " · ".join(word for word in words if word)
+def join_facts(facts: Iterable[str]) -> str:
+    """Join facts on one line, without the empty ones."""
+    return " · ".join(fact for fact in facts if fact)

@@ -1,4 +1,4 @@
-"""Keyed permutations: where every bit of randomness in a build comes from.
+"""Keyed permutations, the source of all randomness in a build.
 
 What belongs here: the hash that turns labels into a key, and bijections of [0, n) under a key. What does
 not: which labels stand for what; the room that shuffles, mixes or splits chooses its own. No library random
@@ -31,7 +31,7 @@ PermutationType = Literal["feistel", "linear"]
 _MASK = (1 << 64) - 1
 _ROUNDS = 8
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-# Sixteen thousand words and their scratch space stay in the second-level cache; one go is slower.
+# 16,384 integers and their scratch space stay in the second-level cache; larger chunks are slower.
 _CHUNK_PLACES = 1 << 14
 
 
@@ -48,14 +48,14 @@ class Permutation(Protocol):
     @overload
     def __call__(self, place: NDArray[np.integer[Any]]) -> NDArray[np.int64]: ...
     def inverse(self, places: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-        """Return the places that lead to these: `inverse(self(x))` is x."""
+        """Return the places that map to these: `inverse(self(x))` is x."""
         ...
 
 
 def hash_labels(*labels: int | str) -> int:
     """Hash labels into 64 bits: BLAKE2b-64 of their compact JSON array, read little-endian.
 
-    Labels carry dataset names, not numbers, so that adding a dataset reshuffles no other one.
+    Labels carry dataset names, not numbers, so that adding a dataset does not reshuffle the others.
     """
     return hash_label_json(orjson.dumps(labels))
 
@@ -148,18 +148,18 @@ class Feistel:
     @overload
     def __call__(self, place: NDArray[np.integer[Any]]) -> NDArray[np.int64]: ...
     def __call__(self, place: int | NDArray[np.integer[Any]]) -> int | NDArray[np.int64]:
-        """Return what stands at a place, or at each of an array of places."""
+        """Map a place, or each of an array of places."""
         if isinstance(place, np.ndarray):
             return self._permute_array(_require_places(place, self.n))
         return self._permute_scalar(_require_place(place, self.n))
 
     def inverse(self, places: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-        """Return the places that lead to these: `inverse(self(x))` is x."""
+        """Return the places that map to these: `inverse(self(x))` is x."""
         flat = _require_places(places, self.n).ravel()
         out = np.empty(flat.shape, dtype=np.int64)
         round_keys = np.array(self.round_keys[::-1], dtype=np.uint64)
         for start in range(0, flat.size, _CHUNK_PLACES):
-            # Exchanged halves turn the rounds, taken backwards, into their own inverse.
+            # With exchanged halves, the rounds in reverse order are their own inverse.
             some = _swap_halves(flat[start : start + _CHUNK_PLACES].astype(np.uint64), self.half_bits)
             out[start : start + _CHUNK_PLACES] = _invert_network(some, self.n, self.half_bits, round_keys)
         return out.reshape(places.shape)
@@ -199,7 +199,7 @@ class Linear:
     @overload
     def __call__(self, place: NDArray[np.integer[Any]]) -> NDArray[np.int64]: ...
     def __call__(self, place: int | NDArray[np.integer[Any]]) -> int | NDArray[np.int64]:
-        """Return what stands at a place, or at each of an array of places."""
+        """Map a place, or each of an array of places."""
         if not isinstance(place, np.ndarray):
             return (self.a * _require_place(place, self.n) + self.b) % self.n
         places = _require_places(place, self.n)
@@ -211,7 +211,7 @@ class Linear:
         return np.array(exact, dtype=np.int64).reshape(places.shape)
 
     def inverse(self, places: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-        """Return the places that lead to these: `inverse(self(x))` is x."""
+        """Return the places that map to these: `inverse(self(x))` is x."""
         back = pow(self.a, -1, self.n) if self.n > 1 else 0
         return Linear(self.n, back, -self.b * back % self.n)(places)
 
@@ -232,7 +232,7 @@ def _apply_network(
     round_keys: NDArray[np.uint64],
     owners: NDArray[np.int64] | None,
 ) -> NDArray[np.uint64]:
-    """Apply the network in place, feeding values at or above `n` back in until none is left.
+    """Apply the network in place; values at or above `n` go through it again until all are below `n`.
 
     `round_keys` is [rounds], or [rounds, rows] with the row of each place in `owners`.
     """

@@ -1,15 +1,15 @@
-"""URLs as they are recorded: without user names, passwords, signatures and tokens.
+"""Remove user names, passwords, signatures and tokens from URLs before they are recorded.
 
-What belongs here: what of a URL may stand in manifests, statistics, reports, errors and identities. What does not:
-reaching what it names (`urls.py`), for which the URL is used as the recipe has it.
+What belongs here: the form of a URL in manifests, statistics, reports, errors and identities. What does not: opening a
+URL (`urls.py`), which uses it as the recipe has it.
 
     https://bob:secret@host/a.jsonl?X-Amz-Signature=…      https://host/a.jsonl
     https://host/a.jsonl?version=3&sig=…                   https://host/a.jsonl?query=5e2f0c1b9a7d
-    abfs://container@account.dfs.core.windows.net/a.jsonl  as it is: the container is not a login
+    abfs://container@account.dfs.core.windows.net/a.jsonl  unchanged: the container is not a login
 
-The query of a web address goes whole, since no list of names knows all that is secret. What is left of it without
-signatures still decides which file is meant, so a digest stands for it: two signatures of one file are recorded alike,
-two versions of a file are not.
+The whole query of a web address is removed, since no list of names covers every secret. The query without signatures
+still decides which file is meant, so its digest is kept: two signatures of one file are recorded alike, two versions
+of a file are not.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl
 SCHEMES_WITHOUT_LOGIN = frozenset(
     {"abfs", "abfss", "adl", "az", "gist", "git", "github", "hf", "oci", "ocilake", "wasb", "wasbs"}
 )
-"""Schemes in which what stands before `@` names a place: a container, a namespace, a repository."""
+"""Schemes in which the part before `@` is not a login but a container, a namespace or a repository."""
 
 _WEB_SCHEMES = ("http://", "https://")
 _DIGEST_CHARS = 12
@@ -41,7 +41,7 @@ _WEB_ADDRESS = re.compile(r"https?://[^\s'\"<>]+")
 
 
 def public_url(url: str) -> str:
-    """Return a URL without what nobody else may see; a path, and a URL that is public already, as it is."""
+    """Return a URL without its secrets; a path, and a URL without secrets, are unchanged."""
     if "://" not in url:
         return url
     links = url.split("::")
@@ -51,7 +51,7 @@ def public_url(url: str) -> str:
 
 
 def public_text(text: str) -> str:
-    """Return a text, such as another library's message, with the web addresses in it made public."""
+    """Return a text, such as another library's message, without the secrets of the web addresses in it."""
     return _WEB_ADDRESS.sub(lambda found: public_url(found[0]), text)
 
 

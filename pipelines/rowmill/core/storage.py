@@ -1,4 +1,4 @@
-"""Where built things lie: one root (a folder or any fsspec URL) and writes that are whole or absent.
+"""Store build outputs under one root (a folder or any fsspec URL), with atomic writes.
 
 What belongs here: paths under the root, atomic writes, digests of files, one builder at a time. What
 does not: what the files mean (`manifest.py`, `shards/`).
@@ -41,16 +41,16 @@ from rowmill.core.public_urls import public_url
 ResultT = TypeVar("ResultT")
 
 UNFINISHED_SUFFIX = ".tmp"
-"""How the name of a file ends while it is written."""
+"""Suffix of a file's name while it is written."""
 
 NAME_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
-"""What may name a recipe, a dataset or an export: it becomes a folder, an asset key and a SQL value."""
+"""Names of recipes, datasets and exports: each becomes a folder, an asset key and a SQL value."""
 
 RESERVED_NAMES = frozenset({"training_splits", "gpu_partitions", "exports", "stats", "reports", "_recipe"})
 
 
 def check_name(name: str, where: str) -> str:
-    """Return `name` if it can be a folder, an asset key and a SQL value alike; else say what can."""
+    """Return `name` if it can be a folder, an asset key and a SQL value; else raise ConfigError."""
     if not NAME_PATTERN.fullmatch(name) or name in RESERVED_NAMES:
         raise ConfigError(
             f"{where}: {name!r} cannot be a name; allowed are a letter followed by up to 63 letters, digits, '_' and "
@@ -77,7 +77,7 @@ class Store:
 
     @property
     def is_local(self) -> bool:
-        """Tell whether the root is a folder of this machine, so that files can be mapped and renamed."""
+        """Whether the root is a folder of this machine, so that files can be mapped and renamed."""
         return "://" not in self.root or self.root.startswith("file://")
 
     def path(self, relative: str) -> str:
@@ -91,13 +91,13 @@ class Store:
         return Path(self.path(relative))
 
     def exists(self, relative: str) -> bool:
-        """Tell whether a file or folder exists."""
+        """Return whether a file or folder exists."""
         if self.is_local:
             return os.path.exists(self.path(relative))
         return remote.fetch_info(self._fs, self.path(relative), self.address(relative)) is not None
 
     def has(self, file: File) -> bool:
-        """Tell whether a file that a stage wrote is there in its size; its bytes are compared when they are read."""
+        """Return whether a written file exists with its recorded size; its bytes are compared when they are read."""
         path = self.path(file.path)
         if self.is_local:
             return os.path.isfile(path) and os.path.getsize(path) == file.bytes
@@ -117,7 +117,7 @@ class Store:
         return remote.open_file(self._fs, self.path(relative), self.address(relative))
 
     def content(self, file: File) -> pa.Buffer:
-        """Read a whole file that a stage wrote; what comes is what was written.
+        """Read a whole file that a stage wrote, and compare its digest.
 
         Raises
         ------
@@ -139,7 +139,7 @@ class Store:
         return self._parse_parquet(self.content(file), columns)
 
     def unchecked_table(self, relative: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read a Parquet file whose digest is nowhere written down, such as a table of statistics.
+        """Read a Parquet file without a recorded digest, such as a table of statistics.
 
         Raises
         ------
@@ -166,7 +166,7 @@ class Store:
 
     def _parse_parquet(self, content: pa.Buffer, columns: Sequence[str] | None) -> pa.Table:
         wanted = None if columns is None else list(columns)
-        # Not `read_table`: it looks at the file as a dataset of one, which takes longer than reading a small part.
+        # Not `read_table`: it opens the file as a dataset of one file, which takes longer than reading a small part.
         with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
             # A Python buffer is read on this thread: Arrow's own may let go of it only when the interpreter is ending;
             # they then wait for its lock, are ended by it, and the process aborts ("terminate called without an
@@ -174,7 +174,7 @@ class Store:
             return file.read(wanted, use_threads=self.is_local)
 
     def list(self, relative: str) -> list[str]:
-        """Return the sorted names in a folder; none if it does not exist."""
+        """Return the sorted names in a folder; an empty list if it does not exist."""
         if self.is_local:
             folder = self.path(relative)
             return sorted(n for n in os.listdir(folder) if not n.startswith(".")) if os.path.isdir(folder) else []
@@ -183,7 +183,7 @@ class Store:
         return sorted(PurePosixPath(str(one["name"]).rstrip("/")).name for one in found)
 
     def write(self, relative: str, content: bytes) -> None:
-        """Write a whole file at once: afterwards it is complete, or what was there before is."""
+        """Write a whole file atomically: afterwards it has the new content or the old one, never a part."""
         if not self.is_local:
             put = partial(self._put_file, write=lambda path: self._fs.pipe_file(path, content))
             self._retry_request("written", put, relative, size_bytes=len(content))
@@ -193,10 +193,10 @@ class Store:
 
     @contextmanager
     def create(self, relative: str) -> Generator[BinaryIO]:
-        """Open a file for writing; it appears under its name only when the block ends without an error."""
+        """Open a file for writing; it appears under its name only if the block ends without an error."""
         target = self.path(relative)
         if not self.is_local:
-            # A storage's own handle would put what is written so far when the block fails, and cannot begin again.
+            # A storage's own handle would upload a partial file when the block fails, and cannot be retried.
             with tempfile.NamedTemporaryFile(prefix="rowmill-") as handle:
                 yield cast(BinaryIO, handle)
                 handle.flush()
@@ -204,7 +204,7 @@ class Store:
                 self._retry_request("written", put, relative, size_bytes=os.path.getsize(handle.name))
             return
         os.makedirs(os.path.dirname(target), exist_ok=True)
-        # No `.parquet` ending: globs of DuckDB and Polars must not see what is not finished.
+        # Not ending in `.parquet`: globs of DuckDB and Polars must not match unfinished files.
         temporary = f"{target}.{uuid.uuid4().hex}{UNFINISHED_SUFFIX}"
         try:
             with open(temporary, "wb") as handle:
@@ -216,12 +216,12 @@ class Store:
             raise
 
     def write_sealed(self, relative: str, value: Mapping[str, Any]) -> None:
-        """Write a JSON object with a digest of itself, by which `read_sealed` knows that nobody changed it."""
+        """Write a JSON object with a digest of itself, by which `read_sealed` detects changes."""
         plain = orjson.loads(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS))
         self.write(relative, orjson.dumps({**plain, SEAL_KEY: _compute_seal(plain)}, option=orjson.OPT_INDENT_2))
 
     def read_sealed(self, relative: str) -> dict[str, Any] | None:
-        """Return a JSON object as it was written; None if it is absent, cut, empty or changed since."""
+        """Return a JSON object as it was written; None if it is absent, truncated, empty or changed since."""
         try:
             return parse_sealed(self.read(relative))
         except FileNotFoundError:
@@ -240,7 +240,7 @@ class Store:
                 os.close(handle)
 
     def remove(self, relative: str) -> None:
-        """Remove a file or a folder with all in it."""
+        """Remove a file, or a folder with all its content."""
         target = self.path(relative)
         if not self.is_local:
             with suppress(FileNotFoundError):
@@ -251,9 +251,9 @@ class Store:
             os.unlink(target)
 
     def list_unfinished(self, relative: str) -> Sequence[str]:
-        """Return the files in a folder, however deep, that stand under their temporary names.
+        """Return the files below a folder, at any depth, that have their temporary names.
 
-        Only who holds the folder's lock can tell what a killed process left from what is being written.
+        Only the holder of the folder's lock can distinguish the leftovers of a killed process from files being written.
         """
         if not self.is_local:
             return []
@@ -262,7 +262,7 @@ class Store:
 
     @contextmanager
     def lock(self, relative: str, *, what: str, timeout_s: float = 600.0) -> Generator[None]:
-        """Hold a lock among the processes of this machine; the operating system frees it if we die.
+        """Hold a lock among the processes of this machine; the operating system frees it if this process dies.
 
         Object stores have no locks: there two builders do double work, and the second adopts the
         first's manifest; nothing is corrupted because parts are named by their content.
@@ -288,7 +288,7 @@ class Store:
         return self.root.removeprefix("file://").rstrip("/") or "/"
 
     def address(self, relative: str) -> str:
-        """Return the full path or URL of a relative one as it may be shown: without a password."""
+        """Return the full path or URL of a relative one without secrets, for messages."""
         return public_url(self.path(relative))
 
     def _retry_request(
@@ -300,7 +300,7 @@ class Store:
         )
 
     def _put_file(self, path: str, *, write: Callable[[str], Any]) -> None:
-        """Write a file; where a storage has real folders, after making its own."""
+        """Write a file, after making its folder if the storage has real folders."""
         try:
             write(path)
         except FileNotFoundError:
@@ -334,17 +334,17 @@ def _compute_seal(value: Mapping[str, Any]) -> str:
 
 
 DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""The operating system's words for a full disk: one that trying again does not empty."""
+"""The operating system's errors for a full disk, which retrying does not solve."""
 
 
 @contextmanager
 def explain_disk_full(store: Store, what: str) -> Generator[None]:
-    """Turn the operating system's word for a full disk into a sentence that says whose disk and what to do.
+    """Turn the operating system's error for a full disk into one that names the storage and the remedy.
 
     Raises
     ------
     PipelineError
-        When something in the block, in this process or a worker, could not be written for lack of room.
+        If a write in the block, in this process or a worker, failed because the disk is full.
 
     """
     try:
@@ -353,7 +353,7 @@ def explain_disk_full(store: Store, what: str) -> Generator[None]:
         if error.errno not in DISK_FULL_ERRNOS or isinstance(error, PipelineError):
             raise
         raise PipelineError(
-            f"{what}: no room to write under {store.root} ({os.strerror(error.errno)}); what was finished is whole and "
+            f"{what}: no space left under {store.root} ({os.strerror(error.errno)}); finished files are complete and "
             "kept; free space there, or choose another storage root, and build again"
         ) from error
 
@@ -374,9 +374,9 @@ def digest_json(*values: object) -> str:
 
 
 def damaged_file_error(store: Store, file: File, found: str) -> DamagedFileError:
-    """Return the error that says what was found in place of a file that a stage wrote."""
+    """Return the error for a stored file that is not what a stage wrote."""
     return DamagedFileError(
-        f"{store.address(file.path)}: {found}; what was written has digest {file.digest}; build again to make it anew, "
+        f"{store.address(file.path)}: {found}; it was written with digest {file.digest}; build again to replace it, "
         "and check the disk",
         file.path,
     )

@@ -1,14 +1,14 @@
-"""YAML text to plain values: PyYAML's safe loader within bounds, every complaint with the line it is about.
+"""Parse YAML text into plain values: PyYAML's safe loader within bounds; every error names its line.
 
-What belongs here: what of YAML a recipe may use. What does not: files, and what the values mean (`config.py`).
+What belongs here: the part of YAML that a recipe may use. What does not: files, and what the values mean (`config.py`).
 
-    a key twice in a mapping      refused: PyYAML keeps the last one without a word
+    a key twice in a mapping      refused: PyYAML silently keeps the last one
     `<<: *name`                   merged, as YAML 1.1 describes; a mapping's own keys win
     aliases                       copied out, up to `SIZE_LIMIT`; one inside its own anchor is refused
     nesting                       up to `DEPTH_LIMIT` levels
-    a value that Python refuses   refused with its line: the 31st of February, an integer of 5,000 digits
+    a value that Python refuses   an error with its line: the 31st of February, an integer of 5,000 digits
 
-Sizes and depths are counted while the text is composed, so a small text that stands for a huge value is refused before
+Sizes and depths are counted while the text is composed, so a small text that expands to a huge value is refused before
 the value exists.
 """
 
@@ -37,7 +37,7 @@ def parse_yaml(text: str) -> Any:
     Raises
     ------
     ConfigError
-        Beginning with the line, for whatever the text may not hold.
+        For anything that the text may not hold; the message begins with the line.
 
     """
     if len(text) > SIZE_LIMIT:
@@ -62,7 +62,7 @@ def _copy_value(value: Any) -> Any:
 
 
 class _BoundedLoader(yaml.SafeLoader):
-    """YAML's safe loader with bounds; what a node stands for is known once its children are composed."""
+    """YAML's safe loader with bounds; a node is measured once its children are composed."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -83,7 +83,7 @@ class _BoundedLoader(yaml.SafeLoader):
         if node not in self._extents:
             if isinstance(event, yaml.AliasEvent):
                 raise ConfigError(
-                    f"{_describe_line(event)}: the alias *{event.anchor} stands inside the value that it names; "
+                    f"{_describe_line(event)}: the alias *{event.anchor} is inside the value that it names; "
                     "an alias names "
                     "a value that ends before it; write the value out"
                 )
@@ -107,7 +107,7 @@ class _BoundedLoader(yaml.SafeLoader):
         return _VALUE_SIZE + sum(size for size, _ in extents), 1 + max((depth for _, depth in extents), default=0)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Construct a value; Python's own complaint about it gets the line."""
+        """Construct a value; an error that Python raises for it gets the line."""
         if isinstance(node, yaml.ScalarNode) and len(node.value) > _INTEGER_DIGITS and node.tag.endswith(":int"):
             raise ConfigError(
                 f"{_describe_line(node)}: an integer of {len(node.value):,} digits; at most {_INTEGER_DIGITS:,} "
@@ -140,7 +140,7 @@ class _BoundedLoader(yaml.SafeLoader):
                 )
             if key in seen:
                 raise ConfigError(
-                    f"{_describe_line(key_node)}: key {key!r} is given twice in one mapping; a key may stand "
+                    f"{_describe_line(key_node)}: key {key!r} is given twice in one mapping; a key may occur "
                     "once; delete one "
                     "of the two"
                 )

@@ -25,7 +25,7 @@ from rowmill.conversation.rendering.options import RendererSpec
 from rowmill.conversation.rendering.renderer import Renderer
 from rowmill.conversation.template_contract import find_mismatched_prompts, list_template_warnings
 from rowmill.conversation.truncation import ConversationTruncator, OverlongPolicy, TruncatedConversation
-from rowmill.core.arrays import Bools, Ints, Weights
+from rowmill.core.arrays import Bools, Ints, Tokens, Weights
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, from_json, from_json_column, to_json
 from rowmill.formats.built_examples import BuiltExample, check_built_example
@@ -47,7 +47,7 @@ from rowmill.tokenization.concatenation import (
     split_at_byte,
 )
 from rowmill.tokenization.control_tokens import ControlStrings, has_changed_placeholder, restore_control_strings
-from rowmill.tokenization.encoded_batch import TEMPLATE_KIND, Example, Tokens
+from rowmill.tokenization.encoded_batch import TEMPLATE_KIND, Example
 from rowmill.tokenization.encoder import Encoder
 from rowmill.tokenization.example_columns import ExampleColumns, concat_columns, make_columns, sort_by_row
 from rowmill.tokenization.example_encoding import TokenizationCounts, encode_and_compare, make_examples

@@ -140,7 +140,7 @@ def test_nothing_goes_while_it_cannot_be_told_what_trainers_open(tmp_path: Path,
     (road.store / "road" / RANKS / "current.json").write_bytes(content)
     before = sorted(road.store.rglob("*"))
 
-    with pytest.raises(IntegrityError, match=r"current\.json: cut short, or changed .*; copy it again, or build"):
+    with pytest.raises(IntegrityError, match=r"current\.json: truncated, or changed .*; copy it again, or build"):
         collect_garbage(road.project, keep=1, dry_run=False)
 
     assert sorted(road.store.rglob("*")) == before

@@ -479,9 +479,7 @@ def test_export_without_a_place_for_weights_is_refused_when_the_recipe_loads(tmp
     values = yaml.safe_load(road.config.read_text(encoding="utf-8")) | {"exports": [{"kind": "hf", "name": "mine"}]}
     road.config.write_text(yaml.safe_dump(values), encoding="utf-8")
 
-    with pytest.raises(
-        ConfigError, match=r"exports\.mine: kind hf has no place for the loss weights of datasets\.rows"
-    ):
+    with pytest.raises(ConfigError, match=r"exports\.mine: kind hf cannot store the loss weights of datasets\.rows"):
         _ = road.project
 
 

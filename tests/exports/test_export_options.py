@@ -1,6 +1,7 @@
 """Exports in a recipe: what is impossible is an error when the recipe loads, in four parts."""
 
 import ast
+from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
@@ -135,7 +136,7 @@ def test_missing_library_is_named_with_its_extra(
         ({"kind": "mds", "profile": "pretrain"}, {}, "datasets.chats ends them where examples end"),
         ({"kind": "mds", "profile": "pretrain"}, {"text": TEXT}, "the first token of every document of datasets.text"),
         ({"kind": "mds", "size_limit_bytes": 1 << 32}, {}, "exports.0.size_limit_bytes"),
-        ({"kind": "hf"}, {"text": OPEN}, "kind hf holds segments one by one, but attention of datasets.text crosses"),
+        ({"kind": "hf"}, {"text": OPEN}, "kind hf stores single segments, but attention of datasets.text crosses"),
         ({"kind": "tinker"}, {"text": OPEN}, "kind tinker holds segments one by one"),
         ({"kind": "olmo_core"}, {"text": OPEN}, "kind olmo_core holds segments one by one"),
         ({"kind": "astrai_bin"}, {"text": OPEN, "chats": CHATS}, "sft, which parts all segments, but attention of"),
@@ -184,6 +185,14 @@ def test_printed_trl_options_are_those_of_the_pages(options: dict[str, Any], pag
     assert options_of_trl(printed)["train_sampling_strategy"] == "sequential"
 
 
+def test_printed_tinker_code_imports_a_function_that_exists() -> None:
+    printed = export_of(name="mine", kind="tinker").pointer("data", terms())
+    [imported] = [node for node in ast.walk(ast.parse(printed)) if isinstance(node, ast.ImportFrom)]
+
+    module = import_module(str(imported.module))
+    assert all(callable(getattr(module, one.name)) for one in imported.names)
+
+
 @pytest.mark.parametrize(
     ("options", "holds"),
     [
@@ -206,7 +215,7 @@ def test_loss_weights_need_a_format_with_a_place_for_them(options: dict[str, Any
     if holds:
         one.refuse(base.RecipeSummary(64, {"chats": weighted}))
     else:
-        with pytest.raises(ConfigError, match=r"no place for the loss weights of datasets\.chats"):
+        with pytest.raises(ConfigError, match=r"cannot store the loss weights of datasets\.chats"):
             one.refuse(base.RecipeSummary(64, {"chats": weighted}))
 
 

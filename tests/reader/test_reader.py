@@ -508,7 +508,7 @@ def test_shard_of_another_length_is_refused_by_its_footer(copied: Path) -> None:
     shard = shard_of(copied, 0)
     content = shard.read_bytes()
     shard.write_bytes(content[:50] + content[60:])
-    with pytest.raises(IntegrityError, match=r"bytes \d+; \d+ was published"):
+    with pytest.raises(IntegrityError, match=r"bytes \d+, but \d+ was published"):
         open_reader(copied)
 
 
@@ -588,7 +588,7 @@ def test_published_file_that_is_not_as_it_was_written_is_refused(copied: Path, d
 
     with pytest.raises(
         DamagedFileError,
-        match=r"tiny/gpu_partitions/current\.json: cut short, or changed .*; copy it again, or build 'tiny'",
+        match=r"tiny/gpu_partitions/current\.json: truncated, or changed .*; copy it again, or build 'tiny'",
     ):
         open_reader(copied)
 

@@ -154,7 +154,7 @@ def test_state_of_another_worker_is_refused(
     standin.info = None
     if here:
         standin.become(*here)
-    with pytest.raises(ConfigError, match=r"worker 1 of 2, and this is .*; go on with 2 workers"):
+    with pytest.raises(ConfigError, match=r"worker 1 of 2, and this is .*; continue with 2 workers"):
         open_reader(made["stepped"], batch_size=3).load_state_dict(state)
 
 
@@ -163,7 +163,7 @@ def test_state_of_a_worker_is_refused_where_batches_would_be_cut_anew(
     made: dict[str, Path], standin: Workers, world_size: int, batch_size: int
 ) -> None:
     state = begun_in_worker(made["stepped"], standin).state_dict()
-    with pytest.raises(ConfigError, match=r"(batch_size|world_size): 2, but the state .* go on with"):
+    with pytest.raises(ConfigError, match=r"(batch_size|world_size): 2, but the state .* continue with"):
         open_reader(made["stepped"], 0, world_size, batch_size=batch_size).load_state_dict(state)
 
 
@@ -171,7 +171,7 @@ def test_worker_that_is_to_begin_again_midway_is_refused_unless_it_was_rewound(
     made: dict[str, Path], standin: Workers
 ) -> None:
     reader = begun_in_worker(made["stepped"], standin)
-    with pytest.raises(ConfigError, match=r"DataLoader worker 1 of 2 is to begin .*; set persistent_workers=False"):
+    with pytest.raises(ConfigError, match=r"DataLoader worker 1 of 2 would restart .*; set persistent_workers=False"):
         next(iter(reader))
     reader.rewind()
 

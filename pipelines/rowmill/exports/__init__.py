@@ -1,14 +1,12 @@
-"""Sequences and files: the native shards, and every trainer's form of them.
+"""Export the sequences of a build as files in a trainer's own format.
 
 | module | what |
 |---|---|
-| `native` | packed sequences as Parquet, readable by HF `datasets` and TRL with no glue |
-| `gather` | rows of many files in a planned order, with flat memory |
-| `sequences` | packed sequences as flat arrays, and what must be true of them |
-| `letters` | the four ways of storing which tokens are targets |
-| `export`, `cards` | what all exports have in common; identity card, manifest, opening |
+| `base` | the base classes of the kinds |
+| `export_manifest` | the identity card and manifest of an export, and opening it |
+| one module per kind | the files of one format |
 
-A kind of export is one file and one line below.
+Adding a kind takes one file, and one line below.
 """
 
 from typing import Annotated, TypeAlias

@@ -1,6 +1,6 @@
-"""What both forms of AstrAI share: one folder per domain, and in each a stream of tokens with its arrays.
+"""The base of both AstrAI formats: one folder per domain, each with a stream of tokens and its arrays.
 
-What belongs here: names of folders that stay inside `data/` whatever a domain is called, which segments go into
+What belongs here: names of folders that stay inside `data/` for any domain, which segments go into
 which shard, which arrays a shard has. What does not: the bytes of a shard (`astrai_bin.py`, `astrai_h5.py`).
 
     data/__default__/…      rows without a domain
@@ -11,8 +11,8 @@ which shard, which arrays a shard has. What does not: the bytes of a shard (`ast
     loss_mask       0  1  1  0  1      whether a token is itself a target; only where not all tokens train
     position_ids    0  1  2  0  1      from 0 in each segment
 
-Its train type `sft` reads all three, cuts windows out of the stream, and parts documents where positions begin
-again. Its train type `seq` reads `sequence` alone: it trains every token, and attention crosses documents.
+Its train type `sft` reads all three, cuts windows out of the stream, and separates documents where positions restart.
+Its train type `seq` reads only `sequence`: it trains every token, and attention crosses documents.
 """
 
 import re
@@ -42,7 +42,7 @@ from rowmill.shards.sequences import SequenceBatch
 
 DEFAULT_FOLDER = "__default__"
 MAX_NAME_CHARS = 100
-"""Bytes of a folder's name; a longer one is cut and told apart by its hash."""
+"""Bytes of a folder's name; a longer one is cut and gets a hash."""
 KEPT_OF_LONG_NAME = 80
 
 _NEEDS_ESCAPE = re.compile(rb"^\.|[^A-Za-z0-9._-]")
@@ -51,28 +51,28 @@ _NEEDS_ESCAPE = re.compile(rb"^\.|[^A-Za-z0-9._-]")
 class AstrAI(Export):
     """Unpacked tokens and masks by domain."""
 
-    LETTER: ClassVar[LabelConvention] = "D"
+    CONVENTION: ClassVar[LabelConvention] = "D"
     BY_DOMAIN: ClassVar[bool] = True
     VERSION: ClassVar[int] = 2
     NOTES: ClassVar[dict[str, str]] = {}
-    """What else the card says of the form."""
+    """More notes for the card."""
 
     max_tokens_per_shard: Annotated[int, Field(ge=1)] = 100_000_000
-    """Tokens per shard of a domain at most; a segment above it has a shard of its own."""
+    """Maximum tokens per shard of a domain; a longer segment gets a shard to itself."""
 
     def allows_open_attention(self) -> bool:
-        """Return true: `refuse` says where segments that see each other are possible."""
+        """Return true: `refuse` checks where segments that see each other are possible."""
         return True
 
     def refuse(self, prospect: RecipeSummary) -> None:
-        """Refuse segments that see each other beside a mask: `sft`, which alone reads it, parts all segments."""
+        """Refuse segments that see each other where a mask is needed: `sft`, which reads it, separates all segments."""
         super().refuse(prospect)
         opened = [name for name, one in prospect.datasets.items() if one.is_open]
         if opened and needs_loss_mask(frozenset(one.kind for one in prospect.datasets.values())):
             raise ConfigError(
-                f"kind {self.kind_name} is read by AstrAI's train type sft, which parts all segments, but attention of "
-                f"datasets.{opened[0]} crosses from one to the next; that is possible only where every dataset is "
-                "text, for its train type seq; set packing.block_cross_document_attention: true"
+                f"kind {self.kind_name} is read by AstrAI's train type sft, which separates all segments, but "
+                f"attention of datasets.{opened[0]} crosses from one to the next; that is possible only if every "
+                "dataset is text, for its train type seq; set packing.block_cross_document_attention: true"
             )
 
     def lay_out(self, shape: ExportIndex) -> ExportLayout:
@@ -108,9 +108,9 @@ class AstrAI(Export):
 
 
 def needs_loss_mask(kinds: frozenset[str]) -> bool:
-    """Tell whether masks are written: for every domain, or for none where all of it is text.
+    """Return whether masks are written: for every domain, or for none if all datasets are text.
 
-    A mask that one domain had and another lacked would be cut to the shorter stream, and shift.
+    If only some domains had a mask, the reader would cut it to the shorter stream, and it would shift.
     """
     return kinds != frozenset({"text"})
 
@@ -126,7 +126,7 @@ def list_array_names(kinds: frozenset[str]) -> tuple[str, ...]:
 
 
 def make_arrays(sequences: SequenceBatch) -> dict[str, Ints]:
-    """Return every array of a chunk whose sequences are single segments, int64 and end to end."""
+    """Return the arrays of a chunk whose sequences are single segments, int64, concatenated."""
     return {
         "sequence": sequences.ids.astype("<i8"),
         "loss_mask": label_conventions.make_unshifted_mask(sequences.trained).astype("<i8"),
@@ -139,8 +139,8 @@ def _find_missing_domain(values: Sequence[str | None]) -> int:
 
 
 def group_by_domain(domains: Ints) -> Iterator[tuple[int, Ints]]:
-    """Yield each domain that has segments, and the numbers of these, ascending."""
-    # One sort, not a look through all segments per domain: there may be as many domains as web sites.
+    """Yield each domain that has segments, with their numbers, ascending."""
+    # One sort instead of a scan per domain: there may be as many domains as web sites.
     order = np.argsort(domains, kind="stable")
     values, begins = np.unique(domains[order], return_index=True)
     yield from zip(values.tolist(), np.split(order, begins[1:]), strict=True)
@@ -152,12 +152,12 @@ def group_by_domain(domains: Ints) -> Iterator[tuple[int, Ints]]:
 def name_folders(values: Sequence[str | None]) -> list[str]:
     """Return a folder's name for each of some distinct values; None and the empty value are `__default__`.
 
-    No name is another one's but for case, none leaves its parent, none is longer than a file system takes.
+    Names differ by more than case, none leaves its parent folder, none is longer than a file system allows.
 
     Raises
     ------
     IntegrityError
-        If a name would not lie directly below its parent after all.
+        If a name is not directly below its parent; that is a bug.
 
     """
     plain = [DEFAULT_FOLDER if not value else _escape_folder_name(value) for value in values]
@@ -175,7 +175,7 @@ def name_folders(values: Sequence[str | None]) -> list[str]:
 
 
 def _escape_folder_name(value: str) -> str:
-    # A lone surrogate is no UTF-8, but JSON can hold one.
+    # A lone surrogate is not valid UTF-8, but JSON can hold one.
     raw = value.encode("utf-8", "surrogatepass")
     name = _NEEDS_ESCAPE.sub(lambda match: b"%%%02X" % match.group()[0], raw).decode()
     return name if len(name) <= MAX_NAME_CHARS else f"{name[:KEPT_OF_LONG_NAME]}-{_hash_name(value)}"

@@ -1,4 +1,4 @@
-"""AstrAI, raw binary: a file of int64 per array of a shard, and the shapes that its reader asks for.
+"""AstrAI, raw binary: a file of int64 per array of a shard, and the shapes that its reader needs.
 
 What belongs here: `meta.json` and a `.bin` per array. What does not: which segments, which arrays (`astrai.py`).
 
@@ -8,7 +8,7 @@ What belongs here: `meta.json` and a `.bin` per array. What does not: which segm
     data/wiki/position_ids.bin    N × int64
 
 A domain of several shards has folders `shard_0000`, `shard_0001`, … with these files each; the reader looks
-for `meta.json` at any depth. It opens a `.bin` for every key, so nothing else stands in `meta.json`.
+for `meta.json` at any depth. It opens a `.bin` for every key, so `meta.json` has no other keys.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ class AstrAIBin(AstrAI):
     """A stream of tokens per domain."""
 
     def place(self, folder: str, number: int, *, count: int) -> str:
-        """Return the domain's folder, or a folder in it where there are several."""
+        """Return the domain's folder, or a folder in it if there are several shards."""
         return folder if count == 1 else f"{folder}/shard_{number:04d}"
 
     def write(

@@ -1,6 +1,6 @@
 """AstrAI, HDF5: one file per shard with a group per array.
 
-What belongs here: `data_0000.h5` and what is in it. What does not: which segments (`astrai.py`).
+What belongs here: `data_0000.h5` and its content. What does not: which segments (`astrai.py`).
 
     data/wiki/data_0000.h5     sequence/data_0       1-D int64
                                loss_mask/data_0      1-D int64, 0 or 1
@@ -24,7 +24,7 @@ class AstrAIH5(AstrAI):
     """AstrAI's HDF5 files: tokens, masks and positions as int64, a folder per domain."""
 
     NEEDS: ClassVar[tuple[str, str] | None] = ("h5py", "h5")
-    # Later revisions of AstrAI read no HDF5.
+    # Later revisions of AstrAI do not read HDF5.
     NOTES: ClassVar[dict[str, str]] = {"reader_revision": "AstrAI 553a42702d927b09710c4bb62f5f9455fd24461b"}
 
     kind: Literal["astrai_h5"] = "astrai_h5"
@@ -40,12 +40,12 @@ class AstrAIH5(AstrAI):
         self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
     ) -> list[WrittenFile]:
         """Write one file."""
-        # Untyped, and not everywhere installed.
+        # Untyped, and optional.
         h5py: Any = import_module("h5py")
         path, tally = f"data/{job.name}", FileCounts()
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         with h5py.File(folder / path, "w") as file:
-            # Times of creation would make every build another file.
+            # Creation times would change the bytes of every build.
             made = {
                 name: file.create_group(name).create_dataset(
                     "data_0", shape=(job.tokens,), dtype="<i8", track_times=False

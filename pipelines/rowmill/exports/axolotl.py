@@ -1,6 +1,6 @@
-"""axolotl: pre-tokenized rows with exactly the three columns that make it leave them alone.
+"""axolotl: pre-tokenized rows with exactly the three columns that it takes unchanged.
 
-What belongs here: Parquet or JSON Lines, and the stanza of its configuration. What does not: packing, which
+What belongs here: Parquet or JSON Lines, and the block of its configuration. What does not: packing, which
 axolotl does by itself with `sample_packing`.
 """
 
@@ -23,19 +23,19 @@ from rowmill.shards.sequences import SequenceBatch
 class Axolotl(Sharded):
     """Pre-tokenized rows for axolotl, which packs them itself."""
 
-    LETTER: ClassVar[LabelConvention] = "A"
+    CONVENTION: ClassVar[LabelConvention] = "A"
 
     kind: Literal["axolotl"] = "axolotl"
     """`input_ids`, `attention_mask` and `labels`, and nothing else."""
     unit: Literal["unpacked"] = "unpacked"
     """Segments one by one."""
     sequence_len: Annotated[int, Field(ge=2)] | None = None
-    """axolotl's own `sequence_len`: a longer row would be dropped by it, so it is an error; null: `seq_len`."""
+    """axolotl's `sequence_len`. axolotl drops longer rows, so a longer row is an error here; null: `seq_len`."""
     ds_type: Literal["parquet", "json"] = "parquet"
     """Files of Parquet, or of JSON Lines."""
 
     def lay_out(self, shape: ExportIndex) -> ExportLayout:
-        """Cut the order into files, if nothing is longer than axolotl takes."""
+        """Cut the order into files; ConfigError if a segment is longer than axolotl takes."""
         limit = self.sequence_len or shape.seq_len
         longer = np.flatnonzero(shape.lengths > limit)
         if len(longer):
@@ -62,7 +62,7 @@ class Axolotl(Sharded):
         return [tally.written(path)]
 
     def pointer(self, data: str, terms: ExportContext) -> str:
-        """Return the stanza of axolotl's YAML."""
+        """Return the block of axolotl's YAML."""
         return (
             f"datasets:\n  - path: {data}\n    ds_type: {self.ds_type}\n    type:\n"
             f"sequence_len: {self.sequence_len or terms.seq_len}\nsample_packing: true"

@@ -1,13 +1,13 @@
-"""What every export has in common: its options, what it is told before tokens move, and where its files end.
+"""The base of every export: its options, its inputs, and how it cuts the order into files.
 
-What belongs here: the base classes of the kinds, the plan's borders, which recipes an export is possible for.
+What belongs here: the base classes of the kinds, the boundaries of files, which recipes an export supports.
 What does not: one format's files (one module per format), the identity card (`export_manifest.py`), moving tokens
-(`exports.py`).
+(`stages/exports.py`).
 
-    Prospect   what the recipe alone tells        ─► refuse    when the recipe is loaded
-    Shape      lengths and names, no token        ─► jobs      which segments go into which files
-    Sequences  tokens, one chunk after the other  ─► write     files below one local folder
-                                                  ─► finish    what is known when all are written
+    RecipeSummary  the recipe alone                  ─► refuse    when the recipe is loaded
+    ExportIndex    lengths and names, no token       ─► lay_out   which segments go into which files
+    SequenceBatch  tokens, one chunk after another   ─► write     files below one local folder
+                                                     ─► finish    files that need all others
 
 A job's files depend on the plan alone, so that they are the same for any number of workers.
 """
@@ -34,27 +34,27 @@ Unit: TypeAlias = Literal["packed", "unpacked"]
 
 TOKEN_BYTES = 4
 CHUNK_TOKENS = 2 << 20
-"""Tokens in hand at a time, unless a format's row groups ask for more: some 60 MB."""
+"""Tokens per chunk, unless a format's row groups need more: some 60 MB."""
 
 
-# ── What an export is told ─────────────────────────────────────────────────────────────────────────
+# ── Inputs of an export ─────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetSummary:
-    """What a recipe says of one dataset that decides which exports are possible."""
+    """The facts of one dataset that decide which exports are possible."""
 
     kind: str
     is_joined: bool
-    """Its documents are joined and cut every `seq_len` tokens."""
+    """Whether its documents are joined and cut every `seq_len` tokens."""
     is_open: bool
-    """Attention crosses from one of its segments to the next."""
+    """Whether attention crosses from one of its segments to the next."""
     has_weights: bool
 
 
 @dataclass(frozen=True, slots=True)
 class RecipeSummary:
-    """What a recipe says that decides which exports are possible, before any data is read."""
+    """The facts of a recipe that decide which exports are possible, before any data is read."""
 
     seq_len: int
     datasets: Mapping[str, DatasetSummary]
@@ -62,11 +62,11 @@ class RecipeSummary:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExportIndex:
-    """What is to be exported, without its tokens.
+    """The segments to export, without their tokens.
 
     Segments have numbers in the order of the export: `lengths` int64[K], `sequence_offsets` int64[S + 1] cut
-    them into sequences. `domains` int64[K] index `domain_values`; None is a row without one. `name_of` finds a
-    segment's example; `best_fit(lengths, limit)` plans sequences: (numbers of the lengths, offsets).
+    them into sequences. `domains` int64[K] index `domain_values`; None is a row without a domain. `name_of` returns the
+    name of a segment's example; `best_fit(lengths, limit)` plans sequences: (indices into the lengths, offsets).
     """
 
     seq_len: int
@@ -90,13 +90,13 @@ class ExportIndex:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExportJob:
-    """One unit of work: the segments that go into one group of files, and how they stand in sequences."""
+    """One unit of work: the segments of one group of files, and their grouping into sequences."""
 
     name: str
     segments: Ints
     sequence_offsets: Ints
     tokens: int = 0
-    """How many there are, for formats that state it before the first."""
+    """The number of tokens, for formats that write it before the first token."""
 
     def chunks(self, rows: int) -> Iterator[tuple[Ints, Ints]]:
         """Cut the job into runs of `rows` sequences: segment numbers, and their offsets from 0."""
@@ -108,7 +108,7 @@ class ExportJob:
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A file below the export's folder and what it holds; a file beside the one with the tokens holds nothing."""
+    """A file below the export's folder, with its counts; they are 0 for files that hold no tokens."""
 
     path: str
     sequences: int = 0
@@ -127,22 +127,22 @@ class FileCounts:
     trained_tokens: int = 0
 
     def add(self, sequences: SequenceBatch, *, trained: int, tokens: int | None = None) -> None:
-        """Count a chunk; `trained` are the targets as the format stores them, `tokens` those that it holds."""
+        """Count a chunk; `trained` are the targets and `tokens` the tokens that the format stores."""
         self.sequences += len(sequences)
         self.segments += len(sequences.offsets) - 1
         self.tokens += len(sequences.ids) if tokens is None else tokens
         self.trained_tokens += trained
 
     def written(self, path: str) -> WrittenFile:
-        """Return the counts as those of a file."""
+        """Return a file with these counts."""
         return WrittenFile(path, self.sequences, self.segments, self.tokens, self.trained_tokens)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExportLayout:
-    """Which files hold what, and what the format cannot hold.
+    """The files of an export, and what the format cannot hold.
 
-    `left_out` counts segments that stand in no job, under the ledger's word for it; `notes` go to the card.
+    `left_out` counts segments without a job, by the ledger's state; `notes` go to the card.
     """
 
     jobs: Sequence[ExportJob]
@@ -152,7 +152,7 @@ class ExportLayout:
 
 @dataclass(frozen=True, slots=True)
 class ExportContext:
-    """What a writer knows beside the tokens: the plan's length, the tokenizer's ids, kinds of datasets, the card."""
+    """Facts that a writer needs besides the tokens: `seq_len`, the tokenizer's ids, kinds of datasets, the card."""
 
     seq_len: int
     vocab_size: int
@@ -166,32 +166,32 @@ class ExportContext:
 
 
 class Export(Config):
-    """A build in the form of one trainer."""
+    """A build in the format of one trainer."""
 
-    LETTER: ClassVar[LabelConvention]
+    CONVENTION: ClassVar[LabelConvention]
     BY_DOMAIN: ClassVar[bool] = False
     """Whether files depend on the domain of each row."""
     VERSION: ClassVar[int] = 1
-    """Raise it when any file of this format may hold other bytes."""
+    """Raise it when the bytes of any file of this format may change."""
     HOLDS_WEIGHTS: ClassVar[bool] = False
-    """Whether a float per target has a place in the format."""
+    """Whether the format can store a float per target."""
     NEEDS: ClassVar[tuple[str, str] | None] = None
-    """A module that writing needs, and the extra of this project that installs it."""
+    """A module that writing needs, and the extra of rowmill that installs it."""
 
     name: str
     """Names the export's folder and asset; a letter, then letters, digits, `_` and `-`."""
     split: Split = "train"
-    """Which rows: `train` in the order of training, the others in the order of their plan."""
+    """Which rows: `train` in training order, the others in the order of their plan."""
     passes: Literal["first", "all"] = "first"
-    """`first`: every sequence of the order once, where it is first shown; `all`: as often as the mixture shows it."""
+    """`first`: every sequence of the order once, at its first place; `all`: as often as the mixture has it."""
 
     @property
     def form(self) -> Unit:
-        """Whether the format holds packed sequences or segments one by one."""
+        """Whether the format stores packed sequences or single segments."""
         return getattr(self, "unit", "unpacked")
 
     def refuse(self, prospect: RecipeSummary) -> None:
-        """Raise ConfigError for what a recipe makes impossible; kinds add to it."""
+        """Raise ConfigError if the recipe makes this export impossible; kinds add checks."""
         if self.NEEDS is not None and find_spec(self.NEEDS[0]) is None:
             module, extra = self.NEEDS
             raise ConfigError(
@@ -200,32 +200,30 @@ class Export(Config):
             )
         if self.passes == "all" and self.split != "train":
             raise ConfigError(
-                f"passes: all with split: {self.split}, which is shown once; only train has passes; delete passes"
+                f"passes: all with split: {self.split}, which has one pass; only train has several; delete passes"
             )
         weighted = [name for name, one in prospect.datasets.items() if one.has_weights]
         if weighted and not self.HOLDS_WEIGHTS:
             raise ConfigError(
-                f"kind {self.kind_name} has no place for the loss weights of datasets.{weighted[0]}; native, "
-                "mds and tinker "
-                "have; choose one of them, or set loss.weights: false"
+                f"kind {self.kind_name} cannot store the loss weights of datasets.{weighted[0]}; native, mds and "
+                "tinker can; choose one of them, or set loss.weights: false"
             )
         opened = [f"datasets.{name}" for name, one in prospect.datasets.items() if one.is_open]
         if opened and self.form == "unpacked" and not self.allows_open_attention():
             raise ConfigError(
-                f"kind {self.kind_name} holds segments one by one, but attention of {opened[0]} crosses from "
-                "one to the "
-                "next; only segments of their own can be parted; set packing.block_cross_document_attention: true, "
-                "or choose a packed format"
+                f"kind {self.kind_name} stores single segments, but attention of {opened[0]} crosses from one to the "
+                "next; only segments that do not see each other can be separated; set "
+                "packing.block_cross_document_attention: true, or choose a packed format"
             )
 
     def allows_open_attention(self) -> bool:
-        """Tell whether segments that see each other may be stored one by one."""
+        """Return whether segments that see each other may be stored as single segments."""
         return False
 
     @property
     def label_convention(self) -> LabelConvention:
         """How this export stores targets."""
-        return self.LETTER
+        return self.CONVENTION
 
     @property
     def kind_name(self) -> str:
@@ -233,21 +231,21 @@ class Export(Config):
         return str(getattr(self, "kind", ""))
 
     def rows_at_once(self, seq_len: int) -> int:
-        """Return how many sequences a writer is handed at a time."""
+        """Return the number of sequences per chunk."""
         return max(1, CHUNK_TOKENS // seq_len)
 
     def lay_out(self, shape: ExportIndex) -> ExportLayout:
-        """Say which segments go into which files."""
+        """Assign segments to files."""
         raise NotImplementedError
 
     def write(
         self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
     ) -> list[WrittenFile]:
-        """Write one job's files below a local folder, which has a `data` folder for what trainers see."""
+        """Write one job's files below a local folder, whose `data` folder is for the files that trainers read."""
         raise NotImplementedError
 
     def finish(self, folder: Path, written: Sequence[WrittenFile], terms: ExportContext) -> list[WrittenFile]:
-        """Write what is known only when every job is done; return those files."""
+        """Write the files that need all jobs to be done; return them."""
         return []
 
     def pointer(self, data: str, terms: ExportContext) -> str:
@@ -256,19 +254,19 @@ class Export(Config):
 
 
 class Sharded(Export):
-    """An export in files that follow each other in the order exported."""
+    """An export in consecutive files."""
 
     shard_sequences: Annotated[int, Field(ge=1)] | None = None
-    """Packed sequences per file at most; null: `shard_bytes` decides alone."""
+    """Maximum of packed sequences per file; null: only `shard_bytes` limits it."""
     shard_bytes: Annotated[int, Field(ge=1)] = 256 << 20
-    """Bytes of token data per file at most, four to a token; a file holds at least one sequence."""
+    """Maximum bytes of token data per file, four per token; a file holds at least one sequence."""
 
     def lay_out(self, shape: ExportIndex) -> ExportLayout:
         """Cut the order into files of whole sequences."""
         return ExportLayout(self.cut(shape.tokens, shape.sequence_offsets, np.arange(len(shape.lengths))))
 
     def cut(self, tokens: Ints, sequence_offsets: Ints, segments: Ints) -> list[ExportJob]:
-        """Return one job per file; `tokens` are those of each sequence."""
+        """Return one job per file; `tokens` are the counts per sequence."""
         jobs: list[ExportJob] = []
         for first, last in split_into_runs(
             tokens, most=self.shard_sequences, most_tokens=self.shard_bytes // TOKEN_BYTES
@@ -279,7 +277,7 @@ class Sharded(Export):
 
 
 def split_into_runs(tokens: Ints, *, most: int | None, most_tokens: int) -> Iterator[tuple[int, int]]:
-    """Yield runs of sequences with at most so many sequences and tokens, at least one sequence each."""
+    """Yield runs of at most `most` sequences and `most_tokens` tokens, each of at least one sequence."""
     ends = np.cumsum(tokens)
     first = 0
     while first < len(tokens):
@@ -291,7 +289,7 @@ def split_into_runs(tokens: Ints, *, most: int | None, most_tokens: int) -> Iter
 
 
 def write_parquet(path: Path, tables: Iterator[pa.Table], schema: pa.Schema, *, rows: int) -> None:
-    """Write tables as one Parquet file: zstd, row groups of `rows`; tables hold whole row groups but for the last."""
+    """Write tables as one Parquet file: zstd, row groups of `rows`; all tables but the last hold whole row groups."""
     coded = [one.name for one in schema if pa.types.is_dictionary(one.type)]
     with pq.ParquetWriter(str(path), schema, compression="zstd", use_dictionary=coded) as writer:
         for table in tables:

@@ -1,12 +1,12 @@
-"""The identity card and the manifest of an export, and the door through which it is opened again.
+"""Write the identity card and the manifest of an export, and open an export with its checks.
 
-What belongs here: `card.json`, `manifest.json`, and the refusal of an export that is not whole or was made
-with another tokenizer. What does not: a format's own files.
+What belongs here: `card.json`, `manifest.json`, and refusing an export that is incomplete or was made with another
+tokenizer. What does not: a format's own files.
 
     <export>/
-    ├── data/            what a trainer is pointed at; nothing foreign lies in it
-    ├── card.json        whose tokens these are
-    └── manifest.json    written last: if it is there, every file it names is whole
+    ├── data/            the folder that a trainer reads; it holds only the format's files
+    ├── card.json        which recipe, tokenizer and template made the tokens
+    └── manifest.json    written last: if it exists, every file it names is complete
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 def describe_builder() -> str:
-    """Return who builds: this project's name and version."""
+    """Return this project's name and version."""
     try:
         return f"rowmill {version('rowmill')}"
     except PackageNotFoundError:
@@ -36,13 +36,13 @@ def describe_builder() -> str:
 
 
 def encode_json(value: object) -> bytes:
-    """Encode as everything beside the tokens is: UTF-8, sorted keys."""
+    """Encode a card or manifest: UTF-8, indented, sorted keys."""
     return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE)
 
 
 @dataclass(frozen=True, slots=True)
 class FileDigests:
-    """A file that was written, its size and its two digests: SHA-256 for everybody, BLAKE2b for our own manifests."""
+    """A written file with its size and two digests: SHA-256 for users, BLAKE2b for rowmill's manifests."""
 
     written: WrittenFile
     size_bytes: int
@@ -51,7 +51,7 @@ class FileDigests:
 
 
 def digest_written_file(folder: Path, written: WrittenFile) -> FileDigests:
-    """Read a file that was just written, once, and say what it is."""
+    """Read a written file once and return its size and digests."""
     sha, blake, size = sha256(), blake2b(digest_size=16), 0
     with (folder / written.path).open("rb") as handle:
         while block := handle.read(_BLOCK_BYTES):
@@ -62,7 +62,7 @@ def digest_written_file(folder: Path, written: WrittenFile) -> FileDigests:
 
 
 def encode_manifest(files: Sequence[FileDigests], card: bytes) -> bytes:
-    """Return the manifest that vouches for some files and the card beside them."""
+    """Return the manifest of some files and their card."""
     named = {
         one.written.path: {
             "bytes": one.size_bytes,
@@ -82,7 +82,7 @@ def encode_manifest(files: Sequence[FileDigests], card: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """An export that is whole: where it lies, its card, and per file its size, digest and counts."""
+    """A complete export: its folder, its card, and per file its size, digest and counts."""
 
     folder: Path
     card: Mapping[str, Any]
@@ -90,7 +90,7 @@ class Exported:
 
     @property
     def data(self) -> Path:
-        """What a trainer is pointed at."""
+        """The folder that a trainer reads."""
         return self.folder / DATA_FOLDER
 
     def count(self, name: str) -> int:
@@ -101,30 +101,29 @@ class Exported:
 def open_export(
     folder: str | Path, *, tokenizer: str | Path | None = None, verify: bool = False, kind: str | None = None
 ) -> Exported:
-    """Open an export's folder, and refuse what a trainer must not read.
+    """Open an export's folder after checking that a trainer may read it.
 
-    `tokenizer` is a folder whose files must be those that the tokens were made with; `verify` reads every file
-    and compares digests; `kind` is the format that must have been written.
+    `tokenizer` is a folder whose files must be those that made the tokens; `verify` reads every file and compares
+    digests; `kind` is the format that the export must have.
 
     Raises
     ------
     IntegrityError
-        For an export without a manifest, a file that is missing or of another size or digest, or another
-        tokenizer or format.
+        If the manifest or a file is missing, a size or digest differs, or the tokenizer or format is another one.
     """
     at = Path(folder)
     at = at.parent if at.name == DATA_FOLDER and not (at / MANIFEST_FILE).is_file() else at
     if not (at / MANIFEST_FILE).is_file():
         raise IntegrityError(
-            f"{at}: no {MANIFEST_FILE}; it is written last, so without it an export is not whole; export again, "
-            "or name "
-            "the folder that holds it"
+            f"{at}: no {MANIFEST_FILE}; it is written last, so without it an export is incomplete; export again, or "
+            "name the folder that holds it"
         )
     card_bytes = _read_export_file(at / CARD_FILE)
     found, card = _parse_export_json(at / MANIFEST_FILE), _parse_export_json(at / CARD_FILE)
     if sha256(card_bytes).hexdigest() != found.get("card_sha256"):
         raise IntegrityError(
-            f"{at / CARD_FILE}: not the card that {MANIFEST_FILE} names; card and files belong together; export again"
+            f"{at / CARD_FILE}: not the card that {MANIFEST_FILE} names; card and files must be of one "
+            "export; export again"
         )
     exported = Exported(at, card, cast("dict[str, dict[str, Any]]", found["files"]))
     for path, one in exported.files.items():
@@ -138,7 +137,7 @@ def open_export(
 
 def _read_export_file(path: Path) -> bytes:
     if not path.is_file():
-        raise IntegrityError(f"{path}: missing, but every export has one; copy the whole folder, or export again")
+        raise IntegrityError(f"{path}: missing; every export has one; copy the whole folder, or export again")
     return path.read_bytes()
 
 

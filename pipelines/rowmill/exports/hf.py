@@ -1,9 +1,9 @@
-"""Hugging Face rows: packed as our own shards are, or segments one by one, as Parquet or a saved `DatasetDict`.
+"""Hugging Face rows: packed like the native shards, or single segments, as Parquet or a saved `DatasetDict`.
 
-What belongs here: the columns that `datasets`, TRL and `Trainer` read without a collator of ours. What does not:
+What belongs here: the columns that `datasets`, TRL and `Trainer` read without a custom collator. What does not:
 packed columns (`native.py`).
 
-    input_ids       10   11 2        a row is a segment; whoever reads it packs or pads
+    input_ids       10   11 2        a row is a segment; the trainer packs or pads
     attention_mask   1    1 1
     labels        -100   11 2
 """
@@ -43,13 +43,13 @@ UNPACKED_SCHEMA = pa.schema(
         pa.field("labels", pa.list_(pa.int32()), nullable=False),
     ]
 )
-"""A segment per row, without padding, so that all of it may be attended to."""
+"""A segment per row, without padding: every position is attended to."""
 
 
 class HuggingFaceExport(Sharded):
-    """Rows for `datasets`, TRL and `Trainer`: segments one by one, or packed; Parquet or `save_to_disk`."""
+    """Rows for `datasets`, TRL and `Trainer`: single segments, or packed; Parquet or `save_to_disk`."""
 
-    LETTER: ClassVar[LabelConvention] = "A"
+    CONVENTION: ClassVar[LabelConvention] = "A"
 
     kind: Literal["hf"] = "hf"
     """Hugging Face `datasets`."""
@@ -59,11 +59,11 @@ class HuggingFaceExport(Sharded):
     """Whether to write a `DatasetDict` with `save_to_disk` instead of Parquet."""
 
     def rows_at_once(self, seq_len: int) -> int:
-        """Return whole row groups of packed rows, else what is in hand anyway."""
+        """Return the rows of a row group if packed, else the default."""
         return native.count_group_rows(seq_len) if self.unit == "packed" else super().rows_at_once(seq_len)
 
     def lay_out(self, shape: ExportIndex) -> ExportLayout:
-        """Cut the order into files; `save_to_disk` cuts into as many by itself."""
+        """Cut the order into files; `save_to_disk` makes the same number of files itself."""
         parts = super().lay_out(shape)
         if not self.arrow:
             return parts
@@ -93,15 +93,15 @@ class HuggingFaceExport(Sharded):
         with pa.OSFile(str(staged), "wb") as sink, pa.ipc.new_stream(sink, first.schema) as writer:
             for table in chain([first], made):
                 writer.write_table(table)
-        # The library draws a fingerprint from the clock where it is given none.
+        # Without a given fingerprint, the library makes one from the clock.
         rows = datasets.Dataset(
             datasets.table.MemoryMappedTable.from_file(str(staged)), fingerprint=_make_fingerprint(terms.card)
         )
         shards = int(job.name.rsplit("-", 1)[1])
-        shown = not datasets.are_progress_bars_disabled()
+        had_progress_bars = not datasets.are_progress_bars_disabled()
         datasets.disable_progress_bars()
         datasets.DatasetDict({self.split: rows}).save_to_disk(folder / "data", num_shards={self.split: shards})
-        if shown:
+        if had_progress_bars:
             datasets.enable_progress_bars()
         del rows
         staged.unlink()
@@ -110,7 +110,7 @@ class HuggingFaceExport(Sharded):
         return [tally.written(one) if one == main else WrittenFile(one) for one in files]
 
     def pointer(self, data: str, terms: ExportContext) -> str:
-        """Return how to load it, and the collator that plain `Trainer` packs with."""
+        """Return the code that loads it, and the collator with which `Trainer` packs."""
         load = native.PARQUET_LOAD.format(data=data)
         if self.arrow:
             load = f'rows = load_from_disk("{data}")["{self.split}"]'
@@ -122,7 +122,7 @@ class HuggingFaceExport(Sharded):
         return f"{load}\nTrainer(…, data_collator={collator})"
 
     def refuse(self, prospect: RecipeSummary) -> None:
-        """Refuse file sizes where `save_to_disk` has no say in rows."""
+        """Refuse a number of rows per file with `save_to_disk`, which cannot set it."""
         super().refuse(prospect)
         if self.arrow and self.shard_sequences is not None:
             raise ConfigError(

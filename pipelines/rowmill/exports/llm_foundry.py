@@ -6,9 +6,9 @@ shard, which are the library's; samples of packed sequences (`mds.py`), which th
     segment    ids 10 11 12 13 14 2    targets 12 and 14 2
     sample     {"turns": [{"input_ids": [10, 11], "labels": [12]}, {"input_ids": [13], "labels": [14, 2]}]}
 
-The loader joins a sample's turns, trains `labels` and masks `input_ids`, and packs by itself. Nothing can follow the
-last target, which is no loss: tokens attend to earlier ones alone. After a last target other than EOS the loader
-appends an EOS and trains it.
+The loader joins a sample's turns, trains `labels`, masks `input_ids`, and packs. A sample ends with its last target;
+later tokens are left out, which costs nothing: tokens attend only to earlier ones. After a last target other than EOS
+the loader appends an EOS and trains it.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ from rowmill.shards.sequences import SequenceBatch
 class LLMFoundry(Export):
     """LLM Foundry's finetuning loader: turns of context and response in MDS shards."""
 
-    LETTER: ClassVar[LabelConvention] = "A"
+    CONVENTION: ClassVar[LabelConvention] = "A"
     NEEDS: ClassVar[tuple[str, str] | None] = ("streaming", "mds")
 
     kind: Literal["llm_foundry"] = "llm_foundry"
@@ -40,10 +40,10 @@ class LLMFoundry(Export):
     size_limit_bytes: Annotated[int, Field(ge=1 << 10, lt=1 << 32)] = 64 << 20
     """Bytes per shard, below 4 GiB: offsets in a shard are 32 bits wide."""
     accept_appended_eos: bool = False
-    """Whether segments may end otherwise than in a trained EOS, after which the loader appends and trains one."""
+    """Whether segments may end in a token other than a trained EOS; the loader then appends an EOS and trains it."""
 
     def lay_out(self, shape: ExportIndex) -> ExportLayout:
-        """Return one job of all segments that can have a target: the writer closes shards by size."""
+        """Return one job of all segments that can have a target; the writer closes shards by size."""
         numbers = np.flatnonzero(shape.lengths > 1)
         notes = {
             "accept_appended_eos": self.accept_appended_eos,
@@ -107,11 +107,11 @@ class LLMFoundry(Export):
 def cut_turns(ids: Tokens, trained: Bools) -> tuple[list[dict[str, Any]], int]:
     """Return a segment as turns of context and response, and how many of its tokens they hold.
 
-    The first token is no target, so that every run of targets has a context before it.
+    The first token is not a target, so every run of targets has a context before it.
     """
     end = int(np.flatnonzero(trained)[-1]) + 1
     bounds = [0, *(np.flatnonzero(np.diff(trained[:end])) + 1).tolist(), end]
-    # The loader's own files are JSON, whose writer takes lists: the one place where a token is an object.
+    # The loader's files are JSON, whose writer takes lists: here alone a token becomes a Python object.
     pieces = [ids[first:last].tolist() for first, last in pairwise(bounds)]
     made = [{"input_ids": pieces[i], "labels": pieces[i + 1]} for i in range(0, len(pieces), 2)]
     return made, bounds[-1]

@@ -1,15 +1,15 @@
-"""MDS: packed sequences in the shards of mosaicml-streaming, written by its own writer.
+"""MDS: packed sequences in the shards of mosaicml-streaming, written by its writer.
 
-What belongs here: which columns a sample has, per profile, and what the writer is asked for. What does not: the
-bytes of a shard, which are the library's.
+What belongs here: the columns of a sample, per profile, and the writer's options. What does not: the bytes of a shard,
+which the library decides.
 
     profile finetune    input_ids, labels, position_ids, seq_lengths   ndarray:int32      sequence_id   int
     profile pretrain    tokens                                         ndarray:int32, each exactly seq_len
 
 `finetune` is for loops over a StreamingDataset. LLM Foundry's finetuning loader takes `input_ids` for a prompt and
-`labels` for its response, and would train the sequence twice over: it reads `llm_foundry.py`. Its text loader reads
-`pretrain`. There is no place for a mask in `tokens`, so `pretrain` takes what trains throughout. It is one job: the
-writer closes a shard by size, so the borders are those of the whole order.
+`labels` for its response, and would train the sequence twice; `llm_foundry.py` writes shards for it. Its text loader
+reads `pretrain`. `tokens` cannot store a mask, so `pretrain` takes only sequences that train throughout. An export is
+one job: the writer closes a shard by size, so the boundaries depend on the whole order.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ FINETUNE_COLUMNS = dict.fromkeys(("input_ids", "labels", "position_ids", "seq_le
 class MDS(Export):
     """Packed sequences in shards of mosaicml-streaming, for loops over its StreamingDataset."""
 
-    LETTER: ClassVar[LabelConvention] = "A"
+    CONVENTION: ClassVar[LabelConvention] = "A"
     HOLDS_WEIGHTS: ClassVar[bool] = True
     NEEDS: ClassVar[tuple[str, str] | None] = ("streaming", "mds")
 
@@ -49,7 +49,7 @@ class MDS(Export):
     size_limit_bytes: Annotated[int, Field(ge=1 << 10, lt=1 << 32)] = 64 << 20
     """Bytes per shard, below 4 GiB: offsets in a shard are 32 bits wide."""
     accept_untrained_as_trained: bool = False
-    """`pretrain` only: whether tokens without loss may be trained all the same, since the format has no mask."""
+    """`pretrain` only: whether tokens without loss may be trained, since the format has no mask."""
 
     @property
     def label_convention(self) -> LabelConvention:
@@ -57,7 +57,7 @@ class MDS(Export):
         return "A" if self.profile == "finetune" else "none"
 
     def refuse(self, prospect: RecipeSummary) -> None:
-        """Refuse what `tokens` cannot hold."""
+        """Refuse datasets that `tokens` cannot store."""
         super().refuse(prospect)
         if self.profile == "finetune":
             if self.accept_untrained_as_trained:
@@ -75,7 +75,7 @@ class MDS(Export):
                 )
             if one.has_weights:
                 raise ConfigError(
-                    f"profile: pretrain has no place for the loss weights of datasets.{name}; choose profile: finetune"
+                    f"profile: pretrain cannot store the loss weights of datasets.{name}; choose profile: finetune"
                 )
             if not one.is_open and not self.accept_untrained_as_trained:
                 raise ConfigError(
@@ -85,7 +85,7 @@ class MDS(Export):
                 )
 
     def lay_out(self, shape: ExportIndex) -> ExportLayout:
-        """Return one job; of `pretrain` the sequences that are full."""
+        """Return one job; with `pretrain`, of the full sequences."""
         numbers = np.arange(len(shape.lengths))
         if self.profile == "finetune":
             return ExportLayout([ExportJob("data", numbers, shape.sequence_offsets)])
@@ -110,7 +110,7 @@ class MDS(Export):
         writer: Any = None
         for chunk in chunks:
             if writer is None:
-                # Opened with the first chunk: only it tells whether there are weights.
+                # Opened with the first chunk, which shows whether there are weights.
                 writer = open_mds_writer(folder, self._choose_columns(chunk), self.size_limit_bytes)
             samples = (
                 self._make_finetune_samples(chunk)
@@ -154,7 +154,7 @@ class MDS(Export):
     ) -> "Iterator[tuple[dict[str, Any], tuple[int, int, int]]]":
         tokens, segments = chunk.token_offsets, np.diff(chunk.sequence_offsets)
         untrained = ~chunk.trained
-        # With open attention a document's first token follows another one: that it trains too is what was asked for.
+        # With open attention a document's first token follows another document: it trains too, as the recipe asks.
         firsts = chunk.offsets[:-1]
         untrained[firsts[np.repeat(chunk.is_open, segments)]] = False
         untrained[tokens[:-1]] = False
@@ -170,7 +170,7 @@ class MDS(Export):
             yield {"tokens": chunk.ids[here]}, (int(segments[i]), terms.seq_len, trained)
 
     def pointer(self, data: str, terms: ExportContext) -> str:
-        """Return how to open it, by LLM Foundry where it has a loader for the profile."""
+        """Return the code that opens it, by LLM Foundry if it has a loader for the profile."""
         if self.profile == "pretrain":
             loader = f"train_loader: {{name: text, dataset: {{streams: {{rowmill: {{local: {data}}}}}, max_seq_len: "
             return f"{loader}{terms.seq_len}, shuffle: true}}}}   # LLM Foundry"
@@ -178,7 +178,7 @@ class MDS(Export):
 
 
 def open_mds_writer(folder: Path, columns: Mapping[str, str], size_limit_bytes: int) -> Any:
-    """Return the library's writer of shards below an export's folder."""
+    """Return the library's shard writer for an export's folder."""
     from streaming import MDSWriter  # pyright: ignore[reportMissingImports]
 
     return MDSWriter(
@@ -188,7 +188,7 @@ def open_mds_writer(folder: Path, columns: Mapping[str, str], size_limit_bytes: 
 
 
 def describe_shards(folder: Path, counts: Sequence[tuple[int, int, int]]) -> list[WrittenFile]:
-    """Return the shards that a writer left, and their index; `counts` are each sample's segments, tokens, targets."""
+    """Return the written shards and their index; `counts` are each sample's segments, tokens, targets."""
     index = orjson.loads((folder / "data" / "index.json").read_bytes())
     written: list[WrittenFile] = []
     first = 0

@@ -1,11 +1,11 @@
-"""Megatron-Bridge: packed Parquet with the starts of segments, and the metadata that its packed dataset wants.
+"""Megatron-Bridge: packed Parquet with the starts of segments, and the metadata that its packed dataset needs.
 
 What belongs here: `*.idx.parquet`, `{pack_size}_metadata.jsonl`, padding for context parallelism. What does not:
-how sequences are planned anew when segments grow (handed in as `ExportIndex.best_fit`).
+planning sequences again when segments grow (passed in as `ExportIndex.best_fit`).
 
     segments 10 11 2 | 20 2     input_ids     10 11 2 20 2
                                 seq_start_id   0      3
-                                loss_mask      1  1 0  1 0      letter C: the reader shifts each segment
+                                loss_mask      1  1 0  1 0      convention C: the reader shifts each segment
 
 The reader drops the last token of every segment, so a sequence is as long as its segments less one each.
 """
@@ -50,7 +50,7 @@ PACKED_SCHEMA = pa.schema(
 class MegatronBridge(Sharded):
     """Packed Parquet for the fine-tuning recipes of Megatron-Bridge."""
 
-    LETTER: ClassVar[LabelConvention] = "C"
+    CONVENTION: ClassVar[LabelConvention] = "C"
 
     kind: Literal["megatron_bridge"] = "megatron_bridge"
     """Megatron-Bridge's packed dataset."""
@@ -60,22 +60,22 @@ class MegatronBridge(Sharded):
     """Its `packed_sequence_size`: tokens per sequence, each segment less one; null: `seq_len`. Any other number
     plans the segments anew."""
     pad_segments_to: Annotated[int, Field(ge=1)] | None = None
-    """Segments are filled up with EOS, without loss, until their length less one is a multiple: 2·CP, with
-    sequence parallelism lcm(2·CP, CP·TP). Plans the segments anew."""
+    """Segments are padded with EOS, without loss, until their length less one is a multiple of this number: 2·CP, with
+    sequence parallelism lcm(2·CP, CP·TP). Plans the segments again."""
 
     def refuse(self, prospect: RecipeSummary) -> None:
-        """Refuse new plans for segments that see each other."""
+        """Refuse a new plan for segments that see each other."""
         super().refuse(prospect)
         opened = [name for name, one in prospect.datasets.items() if one.is_open]
         if opened and self.needs_new_plan(prospect.seq_len):
             raise ConfigError(
-                f"pack_size and pad_segments_to plan segments anew, but attention of datasets.{opened[0]} crosses from "
-                "one to the next; such segments stay together; set packing.block_cross_document_attention: true, or "
-                "delete both"
+                f"pack_size and pad_segments_to plan segments again, but attention of datasets.{opened[0]} "
+                "crosses from one to the next; such segments stay together; set "
+                "packing.block_cross_document_attention: true, or delete both"
             )
 
     def needs_new_plan(self, seq_len: int) -> bool:
-        """Tell whether sequences are other ones than those of the build."""
+        """Return whether the sequences differ from those of the build."""
         return self.pad_segments_to is not None or self.pack_size not in (None, seq_len)
 
     def rows_at_once(self, seq_len: int) -> int:
@@ -83,13 +83,13 @@ class MegatronBridge(Sharded):
         return ROW_GROUP
 
     def lay_out(self, shape: ExportIndex) -> ExportLayout:
-        """Cut the order into files, after planning it anew where segments grow or sequences have another size."""
+        """Cut the order into files, after planning again if segments grow or sequences have another size."""
         size = self.pack_size or shape.seq_len
         if not self.needs_new_plan(shape.seq_len):
             return super().lay_out(shape)
         if self.pad_segments_to is not None and shape.eos_id is None:
             raise ConfigError(
-                f"exports.{self.name}.pad_segments_to: segments are filled up with EOS, but the tokenizer has "
+                f"exports.{self.name}.pad_segments_to: segments are padded with EOS, but the tokenizer has "
                 "none; one is needed; name one in tokenizer_config.json, or delete pad_segments_to"
             )
         read = np.maximum(self._pad_lengths(shape.lengths) - 1, 1)
@@ -125,7 +125,7 @@ class MegatronBridge(Sharded):
         return [tally.written(path)]
 
     def table(self, sequences: SequenceBatch, terms: ExportContext) -> pa.Table:
-        """Return sequences as rows, padded where the recipe asks for it."""
+        """Return sequences as rows, padded if the recipe asks for it."""
         borders, in_sequences = sequences.spans()
         ids, mask, spans = sequences.ids, label_conventions.make_rolled_mask(sequences.trained, borders), borders
         if self.pad_segments_to is not None:
@@ -174,7 +174,7 @@ class MegatronBridge(Sharded):
 
 
 def measure_packs(table: pa.Table) -> "tuple[Ints, Ints, Ints]":
-    """Return per row of a file its longest segment, its segments, and its tokens, as the reader counts them."""
+    """Return per row of a file the longest segment and the numbers of segments and tokens, as the reader counts."""
     starts = table.column("seq_start_id").combine_chunks()
     tokens = table.column("input_ids").combine_chunks()
     sizes = np.diff(np.asarray(tokens.offsets, np.int64))

@@ -1,4 +1,4 @@
-"""The export `native`: packed sequences in the columns of our own shards, which TRL and Hugging Face datasets read.
+"""The export `native`: packed sequences in the columns of the native shards, which TRL and HF `datasets` read.
 
 What belongs here: writing sequences in training order, and the pointer for TRL. What does not: the columns
 (`shards/native.py`).
@@ -22,22 +22,22 @@ from rowmill.shards.sequences import SequenceBatch
 
 
 GROUP_TOKENS = 32 << 20
-"""Tokens in a row group at most: sequences of a hundred thousand tokens make smaller groups."""
+"""Maximum tokens of a row group: sequences of a hundred thousand tokens make smaller groups."""
 
 
 class Native(Sharded):
-    """Packed Parquet with positions and span lengths: our own form, which HF `datasets` and TRL read unchanged."""
+    """Packed Parquet with positions and span lengths: the native format, which HF `datasets` and TRL read."""
 
-    LETTER: ClassVar[LabelConvention] = "A"
+    CONVENTION: ClassVar[LabelConvention] = "A"
     HOLDS_WEIGHTS: ClassVar[bool] = True
 
     kind: Literal["native"] = "native"
-    """Packed sequences in the columns of our own shards."""
+    """Packed sequences in the columns of the native shards."""
     unit: Literal["packed"] = "packed"
     """Sequences of several segments."""
 
     def rows_at_once(self, seq_len: int) -> int:
-        """Return the rows of a group: 1,024, fewer where sequences are long."""
+        """Return the rows of a group: 1,024, fewer if sequences are long."""
         return count_group_rows(seq_len)
 
     def write(
@@ -67,14 +67,14 @@ PARQUET_LOAD = 'rows = load_dataset("parquet", data_files="{data}/*.parquet", sp
 
 
 def format_trl_config(load: str) -> str:
-    """Return the lines that train packed rows with TRL, after the one that loads them."""
+    """Return the lines that load packed rows and train them with TRL."""
     options = [f"    {name}={value!r}," for name, value in TRL_OPTIONS.items()]
     model = 'AutoModelForCausalLM.from_pretrained(…, attn_implementation="flash_attention_2")'
     return "\n".join([load, "SFTConfig(", *options, ")", model])
 
 
 def count_group_rows(seq_len: int) -> int:
-    """Return how many sequences of a length make a row group."""
+    """Return the number of sequences of a row group."""
     return max(1, min(ROW_GROUP, GROUP_TOKENS // seq_len))
 
 
@@ -96,7 +96,7 @@ def write_packed(chunks: Iterator[SequenceBatch], folder: Path, path: str, terms
 
 
 def make_packed_table(sequences: SequenceBatch) -> pa.Table:
-    """Return sequences in the columns of a shard, and with their weights where they have some."""
+    """Return sequences in the columns of a shard, with their weights if they have some."""
     segments = Segments(
         ids=sequences.ids,
         mask=sequences.trained,

@@ -1,15 +1,15 @@
-"""OLMo-core: raw arrays without a header, and where its reader cuts them.
+"""OLMo-core: raw arrays without a header, and the check of where its reader cuts them.
 
-What belongs here: ids, mask and borders of each part, and the reader's rule applied to our own output. What does
-not: packing, which `NumpyPackedFSLDataset` does by itself.
+What belongs here: ids, mask and boundaries of each part, and the reader's rule applied to the output. What does not:
+packing, which `NumpyPackedFSLDataset` does.
 
     segments 10 11 2 | 20 2     token_ids_part_00000.npy     0a 0b 02 14 02     the smallest unsigned integer
                                 labels_mask_part_00000.npy   00 01 01 00 01     one byte each
                                 token_ids_part_00000.csv.gz  0,3  3,5           a line per segment
 
-For files on a disk the reader does not look at the last: it cuts behind every EOS (with a BOS set, where an EOS
-stands before a BOS). So a segment must end in its only EOS; anything else is refused here, because there it would
-join two segments, or part one.
+For local files the reader ignores the third file: it cuts after every EOS (with a BOS set, between an EOS and a BOS).
+So a segment must end in its only EOS; anything else is refused here, because the reader would join two segments or
+split one.
 """
 
 import gzip
@@ -32,15 +32,15 @@ from rowmill.shards.sequences import SequenceBatch
 class OLMoCore(Sharded):
     """Raw NumPy arrays for OLMo-core, which packs them itself."""
 
-    LETTER: ClassVar[LabelConvention] = "D"
+    CONVENTION: ClassVar[LabelConvention] = "D"
 
     kind: Literal["olmo_core"] = "olmo_core"
     """OLMo-core's `NumpyPackedFSLDataset`."""
     unit: Literal["unpacked"] = "unpacked"
     """Segments one by one."""
     bos_id: Literal["tokenizer"] | Annotated[int, Field(ge=0)] | None = "tokenizer"
-    """The `bos_token_id` of its TokenizerConfig: with one, its reader cuts where an EOS stands before a BOS; null
-    if it has none there."""
+    """The `bos_token_id` of its TokenizerConfig: with one, its reader cuts between an EOS and a BOS; null if the
+    TokenizerConfig has none."""
 
     def write(
         self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
@@ -89,12 +89,12 @@ def choose_token_dtype(vocab_size: int) -> "type[np.unsignedinteger[Any]]":
 
 
 class _CutRule:
-    """The reader's own cuts, chunk by chunk; a border between chunks is seen with the next one."""
+    """The reader's rule for cuts, chunk by chunk; a boundary between chunks is checked with the later chunk."""
 
     def __init__(self, export: str, eos_id: int | None, bos_id: int | None) -> None:
         if eos_id is None:
             raise ConfigError(
-                f"exports.{export}: the tokenizer has no EOS, behind which OLMo-core cuts; one is needed; name one in "
+                f"exports.{export}: the tokenizer has no EOS, after which OLMo-core cuts; one is needed; name one in "
                 "tokenizer_config.json, or choose another kind"
             )
         self._export, self._eos_id, self._bos_id = export, eos_id, bos_id
@@ -105,11 +105,11 @@ class _CutRule:
         Raises
         ------
         ConfigError
-            Naming the first example that would be joined or parted, and the id that is to blame.
+            Naming the first example that would be joined or split, and the id that causes it.
 
         """
         firsts, ends = chunk.offsets[:-1], chunk.offsets[1:] - 1
-        # A chunk's first segment follows another one in the file, which the cuts of this chunk do not see.
+        # A chunk's first segment follows another one in the file, which this chunk's cuts do not cover.
         wrong = firsts[chunk.ids[firsts] != self._bos_id] if self._bos_id is not None else firsts[:0]
         if not len(wrong):
             wrong = np.setxor1d(self._find_cuts(chunk.ids), ends)
@@ -128,13 +128,13 @@ class _CutRule:
     def _refuse_segment(self, name: str, segment: "Tokens | Ints") -> None:
         eos = f"{self._eos_id} (EOS)"
         if int(segment[-1]) != self._eos_id:
-            what = f"ends in {int(segment[-1])}, not in {eos}, so that it would be joined to the next one"
+            what = f"ends in {int(segment[-1])}, not in {eos}, so it would be joined to the next one"
         elif self._bos_id not in (None, int(segment[0])):
             what = f"begins with {int(segment[0])}, not with {self._bos_id} (BOS): it would be joined to the one before"
         else:
-            what = f"holds {eos} before its end, so that it would be parted there"
+            what = f"holds {eos} before its end, so it would be split there"
         raise ConfigError(
-            f"exports.{self._export}: example {name} {what}; OLMo-core's reader cuts by these ids alone, one cut per "
-            "example is needed; use a template whose end of turn is another token than EOS, leave nothing cut short, "
+            f"exports.{self._export}: example {name} {what}; OLMo-core's reader cuts only by these ids and must cut "
+            "once per example; use a template whose end of turn is a token other than EOS, do not truncate examples, "
             "set bos_id to that of its TokenizerConfig, or choose another kind"
         )

@@ -1,6 +1,6 @@
-"""tinker: one Datum per segment as a line of JSON in the client's wire shape, and the way back to objects.
+"""tinker: one Datum per segment, as a line of JSON in the client's wire format, and reading the lines as objects.
 
-What belongs here: the lines, the ids beside them, `datums`. What does not: shifting (`label_conventions.py`).
+What belongs here: the lines, their example ids, `read_datums`. What does not: shifting (`label_conventions.py`).
 
     segment 10 11 2, loss on 11 and 2
 
@@ -34,18 +34,18 @@ IDS_FILE = "example_ids.txt"
 class Tinker(Sharded):
     """A Datum per segment for tinker, as JSON Lines."""
 
-    LETTER: ClassVar[LabelConvention] = "B"
+    CONVENTION: ClassVar[LabelConvention] = "B"
     HOLDS_WEIGHTS: ClassVar[bool] = True
 
     kind: Literal["tinker"] = "tinker"
     """Lines that become `tinker.Datum`."""
     unit: Literal["unpacked"] = "unpacked"
-    """Segments one by one: a Datum has no boundaries inside."""
+    """Segments one by one: a Datum has no inner boundaries."""
     reduction: Literal["none", "mean"] = "none"
-    """Weights as they are, or divided so that those of a Datum add up to 1."""
+    """`none`: weights unchanged; `mean`: divided so that those of a Datum add up to 1."""
 
     def lay_out(self, shape: ExportIndex) -> ExportLayout:
-        """Cut the order into files of segments that predict something."""
+        """Cut the order into files of segments with at least two tokens."""
         short = shape.lengths < 2
         before = np.concatenate((np.zeros(1, np.int64), np.cumsum(~short, dtype=np.int64)))
         counts = np.diff(before[shape.sequence_offsets])
@@ -57,7 +57,7 @@ class Tinker(Sharded):
     def write(
         self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, terms: ExportContext
     ) -> list[WrittenFile]:
-        """Write one file of lines, and one of ids until all are joined."""
+        """Write one file of lines, and a file of ids, which `finish` joins."""
         path, ids, tally = f"data/{job.name}.jsonl", folder / f"{job.name}.ids", FileCounts()
         with (folder / path).open("wb") as sink, ids.open("wb") as names:
             for chunk in chunks:
@@ -87,7 +87,7 @@ class Tinker(Sharded):
             yield orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
 
     def finish(self, folder: Path, written: Sequence[WrittenFile], terms: ExportContext) -> list[WrittenFile]:
-        """Join the ids: line n of them names line n of all files together."""
+        """Join the files of ids: its line n names line n of all files together."""
         with (folder / IDS_FILE).open("wb") as sink:
             for one in written:
                 part = folder / f"{Path(one.path).stem}.ids"
@@ -96,12 +96,12 @@ class Tinker(Sharded):
         return [WrittenFile(IDS_FILE)]
 
     def pointer(self, data: str, terms: ExportContext) -> str:
-        """Return how to get objects."""
-        return f'from rowmill.exports import read_datums\nfor datum in read_datums("{data}"): …   # tinker.Datum'
+        """Return the code that reads the objects."""
+        return f'from rowmill import read_datums\nfor datum in read_datums("{data}"): …   # tinker.Datum'
 
 
 def normalize_weights(datums: ShiftedTargets) -> Weights:
-    """Return weights that add up to 1 in each span; those of a span without any stay 0."""
+    """Return weights that add up to 1 in each span; a span whose weights are all 0 keeps them."""
     before = np.concatenate((np.zeros(1), np.cumsum(datums.weights, dtype=np.float64)))
     sums = before[datums.offsets[1:]] - before[datums.offsets[:-1]]
     divisors = np.repeat(np.where(sums == 0, 1.0, sums), np.diff(datums.offsets))
@@ -114,7 +114,7 @@ def read_datums(path: str | Path) -> Iterator[Any]:
     Raises
     ------
     IntegrityError
-        If the export is not whole, or no such export.
+        If the export is incomplete, or of another kind.
     ConfigError
         If tinker is not installed.
 

@@ -1,25 +1,25 @@
-"""Shards → batches for a trainer: the order of one build, for any number of ranks, resumable at any batch.
+"""Read the batches of one build in training order, for any number of ranks, resumable at any batch.
 
     reader = Reader(".rowmill", "demo", rank=0, world_size=2, batch_size=4)
-    for batch in reader:                      # goes on where deliveries stopped
+    for batch in reader:                      # continues where deliveries stopped
         …                                     # reader.step: which step this was, and whether it is complete
         checkpoint["reader"] = reader.state_dict()
 
 | module | what |
 |---|---|
-| `published` | `current.json`, and the files it names checked |
+| `published` | `current.json`, and the checks of the files it names |
 | `sequences` | places of the order → sequences |
 | `layouts` | sequences → a batch, flat or padded, NumPy or torch |
 | `views` | slices, shuffles and functions, for looking and evaluation |
 | `workers` | which batches a `DataLoader` worker delivers |
 
-What belongs here: whose turn it is, and where a run stands. What does not: the order itself, which is built,
-holds all epochs and knows no world size: rank r of W takes the places p with p mod W = r.
+What belongs here: which sequences a rank delivers next, and the state of a run. What does not: the order itself. It is
+built, holds all epochs and does not depend on the world size: rank r of W takes the places p with p mod W = r.
 
 The reader is the loader: one core lays out some 40 million tokens per second, many times what a GPU trains on,
-so it has no worker processes, and needs no `DataLoader` around it. Inside one, each worker's copy delivers its own
-share of the batches and counts these alone. Rejected: counting what a prefetching worker has read, which makes a
-resumed run skip batches that nobody was given.
+so it has no worker processes and needs no `DataLoader` around it. Inside a `DataLoader`, each worker's copy delivers
+its own share of the batches and counts only these. Rejected: counting what a prefetching worker has read, which makes
+a resumed run skip batches that were never delivered.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ from rowmill.reader.workers import WHOLE_SHARE, WorkerShare, find_current_worker
 __all__ = ["Batch", "PackedSequence", "Reader", "TrainingStep", "View"]
 
 STATE_VERSION = 1
-"""The shape of `state_dict()`; raise it when an older one can no longer be read."""
+"""The version of `state_dict()`; raise it when an older one can no longer be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class TrainingStep:
 
 
 class Reader:
-    """One rank's sequences in the order of training.
+    """One rank's sequences in training order.
 
     `root` is the storage root (a folder or fsspec URL) and `recipe` the recipe's name. `batch_size` counts
     sequences of this rank; a batch never crosses a step, so a step's last batch may be smaller; None is the
@@ -74,9 +74,12 @@ class Reader:
     Raises
     ------
     IntegrityError
-        If the build is not there, not whole, or made with another tokenizer.
+        If the build is missing, incomplete, or made with another tokenizer.
     ConfigError
         If the rank, layout or batch size is impossible, or the rank has no sequence.
+
+    One class of more than 250 lines: iteration, resuming, and access by number share one cursor and one view; most of
+    the methods are one line that a data set in torch or Levanter must have.
 
     """
 
@@ -97,7 +100,7 @@ class Reader:
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank {rank} of {world_size}; ranks are 0 to {world_size - 1}; correct the rank")
         if batch_size is not None and batch_size < 1:
-            raise ConfigError(f"batch_size: {batch_size}; a batch has at least one sequence; raise it, or leave it out")
+            raise ConfigError(f"batch_size: {batch_size}; a batch has at least one sequence; raise it, or omit it")
         self._published = published.open_published(Store(str(root)), recipe)
         if tokenizer is not None:
             published.check_tokenizer(self._published, tokenizer)
@@ -113,10 +116,10 @@ class Reader:
         self._origin = 0
         self._step: TrainingStep | None = None
         self._share: WorkerShare | None = None
-        """The share that `_next` is the next batch of; None: where the whole rank stands, to be shared out."""
+        """The share whose next batch is `_next`; None: `_next` counts for the whole rank and is not divided yet."""
         self._is_begun_in_worker = False
 
-    # ── Batches in the order of training ───────────────────────────────────────────────────────────
+    # ── Batches in training order ───────────────────────────────────────────────────────────
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield batches from where deliveries stopped to the end of the order, which holds all epochs.
@@ -126,7 +129,7 @@ class Reader:
         Raises
         ------
         ConfigError
-            If the ranks' shares of a step are unequal, or if a worker that has delivered a part is to begin again.
+            If the ranks' shares of a step are unequal, or if a worker that delivered a part of its share would restart.
 
         """
         self._require_equal_shares(self._find_position())
@@ -135,7 +138,7 @@ class Reader:
             begin, step_end = self._next, self._find_step_end(self._next)
             end = self._find_batch_end(begin)
             batch = self._view.get_batch(np.arange(begin, end))
-            # Counted before it is handed over: a state taken inside the loop includes the batch in hand.
+            # Counted before the yield: a state taken inside the loop includes the batch just delivered.
             self._next = self._skip_batches(end, share.workers - 1)
             self._step = self._make_step(begin, is_complete=end == step_end)
             yield batch
@@ -147,7 +150,7 @@ class Reader:
             return WHOLE_SHARE
         if self._is_begun_in_worker and self._next < len(self):
             raise ConfigError(
-                f"{self._published.where}: DataLoader {worker} is to begin a reader of which it has delivered a part; "
+                f"{self._published.where}: DataLoader {worker} would restart a reader after delivering a part of it; "
                 "batches that it had read ahead would be lost; set persistent_workers=False, call rewind() first, or "
                 "iterate the reader itself"
             )
@@ -163,7 +166,7 @@ class Reader:
         return self._step
 
     def rewind(self) -> None:
-        """Begin anew at the first batch of the order."""
+        """Restart at the first batch of the order."""
         self._move_to(0, origin=0, share=None)
 
     def _move_to(self, number: int, *, origin: int, share: WorkerShare | None) -> None:
@@ -171,11 +174,11 @@ class Reader:
         self._share, self._is_begun_in_worker = share, False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the run stands, counting batches that were delivered: plain strings and integers.
+        """Return the position of the run, counting delivered batches: plain strings and integers.
 
-        `position` is the place at which the current step starts, `taken` how many of its sequences this rank was
-        given. On every rank the position is the same. In one of several `DataLoader` workers both lead to the next
-        batch of this worker's share.
+        `position` is the place at which the current step starts, the same on every rank; `taken` is the number of its
+        sequences that this rank delivered. In one of several `DataLoader` workers both give the next batch of this
+        worker's share.
         """
         position = self._find_position()
         share = self._share or WHOLE_SHARE
@@ -192,17 +195,17 @@ class Reader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a run stood: inside a step with the same world size, between steps with any that fits.
+        """Resume a run: inside a step with the same world size, between steps with any world size that divides them.
 
-        The state of one of several `DataLoader` workers is for the same worker of as many.
+        The state of one of several `DataLoader` workers resumes the same worker of the same number of workers.
 
         Raises
         ------
         IntegrityError
             If the state is of another build.
         ConfigError
-            If the world size does not divide the steps to come, or differs inside a step; or if the state is of
-            another `DataLoader` worker.
+            If the world size does not divide the remaining steps, or differs inside a step; or if the state belongs
+            to another `DataLoader` worker.
 
         """
         self._require_own_build(state)
@@ -210,8 +213,8 @@ class Reader:
         position, taken, before = int(state["position"]), int(state["taken"]), int(state["world_size"])
         if taken and before != self._world_size:
             raise ConfigError(
-                f"world_size: {self._world_size}, but the state stands inside a step that {before} ranks had begun; "
-                f"inside a step the same number is needed; go on with {before} ranks, or from a state between steps"
+                f"world_size: {self._world_size}, but the state is inside a step that {before} ranks began; the world "
+                f"size must not change inside a step; continue with {before} ranks, or from a state between steps"
             )
         self._require_equal_shares(position)
         self._move_to(self._find_number(position) + taken, origin=position, share=share)
@@ -226,7 +229,7 @@ class Reader:
         return self._view[i]
 
     def get_batch(self, indices: Sequence[int] | Ints) -> Batch:
-        """Return this rank's sequences of these numbers as one batch; nothing is counted as delivered."""
+        """Return this rank's sequences of these numbers as one batch; they do not count as delivered."""
         return self._view.get_batch(indices)
 
     def slice_dataset(self, start: int, stop: int) -> View:
@@ -238,11 +241,11 @@ class Reader:
         return self._view.take(count)
 
     def map(self, function: SequenceFunction) -> View:
-        """View all sequences with a function put over each."""
+        """View all sequences with a function applied to each."""
         return self._view.map(function)
 
     def map_batches(self, function: BatchFunction) -> View:
-        """View all sequences with a function put over each batch."""
+        """View all sequences with a function applied to each batch."""
         return self._view.map_batches(function)
 
     def shuffle(self, seed: int) -> View:
@@ -262,7 +265,7 @@ class Reader:
         return await self._view.current_len()
 
     async def wait_until_len_at_least(self, length: int) -> int:
-        """Return the number of sequences at once; waiting would not make it reach `length`."""
+        """Return the number of sequences immediately; a build does not grow."""
         return await self._view.wait_until_len_at_least(length)
 
     async def final_length_is_known(self) -> bool:
@@ -284,15 +287,15 @@ class Reader:
     # ── Sets: the order, and each dataset by itself ────────────────────────────────────────────────
 
     def train_set(self) -> View:
-        """View this rank's sequences in the order of training, from the first on."""
+        """View this rank's sequences in training order, from the first on."""
         return self._view
 
     def train_sets(self) -> dict[str, View]:
-        """View each dataset's own train sequences in the order of its plan: not mixed, shuffled or dealt to ranks."""
+        """View each dataset's train sequences in the order of its plan: not mixed, shuffled or divided among ranks."""
         return self._open_sets("train")
 
     def validation_sets(self, split: Literal["validation", "test"] = "validation") -> dict[str, View]:
-        """View the held-out sequences of each dataset that has some, in recipe order; whole on every rank."""
+        """View the held-out sequences of each dataset that has some, in recipe order; all of them on every rank."""
         return self._open_sets(split)
 
     def validation_set(self, dataset: str, split: Literal["validation", "test"] = "validation") -> View:
@@ -307,7 +310,7 @@ class Reader:
         held = [name for name, one in self._published.sets.items() if one.shards.get(split)]
         if dataset not in held:
             raise ConfigError(
-                f"{split} set of {dataset!r}: this build has none; there are those of "
+                f"{split} set of {dataset!r}: this build has none; the datasets with one are "
                 f"{join_choices(held) or 'no dataset'}; "
                 f"choose one, or set datasets.{dataset}.splits"
             )
@@ -316,7 +319,7 @@ class Reader:
     def tagged_eval_sets(self, split: Literal["validation", "test"] = "validation") -> list[tuple[View, list[str]]]:
         """Return the held-out set and the tags of each dataset that has one, in recipe order.
 
-        Datasets of weight 0 are among them: evaluated, not trained. A dataset's own name is always a tag.
+        They include datasets of weight 0, which are evaluated and not trained. A dataset's own name is always a tag.
         """
         return [(view, list(self._published.sets[name].tags)) for name, view in self._open_sets(split).items()]
 
@@ -327,19 +330,19 @@ class Reader:
 
     def _open_set(self, dataset: str, split: str) -> View:
         shards, groups = published.open_set(self._published, dataset, split, verify=self._verify)
-        shelf = RowGroupCache(self._published.store, 1, {0: (shards, groups)})
-        return replace(self._view, length=sum(shard.rows for shard in shards), fetch=shelf.at)
+        cache = RowGroupCache(self._published.store, 1, {0: (shards, groups)})
+        return replace(self._view, length=sum(shard.rows for shard in shards), fetch=cache.at)
 
     # ── The build ──────────────────────────────────────────────────────────────────────────────────
 
     @property
     def seq_len(self) -> int:
-        """The most tokens that a sequence has."""
+        """The maximum number of tokens of a sequence."""
         return self._published.seq_len
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest id that a model must know."""
+        """The number of ids that a model's embedding needs."""
         return int(self._published.card["vocab_size"])
 
     @property
@@ -349,12 +352,12 @@ class Reader:
 
     @property
     def data_files(self) -> dict[str, list[str]]:
-        """The shards of each stored rank, in order: what `load_dataset("parquet", data_files=…)` takes."""
+        """The shards of each stored rank, in order, as `load_dataset("parquet", data_files=…)` takes them."""
         return {
             name: published.list_shard_paths(self._published, shards) for name, shards in self._published.ranks.items()
         }
 
-    # ── Places and numbers: this rank's sequence n stands at place rank + n · world_size ───────────
+    # ── Places and numbers: this rank's sequence n is at place rank + n · world_size ───────────
 
     def _find_number(self, place: int) -> int:
         """Return the number of this rank's first sequence at or after a place."""
@@ -373,7 +376,7 @@ class Reader:
         return min(begin + self._choose_batch_size(step_end - begin), step_end)
 
     def _skip_batches(self, number: int, batches: int) -> int:
-        """Return the number at which the batch so many batches later begins, at most the end."""
+        """Return the number at which the batch `batches` later begins, at most the end."""
         for _ in range(batches):
             if number >= len(self):
                 break
@@ -394,7 +397,7 @@ class Reader:
     def _find_position(self) -> int:
         if self._published.has_steps:
             return int(self._published.step_offsets[self._find_step(self._next)])
-        # Without steps all ranks together take a round of `world_size` places at a time.
+        # Without steps all ranks together take `world_size` places at a time.
         return self._origin + (self._next - self._find_number(self._origin)) * self._world_size
 
     def _require_own_build(self, state: Mapping[str, Any]) -> None:
@@ -402,43 +405,43 @@ class Reader:
         for name, value in own.items():
             if state.get(name) != value:
                 raise IntegrityError(
-                    f"{self._published.where}: the state's {name} is {state.get(name)!r}; {value!r} is the "
-                    "build's; make the build that the run began with current again, or begin anew"
+                    f"{self._published.where}: the state's {name} is {state.get(name)!r}, the build's is "
+                    f"{value!r}; resume with the build that the run began with (make it current again), or restart"
                 )
 
     def _require_own_share(self, state: Mapping[str, Any]) -> WorkerShare | None:
-        """Return the share that a state is of, None for the whole rank; refuse another worker's."""
+        """Return the share that a state belongs to, None for the whole rank; refuse another worker's."""
         share = WorkerShare(int(state.get("worker", 0)), int(state.get("workers", 1)))
         if share == WHOLE_SHARE:
             return None
         where, here = self._published.where, find_current_worker()
         if here != share:
             raise ConfigError(
-                f"{where}: the state is of DataLoader {share}, and this is {here or 'a process without workers'}; each "
-                f"worker goes on from its own state; go on with {share.workers} workers of torchdata's "
-                "StatefulDataLoader, or from a state of a reader outside of workers"
+                f"{where}: the state belongs to DataLoader {share}, and this is {here or 'a process without workers'}; "
+                f"each worker resumes from its own state; continue with {share.workers} workers of torchdata's "
+                "StatefulDataLoader, or from the state of a reader outside workers"
             )
-        # Workers stand at different batches: cut anew, their shares would overlap.
+        # Workers are at different batches: divided again, their shares would overlap.
         for name, value in {"world_size": self._world_size, "batch_size": self._batch_size}.items():
             if state[name] != value:
                 raise ConfigError(
-                    f"{name}: {value}, but the state is of DataLoader {share} with {state[name]}; between workers "
-                    f"the batches must stay the same; go on with {state[name]}, or from a state of a reader outside "
-                    "of workers"
+                    f"{name}: {value}, but the state belongs to DataLoader {share} with {state[name]}; for workers "
+                    f"the batches must stay the same; continue with {state[name]}, or from the state of a reader "
+                    "outside workers"
                 )
         return share
 
     def _require_equal_shares(self, position: int) -> None:
-        """Refuse a world size that gives ranks unequal shares of a step that begins at a place or later."""
+        """Refuse a world size that gives ranks unequal shares of a step at or after a place."""
         offsets = self._published.step_offsets
-        to_come = np.diff(offsets)[offsets[:-1] >= position] if self._published.has_steps else offsets[-1:] - position
-        common = int(np.gcd.reduce(to_come)) if len(to_come) else 0
+        remaining = np.diff(offsets)[offsets[:-1] >= position] if self._published.has_steps else offsets[-1:] - position
+        common = int(np.gcd.reduce(remaining)) if len(remaining) else 0
         if common % self._world_size:
             below = next(d for d in range(self._world_size, 0, -1) if common % d == 0)
             above = next((d for d in range(self._world_size, common + 1) if common % d == 0), below)
             raise ConfigError(
                 f"world_size: {self._world_size} does not divide the steps from place {position} on; every rank takes "
-                f"as many sequences of a step; choose {join_choices(dict.fromkeys((below, above)))}, or build "
+                f"equally many sequences of a step; choose {join_choices(dict.fromkeys((below, above)))}, or build "
                 "with another "
                 "batch_size"
             )
@@ -450,9 +453,9 @@ def _make_fetch(build: PublishedBuild, rank: int, world_size: int, *, verify: bo
     needed = sorted({(rank + k * world_size) % build.world_size for k in range(rounds)})
     groups = published.open_shards(build, needed, verify=verify)
     shards = list(build.ranks.values())
-    shelf = RowGroupCache(build.store, build.world_size, {one: (shards[one], groups[one]) for one in needed})
-    return partial(_fetch_rank_sequences, shelf, rank, world_size)
+    cache = RowGroupCache(build.store, build.world_size, {one: (shards[one], groups[one]) for one in needed})
+    return partial(_fetch_rank_sequences, cache, rank, world_size)
 
 
-def _fetch_rank_sequences(shelf: RowGroupCache, rank: int, world_size: int, numbers: Ints) -> list[PackedSequence]:
-    return shelf.at(rank + numbers * world_size)
+def _fetch_rank_sequences(cache: RowGroupCache, rank: int, world_size: int, numbers: Ints) -> list[PackedSequence]:
+    return cache.at(rank + numbers * world_size)

@@ -1,7 +1,7 @@
-"""Sequences → one batch, in one of two shapes.
+"""Lay sequences out as one batch, flat or padded.
 
 What belongs here: padding, joining, the dtypes that models expect, NumPy or torch. What does not: which
-sequences stand in a batch.
+sequences a batch has.
 
     sequences          3 tokens in spans of 2 and 1, and 2 tokens in one span
 
@@ -21,8 +21,8 @@ sequences stand in a batch.
 Where the recipe has loss weights, both have `loss_weights`, float32 in the shape of `labels`: positive where there
 is a label, 0 elsewhere and on padding.
 
-`flat` has the names, shapes and dtypes that transformers' own `DataCollatorWithFlattening` gives, so it goes
-to a model as it is. All other arrays are int64 but `cu_seq_lens_*` and `seq_idx`, which kernels take as int32.
+`flat` has the names, shapes and dtypes of transformers' `DataCollatorWithFlattening`, so a model takes it unchanged.
+All arrays are int64, except `cu_seq_lens_*` and `seq_idx`, which kernels take as int32.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ Batch: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
-    """How batches are laid out; `pad_to` is the length of a batch's rows, None that of its longest."""
+    """How batches are laid out; `pad_to` is the length of a batch's rows, None: that of the longest."""
 
     name: LayoutName
     pad_id: int
@@ -66,21 +66,21 @@ class BatchLayout:
 
 
 def make_layout(name: LayoutName, *, pad_id: int, pad_to: int | None, as_torch: bool | None) -> BatchLayout:
-    """Check a layout that was asked for; `as_torch` None means: if torch is installed."""
+    """Validate a layout and return it; `as_torch` None: tensors if torch is installed."""
     if name not in {"flat", "padded"}:
         raise ConfigError(f"layout: {name!r}; 'flat' and 'padded' are known; choose one")
     installed = find_spec("torch") is not None
     if as_torch and not installed:
         raise ConfigError(
-            "as_torch: torch is not installed here; it is needed for tensors; install it, or leave as_torch out"
+            "as_torch: torch is not installed here; it is needed for tensors; install it, or omit as_torch"
         )
     return BatchLayout(name, pad_id, pad_to, installed if as_torch is None else as_torch)
 
 
 def join_flat(rows: Sequence[PackedSequence], *, pad_id: int, length: int | None) -> Batch:
-    """Join sequences into one row [1, T]; spans are told apart by `cu_seq_lens_*` int32[K + 1].
+    """Join sequences into one row [1, T]; `cu_seq_lens_*` int32[K + 1] separate the spans.
 
-    With `length` the row is filled up to it, for kernels that want one shape: the padding is one span more, without
+    With `length` the row is filled up to it, for kernels that need a fixed shape: the padding is one more span, without
     a target, and has −1 in `seq_idx`.
     """
     tokens = sum(len(row.input_ids) for row in rows)
@@ -113,7 +113,7 @@ def _number_spans(spans: int, *, is_filled: bool) -> NDArray[np.int32]:
 
 
 def _count_padding(tokens: int, length: int | None) -> int:
-    """Return how many tokens are missing to a length; none where no length is asked for."""
+    """Return how many tokens a length lacks; 0 if no length is given."""
     wide = tokens if length is None else length
     if tokens > wide:
         raise ConfigError(
@@ -124,9 +124,9 @@ def _count_padding(tokens: int, length: int | None) -> int:
 
 
 def stack_padded(rows: Sequence[PackedSequence], *, pad_id: int, length: int | None) -> Batch:
-    """Stack sequences into [B, L], filled up at the right; `segment_ids` are -1 on padding.
+    """Stack sequences into [B, L], padded at the right; `segment_ids` are -1 on padding.
 
-    `attention_mask` tells padding alone: segments of one row are told apart by `segment_ids` or `position_ids`.
+    `attention_mask` marks only padding: `segment_ids` or `position_ids` separate the segments of one row.
     """
     longest = max(len(row.input_ids) for row in rows)
     wide = longest + _count_padding(longest, length)
@@ -149,10 +149,10 @@ def stack_padded(rows: Sequence[PackedSequence], *, pad_id: int, length: int | N
 
 
 def _collect_weights(rows: Sequence[PackedSequence]) -> list[Weights] | None:
-    """Return the loss weights of every sequence; null if none has any."""
+    """Return the loss weights of every sequence; None if no sequence has any."""
     if all(row.loss_weights is None for row in rows):
         return None
-    # One that a function put over it left without weights has the default.
+    # A sequence that a mapped function returned without weights has the default weight.
     return [
         (row.labels != IGNORED_LABEL).astype(np.float32) if row.loss_weights is None else row.loss_weights
         for row in rows

@@ -1,15 +1,14 @@
-"""`current.json` and the shards it names, checked before a trainer gets the first token.
+"""Open `current.json` and check the shards it names, before a trainer gets the first token.
 
-What belongs here: opening a published build, its steps, and the refusal of files that are missing, changed,
-of another order or of another tokenizer. What does not: tokens (`sequences.py`), whose turn it is
-(`__init__.py`).
+What belongs here: opening a published build, its steps, and refusing files that are missing, changed, or made for
+another order or tokenizer. What does not: tokens (`sequences.py`), the order of delivery (`__init__.py`).
 
     <root>/<recipe>/gpu_partitions/current.json     written last: every file that it names is whole
       ranks ─► files ─► footer: rows, size, identity card
 
-The cheap check reads footers alone. A Parquet footer holds the place of every column chunk, so it tells how
-long its file must be; the card in it tells order, rank and tokenizer. Changed tokens in a file of the right
-length are found by `verify`, which reads everything once.
+The cheap check reads only footers. A Parquet footer holds the position of every column chunk, and so the length that
+its file must have; the card in it names order, rank and tokenizer. Changed tokens in a file of the right length are
+found by `verify`, which reads everything once.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,13 +29,13 @@ from rowmill.core.storage import Store, digest_bytes, digest_file, digest_json
 CHECKED_AT_ONCE = 16
 """Shards whose footers are read at the same time."""
 
-# A Parquet file ends with its footer's length and four letters.
+# A Parquet file ends with its footer's length and four magic bytes.
 _PARQUET_TAIL_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A file of a stored rank as `current.json` names it."""
+    """A file of a stored rank, as `current.json` names it."""
 
     path: str
     rows: int
@@ -55,7 +54,7 @@ class DatasetShards:
 class PublishedBuild:
     """A build that trainers may read.
 
-    `order` is the digest of the order, `content` of the packed shards that it shows. Place p of the order lies
+    `order` is the digest of the order, `content` that of the packed shards in it. Place p of the order lies
     in stored rank `p mod world_size` at row `p // world_size`. Step s is the places
     `[step_offsets[s], step_offsets[s + 1])`, and `step_trained_tokens[s]` its targets over all ranks; without
     steps (`has_steps`) the offsets are those of the whole order.
@@ -79,7 +78,7 @@ class PublishedBuild:
 
     @property
     def pad_id(self) -> int:
-        """The token that fills a batch up: the tokenizer's pad, else its end of text, else 0."""
+        """The id that pads a batch: the tokenizer's pad id, else its EOS id, else 0."""
         return int(next((self.card[name] for name in ("pad_id", "eos_id") if self.card.get(name) is not None), 0))
 
 
@@ -88,14 +87,14 @@ def _current_path(recipe: str) -> str:
 
 
 def find_published_version(store: Store, recipe: str) -> str | None:
-    """Return which version of a recipe's ranks trainers open, or None if nothing was published.
+    """Return the version of a recipe's ranks that trainers open, or None if nothing was published.
 
-    It need not be the newest, nor the current one: a rank that was built alone is both, and is not published.
+    It is not always the newest or the current version: a rank that was built alone is both, and is not published.
 
     Raises
     ------
     IntegrityError
-        If `current.json` is not as it was written.
+        If `current.json` was changed since it was written.
 
     """
     at = _current_path(recipe)
@@ -108,13 +107,13 @@ def _read_current(store: Store, at: str, recipe: str) -> dict[str, Any]:
     Raises
     ------
     DamagedFileError
-        If it is cut short, or was changed since.
+        If it is truncated, or was changed since.
 
     """
     raw = store.read_sealed(at)
     if raw is None:
         raise DamagedFileError(
-            f"{store.address(at)}: cut short, or changed since it was written; it names what trainers read, so it must "
+            f"{store.address(at)}: truncated, or changed since it was written; it names what trainers read, so it must "
             f"be as the build wrote it; copy it again, or build {recipe!r} again",
             at,
         )
@@ -122,12 +121,12 @@ def _read_current(store: Store, at: str, recipe: str) -> dict[str, Any]:
 
 
 def open_published(store: Store, recipe: str) -> PublishedBuild:
-    """Read what a recipe last published.
+    """Open the build that a recipe published last.
 
     Raises
     ------
     IntegrityError
-        If nothing was published, or what was is not whole.
+        If nothing was published, or the build is incomplete.
 
     """
     at = _current_path(recipe)
@@ -147,8 +146,8 @@ def open_published(store: Store, recipe: str) -> PublishedBuild:
     rows = [sum(shard.rows for shard in shards) for shards in found.ranks.values()]
     if len(rows) != found.world_size or any(count * found.world_size != found.places for count in rows):
         raise IntegrityError(
-            f"{where}: {len(rows)} ranks with {rows} sequences; {found.world_size} equal ranks with {found.places} "
-            f"sequences together were to be there; build {recipe!r} again"
+            f"{where}: {len(rows)} ranks with {rows} sequences; expected {found.world_size} equal ranks with "
+            f"{found.places} sequences together; build {recipe!r} again"
         )
     return found
 
@@ -158,7 +157,7 @@ def _parse_published(store: Store, where: str, raw: dict[str, Any]) -> Published
         name: tuple(Shard(path, rows, what) for path, rows, what in one["files"]) for name, one in raw["ranks"].items()
     }
     world_size, places = int(raw["world_size"]), int(raw["places"])
-    # A rank's folder is whole in itself: its facts tell the steps, so the order's own file need not be copied along.
+    # A rank's folder is self-contained: its facts hold the steps, so the order's own file need not be copied too.
     first = next(iter(raw["ranks"].values()))["folder"]
     offsets, trained = np.array([0, places]), np.zeros(1, np.int64)
     if raw["has_steps"]:
@@ -198,7 +197,7 @@ def _read_steps(store: Store, path: str, world_size: int) -> tuple[Ints, Ints]:
     if not store.exists(path):
         _raise_missing(store.path(path))
     table = store.unchecked_table(path, ("sequences", "step_trained_tokens"))
-    # Every rank of the build has as many sequences of a step.
+    # Every rank of the build has the same number of sequences of a step.
     sizes = table.column("sequences").to_numpy().astype(np.int64) * world_size
     return np.concatenate(([0], np.cumsum(sizes))), table.column("step_trained_tokens").to_numpy()
 
@@ -207,13 +206,13 @@ def _read_steps(store: Store, path: str, world_size: int) -> tuple[Ints, Ints]:
 
 
 def require_sequences(published: PublishedBuild, rank: int, sequences: int) -> None:
-    """Refuse a rank without a sequence: a loop over it would end at once and say nothing.
+    """Refuse a rank without a sequence: a loop over it would end immediately, without an error.
 
     Raises
     ------
     ConfigError
-        If the rank has none, unless the build was made under a waiver of `order_nonempty`: it is then opened for
-        its held-out sets.
+        If the rank has none, unless the build was made with a waiver of `order_nonempty`: then it is opened for its
+        held-out sets.
 
     """
     if sequences or any(waiver.startswith("order_nonempty:") for waiver in published.waivers):
@@ -221,12 +220,12 @@ def require_sequences(published: PublishedBuild, rank: int, sequences: int) -> N
     raise ConfigError(
         f"{published.where}: rank {rank} has no sequence: the order has {published.places} places; every rank needs "
         "one at least; build with a smaller mixture.batch_size or more data, open fewer ranks, or waive order_nonempty "
-        "to read held-out sets alone"
+        "to read only held-out sets"
     )
 
 
 def check_tokenizer(published: PublishedBuild, folder: str | Path) -> None:
-    """Refuse a build that was made with another `tokenizer.json` than the folder's."""
+    """Refuse a build that was made with a `tokenizer.json` other than the folder's."""
     expected = cast("dict[str, str]", published.card["tokenizer_files"])["tokenizer.json"]
     file = Path(folder) / "tokenizer.json"
     if not file.is_file():
@@ -234,19 +233,19 @@ def check_tokenizer(published: PublishedBuild, folder: str | Path) -> None:
     found = sha256(file.read_bytes()).hexdigest()
     if found != expected:
         raise IntegrityError(
-            f"{file}: SHA-256 {found[:16]}…, not the tokenizer of {published.where}; {expected[:16]}… is needed; train "
-            "with that one, or build with this one"
+            f"{file}: SHA-256 {found[:16]}…, not the tokenizer of {published.where}, which is {expected[:16]}…; train "
+            "with that tokenizer, or build with this one"
         )
 
 
 def open_shards(published: PublishedBuild, ranks: Iterable[int], *, verify: bool) -> dict[int, tuple[Ints, ...]]:
-    """Check the shards of some stored ranks; return per rank and shard where its row groups begin and end.
+    """Check the shards of some stored ranks; return the offsets of row groups per rank and shard.
 
     Raises
     ------
     IntegrityError
-        For the first file that is missing, cut short, of another order, rank or tokenizer, or (`verify`)
-        whose digest is not the one published.
+        For the first file that is missing or truncated, belongs to another order, rank or tokenizer, or (`verify`)
+        has another digest than the published one.
 
     """
     names = list(published.ranks)
@@ -260,12 +259,12 @@ def open_shards(published: PublishedBuild, ranks: Iterable[int], *, verify: bool
 def open_set(
     published: PublishedBuild, name: str, split: str, *, verify: bool
 ) -> tuple[tuple[Shard, ...], tuple[Ints, ...]]:
-    """Check a dataset's own shards of a split; return them, and where the row groups of each begin and end.
+    """Check a dataset's shards of a split; return them and the offsets of their row groups.
 
     Raises
     ------
     IntegrityError
-        For the first file that is missing, cut short, of another dataset or tokenizer.
+        For the first file that is missing or truncated, or belongs to another dataset or tokenizer.
 
     """
     shards = published.sets[name].shards.get(split, ())
@@ -276,13 +275,13 @@ def open_set(
 def _check_shards(
     published: PublishedBuild, shards: Sequence[Shard], expected: Mapping[str, str], *, verify: bool
 ) -> tuple[Ints, ...]:
-    """Check shards side by side: a rank may have thousands, and a remote footer takes as long as the way to it."""
+    """Check shards concurrently: a rank may have thousands, and a remote footer costs a round trip."""
     with ThreadPoolExecutor(max_workers=CHECKED_AT_ONCE) as threads:
         return tuple(threads.map(lambda shard: _check_shard(published, shard, expected, verify=verify), shards))
 
 
 def open_parquet(store: Store, path: str) -> pq.ParquetFile:
-    """Open a shard; a local one is read by Arrow itself, not through Python. Close it with `force=True`."""
+    """Open a shard; Arrow reads a local one itself, not through Python. Close it with `force=True`."""
     return pq.ParquetFile(store.path(path) if store.is_local else store.open(path))
 
 
@@ -293,7 +292,7 @@ def _check_shard(published: PublishedBuild, shard: Shard, expected: Mapping[str,
     try:
         opened = open_parquet(published.store, shard.path)
     except (pa.ArrowInvalid, OSError) as error:
-        raise IntegrityError(f"{where}: no readable Parquet file ({error}); remove it and build again") from error
+        raise IntegrityError(f"{where}: not a readable Parquet file ({error}); remove it and build again") from error
     metadata, schema = opened.metadata, opened.schema_arrow
     opened.close(force=True)
     _require_equal(where, "rows", metadata.num_rows, shard.rows)
@@ -309,7 +308,7 @@ def _check_shard(published: PublishedBuild, shard: Shard, expected: Mapping[str,
 
 def _require_equal(where: str, what: str, found: object, expected: object) -> None:
     if found != expected:
-        raise IntegrityError(f"{where}: {what} {found}; {expected} was published; remove the file and build again")
+        raise IntegrityError(f"{where}: {what} {found}, but {expected} was published; remove the file and build again")
 
 
 def _raise_missing(where: str) -> NoReturn:

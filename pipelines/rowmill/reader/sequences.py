@@ -1,6 +1,6 @@
-"""Sequences by their place in the order, from shards that were written for any number of ranks.
+"""Read sequences by their place in the order, from shards that were written for any number of ranks.
 
-What belongs here: finding a place's row, decoding one row group per stored rank and keeping it. What does
+What belongs here: finding the row of a place, decoding one row group per stored rank and caching it. What does
 not: the shape of a batch (`layouts.py`).
 
     place    0 1 2 3 4 5 6 7 …      stored for 4 ranks: place p is row p // 4 of stored rank p mod 4
@@ -35,7 +35,7 @@ class PackedSequence:
     """One sequence, without padding: `input_ids` and `labels` int32[T], `seq_lengths` int32[K] with sum T.
 
     Labels are unshifted: position i is itself the target, or -100. The first token of each of the K attention
-    spans is no target. `loss_weights` float32[T] are those of a recipe that has them, 0 without a target; else null.
+    spans is not a target. `loss_weights` float32[T] are 0 where there is no target; None if the recipe has no weights.
     """
 
     input_ids: Tokens
@@ -45,7 +45,7 @@ class PackedSequence:
 
     @property
     def position_ids(self) -> Ints:
-        """Return int64[T], from 0 in each attention span."""
+        """The position ids, int64[T], from 0 in each attention span."""
         return make_position_ids(self.seq_lengths)
 
     def copy(self) -> "PackedSequence":
@@ -61,7 +61,7 @@ def make_position_ids(lengths: Tokens) -> Ints:
 
 
 class RowGroupCache:
-    """The stored ranks that one reader needs, each with one decoded row group.
+    """Reads the stored ranks that one reader needs, each with one decoded row group in memory.
 
     Safe to share among threads. A copy in another process, forked or pickled, opens its own files.
     """
@@ -78,21 +78,21 @@ class RowGroupCache:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return how another process opens the same stored ranks."""
+        """Pickle the arguments alone, so that another process opens its own files."""
         return RowGroupCache, (self._store, self._world_size, self._stored)
 
     def at(self, places: Ints) -> list[PackedSequence]:
-        """Return the sequences at some places of the order, which may come in any order.
+        """Return the sequences at these places; the places need not be sorted.
 
-        They are views of decoded row groups: use them up or copy them.
+        The sequences are views of decoded row groups: copy those that are kept.
         """
         if self._process != os.getpid():
-            # Forked: the position in an inherited file is the parent's too, and its lock may never be released.
+            # Forked: an inherited file shares its position with the parent, and an inherited lock may stay locked.
             self._open_ranks()
         ranks, rows = places % self._world_size, places // self._world_size
         found: dict[int, PackedSequence] = {}
         with self._lock:
-            # By stored rank and row, so that places in any order decode each row group once.
+            # Sorted by stored rank and row, so that each row group is decoded once.
             for i in np.lexsort((rows, ranks)).tolist():
                 found[i] = self._ranks[int(ranks[i])].row(int(rows[i]))
         return [found[i] for i in range(len(places))]
@@ -129,7 +129,7 @@ class _StoredRank:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _DecodedRowGroup:
-    """A decoded row group, flat; bounds are plain lists because they are used one by one."""
+    """A decoded row group, flat; the bounds are plain lists because they are read one by one."""
 
     ids: Tokens
     labels: Tokens

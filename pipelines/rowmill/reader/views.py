@@ -1,9 +1,9 @@
-"""A part of a rank's sequences, or all in another order, or changed on the way: for looking and for evaluation.
+"""Views of a rank's sequences: a slice, another order, or mapped; for inspection and evaluation.
 
-What belongs here: slices, shuffles and functions that are put over sequences or batches; all lazy. What does
-not: what a run has already been shown; a view counts nothing and starts anew whenever it is iterated.
+What belongs here: slices, shuffles and functions over sequences or batches, all lazy. What does not: the position of a
+run; a view keeps no state and starts from its first sequence whenever it is iterated.
 
-A shuffle here is for looking. The order of training was shuffled when it was built, with balanced steps.
+Shuffling here is for inspection. The training order was shuffled when it was built, with balanced steps.
 """
 
 import asyncio
@@ -73,17 +73,17 @@ class View:
         return self.slice_dataset(0, max(0, count))
 
     def map(self, function: SequenceFunction) -> "View":
-        """Put a function over each sequence before it is laid out; it returns a new sequence."""
+        """Apply a function to each sequence before it is laid out; it returns a new sequence."""
         fetch = self.fetch
         return replace(self, fetch=lambda numbers: [function(row) for row in fetch(numbers)])
 
     def map_batches(self, function: BatchFunction) -> "View":
-        """Put a function over each batch; it may return anything."""
+        """Apply a function to each batch; it may return anything."""
         before = self.on_batch
         return replace(self, on_batch=function if before is None else lambda batch: function(before(batch)))
 
     def shuffle(self, seed: int) -> "View":
-        """Bring the sequences into another order, the same for the same seed."""
+        """Shuffle the sequences; the same seed gives the same order."""
         if not self.length:
             return self
         return self._reorder(permutation.make_feistel(self.length, permutation.hash_labels(seed, "view")))
@@ -93,7 +93,7 @@ class View:
         if era_length < 1:
             raise ConfigError(f"era_length: {era_length}; at least 1 is needed; raise it")
 
-        def moved(numbers: Ints) -> Ints:
+        def shuffle_eras(numbers: Ints) -> Ints:
             eras = numbers // era_length
             out = np.empty_like(numbers)
             for era in np.unique(eras).tolist():
@@ -103,7 +103,7 @@ class View:
                 out[eras == era] = begin + inside(numbers[eras == era] - begin)
             return out
 
-        return self._reorder(moved)
+        return self._reorder(shuffle_eras)
 
     def _reorder(self, order: Callable[[Ints], Ints]) -> "View":
         fetch = self.fetch
@@ -114,11 +114,11 @@ class View:
         return self.length
 
     async def current_len(self) -> int:
-        """Return the length: a build is whole when it is opened, so it does not grow."""
+        """Return the length: an opened build is complete, so it does not grow."""
         return self.length
 
     async def wait_until_len_at_least(self, length: int) -> int:
-        """Return the length at once; waiting would not make it reach `length`."""
+        """Return the length immediately; a build does not grow."""
         del length
         return self.length
 
@@ -135,5 +135,5 @@ class View:
         return True
 
     async def getitem_async(self, i: int) -> PackedSequence:
-        """Return sequence i, read in a thread so that the event loop goes on."""
+        """Return sequence i, read in a thread so that the event loop is not blocked."""
         return await asyncio.to_thread(self.__getitem__, i)

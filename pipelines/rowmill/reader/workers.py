@@ -1,9 +1,9 @@
-"""Which share of the batches a `DataLoader` worker process delivers.
+"""Find the share of the batches that a `DataLoader` worker process delivers.
 
-What belongs here: finding out whether this process is such a worker, and of how many. What does not: batches.
+What belongs here: whether this process is such a worker, and of how many. What does not: batches.
 
-Every worker has a copy of the reader, and each copy would deliver every batch. So of the batches that one process
-would deliver, worker w of n delivers w, w + n, w + 2n, … A `DataLoader` takes from its workers in turn: with
+Every worker has a copy of the reader, and each copy would deliver every batch. So worker w of n delivers batches w,
+w + n, w + 2n, … of those that one process would deliver. A `DataLoader` takes from its workers in turn: with
 `batch_size=None` its batches come in the order of one process.
 
     one process   0 1 2 3 4 5 6
@@ -17,13 +17,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class WorkerShare:
-    """Every `workers`-th batch, from batch `worker` on."""
+    """Every `workers`-th batch, starting with batch `worker`."""
 
     worker: int
     workers: int
 
     def __str__(self) -> str:
-        """Return how an error names it."""
+        """Return the share's name in error messages."""
         return f"worker {self.worker} of {self.workers}"
 
 
@@ -32,9 +32,9 @@ WHOLE_SHARE = WorkerShare(0, 1)
 
 
 def find_current_worker() -> WorkerShare | None:
-    """Return the share of the `DataLoader` worker that this process is; None if it is none.
+    """Return the share of this process if it is a `DataLoader` worker, else None.
 
-    torch is not imported: a worker process has done that before it runs a dataset.
+    torch is not imported here: a worker process has imported it before it runs a dataset.
     """
     module = sys.modules.get("torch.utils.data")
     info = None if module is None else module.get_worker_info()

@@ -1,8 +1,8 @@
-"""Rows of many Parquet files, taken in a planned order, with memory that does not grow with the data.
+"""Take rows of many Parquet files in a planned order, in constant memory.
 
-What belongs here: turning parts into memory-mapped scratch files once, then taking rows by number. What
-does not: the plan. Parquet cannot give single rows, so each part is written once as an uncompressed Arrow
-file whose pages the operating system caches and drops by itself; a worker then holds one output shard.
+What belongs here: writing parts once as memory-mapped scratch files, then taking rows by number. What does not: the
+plan. Parquet does not read single rows, so each part is written once as an uncompressed Arrow file, whose pages the
+operating system caches and drops; a worker then holds one output shard.
 
 Rejected: `pyarrow.dataset.take`, which decodes every file again for each output shard.
 """
@@ -23,13 +23,13 @@ def write_scratch_file(table: pa.Table, target: str) -> None:
 
 
 _SCRATCH_MAPS: dict[str, pa.Table] = {}
-"""This process's maps, all of one folder."""
+"""The maps of this process, all in one folder."""
 
 
 def _map_scratch_file(path: str) -> pa.Table:
-    """Return a scratch file's rows; opening maps pages, it reads none, and is done once per process."""
+    """Return a scratch file's rows; it is mapped once per process, and no page is read yet."""
     if path not in _SCRATCH_MAPS:
-        # A worker outlives the stage that lent the last folder: its maps would hold deleted files on the disk.
+        # A worker outlives the stage of the last folder; its maps would keep deleted files on the disk.
         if os.path.dirname(next(iter(_SCRATCH_MAPS), path)) != os.path.dirname(path):
             _SCRATCH_MAPS.clear()
         with pa.memory_map(path, "rb") as source:
@@ -50,7 +50,7 @@ def drop_scratch_maps() -> None:
 def take_rows(files: Sequence[str], first_rows: Ints, wanted: Ints) -> pa.Table:
     """Return rows by their number over all files, in the order wanted.
 
-    `first_rows` int64[F + 1] are the numbers of each file's first row and the total. A row may be wanted
+    `first_rows` int64[F + 1] are the numbers of each file's first row, and the total. A row may be taken
     more than once.
     """
     which = np.searchsorted(first_rows, wanted, "right") - 1

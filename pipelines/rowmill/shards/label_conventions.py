@@ -1,6 +1,6 @@
-"""The four ways in which trainers store which tokens are targets, one function each.
+"""Convert targets to the four forms in which trainers store them, one function each.
 
-What belongs here: turning a canonical pair (ids, and which of them are trained) into what a format stores.
+What belongs here: from a canonical pair (ids, and which of them are trained) to the arrays that a format stores.
 What does not: which tokens are trained (`masking/`, `plan.py`), or files.
 
     tokens t0 t1 t2 t3, loss on t2 and t3
@@ -10,8 +10,8 @@ What does not: which tokens are trained (`masking/`, `plan.py`), or files.
     C rolled left   ids t0 t1 t2 t3     mask 0 1 1 0                    the reader shifts, span by span
     D unshifted     ids t0 t1 t2 t3     mask 0 0 1 1                    the trainer shifts
 
-The first token of an attention span is never a target: whoever makes `trained` keeps to it, and
-`sequences.require_sound` refuses anything else. No exporter computes a mask by itself.
+The first token of an attention span is never a target: `trained` must not mark it, and
+`sequences.require_valid_tokens` checks that. No exporter computes a mask itself.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ LabelConvention: TypeAlias = Literal["A", "B", "C", "D", "none"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShiftedTargets:
-    """Letter B of some spans, flat: span k is `[offsets[k], offsets[k + 1])` of all three arrays."""
+    """Convention B for some spans, flat: span k is `[offsets[k], offsets[k + 1])` of all three arrays."""
 
     inputs: Tokens
     targets: Tokens
@@ -40,7 +40,7 @@ class ShiftedTargets:
 
 
 def make_unshifted_labels(ids: Tokens, trained: Bools) -> Tokens:
-    """Letter A: return a token's own id where it is a target, -100 elsewhere."""
+    """Convention A: return a token's own id where it is a target, -100 elsewhere."""
     return np.where(trained, ids, np.int32(IGNORED_LABEL)).astype(np.int32)
 
 
@@ -57,7 +57,7 @@ def make_shifted_targets(ids: Tokens, weights: NDArray[Any], spans: Ints) -> Shi
 
 
 def make_rolled_mask(trained: Bools, spans: Ints) -> Bools:
-    """Letter C: return for each token whether the next one of its span is a target; false at a span's end."""
+    """Convention C: return for each token whether the next one of its span is a target; false at a span's end."""
     following = np.zeros(len(trained), bool)
     following[:-1] = trained[1:]
     following[spans[1:] - 1] = False
@@ -65,5 +65,5 @@ def make_rolled_mask(trained: Bools, spans: Ints) -> Bools:
 
 
 def make_unshifted_mask(trained: Bools) -> Bools:
-    """Letter D: return for each token whether it is itself a target."""
+    """Convention D: return for each token whether it is itself a target."""
     return trained

@@ -1,4 +1,4 @@
-"""Native shards: packed sequences in Parquet, one row each, readable by HF `datasets` and TRL with no glue.
+"""Native shards: packed sequences in Parquet, one row each, which HF `datasets` and TRL read without glue code.
 
 What belongs here: the columns, making a table of sequences from examples and a plan, writing and reading
 it, the content hash that proves nothing was lost or copied, the export of such shards. What does not: the plan
@@ -9,7 +9,7 @@ it, the content hash that proves nothing was lost or copied, the export of such 
     position_ids    0    1  2 |  0    1
     seq_lengths     3           2
 
-In builds whose recipe has loss weights a column of them stands beside the labels, 0 where there is no target.
+If the recipe has loss weights, the shard has a column of them, 0 where there is no target.
 
 The content hash is a sum over segments, so it does not depend on order: BLAKE2b-128 of (example id, start,
 token bytes, target mask, weights if there are some) modulo 2^128. It is computed from the examples by the plan
@@ -63,7 +63,7 @@ SEQUENCE_SCHEMA = pa.schema(
 
 
 def make_shard_schema(*, weighted: bool) -> pa.Schema:
-    """Return the columns of a shard; those of a recipe with loss weights have them, too."""
+    """Return the columns of a shard; `weighted` adds the loss weights."""
     return SEQUENCE_SCHEMA.append(WEIGHT_FIELD) if weighted else SEQUENCE_SCHEMA
 
 
@@ -73,7 +73,7 @@ class Segments:
 
     `ids` and `mask` run over all tokens; `offsets` int64[K + 1] cut them into segments; `sequence_offsets`
     int64[S + 1] cut the segments into sequences; `example_ids` and `starts` have one entry per segment.
-    `weights` run over all tokens and are 0 on those without a label; null: the recipe has none.
+    `weights` run over all tokens and are 0 on those without a label; None: the recipe has none.
     """
 
     ids: Tokens
@@ -94,7 +94,7 @@ def locate_tokens(row_offsets: Ints, rows: Ints, starts: Ints, lengths: Ints) ->
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """What follows from a plan for each token: labels and positions, and the lengths of attention spans.
+    """Labels and positions of each token, and the lengths of attention spans, as they follow from a plan.
 
     `offsets` int64[S + 1] cut `lengths` into sequences; with open attention each sequence is one span.
     """
@@ -132,7 +132,7 @@ def make_shard_table(
 
 
 def make_fillers(count: int, *, pad_id: int, dataset: str, weighted: bool) -> pa.Table:
-    """Return sequences of two pad tokens without a target, which make ranks equally long."""
+    """Return sequences of two pad tokens without a target, which make all ranks equally long."""
     segments = Segments(
         ids=np.full(2 * count, pad_id, np.int32),
         mask=np.zeros(2 * count, bool),
@@ -161,13 +161,13 @@ def write_native_shard(table: pa.Table, sink: BinaryIO, card: Mapping[str, str])
 
 
 def read_native_shard(content: bytes) -> pa.Table:
-    """Read a whole shard back from its bytes; one that lies in a store is `Store.table`'s."""
+    """Read a whole shard from its bytes; `Store.table` reads one from a store."""
     with pq.ParquetFile(pa.BufferReader(content)) as file:
         return file.read(use_threads=False).combine_chunks()
 
 
 def recover_segments(table: pa.Table) -> Segments:
-    """Recover the segments of a shard's rows from its columns alone."""
+    """Recover the segments of a shard's rows from its columns."""
     if not table.num_rows:
         empty = np.zeros(1, np.int64)
         return Segments(
@@ -196,7 +196,7 @@ def _flatten_shard_column(table: pa.Table, name: str) -> NDArray[Any]:
 def hash_segments(segments: Segments, targets: Bools) -> Iterator[int]:
     """Yield each segment's content hash as an integer below 2^128; `targets` are the tokens with a label."""
     tokens, flags = segments.ids.astype("<i4").tobytes(), targets.tobytes()
-    # Without weights nothing is added, so that the hashes of other recipes stay what they are.
+    # Without weights nothing is added, so that the hashes of recipes without weights do not change.
     weights = b"" if segments.weights is None else segments.weights.astype("<f4").tobytes()
     starts = segments.starts.astype("<i8").tobytes()
     bounds: list[int] = segments.offsets.tolist()
@@ -214,14 +214,14 @@ def hash_segments(segments: Segments, targets: Bools) -> Iterator[int]:
 
 
 def hash_sequences(segments: Segments) -> list[int]:
-    """Return per sequence of a shard that was read back the sum of its segments' hashes modulo 2^128."""
+    """Return for each sequence of a shard the sum of its segments' hashes modulo 2^128."""
     hashes = list(hash_segments(segments, segments.mask))
     bounds: list[int] = segments.sequence_offsets.tolist()
     return [sum(hashes[left:right]) % HASH_MODULUS for left, right in pairwise(bounds)]
 
 
 def find_content_damage(store: Store, where: str, files: Sequence[File], expected: str) -> Iterator[str]:
-    """Compare the content hash of the sequences in some files with the one that a stage wrote down."""
+    """Compare the content hash of the sequences in some files with the one in the stage's manifest."""
     total = 0
     for file in files:
         table = store.table(file).combine_chunks()

@@ -1,7 +1,8 @@
-"""Some packed sequences as flat arrays: what every exporter is handed, and what must be true of it.
+"""Packed sequences as flat arrays, as every exporter gets them, and their validation.
 
-What belongs here: taking segments out of rows of native shards, in any grouping; the checks before anything
-is written. What does not: how a format stores them (one file per format), or who takes which (`exports/base.py`).
+What belongs here: taking segments from rows of native shards, in any grouping; the checks before anything
+is written. What does not: how a format stores them (one file per format), or which segments a file
+gets (`exports/base.py`).
 
     ids               10 11 2 20 2 | 7 7 2
     trained            0  1 1  0 1 | 0 1 1
@@ -51,7 +52,7 @@ class SequenceBatch:
 
     @property
     def token_offsets(self) -> Ints:
-        """Where each sequence begins in the tokens, and their number."""
+        """The first token of each sequence, and the number of tokens."""
         return self.offsets[self.sequence_offsets]
 
     @property
@@ -89,24 +90,24 @@ def make_list_array(offsets: Ints, values: NDArray[np.generic]) -> pa.ListArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentFiles:
-    """Native shards laid out for taking: file f holds segments `[first_segments[f], first_segments[f + 1])`."""
+    """Native shards as scratch files: file f holds segments `[first_segments[f], first_segments[f + 1])`."""
 
     files: Sequence[str]
     first_segments: Ints
 
 
-def take_segments(shelf: SegmentFiles, segments: Ints, sequence_offsets: Ints) -> SequenceBatch:
-    """Return segments by their number over all files, in the order wanted, grouped as `sequence_offsets` says.
+def take_segments(source: SegmentFiles, segments: Ints, sequence_offsets: Ints) -> SequenceBatch:
+    """Return segments by their number over all files, in the given order, grouped by `sequence_offsets`.
 
-    A sequence bears the name and number of the one that its first segment stood in. Only the pages that hold
-    these segments are read: a domain's segments may be one in a hundred.
+    A sequence gets the dataset and number of the sequence that its first segment came from. Only the pages that hold
+    these segments are read: a domain may have one segment in a hundred.
     """
-    which = np.searchsorted(shelf.first_segments, segments, "right") - 1
+    which = np.searchsorted(source.first_segments, segments, "right") - 1
     by_file = np.argsort(which, kind="stable")
     used, begins = np.unique(which[by_file], return_index=True)
     pieces = [
         _select_file_segments(
-            gather.read_scratch_file(shelf.files[int(file)]), segments[places] - shelf.first_segments[int(file)]
+            gather.read_scratch_file(source.files[int(file)]), segments[places] - source.first_segments[int(file)]
         )
         for file, places in zip(used.tolist(), np.split(by_file, begins[1:]), strict=True)
     ]
@@ -132,7 +133,7 @@ def take_segments(shelf: SegmentFiles, segments: Ints, sequence_offsets: Ints) -
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _FileSegments:
-    """Some segments of one file; what a sequence has, each of its segments has here."""
+    """Some segments of one file; values of a sequence are repeated for each of its segments."""
 
     sizes: Ints
     ids: Tokens
@@ -183,11 +184,11 @@ def _expand_ranges(begins: Ints, sizes: Ints) -> Ints:
     return np.repeat(begins - _cumulate_counts(sizes)[:-1], sizes) + np.arange(int(sizes.sum()))
 
 
-# ── Before anything is written ─────────────────────────────────────────────────────────────────────
+# ── Checks before anything is written ─────────────────────────────────────────────────────────────────────
 
 
 def require_valid_tokens(sequences: SequenceBatch, *, vocab_size: int, where: str) -> None:
-    """Refuse tokens that no trainer could use.
+    """Refuse tokens that a trainer cannot use.
 
     Raises
     ------
@@ -208,14 +209,16 @@ def require_valid_tokens(sequences: SequenceBatch, *, vocab_size: int, where: st
         empty = int(np.flatnonzero(sequences.segment_lengths < 1)[0])
         _raise_integrity_error(
             where,
-            f"an empty segment of example {sequences.example_ids[empty].as_py()}; each holds a token",
+            f"an empty segment of example {sequences.example_ids[empty].as_py()}; each has at least one token",
             _REBUILD_ADVICE,
         )
     of_tokens = [sequences.trained] if sequences.weights is None else [sequences.trained, sequences.weights]
     for one in of_tokens:
         if len(one) != len(ids):
             _raise_integrity_error(
-                where, f"a mask of {len(one)} positions for {len(ids)} tokens; they are of one length", _REBUILD_ADVICE
+                where,
+                f"a mask of {len(one)} positions for {len(ids)} tokens; both must have one length",
+                _REBUILD_ADVICE,
             )
     borders, _ = sequences.spans()
     firsts = borders[:-1][sequences.trained[borders[:-1]]]

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rowmill.core.arrays import Ints
 from rowmill.core.permutation import make_feistel
 from rowmill.tabular.assembly import (
     EDGES,
@@ -19,7 +20,6 @@ from rowmill.tabular.assembly import (
     AssembledExamples,
     BudgetSampler,
     ExampleLimits,
-    Ints,
     RecordLengths,
     RecordPass,
     grouped,

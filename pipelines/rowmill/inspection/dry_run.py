@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 import orjson
-from numpy.typing import NDArray
 
+from rowmill.build import runner
 from rowmill.build import runner, steps
 from rowmill.build.plan import forecast_steps
+from rowmill.build.runner import Project
 from rowmill.build.steps import Project
+from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError, ContextOverflowError, suggest_name
 from rowmill.core.storage import Store
 from rowmill.executors import LocalPool
@@ -35,8 +37,6 @@ from rowmill.stages.tokenized_examples import table_examples
 from rowmill.stages.tokenized_examples.table_examples import MeasuredTable
 from rowmill.tabular import sizing
 from rowmill.tabular.sizing import ExampleEstimate, GroupAdvice
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

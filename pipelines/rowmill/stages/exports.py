@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError
 from rowmill.core.number_text import format_count, format_size
 from rowmill.core.storage import Store, digest_json
@@ -56,7 +57,6 @@ from rowmill.stats import RowCount, StatsInputs, count_rows_by_fact
 VERSION = 4
 """Raise it when any export may hold other bytes, or its manifest say other things of them."""
 
-Ints = NDArray[np.int64]
 
 _SEGMENT_DTYPE = np.dtype([("hash", "V16"), ("trained", "<i8")])
 """What a worker tells of each segment: its content hash and its targets."""

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from rowmill.checks import cross_stage
 from rowmill.checks.judge import CheckResult
+from rowmill.core.arrays import Ints
 from rowmill.core.number_text import format_count
 from rowmill.core.storage import Store, digest_bytes, digest_json
 from rowmill.recipe.recipe import Recipe
@@ -49,7 +49,6 @@ from rowmill.stats import StatsInputs, count_rows_by_fact
 VERSION = 4
 """Raise it when any rank may hold other bytes, or other facts are counted on the way."""
 
-Ints = NDArray[np.int64]
 SHARD_TOKENS = 2 << 20
 
 

@@ -17,6 +17,7 @@ import orjson
 from numpy.typing import NDArray
 
 from rowmill.core import permutation
+from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError, ContextOverflowError
 from rowmill.formats import Records as RecordsFormat
 from rowmill.schema.manifest import DisplayTable
@@ -26,7 +27,6 @@ from rowmill.tabular.assembly import (
     AssembledExamples,
     BudgetSampler,
     ExampleLimits,
-    Ints,
     RecordLengths,
     RecordPass,
     grouped,

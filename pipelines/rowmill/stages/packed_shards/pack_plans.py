@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import File
 from rowmill.formats.splits import Splitter
@@ -27,7 +28,6 @@ from rowmill.stages import inputs
 from rowmill.stages.base import StageContext
 from rowmill.stages.packed_shards import validation_holdout
 
-Ints = NDArray[np.int64]
 SPLITS = ("train", "validation", "test")
 SURPLUS_CODE = -1
 """The split of an example whose group was held out and whose sequence was not needed."""

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from rowmill.core.arrays import Ints
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.packing import layout
 from rowmill.packing.layout import SequencePlan
@@ -29,9 +30,6 @@ from rowmill.schema.manifest import File, Part
 from rowmill.shards import gather, native
 from rowmill.shards.label_conventions import IGNORED_LABEL
 from rowmill.shards.sequences import make_list_array
-
-Ints = NDArray[np.int64]
-
 
 SEGMENTS = pa.schema(
     [

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from rowmill.core.arrays import Ints
 from rowmill.core.number_text import format_percent
 from rowmill.core.storage import Store, digest_bytes, digest_json
 from rowmill.packing.plan import count_best_fit, count_left_out_tokens
@@ -63,7 +64,6 @@ from rowmill.stats import StatsInputs, count_rows_by_fact
 VERSION = 4
 """Raise it when any shard may hold other bytes, or other facts are counted on the way."""
 
-Ints = NDArray[np.int64]
 SHARD_TOKENS = 2 << 20
 """Tokens per shard at most: some 60 MB while a worker gathers and writes it."""
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from rowmill.core.arrays import Ints
 from rowmill.core.errors import IntegrityError
 from rowmill.core.number_text import format_count
 from rowmill.core.storage import digest_json
@@ -43,9 +43,6 @@ from rowmill.stats import StatsInputs, count_rows_by_fact
 
 VERSION = 4
 """Raise it when any recipe may be shown in another order, or other facts are counted on the way."""
-
-
-Ints = NDArray[np.int64]
 
 
 ORDER_SCHEMA = pa.schema(

@@ -6,11 +6,11 @@ the order inside a group, which the numbers of its records have already.
 
 import numpy as np
 
+from rowmill.core.arrays import Ints
 from rowmill.tabular.assembly import (
     EDGES,
     AssembledExamples,
     ExampleLimits,
-    Ints,
     RecordLengths,
     RecordPass,
     chain_run_ends,

@@ -13,12 +13,12 @@ from bisect import bisect_right
 import numpy as np
 from numpy.typing import NDArray
 
+from rowmill.core.arrays import Ints
 from rowmill.tabular.assembly import (
     FLUSHES,
     AssembledExamples,
     BudgetSampler,
     ExampleLimits,
-    Ints,
     RecordLengths,
     RecordPass,
     expand_runs,

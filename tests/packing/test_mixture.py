@@ -368,7 +368,7 @@ def test_step_starts_follow_the_batch_schedule() -> None:
         ({"batch_size": True}, "batch_size"),
         ({"stop_strategy": "restart"}, "without train_weights"),
         ({"block_rounding": "fixed"}, "without train_weights"),
-        ({"target_budget": 5}, "both or neither"),
+        ({"target_budget": 5}, "set both or neither"),
         ({"target_budget": 5, "experiment_budget": 6}, "exchange them"),
         (
             {"target_budget": 5, "experiment_budget": 1, "batch_size": 1, "max_train_batches": {"a": 1}},

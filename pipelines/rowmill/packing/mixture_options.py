@@ -28,7 +28,7 @@ def _require_weight(value: float | str) -> float | str:
     except (ValueError, ZeroDivisionError):
         weight = Fraction(-1)
     if weight < 0 or "/" in str(value):
-        raise ValueError(f"{value!r} is no weight; a decimal of 0 or more is; write one such as 0.3")
+        raise ValueError(f"{value!r} is not a weight; a weight is a decimal of 0 or more; write one such as 0.3")
     return value
 
 
@@ -65,47 +65,47 @@ class Mixture(Config):
     """Steps after which the order ends; null: it ends with the data."""
 
     epochs: PositiveCount = 1
-    """Times that each dataset's set of sequences makes up its stream."""
+    """Number of passes over each dataset's sequences."""
 
     train_weights: Weights | WeightSchedule | None = None
-    """Share of each dataset in sequences, normalised; or stages `[[step, {…}], …]`; null: every sequence
-    exactly once per epoch. A dataset that is not named has weight 0."""
+    """Share of each dataset in sequences, normalized; or stages `[[step, {…}], …]`; null: every sequence exactly once
+    per epoch. A dataset that is not named has weight 0."""
 
     stop_strategy: StopStrategy | None = None
-    """With weights: `restart` begins a used-up dataset again until `steps` end (the default),
-    `first_exhausted` ends with the first stream that ends, `all_exhausted` with the last."""
+    """With weights: `restart` (the default) repeats exhausted datasets until `steps` end, `first_exhausted` ends with
+    the first stream that ends, `all_exhausted` with the last."""
 
     mixture_block_size: PositiveCount = 2048
     """Sequences per block; at each block's end every dataset is less than one sequence from its share."""
 
     block_rounding: Literal["carry", "fixed"] = "carry"
-    """Whether fractions carry over to the next block, or each block has the same counts."""
+    """`carry`: fractions carry over to the next block; `fixed`: each block has the same counts."""
 
     randomize_blocks: bool = True
-    """Whether the datasets' places in a block are shuffled; false: dataset after dataset."""
+    """Whether the datasets are shuffled within a block; false: one dataset after another."""
 
     max_train_batches: dict[str, PositiveCount] | None = None
-    """Batches of a dataset that are used at most, of the batch size at step 0."""
+    """Maximum batches of a dataset, counted with the batch size at step 0."""
 
     num_validation_sequences: dict[str, PositiveCount] | None = None
-    """Sequences per dataset held out for validation, instead of a share: whole groups by their hash until there
-    are enough. Sequences of such groups beyond the number are left out, not trained on."""
+    """Sequences per dataset held out for validation, instead of a share: whole groups by their hash until the number is
+    reached. Further sequences of these groups are left out, not trained on."""
 
     target_budget: PositiveCount | None = None
-    """Sequences (or tokens) of the run that is simulated; with `experiment_budget`."""
+    """Sequences (or tokens) of the simulated run; with `experiment_budget`."""
 
     experiment_budget: PositiveCount | None = None
     """Sequences (or tokens) of this run: each dataset keeps the share experiment / target of its
     sequences."""
 
     shuffle: bool | Annotated[int, Field(ge=2)] | BlockShuffle = True
-    """Whether the sequences of a pass are shuffled: over the whole set, within eras of n, or by blocks."""
+    """How the sequences of a pass are shuffled: true: over the whole set; n: within eras of n; or by blocks."""
 
     permutation_type: PermutationType = "feistel"
     """The permutation behind `shuffle`: `feistel`, or the cheaper and less random `linear`."""
 
     reshuffle_each_epoch: bool = True
-    """Whether each pass has an order of its own."""
+    """Whether each pass is shuffled again."""
 
     @model_validator(mode="after")
     def _require_possible(self) -> "Mixture":
@@ -122,7 +122,7 @@ class Mixture(Config):
             steps = [step for step, _ in stages]
             if not steps or steps[0] != 0 or any(a >= b for a, b in pairwise(steps)):
                 raise ValueError(
-                    f"{option} has stages at steps {steps}; they start at 0 and ascend; sort them and begin with 0"
+                    f"{option} has stages at steps {steps}; stages start at 0 and ascend; sort them and begin with 0"
                 )
         needs = {
             "steps": self.steps is not None,
@@ -136,7 +136,7 @@ class Mixture(Config):
     def _require_usable_weights(self) -> None:
         for step, weights in self.stages or ():
             if not any(weights.values()):
-                raise ValueError(f"train_weights at step {step} are all 0; one at least is positive; raise one")
+                raise ValueError(f"train_weights at step {step} are all 0; at least one must be positive; raise one")
         if self.train_weights is None and self.block_rounding == "fixed":
             raise ValueError(
                 "block_rounding: fixed without train_weights; equal counts in every block cannot show each "
@@ -158,23 +158,23 @@ class Mixture(Config):
             )
         if self.epochs > 1:
             raise ValueError(
-                f"epochs: {self.epochs} with stop_strategy: restart; restart repeats for ever; delete "
+                f"epochs: {self.epochs} with stop_strategy: restart; restart repeats without end; delete "
                 "epochs, or choose first_exhausted or all_exhausted"
             )
 
     def _require_budgets(self) -> None:
         target, experiment = self.target_budget, self.experiment_budget
         if (target is None) != (experiment is None):
-            raise ValueError("one of target_budget and experiment_budget; both or neither; set the other")
+            raise ValueError("only one of target_budget and experiment_budget; set both or neither; set the other")
         if target is None or experiment is None:
             return
         if experiment > target:
             raise ValueError(
-                f"experiment_budget {experiment} is above target_budget {target}; it is a part of it; exchange them"
+                f"experiment_budget {experiment} is above target_budget {target}; it is a share of it; exchange them"
             )
         for option in ("max_train_batches", "num_validation_sequences"):
             if getattr(self, option) is not None:
-                raise ValueError(f"budgets with {option}; one of the two may cut datasets; delete one")
+                raise ValueError(f"budgets with {option}; only one of the two may limit datasets; delete one")
 
     @property
     def resolved_stop(self) -> StopStrategy:

@@ -46,21 +46,21 @@ class Packing(Config):
     """How the examples of one dataset share sequences."""
 
     pack: bool | Annotated[int, Field(ge=1)] | None = None
-    """Examples per sequence: true up to `max_segments_per_example`, false one, n at most n; unset is true,
-    and lets text datasets join their documents (`concat`)."""
+    """Examples per sequence: true: up to `max_segments_per_example`; false: one; n: at most n; unset: true, and text
+    datasets join their documents (`concat`)."""
 
     max_segments_per_example: Annotated[int, Field(ge=1)] | None = None
-    """Examples per sequence at most, where `pack` names no number; null for no limit. Levanter's is 64."""
+    """Maximum examples per sequence, if `pack` is not a number; null: no limit. Levanter's is 64."""
 
     pack_strategy: PackStrategy | None = None
     """`best_fit` needs the fewest sequences, `greedy` keeps example order, `concat` (text only) joins documents
     and cuts every `seq_len` tokens; unset is `best_fit`, for text with `pack` unset `concat`."""
 
     tail: Literal["keep", "drop"] = "keep"
-    """What `concat` does with the last, shorter sequence; what is dropped is recorded."""
+    """What `concat` does with the last, shorter sequence; dropped tokens are recorded."""
 
     block_cross_document_attention: bool = True
-    """Whether each example is an attention span of its own; false makes one span of the sequence."""
+    """Whether each example is a separate attention span; false: the whole sequence is one span."""
 
     ignore_token_id: Annotated[int, Field(ge=0)] | None = None
     """A token id that is never a target."""
@@ -93,7 +93,7 @@ class Packing(Config):
         if self.pack_strategy == "concat" and limited:
             raise ValueError(
                 f"pack_strategy: concat with pack: {str(self.pack).lower()}; concat fills every sequence and "
-                "takes no limit; delete pack, or choose best_fit or greedy"
+                "has no limit; delete pack, or choose best_fit or greedy"
             )
         joins = self.pack_strategy == "concat" or (self.pack_strategy is None and self.pack is None)
         if self.tail == "drop" and not joins:
@@ -106,7 +106,7 @@ class Packing(Config):
         return 1 if self.pack is False else self.max_segments_per_example
 
     def strategy_for(self, kind: RowKind) -> Strategy:
-        """Resolve the strategy for rows of one kind; ConfigError where the kind cannot be packed so."""
+        """Resolve the strategy for rows of one kind; ConfigError if the kind cannot be packed that way."""
         if self.pack is False:
             return "single"
         chosen = self.pack_strategy or ("concat" if kind == "text" and self.pack is None else "best_fit")
@@ -120,6 +120,6 @@ class Packing(Config):
         return chosen
 
     def slice_strategy_for(self, kind: RowKind) -> SliceStrategy:
-        """Resolve what happens to a too long example of rows of one kind."""
+        """Resolve what happens to a too long example, for rows of one kind."""
         # The validator has turned every alias into its canonical name.
         return self.slice_strategy or _SLICE_DEFAULTS[kind]  # pyright: ignore[reportReturnType]

@@ -1,15 +1,14 @@
-"""Deal the order to GPUs: whole steps, even loads inside each, and rank r takes every W-th place.
+"""Assign the order to ranks: whole steps with balanced loads, of which rank r takes every W-th place.
 
-What belongs here: the options of dealing, what becomes of a remainder, where each sequence of a step stands,
-and what a rank gets in each step. What does not: which sequences come at all (`mixture.py`), or files
-(`shards/`).
+What belongs here: the options of `partitions`, the remainder of a step, the place of each sequence in its step, and the
+totals of a rank in each step. What does not: which sequences the order has (`mixture.py`), or files (`shards/`).
 
     trained tokens of a step   9 1 5 7 3 8 2 6
     dealt                      9 8 6 7 1 2 5 3     2 ranks: 21 and 20; 4 ranks: 10, 10, 11, 10
     as step 1, rotated right   3 9 8 6 7 1 2 5     no rank is always first
 
-The dealt order knows no world size: it is even for every number of ranks that divides `balance_ranks`, and
-a run that goes on with other ranks sees the same steps. Rejected: balancing over a window of several steps,
+The order does not depend on the world size: it is balanced for every number of ranks that divides `balance_ranks`, and
+a run that resumes with another number of ranks has the same steps. Rejected: balancing over a window of several steps,
 which moves sequences between optimizer steps.
 """
 
@@ -28,38 +27,38 @@ from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, join_choices
 
 FILLER = -1
-"""Stands in a dealt order where a sequence is missing to a whole step."""
+"""Marks a place of a step that no sequence fills."""
 
 Integers: TypeAlias = NDArray[np.integer[Any]]
 _FULL_LOAD = 1 << 62
-# Steps are dealt side by side; a million members at a time stay within 100 MB of scratch space.
+# Steps are balanced together; a million members at a time need less than 100 MB of scratch space.
 _MEMBERS_AT_ONCE = 1 << 20
 
 
 class Partitions(Config):
-    """How the order is dealt to data-parallel ranks."""
+    """How the order is divided among data-parallel ranks."""
 
     world_size: Annotated[int, Field(ge=1)] = 1
     """Ranks; divides every batch size."""
 
     remainder: Literal["pad", "drop", "carry"] = "pad"
-    """What becomes of sequences that do not fill a step: `pad` adds fillers at each epoch's end, `drop` leaves
-    them out, `carry` takes them into the next epoch and pads the last step only."""
+    """What happens to sequences that do not fill a step: `pad` adds fillers at each epoch's end, `drop` leaves them
+    out, `carry` moves them into the next epoch and pads only the last step."""
 
     balance: Literal["trained_tokens", "none"] = "trained_tokens"
-    """Whether the places inside a step are dealt so that ranks train on equal numbers of tokens."""
+    """Whether sequences are placed within a step so that ranks train on nearly equal numbers of tokens."""
 
     balance_ranks: Annotated[int, Field(ge=1)] = 192
-    """Dealing is even for every world size that divides this number."""
+    """Loads are balanced for every world size that divides this number."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankOrder:
-    """The final order: place p shows place `order[p]` of the mixed order, or a filler (-1).
+    """The final order: place p has place `order[p]` of the mixed order, or a filler (-1).
 
     order int64[P] · step_offsets int64[T + 1]: step s is `[step_offsets[s], step_offsets[s + 1])` · dropped
     int64, places of the mixed order that `drop` left out · not_scheduled int64, those beyond `steps`.
-    `has_steps` is False where there is no batch size and windows of `balance_ranks` stand for steps.
+    `has_steps` is False if there is no batch size; then windows of `balance_ranks` serve as steps.
     """
 
     order: NDArray[np.int64]
@@ -71,7 +70,7 @@ class RankOrder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepFacts:
-    """What one rank gets, int64[T] each; `step_trained_tokens` counts the whole step, all ranks together.
+    """The totals of one rank, int64[T] each; `step_trained_tokens` counts the whole step over all ranks.
 
     A filler is one of the `sequences`; its two pad tokens are in none of the other counts.
     """
@@ -105,7 +104,7 @@ def assign_ranks(
     batch_sizes: Sequence[tuple[int, int]],
     steps: int | None,
 ) -> RankOrder:
-    """Bring the mixed order to whole steps and deal the places inside each.
+    """Cut the mixed order into whole steps and balance the places within each.
 
     `epoch_offsets` int64[E + 1] are the epochs of the mixed order, `trained_tokens` int64[N] its sequences'
     targets. `batch_sizes` are `(first step, size)`; none: windows of `balance_ranks` serve as steps and the
@@ -114,7 +113,7 @@ def assign_ranks(
     Raises
     ------
     ConfigError
-        Where the world size does not divide every batch size.
+        If the world size does not divide every batch size.
 
     """
     check_world_size(partitions.world_size, batch_sizes)
@@ -127,12 +126,12 @@ def assign_ranks(
 
 
 def find_rank_positions(dealt: RankOrder, rank: int, world_size: int) -> NDArray[np.int64]:
-    """Return the places of the dealt order that a rank takes: those p with p mod W = rank, ascending.
+    """Return the places of the final order that a rank takes: those p with p mod W = rank, ascending.
 
     Raises
     ------
     ConfigError
-        Where `world_size` does not divide every step (without steps: the whole order).
+        If `world_size` does not divide every step (without steps: the whole order).
 
     """
     if not 0 <= rank < world_size:
@@ -158,9 +157,9 @@ def summarize_steps(
     segments: Integers,
     longest_segments: Integers,
 ) -> StepFacts:
-    """Sum what a rank gets in each step; the four arrays are [N], by place of the mixed order."""
+    """Sum the sequences and tokens of a rank per step; the four arrays are [N], by place of the mixed order."""
     positions = find_rank_positions(dealt, rank, world_size)
-    # Steps need not begin at a multiple of the world size where windows stand for them.
+    # Steps need not begin at a multiple of the world size if windows serve as steps.
     begins = np.searchsorted(positions, dealt.step_offsets)
     mine = dealt.order[positions]
 
@@ -183,12 +182,12 @@ def summarize_steps(
 
 
 def _take_values(values: Integers, places: NDArray[np.int64]) -> NDArray[np.int64]:
-    # Index -1, a filler, finds the 0 at the end: fillers hold nothing of the data.
+    # Index -1, a filler, selects the 0 at the end: fillers hold no data.
     return np.append(values, 0).astype(np.int64)[places]
 
 
 def _find_nearest_divisors(number: int, wanted: int) -> list[int]:
-    """Return the two divisors of a number that are nearest to the one wanted."""
+    """Return the two divisors of a number that are nearest to the wanted one."""
     divisors = [d for d in range(1, number + 1) if number % d == 0]
     return sorted(sorted(divisors, key=lambda d: (abs(d - wanted), d))[:2])
 
@@ -199,7 +198,7 @@ def _find_nearest_divisors(number: int, wanted: int) -> list[int]:
 def _cut_steps(
     partitions: Partitions, epoch_offsets: Integers, batch_sizes: Sequence[tuple[int, int]], steps: int | None
 ) -> RankOrder:
-    """Cut the mixed order into whole steps: with fillers where an epoch ends inside one, or without the rest."""
+    """Cut the mixed order into whole steps: with fillers if an epoch ends within a step, or without the rest."""
     offsets: list[int] = epoch_offsets.tolist()
     if partitions.remainder == "carry":
         offsets = [offsets[0], offsets[-1]]
@@ -230,7 +229,7 @@ def _plan_step_lengths(
     first_step: int,
     steps: int | None,
 ) -> list[int]:
-    """Return the lengths of the steps to which `count` sequences are brought, more or fewer than they are."""
+    """Return the lengths of the steps for `count` sequences, after padding or cutting."""
     drops = partitions.remainder == "drop"
     if not batch_sizes:
         world, window = partitions.world_size, partitions.balance_ranks
@@ -253,7 +252,7 @@ def _plan_step_lengths(
 def _balance_steps(
     order: NDArray[np.int64], step_offsets: NDArray[np.int64], loads: NDArray[np.int64], balance_ranks: int
 ) -> NDArray[np.int64]:
-    """Deal the places inside every step; steps of one length are the rows of a matrix."""
+    """Balance the places within every step; steps of one length are the rows of a matrix."""
     dealt = np.empty_like(order)
     lengths = np.diff(step_offsets)
     for length in np.unique(lengths).tolist():
@@ -263,7 +262,7 @@ def _balance_steps(
         for start in range(0, len(alike), together):
             steps = alike[start : start + together]
             places = step_offsets[steps][:, None] + np.arange(length)
-            # Rotated right by the step's number: place i of step s shows what was dealt to place i - s.
+            # Rotated right by the step's number: place i of step s has the member of place i - s.
             turned = (np.arange(length) - steps[:, None]) % length
             chosen = np.take_along_axis(_balance_members(loads[places], factors), turned, axis=1)
             dealt[places] = np.take_along_axis(order[places], chosen, axis=1)
@@ -283,16 +282,16 @@ def _prime_factors(number: int) -> list[int]:
 
 
 def _balance_members(loads: NDArray[np.int64], factors: Sequence[int]) -> NDArray[np.int64]:
-    """Return which member stands at each place of each step; `loads` is [steps, members]."""
+    """Return the member at each place of each step; `loads` is [steps, members]."""
     heaviest_first = np.argsort(-loads, axis=1, kind="stable")
     return _spread_members(heaviest_first, np.take_along_axis(loads, heaviest_first, axis=1), factors)
 
 
 def _spread_members(members: NDArray[np.int64], loads: NDArray[np.int64], factors: Sequence[int]) -> NDArray[np.int64]:
-    """Deal sorted members to f parts of equal size and near-equal load; part j fills every f-th place from j.
+    """Distribute sorted members to f parts of equal size and near-equal load; part j fills every f-th place from j.
 
-    Each member in turn goes to the lightest part with room, ties to the lowest; a part stays sorted, so that
-    it is dealt on with the next factor as it is. The loop goes over members, all rows side by side.
+    Each member in turn goes to the lightest part with room, ties to the lowest; a part stays sorted, so it can be
+    distributed with the next factor unchanged. The loop is over members, for all rows at once.
     """
     if not factors:
         return members

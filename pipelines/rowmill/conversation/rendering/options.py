@@ -59,50 +59,52 @@ class TemplateChoice(Config):
 
 
 class Template(Config):
-    """The options of the group `template`: which chat template prints the rows, and how strictly it is held."""
+    """The options of the group `template`: which chat template renders the rows, and how strictly it is checked."""
 
     chat_template: str | TemplateChoice | None = None
-    """Null: the tokenizer's own. Text with `{{` or `{%` is a template; other text names a bundled or registered one:
-    alpaca, chatml, gemma3, glm4, llama3, llama3.1, mistral, phi3, qwen2.5, qwen3, vicuna, zephyr."""
+    """Null: the tokenizer's template. Text with `{{` or `{%` is a template; other text names a bundled or registered
+    one: alpaca, chatml, gemma3, glm4, llama3, llama3.1, mistral, phi3, qwen2.5, qwen3, vicuna, zephyr."""
     template_kwargs: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Values passed to the template in every render; a row's own win."""
+    """Values passed to the template in every render; a row's values override them."""
     chat_template_kwargs: str | None = "chat_template_kwargs"
-    """Column with a row's own template variables, a mapping or its JSON text, which win over template_kwargs;
-    null: none is read."""
+    """Column with a row's template variables, a mapping or its JSON text, which override template_kwargs; null: no
+    column is read."""
     template_now: str = "2025-01-01T00:00:00"
-    """ISO time that any clock of the template shows, so that the same recipe prints the same text any day."""
+    """ISO time of the template's clock, so that a recipe renders the same text on any day."""
     enable_thinking: bool | None = None
     """Null: not passed; else passed in every render."""
     turns: Literal["whole", "exchange", "message", "auto"] = "whole"
-    """One example per conversation, per exchange, per supervised message; auto: per message for rows in which the
-    template prints a turn otherwise once others follow."""
+    """One example per conversation, per exchange, or per supervised message; auto: per message for rows in which the
+    template changes a turn once other turns follow."""
     spans: Literal["auto", "marks", "generation"] = "auto"
-    """Where loss spans come from; auto: `{% generation %}` blocks where the template has them, else marks."""
+    """Where loss spans come from; auto: `{% generation %}` blocks if the template has them, else marks."""
     control_tokens: Literal["as_text", "allow", "reject"] = "as_text"
-    """What happens to control-token strings inside a row's own text."""
+    """What happens to control-token strings inside a row's text."""
     on_dropped: dict[DroppedKind, Literal["count", "untrain", "reject"]] = Field(
         default_factory=dict[DroppedKind, Literal["count", "untrain", "reject"]]
     )
-    """Per kind of own text that the template does not print; default reject, for reasoning count."""
+    """What happens to a row's text that the template does not print, per kind; default: reject, reasoning: count."""
     verify_render: float = 0.02
     """Share of rows, 0–1, rendered a second time without marks and compared."""
 
     @model_validator(mode="after")
     def _check_values(self) -> "Template":
         if not 0 <= self.verify_render <= 1:
-            raise ValueError(f"verify_render is {self.verify_render}; it is a share from 0 to 1; write such as 0.02")
+            raise ValueError(
+                f"verify_render is {self.verify_render}; it is a share from 0 to 1; write for example 0.02"
+            )
         try:
             datetime.fromisoformat(self.template_now)
         except ValueError:
             raise ValueError(
-                f"template_now is {self.template_now!r}; it is an ISO time; write such as 2025-01-01T00:00:00"
+                f"template_now is {self.template_now!r}; it is an ISO time; write for example 2025-01-01T00:00:00"
             ) from None
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateSource:
-    """A chat template as found: its text, what it was called, and the special tokens it may print."""
+    """A chat template: its text, its name, and the special tokens it may print."""
 
     text: str
     name: str
@@ -117,13 +119,13 @@ def resolve_template(
 ) -> TemplateSource:
     """Find the template that the options name.
 
-    `tokenizer_chat_template` is the tokenizer's own: text, or its named ones, of which `default` is used
+    `tokenizer_chat_template` is the tokenizer's: one text, or several by name, of which `default` is used
     unless the options name another.
 
     Raises
     ------
     ConfigError
-        If there is none, or no such name or file.
+        If there is no such template or file.
 
     """
     choice = _normalize_choice(template.chat_template)
@@ -156,7 +158,7 @@ def _normalize_choice(chosen: str | TemplateChoice | None) -> TemplateChoice:
 
 @dataclass(frozen=True, slots=True)
 class RendererSpec:
-    """All that decides what a renderer prints: plain values, so that a worker can be sent it."""
+    """All that decides a renderer's output: plain values, so that it can be sent to workers."""
 
     text: str
     special_tokens: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -166,10 +168,10 @@ class RendererSpec:
     control_tokens: tuple[str, ...] = ()
     """The tokenizer's added tokens that a template may print."""
     adds_bos: bool = False
-    """Whether the tokenizer puts a BOS first by itself."""
+    """Whether the tokenizer adds a BOS itself."""
     arguments: Literal["auto", "object", "string"] = "auto"
     tool_ids: Literal["auto", "keep"] = "auto"
-    """As the group `tools` has them; auto: what probes show the template to want."""
+    """As in the group `tools`; auto: the form that the template wants, found by probes."""
     lane: Literal["auto", "reference"] = "auto"
 
 
@@ -182,7 +184,7 @@ def make_renderer_spec(
     arguments: Literal["auto", "object", "string"] = "auto",
     tool_ids: Literal["auto", "keep"] = "auto",
 ) -> RendererSpec:
-    """Gather what a renderer needs from the options and the template found."""
+    """Collect what a renderer needs from the options and the template."""
     kwargs = dict(template.template_kwargs)
     if template.enable_thinking is not None:
         kwargs["enable_thinking"] = template.enable_thinking

@@ -390,7 +390,7 @@ def test_options_that_cannot_stand_are_refused(values: dict[str, object], messag
 
 @pytest.mark.parametrize("option", ["train_weights", "max_train_batches"])
 def test_unknown_dataset_names_are_refused(option: str) -> None:
-    with pytest.raises(ConfigError, match="'z' is no dataset; choose a"):
+    with pytest.raises(ConfigError, match="'z' is not a dataset; choose a"):
         mixed({"a": 5}, seed=0, **{"batch_size": 1, "steps": 1, option: {"z": 1}})
 
 

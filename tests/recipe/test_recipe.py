@@ -84,7 +84,7 @@ def test_an_option_in_format_and_in_its_group_is_refused() -> None:
         ({}, {"seq_len": 1}, "seq_len: input should be greater than or equal to 2"),
         ({}, {"defaults": {"trunc": {}}}, "defaults.trunc: unknown group; allowed: reasoning, "),
         ({}, {"mixture": {"train_weights": {"b": 1},
-         "steps": 4, "batch_size": 2}}, "mixture.train_weights: 'b' is no dataset; choose a"),
+         "steps": 4, "batch_size": 2}}, "mixture.train_weights: 'b' is not a dataset; choose a"),
         ({}, {"gates": {"waivers": [{"law": "rejects", "dataset": "b", "at_most": 1, "reason": "known and counted"}]}},
          "gates.waivers: 'b' is no dataset; choose a"),
         ({}, {"datasets": {"../x": {"source": SOURCE}}}, "datasets.../x: '../x' cannot be a name"),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import Bools
 
 IGNORED_LABEL = -100
-"""The label of a position that is no target; what every trainer's cross entropy skips."""
+"""The label of a position that is not a target, which every trainer's cross entropy skips."""
 
 
 Integers: TypeAlias = NDArray[np.integer[Any]]
@@ -28,7 +28,7 @@ Integers: TypeAlias = NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequencePlan:
-    """Which tokens stand in which sequence: the lineage of every packed token.
+    """Which tokens are in which sequence: the lineage of every packed token.
 
     Sequence s holds segments `[sequence_offsets[s], sequence_offsets[s + 1])`; segment k is tokens
     `[ranges[k, 0], ranges[k, 0] + ranges[k, 1])` of example `examples[k]`. Segments stand in ascending
@@ -95,7 +95,7 @@ def cu_seqlens(span_lengths: Integers) -> NDArray[np.int32]:
 
 
 def mark_targets(loss_mask: Bools, span_lengths: Integers) -> Bools:
-    """Say which positions are predicted: those of the mask that have a position before them in their span.
+    """Return which positions are predicted: those of the mask that have a position before them in their span.
 
     The one definition of loss: position i predicts i + 1 iff both lie in one attention span and
     `loss_mask[i + 1]`. Masks 0 1 1 | 1 1 ─► 0 1 1 0 1.
@@ -107,7 +107,7 @@ def mark_targets(loss_mask: Bools, span_lengths: Integers) -> Bools:
 
 
 def mark_loss_positions(loss_mask: Bools, span_lengths: Integers) -> Bools:
-    """Say which positions take a loss: each stands one before its target."""
+    """Return which positions have a loss: each is one before its target."""
     return np.append(mark_targets(loss_mask, span_lengths)[1:], False)[: len(loss_mask)]
 
 

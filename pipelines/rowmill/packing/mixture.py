@@ -1,4 +1,4 @@
-"""Lay the sequences of several datasets into one order: how many of each, in which places, in which pass.
+"""Order the sequences of several datasets for training: how many of each, in which places, in which pass.
 
 What belongs here: the options of mixing and shuffling, and the order they give. What does not: reading a
 sequence, or dealing the order to GPUs (`rank_assignment.py`).
@@ -7,10 +7,10 @@ sequence, or dealing the order to GPUs (`rank_assignment.py`).
                                                                    └ after each block every dataset has
                                                                      less than one sequence too many or few
 
-A dataset's stream is its sequences, pass after pass, each pass shuffled under a key of its own; the order
-takes the next of a stream wherever it shows the dataset's name. All follows from sizes, weights and a seed.
-Rejected: drawing the next dataset at random, which leaves a rare one's share to luck; rounding weights to
-whole counts once for all blocks, which gives a set of 3 in 10,000 nothing at all.
+A dataset's stream is its sequences, pass after pass, each pass shuffled with a separate key; the order takes the next
+item of a stream wherever it has the dataset's name. Sizes, weights and a seed decide everything. Rejected: drawing the
+next dataset at random, which leaves a rare dataset's share to chance; rounding weights to whole counts once for all
+blocks, which gives a dataset of 3 in 10,000 no sequence at all.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ from rowmill.packing.mixture_options import BlockShuffle, Mixture, StopStrategy
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleOrder:
-    """The order of all sequences: place p shows sequence `items[p]` of the plan of dataset `datasets[p]`.
+    """The order of all sequences: place p has sequence `items[p]` of the plan of dataset `datasets[p]`.
 
     datasets int32[N] (number in recipe order) · items int64[N] · passes int32[N] (from 0) ·
     epoch_offsets int64[E + 1] (where epochs begin; one epoch when weights are given)
@@ -50,13 +50,13 @@ def find_step_start(batch_sizes: Sequence[tuple[int, int]], step: int) -> int:
 def schedule_sequences(mixture: Mixture, sizes: Mapping[str, int], seed: int) -> SampleOrder:
     """Order the sequences of all datasets; `sizes` are their numbers of sequences, in recipe order.
 
-    Without weights the order is `epochs` whole epochs, or as many of them as `steps` can need: where a step
-    ends depends on what becomes of an epoch's remainder, so that dealing (`rank_assignment.py`) cuts there.
+    Without weights the order is `epochs` whole epochs, or as many of them as `steps` can need: where a step ends
+    depends on the treatment of an epoch's remainder, so `rank_assignment.py` cuts there.
 
     Raises
     ------
     ConfigError
-        Where weights, slices or budgets do not go with the sizes.
+        If weights, slices or budgets do not fit the sizes.
 
     """
     kept = _count_kept_sequences(mixture, sizes)
@@ -81,7 +81,7 @@ def schedule_sequences(mixture: Mixture, sizes: Mapping[str, int], seed: int) ->
 
 
 def measure_share_error(mixture: Mixture, sizes: Mapping[str, int], order: SampleOrder) -> float:
-    """Measure, in sequences, how far a dataset is from its share at the end of a block at most.
+    """Measure, in sequences, the largest distance of a dataset from its share at the end of a block.
 
     Under `carry` that is the distance since the stage began, below 1 by law; under `fixed` the distance within
     each block, below 1 because every block is rounded by largest remainder. A block that the order's end cuts
@@ -102,7 +102,7 @@ def measure_share_error(mixture: Mixture, sizes: Mapping[str, int], order: Sampl
 
 
 def compute_wanted_shares(mixture: Mixture, sizes: Mapping[str, int], order: SampleOrder) -> list[float]:
-    """Return each dataset's share of an order as the weights want it, its stages weighed by their lengths."""
+    """Return each dataset's share of an order by the weights, with stages weighted by their lengths."""
     shares = np.zeros(len(sizes))
     for stage in _make_weight_stages(mixture, _count_kept_sequences(mixture, sizes)):
         end = len(order.datasets) if stage.end is None else min(stage.end, len(order.datasets))
@@ -123,7 +123,7 @@ def _find_block_ends(mixture: Mixture, stage: "_WeightStage", length: int) -> ND
 
 @dataclass(frozen=True, slots=True)
 class _WeightStage:
-    """Positions `[start, end)` of the order in which one set of weights holds; `end` None for ever."""
+    """Positions `[start, end)` of the order to which one set of weights applies; `end` None: no end."""
 
     start: int
     end: int | None
@@ -132,7 +132,7 @@ class _WeightStage:
 
 @dataclass(frozen=True, slots=True)
 class _MixtureBlock:
-    """Neighbouring positions with a settled number of sequences of each dataset."""
+    """Consecutive positions with a fixed number of sequences of each dataset."""
 
     length: int
     counts: list[int]
@@ -168,7 +168,7 @@ def _require_known_datasets(names: Iterable[str], sizes: Mapping[str, int], opti
     for name in names:
         if name not in sizes:
             raise ConfigError(
-                f"mixture.{option}: {name!r} is no dataset; choose {join_choices(sizes)}; correct the name"
+                f"mixture.{option}: {name!r} is not a dataset; choose {join_choices(sizes)}; correct the name"
             )
 
 
@@ -225,7 +225,7 @@ def _require_stream_ends(stages: Sequence[_WeightStage], names: Sequence[str], o
         if not any(stage.weights[d] for stage in stages):
             raise ConfigError(
                 f"mixture.train_weights: {names[d]} has weight 0 from position {stages[0].start} on and "
-                "sequences left; under stop_strategy: all_exhausted every stream ends; keep its weight "
+                "sequences left; under stop_strategy: all_exhausted every stream must end; keep its weight "
                 "above 0, or choose first_exhausted or restart"
             )
 
@@ -250,8 +250,8 @@ def _cut_stage_blocks(mixture: Mixture, stage: _WeightStage) -> Iterator[_Mixtur
 def _round_with_carry(weights: Sequence[int], end: int, given: Sequence[int]) -> list[int]:
     """Return a block's counts such that at its end, `end` positions in, no share is a whole sequence off.
 
-    Each gets what its share rounded down still wants; places left go, one each, to those under their share
-    rounded up, in the order in which their next sequence is due.
+    Each dataset gets what its share, rounded down, still lacks; the remaining places go, one each, to datasets below
+    their share rounded up, in the order in which their next sequence is due.
     """
     total = sum(weights)
     counts = [max(0, weight * end // total - had) for weight, had in zip(weights, given, strict=True)]
@@ -288,7 +288,7 @@ def _require_shares(weights: Sequence[int], size: int) -> None:
 
 
 def _assign_datasets(blocks: Sequence[_MixtureBlock], datasets: int, seed: int | None) -> NDArray[np.int32]:
-    """Return the dataset shown at each place: the blocks' labels, permuted within each block under `seed`."""
+    """Return the dataset of each place: the blocks' labels, permuted within each block with `seed`."""
     counts = np.array([block.counts for block in blocks], dtype=np.int64).reshape(-1, datasets)
     names = np.tile(np.arange(datasets, dtype=np.int32), len(blocks))
     grouped = np.repeat(names, counts.ravel())
@@ -335,7 +335,7 @@ class _SampleStream:
             return np.concatenate([np.tile(first, full), first[:rest]])
         if self.kept == self.size:
             return self._order_passes(range(full), full, rest)
-        # Later passes reshuffle the slice in plan order, as they would a dataset that has nothing else.
+        # Later passes shuffle the slice in plan order, as if the dataset had only these sequences.
         first = self._order_first_pass()
         later = max(0, count - self.kept)
         full, rest = divmod(later, self.kept)

@@ -1,8 +1,8 @@
-"""Plan which examples share a sequence, from their lengths alone; say what is true of a planned sequence.
+"""Plan which examples share a sequence, from their lengths alone.
 
-What belongs here: the options of packing, what happens to examples longer than a sequence, the plan, and
-the facts that follow from it (positions, labels, spans). What does not: moving tokens or writing files
-(`shards/`), shortening rows (`truncation.py`), the order in which sequences are shown (`mixture.py`).
+What belongs here: the plan. What does not: options (`options.py`), examples longer than a sequence (`slicing.py`),
+positions, labels and spans of a plan (`layout.py`), moving tokens or writing files (`shards/`), the order of sequences
+in training (`mixture.py`).
 
     lengths 4 8 1 4 2 1, limit 10 ─ best fit ─► sequence_offsets 0      4   6
                                                 examples         0 2 3 5 1 4       4+1+4+1, 8+2
@@ -112,20 +112,20 @@ def plan_concat(lengths: Integers, limit: int, tail: Literal["keep", "drop"]) ->
 
 
 def plan_single(lengths: Integers, limit: int) -> SequencePlan:
-    """Give each example a sequence of its own."""
+    """Put each example in a separate sequence."""
     _require_fitting(lengths, limit)
     numbers = np.arange(len(lengths) + 1, dtype=np.int64)
     return _plan_whole_examples(numbers, numbers[:-1], lengths)
 
 
 def bound_sequence_count(lengths: Integers, limit: int, max_segments: int | None) -> int:
-    """Return a number of sequences that no plan can be under: tokens over limit, examples over segments."""
+    """Return a lower bound of the number of sequences: tokens over limit, examples over segments."""
     by_tokens = -(-int(lengths.sum(dtype=np.int64)) // limit)
     return by_tokens if max_segments is None else max(by_tokens, -(-len(lengths) // max_segments))
 
 
 def count_left_out_tokens(plan: SequencePlan, lengths: Integers) -> NDArray[np.int64]:
-    """Count the tokens of each example that stand in no sequence: cut, dropped, or a dropped tail."""
+    """Count the tokens of each example that are in no sequence: cut, dropped, or a dropped tail."""
     planned = np.bincount(plan.examples, weights=plan.ranges[:, 1], minlength=len(lengths))
     return lengths.astype(np.int64) - planned.astype(np.int64)
 
@@ -166,7 +166,7 @@ def _choose_moves(histogram: Sequence[int], limit: int, max_segments: int | None
 def _make_best_fit_moves(histogram: Sequence[int], limit: int, max_segments: int | None) -> _BinMoves:
     """Fill bins by length, descending; `histogram[l]` counts the examples of length l.
 
-    A state is (free space, segments left); its bins stand as runs `(first bin, bins, segments in each)` in
+    A state is (free space, segments left); its bins are runs `(first bin, bins, segments in each)` in
     order of arrival. Bins of one run hold the same lengths and have neighbouring numbers, so a move takes
     its first k.
     """

@@ -16,9 +16,9 @@ from rowmill.tokenization.encoder import EncodedTexts
 class FlatSpans:
     """Byte ranges over a batch: range i is `[starts[i], ends[i])` of text `texts[i]`, ascending.
 
-    `before` int64 is where the nearest own text of another message ends before each range, 0 without one; `behind`
-    where the next one begins, the text's length or more without one. `weights` float32 are the ranges' loss weights
-    (null: all weigh 1).
+    `before` int64 is where the nearest text of another message ends before each range, 0 without one; `behind` is where
+    the next one begins, the text's length or more without one. `weights` float32 are the ranges' loss weights (None:
+    all are 1).
     """
 
     texts: Ints
@@ -30,10 +30,10 @@ class FlatSpans:
 
 
 def find_trained_tokens(encoded: EncodedTexts, spans: FlatSpans) -> tuple[Bools, int]:
-    """Return which tokens train, bool[T], and how many of them straddle a span's edge.
+    """Return which tokens train, bool[T], and how many of them cross a span's edge.
 
-    A token trains if a byte of it lies in a trained span and none is another message's own text, as `transformers`
-    and TRL have it; at both edges alike. The first token of a text never trains: nothing precedes it.
+    A token trains if one of its bytes is in a trained span and none is another message's text, as in `transformers`
+    and TRL; the rule is the same at both edges. The first token of a text never trains: nothing precedes it.
     """
     if not len(encoded.ids):
         return np.zeros(0, bool), 0
@@ -50,7 +50,7 @@ def find_trained_tokens(encoded: EncodedTexts, spans: FlatSpans) -> tuple[Bools,
 def compute_token_weights(encoded: EncodedTexts, spans: FlatSpans, mask: Bools) -> Weights:
     """Return the loss weight of every token, float32[T]: its span's if it trains, else 0.
 
-    `mask` is what `find_trained_tokens` makes of the same spans. A token in two spans has the weight of the later one.
+    `mask` is the result of `find_trained_tokens` for the same spans. A token in two spans has the later one's weight.
     """
     weights = np.zeros(len(mask), np.float32)
     if spans.weights is None or not len(mask):
@@ -64,17 +64,17 @@ def compute_token_weights(encoded: EncodedTexts, spans: FlatSpans, mask: Bools) 
 
 
 def _find_token_ranges(encoded: EncodedTexts, spans: FlatSpans) -> tuple[Ints, Ints, int]:
-    """Return the first token of every span and the one after its last, and how many straddle an edge."""
+    """Return the first token of every span, the token after its last, and how many tokens cross an edge."""
     base = _compute_text_bases(encoded)
     starts, ends = encoded.starts + base.per_token, encoded.ends + base.per_token
     offset = base.at(spans.texts)
     left, right = spans.starts + offset, spans.ends + offset
-    # The first token that ends behind the span's start, and the first that begins at or behind its end.
+    # The first token that ends after the span's start, and the first that begins at or after its end.
     first = np.searchsorted(ends, left, "right")
     last = np.searchsorted(starts, right, "left")
     kept = (first < last) & (left < right)
     begins, stops = starts[np.minimum(first, len(starts) - 1)], ends[np.maximum(last - 1, 0)]
-    # A straddling token is not this message's alone if it reaches the own text of the message beside it.
+    # A token across an edge is shared if it reaches the text of the neighboring message.
     shares_left = kept & (begins < left) & (begins < spans.before + offset)
     first = first + shares_left
     shares_right = kept & (stops > right) & (stops > spans.behind + offset) & (last > first)
@@ -94,7 +94,7 @@ def find_token_at(encoded: EncodedTexts, texts: Ints, places: Ints) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class _TextBases:
-    """Where each text begins when all texts of a batch are laid end to end with a gap between them."""
+    """Where each text begins if all texts of a batch are concatenated with gaps between them."""
 
     per_text: Ints
     per_token: Ints
@@ -114,7 +114,7 @@ def _compute_text_bases(encoded: EncodedTexts) -> _TextBases:
 
 
 def find_degenerate_texts(encoded: EncodedTexts) -> Bools:
-    """Return which texts have tokens with empty or backward offsets: bool[N]; their spans cannot be trusted."""
+    """Return which texts have tokens with empty or backward offsets: bool[N]; their spans are not reliable."""
     bad = encoded.ends <= encoded.starts
     same_text = np.ones(len(bad), bool)
     same_text[encoded.offsets[:-1][np.diff(encoded.offsets) > 0]] = False

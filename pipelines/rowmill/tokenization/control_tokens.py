@@ -25,7 +25,7 @@ from rowmill.tokenization.tokenizer import TokenizerCard
 
 
 class ControlStrings:
-    """The strings that must not become control tokens when they stand in a row's own text.
+    """The strings that must not become control tokens when a row's text holds them.
 
     Control tokens are the special added tokens, and added tokens that occur in the template's source.
     """
@@ -41,7 +41,7 @@ class ControlStrings:
         self._template = template
 
     def count_occurrences(self, messages: Sequence[dict[str, Json]], tools: Json, kwargs: Json) -> dict[str, int]:
-        """Count the strings in a row's own text: `role string` → how often; `tools` and `kwargs` are roles here."""
+        """Count the strings in a row's text by `role string`; `tools` and `kwargs` count as roles."""
         counts: dict[str, int] = {}
         if self._find is None:
             return counts
@@ -51,7 +51,7 @@ class ControlStrings:
         return counts
 
     def find_rows(self, table: pa.Table) -> Bools:
-        """Tell which canonical rows hold a control string anywhere in their JSON: bool[N]."""
+        """Return which canonical rows hold a control string anywhere in their JSON: bool[N]."""
         found = np.zeros(table.num_rows, bool)
         if not self.strings:
             return found
@@ -90,9 +90,9 @@ def restore_control_strings(text: str, placeholders: dict[str, str]) -> tuple[st
 
 
 def has_changed_placeholder(text: str, placeholders: dict[str, str]) -> bool:
-    """Tell whether a print holds a placeholder in other letters, as a template that lowers its text makes them.
+    """Return whether a render holds a placeholder in another case, as a template that lowers its text makes them.
 
-    Those of fewer than six characters could stand anywhere by chance and are not looked for.
+    Placeholders of fewer than six characters could occur by chance and are not searched.
     """
     long = [one for one in placeholders if len(one) >= 6]
     if not long:
@@ -104,7 +104,7 @@ def has_changed_placeholder(text: str, placeholders: dict[str, str]) -> bool:
 def contains_added_token(
     card: TokenizerCard, encoded: EncodedTexts, text: str, ranges: Sequence[tuple[int, int]]
 ) -> bool:
-    """Tell whether an encoded text has an added token inside character ranges that must be ordinary text."""
+    """Return whether an encoded text has an added token inside character ranges that must be ordinary text."""
     at = compute_byte_positions(text)
     starts = at[np.array([start for start, _ in ranges], np.int64)]
     ends = at[np.array([end for _, end in ranges], np.int64)]
@@ -114,7 +114,7 @@ def contains_added_token(
 
 
 def _find_free_placeholder(length: int, taken: str) -> str:
-    """Return an ASCII word of the given length that does not occur in `taken`, always the same one."""
+    """Return an ASCII string of the given length that does not occur in `taken`; the same for the same input."""
     letters = string.ascii_letters + string.digits
     tail = min(length, 4)
     for combination in product(letters, repeat=tail):

@@ -1,11 +1,11 @@
-"""Batches of encoded texts as arrays: which tokens train, what each token is, and the columns of `tokenized_examples`.
+"""Batches of encoded texts as arrays: which tokens train, and the kind of each token.
 
 What belongs here: from character or byte ranges to token masks and spans, for a whole batch at once; one
-example as views into its batch; examples as columns. What does not: where the ranges come from (`masking/`),
-how rows become texts (`text_examples.py`).
+example as views into its batch. What does not: where the ranges come from (`conversation/masking/`), examples as
+columns (`example_columns.py`), how rows become texts (`text_examples.py`).
 
     pieces   ···[  u  ]···[ a ]··      bytes of own text, per text of the batch
-    spans    t  u      t   a    t      tokens: `template` from 0, then one span per piece and per gap behind it
+    spans    t  u      t   a    t      tokens: `template` from 0, then one span per piece and per gap after it
 """
 
 from bisect import bisect_left
@@ -38,9 +38,9 @@ _KIND_NUMBERS = {kind: number for number, kind in enumerate(SPAN_KINDS)}
 
 @dataclass(frozen=True, slots=True)
 class FlatContentSpans:
-    """Own text over a batch: piece j is bytes `[starts[j], ends[j])` of its text, ascending within a text.
+    """The rows' own text over a batch: piece j is bytes `[starts[j], ends[j])` of its text, ascending within a text.
 
-    `counts` int64[N] says how many pieces each text has; `kinds` index `examples.KINDS`.
+    `counts` int64[N] are the pieces of each text; `kinds` index `SPAN_KINDS`.
     """
 
     counts: Ints
@@ -51,7 +51,7 @@ class FlatContentSpans:
 
 
 def flatten_content_spans(masked: Sequence[MaskedConversation], to_bytes: "Sequence[Ints | None]") -> FlatContentSpans:
-    """Return the pieces of masked texts; `to_bytes[i]` maps characters of text i to bytes, None: they are equal."""
+    """Return the pieces of masked texts; `to_bytes[i]` maps characters of text i to bytes; None if it is ASCII."""
     counts = np.fromiter((len(one.pieces) for one in masked), np.int64, len(masked))
     flat = np.array(
         [(p.start, p.end, p.message, _KIND_NUMBERS[p.kind]) for one in masked for p in one.pieces], np.int64
@@ -64,11 +64,11 @@ def flatten_content_spans(masked: Sequence[MaskedConversation], to_bytes: "Seque
 
 
 NO_TEXT_BEHIND = 1 << 62
-"""Where the own text behind a range begins if there is none; added to a text's place it is still an int64."""
+"""The start of the next own text after a range if there is none; added to a text's base it is still an int64."""
 
 
 def flatten_trained_spans(masked: Sequence[MaskedConversation], to_bytes: "Sequence[Ints | None]") -> FlatSpans:
-    """Return the trained ranges of masked texts, each with the own text of other messages beside it."""
+    """Return the trained ranges of masked texts, each with the neighboring text of other messages."""
     rows: list[tuple[int, int, int, int, int]] = []
     for i, one in enumerate(masked):
         at = to_bytes[i]
@@ -92,7 +92,7 @@ def _collect_span_weights(masked: Sequence[MaskedConversation]) -> Weights | Non
 
 
 def _find_neighbours(one: MaskedConversation, trained: Span) -> tuple[int, int]:
-    """Return where other messages' own text ends before a trained range, and where it begins behind it."""
+    """Return where other messages' text ends before a trained range, and where it begins after it."""
     pieces = one.pieces
     at = bisect_left(pieces, trained.start, key=_get_start)
     before = next((p.end for p in reversed(pieces[:at]) if p.message != trained.message), 0)
@@ -176,18 +176,18 @@ def make_masked_batch(masked: Sequence[MaskedConversation], encoded: EncodedText
 
 
 def list_examples(batch: EncodedBatch) -> "list[Example | Rejected]":
-    """Return each text of a batch as an example, or why it cannot be one."""
+    """Return each text of a batch as an example, or its reject."""
     bad = Rejected("offsets_degenerate", "tokens with empty or backward offsets")
     return [bad if batch.bad[i] else batch.example(i) for i in range(len(batch.bad))]
 
 
 def _find_token_spans(pieces: FlatContentSpans, encoded: EncodedTexts) -> "tuple[Ints, Ints, NDArray[np.int8], Ints]":
-    """Return the starts, messages, kinds and text offsets of all token spans of a batch; empty ones left out."""
+    """Return the starts, messages, kinds and text offsets of all non-empty token spans of a batch."""
     counts = pieces.counts
     texts = np.repeat(np.arange(len(counts)), counts)
     places = np.stack((pieces.starts, pieces.ends), axis=1).ravel()
     tokens = find_token_at(encoded, np.repeat(texts, 2), places)
-    # A token that reaches from one message's own text into another's is nobody's: it ends the first piece early.
+    # A token that reaches from one message's text into another's belongs to neither: it ends the first piece early.
     follows = (texts[1:] == texts[:-1]) & (pieces.messages[1:] != pieces.messages[:-1])
     last = np.maximum(tokens[1:-1:2] - 1, 0)
     shared = follows & (encoded.ends[last] > pieces.starts[1:]) & (encoded.starts[last] < pieces.ends[:-1])
@@ -217,8 +217,8 @@ def _find_token_spans(pieces: FlatContentSpans, encoded: EncodedTexts) -> "tuple
 class Example:
     """One example of one row: views into its batch's arrays, and what truncation removed.
 
-    `span_starts` int64[J] with `span_messages` and `span_kinds` tell what each token is. `weights` float32[T] is
-    null where every target weighs 1.
+    `span_starts` int64[J] with `span_messages` and `span_kinds` give the kind of each token. `weights` float32[T] is
+    None if every target has weight 1.
     """
 
     ids: Tokens
@@ -236,11 +236,11 @@ class Example:
     reasoning_trained: int = 0
     cut_trained: int = 0
     domain: str | None = None
-    """The example's own, where a class of one's own names it; else its row's."""
+    """The example's domain, if a custom class sets it; else its row's domain applies."""
     weights: Weights | None = None
 
     def cut(self, start: int, stop: int) -> "Example":
-        """Keep tokens `[start, stop)`; what is removed is counted as cut. The new first token is no target."""
+        """Keep tokens `[start, stop)`; removed tokens count as cut. The new first token is not a target."""
         inside = (self.span_starts < stop) & (np.append(self.span_starts[1:], len(self.ids)) > start)
         mask, weights = self._select_targets(slice(start, stop))
         return replace(
@@ -256,7 +256,7 @@ class Example:
         )
 
     def keep(self, kept: Bools) -> "Example":
-        """Keep the marked tokens; spans shrink, and what goes is counted as cut. The new first token is no target."""
+        """Keep the marked tokens; removed tokens count as cut. The first one left is not a target."""
         before = np.concatenate(([0], np.cumsum(kept)))
         starts = before[self.span_starts]
         ends = before[np.append(self.span_starts[1:], len(kept))]
@@ -275,7 +275,7 @@ class Example:
         )
 
     def _select_targets(self, kept: "slice | Bools") -> tuple[Bools, Weights | None]:
-        """Return mask and weights of some tokens; the first of them follows nothing and is no target."""
+        """Return mask and weights of some tokens; the first of them follows nothing and is not a target."""
         mask = self.mask[kept].copy()
         mask[:1] = False
         return mask, None if self.weights is None else np.where(mask, self.weights[kept], np.float32(0))

@@ -26,7 +26,7 @@ class EncodedTexts:
     """A batch of encoded texts.
 
     `ids` int32[T], `offsets` int64[N + 1] into it; `starts` and `ends` int64[T] are each token's bytes within
-    its own text; `usual` counts texts that took the usual way, `altered` those whose ids decode to other text.
+    its own text; `usual` counts texts that took the reference path, `altered` those whose ids decode to other text.
     """
 
     ids: NDArray[np.int32]
@@ -38,10 +38,10 @@ class EncodedTexts:
 
 
 class Encoder:
-    """A tokenizer in a worker. Expensive to make (about a second for 150,000 tokens): make one per process."""
+    """Encodes and decodes with one tokenizer. Opening takes about a second for 150,000 tokens: one per process."""
 
     def __init__(self, loaded: LoadedTokenizer, *, fast_lane: bool = True) -> None:
-        """Open the fast lane if it is wanted and the card allows it; the usual one is opened when first needed."""
+        """Open the fast path if it is wanted and the card allows it; the reference opens at its first use."""
         self.card = loaded.card
         self._backend = loaded.backend
         self._fast: Any = open_fast_backend(loaded.backend) if fast_lane and loaded.card.fast else None
@@ -67,7 +67,7 @@ class Encoder:
 
     @cached_property
     def _continuation_backend(self) -> Any:
-        """The same tokenizer without the space that SentencePiece puts before a text, for continuations."""
+        """The same tokenizer without the space that SentencePiece adds before a text, for continuations."""
         return open_reference_backend(_remove_dummy_prefix(self._backend))
 
     @cached_property
@@ -75,9 +75,9 @@ class Encoder:
         return _read_byte_lengths(self._backend)
 
     def encode(self, texts: Sequence[str]) -> EncodedTexts:
-        """Encode texts, adding no special tokens: the ids that `transformers` gives.
+        """Encode texts without adding special tokens: the ids that `transformers` gives.
 
-        A text whose tokens' bytes do not add up to its own takes the usual way.
+        A text whose tokens do not add up to its bytes takes the reference path.
         """
         if self._fast is None:
             return self._encode_reference(texts)
@@ -104,7 +104,7 @@ class Encoder:
         return replace(_join_encodings(pieces, usual=len(texts)), altered=altered)
 
     def _strip_spaces_after_added(self, text: str) -> str:
-        """Return a text without the spaces behind added tokens, which decoding may add."""
+        """Return a text without the spaces after added tokens, which decoding may add."""
         return self._after_added_pattern.sub(r"\1", text)
 
     @cached_property
@@ -124,7 +124,7 @@ class Encoder:
         return ids, at[chars[:, 0]], at[chars[:, 1]]
 
     def encode_continuation(self, texts: Sequence[str]) -> EncodedTexts:
-        """Encode texts as what follows another text: no space of the tokenizer's own before them."""
+        """Encode continuation text: without the tokenizer's leading space."""
         if self._fast is not None:
             return self.encode(texts)
         encodings = self._continuation_backend.encode_batch(list(texts), add_special_tokens=False)
@@ -133,7 +133,7 @@ class Encoder:
         )
 
     def encode_continuation_ids(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], Ints]:
-        """Encode texts as `encode_continuation` does and return ids and offsets alone, which is twice as fast."""
+        """Encode texts as `encode_continuation` does and return only ids and offsets, which is twice as fast."""
         encodings = self._continuation_backend.encode_batch_fast(list(texts), add_special_tokens=False)
         ids = [np.array(one.ids, np.int32) for one in encodings]
         counts = np.fromiter(map(len, ids), np.int64, len(ids))
@@ -141,7 +141,7 @@ class Encoder:
         return np.concatenate(ids) if ids else np.empty(0, np.int32), offsets
 
     def reencode_continuations(self, encoded: EncodedTexts, texts: Sequence[str], places: Ints) -> EncodedTexts:
-        """Encode the texts in the given places again, as what follows other text; the rest stays as it is."""
+        """Encode the texts at the given places again, as continuation text; the others are unchanged."""
         if self._fast is not None or not len(places):
             return encoded
         chosen: list[int] = places.tolist()
@@ -150,7 +150,7 @@ class Encoder:
     def encode_around(self, text: str, ordinary: Sequence[tuple[int, int]], cuts: Sequence[int] = ()) -> EncodedTexts:
         """Encode a text whose character ranges `ordinary` must not become control tokens, each in isolation.
 
-        Before the characters `cuts` the text is cut too, as `rejoined` has it.
+        The text is also cut before the characters `cuts`, as in `rejoin_pieces`.
         """
         pieces: list[tuple[NDArray[np.int32], Ints, Ints]] = []
         position = 0
@@ -170,22 +170,22 @@ class Encoder:
         return _join_encodings([(ids, starts, ends)], usual=1)
 
     def matches_reference(self, texts: Sequence[str], encoded: EncodedTexts, chosen: Sequence[int]) -> bool:
-        """Compare the chosen texts' ids with the reference's own."""
+        """Return whether the chosen texts' ids are those of the reference."""
         expected = self.usual.encode_batch([texts[i] for i in chosen], add_special_tokens=False)
         spans = [encoded.ids[encoded.offsets[i] : encoded.offsets[i + 1]].tolist() for i in chosen]
         return all(one.ids == ids for one, ids in zip(expected, spans, strict=True))
 
     def without_fast_path(self) -> "Encoder":
-        """Return an encoder that takes the usual way only; for a part in which the lanes differed."""
+        """Return an encoder that takes only the reference path; for a part in which the paths differed."""
         return Encoder(LoadedTokenizer(card=self.card, backend=self._backend), fast_lane=False)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Decode ids with control tokens shown, as the reference does."""
+        """Decode ids, control tokens included, as the reference does."""
         return cast(str, self.usual.decode(list(ids), skip_special_tokens=False))
 
 
 def rejoin_pieces(encoded: EncodedTexts, pieces: Sequence[str], counts: Ints) -> EncodedTexts:
-    """Return encoded pieces as the texts they were cut from: text i is the next `counts[i]` pieces, end to end."""
+    """Join encoded pieces to the texts they were cut from: text i is the next `counts[i]` pieces, concatenated."""
     sizes = np.fromiter((len(one.encode()) for one in pieces), np.int64, len(pieces))
     before = np.cumsum(sizes) - sizes
     bounds = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
@@ -222,7 +222,7 @@ def _join_encodings(pieces: "Sequence[tuple[NDArray[np.int32], Ints, Ints]]", us
 
 
 def _replace_texts(encoded: EncodedTexts, places: Ints, other: EncodedTexts, *, counted: bool = True) -> EncodedTexts:
-    """Put the texts of `other` in the given places of `encoded`; `counted` adds what was counted of them."""
+    """Replace the texts of `encoded` at the given places by those of `other`; `counted` adds their counts."""
     chosen: dict[int, int] = {int(place): i for i, place in enumerate(places)}
     pieces: list[tuple[NDArray[np.int32], Ints, Ints]] = []
     for i in range(len(encoded.offsets) - 1):
@@ -234,9 +234,9 @@ def _replace_texts(encoded: EncodedTexts, places: Ints, other: EncodedTexts, *, 
 
 
 def _make_byte_alphabet() -> dict[str, int]:
-    """Map the 256 printable characters by which byte-level vocabularies write bytes, back to the bytes.
+    """Map the 256 printable characters that byte-level vocabularies use for bytes back to the bytes.
 
-    Source: the GPT-2 encoder: printable Latin-1 characters stand for themselves, the rest for U+0100 on.
+    Source: the GPT-2 encoder: printable Latin-1 characters represent themselves, the other bytes start at U+0100.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printable]
@@ -244,7 +244,7 @@ def _make_byte_alphabet() -> dict[str, int]:
 
 
 def _read_byte_lengths(backend: str) -> Ints:
-    """Return the number of bytes that each id stands for: int64[largest id + 1], −1 where there is no token."""
+    """Return the number of bytes of each id: int64[largest id + 1], −1 for ids without a token."""
     parsed: dict[str, Any] = orjson.loads(backend)
     vocabulary: dict[str, int] = parsed["model"]["vocab"]
     added: list[dict[str, Any]] = parsed["added_tokens"]
@@ -258,7 +258,7 @@ def _read_byte_lengths(backend: str) -> Ints:
 
 
 def read_token_bytes(backend: str) -> list[bytes]:
-    """Return the bytes of every id of a byte-level vocabulary; for showing tokens one by one."""
+    """Return the bytes of every id of a byte-level vocabulary, for printing single tokens."""
     parsed: dict[str, Any] = orjson.loads(backend)
     alphabet = _make_byte_alphabet()
     vocabulary: dict[str, int] = parsed["model"]["vocab"]

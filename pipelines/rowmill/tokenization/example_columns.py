@@ -44,9 +44,9 @@ class ExampleColumns:
     original_trained: Ints
     removed: "dict[str, Ints]"
     domains: "tuple[str | None, ...]" = ()
-    """Examples' own domains, where a class of one's own names them; empty: all have their rows'."""
+    """The examples' domains, if a custom class sets them; empty: all have their rows' domains."""
     weights: Weights | None = None
-    """The loss weight of every token; null: every target weighs 1."""
+    """The loss weight of every token; None: every target has weight 1."""
 
     @property
     def token_weights(self) -> Weights:
@@ -54,7 +54,7 @@ class ExampleColumns:
         return self.mask.astype(np.float32) if self.weights is None else self.weights
 
     def table(self, row_ids: pa.Array, splits: pa.Array, domains: pa.Array, *, weighted: bool) -> pa.Table:
-        """Return the examples as `make_example_schema` says; example k of a row is called `row_id#k`."""
+        """Return the examples as a table with `make_example_schema`; example k of a row is named `row_id#k`."""
         rows = pa.array(self.rows)
         names = row_ids.take(rows)
         numbers = pa.array(self.ks).cast(pa.string()) if self.ks.any() else pa.scalar("0")
@@ -89,9 +89,9 @@ class ExampleColumns:
         )
 
     def verified(self) -> int:
-        """Count examples whose token mask agrees with what their tokens are.
+        """Count examples whose token mask agrees with the kinds of their tokens.
 
-        The own text of a message trains as a whole or not at all, but for an example's first token. A mask moved by
+        The text of a message trains as a whole or not at all, except for an example's first token. A mask shifted by
         one token breaks this.
         """
         begins = np.repeat(np.cumsum(self.lengths) - self.lengths, self.span_counts)
@@ -134,7 +134,7 @@ def make_columns(made: "Sequence[tuple[int, int, Example]]") -> ExampleColumns:
 
 
 def make_batch_columns(batch: EncodedBatch, rows: Ints, kept: Bools) -> ExampleColumns:
-    """Return the kept texts of a batch as columns, text i being the one example of row `rows[i]`."""
+    """Return the kept texts of a batch as columns, text i as the only example of row `rows[i]`."""
     if not kept.all():
         return make_columns([(int(rows[i]), 0, batch.example(i)) for i in np.flatnonzero(kept).tolist()])
     return ExampleColumns(
@@ -155,7 +155,7 @@ def make_batch_columns(batch: EncodedBatch, rows: Ints, kept: Bools) -> ExampleC
 
 
 def concat_columns(several: Sequence[ExampleColumns]) -> ExampleColumns:
-    """Return columns end to end; there is at least one."""
+    """Concatenate columns; there is at least one."""
     if len(several) == 1:
         return several[0]
     removed = {name for one in several for name in one.removed}
@@ -176,7 +176,7 @@ def sort_by_row(table: pa.Table, columns: ExampleColumns) -> pa.Table:
 
 
 def _concat_weights(several: "Sequence[tuple[Bools, Weights | None]]") -> Weights | None:
-    """Return weights end to end, each given with its mask; null if all of them are."""
+    """Concatenate weights, each given with its mask; None if all of them are None."""
     if all(weights is None for _, weights in several):
         return None
     return np.concatenate([mask.astype(np.float32) if weights is None else weights for mask, weights in several])
@@ -198,6 +198,6 @@ def _sum_by_example(flags: Bools, lengths: Ints) -> Ints:
 
 
 def count_outside_vocabulary(table: pa.Table, vocab_size: int) -> int:
-    """Count the token ids of a part's examples that no embedding row would serve."""
+    """Count the token ids of a part's examples that are outside the vocabulary."""
     ids = table.column("input_ids").combine_chunks().flatten().to_numpy(zero_copy_only=False)
     return int(((ids < 0) | (ids >= vocab_size)).sum())

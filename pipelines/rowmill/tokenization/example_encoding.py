@@ -18,7 +18,7 @@ from rowmill.tokenization.encoded_batch import Example, list_examples, make_mask
 from rowmill.tokenization.encoder import EncodedTexts, Encoder, rejoin_pieces
 
 SAMPLE_EVERY = 100
-"""One text in so many is encoded again by the reference tokenizer, in every batch the first unless it is very long."""
+"""One text in this many is encoded again on the reference path; in every batch the first, unless it is very long."""
 
 
 SAMPLE_CHARS = 1 << 18
@@ -34,38 +34,38 @@ class TokenizationCounts:
 
     dropped: dict[str, int] = field(default_factory=dict[str, int])
     control_strings: dict[str, int] = field(default_factory=dict[str, int])
-    """Occurrences of control tokens in rows' own text, by role and string: `user <|im_end|>`."""
+    """Occurrences of control tokens in rows' text, by role and string: `user <|im_end|>`."""
     controlled_rows: int = 0
     template: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What the template's contract says that a trainer should know."""
+    """The template's observed behavior, for the report."""
     usual_way: int = 0
     altered: int = 0
     """Texts whose ids decode to other text, because the tokenizer normalises."""
     lane_differences: int = 0
     straddles: int = 0
     prompts_compared: int = 0
-    """Rows whose generation prompt was encoded alone and held against the row's ids."""
+    """Rows whose generation prompt was encoded alone and compared with the row's ids."""
     prompts_that_differ: list[str] = field(default_factory=list[str])
-    """Ids of those of them whose ids do not begin with the prompt's."""
+    """The ids of those rows whose token ids do not begin with the prompt's."""
     dropped_tokens: int = 0
     """Tokens of rows that were encoded and then rejected: too long, or without a target."""
     dropped_trained: int = 0
-    """Those of them that were to be trained on."""
+    """Those of them that would have trained."""
 
     def add_control_strings(self, control: ControlStrings, one: Conversation) -> None:
-        """Count control tokens in a row's own text, by role and string."""
+        """Count control tokens in a row's text, by role and string."""
         self.controlled_rows += 1
         for name, count in control.count_occurrences(one.messages, one.tools, one.kwargs).items():
             self.control_strings[name] = self.control_strings.get(name, 0) + count
 
     def add_dropped(self, dropped: dict[str, int]) -> None:
-        """Count own text that the template did not print."""
+        """Count the row's text that the template did not print."""
         for kind, count in dropped.items():
             self.dropped[kind] = self.dropped.get(kind, 0) + count
 
 
 def encode_and_compare(encoder: Encoder, texts: Sequence[str], counts: TokenizationCounts) -> EncodedTexts:
-    """Encode a batch and compare a sample with the reference; on any difference all of it goes the usual way."""
+    """Encode a batch and compare a sample with the reference; on any difference encode all of it on that path."""
     encoded = encoder.encode(texts)
     counts.usual_way += encoded.usual
     counts.altered += encoded.altered

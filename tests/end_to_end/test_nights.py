@@ -87,7 +87,7 @@ def test_full_disk_leaves_yesterday_readable_says_whose_and_is_made_up_for_once_
     roomy = tiny.run()
 
     assert not full.success
-    assert "no room to write under" in said(full)
+    assert "no space left under" in said(full)
     assert "free space there" in said(full)
     assert after_full == yesterday
     assert roomy.success

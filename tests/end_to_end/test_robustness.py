@@ -251,7 +251,7 @@ def resize(disk: Path, size_bytes: int) -> None:
     subprocess.run(["mount", "-o", f"remount,size={size_bytes >> 10}k", str(disk)], check=True)
 
 
-NO_ROOM = r"^road/\S+: no room to write under .*; free space there, or choose another storage root, and build again$"
+NO_ROOM = r"^road/\S+: no space left under .*; free space there, or choose another storage root, and build again$"
 
 
 @pytest.mark.parametrize("share", [0.03, 0.3, 0.55, 0.7, 0.85])

@@ -500,7 +500,7 @@ def test_shard_that_is_missing_is_refused_at_once(copied: Path) -> None:
 def test_shard_cut_short_is_refused(copied: Path) -> None:
     shard = shard_of(copied, 0)
     os.truncate(shard, shard.stat().st_size - 100)
-    with pytest.raises(IntegrityError, match="no readable Parquet file"):
+    with pytest.raises(IntegrityError, match="not a readable Parquet file"):
         open_reader(copied)
 
 

@@ -93,7 +93,7 @@ def test_sets_are_views_that_batch_and_shuffle(built: Built) -> None:
 
 
 def test_set_that_is_not_there_is_refused_with_those_that_are(built: Built) -> None:
-    with pytest.raises(ConfigError, match=r"test set of 'tasks': this build has none; there are those of chats"):
+    with pytest.raises(ConfigError, match=r"test set of 'tasks': this build has none; the datasets with one are chats"):
         reader_of(built).validation_set("tasks", "test")
 
 

@@ -137,11 +137,11 @@ def test_missing_library_is_named_with_its_extra(
         ({"kind": "mds", "profile": "pretrain"}, {"text": TEXT}, "the first token of every document of datasets.text"),
         ({"kind": "mds", "size_limit_bytes": 1 << 32}, {}, "exports.0.size_limit_bytes"),
         ({"kind": "hf"}, {"text": OPEN}, "kind hf stores single segments, but attention of datasets.text crosses"),
-        ({"kind": "tinker"}, {"text": OPEN}, "kind tinker holds segments one by one"),
-        ({"kind": "olmo_core"}, {"text": OPEN}, "kind olmo_core holds segments one by one"),
-        ({"kind": "astrai_bin"}, {"text": OPEN, "chats": CHATS}, "sft, which parts all segments, but attention of"),
-        ({"kind": "megatron_bridge", "pad_segments_to": 4}, {"text": OPEN}, "plan segments anew, but attention of"),
-        ({"kind": "megatron_bridge", "pack_size": 128}, {"text": OPEN}, "plan segments anew, but attention of"),
+        ({"kind": "tinker"}, {"text": OPEN}, "kind tinker stores single segments"),
+        ({"kind": "olmo_core"}, {"text": OPEN}, "kind olmo_core stores single segments"),
+        ({"kind": "astrai_bin"}, {"text": OPEN, "chats": CHATS}, "sft, which separates all segments, but attention of"),
+        ({"kind": "megatron_bridge", "pad_segments_to": 4}, {"text": OPEN}, "plan segments again, but attention of"),
+        ({"kind": "megatron_bridge", "pack_size": 128}, {"text": OPEN}, "plan segments again, but attention of"),
     ],
 )
 def test_impossible_combination_is_refused_at_load(

@@ -16,10 +16,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from rowmill.build import runner
 from rowmill.build import runner, steps
 from rowmill.build.plan import forecast_steps
-from rowmill.build.runner import Project
 from rowmill.build.steps import Project
 from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError, ContextOverflowError, suggest_name

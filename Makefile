@@ -33,7 +33,7 @@ demo test check campaign bench docs screenshots: export HF_HUB_OFFLINE = 1
 .DEFAULT_GOAL := help
 .PHONY: help demo test ui check fix campaign bench docs lock clean screenshots
 
-help:  ## list the words
+help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
 demo: $(READY)  ## install what is missing, then build the demo recipe through Dagster and report

@@ -1,7 +1,7 @@
 """Rows straight to tokens and Datums, in a program of one's own: the same ids and mask that a build gives.
 
-What belongs here: the calls that need no recipe file and write nothing. What does not: any room's work; rows go
-through the rooms that a build uses. Files of Datums from a build are an export (`shards/`).
+What belongs here: the calls that need no recipe file and write nothing. What does not: any step's work; rows go
+through the functions that a build uses. Files of Datums from a build are an export (`shards/`).
 
     row ──canonicalisation──► ──rendering, mask, truncation──► Tokens ──shift──► Datum
 
@@ -151,7 +151,7 @@ def _shift_example(one: ExampleTokens, reduction: Reduction) -> Datum | None:
     return make_datum(one.ids.tolist(), one.loss_mask.tolist(), loss_weights=weights, reduction=reduction)
 
 
-# ── The rooms, opened once ─────────────────────────────────────────────────────────────────────────
+# ── The steps, opened once ─────────────────────────────────────────────────────────────────────────
 
 
 def _merge_options(options: Mapping[str, Any], enable_thinking: bool | None, supervise: Supervise) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def _parse_dataset(groups: Mapping[str, Any], max_seq_len: int, base: Path) -> r
 
 
 class _InMemoryPipeline:
-    """The rooms of a build for rows in memory."""
+    """The steps of a build, opened for rows in memory."""
 
     def __init__(self, tokenizer: Any, max_seq_len: int, groups: Mapping[str, Any]) -> None:
         base = Path.cwd()
@@ -229,7 +229,7 @@ _PIPELINES_BY_NAME: dict[str, _InMemoryPipeline] = {}
 
 
 def _open_pipeline(tokenizer: Any, max_seq_len: int, groups: Mapping[str, Any]) -> _InMemoryPipeline:
-    """Keep opened rooms as long as their tokenizer lives: probing a template takes a second."""
+    """Keep opened pipelines as long as their tokenizer lives: probing a template takes a second."""
     named = isinstance(tokenizer, str | Path)
     kept = _PIPELINES_BY_NAME if named else _PIPELINES.setdefault(tokenizer, {})
     # A program may change its tokenizer between two calls.

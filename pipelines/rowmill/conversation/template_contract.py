@@ -161,7 +161,7 @@ class PlaceholderRendering:
 
 
 class ChatRenderer(Protocol):
-    """What masking needs from rendering, handed in by the corridor."""
+    """What masking needs from rendering, handed in by the caller."""
 
     @property
     def identity(self) -> str:

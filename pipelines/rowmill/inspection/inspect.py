@@ -1,7 +1,7 @@
-"""Some rows through all rooms in memory: what was read, what became of it, and which of its tokens train.
+"""Some rows through all steps in memory: what was read, what became of it, and which of its tokens train.
 
 What belongs here: choosing rows, running the parts' own work on them, cutting an example into stretches of one
-class, showing that. What does not: any room's work; it is done by the same functions as in a build
+class, showing that. What does not: any step's work; it is done by the same functions as in a build
 (`parts.py`), over a store in memory that is gone afterwards. Nothing is written.
 
     source ─► first records ─canonicalize_part─► rows ─tokenize_part─► examples ─► trained | context | template
@@ -205,7 +205,7 @@ def _inspect_row(project: Project, work: StageContext, row_id: str) -> Iterator[
                 yield from _inspect_part(work, part, range(at, at + 1))
 
 
-# ── Through the rooms ──────────────────────────────────────────────────────────────────────────────
+# ── Through the steps ──────────────────────────────────────────────────────────────────────────────
 
 
 def _inspect_part(work: StageContext, part: SourcePart, wanted: range) -> Iterator[InspectedRecord]:

@@ -1,7 +1,7 @@
 """The recipe: everything that decides the bytes, read once, checked whole; beside it the execution, which decides none.
 
-What belongs here: composing the rooms' option groups, defaults, aliases, reading a recipe file. What does
-not: an option itself; each lives in the room whose behaviour it sets.
+What belongs here: composing the packages' option groups, defaults, aliases, reading a recipe file. What does
+not: an option itself; each lives beside the code whose behaviour it sets.
 
 A dataset's options stand in groups. Two courtesies are done before validation: `defaults` fills in what a
 dataset leaves out (only the groups that its kind reads), and an option of a group written directly under

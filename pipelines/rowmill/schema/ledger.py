@@ -1,7 +1,7 @@
 """The ledger: every source record and every token ends in exactly one named state.
 
 What belongs here: the states, the closed list of reasons, adding up and checking sums. What does not:
-deciding a row's fate; each room does that and names its reason.
+deciding a row's fate; each step does that and names its reason.
 
     records   kept | rejected(reason) | not_taken | not_sampled | validation_surplus | tail | remainder | not_scheduled
     tokens    trained | context | template | truncated | dropped | padding

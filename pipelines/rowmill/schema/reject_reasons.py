@@ -1,7 +1,7 @@
 """What each reason for a reject means, and what to do about it.
 
 What belongs here: words for people. What does not: the closed list itself (`ledger.py`) and who gives a reason;
-each room says in a detail which column, message or value it was.
+each step says in a detail which column, message or value it was.
 """
 
 from typing import Literal, NamedTuple

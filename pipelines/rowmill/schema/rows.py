@@ -1,6 +1,6 @@
 """The canonical row: one conversation, pair, text or record, in one shape whatever its source looked like.
 
-What belongs here: the dataclasses that rooms hand to each other before tokens exist, and the Arrow
+What belongs here: the dataclasses that packages hand to each other before tokens exist, and the Arrow
 schema in which they are stored. What does not: how a source's columns become a row (`formats/`), or
 what is done to a row afterwards.
 

@@ -1,6 +1,6 @@
 """The stages, one module each: what is done to all parts of a dataset, or to all datasets of a recipe.
 
-What belongs here: the form in which a stage declares itself, composing rooms over parts, and adding up what they
+What belongs here: the form in which a stage declares itself, composing libraries over parts, and adding up what they
 counted. What does not: the list of stages (`catalog.py`), one part's work (`parts.py`), gates and reuse of whole stages
 (`runner.py`). A stage may import what works on one part; nothing of that imports a stage.
 

@@ -1,13 +1,7 @@
-"""What one worker does with one part: the rooms in order, rows in plain values, batches in columns.
+"""The files of a part: Parquet tables, the rejects and the ledger beside the rows, one writer for each.
 
-What belongs here: composing rooms over one part, and the part's counts. What does not: which parts there
-are and whether they must be done (`runner.py`), or any room's own work.
-
-    source part ──sources──► records ──canonicalization──► rows.parquet, rejects.parquet, ledger.parquet
-    rows.parquet ──rendering, masking, truncation, tokenization──► examples.parquet, rejects.parquet, ledger.parquet
-
-A function here takes one picklable task and returns one `manifest.Part`. Expensive state (a tokenizer, a
-renderer) is made once per process and context.
+What belongs here: writing what every stage writes for a part. What does not: making rows or examples
+(`canonical_rows/`, `tokenized_examples/`), or which parts there are.
 """
 
 from collections import Counter

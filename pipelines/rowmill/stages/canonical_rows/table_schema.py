@@ -1,7 +1,7 @@
 """Parts → rows of records: what is decided over all parts of a dataset before and after its rows are made.
 
 What belongs here: the schema, the order, splits by number of rows, and what a page says of groups and times. What
-does not: one part's work (`table_rows.py` of the corridor), what all kinds of rows have in common
+does not: one part's work (`table_rows.py`), what all kinds of rows have in common
 (`canonical_rows/stage.py`).
 
     all parts ─observe─► schema, order ─rows_of─► rows ─► duplicates out ─► splits ─► facts

@@ -63,7 +63,7 @@ class BatchedChatPath:
     def __init__(
         self, masker: Masker, encoder: Encoder, control: ControlStrings, *, limit: int | None, share: float
     ) -> None:
-        """Keep the rooms; nothing is learned yet."""
+        """Keep what rows are made with; nothing is learned yet."""
         self._masker = masker
         self._encoder = encoder
         self._control = control

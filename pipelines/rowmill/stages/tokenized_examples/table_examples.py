@@ -1,7 +1,7 @@
 """Rows of records → tokenized examples: encode each part once, plan all of them, then write examples in parts.
 
 What belongs here: the tokens around records, encoding over parts, the dry run, parts of examples, adding up. What
-does not: the plan (`table_plan.py`), one worker's work (`table_tokens.py` of the corridor).
+does not: the plan (`table_plan.py`), one worker's work (`table_tokens.py`).
 
     parts of rows ─encode─► ids in scratch, lengths ─► plan ─► nothing fits: stop, nothing was written
                                                         │

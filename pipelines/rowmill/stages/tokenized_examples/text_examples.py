@@ -1,7 +1,7 @@
 """Canonical rows → tokenized examples: rendering, masking, truncation and tokenization in their order.
 
-What belongs here: the order of those rooms for one batch of rows of each kind, and the example that comes
-out. What does not: any of the rooms' own work, or files (`parts.py`). This is a hall of the corridor.
+What belongs here: the order of those steps for one batch of rows of each kind, and the example that comes
+out. What does not: any of the steps' own work, or files (`text_parts.py`).
 
     conversation   render ─► mask ─► encode ─► too long? truncate, and again ─► Example
     pair           encode input, encode output as its continuation ─► BOS input sep output EOS
@@ -151,7 +151,7 @@ def cut_batches(sizes: Sequence[int], limit: int) -> Iterator[slice]:
 
 
 class ExampleBuilder:
-    """The rooms that turn one dataset's rows into examples, opened once per process."""
+    """What turns one dataset's rows into examples, opened once per process."""
 
     def __init__(
         self, encoder: Encoder, dataset: Dataset, spec: RendererSpec | None, limit: int, *, base: Path = Path()
@@ -187,7 +187,7 @@ class ExampleBuilder:
 
     @property
     def raises(self) -> bool:
-        """Whether rows over the limit are to stop the build; the corridor gathers them all first."""
+        """Whether rows over the limit are to stop the build; the stage gathers them all first."""
         return self._dataset.truncation.overlong == "raise"
 
     def _describe_template(self) -> dict[str, Any]:

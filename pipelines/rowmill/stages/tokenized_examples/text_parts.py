@@ -72,7 +72,7 @@ _EXAMPLE_BUILDERS: dict[str, "ExampleBuilder"] = {}
 
 
 def _get_example_builder(task: TokenizeTask) -> "ExampleBuilder":
-    """Return this process's rooms for a task's options; the last ones are kept."""
+    """Return this process's example builder for a task's options; the last ones are kept."""
     key = repr((task.root, task.tokenizer, task.renderer, task.limit, task.base)) + task.dataset.model_dump_json()
     if key not in _EXAMPLE_BUILDERS:
         _EXAMPLE_BUILDERS.clear()

@@ -216,7 +216,7 @@ def test_discard_takes_away_what_was_made_of_damage_and_the_next_build_is_whole(
 
 @pytest.mark.parametrize("spoil", [cut, empty])
 @pytest.mark.parametrize("names", ["versions/*.json", "manifests/*.json", "pointer.json", "parts/*/part.json",
-                                   "results/*.json"])  # fmt: skip
+                                   "check_results/*.json"])  # fmt: skip
 def test_a_cut_or_empty_note_is_written_again(
     copy: Road, whole: Road, spoil: Callable[[Path], None], names: str
 ) -> None:
@@ -248,7 +248,7 @@ def test_an_edited_verdict_is_not_believed(copy: Road) -> None:
     with pytest.raises(GateError):
         copy.build()
     edited = 0
-    for path in copy.store.glob("road/training_splits/results/*.json"):
+    for path in copy.store.glob("road/training_splits/check_results/*.json"):
         result = orjson.loads(path.read_bytes())
         if result["blocking"]:
             path.write_bytes(orjson.dumps(result | {"blocking": False, "passed": True}))

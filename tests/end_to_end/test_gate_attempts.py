@@ -138,7 +138,7 @@ def _use_lenient_inputs_and_go_on(project: Besieged) -> None:
     rowmill(project.road, "build", *only("training_splits", "gpu_partitions"))
 
 
-def _verdicts_deleted(project: Besieged) -> None:
+def _delete_results(project: Besieged) -> None:
     shutil.rmtree(project.road.store / "road/chats/canonical_rows/check_results")
     assert rowmill(project.road, "build", *only(*STAGES)) == 1
 
@@ -258,8 +258,8 @@ ATTEMPTS: dict[str, Callable[[Besieged], None]] = {
     "own rule in the check's place": _with_gates(
         {"expectations": {"canonical_rows": [{"name": "unknown_roles", "column": "kept", "min_value": 0}]}}, 2
     ),
-    "results deleted": _verdicts_deleted,
-    "results edited": _edited("road/chats/canonical_rows/results/*.json", _believe),
+    "results deleted": _delete_results,
+    "results edited": _edited("road/chats/canonical_rows/check_results/*.json", _believe),
     "versions edited": _edited("road/chats/canonical_rows/versions/*.json", _nothing_unknown),
     "manifests edited": _edited("road/chats/canonical_rows/manifests/*.json", _nothing_unknown),
     "pointers to lenient rows": _pointer_to_lenient_rows,

@@ -97,7 +97,7 @@ class Ready(DatasetKind):
 ASK = """
 import contextlib, io, json, sys
 from pathlib import Path
-from rowmill.build import runner
+from rowmill.build import runner, steps
 from rowmill.cli import main as cli
 from rowmill.formats import KINDS
 from rowmill.recipe.recipe import json_schema
@@ -109,7 +109,7 @@ for command in ("plan", "build", "verify"):
     with contextlib.redirect_stdout(io.StringIO()) as out:
         status = cli.main([command, str(config), "--root", root])
     shown[command] = [status, out.getvalue()]
-project = runner.open_project(config, root)
+project = steps.open_project(config, root)
 tables = {}
 for stage, file in (("canonical_rows", "rows"), ("tokenized_examples", "examples")):
     made = manifest.load_current(project.store, ("road", "rows", stage))

@@ -274,7 +274,7 @@ def test_state_inside_a_step_counts_deliveries_and_needs_the_same_ranks(made: di
     state = reader.state_dict()
 
     assert (state["position"], state["taken"], state["world_size"]) == (8, 3, 2)
-    with pytest.raises(ConfigError, match="2 ranks had begun"):
+    with pytest.raises(ConfigError, match="2 ranks began"):
         open_reader(made["stepped"], 1, 4).load_state_dict(state)
 
 

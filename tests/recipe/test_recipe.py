@@ -86,7 +86,7 @@ def test_an_option_in_format_and_in_its_group_is_refused() -> None:
         ({}, {"mixture": {"train_weights": {"b": 1},
          "steps": 4, "batch_size": 2}}, "mixture.train_weights: 'b' is not a dataset; choose a"),
         ({}, {"gates": {"waivers": [{"law": "rejects", "dataset": "b", "at_most": 1, "reason": "known and counted"}]}},
-         "gates.waivers: 'b' is no dataset; choose a"),
+         "gates.waivers: 'b' is not a dataset; choose a"),
         ({}, {"datasets": {"../x": {"source": SOURCE}}}, "datasets.../x: '../x' cannot be a name"),
         ({}, {"cache_dir": "gs://b/c"}, "configs/demo.yaml: cache_dir: a recipe holds what decides the bytes"),
         ({"cache_dir": "gs://b/c"}, {}, "datasets.a: cache_dir: a recipe holds what decides the bytes"),
@@ -122,11 +122,11 @@ STEPS = {"batch_size": 4, "steps": 2}
          "integer; got 'no', which is a string; write an integer; or must be a mapping; got 'no', which is a string; "
          "write a mapping")),
         ({}, {"mixture": {"batch_size": 3}, "partitions": {"world_size": 2}},
-         ("partitions.world_size: 2 does not divide batch_size 3; every rank gets equally many sequences of a "
+         ("partitions.world_size: 2 does not divide batch_size 3; every rank gets as many sequences of a "
           "step; choose "
          "1 or 3, or another batch_size")),
         ({}, {"mixture": {"batch_size": [[0, 4], [10, 6]]}, "partitions": {"world_size": 4}},
-         ("partitions.world_size: 4 does not divide batch_size 4 or 6; every rank gets equally many sequences "
+         ("partitions.world_size: 4 does not divide batch_size 4 or 6; every rank gets as many sequences "
           "of a step; "
          "choose 1 or 2, or another batch_size")),
         ({"packing": {"pack_strategy": "concat"}}, {},

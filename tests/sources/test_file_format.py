@@ -46,14 +46,14 @@ FORMAT = _Cards("cards", suffixes=(".cards",))
 ASK = """
 import contextlib, io, json, sys
 from pathlib import Path
-from rowmill.build import runner
+from rowmill.build import runner, steps
 from rowmill.cli import main as cli
 from rowmill.schema import manifest
 
 config, root = Path(sys.argv[1]), sys.argv[2]
 with contextlib.redirect_stdout(io.StringIO()) as out:
     status = cli.main(["build", str(config), "--root", root])
-project = runner.open_project(config, root)
+project = steps.open_project(config, root)
 scanned, made = (
     manifest.load_current(project.store, ("road", "rows", stage)) for stage in ("raw_dataset", "canonical_rows")
 )

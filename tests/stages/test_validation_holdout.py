@@ -224,5 +224,5 @@ def test_number_for_an_unknown_dataset_is_refused(tmp_path: Path) -> None:
     text = road.config.read_text(encoding="utf-8")
     road.config.write_text(text.replace("num_validation_sequences:\n    rows:", "num_validation_sequences:\n    rosw:"))
 
-    with pytest.raises(ConfigError, match="'rosw' is no dataset"):
+    with pytest.raises(ConfigError, match="'rosw' is not a dataset"):
         _ = road.project

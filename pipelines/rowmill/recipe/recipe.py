@@ -90,7 +90,7 @@ class Recipe(Config):
         for waiver in self.gates.waivers:
             if waiver.dataset is not None and waiver.dataset not in self.datasets:
                 raise ValueError(
-                    f"gates.waivers: {waiver.dataset!r} is no dataset; choose {join_choices(self.datasets)}; a "
+                    f"gates.waivers: {waiver.dataset!r} is not a dataset; choose {join_choices(self.datasets)}; a "
                     "waiver that "
                     "covers nothing would be believed to cover something"
                 )
@@ -105,7 +105,7 @@ class Recipe(Config):
                 for name in weights or {}:
                     if name not in self.datasets:
                         raise ValueError(
-                            f"mixture.{field}: {name!r} is no dataset; choose {join_choices(self.datasets)}"
+                            f"mixture.{field}: {name!r} is not a dataset; choose {join_choices(self.datasets)}"
                         )
                     if field == "num_validation_sequences" and self.datasets[name].format.IS_TABLE:
                         raise ValueError(

@@ -109,10 +109,10 @@ STEPS = {"batch_size": 4, "steps": 2}
         ({}, {"mixture": STEPS | {"train_weights": [[0, {"a": "x"}]]}},
          "mixture.train_weights.0.1.a: 'x' is not a weight; a weight is a decimal of 0 or more; write one such as 0.3"),
         ({}, {"mixture": STEPS | {"train_weights": {"a": float("nan")}}},
-         ("mixture.train_weights.a: .nan is not a number that an option can have; finite numbers are allowed; "
+         ("mixture.train_weights.a: .nan is not a finite number; an option takes finite numbers; "
           "write one")),
         ({"splits": {"validation": float("-inf")}}, {},
-         ("datasets.a.splits.validation: -.inf is not a number that an option can have; finite numbers are allowed; "
+         ("datasets.a.splits.validation: -.inf is not a finite number; an option takes finite numbers; "
          "write one")),
         ({}, {"mixture": {"shuffle": {"io_block": 3}}},
          ("mixture.shuffle.io_block: unknown key; allowed here: io_block_size or window_blocks; did you mean "

@@ -164,7 +164,7 @@ def test_run_that_made_nothing_has_no_line_in_runs_as_the_view_says(built: Built
         run_id for (run_id,) in stats.query_views(store, "SELECT DISTINCT run_id FROM builds WHERE reused")[1]
     } <= made
     _, [(said,)] = stats.query_views(store, "SELECT comment FROM duckdb_views() WHERE view_name = 'runs'")
-    assert "found everything made has no line" in said
+    assert "reused everything has no row" in said
 
 
 def test_output_that_was_found_made_is_reused_in_all_its_parts(built: Built) -> None:

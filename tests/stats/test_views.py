@@ -530,7 +530,7 @@ store = Store(sys.argv[1])
 for number in range(1, int(sys.argv[2]) + 1):
     lines = [{"stage": "s", "state": "kept", "reason": "", "records": number}] * 10
     stats.write_table(store, "ledger", "r", "d", f"v{number}", pa.Table.from_pylist(lines))
-    stats.point_current(store, "r", "d", "canonical_rows", (f"v{number}",))
+    stats.set_current_versions(store, "r", "d", "canonical_rows", (f"v{number}",))
     stats.publish_views(store)
 """
 
@@ -545,7 +545,7 @@ def test_reader_that_stays_open_beside_a_busy_writer_always_sees_one_whole_versi
     seen: list[list[tuple[int, int]]] = []
     with duckdb.connect(store.path("stats.duckdb"), read_only=True) as reader:
         command = [sys.executable, "-c", WRITER, store.root, str(SWITCHES)]
-        with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(root)}) as writer:
+        with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(root / "pipelines")}) as writer:
             while writer.poll() is None:
                 seen.append(reader.execute("SELECT records, count(*) FROM ledger GROUP BY ALL").fetchall())
         last = reader.execute("SELECT records, count(*) FROM ledger GROUP BY ALL").fetchall()

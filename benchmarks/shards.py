@@ -58,7 +58,7 @@ def timed(work):
     made = work()
     return made, time.perf_counter() - begin, time.process_time() - began
 store, before = Store(sys.argv[1]), memory_mb("VmRSS")
-found, *of_manifest = timed(lambda: manifest.current(store, ("bench", "texts", "packed_shards")))
+found, *of_manifest = timed(lambda: manifest.load_current(store, ("bench", "texts", "packed_shards")))
 build, *of_published = timed(lambda: published.open_published(store, "simulated"))
 print(json.dumps({
     "parts": len(found.parts), "manifest_s": of_manifest[0], "manifest_cpu_s": of_manifest[1],

@@ -72,7 +72,7 @@ def test_interrupted_build_says_one_line_and_leaves_nobody(tmp_path: Path, momen
     script.write_text(COMMAND, encoding="utf-8")
     with subprocess.Popen(
         [sys.executable, str(script), str(road.config)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "pipelines")},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -130,7 +130,7 @@ def test_script_of_the_documentation_runs_as_a_command(built: steps.Project, tmp
     import sys
 
     command = [sys.executable, str(ROOT / "docs/how-to/train.py"), built.store.root, "chats", "--steps", "20"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "pipelines"), "OMP_NUM_THREADS": "1"}
     shown = subprocess.run(command, check=True, cwd=tmp_path, capture_output=True, text=True, env=environment)
 
     assert json.loads(shown.stdout.split()[1]) == 20

@@ -295,7 +295,7 @@ def test_damaged_part_file_is_found_by_its_digest(first: Built, ready: Road) -> 
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
-    with pytest.raises(IntegrityError, match=r"what was written has digest"):
+    with pytest.raises(IntegrityError, match=r"it was written with digest"):
         manifest.verify_files(ready.project.store, made)
 
 

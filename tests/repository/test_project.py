@@ -226,3 +226,18 @@ def test_definitions_load_without_heavy_imports() -> None:
     shown = subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT, capture_output=True, text=True).stdout
 
     assert shown.strip() == "[]"
+
+
+def test_module_that_a_docstring_names_exists() -> None:
+    """A file that was moved or renamed must not live on in the sentences that send a reader to it."""
+    files = {path.relative_to(ROOT).as_posix() for path in tracked()}
+    known = {"/".join(name.split("/")[i:]) for name in files for i in range(name.count("/") + 1)}
+    named = [
+        (name_of(path), name)
+        for path in tracked()
+        if path.suffix == ".py"
+        for name in re.findall(r"`([\w/]+\.py)`", path.read_text(encoding="utf-8"))
+    ]
+
+    assert len(named) > 300
+    assert [pair for pair in named if pair[1] not in known] == []

@@ -45,7 +45,7 @@ def open_inputs(project: Project, step: Step) -> dict[StageKey, Manifest]:
 
 
 def require_open_ancestry(project: Project, inputs: Iterable[Manifest], *, gated: Iterable[Manifest] = ()) -> None:
-    """Refuse inputs that were made, however far up, of a version that fails today; see `ancestry`.
+    """Refuse inputs that were made, however far up, of a version that fails today; see `checks/upstream.py`.
 
     Raises
     ------

@@ -27,16 +27,17 @@ def find_disagreements(results: Sequence[CheckResult], thresholds: Sequence[Thre
     `results` and `thresholds` belong together pair by pair, and all to one stage.
     """
     asked = [
-        (result, threshold)
+        (threshold, result.value)
         for result, threshold in zip(results, thresholds, strict=True)
         if result.value is not None and not result.note
     ]
     if not asked:
         return
-    answers = run_expectation_suite([(threshold, float(result.value or 0)) for result, threshold in asked])
-    for result, _ in asked:
+    answers = run_expectation_suite(asked)
+    names = {threshold.check for threshold, _ in asked}
+    for result in results:
         answer = answers.get(result.check)
-        if answer != result.passed:
+        if result.check in names and answer != result.passed:
             said = "raised an error" if answer is None else "passes" if answer else "fails"
             yield (
                 f"{'/'.join(result.key)}: {result.check} {result.value:g}: Great Expectations {said}, the saved result "

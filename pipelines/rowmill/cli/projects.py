@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rowmill.core.errors import ConfigError, suggest_name
 
 if TYPE_CHECKING:
-    from rowmill.build.runner import Project
+    from rowmill.build.steps import Project
     from rowmill.core.storage import Store
 
 

@@ -1,7 +1,7 @@
 """What rendering and masking must both know of a chat template: a conversation, its print, and the template's contract.
 
 What belongs here: plain values, and the protocol through which masking asks for renders. What does not:
-how a template is run (`rendering/`), or which characters train (`masking.py`).
+how a template is run (`rendering/`), or which characters train (`masking/`).
 
     Conversation ──Printer.render──► Printed ──Masker──► Masked
                         └─ contract: what probes with sentinels showed the template to do

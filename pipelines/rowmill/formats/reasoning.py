@@ -1,7 +1,7 @@
 r"""Reasoning in one place: `reasoning_content`, whether it came under another key, in tags, in parts or as a message.
 
 What belongs here: finding an assistant's reasoning, joining it, limiting it, putting it in tags. What does
-not: whether it trains (`masking.py`), or what a template prints of it.
+not: whether it trains (`masking/`), or what a template prints of it.
 
     "pre <think>r1</think> mid <think>r2</think> end"   →   content "pre mid end", reasoning "r1\n\nr2"
 

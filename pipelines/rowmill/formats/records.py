@@ -1,7 +1,7 @@
 """Records: rows of a table, each one JSON object; alone, in groups, or in series.
 
 What belongs here: the kind's configuration, and the one function that says which mode it asks for. What does not:
-the text of a record (`codec.py`), how columns get their types (`inference.py`), how examples are put together
+the text of a record (`serialization/`), how columns get their types (`inference.py`), how examples are put together
 (`assembly/`).
 """
 

@@ -1,7 +1,7 @@
 """The tokenized example: ids, which of them are trained, what each of them is, and where it came from.
 
 What belongs here: the columns of `tokenized_examples`, the names of token classes and span kinds. What
-does not: how text becomes ids (`tokenizer.py`) or which characters train (`masking.py`).
+does not: how text becomes ids (`tokenizer.py`) or which characters train (`masking/`).
 
     input_ids  151644 872 198 13048 151645 198 151644 77091 198 9707 151645 198
     loss_mask       0   0   0     0      0   0      0     0   0    1      1   0

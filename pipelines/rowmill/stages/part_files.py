@@ -20,8 +20,6 @@ from rowmill.schema.ledger import KEPT, LEDGER_SCHEMA, NOT_TAKEN, REJECTED
 from rowmill.schema.manifest import File
 from rowmill.schema.rows import REJECT_SCHEMA, Rejected
 
-# ── Writing a part ─────────────────────────────────────────────────────────────────────────────────
-
 
 def write_parquet(store: Store, path: str, table: pa.Table) -> File:
     """Write a table whole or not at all; zstd at its fastest level, no dictionaries for unique columns."""
@@ -104,7 +102,7 @@ def build_ledger(
     return pa.Table.from_arrays([row_ids, stages, column(KEPT, states), column("", reasons)], schema=LEDGER_SCHEMA)
 
 
-def sample_text_rejects(log: RejectLog) -> dict[str, list[str]]:
+def sample_rejects(log: RejectLog) -> dict[str, list[str]]:
     """Return the first three rejects of each reason."""
     found: dict[str, list[str]] = {}
     for row_id, reason in zip(log.row_ids, log.reasons, strict=True):

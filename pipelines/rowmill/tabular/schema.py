@@ -1,7 +1,7 @@
 r"""A record and its schema: what the columns of a table are, in the order in which they are written.
 
 What belongs here: the columns' types, the Python value of each, the schema and its JSON form, which is saved
-with the manifest. What does not: a record's text (`codec.py`), the order of records (`time_order.py`), how the
+with the manifest. What does not: a record's text (`serialization/`), the order of records (`time_order.py`), how the
 types of a dataset are found (`formats/`).
 
 | type | value in a record | in JSON |

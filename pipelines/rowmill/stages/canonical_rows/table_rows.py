@@ -47,7 +47,7 @@ from rowmill.stages.canonical_rows.typed_records import (
     resolve_column_roles,
     split_columns,
 )
-from rowmill.stages.part_files import RejectLog, build_ledger, sample_text_rejects, write_parquet
+from rowmill.stages.part_files import RejectLog, build_ledger, sample_rejects, write_parquet
 from rowmill.tabular.schema import RecordSchema
 from rowmill.tabular.serialization import RepeatedKeyError, make_exact_decoder, read_json
 from rowmill.tabular.table_contract import TableContract
@@ -365,7 +365,7 @@ def _save_table_rows(
         "noticed": {},
         **count_messages(()),
         "splits": dict(sorted(Counter(columns.splits).items())),
-        "examples_of_rejects": sample_text_rejects(log),
+        "examples_of_rejects": sample_rejects(log),
         "characters": sum(map(len, texts)) + len(texts),
         "mismatches": mismatches.to_json(),
     }

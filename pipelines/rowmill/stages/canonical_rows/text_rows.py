@@ -27,7 +27,7 @@ from rowmill.schema.manifest import Part
 from rowmill.schema.rows import NORMALIZATION_COLUMNS, ROW_SCHEMA, ParseReport, Rejected, Row, count_messages
 from rowmill.sources.parts import SplitHint
 from rowmill.sources.sharing import TakenGroup, count_group_records, read_taken_records
-from rowmill.stages.part_files import RejectLog, build_ledger, sample_text_rejects, write_parquet, write_rejects
+from rowmill.stages.part_files import RejectLog, build_ledger, sample_rejects, write_parquet, write_rejects
 
 # ── Canonical rows ─────────────────────────────────────────────────────────────────────────────────
 
@@ -216,7 +216,7 @@ def _save_rows(
         "schemas": dict(sorted(Counter(row.report.schema for row in columns.rows).items())),
         "notes": dict(sorted(notes.items())),
         "splits": dict(sorted(Counter(columns.splits).items())),
-        "examples_of_rejects": sample_text_rejects(log),
+        "examples_of_rejects": sample_rejects(log),
         "noticed": count_normalizations(table),
         **count_messages(row.messages for row in columns.rows),
     }

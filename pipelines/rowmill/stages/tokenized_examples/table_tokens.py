@@ -28,7 +28,7 @@ from rowmill.schema.examples import EXAMPLE_SCHEMA, SPAN_KINDS
 from rowmill.schema.manifest import File, Part
 from rowmill.schema.rows import Rejected
 from rowmill.shards import gather
-from rowmill.stages.part_files import RejectLog, build_ledger, row_as_bytes, sample_text_rejects, write_parquet
+from rowmill.stages.part_files import RejectLog, build_ledger, row_as_bytes, sample_rejects, write_parquet
 from rowmill.stages.tokenized_examples import text_examples
 from rowmill.tabular.assembly import EDGES, FLUSHES
 from rowmill.tabular.prompt import PromptFrame
@@ -270,7 +270,7 @@ def account_part(task: LedgerTask) -> Part:
         "kept": len(shown),
         "left_out": {"not_sampled": len(left_out)} if left_out else {},
         "reasons": log.counts(),
-        "examples_of_rejects": sample_text_rejects(log),
+        "examples_of_rejects": sample_rejects(log),
         **{name: task.facts[name] for name in _COUNTED_FACTS},
     }
     return Part(task.fingerprint, files, facts)

@@ -27,7 +27,7 @@ from rowmill.stages.part_files import (
     RejectLog,
     build_ledger,
     row_as_bytes,
-    sample_text_rejects,
+    sample_rejects,
     write_parquet,
     write_rejects,
 )
@@ -146,7 +146,7 @@ def _save_examples(
         **documents,
         "verified": prepared.verified,
         "reasons": log.counts(),
-        "examples_of_rejects": sample_text_rejects(log),
+        "examples_of_rejects": sample_rejects(log),
         "tokens": int(table.column("tokens").to_numpy().sum()),
         "original_tokens": int(table.column("original_tokens").to_numpy().sum()),
         "tokens_by_split": by_split,

@@ -3,10 +3,10 @@
 What belongs here: choosing types from evidence, the schema and the order that a contract means. What does not: what
 was seen (`evidence.py`), the types that files declare (`declared_types.py`).
 
-A number type reads what its shapes say (`shapes.py`), so `.2`, `1e-05` and `NA` are in it. One stray cell, or one in a
-thousand, does not change a column's type: it is a mismatch, counted and named. A text that begins with 0 and is all
-digits does: it is a code. Dates are text to a model, and only an order column needs them read, so a stray cell makes
-any other column of dates text, which loses nothing. What two readings fit and disagree on stays text, too.
+A number type reads what its shapes say (`value_shapes.py`), so `.2`, `1e-05` and `NA` are in it. One stray cell, or one
+in a thousand, does not change a column's type: it is a mismatch, counted and named. A text that begins with 0 and is
+all digits does: it is a code. Dates are text to a model, and only an order column needs them read, so a stray cell
+makes any other column of dates text, which loses nothing. What two readings fit and disagree on stays text, too.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -31,6 +31,7 @@ from rowmill.core.arrays import Bools, Ints, Tokens, Weights
 from rowmill.core.storage import Store
 from rowmill.schema.examples import WEIGHT_COLUMN, WEIGHT_FIELD
 from rowmill.schema.manifest import File
+from rowmill.shards import gather
 from rowmill.shards.label_conventions import IGNORED_LABEL
 from rowmill.shards.sequences import make_list_array
 
@@ -232,3 +233,25 @@ def find_content_damage(store: Store, where: str, files: Sequence[File], expecte
             f"{where}: its sequences hash to {found}, its manifest says {expected}; "
             "remove the stage's folder and build again"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ShardScratchTask:
+    """A shard of the store at `root` to lay out for taking, in the scratch file `target`."""
+
+    root: str
+    source: File
+    target: str
+
+
+def lay_out_shard(task: ShardScratchTask) -> Segments:
+    """Write a shard as a scratch file that several can be taken from, and return its segments."""
+    table = Store(task.root).table(task.source).combine_chunks()
+    write_shard_scratch(table, task.target)
+    return recover_segments(table)
+
+
+def write_shard_scratch(table: pa.Table, target: str) -> None:
+    """Write rows of shards as a scratch file: each shard has a dictionary of its own, so names become plain strings."""
+    place = table.schema.get_field_index("dataset")
+    gather.write_scratch_file(table.set_column(place, "dataset", table.column("dataset").cast(pa.string())), target)

@@ -38,7 +38,8 @@ from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import EXPORTS, DisplayTable, File, Manifest, Part, StageKey
-from rowmill.shards import gather, native
+from rowmill.shards import native
+from rowmill.shards.native import ShardScratchTask
 from rowmill.shards.sequences import SegmentFiles, SequenceBatch, require_valid_tokens, take_segments
 from rowmill.stages import inputs
 from rowmill.stages.base import (
@@ -347,22 +348,9 @@ def _count_trained_tokens(files: Sequence[FileDigests]) -> int:
     return sum(one.written.trained_tokens for one in files)
 
 
-@dataclass(frozen=True, slots=True)
-class _ExportScratchTask:
-    root: str
-    source: File
-    target: str
-
-
-def write_export_scratch(task: _ExportScratchTask) -> bytes:
+def write_export_scratch(task: ShardScratchTask) -> bytes:
     """Lay a shard out for taking; return the content hash and the targets of each of its segments."""
-    table = Store(task.root).table(task.source).combine_chunks()
-    segments = native.recover_segments(table)
-    # Each shard has a dictionary of its own; plain strings can be taken from several.
-    place = table.schema.get_field_index("dataset")
-    gather.write_scratch_file(
-        table.set_column(place, "dataset", pc.cast(table.column("dataset"), pa.string())), task.target
-    )
+    segments = native.lay_out_shard(task)
     told = np.empty(len(segments.offsets) - 1, _SEGMENT_DTYPE)
     hashes = b"".join(one.to_bytes(16, "little") for one in native.hash_segments(segments, segments.mask))
     told["hash"] = np.frombuffer(hashes, "V16")
@@ -375,7 +363,7 @@ def _lay_out_shards(
 ) -> "tuple[SegmentFiles, NDArray[np.void]]":
     targets = tuple(str(scratch / f"{i:06d}.arrow") for i in range(len(source.shards)))
     tasks = [
-        _ExportScratchTask(work.store.root, shard, target) for shard, target in zip(source.shards, targets, strict=True)
+        ShardScratchTask(work.store.root, shard, target) for shard, target in zip(source.shards, targets, strict=True)
     ]
     told = b"".join(
         work.pool.map(write_export_scratch, tasks, size_bytes=4 * sum(shard.bytes for shard in source.shards))

@@ -29,7 +29,7 @@ from rowmill.schema import manifest
 from rowmill.schema.examples import WEIGHT_COLUMN
 from rowmill.schema.manifest import DisplayTable, File, Manifest, Part
 from rowmill.shards import gather, native
-from rowmill.shards.native import find_content_damage
+from rowmill.shards.native import ShardScratchTask, find_content_damage
 from rowmill.stages import inputs, part_files
 from rowmill.stages.base import (
     ComparedFact,
@@ -141,23 +141,9 @@ def make_gpu_partitions(work: StageContext) -> StageOutput:
 # ── Sequences to ranks ─────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
-class _RankScratchTask:
-    root: str
-    source: File
-    target: str
-
-
-def write_rank_scratch(task: _RankScratchTask) -> bytes:
-    """Lay a shard out for gathering; return its sequences' content hashes, 16 bytes each."""
-    table = Store(task.root).table(task.source).combine_chunks()
-    hashes = native.hash_sequences(native.recover_segments(table))
-    # Each shard has a dictionary of its own; plain strings can be taken from several.
-    plain = table.set_column(
-        table.schema.get_field_index("dataset"), "dataset", pc.cast(table.column("dataset"), pa.string())
-    )
-    gather.write_scratch_file(plain, task.target)
-    return b"".join(value.to_bytes(16, "little") for value in hashes)
+def write_rank_scratch(task: ShardScratchTask) -> bytes:
+    """Lay a shard out for taking; return its sequences' content hashes, 16 bytes each."""
+    return b"".join(value.to_bytes(16, "little") for value in native.hash_sequences(native.lay_out_shard(task)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +218,7 @@ def _write_ranks(work: StageContext, names: Sequence[str]) -> list[Part]:
     counts = [file.rows for file in shards]
     with scratch_folder(work) as scratch:
         targets = [str(scratch / f"{i:06d}.arrow") for i in range(len(shards) + 1)]
-        tasks = [_RankScratchTask(work.store.root, file, target) for file, target in zip(shards, targets, strict=False)]
+        tasks = [ShardScratchTask(work.store.root, file, target) for file, target in zip(shards, targets, strict=False)]
         size = 4 * sum(file.bytes for file in shards)
         hashes = b"".join(work.pool.map(write_rank_scratch, tasks, size_bytes=size)) + _write_filler_scratch(
             work, targets[-1]
@@ -254,10 +240,7 @@ def _write_filler_scratch(work: StageContext, target: str) -> bytes:
     card = next(iter(inputs.get_packed_shards(work).values())).card
     pad = next((card[name] for name in ("pad_id", "eos_id") if card.get(name) is not None), 0)
     table = native.make_fillers(1, pad_id=int(pad), dataset="", weighted=work.recipe.has_loss_weights)
-    plain = table.set_column(
-        table.schema.get_field_index("dataset"), "dataset", pc.cast(table.column("dataset"), pa.string())
-    )
-    gather.write_scratch_file(plain, target)
+    native.write_shard_scratch(table, target)
     return native.hash_sequences(native.recover_segments(table.combine_chunks()))[0].to_bytes(16, "little")
 
 

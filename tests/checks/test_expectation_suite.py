@@ -4,6 +4,8 @@ What belongs here: agreement over rules, bounds and values. What does not: resul
 """
 
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -15,8 +17,10 @@ from hypothesis import strategies as st
 from rowmill.checks import expectation_suite, judge
 from rowmill.checks.catalog import CHECKS
 from rowmill.checks.gates import ExpectationType, Threshold
+from rowmill.cli import main
 from rowmill.core.storage import Store
 from rowmill.schema.manifest import Manifest
+from tests.support.recipes import PAIR, Road, pair
 
 NUMBERS = st.one_of(
     st.sampled_from(
@@ -85,3 +89,40 @@ def test_result_that_the_library_denies_is_named(tmp_path: Path, *, passed: bool
     assert said.startswith(
         f"r/rows/canonical_rows: rejects {value:g}: Great Expectations {'passes' if passed else 'fails'}"
     )
+
+
+def test_verify_fails_where_the_library_denies_a_saved_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    road = Road(tmp_path).one("rows.jsonl", [pair(i) for i in range(5)], PAIR)
+    built = road.build()
+    assert main.main(["verify", str(road.config)]) == main.DONE
+    store, folder = built.project.store, "road/rows/canonical_rows/check_results"
+    (path, saved), *_ = [
+        (f"{folder}/{name}", result)
+        for name in store.list(folder)
+        if (result := store.read_sealed(f"{folder}/{name}")) is not None and result["check"] == "nonempty"
+    ]
+    store.write_sealed(path, saved | {"passed": False})
+    capsys.readouterr()
+
+    status = main.main(["verify", str(road.config)])
+
+    assert status == main.BLOCKED
+    assert "nonempty 5: Great Expectations passes, the saved result fails" in " ".join(capsys.readouterr().out.split())
+
+
+def test_build_never_imports_the_library_and_verify_does(tmp_path: Path) -> None:
+    road = Road(tmp_path).one("rows.jsonl", [pair(i) for i in range(5)], PAIR)
+    program = (
+        "import sys; from rowmill.cli import main; status = main.main(sys.argv[1:]); "
+        "print(status, 'great_expectations' in sys.modules)"
+    )
+    last = [
+        subprocess.run(
+            [sys.executable, "-c", program, verb, str(road.config)], capture_output=True, text=True, check=True
+        ).stdout.splitlines()[-1]
+        for verb in ("build", "verify")
+    ]
+
+    assert last == [f"{main.DONE} False", f"{main.DONE} True"]

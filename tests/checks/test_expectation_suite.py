@@ -109,7 +109,10 @@ def test_verify_fails_where_the_library_denies_a_saved_result(
     status = main.main(["verify", str(road.config)])
 
     assert status == main.BLOCKED
-    assert "nonempty 5: Great Expectations passes, the saved result fails" in " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "nonempty 5: Great Expectations passes, the saved result fails" in shown
+    assert "1 in disagreement" in shown
+    assert "damaged" not in shown
 
 
 def test_build_never_imports_the_library_and_verify_does(tmp_path: Path) -> None:

@@ -36,11 +36,13 @@ class StageVerification:
     """Paths of the damaged files, relative to the storage root."""
     files: int = 0
     size_bytes: int = 0
+    disagreements: tuple[str, ...] = ()
+    """Results on which Great Expectations decides otherwise."""
 
     @property
     def fails(self) -> bool:
         """Tell whether nothing may be built on this."""
-        return bool(self.damage) or any(result.blocking for result in self.results)
+        return bool(self.damage or self.disagreements) or any(result.blocking for result in self.results)
 
 
 def verify_recipe(project: Project, *, deep: bool) -> list[StageVerification]:
@@ -68,14 +70,14 @@ def _verify_step(project: Project, step: Step, *, deep: bool) -> StageVerificati
     results = tuple(runner.check_step(project, step, made))
     differences = tuple(expectation_suite.find_disagreements(results, step.thresholds))
     if not deep:
-        return StageVerification(step, made, results, differences)
+        return StageVerification(step, made, results, disagreements=differences)
     files = [file for part in made.parts for file in part.files.values()]
     size = sum(file.bytes for file in files)
     damage = _find_damage(project.store, files) | stats.find_damage(project.store, made.key, made.version)
     # What is damaged has no content that could be compared.
     find = step.stage.find_content_damage
     said = tuple(damage.values()) or (() if find is None else tuple(find(project.store, made)))
-    return StageVerification(step, made, results, differences + said, tuple(damage), len(files), size)
+    return StageVerification(step, made, results, said, tuple(damage), len(files), size, differences)
 
 
 def _find_damage(store: Store, files: Sequence[File]) -> dict[str, str]:

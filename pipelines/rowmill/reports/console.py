@@ -195,7 +195,7 @@ def render_verification(
     for one in checked:
         lines.append(_render_stage_head(one))
         lines += [render_check_result(result) for result in one.results]
-        lines += [Text(f"  ✗ {escape_control_characters(line)}", BAD) for line in one.damage]
+        lines += [Text(f"  ✗ {escape_control_characters(line)}", BAD) for line in (*one.disagreements, *one.damage)]
         if deep and one.files and not one.damage:
             said = (
                 f"  ✓ {format_count(one.files, 'file')}, {format_size(one.size_bytes)} read again: every digest holds"
@@ -238,6 +238,7 @@ def _count_results(checked: Sequence[StageVerification]) -> str:
     passed = sum(result.passed for result in results)
     damaged = sum(len(one.damage) for one in checked)
     counts = {"passed": passed, "to look at": warned, "waived": waived, "blocking": blocking, "damaged": damaged}
+    counts["in disagreement"] = sum(len(one.disagreements) for one in checked)
     counts["not applicable"] = sum(result.outcome == "not_applicable" for result in results)
     return join_facts(f"{count} {name}" for name, count in counts.items() if count or name == "passed")
 

@@ -4,11 +4,15 @@ What belongs here: finding real data. What does not: builders of one subject's i
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    import dagster as dg
 
 # A busy machine is slow; a check that fails for that would fail for no reason.
 settings.register_profile("rowmill", deadline=None)
@@ -59,6 +63,15 @@ def real_data() -> Path:
     if not (folder / "SOURCES.md").is_file():
         pytest.skip(f"no real data at {folder}; set ROWMILL_REAL_DATA to a folder that has it")
     return folder
+
+
+@pytest.fixture
+def instance() -> Iterator["dg.DagsterInstance"]:
+    """Lend an instance of Dagster in memory; one that is not closed leaves its folder to the garbage collector."""
+    import dagster as dg
+
+    with dg.DagsterInstance.ephemeral() as lent:
+        yield lent
 
 
 @pytest.fixture(autouse=True)

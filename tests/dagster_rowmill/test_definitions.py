@@ -17,8 +17,8 @@ HEAVY = ("transformers", "torch", "great_expectations", "datasets", "ray", "pand
 
 
 @pytest.fixture
-def tiny(tmp_path: Path) -> Tiny:
-    return Tiny(tmp_path, dg.DagsterInstance.ephemeral()).write()
+def tiny(tmp_path: Path, instance: dg.DagsterInstance) -> Tiny:
+    return Tiny(tmp_path, instance).write()
 
 
 def test_definitions_of_a_recipe_are_this_graph(tiny: Tiny) -> None:
@@ -126,8 +126,10 @@ def test_code_version_changes_for_exactly_the_stages_that_read_an_option(tiny: T
     assert changed == {"tiny/training_splits", "tiny/gpu_partitions"}
 
 
-def test_recipe_with_a_hyphen_keeps_its_key_and_gets_a_group_without(tmp_path: Path) -> None:
-    tiny = Tiny(tmp_path, dg.DagsterInstance.ephemeral(), name="two-words").write()
+def test_recipe_with_a_hyphen_keeps_its_key_and_gets_a_group_without(
+    tmp_path: Path, instance: dg.DagsterInstance
+) -> None:
+    tiny = Tiny(tmp_path, instance, name="two-words").write()
 
     definitions = tiny.definitions()
 
@@ -135,8 +137,7 @@ def test_recipe_with_a_hyphen_keeps_its_key_and_gets_a_group_without(tmp_path: P
     assert [job.name for job in definitions.jobs or ()] == ["rebuild_two_words", "prune_history"]
 
 
-def test_recipes_that_dagster_cannot_tell_apart_are_one_error(tmp_path: Path) -> None:
-    instance = dg.DagsterInstance.ephemeral()
+def test_recipes_that_dagster_cannot_tell_apart_are_one_error(tmp_path: Path, instance: dg.DagsterInstance) -> None:
     recipes = [Tiny(tmp_path, instance, name=name).write().path for name in ("two-words", "two_words")]
 
     with pytest.raises(ConfigError, match="named like another one") as caught:
@@ -153,8 +154,7 @@ def test_datasets_that_dagster_cannot_tell_apart_are_an_error(tiny: Tiny) -> Non
         tiny.definitions()
 
 
-def test_every_bad_recipe_is_named_in_one_error(tmp_path: Path) -> None:
-    instance = dg.DagsterInstance.ephemeral()
+def test_every_bad_recipe_is_named_in_one_error(tmp_path: Path, instance: dg.DagsterInstance) -> None:
     good = Tiny(tmp_path, instance, name="good").write()
     first = Tiny(tmp_path, instance, name="first").write_recipe(seq_length=128)
     second = Tiny(tmp_path, instance, name="second").write_recipe(seq_len=1)
@@ -168,8 +168,9 @@ def test_every_bad_recipe_is_named_in_one_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", [{"cron": "0 25 * * *"}, {"owners": ["nonsense"]}])
-def test_option_that_dagster_does_not_take_is_in_the_same_error(tmp_path: Path, option: dict[str, Any]) -> None:
-    instance = dg.DagsterInstance.ephemeral()
+def test_option_that_dagster_does_not_take_is_in_the_same_error(
+    tmp_path: Path, instance: dg.DagsterInstance, option: dict[str, Any]
+) -> None:
     first = Tiny(tmp_path, instance, name="first").write_recipe(execution={"workers": 1} | option)
     second = Tiny(tmp_path, instance, name="second").write_recipe(seq_len=1)
 

@@ -28,8 +28,8 @@ def materialize(tiny: Tiny, *arguments: str) -> "subprocess.CompletedProcess[str
 
 
 @pytest.fixture
-def tiny(tmp_path: Path) -> Tiny:
-    return Tiny(tmp_path, dg.DagsterInstance.ephemeral()).write()
+def tiny(tmp_path: Path, instance: dg.DagsterInstance) -> Tiny:
+    return Tiny(tmp_path, instance).write()
 
 
 def test_materialize_says_a_line_per_stage_reports_and_is_seen_by_the_user_interface(

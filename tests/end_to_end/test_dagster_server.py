@@ -20,8 +20,8 @@ RANKS = ("rank-00000-of-00002", "rank-00001-of-00002")
 
 
 @pytest.fixture
-def tiny(tmp_path: Path) -> Tiny:
-    return Tiny(tmp_path, dg.DagsterInstance.ephemeral()).write()
+def tiny(tmp_path: Path, instance: dg.DagsterInstance) -> Tiny:
+    return Tiny(tmp_path, instance).write()
 
 
 @pytest.fixture

@@ -123,18 +123,23 @@ class Masker:
         return known
 
     def mask(
-        self, conversation: Conversation, *, only: frozenset[int] | None = None, judge: bool = True
+        self,
+        conversation: Conversation,
+        *,
+        only: frozenset[int] | None = None,
+        judge: bool = True,
+        compare_plain: bool = True,
     ) -> MaskedConversation | Rejected:
         """Render a conversation and find what trains; `only` limits supervision to some messages.
 
-        A reject's reason is one of the closed list; its detail names messages and kinds. With `judge`, searched rows
-        in the checked share are proven too.
+        A reject's reason is one of the closed list; its detail names messages and kinds. Rows in the checked share
+        are rendered plainly too (`compare_plain`), and if their mask was searched, it is also proven (`judge`).
         """
         printed = self._printer.render(conversation.messages, conversation.tools, conversation.kwargs)
         if isinstance(printed, Rejected):
             return printed
         sampled = needs_plain_check(conversation.row_hash, self._rules.verify_render)
-        if sampled or not self._contract.marks_inert:
+        if (sampled and compare_plain) or not self._contract.marks_inert:
             plain = self._printer.plain(conversation.messages, conversation.tools, conversation.kwargs)
             if plain != printed.text:
                 return Rejected("render_mismatch", describe_text_difference(printed.text, plain))

@@ -8,8 +8,8 @@ the answer at all (`TemplateContract.prompt_match`).
     inference    <|im_start|>assistant\n            …  1 "assistant"  4 "\n"           other ids before the answer
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from rowmill.conversation.template_contract import ChatRenderer
 from rowmill.core.arrays import Tokens
 from rowmill.schema.conversation import Conversation
 from rowmill.schema.rows import MaskedConversation, Rejected
-from rowmill.tokenization.encoded_batch import Example
 
 
 def choose_rows(hashes: Sequence[bytes], share: float) -> list[int]:
@@ -26,15 +25,19 @@ def choose_rows(hashes: Sequence[bytes], share: float) -> list[int]:
     return [place for place, one in enumerate(hashes) if place == 0 or needs_plain_check(one, share)]
 
 
-def begins_with_prompt(
-    conversation: Conversation,
-    printer: ChatRenderer,
-    masker: Masker,
-    *,
-    encode_prompt: Callable[[str], Tokens],
-    encode_example: Callable[[MaskedConversation], Example | Rejected],
-) -> bool | None:
-    """Tell whether a conversation's ids begin with those of the prompt for its last answer.
+@dataclass(frozen=True, slots=True)
+class PromptAndExample:
+    """The prompt for a conversation's last answer, as a server prints it, and the conversation up to that answer."""
+
+    row_id: str
+    prompt: str
+    masked: MaskedConversation
+
+
+def print_prompt(
+    row_id: str, conversation: Conversation, printer: ChatRenderer, masker: Masker
+) -> PromptAndExample | None:
+    """Print the prompt for a conversation's last answer, and the conversation as it trains.
 
     None where there is nothing to compare: no message is answered, or the text does not begin with the prompt.
     """
@@ -44,11 +47,14 @@ def begins_with_prompt(
         return None
     asking = {**conversation.kwargs, "add_generation_prompt": True}
     prompt = printer.plain(messages[:last], conversation.tools, asking)
-    masked = masker.mask(replace(conversation, messages=messages[: last + 1]), only=frozenset({last}))
+    answered = replace(conversation, messages=messages[: last + 1])
+    # The row's own mask was verified when its example was made; here only its text and cuts count.
+    masked = masker.mask(answered, only=frozenset({last}), judge=False, compare_plain=False)
     if isinstance(prompt, Rejected) or isinstance(masked, Rejected) or not masked.text.startswith(prompt):
         return None
-    example = encode_example(masked)
-    if isinstance(example, Rejected):
-        return None
-    ids = encode_prompt(prompt)
-    return np.array_equal(example.ids[: len(ids)], ids)
+    return PromptAndExample(row_id, prompt, masked)
+
+
+def begins_with(ids: Tokens, prompt: Tokens) -> bool:
+    """Return whether an example's ids begin with those of its prompt."""
+    return np.array_equal(ids[: len(prompt)], prompt)

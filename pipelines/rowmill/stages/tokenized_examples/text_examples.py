@@ -37,7 +37,7 @@ from rowmill.schema.conversation import Conversation
 from rowmill.schema.examples import SPAN_KINDS, WEIGHT_COLUMN
 from rowmill.schema.rows import MaskedConversation, Message, Rejected, RowKind, Span
 from rowmill.stages.tokenized_examples.fast_path import BatchedChatPath
-from rowmill.stages.tokenized_examples.prompt_parity import begins_with_prompt, choose_rows
+from rowmill.stages.tokenized_examples.prompt_parity import begins_with, choose_rows, print_prompt
 from rowmill.tokenization.concatenation import (
     TokenColumn,
     concat_token_columns,
@@ -246,21 +246,26 @@ class ExampleBuilder:
         chosen = choose_rows(rows.column("content_hash").to_pylist(), self._dataset.template.verify_render)
         rows = rows.take(pa.array(chosen, pa.int64()))
         names: list[str] = rows.column("row_id").to_pylist()
-        for row_id, conversation in zip(names, decode_conversations(rows), strict=True):
-            is_same = begins_with_prompt(
-                self._inline_reasoning(self._limit_reasoning(conversation)),
-                self._printer,
-                self._masker,
-                encode_prompt=self._encode_prompt,
-                encode_example=lambda masked: self._encode_masked([masked], [[]], TokenizationCounts())[0],
-            )
-            counts.prompts_compared += is_same is not None
-            counts.prompts_that_differ += [row_id] if is_same is False else []
+        printed = (
+            print_prompt(row_id, self._inline_reasoning(self._limit_reasoning(one)), self._printer, self._masker)
+            for row_id, one in zip(names, decode_conversations(rows), strict=True)
+        )
+        pairs = [one for one in printed if one is not None]
+        # Counted apart: these rows have been encoded and counted before.
+        examples = self._encode_masked([one.masked for one in pairs], [[]] * len(pairs), TokenizationCounts())
+        prompts = self._encode_prompts([one.prompt for one in pairs])
+        for one, example, prompt in zip(pairs, examples, prompts, strict=True):
+            if not isinstance(example, Rejected):
+                counts.prompts_compared += 1
+                counts.prompts_that_differ += [] if begins_with(example.ids, prompt) else [one.row_id]
 
-    def _encode_prompt(self, prompt: str) -> Tokens:
-        ids, bos = self._encoder.encode([prompt]).ids, self._chat_bos
-        has_bos = bos is None or (len(ids) > 0 and int(ids[0]) == bos)
-        return ids if has_bos else np.concatenate((np.array([bos], ids.dtype), ids))
+    def _encode_prompts(self, prompts: Sequence[str]) -> list[Tokens]:
+        encoded, bos = encode_and_compare(self._encoder, prompts, TokenizationCounts()), self._chat_bos
+        each = np.split(encoded.ids, encoded.offsets[1:-1]) if prompts else []
+        if bos is None:
+            return each
+        first = np.array([bos], encoded.ids.dtype)
+        return [ids if len(ids) and int(ids[0]) == bos else np.concatenate((first, ids)) for ids in each]
 
     # ── conversations ──
 
